@@ -1,0 +1,97 @@
+"""Waveforms to log-mel features, and their normalisation: batched, and blind to what lies in the padding."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torchaudio.functional import melscale_fbanks
+
+from asrkit.shapes import dims, expect, valid_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureConfig:
+    """Log-mel settings; the defaults are those of NeMo's AudioToMelSpectrogramPreprocessor (its published models)."""
+
+    rate_hz: int = 16_000
+    window_s: float = 0.025
+    hop_s: float = 0.010
+    fft: int = 512
+    bins: int = 80
+    preemphasis: float = 0.97
+    log_guard: float = 2.0**-24  # added before the logarithm: NeMo's log_zero_guard
+    normalization: Literal["per_feature", "none"] = "per_feature"
+
+    def __post_init__(self) -> None:
+        expect(self.window_samples <= self.fft, "fft", f">= {self.window_samples} (the window)", self.fft, "Raise fft.")
+        expect(self.hop_samples >= 1, "hop_s", "at least one sample", self.hop_s)
+
+    @property
+    def window_samples(self) -> int:
+        """Window length in samples."""
+        return round(self.window_s * self.rate_hz)
+
+    @property
+    def hop_samples(self) -> int:
+        """Hop between frames in samples."""
+        return round(self.hop_s * self.rate_hz)
+
+
+@lru_cache(maxsize=8)
+def _constants(config: FeatureConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    window = torch.hann_window(config.window_samples, periodic=False)
+    mel = melscale_fbanks(config.fft // 2 + 1, 0.0, config.rate_hz / 2, config.bins, config.rate_hz, "slaney", "slaney")
+    return window.to(device), mel.to(device)  # (W,), (fft/2+1, F)
+
+
+def log_mel(waveforms: Tensor, lengths: Tensor, *, config: FeatureConfig | None = None) -> tuple[Tensor, Tensor]:
+    """Log-mel features (B, T, F) and their lengths (B,) in frames, T = S // hop.
+
+    waveforms: (B, S) float in [-1, 1] at `config.rate_hz`; lengths: (B,) valid samples. Computed in float32: half
+    precision here costs accuracy, not time. Frame t is centred on sample t * hop; padding comes back as exact zeros.
+    """
+    config = config or FeatureConfig()
+    B, S = dims(waveforms, "B S", "waveforms")
+    dims(lengths, "B", "lengths", B=B)
+    expect(waveforms.is_floating_point(), "waveforms", "a float dtype", waveforms.dtype, "Divide int16 by 32768.")
+    expect(B > 0 and bool((lengths >= 1).all()) and bool((lengths <= S).all()), "lengths", f"1..{S}", lengths.tolist())
+    valid = valid_mask(lengths, S)
+    signal = waveforms.float().masked_fill(~valid, 0.0)
+    signal = torch.cat([signal[:, :1], signal[:, 1:] - config.preemphasis * signal[:, :-1]], 1).masked_fill(~valid, 0.0)
+    window, mel = _constants(config, waveforms.device)
+    stft = torch.stft(
+        signal, config.fft, config.hop_samples, len(window), window, pad_mode="constant", return_complex=True
+    )  # (B, fft/2+1, T+1)
+    power = stft.real.square() + stft.imag.square()
+    frames = torch.div(lengths, config.hop_samples, rounding_mode="floor").clamp(min=1)
+    T = max(S // config.hop_samples, 1)
+    features = (power.transpose(1, 2)[:, :T] @ mel + config.log_guard).log()  # (B, T, F)
+    if config.normalization == "per_feature":
+        return normalize(features, frames), frames
+    return features.masked_fill(~valid_mask(frames, T)[..., None], 0.0), frames
+
+
+def normalize(features: Tensor, lengths: Tensor) -> Tensor:
+    """Zero mean and unit (unbiased) deviation over time, per utterance and bin: (B, T, F), padding zero.
+
+    One masked pass over the batch, with no loop and no synchronisation; equal to `normalize_sequential`.
+    """
+    _, T, _ = dims(features, "B T F", "features")
+    valid = valid_mask(lengths, T)[..., None]  # (B, T, 1)
+    count = lengths[:, None, None].to(features.dtype)
+    mean = features.masked_fill(~valid, 0.0).sum(1, keepdim=True) / count
+    centred = (features - mean).masked_fill(~valid, 0.0)
+    deviation = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+    return centred / (deviation + 1e-5)
+
+
+def normalize_sequential(features: Tensor, lengths: Tensor) -> Tensor:
+    """What `normalize` replaces: the same result, one utterance after another. (B, T, F)"""
+    out = torch.zeros_like(features)
+    for b, length in enumerate(lengths.tolist()):
+        rows = features[b, :length]
+        deviation = rows.std(0) if length > 1 else torch.zeros_like(rows[0])
+        out[b, :length] = (rows - rows.mean(0)) / (deviation + 1e-5)
+    return out

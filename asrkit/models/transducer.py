@@ -1,0 +1,143 @@
+"""Predictors, the joint, and the two assembled models: a transducer (with an optional CTC head) and CTC."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from asrkit.models.encoders import ConvConfig, ConvEncoder, FastConformer, FastConformerConfig
+from asrkit.shapes import dims, expect
+
+EncoderConfig = ConvConfig | FastConformerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatelessConfig:
+    """Predictor that sees the last `context` labels only (arXiv 1911.01629, section 3)."""
+
+    width: int = 192
+    context: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMConfig:
+    """Recurrent predictor, as in Graves 2012."""
+
+    width: int = 192
+    layers: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransducerConfig:
+    """A transducer. `vocab_size` counts tokens without blank; blank is the last index, V = vocab_size + 1."""
+
+    vocab_size: int
+    encoder: EncoderConfig = field(default_factory=ConvConfig)
+    predictor: StatelessConfig | LSTMConfig = field(default_factory=StatelessConfig)
+    joint_width: int = 192
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CTCConfig:
+    """An encoder with one linear layer; blank is the last index."""
+
+    vocab_size: int
+    encoder: EncoderConfig = field(default_factory=ConvConfig)
+
+
+def make_encoder(config: EncoderConfig) -> ConvEncoder | FastConformer:
+    """The encoder `config` describes."""
+    return ConvEncoder(config) if isinstance(config, ConvConfig) else FastConformer(config)
+
+
+class StatelessPredictor(nn.Module):
+    """Embeddings of the last labels, mixed by one linear map. State: the last context - 1 labels (B, context - 1)."""
+
+    def __init__(self, V: int, config: StatelessConfig) -> None:
+        super().__init__()
+        expect(config.context >= 1, "context", "at least 1", config.context)
+        self.embedding, self.context, self.blank = nn.Embedding(V, config.width), config.context, V - 1
+        self.mix = nn.Linear(config.width * config.context, config.width)
+
+    def forward(self, labels: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
+        if state is None:
+            state = labels.new_full((len(labels), self.context - 1), self.blank)
+        history = torch.cat([state, labels], 1)
+        embedded = self.embedding(history).unfold(1, self.context, 1)  # (B, U, D, context)
+        return self.mix(embedded.flatten(2)).relu(), history[:, labels.shape[1] :]
+
+
+class LSTMPredictor(nn.Module):
+    """Embedding and LSTM. State: (hidden, cell), batch first: (B, layers, D) each."""
+
+    def __init__(self, V: int, config: LSTMConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(V, config.width)
+        self.lstm = nn.LSTM(config.width, config.width, config.layers, batch_first=True)
+
+    def forward(self, labels: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
+        before = None if state is None else tuple(part.transpose(0, 1).contiguous() for part in state)
+        out, after = self.lstm(self.embedding(labels), before)
+        return out, tuple(part.transpose(0, 1) for part in after)
+
+
+class TransducerModel(nn.Module):
+    """Encoder, predictor and joint; `predict` and `join` are all a decoder asks for.
+
+    Both halves are projected to the joint width by `encode` and `predict`, so `join` is tanh and one linear layer.
+    """
+
+    def __init__(self, config: TransducerConfig) -> None:
+        super().__init__()
+        V, D = config.vocab_size + 1, config.joint_width
+        self.config, self.blank = config, config.vocab_size
+        self.encoder = make_encoder(config.encoder)
+        stateless = isinstance(config.predictor, StatelessConfig)
+        self.predictor = StatelessPredictor(V, config.predictor) if stateless else LSTMPredictor(V, config.predictor)  # type: ignore[arg-type]
+        self.encoder_projection = nn.Linear(self.encoder.width, D)
+        self.predictor_projection = nn.Linear(config.predictor.width, D, bias=False)
+        self.dropout, self.output = nn.Dropout(config.dropout), nn.Linear(D, V)
+        self.ctc_head = nn.Linear(self.encoder.width, V)
+
+    def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Projected frames (B, T, D), lengths (B,), and the CTC head's log-probs (B, T, V)."""
+        encoded, lengths = self.encoder(features, lengths)
+        return self.encoder_projection(encoded), lengths, self.ctc_head(encoded).log_softmax(-1)
+
+    def predict(self, labels: Tensor, state: object = None) -> tuple[Tensor, object]:
+        """Projected prediction (B, D) after one more label each (B,), and the new state. Blank without state starts."""
+        predicted, state = self.predictor(labels[:, None], state)
+        return self.predictor_projection(predicted[:, 0]), state
+
+    def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
+        """Logits (..., V) of projected frames and predictions (..., D) with broadcasting leading dimensions."""
+        return self.output(self.dropout((encoded + predicted).tanh()))
+
+    def rows(self, targets: Tensor) -> Tensor:
+        """Projected predictions of all lattice rows (B, U1, D) for targets (B, U): teacher forcing."""
+        dims(targets, "B U", "targets")
+        start = targets.new_full((len(targets), 1), self.blank)
+        return self.predictor_projection(self.predictor(torch.cat([start, targets], 1), None)[0])
+
+    def forward(self, features: Tensor, lengths: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Joint logits (B, T, U1, V), encoded lengths (B,), CTC log-probs (B, T, V)."""
+        encoded, lengths, ctc = self.encode(features, lengths)
+        return self.join(encoded[:, :, None], self.rows(targets)[:, None]), lengths, ctc
+
+
+class CTCModel(nn.Module):
+    """An encoder and a linear layer to V = vocab_size + 1 classes."""
+
+    def __init__(self, config: CTCConfig) -> None:
+        super().__init__()
+        self.config, self.blank = config, config.vocab_size
+        self.encoder = make_encoder(config.encoder)
+        self.output = nn.Linear(self.encoder.width, config.vocab_size + 1)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs (B, T, V) and their lengths (B,)."""
+        encoded, lengths = self.encoder(features, lengths)
+        return self.output(encoded).log_softmax(-1), lengths

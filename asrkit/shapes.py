@@ -1,0 +1,36 @@
+"""The legend of shapes, and the one check behind every argument error.
+
+    B   utterances in a batch          V   tokens, blank included
+    S   samples of a waveform          D   width of a layer
+    T   encoder or feature frames      F   feature bins
+    U   labels of a transcript         U1  U + 1, lattice rows
+
+A letter means one thing everywhere in asrkit.
+"""
+
+import torch
+from torch import Tensor
+
+
+def expect(ok: bool, argument: str, wanted: str, got: object, remedy: str = "") -> None:
+    """Raise the one-line ValueError `argument: expected wanted, got got. remedy` unless `ok`."""
+    if not ok:
+        raise ValueError(f"{argument}: expected {wanted}, got {got}." + (f" {remedy}" if remedy else ""))
+
+
+def dims(tensor: Tensor, letters: str, argument: str, **known: int) -> tuple[int, ...]:
+    """Sizes of `tensor`, one for each of `letters`; ValueError for a wrong rank or a size that contradicts `known`.
+
+    >>> dims(torch.zeros(2, 5, 80), "B T F", "features", F=80)
+    (2, 5, 80)
+    """
+    names, shape = letters.split(), tuple(tensor.shape)
+    wanted = "(" + ", ".join(f"{name}={known[name]}" if name in known else name for name in names) + ")"
+    fits = len(names) == len(shape) and all(known.get(name, size) == size for name, size in zip(names, shape, strict=True))
+    expect(fits, argument, f"shape {wanted}", shape)
+    return shape
+
+
+def valid_mask(lengths: Tensor, size: int) -> Tensor:
+    """True where a position holds data, False in the padding: bool (B, size) from lengths (B,)."""
+    return torch.arange(size, device=lengths.device) < lengths[:, None]

@@ -1,0 +1,87 @@
+import pytest
+import torch
+
+from asrkit.models import ConvConfig, ConvEncoder, FastConformer, FastConformerConfig
+from asrkit.models.encoders import _RelativeAttention
+
+ENCODERS = {
+    "conv": lambda s: ConvEncoder(ConvConfig(width=16, layers=3, subsampling=s)),
+    "fastconformer": lambda s: FastConformer(
+        FastConformerConfig(width=16, layers=2, heads=2, subsampling=s, subsampling_channels=4)
+    ),
+}
+
+
+def build(name: str, subsampling: int = 4) -> torch.nn.Module:
+    torch.manual_seed(0)
+    encoder = ENCODERS[name](subsampling)
+    for module in encoder.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            torch.nn.init.normal_(module.bias)
+            module.running_mean.normal_()
+    return encoder.eval()
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("subsampling", [2, 4, 8])
+@pytest.mark.parametrize("T", [1, 2, 7, 8, 9, 63])
+def test_lengths_are_the_frames_that_come_out(name, subsampling, T):
+    encoded, lengths = build(name, subsampling)(torch.randn(2, T, 80), torch.tensor([T, 1]))
+    assert encoded.shape == (2, -(-T // subsampling), 16)
+    assert lengths.tolist() == [-(-T // subsampling), 1]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("filler", [5.0, float("nan"), float("inf")])
+def test_what_lies_in_the_padding_cannot_matter(name, filler):
+    encoder, features = build(name), torch.randn(4, 50, 80)
+    lengths = torch.tensor([50, 33, 1, 8])
+    for b, length in enumerate(lengths.tolist()):
+        features[b, length:] = filler
+    encoded, out = encoder(features, lengths)
+    for b, length in enumerate(lengths.tolist()):
+        alone, _ = encoder(features[b : b + 1, :length], lengths[b : b + 1])
+        torch.testing.assert_close(encoded[b, : out[b]], alone[0], atol=1e-5, rtol=1e-4)
+
+
+def test_relative_attention_equals_its_definition_pair_by_pair():
+    torch.manual_seed(0)
+    config = FastConformerConfig(width=8, heads=2)
+    attention, T = _RelativeAttention(config).double(), 5
+    torch.nn.init.normal_(attention.content_bias)
+    torch.nn.init.normal_(attention.position_bias)
+    x, positions = torch.randn(1, T, 8).double(), torch.randn(2 * T - 1, 8).double()
+    q, k, v = attention.qkv(x)[0].view(T, 3, 2, 4).unbind(1)
+    p = attention.position(positions).view(2 * T - 1, 2, 4)
+    out = torch.empty(T, 2, 4).double()
+    for h in range(2):
+        for i in range(T):
+            scores = [
+                (q[i, h] + attention.content_bias[h, 0]) @ k[j, h]
+                + (q[i, h] + attention.position_bias[h, 0]) @ p[T - 1 - (i - j), h]
+                for j in range(T)
+            ]
+            out[i, h] = (torch.stack(scores) / 2.0).softmax(0) @ v[:, h]
+    expected = attention.out(out.flatten(1))
+    torch.testing.assert_close(attention(x, torch.ones(1, T, dtype=torch.bool), positions)[0], expected)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_every_parameter_gets_a_gradient(name):
+    encoder = build(name).train()
+    encoder(torch.randn(2, 40, 80), torch.tensor([40, 30]))[0].square().sum().backward()
+    assert [n for n, p in encoder.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ConvConfig(subsampling=3), "subsampling: expected 2, 4 or 8, got 3"),
+        (lambda: ConvConfig(kernel=4), "kernel: expected an odd number"),
+        (lambda: FastConformerConfig(heads=5), "heads: expected a divisor of width 144"),
+        (lambda: build("conv")(torch.zeros(1, 9, 79), torch.tensor([9])), r"features: expected shape \(B, T, F=80\)"),
+    ],
+)
+def test_contradictions_fail_at_birth(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,99 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from asrkit.models import (
+    Checkpoint,
+    ConvConfig,
+    CTCConfig,
+    CTCModel,
+    FastConformerConfig,
+    LSTMConfig,
+    StatelessConfig,
+    TransducerConfig,
+    TransducerModel,
+    load_checkpoint,
+    save_checkpoint,
+)
+from asrkit.text import CharTokenizer
+
+PREDICTORS = [StatelessConfig(width=12, context=1), StatelessConfig(width=12, context=3), LSTMConfig(width=12, layers=2)]
+
+
+def small(predictor=PREDICTORS[1], vocab_size=28, encoder=None) -> TransducerModel:
+    torch.manual_seed(0)
+    encoder = encoder or ConvConfig(width=16, layers=1)
+    return TransducerModel(
+        TransducerConfig(vocab_size=vocab_size, encoder=encoder, predictor=predictor, joint_width=10)
+    ).eval()
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS, ids=repr)
+@pytest.mark.parametrize("U", [0, 1, 6])
+def test_stepping_through_labels_equals_teacher_forcing(predictor, U):
+    model = small(predictor)
+    targets = torch.randint(0, 28, (3, U))
+    rows = model.rows(targets)
+    predicted, state = model.predict(torch.full((3,), model.blank), None)
+    steps = [predicted]
+    for u in range(U):
+        predicted, state = model.predict(targets[:, u], state)
+        steps.append(predicted)
+    torch.testing.assert_close(torch.stack(steps, 1), rows)
+
+
+def test_the_joint_of_the_whole_lattice_is_the_joint_of_its_cells():
+    model = small()
+    features, targets = torch.randn(2, 20, 80), torch.randint(0, 28, (2, 4))
+    logits, lengths, ctc = model(features, torch.tensor([20, 13]), targets)
+    encoded, _, _ = model.encode(features, torch.tensor([20, 13]))
+    assert logits.shape == (2, 5, 5, 29)
+    assert lengths.tolist() == [5, 4]
+    torch.testing.assert_close(logits[1, 2, 3], model.join(encoded[1, 2], model.rows(targets)[1, 3]))
+    torch.testing.assert_close(ctc.exp().sum(-1), torch.ones(2, 5))
+
+
+@pytest.mark.parametrize("encoder", [ConvConfig(width=16, layers=2), FastConformerConfig(width=16, layers=1, heads=2)])
+@pytest.mark.parametrize("kind", ["transducer", "ctc"])
+def test_a_checkpoint_brings_back_the_same_model(tmp_path, encoder, kind):
+    model = small(encoder=encoder) if kind == "transducer" else CTCModel(CTCConfig(vocab_size=28, encoder=encoder))
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, Checkpoint(model, CharTokenizer(), {"bins": 80}, {"step": 3}))
+    again = load_checkpoint(tmp_path)
+    assert again.tokenizer == CharTokenizer()
+    assert (again.features, again.notes, again.model.config) == ({"bins": 80}, {"step": 3}, model.config)
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]  # no temporary left behind
+
+
+def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="model: expected a .safetensors file or a training folder"):
+        load_checkpoint(tmp_path / "none.safetensors")
+    bad = tmp_path / "bad.safetensors"
+    bad.write_bytes(b"not a model")
+    with pytest.raises(ValueError, match="bad.safetensors is not a safetensors file"):
+        load_checkpoint(bad)
+    save_file({"x": torch.zeros(1)}, bad)
+    with pytest.raises(ValueError, match="without its header"):
+        load_checkpoint(bad)
+
+
+def test_missing_unknown_weights_and_fields_are_named(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, {}))
+    from safetensors import safe_open
+
+    with safe_open(str(path), "pt") as file:
+        header = json.loads(file.metadata()["asrkit"])
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    renamed = {name.replace("output.bias", "output.offset"): value for name, value in weights.items()}
+    save_file(renamed, path, metadata={"asrkit": json.dumps(header)})
+    with pytest.raises(ValueError, match=r"missing \['output.bias'\], unknown \['output.offset'\]"):
+        load_checkpoint(path)
+    header["model"]["surprise"] = 1
+    save_file(weights, path, metadata={"asrkit": json.dumps(header)})
+    with pytest.raises(ValueError, match="surprise"):
+        load_checkpoint(path)

@@ -1,0 +1,23 @@
+import pytest
+import torch
+
+from asrkit.shapes import dims, expect, valid_mask
+
+
+def test_an_error_names_argument_wanted_got_and_remedy():
+    with pytest.raises(ValueError, match=r"^width: expected at least 1, got 0\. Raise it\.$"):
+        expect(False, "width", "at least 1", 0, "Raise it.")
+
+
+def test_dims_returns_the_sizes_in_the_order_of_the_letters():
+    assert dims(torch.zeros(2, 5, 80), "B T F", "features", F=80) == (2, 5, 80)
+
+
+@pytest.mark.parametrize(("shape", "known"), [((2, 5), {}), ((2, 5, 80, 1), {}), ((2, 5, 79), {"F": 80})])
+def test_a_wrong_rank_or_size_is_refused(shape, known):
+    with pytest.raises(ValueError, match="features: expected shape"):
+        dims(torch.zeros(shape), "B T F", "features", **known)
+
+
+def test_the_mask_is_true_for_the_first_positions_only():
+    assert valid_mask(torch.tensor([0, 2, 3]), 3).tolist() == [[False] * 3, [True, True, False], [True] * 3]
