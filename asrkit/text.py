@@ -13,7 +13,9 @@ from asrkit.shapes import expect
 class Tokenizer(Protocol):
     """What asrkit asks of a tokenizer; blank is not one of its tokens (models put it at `vocab_size`)."""
 
-    vocab_size: int
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
 
     def encode(self, text: str) -> list[int]:
         """Tokens of `text`."""

@@ -50,7 +50,9 @@ def read_audio(path: Path, rate_hz: int) -> Tensor:
         raise ValueError(f"audio: {path.name} cannot be read ({error}).") from None
     mono = torch.from_numpy(samples).mean(1)
     mono = mono if rate == rate_hz else resample(mono, rate, rate_hz)
-    expect(len(mono) > 0 and bool(mono.isfinite().all()), "audio", "finite samples", f"{len(mono)} samples", f"See {path.name}.")
+    expect(
+        len(mono) > 0 and bool(mono.isfinite().all()), "audio", "finite samples", f"{len(mono)} samples", f"See {path.name}."
+    )
     return mono
 
 

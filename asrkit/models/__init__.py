@@ -2,14 +2,7 @@
 
 from asrkit.models.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from asrkit.models.encoders import ConvConfig, ConvEncoder, FastConformer, FastConformerConfig
-from asrkit.models.transducer import (
-    CTCConfig,
-    CTCModel,
-    LSTMConfig,
-    StatelessConfig,
-    TransducerConfig,
-    TransducerModel,
-)
+from asrkit.models.transducer import CTCConfig, CTCModel, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
 
 __all__ = [
     "CTCConfig", "CTCModel", "Checkpoint", "ConvConfig", "ConvEncoder", "FastConformer", "FastConformerConfig",

@@ -35,11 +35,11 @@ def config_to_dict(config: Any) -> dict[str, Any]:
 
 def config_from_dict(values: dict[str, Any]) -> Any:
     """The config that `config_to_dict` wrote; an unknown kind or field is an error that names it."""
-    kind = values.get("kind")
+    kind = str(values.get("kind"))
     expect(kind in _KINDS, "kind", f"one of {sorted(_KINDS)}", repr(kind), "Is the checkpoint from a newer asrkit?")
     fields = {name: config_from_dict(v) if isinstance(v, dict) else v for name, v in values.items() if name != "kind"}
     unknown = set(fields) - {f.name for f in dataclasses.fields(_KINDS[kind])}
-    expect(not unknown, str(kind), "known fields", sorted(unknown), "Is the checkpoint from a newer asrkit?")
+    expect(not unknown, kind, "known fields", sorted(unknown), "Is the checkpoint from a newer asrkit?")
     return _KINDS[kind](**fields)
 
 

@@ -15,7 +15,7 @@ class ConvConfig:
     """Residual time-delay network: the encoder that learns most in a minute of CPU time."""
 
     bins: int = 80
-    width: int = 192
+    width: int = 128
     layers: int = 5
     kernel: int = 5
     subsampling: int = 4

@@ -15,7 +15,7 @@ EncoderConfig = ConvConfig | FastConformerConfig
 class StatelessConfig:
     """Predictor that sees the last `context` labels only (arXiv 1911.01629, section 3)."""
 
-    width: int = 192
+    width: int = 128
     context: int = 2
 
 
@@ -23,7 +23,7 @@ class StatelessConfig:
 class LSTMConfig:
     """Recurrent predictor, as in Graves 2012."""
 
-    width: int = 192
+    width: int = 128
     layers: int = 1
 
 
@@ -34,7 +34,7 @@ class TransducerConfig:
     vocab_size: int
     encoder: EncoderConfig = field(default_factory=ConvConfig)
     predictor: StatelessConfig | LSTMConfig = field(default_factory=StatelessConfig)
-    joint_width: int = 192
+    joint_width: int = 128
     dropout: float = 0.0
 
 

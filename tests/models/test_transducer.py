@@ -25,9 +25,7 @@ PREDICTORS = [StatelessConfig(width=12, context=1), StatelessConfig(width=12, co
 def small(predictor=PREDICTORS[1], vocab_size=28, encoder=None) -> TransducerModel:
     torch.manual_seed(0)
     encoder = encoder or ConvConfig(width=16, layers=1)
-    return TransducerModel(
-        TransducerConfig(vocab_size=vocab_size, encoder=encoder, predictor=predictor, joint_width=10)
-    ).eval()
+    return TransducerModel(TransducerConfig(vocab_size=vocab_size, encoder=encoder, predictor=predictor, joint_width=10)).eval()
 
 
 @pytest.mark.parametrize("predictor", PREDICTORS, ids=repr)

@@ -1,0 +1,75 @@
+# Two commands matter: `make report` and `make test`. Both set up .venv by themselves the first time.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help report test check lab bench lock clean
+
+BIN := .venv/bin
+READY := .venv/.stamp
+OPEN := .venv/.unfinished
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+
+# A PYTHON that you name is the one used; otherwise the first of these that is new enough.
+ifeq ($(origin PYTHON),undefined)
+PYTHON := python3
+CANDIDATES := python3 python3.11 python3.12 python3.13
+else
+CANDIDATES := $(PYTHON)
+endif
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo '  ARGS="…" is passed on, e.g. make report ARGS="--help" or make test ARGS="-k lattice"'
+
+report: $(READY)  ## run every notebook on this machine and write one HTML report
+	@$(BIN)/asrkit report $(ARGS)
+
+test: $(READY)  ## run all tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)  ## lint, format, stripped notebooks, types, house rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/nbstripout --verify --keep-id $(or $(NOTEBOOKS),$(error no notebooks found beside this Makefile))
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_house.py tests/test_notebook_gate.py $(ARGS)
+
+lab: $(READY)  ## open the notebooks in JupyterLab
+	@$(BIN)/jupyter lab --notebook-dir=notebooks $(ARGS)
+
+bench: $(READY)  ## run the benchmark suites (ARGS="losses --quick" for one, small)
+	@$(BIN)/asrkit bench $(or $(ARGS),all)
+
+lock:  ## write requirements.lock again (ARGS="--upgrade" moves every pin)
+	@$(PYTHON) -m venv --clear build/lock && build/lock/bin/python -m pip install -qq uv
+	@build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
+	  --extra notebooks --extra synth --extra dev pyproject.toml --output-file requirements.lock $(ARGS)
+
+clean:  ## remove .venv and the caches of tools; reports, records and speech stay
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find asrkit notebooks tests -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+
+# The stamp is written last. A set-up that was cut short may have left half a package behind that pip takes for whole,
+# so it starts over in an empty .venv; what was downloaded comes from pip's cache.
+$(READY): requirements.lock pyproject.toml
+	@set -e; \
+	for name in $(CANDIDATES); do \
+	  "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { python=$$name; break; }; \
+	done; \
+	if [ -z "$${python-}" ]; then \
+	  found=$$("$(PYTHON)" -c 'import sys; print("Python %d.%d" % sys.version_info[:2])' 2>/dev/null || echo "not to be found"); \
+	  echo "asrkit: expected Python 3.11 or newer, $(PYTHON) is $$found. Install one, or name it: make PYTHON=python3.12 $(firstword $(MAKECMDGOALS))" >&2; exit 1; \
+	fi; \
+	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	  echo "asrkit: expected the module ensurepip, $$python has none. On Debian or Ubuntu: apt install python3-venv (or python3.12-venv for python3.12)." >&2; exit 1; \
+	fi; \
+	if [ -e $(OPEN) ] || ! $(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  rm -rf .venv; mkdir .venv; touch $(OPEN); "$$python" -m venv .venv; \
+	fi; \
+	touch $(OPEN); start=$$(date +%s); \
+	if [ -e $@ ]; then echo "asrkit: requirements.lock or pyproject.toml is newer than .venv; updating it."; else \
+	  echo "asrkit: installing requirements.lock into .venv, once: 2 to 10 minutes and 6 GB of disk, half of it CUDA libraries that PyPI's torch brings (torchaudio loads beside no CPU-only torch)."; \
+	fi; \
+	$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check -r requirements.lock; \
+	$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check --no-deps --no-build-isolation -e .; \
+	rm $(OPEN); touch $@; \
+	echo "asrkit: .venv is ready after $$(( $$(date +%s) - start )) s."

@@ -1,0 +1,38 @@
+"""What every test stands on: GPU tests are skipped, and counted, where there is no GPU; fresh memory holds NaN."""
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what is marked `gpu` where torch finds no CUDA device."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say how much of the suite this machine could not run."""
+    skipped = [
+        report for report in terminalreporter.stats.get("skipped", []) if "gpu" in getattr(report, "keywords", ())
+    ]
+    terminalreporter.write_line(
+        f"{len(skipped)} GPU tests were skipped: no CUDA device" if skipped else "no GPU test was skipped"
+    )
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_nan(monkeypatch):
+    """`torch.empty` and `empty_like` of floats come filled with NaN, so that code which reads them is found out."""
+    for name in ("empty", "empty_like"):
+        plain = getattr(torch, name)
+
+        def poisoned(*args, plain=plain, **kwargs):
+            made = plain(*args, **kwargs)
+            if made.is_floating_point() and made.device.type == "cpu":
+                with torch.no_grad():
+                    made.fill_(float("nan"))
+            return made
+
+        monkeypatch.setattr(torch, name, poisoned)
