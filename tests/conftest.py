@@ -1,5 +1,8 @@
 """What every test stands on: GPU tests are skipped, and counted, where there is no GPU; fresh memory holds NaN."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -36,3 +39,24 @@ def fresh_memory_is_nan(monkeypatch):
             return made
 
         monkeypatch.setattr(torch, name, poisoned)
+
+
+@pytest.fixture(scope="session")
+def shared_speech():
+    """Folder of real recordings with manifests: $ASRKIT_SHARED/speech, or beside the checkout."""
+    beside = Path(__file__).resolve().parents[2] / "shared"
+    folder = Path(os.environ.get("ASRKIT_SHARED", beside)) / "speech"
+    if not (folder / "manifests").is_dir():
+        pytest.skip("needs real recordings: set ASRKIT_SHARED to a folder that holds speech/manifests")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_speech(tmp_path_factory):
+    """Thirty synthetic utterances in memory, made once a session in an $ASRKIT_HOME of its own."""
+    from asrkit.data import Utterances, corpora
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASRKIT_HOME", str(tmp_path_factory.mktemp("home")))
+        cuts = corpora.spoken_commands(train=30, dev=3, test=3, progress=False)["train"]
+        return Utterances.load(cuts, progress=False)

@@ -1,0 +1,207 @@
+"""The command line: a thin parser over the doors. Errors are one line (exit code 2); results end with one JSON line."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def _report(args: argparse.Namespace) -> int:
+    from asrkit.report import report
+
+    result = report(
+        [Path(name) for name in args.notebooks] or None, args.out, parameters=_parameters(args.parameter),
+        workers=args.workers, timeout_s=args.timeout, progress=not args.no_progress,
+    )  # fmt: skip
+    print(result.summary())
+    return result.exit_code
+
+
+def _parameters(pairs: list[list[str]]) -> dict[str, Any]:
+    import yaml  # typed as YAML: `-p quick false` is False, never "false"
+
+    return {name: yaml.safe_load(value) for name, value in pairs}
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from asrkit import bench
+
+    out = args.out
+    for suite in bench.SUITES if args.suite == "all" else [args.suite]:
+        for line in bench.table(bench.run(suite, device=args.device, out=out, quick=args.quick)):
+            print(line)
+    return 0
+
+
+def _train(args: argparse.Namespace) -> int:
+    from asrkit.data import corpora
+    from asrkit.data.batching import Utterances
+    from asrkit.models import ConvConfig, FastConformerConfig, LSTMConfig, StatelessConfig, TransducerConfig, load_checkpoint
+    from asrkit.text import load_tokenizer
+    from asrkit.training import TrainConfig, evaluate, train
+
+    _threads(args.threads)
+    progress = not args.no_progress
+    sets = corpora.load(
+        args.manifest, hold_out=args.hold_out, join_digits=args.join_digits, kinds=args.kinds, progress=progress
+    )
+    loaded = {name: Utterances.load(cuts, progress=progress) for name, cuts in sets.items() if len(cuts)}
+    tokenizer = load_tokenizer(args.tokenizer)
+    encoder = ConvConfig() if args.encoder == "conv" else FastConformerConfig()
+    predictor = StatelessConfig() if args.predictor == "stateless" else LSTMConfig()
+    result = train(
+        TransducerConfig(vocab_size=tokenizer.vocab_size, encoder=encoder, predictor=predictor), tokenizer,
+        loaded["train"], loaded.get("dev"), out=args.out, device=args.device, resume=not args.fresh, progress=progress,
+        config=TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed),
+    )  # fmt: skip
+    summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
+    for name in ("dev", "test"):
+        if name in loaded:
+            rate, _, rtfx = evaluate(load_checkpoint(result.path), loaded[name])
+            print(f"{name} WER {rate} at RTFx {rtfx:.0f}")
+            summary |= {f"{name}_wer": rate.rate, f"{name}_rtfx": round(rtfx)}
+    print(json.dumps(summary))
+    return 0
+
+
+def _transcribe(args: argparse.Namespace) -> int:
+    from asrkit.models import load_checkpoint
+    from asrkit.records import home
+    from asrkit.transcribe import transcribe
+
+    _threads(args.threads)
+    model = args.model or home() / "demo"
+    failed = audio_s = compute_s = 0.0
+    for one in transcribe(load_checkpoint(model, device=args.device), args.files):
+        failed, audio_s, compute_s = failed + bool(one.error), audio_s + one.audio_s, compute_s + one.compute_s
+        if one.error:
+            print(f"{one.path}: {one.error}", file=sys.stderr)
+        elif args.format == "json":
+            print(json.dumps({"file": str(one.path), "text": one.text, "audio_s": one.audio_s, "compute_s": one.compute_s}))
+        else:
+            print(f"{one.path}\t{one.text}\t({one.audio_s:.1f} s of speech in {one.compute_s:.2f} s)")
+    rtfx = round(audio_s / compute_s, 1) if compute_s else None
+    print(json.dumps({"files": len(args.files), "failed": int(failed), "audio_s": round(audio_s, 2), "rtfx": rtfx}))
+    return 1 if failed else 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from asrkit.doctor import diagnose, render
+
+    checks = diagnose()
+    print(render(checks))
+    return 1 if any(check.status == "missing" for check in checks) else 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from asrkit.ledger import load_claims
+    from asrkit.records import shipped, verify
+
+    paths = args.paths or sorted(shipped("records").rglob("*.jsonl"))
+    problems = verify(paths)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print(json.dumps({"files": len(paths), "claims": len(load_claims()), "problems": len(problems)}))
+    return 1 if problems else 0
+
+
+def _threads(count: int | None) -> None:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow two processes on two cores eightfold
+    if count:
+        import torch
+
+        torch.set_num_threads(count)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole grammar of `asrkit`, also what `--help` prints."""
+    top = argparse.ArgumentParser(prog="asrkit", description="Speech recognition made fast, and measured on your machine.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        added.set_defaults(run=run)
+        return added
+
+    sub = command("report", _report, "Run the notebooks and build one HTML report with the ledger of claims.")
+    sub.add_argument("notebooks", nargs="*", help="notebooks to run (none: the whole series)")
+    sub.add_argument("--out", type=Path, default=Path("reports"), help="folder that gets one subfolder a run, and `latest`")
+    sub.add_argument(
+        "-p",
+        "--parameter",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="set a parameter in every notebook that has it; VALUE is YAML",
+    )
+    sub.add_argument("--workers", type=int, default=None, help="notebooks at once (none: half the cores)")
+    sub.add_argument("--timeout", type=float, default=600.0, help="seconds a cell may take")
+    sub.add_argument("--no-progress", action="store_true", help="no progress bars")
+
+    sub = command("bench", _bench, "Measure fast paths against their references and peers, both arms in one run.")
+    sub.add_argument("suite", choices=["losses", "decoding", "features", "all"], help="what to measure")
+    sub.add_argument("--device", default="cpu", help="cpu or cuda")
+    sub.add_argument("--quick", action="store_true", help="small sizes and few repeats")
+    sub.add_argument("--out", type=Path, default=Path("reports/bench.jsonl"), help="records are appended to this file")
+
+    sub = command("train", _train, "Train a transducer into a folder; run again to resume.")
+    sub.add_argument(
+        "--manifest",
+        nargs="+",
+        default=["spoken_commands"],
+        help="corpora: spoken_commands (synthetic, built in) or lhotse manifests; several are mixed",
+    )
+    sub.add_argument("--hold-out", metavar="SPEAKER", help="this speaker's utterances become the test set")
+    sub.add_argument(
+        "--join-digits",
+        type=int,
+        default=0,
+        metavar="N",
+        help="join one-word utterances of a speaker to N strings of 1-6 words",
+    )
+    sub.add_argument(
+        "--kinds", nargs="+", choices=["digits", "commands", "sentences"], help="of spoken_commands, take these only"
+    )
+    sub.add_argument("--out", type=Path, required=True, help="folder for log, state and model.safetensors")
+    sub.add_argument("--encoder", choices=["conv", "fastconformer"], default="conv", help="encoder")
+    sub.add_argument("--predictor", choices=["stateless", "lstm"], default="stateless", help="prediction network")
+    sub.add_argument("--tokenizer", default="char", help="char, or a SentencePiece .model file")
+    sub.add_argument("--seconds", type=float, default=300.0, help="training time")
+    sub.add_argument("--steps", type=int, default=100_000, help="optimizer steps at most")
+    sub.add_argument("--seed", type=int, default=0, help="seed of weights, batches and augmentation")
+    sub.add_argument("--device", default="cpu", help="cpu or cuda")
+    sub.add_argument("--threads", type=int, help="CPU threads (none: torch's default)")
+    sub.add_argument("--fresh", action="store_true", help="start anew instead of resuming what the folder holds")
+    sub.add_argument("--no-progress", action="store_true", help="no progress bars")
+
+    sub = command("transcribe", _transcribe, "Transcribe sound files; a broken file is reported and the rest goes on.")
+    sub.add_argument("files", nargs="+", type=Path, help="WAV, FLAC, OGG or MP3 files, any rate")
+    sub.add_argument("--model", type=Path, help="checkpoint or training folder (none: the model notebook 00 trained)")
+    sub.add_argument("--format", choices=["txt", "json"], default="txt", help="a line a file as text or JSON")
+    sub.add_argument("--device", default="cpu", help="cpu or cuda")
+    sub.add_argument("--threads", type=int, help="CPU threads (none: torch's default)")
+
+    command("doctor", _doctor, "Say what this machine has, what is missing for which notebook, and the remedy.")
+    sub = command("verify", _verify, "Recompute the hashes of records and check the claims' schema.")
+    sub.add_argument("paths", nargs="*", type=Path, help="record files (none: those the project ships)")
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the `asrkit` command; returns the exit code."""
+    args = parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"asrkit {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"asrkit {args.command}: stopped", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

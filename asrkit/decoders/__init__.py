@@ -1,0 +1,7 @@
+"""From scores to labels. Every decoder takes a batch and returns one `Hypotheses`."""
+
+from asrkit.decoders.ctc import ctc_greedy, ctc_greedy_sequential
+from asrkit.decoders.hypotheses import Hypotheses
+from asrkit.decoders.transducer import transducer_greedy
+
+__all__ = ["Hypotheses", "ctc_greedy", "ctc_greedy_sequential", "transducer_greedy"]

@@ -1,0 +1,111 @@
+"""Pictures: data in, matplotlib Axes out. No global style, nothing saved; `show` puts a picture, with its alt text, on a page."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from asrkit.shapes import expect
+
+COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")  # one an implementation, in order
+MARKERS = "osD^vP"
+
+
+def canvas(
+    title: str, *, rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.5, 3.2)
+) -> tuple[Figure, Axes | np.ndarray]:
+    """A figure and its Axes, detached from pyplot's state; the title is the one claim the picture makes."""
+    with plt.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(rows, columns)
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    return figure, axes
+
+
+def _png(figure: Figure, alt: str) -> bytes:
+    expect(len(alt.split()) >= 4, "alt", "a sentence that says what the picture shows", repr(alt))
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    return out.getvalue()
+
+
+def show(figure: Figure, alt: str) -> None:
+    """Display `figure` as PNG with its alt text: the only way notebooks show pictures."""
+    from IPython.display import display
+
+    data = {"image/png": base64.b64encode(_png(figure, alt)).decode(), "text/plain": alt}
+    display(data, raw=True, metadata={"image/png": {"alt": alt}})
+
+
+def as_html(figure: Figure, alt: str) -> str:
+    """`<img>` with the picture inside, for `ipywidgets.HTML`: what widgets draw into."""
+    import html
+
+    encoded = base64.b64encode(_png(figure, alt)).decode()
+    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{encoded}">'
+
+
+def waveform(samples: Tensor, rate_hz: int, ax: Axes) -> Axes:
+    """Samples (S,) over seconds."""
+    ax.plot(np.arange(len(samples)) / rate_hz, samples.numpy(), lw=0.5, color=COLOURS[0])
+    ax.set(xlabel="time, s", ylabel="amplitude", xlim=(0, len(samples) / rate_hz))
+    return ax
+
+
+def spectrogram(features: Tensor, hop_s: float, ax: Axes) -> Axes:
+    """Features (T, F) as a picture, time to the right, frequency up."""
+    ax.imshow(features.T.numpy(), origin="lower", aspect="auto", extent=(0, len(features) * hop_s, 0, features.shape[1]))
+    ax.set(xlabel="time, s", ylabel="mel bin")
+    return ax
+
+
+def training_curve(history: Sequence[Mapping[str, float]], ax: Axes) -> Axes:
+    """Loss per label (nats) over seconds of training: every step thin, a running median thick."""
+    seconds, loss = np.array([[line["seconds"], line["loss"]] for line in history]).T
+    half = max(1, len(loss) // 40)
+    middle = [np.median(loss[max(0, i - half) : i + half + 1]) for i in range(len(loss))]
+    ax.plot(seconds, loss, lw=0.5, alpha=0.5, color=COLOURS[0], label="each step")
+    ax.plot(seconds, middle, lw=2, color=COLOURS[0], label="running median")
+    ax.set(xlabel="training time, s", ylabel="loss, nats per label", yscale="log")
+    ax.legend(frameon=False)
+    return ax
+
+
+def lattice(
+    values: Tensor, labels: Sequence[str], ax: Axes, *, path: Sequence[tuple[int, int]] = (), caption: str = ""
+) -> Axes:
+    """A value a cell (T, U1) of the transducer lattice, frames to the right, labels up, with an optional path of (t, u)."""
+    T, U1 = values.shape
+    expect(len(labels) == U1 - 1, "labels", f"{U1 - 1}, one less than rows", len(labels))
+    image = ax.imshow(values.T.numpy(), origin="lower", aspect="auto", cmap="Blues")
+    if path:
+        frames, rows = zip(*path, strict=True)
+        ax.plot(frames, rows, color=COLOURS[1], lw=1.5, marker="o", ms=3, label="greedy path")
+        ax.legend(frameon=False, loc="upper left")
+    ax.set_yticks(range(U1), ["∅", *("␣" if label == " " else label for label in labels)])
+    ax.set(xlabel="encoder frame t", ylabel="labels emitted so far, u")
+    ax.figure.colorbar(image, ax=ax, label=caption)
+    return ax
+
+
+def intervals(
+    rows: Mapping[str, tuple[float, float, float]], ax: Axes, *, unit: str, published: Mapping[str, float] | None = None
+) -> Axes:
+    """One (low, middle, high) a name as a dot with a bar; `published` values as thin ticks beside them."""
+    for i, (name, (low, middle, high)) in enumerate(rows.items()):
+        ax.plot([low, high], [i, i], color=COLOURS[i % 6], lw=2)
+        ax.plot(middle, i, MARKERS[i % 6], color=COLOURS[i % 6])
+        if published and name in published:
+            ax.plot(
+                published[name], i, "|", ms=18, color="black", label="_" * bool(ax.get_legend_handles_labels()[1]) + "published"
+            )
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.set(xlabel=unit, ylim=(len(rows) - 0.5, -0.5))
+    if published:
+        ax.legend(frameon=False)
+    return ax

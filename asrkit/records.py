@@ -1,0 +1,223 @@
+"""One observation, one JSON line: what was measured, on which machine, with which software, from which commit.
+
+A record ends in a hash of its content: it shows that a record changed, not that it is true. No host, user or path is kept.
+"""
+
+import contextlib
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import secrets
+import statistics
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+MIME = "application/vnd.asrkit.record+json"
+PACKAGES = "asrkit torch torchaudio numpy numba lhotse jiwer matplotlib papermill ipykernel".split()
+ISA = frozenset("avx2 fma avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_bf16 amx_int8 asimd bf16 sve".split())
+GPU = "name memory.total compute_cap power.limit driver_version uuid".split()
+SCHEMA = "asrkit.record/1"
+HERE = Path(__file__).resolve().parent
+
+
+def home() -> Path:
+    """Folder for what asrkit builds and keeps between runs: $ASRKIT_HOME, or ~/.cache/asrkit; created when missing."""
+    path = Path(os.environ.get("ASRKIT_HOME") or "~/.cache/asrkit").expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def shipped(name: str) -> Path:
+    """Path of a file or folder of the repository's `data/`, in a checkout and in an installed wheel alike."""
+    for path in (HERE / "_shipped" / name, HERE.parent / "data" / name):
+        if path.exists():
+            return path
+    raise FileNotFoundError(f"shipped: asrkit ships no {name!r} in this installation.")
+
+
+@contextlib.contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside `path`, same suffix: renamed over it when the block ends well, removed when it raises."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+    try:
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def content_hash(content: Any) -> str:
+    """sha256:… of bytes, or of a value's canonical JSON, in which 1.0 is 1 (JavaScript saves notebooks so)."""
+    if not isinstance(content, bytes):
+        plain = _plain(content, lambda text: int(float(text)) if float(text).is_integer() else float(text))
+        content = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    return "sha256:" + hashlib.sha256(content).hexdigest()
+
+
+def _plain(value: Any, number: Callable[[str], float] = float) -> Any:
+    try:  # scalars of numpy and torch become numbers
+        return json.loads(json.dumps(value, allow_nan=False, default=lambda scalar: scalar.item()), parse_float=number)
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"record: expected finite numbers, text, lists and dicts, got {value!r:.200}.") from error
+
+
+def _output(*command: str) -> str:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    return ""
+
+
+def _found(pattern: str, file: str) -> str:
+    match = re.search(pattern, Path(file).read_text(), re.MULTILINE) if Path(file).exists() else None
+    return match[1].strip() if match else ""
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """This machine; `id` is 12 hex digits of what no update changes. Cached: read it, do not change it."""
+    model = _found(r"^model name\s*:(.*)$", "/proc/cpuinfo") or _output("sysctl", "-n", "machdep.cpu.brand_string")
+    flags = _found(r"^(?:flags|Features)\s*:(.*)$", "/proc/cpuinfo").split()
+    ram = 1024 * int(_found(r"^MemTotal:\s*(\d+)", "/proc/meminfo") or 0) or int(_output("sysctl", "-n", "hw.memsize") or 0)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if quota := _found(r"^(\d+ \d+)$", "/sys/fs/cgroup/cpu.max"):  # a container sees every core, may use few
+        cores = min(cores, math.ceil(int(quota.split()[0]) / int(quota.split()[1])))
+    listed = _output("nvidia-smi", f"--query-gpu={','.join(GPU)}", "--format=csv,noheader")
+    gpus = [dict(zip(GPU, map(str.strip, line.split(",")), strict=False)) for line in listed.splitlines()]
+    for gpu in gpus:
+        gpu["uuid"] = content_hash(gpu["uuid"].encode())[7:19]  # tells devices apart, publishes none
+    lasting = {
+        "system": platform.system(), "arch": platform.machine(), "cpu_model": model or platform.processor(),
+        "cpu_logical": os.cpu_count(), "cpu_usable": cores, "isa": sorted(ISA & {*flags}), "ram_gib": round(ram / 2**30),
+        "virtualised": "hypervisor" in flags,
+    }  # fmt: skip
+    kind = content_hash([lasting, *[[gpu[key] for key in GPU[:4]] for gpu in gpus]])  # a new driver is no new machine
+    return {"id": kind[7:19], **lasting, "gpus": gpus, "kernel": ".".join(platform.release().split(".")[:2])}
+
+
+@functools.cache
+def software() -> dict[str, Any]:
+    """Versions of Python and of the packages that matter, and one hash over every installed distribution."""
+    found = {str(d.metadata["Name"]).lower(): d.version for d in importlib.metadata.distributions()}
+    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    named = {"python": platform.python_version(), "cuda": cuda} | {name: found.get(name) for name in PACKAGES}
+    return {**named, "environment": content_hash(found)}
+
+
+@functools.cache
+def code() -> dict[str, Any]:
+    """Commit of this checkout (None for an installed package), whether code was changed since, and bare arguments."""
+    git = ("git", "-C", str(HERE.parent))
+    commit = _output(*git, "rev-parse", "HEAD") if (HERE.parent / ".git").exists() else None
+    dirty = bool(_output(*git, "status", "--porcelain", "--", ".", ":!data/records", ":!figures")) if commit else None
+    return {"commit": commit, "dirty": dirty, "argv": [re.sub(r"[^=]*[/\\]", "", argument) for argument in sys.argv]}
+
+
+def stamp() -> str:
+    """Machine, versions and commit in one line: the first thing a notebook prints."""
+    m, versions = machine(), software()
+    gpus = " + ".join(gpu["name"] for gpu in m["gpus"]) or "no GPU"
+    commit = f"{(code()['commit'] or 'installed')[:9]}{' with changes' if code()['dirty'] else ''}"
+    kind = f"{m['cpu_model']}, {m['cpu_usable']} cores, {m['ram_gib']} GiB, {gpus}"
+    return f"{kind} | Python {versions['python']}, torch {versions['torch']} | asrkit {commit} | machine {m['id']}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """`value` of `metric` in `unit` for claim or benchmark `what`; `samples` are its repeats, in the same unit.
+
+    A ratio takes both arms from one run: a sample is one repeat's ratio, params["arms"] = [numerator, denominator].
+    """
+
+    what: str
+    metric: str
+    unit: str
+    value: float
+    samples: tuple[float, ...] = ()
+    warmup: int = 0
+    params: dict[str, Any] = field(default_factory=dict)
+    impl: str = ""
+    timer: str = ""
+    origin: str = "measured"
+    load1: float = field(default_factory=lambda: os.getloadavg()[0])  # pass the load from before the run if you have it
+
+    def __post_init__(self) -> None:
+        data = _plain([*self.samples] or [self.value])
+        if not all(isinstance(number, int | float) for number in [_plain(self.value), *data]):
+            raise ValueError(f"{self.what}: expected numbers, got value {self.value!r}, samples {data}.")
+        p25, p50, p75 = statistics.quantiles(data if len(data) > 1 else data * 2, method="inclusive")
+        record = {"schema": SCHEMA, **asdict(self), "captured_at": f"{datetime.datetime.now(datetime.UTC):%FT%TZ}"}
+        record |= {"stats": {"n": len(data), "warmup": self.warmup, "min": min(data), "p25": p25, "p50": p50, "p75": p75}}
+        record = _plain(record | {"machine": machine(), "software": software(), "code": code()})
+        self.__dict__["record"] = record | {"content_sha256": content_hash(record)}
+
+    def sealed(self) -> dict[str, Any]:
+        """The record, made at birth: these fields, quartiles, UTC time, machine, software, code and the hash of it all."""
+        return _plain(self.__dict__["record"])
+
+
+def publish(record: Measurement | dict[str, Any]) -> None:
+    """Show `record` as one line of a notebook's output; the report takes the whole record from there."""
+    from IPython.display import display
+
+    sealed = record.sealed() if isinstance(record, Measurement) else record
+    line = "{what}: {metric} {value:.4g} {unit} {impl}".format(**sealed)
+    display({MIME: sealed, "text/plain": line.rstrip()}, raw=True)
+
+
+def problem(record: Any) -> str:
+    """Why `record` is not as it was sealed; empty when it is."""
+    if not isinstance(record, dict) or not {"stats", "machine", *Measurement.__dataclass_fields__} <= {*record}:
+        return "no record"
+    body = {key: item for key, item in record.items() if key != "content_sha256"}
+    return "" if content_hash(body) == record.get("content_sha256") else "changed after it was sealed"
+
+
+def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
+    """Add `records` to a JSON-lines file in one write of whole lines, safe beside other processes that append too."""
+    sealed = [record.sealed() if isinstance(record, Measurement) else record for record in records]
+    if wrong := [why for record in sealed if (why := problem(record))]:
+        raise ValueError(f"records: expected records as they were sealed, got one that is {wrong[0]}.")
+    lines = "".join(json.dumps(record) + "\n" for record in sealed).encode()
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("ab+", buffering=0) as file:
+        torn = file.tell() and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+        file.write(b"\n" * bool(torn) + lines)  # a line torn by a crash must not swallow the next
+        os.fsync(file.fileno())
+
+
+def _lines(path: Path) -> Iterator[tuple[Any, str]]:
+    for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
+        for number, line in enumerate(file.read_bytes().splitlines(), 1):
+            try:
+                record = json.loads(line)
+                yield record, (why := problem(record)) and f"{file}:{number}: {why}"
+            except ValueError:
+                yield None, f"{file}:{number}: torn, no whole JSON"
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """Records of a file, or of every *.jsonl under a folder; leaves out, with a warning, what is torn or changed."""
+    lines = list(_lines(Path(path)))
+    for wrong in filter(None, (wrong for _, wrong in lines)):
+        warnings.warn(f"left out {wrong}", stacklevel=2)
+    return [record for record, wrong in lines if not wrong]
+
+
+def verify(paths: Iterable[str | Path]) -> list[str]:
+    """One line for each record in `paths` (files or folders) that is torn, or whose recomputed hash says it changed."""
+    return [wrong for path in paths for _, wrong in _lines(Path(path)) if wrong]

@@ -1,0 +1,284 @@
+"""Training a transducer: AdamW on a one-cycle schedule, EMA weights, and checkpoints that survive kill -9.
+
+A run lives in one folder: `log.jsonl` (a line a step), `state.pt` (to resume), `model.safetensors` (EMA weights, to use).
+Batches, augmentation and dropout depend on (seed, step) alone, so a resumed run repeats the losses of an unbroken one.
+"""
+
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from asrkit.data import AugmentConfig, Batch, Utterances, augment, batches, spec_augment, training_stream
+from asrkit.features import FeatureConfig, log_mel
+from asrkit.losses import rnnt_loss
+from asrkit.models import Checkpoint, TransducerConfig, TransducerModel, save_checkpoint
+from asrkit.records import atomic
+from asrkit.shapes import expect
+from asrkit.text import ErrorRate, Tokenizer, wer
+from asrkit.transcribe import recognize
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to train. The run ends at `steps` or after `seconds` of training, whichever comes first."""
+
+    steps: int = 100_000
+    seconds: float = 300.0
+    batch_seconds: float = 12.0  # small batches: on a CPU the number of steps decides, not their size
+    peak_lr: float = 5e-3
+    warmup: float = 0.05  # share of the run in which the rate climbs
+    weight_decay: float = 0.01
+    clip: float = 5.0  # largest gradient norm
+    ctc_weight: float = 0.3
+    ema: float = 0.998
+    curriculum: tuple[float, float] = (2.5, 0.2)  # longest utterance at the start (s); share of the run until all are in
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    features: FeatureConfig = field(default_factory=FeatureConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    checkpoint_s: float = 30.0
+    evaluate_s: float = 60.0
+    threads: int = max(1, (os.cpu_count() or 2) // 2)  # the other half prepares batches
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        expect(self.steps > 0 and self.seconds > 0, "steps, seconds", "both > 0", (self.steps, self.seconds))
+
+    def learning_rate(self, progress: float) -> float:
+        """Linear warm-up, then a half cosine to zero; `progress` in 0..1."""
+        if progress < self.warmup:
+            return self.peak_lr * (progress + 1e-3) / (self.warmup + 1e-3)
+        return self.peak_lr * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - self.warmup) / (1 - self.warmup))))
+
+    def longest_s(self, progress: float) -> float:
+        """Longest utterance (s) the length curriculum admits at `progress`."""
+        start, until = self.curriculum
+        return math.inf if progress >= until else start * (1 + 3 * progress / until)
+
+    def dtype(self, device: torch.device) -> torch.dtype:
+        """Autocast dtype of the encoder: bfloat16 where the hardware computes in it, else float32."""
+        if self.precision != "auto":
+            return getattr(torch, self.precision)
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """Where the model is, how the loss went, and the word error rate on the dev set (None if there was none)."""
+
+    path: Path
+    history: list[dict[str, float]]
+    dev: ErrorRate | None
+
+
+class Prepared(NamedTuple):
+    """A batch as the model takes it: features (B, T, F) with lengths (B,), targets (B, U) with lengths (B,), speech in s."""
+
+    features: Tensor
+    lengths: Tensor
+    targets: Tensor
+    target_lengths: Tensor
+    speech_s: float
+
+
+def prepare(batch: Batch, config: TrainConfig, step: int) -> Prepared:
+    """Augmented log-mel features of a batch, a function of (batch, seed, step) alone."""
+    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+    waveforms, samples = augment(batch.waveforms, batch.sample_lengths, generator, config=config.augment)
+    features, lengths = log_mel(waveforms, samples, config=config.features)
+    features = spec_augment(features, lengths, generator, config=config.augment)
+    speech_s = float(samples.sum()) / config.features.rate_hz
+    return Prepared(features, lengths, batch.targets, batch.target_lengths, speech_s)
+
+
+def ahead(batches: Iterator[Batch], config: TrainConfig, first: int, *, depth: int = 2) -> Iterator[Prepared]:
+    """`prepare` of each batch in order from step `first` on, `depth` batches ahead of their use, in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+
+        def submit(step: int) -> Future[Prepared]:
+            return pool.submit(lambda: prepare(next(batches), config, step))
+
+        pending = deque(submit(first + i) for i in range(depth))
+        for step in count(first + depth):
+            pending.append(submit(step))
+            yield pending.popleft().result()
+
+
+def training_loss(model: TransducerModel, batch: Prepared, config: TrainConfig) -> Tensor:
+    """Nats per label, a scalar: RNN-T plus `ctc_weight` times CTC."""
+    device = next(model.parameters()).device
+    features, lengths, targets, target_lengths = (part.to(device) for part in batch[:4])
+    dtype = config.dtype(device)
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        logits, lengths, ctc = model(features, lengths, targets)
+    labels = target_lengths.sum()
+    loss = rnnt_loss(logits.float(), targets.int(), lengths.int(), target_lengths.int(), reduction="sum") / labels
+    if config.ctc_weight:
+        ctc = ctc.float().transpose(0, 1)  # (T, B, V), as torch wants it
+        extra = F.ctc_loss(ctc, targets, lengths, target_lengths, model.blank, reduction="sum", zero_infinity=True)
+        loss = loss + config.ctc_weight * extra / labels
+    return loss
+
+
+def evaluate(
+    checkpoint: Checkpoint, utterances: Utterances, *, batch_seconds: float = 120.0
+) -> tuple[ErrorRate, dict[str, str], float]:
+    """Word error rate, text by utterance id, and RTFx (seconds of speech per second of computing)."""
+    texts: dict[str, str] = {}
+    references: dict[str, str] = {}
+    busy = 0.0
+    for batch in batches(utterances, checkpoint.tokenizer, batch_seconds=batch_seconds, order="sorted"):
+        start = time.perf_counter()
+        tokens = recognize(checkpoint, batch.waveforms, batch.sample_lengths).tokens()
+        busy += time.perf_counter() - start
+        texts |= {id_: checkpoint.tokenizer.decode(row) for id_, row in zip(batch.ids, tokens, strict=True)}
+        references |= dict(zip(batch.ids, batch.texts, strict=True))
+    return wer(list(references.values()), [texts[id_] for id_ in references]), texts, utterances.total_seconds / busy
+
+
+class _Run:
+    """The moving parts of one training run, and how they are saved and restored."""
+
+    def __init__(self, model_config: TransducerConfig, config: TrainConfig, device: torch.device) -> None:
+        torch.manual_seed(config.seed)
+        self.model = TransducerModel(model_config).to(device).train()
+        self.ema = deepcopy(self.model).eval().requires_grad_(False)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=config.peak_lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True
+        )
+        self.config, self.step, self.seconds, self.history = config, 0, 0.0, []  # type: ignore[var-annotated]
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done, 0..1."""
+        return min(1.0, max(self.step / self.config.steps, self.seconds / self.config.seconds))
+
+    def advance(self, batch: Prepared) -> dict[str, float]:
+        """One optimizer step; its log line."""
+        start, config, rate = time.perf_counter(), self.config, self.config.learning_rate(self.progress)
+        torch.manual_seed(config.seed * 1_000_003 + self.step)  # dropout: a function of (seed, step), as batches are
+        loss = training_loss(self.model, batch, config)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if bool(norm.isfinite()):  # an overflowing batch is skipped, and its loss stays in the log
+            self.optimizer.step()
+        self.step += 1
+        decay = min(config.ema, self.step / (9 + self.step))
+        for mean, value in zip(self.ema.state_dict().values(), self.model.state_dict().values(), strict=True):
+            mean.lerp_(value, 1 - decay) if mean.is_floating_point() else mean.copy_(value)
+        taken = time.perf_counter() - start
+        self.seconds += taken
+        return {
+            "step": self.step, "seconds": self.seconds, "loss": loss.item(), "lr": rate, "gradient_norm": norm.item(),
+            "rtfx": batch.speech_s / taken,
+        }  # fmt: skip
+
+    def save(self, path: Path) -> None:
+        """Write all of it, atomically."""
+        state = {
+            "model": self.model.state_dict(), "ema": self.ema.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "step": self.step, "seconds": self.seconds, "config": json.dumps(asdict(self.config)),
+        }  # fmt: skip
+        with atomic(path) as temporary:
+            torch.save(state, temporary)
+
+    def restore(self, path: Path, log: Path) -> None:
+        """Go back to where `path` was saved; log lines written after it are dropped."""
+        state = torch.load(path, weights_only=True)
+        same = state["config"] == json.dumps(asdict(self.config))
+        expect(same, "config", f"the settings {path.parent} was started with", "others", "Pass resume=False to start anew.")
+        self.model.load_state_dict(state["model"])
+        self.ema.load_state_dict(state["ema"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+        self.history = [line for line in lines if line["step"] <= self.step]
+        with atomic(log) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in self.history))
+
+
+def train(
+    model_config: TransducerConfig, tokenizer: Tokenizer, train_set: Utterances, dev_set: Utterances | None = None, *,
+    out: Path, config: TrainConfig | None = None, device: str = "cpu", resume: bool = True, progress: bool = True,
+    on_step: Callable[[list[dict[str, float]]], None] | None = None,
+) -> TrainResult:  # fmt: skip
+    """Train into the folder `out` (resuming what lies there), and return the exported EMA model's path.
+
+    on_step: called after every step with the log so far, e.g. to draw a live curve.
+    """
+    config, out = config or TrainConfig(), Path(out)
+    expect(tokenizer.vocab_size == model_config.vocab_size, "vocab_size", str(tokenizer.vocab_size), model_config.vocab_size)
+    out.mkdir(parents=True, exist_ok=True)
+    log, saved, exported = out / "log.jsonl", out / "state.pt", out / "model.safetensors"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    with torch.random.fork_rng():
+        run = _Run(model_config, config, torch.device(device))
+        if resume and saved.exists():
+            run.restore(saved, log)
+        else:
+            log.unlink(missing_ok=True)
+        stream = training_stream(
+            train_set, tokenizer, batch_seconds=config.batch_seconds, seed=config.seed, start_step=run.step,
+            max_seconds=lambda step: config.longest_s(max(step / config.steps, run.seconds / config.seconds)),
+        )  # fmt: skip
+        dev = _loop(run, ahead(stream, config, run.step), dev_set, tokenizer, (log, saved, exported), progress, on_step)
+    torch.set_num_threads(threads)
+    return TrainResult(path=exported, history=run.history, dev=dev)
+
+
+def _loop(
+    run: _Run,
+    stream: Iterator[Prepared],
+    dev_set: Utterances | None,
+    tokenizer: Tokenizer,
+    paths: Any,
+    progress: bool,
+    on_step: Any,
+) -> ErrorRate | None:
+    config, (log, saved, exported) = run.config, paths
+    dev, saved_at, evaluated_at = None, run.seconds, run.seconds
+
+    def checkpoint() -> Checkpoint:
+        notes = {"step": run.step, "seconds": round(run.seconds, 1), "seed": config.seed}
+        return Checkpoint(run.ema, tokenizer, asdict(config.features), notes)
+
+    bar = tqdm(total=100, disable=not progress, unit="%", bar_format="{l_bar}{bar}| {elapsed}<{remaining}{postfix}")
+    with log.open("a") as lines, bar:
+        while run.progress < 1:
+            line = run.advance(next(stream))
+            run.history.append(line)
+            lines.write(json.dumps(line) + "\n")
+            lines.flush()
+            bar.update(100 * run.progress - bar.n)
+            shown = "-" if dev is None else f"{dev.rate:.1%}"
+            bar.set_postfix(loss=f"{line['loss']:.2f}", rtfx=f"{line['rtfx']:.0f}", wer=shown)
+            if on_step is not None:
+                on_step(run.history)
+            if run.progress >= 1 or run.seconds - saved_at >= config.checkpoint_s:
+                run.save(saved)
+                save_checkpoint(exported, checkpoint())
+                saved_at = run.seconds
+            if dev_set is not None and (run.progress >= 1 or run.seconds - evaluated_at >= config.evaluate_s):
+                dev = evaluate(checkpoint(), dev_set)[0]
+                evaluated_at = run.seconds
+    if dev is None and dev_set is not None:  # a finished run, resumed: nothing left to do but to score it
+        dev = evaluate(checkpoint(), dev_set)[0]
+    return dev

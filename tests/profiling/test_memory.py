@@ -1,0 +1,68 @@
+"""Peak memory against allocations whose size is known."""
+
+import numpy as np
+import pytest
+import torch
+
+from asrkit.losses import rnnt_loss
+from asrkit.profiling import peak_memory
+
+MB = 1_000_000
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_peak_counts_what_lives_at_once(device):
+    def zeros(megabytes):
+        return torch.zeros(megabytes * MB // 4, device=device)
+
+    def overlap():
+        a, b = zeros(4), zeros(8)
+        del a
+        c = zeros(2)
+        return b, c
+
+    def in_turn():
+        for _ in range(5):
+            zeros(4)
+
+    slack = 0 if device == "cpu" else 4096
+    assert abs(peak_memory(overlap, device=device) - 12 * MB) <= slack
+    assert abs(peak_memory(in_turn, device=device) - 4 * MB) <= slack
+    assert peak_memory(lambda: None, device=device) == 0
+
+
+def test_what_existed_before_does_not_count_and_freeing_it_earns_nothing():
+    held = [torch.zeros(MB)]
+    assert peak_memory(lambda: (held.clear(), torch.zeros(MB // 2))) == 2 * MB
+
+
+def test_numpy_is_not_seen_as_the_docstring_says():
+    assert peak_memory(lambda: np.zeros(MB)) == 0
+
+
+def test_memory_allocated_by_the_backward_pass_counts():
+    x = torch.ones(MB, requires_grad=True)
+    assert peak_memory(lambda: x.sum().backward()) == pytest.approx(4 * MB, abs=64)
+
+
+@pytest.mark.parametrize(("impl", "multiple", "lattices"), [("torchaudio", 2, 0), ("wavefront", 1, 1)])
+def test_losses_take_what_their_docstrings_say(impl, multiple, lattices):
+    B, T, U1, V = shape = 2, 100, 21, 512
+    logits, targets = torch.randn(shape), torch.randint(0, V - 1, (B, U1 - 1))
+    rest = targets, torch.full((B,), T), torch.full((B,), U1 - 1)
+
+    def forward_backward():
+        rnnt_loss(logits.detach().requires_grad_(), *rest, impl=impl).backward()
+
+    logit_bytes, lattice_bytes = logits.nelement() * logits.itemsize, 16 * B * (T + U1) * (2 * U1 + 1)
+    expected = multiple * logit_bytes + lattices * lattice_bytes
+    assert expected <= peak_memory(forward_backward) <= expected + 3 * 2**20  # a tile, its softmax, small vectors
+
+
+def test_an_error_inside_is_heard_and_a_wrong_device_is_one_line():
+    with pytest.raises(ZeroDivisionError):
+        peak_memory(lambda: 1 / 0)
+    assert peak_memory(lambda: torch.zeros(MB)) == 4 * MB  # the profiler was left in order
+    with pytest.raises(ValueError, match=r"^device: expected 'cpu' or 'cuda', got 'meta'\.$"):
+        peak_memory(int, device="meta")

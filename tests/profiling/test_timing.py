@@ -1,0 +1,56 @@
+"""Interleaved timing: who is called when, how often, and what is made of the samples."""
+
+import pytest
+
+from asrkit.profiling import Timing, measure, ratio
+
+
+def timing(*samples_ms):
+    return Timing(samples_ms=samples_ms, warmup=0, timer="none")
+
+
+def test_every_repeat_calls_all_arms_and_each_goes_first_in_turn():
+    calls = []
+    timings = measure({name: lambda name=name: calls.append(name) for name in "abc"}, repeats=4, warmup=2)
+    rounds = ["".join(calls[i : i + 3]) for i in range(0, len(calls), 3)]
+    assert rounds == ["bca", "cab", "abc", "bca", "cab", "abc"]
+    for one in timings.values():
+        assert (len(one.samples_ms), one.warmup, one.timer) == (4, 2, "time.perf_counter_ns")
+        assert min(one.samples_ms) >= 0
+    assert list(timings) == ["a", "b", "c"]
+
+
+def test_an_arm_that_fails_is_heard():
+    with pytest.raises(ZeroDivisionError):
+        measure({"bad": lambda: 1 / 0}, repeats=1)
+
+
+def test_percentiles_interpolate_and_do_not_mind_the_order():
+    one = timing(4.0, 2.0, 1.0, 3.0, 5.0)
+    assert (one.median_ms, one.p25_ms, one.p75_ms) == (3, 2, 4)
+    assert (one.p20_ms, one.p80_ms) == pytest.approx((1.8, 4.2))
+
+
+def test_ratios_pair_the_repeats():
+    assert ratio({"slow": timing(6.0, 9.0), "fast": timing(2.0, 1.0)}, "slow", "fast") == (3, 9)
+
+
+@pytest.mark.parametrize(("arguments", "wanted"), [
+    ({"arms": {}}, "arms: expected at least one callable, got {}."),
+    ({"repeats": 0}, "repeats, warmup: expected repeats >= 1 and warmup >= 0, got (0, 3)."),
+    ({"device": "meta"}, "device: expected 'cpu' or 'cuda', got 'meta'."),
+])  # fmt: skip
+def test_bad_input_is_one_line(arguments, wanted):
+    with pytest.raises(ValueError) as error:
+        measure(**{"arms": {"a": int}, **arguments})
+    assert str(error.value) == wanted
+
+
+@pytest.mark.gpu
+def test_cuda_is_timed_by_events():
+    import torch
+
+    x = torch.ones(1000, 1000, device="cuda")
+    found = measure({"matmul": lambda: x @ x}, repeats=3, device="cuda")["matmul"]
+    assert found.timer == "torch.cuda.Event"
+    assert min(found.samples_ms) > 0

@@ -1,0 +1,90 @@
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+import soundfile
+import torch
+
+from asrkit.cli import main, parser
+from asrkit.features import FeatureConfig
+from asrkit.models import Checkpoint, ConvConfig, TransducerConfig, TransducerModel, save_checkpoint
+from asrkit.text import CharTokenizer
+
+COMMANDS = ["report", "bench", "train", "transcribe", "doctor", "verify"]
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A checkpoint with random weights: enough to run everything but the quality."""
+    torch.manual_seed(0)
+    config = TransducerConfig(vocab_size=28, encoder=ConvConfig(width=16, layers=1))
+    path = tmp_path / "model" / "model.safetensors"
+    save_checkpoint(path, Checkpoint(TransducerModel(config), CharTokenizer(), asdict(FeatureConfig()), {}))
+    return path
+
+
+def sine(path, seconds=0.5, rate=16_000, channels=1):
+    wave = torch.sin(torch.arange(int(seconds * rate)) * 0.1)[:, None].repeat(1, channels) * 0.1
+    soundfile.write(str(path), wave.numpy(), rate)
+    return str(path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains_every_argument(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert "usage: asrkit" in capsys.readouterr().out
+    actions = parser()._subparsers._group_actions[0].choices[command]._actions
+    assert [a.dest for a in actions if not a.help] == []
+
+
+def test_the_command_starts_without_importing_torch():
+    code = "import sys, asrkit.cli as c; c.parser(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("format_", ["wav", "flac", "ogg"])
+@pytest.mark.parametrize(("rate", "channels"), [(8_000, 1), (16_000, 2), (44_100, 2)])
+def test_transcribe_takes_any_format_rate_and_channels(model, tmp_path, capsys, format_, rate, channels):
+    name = sine(tmp_path / f"tone.{format_}", rate=rate, channels=channels)
+    assert main(["transcribe", name, "--model", str(model), "--format", "json"]) == 0
+    line, summary = (json.loads(text) for text in capsys.readouterr().out.splitlines())
+    assert line["file"] == name and line["audio_s"] == pytest.approx(0.5, abs=0.01)
+    assert summary["files"] == 1 and summary["failed"] == 0 and summary["rtfx"] > 0
+
+
+def test_a_broken_file_is_reported_and_the_rest_is_done(model, tmp_path, capsys):
+    good, bad, empty = sine(tmp_path / "good.wav"), tmp_path / "bad.wav", sine(tmp_path / "empty.wav", seconds=0)
+    bad.write_bytes(b"RIFF not really")
+    code = main(["transcribe", str(bad), good, str(tmp_path / "none.wav"), empty, "--model", str(model)])
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert good in out and json.loads(out.splitlines()[-1])["failed"] == 3
+    assert "bad.wav cannot be read" in err and "none.wav" in err and "empty.wav" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["transcribe", "a.wav", "--model", "nowhere"], "model: expected a .safetensors file or a training folder"),
+        (["train", "--manifest", "nowhere.jsonl", "--out", "OUT"], "nowhere.jsonl"),
+        (["train", "--tokenizer", "nowhere.model", "--manifest", "nowhere.jsonl", "--out", "OUT"], "nowhere"),
+        (["verify", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_bad_arguments_give_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) in (1, 2)
+    err = capsys.readouterr().err.strip()
+    assert message in err and "\n" not in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_real_recordings_get_through(model, shared_speech, capsys):
+    files = [shared_speech / "audio/fsdd/7_theo_3.wav", next((shared_speech / "audio/librispeech").glob("*.flac"))]
+    assert main(["transcribe", *map(str, files), "--model", str(model)]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["files"] == 2 and summary["failed"] == 0 and summary["audio_s"] > 1

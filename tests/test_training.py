@@ -1,0 +1,113 @@
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from asrkit.data import AugmentConfig, Utterances
+from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, load_checkpoint
+from asrkit.text import CharTokenizer
+from asrkit.training import TrainConfig, evaluate, train
+
+TOKENIZER = CharTokenizer()
+SMALL = TransducerConfig(
+    vocab_size=TOKENIZER.vocab_size, encoder=ConvConfig(width=24, layers=1), predictor=StatelessConfig(width=24), joint_width=24
+)
+STEPS = TrainConfig(steps=12, seconds=math.inf, batch_seconds=6.0, checkpoint_s=0.0, threads=1)
+PLAIN = AugmentConfig(speed=(1, 1), noise=0, room=0, telephone=0, gain_db=(0.0, 0.0), time_masks=0, frequency_masks=0)
+RUN = """
+import sys, torch
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_training import *
+speech = torch.load({speech!r}, weights_only=False)
+train(SMALL, TOKENIZER, speech, out=Path({out!r}), config=STEPS, progress=False)
+"""
+
+
+def log(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tiny_speech, tmp_path):
+    unbroken = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "unbroken", config=STEPS, progress=False)
+    torch.save(tiny_speech, tmp_path / "speech.pt")
+    script = RUN.format(tests=str(Path(__file__).parent), speech=str(tmp_path / "speech.pt"), out=str(tmp_path / "broken"))
+    child = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    patience = time.monotonic() + 120
+    while not (tmp_path / "broken/log.jsonl").exists() or len((tmp_path / "broken/log.jsonl").read_bytes().splitlines()) < 4:
+        assert child.poll() is None and time.monotonic() < patience
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    written = len(log_lines(tmp_path / "broken"))
+    assert 4 <= written < STEPS.steps
+    resumed = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "broken", config=STEPS, progress=False)
+    assert [line["loss"] for line in resumed.history] == [line["loss"] for line in unbroken.history]
+    assert [line["step"] for line in log(tmp_path / "broken")] == list(range(1, 13))
+    weights = [load_checkpoint(tmp_path / name).model.state_dict() for name in ("unbroken", "broken")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def log_lines(out: Path) -> list[bytes]:
+    return (out / "log.jsonl").read_bytes().splitlines()
+
+
+def test_another_seed_gives_other_losses(tiny_speech, tmp_path):
+    short = replace(STEPS, steps=2)
+    a = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "a", config=short, progress=False)
+    b = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "b", config=replace(short, seed=1), progress=False)
+    assert a.history[1]["loss"] != b.history[1]["loss"]
+
+
+def test_other_settings_do_not_resume_a_run_by_accident(tiny_speech, tmp_path):
+    train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=replace(STEPS, steps=1), progress=False)
+    with pytest.raises(ValueError, match="Pass resume=False to start anew"):
+        train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=replace(STEPS, steps=2), progress=False)
+    fresh = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=replace(STEPS, steps=2), resume=False, progress=False)
+    assert len(fresh.history) == 2
+
+
+@pytest.mark.parametrize("predictor", [StatelessConfig(width=48), LSTMConfig(width=48)], ids=["stateless", "lstm"])
+def test_it_learns_two_utterances_by_heart(tiny_speech, tmp_path, predictor):
+    few = Utterances(**{name: getattr(tiny_speech, name)[:2] for name in ("waveforms", "ids", "texts", "speakers")})
+    config = TransducerConfig(
+        vocab_size=TOKENIZER.vocab_size, encoder=ConvConfig(width=64, layers=2, dropout=0.0), predictor=predictor, joint_width=64
+    )
+    plain = TrainConfig(
+        steps=160, seconds=math.inf, batch_seconds=5.0, peak_lr=5e-3, curriculum=(99.0, 0.5), threads=1, augment=PLAIN, ema=0.9
+    )
+    result = train(config, TOKENIZER, few, few, out=tmp_path, config=plain, progress=False)
+    assert result.history[-1]["loss"] < 0.05 * result.history[0]["loss"]  # few steps: it knows what, not yet when
+    again, texts, rtfx = evaluate(load_checkpoint(result.path), few)
+    assert result.dev is not None and result.dev.rate < 1
+    assert again == result.dev and set(texts) == set(few.ids) and rtfx > 0
+
+
+def test_the_rate_climbs_then_falls_to_zero_and_the_curriculum_opens():
+    config = TrainConfig()
+    rates = [config.learning_rate(i / 100) for i in range(101)]
+    top = rates.index(max(rates))
+    assert top == 5 and rates[:6] == sorted(rates[:6]) and rates[5:] == sorted(rates[5:], reverse=True)
+    assert rates[-1] < 1e-9
+    lengths = [config.longest_s(i / 100) for i in range(101)]
+    assert lengths == sorted(lengths) and lengths[0] == config.curriculum[0] and lengths[-1] == math.inf
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"seconds": 0.0}])
+def test_a_run_without_length_is_refused(wrong):
+    with pytest.raises(ValueError, match="steps, seconds: expected both > 0"):
+        TrainConfig(**wrong)
+
+
+def test_a_model_for_another_vocabulary_is_refused(tiny_speech, tmp_path):
+    with pytest.raises(ValueError, match="vocab_size: expected 28, got 5"):
+        train(replace(SMALL, vocab_size=5), TOKENIZER, tiny_speech, out=tmp_path, config=STEPS, progress=False)
+    assert not list(tmp_path.iterdir())
