@@ -12,7 +12,7 @@ def _report(args: argparse.Namespace) -> int:
     from asrkit.report import report
 
     result = report(
-        [Path(name) for name in args.notebooks] or None, args.out, parameters=_parameters(args.parameter),
+        args.notebooks or None, args.out, parameters=_parameters(args.parameter),
         workers=args.workers, timeout_s=args.timeout, progress=not args.no_progress,
     )  # fmt: skip
     print(result.summary())
@@ -28,10 +28,13 @@ def _parameters(pairs: list[list[str]]) -> dict[str, Any]:
 def _bench(args: argparse.Namespace) -> int:
     from asrkit import bench
 
-    out = args.out
+    _threads(args.threads)
+    records = []
     for suite in bench.SUITES if args.suite == "all" else [args.suite]:
-        for line in bench.table(bench.run(suite, device=args.device, out=out, quick=args.quick)):
-            print(line)
+        print(f"{suite}: checking, then measuring", file=sys.stderr)
+        records += bench.run(suite, device=args.device, out=args.out, quick=args.quick)
+    print("\n".join(bench.table(records)))
+    print(json.dumps({"records": len(records), "out": str(args.out)}))
     return 0
 
 
@@ -42,7 +45,6 @@ def _train(args: argparse.Namespace) -> int:
     from asrkit.text import load_tokenizer
     from asrkit.training import TrainConfig, evaluate, train
 
-    _threads(args.threads)
     progress = not args.no_progress
     sets = corpora.load(
         args.manifest, hold_out=args.hold_out, join_digits=args.join_digits, kinds=args.kinds, progress=progress
@@ -115,78 +117,57 @@ def _threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
+# fmt: off
+DEVICE = ("--device", {"default": "cpu", "help": "cpu or cuda"})
+THREADS = ("--threads", {"type": int, "help": "CPU threads (none: torch's default)"})
+QUIET = ("--no-progress", {"action": "store_true", "help": "no progress bars"})
+COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
+    "report": (_report, "Run the notebooks and build one HTML report with the ledger of claims.", [
+        ("notebooks", {"nargs": "*", "type": Path, "help": "notebooks to run (none: the whole series)"}),
+        ("--out", {"type": Path, "default": Path("reports"), "help": "folder that gets one subfolder a run, and `latest`"}),
+        ("--parameter", {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"),
+                         "help": "set a parameter in every notebook that has it; VALUE is YAML"}),
+        ("--workers", {"type": int, "help": "notebooks at once (none: half the cores)"}),
+        ("--timeout", {"type": float, "default": 600.0, "help": "seconds a cell may take"}), QUIET]),
+    "bench": (_bench, "Measure fast paths against their references and peers, both arms in one run.", [
+        ("suite", {"choices": ["losses", "decoding", "features", "all"], "help": "what to measure"}), DEVICE, THREADS,
+        ("--quick", {"action": "store_true", "help": "small sizes and few repeats"}),
+        ("--out", {"type": Path, "default": Path("reports/bench.jsonl"), "help": "records are appended to this file"})]),
+    "train": (_train, "Train a transducer into a folder; run again to resume.", [
+        ("--out", {"type": Path, "required": True, "help": "folder for log, state and model.safetensors"}),
+        ("--manifest", {"nargs": "+", "default": ["spoken_commands"],
+                        "help": "spoken_commands (synthetic, built in) or lhotse manifests; several are mixed"}),
+        ("--hold-out", {"metavar": "SPEAKER", "help": "this speaker's utterances become the test set"}),
+        ("--join-digits", {"type": int, "default": 0, "metavar": "N", "help": "join one-word utterances to N strings of 1-6"}),
+        ("--kinds", {"nargs": "+", "choices": ["digits", "commands", "sentences"], "help": "of spoken_commands, these only"}),
+        ("--encoder", {"choices": ["conv", "fastconformer"], "default": "conv", "help": "encoder"}),
+        ("--predictor", {"choices": ["stateless", "lstm"], "default": "stateless", "help": "prediction network"}),
+        ("--tokenizer", {"default": "char", "help": "char, or a SentencePiece .model file"}),
+        ("--seconds", {"type": float, "default": 300.0, "help": "training time"}),
+        ("--steps", {"type": int, "default": 100_000, "help": "optimizer steps at most"}),
+        ("--seed", {"type": int, "default": 0, "help": "seed of weights, batches and augmentation"}),
+        ("--fresh", {"action": "store_true", "help": "start anew instead of resuming what the folder holds"}), DEVICE, QUIET]),
+    "transcribe": (_transcribe, "Transcribe sound files; a broken file is reported and the rest goes on.", [
+        ("files", {"nargs": "+", "type": Path, "help": "WAV, FLAC, OGG or MP3 files, any rate"}),
+        ("--model", {"type": Path, "help": "checkpoint or training folder (none: the model notebook 00 trained)"}),
+        ("--format", {"choices": ["txt", "json"], "default": "txt", "help": "a line a file as text or JSON"}), DEVICE, THREADS]),
+    "doctor": (_doctor, "Say what this machine has, what is missing for which notebook, and the remedy.", []),
+    "verify": (_verify, "Recompute the hashes of records and check the claims' schema.", [
+        ("paths", {"nargs": "*", "type": Path, "help": "record files (none: those the project ships)"})]),
+}
+# fmt: on
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole grammar of `asrkit`, also what `--help` prints."""
     top = argparse.ArgumentParser(prog="asrkit", description="Speech recognition made fast, and measured on your machine.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        added.set_defaults(run=run)
-        return added
-
-    sub = command("report", _report, "Run the notebooks and build one HTML report with the ledger of claims.")
-    sub.add_argument("notebooks", nargs="*", help="notebooks to run (none: the whole series)")
-    sub.add_argument("--out", type=Path, default=Path("reports"), help="folder that gets one subfolder a run, and `latest`")
-    sub.add_argument(
-        "-p",
-        "--parameter",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        help="set a parameter in every notebook that has it; VALUE is YAML",
-    )
-    sub.add_argument("--workers", type=int, default=None, help="notebooks at once (none: half the cores)")
-    sub.add_argument("--timeout", type=float, default=600.0, help="seconds a cell may take")
-    sub.add_argument("--no-progress", action="store_true", help="no progress bars")
-
-    sub = command("bench", _bench, "Measure fast paths against their references and peers, both arms in one run.")
-    sub.add_argument("suite", choices=["losses", "decoding", "features", "all"], help="what to measure")
-    sub.add_argument("--device", default="cpu", help="cpu or cuda")
-    sub.add_argument("--quick", action="store_true", help="small sizes and few repeats")
-    sub.add_argument("--out", type=Path, default=Path("reports/bench.jsonl"), help="records are appended to this file")
-
-    sub = command("train", _train, "Train a transducer into a folder; run again to resume.")
-    sub.add_argument(
-        "--manifest",
-        nargs="+",
-        default=["spoken_commands"],
-        help="corpora: spoken_commands (synthetic, built in) or lhotse manifests; several are mixed",
-    )
-    sub.add_argument("--hold-out", metavar="SPEAKER", help="this speaker's utterances become the test set")
-    sub.add_argument(
-        "--join-digits",
-        type=int,
-        default=0,
-        metavar="N",
-        help="join one-word utterances of a speaker to N strings of 1-6 words",
-    )
-    sub.add_argument(
-        "--kinds", nargs="+", choices=["digits", "commands", "sentences"], help="of spoken_commands, take these only"
-    )
-    sub.add_argument("--out", type=Path, required=True, help="folder for log, state and model.safetensors")
-    sub.add_argument("--encoder", choices=["conv", "fastconformer"], default="conv", help="encoder")
-    sub.add_argument("--predictor", choices=["stateless", "lstm"], default="stateless", help="prediction network")
-    sub.add_argument("--tokenizer", default="char", help="char, or a SentencePiece .model file")
-    sub.add_argument("--seconds", type=float, default=300.0, help="training time")
-    sub.add_argument("--steps", type=int, default=100_000, help="optimizer steps at most")
-    sub.add_argument("--seed", type=int, default=0, help="seed of weights, batches and augmentation")
-    sub.add_argument("--device", default="cpu", help="cpu or cuda")
-    sub.add_argument("--threads", type=int, help="CPU threads (none: torch's default)")
-    sub.add_argument("--fresh", action="store_true", help="start anew instead of resuming what the folder holds")
-    sub.add_argument("--no-progress", action="store_true", help="no progress bars")
-
-    sub = command("transcribe", _transcribe, "Transcribe sound files; a broken file is reported and the rest goes on.")
-    sub.add_argument("files", nargs="+", type=Path, help="WAV, FLAC, OGG or MP3 files, any rate")
-    sub.add_argument("--model", type=Path, help="checkpoint or training folder (none: the model notebook 00 trained)")
-    sub.add_argument("--format", choices=["txt", "json"], default="txt", help="a line a file as text or JSON")
-    sub.add_argument("--device", default="cpu", help="cpu or cuda")
-    sub.add_argument("--threads", type=int, help="CPU threads (none: torch's default)")
-
-    command("doctor", _doctor, "Say what this machine has, what is missing for which notebook, and the remedy.")
-    sub = command("verify", _verify, "Recompute the hashes of records and check the claims' schema.")
-    sub.add_argument("paths", nargs="*", type=Path, help="record files (none: those the project ships)")
+    for name, (run, text, arguments) in COMMANDS.items():
+        show_defaults = argparse.ArgumentDefaultsHelpFormatter
+        sub = commands.add_parser(name, help=text, description=text, formatter_class=show_defaults)
+        sub.set_defaults(run=run)
+        for flag, rules in arguments:
+            sub.add_argument(*(["-p"] if flag == "--parameter" else []), flag, **rules)
     return top
 
 

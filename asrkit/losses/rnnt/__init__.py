@@ -13,17 +13,19 @@ from asrkit.shapes import dims, expect, valid_mask
 Impl = Literal["auto", "reference", "wavefront", "torchaudio"]
 
 
-def _torchaudio(logits: Tensor, targets: Tensor, lengths: Tensor, blank: int, clamp: float, fused_log_softmax: bool,
-                fastemit_lambda: float) -> Tensor:
+def _torchaudio(
+    logits: Tensor, targets: Tensor, lengths: Tensor, blank: int, clamp: float, fused_log_softmax: bool, fastemit_lambda: float
+) -> Tensor:
     """Negative log-likelihood in nats, (B,), by torchaudio's compiled loss, the peer. Memory: 2 B T U1 V."""
     sizes = [column.contiguous() for column in lengths.to(logits.device, torch.int32).unbind(1)]
-    costs = torchaudio.functional.rnnt_loss(logits.contiguous(), targets.int().contiguous(), *sizes, blank, clamp,
-                                            "none", fused_log_softmax)
+    costs = torchaudio.functional.rnnt_loss(
+        logits.contiguous(), targets.int().contiguous(), *sizes, blank, clamp, "none", fused_log_softmax
+    )
     return costs.to(torch.promote_types(costs.dtype, torch.float32))
 
 
-IMPLS: dict[str, Callable[..., Tensor]] = {
-    "reference": reference.losses, "wavefront": wavefront.losses, "torchaudio": _torchaudio}
+IMPLS: dict[str, Callable[..., Tensor]]
+IMPLS = {"reference": reference.losses, "wavefront": wavefront.losses, "torchaudio": _torchaudio}
 
 
 def resolve(impl: Impl, logits: Tensor, *, fastemit_lambda: float = 0.0) -> str:
@@ -36,9 +38,11 @@ def resolve(impl: Impl, logits: Tensor, *, fastemit_lambda: float = 0.0) -> str:
     return "wavefront" if impl == "auto" else impl
 
 
-def rnnt_loss(logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, blank: int = -1,
-              clamp: float = -1, reduction: Literal["none", "mean", "sum"] = "mean", fused_log_softmax: bool = True,
-              *, fastemit_lambda: float = 0.0, impl: Impl = "auto") -> Tensor:
+def rnnt_loss(
+    logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, blank: int = -1, clamp: float = -1,
+    reduction: Literal["none", "mean", "sum"] = "mean", fused_log_softmax: bool = True,
+    *, fastemit_lambda: float = 0.0, impl: Impl = "auto",
+) -> Tensor:  # fmt: skip
     """Negative log-likelihood of the targets in nats: its mean or sum over the batch, or one per utterance, (B,).
 
     The positional part is torchaudio.functional.rnnt_loss's (hence ten parameters), so this drops in for it.
@@ -54,8 +58,8 @@ def rnnt_loss(logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_len
     picked = resolve(impl, logits, fastemit_lambda=fastemit_lambda)
     lengths = _checked(logits, targets, logit_lengths, target_lengths, blank)
     T, U = lengths.amax(0).tolist()  # torchaudio refuses tensors longer than their longest utterance
-    costs = IMPLS[picked](logits[:, :T, :U + 1], targets[:, :U].long(), lengths, blank % logits.shape[-1], clamp,
-                          fused_log_softmax, fastemit_lambda)
+    options = blank % logits.shape[-1], clamp, fused_log_softmax, fastemit_lambda
+    costs = IMPLS[picked](logits[:, :T, : U + 1], targets[:, :U].long(), lengths, *options)
     return costs if reduction == "none" else costs.mean() if reduction == "mean" else costs.sum()
 
 
@@ -65,9 +69,9 @@ def _checked(logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_leng
     expect(logits.is_floating_point(), "logits", "floating point", logits.dtype)
     expect(min(B, T, U1, V) > 0, "logits", "no empty dimension", (B, T, U1, V))
     expect(-V <= blank < V, "blank", f"an index of V={V} tokens", blank)
-    for name, letters, tensor in (("targets", "B U", targets), ("logit_lengths", "B", logit_lengths),
-                                  ("target_lengths", "B", target_lengths)):
-        dims(tensor, letters, name, B=B, U=U1 - 1)
+    sizes = {"logit_lengths": logit_lengths, "target_lengths": target_lengths}
+    for name, tensor in {"targets": targets, **sizes}.items():
+        dims(tensor, "B" if name in sizes else "B U", name, B=B, U=U1 - 1)
         expect(tensor.dtype in (torch.int32, torch.int64), name, "int32 or int64", tensor.dtype)
         expect(tensor.device == logits.device, name, f"a tensor on {logits.device}, as the logits", tensor.device)
     wrong = ((targets < 0) | (targets >= V) | (targets == blank % V)) & valid_mask(target_lengths, U1 - 1)
@@ -75,7 +79,6 @@ def _checked(logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_leng
     for b, (frames, labels, mistakes) in enumerate(found.tolist()):
         expect(0 < frames <= T, "logit_lengths", f"1 to T={T} frames", f"{frames} in utterance {b}")
         expect(0 <= labels < U1, "target_lengths", f"0 to U={U1 - 1} labels", f"{labels} in utterance {b}")
-        if mistakes:
-            expect(False, "targets", f"labels 0 to {V - 1} other than blank={blank % V}",
-                   f"{targets[b][wrong[b]][0].item()} in utterance {b}")
+        label = int(targets[b][wrong[b]][0]) if mistakes else 0
+        expect(not mistakes, "targets", f"labels 0..{V - 1} but blank={blank % V}", f"{label} in utterance {b}")
     return found[:, :2].long()

@@ -1,17 +1,23 @@
 """The transducer loss as the textbook has it: loops over t and u, one utterance at a time, float64. Lesson and oracle.
 
-A lattice has a node (t, u) for "frame t is read, u labels are out" and two arcs that leave it: blank, to (t+1, u), and
-the next label, to (t, u+1). An alignment is a path from (0, 0) through the blank that leaves (T-1, U). The likelihood
-is the sum over all C(T-1+U, U) paths of the products of their arcs; two recursions sum them in T U1 steps.
-Below, blank (T, U1) and label (T, U) hold the log-probability of the arcs that leave each node.
+A lattice has a node (t, u) for "frame t is read, u labels are out" and two arcs that leave it: blank, to (t+1, u), and the
+next label, to (t, u+1). An alignment is a path from (0, 0) through the blank that leaves (T-1, U). The likelihood is the
+sum over all C(T-1+U, U) paths of the products of their arcs; two recursions sum them in T U1 steps.
+Below, blank (T, U1) and label (T, U) are nested lists: the log-probability of the arcs that leave each node, in nats.
 Source: A. Graves, "Sequence Transduction with Recurrent Neural Networks", arXiv 1211.3711, sections 2.4 and 2.5.
 """
 
-import numpy as np
+from math import exp, inf, log1p
+
 import torch
 from torch import Tensor
 
-Lattice = np.ndarray
+Lattice = list[list[float]]
+
+
+def log_add(a: float, b: float) -> float:
+    """log(exp(a) + exp(b)), for terms that exp() would flush to zero."""
+    return max(a, b) if -inf in (a, b) else max(a, b) + log1p(exp(-abs(a - b)))
 
 
 def forward_variables(blank: Lattice, label: Lattice) -> Lattice:
@@ -19,74 +25,81 @@ def forward_variables(blank: Lattice, label: Lattice) -> Lattice:
 
     alpha(t, u) = alpha(t-1, u) blank(t-1, u) + alpha(t, u-1) label(t, u-1), from alpha(0, 0) = 1.
     """
-    alpha = np.full(blank.shape, -np.inf)
-    alpha[0, 0] = 0
-    for t in range(alpha.shape[0]):
-        for u in range(alpha.shape[1]):
+    alpha = [[-inf for _ in row] for row in blank]
+    alpha[0][0] = 0.0
+    for t in range(len(alpha)):
+        for u in range(len(alpha[0])):
             if t > 0:
-                alpha[t, u] = alpha[t - 1, u] + blank[t - 1, u]
+                alpha[t][u] = alpha[t - 1][u] + blank[t - 1][u]
             if u > 0:
-                alpha[t, u] = np.logaddexp(alpha[t, u], alpha[t, u - 1] + label[t, u - 1])
+                alpha[t][u] = log_add(alpha[t][u], alpha[t][u - 1] + label[t][u - 1])
     return alpha
 
 
 def backward_variables(blank: Lattice, label: Lattice) -> Lattice:
-    """log beta(t, u), (T+1, U1): probability of all ways from (t, u) to the end; beta(0, 0) is the likelihood.
+    """log beta(t, u), (T, U1): probability of all ways from (t, u) to the end; beta(0, 0) is the likelihood.
 
-    beta(t, u) = beta(t+1, u) blank(t, u) + beta(t, u+1) label(t, u), from beta(T, U) = 1: the end, past the last frame.
+    beta(t, u) = beta(t+1, u) blank(t, u) + beta(t, u+1) label(t, u), from beta(T-1, U) = blank(T-1, U).
     """
-    T, U1 = blank.shape
-    beta = np.full((T + 1, U1), -np.inf)
-    beta[T, U1 - 1] = 0
-    for t in reversed(range(T)):
-        for u in reversed(range(U1)):
-            beta[t, u] = beta[t + 1, u] + blank[t, u]
-            if u + 1 < U1:
-                beta[t, u] = np.logaddexp(beta[t, u], beta[t, u + 1] + label[t, u])
+    beta = [[-inf for _ in row] for row in blank]
+    beta[-1][-1] = blank[-1][-1]
+    for t in reversed(range(len(beta))):
+        for u in reversed(range(len(beta[0]))):
+            if t + 1 < len(beta):
+                beta[t][u] = beta[t + 1][u] + blank[t][u]
+            if u + 1 < len(beta[0]):
+                beta[t][u] = log_add(beta[t][u], beta[t][u + 1] + label[t][u])
     return beta
 
 
 def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
     """Derivative of -log likelihood by the log-probability of each arc: blank arcs (T, U1), label arcs (T, U).
 
-    It is minus the share of the likelihood that takes the arc: -alpha(t, u) blank(t, u) beta(t+1, u) / beta(0, 0)
-    and -alpha(t, u) label(t, u) beta(t, u+1) / beta(0, 0).
+    It is minus the share of the likelihood that takes the arc: -alpha(t, u) blank(t, u) beta(t+1, u) / beta(0, 0) and
+    -alpha(t, u) label(t, u) beta(t, u+1) / beta(0, 0); the last blank, which all paths take, has beta(T, U) = 1.
     """
     alpha, beta = forward_variables(blank, label), backward_variables(blank, label)
-    total = max(beta[0, 0], np.finfo(float).min)  # no path at all has no share, rather than 0 / 0
-    by_blank = -np.exp(alpha + blank + beta[1:] - total)
-    by_label = -np.exp(alpha[:, :-1] + label + beta[:-1, 1:] - total)
+    T, U1, total = len(beta), len(beta[0]), max(beta[0][0], -1e300)  # no path at all has no share, rather than 0 / 0
+    after = [*beta[1:], [-inf] * (U1 - 1) + [0.0]]
+    by_blank = [[-exp(alpha[t][u] + blank[t][u] + after[t][u] - total) for u in range(U1)] for t in range(T)]
+    by_label = [[-exp(alpha[t][u] + label[t][u] + beta[t][u + 1] - total) for u in range(U1 - 1)] for t in range(T)]
     return by_blank, by_label
 
 
-def losses(logits: Tensor, targets: Tensor, lengths: Tensor, blank: int, clamp: float, fused_log_softmax: bool,
-           fastemit_lambda: float) -> Tensor:
+def losses(
+    logits: Tensor, targets: Tensor, lengths: Tensor, blank: int, clamp: float, fused_log_softmax: bool, fastemit_lambda: float
+) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments (`lengths` (B, 2): frames, labels, on the host)."""
-    costs, gradients = torch.zeros(len(lengths), dtype=torch.float64), torch.zeros(logits.shape, dtype=torch.float64)
+    costs, grads = torch.zeros(len(lengths), dtype=torch.float64), torch.zeros(logits.shape, dtype=torch.float64)
     for b, (T, U) in enumerate(lengths.tolist()):
-        scores, index = logits[b, :T, :U + 1].detach().double().cpu(), targets[b, :U].cpu().expand(T, U)[..., None]
+        scores, index = logits[b, :T, : U + 1].detach().double().cpu(), targets[b, :U].cpu().expand(T, U)[..., None]
         logp = scores.log_softmax(-1) if fused_log_softmax else scores  # (T, U1, V)
-        arcs = logp[..., blank].numpy(), logp[:, :U].gather(-1, index)[..., 0].numpy()
-        costs[b] = -backward_variables(*arcs)[0, 0]
-        by_blank, by_label = map(torch.from_numpy, gradient(*arcs))
-        grad = gradients[b, :T, :U + 1]
+        arcs = logp[..., blank].tolist(), logp[:, :U].gather(-1, index)[..., 0].tolist()
+        costs[b] = -backward_variables(*arcs)[0][0]
+        by_blank, by_label = (torch.tensor(part, dtype=torch.float64) for part in gradient(*arcs))
+        grad = grads[b, :T, : U + 1]
         grad[..., blank] = by_blank
         grad[:, :U].scatter_(-1, index, (1 + fastemit_lambda) * by_label[..., None])
         if fused_log_softmax:  # chain rule: d logp[k] / d logit[v] = (k == v) - softmax[v]
             grad -= logp.exp() * grad.sum(-1, keepdim=True)
         if clamp > 0:
             grad.clamp_(-clamp, clamp)
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    return _Given.apply(logits, costs.to(logits.device, dtype), gradients.to(logits))
+    return _Given.apply(logits, costs.to(logits.device, torch.promote_types(logits.dtype, torch.float32)), grads.to(logits))
 
 
 class _Given(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits, costs, gradients):
-        ctx.save_for_backward(gradients)
+    def forward(ctx, logits, costs, grads):
+        ctx.save_for_backward(grads)
         return costs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, incoming):
+        refuse_second_derivative()
         return ctx.saved_tensors[0] * incoming.to(ctx.saved_tensors[0])[:, None, None, None], None, None
+
+
+def refuse_second_derivative() -> None:
+    """For backward passes: RuntimeError under create_graph, where the missing term would go unseen."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("rnnt_loss: no second derivative. Take the gradient without create_graph=True.")

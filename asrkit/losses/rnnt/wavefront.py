@@ -3,8 +3,8 @@
 The nodes of a diagonal depend on the diagonal before it only, so T U1 steps become T + U1. The lattices lie skewed,
 diagonal after diagonal, and a strided view stands them upright again: nothing is copied from one layout to the other.
 Backward variables are forward variables of the lattice turned by 180 degrees: they ride along as B further rows.
-Memory beside the logits, with gradient: B T U1 V for the gradient, 16 B (T + U1) (2 U1 + 1) + 4 B T U1 bytes of
-lattices and one tile. The softmax is formed tile by tile, and again in the backward pass. Three launches a diagonal.
+Memory beside the logits, with gradient: B T U1 V for the gradient, 16 B (T + U1) (2 U1 + 1) bytes of lattices
+and one tile. The softmax is formed tile by tile, and again in the backward pass. Three launches a diagonal.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from asrkit.losses.rnnt.reference import refuse_second_derivative
 
-def losses(logits: Tensor, targets: Tensor, lengths: Tensor, blank: int, clamp: float, fused_log_softmax: bool,
-           fastemit_lambda: float) -> Tensor:
+
+def losses(
+    logits: Tensor, targets: Tensor, lengths: Tensor, blank: int, clamp: float, fused_log_softmax: bool, fastemit_lambda: float
+) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments (`lengths` (B, 2): frames, labels, on the host)."""
     return _Wavefront.apply(logits, targets, lengths, blank, clamp, fused_log_softmax, fastemit_lambda)
 
@@ -31,7 +34,7 @@ def _tiles(logits: Tensor, targets: Tensor, T: int, U: int) -> Iterator[tuple[sl
     tile_bytes = 1 << 20 if logits.device.type == "cpu" else 1 << 28  # fits a core's cache; few launches
     step = max(1, tile_bytes // (4 * (U + 1) * logits.shape[-1]))
     for t in range(0, T, step):
-        tile = logits[t:min(t + step, T), :U + 1]
+        tile = logits[t : min(t + step, T), : U + 1]
         yield slice(t, t + len(tile)), tile, targets[:U].expand(len(tile), U)[..., None]
 
 
@@ -44,14 +47,14 @@ class _Wavefront(torch.autograd.Function):
         stay, emit = logits.new_full((2, T + U1, N, U1), -torch.inf, dtype=dtype)  # blank and label arcs INTO each node
         stays, emits = _upright(stay, U1), _upright(emit, U1)  # (N, T + 1, U1): row T holds the final node (T, U)
         for b, (frames, U) in enumerate(lengths.tolist()):
-            by_blank, by_label = stays[b, 1:frames + 1, :U + 1], emits[b, :frames, 1:U + 1]
+            by_blank, by_label = stays[b, 1 : frames + 1, : U + 1], emits[b, :frames, 1 : U + 1]
             for where, tile, index in _tiles(logits[b], targets[b], frames, U):
                 logp = tile.log_softmax(-1, dtype=dtype) if fused else tile
                 by_blank[where] = logp[..., blank]
                 by_label[where] = logp[:, :U].gather(-1, index)[..., 0]
             if N > B:
-                stays[B + b, 1:frames + 1, :U + 1] = by_blank.flip(0, 1)
-                emits[B + b, 1:frames + 1, 1:U + 1] = by_label.flip(0, 1)
+                stays[B + b, 1 : frames + 1, : U + 1] = by_blank.flip(0, 1)
+                emits[B + b, 1 : frames + 1, 1 : U + 1] = by_label.flip(0, 1)
         nodes = logits.new_full((T + U1, N, U1 + 1), -torch.inf, dtype=torch.float64)  # first column: what precedes u = 0
         nodes[0, :, 1] = 0
         here, left = nodes[:, :, 1:].unbind(), nodes[:, :, :-1].unbind()
@@ -64,8 +67,8 @@ class _Wavefront(torch.autograd.Function):
         return -total.to(dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, incoming):
+        refuse_second_derivative()
         logits, targets, stay, emit, nodes, total = ctx.saved_tensors
         lengths, blank, clamp, fused, fastemit_lambda = ctx.rest
         B, _, U1, _ = logits.shape
@@ -73,10 +76,10 @@ class _Wavefront(torch.autograd.Function):
         total = total.clamp(min=torch.finfo(total.dtype).min)  # no path at all has no share, rather than 0 / 0
         grads = torch.zeros_like(logits, memory_format=torch.contiguous_format)
         for b, (frames, U) in enumerate(lengths.tolist()):
-            alpha, beta = nodes[b, :frames, :U + 1], nodes[B + b, :frames + 1, :U + 1].flip(0, 1)
+            alpha, beta = nodes[b, :frames, : U + 1], nodes[B + b, : frames + 1, : U + 1].flip(0, 1)
             after, inner = 1 if clamp <= 0 else incoming[b], incoming[b] if clamp <= 0 else 1  # clamp, then scale
-            by_blank = (alpha + stays[b, 1:frames + 1, :U + 1] + beta[1:] - total[b]).exp().to(stay.dtype) * inner
-            by_label = (alpha[:, :U] + emits[b, :frames, 1:U + 1] + beta[:-1, 1:] - total[b]).exp().to(stay.dtype)
+            by_blank = (alpha + stays[b, 1 : frames + 1, : U + 1] + beta[1:] - total[b]).exp().to(stay.dtype) * inner
+            by_label = (alpha[:, :U] + emits[b, :frames, 1 : U + 1] + beta[:-1, 1:] - total[b]).exp().to(stay.dtype)
             by_label *= (1 + fastemit_lambda) * inner
             either = torch.nn.functional.pad(by_label, (0, 1)) + by_blank
             for where, tile, index in _tiles(logits[b], targets[b], frames, U):
@@ -84,5 +87,5 @@ class _Wavefront(torch.autograd.Function):
                 grad *= either[where, :, None]
                 grad[..., blank] -= by_blank[where]
                 grad[:, :U].scatter_add_(-1, index, -by_label[where, :, None])
-                grads[b, where, :U + 1] = grad.clamp_(-clamp, clamp).mul_(after) if clamp > 0 else grad
+                grads[b, where, : U + 1] = grad.clamp_(-clamp, clamp).mul_(after) if clamp > 0 else grad
         return grads, None, None, None, None, None, None

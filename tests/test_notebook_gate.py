@@ -1,0 +1,312 @@
+"""The gate that every notebook passes: it asks, calls, shows and concludes; code lives in the package.
+
+Each rule is a function of a notebook (a dict, as in its file) and is seen to fail below on a small bad one.
+"""
+
+import ast
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+DEFINITION_LINES = 6
+# Drawn with any of these a cell can wait for ever under nbclient; draw into ipywidgets.HTML instead.
+HANGING = {"Output", "interact", "interactive", "interactive_output", "interact_manual"}
+ABSOLUTE = re.compile(
+    r"(?<![\w.:/<])/(?:ho"
+    + r"me|Us"
+    + r"ers|ro"
+    + r"ot|tmp|wo"
+    + r"rk|op"
+    + r"t|mnt|usr|var|content)/|\b[A-Z]:\\\\?(?:Users|Windows|Program)|(?<!\w)~/"
+)
+
+
+def text_of(cell: dict) -> str:
+    """Source of a cell as one string."""
+    return "".join(cell["source"])
+
+
+def code_cells(notebook: dict) -> list[dict]:
+    """The code cells, in order."""
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def tags(cell: dict) -> list[str]:
+    """Tags of a cell."""
+    return cell["metadata"].get("tags", [])
+
+
+def parsed(cell: dict) -> ast.Module:
+    """Syntax tree of a code cell; lines of IPython's own (%, !, ?) become empty statements."""
+    return ast.parse(re.sub(r"^(\s*)[%!?].*$", r"\1pass", text_of(cell), flags=re.MULTILINE))
+
+
+def nodes(notebook: dict) -> Iterator[ast.AST]:
+    """Every node of every code cell."""
+    for cell in code_cells(notebook):
+        yield from ast.walk(parsed(cell))
+
+
+def called(node: ast.AST) -> str:
+    """Dotted name of what a call calls; empty for anything else."""
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def one_parameters_cell(notebook: dict) -> str:
+    """Exactly one cell is tagged `parameters`; it is the second code cell, and each line is typed and commented."""
+    cells = code_cells(notebook)
+    marked = [index for index, cell in enumerate(cells) if "parameters" in tags(cell)]
+    if marked != [1]:
+        return f"code cells tagged `parameters`: {marked}; tag exactly one, the second"
+    text = text_of(cells[1])
+    for statement in parsed(cells[1]).body:
+        line = text.splitlines()[statement.lineno - 1]
+        if not isinstance(statement, ast.AnnAssign) or "#" not in line:
+            return f"a parameter reads `name: type = value  # what it is`, not {line!r}"
+    return ""
+
+
+def starts_with_imports_and_stamp(notebook: dict) -> str:
+    """The first code cell imports, shows the machine stamp, and does nothing else that defines or measures."""
+    tree = parsed(code_cells(notebook)[0])
+    if not any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in tree.body):
+        return "the first code cell has no imports"
+    stamps = [name for node in ast.walk(tree) if (name := called(node)) and re.search(r"stamp|\bmachine$", name)]
+    return "" if stamps else "the first code cell shows no machine stamp"
+
+
+def ids_are_unique(notebook: dict) -> str:
+    """Every cell has an id of its own, which keeps diffs and links stable."""
+    ids = [cell.get("id") for cell in notebook["cells"]]
+    return "" if all(ids) and len(set(ids)) == len(ids) else "cells lack an id or share one"
+
+
+def holds_no_outputs(notebook: dict) -> str:
+    """Outputs and execution counts belong to reports/, not to git."""
+    dirty = [
+        cell.get("id")
+        for cell in code_cells(notebook)
+        if cell.get("outputs") or cell.get("execution_count") is not None
+    ]
+    return f"cells {dirty} carry outputs or counts; run nbstripout --keep-id" if dirty else ""
+
+
+def defines_nothing_long(notebook: dict) -> str:
+    """A definition of more than six lines belongs to the package, unless its cell is tagged `exercise`."""
+    for cell in code_cells(notebook):
+        for node in ast.walk(parsed(cell)) if "exercise" not in tags(cell) else ():
+            inside = getattr(node, "value", None)
+            defines = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or (
+                isinstance(node, (ast.Assign, ast.AnnAssign))
+                and inside
+                and any(isinstance(n, ast.Lambda) for n in ast.walk(inside))
+            )
+            if defines and node.end_lineno - node.lineno + 1 > DEFINITION_LINES:
+                return f"{ast.unparse(node).splitlines()[0]!r} has over {DEFINITION_LINES} lines; move it into asrkit"
+    return ""
+
+
+def uses_no_widget_that_hangs(notebook: dict) -> str:
+    """No Output, interact or interactive_output."""
+    for node in nodes(notebook):
+        names = (
+            {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom) and node.module == "ipywidgets"
+            else set()
+        )
+        names |= {node.attr} if isinstance(node, ast.Attribute) else set()
+        if names & HANGING:
+            return f"ipywidgets.{min(names & HANGING)} can hang a headless run; draw into ipywidgets.HTML"
+    return ""
+
+
+def runs_no_shell(notebook: dict) -> str:
+    """No magics and no shell lines: a notebook installs nothing, and what Python runs is all there is."""
+    for cell in code_cells(notebook):
+        if magic := re.search(r"^\s*[%!].*$", text_of(cell), flags=re.MULTILINE):
+            return f"{magic[0].strip()!r} is no Python"
+    return ""
+
+
+def shows_pictures_with_words(notebook: dict) -> str:
+    """A figure goes through `show(figure, alt)` with an alternative text; a picture in the text has one too."""
+    for node in nodes(notebook):
+        name = called(node)
+        if name.endswith(".savefig") or re.fullmatch(r"(plt|pyplot|fig|figure|\w*\.pyplot)\.show", name):
+            return f"{name}() leaves no alternative text; use show(figure, alt)"
+        if name == "show" or name.endswith("plots.show"):
+            words = node.args[1:2] + [k.value for k in node.keywords if k.arg == "alt"]
+            if not words or (isinstance(words[0], ast.Constant) and not str(words[0].value or "").strip()):
+                return "show(figure, alt) needs words for those who cannot see the picture"
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            bare = re.findall(r"!\[\s*\]\(", text_of(cell)) + re.findall(
+                r"<img(?![^>]*\balt=[\"'][^\"']+)[^>]*>", text_of(cell)
+            )
+            if bare or "attachments" in cell:
+                return "a picture in the text has no alternative text, or is an attachment"
+    return ""
+
+
+def names_no_absolute_path(notebook: dict) -> str:
+    """Paths come from the package (`home`, `shipped`), never from somebody's machine."""
+    found = [found[0] for cell in notebook["cells"] if (found := ABSOLUTE.search(text_of(cell)))]
+    return f"absolute path {found[0]!r}" if found else ""
+
+
+def runs_on_any_kernel(notebook: dict) -> str:
+    """The kernel is `python3`, which every environment has, and cell ids need format 4.5."""
+    kernel = notebook["metadata"].get("kernelspec", {}).get("name")
+    fits = kernel == "python3" and (notebook["nbformat"], notebook["nbformat_minor"]) >= (4, 5)
+    return (
+        ""
+        if fits
+        else f"kernel {kernel!r}, format {notebook['nbformat']}.{notebook['nbformat_minor']}; want python3 and 4.5"
+    )
+
+
+def asks_a_question(notebook: dict) -> str:
+    """The notebook opens with one first-level heading, a question; 00 is the tour and may state."""
+    headings = [
+        line
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "markdown"
+        for line in re.findall(r"^# .*", text_of(cell), re.MULTILINE)
+    ]
+    opens = notebook["cells"][0]["cell_type"] == "markdown" and text_of(notebook["cells"][0]).startswith("# ")
+    if not opens or len(headings) != 1:
+        return f"open with the one first-level heading; found {headings}"
+    return "" if headings[0].rstrip().endswith("?") else f"the title {headings[0]!r} is no question"
+
+
+RULES: list[Callable[[dict], str]] = [
+    one_parameters_cell, starts_with_imports_and_stamp, ids_are_unique, holds_no_outputs, defines_nothing_long,
+    uses_no_widget_that_hangs, runs_no_shell, shows_pictures_with_words, names_no_absolute_path, runs_on_any_kernel,
+    asks_a_question,
+]  # fmt: skip
+
+
+def problems(notebook: dict, name: str) -> list[str]:
+    """What the gate has against a notebook, one line a rule."""
+    rules = [rule for rule in RULES if not (name.startswith("00_") and rule is asks_a_question)]
+    try:
+        return [f"{rule.__name__}: {said}" for rule in rules if (said := rule(notebook))]
+    except SyntaxError as error:
+        return [f"a cell is no Python: {error.msg}, {error.text!r}"]
+
+
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def test_the_series_is_there_and_numbered():
+    assert NOTEBOOKS, "no notebook to check"
+    numbers = [path.name[:3] for path in NOTEBOOKS]
+    assert all(re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", path.name) for path in NOTEBOOKS) and len(set(numbers)) == len(
+        numbers
+    )
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_passes_the_gate(path):
+    assert problems(json.loads(path.read_text(encoding="utf-8")), path.name) == []
+
+
+def cell(kind: str, source: str, identity: str, *marks: str) -> dict:
+    """A cell as a notebook file holds it."""
+    made = {
+        "cell_type": kind,
+        "id": identity,
+        "metadata": {"tags": list(marks)} if marks else {},
+        "source": source.splitlines(keepends=True),
+    }
+    return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+
+
+GOOD = {
+    "nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": {"name": "python3"}},
+    "cells": [
+        cell("markdown", "# Why is it slow?\n![one lattice](../figures/lattice.png)", "a"),
+        cell("code", "import torch\nfrom asrkit.plots import machine_stamp, show\nmachine_stamp()", "b"),
+        cell("code", "frames: int = 200  # T\nquick: bool = True  # small sizes", "c", "parameters"),
+        cell("code", "def twice(x):\n    return 2 * x\nshow(figure, 'time grows with frames')", "d"),
+    ],
+}  # fmt: skip
+LONG = "def f(x):\n" + "    x += 1\n" * DEFINITION_LINES
+
+
+def changed(index: int, source: str | None = None, **fields: object) -> dict:
+    """GOOD with one cell's source or fields replaced."""
+    notebook = copy.deepcopy(GOOD)
+    notebook["cells"][index] |= fields | ({} if source is None else {"source": source.splitlines(keepends=True)})
+    return notebook
+
+
+def test_a_good_notebook_has_no_problems():
+    assert problems(GOOD, "01_good.ipynb") == []
+
+
+BAD = [
+    (one_parameters_cell, changed(2, metadata={})),
+    (one_parameters_cell, changed(3, metadata={"tags": ["parameters"]})),
+    (one_parameters_cell, changed(2, "frames = 200  # untyped")),
+    (one_parameters_cell, changed(2, "frames: int = 200")),
+    (starts_with_imports_and_stamp, changed(1, "machine_stamp()")),
+    (starts_with_imports_and_stamp, changed(1, "import torch")),
+    (ids_are_unique, changed(3, id="c")),
+    (ids_are_unique, changed(3, id=None)),
+    (holds_no_outputs, changed(3, outputs=[{"output_type": "stream"}])),
+    (holds_no_outputs, changed(3, execution_count=4)),
+    (defines_nothing_long, changed(3, LONG)),
+    (defines_nothing_long, changed(3, "class Big:\n" + "    a = 1\n" * DEFINITION_LINES)),
+    (defines_nothing_long, changed(3, "f = lambda x: [\n" + "    x,\n" * DEFINITION_LINES + "]")),
+    (defines_nothing_long, changed(3, "if True:\n" + "".join("    " + line + "\n" for line in LONG.splitlines()))),
+    (uses_no_widget_that_hangs, changed(3, "import ipywidgets as W\nout = W.Output()")),
+    (uses_no_widget_that_hangs, changed(3, "from ipywidgets import interact")),
+    (uses_no_widget_that_hangs, changed(3, "import ipywidgets\nipywidgets.interactive_output(f, {})")),
+    (runs_no_shell, changed(3, "!pip install asrkit")),
+    (runs_no_shell, changed(3, "x = 1\n%pip install asrkit")),
+    (shows_pictures_with_words, changed(3, "plt.show()")),
+    (shows_pictures_with_words, changed(3, "import matplotlib.pyplot\nmatplotlib.pyplot.show()")),
+    (shows_pictures_with_words, changed(3, "fig.savefig('a.png')")),
+    (shows_pictures_with_words, changed(3, "show(figure)")),
+    (shows_pictures_with_words, changed(3, "plots.show(figure, alt=' ')")),
+    (shows_pictures_with_words, changed(0, "# Why?\n![](figures/a.png)")),
+    (shows_pictures_with_words, changed(0, "# Why?\n<img src='a.png'>")),
+    (names_no_absolute_path, changed(3, "open('/ho" + "me/ann/speech.wav')")),
+    (names_no_absolute_path, changed(3, r"open(r'C:\Users\ann\speech.wav')")),
+    (names_no_absolute_path, changed(0, "# Why?\nLook into ~/speech.")),
+    (runs_on_any_kernel, GOOD | {"metadata": {"kernelspec": {"name": "my-venv"}}}),
+    (runs_on_any_kernel, GOOD | {"metadata": {}}),
+    (runs_on_any_kernel, GOOD | {"nbformat_minor": 4}),
+    (asks_a_question, changed(0, "# It is slow")),
+    (asks_a_question, changed(0, "## Why is it slow?")),
+    (asks_a_question, changed(0, "# Why?\n# And how?")),
+]
+
+
+@pytest.mark.parametrize("rule, notebook", BAD, ids=lambda value: getattr(value, "__name__", ""))
+def test_each_rule_fails_on_what_it_is_for_and_on_nothing_else(rule, notebook):
+    assert [said.split(":")[0] for said in problems(notebook, "01_bad.ipynb")] == [rule.__name__]
+
+
+def test_every_rule_has_been_seen_to_fail():
+    assert {rule for rule, _ in BAD} == set(RULES)
+
+
+@pytest.mark.parametrize("notebook, name", [
+    (changed(3, LONG, metadata={"tags": ["exercise"]}), "01_exercise.ipynb"),
+    (changed(0, "# Start here"), "00_start_here.ipynb"),
+    (changed(3, "ratio = a / b\nshare = f'{x:.1f}/{y}'\nspeed = 'https://example.org/usr/page'"), "01_divides.ipynb"),
+    (changed(0, "# Why?\n<img src='a.png' alt='a lattice'>"), "01_html.ipynb"),
+])  # fmt: skip
+def test_what_is_allowed_passes(notebook, name):
+    assert problems(notebook, name) == []
+
+
+def test_a_cell_that_is_no_python_is_one_line():
+    assert problems(changed(3, "def (:"), "01_broken.ipynb")[0].startswith("a cell is no Python")

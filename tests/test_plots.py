@@ -1,0 +1,61 @@
+import re
+
+import pytest
+import torch
+
+from asrkit import plots
+
+
+def test_a_picture_without_words_is_refused():
+    figure, _ = plots.canvas("title")
+    with pytest.raises(ValueError, match="alt: expected a sentence"):
+        plots.as_html(figure, "plot")
+
+
+def test_html_holds_the_picture_itself_and_its_escaped_alt_text():
+    figure, _ = plots.canvas("title")
+    html = plots.as_html(figure, 'A plot of "this" & that thing')
+    assert re.fullmatch(r'<img alt="[^"<]+" src="data:image/png;base64,[A-Za-z0-9+/=]+">', html)
+    assert "&quot;this&quot; &amp; that" in html
+
+
+def test_the_lattice_names_its_rows_after_the_labels_and_draws_the_path():
+    _, ax = plots.canvas("title")
+    plots.lattice(torch.rand(5, 4), list("a b"), ax, path=[(0, 0), (1, 0), (1, 1)], caption="share")
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["∅", "a", "␣", "b"]
+    assert ax.lines[0].get_xydata().tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert ax.images[0].get_array().shape == (4, 5)
+    with pytest.raises(ValueError, match="labels: expected 3"):
+        plots.lattice(torch.rand(5, 4), ["a"], ax)
+
+
+def test_the_curve_shows_every_step_in_seconds_and_nats():
+    _, ax = plots.canvas("title")
+    plots.training_curve([{"seconds": float(i), "loss": 5.0 - i} for i in range(4)], ax)
+    assert ax.lines[0].get_xdata().tolist() == [0, 1, 2, 3]
+    assert ax.get_ylabel() == "loss, nats per label"
+
+
+def test_a_spectrogram_measures_time_in_seconds():
+    _, ax = plots.canvas("title")
+    plots.spectrogram(torch.rand(50, 80), 0.01, ax)
+    assert ax.images[0].get_extent() == [0, 0.5, 0, 80]
+
+
+def test_intervals_put_the_published_value_beside_the_measured():
+    _, ax = plots.canvas("title")
+    plots.intervals({"a": (1.0, 2.0, 3.0), "b": (2.0, 2.5, 3.0)}, ax, unit="ratio", published={"a": 1.1, "b": 2.0})
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
+    assert ax.lines[0].get_xdata().tolist() == [1.0, 3.0]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["published"]
+
+
+def test_pictures_leave_no_state_behind():
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    before = dict(matplotlib.rcParams)
+    figure, ax = plots.canvas("title")
+    plots.waveform(torch.rand(100), 100, ax)
+    plots.as_html(figure, "A short random waveform drawn")
+    assert plt.get_fignums() == [] and dict(matplotlib.rcParams) == before

@@ -1,0 +1,216 @@
+"""Records: what is written is what was measured, comes back unchanged, and says so when it does not."""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from asrkit import records
+from asrkit.records import Measurement
+
+
+def ratio(**fields):
+    given = {"what": "demo", "metric": "ratio", "unit": "x", "value": 1.5, "samples": (1.4, 1.5, 1.9)} | fields
+    return Measurement(**given)
+
+
+def test_a_record_holds_quartiles_machine_software_code_time_and_its_own_hash():
+    sealed = ratio(warmup=2).sealed()
+    assert sealed["stats"] == {"n": 3, "warmup": 2, "min": 1.4, "p25": 1.45, "p50": 1.5, "p75": 1.7}
+    assert sealed["machine"]["id"] == records.machine()["id"] and sealed["software"]["torch"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", sealed["captured_at"])
+    body = {key: value for key, value in sealed.items() if key != "content_sha256"}
+    assert sealed["content_sha256"] == records.content_hash(body) and records.problem(sealed) == ""
+
+
+def test_a_measurement_is_sealed_once_and_its_record_cannot_be_changed_from_outside():
+    measurement = ratio()
+    first = measurement.sealed()
+    first["machine"]["id"] = "other"
+    assert measurement.sealed()["machine"]["id"] == records.machine()["id"]
+    assert records.problem(measurement.sealed()) == "" and records.problem(first)
+
+
+@pytest.mark.parametrize("fields", [
+    {"value": float("nan")}, {"value": np.float32("inf")}, {"value": "1.5"}, {"value": None}, {"samples": (1.0, float("inf"))},
+    {"samples": ("a",)}, {"params": {"T": float("nan")}}, {"params": {"model": object()}}, {"params": {"x": torch.zeros(2)}},
+])  # fmt: skip
+def test_what_is_no_finite_number_is_refused_at_birth(fields):
+    with pytest.raises(ValueError, match="expected"):
+        ratio(**fields)
+
+
+@pytest.mark.parametrize("value", [np.float32(1.5), np.float64(1.5), np.array(1.5), torch.tensor(1.5)])
+def test_scalars_of_numpy_and_torch_are_numbers(value):
+    sealed = ratio(value=value, samples=()).sealed()
+    assert type(sealed["value"]) is float and sealed["value"] == 1.5 and sealed["stats"]["n"] == 1
+
+
+def test_a_notebook_saved_by_a_browser_keeps_the_hash_valid():
+    sealed = ratio(value=2.0, samples=(2.0, 2.0)).sealed()
+    browser = json.loads(json.dumps(sealed).replace("2.0", "2"))
+    assert browser == sealed and records.problem(browser) == ""
+    assert records.content_hash({"a": 1, "b": [2.0, -0.0]}) == records.content_hash({"b": [2, 0], "a": 1.0})
+    assert records.content_hash(1.5) != records.content_hash(1.25)
+
+
+def test_the_machine_is_named_without_names_of_people_hosts_or_updates():
+    found = records.machine()
+    text = json.dumps(found)
+    assert re.fullmatch("[0-9a-f]{12}", found["id"]) and 1 <= found["cpu_usable"] <= found["cpu_logical"]
+    assert os.uname().nodename not in text and os.uname().release not in text
+    assert found["ram_gib"] >= 1 and isinstance(found["gpus"], list)
+
+
+@pytest.fixture
+def gpu_machine(tmp_path, monkeypatch):
+    """`machine()` beside a stand-in nvidia-smi that prints the given lines."""
+
+    def build(printed, status=0):
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\nprintf '{printed}'\nexit {status}\n")
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        return records.machine.__wrapped__()
+
+    return build
+
+
+def test_gpus_are_listed_their_serials_hashed_and_a_driver_update_keeps_the_id(gpu_machine):
+    line = "NVIDIA H200, 143771 MiB, 9.0, 700.00 W, {}, GPU-{}\\n"
+    found = gpu_machine(line.format("570.1", "a") + line.format("570.1", "b"))
+    assert [gpu["name"] for gpu in found["gpus"]] == ["NVIDIA H200"] * 2 and "GPU-" not in json.dumps(found)
+    assert found["gpus"][0]["uuid"] != found["gpus"][1]["uuid"]
+    updated = gpu_machine(line.format("580.2", "a") + line.format("580.2", "c"))
+    assert updated["id"] == found["id"] != records.machine()["id"]
+    assert gpu_machine(line.format("570.1", "a"))["id"] != found["id"]  # one GPU is another machine than two
+
+
+def test_an_nvidia_smi_without_a_driver_means_no_gpu(gpu_machine):
+    assert gpu_machine("NVIDIA-SMI has failed\\n", 9)["gpus"] == []
+
+
+def test_the_command_line_is_kept_without_its_folders(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/srv/ann lee/bin/asrkit", "--out=/srv/ann/x", r"C:\Users\ann\y.wav", "-q"])
+    assert records.code.__wrapped__()["argv"] == ["asrkit", "--out=x", "y.wav", "-q"]
+
+
+def test_an_installed_package_reports_no_commit_of_the_repository_around_it(monkeypatch, tmp_path):
+    assert records.code.__wrapped__()["commit"] or not (records.HERE.parent / ".git").exists()
+    monkeypatch.setattr(records, "HERE", tmp_path / "asrkit")
+    found = records.code.__wrapped__()
+    assert (found["commit"], found["dirty"]) == (None, None)
+
+
+def test_home_follows_the_environment_and_exists(monkeypatch, tmp_path):
+    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "a" / "b"))
+    assert records.home() == tmp_path / "a" / "b" and records.home().is_dir()
+
+
+def test_shipped_finds_data_and_says_what_it_lacks():
+    assert records.shipped("claims.yaml").is_file()
+    with pytest.raises(FileNotFoundError, match="ships no 'nothing'"):
+        records.shipped("nothing")
+
+
+def test_an_atomic_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "new" / "a.txt"
+    with records.atomic(path) as part:
+        assert part.parent == path.parent and part.suffix == ".txt" and not path.exists()
+        part.write_text("whole")
+    with pytest.raises(RuntimeError), records.atomic(path) as part:
+        part.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "whole" and [entry.name for entry in path.parent.iterdir()] == ["a.txt"]
+
+
+def test_what_is_appended_is_read_back_and_verifies(tmp_path):
+    path = tmp_path / "machine" / "a.jsonl"
+    records.append(path, ratio(), ratio(value=2.0, samples=()))
+    records.append(path, ratio(what="other").sealed())
+    assert [record["what"] for record in records.read(path)] == ["demo", "demo", "other"]
+    assert records.read(tmp_path) == records.read(path) and records.verify([tmp_path, path]) == []
+
+
+def test_a_changed_value_is_detected_left_out_and_cannot_be_appended(tmp_path):
+    path = tmp_path / "a.jsonl"
+    records.append(path, ratio(), ratio(what="honest"))
+    path.write_text(path.read_text().replace('"value": 1.5', '"value": 9.5', 1))
+    assert records.verify([path]) == [f"{path}:1: changed after it was sealed"]
+    with pytest.warns(UserWarning, match="left out .*a.jsonl:1"):
+        assert [record["what"] for record in records.read(path)] == ["honest"]
+    with pytest.raises(ValueError, match="changed"):
+        records.append(path, ratio().sealed() | {"value": 3})
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "3", "null", '{"value": NaN}', '{"half'])
+def test_a_line_that_is_no_record_is_reported(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_text(line + "\n")
+    assert len(records.verify([path])) == 1
+
+
+def test_a_line_torn_by_a_crash_is_reported_skipped_and_swallows_nothing(tmp_path):
+    path = tmp_path / "a.jsonl"
+    records.append(path, ratio())
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    with pytest.warns(UserWarning, match=":2: torn"):
+        assert len(records.read(path)) == 1
+    records.append(path, ratio(what="later"))
+    assert records.verify([path]) == [f"{path}:2: torn, no whole JSON"]
+    with pytest.warns(UserWarning):
+        assert [record["what"] for record in records.read(path)] == ["demo", "later"]
+
+
+def write_many(path, name):
+    for _ in range(40):
+        records.append(path, ratio(what=name, params={"filler": "x" * 5000}))
+
+
+def test_processes_that_append_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "a.jsonl"
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=write_many, args=(path, f"writer{i}")) for i in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    found = [record["what"] for record in records.read(path)]
+    assert found.count("writer0") == found.count("writer1") == 40 and records.verify([path]) == []
+
+
+def test_a_writer_killed_in_the_middle_leaves_whole_records_only(tmp_path):
+    path = tmp_path / "a.jsonl"
+    program = "from asrkit.records import *; m = Measurement('k', 'm', 's', 1.0)\nwhile True: append('a.jsonl', m)"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(records.HERE.parent)}
+    )
+    deadline = time.monotonic() + 20
+    while (not path.exists() or path.stat().st_size < 20000) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    assert records.read(path) and records.verify([path]) == []
+
+
+def test_a_published_record_is_one_line_to_read_and_a_whole_record_to_collect(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    measurement = ratio(impl="fast")
+    records.publish(measurement)
+    records.publish(measurement.sealed())
+    assert shown == [{records.MIME: measurement.sealed(), "text/plain": "demo: ratio 1.5 x fast"}] * 2
+
+
+def test_importing_records_needs_the_standard_library_only_and_runs_nothing():
+    program = "import sys, asrkit.records; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'yaml')))"
+    assert subprocess.run([sys.executable, "-c", program], cwd=records.HERE.parent).returncode == 0
