@@ -138,7 +138,7 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
         ("--manifest", {"nargs": "+", "default": ["spoken_commands"],
                         "help": "spoken_commands (synthetic, built in) or lhotse manifests; several are mixed"}),
         ("--hold-out", {"metavar": "SPEAKER", "help": "this speaker's utterances become the test set"}),
-        ("--join-digits", {"type": int, "default": 0, "metavar": "N", "help": "join one-word utterances to N strings of 1-6"}),
+        ("--join-digits", {"type": int, "default": 0, "metavar": "N", "help": "add N strings of 1-6 one-word utterances"}),
         ("--kinds", {"nargs": "+", "choices": ["digits", "commands", "sentences"], "help": "of spoken_commands, these only"}),
         ("--encoder", {"choices": ["conv", "fastconformer"], "default": "conv", "help": "encoder"}),
         ("--predictor", {"choices": ["stateless", "lstm"], "default": "stateless", "help": "prediction network"}),

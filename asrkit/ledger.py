@@ -18,7 +18,7 @@ LABELS = ("reproduced", "arithmetic checked", "direction only", "not reproduced"
 KINDS = ("arithmetic", "ratio", "latency", "throughput", "memory", "quality")
 TIMED = ("ratio", "latency", "throughput")
 SOURCE = ("document", "title", "url", "section")
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+OPERATORS: dict[type, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
              ast.Pow: operator.pow, ast.USub: operator.neg}  # fmt: skip
 
 

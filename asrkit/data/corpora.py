@@ -244,7 +244,7 @@ def load(
     """{train, dev, test} mixed from "spoken_commands" and manifests, whose cuts go where their `split` says, else to train.
 
     hold_out: a speaker of the manifests, who becomes their test set. kinds: of spoken_commands, these only.
-    join_digits: one-word cuts of manifests become that many digit strings, and a tenth of it for dev and test.
+    join_digits: that many digit strings of one-word cuts join the cuts in train; a tenth of it takes their place in the others.
     """
     sets: dict[str, list[Any]] = {split: [] for split in SPLITS}
     speakers = set()
@@ -263,6 +263,7 @@ def load(
             parts.get(split, parts["train"]).append(cut)
         for split, cuts in parts.items():
             count = join_digits if split == "train" else -(-join_digits // 10)
-            sets[split] += digit_strings(CutSet.from_cuts(cuts), count=count, seed=number) if count and cuts else cuts
+            joined = digit_strings(CutSet.from_cuts(cuts), count=count, seed=number) if count and cuts else ()
+            sets[split] += [*joined, *(cuts if split == "train" or not joined else ())]
     expect(hold_out is None or hold_out in speakers, "hold_out", f"one of the speakers {sorted(speakers)[:9]}", repr(hold_out))
     return {split: CutSet.from_cuts(cuts) for split, cuts in sets.items()}

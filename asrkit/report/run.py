@@ -1,0 +1,117 @@
+"""Notebooks through papermill, each in a process of its own; a failure or a hang stops that notebook only."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import nbformat
+from tqdm import tqdm
+
+from asrkit.records import MIME, problem
+from asrkit.shapes import expect
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotebookRun:
+    """How one notebook fared. `slowest` are (cell id, seconds); `records` are those its outputs carry, hashes checked."""
+
+    name: str
+    status: Literal["ran", "failed"]
+    seconds: float
+    parameters: Mapping[str, Any]
+    sha256: str
+    error: str = ""
+    slowest: Sequence[tuple[str, float]] = ()
+    records: Sequence[dict[str, Any]] = field(default=(), repr=False)
+
+
+def run_notebooks(
+    paths: Sequence[Path], out: Path, *, parameters: Mapping[str, Any] | None = None, workers: int | None = None,
+    timeout_s: float = 600.0, progress: bool = True,
+) -> list[NotebookRun]:  # fmt: skip
+    """Execute `paths` into the folder `out`, in the order given; those a notebook's `after` names come before it.
+
+    parameters: set in every notebook that declares them; a name that none declares is a ValueError.
+    """
+    expect(bool(paths), "notebooks", "at least one", "none", "Name some, or run in a folder that holds notebooks/.")
+    for path in paths:
+        expect(path.is_file() and path.suffix == ".ipynb", "notebooks", "an .ipynb file", repr(str(path)), "Check the path.")
+    notebooks = {path.stem: (path, nbformat.read(path, 4)) for path in paths}
+    declared = {name: _declared(notebook) for name, (_, notebook) in notebooks.items()}
+    unknown = set(parameters or {}) - {name for names in declared.values() for name in names}
+    expect(not unknown, "parameters", f"one of {sorted(set().union(*declared.values()))}", sorted(unknown))
+    out.mkdir(parents=True, exist_ok=True)
+    workers = workers or max(1, (os.cpu_count() or 2) // 2)
+    threads = max(1, (os.cpu_count() or 2) // min(workers, len(paths)))
+    waiting, running, done = dict(notebooks), dict[Future[None], str](), dict[str, NotebookRun]()
+    bar = tqdm(total=len(paths), desc="notebooks", unit="nb", disable=not progress)
+    context = multiprocessing.get_context("spawn")
+    with bar, ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
+        while waiting or running:
+            for name, (path, notebook) in list(waiting.items()):
+                after = notebook.metadata.get("asrkit", {}).get("after", [])
+                if len(running) < workers and not any(other in waiting or other in running.values() for other in after):
+                    given = {key: value for key, value in (parameters or {}).items() if key in declared[name]}
+                    running[pool.submit(_run, path, out / path.name, given, timeout_s, threads)] = name
+                    del waiting[name]
+            expect(bool(running), "notebooks", "an order in which each can run", f"a circle among {sorted(waiting)}")
+            bar.set_postfix_str(", ".join(running.values()))
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                name = running.pop(future)
+                done[name] = _result(name, out / f"{name}.ipynb", future.exception())
+                bar.update()
+    return [done[path.stem] for path in paths]
+
+
+def _declared(notebook: Any) -> set[str]:
+    cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    lines = [line.split(":")[0].strip() for cell in cells for line in cell.source.splitlines()]
+    return {line for line in lines if line.isidentifier()}
+
+
+def _run(path: Path, out: Path, parameters: dict[str, Any], timeout_s: float, threads: int) -> None:
+    """In the worker: this interpreter as kernel, whatever kernels the user has installed."""
+    import papermill
+
+    os.environ |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        spec = Path(folder, "kernels/asrkit/kernel.json")
+        spec.parent.mkdir(parents=True)
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        spec.write_text(json.dumps({"argv": argv, "display_name": "asrkit", "language": "python"}))
+        os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("JUPYTER_PATH")]))
+        papermill.execute_notebook(
+            str(path), str(out), parameters=parameters, kernel_name="asrkit", execution_timeout=int(timeout_s) or 1,
+            progress_bar=False, cwd=str(path.parent), log_output=False, request_save_on_cell_execute=True,
+        )  # fmt: skip
+
+
+def _result(name: str, executed: Path, failure: BaseException | None) -> NotebookRun:
+    """What the executed copy says, which is there even when the run failed."""
+    if not executed.is_file():
+        return NotebookRun(name=name, status="failed", seconds=0.0, parameters={}, sha256="", error=str(failure))
+    notebook = nbformat.read(executed, 4)
+    told, slowest, errors, records = notebook.metadata.get("papermill", {}), [], [], []
+    for cell in notebook.cells:
+        slowest.append((cell.id, cell.metadata.get("papermill", {}).get("duration") or 0.0))
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                errors.append("\n".join(output.traceback) or f"{output.ename}: {output.evalue}")
+            record = output.get("data", {}).get(MIME)
+            if record and not problem(record):
+                records.append(record)
+    error = re.sub(r"\x1b\[[0-9;]*m", "", errors[-1] if errors else str(failure or ""))
+    return NotebookRun(
+        name=name, status="failed" if failure else "ran", seconds=told.get("duration") or 0.0,
+        parameters=told.get("parameters", {}), sha256=hashlib.sha256(executed.read_bytes()).hexdigest(), error=error,
+        slowest=sorted(slowest, key=lambda pair: -pair[1])[:3], records=records,
+    )  # fmt: skip
