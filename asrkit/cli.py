@@ -26,9 +26,9 @@ def _parameters(pairs: list[list[str]]) -> dict[str, Any]:
 
 
 def _bench(args: argparse.Namespace) -> int:
+    _prepare(args)
     from asrkit import bench
 
-    _threads(args.threads)
     records = []
     for suite in bench.SUITES if args.suite == "all" else [args.suite]:
         print(f"{suite}: checking, then measuring", file=sys.stderr)
@@ -39,24 +39,31 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
+    _prepare(args)
     from asrkit.data import corpora
     from asrkit.data.batching import Utterances
     from asrkit.models import ConvConfig, FastConformerConfig, LSTMConfig, StatelessConfig, TransducerConfig, load_checkpoint
+    from asrkit.shapes import expect
     from asrkit.text import load_tokenizer
     from asrkit.training import TrainConfig, evaluate, train
 
-    progress = not args.no_progress
+    progress, config = not args.no_progress, TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed)
+    tokenizer = load_tokenizer(args.tokenizer)
+    expect(not args.out.exists() or args.out.is_dir(), "out", "a folder", repr(str(args.out)))
     sets = corpora.load(
         args.manifest, hold_out=args.hold_out, join_digits=args.join_digits, kinds=args.kinds, progress=progress
     )
+    counts = {name: len(cuts) for name, cuts in sets.items()}
+    expect(counts["train"] > 0, "manifest", "utterances to train on", counts, "Set another split, or no --hold-out.")
     loaded = {name: Utterances.load(cuts, progress=progress) for name, cuts in sets.items() if len(cuts)}
-    tokenizer = load_tokenizer(args.tokenizer)
+    for text in loaded["test"].texts if "test" in loaded else []:
+        tokenizer.encode(text)  # refused now, not after training
     encoder = ConvConfig() if args.encoder == "conv" else FastConformerConfig()
     predictor = StatelessConfig() if args.predictor == "stateless" else LSTMConfig()
     result = train(
         TransducerConfig(vocab_size=tokenizer.vocab_size, encoder=encoder, predictor=predictor), tokenizer,
         loaded["train"], loaded.get("dev"), out=args.out, device=args.device, resume=not args.fresh, progress=progress,
-        config=TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed),
+        config=config,
     )  # fmt: skip
     summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
     for name in ("dev", "test"):
@@ -69,11 +76,11 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _transcribe(args: argparse.Namespace) -> int:
+    _prepare(args)
     from asrkit.models import load_checkpoint
     from asrkit.records import home
     from asrkit.transcribe import transcribe
 
-    _threads(args.threads)
     model = args.model or home() / "demo"
     failed = audio_s = compute_s = 0.0
     for one in transcribe(load_checkpoint(model, device=args.device), args.files):
@@ -109,11 +116,18 @@ def _verify(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _threads(count: int | None) -> None:
+def _prepare(args: argparse.Namespace) -> None:
+    """Before torch is imported: OpenMP reads its settings then. --device and --threads are checked before any work."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow two processes on two cores eightfold
-    if count:
-        import torch
+    import torch
 
+    from asrkit.shapes import expect
+
+    ok = args.device == "cpu" or (args.device.partition(":")[0] == "cuda" and torch.cuda.is_available())
+    expect(ok, "device", "cpu, or cuda where there is a GPU", args.device, "asrkit doctor says more.")
+    count = getattr(args, "threads", None)
+    expect(count is None or count > 0, "threads", "at least 1", count)
+    if count:
         torch.set_num_threads(count)
 
 
@@ -177,7 +191,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return args.run(args)
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"asrkit {args.command}: {error}", file=sys.stderr)
+        print(f"asrkit {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"asrkit {args.command}: stopped", file=sys.stderr)

@@ -25,7 +25,11 @@ class FeatureConfig:
     normalization: Literal["per_feature", "none"] = "per_feature"
 
     def __post_init__(self) -> None:
+        expect(self.window_samples >= 1, "window_s", "at least one sample", self.window_s)
+        expect(self.bins >= 1, "bins", "at least 1", self.bins)
         expect(self.window_samples <= self.fft, "fft", f">= {self.window_samples} (the window)", self.fft, "Raise fft.")
+        expect(self.normalization in ("per_feature", "none"), "normalization", "per_feature or none", self.normalization)
+        expect(self.log_guard > 0, "log_guard", "> 0, as silence has no logarithm", self.log_guard)
         expect(self.hop_samples >= 1, "hop_s", "at least one sample", self.hop_s)
 
     @property
@@ -78,9 +82,10 @@ def normalize(features: Tensor, lengths: Tensor) -> Tensor:
 
     One masked pass over the batch, with no loop and no synchronisation; equal to `normalize_sequential`.
     """
-    _, T, _ = dims(features, "B T F", "features")
+    B, T, _ = dims(features, "B T F", "features")
+    dims(lengths, "B", "lengths", B=B)
     valid = valid_mask(lengths, T)[..., None]  # (B, T, 1)
-    count = lengths[:, None, None].to(features.dtype)
+    count = valid.sum(1, keepdim=True).to(features.dtype)  # not `lengths`: what exceeds T counts no frames
     mean = features.masked_fill(~valid, 0.0).sum(1, keepdim=True) / count
     centred = (features - mean).masked_fill(~valid, 0.0)
     deviation = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
@@ -92,6 +97,6 @@ def normalize_sequential(features: Tensor, lengths: Tensor) -> Tensor:
     out = torch.zeros_like(features)
     for b, length in enumerate(lengths.tolist()):
         rows = features[b, :length]
-        deviation = rows.std(0) if length > 1 else torch.zeros_like(rows[0])
+        deviation = rows.std(0) if length > 1 else rows.new_zeros(rows.shape[1])
         out[b, :length] = (rows - rows.mean(0)) / (deviation + 1e-5)
     return out

@@ -69,7 +69,8 @@ class Claim:
 
     def show(self, value: float | None) -> str:
         """`value` with the claim's unit, as tables show it; a dash for None."""
-        return "–" if value is None else f"{value:.4g}{'×' if self.metric == 'ratio' else ' ' + self.unit}"
+        unit = "×" if self.metric == "ratio" else "" if self.unit == "1" else " " + self.unit
+        return "–" if value is None else f"{value:.4g}{unit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +158,8 @@ def _fits(claim: Claim, record: Mapping[str, Any]) -> bool:
 def _judge(claim: Claim, record: Mapping[str, Any]) -> tuple[str, str]:
     value, stats, quoted = record["value"], record["stats"], claim.quoted or 0.0
     spread = (stats["p75"] - stats["p25"]) / abs(stats["p50"]) if stats["p50"] else 0.0
-    why = f"{stats['n']} repeats, quartiles {claim.show(stats['p25'])} to {claim.show(stats['p75'])}"
+    quartiles = f"{stats['n']} repeats, quartiles {claim.show(stats['p25'])} to {claim.show(stats['p75'])}"
+    why = quartiles if stats["n"] > 1 else "one observation"
     if claim.kind in TIMED and (stats["n"] < 3 or spread > claim.noise):
         return "too noisy", f"{why}; a verdict needs 3 repeats and a spread within {claim.noise:.0%} of the median"
     if claim.agrees(value):

@@ -206,7 +206,7 @@ def _lines(path: Path) -> Iterator[tuple[Any, str]]:
             try:
                 record = json.loads(line)
                 yield record, (why := problem(record)) and f"{file}:{number}: {why}"
-            except ValueError:
+            except (ValueError, RecursionError):
                 yield None, f"{file}:{number}: torn, no whole JSON"
 
 

@@ -24,6 +24,7 @@ def dims(tensor: Tensor, letters: str, argument: str, **known: int) -> tuple[int
     >>> dims(torch.zeros(2, 5, 80), "B T F", "features", F=80)
     (2, 5, 80)
     """
+    expect(isinstance(tensor, Tensor), argument, "a tensor", type(tensor).__name__, "Wrap it in torch.as_tensor.")
     names, shape = letters.split(), tuple(tensor.shape)
     wanted = "(" + ", ".join(f"{name}={known[name]}" if name in known else name for name in names) + ")"
     fits = len(names) == len(shape) and all(known.get(name, size) == size for name, size in zip(names, shape, strict=True))

@@ -44,6 +44,7 @@ class CharTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, outer and double spaces dropped."""
+        _check(tokens, self.vocab_size)
         return " ".join("".join(self.alphabet[token] for token in tokens).split())
 
 
@@ -73,7 +74,11 @@ class SentencePieceTokenizer:
     def __post_init__(self) -> None:
         import sentencepiece
 
-        object.__setattr__(self, "_pieces", sentencepiece.SentencePieceProcessor(model_proto=self.model))
+        try:
+            object.__setattr__(self, "_pieces", sentencepiece.SentencePieceProcessor(model_proto=self.model))
+        except RuntimeError:
+            object.__setattr__(self, "_pieces", [])
+        expect(self.vocab_size > 0, "tokenizer", "the bytes of a SentencePiece model", f"{len(self.model)} others")
 
     @property
     def vocab_size(self) -> int:
@@ -86,7 +91,13 @@ class SentencePieceTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of the piece ids."""
+        _check(tokens, self.vocab_size)
         return self._pieces.decode([int(token) for token in tokens])  # type: ignore[attr-defined]
+
+
+def _check(tokens: Sequence[int], size: int) -> None:
+    wrong = [int(token) for token in tokens if not 0 <= token < size]  # -1 would be the alphabet's last letter
+    expect(not wrong, "tokens", f"0 to {size - 1}", wrong[:5], "Padding and blank have no text: use Hypotheses.tokens().")
 
 
 def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
@@ -103,7 +114,7 @@ def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
     """JSON-able contents from which `load_tokenizer` makes an equal tokenizer."""
     if isinstance(tokenizer, SentencePieceTokenizer):
         return {"model": tokenizer.model.hex()}
-    assert isinstance(tokenizer, CharTokenizer)
+    expect(isinstance(tokenizer, CharTokenizer), "tokenizer", "one of asrkit.text, to be saved", type(tokenizer).__name__)
     return {"alphabet": tokenizer.alphabet}
 
 
@@ -141,11 +152,14 @@ def cer(references: Sequence[str], hypotheses: Sequence[str], *, resamples: int 
 
 
 def _error_rate(process: Any, references: Sequence[str], hypotheses: Sequence[str], resamples: int, seed: int) -> ErrorRate:
+    one = isinstance(references, str) or isinstance(hypotheses, str)
+    expect(not one, "references, hypotheses", "a list of texts each", "one text", "Pass [text].")
     expect(len(references) == len(hypotheses), "hypotheses", f"{len(references)} texts, as references", len(hypotheses))
     expect(len(references) > 0 and all(r.strip() for r in references), "references", "at least one, none empty", references[:3])
+    expect(resamples >= 1, "resamples", "at least 1", resamples)
     rows = []
     for reference, hypothesis in zip(references, hypotheses, strict=True):
-        out = process(reference, hypothesis)
+        out = process(" ".join(reference.split()), " ".join(hypothesis.split()))  # jiwer takes "\n" for a letter
         rows.append((out.substitutions, out.insertions, out.deletions, out.hits + out.substitutions + out.deletions))
     counts = np.array(rows)  # (N, 4)
     draws = counts[np.random.default_rng(seed).integers(0, len(rows), (resamples, len(rows)))].sum(1)  # (resamples, 4)

@@ -11,10 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -26,9 +28,10 @@ from asrkit.data import AugmentConfig, Batch, Utterances, augment, batches, spec
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.losses import rnnt_loss
 from asrkit.models import Checkpoint, TransducerConfig, TransducerModel, save_checkpoint
-from asrkit.records import atomic
+from asrkit.models.checkpoints import config_to_dict
+from asrkit.records import atomic, content_hash
 from asrkit.shapes import expect
-from asrkit.text import ErrorRate, Tokenizer, wer
+from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer, wer
 from asrkit.transcribe import recognize
 
 
@@ -56,6 +59,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         expect(self.steps > 0 and self.seconds > 0, "steps, seconds", "both > 0", (self.steps, self.seconds))
+        expect(self.seed >= 0, "seed", "at least 0", self.seed)
 
     def learning_rate(self, progress: float) -> float:
         """Linear warm-up, then a half cosine to zero; `progress` in 0..1."""
@@ -125,7 +129,7 @@ def training_loss(model: TransducerModel, batch: Prepared, config: TrainConfig) 
     dtype = config.dtype(device)
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         logits, lengths, ctc = model(features, lengths, targets)
-    labels = target_lengths.sum()
+    labels = target_lengths.sum().clamp(min=1)  # a batch of silence has none
     loss = rnnt_loss(logits.float(), targets.int(), lengths.int(), target_lengths.int(), reduction="sum") / labels
     if config.ctc_weight:
         ctc = ctc.float().transpose(0, 1)  # (T, B, V), as torch wants it
@@ -153,13 +157,14 @@ def evaluate(
 class _Run:
     """The moving parts of one training run, and how they are saved and restored."""
 
-    def __init__(self, model_config: TransducerConfig, config: TrainConfig, device: torch.device) -> None:
+    def __init__(self, model_config: TransducerConfig, config: TrainConfig, device: torch.device, data: dict[str, str]) -> None:
         torch.manual_seed(config.seed)
         self.model = TransducerModel(model_config).to(device).train()
         self.ema = deepcopy(self.model).eval().requires_grad_(False)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.peak_lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True
         )
+        self.settings = json.loads(json.dumps(asdict(config) | data | {"model": config_to_dict(model_config)}))
         self.config, self.step, self.seconds, self.history = config, 0, 0.0, []  # type: ignore[var-annotated]
 
     @property
@@ -194,16 +199,21 @@ class _Run:
         """Write all of it, atomically."""
         state = {
             "model": self.model.state_dict(), "ema": self.ema.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "step": self.step, "seconds": self.seconds, "config": json.dumps(asdict(self.config)),
+            "step": self.step, "seconds": self.seconds, "config": json.dumps(self.settings),
         }  # fmt: skip
         with atomic(path) as temporary:
             torch.save(state, temporary)
 
     def restore(self, path: Path, log: Path) -> None:
         """Go back to where `path` was saved; log lines written after it are dropped."""
-        state = torch.load(path, weights_only=True)
-        same = state["config"] == json.dumps(asdict(self.config))
-        expect(same, "config", f"the settings {path.parent} was started with", "others", "Pass resume=False to start anew.")
+        anew = "Pass resume=False to start anew (asrkit train --fresh)."
+        try:
+            state = torch.load(path, "cpu", weights_only=True)
+        except (RuntimeError, EOFError, UnpicklingError) as error:
+            raise ValueError(f"state: {path} is damaged ({str(error).splitlines()[0]:.80}). {anew}") from None
+        old = json.loads(state["config"])
+        other = ", ".join(name for name, value in self.settings.items() if old.get(name) != value)
+        expect(not other, "config", f"the settings {path.parent} was started with", f"other {other}", anew)
         self.model.load_state_dict(state["model"])
         self.ema.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -223,14 +233,19 @@ def train(
 
     on_step: called after every step with the log so far, e.g. to draw a live curve.
     """
-    config, out = config or TrainConfig(), Path(out)
+    config, out, dev_set = config or TrainConfig(), Path(out), dev_set or None
     expect(tokenizer.vocab_size == model_config.vocab_size, "vocab_size", str(tokenizer.vocab_size), model_config.vocab_size)
+    expect(len(train_set) > 0, "train_set", "at least one utterance", "none")
+    for text in [*train_set.texts, *(dev_set.texts if dev_set else [])]:
+        tokenizer.encode(text)  # what has no tokens is refused now, not when its turn comes
+    speech = content_hash([[*train_set.ids], [*train_set.texts], [len(waveform) for waveform in train_set.waveforms]])
+    data = {"tokenizer": content_hash(dump_tokenizer(tokenizer)), "train_set": speech}
     out.mkdir(parents=True, exist_ok=True)
     log, saved, exported = out / "log.jsonl", out / "state.pt", out / "model.safetensors"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
-    with torch.random.fork_rng():
-        run = _Run(model_config, config, torch.device(device))
+    with torch.random.fork_rng(), ExitStack() as after:
+        after.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(config.threads)
+        run = _Run(model_config, config, torch.device(device), data)
         if resume and saved.exists():
             run.restore(saved, log)
         else:
@@ -240,7 +255,6 @@ def train(
             max_seconds=lambda step: config.longest_s(max(step / config.steps, run.seconds / config.seconds)),
         )  # fmt: skip
         dev = _loop(run, ahead(stream, config, run.step), dev_set, tokenizer, (log, saved, exported), progress, on_step)
-    torch.set_num_threads(threads)
     return TrainResult(path=exported, history=run.history, dev=dev)
 
 
@@ -273,8 +287,8 @@ def _loop(
             if on_step is not None:
                 on_step(run.history)
             if run.progress >= 1 or run.seconds - saved_at >= config.checkpoint_s:
+                save_checkpoint(exported, checkpoint())  # first: a run that says it is finished has its model
                 run.save(saved)
-                save_checkpoint(exported, checkpoint())
                 saved_at = run.seconds
             if dev_set is not None and (run.progress >= 1 or run.seconds - evaluated_at >= config.evaluate_s):
                 dev = evaluate(checkpoint(), dev_set)[0]

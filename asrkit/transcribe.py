@@ -1,5 +1,6 @@
 """Sound in, text out: features, model, decoder in one natural line."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,11 +50,11 @@ def read_audio(path: Path, rate_hz: int) -> Tensor:
     except soundfile.LibsndfileError as error:
         raise ValueError(f"audio: {path.name} cannot be read ({error}).") from None
     mono = torch.from_numpy(samples).mean(1)
-    mono = mono if rate == rate_hz else resample(mono, rate, rate_hz)
-    expect(
-        len(mono) > 0 and bool(mono.isfinite().all()), "audio", "finite samples", f"{len(mono)} samples", f"See {path.name}."
-    )
-    return mono
+    got = f"{len(mono)} samples" if mono.isfinite().all() else "NaN or infinity"
+    expect(len(mono) > 0 and got[0] != "N", "audio", "finite samples", got, f"See {path.name}.")
+    if rate * rate_hz > 2e7 * math.gcd(rate, rate_hz) ** 2:  # resample() would tabulate as many taps: gigabytes at 22,051 Hz
+        return torch.fft.irfft(torch.fft.rfft(mono), max(1, len(mono) * rate_hz // rate)) * (rate_hz / rate)
+    return mono if rate == rate_hz else resample(mono, rate, rate_hz)
 
 
 def transcribe(checkpoint: Checkpoint, paths: Sequence[Path]) -> Iterator[Transcript]:
@@ -63,8 +64,8 @@ def transcribe(checkpoint: Checkpoint, paths: Sequence[Path]) -> Iterator[Transc
         try:
             waveform = read_audio(Path(path), FeatureConfig(**checkpoint.features).rate_hz)
             tokens = recognize(checkpoint, waveform[None], torch.tensor([len(waveform)])).tokens()[0]
-        except ValueError as error:
-            yield Transcript(path=Path(path), error=str(error))
+        except (ValueError, TypeError, RuntimeError) as error:  # a foreign header; no memory for hours of speech
+            yield Transcript(path=Path(path), error=str(error).splitlines()[0])
             continue
         rate = FeatureConfig(**checkpoint.features).rate_hz
         yield Transcript(

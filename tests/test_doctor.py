@@ -22,9 +22,7 @@ def status(name):
 def test_everything_that_asrkit_needs_is_found_here():
     checks = doctor.diagnose()
     assert not [check for check in checks if check.status == "missing"]
-    assert {"packages", "pins", "cores", "memory", "cache", "GPU", "torchaudio", "espeak-ng"} <= {
-        c.name for c in checks
-    }
+    assert {"packages", "pins", "cores", "memory", "cache", "GPU", "torchaudio", "espeak-ng"} <= {c.name for c in checks}
 
 
 @pytest.mark.parametrize("extra, state", [("", "missing"), ("notebooks", "note")])
@@ -49,8 +47,7 @@ def test_a_version_that_is_not_the_locks_is_named(monkeypatch, tmp_path):
 
 def test_what_is_missing_comes_first_with_its_remedy_below():
     checks = [
-        doctor.Check(name=s, status=s, detail="d", remedy="" if s == "ok" else "do this")
-        for s in ("ok", "note", "missing")
+        doctor.Check(name=s, status=s, detail="d", remedy="" if s == "ok" else "do this") for s in ("ok", "note", "missing")
     ]
     lines = doctor.render(checks).splitlines()
     assert [line.split("]")[0].strip("[ ") for line in lines[::2]] == ["missing", "note", "ok"]

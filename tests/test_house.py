@@ -103,9 +103,7 @@ def size_problems(text: str, name: str) -> list[str]:
     tree, lines, problems = ast.parse(text), text.count("\n"), []
     functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     long = [
-        (f"{name}:{f.name}", f.end_lineno - f.lineno + 1)
-        for f in functions
-        if f.end_lineno - f.lineno + 1 > FUNCTION_LINES
+        (f"{name}:{f.name}", f.end_lineno - f.lineno + 1) for f in functions if f.end_lineno - f.lineno + 1 > FUNCTION_LINES
     ]
     long += [(name, lines)] if lines > FILE_LINES else []
     problems += [f"{where} has {size} lines" for where, size in long if where not in LONG]
@@ -165,9 +163,7 @@ def test_an_exception_from_the_size_rule_is_still_needed_and_says_why():
     for where, why in LONG.items():
         name, _, function = where.partition(":")
         found = [
-            n
-            for n in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8")))
-            if getattr(n, "name", None) == function
+            n for n in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))) if getattr(n, "name", None) == function
         ]
         size = found[0].end_lineno - found[0].lineno + 1 if function else (ROOT / name).read_text().count("\n")
         assert why and size > (FUNCTION_LINES if function else FILE_LINES), f"{where} no longer needs its exception"
@@ -236,10 +232,7 @@ def test_importing_asrkit_decides_nothing_and_needs_four_packages():
         if room(path) in BARE - {"__init__", "__main__"}:
             modules.append(dotted)
     done = subprocess.run(
-        [sys.executable, "-c", BARE_IMPORT, ",".join(blocked), ",".join(modules)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", BARE_IMPORT, ",".join(blocked), ",".join(modules)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -279,10 +272,7 @@ def test_every_declared_dependency_is_in_the_lock(environment):
         version = have.get(canonicalize_name(need.name))
         assert version and need.specifier.contains(version), f"{need}: the lock has {version}. Run `make lock`."
     exact = [Requirement(line) for line in project["dependencies"] if line.startswith("torch")]
-    assert {r.name: str(r.specifier) for r in exact} == {
-        "torch": f"=={have['torch']}",
-        "torchaudio": f"=={have['torchaudio']}",
-    }
+    assert {r.name: str(r.specifier) for r in exact} == {"torch": f"=={have['torch']}", "torchaudio": f"=={have['torchaudio']}"}
 
 
 def test_the_lock_holds_what_its_packages_need_and_nothing_else():
@@ -290,16 +280,12 @@ def test_the_lock_holds_what_its_packages_need_and_nothing_else():
     have = pins({})
     differing = {name for name, version in have.items() if version != _installed(name)}
     if differing:
-        pytest.skip(
-            f"{len(differing)} packages here are not the lock's, e.g. {min(differing)}; `make test` has them all"
-        )
+        pytest.skip(f"{len(differing)} packages here are not the lock's, e.g. {min(differing)}; `make test` has them all")
     reached: set[tuple[str, str]] = set()
     while wanted:
         need = wanted.pop()
         name = canonicalize_name(need.name)
-        assert name in have and need.specifier.contains(have[name]), (
-            f"{need}: the lock has {have.get(name)}. Run `make lock`."
-        )
+        assert name in have and need.specifier.contains(have[name]), f"{need}: the lock has {have.get(name)}. Run `make lock`."
         for extra in ("", *need.extras):
             if (name, extra) not in reached:
                 reached.add((name, extra))
@@ -345,9 +331,7 @@ def test_continuous_integration_runs_the_two_commands():
     script = ROOT / ".ci/run"
     assert os.access(script, os.X_OK)
     lines = script.read_text().splitlines()
-    assert (
-        lines[0] == "#!/usr/bin/env bash" and "set -euo pipefail" in lines and lines[-2:] == ["make check", "make test"]
-    )
+    assert lines[0] == "#!/usr/bin/env bash" and "set -euo pipefail" in lines and lines[-2:] == ["make check", "make test"]
     assert "\n      - run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text()
 
 
@@ -451,10 +435,7 @@ def test_a_set_up_that_was_cut_short_starts_over_and_a_finished_one_is_kept(hous
     (house.folder / "fail").unlink()
     assert house(".venv/.stamp").returncode == 0
     assert ready.exists() and not trace.exists()  # nothing half-installed was kept
-    assert [line.split()[-2:] for line in calls.read_text().splitlines()[1:]] == [
-        ["-r", "requirements.lock"],
-        ["-e", "."],
-    ]
+    assert [line.split()[-2:] for line in calls.read_text().splitlines()[1:]] == [["-r", "requirements.lock"], ["-e", "."]]
     calls.unlink()
     trace.touch()
     assert house(".venv/.stamp").returncode == 0 and not calls.exists()  # ready is ready

@@ -88,11 +88,7 @@ def ids_are_unique(notebook: dict) -> str:
 
 def holds_no_outputs(notebook: dict) -> str:
     """Outputs and execution counts belong to reports/, not to git."""
-    dirty = [
-        cell.get("id")
-        for cell in code_cells(notebook)
-        if cell.get("outputs") or cell.get("execution_count") is not None
-    ]
+    dirty = [cell.get("id") for cell in code_cells(notebook) if cell.get("outputs") or cell.get("execution_count") is not None]
     return f"cells {dirty} carry outputs or counts; run nbstripout --keep-id" if dirty else ""
 
 
@@ -115,9 +111,7 @@ def uses_no_widget_that_hangs(notebook: dict) -> str:
     """No Output, interact or interactive_output."""
     for node in nodes(notebook):
         names = (
-            {alias.name for alias in node.names}
-            if isinstance(node, ast.ImportFrom) and node.module == "ipywidgets"
-            else set()
+            {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) and node.module == "ipywidgets" else set()
         )
         names |= {node.attr} if isinstance(node, ast.Attribute) else set()
         if names & HANGING:
@@ -164,9 +158,7 @@ def runs_on_any_kernel(notebook: dict) -> str:
     kernel = notebook["metadata"].get("kernelspec", {}).get("name")
     fits = kernel == "python3" and (notebook["nbformat"], notebook["nbformat_minor"]) >= (4, 5)
     return (
-        ""
-        if fits
-        else f"kernel {kernel!r}, format {notebook['nbformat']}.{notebook['nbformat_minor']}; want python3 and 4.5"
+        "" if fits else f"kernel {kernel!r}, format {notebook['nbformat']}.{notebook['nbformat_minor']}; want python3 and 4.5"
     )
 
 
@@ -206,9 +198,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 def test_the_series_is_there_and_numbered():
     assert NOTEBOOKS, "no notebook to check"
     numbers = [path.name[:3] for path in NOTEBOOKS]
-    assert all(re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", path.name) for path in NOTEBOOKS) and len(set(numbers)) == len(
-        numbers
-    )
+    assert all(re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", path.name) for path in NOTEBOOKS) and len(set(numbers)) == len(numbers)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

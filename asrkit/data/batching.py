@@ -58,6 +58,8 @@ class Utterances:
     def __post_init__(self) -> None:
         sizes = len(self.waveforms), len(self.ids), len(self.texts), len(self.speakers)
         expect(len(set(sizes)) == 1, "waveforms, ids, texts, speakers", "equally many", sizes)
+        empty = [id_ for id_, waveform in zip(self.ids, self.waveforms, strict=True) if not len(waveform)]
+        expect(not empty, "waveforms", "samples in each", f"none in {empty[:3]}")
         expect(len(set(self.ids)) == len(self.ids), "ids", "all different", f"{len(set(self.ids))} among {len(self.ids)}")
 
     def __len__(self) -> int:
@@ -90,8 +92,12 @@ class Utterances:
 def _pcm(cut: Any) -> Tensor:
     rate_hz = cut.sampling_rate
     expect(rate_hz == RATE_HZ, "cuts", "16 kHz", f"{rate_hz} Hz in {cut.id!r}", "Call cuts.resample(16000).")
-    # mean of channels here: lhotse's own downmix sums them, reads them at once and repeats the text for each
-    return torch.from_numpy(np.rint(cut.load_audio().mean(0) * 32768).clip(-32768, 32767).astype(np.int16))
+    try:
+        audio = cut.load_audio().mean(0)  # here: lhotse's own downmix sums channels, reads them at once and repeats the text
+    except Exception as error:  # lhotse wraps what a decoder raises, in classes of several modules
+        raise ValueError(f"cuts: {cut.id!r} cannot be read ({str(error).splitlines()[0]:.300}).") from None
+    expect(bool(np.isfinite(audio).all()), "cuts", "finite samples", f"NaN or infinity in {cut.id!r}")
+    return torch.from_numpy(np.rint(audio * 32768).clip(-32768, 32767).astype(np.int16))
 
 
 def _blurred(rows: np.ndarray, samples: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -188,7 +189,8 @@ def from_manifest(path: str | Path) -> CutSet:
         else:
             rows = list(load_jsonl(path))
             cuts = list(CutSet.from_dicts(rows)) if rows and "type" in rows[0] else [_simple(row, folder) for row in rows]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AssertionError, AudioLoadingError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError,
+            AssertionError, AudioLoadingError, OSError, EOFError, zlib.error) as error:  # fmt: skip
         got = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise ValueError(f"manifest: expected cuts, or lines with audio and text, got {got} in {path}.") from None
     expect(bool(cuts), "manifest", "at least one utterance", f"none in {path}")
@@ -198,7 +200,7 @@ def from_manifest(path: str | Path) -> CutSet:
 def _simple(row: dict[str, Any], folder: Path) -> Any:
     recording = Recording.from_file(_find(row["audio"], folder), recording_id=str(row.get("id", row["audio"])))
     custom: dict[str, Any] = {key: row[key] for key in ("kind", "split") if key in row}
-    return _said(recording, row["text"], row.get("speaker", "unknown"), custom)
+    return _said(recording, row["text"], str(row.get("speaker", "unknown")), custom)
 
 
 def _find(audio: str, folder: Path) -> Path:
@@ -209,7 +211,9 @@ def _find(audio: str, folder: Path) -> Path:
 
 def _ready(cut: Any, folder: Path) -> Any:
     """`cut` with its audio found, resampled when read, and surely with text."""
-    expect(any(one.text for one in cut.supervisions), "manifest", "text for each utterance", f"none for {cut.id!r}")
+    texts = [one.text for one in cut.supervisions if one.text]
+    said = all(isinstance(text, str) for text in texts) and " ".join(texts).strip()
+    expect(bool(said), "manifest", "text for each utterance", f"{texts or 'none'} for {cut.id!r}")
     parts = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
     for source in [part.recording.sources[0] for part in parts if part.has_recording][:1]:
         if source.type == "file" and not Path(source.source).is_absolute():
@@ -246,6 +250,7 @@ def load(
     hold_out: a speaker of the manifests, who becomes their test set. kinds: of spoken_commands, these only.
     join_digits: that many digit strings of one-word cuts join the cuts in train; a tenth of it takes their place in the others.
     """
+    expect(join_digits >= 0, "join_digits", "a number of strings", join_digits)
     sets: dict[str, list[Any]] = {split: [] for split in SPLITS}
     speakers = set()
     for number, manifest in enumerate(manifests):
@@ -256,10 +261,10 @@ def load(
         parts: dict[str, list[Any]] = {split: [] for split in SPLITS}
         for cut in from_manifest(manifest):
             said = cut.supervisions[0]
-            split = (said.custom or {}).get("split", "train").partition("-")[0]  # test-other is a test set
-            speakers.add(said.speaker)
+            split = str((said.custom or {}).get("split")).lower().partition("-")[0]  # test-other is a test set
+            speakers.add(str(said.speaker))
             if hold_out is not None:
-                split = "test" if said.speaker == hold_out else "train" if split == "test" else split
+                split = "test" if str(said.speaker) == hold_out else "train" if split == "test" else split
             parts.get(split, parts["train"]).append(cut)
         for split, cuts in parts.items():
             count = join_digits if split == "train" else -(-join_digits // 10)

@@ -40,5 +40,5 @@ def ctc_greedy_sequential(log_probs: Tensor, lengths: Tensor, *, blank: int = -1
 
 
 def _index(blank: int, V: int) -> int:
-    expect(-V <= blank < V, "blank", f"an index of V={V} tokens", blank)
+    expect(blank in range(-V, V), "blank", f"an index of V={V} tokens", blank)
     return blank % V

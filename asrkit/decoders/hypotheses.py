@@ -50,6 +50,7 @@ def check(scores: Tensor, lengths: Tensor, letters: str, argument: str) -> int:
     B, T = dims(scores, letters, argument)[:2]
     dims(lengths, "B", "lengths", B=B)
     expect(B > 0, argument, "at least one utterance", tuple(scores.shape))
+    expect(lengths.dtype in (torch.int32, torch.int64), "lengths", "int32 or int64", lengths.dtype)
     expect(lengths.device == scores.device, "lengths", f"a tensor on {scores.device}", lengths.device)
     low, high = torch.stack(lengths.aminmax()).tolist()
     expect(0 <= low <= high <= T, "lengths", f"0 to T={T} frames", f"{low} to {high}")

@@ -65,13 +65,19 @@ def load_checkpoint(path: Path | str, *, device: str | torch.device = "cpu") -> 
     expect(path.is_file(), "model", "a .safetensors file or a training folder", repr(str(path)), "Make one: asrkit train.")
     try:
         with safe_open(str(path), "pt") as file:
-            header = json.loads((file.metadata() or {}).get("asrkit", "{}"))
+            header = (file.metadata() or {}).get("asrkit")
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:
         raise ValueError(f"model: {path.name} is not a safetensors file ({error}).") from None
-    expect("model" in header, "model", "a checkpoint written by asrkit", f"{path.name} without its header")
-    config = config_from_dict(header["model"])
-    model = (TransducerModel if isinstance(config, TransducerConfig) else CTCModel)(config)
-    missing, unexpected = model.load_state_dict(weights, strict=False)
+    expect(header is not None, "model", "a checkpoint written by asrkit", f"{path.name} without its header")
+    try:
+        config, *rest = (json.loads(header)[key] for key in ("model", "tokenizer", "features", "notes"))
+        config, (tokenizer, features, notes) = config_from_dict(config), (load_tokenizer(rest[0]), *rest[1:])
+        model = (TransducerModel if isinstance(config, TransducerConfig) else CTCModel)(config)
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except (KeyError, TypeError, AttributeError, RuntimeError, json.JSONDecodeError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"model: the header of {path.name} is damaged or not of its weights ({why:.300}).") from None
     expect(not missing and not unexpected, "model", "weights of its config", f"missing {missing}, unknown {unexpected}")
-    return Checkpoint(model.to(device).eval(), load_tokenizer(header["tokenizer"]), header["features"], header["notes"])
+    expect(tokenizer.vocab_size == config.vocab_size, "tokenizer", f"{config.vocab_size} tokens", tokenizer.vocab_size)
+    return Checkpoint(model.to(device).eval(), tokenizer, features, notes)

@@ -22,6 +22,7 @@ class ConvConfig:
     dropout: float = 0.05
 
     def __post_init__(self) -> None:
+        expect(min(self.bins, self.width, self.kernel) >= 1 and self.layers >= 0, "config", "sizes of at least 1", self)
         expect(self.subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", self.subsampling)
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
 
@@ -41,6 +42,8 @@ class FastConformerConfig:
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
+        sizes = self.bins, self.width, self.heads, self.subsampling_channels, self.kernel, self.expansion
+        expect(min(sizes) >= 1 and self.layers >= 0, "config", "sizes of at least 1", self)
         expect(self.subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", self.subsampling)
         expect(self.width % self.heads == 0, "heads", f"a divisor of width {self.width}", self.heads)
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)

@@ -37,6 +37,9 @@ class TransducerConfig:
     joint_width: int = 128
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        expect(min(self.vocab_size, self.joint_width, self.predictor.width) >= 1, "config", "sizes of at least 1", self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CTCConfig:
@@ -44,6 +47,9 @@ class CTCConfig:
 
     vocab_size: int
     encoder: EncoderConfig = field(default_factory=ConvConfig)
+
+    def __post_init__(self) -> None:
+        expect(self.vocab_size >= 1, "vocab_size", "at least 1", self.vocab_size)
 
 
 def make_encoder(config: EncoderConfig) -> ConvEncoder | FastConformer:

@@ -9,11 +9,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import nbformat
+from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
 from asrkit.records import MIME, problem
@@ -54,14 +56,16 @@ def run_notebooks(
     threads = max(1, (os.cpu_count() or 2) // min(workers, len(paths)))
     waiting, running, done = dict(notebooks), dict[Future[None], str](), dict[str, NotebookRun]()
     bar = tqdm(total=len(paths), desc="notebooks", unit="nb", disable=not progress)
-    context = multiprocessing.get_context("spawn")
-    with bar, ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
+    with bar, ExitStack() as pools:
         while waiting or running:
             for name, (path, notebook) in list(waiting.items()):
                 after = notebook.metadata.get("asrkit", {}).get("after", [])
                 if len(running) < workers and not any(other in waiting or other in running.values() for other in after):
                     given = {key: value for key, value in (parameters or {}).items() if key in declared[name]}
+                    # A pool of its own: one that is shared breaks for all when the system kills a worker.
+                    pool = pools.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
                     running[pool.submit(_run, path, out / path.name, given, timeout_s, threads)] = name
+                    pool.shutdown(wait=False)
                     del waiting[name]
             expect(bool(running), "notebooks", "an order in which each can run", f"a circle among {sorted(waiting)}")
             bar.set_postfix_str(", ".join(running.values()))
@@ -79,8 +83,12 @@ def _declared(notebook: Any) -> set[str]:
 
 
 def _run(path: Path, out: Path, parameters: dict[str, Any], timeout_s: float, threads: int) -> None:
-    """In the worker: this interpreter as kernel, whatever kernels the user has installed."""
+    """In the worker: this interpreter as kernel, whatever kernels the user has installed; what it says goes to a log."""
+    log = os.open(out.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     import papermill
+    from traitlets.config import Config
 
     os.environ |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -89,9 +97,11 @@ def _run(path: Path, out: Path, parameters: dict[str, Any], timeout_s: float, th
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         spec.write_text(json.dumps({"argv": argv, "display_name": "asrkit", "language": "python"}))
         os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("JUPYTER_PATH")]))
+        # Sockets in a folder of their own: ports are raced for, and socket files named alike by two kernels mix them up.
+        ipc = Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/ipc"}}) if os.name == "posix" else None
         papermill.execute_notebook(
-            str(path), str(out), parameters=parameters, kernel_name="asrkit", execution_timeout=int(timeout_s) or 1,
-            progress_bar=False, cwd=str(path.parent), log_output=False, request_save_on_cell_execute=True,
+            str(path), str(out), parameters=parameters, kernel_name="asrkit", language="python", execution_timeout=int(timeout_s) or 1,
+            progress_bar=False, cwd=str(path.parent), request_save_on_cell_execute=True, config=ipc,
         )  # fmt: skip
 
 
@@ -109,7 +119,9 @@ def _result(name: str, executed: Path, failure: BaseException | None) -> Noteboo
             record = output.get("data", {}).get(MIME)
             if record and not problem(record):
                 records.append(record)
-    error = re.sub(r"\x1b\[[0-9;]*m", "", errors[-1] if errors else str(failure or ""))
+    if failure and not isinstance(failure, PapermillExecutionError):  # not the notebook's own words: timeout, dead kernel
+        errors.append("\n".join([*errors[-1:], f"{type(failure).__name__}: {failure}".strip()]))
+    error = re.sub(r"\x1b\[[0-9;]*m", "", errors[-1] if errors else "")
     return NotebookRun(
         name=name, status="failed" if failure else "ran", seconds=told.get("duration") or 0.0,
         parameters=told.get("parameters", {}), sha256=hashlib.sha256(executed.read_bytes()).hexdigest(), error=error,

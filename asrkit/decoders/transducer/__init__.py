@@ -39,5 +39,6 @@ def transducer_greedy(
     longest = check(encoded, lengths, "B T E", "encoded")
     expect(strategy in STRATEGIES, "strategy", "one of " + ", ".join(map(repr, STRATEGIES)), repr(strategy))
     expect(max_symbols >= 1, "max_symbols", "at least 1", max_symbols)
+    expect(model.blank >= 0, "model.blank", "an index from 0", model.blank, "Count it from the front: V - 1, not -1.")
     with torch.inference_mode():
         return STRATEGIES[strategy](model, encoded[:, :longest], lengths, max_symbols)

@@ -55,8 +55,9 @@ def rnnt_loss(
     tensor(2.6027)
     """
     expect(reduction in ("none", "mean", "sum"), "reduction", "'none', 'mean' or 'sum'", repr(reduction))
-    picked = resolve(impl, logits, fastemit_lambda=fastemit_lambda)
+    expect(fastemit_lambda >= 0, "fastemit_lambda", "at least 0", fastemit_lambda)
     lengths = _checked(logits, targets, logit_lengths, target_lengths, blank)
+    picked = resolve(impl, logits, fastemit_lambda=fastemit_lambda)
     T, U = lengths.amax(0).tolist()  # torchaudio refuses tensors longer than their longest utterance
     options = blank % logits.shape[-1], clamp, fused_log_softmax, fastemit_lambda
     costs = IMPLS[picked](logits[:, :T, : U + 1], targets[:, :U].long(), lengths, *options)
@@ -68,7 +69,7 @@ def _checked(logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_leng
     B, T, U1, V = dims(logits, "B T U1 V", "logits")
     expect(logits.is_floating_point(), "logits", "floating point", logits.dtype)
     expect(min(B, T, U1, V) > 0, "logits", "no empty dimension", (B, T, U1, V))
-    expect(-V <= blank < V, "blank", f"an index of V={V} tokens", blank)
+    expect(blank in range(-V, V), "blank", f"an index of V={V} tokens", blank)
     sizes = {"logit_lengths": logit_lengths, "target_lengths": target_lengths}
     for name, tensor in {"targets": targets, **sizes}.items():
         dims(tensor, "B" if name in sizes else "B U", name, B=B, U=U1 - 1)

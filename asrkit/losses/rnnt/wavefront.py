@@ -77,7 +77,7 @@ class _Wavefront(torch.autograd.Function):
         grads = torch.zeros_like(logits, memory_format=torch.contiguous_format)
         for b, (frames, U) in enumerate(lengths.tolist()):
             alpha, beta = nodes[b, :frames, : U + 1], nodes[B + b, : frames + 1, : U + 1].flip(0, 1)
-            after, inner = 1 if clamp <= 0 else incoming[b], incoming[b] if clamp <= 0 else 1  # clamp, then scale
+            after, inner = (incoming[b], 1) if clamp > 0 else (1, incoming[b])  # clamp, then scale
             by_blank = (alpha + stays[b, 1 : frames + 1, : U + 1] + beta[1:] - total[b]).exp().to(stay.dtype) * inner
             by_label = (alpha[:, :U] + emits[b, :frames, 1 : U + 1] + beta[:-1, 1:] - total[b]).exp().to(stay.dtype)
             by_label *= (1 + fastemit_lambda) * inner

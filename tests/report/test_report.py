@@ -1,0 +1,177 @@
+"""The report on small real notebooks, run by the real papermill: one good, one that fails, one that hangs, one that dies."""
+
+import base64
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from asrkit import records
+from asrkit.report import report, run_notebooks
+from asrkit.report.site import mathml
+
+PNG = base64.b64encode(
+    bytes.fromhex(
+        "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8ffff3f0005fe02fe0def46b80000000049454e44ae426082"
+    )
+).decode()
+GOOD = [
+    new_markdown_cell("# Does it run?\n\nA formula $\\alpha_t + 1$, code `$x$`, and\n\n$$\\binom{T}{U} = 1$$"),
+    new_code_cell("from asrkit import records\nprint(records.stamp())"),
+    new_code_cell("size: int = 2  # how many", metadata={"tags": ["parameters"]}),
+    new_code_cell("import sys; print('size', size, type(size).__name__, sys.executable)"),
+    new_code_cell(
+        "from IPython.display import display\n"
+        f"display({{'image/png': {PNG!r}}}, raw=True, metadata={{'image/png': {{'alt': 'A single black dot, nothing more'}}}})"
+    ),
+    new_code_cell("records.publish(records.Measurement(what='demo', metric='ratio', unit='1', value=2.0))"),
+    new_code_cell("import ipywidgets; ipywidgets.HTML('<b>live only</b>')"),
+    new_code_cell("from IPython.display import Audio; Audio([0.0, 0.5, -0.5] * 100, rate=8000)"),
+]
+
+
+def write(folder: Path, name: str, cells, after=()) -> Path:
+    notebook = new_notebook(cells=[cell.copy() for cell in cells], metadata={"asrkit": {"after": list(after)}})
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"c{number}"
+    path = folder / f"{name}.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+class Loads(HTMLParser):
+    """Everything a page would load or run, and its pictures without words."""
+
+    def __init__(self):
+        super().__init__()
+        self.outside, self.wordless, self.tags = [], [], set()
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.add(tag)
+        loading = attrs.get("src") or (attrs.get("href") if tag in ("link", "base") else None)
+        if loading and not loading.startswith("data:"):
+            self.outside.append((tag, loading))
+        if tag == "img" and not (attrs.get("alt") or "").strip():
+            self.wordless.append(attrs.get("src", "")[:30])
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebooks")
+    paths = [
+        write(folder, "a_good", GOOD),
+        write(
+            folder, "b_fails", [new_code_cell("x = 1"), new_code_cell("raise ValueError('on purpose <b>')")], after=["a_good"]
+        ),
+        write(folder, "c_hangs", [new_code_cell("print('before'); import time; time.sleep(600)")]),
+        write(folder, "d_dies", [new_code_cell("import os; os._exit(9)")]),
+    ]
+    out = tmp_path_factory.mktemp("reports")
+    result = report(paths, out, parameters={"size": 3}, workers=2, timeout_s=6, progress=False)
+    return out, result
+
+
+def test_one_failing_hanging_or_dying_notebook_does_not_stop_the_rest(built):
+    _, result = built
+    assert {run.name: run.status for run in result.runs} == {
+        "a_good": "ran", "b_fails": "failed", "c_hangs": "failed", "d_dies": "failed",
+    }  # fmt: skip
+    assert result.exit_code == 1
+    assert "on purpose" in result.runs[1].error and "\x1b" not in result.runs[1].error
+    assert result.runs[2].error and result.runs[3].error
+
+
+def test_what_a_notebook_did_before_it_failed_is_kept(built):
+    out, _ = built
+    executed = nbformat.read(out / "latest/runs/c_hangs.ipynb", 4)
+    assert executed.cells[0].outputs[0].text.strip() == "before"
+    assert "on purpose &lt;b&gt;" in (out / "latest/index.html").read_text()
+
+
+def test_parameters_arrive_typed_and_the_kernel_is_this_python(built):
+    import sys
+
+    out, result = built
+    assert dict(result.runs[0].parameters) == {"size": 3}
+    text = (out / "latest/runs/a_good.ipynb").read_text()
+    assert "size 3 int" in text and sys.executable in text
+
+
+def test_records_come_out_of_the_notebook_whole(built):
+    out, result = built
+    (record,) = result.runs[0].records
+    assert (record["what"], record["value"]) == ("demo", 2.0) and records.problem(record) == ""
+    assert records.read(out / "latest/records/a_good.jsonl") == [record]
+
+
+def test_pages_load_nothing_and_every_picture_has_words(built):
+    out, result = built
+    pages = sorted((out / "latest").glob("*.html"))
+    assert [page.stem for page in pages] == ["a_good", "b_fails", "c_hangs", "d_dies", "index"]
+    for page in pages:
+        text = page.read_text()
+        loads = Loads()
+        loads.feed(text)
+        assert loads.outside == [] and loads.wordless == [] and "script" not in loads.tags, page
+        assert "default-src 'none'" in unescape(text) and '<html lang="en">' in text
+    assert result.defects == []
+
+
+def test_the_good_page_has_formulas_sound_and_picture_and_no_dead_widget(built):
+    out, _ = built
+    text = (out / "latest/a_good.html").read_text()
+    assert text.count("<math") == 2 and "<code>$x$</code>" in text
+    assert 'alt="A single black dot, nothing more"' in text and "data:audio/wav" in text
+    assert "<b>live only" not in text and "widget-view" not in text
+
+
+def test_the_index_tells_in_order_what_ran_what_holds_and_what_failed(built):
+    out, result = built
+    text = (out / "latest/index.html").read_text()
+    assert "1 of 4 notebooks ran." in text
+    order = [text.index(f'id="{name}"') for name in ("claims", "notebooks", "figures", "machine", "slowest", "failures")]
+    assert order == sorted(order)
+    manifest = json.loads((out / "latest/manifest.json").read_text())
+    assert [run["status"] for run in manifest["runs"]] == ["ran", "failed", "failed", "failed"]
+    assert json.loads(result.summary().splitlines()[-1])["ran"] == 1
+    assert re.search(r"ValueError: on purpose", result.summary())
+
+
+def test_latest_moves_to_the_newer_report_and_the_older_stays(built, tmp_path):
+    path = write(tmp_path, "only", [new_markdown_cell("# Only?"), new_code_cell("1 + 1")])
+    first = report([path], tmp_path / "out", progress=False)
+    second = report([path], tmp_path / "out", progress=False)
+    assert first.exit_code == second.exit_code == 0
+    runs = [entry for entry in (tmp_path / "out").iterdir() if entry.name != "latest"]
+    assert len(runs) == 2 and (tmp_path / "out/latest").resolve() in [run.resolve() for run in runs]
+
+
+def test_a_picture_without_words_is_a_defect(tmp_path):
+    cell = new_code_cell(f"from IPython.display import display\ndisplay({{'image/png': {PNG!r}}}, raw=True)")
+    result = report([write(tmp_path, "mute", [cell])], tmp_path / "out", progress=False)
+    assert result.defects == ["mute: a picture has no alt text"] and result.exit_code == 1
+
+
+def test_bad_requests_are_refused_before_anything_runs(tmp_path):
+    path = write(tmp_path, "x", GOOD[1:3])
+    with pytest.raises(ValueError, match=r"parameters: expected one of \['size'\], got \['sise'\]"):
+        run_notebooks([path], tmp_path / "out", parameters={"sise": 1}, progress=False)
+    with pytest.raises(ValueError, match="notebooks: expected an .ipynb file"):
+        run_notebooks([tmp_path / "none.ipynb"], tmp_path / "out", progress=False)
+    with pytest.raises(ValueError, match="notebooks: expected at least one"):
+        run_notebooks([], tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("markdown", "formulas"),
+    [("$a$ and $b$", 2), ("costs 5 \\$ or 6 \\$", 0), ("`$a$`", 0), ("```\n$a$\n```", 0), ("$$a$$ then $b$", 2)],
+)
+def test_formulas_become_mathml_and_code_stays_code(markdown, formulas):
+    assert mathml(markdown).count("<math") == formulas

@@ -1,0 +1,131 @@
+"""Verdicts follow from claims and records alone, and never from another machine's."""
+
+import copy
+
+import pytest
+import yaml
+
+from asrkit import records
+from asrkit.ledger import LABELS, Claim, evaluate, load_claims, summary, table, verdict
+from asrkit.records import Measurement
+
+SOURCE = {"document": "000", "title": "A paper", "url": "a blog", "section": "2"}
+CPU, GPU = {"id": "cpu", "gpus": []}, {"id": "gpu", "gpus": [{"name": "H200"}]}
+
+
+def claim(**fields):
+    given = {"id": "c", "text": "Twice as fast.", "source": SOURCE, "kind": "ratio", "metric": "ratio", "unit": "1", "quoted": 2.0,
+             "notebook": "00", "arms": ("slow", "fast")}  # fmt: skip
+    return Claim(**given | fields)
+
+
+def record(value=2.0, samples=(1.9, 2.0, 2.1), machine=CPU, arms=("slow", "fast"), **fields):
+    made = Measurement(
+        **{"what": "c", "metric": "ratio", "unit": "1", "value": value, "samples": samples, "params": {"arms": list(arms)}}
+        | fields
+    )
+    sealed = copy.deepcopy(made.sealed())
+    sealed["machine"] = {**sealed["machine"], **machine}
+    return sealed
+
+
+@pytest.mark.parametrize(
+    ("samples", "label"),
+    [
+        ((1.9, 2.0, 2.1), "reproduced"), ((1.4, 1.5, 1.6), "direction only"), ((0.7, 0.8, 0.9), "not reproduced"),
+        ((0.9, 1.1, 1.3), "not reproduced"), ((1.0, 2.0, 9.0), "too noisy"), ((2.0, 2.0), "too noisy"),
+    ],
+)  # fmt: skip
+def test_a_ratio_is_judged_by_its_median_its_spread_and_its_direction(samples, label):
+    middle = sorted(samples)[len(samples) // 2]
+    assert verdict(claim(), [record(middle, samples)], CPU).label == label
+
+
+def test_a_ratio_with_other_arms_or_another_name_is_no_evidence():
+    for other in (record(arms=("slow", "else")), record(what="d"), record(metric="latency"), record(origin="derived")):
+        assert verdict(claim(), [other], CPU).label == "not measured yet"
+
+
+def test_what_another_machine_recorded_is_shown_but_decides_nothing():
+    found = verdict(claim(), [record(machine=GPU)], CPU)
+    assert (found.label, found.measured) == ("not measured yet", None)
+    assert found.recorded["machine"]["id"] == "gpu"
+    needs_gpu = verdict(claim(needs="cuda"), [record(machine=GPU)], CPU)
+    assert (needs_gpu.label, needs_gpu.measured) == ("not measurable here", None)
+    assert verdict(claim(needs="cuda"), [record(machine=GPU)], GPU).label == "reproduced"
+
+
+def test_a_cpu_record_never_answers_a_claim_about_a_gpu():
+    assert verdict(claim(needs="cuda"), [record()], CPU).label == "not measurable here"
+
+
+def test_the_newest_record_of_this_machine_counts():
+    old, new = record(2.0), record(1.0, (0.9, 1.0, 1.1))
+    old["captured_at"], new["captured_at"] = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+    assert verdict(claim(), [new, old], CPU).measured == 1.0
+
+
+def test_a_claim_without_number_or_baseline_is_ill_defined():
+    assert verdict(claim(arms=()), [record(arms=())], CPU).label == "ill-defined"
+    assert verdict(claim(quoted=None), [record()], CPU).label == "ill-defined"
+
+
+@pytest.mark.parametrize(("quoted", "label"), [(1.6, "arithmetic checked"), (2.5, "not reproduced")])
+def test_arithmetic_is_computed_not_believed(quoted, label):
+    arithmetic = claim(kind="arithmetic", arms=(), formula="a * b / 10 ** 3", params={"a": 40, "b": 41}, quoted=quoted)
+    found = verdict(arithmetic, [], CPU)
+    assert (found.label, found.measured) == (label, 1.64)
+
+
+@pytest.mark.parametrize("formula", ["__import__('os')", "a.real", "a if a else 1", "b + 1", "f(a)", "[a]"])
+def test_a_formula_is_arithmetic_and_nothing_else(formula):
+    with pytest.raises(ValueError, match="formula: expected numbers"):
+        evaluate(formula, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"surprise": 1}, "unknown field surprise"), ({"text": None}, "missing field text"), ({"kind": "guess"}, "kind one of"),
+        ({"source": {"title": "x"}}, "a source with"), ({"quoted": "two"}, "a number or null"), ({"formula": "1"}, "a formula"),
+        ({"arms": ["one"]}, "two arms or none"), ({"tolerance": {"rel": 1, "abs": 1}}, "one tolerance"),
+    ],
+)  # fmt: skip
+def test_a_claim_that_breaks_the_schema_is_named(tmp_path, change, message):
+    entry = {"id": "c", "text": "t", "source": SOURCE, "kind": "ratio", "metric": "ratio", "unit": "1", "quoted": 2.0,
+             "notebook": "00", "arms": ["a", "b"]} | change  # fmt: skip
+    entry = {key: value for key, value in entry.items() if value is not None}
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump([entry]))
+    with pytest.raises(ValueError, match=f"claim 'c': .*{message}"):
+        load_claims(path)
+
+
+def test_two_claims_of_one_name_are_refused(tmp_path):
+    entry = {
+        "id": "c",
+        "text": "t",
+        "source": SOURCE,
+        "kind": "ratio",
+        "metric": "ratio",
+        "unit": "1",
+        "quoted": None,
+        "notebook": "0",
+    }
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump([entry, entry]))
+    with pytest.raises(ValueError, match="duplicate id c"):
+        load_claims(path)
+
+
+def test_the_shipped_ledger_holds_and_its_arithmetic_is_right():
+    claims = load_claims()
+    assert len(claims) >= 10
+    rows = table(claims, [])
+    assert {row["verdict"] for row in rows} <= set(LABELS)
+    assert all(row["verdict"] == "arithmetic checked" for claim, row in zip(claims, rows, strict=True) if claim.formula)
+    assert summary(rows).startswith(f"{len(claims)} claims: ")
+
+
+def test_records_that_the_project_ships_are_as_they_were_sealed():
+    assert records.verify([records.shipped("records")]) == []

@@ -1,0 +1,54 @@
+"""The series itself, run headlessly as `make report` runs it, at a size that is quick."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from asrkit.records import problem
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """Folder of the report of the whole series, and what the command printed."""
+    pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
+    folder = tmp_path_factory.mktemp("series")
+    command = [sys.executable, "-m", "asrkit.cli", "report", "--out", str(folder), "--no-progress", "-p", "train_seconds", "20"]
+    environment = {**os.environ, "ASRKIT_HOME": str(folder / "home")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "latest", json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_every_notebook_runs_top_to_bottom_and_the_report_says_so(executed):
+    folder, told = executed
+    assert told["notebooks"] == told["ran"] == len(NAMES) and told["defects"] == 0
+    assert sorted(page.stem for page in folder.glob("*.html")) == sorted([*NAMES, "index"])
+    for name in NAMES:
+        cells = nbformat.read(folder / f"runs/{name}.ipynb", 4).cells
+        outputs = [output for cell in cells for output in cell.get("outputs", [])]
+        assert not [output for output in outputs if output.output_type == "error"]
+
+
+@pytest.mark.slow
+def test_the_model_of_notebook_00_learned_to_hear_voices_it_never_met(executed):
+    lines = [json.loads(line) for line in (executed[0] / "records/00_start_here.jsonl").read_text().splitlines()]
+    assert not any(problem(line) for line in lines)
+    (wer,) = [line["value"] for line in lines if (line["what"], line["metric"]) == ("demo-unseen-voices", "wer")]
+    assert 0 <= wer < 0.6  # about 0.02 on two free cores; an untrained model has 1.0
+
+
+@pytest.mark.slow
+def test_every_declared_static_twin_left_a_picture(executed):
+    for name in NAMES:
+        for cell in nbformat.read(executed[0] / f"runs/{name}.ipynb", 4).cells:
+            if "static-twin" in cell.metadata.get("tags", []):
+                assert any("image/png" in output.get("data", {}) for output in cell.outputs), (name, cell.id)
