@@ -50,9 +50,7 @@ def _train(args: argparse.Namespace) -> int:
     progress, config = not args.no_progress, TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed)
     tokenizer = load_tokenizer(args.tokenizer)
     expect(not args.out.exists() or args.out.is_dir(), "out", "a folder", repr(str(args.out)))
-    sets = corpora.load(
-        args.manifest, hold_out=args.hold_out, join_digits=args.join_digits, kinds=args.kinds, progress=progress
-    )
+    sets = corpora.load(args.manifest, hold_out=args.hold_out, join_digits=args.join_digits, kinds=args.kinds, progress=progress)
     counts = {name: len(cuts) for name, cuts in sets.items()}
     expect(counts["train"] > 0, "manifest", "utterances to train on", counts, "Set another split, or no --hold-out.")
     loaded = {name: Utterances.load(cuts, progress=progress) for name, cuts in sets.items() if len(cuts)}

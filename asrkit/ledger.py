@@ -17,6 +17,7 @@ LABELS = ("reproduced", "arithmetic checked", "direction only", "not reproduced"
           "not measurable here", "not measured yet")  # fmt: skip
 KINDS = ("arithmetic", "ratio", "latency", "throughput", "memory", "quality")
 TIMED = ("ratio", "latency", "throughput")
+HOW = ("rel", "abs", "above", "below")
 SOURCE = ("document", "title", "url", "section")
 OPERATORS: dict[type, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
              ast.Pow: operator.pow, ast.USub: operator.neg}  # fmt: skip
@@ -51,7 +52,7 @@ class Claim:
             "a number or null as quoted": isinstance(self.quoted, int | float | None),
             "a formula, for arithmetic only": bool(self.formula) == (self.kind == "arithmetic"),
             "two arms or none, for ratios only": len(self.arms) in ((0, 2) if self.kind == "ratio" else (0,)),
-            "one tolerance: rel, abs, above or below": len(self.tolerance) == 1 and {*self.tolerance} <= {"rel", "abs", "above", "below"},
+            f"one tolerance: {', '.join(HOW)}": len(self.tolerance) == 1 and {*self.tolerance} <= {*HOW},
         }  # fmt: skip
         if broken := [rule for rule, holds in rules.items() if not holds]:
             raise ValueError(f"claim {self.id!r}: expected {broken[0]}.")
@@ -60,12 +61,9 @@ class Claim:
         """Whether `value` is the quoted one within the tolerance; `above` and `below` are distances from it."""
         ((how, by),) = self.tolerance.items()
         gap = value - (self.quoted or 0.0)
-        return {
-            "rel": abs(gap) <= by * abs(self.quoted or 0.0),
-            "abs": abs(gap) <= by,
-            "above": gap >= by,
-            "below": -gap >= by,
-        }[how]
+        return {"rel": abs(gap) <= by * abs(self.quoted or 0.0), "abs": abs(gap) <= by, "above": gap >= by, "below": -gap >= by}[
+            how
+        ]
 
     def show(self, value: float | None) -> str:
         """`value` with the claim's unit, as tables show it; a dash for None."""
@@ -186,8 +184,8 @@ def table(
 
 def origin(record: Mapping[str, Any]) -> str:
     """Machine, commit and day of a record, in a few words."""
-    gpus = [gpu["name"] for gpu in record["machine"]["gpus"]]
-    return f"{' + '.join(gpus) or record['machine']['cpu_model']}, commit {str(record['code']['commit'])[:7]}, {record['captured_at'][:10]}"
+    device = " + ".join(gpu["name"] for gpu in record["machine"]["gpus"]) or record["machine"]["cpu_model"]
+    return f"{device}, commit {str(record['code']['commit'])[:7]}, {record['captured_at'][:10]}"
 
 
 def summary(rows: Sequence[Mapping[str, str]]) -> str:

@@ -1,4 +1,4 @@
-"""Pictures: data in, matplotlib Axes out. No global style, nothing saved; `show` puts a picture, with its alt text, on a page."""
+"""Pictures: data in, matplotlib Axes out. No global style, nothing saved; `show` puts one on a page with its alt text."""
 
 import base64
 import io
@@ -13,7 +13,6 @@ from torch import Tensor
 from asrkit.shapes import expect
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")  # one an implementation, in order
-MARKERS = "osD^vP"
 
 
 def canvas(
@@ -76,9 +75,7 @@ def training_curve(history: Sequence[Mapping[str, float]], ax: Axes) -> Axes:
     return ax
 
 
-def lattice(
-    values: Tensor, labels: Sequence[str], ax: Axes, *, path: Sequence[tuple[int, int]] = (), caption: str = ""
-) -> Axes:
+def lattice(values: Tensor, labels: Sequence[str], ax: Axes, *, path: Sequence[tuple[int, int]] = (), caption: str = "") -> Axes:
     """A value a cell (T, U1) of the transducer lattice, frames to the right, labels up, with an optional path of (t, u)."""
     T, U1 = values.shape
     expect(len(labels) == U1 - 1, "labels", f"{U1 - 1}, one less than rows", len(labels))
@@ -90,22 +87,4 @@ def lattice(
     ax.set_yticks(range(U1), ["∅", *("␣" if label == " " else label for label in labels)])
     ax.set(xlabel="encoder frame t", ylabel="labels emitted so far, u")
     ax.figure.colorbar(image, ax=ax, label=caption)
-    return ax
-
-
-def intervals(
-    rows: Mapping[str, tuple[float, float, float]], ax: Axes, *, unit: str, published: Mapping[str, float] | None = None
-) -> Axes:
-    """One (low, middle, high) a name as a dot with a bar; `published` values as thin ticks beside them."""
-    for i, (name, (low, middle, high)) in enumerate(rows.items()):
-        ax.plot([low, high], [i, i], color=COLOURS[i % 6], lw=2)
-        ax.plot(middle, i, MARKERS[i % 6], color=COLOURS[i % 6])
-        if published and name in published:
-            ax.plot(
-                published[name], i, "|", ms=18, color="black", label="_" * bool(ax.get_legend_handles_labels()[1]) + "published"
-            )
-    ax.set_yticks(range(len(rows)), list(rows))
-    ax.set(xlabel=unit, ylim=(len(rows) - 0.5, -0.5))
-    if published:
-        ax.legend(frameon=False)
     return ax

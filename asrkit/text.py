@@ -75,10 +75,11 @@ class SentencePieceTokenizer:
         import sentencepiece
 
         try:
-            object.__setattr__(self, "_pieces", sentencepiece.SentencePieceProcessor(model_proto=self.model))
+            pieces: Any = sentencepiece.SentencePieceProcessor(model_proto=self.model) if self.model else []
         except RuntimeError:
-            object.__setattr__(self, "_pieces", [])
-        expect(self.vocab_size > 0, "tokenizer", "the bytes of a SentencePiece model", f"{len(self.model)} others")
+            pieces = []
+        expect(len(pieces) > 0, "tokenizer", "a SentencePiece model", f"{len(self.model)} bytes of something else")
+        object.__setattr__(self, "_pieces", pieces)
 
     @property
     def vocab_size(self) -> int:
@@ -115,7 +116,7 @@ def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
     if isinstance(tokenizer, SentencePieceTokenizer):
         return {"model": tokenizer.model.hex()}
     expect(isinstance(tokenizer, CharTokenizer), "tokenizer", "one of asrkit.text, to be saved", type(tokenizer).__name__)
-    return {"alphabet": tokenizer.alphabet}
+    return {"alphabet": tokenizer.alphabet}  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, kw_only=True)

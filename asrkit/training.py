@@ -242,6 +242,8 @@ def train(
     data = {"tokenizer": content_hash(dump_tokenizer(tokenizer)), "train_set": speech}
     out.mkdir(parents=True, exist_ok=True)
     log, saved, exported = out / "log.jsonl", out / "state.pt", out / "model.safetensors"
+    for part in [part for path in (log, saved, exported) for part in out.glob(f".{path.stem}-*{path.suffix}")]:
+        part.unlink()  # a kill in mid-write left it
     with torch.random.fork_rng(), ExitStack() as after:
         after.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads)
@@ -249,7 +251,8 @@ def train(
         if resume and saved.exists():
             run.restore(saved, log)
         else:
-            log.unlink(missing_ok=True)
+            for old in (saved, log):  # the state too: else a kill before the next one would resume the run before
+                old.unlink(missing_ok=True)
         stream = training_stream(
             train_set, tokenizer, batch_seconds=config.batch_seconds, seed=config.seed, start_step=run.step,
             max_seconds=lambda step: config.longest_s(max(step / config.steps, run.seconds / config.seconds)),

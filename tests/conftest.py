@@ -18,9 +18,7 @@ def pytest_collection_modifyitems(items):
 def pytest_terminal_summary(terminalreporter):
     """Say how much of the suite this machine could not run."""
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if "gpu" in getattr(report, "keywords", ())]
-    terminalreporter.write_line(
-        f"{len(skipped)} GPU tests were skipped: no CUDA device" if skipped else "no GPU test was skipped"
-    )
+    terminalreporter.write_line(f"{len(skipped)} GPU tests were skipped: no CUDA device" if skipped else "no GPU test was skipped")
 
 
 @pytest.fixture(autouse=True)

@@ -46,9 +46,7 @@ def test_a_version_that_is_not_the_locks_is_named(monkeypatch, tmp_path):
 
 
 def test_what_is_missing_comes_first_with_its_remedy_below():
-    checks = [
-        doctor.Check(name=s, status=s, detail="d", remedy="" if s == "ok" else "do this") for s in ("ok", "note", "missing")
-    ]
+    checks = [doctor.Check(name=s, status=s, detail="d", remedy="" if s == "ok" else "do this") for s in ("ok", "note", "missing")]
     lines = doctor.render(checks).splitlines()
     assert [line.split("]")[0].strip("[ ") for line in lines[::2]] == ["missing", "note", "ok"]
     assert lines[1].strip() == lines[3].strip() == "do this"

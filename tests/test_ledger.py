@@ -21,8 +21,7 @@ def claim(**fields):
 
 def record(value=2.0, samples=(1.9, 2.0, 2.1), machine=CPU, arms=("slow", "fast"), **fields):
     made = Measurement(
-        **{"what": "c", "metric": "ratio", "unit": "1", "value": value, "samples": samples, "params": {"arms": list(arms)}}
-        | fields
+        **{"what": "c", "metric": "ratio", "unit": "1", "value": value, "samples": samples, "params": {"arms": list(arms)}} | fields
     )
     sealed = copy.deepcopy(made.sealed())
     sealed["machine"] = {**sealed["machine"], **machine}

@@ -110,9 +110,7 @@ def defines_nothing_long(notebook: dict) -> str:
 def uses_no_widget_that_hangs(notebook: dict) -> str:
     """No Output, interact or interactive_output."""
     for node in nodes(notebook):
-        names = (
-            {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) and node.module == "ipywidgets" else set()
-        )
+        names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) and node.module == "ipywidgets" else set()
         names |= {node.attr} if isinstance(node, ast.Attribute) else set()
         if names & HANGING:
             return f"ipywidgets.{min(names & HANGING)} can hang a headless run; draw into ipywidgets.HTML"
@@ -139,9 +137,7 @@ def shows_pictures_with_words(notebook: dict) -> str:
                 return "show(figure, alt) needs words for those who cannot see the picture"
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            bare = re.findall(r"!\[\s*\]\(", text_of(cell)) + re.findall(
-                r"<img(?![^>]*\balt=[\"'][^\"']+)[^>]*>", text_of(cell)
-            )
+            bare = re.findall(r"!\[\s*\]\(", text_of(cell)) + re.findall(r"<img(?![^>]*\balt=[\"'][^\"']+)[^>]*>", text_of(cell))
             if bare or "attachments" in cell:
                 return "a picture in the text has no alternative text, or is an attachment"
     return ""
@@ -157,9 +153,7 @@ def runs_on_any_kernel(notebook: dict) -> str:
     """The kernel is `python3`, which every environment has, and cell ids need format 4.5."""
     kernel = notebook["metadata"].get("kernelspec", {}).get("name")
     fits = kernel == "python3" and (notebook["nbformat"], notebook["nbformat_minor"]) >= (4, 5)
-    return (
-        "" if fits else f"kernel {kernel!r}, format {notebook['nbformat']}.{notebook['nbformat_minor']}; want python3 and 4.5"
-    )
+    return "" if fits else f"kernel {kernel!r}, format {notebook['nbformat']}.{notebook['nbformat_minor']}; want python3 and 4.5"
 
 
 def asks_a_question(notebook: dict) -> str:

@@ -42,14 +42,6 @@ def test_a_spectrogram_measures_time_in_seconds():
     assert ax.images[0].get_extent() == [0, 0.5, 0, 80]
 
 
-def test_intervals_put_the_published_value_beside_the_measured():
-    _, ax = plots.canvas("title")
-    plots.intervals({"a": (1.0, 2.0, 3.0), "b": (2.0, 2.5, 3.0)}, ax, unit="ratio", published={"a": 1.1, "b": 2.0})
-    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
-    assert ax.lines[0].get_xdata().tolist() == [1.0, 3.0]
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["published"]
-
-
 def test_pictures_leave_no_state_behind():
     import matplotlib
     import matplotlib.pyplot as plt

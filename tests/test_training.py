@@ -79,10 +79,7 @@ def test_other_settings_do_not_resume_a_run_by_accident(tiny_speech, tmp_path):
 def test_it_learns_two_utterances_by_heart(tiny_speech, tmp_path, predictor):
     few = Utterances(**{name: getattr(tiny_speech, name)[:2] for name in ("waveforms", "ids", "texts", "speakers")})
     config = TransducerConfig(
-        vocab_size=TOKENIZER.vocab_size,
-        encoder=ConvConfig(width=64, layers=2, dropout=0.0),
-        predictor=predictor,
-        joint_width=64,
+        vocab_size=TOKENIZER.vocab_size, encoder=ConvConfig(width=64, layers=2, dropout=0.0), predictor=predictor, joint_width=64
     )
     plain = TrainConfig(
         steps=160, seconds=math.inf, batch_seconds=5.0, peak_lr=5e-3, curriculum=(99.0, 0.5), threads=1, augment=PLAIN, ema=0.9

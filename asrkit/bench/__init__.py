@@ -141,9 +141,7 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
     rows = [("what", "metric", "implementation", "shape", "median", "quartiles", "least work")]
     for record in records:
         params, stats, unit = record["params"], record["stats"], {"1": "×", "B": "MiB"}.get(record["unit"], record["unit"])
-        numbers = [
-            f"{number / (2**20 if unit == 'MiB' else 1):.3g}" for number in (record["value"], stats["p25"], stats["p75"])
-        ]
+        numbers = [f"{number / (2**20 if unit == 'MiB' else 1):.3g}" for number in (record["value"], stats["p25"], stats["p75"])]
         ((floor, least),) = ((key, value) for key, value in params.items() if key.startswith("floor_"))
         rate = f"{least / record['value'] / 1e6:.3g} G{floor[6:]}/s" if record["metric"] == "latency" else ""
         impl, shape = " / ".join(params.get("arms", [record["impl"]])), "×".join(map(str, params["shape"]))

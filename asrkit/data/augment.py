@@ -82,9 +82,7 @@ def augment(
     return altered.masked_fill_(~valid_mask(lengths, altered.shape[1]), 0), lengths
 
 
-def spec_augment(
-    features: Tensor, lengths: Tensor, generator: torch.Generator, *, config: AugmentConfig | None = None
-) -> Tensor:
+def spec_augment(features: Tensor, lengths: Tensor, generator: torch.Generator, *, config: AugmentConfig | None = None) -> Tensor:
     """features (B, T, F) with random spans of frames and of bins set to 0, their mean after normalisation (SpecAugment)."""
     B, T, F = dims(features, "B T F", "features")
     dims(lengths, "B", "lengths", B=B)

@@ -65,11 +65,11 @@ def load_checkpoint(path: Path | str, *, device: str | torch.device = "cpu") -> 
     expect(path.is_file(), "model", "a .safetensors file or a training folder", repr(str(path)), "Make one: asrkit train.")
     try:
         with safe_open(str(path), "pt") as file:
-            header = (file.metadata() or {}).get("asrkit")
+            header = (file.metadata() or {}).get("asrkit", "")
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:
         raise ValueError(f"model: {path.name} is not a safetensors file ({error}).") from None
-    expect(header is not None, "model", "a checkpoint written by asrkit", f"{path.name} without its header")
+    expect(bool(header), "model", "a checkpoint written by asrkit", f"{path.name} without its header")
     try:
         config, *rest = (json.loads(header)[key] for key in ("model", "tokenizer", "features", "notes"))
         config, (tokenizer, features, notes) = config_from_dict(config), (load_tokenizer(rest[0]), *rest[1:])

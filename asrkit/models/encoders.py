@@ -65,9 +65,7 @@ class ConvEncoder(nn.Module):
             for i in range(int(math.log2(config.subsampling)))
         )
         dilations = [1 + i % 3 for i in range(config.layers)]
-        self.convs = nn.ModuleList(
-            nn.Conv1d(D, D, kernel, dilation=d, padding=d * (kernel // 2), bias=False) for d in dilations
-        )
+        self.convs = nn.ModuleList(nn.Conv1d(D, D, kernel, dilation=d, padding=d * (kernel // 2), bias=False) for d in dilations)
         self.stride_norms = nn.ModuleList(nn.BatchNorm1d(D) for _ in self.strides)
         self.norms = nn.ModuleList(nn.BatchNorm1d(D) for _ in self.convs)
         self.dropout = nn.Dropout(config.dropout)

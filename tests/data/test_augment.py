@@ -44,9 +44,7 @@ def test_speed_scales_durations_and_pitch_alike_and_keeps_the_loudness():
     tone = torch.sin(torch.arange(48_000) * (2 * torch.pi * 440 / 16_000))[None]
     durations = set()
     for seed in range(12):
-        out, lengths = augment_with_lengths(
-            tone, torch.tensor([48_000]), seeded(seed), config=replace(NOTHING, speed=(0.8, 1.25))
-        )
+        out, lengths = augment_with_lengths(tone, torch.tensor([48_000]), seeded(seed), config=replace(NOTHING, speed=(0.8, 1.25)))
         speed = float(lengths) / 48_000
         durations.add(round(speed, 3))
         assert 0.75 < speed < 1.3 and out.shape[1] == int(lengths)

@@ -62,8 +62,7 @@ def test_every_voice_exists_and_has_a_sound_of_its_own(tmp_path):
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
     voices = [(accent, variant) for accent in corpora.ACCENTS for variant in corpora.VARIANTS]
     jobs = [
-        {"id": f"{n}", "text": "turn on the kitchen light", "voice": v, "variant": w, "seed": 1}
-        for n, (v, w) in enumerate(voices)
+        {"id": f"{n}", "text": "turn on the kitchen light", "voice": v, "variant": w, "seed": 1} for n, (v, w) in enumerate(voices)
     ]
     assert len(set(speak(jobs, tmp_path / "voices").values())) == len(voices) == 112
 
@@ -293,9 +292,7 @@ def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
     rows = []
     for n, speaker in enumerate(["ann", "bob", "ann", "bob"]):
         tone(tmp_path / f"audio/{n}.wav")
-        rows.append(
-            {"audio": f"audio/{n}.wav", "text": "one", "speaker": speaker, "split": "test-other" if n == 2 else "train"}
-        )
+        rows.append({"audio": f"audio/{n}.wav", "text": "one", "speaker": speaker, "split": "test-other" if n == 2 else "train"})
     path = manifest(tmp_path, *rows)
     assert {split: len(cuts) for split, cuts in corpora.load([path]).items()} == {"train": 3, "dev": 0, "test": 1}
     held_out = corpora.load([path, path], hold_out="bob")

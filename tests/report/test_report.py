@@ -66,9 +66,7 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebooks")
     paths = [
         write(folder, "a_good", GOOD),
-        write(
-            folder, "b_fails", [new_code_cell("x = 1"), new_code_cell("raise ValueError('on purpose <b>')")], after=["a_good"]
-        ),
+        write(folder, "b_fails", [new_code_cell("x = 1"), new_code_cell("raise ValueError('on purpose <b>')")], after=["a_good"]),
         write(folder, "c_hangs", [new_code_cell("print('before'); import time; time.sleep(600)")]),
         write(folder, "d_dies", [new_code_cell("import os; os._exit(9)")]),
     ]
