@@ -9,20 +9,15 @@ from typing import Any
 
 
 def _report(args: argparse.Namespace) -> int:
+    import yaml
+
     from asrkit.report import report
 
-    result = report(
-        args.notebooks or None, args.out, parameters=_parameters(args.parameter),
-        workers=args.workers, timeout_s=args.timeout, progress=not args.no_progress,
-    )  # fmt: skip
+    parameters = {name: yaml.safe_load(value) for name, value in args.parameter}  # `-p quick false` is False, never "false"
+    rest: dict[str, Any] = {"workers": args.workers, "timeout_s": args.timeout, "progress": not args.no_progress}
+    result = report(args.notebooks or None, args.out, parameters=parameters, **rest)
     print(result.summary())
     return result.exit_code
-
-
-def _parameters(pairs: list[list[str]]) -> dict[str, Any]:
-    import yaml  # typed as YAML: `-p quick false` is False, never "false"
-
-    return {name: yaml.safe_load(value) for name, value in pairs}
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -58,11 +53,9 @@ def _train(args: argparse.Namespace) -> int:
         tokenizer.encode(text)  # refused now, not after training
     encoder = ConvConfig() if args.encoder == "conv" else FastConformerConfig()
     predictor = StatelessConfig() if args.predictor == "stateless" else LSTMConfig()
-    result = train(
-        TransducerConfig(vocab_size=tokenizer.vocab_size, encoder=encoder, predictor=predictor), tokenizer,
-        loaded["train"], loaded.get("dev"), out=args.out, device=args.device, resume=not args.fresh, progress=progress,
-        config=config,
-    )  # fmt: skip
+    model = TransducerConfig(vocab_size=tokenizer.vocab_size, encoder=encoder, predictor=predictor)
+    how: dict[str, Any] = {"out": args.out, "device": args.device, "resume": not args.fresh, "progress": progress, "config": config}
+    result = train(model, tokenizer, loaded["train"], loaded.get("dev"), **how)
     summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
     for name in ("dev", "test"):
         if name in loaded:

@@ -25,12 +25,10 @@ class FeatureConfig:
     normalization: Literal["per_feature", "none"] = "per_feature"
 
     def __post_init__(self) -> None:
-        expect(self.window_samples >= 1, "window_s", "at least one sample", self.window_s)
-        expect(self.bins >= 1, "bins", "at least 1", self.bins)
         expect(self.window_samples <= self.fft, "fft", f">= {self.window_samples} (the window)", self.fft, "Raise fft.")
         expect(self.normalization in ("per_feature", "none"), "normalization", "per_feature or none", self.normalization)
-        expect(self.log_guard > 0, "log_guard", "> 0, as silence has no logarithm", self.log_guard)
-        expect(self.hop_samples >= 1, "hop_s", "at least one sample", self.hop_s)
+        positive = min(self.hop_samples, self.window_samples, self.bins, self.log_guard) > 0
+        expect(positive, "hop_s, window_s, bins, log_guard", "at least one sample, one bin, > 0", self)
 
     @property
     def window_samples(self) -> int:

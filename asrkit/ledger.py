@@ -88,11 +88,8 @@ def load_claims(path: str | Path | None = None) -> list[Claim]:
     required = {item.name for item in fields(Claim) if item.default is MISSING and item.default_factory is MISSING}
     for entry in entries or []:
         name = entry.get("id")
-        for problem, keys in (
-            ("unknown field", {*entry} - wanted),
-            ("missing field", required - {*entry}),
-            ("duplicate id", {name} & {*claims}),
-        ):
+        problems = {"unknown field": {*entry} - wanted, "missing field": required - {*entry}, "duplicate id": {name} & {*claims}}
+        for problem, keys in problems.items():
             if keys:
                 raise ValueError(f"claim {name!r}: {problem} {', '.join(sorted(map(str, keys)))}.")
         claims[name] = Claim(**entry)
@@ -127,11 +124,8 @@ def verdict(claim: Claim, records: Sequence[Mapping[str, Any]], machine: Mapping
     if claim.formula:
         value = evaluate(claim.formula, claim.params)
         given = ", ".join(f"{name} = {number:g}" for name, number in claim.params.items())
-        return Verdict(
-            label="arithmetic checked" if claim.agrees(value) else "not reproduced",
-            why=f"{claim.formula} with {given}",
-            measured=value,
-        )
+        label = "arithmetic checked" if claim.agrees(value) else "not reproduced"
+        return Verdict(label=label, why=f"{claim.formula} with {given}", measured=value)
     fitting = sorted((record for record in records if _fits(claim, record)), key=lambda record: record["captured_at"])
     here = [record for record in fitting if record["machine"]["id"] == machine["id"]]
     others = [record for record in fitting if record["machine"]["id"] != machine["id"]]

@@ -16,7 +16,6 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -142,9 +141,7 @@ def evaluate(
     checkpoint: Checkpoint, utterances: Utterances, *, batch_seconds: float = 120.0
 ) -> tuple[ErrorRate, dict[str, str], float]:
     """Word error rate, text by utterance id, and RTFx (seconds of speech per second of computing)."""
-    texts: dict[str, str] = {}
-    references: dict[str, str] = {}
-    busy = 0.0
+    texts, references, busy = dict[str, str](), dict[str, str](), 0.0
     for batch in batches(utterances, checkpoint.tokenizer, batch_seconds=batch_seconds, order="sorted"):
         start = time.perf_counter()
         tokens = recognize(checkpoint, batch.waveforms, batch.sample_lengths).tokens()
@@ -190,10 +187,8 @@ class _Run:
             mean.lerp_(value, 1 - decay) if mean.is_floating_point() else mean.copy_(value)
         taken = time.perf_counter() - start
         self.seconds += taken
-        return {
-            "step": self.step, "seconds": self.seconds, "loss": loss.item(), "lr": rate, "gradient_norm": norm.item(),
-            "rtfx": batch.speech_s / taken,
-        }  # fmt: skip
+        told = {"step": self.step, "seconds": self.seconds, "loss": loss.item(), "lr": rate, "gradient_norm": norm.item()}
+        return told | {"rtfx": batch.speech_s / taken}
 
     def save(self, path: Path) -> None:
         """Write all of it, atomically."""
@@ -209,9 +204,10 @@ class _Run:
         anew = "Pass resume=False to start anew (asrkit train --fresh)."
         try:
             state = torch.load(path, "cpu", weights_only=True)
-        except (RuntimeError, EOFError, UnpicklingError) as error:
-            raise ValueError(f"state: {path} is damaged ({str(error).splitlines()[0]:.80}). {anew}") from None
-        old = json.loads(state["config"])
+            old = json.loads(state["config"])
+        except Exception as error:  # half a pickle raises anything
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ValueError(f"state: {path} is damaged ({why:.80}). {anew}") from None
         other = ", ".join(name for name, value in self.settings.items() if old.get(name) != value)
         expect(not other, "config", f"the settings {path.parent} was started with", f"other {other}", anew)
         self.model.load_state_dict(state["model"])
@@ -235,7 +231,6 @@ def train(
     """
     config, out, dev_set = config or TrainConfig(), Path(out), dev_set or None
     expect(tokenizer.vocab_size == model_config.vocab_size, "vocab_size", str(tokenizer.vocab_size), model_config.vocab_size)
-    expect(len(train_set) > 0, "train_set", "at least one utterance", "none")
     for text in [*train_set.texts, *(dev_set.texts if dev_set else [])]:
         tokenizer.encode(text)  # what has no tokens is refused now, not when its turn comes
     speech = content_hash([[*train_set.ids], [*train_set.texts], [len(waveform) for waveform in train_set.waveforms]])
@@ -250,9 +245,8 @@ def train(
         run = _Run(model_config, config, torch.device(device), data)
         if resume and saved.exists():
             run.restore(saved, log)
-        else:
-            for old in (saved, log):  # the state too: else a kill before the next one would resume the run before
-                old.unlink(missing_ok=True)
+        for old in () if run.step else (saved, log):  # the state too: else a kill before the next would resume the run before
+            old.unlink(missing_ok=True)
         stream = training_stream(
             train_set, tokenizer, batch_seconds=config.batch_seconds, seed=config.seed, start_step=run.step,
             max_seconds=lambda step: config.longest_s(max(step / config.steps, run.seconds / config.seconds)),
@@ -262,14 +256,9 @@ def train(
 
 
 def _loop(
-    run: _Run,
-    stream: Iterator[Prepared],
-    dev_set: Utterances | None,
-    tokenizer: Tokenizer,
-    paths: Any,
-    progress: bool,
-    on_step: Any,
-) -> ErrorRate | None:
+    run: _Run, stream: Iterator[Prepared], dev_set: Utterances | None, tokenizer: Tokenizer, paths: tuple[Path, Path, Path],
+    progress: bool, on_step: Any,
+) -> ErrorRate | None:  # fmt: skip
     config, (log, saved, exported) = run.config, paths
     dev, saved_at, evaluated_at = None, run.seconds, run.seconds
 

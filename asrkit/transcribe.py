@@ -65,7 +65,7 @@ def transcribe(checkpoint: Checkpoint, paths: Sequence[Path]) -> Iterator[Transc
             waveform = read_audio(Path(path), FeatureConfig(**checkpoint.features).rate_hz)
             tokens = recognize(checkpoint, waveform[None], torch.tensor([len(waveform)])).tokens()[0]
         except (ValueError, TypeError, RuntimeError) as error:  # a foreign header; no memory for hours of speech
-            yield Transcript(path=Path(path), error=str(error).splitlines()[0])
+            yield Transcript(path=Path(path), error=" ".join(str(error).split()))
             continue
         rate = FeatureConfig(**checkpoint.features).rate_hz
         yield Transcript(

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 
 import pytest
@@ -11,6 +12,7 @@ from asrkit.cli import main, parser
 from asrkit.features import FeatureConfig
 from asrkit.models import Checkpoint, ConvConfig, TransducerConfig, TransducerModel, save_checkpoint
 from asrkit.text import CharTokenizer
+from asrkit.transcribe import read_audio
 
 COMMANDS = ["report", "bench", "train", "transcribe", "doctor", "verify"]
 
@@ -73,6 +75,11 @@ def test_a_broken_file_is_reported_and_the_rest_is_done(model, tmp_path, capsys)
         (["train", "--manifest", "nowhere.jsonl", "--out", "OUT"], "nowhere.jsonl"),
         (["train", "--tokenizer", "nowhere.model", "--manifest", "nowhere.jsonl", "--out", "OUT"], "nowhere"),
         (["verify", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["train", "--seconds", "0", "--out", "OUT"], "steps, seconds: expected both > 0, got (100000, 0.0)"),
+        (["train", "--seed", "-1", "--out", "OUT"], "seed: expected at least 0, got -1"),
+        (["train", "--device", "tpu", "--out", "OUT"], "device: expected cpu, or cuda where there is a GPU, got tpu"),
+        (["bench", "features", "--threads", "0", "--out", "OUT"], "threads: expected at least 1, got 0"),
+        (["transcribe", "a.wav", "--threads", "-1"], "threads: expected at least 1, got -1"),
     ],
 )
 def test_bad_arguments_give_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch, capsys):
@@ -88,3 +95,29 @@ def test_real_recordings_get_through(model, shared_speech, capsys):
     assert main(["transcribe", *map(str, files), "--model", str(model)]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["files"] == 2 and summary["failed"] == 0 and summary["audio_s"] > 1
+
+
+def test_training_without_training_speech_or_with_a_test_text_that_has_no_tokens_is_refused_at_once(tmp_path, capsys):
+    sine(tmp_path / "a.wav"), sine(tmp_path / "b.wav")
+    rows = [{"audio": "a.wav", "text": "one", "split": "train"}, {"audio": "b.wav", "text": "2", "split": "test"}]
+    manifest, out = tmp_path / "m.jsonl", tmp_path / "out"
+    for some, wanted in (
+        (rows[1:], "manifest: expected utterances to train on, got {'train': 0, 'dev': 0, 'test': 1}"),
+        (rows, "['2'] in '2'"),
+    ):
+        manifest.write_text("\n".join(map(json.dumps, some)))
+        assert main(["train", "--manifest", str(manifest), "--out", str(out), "--steps", "1", "--no-progress"]) == 2
+        err = capsys.readouterr().err.strip()
+        assert wanted in err and "\n" not in err and not out.exists()
+    assert main(["train", "--manifest", "none.jsonl", "--out", str(manifest)]) == 2
+    assert "out: expected a folder" in capsys.readouterr().err
+
+
+def test_an_odd_sample_rate_is_resampled_in_no_time(tmp_path):
+    wave = 0.5 * torch.sin(2 * torch.pi * 440 * torch.arange(3 * 22_051) / 22_051)
+    soundfile.write(str(tmp_path / "a.wav"), wave.numpy(), 22_051)
+    start = time.perf_counter()
+    heard = read_audio(tmp_path / "a.wav", 16_000)
+    assert time.perf_counter() - start < 5  # 24 s and gigabytes by a table of 16,000 filters
+    wanted = 0.5 * torch.sin(2 * torch.pi * 440 * torch.arange(48_000) / 16_000)
+    assert len(heard) == 48_000 and (heard - wanted)[4000:-4000].abs().max() < 1e-3

@@ -89,3 +89,18 @@ def test_bad_input_is_refused_in_one_line(waveforms, lengths, message):
 def test_a_window_longer_than_the_transform_is_refused():
     with pytest.raises(ValueError, match="fft: expected >= 400"):
         FeatureConfig(fft=256)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"normalization": "per_utterance"}, {"bins": 0}, {"window_s": 0.0}, {"log_guard": 0.0}, {"hop_s": 0.0}]
+)
+def test_settings_that_make_no_features_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"^[^:]*{next(iter(wrong))}.*: expected"):
+        FeatureConfig(**wrong)
+
+
+def test_lengths_of_no_frames_or_beyond_the_last_are_normalised_as_the_loop_does():
+    features, lengths = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 5, 9])
+    torch.testing.assert_close(normalize(features, lengths), normalize_sequential(features, lengths))
+    with pytest.raises(ValueError, match=r"lengths: expected shape \(B=3\), got \(1,\)"):
+        normalize(features, lengths[:1])

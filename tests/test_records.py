@@ -214,3 +214,8 @@ def test_a_published_record_is_one_line_to_read_and_a_whole_record_to_collect(mo
 def test_importing_records_needs_the_standard_library_only_and_runs_nothing():
     program = "import sys, asrkit.records; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'yaml')))"
     assert subprocess.run([sys.executable, "-c", program], cwd=records.HERE.parent).returncode == 0
+
+
+def test_a_line_of_endless_brackets_is_torn_not_a_crash(tmp_path):
+    (tmp_path / "a.jsonl").write_text("[" * 100_000 + "\n")
+    assert records.verify([tmp_path]) == [f"{tmp_path / 'a.jsonl'}:1: torn, no whole JSON"]

@@ -21,3 +21,8 @@ def test_a_wrong_rank_or_size_is_refused(shape, known):
 
 def test_the_mask_is_true_for_the_first_positions_only():
     assert valid_mask(torch.tensor([0, 2, 3]), 3).tolist() == [[False] * 3, [True, True, False], [True] * 3]
+
+
+def test_what_is_no_tensor_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"^lengths: expected a tensor, got list\. Wrap it in torch\.as_tensor\.$"):
+        dims([4, 3], "B", "lengths")

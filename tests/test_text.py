@@ -65,3 +65,31 @@ def test_character_errors_count_characters():
 def test_what_cannot_be_scored_is_refused(references, hypotheses):
     with pytest.raises(ValueError, match="expected"):
         wer(references, hypotheses)
+
+
+@pytest.mark.parametrize("space", ["\n", "\u00a0", " \t "])
+def test_any_space_parts_words(space):
+    assert (wer([f"one{space}two"], ["one two"]).rate, wer(["one two"], [f" one{space}two "]).units) == (0, 2)
+    assert cer([f"a{space}b"], ["a b"]).rate == 0
+
+
+def test_one_text_is_not_taken_for_a_list_of_letters():
+    with pytest.raises(ValueError, match=r"references, hypotheses: expected a list of texts each, got one text\. Pass \[text\]"):
+        wer("hello", "hallo")
+    with pytest.raises(ValueError, match="resamples: expected at least 1, got 0"):
+        wer(["a"], ["a"], resamples=0)
+
+
+def test_padding_is_no_letter():
+    pieces = SentencePieceTokenizer.train(["turn on the light"] * 9, vocab_size=20)
+    for tokenizer in (CharTokenizer(), pieces):
+        for token in (-1, tokenizer.vocab_size):
+            with pytest.raises(ValueError, match=rf"tokens: expected 0 to {tokenizer.vocab_size - 1}, got \[{token}\]"):
+                tokenizer.decode([1, token])
+
+
+@pytest.mark.parametrize("content", [b"", b"RIFF not a model"])
+def test_what_is_no_sentencepiece_model_is_refused(content, tmp_path):
+    (tmp_path / "x.model").write_bytes(content)
+    with pytest.raises(ValueError, match=f"tokenizer: expected a SentencePiece model, got {len(content)} bytes"):
+        load_tokenizer(tmp_path / "x.model")

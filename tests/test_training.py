@@ -111,3 +111,74 @@ def test_a_model_for_another_vocabulary_is_refused(tiny_speech, tmp_path):
     with pytest.raises(ValueError, match="vocab_size: expected 28, got 5"):
         train(replace(SMALL, vocab_size=5), TOKENIZER, tiny_speech, out=tmp_path, config=STEPS, progress=False)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("change", ["texts", "model", "tokenizer"])
+def test_other_speech_model_or_tokenizer_does_not_resume_a_run(tiny_speech, tmp_path, change):
+    two = replace(STEPS, steps=2)
+    train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=two, progress=False)
+    model = replace(SMALL, joint_width=32) if change == "model" else SMALL
+    tokenizer = CharTokenizer(TOKENIZER.alphabet[::-1]) if change == "tokenizer" else TOKENIZER
+    speech = replace(tiny_speech, texts=tiny_speech.texts[::-1]) if change == "texts" else tiny_speech
+    with pytest.raises(ValueError, match=f"was started with, got other {change.replace('texts', 'train_set')}"):
+        train(model, tokenizer, speech, out=tmp_path, config=two, progress=False)
+
+
+def test_a_damaged_state_is_refused_in_one_line(tiny_speech, tmp_path):
+    one = replace(STEPS, steps=1)
+    train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=one, progress=False)
+    for damage in (b"", b"junk", (tmp_path / "state.pt").read_bytes()[:999]):
+        (tmp_path / "state.pt").write_bytes(damage)
+        with pytest.raises(ValueError, match=r"state.pt is damaged \(.*\)\. Pass resume=False"):
+            train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=one, progress=False)
+
+
+def test_a_text_without_tokens_is_refused_before_any_step(tiny_speech, tmp_path):
+    dev = replace(tiny_speech, texts=[*tiny_speech.texts[:-1], "room 5"])
+    with pytest.raises(ValueError, match=r"\['5'\] in 'room 5'"):
+        train(SMALL, TOKENIZER, tiny_speech, dev, out=tmp_path / "run", config=STEPS, progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_kill_at_any_rename_loses_no_model_and_leaves_no_litter(tiny_speech, tmp_path, monkeypatch):
+    rename, three = os.replace, replace(STEPS, steps=3)
+    whole = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "whole", config=three, progress=False)
+    for fatal in range(1, 7):  # a model and a state a step
+        out, calls = tmp_path / str(fatal), iter(range(1, 99))
+
+        def replace_or_die(source, target, fatal=fatal, calls=calls):
+            rename(source, target)
+            if next(calls) == fatal:
+                raise Killed
+
+        monkeypatch.setattr(os, "replace", replace_or_die)
+        with pytest.raises(Killed):
+            train(SMALL, TOKENIZER, tiny_speech, out=out, config=three, progress=False)
+        monkeypatch.setattr(os, "replace", rename)
+        for name in ("state.pt", "model.safetensors", "log.jsonl"):
+            (out / f".{name.partition('.')[0]}-0a1b2c3d.{name.partition('.')[2]}").write_bytes(b"half")
+        again = train(SMALL, TOKENIZER, tiny_speech, out=out, config=three, progress=False)
+        assert [line["loss"] for line in again.history] == [line["loss"] for line in whole.history]
+        weights = [load_checkpoint(path).model.state_dict() for path in (whole.path, again.path)]
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+        assert sorted(path.name for path in out.iterdir()) == ["log.jsonl", "model.safetensors", "state.pt"]
+
+
+def test_a_fresh_run_killed_before_its_first_checkpoint_does_not_resume_the_run_before(tiny_speech, tmp_path):
+    threads = torch.get_num_threads()
+    rare = replace(STEPS, steps=3, checkpoint_s=1e9, threads=threads + 1)
+    train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=rare, progress=False)
+
+    def die(history):
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=rare, resume=False, progress=False, on_step=die)
+    assert torch.get_num_threads() == threads
+    steps = []
+    train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=rare, progress=False, on_step=lambda log: steps.append(len(log)))
+    assert steps == [1, 2, 3]

@@ -95,7 +95,7 @@ def _pcm(cut: Any) -> Tensor:
     try:
         audio = cut.load_audio().mean(0)  # here: lhotse's own downmix sums channels, reads them at once and repeats the text
     except Exception as error:  # lhotse wraps what a decoder raises, in classes of several modules
-        raise ValueError(f"cuts: {cut.id!r} cannot be read ({str(error).splitlines()[0]:.300}).") from None
+        raise ValueError(f"cuts: {cut.id!r} cannot be read ({' '.join(str(error).split()):.300}).") from None
     expect(bool(np.isfinite(audio).all()), "cuts", "finite samples", f"NaN or infinity in {cut.id!r}")
     return torch.from_numpy(np.rint(audio * 32768).clip(-32768, 32767).astype(np.int16))
 

@@ -191,7 +191,7 @@ def from_manifest(path: str | Path) -> CutSet:
             cuts = list(CutSet.from_dicts(rows)) if rows and "type" in rows[0] else [_simple(row, folder) for row in rows]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError,
             AssertionError, AudioLoadingError, OSError, EOFError, zlib.error) as error:  # fmt: skip
-        got = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        got = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"manifest: expected cuts, or lines with audio and text, got {got} in {path}.") from None
     expect(bool(cuts), "manifest", "at least one utterance", f"none in {path}")
     return CutSet.from_cuts(_ready(cut, folder) for cut in cuts)

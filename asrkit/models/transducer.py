@@ -48,9 +48,6 @@ class CTCConfig:
     vocab_size: int
     encoder: EncoderConfig = field(default_factory=ConvConfig)
 
-    def __post_init__(self) -> None:
-        expect(self.vocab_size >= 1, "vocab_size", "at least 1", self.vocab_size)
-
 
 def make_encoder(config: EncoderConfig) -> ConvEncoder | FastConformer:
     """The encoder `config` describes."""

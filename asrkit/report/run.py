@@ -100,8 +100,8 @@ def _run(path: Path, out: Path, parameters: dict[str, Any], timeout_s: float, th
         # Sockets in a folder of their own: ports are raced for, and socket files named alike by two kernels mix them up.
         ipc = Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/ipc"}}) if os.name == "posix" else None
         papermill.execute_notebook(
-            str(path), str(out), parameters=parameters, kernel_name="asrkit", language="python", execution_timeout=int(timeout_s) or 1,
-            progress_bar=False, cwd=str(path.parent), request_save_on_cell_execute=True, config=ipc,
+            str(path), str(out), parameters=parameters, kernel_name="asrkit", language="python", progress_bar=False,
+            execution_timeout=max(1, int(timeout_s)), cwd=str(path.parent), request_save_on_cell_execute=True, config=ipc,
         )  # fmt: skip
 
 

@@ -131,10 +131,7 @@ def page(executed: Path) -> tuple[str, str, list[tuple[str, str]]]:
             if "image/png" in out.get("data", {}):
                 alt = out.metadata.get("image/png", {}).get("alt", "")
                 pictures.append((alt, f"data:image/png;base64,{out.data['image/png'].strip()}"))
-            if out.get("name") == "stderr" and out.output_type == "stream":
-                out.text = re.sub(r"\x1b\[[0-9;]*m", "", out.text)
     exporter = HTMLExporter(template_name="basic", embed_images=False, exclude_input_prompt=True, exclude_output_prompt=True)
-    exporter.anchor_link_text = ""
     body, _ = exporter.from_notebook_node(notebook)
     return title, re.sub(r'<a class="anchor-link"[^>]*>[^<]*</a>', "", body), pictures
 

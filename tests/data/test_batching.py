@@ -114,3 +114,8 @@ def test_bad_arguments_are_refused_in_one_line(utterances):
         Utterances(waveforms=[torch.ones(1)] * 2, ids=["a"] * 2, texts=["a"] * 2, speakers=["s"] * 2)
     with pytest.raises(ValueError, match="utterances: expected at least one"):
         next(training_stream(Utterances(waveforms=[], ids=[], texts=[], speakers=[]), TOKENIZER, batch_seconds=1.0))
+
+
+def test_silence_of_no_samples_is_refused_by_its_id():
+    with pytest.raises(ValueError, match=r"waveforms: expected samples in each, got none in \['b'\]"):
+        Utterances(waveforms=[torch.ones(9), torch.ones(0)], ids=["a", "b"], texts=["x", "y"], speakers=["", ""])

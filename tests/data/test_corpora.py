@@ -1,3 +1,4 @@
+import gzip
 import hashlib
 import json
 import os
@@ -302,7 +303,7 @@ def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
     with pytest.raises(ValueError, match=r"hold_out: expected one of the speakers \['ann', 'bob'\], got 'eve'"):
         corpora.load([path], hold_out="eve")
     joined = corpora.load([path], hold_out="bob", join_digits=20)
-    assert {split: len(cuts) for split, cuts in joined.items()} == {"train": 20, "dev": 0, "test": 2}
+    assert {split: len(cuts) for split, cuts in joined.items()} == {"train": 22, "dev": 0, "test": 2}  # in train, beside the words
 
 
 def test_a_worker_that_fails_stops_the_build_with_its_reason_and_leaves_nothing(a_home):
@@ -311,3 +312,41 @@ def test_a_worker_that_fails_stops_the_build_with_its_reason_and_leaves_nothing(
     with pytest.raises(RuntimeError, match=r"exit status 1: RuntimeError: espeak-ng has no voice 'en-gb"):
         corpora._build(a_home / "corpora/x", [job], 2, False)
     assert not list((a_home / "corpora").iterdir())
+
+
+@pytest.mark.parametrize("text", [5, ["a"], None, "  "])
+def test_a_text_that_is_no_text_is_refused(tmp_path, text):
+    tone(tmp_path / "a.wav")
+    with pytest.raises(ValueError, match="manifest: expected text for each utterance"):
+        corpora.from_manifest(manifest(tmp_path, {"audio": "a.wav", "text": text}))
+
+
+@pytest.mark.parametrize("damage", [lambda packed: packed[:-9], lambda packed: b"{}" + packed])
+def test_a_torn_or_foreign_gzip_file_is_refused_in_one_line(tmp_path, damage):
+    (tmp_path / "m.jsonl.gz").write_bytes(damage(gzip.compress(b'{"audio": "a.wav", "text": "x"}\n' * 50)))
+    with pytest.raises(ValueError, match="manifest: expected cuts, or lines with audio and text, got"):
+        corpora.from_manifest(tmp_path / "m.jsonl.gz")
+
+
+@pytest.mark.parametrize("damage", ["cut short", "nan"])
+def test_sound_that_cannot_be_read_is_refused_by_its_id(tmp_path, damage):
+    noise = np.random.default_rng(0).normal(size=64_000) * 0.1
+    noise[5] = np.nan if damage == "nan" else 0
+    path = tmp_path / ("a.wav" if damage == "nan" else "a.flac")
+    soundfile.write(path, noise, 16_000, **({"subtype": "FLOAT"} if damage == "nan" else {}))
+    path.write_bytes(path.read_bytes()[: None if damage == "nan" else 30_000])
+    cuts = corpora.from_manifest(manifest(tmp_path, {"audio": path.name, "text": "x", "id": "mine"}))
+    with pytest.raises(ValueError, match="^cuts: .*'mine'") as caught:
+        Utterances.load(cuts, progress=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_speakers_and_splits_may_be_numbers_null_or_capitalised(tmp_path):
+    rows = [{"speaker": 3}, {"speaker": "x", "split": None}, {"speaker": None, "split": "Test"}]
+    for n in range(3):
+        tone(tmp_path / f"{n}.wav")
+    path = manifest(tmp_path, *({"audio": f"{n}.wav", "text": "a"} | row for n, row in enumerate(rows)))
+    assert {split: len(cuts) for split, cuts in corpora.load([path]).items()} == {"train": 2, "dev": 0, "test": 1}
+    assert [cut.supervisions[0].speaker for cut in corpora.load([path], hold_out="3")["test"]] == ["3"]
+    with pytest.raises(ValueError, match="join_digits: expected a number of strings, got -1"):
+        corpora.load([path], join_digits=-1)

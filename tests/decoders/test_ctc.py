@@ -87,6 +87,8 @@ def test_a_hypothesis_may_serve_as_target_of_a_loss():
     ({"lengths": torch.tensor([-1, 3])}, "lengths: expected 0 to T=3 frames, got -1 to 3."),
     ({"lengths": torch.zeros(2, device="meta").long()}, "lengths: expected a tensor on cpu, got meta."),
     ({"blank": 4}, "blank: expected an index of V=4 tokens, got 4."),
+    ({"blank": 0.5}, "blank: expected an index of V=4 tokens, got 0.5."),
+    ({"lengths": torch.tensor([3.0, 2.5])}, "lengths: expected int32 or int64, got torch.float32."),
 ])  # fmt: skip
 def test_bad_input_is_one_line(decode, change, wanted):
     with pytest.raises(ValueError) as error:

@@ -186,3 +186,10 @@ def test_bad_input_is_one_line(change, wanted):
     with pytest.raises(ValueError) as error:
         transducer_greedy(**{**arguments, **change})
     assert str(error.value) == wanted
+
+
+def test_a_model_that_counts_blank_from_the_end_is_refused_rather_than_never_blank():
+    model = Scripted()
+    model.blank = -1
+    with pytest.raises(ValueError, match=r"model.blank: expected an index from 0, got -1\. Count it from the front"):
+        transducer_greedy(model, torch.zeros(2, 3, 5), torch.tensor([3, 2]))

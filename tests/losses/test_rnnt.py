@@ -371,6 +371,9 @@ GOOD = {
         ({"target_lengths": torch.tensor([3, 1])}, "target_lengths: expected 0 to U=2 labels, got 3 in utterance 0."),
         ({"target_lengths": torch.tensor([-1, 1])}, "target_lengths: expected 0 to U=2 labels, got -1 in utterance 0."),
         ({"blank": 5}, "blank: expected an index of V=5 tokens, got 5."),
+        ({"blank": 1.5}, "blank: expected an index of V=5 tokens, got 1.5."),
+        ({"logit_lengths": [4, 3]}, "logit_lengths: expected a tensor, got list. Wrap it in torch.as_tensor."),
+        ({"fastemit_lambda": -0.5}, "fastemit_lambda: expected at least 0, got -0.5."),
         ({"reduction": "max"}, "reduction: expected 'none', 'mean' or 'sum', got 'max'."),
     ],
 )

@@ -95,3 +95,50 @@ def test_missing_unknown_weights_and_fields_are_named(tmp_path):
     save_file(weights, path, metadata={"asrkit": json.dumps(header)})
     with pytest.raises(ValueError, match="surprise"):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda header: header.pop("tokenizer"),
+        lambda header: header.update(model="x"),
+        lambda header: header["model"].pop("vocab_size"),
+        lambda header: header["model"].update(joint_width=99),
+        lambda header: header.update(model=header["model"]["encoder"]),
+    ],
+    ids=["no tokenizer", "no model", "no vocab_size", "other width", "an encoder"],
+)
+def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp_path, damage):
+    header = edit_header(tmp_path, damage)
+    with pytest.raises(ValueError, match="header of model.safetensors is damaged or not of its weights") as caught:
+        load_checkpoint(tmp_path)
+    assert "\n" not in str(caught.value) and header
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path):
+    edit_header(tmp_path, lambda header: header.update(tokenizer={"alphabet": "abc"}))
+    with pytest.raises(ValueError, match="tokenizer: expected 28 tokens, got 3"):
+        load_checkpoint(tmp_path)
+
+
+def edit_header(folder, change) -> dict:
+    """A checkpoint in `folder` whose header went through `change`."""
+    from safetensors import safe_open
+
+    path = folder / "model.safetensors"
+    save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, {}))
+    with safe_open(str(path), "pt") as file:
+        header = json.loads(file.metadata()["asrkit"])
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    change(header)
+    save_file(weights, path, metadata={"asrkit": json.dumps(header)})
+    return header
+
+
+@pytest.mark.parametrize("make", [
+    lambda: TransducerConfig(vocab_size=0), lambda: TransducerConfig(vocab_size=5, joint_width=0),
+    lambda: ConvConfig(kernel=-1), lambda: ConvConfig(layers=-1), lambda: FastConformerConfig(heads=0),
+])  # fmt: skip
+def test_sizes_below_one_are_refused_at_birth(make):
+    with pytest.raises(ValueError, match="expected (sizes of )?at least 1"):
+        make()
