@@ -202,8 +202,8 @@ def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
 
 def _lines(path: Path) -> Iterator[tuple[Any, str]]:
     for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-        for number, line in enumerate(file.read_bytes().splitlines(), 1):
-            try:
+        for number, line in ((n, text) for n, text in enumerate(file.read_bytes().splitlines(), 1) if text):
+            try:  # an empty line is what two that append at once may leave
                 record = json.loads(line)
                 yield record, (why := problem(record)) and f"{file}:{number}: {why}"
             except (ValueError, RecursionError):
