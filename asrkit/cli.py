@@ -59,7 +59,7 @@ def _train(args: argparse.Namespace) -> int:
     summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
     for name in ("dev", "test"):
         if name in loaded:
-            rate, _, rtfx = evaluate(load_checkpoint(result.path), loaded[name])
+            rate, _, rtfx = evaluate(load_checkpoint(result.path, device=args.device), loaded[name])
             print(f"{name} WER {rate} at RTFx {rtfx:.0f}")
             summary |= {f"{name}_wer": rate.rate, f"{name}_rtfx": round(rtfx)}
     print(json.dumps(summary))
@@ -81,7 +81,7 @@ def _transcribe(args: argparse.Namespace) -> int:
         elif args.format == "json":
             print(json.dumps({"file": str(one.path), "text": one.text, "audio_s": one.audio_s, "compute_s": one.compute_s}))
         else:
-            print(f"{one.path}\t{one.text}\t({one.audio_s:.1f} s of speech in {one.compute_s:.2f} s)")
+            print(f"{one.path}\t{one.text or '(nothing heard)'}\t({one.audio_s:.1f} s of speech in {one.compute_s:.2f} s)")
     rtfx = round(audio_s / compute_s, 1) if compute_s else None
     print(json.dumps({"files": len(args.files), "failed": int(failed), "audio_s": round(audio_s, 2), "rtfx": rtfx}))
     return 1 if failed else 0
@@ -141,14 +141,15 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
     "train": (_train, "Train a transducer into a folder; run again to resume.", [
         ("--out", {"type": Path, "required": True, "help": "folder for log, state and model.safetensors"}),
         ("--manifest", {"nargs": "+", "default": ["spoken_commands"],
-                        "help": "spoken_commands (synthetic, built in) or lhotse manifests; several are mixed"}),
+                        "help": "spoken_commands (synthetic, built in), lhotse cuts, or JSON lines with audio and text; mixed"}),
         ("--hold-out", {"metavar": "SPEAKER", "help": "this speaker's utterances become the test set"}),
         ("--join-digits", {"type": int, "default": 0, "metavar": "N", "help": "add N strings of 1-6 one-word utterances"}),
-        ("--kinds", {"nargs": "+", "choices": ["digits", "commands", "sentences"], "help": "of spoken_commands, these only"}),
+        ("--kinds", {"nargs": "+", "choices": ["digits", "commands", "sentences"],
+                     "help": "only these kinds of spoken_commands (none: all)"}),
         ("--encoder", {"choices": ["conv", "fastconformer"], "default": "conv", "help": "encoder"}),
         ("--predictor", {"choices": ["stateless", "lstm"], "default": "stateless", "help": "prediction network"}),
         ("--tokenizer", {"default": "char", "help": "char, or a SentencePiece .model file"}),
-        ("--seconds", {"type": float, "default": 300.0, "help": "training time"}),
+        ("--seconds", {"type": float, "default": 300.0, "help": "training time; a run cannot be extended, only resumed"}),
         ("--steps", {"type": int, "default": 100_000, "help": "optimizer steps at most"}),
         ("--seed", {"type": int, "default": 0, "help": "seed of weights, batches and augmentation"}),
         ("--fresh", {"action": "store_true", "help": "start anew instead of resuming what the folder holds"}), DEVICE, QUIET]),

@@ -36,7 +36,7 @@ class Check:
 
 def diagnose() -> list[Check]:
     """Findings on packages, pins, cores, memory, disk and GPU, in some seconds; installs nothing."""
-    home, machine, rows, recorded = records.home(), records.machine(), list[tuple[str, str, str, bool]](), "some"
+    home, machine, rows = records.home(), records.machine(), list[tuple[str, str, str, bool]]()
     gpus = ", ".join(gpu["name"] for gpu in machine["gpus"])
     for extra, (who, modules) in EXTRAS.items():
         absent = " ".join(name for name in modules.split() if not find_spec(name))
@@ -48,13 +48,9 @@ def diagnose() -> list[Check]:
     pins = set(re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text("utf-8") if LOCK.exists() else "", re.MULTILINE))
     have = {(re.sub(r"[-_.]+", "-", str(d.metadata["Name"])).lower(), d.version) for d in distributions()}
     other = sorted(" ".join(pair) for pair in have - pins if pair[0] in dict(pins))
-    if find_spec("yaml"):
-        from asrkit.ledger import load_claims
-
-        recorded = " ".join(sorted({claim.notebook for claim in load_claims() if claim.needs != "cpu"}))
     free = shutil.disk_usage(home).free / 2**30 * os.access(home, os.W_OK)
     threads, cores, ram = torch.get_num_threads(), machine["cpu_usable"], machine["ram_gib"] or 0
-    advice = f"update the driver for CUDA {torch.version.cuda}" if gpus else f"none: {recorded} show recorded values"
+    advice = f"update the driver for CUDA {torch.version.cuda}" if gpus else "no notebook needs one; claims that do wait for it"
     rows += [
         ("Python, torch", f"{sys.version.split()[0]}, {torch.__version__}", "", True),
         ("pins", f"{len(other)} differ from requirements.lock. {', '.join(other)}", INSTALL * bool(other), False),

@@ -42,6 +42,7 @@ class FeatureConfig:
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)  # cached: it may be used where gradients are wanted
 def _constants(config: FeatureConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     window = torch.hann_window(config.window_samples, periodic=False)
     mel = melscale_fbanks(config.fft // 2 + 1, 0.0, config.rate_hz / 2, config.bins, config.rate_hz, "slaney", "slaney")

@@ -125,7 +125,7 @@ def verdict(claim: Claim, records: Sequence[Mapping[str, Any]], machine: Mapping
         value = evaluate(claim.formula, claim.params)
         given = ", ".join(f"{name} = {number:g}" for name, number in claim.params.items())
         label = "arithmetic checked" if claim.agrees(value) else "not reproduced"
-        return Verdict(label=label, why=f"{claim.formula} with {given}", measured=value)
+        return Verdict(label=label, why=f"{claim.formula} with {given}. {claim.notes}".rstrip(), measured=value)
     fitting = sorted((record for record in records if _fits(claim, record)), key=lambda record: record["captured_at"])
     here = [record for record in fitting if record["machine"]["id"] == machine["id"]]
     others = [record for record in fitting if record["machine"]["id"] != machine["id"]]
@@ -143,7 +143,7 @@ def _fits(claim: Claim, record: Mapping[str, Any]) -> bool:
     return (
         same and (claim.metric == "ratio" or record["unit"] == claim.unit)
         and [*record["params"].get("arms", ())] == [*claim.arms]
-        and (claim.needs == "cpu" or bool(record["machine"]["gpus"]))
+        and (claim.needs == "cpu" or str(record["params"].get("device")).startswith("cuda"))
     )  # fmt: skip
 
 

@@ -1,12 +1,12 @@
 """Training a transducer: AdamW on a one-cycle schedule, EMA weights, and checkpoints that survive kill -9.
 
 A run lives in one folder: `log.jsonl` (a line a step), `state.pt` (to resume), `model.safetensors` (EMA weights, to use).
-Batches, augmentation and dropout depend on (seed, step) alone, so a resumed run repeats the losses of an unbroken one.
+Augmentation and dropout follow from (seed, step). Where `steps` ends the run, so do batches and rate, and on a CPU a
+resumed run repeats the losses of an unbroken one; where `seconds` does, rate and curriculum follow the clock.
 """
 
 import json
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ from asrkit.features import FeatureConfig, log_mel
 from asrkit.losses import rnnt_loss
 from asrkit.models import Checkpoint, TransducerConfig, TransducerModel, save_checkpoint
 from asrkit.models.checkpoints import config_to_dict
-from asrkit.records import atomic, content_hash
+from asrkit.records import atomic, content_hash, machine
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer, wer
 from asrkit.transcribe import recognize
@@ -53,7 +53,7 @@ class TrainConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     checkpoint_s: float = 30.0
     evaluate_s: float = 60.0
-    threads: int = max(1, (os.cpu_count() or 2) // 2)  # the other half prepares batches
+    threads: int = field(default_factory=lambda: max(1, machine()["cpu_usable"] // 2))  # the other half prepares batches
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -72,10 +72,14 @@ class TrainConfig:
         return math.inf if progress >= until else start * (1 + 3 * progress / until)
 
     def dtype(self, device: torch.device) -> torch.dtype:
-        """Autocast dtype of the encoder: bfloat16 where the hardware computes in it, else float32."""
+        """Autocast dtype of the model: bfloat16 where the hardware computes in it, else float32."""
         if self.precision != "auto":
             return getattr(torch, self.precision)
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+        fast = (
+            torch.cuda.is_bf16_supported(including_emulation=False)
+            if device.type == "cuda"
+            else torch.cpu._is_avx512_bf16_supported()
+        )
         return torch.bfloat16 if fast else torch.float32
 
 
@@ -140,14 +144,14 @@ def training_loss(model: TransducerModel, batch: Prepared, config: TrainConfig) 
 def evaluate(
     checkpoint: Checkpoint, utterances: Utterances, *, batch_seconds: float = 120.0
 ) -> tuple[ErrorRate, dict[str, str], float]:
-    """Word error rate, text by utterance id, and RTFx (seconds of speech per second of computing)."""
+    """Word error rate (case ignored), text by utterance id, and RTFx (seconds of speech per second of computing)."""
     texts, references, busy = dict[str, str](), dict[str, str](), 0.0
     for batch in batches(utterances, checkpoint.tokenizer, batch_seconds=batch_seconds, order="sorted"):
         start = time.perf_counter()
         tokens = recognize(checkpoint, batch.waveforms, batch.sample_lengths).tokens()
         busy += time.perf_counter() - start
-        texts |= {id_: checkpoint.tokenizer.decode(row) for id_, row in zip(batch.ids, tokens, strict=True)}
-        references |= dict(zip(batch.ids, batch.texts, strict=True))
+        texts |= {id_: checkpoint.tokenizer.decode(row).lower() for id_, row in zip(batch.ids, tokens, strict=True)}
+        references |= {id_: text.lower() for id_, text in zip(batch.ids, batch.texts, strict=True)}
     return wer(list(references.values()), [texts[id_] for id_ in references]), texts, utterances.total_seconds / busy
 
 
@@ -161,7 +165,7 @@ class _Run:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.peak_lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True
         )
-        self.settings = json.loads(json.dumps(asdict(config) | data | {"model": config_to_dict(model_config)}))
+        self.settings = json.loads(json.dumps(asdict(config) | data | {"model": config_to_dict(model_config), "threads": None}))
         self.config, self.step, self.seconds, self.history = config, 0, 0.0, []  # type: ignore[var-annotated]
 
     @property
@@ -169,11 +173,11 @@ class _Run:
         """Share of the run that is done, 0..1."""
         return min(1.0, max(self.step / self.config.steps, self.seconds / self.config.seconds))
 
-    def advance(self, batch: Prepared) -> dict[str, float]:
-        """One optimizer step; its log line."""
+    def advance(self, stream: Iterator[Prepared]) -> dict[str, float]:
+        """One optimizer step, the wait for its batch included; its log line."""
         start, config, rate = time.perf_counter(), self.config, self.config.learning_rate(self.progress)
         torch.manual_seed(config.seed * 1_000_003 + self.step)  # dropout: a function of (seed, step), as batches are
-        loss = training_loss(self.model, batch, config)
+        loss = training_loss(self.model, batch := next(stream), config)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
@@ -208,8 +212,8 @@ class _Run:
         except Exception as error:  # half a pickle raises anything
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ValueError(f"state: {path} is damaged ({why:.80}). {anew}") from None
-        other = ", ".join(name for name, value in self.settings.items() if old.get(name) != value)
-        expect(not other, "config", f"the settings {path.parent} was started with", f"other {other}", anew)
+        other = [f"{name} {old.get(name)} -> {value}" for name, value in self.settings.items() if old.get(name) != value]
+        expect(not other, "config", f"the settings {path.parent} was started with", f"other {'; '.join(other)}", anew)
         self.model.load_state_dict(state["model"])
         self.ema.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -239,18 +243,20 @@ def train(
     log, saved, exported = out / "log.jsonl", out / "state.pt", out / "model.safetensors"
     for part in [part for path in (log, saved, exported) for part in out.glob(f".{path.stem}-*{path.suffix}")]:
         part.unlink()  # a kill in mid-write left it
-    with torch.random.fork_rng(), ExitStack() as after:
+    with torch.random.fork_rng([device] if device != "cpu" else []), ExitStack() as after:
         after.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads)
         run = _Run(model_config, config, torch.device(device), data)
         if resume and saved.exists():
             run.restore(saved, log)
+            tqdm.write(f"resuming {out} at step {run.step}")
         for old in () if run.step else (saved, log):  # the state too: else a kill before the next would resume the run before
             old.unlink(missing_ok=True)
         stream = training_stream(
             train_set, tokenizer, batch_seconds=config.batch_seconds, seed=config.seed, start_step=run.step,
             max_seconds=lambda step: config.longest_s(max(step / config.steps, run.seconds / config.seconds)),
         )  # fmt: skip
+        after.push(lambda kind, *_: run.save(saved) if kind is KeyboardInterrupt else None)  # Ctrl-C loses no more than a step
         dev = _loop(run, ahead(stream, config, run.step), dev_set, tokenizer, (log, saved, exported), progress, on_step)
     return TrainResult(path=exported, history=run.history, dev=dev)
 
@@ -269,7 +275,7 @@ def _loop(
     bar = tqdm(total=100, disable=not progress, unit="%", bar_format="{l_bar}{bar}| {elapsed}<{remaining}{postfix}")
     with log.open("a") as lines, bar:
         while run.progress < 1:
-            line = run.advance(next(stream))
+            line = run.advance(stream)
             run.history.append(line)
             lines.write(json.dumps(line) + "\n")
             lines.flush()

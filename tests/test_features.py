@@ -104,3 +104,12 @@ def test_lengths_of_no_frames_or_beyond_the_last_are_normalised_as_the_loop_does
     torch.testing.assert_close(normalize(features, lengths), normalize_sequential(features, lengths))
     with pytest.raises(ValueError, match=r"lengths: expected shape \(B=3\), got \(1,\)"):
         normalize(features, lengths[:1])
+
+
+def test_gradients_flow_even_if_the_first_call_was_in_inference_mode():
+    config = FeatureConfig(bins=41)  # settings no other test has cached
+    with torch.inference_mode():
+        log_mel(speechlike(1600)[None], torch.tensor([1600]), config=config)
+    waveform = speechlike(1600)[None].requires_grad_()
+    log_mel(waveform, torch.tensor([1600]), config=config)[0].sum().backward()
+    assert waveform.grad.isfinite().all()

@@ -19,11 +19,12 @@ def claim(**fields):
     return Claim(**given | fields)
 
 
-def record(value=2.0, samples=(1.9, 2.0, 2.1), machine=CPU, arms=("slow", "fast"), **fields):
+def record(value=2.0, samples=(1.9, 2.0, 2.1), machine=CPU, arms=("slow", "fast"), on_cpu=False, **fields):
     made = Measurement(
         **{"what": "c", "metric": "ratio", "unit": "1", "value": value, "samples": samples, "params": {"arms": list(arms)}} | fields
     )
     sealed = copy.deepcopy(made.sealed())
+    sealed["params"]["device"] = "cuda" if machine["gpus"] and not on_cpu else "cpu"
     sealed["machine"] = {**sealed["machine"], **machine}
     return sealed
 
@@ -56,6 +57,7 @@ def test_what_another_machine_recorded_is_shown_but_decides_nothing():
 
 def test_a_cpu_record_never_answers_a_claim_about_a_gpu():
     assert verdict(claim(needs="cuda"), [record()], CPU).label == "not measurable here"
+    assert verdict(claim(needs="cuda"), [record(machine=GPU, on_cpu=True)], GPU).label == "not measured yet"
 
 
 def test_the_newest_record_of_this_machine_counts():

@@ -21,7 +21,7 @@ def executed(tmp_path_factory):
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
     folder = tmp_path_factory.mktemp("series")
     command = [sys.executable, "-m", "asrkit.cli", "report", "--out", str(folder), "--no-progress"]
-    command += ["-p", "train_seconds", "300", "-p", "train_steps", "400"]  # by steps: a busy machine is slower, not worse
+    command += ["-p", "train_seconds", "600"]  # by steps: a busy machine is slower, not worse
     environment = {**os.environ, "ASRKIT_HOME": str(folder / "home")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,7 +44,7 @@ def test_the_model_of_notebook_00_learned_to_hear_voices_it_never_met(executed):
     lines = [json.loads(line) for line in (executed[0] / "records/00_start_here.jsonl").read_text().splitlines()]
     assert not any(problem(line) for line in lines)
     (wer,) = [line["value"] for line in lines if (line["what"], line["metric"]) == ("demo-unseen-voices", "wer")]
-    assert 0 <= wer < 0.6  # about 0.05; an untrained model has 1.0
+    assert 0 <= wer < 0.3  # about 0.02; an untrained model has 1.0
 
 
 @pytest.mark.slow

@@ -182,3 +182,24 @@ def test_a_fresh_run_killed_before_its_first_checkpoint_does_not_resume_the_run_
     steps = []
     train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=rare, progress=False, on_step=lambda log: steps.append(len(log)))
     assert steps == [1, 2, 3]
+
+
+def test_upper_case_transcripts_score_as_what_they_say(tiny_speech, tmp_path):
+    short = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=replace(STEPS, steps=1), progress=False)
+    loud = replace(tiny_speech, texts=[text.upper() for text in tiny_speech.texts])
+    checkpoint = load_checkpoint(short.path)
+    assert evaluate(checkpoint, loud)[0] == evaluate(checkpoint, tiny_speech)[0]
+
+
+def test_ctrl_c_saves_the_step_it_came_at(tiny_speech, tmp_path):
+    def stop(history):
+        if len(history) == 3:
+            raise KeyboardInterrupt
+
+    rarely = replace(STEPS, steps=6, checkpoint_s=1e9)
+    with pytest.raises(KeyboardInterrupt):
+        train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "a", config=rarely, progress=False, on_step=stop)
+    resumed = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "a", config=rarely, progress=False)
+    unbroken = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "b", config=rarely, progress=False)
+    assert [line["loss"] for line in resumed.history] == [line["loss"] for line in unbroken.history]
+    assert torch.load(tmp_path / "a/state.pt", weights_only=True)["step"] == 6

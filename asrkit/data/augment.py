@@ -18,7 +18,7 @@ RATE_HZ = 16_000
 class AugmentConfig:
     """How often (share of utterances) and how strongly speech is altered."""
 
-    speed: tuple[float, float] = (0.85, 1.15)  # duration and pitch together, as a tape played slower or faster
+    speed: tuple[float, float] = (0.85, 1.15)  # duration and pitch together, in steps of 0.225 s of the batch
     noise: float = 0.5  # white, pink or shaped like the long-term mean of speech
     snr_db: tuple[float, float] = (10.0, 30.0)
     room: float = 0.2
@@ -38,7 +38,7 @@ class AugmentConfig:
 def augment(
     waveforms: Tensor, lengths: Tensor, generator: torch.Generator, *, config: AugmentConfig | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Altered copies of waveforms (B, S) at 16 kHz and their lengths (B,), both scaled by one speed; the padding is zero."""
+    """Altered copies of waveforms (B, S), 16 kHz, on the CPU, and their lengths (B,), all at one speed; the padding is zero."""
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
     config = config or AugmentConfig()

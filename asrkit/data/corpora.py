@@ -64,7 +64,7 @@ def spoken_commands(
     try:
         engine = importlib.metadata.version("espeakng_loader")
     except importlib.metadata.PackageNotFoundError:
-        remedy = 'Run pip install "asrkit[synth]" or make report.'
+        remedy = 'Run pip install -e ".[synth]" in the checkout, or make report.'
         raise RuntimeError(f"spoken_commands: the synthesiser espeakng_loader is not installed. {remedy}") from None
     jobs = _jobs({"train": train, "dev": dev, "test": test}, seed)
     key = content_hash([jobs, engine, WORKER.read_text(), [inspect.getsource(step) for step in (_build, _flac, _cut, _said)]])
@@ -198,13 +198,14 @@ def from_manifest(path: str | Path) -> CutSet:
 
 
 def _simple(row: dict[str, Any], folder: Path) -> Any:
-    recording = Recording.from_file(_find(row["audio"], folder), recording_id=str(row.get("id", row["audio"])))
+    recording = Recording.from_file(_find(row["audio"], folder) / row["audio"], recording_id=str(row.get("id", row["audio"])))
     custom: dict[str, Any] = {key: row[key] for key in ("kind", "split") if key in row}
     return _said(recording, row["text"], str(row.get("speaker", "unknown")), custom)
 
 
 def _find(audio: str, folder: Path) -> Path:
-    found = [base / audio for base in (folder, folder.parent) if (base / audio).is_file()]
+    """The folder that the path `audio` starts from."""
+    found = [base for base in (folder, folder.parent) if (base / audio).is_file()]
     expect(bool(found), "manifest", f"audio in {folder} or its parent", f"no file {audio!r}")
     return found[0]
 
@@ -217,7 +218,7 @@ def _ready(cut: Any, folder: Path) -> Any:
     parts = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
     for source in [part.recording.sources[0] for part in parts if part.has_recording][:1]:
         if source.type == "file" and not Path(source.source).is_absolute():
-            cut = cut.with_recording_path_prefix(str(_find(source.source, folder)).removesuffix(source.source))
+            cut = cut.with_recording_path_prefix(_find(source.source, folder))
     return cut if cut.sampling_rate == RATE_HZ else cut.resample(RATE_HZ)
 
 

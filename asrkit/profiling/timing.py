@@ -23,10 +23,6 @@ class Timing:
         return float(np.percentile(self.samples_ms, percent))
 
     median_ms = property(lambda self: self.percentile_ms(50))
-    p20_ms = property(lambda self: self.percentile_ms(20))
-    p25_ms = property(lambda self: self.percentile_ms(25))
-    p75_ms = property(lambda self: self.percentile_ms(75))
-    p80_ms = property(lambda self: self.percentile_ms(80))
 
 
 def measure(

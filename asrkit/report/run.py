@@ -18,7 +18,7 @@ import nbformat
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
-from asrkit.records import MIME, problem
+from asrkit.records import MIME, machine, problem
 from asrkit.shapes import expect
 
 
@@ -47,13 +47,14 @@ def run_notebooks(
     expect(bool(paths), "notebooks", "at least one", "none", "Name some, or run in a folder that holds notebooks/.")
     for path in paths:
         expect(path.is_file() and path.suffix == ".ipynb", "notebooks", "an .ipynb file", repr(str(path)), "Check the path.")
+    expect(len({path.stem for path in paths}) == len(paths), "notebooks", "different names", [path.stem for path in paths])
     notebooks = {path.stem: (path, nbformat.read(path, 4)) for path in paths}
     declared = {name: _declared(notebook) for name, (_, notebook) in notebooks.items()}
     unknown = set(parameters or {}) - {name for names in declared.values() for name in names}
     expect(not unknown, "parameters", f"one of {sorted(set().union(*declared.values()))}", sorted(unknown))
     out.mkdir(parents=True, exist_ok=True)
-    workers = workers or max(1, (os.cpu_count() or 2) // 2)
-    threads = max(1, (os.cpu_count() or 2) // min(workers, len(paths)))
+    workers = max(1, workers or machine()["cpu_usable"] // 2)
+    threads = max(1, machine()["cpu_usable"] // min(workers, len(paths)))
     waiting, running, done = dict(notebooks), dict[Future[None], str](), dict[str, NotebookRun]()
     bar = tqdm(total=len(paths), desc="notebooks", unit="nb", disable=not progress)
     with bar, ExitStack() as pools:

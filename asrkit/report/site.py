@@ -97,7 +97,7 @@ def build(folder: Path, runs: Sequence[NotebookRun], seconds: float) -> tuple[st
         )
     shipped = store.read(store.shipped("records")) if any(store.shipped("records").rglob("*.jsonl")) else []
     rows = ledger.table(ledger.load_claims(), [*shipped, *(record for run in runs for record in run.records)])
-    others = {r["machine"]["id"]: r for r in shipped if r["machine"]["gpus"] or r["machine"]["id"] != store.machine()["id"]}
+    others = {r["machine"]["id"]: r for r in shipped if r["machine"]["id"] != store.machine()["id"]}
     ran = sum(run.status == "ran" for run in runs)
     sentence = f"{ran} of {len(runs)} notebooks ran. {ledger.summary(rows)}"
     context = {

@@ -176,7 +176,9 @@ def test_without_espeak_the_package_imports_and_the_corpus_says_in_one_line_what
     )
     out, error, status = python(block, tmp_path)
     assert status == 0, error
-    assert re.fullmatch(r'spoken_commands: .* not installed\. Run pip install "asrkit\[synth\]" or make report\.\n', out)
+    assert re.fullmatch(
+        r'spoken_commands: .* not installed\. Run pip install -e "\.\[synth\]" in the checkout, or make report\.\n', out
+    )
 
 
 def test_a_voice_that_espeak_lacks_is_an_error(tmp_path):
@@ -350,3 +352,17 @@ def test_speakers_and_splits_may_be_numbers_null_or_capitalised(tmp_path):
     assert [cut.supervisions[0].speaker for cut in corpora.load([path], hold_out="3")["test"]] == ["3"]
     with pytest.raises(ValueError, match="join_digits: expected a number of strings, got -1"):
         corpora.load([path], join_digits=-1)
+
+
+@pytest.mark.parametrize("dot", ["", "./"])
+def test_lhotse_cuts_with_relative_audio_are_read_from_beside_their_manifest(tmp_path, dot):
+    from lhotse import CutSet, Recording, SupervisionSegment
+
+    tone(tmp_path / "wav/1.wav")
+    recording = Recording.from_file(tmp_path / "wav/1.wav", recording_id="r")
+    recording.sources[0].source = f"{dot}wav/1.wav"
+    cut = recording.to_cut()
+    cut.supervisions = [SupervisionSegment("s", "r", 0, cut.duration, text="one", speaker="ann")]
+    CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl")
+    (found,) = corpora.from_manifest(tmp_path / "cuts.jsonl")
+    assert found.load_audio().shape[1] == found.num_samples

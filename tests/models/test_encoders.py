@@ -85,3 +85,11 @@ def test_every_parameter_gets_a_gradient(name):
 def test_contradictions_fail_at_birth(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_fastconformer_survives_an_autocast_that_keeps_layer_norm_in_float32(monkeypatch):
+    plain = torch.nn.LayerNorm.forward  # as CUDA's autocast does; the CPU's keeps bfloat16
+    monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda self, x: plain(self, x).float())
+    with torch.autocast("cpu", torch.bfloat16):
+        encoded, _ = build("fastconformer")(torch.randn(2, 20, 80), torch.tensor([20, 9]))
+    assert encoded.isfinite().all()
