@@ -1,7 +1,6 @@
 """Claims of the literature against measurements: verdicts are computed here from records, never written by hand."""
 
 import ast
-import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -16,11 +15,10 @@ from asrkit.records import shipped
 LABELS = ("reproduced", "arithmetic checked", "direction only", "not reproduced", "too noisy", "ill-defined",
           "not measurable here", "not measured yet")  # fmt: skip
 KINDS = ("arithmetic", "ratio", "latency", "throughput", "memory", "quality")
-TIMED = ("ratio", "latency", "throughput")
 HOW = ("rel", "abs", "above", "below")
+Record = Mapping[str, Any]
 SOURCE = ("document", "title", "url", "section")
-OPERATORS: dict[type, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-             ast.Pow: operator.pow, ast.USub: operator.neg}  # fmt: skip
+ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Constant, ast.Name, ast.Load)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +59,9 @@ class Claim:
         """Whether `value` is the quoted one within the tolerance; `above` and `below` are distances from it."""
         ((how, by),) = self.tolerance.items()
         gap = value - (self.quoted or 0.0)
-        return {"rel": abs(gap) <= by * abs(self.quoted or 0.0), "abs": abs(gap) <= by, "above": gap >= by, "below": -gap >= by}[
-            how
-        ]
+        if how in ("above", "below"):
+            return (gap if how == "above" else -gap) >= by
+        return abs(gap) <= by * (abs(self.quoted or 0.0) if how == "rel" else 1)
 
     def show(self, value: float | None) -> str:
         """`value` with the claim's unit, as tables show it; a dash for None."""
@@ -78,7 +76,7 @@ class Verdict:
     label: str
     why: str
     measured: float | None = None
-    recorded: Mapping[str, Any] | None = None
+    recorded: Record | None = None
 
 
 def load_claims(path: str | Path | None = None) -> list[Claim]:
@@ -99,24 +97,16 @@ def load_claims(path: str | Path | None = None) -> list[Claim]:
 
 
 def evaluate(formula: str, params: Mapping[str, float]) -> float:
-    """The number that an arithmetic expression over `params` makes; numbers, names, + - * / ** and nothing else."""
-
-    def number(node: ast.AST) -> float:
-        match node:
-            case ast.Constant(value=int() | float() as value):
-                return value
-            case ast.Name(id=name) if name in params:
-                return params[name]
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-                return OPERATORS[type(op)](number(left), number(right))
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -number(operand)
-        raise ValueError(f"formula: expected numbers, {', '.join(params)} and + - * / **, got {ast.unparse(node)!r}.")
-
-    return number(ast.parse(formula, mode="eval").body)
+    """The number that an arithmetic expression over `params` makes; numbers, names, operators and nothing else."""
+    tree = ast.parse(formula, mode="eval")
+    for node in ast.walk(tree):
+        known = node.id in params if isinstance(node, ast.Name) else isinstance(getattr(node, "value", 0), int | float)
+        if not known or not isinstance(node, ARITHMETIC):
+            raise ValueError(f"formula: expected numbers, {', '.join(params)} and operators, got {ast.unparse(node)!r}.")
+    return eval(compile(tree, "formula", "eval"), {"__builtins__": {}}, dict(params))
 
 
-def verdict(claim: Claim, records: Sequence[Mapping[str, Any]], machine: Mapping[str, Any] | None = None) -> Verdict:
+def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = None) -> Verdict:
     """The verdict on `claim` from `records`, on `machine` (by default this one); never from another machine's records."""
     machine = machine or this_machine()
     if claim.quoted is None or (claim.kind == "ratio" and not claim.arms):
@@ -127,42 +117,35 @@ def verdict(claim: Claim, records: Sequence[Mapping[str, Any]], machine: Mapping
         label = "arithmetic checked" if claim.agrees(value) else "not reproduced"
         return Verdict(label=label, why=f"{claim.formula} with {given}. {claim.notes}".rstrip(), measured=value)
     fitting = sorted((record for record in records if _fits(claim, record)), key=lambda record: record["captured_at"])
-    here = [record for record in fitting if record["machine"]["id"] == machine["id"]]
-    others = [record for record in fitting if record["machine"]["id"] != machine["id"]]
-    recorded = others[-1] if others else None
+    newest = {record["machine"]["id"] == machine["id"]: record for record in fitting}
+    here, recorded = newest.get(True), newest.get(False)
     if here:
-        label, why = _judge(claim, here[-1])
-        return Verdict(label=label, why=why, measured=here[-1]["value"], recorded=recorded)
+        label, why = _judge(claim, here)
+        return Verdict(label=label, why=why, measured=here["value"], recorded=recorded)
     if claim.needs == "cuda" and not machine["gpus"] and (recorded or claim.status == "measured"):
         return Verdict(label="not measurable here", why="Needs a CUDA GPU.", recorded=recorded)
     return Verdict(label="not measured yet", why=claim.notes, recorded=recorded)
 
 
-def _fits(claim: Claim, record: Mapping[str, Any]) -> bool:
-    same = record["what"] == claim.id and record["metric"] == claim.metric and record["origin"] == "measured"
-    return (
-        same and (claim.metric == "ratio" or record["unit"] == claim.unit)
-        and [*record["params"].get("arms", ())] == [*claim.arms]
-        and (claim.needs == "cpu" or str(record["params"].get("device")).startswith("cuda"))
-    )  # fmt: skip
+def _fits(claim: Claim, record: Record) -> bool:
+    told = (record["what"], record["metric"], record["origin"], *record["params"].get("arms", ()))
+    unit = claim.metric == "ratio" or record["unit"] == claim.unit
+    device = claim.needs == "cpu" or str(record["params"].get("device")).startswith("cuda")
+    return told == (claim.id, claim.metric, "measured", *claim.arms) and unit and device
 
 
-def _judge(claim: Claim, record: Mapping[str, Any]) -> tuple[str, str]:
-    value, stats, quoted = record["value"], record["stats"], claim.quoted or 0.0
-    spread = (stats["p75"] - stats["p25"]) / abs(stats["p50"]) if stats["p50"] else 0.0
-    quartiles = f"{stats['n']} repeats, quartiles {claim.show(stats['p25'])} to {claim.show(stats['p75'])}"
-    why = quartiles if stats["n"] > 1 else "one observation"
-    if claim.kind in TIMED and (stats["n"] < 3 or spread > claim.noise):
+def _judge(claim: Claim, record: Record) -> tuple[str, str]:
+    n, low, middle, high = (record["stats"][key] for key in ("n", "p25", "p50", "p75"))
+    why = f"{n} repeats, quartiles {claim.show(low)} to {claim.show(high)}" if n > 1 else "one observation"
+    if claim.kind in ("ratio", "latency", "throughput") and (n < 3 or high - low > claim.noise * abs(middle)):
         return "too noisy", f"{why}; a verdict needs 3 repeats and a spread within {claim.noise:.0%} of the median"
-    if claim.agrees(value):
+    if claim.agrees(record["value"]):
         return "reproduced", why
-    same_side = stats["p25"] > 1 if quoted > 1 else stats["p75"] < 1
-    return ("direction only" if claim.kind == "ratio" and quoted != 1 and same_side else "not reproduced"), why
+    same_side = low > 1 if (claim.quoted or 0.0) > 1 else high < 1 != claim.quoted
+    return ("direction only" if claim.kind == "ratio" and same_side else "not reproduced"), why
 
 
-def table(
-    claims: Sequence[Claim], records: Sequence[Mapping[str, Any]], machine: Mapping[str, Any] | None = None
-) -> list[dict[str, str]]:
+def table(claims: Sequence[Claim], records: Sequence[Record], machine: Record | None = None) -> list[dict[str, str]]:
     """A row of text a claim: id, claim, published, recorded (with its machine), measured, verdict, why, source, notebook."""
     rows = []
     for claim in claims:
@@ -176,7 +159,7 @@ def table(
     return rows
 
 
-def origin(record: Mapping[str, Any]) -> str:
+def origin(record: Record) -> str:
     """Machine, commit and day of a record, in a few words."""
     device = " + ".join(gpu["name"] for gpu in record["machine"]["gpus"]) or record["machine"]["cpu_model"]
     return f"{device}, commit {str(record['code']['commit'])[:7]}, {record['captured_at'][:10]}"

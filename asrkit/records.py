@@ -13,7 +13,6 @@ import math
 import os
 import platform
 import re
-import secrets
 import statistics
 import subprocess
 import sys
@@ -51,7 +50,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path`, same suffix: renamed over it when the block ends well, removed when it raises."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+    part = path.with_name(f".{path.stem}-{os.urandom(4).hex()}{path.suffix}")
     try:
         yield part
         with part.open("rb+") as file:
@@ -97,7 +96,7 @@ def machine() -> dict[str, Any]:
     if quota := _found(r"^(\d+ \d+)$", "/sys/fs/cgroup/cpu.max"):  # a container sees every core, may use few
         cores = min(cores, math.ceil(int(quota.split()[0]) / int(quota.split()[1])))
     listed = _output("nvidia-smi", f"--query-gpu={','.join(GPU)}", "--format=csv,noheader")
-    gpus = [dict(zip(GPU, map(str.strip, line.split(",")), strict=False)) for line in listed.splitlines()]
+    gpus = [dict(zip(GPU, map(str.strip, line.split(",")), strict=False)) for line in listed.splitlines() if "," in line]
     for gpu in gpus:
         gpu["uuid"] = content_hash(gpu["uuid"].encode())[7:19]  # tells devices apart, publishes none
     lasting = {

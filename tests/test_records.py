@@ -96,6 +96,7 @@ def test_gpus_are_listed_their_serials_hashed_and_a_driver_update_keeps_the_id(g
 
 def test_an_nvidia_smi_without_a_driver_means_no_gpu(gpu_machine):
     assert gpu_machine("NVIDIA-SMI has failed\\n", 9)["gpus"] == []
+    assert gpu_machine("No devices were found\\n")["gpus"] == []
 
 
 def test_the_command_line_is_kept_without_its_folders(monkeypatch):

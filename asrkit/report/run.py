@@ -1,12 +1,12 @@
 """Notebooks through papermill, each in a process of its own; a failure or a hang stops that notebook only."""
 
-import hashlib
 import json
-import multiprocessing
+import multiprocessing.connection
 import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ import nbformat
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
-from asrkit.records import MIME, machine, problem
+from asrkit.records import MIME, content_hash, machine, problem
 from asrkit.shapes import expect
 
 
@@ -34,6 +34,7 @@ class NotebookRun:
     error: str = ""
     slowest: Sequence[tuple[str, float]] = ()
     records: Sequence[dict[str, Any]] = field(default=(), repr=False)
+    defects: Sequence[str] = ()
 
 
 def run_notebooks(
@@ -56,15 +57,16 @@ def run_notebooks(
     workers = max(1, workers or machine()["cpu_usable"] // 2)
     threads = max(1, machine()["cpu_usable"] // min(workers, len(paths)))
     waiting, running, done = dict(notebooks), dict[Future[None], str](), dict[str, NotebookRun]()
-    bar = tqdm(total=len(paths), desc="notebooks", unit="nb", disable=not progress)
-    with bar, ExitStack() as pools:
+    bar = tqdm(total=len(paths), desc="notebooks", unit="nb", disable=None if progress else True)  # None: where a terminal is
+    with bar, ExitStack() as end:
+        end.push(_stop_workers)
         while waiting or running:
             for name, (path, notebook) in list(waiting.items()):
                 after = notebook.metadata.get("asrkit", {}).get("after", [])
                 if len(running) < workers and not any(other in waiting or other in running.values() for other in after):
                     given = {key: value for key, value in (parameters or {}).items() if key in declared[name]}
                     # A pool of its own: one that is shared breaks for all when the system kills a worker.
-                    pool = pools.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
+                    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
                     running[pool.submit(_run, path, out / path.name, given, timeout_s, threads)] = name
                     pool.shutdown(wait=False)
                     del waiting[name]
@@ -77,6 +79,11 @@ def run_notebooks(
     return [done[path.stem] for path in paths]
 
 
+def _stop_workers(failure: type[BaseException] | None, *_: Any) -> None:
+    for worker in multiprocessing.active_children() if failure else ():  # the signal may have reached this process only
+        worker.terminate()
+
+
 def _declared(notebook: Any) -> set[str]:
     cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     lines = [line.split(":")[0].strip() for cell in cells for line in cell.source.splitlines()]
@@ -85,6 +92,8 @@ def _declared(notebook: Any) -> set[str]:
 
 def _run(path: Path, out: Path, parameters: dict[str, Any], timeout_s: float, threads: int) -> None:
     """In the worker: this interpreter as kernel, whatever kernels the user has installed; what it says goes to a log."""
+    if parent := multiprocessing.parent_process():  # whoever ends it ends this, and the kernel watches this process
+        threading.Thread(target=lambda: multiprocessing.connection.wait([parent.sentinel]) and os._exit(1), daemon=True).start()
     log = os.open(out.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -111,20 +120,22 @@ def _result(name: str, executed: Path, failure: BaseException | None) -> Noteboo
     if not executed.is_file():
         return NotebookRun(name=name, status="failed", seconds=0.0, parameters={}, sha256="", error=str(failure))
     notebook = nbformat.read(executed, 4)
-    told, slowest, errors, records = notebook.metadata.get("papermill", {}), [], [], []
+    told, slowest, errors, records, defects = notebook.metadata.get("papermill", {}), [], [], [], list[str]()
     for cell in notebook.cells:
         slowest.append((cell.id, cell.metadata.get("papermill", {}).get("duration") or 0.0))
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 errors.append("\n".join(output.traceback) or f"{output.ename}: {output.evalue}")
             record = output.get("data", {}).get(MIME)
-            if record and not problem(record):
+            if record and (wrong := problem(record)):
+                defects.append(f"left out a record, {wrong}")
+            elif record:
                 records.append(record)
     if failure and not isinstance(failure, PapermillExecutionError):  # not the notebook's own words: timeout, dead kernel
         errors.append("\n".join([*errors[-1:], f"{type(failure).__name__}: {failure}".strip()]))
     error = re.sub(r"\x1b\[[0-9;]*m", "", errors[-1] if errors else "")
     return NotebookRun(
         name=name, status="failed" if failure else "ran", seconds=told.get("duration") or 0.0,
-        parameters=told.get("parameters", {}), sha256=hashlib.sha256(executed.read_bytes()).hexdigest(), error=error,
-        slowest=sorted(slowest, key=lambda pair: -pair[1])[:3], records=records,
+        parameters=told.get("parameters", {}), sha256=content_hash(executed.read_bytes())[7:], error=error,
+        slowest=sorted(slowest, key=lambda pair: -pair[1])[:3], records=records, defects=defects,
     )  # fmt: skip

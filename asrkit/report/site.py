@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ from asrkit.report.run import NotebookRun, run_notebooks
 HERE = Path(__file__).parent
 CSP = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
 WIDGET = "application/vnd.jupyter.widget-view+json"
+NO_TEX = '<code class="no-tex">'
+FORMULA = (  # code first, so that a dollar inside it is never seen
+    r"(?s)(?P<code>(?P<fence>```|~~~).*?(?P=fence)|(?P<tick>`+)(?!`).+?(?<!`)(?P=tick)(?!`))"
+    r"|(?<!\\)\$\$(?P<block>.+?)\$\$|(?<![\\$])\$(?P<line>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +84,8 @@ def report(
         link.unlink(missing_ok=True)
         shutil.rmtree(latest, ignore_errors=True)
         shutil.copytree(folder, latest)
-    seconds = time.perf_counter() - start
-    return ReportResult(path=latest / "index.html", runs=runs, sentence=sentence, seconds=seconds, defects=defects)
+    path, seconds = latest / "index.html", time.perf_counter() - start
+    return ReportResult(path=path, runs=runs, sentence=sentence, seconds=seconds, defects=defects)
 
 
 def build(folder: Path, runs: Sequence[NotebookRun], seconds: float) -> tuple[str, list[str]]:
@@ -89,12 +95,17 @@ def build(folder: Path, runs: Sequence[NotebookRun], seconds: float) -> tuple[st
     figures, defects = [], []
     for run in runs:
         executed = folder / "runs" / f"{run.name}.ipynb"
-        title, body, pictures = page(executed) if executed.is_file() else (run.name, "", [])
-        figures += [{"notebook": run.name, "alt": alt, "src": src} for alt, src in pictures if alt]
-        defects += [f"{run.name}: a picture has no alt text" for alt, _ in pictures if not alt]
-        (folder / f"{run.name}.html").write_text(
-            templates.get_template("notebook.html.j2").render(title=title, body=body, run=run, css=css, csp=CSP), "utf-8"
-        )
+        title, body = page(executed) if executed.is_file() else (run.name, "")
+        wrong = [*run.defects, *(f"no LaTeX: {unescape(text)}" for text in re.findall(f"{NO_TEX}(.*?)</code>", body, re.DOTALL))]
+        for image in re.findall(r"<img\b[^>]*>", body):
+            told = {key: unescape(text) for key, _, text in re.findall(r"""\b(alt|src)=(["'])(.*?)\2""", image)}
+            alt = told.get("alt", "").replace("No description has been provided for this image", "")
+            wrong += ["a picture has no alt text"] * (not alt)
+            wrong += ["a picture is not inside the page"] * (not told.get("src", "").startswith("data:"))
+            figures += [{**told, "notebook": run.name}] * bool(alt)
+        defects += [f"{run.name}: {what}" for what in wrong]
+        text = templates.get_template("notebook.html.j2").render(title=title, body=body, run=run, css=css, csp=CSP)
+        (folder / f"{run.name}.html").write_text(text, "utf-8")
     shipped = store.read(store.shipped("records")) if any(store.shipped("records").rglob("*.jsonl")) else []
     rows = ledger.table(ledger.load_claims(), [*shipped, *(record for run in runs for record in run.records)])
     others = {r["machine"]["id"]: r for r in shipped if r["machine"]["id"] != store.machine()["id"]}
@@ -107,39 +118,38 @@ def build(folder: Path, runs: Sequence[NotebookRun], seconds: float) -> tuple[st
         "records": [record for run in runs for record in run.records], "css": css, "csp": CSP,
         "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
     }  # fmt: skip
-    with store.atomic(folder / "manifest.json") as part:
-        listed = [{**asdict(run), "records": len(run.records)} for run in runs]
-        part.write_text(json.dumps({"sentence": sentence, "runs": listed, "code": store.code()}, indent=1), "utf-8")
-    with store.atomic(folder / "index.html") as part:
-        part.write_text(templates.get_template("index.html.j2").render(**context), "utf-8")
+    listed = [{**asdict(run), "records": len(run.records)} for run in runs]
+    manifest = json.dumps({"sentence": sentence, "runs": listed, "code": store.code()}, indent=1)
+    (folder / "manifest.json").write_text(manifest, "utf-8")
+    (folder / "index.html").write_text(templates.get_template("index.html.j2").render(**context), "utf-8")
     return sentence, defects
 
 
-def page(executed: Path) -> tuple[str, str, list[tuple[str, str]]]:
-    """Title, HTML body and pictures (alt, data URI) of an executed notebook, made safe for a page without scripts."""
+def page(executed: Path) -> tuple[str, str]:
+    """Title and HTML body of an executed notebook, made safe for a page without scripts."""
     notebook = nbformat.read(executed, 4)
-    headings = [cell.source for cell in notebook.cells if cell.cell_type == "markdown" and cell.source.startswith("# ")]
-    title = headings[0].splitlines()[0].removeprefix("# ") if headings else executed.stem
+    texts = (cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    title = next((text.splitlines()[0][2:] for text in texts if text.startswith("# ")), executed.stem)
     notebook.metadata.pop("widgets", None)
-    pictures = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = mathml(cell.source)
-            continue
-        cell.outputs = [out for out in cell.get("outputs", []) if WIDGET not in out.get("data", {})]
-        for out in cell.outputs:
-            if "image/png" in out.get("data", {}):
-                alt = out.metadata.get("image/png", {}).get("alt", "")
-                pictures.append((alt, f"data:image/png;base64,{out.data['image/png'].strip()}"))
+        elif cell.cell_type == "code":
+            cell.outputs = [out for out in cell.outputs if WIDGET not in out.get("data", {})]
     exporter = HTMLExporter(template_name="basic", embed_images=False, exclude_input_prompt=True, exclude_output_prompt=True)
     body, _ = exporter.from_notebook_node(notebook)
-    return title, re.sub(r'<a class="anchor-link"[^>]*>[^<]*</a>', "", body), pictures
+    return title, re.sub(r'<a class="anchor-link"[^>]*>[^<]*</a>', "", body)
 
 
 def mathml(markdown: str) -> str:
-    """`$…$` and `$$…$$` outside code as MathML, which browsers draw without a script."""
-    parts = re.split(r"(```.*?```|`[^`\n]*`)", markdown, flags=re.DOTALL)
-    for i in range(0, len(parts), 2):
-        parts[i] = re.sub(r"\$\$(.+?)\$\$", lambda m: convert(m[1].strip(), display="block"), parts[i], flags=re.DOTALL)
-        parts[i] = re.sub(r"(?<![\\$])\$([^$\n]+?)\$", lambda m: convert(m[1]), parts[i])
-    return "".join(parts)
+    """`$…$` and `$$…$$` outside code as MathML, which browsers draw without a script; prices like $5 stay text."""
+
+    def draw(found: re.Match[str]) -> str:
+        if found["code"]:
+            return found[0]
+        try:
+            return convert((found["block"] or found["line"]).strip(), display="block" if found["block"] else "inline")
+        except Exception:  # latex2mathml has no common base; one bad formula must not cost the report
+            return f"{NO_TEX}{escape(found[0])}</code>"
+
+    return re.sub(FORMULA, draw, markdown)

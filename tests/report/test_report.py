@@ -2,7 +2,12 @@
 
 import base64
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -167,9 +172,86 @@ def test_bad_requests_are_refused_before_anything_runs(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_formula_that_cannot_be_read_is_a_defect_and_costs_nothing_else(tmp_path):
+    path = write(tmp_path, "torn", [new_markdown_cell("# Torn?\n\nIt says $\\frac{1}{$ and $a < b$."), new_code_cell("1")])
+    result = report([path], tmp_path / "out", progress=False)
+    assert result.defects == ["torn: no LaTeX: $\\frac{1}{$"] and result.exit_code == 1
+    assert (tmp_path / "out/latest/torn.html").read_text().count("<math") == 1
+
+
+def test_a_record_changed_in_the_notebook_is_left_out_and_said(tmp_path):
+    cell = new_code_cell(
+        "from asrkit import records\n"
+        "sealed = records.Measurement('demo', 'ratio', '1', 2.0).sealed()\n"
+        "records.publish(sealed | {'value': 9.0})\nrecords.publish(sealed)"
+    )
+    result = report([write(tmp_path, "forged", [cell])], tmp_path / "out", progress=False)
+    assert [record["value"] for record in result.runs[0].records] == [2.0]
+    assert result.defects == ["forged: left out a record, changed after it was sealed"] and result.exit_code == 1
+
+
+def test_pictures_in_text_and_in_html_need_words_and_travel_with_the_page(tmp_path):
+    shown = "from IPython.display import HTML\nHTML('<img src=\"data:image/png;base64,AAAA\">')"
+    cells = [new_markdown_cell("# Seen?\n\n![a lattice of arcs](../figures/lattice.png)"), new_code_cell(shown)]
+    result = report([write(tmp_path, "mute", cells)], tmp_path / "out", progress=False)
+    assert result.defects == ["mute: a picture is not inside the page", "mute: a picture has no alt text"]
+
+
+def alive(process: int) -> bool:
+    """Whether `process` still runs; one that has ended and waits for its parent does not."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_report_that_is_stopped_leaves_no_kernel_behind(tmp_path, how):
+    cell = new_code_cell("import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(600)")
+    write(tmp_path, "long", [cell])
+    program = (
+        "from pathlib import Path\nfrom asrkit.report import run_notebooks\n"
+        "if __name__ == '__main__':\n    run_notebooks([Path('long.ipynb')], Path('out'), progress=False)"
+    )
+    (tmp_path / "main.py").write_text(program)
+    environment = os.environ | {"PYTHONPATH": str(records.HERE.parent)}
+    main = subprocess.Popen(
+        [sys.executable, "main.py"], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    told = tmp_path / "pid"
+    try:
+        wait_until(lambda: told.exists() and told.read_text())
+        main.send_signal(how)
+        main.wait(30)
+        wait_until(lambda: not alive(int(told.read_text())))
+    finally:
+        main.kill()
+        main.wait()
+        if told.exists() and alive(int(told.read_text())):
+            os.kill(int(told.read_text()), signal.SIGKILL)
+
+
+def wait_until(holds, seconds=30.0):
+    """Return once `holds()`, fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize(
     ("markdown", "formulas"),
-    [("$a$ and $b$", 2), ("costs 5 \\$ or 6 \\$", 0), ("`$a$`", 0), ("```\n$a$\n```", 0), ("$$a$$ then $b$", 2)],
+    [
+        ("costs $5 and $6", 0),
+        ("~~~\n$a$\n~~~", 0),
+        ("``$a$ ` $b$``", 0),
+        ("`x` $a$ `y` $b$", 2),
+        ("$a$, $b$ and $x_1$.", 3),
+        ("$a$ and $b$", 2),
+        ("costs 5 \\$ or 6 \\$", 0),
+        ("`$a$`", 0),
+        ("```\n$a$\n```", 0),
+        ("$$a$$ then $b$", 2),
+    ],
 )
 def test_formulas_become_mathml_and_code_stays_code(markdown, formulas):
     assert mathml(markdown).count("<math") == formulas
