@@ -12,6 +12,9 @@ from math import exp, inf, log1p
 import torch
 from torch import Tensor
 
+from asrkit.losses.autograd import refuse_second_derivative
+from asrkit.losses.nodes import Nodes, Options
+
 Lattice = list[list[float]]
 
 
@@ -66,40 +69,41 @@ def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
     return by_blank, by_label
 
 
-def losses(
-    logits: Tensor, targets: Tensor, lengths: Tensor, blank: int, clamp: float, fused_log_softmax: bool, fastemit_lambda: float
-) -> Tensor:
-    """Negative log-likelihood in nats, (B,), of checked arguments (`lengths` (B, 2): frames, labels, on the host)."""
-    costs, grads = torch.zeros(len(lengths), dtype=torch.float64), torch.zeros(logits.shape, dtype=torch.float64)
-    for b, (T, U) in enumerate(lengths.tolist()):
-        scores, index = logits[b, :T, : U + 1].detach().double().cpu(), targets[b, :U].cpu().expand(T, U)[..., None]
-        logp = scores.log_softmax(-1) if fused_log_softmax else scores  # (T, U1, V)
-        arcs = logp[..., blank].tolist(), logp[:, :U].gather(-1, index)[..., 0].tolist()
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
+    """Negative log-likelihood in nats, (B,), of checked arguments."""
+    costs, grads = torch.zeros(len(nodes.table), dtype=torch.float64), torch.zeros(logits.shape, dtype=torch.float64)
+    for b, (T, U) in enumerate(nodes.table[:, :2].tolist()):
+        scores = nodes.grid(logits, b)[:T, : U + 1].double().cpu()
+        index = targets[b, :U].cpu().expand(T, U)[..., None]
+        logp = scores.log_softmax(-1) if options.fused_log_softmax else scores  # (T, U1, V)
+        arcs = logp[..., options.blank].tolist(), logp[:, :U].gather(-1, index)[..., 0].tolist()
         costs[b] = -backward_variables(*arcs)[0][0]
         by_blank, by_label = (torch.tensor(part, dtype=torch.float64) for part in gradient(*arcs))
-        grad = grads[b, :T, : U + 1]
-        grad[..., blank] = by_blank
-        grad[:, :U].scatter_(-1, index, (1 + fastemit_lambda) * by_label[..., None])
-        if fused_log_softmax:  # chain rule: d logp[k] / d logit[v] = (k == v) - softmax[v]
+        grad = nodes.of(grads).grid(grads, b)[:T, : U + 1]
+        grad[..., options.blank] = by_blank
+        grad[:, :U].scatter_(-1, index, (1 + options.fastemit_lambda) * by_label[..., None])
+        if options.fused_log_softmax:  # chain rule: d logp[k] / d logit[v] = (k == v) - softmax[v]
             grad -= logp.exp() * grad.sum(-1, keepdim=True)
-        if clamp > 0:
-            grad.clamp_(-clamp, clamp)
-    return _Given.apply(logits, costs.to(logits.device, torch.promote_types(logits.dtype, torch.float32)), grads.to(logits))
+        if options.clamp > 0:
+            grad.clamp_(-options.clamp, options.clamp)
+    costs = costs.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
+    return Given.apply(logits, costs, grads.to(logits), nodes)
 
 
-class _Given(torch.autograd.Function):
+class Given(torch.autograd.Function):
+    """Losses (B,) whose gradient over the logits is known already."""
+
     @staticmethod
-    def forward(ctx, logits, costs, grads):
+    def forward(ctx, logits, costs, grads, nodes):
         ctx.save_for_backward(grads)
+        ctx.nodes = nodes
         return costs
 
     @staticmethod
     def backward(ctx, incoming):
         refuse_second_derivative()
-        return ctx.saved_tensors[0] * incoming.to(ctx.saved_tensors[0])[:, None, None, None], None, None
-
-
-def refuse_second_derivative() -> None:
-    """For backward passes: RuntimeError under create_graph, where the missing term would go unseen."""
-    if torch.is_grad_enabled():
-        raise RuntimeError("rnnt_loss: no second derivative. Take the gradient without create_graph=True.")
+        (grads,) = ctx.saved_tensors
+        grads = grads.clone()
+        for b in range(len(incoming)):
+            ctx.nodes.of(grads).grid(grads, b).mul_(incoming[b])
+        return grads, None, None, None

@@ -1,0 +1,83 @@
+"""The one autograd node behind every loss on given logits: scores of the nodes, the lattice, the gradient over the logits.
+
+Rows (asrkit.losses.rows) turn logits into scores and shares into gradients; a lattice (asrkit.losses.rnnt, .tdt) turns
+scores into shares. Backward recomputes the softmax from the logits, so the only large tensor made is the gradient.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from asrkit.losses.nodes import Nodes, Options, Scores, Shares
+
+Lattice = Callable[[Scores, Nodes, Options, bool], Shares]
+
+
+class Saved(NamedTuple):
+    """What the gradient needs beside the logits: z and shares (N,), and the finished gradient by duration logits (N, n)."""
+
+    z: Tensor
+    by_blank: Tensor
+    by_label: Tensor
+    by_duration: Tensor | None
+
+
+class Rows(Protocol):
+    """The two passes over the logits that an implementation brings."""
+
+    def scores(self, logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
+        """Scores of all nodes."""
+
+    def gradient(
+        self, logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor
+    ) -> None:
+        """Write the gradient over all of `out`, padding included; `out` may be `logits`.
+
+        At a node: softmax (by_blank + by_label) - by_blank at blank - by_label at the label, clamped, times `incoming` (B,).
+        """
+
+
+class LatticeLoss(torch.autograd.Function):
+    """Negative log-likelihood in nats, (B,), of checked arguments."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, rows: Rows, lattice: Lattice
+    ) -> Tensor:
+        scores = rows.scores(logits, targets, nodes, options)
+        shares = lattice(scores.lowered(options.sigma), nodes, options, ctx.needs_input_grad[0])
+        if shares.by_label is not None:
+            ctx.save_for_backward(logits, targets, scores.z, shares.by_blank, shares.by_label, _by_duration(scores, shares))
+            ctx.rest, ctx.spent = (nodes, options, rows), False
+        return -shares.total.to(torch.promote_types(logits.dtype, torch.float32))
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> Any:
+        refuse_second_derivative()
+        nodes, options, rows = ctx.rest
+        if ctx.spent:
+            raise RuntimeError("overwrite_logits: the gradient of this graph already lies over the logits. "
+                               "Pass overwrite_logits=False to take it more than once.")  # fmt: skip
+        logits, targets, *saved = ctx.saved_tensors
+        if options.overwrite_logits:
+            ctx.spent, out = True, logits.detach()
+            torch.autograd.graph.increment_version(logits)  # who else saved the logits shall hear that they are gone
+        else:
+            out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        rows.gradient(logits, out, targets, nodes, options, Saved(*saved), incoming[0])
+        return (out, *[None] * 5)
+
+
+def _by_duration(scores: Scores, shares: Shares) -> Tensor | None:
+    """Gradient over the duration logits, (N, n): softmax times the share of the node, less the share of the duration."""
+    if scores.durations is None or shares.by_duration is None:
+        return None
+    return scores.durations.exp() * shares.by_duration.sum(1, keepdim=True) - shares.by_duration
+
+
+def refuse_second_derivative() -> None:
+    """For backward passes: RuntimeError under create_graph, where the missing term would go unseen."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("this loss has no second derivative. Take the gradient without create_graph=True.")

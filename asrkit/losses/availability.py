@@ -1,0 +1,34 @@
+"""Which implementation can run where, and why not."""
+
+import os
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from asrkit.shapes import expect
+
+HALVES = (torch.float16, torch.bfloat16)
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"  # Numba reads it once as well, when it is imported
+
+
+def fastest(scores: Tensor) -> str:
+    """What `impl="auto"` stands for: the compiled kernels on a CPU, plain torch elsewhere and for float64.
+
+    On CUDA the numba_cuda kernels wait for a measurement before they become the default.
+    """
+    return "numba_cpu" if scores.device.type == "cpu" and scores.dtype in (torch.float32, *HALVES) else "wavefront"
+
+
+def expect_runs(impl: str, scores: Tensor) -> None:
+    """ValueError that says why `impl` cannot run on these scores, and what can."""
+    if impl in ("numba_cpu", "numba_cuda"):
+        ok = scores.dtype in (torch.float32, *HALVES)
+        expect(ok, "logits", f"float32, float16 or bfloat16 with impl={impl!r}", scores.dtype, "Pass impl='wavefront'.")
+    if impl == "numba_cpu":
+        expect(scores.device.type == "cpu", "logits", "a CPU tensor with impl='numba_cpu'", scores.device, "Pass impl='auto'.")
+    if impl == "numba_cuda":
+        found = find_spec("numba_cuda") is not None
+        expect(found, "impl", "'wavefront'", "'numba_cuda' without the package numba-cuda", "pip install 'asrkit[cuda]'.")
+        wanted = "cpu" if SIMULATED else "cuda"
+        expect(scores.device.type == wanted, "logits", f"a {wanted} tensor with impl='numba_cuda'", scores.device)

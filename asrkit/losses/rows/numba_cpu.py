@@ -1,0 +1,155 @@
+"""Both passes over the logits compiled for the CPU: log-softmax fused with the scores, softmax with the gradient.
+
+Parallel over frames. Floor: the logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32.
+Sums over tokens and exp are float32; the log-normaliser adds a float64 logarithm. Kernels are compiled on first use and
+cached beside this file.
+"""
+
+import threading
+
+import numpy as np
+import torch
+from numba import get_num_threads, njit, prange, set_num_threads
+from torch import Tensor
+
+from asrkit.losses.autograd import Saved
+from asrkit.losses.nodes import (
+    FIRST_LOGIT, FIRST_NODE, FRAME_STEP, FRAMES, LABEL_STEP, LABELS, ROW_NODES, Nodes, Options, Scores,
+)  # fmt: skip
+from asrkit.losses.simd import F, exp, load, store
+
+SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
+ONE_AT_A_TIME = threading.RLock()  # Numba's fallback thread pool aborts the process when two threads enter it
+
+
+class Pool:
+    """Context in which compiled kernels run: one caller at a time, on as many threads as torch uses."""
+
+    def __enter__(self) -> None:
+        ONE_AT_A_TIME.acquire()
+        self.before = get_num_threads()
+        set_num_threads(max(1, min(torch.get_num_threads(), LIMIT)))
+
+    def __exit__(self, *error: object) -> None:
+        set_num_threads(self.before)
+        ONE_AT_A_TIME.release()
+
+
+LIMIT = get_num_threads()
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """The tensor's memory as a NumPy array; half precision as bit patterns."""
+    bits = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+    return tensor.detach().view(bits.get(tensor.dtype, tensor.dtype)).numpy()
+
+
+def flat(logits: Tensor) -> Tensor:
+    """The logits' storage from their first element on, one-dimensional; tokens must lie side by side."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(logits.shape, logits.stride(), strict=True))
+    return logits.detach().as_strided((extent,), (1,))
+
+
+def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
+    """Scores of all nodes, (N,) each, float32."""
+    n = len(options.durations)
+    z, stay, emit = torch.empty(3, nodes.count).unbind()
+    durations = torch.empty(nodes.count, n)
+    given = array(flat(logits)), array(targets), nodes.table.numpy(), nodes.rows, logits.shape[-1] - n, options.blank
+    with Pool():
+        _scores(*given, options.fused_log_softmax, z.numpy(), stay.numpy(), emit.numpy(), durations.numpy())
+    return Scores(z, stay, emit, durations if n else None)
+
+
+def gradient(
+    logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor
+) -> None:
+    """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
+    tail = torch.empty(len(saved.z), 0) if saved.by_duration is None else saved.by_duration
+    given = array(targets), nodes.table.numpy(), nodes.of(out).table.numpy(), nodes.rows, logits.shape[-1] - tail.shape[1]
+    parts = [part.numpy() for part in (saved.z, saved.by_blank, saved.by_label, tail, incoming.float())]
+    clamp = F(options.clamp if options.clamp > 0 else np.inf)
+    with Pool():
+        _gradient(array(flat(logits)), array(flat(out)), *given, options.blank, options.fused_log_softmax, clamp, *parts)
+
+
+@njit(fastmath={"nnan", "nsz", "reassoc"})
+def _largest(x):
+    largest = F(-3.0e38)
+    for v in range(x.shape[0]):
+        largest = max(largest, load(x[v]))
+    return largest
+
+
+@njit(fastmath=SUMS)
+def _normaliser(x):
+    """log of the sum of exp over a row, in float64; NaN where the row holds one."""
+    largest, total = _largest(x), F(0.0)
+    for v in range(x.shape[0]):
+        total += exp(load(x[v]) - largest)
+    return np.float64(largest) + np.log(np.float64(total))
+
+
+@njit(parallel=True, cache=True, nogil=True)
+def _scores(logits, targets, table, rows, V, blank, fused, z, stay, emit, durations):
+    n = durations.shape[1]
+    for row in prange(rows.shape[0]):
+        b, t = rows[row, 0], rows[row, 1]
+        if t < table[b, FRAMES]:
+            U = table[b, LABELS]
+            for u in range(U + 1):
+                start = table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
+                node = table[b, FIRST_NODE] + t * (U + 1) + u
+                x = logits[start : start + V]
+                here = _normaliser(x) if fused else 0.0
+                z[node] = here
+                stay[node] = load(x[blank]) - here
+                emit[node] = load(x[targets[b, u]]) - here if u < U else -np.inf
+                if n:
+                    x = logits[start + V : start + V + n]
+                    here = _normaliser(x)
+                    for i in range(n):
+                        durations[node, i] = load(x[i]) - here
+
+
+@njit(parallel=True, cache=True, nogil=True)
+def _gradient(logits, out, targets, table, own, rows, V, blank, fused, clamp, z, by_blank, by_label, by_duration, incoming):
+    n = by_duration.shape[1]
+    for row in prange(rows.shape[0]):
+        b, t = rows[row, 0], rows[row, 1]
+        U, scale = table[b, LABELS], incoming[b]
+        valid = U + 1 if t < table[b, FRAMES] else 0
+        first = own[b, FIRST_LOGIT] + t * own[b, FRAME_STEP]
+        for u in range(own[b, ROW_NODES]):
+            g = out[first + u * own[b, LABEL_STEP] : first + u * own[b, LABEL_STEP] + V + n]
+            if u >= valid:
+                for v in range(V + n):
+                    g[v] = store(F(0.0), g[v])
+                continue
+            start = table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
+            node = table[b, FIRST_NODE] + t * (U + 1) + u
+            _node(logits[start : start + V], g, z[node], by_blank[node], by_label[node], blank,
+                  targets[b, u] if u < U else -1, fused, clamp, scale)  # fmt: skip
+            for i in range(n):
+                g[V + i] = store(min(max(by_duration[node, i], -clamp), clamp) * scale, g[V + i])
+
+
+@njit(fastmath=SUMS)
+def _node(x, g, z, stay, emit, blank, label, fused, clamp, scale):
+    """Gradient over one node's logits, rounded once: the two entries with a share of their own are made apart."""
+    share = stay + emit if fused else F(0.0)
+    at_blank = share * exp(load(x[blank]) - z) - stay
+    at_label = share * exp(load(x[label]) - z) - emit if label >= 0 else F(0.0)
+    if share == F(0.0):
+        for v in range(x.shape[0]):
+            g[v] = store(F(0.0), g[v])
+    elif clamp == F(np.inf):
+        factor = share * scale
+        for v in range(x.shape[0]):
+            g[v] = store(factor * exp(load(x[v]) - z), g[v])
+    else:
+        for v in range(x.shape[0]):
+            g[v] = store(min(share * exp(load(x[v]) - z), clamp) * scale, g[v])
+    g[blank] = store(min(max(at_blank, -clamp), clamp) * scale, g[blank])
+    if label >= 0:
+        g[label] = store(min(max(at_label, -clamp), clamp) * scale, g[label])

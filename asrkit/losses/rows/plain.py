@@ -1,0 +1,70 @@
+"""Both passes over the logits in plain torch, on any device: tile by tile, so that no second tensor of their size is made."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from asrkit.losses.autograd import Saved
+from asrkit.losses.nodes import Nodes, Options, Scores
+
+
+def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
+    """Scores of all nodes, (N,) each."""
+    dtype, n = torch.promote_types(logits.dtype, torch.float32), len(options.durations)
+    z, stay, emit = logits.new_zeros((3, nodes.count), dtype=dtype).unbind()
+    durations = logits.new_empty((nodes.count, n), dtype=dtype) if n else None
+    for b in range(len(nodes.table)):
+        for tile, where in _tiles(nodes.grid(logits, b), nodes, b):
+            tokens, labels = tile[..., : tile.shape[-1] - n].to(dtype), _labels(tile, targets[b])  # (frames, U1, V), (frames, U, 1)
+            here = tokens.logsumexp(-1) if options.fused_log_softmax else torch.zeros_like(tokens[..., 0])
+            z[where] = here.flatten()
+            stay[where] = (tokens[..., options.blank] - here).flatten()
+            emit[where] = -torch.inf
+            emit[where].view(here.shape)[:, :-1] = tokens[:, :-1].gather(-1, labels)[..., 0] - here[:, :-1]
+            if durations is not None:
+                durations[where] = tile[..., -n:].log_softmax(-1, dtype=dtype).flatten(0, 1)
+    return Scores(z, stay, emit, durations)
+
+
+def gradient(
+    logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor
+) -> None:
+    """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
+    n, own = len(options.durations), nodes.of(out)
+    for b in range(len(nodes.table)):
+        grid, written = nodes.grid(logits, b), own.grid(out, b)
+        T, U1, _ = nodes.slices(b)
+        written[T:].zero_()
+        written[:T, U1:].zero_()
+        for (tile, where), (place, _) in zip(_tiles(grid, nodes, b), _tiles(written, nodes, b), strict=True):
+            tokens, labels, size = tile[..., : tile.shape[-1] - n], _labels(tile, targets[b]), tile.shape[:2]
+            by_blank, by_label = saved.by_blank[where].view(size), saved.by_label[where].view(size)
+            if options.fused_log_softmax:
+                grad = (tokens.to(by_blank.dtype) - saved.z[where].view(*size, 1)).exp_().mul_((by_blank + by_label)[..., None])
+            else:
+                grad = torch.zeros_like(tokens, dtype=by_blank.dtype)
+            grad[..., options.blank] -= by_blank
+            grad[:, :-1].scatter_add_(-1, labels, -by_label[:, :-1, None])
+            if n:
+                assert saved.by_duration is not None
+                grad = torch.cat((grad, saved.by_duration[where].view(*size, n)), -1)
+            if options.clamp > 0:
+                grad.clamp_(-options.clamp, options.clamp)
+            place.copy_(grad.mul_(incoming[b]))
+
+
+def _tiles(grid: Tensor, nodes: Nodes, b: int) -> Iterator[tuple[Tensor, slice]]:
+    """The valid part of a grid by the few frames, (frames, U1, V), and the places of its nodes."""
+    T, U1, places = nodes.slices(b)
+    tile_bytes = 1 << 20 if grid.device.type == "cpu" else 1 << 28  # fits a core's cache; few launches
+    step = max(1, tile_bytes // (4 * U1 * grid.shape[-1]))
+    for t in range(0, T, step):
+        stop = min(t + step, T)
+        yield grid[t:stop, :U1], slice(places.start + t * U1, places.start + stop * U1)
+
+
+def _labels(tile: Tensor, targets: Tensor) -> Tensor:
+    """The next label of every node that has one, as an index: (frames, U, 1)."""
+    frames, U1, _ = tile.shape
+    return targets[: U1 - 1].expand(frames, U1 - 1)[..., None]
