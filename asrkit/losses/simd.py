@@ -49,6 +49,18 @@ def float_half(typingctx, x):
     return types.int16(types.float32), build
 
 
+@intrinsic
+def larger(typingctx, x, y):
+    """The larger of two float32, any of them if one is NaN: what lets a loop that looks for a maximum become vector code."""
+
+    def build(context, builder, signature, args):
+        one = ir.FloatType()
+        fn = builder.module.declare_intrinsic("llvm.maxnum", [one], ir.FunctionType(one, [one, one]))
+        return builder.call(fn, args, fastmath=("nnan", "nsz"))
+
+    return types.float32(types.float32, types.float32), build
+
+
 @njit(fastmath={"contract"})
 def exp(x):
     """exp(x) for x <= 88 in float32, within 2 ulp; 0 below -87.7; NaN stays NaN."""

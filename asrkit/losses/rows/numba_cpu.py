@@ -9,14 +9,14 @@ import threading
 
 import numpy as np
 import torch
-from numba import get_num_threads, njit, prange, set_num_threads
+from numba import config, get_num_threads, njit, prange, set_num_threads
 from torch import Tensor
 
 from asrkit.losses.autograd import Saved
 from asrkit.losses.nodes import (
     FIRST_LOGIT, FIRST_NODE, FRAME_STEP, FRAMES, LABEL_STEP, LABELS, ROW_NODES, Nodes, Options, Scores,
 )  # fmt: skip
-from asrkit.losses.simd import F, exp, load, store
+from asrkit.losses.simd import F, exp, larger, load, store
 
 SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
 ONE_AT_A_TIME = threading.RLock()  # Numba's fallback thread pool aborts the process when two threads enter it
@@ -27,15 +27,16 @@ class Pool:
 
     def __enter__(self) -> None:
         ONE_AT_A_TIME.acquire()
+        self.threads = torch.get_num_threads()
         self.before = get_num_threads()
-        set_num_threads(max(1, min(torch.get_num_threads(), LIMIT)))
+        set_num_threads(max(1, min(self.threads, config.NUMBA_NUM_THREADS)))
 
     def __exit__(self, *error: object) -> None:
         set_num_threads(self.before)
+        if torch.get_num_threads() != self.threads:  # Numba's first launch sets it for the OpenMP that both share
+            torch.set_num_threads(self.threads)
         ONE_AT_A_TIME.release()
 
-
-LIMIT = get_num_threads()
 
 
 def array(tensor: Tensor) -> np.ndarray:
@@ -70,14 +71,14 @@ def gradient(
     parts = [part.numpy() for part in (saved.z, saved.by_blank, saved.by_label, tail, incoming.float())]
     clamp = F(options.clamp if options.clamp > 0 else np.inf)
     with Pool():
-        _gradient(array(flat(logits)), array(flat(out)), *given, options.blank, options.fused_log_softmax, clamp, *parts)
+        _gradient(array(flat(logits)), array(flat(out)), *given, options.blank, options.fused_log_softmax, clamp, *parts, out.data_ptr() == logits.data_ptr())
 
 
-@njit(fastmath={"nnan", "nsz", "reassoc"})
+@njit
 def _largest(x):
     largest = F(-3.0e38)
     for v in range(x.shape[0]):
-        largest = max(largest, load(x[v]))
+        largest = larger(largest, load(x[v]))
     return largest
 
 
@@ -113,7 +114,8 @@ def _scores(logits, targets, table, rows, V, blank, fused, z, stay, emit, durati
 
 
 @njit(parallel=True, cache=True, nogil=True)
-def _gradient(logits, out, targets, table, own, rows, V, blank, fused, clamp, z, by_blank, by_label, by_duration, incoming):
+def _gradient(logits, out, targets, table, own, rows, V, blank, fused, clamp, z, by_blank, by_label, by_duration, incoming,
+              inplace):  # fmt: skip
     n = by_duration.shape[1]
     for row in prange(rows.shape[0]):
         b, t = rows[row, 0], rows[row, 1]
@@ -129,27 +131,30 @@ def _gradient(logits, out, targets, table, own, rows, V, blank, fused, clamp, z,
             start = table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
             node = table[b, FIRST_NODE] + t * (U + 1) + u
             _node(logits[start : start + V], g, z[node], by_blank[node], by_label[node], blank,
-                  targets[b, u] if u < U else -1, fused, clamp, scale)  # fmt: skip
+                  targets[b, u] if u < U else -1, fused, clamp, scale, inplace)  # fmt: skip
             for i in range(n):
                 g[V + i] = store(min(max(by_duration[node, i], -clamp), clamp) * scale, g[V + i])
 
 
 @njit(fastmath=SUMS)
-def _node(x, g, z, stay, emit, blank, label, fused, clamp, scale):
+def _node(x, g, z, stay, emit, blank, label, fused, clamp, scale, inplace):
     """Gradient over one node's logits, rounded once: the two entries with a share of their own are made apart."""
     share = stay + emit if fused else F(0.0)
     at_blank = share * exp(load(x[blank]) - z) - stay
     at_label = share * exp(load(x[label]) - z) - emit if label >= 0 else F(0.0)
+    factor = share * scale
     if share == F(0.0):
         for v in range(x.shape[0]):
             g[v] = store(F(0.0), g[v])
-    elif clamp == F(np.inf):
-        factor = share * scale
-        for v in range(x.shape[0]):
-            g[v] = store(factor * exp(load(x[v]) - z), g[v])
-    else:
+    elif clamp < F(np.inf):
         for v in range(x.shape[0]):
             g[v] = store(min(share * exp(load(x[v]) - z), clamp) * scale, g[v])
+    elif inplace:  # the same loop on one array, so that the compiler sees no overlap to fear
+        for v in range(x.shape[0]):
+            g[v] = store(factor * exp(load(g[v]) - z), g[v])
+    else:
+        for v in range(x.shape[0]):
+            g[v] = store(factor * exp(load(x[v]) - z), g[v])
     g[blank] = store(min(max(at_blank, -clamp), clamp) * scale, g[blank])
     if label >= 0:
         g[label] = store(min(max(at_label, -clamp), clamp) * scale, g[label])
