@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from asrkit.losses import pages
 from asrkit.losses.nodes import Nodes, Options, Scores, Shares
 
 Lattice = Callable[[Scores, Nodes, Options, bool], Shares]
@@ -65,7 +66,7 @@ class LatticeLoss(torch.autograd.Function):
             ctx.spent, out = True, logits.detach()
             torch.autograd.graph.increment_version(logits)  # who else saved the logits shall hear that they are gone
         else:
-            out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+            out = pages.empty_like(logits)
         rows.gradient(logits, out, targets, nodes, options, Saved(*saved), incoming[0])
         return (out, *[None] * 5)
 
