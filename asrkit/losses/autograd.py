@@ -50,7 +50,7 @@ class LatticeLoss(torch.autograd.Function):
         scores = rows.scores(logits, targets, nodes, options)
         shares = lattice(scores.lowered(options.sigma), nodes, options, ctx.needs_input_grad[0])
         if shares.by_label is not None:
-            ctx.save_for_backward(logits, targets, scores.z, shares.by_blank, shares.by_label, _by_duration(scores, shares))
+            ctx.save_for_backward(logits, targets, scores.z, shares.by_blank, shares.by_label, by_duration(scores, shares))
             ctx.rest, ctx.spent = (nodes, options, rows), False
         return -shares.total.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -71,7 +71,7 @@ class LatticeLoss(torch.autograd.Function):
         return (out, *[None] * 5)
 
 
-def _by_duration(scores: Scores, shares: Shares) -> Tensor | None:
+def by_duration(scores: Scores, shares: Shares) -> Tensor | None:
     """Gradient over the duration logits, (N, n): softmax times the share of the node, less the share of the duration."""
     if scores.durations is None or shares.by_duration is None:
         return None

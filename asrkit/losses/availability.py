@@ -20,15 +20,15 @@ def fastest(scores: Tensor) -> str:
     return "numba_cpu" if scores.device.type == "cpu" and scores.dtype in (torch.float32, *HALVES) else "wavefront"
 
 
-def expect_runs(impl: str, scores: Tensor) -> None:
+def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
     """ValueError that says why `impl` cannot run on these scores, and what can."""
     if impl in ("numba_cpu", "numba_cuda"):
         ok = scores.dtype in (torch.float32, *HALVES)
-        expect(ok, "logits", f"float32, float16 or bfloat16 with impl={impl!r}", scores.dtype, "Pass impl='wavefront'.")
+        expect(ok, name, f"float32, float16 or bfloat16 with impl={impl!r}", scores.dtype, "Pass impl='wavefront'.")
     if impl == "numba_cpu":
-        expect(scores.device.type == "cpu", "logits", "a CPU tensor with impl='numba_cpu'", scores.device, "Pass impl='auto'.")
+        expect(scores.device.type == "cpu", name, "a CPU tensor with impl='numba_cpu'", scores.device, "Pass impl='auto'.")
     if impl == "numba_cuda":
         found = find_spec("numba_cuda") is not None
         expect(found, "impl", "'wavefront'", "'numba_cuda' without the package numba-cuda", "pip install 'asrkit[cuda]'.")
         wanted = "cpu" if SIMULATED else "cuda"
-        expect(scores.device.type == wanted, "logits", f"a {wanted} tensor with impl='numba_cuda'", scores.device)
+        expect(scores.device.type == wanted, name, f"a {wanted} tensor with impl='numba_cuda'", scores.device)

@@ -1,5 +1,6 @@
 """What every loss asks of its arguments, in one-line errors, and how it reduces."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -55,3 +56,17 @@ def check_options(reduction: str, clamp: float = -1.0, fastemit_lambda: float = 
 def reduce(costs: Tensor, reduction: Reduction) -> Tensor:
     """Losses (B,) as they are, or their mean or sum; one infinite loss makes these infinite too."""
     return costs if reduction == "none" else costs.mean() if reduction == "mean" else costs.sum()
+
+
+def check_durations(durations: Sequence[int], sigma: float, omega: float) -> None:
+    """ValueError for TDT options that describe no lattice."""
+    whole = all(isinstance(duration, int) and duration >= 0 for duration in durations)
+    ok = whole and len(set(durations)) == len(durations) and any(durations)
+    expect(ok, "durations", "distinct frame counts, one of them above 0", tuple(durations), "Blank must be able to advance.")
+    expect(0 <= sigma < float("inf"), "sigma", "a finite number of nats, at least 0", sigma)
+    expect(0 <= omega <= 1, "omega", "a probability", omega)
+
+
+def takes_plain_loss(omega: float) -> bool:
+    """Whether this call of a TDT loss is one of the share `omega` that take the RNN-T loss; drawn as torch.manual_seed rules."""
+    return omega > 0 and float(torch.rand(())) < omega

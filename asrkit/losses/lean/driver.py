@@ -1,0 +1,90 @@
+"""Transducer losses from the two halves of the joint: two passes over tiles of logits, and never more than one tile.
+
+First pass: logits of some nodes at a time, of which the log-normaliser and the arcs' log-probabilities stay. Then the
+lattice. Second pass, in backward: the same logits again, made into their gradient, and that into gradients of encoded,
+predicted, weight and bias. FLOPs: 2 N D V for each of four matrix products (two for the logits, one by hidden layer, one by
+weight), where a joint that is kept needs three. Memory: a tile, N (z, arcs, shares, backward variables), and the gradients.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from asrkit.losses.autograd import Lattice, by_duration, refuse_second_derivative
+from asrkit.losses.nodes import FRAMES, LABELS, Nodes, Options, Scores
+
+SEGMENT = 32  # tiles whose active nodes are looked for at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """The joint's hidden layer, activation(encoded + predicted) with dropout, and how it is worked through."""
+
+    activation: str = "relu"
+    dropout: float = 0.0
+    seed: int = 0
+    tile: int = 1024  # nodes whose logits exist at once
+    skip: float = 0.0  # nodes whose share of the likelihood is no larger are left out of the second pass
+
+
+class Tiles(Protocol):
+    """Tiles of one call: an implementation keeps its buffers and the gradients' sums in it."""
+
+    def scores(self, first: int, last: int, scores: Scores) -> None:
+        """Write the scores of nodes first..last-1 into `scores`."""
+
+    def accumulate(self, index: Tensor, z: Tensor, by_blank: Tensor, by_label: Tensor, durations: Tensor | None) -> None:
+        """Add what the nodes `index` (n,) contribute to the gradients; the others are theirs, already scaled."""
+
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Sums by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,)."""
+
+
+class LeanLoss(torch.autograd.Function):
+    """Negative log-likelihood in nats, (B,), of checked arguments."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Tensor,
+        nodes: Nodes, options: Options, joint: Joint, make: Callable[..., Tiles], lattice: Lattice,
+    ) -> Tensor:  # fmt: skip
+        given, n, grad = (encoded, predicted, weight, bias, targets), len(options.durations), any(ctx.needs_input_grad)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        z, stay, emit = encoded.new_empty((3, nodes.count), dtype=dtype).unbind()
+        scores = Scores(z, stay, emit, encoded.new_empty((nodes.count, n), dtype=dtype) if n else None)
+        tiles = make(*given, nodes, options, joint)
+        for first in range(0, nodes.count, joint.tile):
+            tiles.scores(first, min(first + joint.tile, nodes.count), scores)
+        del tiles
+        shares = lattice(scores.lowered(options.sigma), nodes, options, grad)
+        if grad:
+            ctx.save_for_backward(*given, z, shares.by_blank, shares.by_label, by_duration(scores, shares))
+            ctx.rest = nodes, options, joint, make
+        return -shares.total.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> Any:
+        refuse_second_derivative()
+        *given, z, by_blank, by_label, durations = ctx.saved_tensors
+        nodes, options, joint, make = ctx.rest
+        tiles = make(*given, nodes, options, joint)
+        sizes = (nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)).to(z.device)
+        scale = incoming[0].to(z).repeat_interleave(sizes, output_size=nodes.count)  # (N,)
+        for index in _active(by_blank + by_label, joint):
+            part = scale[index]
+            durations_here = None if durations is None else durations[index] * part[:, None]
+            tiles.accumulate(index, z[index], by_blank[index] * part, by_label[index] * part, durations_here)
+        grads = (grad.to(like.dtype) for grad, like in zip(tiles.gradients(), given, strict=False))
+        return (*grads, *[None] * 6)
+
+
+def _active(share: Tensor, joint: Joint) -> Iterator[Tensor]:
+    """Indices of the nodes with a share above joint.skip, a tile at a time."""
+    for start in range(0, len(share), joint.tile * SEGMENT):
+        part = share[start : start + joint.tile * SEGMENT]
+        found = (part > joint.skip).nonzero()[:, 0] if share.device.type == "cpu" or joint.skip else None
+        everything = torch.arange(len(part), device=share.device) if found is None else found  # no wait for a GPU
+        yield from (everything + start).split(joint.tile)
