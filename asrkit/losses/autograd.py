@@ -73,8 +73,10 @@ class LatticeLoss(torch.autograd.Function):
 
 def by_duration(scores: Scores, shares: Shares) -> Tensor | None:
     """Gradient over the duration logits, (N, n): softmax times the share of the node, less the share of the duration."""
-    if scores.durations is None or shares.by_duration is None:
+    if scores.durations is None:
         return None
+    if shares.by_duration is None:  # a lattice without durations over logits that have some
+        return torch.zeros_like(scores.durations)
     return scores.durations.exp() * shares.by_duration.sum(1, keepdim=True) - shares.by_duration
 
 

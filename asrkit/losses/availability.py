@@ -20,6 +20,18 @@ def fastest(scores: Tensor) -> str:
     return "numba_cpu" if scores.device.type == "cpu" and scores.dtype in (torch.float32, *HALVES) else "wavefront"
 
 
+def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bool) -> str:
+    """Name of the implementation that `impl` stands for; ValueError where it is not one of `impls` or cannot run."""
+    expect(impl in ("auto", *impls), "impl", "one of 'auto', " + ", ".join(map(repr, impls)), repr(impl))
+    picked = fastest(logits) if impl == "auto" else impl
+    expect_runs(picked, logits)
+    if overwrite_logits:
+        able = picked not in ("torchaudio", "reference")
+        expect(able, "overwrite_logits", f"False with impl={picked!r}", True, "Pass impl='auto'.")
+        expect(logits.is_contiguous(), "logits", "contiguous with overwrite_logits=True", tuple(logits.stride()))
+    return picked
+
+
 def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
     """ValueError that says why `impl` cannot run on these scores, and what can."""
     if impl in ("numba_cpu", "numba_cuda"):

@@ -17,6 +17,7 @@ from asrkit.losses.autograd import Lattice, by_duration, refuse_second_derivativ
 from asrkit.losses.nodes import FRAMES, LABELS, Nodes, Options, Scores
 
 SEGMENT = 32  # tiles whose active nodes are looked for at once
+NONE = 1e-30  # a share so small adds nothing to any float32 sum of shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,6 @@ def _active(share: Tensor, joint: Joint) -> Iterator[Tensor]:
     """Indices of the nodes with a share above joint.skip, a tile at a time."""
     for start in range(0, len(share), joint.tile * SEGMENT):
         part = share[start : start + joint.tile * SEGMENT]
-        found = (part > joint.skip).nonzero()[:, 0] if share.device.type == "cpu" or joint.skip else None
+        found = (part > max(joint.skip, NONE)).nonzero()[:, 0] if share.device.type == "cpu" or joint.skip else None
         everything = torch.arange(len(part), device=share.device) if found is None else found  # no wait for a GPU
         yield from (everything + start).split(joint.tile)

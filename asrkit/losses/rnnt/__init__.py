@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asrkit.losses.availability import expect_runs, fastest
+from asrkit.losses.availability import pick
 from asrkit.losses.checks import Reduction, check_lengths, check_options, check_scores, reduce
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
@@ -17,17 +17,11 @@ IMPLS = ("reference", "wavefront", "numba_cpu", "numba_cuda", "torchaudio")  # m
 
 def resolve(impl: Impl, logits: Tensor, *, fastemit_lambda: float = 0.0, overwrite_logits: bool = False) -> str:
     """Name of the implementation that `rnnt_loss` runs for these arguments; ValueError where a named one cannot run."""
-    expect(impl in ("auto", *IMPLS), "impl", "one of 'auto', " + ", ".join(map(repr, IMPLS)), repr(impl))
-    picked = fastest(logits) if impl == "auto" else impl
-    expect_runs(picked, logits)
+    picked = pick(impl, IMPLS, logits, overwrite_logits)
     if picked == "torchaudio":
         ok, remedy = logits.dtype in (torch.float32, torch.float16), "Pass impl='wavefront'."
         expect(ok, "logits", "float32 or float16 with impl='torchaudio'", logits.dtype, remedy)
         expect(fastemit_lambda == 0, "fastemit_lambda", "0 with impl='torchaudio'", fastemit_lambda, remedy)
-    if overwrite_logits:
-        able = picked not in ("torchaudio", "reference")
-        expect(able, "overwrite_logits", f"False with impl={picked!r}", True, "Pass impl='auto'.")
-        expect(logits.is_contiguous(), "logits", "contiguous with overwrite_logits=True", tuple(logits.stride()))
     return picked
 
 

@@ -7,7 +7,9 @@ Below, blank (T, U1) and label (T, U) are nested lists: the log-probability of t
 Source: A. Graves, "Sequence Transduction with Recurrent Neural Networks", arXiv 1211.3711, sections 2.4 and 2.5.
 """
 
+from collections.abc import Callable
 from math import exp, inf, log1p
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ Lattice = list[list[float]]
 
 def log_add(a: float, b: float) -> float:
     """log(exp(a) + exp(b)), for terms that exp() would flush to zero."""
-    return max(a, b) if -inf in (a, b) else max(a, b) + log1p(exp(-abs(a - b)))
+    return b if a == -inf else a if b == -inf else max(a, b) + log1p(exp(-abs(a - b)))
 
 
 def forward_variables(blank: Lattice, label: Lattice) -> Lattice:
@@ -71,21 +73,40 @@ def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
+    return from_arcs(logits, targets, nodes, options, lambda *arcs: (backward_variables(*arcs[:2])[0][0], *gradient(*arcs[:2])))
+
+
+def from_arcs(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, solve: Callable[[Any, Any, Any], tuple]) -> Tensor:
+    """Losses (B,), by `solve` for each utterance: from its arcs to log-likelihood and derivatives by blank and label arcs.
+
+    solve(blank, label, duration) takes nested lists of log-probabilities, (T, U1), (T, U) and (T, U1, n). A model with
+    durations has n arcs where others have one, so its derivatives have a last dimension n.
+    """
     costs, grads = torch.zeros(len(nodes.table), dtype=torch.float64), torch.zeros(logits.shape, dtype=torch.float64)
+    V = logits.shape[-1] - len(options.durations)
     for b, (T, U) in enumerate(nodes.table[:, :2].tolist()):
         scores = nodes.grid(logits, b)[:T, : U + 1].double().cpu()
         index = targets[b, :U].cpu().expand(T, U)[..., None]
-        logp = scores.log_softmax(-1) if options.fused_log_softmax else scores  # (T, U1, V)
-        arcs = logp[..., options.blank].tolist(), logp[:, :U].gather(-1, index)[..., 0].tolist()
-        costs[b] = -backward_variables(*arcs)[0][0]
-        by_blank, by_label = (torch.tensor(part, dtype=torch.float64) for part in gradient(*arcs))
-        grad = nodes.of(grads).grid(grads, b)[:T, : U + 1]
+        logp = scores[..., :V].log_softmax(-1) if options.fused_log_softmax else scores[..., :V]  # (T, U1, V)
+        duration, lowered = scores[..., V:].log_softmax(-1), logp - options.sigma  # (T, U1, n)
+        arcs = lowered[..., options.blank].tolist(), lowered[:, :U].gather(-1, index)[..., 0].tolist(), duration.tolist()
+        total, *derivatives = solve(*arcs)
+        by_blank, by_label = (torch.tensor(part, dtype=torch.float64) for part in derivatives)
+        by_label *= 1 + options.fastemit_lambda
+        whole = nodes.of(grads).grid(grads, b)[:T, : U + 1]
+        grad, tail = whole[..., :V], whole[..., V:]
+        if by_blank.dim() == 3:
+            tail += by_blank
+            tail[:, :U] += by_label
+            tail -= duration.exp() * tail.sum(-1, keepdim=True)
+            by_blank, by_label = by_blank.sum(-1), by_label.sum(-1)
         grad[..., options.blank] = by_blank
-        grad[:, :U].scatter_(-1, index, (1 + options.fastemit_lambda) * by_label[..., None])
+        grad[:, :U].scatter_(-1, index, by_label[..., None])
         if options.fused_log_softmax:  # chain rule: d logp[k] / d logit[v] = (k == v) - softmax[v]
             grad -= logp.exp() * grad.sum(-1, keepdim=True)
         if options.clamp > 0:
-            grad.clamp_(-options.clamp, options.clamp)
+            whole.clamp_(-options.clamp, options.clamp)
+        costs[b] = -total
     costs = costs.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
     return Given.apply(logits, costs, grads.to(logits), nodes)
 
