@@ -44,9 +44,7 @@ class LatticeLoss(torch.autograd.Function):
     """Negative log-likelihood in nats, (B,), of checked arguments."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, rows: Rows, lattice: Lattice
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, rows: Rows, lattice: Lattice) -> Tensor:
         scores = rows.scores(logits, targets, nodes, options)
         shares = lattice(scores.lowered(options.sigma), nodes, options, ctx.needs_input_grad[0])
         if shares.by_label is not None:

@@ -30,7 +30,7 @@ def upright(skewed: Tensor, U1: int) -> Tensor:
 def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
     """Log-likelihoods and shares by anti-diagonals; arcs in the dtype of the scores, sums in float64."""
     lengths, (B, _) = nodes.table[:, :2], nodes.table.shape
-    T, U1 = lengths[:, 0].max().item(), lengths[:, 1].max().item() + 1
+    T, U1 = (lengths.amax(0) + lengths.new_tensor([0, 1])).tolist()
     rows = 2 * B if grad else B
     stay, emit = scores.stay.new_full((2, T + U1, rows, U1), -torch.inf)  # blank and label arcs INTO each node
     stays, emits = upright(stay, U1), upright(emit, U1)  # (rows, T + 1, U1): row T holds the final node (T, U)

@@ -13,9 +13,7 @@ from numba import config, get_num_threads, njit, prange, set_num_threads
 from torch import Tensor
 
 from asrkit.losses.autograd import Saved
-from asrkit.losses.nodes import (
-    FIRST_LOGIT, FIRST_NODE, FRAME_STEP, FRAMES, LABEL_STEP, LABELS, ROW_NODES, Nodes, Options, Scores,
-)  # fmt: skip
+from asrkit.losses.nodes import FIRST_LOGIT, FIRST_NODE, FRAME_STEP, FRAMES, LABEL_STEP, LABELS, ROW_NODES, Nodes, Options, Scores
 from asrkit.losses.simd import F, exp, larger, load, store
 
 SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
@@ -36,7 +34,6 @@ class Pool:
         if torch.get_num_threads() != self.threads:  # Numba's first launch sets it for the OpenMP that both share
             torch.set_num_threads(self.threads)
         ONE_AT_A_TIME.release()
-
 
 
 def array(tensor: Tensor) -> np.ndarray:
@@ -62,16 +59,14 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     return Scores(z, stay, emit, durations if n else None)
 
 
-def gradient(
-    logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor
-) -> None:
+def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor) -> None:
     """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
     tail = torch.empty(len(saved.z), 0) if saved.by_duration is None else saved.by_duration
     given = array(targets), nodes.table.numpy(), nodes.of(out).table.numpy(), nodes.rows, logits.shape[-1] - tail.shape[1]
     parts = [part.numpy() for part in (saved.z, saved.by_blank, saved.by_label, tail, incoming.float())]
-    clamp = F(options.clamp if options.clamp > 0 else np.inf)
+    clamp, both = F(options.clamp if options.clamp > 0 else np.inf), (array(flat(logits)), array(flat(out)))
     with Pool():
-        _gradient(array(flat(logits)), array(flat(out)), *given, options.blank, options.fused_log_softmax, clamp, *parts, out.data_ptr() == logits.data_ptr())
+        _gradient(*both, *given, options.blank, options.fused_log_softmax, clamp, *parts, out.data_ptr() == logits.data_ptr())
 
 
 @njit

@@ -27,9 +27,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     return Scores(z, stay, emit, durations)
 
 
-def gradient(
-    logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor
-) -> None:
+def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor) -> None:
     """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
     n, own = len(options.durations), nodes.of(out)
     for b in range(len(nodes.table)):

@@ -1,0 +1,70 @@
+"""The door to the token-and-duration transducer (TDT) loss: check once, pick an implementation, reduce."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from asrkit.losses.availability import pick
+from asrkit.losses.checks import Reduction, check_lengths, check_options, check_scores, reduce
+from asrkit.losses.nodes import Nodes, Options
+from asrkit.shapes import dims, expect
+
+Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda"]
+IMPLS = ("reference", "wavefront", "numba_cpu", "numba_cuda")  # modules of this folder, each with `losses`
+
+
+def resolve(impl: Impl, logits: Tensor, *, overwrite_logits: bool = False) -> str:
+    """Name of the implementation that `tdt_loss` runs for these arguments; ValueError where a named one cannot run."""
+    return pick(impl, IMPLS, logits, overwrite_logits)
+
+
+def check_durations(durations: Sequence[int]) -> tuple[int, ...]:
+    """The durations as a tuple; ValueError unless they are distinct, in frames, and let blank advance."""
+    listed = tuple(durations) if isinstance(durations, list | tuple) else ()
+    fit = all(isinstance(d, int) and d >= 0 for d in listed) and len(set(listed)) == len(listed) and any(listed)
+    expect(fit, "durations", "distinct integers >= 0, in frames, one of them above 0", durations, "Blank needs a way forward.")
+    return listed
+
+
+@torch.compiler.disable
+def tdt_loss(
+    logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, blank: int = -1, clamp: float = -1,
+    reduction: Reduction = "mean",
+    *, durations: Sequence[int] = (0, 1, 2, 3, 4), sigma: float = 0.0, omega: float = 0.0, fastemit_lambda: float = 0.0,
+    overwrite_logits: bool = False, impl: Impl = "auto",
+) -> Tensor:  # fmt: skip
+    """Negative log-likelihood of the targets in nats: its mean or sum over the batch, or one per utterance, (B,).
+
+    logits (B, T, U1, V + n): V token logits, blank = -1 the last of these, then one logit for each of the n `durations`;
+    both parts have a softmax of their own. A token moves by a duration of its node: a label by any, blank by those above 0,
+    and the last blank has to land on the end of the frames. An utterance that no such path crosses (odd T with
+    durations=(2,)) costs inf, as does then the mean or sum of its batch, and has no gradient.
+    Source: H. Xu et al., arXiv 2304.06795, equations 5 to 9. All else is as in `rnnt_loss`.
+
+    sigma (paper: 0.05) is subtracted from every token's log-probability, so long durations pay; the loss contains it.
+    omega (paper: 0.1) is the probability that a call takes the RNN-T loss of the token logits instead, without sigma and
+    with no gradient over durations: one draw for the batch from torch's CPU generator, which omega=0 leaves alone.
+
+    >>> tdt_loss(torch.zeros(1, 2, 2, 5), torch.tensor([[0]]), torch.tensor([2]), torch.tensor([1]), durations=(0, 1))
+    tensor(3.2958)
+    """
+    check_options(reduction, clamp, fastemit_lambda)
+    expect(0 <= sigma < float("inf"), "sigma", "a finite number, at least 0", sigma)
+    expect(0 <= omega <= 1, "omega", "a probability", omega)
+    durations = check_durations(durations)
+    _, T, U1, width = dims(logits, "B T U1 V", "logits")
+    V = width - len(durations)
+    check_scores(logits, "logits")
+    expect(V > 0, "logits", f"token logits before the {len(durations)} of the durations", f"{width} logits in all")
+    lengths = check_lengths(targets, logit_lengths, target_lengths, blank, like=logits, T=T, U1=U1, V=V)
+    picked = resolve(impl, logits, overwrite_logits=overwrite_logits)
+    sampled = omega > 0 and torch.rand((), device="cpu").item() < omega
+    options = Options(
+        blank=blank % V, clamp=clamp, fastemit_lambda=fastemit_lambda, overwrite_logits=overwrite_logits,
+        durations=durations, sigma=0.0 if sampled else sigma,
+    )  # fmt: skip
+    run = import_module(f"asrkit.losses.{'rnnt' if sampled else 'tdt'}.{picked}").losses
+    return reduce(run(logits, targets.long(), Nodes.padded(logits, lengths), options), reduction)
