@@ -20,7 +20,15 @@ def check_scores(tensor: Tensor, argument: str) -> None:
 
 
 def check_lengths(
-    targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, blank: int, *, like: Tensor, T: int | None, U1: int | None, V: int
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    *,
+    like: Tensor,
+    T: int | None,
+    U1: int | None,
+    V: int,
 ) -> Tensor:
     """Frames and labels of each utterance, on the host, int64 (B, 2); ValueError for what has no lattice.
 
@@ -60,13 +68,14 @@ def reduce(costs: Tensor, reduction: Reduction) -> Tensor:
 
 def check_durations(durations: Sequence[int], sigma: float, omega: float) -> None:
     """ValueError for TDT options that describe no lattice."""
-    whole = all(isinstance(duration, int) and duration >= 0 for duration in durations)
-    ok = whole and len(set(durations)) == len(durations) and any(durations)
-    expect(ok, "durations", "distinct frame counts, one of them above 0", tuple(durations), "Blank must be able to advance.")
+    listed = tuple(durations) if isinstance(durations, list | tuple) else ()
+    whole = all(isinstance(duration, int) and duration >= 0 for duration in listed)
+    ok = whole and len(set(listed)) == len(listed) and any(listed)
+    expect(ok, "durations", "distinct frame counts, one of them above 0", durations, "Blank must be able to advance.")
     expect(0 <= sigma < float("inf"), "sigma", "a finite number of nats, at least 0", sigma)
     expect(0 <= omega <= 1, "omega", "a probability", omega)
 
 
 def takes_plain_loss(omega: float) -> bool:
     """Whether this call of a TDT loss is one of the share `omega` that take the RNN-T loss; drawn as torch.manual_seed rules."""
-    return omega > 0 and float(torch.rand(())) < omega
+    return omega > 0 and float(torch.rand((), device="cpu")) < omega

@@ -92,7 +92,7 @@ def from_arcs(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, s
         arcs = lowered[..., options.blank].tolist(), lowered[:, :U].gather(-1, index)[..., 0].tolist(), duration.tolist()
         total, *derivatives = solve(*arcs)
         by_blank, by_label = (torch.tensor(part, dtype=torch.float64) for part in derivatives)
-        by_label *= 1 + options.fastemit_lambda
+        by_label = (1 + options.fastemit_lambda) * by_label.view(T, U, *by_blank.shape[2:])  # an empty list has no width
         whole = nodes.of(grads).grid(grads, b)[:T, : U + 1]
         grad, tail = whole[..., :V], whole[..., V:]
         if by_blank.dim() == 3:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asrkit.losses.availability import pick
-from asrkit.losses.checks import Reduction, check_lengths, check_options, check_scores, reduce
+from asrkit.losses.checks import Reduction, check_durations, check_lengths, check_options, check_scores, reduce, takes_plain_loss
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
 
@@ -19,14 +19,6 @@ IMPLS = ("reference", "wavefront", "numba_cpu", "numba_cuda")  # modules of this
 def resolve(impl: Impl, logits: Tensor, *, overwrite_logits: bool = False) -> str:
     """Name of the implementation that `tdt_loss` runs for these arguments; ValueError where a named one cannot run."""
     return pick(impl, IMPLS, logits, overwrite_logits)
-
-
-def check_durations(durations: Sequence[int]) -> tuple[int, ...]:
-    """The durations as a tuple; ValueError unless they are distinct, in frames, and let blank advance."""
-    listed = tuple(durations) if isinstance(durations, list | tuple) else ()
-    fit = all(isinstance(d, int) and d >= 0 for d in listed) and len(set(listed)) == len(listed) and any(listed)
-    expect(fit, "durations", "distinct integers >= 0, in frames, one of them above 0", durations, "Blank needs a way forward.")
-    return listed
 
 
 @torch.compiler.disable
@@ -52,19 +44,17 @@ def tdt_loss(
     tensor(3.2958)
     """
     check_options(reduction, clamp, fastemit_lambda)
-    expect(0 <= sigma < float("inf"), "sigma", "a finite number, at least 0", sigma)
-    expect(0 <= omega <= 1, "omega", "a probability", omega)
-    durations = check_durations(durations)
+    check_durations(durations, sigma, omega)
     _, T, U1, width = dims(logits, "B T U1 V", "logits")
     V = width - len(durations)
     check_scores(logits, "logits")
     expect(V > 0, "logits", f"token logits before the {len(durations)} of the durations", f"{width} logits in all")
     lengths = check_lengths(targets, logit_lengths, target_lengths, blank, like=logits, T=T, U1=U1, V=V)
     picked = resolve(impl, logits, overwrite_logits=overwrite_logits)
-    sampled = omega > 0 and torch.rand((), device="cpu").item() < omega
+    sampled = takes_plain_loss(omega)
     options = Options(
         blank=blank % V, clamp=clamp, fastemit_lambda=fastemit_lambda, overwrite_logits=overwrite_logits,
-        durations=durations, sigma=0.0 if sampled else sigma,
+        durations=tuple(durations), sigma=0.0 if sampled else sigma,
     )  # fmt: skip
     run = import_module(f"asrkit.losses.{'rnnt' if sampled else 'tdt'}.{picked}").losses
     return reduce(run(logits, targets.long(), Nodes.padded(logits, lengths), options), reduction)
