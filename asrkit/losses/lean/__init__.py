@@ -83,7 +83,7 @@ def _loss(
     if torch.is_autocast_enabled(encoded.device.type):
         weight = weight.to(torch.get_autocast_dtype(encoded.device.type))
     picked = _pick(impl, encoded, weight)
-    made, nodes = _joint(**joint, device=encoded.device), Nodes.packed(lengths, outputs)
+    made, nodes = _joint(weight, **joint), Nodes.packed(lengths, outputs)
     lattice = import_module(f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{LATTICES[picked]}").lattice
     tiles = import_module(f"{__name__}.{picked}").Tiles
     arguments = targets.long(), nodes, Options(blank=blank % V, **options), made, tiles, lattice
@@ -101,13 +101,13 @@ def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
     return impl
 
 
-def _joint(activation: Activation, dropout: float, seed: int | None, skip: float, tile: int | None, device: torch.device) -> Joint:
+def _joint(weight: Tensor, activation: str, dropout: float, seed: int | None, skip: float, tile: int | None) -> Joint:
     expect(activation in ("relu", "tanh"), "activation", "'relu' or 'tanh'", repr(activation))
     expect(0 <= dropout < 1, "dropout", "a probability below 1", dropout)
     expect(0 <= skip < 1, "skip", "a share of the likelihood, below 1", skip)
     expect(tile is None or (isinstance(tile, int) and tile > 0), "tile", "a number of nodes, at least 1", tile)
     expect(seed is None or (isinstance(seed, int) and 0 <= seed < 2**32), "seed", "an integer of 32 bits", seed)
     drawn = int(torch.randint(2**31, ())) if dropout and seed is None else seed or 0
-    return Joint(
-        activation=activation, dropout=dropout, seed=drawn, skip=skip, tile=tile or (1024 if device.type == "cpu" else 32768)
-    )
+    tile_bytes = 4 << 20 if weight.device.type == "cpu" else 128 << 20  # a core's cache; few launches
+    nodes = tile or max(64, tile_bytes // (max(weight.shape) * weight.element_size()))
+    return Joint(activation=activation, dropout=dropout, seed=drawn, skip=skip, tile=nodes)

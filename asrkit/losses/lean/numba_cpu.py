@@ -6,7 +6,7 @@ products take and give half, what is summed over a tile or over tokens is float3
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import get_num_threads, njit, prange
 from torch import Tensor
 
 from asrkit.losses.dropout import kept, node_key, threshold
@@ -15,7 +15,7 @@ from asrkit.losses.nodes import FIRST_NODE, LABELS, Nodes, Options, Scores
 from asrkit.losses.rows.numba_cpu import SUMS, Pool, array
 from asrkit.losses.simd import F, exp, larger, load, store, tanh
 
-CHUNKS = 16  # of rows or columns that threads share out: fixed, so that sums do not depend on the number of threads
+CHUNKS = 16  # of nodes that threads share out: fixed, so that sums do not depend on the number of threads
 TINY = F(1e-35)  # smaller gradients become 0: products of numbers below float32's normal range take a hundred times as long
 
 
@@ -72,7 +72,9 @@ class Tiles:
 
     def _sums(self) -> tuple[Tensor, ...]:
         if not self.sums:
-            made = [torch.zeros(size) for size in (*[half.shape for half in self.halves], self.weight.shape, (CHUNKS, len(self.weight)))]
+            made = [
+                torch.zeros(size) for size in (*[half.shape for half in self.halves], self.weight.shape, (CHUNKS, len(self.weight)))
+            ]
             self.sums = (*made, torch.empty_like(self.hidden))
         return self.sums
 
@@ -98,22 +100,30 @@ def _locate(index, table, targets, T, U1, seed, where):
         where[r, 3] = node_key(seed, b, t, u)
 
 
-@njit(parallel=True, cache=True, nogil=True, fastmath=SUMS)
-def _join(encoded, predicted, where, is_tanh, keep, threshold, hidden):
+@njit(parallel=True, cache=True, nogil=True)
+def _join(encoded, predicted, where, is_tanh, keep, least, hidden):
     """activation(encoded + predicted) of every node, dropped out."""
     for r in prange(len(where)):
-        e, p, h = encoded[where[r, 0]], predicted[where[r, 1]], hidden[r]
-        if is_tanh:
-            for k in range(len(h)):
-                h[k] = store(tanh(load(e[k]) + load(p[k])) * keep, h[k])
-        else:
-            for k in range(len(h)):
-                x = load(e[k]) + load(p[k])
-                h[k] = store(F(0.0) if x < F(0.0) else x * keep, h[k])
-        if threshold:
-            key = np.uint32(where[r, 3])
-            for k in range(len(h)):
-                h[k] = h[k] if kept(key, k, threshold) else store(F(0.0), h[k])
+        _activate(encoded[where[r, 0]], predicted[where[r, 1]], hidden[r], is_tanh, keep)
+        if least:
+            _drop(hidden[r], np.uint32(where[r, 3]), least)
+
+
+@njit(fastmath=SUMS)
+def _activate(e, p, h, is_tanh, keep):
+    if is_tanh:
+        for k in range(h.shape[0]):
+            h[k] = store(tanh(load(e[k]) + load(p[k])) * keep, h[k])
+    else:
+        for k in range(h.shape[0]):
+            x = load(e[k]) + load(p[k])
+            h[k] = store(F(0.0) if x < F(0.0) else x * keep, h[k])
+
+
+@njit
+def _drop(h, key, least):
+    for k in range(h.shape[0]):
+        h[k] = h[k] if kept(key, k, least) else store(F(0.0), h[k])
 
 
 @njit(parallel=True, cache=True, nogil=True)
@@ -173,23 +183,23 @@ def _row(x, bias, sums, z, share):
 
 
 @njit(parallel=True, cache=True, nogil=True)
-def _scatter(hidden, grad, where, is_tanh, keep, threshold, by_encoded, by_predicted):
+def _scatter(hidden, grad, where, is_tanh, keep, least, by_encoded, by_predicted):
     """Add the hidden layer's gradient to both halves; threads share out the columns, so no two write one place."""
-    D = hidden.shape[1]
-    size = -(-D // CHUNKS)
-    for chunk in prange(CHUNKS):
+    D, chunks = hidden.shape[1], get_num_threads()
+    size = -(-D // chunks)
+    for chunk in prange(chunks):
         low, high = min(D, chunk * size), min(D, (chunk + 1) * size)
         for r in range(len(where)):
             key, e, p = np.uint32(where[r, 3]), by_encoded[where[r, 0], low:high], by_predicted[where[r, 1], low:high]
-            _add(hidden[r, low:high], grad[r, low:high], e, p, is_tanh, keep, key, threshold, low)
+            _add(hidden[r, low:high], grad[r, low:high], e, p, is_tanh, keep, key, least, low)
 
 
-@njit(fastmath=SUMS)
-def _add(h, g, e, p, is_tanh, keep, key, threshold, low):
-    if threshold and is_tanh:
+@njit(fastmath=SUMS, error_model="numpy")
+def _add(h, g, e, p, is_tanh, keep, key, least, low):
+    if least and is_tanh:
         for k in range(h.shape[0]):
             y = load(h[k]) / keep
-            step = load(g[k]) * keep * (F(1.0) - y * y) if kept(key, low + k, threshold) else F(0.0)
+            step = load(g[k]) * keep * (F(1.0) - y * y) if kept(key, low + k, least) else F(0.0)
             e[k] += step
             p[k] += step
     elif is_tanh:

@@ -71,7 +71,7 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
 
 @njit
 def _largest(x):
-    largest = F(-3.0e38)
+    largest = F(-np.inf)
     for v in range(x.shape[0]):
         largest = larger(largest, load(x[v]))
     return largest
@@ -135,9 +135,10 @@ def _gradient(logits, out, targets, table, own, rows, V, blank, fused, clamp, z,
 def _node(x, g, z, stay, emit, blank, label, fused, clamp, scale, inplace):
     """Gradient over one node's logits, rounded once: the two entries with a share of their own are made apart."""
     share = stay + emit if fused else F(0.0)
-    at_blank = share * exp(load(x[blank]) - z) - stay
-    at_label = share * exp(load(x[label]) - z) - emit if label >= 0 else F(0.0)
-    factor = share * scale
+    at_blank, at_label, factor = -stay, -emit, share * scale
+    if fused:
+        at_blank += share * exp(load(x[blank]) - z)
+        at_label += share * exp(load(x[label]) - z)  # of no use where no label is left
     if share == F(0.0):
         for v in range(x.shape[0]):
             g[v] = store(F(0.0), g[v])
