@@ -8,11 +8,16 @@ from torch import Tensor
 
 from asrkit.losses.availability import expect_runs, fastest
 from asrkit.losses.checks import (
-    Reduction, check_durations, check_lengths, check_options, check_scores, reduce, takes_plain_loss,
+    Reduction,
+    check_durations,
+    check_lengths,
+    check_options,
+    check_scores,
+    reduce,
+    takes_plain_loss,
 )  # fmt: skip
 from asrkit.losses.lean.driver import Joint, LeanLoss
 from asrkit.losses.nodes import Nodes, Options
-
 from asrkit.shapes import dims, expect
 
 Activation = Literal["relu", "tanh"]
@@ -43,7 +48,7 @@ def rnnt_loss_lean(
     tensor(2.6027)
     """
     given = encoded, predicted, weight, bias, targets, logit_lengths, target_lengths
-    joint = dict(activation=activation, dropout=dropout, seed=seed, skip=skip, tile=tile)
+    joint = {"activation": activation, "dropout": dropout, "seed": seed, "skip": skip, "tile": tile}
     return _loss(*given, joint, blank, reduction, impl, fastemit_lambda=fastemit_lambda)
 
 
@@ -55,7 +60,7 @@ def tdt_loss_lean(
     dropout: float = 0.0, seed: int | None = None, skip: float = 0.0, tile: int | None = None, impl: Impl = "auto",
 ) -> Tensor:  # fmt: skip
     """tdt_loss without the joint: as rnnt_loss_lean, with weight (V + n, D) and bias (V + n,), the n durations last."""
-    n, joint = len(durations), dict(activation=activation, dropout=dropout, seed=seed, skip=skip, tile=tile)
+    n, joint = len(durations), {"activation": activation, "dropout": dropout, "seed": seed, "skip": skip, "tile": tile}
     given = targets, logit_lengths, target_lengths, joint, blank, reduction, impl
     check_durations(durations, sigma, omega)
     if takes_plain_loss(omega):

@@ -26,7 +26,7 @@ class Tiles:
         self, encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Tensor,
         nodes: Nodes, options: Options, joint: Joint,
     ) -> None:  # fmt: skip
-        (B, self.T, D), self.U1, V = encoded.shape, predicted.shape[1], len(weight)
+        (_, self.T, D), self.U1, V = encoded.shape, predicted.shape[1], len(weight)
         self.halves = [array(half.reshape(-1, D).contiguous()) for half in (encoded, predicted)]
         self.weight, self.bias, self.targets = weight.detach(), bias.detach().float().numpy(), targets.numpy()
         self.table, self.options, self.joint = nodes.table.numpy(), options, joint
