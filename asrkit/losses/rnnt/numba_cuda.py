@@ -39,7 +39,7 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
         return Shares(total)
     by_blank, by_label = torch.empty_like(scores.stay), torch.empty_like(scores.stay)
     size = nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
-    launch(_shares, blocks_for(nodes, size, LANES), LANES, *arcs, 1 + options.fastemit_lambda, by_blank, by_label)
+    launch(_shares, blocks_for(nodes, size, LANES), LANES, *arcs, 1.0 + options.fastemit_lambda, by_blank, by_label)
     return Shares(total, by_blank, by_label)
 
 

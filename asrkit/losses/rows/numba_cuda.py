@@ -33,8 +33,7 @@ def launch(kernel, blocks: tuple[int, int], threads: int, *arguments, shared: in
     Nobody waits. Memory that torch frees before the kernel has run is given out again on the same stream only, hence to
     work that is queued behind the kernel. In Numba's simulator the tensors are the CPU's.
     """
-    given = [a.detach() if isinstance(a, Tensor) else a for a in arguments]
-    given = [a.view(torch.uint16) if isinstance(a, Tensor) and a.dtype == torch.bfloat16 else a for a in given]
+    given = as_bits(arguments)
     if SIMULATED:
         from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
@@ -45,6 +44,12 @@ def launch(kernel, blocks: tuple[int, int], threads: int, *arguments, shared: in
         stream = cuda.external_stream(torch.cuda.current_stream(index).cuda_stream)
         arrays = [cuda.as_cuda_array(a, sync=False) if isinstance(a, Tensor) else a for a in given]
         kernel[blocks, threads, stream, shared](*arrays)
+
+
+def as_bits(arguments: tuple) -> list:
+    """The arguments with tensors detached, bfloat16 as bit patterns: uint16."""
+    given = [a.detach() if isinstance(a, Tensor) else a for a in arguments]
+    return [a.view(torch.uint16) if isinstance(a, Tensor) and a.dtype == torch.bfloat16 else a for a in given]
 
 
 def table_on(device: torch.device, nodes: Nodes) -> Tensor:
@@ -66,10 +71,10 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     n, device = len(options.durations), logits.device
     z, stay, emit = torch.empty((3, nodes.count), device=device).unbind()
     durations = torch.empty((nodes.count, n), device=device)
-    V, bits = logits.shape[-1] - n, logits.dtype == torch.bfloat16
-    blocks, threads = blocks_for(nodes, nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)), _threads(V)
+    V, blocks = logits.shape[-1] - n, blocks_for(nodes, nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1))
+    threads = _threads(V)
     launch(_scores, blocks, threads, flat(logits), targets.contiguous(), table_on(device, nodes), V, options.blank,
-           options.fused_log_softmax, bits, z, stay, emit, durations, shared=8 * threads)  # fmt: skip
+           options.fused_log_softmax, z, stay, emit, durations, shared=8 * threads)  # fmt: skip
     return Scores(z, stay, emit, durations if n else None)
 
 
@@ -78,11 +83,11 @@ def gradient(
 ) -> None:
     """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
     tail = saved.z.new_empty((len(saved.z), 0)) if saved.by_duration is None else saved.by_duration
-    V, bits, clamp = logits.shape[-1] - tail.shape[1], logits.dtype == torch.bfloat16, F(options.clamp if options.clamp > 0 else inf)
+    V, clamp = logits.shape[-1] - tail.shape[1], F(options.clamp if options.clamp > 0 else inf)
     own = nodes if out.stride() == logits.stride() else nodes.of(out)
     tables = table_on(logits.device, nodes), table_on(logits.device, own)
     launch(_gradient, blocks_for(nodes, nodes.table[:, ROW_FRAMES] * nodes.table[:, ROW_NODES]), _threads(V), flat(logits),
-           flat(out), targets.contiguous(), *tables, V, options.blank, options.fused_log_softmax, bits, clamp, saved.z,
+           flat(out), targets.contiguous(), *tables, V, options.blank, options.fused_log_softmax, clamp, saved.z,
            saved.by_blank, saved.by_label, tail, incoming.float().contiguous())  # fmt: skip
 
 
@@ -91,15 +96,15 @@ def _threads(V: int) -> int:
 
 
 @cuda.jit(device=True)
-def _load(x, bits):
-    """A logit as float32."""
-    return (np.uint32(x) << np.uint32(16)).view(F) if bits else F(x)
+def _load(x):
+    """A logit as float32. The compiler knows the answer of isinstance, so each type has kernels of its own."""
+    return np.uint32(np.uint32(x) << 16).view(F) if isinstance(x, np.uint16) else F(x)
 
 
 @cuda.jit(device=True)
-def _store(out, at, x, bits):
+def _store(out, at, x):
     """Write a float32, rounded to the nearest value of the array's type, ties to even; NaN stays NaN."""
-    if bits:
+    if isinstance(out[at], np.uint16):
         u = F(x).view(np.uint32)
         out[at] = (u + 0x7FFF + ((u >> 16) & 1)) >> 16 if x == x else 0x7FC0
     else:
@@ -107,14 +112,14 @@ def _store(out, at, x, bits):
 
 
 @cuda.jit(device=True)
-def _normaliser(x, start, size, bits):
+def _normaliser(x, start, size):
     """log of the sum of exp over a row, in float64, for the block's first thread; NaN where the row holds one."""
     i, threads = cuda.threadIdx.x, cuda.blockDim.x
     largest, total = LOWEST, F(0.0)
     for v in range(start + i, start + size, threads):
-        largest = max(largest, _load(x[v], bits))
+        largest = max(largest, _load(x[v]))
     for v in range(start + i, start + size, threads):
-        total += F(exp(_load(x[v], bits) - largest))
+        total += F(exp(_load(x[v]) - largest))
     parts = cuda.shared.array(0, types.float32)  # maxima of the threads, then their sums
     cuda.syncthreads()  # the row before may still be read
     parts[i] = largest
@@ -132,24 +137,24 @@ def _normaliser(x, start, size, bits):
 
 
 @cuda.jit
-def _scores(logits, targets, table, V, blank, fused, bits, z, stay, emit, durations):
+def _scores(logits, targets, table, V, blank, fused, z, stay, emit, durations):
     b, n = cuda.blockIdx.y, durations.shape[1]
     U1 = table[b, LABELS] + 1
     for place in range(cuda.blockIdx.x, table[b, FRAMES] * U1, cuda.gridDim.x):
         u, node = place % U1, table[b, FIRST_NODE] + place
         start = table[b, FIRST_LOGIT] + place // U1 * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
-        here = _normaliser(logits, start, V, bits) if fused else 0.0
-        apart = _normaliser(logits, start + V, n, bits) if n > 0 else 0.0
+        here = _normaliser(logits, start, V) if fused else 0.0
+        apart = _normaliser(logits, start + V, n) if n > 0 else 0.0
         if cuda.threadIdx.x == 0:
             z[node] = here
-            stay[node] = _load(logits[start + blank], bits) - here
-            emit[node] = _load(logits[start + targets[b, u]], bits) - here if u + 1 < U1 else -inf
+            stay[node] = _load(logits[start + blank]) - here
+            emit[node] = _load(logits[start + targets[b, u]]) - here if u + 1 < U1 else -inf
             for i in range(n):
-                durations[node, i] = _load(logits[start + V + i], bits) - apart
+                durations[node, i] = _load(logits[start + V + i]) - apart
 
 
 @cuda.jit
-def _gradient(logits, out, targets, table, own, V, blank, fused, bits, clamp, z, by_blank, by_label, by_duration, incoming):
+def _gradient(logits, out, targets, table, own, V, blank, fused, clamp, z, by_blank, by_label, by_duration, incoming):
     b, n = cuda.blockIdx.y, by_duration.shape[1]
     T, U1, width = table[b, FRAMES], table[b, LABELS] + 1, table[b, ROW_NODES]
     for place in range(cuda.blockIdx.x, table[b, ROW_FRAMES] * width, cuda.gridDim.x):
@@ -165,9 +170,9 @@ def _gradient(logits, out, targets, table, own, V, blank, fused, bits, clamp, z,
             if valid and v >= V:
                 grad = by_duration[node, v - V]
             elif share != F(0.0):
-                grad = share * F(exp(_load(logits[x + v], bits) - z[node]))
+                grad = share * F(exp(_load(logits[x + v]) - z[node]))
             if v == blank and valid:
                 grad -= by_blank[node]
             if v == label:
                 grad -= by_label[node]
-            _store(out, g + v, (F(copysign(clamp, grad)) if abs(grad) > clamp else grad) * incoming[b], bits)
+            _store(out, g + v, (F(copysign(clamp, grad)) if abs(grad) > clamp else grad) * incoming[b])

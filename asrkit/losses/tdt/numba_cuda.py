@@ -36,7 +36,7 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
         return Shares(total)
     by_blank, by_label, by_duration = (torch.empty_like(part) for part in (scores.stay, scores.emit, scores.durations))
     size = nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
-    factor = 1 + options.fastemit_lambda
+    factor = 1.0 + options.fastemit_lambda
     launch(_shares, blocks_for(nodes, size, LANES), LANES, *arcs, factor, by_blank, by_label, by_duration)
     return Shares(total, by_blank, by_label, by_duration)
 
