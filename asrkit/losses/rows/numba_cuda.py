@@ -16,7 +16,17 @@ from torch import Tensor
 from asrkit.losses.autograd import Saved
 from asrkit.losses.availability import SIMULATED
 from asrkit.losses.nodes import (
-    FIRST_LOGIT, FIRST_NODE, FRAME_STEP, FRAMES, LABEL_STEP, LABELS, ROW_FRAMES, ROW_NODES, Nodes, Options, Scores,
+    FIRST_LOGIT,
+    FIRST_NODE,
+    FRAME_STEP,
+    FRAMES,
+    LABEL_STEP,
+    LABELS,
+    ROW_FRAMES,
+    ROW_NODES,
+    Nodes,
+    Options,
+    Scores,
 )  # fmt: skip
 from asrkit.losses.rows.numba_cpu import flat
 
@@ -78,9 +88,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     return Scores(z, stay, emit, durations if n else None)
 
 
-def gradient(
-    logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor
-) -> None:
+def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor) -> None:
     """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
     tail = saved.z.new_empty((len(saved.z), 0)) if saved.by_duration is None else saved.by_duration
     V, clamp = logits.shape[-1] - tail.shape[1], F(options.clamp if options.clamp > 0 else inf)
