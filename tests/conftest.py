@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported: threads that spin starve a busy machine
 import torch
 
 

@@ -15,7 +15,7 @@ def check_scores(tensor: Tensor, argument: str) -> None:
     """ValueError for what cannot carry scores: integers, nothing at all, or a tensor under a torch.func transform."""
     expect(tensor.is_floating_point(), argument, "floating point", tensor.dtype)
     expect(tensor.numel() > 0, argument, "no empty dimension", tuple(tensor.shape))
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[attr-defined]  # no public way to ask
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # no public way to ask
     expect(not wrapped, argument, "a plain tensor", "one inside torch.func", "Take gradients with torch.autograd.")
 
 

@@ -6,7 +6,7 @@ products take and give half, what is summed over a tile or over tokens is float3
 
 import numpy as np
 import torch
-from numba import get_num_threads, njit, prange
+from numba import njit, prange
 from torch import Tensor
 
 from asrkit.losses.dropout import kept, node_key, threshold
@@ -63,7 +63,7 @@ class Tiles:
         keep = 1 / (1 - self.joint.dropout)
         with Pool():
             _scatter(array(hidden), array(by_hidden), where, self.joint.activation == "tanh", F(keep), self.threshold,
-                     encoded.numpy(), predicted.numpy())  # fmt: skip
+                     torch.get_num_threads(), encoded.numpy(), predicted.numpy())  # fmt: skip
 
     def gradients(self) -> tuple[Tensor, ...]:
         """Sums by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,)."""
@@ -183,10 +183,9 @@ def _row(x, bias, sums, z, share):
 
 
 @njit(parallel=True, cache=True, nogil=True)
-def _scatter(hidden, grad, where, is_tanh, keep, least, by_encoded, by_predicted):
+def _scatter(hidden, grad, where, is_tanh, keep, least, chunks, by_encoded, by_predicted):
     """Add the hidden layer's gradient to both halves; threads share out the columns, so no two write one place."""
-    D, chunks = hidden.shape[1], get_num_threads()
-    size = -(-D // chunks)
+    D, size = hidden.shape[1], -(-hidden.shape[1] // chunks)
     for chunk in prange(chunks):
         low, high = min(D, chunk * size), min(D, (chunk + 1) * size)
         for r in range(len(where)):
