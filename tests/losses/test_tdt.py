@@ -17,15 +17,6 @@ ALL = [*EXACT, "numba_cpu"]
 SETS = [(1,), (0, 1), (0, 1, 2), (2, 1), (3, 0, 1, 4), (0, 1, 2, 3, 4), (2, 3), (5, 1)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads that meet on a busy machine wait longer than these small cases take; one test below uses two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def precision(impl):
     return torch.float32 if impl == "numba_cpu" else torch.float64
 

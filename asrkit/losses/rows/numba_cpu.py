@@ -53,7 +53,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     n = len(options.durations)
     z, stay, emit = torch.empty(3, nodes.count).unbind()
     durations = torch.empty(nodes.count, n)
-    given = array(flat(logits)), array(targets), nodes.table.numpy(), nodes.rows, logits.shape[-1] - n, options.blank
+    given = array(flat(logits)), array(targets.contiguous()), nodes.table.numpy(), nodes.rows, logits.shape[-1] - n, options.blank
     with Pool():
         _scores(*given, options.fused_log_softmax, z.numpy(), stay.numpy(), emit.numpy(), durations.numpy())
     return Scores(z, stay, emit, durations if n else None)
@@ -62,8 +62,14 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
 def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor) -> None:
     """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
     tail = torch.empty(len(saved.z), 0) if saved.by_duration is None else saved.by_duration
-    given = array(targets), nodes.table.numpy(), nodes.of(out).table.numpy(), nodes.rows, logits.shape[-1] - tail.shape[1]
-    parts = [part.numpy() for part in (saved.z, saved.by_blank, saved.by_label, tail, incoming.float())]
+    given = (
+        array(targets.contiguous()),
+        nodes.table.numpy(),
+        nodes.of(out).table.numpy(),
+        nodes.rows,
+        logits.shape[-1] - tail.shape[1],
+    )
+    parts = [part.numpy() for part in (saved.z, saved.by_blank, saved.by_label, tail, incoming.float().contiguous())]
     clamp, both = F(options.clamp if options.clamp > 0 else np.inf), (array(flat(logits)), array(flat(out)))
     with Pool():
         _gradient(*both, *given, options.blank, options.fused_log_softmax, clamp, *parts, out.data_ptr() == logits.data_ptr())

@@ -18,6 +18,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
         for tile, where in _tiles(nodes.grid(logits, b), nodes, b):
             tokens, labels = tile[..., : tile.shape[-1] - n].to(dtype), _labels(tile, targets[b])  # (frames, U1, V), (frames, U, 1)
             here = tokens.logsumexp(-1) if options.fused_log_softmax else torch.zeros_like(tokens[..., 0])
+            here.masked_fill_(here.isinf(), torch.nan)  # infinite logits have no softmax; none may pass for a finite loss
             z[where] = here.flatten()
             stay[where] = (tokens[..., options.blank] - here).flatten()
             emit[where] = -torch.inf
