@@ -60,7 +60,7 @@ def check(loss, logits, *rest, **options):
     assert (cost.dtype, grad.dtype) == (torch.float32, logits.dtype)
     assert (grad.data_ptr() == logits.data_ptr()) == overwrite
     torch.testing.assert_close(cost.detach().double(), truth.detach(), rtol=1e-6, atol=2e-6)
-    torch.testing.assert_close(grad.double(), wanted, rtol=torch.finfo(logits.dtype).eps, atol=2e-6)
+    torch.testing.assert_close(grad.double(), wanted, rtol=torch.finfo(logits.dtype).eps / 2, atol=2e-6)  # rounded once
 
 
 def check_alone(loss, *given, **options):
@@ -106,7 +106,7 @@ def rnnt_cases(device):
 def tdt_cases(device):
     """The same for TDT."""
     durations = ((0, 1, 2), (1,), (2,), (0, 1, 2, 3, 4), (4, 1, 0), (0, 7, 1))
-    for seed, (listed, clamp, sigma) in enumerate(product(durations, (-1.0, 0.05), (0.0, 0.05))):
+    for seed, (listed, (clamp, sigma)) in enumerate(product(durations, ((-1.0, 0.05), (0.05, 0.0)))):
         B, T, U, V = 1 + seed % 3, 1 + seed * 7 % 6, seed * 5 % 4, 2 + seed * 3 % 6
         layout, dtype = ("plain", "rows apart", "tokens apart")[seed // 2 % 3], DTYPES[seed % 3]
         given = batch(seed, B, T, U, V, n=len(listed), dtype=dtype, layout=layout, device=device)
@@ -139,7 +139,7 @@ def test_kernels_agree_with_the_reference_in_the_simulator():
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-W", "error", __file__], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1])["cases"] >= 60
+    assert json.loads(done.stdout.splitlines()[-1])["cases"] >= 50
 
 
 @needs_numba_cuda
@@ -178,7 +178,7 @@ def test_kernels_compile_to_ptx_for_the_types_of_real_calls(monkeypatch):
 @pytest.mark.gpu
 @needs_numba_cuda
 def test_kernels_agree_with_the_reference_on_a_device():
-    assert run_all("cuda") >= 60
+    assert run_all("cuda") >= 50
     for dtype, shape in product(DTYPES, ((2, 40, 300, 65), (2, 300, 20, 1030))):
         check(rnnt_loss, *batch(8, *shape, dtype=dtype, device="cuda"))
         check(tdt_loss, *batch(9, *shape, n=5, dtype=dtype, device="cuda"))
