@@ -10,6 +10,7 @@ from asrkit.shapes import expect
 
 HALVES = (torch.float16, torch.bfloat16)
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"  # Numba reads it once as well, when it is imported
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def fastest(scores: Tensor) -> str:
@@ -42,5 +43,9 @@ def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
     if impl == "numba_cuda":
         found = find_spec("numba_cuda") is not None
         expect(found, "impl", "'wavefront'", "'numba_cuda' without the package numba-cuda", "pip install 'asrkit[cuda]'.")
-        wanted = "cpu" if SIMULATED else "cuda"
-        expect(scores.device.type == wanted, name, f"a {wanted} tensor with impl='numba_cuda'", scores.device)
+    if impl == "triton":
+        expect(find_spec("triton") is not None, "impl", "'plain'", "'triton' without the package triton")
+        expect(scores.dtype in (torch.float32, *HALVES), name, "float32, float16 or bfloat16 with impl='triton'", scores.dtype)
+    if impl in ("numba_cuda", "triton"):
+        wanted = "cpu" if {"numba_cuda": SIMULATED, "triton": INTERPRETED}[impl] else "cuda"
+        expect(scores.device.type == wanted, name, f"a {wanted} tensor with impl={impl!r}", scores.device)

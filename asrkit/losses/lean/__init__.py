@@ -1,6 +1,7 @@
 """The doors to the losses that never build the joint: from its two halves and the output layer to the loss."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from asrkit.shapes import dims, expect
 
 Activation = Literal["relu", "tanh"]
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
-LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": "wavefront"}  # of each implementation's tiles
+LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": "wavefront"}  # beside each implementation's tiles
 
 
 @torch.compiler.disable
@@ -89,7 +90,8 @@ def _loss(
         weight = weight.to(torch.get_autocast_dtype(encoded.device.type))
     picked = _pick(impl, encoded, weight)
     made, nodes = _joint(weight, **joint), Nodes.packed(lengths, outputs)
-    lattice = import_module(f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{LATTICES[picked]}").lattice
+    beside = "numba_cuda" if picked == "triton" and encoded.is_cuda and find_spec("numba_cuda") else LATTICES[picked]
+    lattice = import_module(f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{beside}").lattice
     tiles = import_module(f"{__name__}.{picked}").Tiles
     arguments = targets.long(), nodes, Options(blank=blank % V, **options), made, tiles, lattice
     with torch.autocast(encoded.device.type, enabled=False):
