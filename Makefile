@@ -1,11 +1,12 @@
 # Two commands matter: `make report` and `make test`. Both set up .venv by themselves the first time.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help report test check lab bench lock clean
+.PHONY: help report test check lab bench peers lock clean
 
 BIN := .venv/bin
 READY := .venv/.stamp
 OPEN := .venv/.unfinished
+PEERS := .venv-peers
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 # A PYTHON that you name is the one used; otherwise the first of these that is new enough.
@@ -39,13 +40,15 @@ lab: $(READY)  ## open the notebooks in JupyterLab
 bench: $(READY)  ## run the benchmark suites (ARGS="losses --quick" for one, small)
 	@$(BIN)/asrkit bench $(or $(ARGS),all)
 
+peers: $(PEERS)/.stamp  ## install rival losses beside .venv, for `asrkit bench losses --peers`
+
 lock:  ## write requirements.lock again (ARGS="--upgrade" moves every pin)
 	@$(PYTHON) -m venv --clear build/lock && build/lock/bin/python -m pip install -qq uv
 	@build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 	  --extra notebooks --extra synth --extra dev pyproject.toml --output-file requirements.lock $(ARGS)
 
-clean:  ## remove .venv and the caches of tools; reports, records and speech stay
-	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove both environments and the caches of tools; reports, records and speech stay
+	@rm -rf .venv $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find asrkit notebooks tests -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
 # The stamp is written last. A set-up that was cut short may have left half a package behind that pip takes for whole,
@@ -73,3 +76,11 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check --no-deps --no-build-isolation -e .; \
 	rm $(OPEN); touch $@; \
 	echo "asrkit: .venv is ready after $$(( $$(date +%s) - start )) s."
+
+# The peers stand on .venv's torch, torchaudio and numba, found through one .pth file: 0.2 GB instead of 6, the same torch on
+# both sides of a comparison, and nothing of theirs that .venv could see. Hence --no-deps: what they lack is pinned.
+$(PEERS)/.stamp: requirements-peers.txt $(READY)
+	@rm -rf $(PEERS); $(BIN)/python -m venv $(PEERS)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+	@$(PEERS)/bin/python -m pip install -qq --no-input --disable-pip-version-check --no-deps -r requirements-peers.txt
+	@touch $@; echo "asrkit: the peers are ready in $(PEERS)."

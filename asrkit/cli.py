@@ -1,6 +1,8 @@
 """The command line: a thin parser over the doors. Errors are one line (exit code 2); results end with one JSON line."""
 
 import argparse
+import contextlib
+import functools
 import json
 import os
 import sys
@@ -24,10 +26,10 @@ def _bench(args: argparse.Namespace) -> int:
     _prepare(args)
     from asrkit import bench
 
-    records = []
-    for suite in bench.SUITES if args.suite == "all" else [args.suite]:
-        print(f"{suite}: checking, then measuring", file=sys.stderr)
-        records += bench.run(suite, device=args.device, out=args.out, quick=args.quick)
+    records, say = [], functools.partial(print, file=sys.stderr)
+    with bench.Peers() if args.peers else contextlib.nullcontext() as peers:
+        for suite in bench.SUITES if args.suite == "all" else [args.suite]:
+            records += bench.run(suite, device=args.device, out=args.out, quick=args.quick, peers=peers, say=say)
     print("\n".join(bench.table(records)))
     print(json.dumps({"records": len(records), "out": str(args.out)}))
     return 0
@@ -137,6 +139,7 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
     "bench": (_bench, "Measure fast paths against their references and peers, both arms in one run.", [
         ("suite", {"choices": ["losses", "decoding", "features", "all"], "help": "what to measure"}), DEVICE, THREADS,
         ("--quick", {"action": "store_true", "help": "small sizes and few repeats"}),
+        ("--peers", {"action": "store_true", "help": "also time the rival losses that `make peers` installed, on CPU"}),
         ("--out", {"type": Path, "default": Path("reports/bench.jsonl"), "help": "records are appended to this file"})]),
     "train": (_train, "Train a transducer into a folder; run again to resume.", [
         ("--out", {"type": Path, "required": True, "help": "folder for log, state and model.safetensors"}),

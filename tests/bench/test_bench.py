@@ -6,12 +6,22 @@ import pytest
 import torch
 
 from asrkit import bench, records
+from asrkit.bench import losses
 from asrkit.decoders import ctc_greedy
+from asrkit.losses import rnnt_loss
 
+FAST = ["numba_cpu", "numba_cpu_overwrite"]
+LEAN = ["lean", "lean_skip", "lean_bfloat16"]
 PAIRS = {
-    "losses": {"rnnt-loss-wavefront": ["torchaudio", "wavefront"]},
-    "decoding": {"ctc-greedy-batched": ["sequential", "batched"], "transducer-frame-looping": ["one_by_one", "frame_looping"]},
-    "features": {"feature-norm-batched": ["sequential", "batched"]},
+    "losses": {
+        "rnnt-loss": [("torchaudio", name) for name in ["wavefront", *FAST]],
+        "tdt-loss": [("wavefront", name) for name in FAST],
+        "rnnt-loss-ragged": [("padded", "packed")],
+        "rnnt-loss-joint": [("torchaudio", name) for name in ["overwrite", "split", *LEAN]],
+        "rnnt-loss-joint-aligned": [("torchaudio", name) for name in [*LEAN, "lean_skip_bfloat16"]],
+    },
+    "decoding": {"ctc-greedy-batched": [("sequential", "batched")], "transducer-frame-looping": [("one_by_one", "frame_looping")]},
+    "features": {"feature-norm-batched": [("sequential", "batched")]},
 }
 
 
@@ -25,26 +35,68 @@ def one_thread():
 
 
 @pytest.mark.parametrize("suite", bench.SUITES)
-def test_a_quick_suite_measures_every_arm_and_pairs_the_last_two(suite, tmp_path):
-    state = torch.get_rng_state()
+def test_a_quick_suite_measures_every_arm_and_pairs_what_it_compares(suite, tmp_path):
+    state, lines = torch.get_rng_state(), []
     out = tmp_path / "records.jsonl"
-    found = bench.run(suite, out=out, quick=True)
+    found = bench.run(suite, out=out, quick=True, say=lines.append)
     assert torch.equal(torch.get_rng_state(), state)
     assert records.read(out) == found
     assert records.verify([out]) == []
-    ratios = [record for record in found if record["metric"] == "ratio"]
-    assert {record["what"]: record["params"]["arms"] for record in ratios} == PAIRS[suite]
-    for record in ratios:
-        slow, fast = record["params"]["arms"]
-        arms = {
-            one["impl"]: one["samples"]
-            for one in found
-            if (one["what"], one["metric"], one["params"]["shape"]) == (record["what"], "latency", record["params"]["shape"])
-        }
-        assert record["samples"] == pytest.approx([a / b for a, b in zip(arms[slow], arms[fast], strict=True)])
+    by_case = {}
+    for record in found:
         assert {"threads", "dtype", "device", "shape"} <= {*record["params"]}
-    if suite == "losses":
-        assert {one["impl"] for one in found if one["metric"] == "peak_memory"} == {"reference", "torchaudio", "wavefront"}
+        assert any(key.startswith("floor_") for key in record["params"])
+        by_case.setdefault((record["what"], str(record["params"]["shape"])), []).append(record)
+    assert len(lines) == len(by_case)
+    assert {what for what, _ in by_case} == {*PAIRS[suite]}
+    for (what, _), case in by_case.items():
+        arms = {one["impl"]: one for one in case if one["metric"] == "latency"}
+        assert {one["impl"] for one in case if one["metric"] == "cpu_time"} == {*arms}
+        if suite == "losses":
+            assert {one["impl"] for one in case if one["metric"] == "peak_memory" and one["value"] > 0} == {*arms}
+        ratios = [one for one in case if one["metric"] == "ratio"]
+        assert [tuple(one["params"]["arms"]) for one in ratios] == PAIRS[suite][what]
+        for one in ratios:
+            slow, fast = (arms[name]["samples"] for name in one["params"]["arms"])
+            assert one["samples"] == pytest.approx([a / b for a, b in zip(slow, fast, strict=True)])
+            assert one["stats"]["n"] >= 3
+
+
+def test_a_rows_least_work_is_that_of_its_arm():
+    case = losses.joint((2, 20, 6, 12, 16), "cpu", trained=True)
+    product = 2 * 2 * 20 * 6 * 12 * 16
+    assert case.params["floor_FLOP"] == 3 * product and case.of_arm["lean"]["floor_FLOP"] == 4 * product
+    share = case.of_arm["lean_skip"]["active"]
+    assert 0 < share < 1 and case.of_arm["lean_skip"]["floor_FLOP"] == round((1 + 3 * share) * product)
+    given = losses.given(rnnt_loss, (1, 12, 6, 9), "cpu")
+    assert given.params["floor_B"] == 3 * 4 * 12 * 6 * 9
+
+
+def test_few_nodes_matter_where_one_alignment_dominates():
+    shape = (2, 60, 21, 64, 32)
+    aligned, plain = (losses.active(*losses.halves(shape, "cpu", trained)) for trained in (True, False))
+    assert 80 / (60 * 21) < aligned < 0.3 * plain  # an alignment has T + U nodes
+
+
+def test_a_rounded_arm_is_let_pass_within_its_own_tolerance_only():
+    one = torch.ones(4)
+    arms = {"exact": lambda: (one,), "rounded": lambda: (1.01 * one,)}
+    case = bench.Case(what="x", arms=arms, params={}, of_arm={"rounded": {"tolerance": 0.02}})
+    bench.check(case)
+    with pytest.raises(AssertionError, match="rounded disagrees with exact.* of 2; 0.005"):
+        bench.check(replace(case, of_arm={}, tolerance=0.005))
+    with pytest.raises(AssertionError, match="exact disagrees with nan"):
+        bench.check(replace(case, arms={"nan": lambda: (one * float("nan"),), "exact": lambda: (one,)}))
+
+
+@pytest.mark.parametrize("room", [0, 1, 5, 37, 1000, 5000])
+def test_the_search_for_the_largest_batch_survives_running_out_of_memory(room):
+    def train(B):
+        if room < B:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    found = losses.largest(train, most=4096)
+    assert found <= room and (found >= room - room // 16 or found == 4096)
 
 
 def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
@@ -61,8 +113,8 @@ def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
 def test_the_table_has_a_line_a_record_in_aligned_columns():
     found = bench.run("features", quick=True)
     head, *lines = bench.table(found)
-    assert len(lines) == len(found) == 3
-    assert [line.index("8×200×80") for line in lines] == [head.index("shape")] * 3
+    assert len(lines) == len(found) == 5
+    assert [line.index("8×200×80") for line in lines] == [head.index("shape")] * 5
     assert "sequential / batched" in lines[-1]
     assert "GB/s" in lines[0]
 

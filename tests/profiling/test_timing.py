@@ -1,8 +1,10 @@
 """Interleaved timing: who is called when, how often, and what is made of the samples."""
 
+import time
+
 import pytest
 
-from asrkit.profiling import Timing, measure, ratio
+from asrkit.profiling import Sample, Timing, measure, ratio
 
 
 def timing(*samples_ms):
@@ -23,6 +25,34 @@ def test_every_repeat_calls_all_arms_and_each_goes_first_in_turn():
 def test_an_arm_that_fails_is_heard():
     with pytest.raises(ZeroDivisionError):
         measure({"bad": lambda: 1 / 0}, repeats=1)
+
+
+def test_work_is_told_from_waiting():
+    def work():
+        end = time.process_time() + 0.02
+        while time.process_time() < end:
+            pass
+
+    found = measure({"work": work, "wait": lambda: time.sleep(0.03)}, repeats=2, warmup=0)
+    assert min(found["work"].cpu_ms) >= 20 > max(found["wait"].cpu_ms)
+    assert min(found["wait"].samples_ms) >= 30
+
+
+def test_a_setup_runs_before_every_call_and_outside_the_time():
+    made = []
+    calls = {"a": made.append}
+    found = measure(calls, setups={"a": lambda: time.sleep(0.02) or len(made)}, repeats=3, warmup=1)
+    assert made == [0, 1, 2, 3]
+    assert sum(found["a"].samples_ms) < 3 * 20
+
+
+def test_slow_arms_get_few_repeats():
+    seconds = {"fast": 0.1, "middle": 4, "slow": 31, "slowest": 100}
+    arms = {name: lambda s=s: Sample(wall_ms=1e3 * s, cpu_ms=None) for name, s in seconds.items()}  # timed elsewhere
+    found = measure(arms, repeats=20, warmup=0, enough_s=10, most_s=60)
+    assert [len(one.samples_ms) for one in found.values()] == [20, 3, 2, 1]
+    assert found["slow"].samples_ms == (31e3, 31e3) and found["slow"].cpu_ms is None
+    assert len(ratio(found, "slow", "fast")) == 2
 
 
 def test_percentiles_interpolate_and_do_not_mind_the_order():

@@ -1,0 +1,96 @@
+"""A case of a benchmark: rival arms on the same inputs, and the check that comes before any measurement."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.bench.peers import Answer, Rival
+from asrkit.decoders import Hypotheses
+from asrkit.profiling import peak_memory
+
+Arms = Mapping[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Arms that must return what the first one returns."""
+
+    what: str  # claim or benchmark id
+    arms: Arms
+    params: dict[str, Any]
+    of_arm: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # params of one arm; its `tolerance` counts for it
+    setups: Arms = field(default_factory=dict)  # makes an arm's argument, anew for each call and outside the time
+    ratios: Sequence[tuple[str, str]] | None = None  # (slow, fast) pairs; None: the last two arms
+    proof: Arms | None = None  # what to check instead, where float32 rounding or layout keeps the arms from being alike
+    tolerance: float = 1e-5  # distance of floats from the first arm's, over their norm; integers must be equal
+    memory: bool = False
+    warmup: int = 3  # rounds that do not count
+    peers: Mapping[str, Any] | None = None  # asked of rivals in their own processes, see asrkit.bench.peers
+    logits: Tensor | None = None  # what those rivals make for themselves
+
+    def once(self, name: str) -> Callable[[], Any]:
+        """The arm with its setup done: one call is left."""
+        return partial(self.arms[name], *([self.setups[name]()] if name in self.setups else []))
+
+    def run(self, name: str) -> Any:
+        """What the arm returns."""
+        return self.once(name)()
+
+
+def rows(B: int, T: int, D: int, device: str) -> tuple[Tensor, Tensor]:
+    """Random (B, T, D) and lengths (B,) as in a bucketed batch: from T down to T / 2."""
+    made = torch.randn(B, T, D, generator=torch.Generator().manual_seed(0))
+    return made.to(device), torch.linspace(T, T / 2, B).long().to(device)
+
+
+def observe(arm: Callable[..., Any], device: str, *, memory: bool) -> tuple[Any, int | None]:
+    """What an arm returns in one call, and the peak of its memory in bytes where that is asked for."""
+    if isinstance(arm, Rival):
+        answer = arm(observe=True)
+        return answer, answer.peak_B
+    found = list[Any]()
+    peak = peak_memory(lambda: found.append(arm()), device=device) if memory else None
+    return found[0] if memory else arm(), peak
+
+
+def check(case: Case, device: str = "cpu") -> dict[str, int | None]:
+    """Peak memory of each arm, if the case asks for it; AssertionError unless every arm returns what the first does."""
+    peaks, first, wanted = dict[str, int | None](), "", list[Tensor]()
+    for name, arm in (case.proof or case.arms).items():
+        got, peaks[name] = observe(
+            arm if case.proof or isinstance(arm, Rival) else case.once(name), device, memory=case.memory and not case.proof
+        )
+        found = [*vars(got).values()][:-1] if isinstance(got, Hypotheses) else got
+        if not first:
+            first, wanted = name, found
+        elif isinstance(got, Answer):
+            cost, gradient = wanted
+            _compare(case, name, first, got.digest, digest(cost, gradient, case.logits))
+        else:
+            _compare(case, name, first, found, wanted)
+    if case.memory and case.proof:
+        peaks = {name: observe(case.once(name), device, memory=True)[1] for name in case.arms}
+    return peaks
+
+
+def digest(cost: Tensor, gradient: Tensor, logits: Tensor | None) -> tuple[Tensor, ...]:
+    """The three numbers by which a rival's result is known: cost, norm of the gradient, and gradient times logits."""
+    assert logits is not None
+    return cost, gradient.norm(), torch.sum(gradient * logits.detach())
+
+
+def _compare(case: Case, name: str, first: str, found: Any, wanted: Any) -> None:
+    tolerance = case.of_arm.get(name, {}).get("tolerance", case.tolerance)
+    head = f"{case.what}: {name} disagrees with {first}, so nothing was measured."
+    for x, y in zip(wanted, found, strict=True):
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        assert x.shape == y.shape, f"{head} Shapes {tuple(x.shape)} and {tuple(y.shape)}."
+        if not x.is_floating_point():
+            assert torch.equal(x, y), f"{head} Integers differ."
+            continue
+        off, size = (x.double() - y.to(x.device).double()).norm().item(), x.double().norm().item()
+        assert off <= tolerance * size, f"{head} They are {off:.2g} apart, of {size:.2g}; {tolerance:g} of that is let pass."

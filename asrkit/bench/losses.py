@@ -1,0 +1,237 @@
+"""The suite of the transducer losses: on given logits, padded and packed, and from the two halves of the joint.
+
+Least work, in every row. On given logits: read them twice, write their gradient; an exponential and an addition for each in
+the first pass, an exponential and a product in the second. From the halves: read these and the weights, write their
+gradients; three matrix products of 2 N D V where the logits are kept, four where they are made twice.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.bench.cases import Arms, Case
+from asrkit.bench.peer_worker import inputs
+from asrkit.losses import rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches, tdt_loss
+from asrkit.losses.availability import expect_runs
+from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.rnnt import wavefront
+from asrkit.losses.rows import plain
+from asrkit.records import Measurement
+from asrkit.shapes import valid_mask
+
+DURATIONS = (0, 1, 2, 3, 4)
+SKIP = 1e-7  # share of the likelihood up to which lean leaves a node out
+ROUNDED = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}  # distance of gradients that rounding excuses
+PEER: dict[str, Any] = {"tolerance": 5e-3}  # torchaudio's recursion is float32: it errs by 1e-3 on large lattices
+Shape = tuple[int, ...]
+
+
+def suite(device: str, quick: bool) -> Iterator[Case]:
+    """All cases, the smallest also against the reference of plain loops. On a GPU: those arms that its memory holds."""
+    gpu = device.startswith("cuda")
+    cpu_sizes = [(1, 200, 101, 1024), (4, 200, 101, 1024), (8, 200, 101, 1024), (8, 200, 101, 28), (2, 500, 151, 1024)]
+    gpu_sizes = [(B, T, 101, 1024) for T in (200, 500) for B in (32, 64, 128)]
+    sizes: Sequence[Shape] = [(2, 40, 11, 28)] if quick else gpu_sizes if gpu else cpu_sizes
+    wide: Shape = (2, 20, 6, 12, 16) if quick else (4, 200, 101, 640, 1024)
+    makers: list[Callable[[str], Case]] = [partial(given, rnnt_loss, shape) for shape in [(1, 12, 6, 9), *sizes]]
+    if gpu:
+        makers += [partial(given, rnnt_loss, shape, dtype=half) for shape in sizes for half in (torch.bfloat16, torch.float16)]
+    makers += [partial(given, tdt_loss, sizes[0]), partial(ragged, sizes[len(sizes) // 2])]
+    makers += [partial(joint, wide), partial(joint, wide, trained=True)]
+    makers += [] if quick else [partial(joint, (8, *wide[1:]))]
+    for make in makers:
+        with contextlib.suppress(torch.OutOfMemoryError):  # not even the inputs fit
+            case = make(device)
+            if gpu:
+                arms = {name: arm for name, arm in case.arms.items() if fits(partial(case.run, name))}
+                case = replace(case, arms=arms, ratios=[pair for pair in case.ratios or () if {*pair} <= {*arms}])
+            if case.arms:
+                yield case
+
+
+def fits(train: Callable[[], object]) -> bool:
+    """Whether `train` runs without exhausting a GPU's memory."""
+    try:
+        train()
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        torch.cuda.empty_cache()  # nothing where CUDA was never used
+    return True
+
+
+def given(loss: Callable[..., Tensor], shape: Shape, device: str, dtype: torch.dtype = torch.float32) -> Case:
+    """Forward and backward on logits (B, T, U1, V), of TDT with its durations beside them."""
+    tdt, T = loss is tdt_loss, shape[1]
+    logits, *rest = inputs(shape, len(DURATIONS) * tdt, device)
+    logits = logits.to(dtype).requires_grad_()
+
+    def arm(name: str, given: Tensor = logits) -> tuple[Tensor, Tensor]:
+        cost = loss(given, *rest, impl=name.removesuffix("_overwrite"), overwrite_logits=name.endswith("_overwrite"))
+        return cost.detach(), torch.autograd.grad(cost, given)[0]
+
+    rival = ["torchaudio"] * (not tdt and dtype != torch.bfloat16)
+    names = ["reference"] * (T < 20) + ["wavefront", *rival, *_compiled(logits)]
+    overwriting = [f"{name}_overwrite" for name in _compiled(logits)]
+    slow = "torchaudio" if rival else "wavefront"
+    params = {"shape": [*shape], "dtype": str(dtype)[6:], "floor_B": 3 * logits.nbytes, "floor_FLOP": 4 * logits.nelement()}
+    request = {"loss": "tdt" if tdt else "rnnt", "shape": [*shape], "durations": [*DURATIONS] * tdt}
+    return Case(
+        what="tdt-loss" if tdt else "rnnt-loss", arms={name: partial(arm, name) for name in names + overwriting},
+        setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()), of_arm={"torchaudio": PEER},
+        params=params, ratios=[(slow, name) for name in names + overwriting if name not in ("reference", slow)],
+        tolerance=ROUNDED[dtype], memory=True, warmup=_warmup(logits), logits=logits, peers=request if device == "cpu" else None,
+    )  # fmt: skip
+
+
+def _compiled(logits: Tensor) -> list[str]:
+    name = "numba_cuda" if logits.is_cuda else "numba_cpu"
+    try:
+        expect_runs(name, logits)
+    except ValueError:
+        return []
+    return [name]
+
+
+def _warmup(work: Tensor) -> int:
+    return 3 if work.nelement() < 1e7 else 0  # the check has called every arm once, and a large one takes seconds
+
+
+def ragged(shape: Shape, device: str) -> Case:
+    """Lengths from T and U down to half of them: with the padding, and packed without it."""
+    B, T, U1, V = shape
+    logits, targets, *_ = inputs(shape, device=device)
+    frames, labels = (torch.linspace(size, size / 2, B, device=device).long() for size in (T, U1 - 1))
+    valid = valid_mask(frames, T)[:, :, None] & valid_mask(labels + 1, U1)[:, None]  # (B, T, U1)
+    leaves = {"padded": logits.requires_grad_(), "packed": logits.detach()[valid].requires_grad_()}
+    impl: Any = (_compiled(logits) or ["wavefront"])[0]
+
+    def arm(name: str) -> tuple[Tensor, Tensor]:
+        cost = {"padded": rnnt_loss, "packed": rnnt_loss_packed}[name](leaves[name], targets, frames, labels, impl=impl)
+        return cost.detach(), torch.autograd.grad(cost, leaves[name])[0]
+
+    def unpadded() -> tuple[Tensor, Tensor]:
+        cost, gradient = arm("padded")
+        return cost, gradient[valid]
+
+    arms, size = {name: partial(arm, name) for name in leaves}, leaves["packed"].nelement()
+    params = {"shape": [*shape], "lengths": "T, U to T/2, U/2", "impl": impl, "floor_B": 3 * 4 * size, "floor_FLOP": 4 * size}
+    proof: Arms = {**arms, "padded": unpadded}
+    return Case(what="rnnt-loss-ragged", arms=arms, params=params, proof=proof, memory=True, warmup=_warmup(logits))
+
+
+def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
+    """Forward and backward from the halves of the joint, (B, T, U1, D, V) with tanh, to the gradients of these and the weights."""
+    B, T, U1, D, V = shape
+    leaves, rest = halves(shape, device, trained)
+    arms, share = variants(leaves, rest), active(leaves, rest)
+    left_out = ["split", "overwrite"] if trained else ["split"] * (B > 4) + ["lean_skip_bfloat16"]
+    product = 2 * B * T * U1 * D * V
+    skipping = {"skip": SKIP, "active": share, "floor_FLOP": round((1 + 3 * share) * product)}
+    half = {"dtype": "bfloat16", "tolerance": 0.1 if trained else 0.02}  # logits of 20 in eight bits are off by 0.04
+    of_arm: dict[str, dict[str, Any]] = {
+        "torchaudio": PEER, "split": {"floor_FLOP": 4 * product}, "lean": {"floor_FLOP": 4 * product},
+        "lean_bfloat16": {"floor_FLOP": 4 * product, **half}, "lean_skip": skipping, "lean_skip_bfloat16": skipping | half,
+    }  # fmt: skip
+    lattice = "built so that one alignment dominates" if trained else "of random weights"
+    params: dict[str, Any] = {"shape": [*shape], "activation": "tanh", "lattice": lattice}
+    params |= {"floor_B": 2 * 4 * sum(leaf.nelement() for leaf in leaves), "floor_FLOP": 3 * product}
+    arms = {name: arm for name, arm in arms.items() if name not in left_out}
+    return Case(
+        what="rnnt-loss-joint" + "-aligned" * trained, arms=arms, params=params, of_arm=of_arm, memory=True,
+        tolerance=PEER["tolerance"] if trained else 1e-5, warmup=0 if T > 100 else 3,
+        ratios=[("torchaudio", name) for name in arms if name != "torchaudio"],
+    )  # fmt: skip
+
+
+def variants(leaves: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Arms:
+    """Ways from encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,) to the loss and their gradients."""
+    encoded, predicted, weight, bias = leaves
+
+    def build(encoded: Tensor, predicted: Tensor) -> Tensor:
+        return torch.nn.functional.linear(torch.tanh(encoded[:, :, None] + predicted[:, None]), weight, bias)
+
+    def arm(loss: Callable[[], Tensor], half: bool = False) -> tuple[Tensor, ...]:
+        with torch.autocast(encoded.device.type, torch.bfloat16, enabled=half):
+            cost = loss()
+        return cost.detach(), *torch.autograd.grad(cost, leaves)
+
+    lean = partial(rnnt_loss_lean, *leaves, *rest, activation="tanh")
+    ways: dict[str, Callable[[], Tensor]] = {
+        "overwrite": lambda: rnnt_loss(build(encoded, predicted), *rest, overwrite_logits=True),
+        "torchaudio": lambda: rnnt_loss(build(encoded, predicted), *rest, impl="torchaudio"),
+        "split": lambda: split_batches(build, encoded, predicted, *rest, size=1, overwrite_logits=True),
+        "lean": lean, "lean_skip": partial(lean, skip=SKIP),
+    }  # fmt: skip
+    halved = {f"{name}_bfloat16": partial(arm, ways[name], half=True) for name in ("lean", "lean_skip")}
+    return {name: partial(arm, way) for name, way in ways.items()} | halved
+
+
+def halves(shape: Shape, device: str, trained: bool = False) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Encoded, predicted, weight and bias, as leaves, and targets and full lengths; seeded with 0.
+
+    `trained` stands for a trained model without having one: half of the hidden layer compares the frame with where label u
+    belongs, t_u = (u + 1/2) T / U, and decides on blank; the other half holds the label's code. So blank is likely before
+    frame t_u and the label from there on, the border two or three frames wide, and one alignment dominates.
+    """
+    B, T, U1, D, V = shape
+    generator, U, H = torch.Generator().manual_seed(0), U1 - 1, D // 2
+    targets = torch.randint(0, V - 1, (B, U), generator=generator)
+    encoded, predicted = (torch.randn(B, size, D, generator=generator) for size in (T, U1))
+    weight, bias = torch.randn(V, D, generator=generator) / D**0.5, torch.zeros(V)
+    if trained:
+        codes = torch.randn(V, D - H, generator=generator).sign()
+        codes[-1] = 0
+        place = torch.cat(((torch.arange(U) + 0.5) * T / U, torch.tensor([2.0 * T])))  # after the last label: blank to the end
+        encoded[..., :H] = 0.5 * torch.arange(T)[:, None]
+        predicted[..., :H] = -0.5 * place[:, None]
+        encoded[..., H:] *= 0.3
+        predicted[..., H:] = 2 * torch.nn.functional.pad(codes[targets], (0, 0, 0, 1))
+        weight[:, :H], weight[:, H:] = 0, 14 / (D - H) * codes
+        weight[-1, :H] = -20 / H
+    leaves = (encoded, predicted, weight, bias)
+    rest = targets, torch.full((B,), T), torch.full((B,), U)
+    return tuple(leaf.to(device).requires_grad_() for leaf in leaves), tuple(one.to(device) for one in rest)
+
+
+@torch.no_grad()
+def active(leaves: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> float:
+    """Part of the nodes that more than SKIP of the likelihood passes through."""
+    (encoded, predicted, weight, bias), (targets, *lengths) = leaves, rest
+    above = []
+    for b, sizes in enumerate(torch.stack(lengths, 1).cpu()):
+        logits = torch.nn.functional.linear(torch.tanh(encoded[b, None, :, None] + predicted[b, None, None]), weight, bias)
+        nodes, options = Nodes.padded(logits, sizes[None]), Options(blank=len(bias) - 1)
+        shares = wavefront.lattice(plain.scores(logits, targets[b, None], nodes, options), nodes, options, True)
+        assert shares.by_blank is not None and shares.by_label is not None
+        above.append((shares.by_blank + shares.by_label > SKIP).float().mean())
+    return torch.stack(above).mean().item()
+
+
+def limits(device: str) -> Iterator[Measurement]:
+    """For each variant from the halves: nodes B T U1 of the largest batch that trains, T = 200. Not yet run on hardware."""
+    T, U1, D, V = 200, 101, 640, 1024
+    for name in variants(*halves((1, 2, 2, 2, 2), device)):
+
+        def train(B: int, name: str = name) -> None:
+            variants(*halves((B, T, U1, D, V), device))[name]()
+
+        B = largest(train)
+        params = {"shape": [B, T, U1, D, V], "device": device}
+        yield Measurement("rnnt-loss-joint", "largest_lattice", "nodes", B * T * U1, impl=name, params=params, timer="none")
+
+
+def largest(train: Callable[[int], object], most: int = 2**12) -> int:
+    """Largest batch up to `most` for which train(B) fits in memory, to one part in sixteen; 0 if none does."""
+    low, high = 0, 1
+    while high <= most and fits(partial(train, high)):
+        low, high = high, 2 * high
+    while high <= most and high - low > max(1, low // 16):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(partial(train, middle)) else (low, middle)
+    return low

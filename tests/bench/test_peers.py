@@ -1,0 +1,80 @@
+"""Rivals in processes of their own: the protocol with a real loss, what is missing, what disagrees, what dies."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from asrkit import bench
+from asrkit.bench import losses
+from asrkit.bench.cases import digest
+from asrkit.bench.peers import Rival
+from asrkit.cli import main
+from asrkit.losses import rnnt_loss
+
+
+@pytest.fixture(scope="module")
+def peers():
+    """torchaudio as the rival: a real loss that every installation has."""
+    with bench.Peers(sys.executable, {"rnnt": ("torchaudio",)}) as rivals:
+        yield rivals
+
+
+@pytest.fixture
+def case():
+    """The smallest lattice, without our own arm of the same name."""
+    made = losses.given(rnnt_loss, (1, 12, 6, 9), "cpu")
+    return replace(made, arms={name: arm for name, arm in made.arms.items() if name != "torchaudio"}, ratios=())
+
+
+def test_a_rival_computes_the_same_from_the_same_seed_and_times_itself(peers, case):
+    (rival,) = peers.arms(**case.peers).values()
+    answer, (cost, gradient) = rival(observe=True), case.run("reference")
+    assert torch.stack(answer.digest).tolist() == pytest.approx(
+        [one.item() for one in digest(cost, gradient, case.logits)], rel=1e-5
+    )
+    assert answer.wall_ms > 0 and answer.cpu_ms > 0 and answer.peak_B >= 0
+    assert rival().digest == ()  # only asked for once: it costs time
+
+
+def test_records_name_the_rival_and_its_version(peers, case, monkeypatch):
+    monkeypatch.setitem(bench.SUITES, "one", lambda device, quick: iter([case]))
+    found = [record for record in bench.run("one", quick=True, peers=peers) if record["impl"] == "torchaudio"]
+    assert {record["metric"] for record in found} == {"latency", "cpu_time", "peak_memory"}
+    assert {record["params"]["peer"] for record in found} == {f"torchaudio {torch.__version__.split('+')[0]}"}
+    assert {record["timer"] for record in found if record["metric"] == "peak_memory"} == {"VmHWM of its process"}
+
+
+def test_a_rival_that_disagrees_is_not_measured(peers, case, monkeypatch):
+    turned = {"wrong": lambda: (case.run("reference")[0], case.run("reference")[1].flip(1)), "numba_cpu": lambda: turned["wrong"]()}
+    monkeypatch.setitem(bench.SUITES, "one", lambda device, quick: iter([replace(case, arms=turned, setups={})]))
+    with pytest.raises(AssertionError, match="torchaudio disagrees with wrong, so nothing was measured"):
+        bench.run("one", quick=True, peers=peers)
+
+
+def test_a_rival_that_is_not_installed_is_one_line_and_left_out(case, capfd):
+    with bench.Peers(sys.executable, {"rnnt": ("warprnnt_numba",)}) as absent:
+        assert absent.arms(**case.peers) == absent.arms(**case.peers) == {}
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "peer warprnnt_numba: ModuleNotFoundError" in line and "`make peers`" in line
+
+
+def test_a_rival_whose_process_dies_is_heard():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", "input()"], **pipes)
+    rival = Rival(process=process, name="frail", request={})
+    for _ in range(2):  # it ends instead of answering, then it is gone
+        with pytest.raises(RuntimeError, match="peer frail: its process ended"):
+            rival()
+        process.wait()
+    process.communicate()
+
+
+def test_peers_without_their_environment_are_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("asrkit.bench.peers.PYTHON", tmp_path / "none")
+    assert main(["bench", "losses", "--quick", "--peers", "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err.strip()
+    assert err == "asrkit bench: peers: expected the environment .venv-peers, got none. `make peers` installs it."
+    assert not list(tmp_path.iterdir())
