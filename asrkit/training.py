@@ -224,6 +224,12 @@ class _Run:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in self.history))
 
 
+def _warm_up(device: str) -> None:
+    """Compile the loss before the clock starts: the first training on a machine waits some ten seconds for it."""
+    logits, lengths = torch.zeros(1, 1, 1, 2, device=device, requires_grad=True), torch.ones(1, dtype=torch.int, device=device)
+    rnnt_loss(logits, lengths[:, None][:, :0], lengths, lengths - 1).backward()
+
+
 def train(
     model_config: TransducerConfig, tokenizer: Tokenizer, train_set: Utterances, dev_set: Utterances | None = None, *,
     out: Path, config: TrainConfig | None = None, device: str = "cpu", resume: bool = True, progress: bool = True,
@@ -256,6 +262,7 @@ def train(
             train_set, tokenizer, batch_seconds=config.batch_seconds, seed=config.seed, start_step=run.step,
             max_seconds=lambda step: config.longest_s(max(step / config.steps, run.seconds / config.seconds)),
         )  # fmt: skip
+        _warm_up(device)
         after.push(lambda kind, *_: run.save(saved) if kind is KeyboardInterrupt else None)  # Ctrl-C loses no more than a step
         dev = _loop(run, ahead(stream, config, run.step), dev_set, tokenizer, (log, saved, exported), progress, on_step)
     return TrainResult(path=exported, history=run.history, dev=dev)
