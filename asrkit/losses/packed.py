@@ -17,6 +17,7 @@ from asrkit.losses import rnnt
 from asrkit.losses.autograd import refuse_second_derivative
 from asrkit.losses.availability import pick
 from asrkit.losses.checks import Reduction, check_lengths, check_options, check_scores, reduce
+from asrkit.losses.eager import eager
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
 
@@ -35,7 +36,7 @@ def packed_offsets(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
     return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
 
 
-@torch.compiler.disable
+@eager
 def pack_joint(
     encoded: Tensor, predicted: Tensor, logit_lengths: Tensor, target_lengths: Tensor,
     *, activation: Activation = "none", dropout: float = 0.0, seed: int | None = None,
@@ -135,7 +136,7 @@ def _dropped(tile: Tensor, b: int, frames: slice, U1: int, dropout: float, seed:
     return ~mask(node_keys(b, t[:, None], u, seed).flatten(), tile.shape[1], dropout)
 
 
-@torch.compiler.disable
+@eager
 def rnnt_loss_packed(
     logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, blank: int = -1, clamp: float = -1,
     reduction: Reduction = "mean", fused_log_softmax: bool = True,

@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from asrkit.losses.checks import Reduction, check_options, reduce
+from asrkit.losses.eager import eager
 from asrkit.losses.packed import check_halves
 from asrkit.losses.rnnt import rnnt_loss
 from asrkit.shapes import dims, expect
 
 
-@torch.compiler.disable
+@eager
 def split_batches(
     joint: Callable[[Tensor, Tensor], Tensor], encoded: Tensor, predicted: Tensor, targets: Tensor, logit_lengths: Tensor,
     target_lengths: Tensor, *, size: int, loss: Callable[..., Tensor] = rnnt_loss, reduction: Reduction = "mean", **options: Any,

@@ -17,6 +17,7 @@ from asrkit.losses.checks import (
     reduce,
     takes_plain_loss,
 )  # fmt: skip
+from asrkit.losses.eager import eager
 from asrkit.losses.lean.driver import Joint, LeanLoss
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
@@ -26,7 +27,7 @@ Impl = Literal["auto", "plain", "numba_cpu", "triton"]
 LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": "wavefront"}  # beside each implementation's tiles
 
 
-@torch.compiler.disable
+@eager
 def rnnt_loss_lean(
     encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, logit_lengths: Tensor,
     target_lengths: Tensor, *, activation: Activation = "relu", blank: int = -1, reduction: Reduction = "mean",
@@ -53,7 +54,7 @@ def rnnt_loss_lean(
     return _loss(*given, joint, blank, reduction, impl, fastemit_lambda=fastemit_lambda)
 
 
-@torch.compiler.disable
+@eager
 def tdt_loss_lean(
     encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, logit_lengths: Tensor,
     target_lengths: Tensor, *, durations: tuple[int, ...] = (0, 1, 2, 3, 4), sigma: float = 0.0, omega: float = 0.0,

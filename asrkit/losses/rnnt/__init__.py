@@ -8,6 +8,7 @@ from torch import Tensor
 
 from asrkit.losses.availability import pick
 from asrkit.losses.checks import Reduction, check_lengths, check_options, check_scores, reduce
+from asrkit.losses.eager import eager
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
 
@@ -25,7 +26,7 @@ def resolve(impl: Impl, logits: Tensor, *, fastemit_lambda: float = 0.0, overwri
     return picked
 
 
-@torch.compiler.disable
+@eager
 def rnnt_loss(
     logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, blank: int = -1, clamp: float = -1,
     reduction: Reduction = "mean", fused_log_softmax: bool = True,

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from asrkit.losses.availability import pick
 from asrkit.losses.checks import Reduction, check_durations, check_lengths, check_options, check_scores, reduce, takes_plain_loss
+from asrkit.losses.eager import eager
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
 
@@ -21,7 +21,7 @@ def resolve(impl: Impl, logits: Tensor, *, overwrite_logits: bool = False) -> st
     return pick(impl, IMPLS, logits, overwrite_logits)
 
 
-@torch.compiler.disable
+@eager
 def tdt_loss(
     logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, blank: int = -1, clamp: float = -1,
     reduction: Reduction = "mean",
