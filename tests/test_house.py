@@ -32,7 +32,7 @@ BARE = FLOORS[0] | FLOORS[1] | FLOORS[2] | {"profiling", "bench", "cli", "doctor
 KERNELS = {"torch", "torchaudio", "numpy", "numba", "llvmlite", "triton"}  # a bare GPU machine: the last two come with the rest
 SEPARATE = "asrkit/data/espeak_worker.py"  # a GPL program of its own
 
-PACKAGE_LINES = 2500  # of code: without blank lines, comments and docstrings
+PACKAGE_LINES = 5000  # of code: without blank lines, comments and docstrings
 FILE_LINES = 400
 FUNCTION_LINES = 60
 LONG: dict[str, str] = {}  # "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer
@@ -242,7 +242,7 @@ def test_importing_asrkit_decides_nothing_and_needs_four_packages():
     modules = ["asrkit"]
     for path in sources():
         dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        waits = path.stem in ("numba_cuda", "triton")  # for an `impl` that names them
+        waits = path.stem in ("numba_cpu", "numba_cuda", "triton")  # for an `impl` that names them; kernels make a cache folder
         if room(path) in BARE - {"__init__", "__main__"} and not waits:
             modules.append(dotted)
     done = subprocess.run(
