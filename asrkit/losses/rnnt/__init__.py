@@ -39,9 +39,11 @@ def rnnt_loss(
     and labels, int32 or int64 on the logits' device. Padding may hold anything. clamp > 0 limits each gradient of an
     utterance's loss to +-clamp. Losses are float32 (float64 for float64).
 
-    fastemit_lambda scales the gradient of label arcs by 1 + lambda (FastEmit, arXiv 2010.11148, equation 9), not the loss:
-    the paper adds a term to the loss whose value nobody reads. NeMo and warp-transducer scale the same gradient; NeMo's
-    pure-torch loss has no FastEmit, and others report (1 + lambda) times the loss.
+    Targets that the logits rule out (-inf on every path) cost inf, and so do then the mean and the sum of their batch; they
+    have no gradient.
+
+    fastemit_lambda scales the gradient of label arcs by 1 + lambda (FastEmit, arXiv 2010.11148). The loss stays the negative
+    log-likelihood; NeMo 3.0 and warprnnt_numba 0.4 scale the same gradient, and the loss they return by 1 + lambda too.
     overwrite_logits writes the gradient over the logits instead of beside them (no second B T U1 V tensor): the logits are
     gone after backward, a second backward through the same graph is refused, and so is one of another function that
     saved the logits. Under torch.compile the loss is a graph break. It has no second derivative and no torch.func.
