@@ -1,0 +1,126 @@
+"""What the joint of a transducer costs, counted: bytes at the peak of a training step, and floating-point operations.
+
+Pure integers: no tensor is made. Formulas of memory follow the docstrings of asrkit.losses and are held to within 5 % of what
+torch's allocator counts by tests/test_cost.py. N is the number of lattice nodes held at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from asrkit.shapes import expect
+
+VARIANTS = ("torchaudio", "wavefront", "numba", "overwrite", "split", "packed", "lean")
+NODE_BYTES = 20  # log-normaliser, two arcs and two shares of a node, float32: what backward still holds
+TILE_BYTES = {"wavefront": 1 << 20, "packed": 1 << 20, "lean": 4 << 20}  # on a CPU; on a GPU 256, 256 and 128 MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """Bytes by what they are for, at the moment that takes most."""
+
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of them, bytes."""
+        return sum(self.parts.values())
+
+
+def joint_flops(*, N: int, D: int, V: int, products: int = 3) -> int:
+    """Operations of the joint's matrix products: 2 N D V each. Three with gradient; four where the logits are made twice.
+
+    >>> joint_flops(N=1, D=640, V=1024)
+    3932160
+    """
+    return products * 2 * N * D * V
+
+
+def joint_bytes(
+    variant: str, *, B: int, T: int, U1: int, V: int, D: int = 640, itemsize: int = 4, nodes: int | None = None, size: int = 1,
+    tile_bytes: int | None = None,
+) -> Peak:  # fmt: skip
+    """Peak of the joint and its loss, forward and backward, beyond their inputs: the halves (B, T, D), (B, U1, D), weight, bias.
+
+    V N for the logits and again for their gradient is document 003's formula (with U1 for its U); D N is the hidden layer
+    that it first left out. D = 0 is the loss on given logits. `itemsize` 4 is float32, 2 half precision. `nodes`, the sum of
+    T (U + 1) over the batch, is what packed and lean variants hold or walk through; None: no padding. `size` utterances
+    share a sub-batch in `split`. `tile_bytes` is the size of a tile of those variants that have some, by default a CPU's.
+
+    >>> joint_bytes("numba", B=1, T=2000, U1=100, V=1024, D=0).parts["logits"] * 2
+    1638400000
+    """
+    expect(variant in VARIANTS, "variant", "one of " + ", ".join(VARIANTS), repr(variant))
+    expect(itemsize in (2, 4), "itemsize", "2 or 4 bytes", itemsize)
+    real = nodes or B * T * U1
+    N = min(size, B) * T * U1 if variant == "split" else real if variant in ("packed", "lean") else B * T * U1
+    halves, weight = B * (T + U1) * D, V * D
+    tile_bytes = tile_bytes or TILE_BYTES.get(variant, 0)
+    if variant == "lean":
+        rows = min(N, max(64, tile_bytes // (max(V, D) * itemsize)))
+        tile = rows * ((2 * D + V) * itemsize + 32)  # hidden layer, its gradient, logits; indices
+        return Peak(parts={"tile": tile, "lattice": 2 * NODE_BYTES * N, "gradients": 4 * (halves + weight)})
+    logits, hidden = N * V * itemsize, N * D * itemsize
+    tiles = 2 * max(1, tile_bytes // (4 * U1 * V)) * U1 * V * 4 if variant == "wavefront" else 0
+    if itemsize == 2:
+        tiles = tiles * 3 // 2  # one more, in float32
+    out = {"gradient of weights": weight * itemsize}
+    whole = {"logits": logits, "gradient of logits": 0 if variant == "overwrite" else logits, "hidden layer": hidden}
+    moments = [
+        whole | {"lattice": NODE_BYTES * N, "tiles": tiles},
+        out | {"gradient of logits": logits, "hidden layer": hidden, "gradient of hidden layer": hidden},
+        out | {"hidden layer": hidden, "gradient of hidden layer": hidden * (1 if variant == "packed" else 2)},
+    ]  # fmt: skip
+    if variant == "packed":
+        moments[2] |= {"gradient of halves": 4 * halves, "tiles": tile_bytes * 9 // 8}
+    if variant == "split" and size < B:  # what earlier sub-batches gave is kept
+        kept = {"gradient of earlier sub-batches": (weight + halves) * itemsize}
+        moments = [moment | kept for moment in moments]
+    return Peak(parts=max(moments, key=lambda parts: sum(parts.values())))
+
+
+class Card(NamedTuple):
+    """A GPU as it is sold; `gib` is what its memory is called, of which driver and context keep about half a GiB."""
+
+    name: str
+    gib: int
+    year: int
+    source: str
+
+
+NVIDIA = "https://www.nvidia.com/en-us"
+CARDS = (
+    Card("GeForce RTX 3060", 12, 2021, f"{NVIDIA}/geforce/graphics-cards/30-series/rtx-3060-3060ti/"),
+    Card("Tesla T4", 16, 2018, f"{NVIDIA}/data-center/tesla-t4/"),
+    Card("Tesla V100 (16 GB)", 16, 2017, f"{NVIDIA}/data-center/v100/"),
+    Card("Tesla V100 (32 GB)", 32, 2018, f"{NVIDIA}/data-center/v100/"),
+    Card("A10", 24, 2021, f"{NVIDIA}/data-center/products/a10-gpu/"),
+    Card("L4", 24, 2023, f"{NVIDIA}/data-center/l4/"),
+    Card("GeForce RTX 4090", 24, 2022, f"{NVIDIA}/geforce/graphics-cards/40-series/rtx-4090/"),
+    Card("GeForce RTX 5090", 32, 2025, f"{NVIDIA}/geforce/graphics-cards/50-series/rtx-5090/"),
+    Card("A100 (40 GB)", 40, 2020, f"{NVIDIA}/data-center/a100/"),
+    Card("A100 (80 GB)", 80, 2020, f"{NVIDIA}/data-center/a100/"),
+    Card("H100", 80, 2022, f"{NVIDIA}/data-center/h100/"),
+    Card("H200", 141, 2024, f"{NVIDIA}/data-center/h200/"),
+)
+
+
+def largest_batch(memory_bytes: int, variant: str, *, padding: float = 0.0, **shape: int) -> int:
+    """Most utterances of (T, U1) whose joint fits into memory_bytes; `padding` is the share of nodes that packing leaves out.
+
+    >>> largest_batch(16 * 2**30, "numba", T=2000, U1=101, V=1024, D=0)
+    10
+    """
+
+    def fits(B: int) -> bool:
+        nodes = int(B * shape["T"] * shape["U1"] * (1 - padding))
+        return joint_bytes(variant, B=B, nodes=max(1, nodes), **shape).total <= memory_bytes
+
+    expect(0 <= padding < 1, "padding", "a share below 1", padding)
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

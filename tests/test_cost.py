@@ -1,0 +1,91 @@
+"""Counted costs against what torch's allocator and operation counter say."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from asrkit.cost import CARDS, VARIANTS, Peak, joint_bytes, joint_flops, largest_batch
+from asrkit.losses import pack_joint, rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches
+from asrkit.profiling import peak_memory
+
+SHAPE = {"B": 2, "T": 66, "U1": 31, "V": 256, "D": 160}
+LENGTHS, LABELS = torch.tensor([66, 42]), torch.tensor([30, 18])
+NODES = int((LENGTHS * (LABELS + 1)).sum())
+
+
+def step(variant, dtype, B, T, U1, V, D):
+    """Loss and gradients from the halves of a joint, by one variant, as a function to call."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = (B, T, D), (B, U1, D), (V, D), (V,)
+    leaves = [torch.randn(size, generator=generator).mul(0.3).to(dtype).requires_grad_() for size in sizes]
+    encoded, predicted, weight, bias = leaves
+    given = torch.randint(0, V - 1, (B, U1 - 1), generator=generator), LENGTHS, LABELS
+
+    def join(encoded, predicted):
+        return torch.nn.functional.linear((encoded[:, :, None] + predicted[:, None]).relu(), weight, bias)
+
+    def run():
+        if variant == "split":
+            loss = split_batches(join, encoded, predicted, *given, size=1)
+        elif variant == "packed":
+            hidden = pack_joint(encoded, predicted, *given[1:], activation="relu")
+            loss = rnnt_loss_packed(torch.nn.functional.linear(hidden, weight, bias), *given)
+        elif variant == "lean":
+            loss = rnnt_loss_lean(*leaves, *given, impl="numba_cpu")
+        else:
+            impl = "numba_cpu" if variant in ("numba", "overwrite") else variant
+            loss = rnnt_loss(join(encoded, predicted), *given, impl=impl, overwrite_logits=variant == "overwrite")
+        loss.backward()
+
+    return run
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_predicted_peak_is_within_5_percent_of_the_allocators(variant):
+    predicted = joint_bytes(variant, **SHAPE, nodes=NODES).total
+    assert peak_memory(step(variant, torch.float32, **SHAPE)) == pytest.approx(predicted, rel=0.05)
+
+
+@pytest.mark.parametrize("variant", ["torchaudio", "wavefront", "numba", "split", "packed"])
+def test_so_it_is_in_half_precision_where_logits_outweigh_the_workspace_of_products(variant):
+    shape = SHAPE | {"D": 16}
+    predicted = joint_bytes(variant, **shape, itemsize=2, nodes=NODES).total
+    assert peak_memory(step(variant, torch.float16, **shape)) == pytest.approx(predicted, rel=0.05)
+
+
+@pytest.mark.parametrize("variant", ["numba", "split", "packed"])
+def test_a_small_vocabulary_moves_the_peak_into_the_hidden_layer(variant):
+    shape = SHAPE | {"V": 8}
+    predicted = joint_bytes(variant, **shape, nodes=NODES)
+    assert "logits" not in predicted.parts
+    assert peak_memory(step(variant, torch.float32, **shape)) == pytest.approx(predicted.total, rel=0.05)
+
+
+def test_operations_are_those_that_torch_counts():
+    with FlopCounterMode(display=False) as counter:
+        step("numba", torch.float32, **SHAPE)()
+    N = SHAPE["B"] * SHAPE["T"] * SHAPE["U1"]
+    assert counter.get_total_flops() == joint_flops(N=N, D=SHAPE["D"], V=SHAPE["V"])
+
+
+def test_the_largest_batch_fits_and_one_more_does_not():
+    shape = {"T": 200, "U1": 101, "V": 1024, "D": 640}
+    for card in CARDS:
+        for variant in VARIANTS:
+            if variant == "split":  # one utterance at a time: only the halves' gradients grow
+                continue
+            B = largest_batch(card.gib << 30, variant, **shape)
+            assert joint_bytes(variant, B=B, **shape).total <= card.gib << 30 < joint_bytes(variant, B=B + 1, **shape).total
+    assert largest_batch(1, "numba", **shape) == 0
+    whole = largest_batch(16 << 30, "packed", **shape)
+    assert largest_batch(16 << 30, "packed", padding=0.5, **shape) >= 2 * whole - 1
+
+
+def test_a_wrong_variant_or_width_is_named():
+    with pytest.raises(ValueError, match="variant: expected one of torchaudio"):
+        joint_bytes("naive", **SHAPE)
+    with pytest.raises(ValueError, match="itemsize: expected 2 or 4 bytes, got 8"):
+        joint_bytes("numba", **SHAPE, itemsize=8)
+    with pytest.raises(ValueError, match="padding: expected a share below 1"):
+        largest_batch(1, "numba", padding=1.0, **SHAPE)
+    assert Peak(parts={"a": 1, "b": 2}).total == 3
