@@ -92,5 +92,6 @@ def _compare(case: Case, name: str, first: str, found: Any, wanted: Any) -> None
         if not x.is_floating_point():
             assert torch.equal(x, y), f"{head} Integers differ."
             continue
-        off, size = (x.double() - y.to(x.device).double()).norm().item(), x.double().norm().item()
+        norm = partial(torch.linalg.vector_norm, dtype=torch.float64)  # no copy in float64: these may fill gigabytes
+        off, size = norm(x - y.to(x.device)).item(), norm(x).item()
         assert off <= tolerance * size, f"{head} They are {off:.2g} apart, of {size:.2g}; {tolerance:g} of that is let pass."
