@@ -149,7 +149,7 @@ def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
     )  # fmt: skip
 
 
-def variants(leaves: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Arms:
+def variants(leaves: tuple[Tensor, ...], rest: Any) -> Arms:
     """Ways from encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,) to the loss and their gradients."""
     encoded, predicted, weight, bias = leaves
 
