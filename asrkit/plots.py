@@ -88,3 +88,22 @@ def lattice(values: Tensor, labels: Sequence[str], ax: Axes, *, path: Sequence[t
     ax.set(xlabel="encoder frame t", ylabel="labels emitted so far, u")
     ax.figure.colorbar(image, ax=ax, label=caption)
     return ax
+
+
+def stacked(
+    rows: Mapping[str, Mapping[str, float]], ax: Axes, *, measured: Mapping[str, float] | None = None, unit: str = ""
+) -> Axes:
+    """A horizontal bar a row, made of its named parts; measured totals as diamonds."""
+    names = list(dict.fromkeys(part for parts in rows.values() for part, size in parts.items() if size))
+    shades = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+    left = np.zeros(len(rows))
+    for name, shade in zip(names, shades, strict=False):
+        widths = np.array([parts.get(name, 0) for parts in rows.values()], dtype=float)
+        ax.barh(list(rows), widths, left=left, color=shade, label=name)
+        left += widths
+    if measured:
+        ax.plot(list(measured.values()), list(measured), "D", color="black", ms=5, label="measured")
+    ax.invert_yaxis()
+    ax.set_xlabel(unit)
+    ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return ax

@@ -51,3 +51,14 @@ def test_pictures_leave_no_state_behind():
     plots.waveform(torch.rand(100), 100, ax)
     plots.as_html(figure, "A short random waveform drawn")
     assert plt.get_fignums() == [] and dict(matplotlib.rcParams) == before
+
+
+def test_stacked_bars_add_up_and_measured_totals_are_marked():
+    figure, ax = plots.canvas("Two rows")
+    plots.stacked({"a": {"x": 1, "y": 2}, "b": {"y": 4}}, ax, measured={"b": 5}, unit="MB")
+    ends = {bar.get_y() + bar.get_height() / 2: 0.0 for bar in ax.patches}
+    for bar in ax.patches:
+        ends[bar.get_y() + bar.get_height() / 2] = max(ends[bar.get_y() + bar.get_height() / 2], bar.get_x() + bar.get_width())
+    assert list(ends.values()) == [3, 4]
+    assert [float(x) for x in ax.lines[0].get_xdata()] == [5] and ax.get_xlabel() == "MB"
+    assert len({bar.get_facecolor() for bar in ax.patches}) == 2
