@@ -29,23 +29,31 @@ def run(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Sealed records of one suite, appended to `out` case by case: times and memory of each arm, ratios of pairs.
 
-    Before a case is timed its arms must agree; where they do not, `check` raises and no record is made of it. That call is
-    the first warm-up. Repeats are 20 at most (5 if quick), and at least 3 unless those take over a minute: a record's stats
+    Before a case is timed its arms must agree; where they do not, no record is made of it, and AssertionError says so once the
+    other cases are done. That call is the first warm-up. Repeats are 20 at most (5 if quick), and at least 3 unless those take over a minute: a record's stats
     say how many. `peers` join the cases they fit; `say` gets a line of text before each case.
     """
     expect(suite in SUITES, "suite", "one of " + ", ".join(map(repr, SUITES)), repr(suite))
-    done = []
+    done, wrong = [], []
     for case in SUITES[suite](device, quick):
         if peers and case.peers:
             case = _with_peers(case, peers)
         say(f"{case.what} {'×'.join(map(str, case.params['shape']))}: {', '.join(case.arms)}")
-        load1, peaks = os.getloadavg()[0], check(case, device)
+        load1 = os.getloadavg()[0]
+        try:
+            peaks = check(case, device)
+        except AssertionError as error:
+            wrong.append(str(error))
+            say(wrong[-1])
+            continue
         how: dict[str, Any] = {"repeats": 5, "warmup": 1} if quick else {"repeats": 20, "warmup": case.warmup}
         timings = measure(case.arms, setups=case.setups, enough_s=2, most_s=60, device=device, **how)
         made = _measurements(case, timings, peaks, {"load1": load1}, {"threads": torch.get_num_threads(), "device": device})
         done += _kept(made, out)
     if suite == "losses" and device.startswith("cuda"):
         done += _kept(losses.limits(device), out)
+    if wrong:
+        raise AssertionError(" ".join(wrong))
     return done
 
 

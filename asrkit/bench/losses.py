@@ -133,7 +133,7 @@ def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
     left_out = ["split", "overwrite"] if trained else ["split"] * (B > 4) + ["lean_skip_bfloat16"]
     product = 2 * B * T * U1 * D * V
     skipping = {"skip": SKIP, "active": share, "floor_FLOP": round((1 + 3 * share) * product)}
-    half = {"dtype": "bfloat16", "tolerance": 0.1 if trained else 0.02}  # logits of 20 in eight bits are off by 0.04
+    half = {"dtype": "bfloat16", "tolerance": 0.1 if trained else 0.05}  # as far as a whole joint in bfloat16 is off
     of_arm: dict[str, dict[str, Any]] = {
         "torchaudio": PEER, "split": {"floor_FLOP": 4 * product}, "lean": {"floor_FLOP": 4 * product},
         "lean_bfloat16": {"floor_FLOP": 4 * product, **half}, "lean_skip": skipping, "lean_skip_bfloat16": skipping | half,
