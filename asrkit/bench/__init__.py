@@ -29,9 +29,9 @@ def run(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Sealed records of one suite, appended to `out` case by case: times and memory of each arm, ratios of pairs.
 
-    Before a case is timed its arms must agree; where they do not, no record is made of it, and AssertionError says so once the
-    other cases are done. That call is the first warm-up. Repeats are 20 at most (5 if quick), and at least 3 unless those take over a minute: a record's stats
-    say how many. `peers` join the cases they fit; `say` gets a line of text before each case.
+    Before a case is timed its arms must agree, a call that is the first warm-up; where they do not, no record is made of it, and
+    AssertionError says so once the other cases are done. Repeats are 20 at most (5 if quick), and at least 3 unless those take
+    over a minute: a record's stats say how many. `peers` join the cases they fit; `say` gets a line of text before each case.
     """
     expect(suite in SUITES, "suite", "one of " + ", ".join(map(repr, SUITES)), repr(suite))
     done, wrong = [], []
