@@ -25,7 +25,9 @@ def _report(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     _prepare(args)
     from asrkit import bench
+    from asrkit.shapes import expect
 
+    expect(not args.peers or args.device == "cpu", "peers", "--device cpu: the rivals run on a CPU", args.device)
     records, say = [], functools.partial(print, file=sys.stderr)
     with bench.Peers() if args.peers else contextlib.nullcontext() as peers:
         for suite in bench.SUITES if args.suite == "all" else [args.suite]:

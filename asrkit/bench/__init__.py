@@ -46,6 +46,9 @@ def run(
             wrong.append(str(error))
             say(wrong[-1])
             continue
+        except torch.OutOfMemoryError:
+            say(f"{case.what}: the arms fit into memory one by one, not side by side to be compared")
+            continue
         how: dict[str, Any] = {"repeats": 5, "warmup": 1} if quick else {"repeats": 20, "warmup": case.warmup}
         timings = measure(case.arms, setups=case.setups, enough_s=2, most_s=60, device=device, **how)
         made = _measurements(case, timings, peaks, {"load1": load1}, {"threads": torch.get_num_threads(), "device": device})
@@ -74,7 +77,7 @@ def _kept(made: Iterable[Measurement], out: Path | None) -> list[dict[str, Any]]
 def _measurements(
     case: Case, timings: Mapping[str, Timing], peaks: Mapping[str, int | None], shared: dict[str, Any], where: dict[str, Any]
 ) -> Iterator[Measurement]:
-    common = case.params | {"dtype": "float32"} | where
+    common = {"dtype": "float32"} | case.params | where
     for name, timing in timings.items():
         told = shared | {"impl": name, "params": common | case.of_arm.get(name, {})}
         timed = told | {"warmup": timing.warmup}

@@ -43,7 +43,8 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         makers += [partial(given, rnnt_loss, shape, dtype=half) for shape in sizes for half in (torch.bfloat16, torch.float16)]
     makers += [partial(given, tdt_loss, sizes[0]), partial(ragged, sizes[len(sizes) // 2])]
     makers += [partial(joint, wide), partial(joint, wide, trained=True)]
-    makers += [] if quick else [partial(joint, (8, *wide[1:]))]
+    larger: list[Shape] = [(8, *wide[1:]), *[(B, T, *wide[2:]) for B, T in [(32, 200), (128, 200), (32, 500)] if gpu]]
+    makers += [] if quick else [partial(joint, shape) for shape in larger]
     for make in makers:
         with contextlib.suppress(torch.OutOfMemoryError):  # not even the inputs fit
             case = make(device)
@@ -75,7 +76,7 @@ def given(loss: Callable[..., Tensor], shape: Shape, device: str, dtype: torch.d
         cost = loss(given, *rest, impl=name.removesuffix("_overwrite"), overwrite_logits=name.endswith("_overwrite"))
         return cost.detach(), torch.autograd.grad(cost, given)[0]
 
-    rival = ["torchaudio"] * (not tdt and dtype != torch.bfloat16)
+    rival = ["torchaudio"] * (not tdt and dtype != torch.bfloat16 and logits.nelement() < 2**31)  # its offsets have 32 bits
     names = ["reference"] * (T < 20) + ["wavefront", *rival, *_compiled(logits)]
     overwriting = [f"{name}_overwrite" for name in _compiled(logits)]
     slow = "torchaudio" if rival else "wavefront"
@@ -122,7 +123,8 @@ def ragged(shape: Shape, device: str) -> Case:
     arms, size = {name: partial(arm, name) for name in leaves}, leaves["packed"].nelement()
     params = {"shape": [*shape], "lengths": "T, U to T/2, U/2", "impl": impl, "floor_B": 3 * 4 * size, "floor_FLOP": 4 * size}
     proof: Arms = {**arms, "padded": unpadded}
-    return Case(what="rnnt-loss-ragged", arms=arms, params=params, proof=proof, memory=True, warmup=_warmup(logits))
+    pair = [("padded", "packed")]
+    return Case(what="rnnt-loss-ragged", arms=arms, params=params, proof=proof, ratios=pair, memory=True, warmup=_warmup(logits))
 
 
 def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
@@ -136,8 +138,9 @@ def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
     half = {"dtype": "bfloat16", "tolerance": 0.1 if trained else 0.05}  # as far as a whole joint in bfloat16 is off
     of_arm: dict[str, dict[str, Any]] = {
         "torchaudio": PEER, "split": {"floor_FLOP": 4 * product}, "lean": {"floor_FLOP": 4 * product},
-        "lean_bfloat16": {"floor_FLOP": 4 * product, **half}, "lean_skip": skipping, "lean_skip_bfloat16": skipping | half,
+        "lean_triton": {"floor_FLOP": 4 * product}, "lean_skip": skipping,
     }  # fmt: skip
+    of_arm |= {f"{name}_bfloat16": told | half for name, told in of_arm.items() if name.startswith("lean")}
     lattice = "built so that one alignment dominates" if trained else "of random weights"
     params: dict[str, Any] = {"shape": [*shape], "activation": "tanh", "lattice": lattice}
     params |= {"floor_B": 2 * 4 * sum(leaf.nelement() for leaf in leaves), "floor_FLOP": 3 * product}
@@ -168,7 +171,9 @@ def variants(leaves: tuple[Tensor, ...], rest: Any) -> Arms:
         "split": lambda: split_batches(build, encoded, predicted, *rest, size=1, overwrite_logits=True),
         "lean": lean, "lean_skip": partial(lean, skip=SKIP),
     }  # fmt: skip
-    halved = {f"{name}_bfloat16": partial(arm, ways[name], half=True) for name in ("lean", "lean_skip")}
+    if encoded.is_cuda:
+        ways["lean_triton"] = partial(lean, impl="triton")
+    halved = {f"{name}_bfloat16": partial(arm, way, half=True) for name, way in ways.items() if name.startswith("lean")}
     return {name: partial(arm, way) for name, way in ways.items()} | halved
 
 
@@ -221,7 +226,7 @@ def limits(device: str) -> Iterator[Measurement]:
         def train(B: int, name: str = name) -> None:
             variants(*halves((B, T, U1, D, V), device))[name]()
 
-        B = largest(train)
+        B = largest(train, most=100 if name == "torchaudio" else 2**12)  # its offsets have 32 bits
         params = {"shape": [B, T, U1, D, V], "device": device}
         yield Measurement("rnnt-loss-joint", "largest_lattice", "nodes", B * T * U1, impl=name, params=params, timer="none")
 

@@ -69,6 +69,12 @@ class LatticeLoss(torch.autograd.Function):
         return (out, *[None] * 5)
 
 
+def lattice_loss(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, rows: Rows, lattice: Lattice) -> Tensor:
+    """Negative log-likelihood in nats, (B,); without shares where no gradient will be asked for."""
+    given = logits if torch.is_grad_enabled() else logits.detach()  # inside forward nothing tells no_grad from training
+    return LatticeLoss.apply(given, targets, nodes, options, rows, lattice)
+
+
 def by_duration(scores: Scores, shares: Shares) -> Tensor | None:
     """Gradient over the duration logits, (N, n): softmax times the share of the node, less the share of the duration."""
     if scores.durations is None:

@@ -37,7 +37,7 @@ def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
     """ValueError that says why `impl` cannot run on these scores, and what can."""
     if impl in ("numba_cpu", "numba_cuda"):
         ok = scores.dtype in (torch.float32, *HALVES)
-        expect(ok, name, f"float32, float16 or bfloat16 with impl={impl!r}", scores.dtype, "Pass impl='wavefront'.")
+        expect(ok, name, f"float32, float16 or bfloat16 with impl={impl!r}", scores.dtype, "Pass impl='auto'.")
     if impl == "numba_cpu":
         expect(scores.device.type == "cpu", name, "a CPU tensor with impl='numba_cpu'", scores.device, "Pass impl='auto'.")
     if impl == "numba_cuda":

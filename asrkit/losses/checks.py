@@ -33,7 +33,7 @@ def check_lengths(
     """Frames and labels of each utterance, on the host, int64 (B, 2); ValueError for what has no lattice.
 
     `like` is the tensor whose device the others share. T and U1 are the sizes of the padded tensor, None for a packed one.
-    Fetching the lengths is the only wait for a GPU that a loss has.
+    On a GPU this fetches the lengths, and so waits for whatever was queued before them.
     """
     B = dims(target_lengths, "B", "target_lengths")[0] if U1 is None else len(like)
     expect(isinstance(blank, int) and blank in range(-V, V), "blank", f"an index of V={V} tokens", blank)

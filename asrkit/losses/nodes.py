@@ -63,6 +63,18 @@ class Nodes:
         size, stride = (row[ROW_FRAMES], row[ROW_NODES], logits.shape[-1]), (row[FRAME_STEP], row[LABEL_STEP], logits.stride(-1))
         return logits.detach().as_strided(size, stride, logits.storage_offset() + row[FIRST_LOGIT])
 
+    def on(self, device: torch.device) -> Tensor:
+        """The table on a device, copied there once, from pinned memory, so that nobody waits for it."""
+        if device.type == "cpu":
+            return self.table
+        if self._copies.get(device) is None:
+            self._copies[device] = self.table.pin_memory().to(device, non_blocking=True)
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, Tensor]:
+        return {}
+
     def slices(self, b: int) -> tuple[int, int, slice]:
         """Frames, lattice rows and places of the nodes of utterance b."""
         T, U, start = self.table[b, : FIRST_NODE + 1].tolist()

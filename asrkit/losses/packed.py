@@ -119,7 +119,7 @@ class PackedJoint(torch.autograd.Function):
 
 def _tiles(nodes: Nodes, packed: Tensor) -> Iterator[tuple[int, slice, int, slice]]:
     """Utterance, frames, lattice rows and packed rows of pieces whose masks and gradients fit in a core's cache."""
-    tile_bytes = 1 << 20 if packed.device.type == "cpu" else 1 << 28
+    tile_bytes = 1 << 20 if packed.device.type == "cpu" else 1 << 26
     for b in range(len(nodes.table)):
         T, U1, places = nodes.slices(b)
         step = max(1, tile_bytes // (8 * U1 * packed.shape[1]))

@@ -44,7 +44,8 @@ def test_a_quick_suite_measures_every_arm_and_pairs_what_it_compares(suite, tmp_
     assert records.verify([out]) == []
     by_case = {}
     for record in found:
-        assert {"threads", "dtype", "device", "shape"} <= {*record["params"]}
+        assert {"threads", "device", "shape"} <= {*record["params"]}
+        assert record["params"]["dtype"] == ("bfloat16" if record["impl"].endswith("bfloat16") else "float32")
         assert any(key.startswith("floor_") for key in record["params"])
         by_case.setdefault((record["what"], str(record["params"]["shape"])), []).append(record)
     assert len(lines) == len(by_case)

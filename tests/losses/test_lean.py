@@ -198,7 +198,27 @@ def test_autocast_decides_the_dtype_of_the_products():
     assert not torch.equal(exact[0], cast[0])
 
 
-def test_only_what_needs_a_gradient_gets_one_and_the_graph_may_be_used_twice():
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_nan_is_heard_in_the_loss_and_in_the_gradients(impl):
+    given, rest = halves(12, 2, 5, 3, 8, 6, torch.float32, ragged=False)
+    given[0][1, 2, 3] = math.nan
+    cost, *grads = value_and_gradients(lambda *x: rnnt_loss_lean(*x, *rest, activation="tanh", impl=impl, reduction="none"), given)
+    assert cost.isnan().tolist() == [False, True]
+    assert all(grad.isnan().any() for grad in grads)
+    assert grads[0][0].isfinite().all()
+
+
+def test_strided_halves_and_a_bias_of_another_width_are_as_good():
+    given, rest = halves(13, 2, 5, 3, 8, 6, torch.float32)
+    wanted = value_and_gradients(lambda *x: rnnt_loss_lean(*x, *rest, reduction="none"), given)
+    strided = [torch.stack((tensor, tensor), -1)[..., 0] for tensor in given]
+    for impl in IMPLS:
+        cost = rnnt_loss_lean(*strided, *rest, impl=impl, reduction="none")
+        torch.testing.assert_close(cost, wanted[0])
+        rnnt_loss_lean(*given[:3], given[3].bfloat16().requires_grad_(), *rest, impl=impl).backward()
+
+
+def test_one_gradient_may_be_asked_for_alone_and_the_graph_used_twice():
     given, rest = halves(8, 2, 5, 3, 8, 6, torch.float32)
     weight = given[2].requires_grad_()
     cost = rnnt_loss_lean(*given, *rest)
@@ -259,5 +279,8 @@ def test_bad_input_is_one_line_that_names_argument_wanted_and_got():
         assert str(error.value) == wanted
     with pytest.raises(ValueError, match="encoded: expected float32, float16 or bfloat16 with impl='numba_cpu'"):
         rnnt_loss_lean(*[x.double() for x in given], *rest, impl="numba_cpu")
-    with pytest.raises(ValueError, match="durations: expected distinct frame counts"):
-        tdt_loss_lean(*given, *rest, durations=(1, 1))
+    for durations in ((1, 1), 4):
+        with pytest.raises(ValueError, match="durations: expected"):
+            tdt_loss_lean(*given, *rest, durations=durations)
+    with pytest.raises(ValueError, match="bias: expected torch.float32 beside this weight, got torch.float64"):
+        rnnt_loss_lean(*given[:3], given[3].double(), *rest)

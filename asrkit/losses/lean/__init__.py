@@ -37,8 +37,9 @@ def rnnt_loss_lean(
     """rnnt_loss of logits = activation(encoded[:, :, None] + predicted[:, None]) @ weight.T + bias, which never exist.
 
     encoded (B, T, D) and predicted (B, U1, D) are the halves of the joint, projected; weight (V, D), bias (V,). Exact: values
-    and all four gradients are those of the joint, in nats. Memory: one tile of `tile` nodes (D + V + D each), about 40 bytes
-    a node, and the gradients. Price: the logits are computed twice, four matrix products instead of three.
+    and all four gradients are those of the joint, in nats. Memory: one tile of `tile` nodes (D + V + D each on a CPU, some
+    four times that in plain torch), about 40 bytes a node, and the gradients. Price: the logits are computed twice, four
+    matrix products instead of three.
 
     dropout drops hidden elements by a mask that depends on `seed` (drawn from torch.manual_seed's generator if None), the
     utterance, the node and the column alone: computed again, never stored. skip > 0 leaves nodes with no larger share of
@@ -62,9 +63,9 @@ def tdt_loss_lean(
     dropout: float = 0.0, seed: int | None = None, skip: float = 0.0, tile: int | None = None, impl: Impl = "auto",
 ) -> Tensor:  # fmt: skip
     """tdt_loss without the joint: as rnnt_loss_lean, with weight (V + n, D) and bias (V + n,), the n durations last."""
+    check_durations(durations, sigma, omega)
     n, joint = len(durations), {"activation": activation, "dropout": dropout, "seed": seed, "skip": skip, "tile": tile}
     given = targets, logit_lengths, target_lengths, joint, blank, reduction, impl
-    check_durations(durations, sigma, omega)
     if takes_plain_loss(omega):
         return _loss(encoded, predicted, weight[:-n], bias[:-n], *given, fastemit_lambda=fastemit_lambda)
     options: dict[str, Any] = {"durations": tuple(durations), "sigma": sigma, "fastemit_lambda": fastemit_lambda}
@@ -83,6 +84,8 @@ def _loss(
         check_scores(tensor, name)
         expect(tensor.device == encoded.device, name, f"a tensor on {encoded.device}, as encoded", tensor.device)
     expect(predicted.dtype == encoded.dtype, "predicted", f"{encoded.dtype}, as encoded", predicted.dtype)
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    expect(torch.promote_types(bias.dtype, torch.float32) == wide, "bias", f"{wide} beside this weight", bias.dtype)
     check_options(reduction, fastemit_lambda=options["fastemit_lambda"])
     V = outputs - len(options.get("durations", ()))
     expect(V > 1, "weight", "rows for a blank, labels and durations", tuple(weight.shape))
@@ -95,8 +98,9 @@ def _loss(
     lattice = import_module(f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{beside}").lattice
     tiles = import_module(f"{__name__}.{picked}").Tiles
     arguments = targets.long(), nodes, Options(blank=blank % V, **options), made, tiles, lattice
-    with torch.autocast(encoded.device.type, enabled=False):
-        return reduce(LeanLoss.apply(encoded, predicted, weight, bias, *arguments), reduction)
+    given = (x if torch.is_grad_enabled() else x.detach() for x in (encoded, predicted, weight, bias))
+    with torch.autocast(encoded.device.type, enabled=False), torch.cuda.device_of(encoded):
+        return reduce(LeanLoss.apply(*given, *arguments), reduction)
 
 
 def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
@@ -116,6 +120,6 @@ def _joint(weight: Tensor, activation: str, dropout: float, seed: int | None, sk
     expect(tile is None or (isinstance(tile, int) and tile > 0), "tile", "a number of nodes, at least 1", tile)
     expect(seed is None or (isinstance(seed, int) and 0 <= seed < 2**32), "seed", "an integer of 32 bits", seed)
     drawn = int(torch.randint(2**31, ())) if dropout and seed is None else seed or 0
-    tile_bytes = 4 << 20 if weight.device.type == "cpu" else 128 << 20  # a core's cache; few launches
+    tile_bytes = 1 << 22 if weight.device.type == "cpu" else 1 << 24  # a core's cache; a GPU's, beside what else stands there
     nodes = tile or max(64, tile_bytes // (max(weight.shape) * weight.element_size()))
     return Joint(activation=activation, dropout=dropout, seed=drawn, skip=skip, tile=nodes)

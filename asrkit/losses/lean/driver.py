@@ -72,7 +72,8 @@ class LeanLoss(torch.autograd.Function):
         *given, z, by_blank, by_label, durations = ctx.saved_tensors
         nodes, options, joint, make = ctx.rest
         tiles = make(*given, nodes, options, joint)
-        sizes = (nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)).to(z.device)
+        table = nodes.on(z.device)
+        sizes = table[:, FRAMES] * (table[:, LABELS] + 1)
         scale = incoming[0].to(z).repeat_interleave(sizes, output_size=nodes.count)  # (N,)
         for index in _active(by_blank + by_label, joint):
             part = scale[index]
@@ -83,9 +84,9 @@ class LeanLoss(torch.autograd.Function):
 
 
 def _active(share: Tensor, joint: Joint) -> Iterator[Tensor]:
-    """Indices of the nodes with a share above joint.skip, a tile at a time."""
+    """Indices of the nodes with a share above joint.skip, or of NaN, a tile at a time."""
     for start in range(0, len(share), joint.tile * SEGMENT):
         part = share[start : start + joint.tile * SEGMENT]
-        found = (part > max(joint.skip, NONE)).nonzero()[:, 0] if share.device.type == "cpu" or joint.skip else None
+        found = (~(part <= max(joint.skip, NONE))).nonzero()[:, 0] if share.device.type == "cpu" or joint.skip else None
         everything = torch.arange(len(part), device=share.device) if found is None else found  # no wait for a GPU
         yield from (everything + start).split(joint.tile)

@@ -143,7 +143,7 @@ def _scores(logits, bias, where, V, blank, z, stay, emit, durations):
 @njit(fastmath=SUMS)
 def _normaliser(x, bias):
     """log of the sum of exp(x + bias), in float64; NaN where the row holds one."""
-    largest, total = F(-3.0e38), F(0.0)
+    largest, total = F(-np.inf), F(0.0)
     for v in range(x.shape[0]):
         largest = larger(largest, load(x[v]) + bias[v])
     for v in range(x.shape[0]):

@@ -26,11 +26,12 @@ class Tiles:
         self, encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Tensor,
         nodes: Nodes, options: Options, joint: Joint,
     ) -> None:  # fmt: skip
-        self.encoded, self.predicted, self.weight, self.bias = (x.detach() for x in (encoded, predicted, weight, bias))
+        self.encoded, self.predicted, self.weight = (x.detach() for x in (encoded, predicted, weight))
         self.T, self.U1, self.D = encoded.shape[1], predicted.shape[1], encoded.shape[2]
         self.targets, self.options, self.joint = targets, options, joint
-        self.table, self.tokens = nodes.table.to(encoded.device), len(weight) - len(options.durations)
+        self.table, self.tokens = nodes.on(encoded.device), len(weight) - len(options.durations)
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
+        self.bias = bias.detach().to(self.dtype).contiguous()
         self.sums: tuple[Tensor, ...] = ()
 
     def scores(self, first: int, last: int, scores: Scores) -> None:
@@ -87,7 +88,7 @@ class Tiles:
         hidden = total.tanh() if self.joint.activation == "tanh" else total.relu()
         slope = (1 - hidden * hidden if self.joint.activation == "tanh" else (total > 0)).to(self.dtype)
         if self.joint.dropout:
-            keep = dropout.mask(where.keys, self.D, self.joint.dropout) / (1 - self.joint.dropout)
+            keep = dropout.mask(where.keys, self.D, self.joint.dropout).to(self.dtype) / (1 - self.joint.dropout)
             hidden, slope = hidden * keep, slope * keep
         return hidden.to(self.weight.dtype), slope
 

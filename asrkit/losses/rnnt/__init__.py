@@ -23,6 +23,8 @@ def resolve(impl: Impl, logits: Tensor, *, fastemit_lambda: float = 0.0, overwri
         ok, remedy = logits.dtype in (torch.float32, torch.float16), "Pass impl='wavefront'."
         expect(ok, "logits", "float32 or float16 with impl='torchaudio'", logits.dtype, remedy)
         expect(fastemit_lambda == 0, "fastemit_lambda", "0 with impl='torchaudio'", fastemit_lambda, remedy)
+        fits = logits.numel() < 2**31  # its offsets have 32 bits: beyond, it reads and writes elsewhere (pytorch/audio 3736)
+        expect(fits, "logits", "fewer than 2^31 elements with impl='torchaudio'", logits.numel(), remedy)
     return picked
 
 

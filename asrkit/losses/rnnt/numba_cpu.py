@@ -7,7 +7,7 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-from asrkit.losses.autograd import LatticeLoss
+from asrkit.losses.autograd import lattice_loss
 from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
 from asrkit.losses.rows import numba_cpu
 
@@ -15,7 +15,7 @@ from asrkit.losses.rows import numba_cpu
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
-    return LatticeLoss.apply(logits, targets, nodes.of(logits), options, numba_cpu, lattice)
+    return lattice_loss(logits, targets, nodes.of(logits), options, numba_cpu, lattice)
 
 
 def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:

@@ -12,10 +12,10 @@ import torch
 from numba import cuda, types
 from torch import Tensor
 
-from asrkit.losses.autograd import LatticeLoss
+from asrkit.losses.autograd import lattice_loss
 from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
 from asrkit.losses.rows import numba_cuda
-from asrkit.losses.rows.numba_cuda import blocks_for, launch, table_on
+from asrkit.losses.rows.numba_cuda import blocks_for, launch
 from asrkit.shapes import expect
 
 LANES = 256  # threads of a block at most
@@ -25,15 +25,15 @@ WIDEST = 3072  # two diagonals of float64 in the 48 KiB of shared memory that ev
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
-    return LatticeLoss.apply(logits, targets, nodes.of(logits), options, numba_cuda, lattice)
+    return lattice_loss(logits, targets, nodes.of(logits), options, numba_cuda, lattice)
 
 
 def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
     """Log-likelihoods and shares; arcs float32, sums float64."""
-    U1, remedy = int(nodes.table[:, LABELS].max()) + 1, "Pass impl='wavefront'."
+    U1, remedy = int(nodes.table[:, LABELS].max()) + 1, "Pass impl='auto'."
     expect(U1 <= WIDEST, "target_lengths", f"at most {WIDEST - 1} labels with impl='numba_cuda'", U1 - 1, remedy)
     sums, total = empty_sums(scores, nodes, grad)
-    arcs = scores.stay, scores.emit, table_on(total.device, nodes), sums
+    arcs = scores.stay, scores.emit, nodes.on(total.device), sums
     launch(_sweep, (len(total), len(sums)), min(LANES, -(-U1 // 32) * 32), *arcs, total, shared=16 * U1)
     if not grad:
         return Shares(total)

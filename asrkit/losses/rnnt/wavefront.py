@@ -10,14 +10,14 @@ and one tile. Three launches a diagonal.
 import torch
 from torch import Tensor
 
-from asrkit.losses.autograd import LatticeLoss
+from asrkit.losses.autograd import lattice_loss
 from asrkit.losses.nodes import Nodes, Options, Scores, Shares
 from asrkit.losses.rows import plain
 
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
-    return LatticeLoss.apply(logits, targets, nodes, options, plain, lattice)
+    return lattice_loss(logits, targets, nodes, options, plain, lattice)
 
 
 def upright(skewed: Tensor, U1: int) -> Tensor:
@@ -48,7 +48,7 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
     for k, (blanks, labels) in enumerate(zip(stay[1:].unbind(), emit[1:].unbind(), strict=True)):
         torch.logaddexp(here[k] + blanks, left[k] + labels, out=here[k + 1])
     whole = upright(sums[:, :, 1:], U1)
-    total = whole[(torch.arange(B, device=sums.device), *lengths.to(sums.device).unbind(1))]
+    total = whole[(torch.arange(B, device=sums.device), *nodes.on(sums.device)[:, :2].unbind(1))]
     if not grad:
         return Shares(total)
     by_blank, by_label = torch.empty_like(scores.stay), torch.empty_like(scores.stay)

@@ -34,7 +34,7 @@ config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # one block for each lattice is all the 
 THREADS = 128  # of a block at most, a power of two
 BLOCKS = 4096  # for each utterance at most; they go on to further nodes in strides
 F = np.float32
-LOWEST = F(-3.0e38)
+LOWEST = np.finfo(F).min
 
 
 def launch(kernel, blocks: tuple[int, int], threads: int, *arguments, shared: int = 0) -> None:
@@ -62,15 +62,6 @@ def as_bits(arguments: tuple) -> list:
     return [a.view(torch.uint16) if isinstance(a, Tensor) and a.dtype == torch.bfloat16 else a for a in given]
 
 
-def table_on(device: torch.device, nodes: Nodes) -> Tensor:
-    """The nodes' table on the device, copied there once, from pinned memory, so that nobody waits."""
-    if device.type == "cpu":
-        return nodes.table
-    if "on_device" not in nodes.__dict__:
-        nodes.__dict__["on_device"] = nodes.table.pin_memory().to(device, non_blocking=True)
-    return nodes.__dict__["on_device"]
-
-
 def blocks_for(nodes: Nodes, size: Tensor, each: int = 1) -> tuple[int, int]:
     """Grid for `size` (B,) pieces of work in each utterance, of which a block takes `each` at a time."""
     return min(-(-int(size.max()) // each), BLOCKS), len(nodes.table)
@@ -83,7 +74,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     durations = torch.empty((nodes.count, n), device=device)
     V, blocks = logits.shape[-1] - n, blocks_for(nodes, nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1))
     threads = _threads(V)
-    launch(_scores, blocks, threads, flat(logits), targets.contiguous(), table_on(device, nodes), V, options.blank,
+    launch(_scores, blocks, threads, flat(logits), targets.contiguous(), nodes.on(device), V, options.blank,
            options.fused_log_softmax, z, stay, emit, durations, shared=8 * threads)  # fmt: skip
     return Scores(z, stay, emit, durations if n else None)
 
@@ -93,7 +84,7 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
     tail = saved.z.new_empty((len(saved.z), 0)) if saved.by_duration is None else saved.by_duration
     V, clamp = logits.shape[-1] - tail.shape[1], F(options.clamp if options.clamp > 0 else inf)
     own = nodes if out.stride() == logits.stride() else nodes.of(out)
-    tables = table_on(logits.device, nodes), table_on(logits.device, own)
+    tables = nodes.on(logits.device), own.on(logits.device)
     launch(_gradient, blocks_for(nodes, nodes.table[:, ROW_FRAMES] * nodes.table[:, ROW_NODES]), _threads(V), flat(logits),
            flat(out), targets.contiguous(), *tables, V, options.blank, options.fused_log_softmax, clamp, saved.z,
            saved.by_blank, saved.by_label, tail, incoming.float().contiguous())  # fmt: skip

@@ -12,17 +12,17 @@ import torch
 from numba import cuda
 from torch import Tensor
 
-from asrkit.losses.autograd import LatticeLoss
+from asrkit.losses.autograd import lattice_loss
 from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
 from asrkit.losses.rnnt.numba_cuda import LANES, empty_sums, log_add
 from asrkit.losses.rows import numba_cuda
-from asrkit.losses.rows.numba_cuda import blocks_for, launch, table_on
+from asrkit.losses.rows.numba_cuda import blocks_for, launch
 
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
-    return LatticeLoss.apply(logits, targets, nodes.of(logits), options, numba_cuda, lattice)
+    return lattice_loss(logits, targets, nodes.of(logits), options, numba_cuda, lattice)
 
 
 def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
@@ -30,7 +30,7 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
     assert scores.durations is not None
     sums, total = empty_sums(scores, nodes, grad)
     U1, device = int(nodes.table[:, LABELS].max()) + 1, total.device
-    arcs = scores.stay, scores.emit, scores.durations, table_on(device, nodes), options.durations, sums
+    arcs = scores.stay, scores.emit, scores.durations, nodes.on(device), options.durations, sums
     launch(_sweep, (len(total), len(sums)), min(LANES, -(-U1 // 32) * 32), *arcs, total)
     if not grad:
         return Shares(total)

@@ -2,13 +2,13 @@
 
 An arc of duration d comes from d diagonals before, or d + 1 for a label, so that a diagonal needs few others. Layout and
 turned lattices are those of asrkit.losses.rnnt.wavefront. Memory beside the logits, with gradient: B T U1 (V + n) for the
-gradient, 16 B (T + U1) ((n + 1) U1 + 1) bytes of lattices and one tile. Six launches a diagonal.
+gradient, 16 B (T + U1) ((n + 1) U1 + 1) bytes of lattices and one tile. Some sixteen launches a diagonal.
 """
 
 import torch
 from torch import Tensor
 
-from asrkit.losses.autograd import LatticeLoss
+from asrkit.losses.autograd import lattice_loss
 from asrkit.losses.nodes import Nodes, Options, Scores, Shares
 from asrkit.losses.rnnt.wavefront import upright
 from asrkit.losses.rows import plain
@@ -16,7 +16,7 @@ from asrkit.losses.rows import plain
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
-    return LatticeLoss.apply(logits, targets, nodes, options, plain, lattice)
+    return lattice_loss(logits, targets, nodes, options, plain, lattice)
 
 
 def leaving(scores: Scores, nodes: Nodes, b: int, i: int, d: int) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
                 blanks[B + b, d : d + m, :width] = blank.flip(0, 1)
                 labels[B + b, d + 1 : d + 1 + k, 1:width] = label.flip(0, 1)
     whole = sweep(ways, durations)
-    total = whole[(torch.arange(B, device=device), *lengths.to(device).unbind(1))]
+    total = whole[(torch.arange(B, device=device), *nodes.on(device)[:, :2].unbind(1))]
     if not grad:
         return Shares(total)
     by_blank, by_label, by_duration = (torch.zeros_like(part) for part in (scores.stay, scores.emit, scores.durations))
