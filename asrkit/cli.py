@@ -27,6 +27,7 @@ def _bench(args: argparse.Namespace) -> int:
     from asrkit import bench
     from asrkit.shapes import expect
 
+    expect(not args.out.is_dir(), "out", "a file", repr(str(args.out)))
     expect(not args.peers or args.device == "cpu", "peers", "--device cpu: the rivals run on a CPU", args.device)
     records, say = [], functools.partial(print, file=sys.stderr)
     with bench.Peers() if args.peers else contextlib.nullcontext() as peers:
@@ -113,6 +114,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _prepare(args: argparse.Namespace) -> None:
     """Before torch is imported: OpenMP reads its settings then. --device and --threads are checked before any work."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler calls it an error that there is no GPU
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow two processes on two cores eightfold
     import torch
 

@@ -54,7 +54,10 @@ def joint_bytes(
     """
     expect(variant in VARIANTS, "variant", "one of " + ", ".join(VARIANTS), repr(variant))
     expect(itemsize in (2, 4), "itemsize", "2 or 4 bytes", itemsize)
-    real = nodes or B * T * U1
+    sizes = {"B": B, "T": T, "U1": U1, "V": V, "size": size, "nodes": 1 if nodes is None else nodes}
+    for name, value in sizes.items():
+        expect(value >= 1, name, "at least 1", value)
+    real = B * T * U1 if nodes is None else nodes
     N = min(size, B) * T * U1 if variant == "split" else real if variant in ("packed", "lean") else B * T * U1
     halves, weight = B * (T + U1) * D, V * D
     tile_bytes = tile_bytes or TILE_BYTES.get(variant, 0)

@@ -1,6 +1,7 @@
 """What every loss asks of its arguments, in one-line errors, and how it reduces."""
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -36,7 +37,7 @@ def check_lengths(
     On a GPU this fetches the lengths, and so waits for whatever was queued before them.
     """
     B = dims(target_lengths, "B", "target_lengths")[0] if U1 is None else len(like)
-    expect(isinstance(blank, int) and blank in range(-V, V), "blank", f"an index of V={V} tokens", blank)
+    expect(isinstance(blank, int) and blank in range(-V, V), "blank", f"an index of V={V} tokens", repr(blank))
     sizes = {"logit_lengths": logit_lengths, "target_lengths": target_lengths}
     for name, tensor in {"targets": targets, **sizes}.items():
         dims(tensor, "B" if name in sizes else "B U", name, B=B, **({} if U1 is None else {"U": U1 - 1}))
@@ -54,11 +55,17 @@ def check_lengths(
     return found[:, :2].long()
 
 
+def as_index(targets: Tensor) -> Tensor:
+    """Targets as int64; a copy of those that inference mode made, which autograd would not keep."""
+    return targets.long().clone() if targets.is_inference() else targets.long()
+
+
 def check_options(reduction: str, clamp: float = -1.0, fastemit_lambda: float = 0.0) -> None:
     """ValueError for options outside their range."""
     expect(reduction in ("none", "mean", "sum"), "reduction", "'none', 'mean' or 'sum'", repr(reduction))
-    expect(0 <= fastemit_lambda < float("inf"), "fastemit_lambda", "a finite number, at least 0", fastemit_lambda)
-    expect(clamp == clamp, "clamp", "a number", clamp)
+    ok = isinstance(fastemit_lambda, Real) and 0 <= fastemit_lambda < float("inf")
+    expect(ok, "fastemit_lambda", "a finite number, at least 0", fastemit_lambda)
+    expect(isinstance(clamp, Real) and clamp == clamp, "clamp", "a number", clamp)
 
 
 def reduce(costs: Tensor, reduction: Reduction) -> Tensor:
@@ -72,8 +79,9 @@ def check_durations(durations: Sequence[int], sigma: float, omega: float) -> Non
     whole = all(isinstance(duration, int) and duration >= 0 for duration in listed)
     ok = whole and len(set(listed)) == len(listed) and any(listed)
     expect(ok, "durations", "distinct frame counts, one of them above 0", durations, "Blank must be able to advance.")
-    expect(0 <= sigma < float("inf"), "sigma", "a finite number of nats, at least 0", sigma)
-    expect(0 <= omega <= 1, "omega", "a probability", omega)
+    ok = isinstance(sigma, Real) and 0 <= sigma < float("inf")
+    expect(ok, "sigma", "a finite number of nats, at least 0", sigma)
+    expect(isinstance(omega, Real) and 0 <= omega <= 1, "omega", "a probability", omega)
 
 
 def takes_plain_loss(omega: float) -> bool:

@@ -26,8 +26,8 @@ class Nodes:
     def padded(cls, logits: Tensor, lengths: Tensor) -> "Nodes":
         """Map of logits (B, T, U1, V), any strides; `lengths` (B, 2): frames and labels of each utterance."""
         B, T, U1, _ = logits.shape
-        steps = torch.tensor([*logits.stride()[1:3], T, U1]).expand(B, -1)
-        return cls._of(lengths, torch.arange(B) * logits.stride(0), steps)
+        steps = torch.tensor([*logits.stride()[1:3], T, U1], device="cpu").expand(B, -1)  # whatever torch's default device is
+        return cls._of(lengths, torch.arange(B, device="cpu") * logits.stride(0), steps)
 
     @classmethod
     def packed(cls, lengths: Tensor, V: int) -> "Nodes":

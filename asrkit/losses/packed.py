@@ -16,7 +16,7 @@ from torch import Tensor
 from asrkit.losses import rnnt
 from asrkit.losses.autograd import refuse_second_derivative
 from asrkit.losses.availability import pick
-from asrkit.losses.checks import Reduction, check_lengths, check_options, check_scores, reduce
+from asrkit.losses.checks import Reduction, as_index, check_lengths, check_options, check_scores, reduce
 from asrkit.losses.eager import eager
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
@@ -161,4 +161,4 @@ def rnnt_loss_packed(
         blank=blank % V, clamp=clamp, fused_log_softmax=fused_log_softmax, fastemit_lambda=fastemit_lambda,
         overwrite_logits=overwrite_logits,
     )  # fmt: skip
-    return reduce(losses(logits.contiguous(), targets.long(), nodes, options), reduction)
+    return reduce(losses(logits.contiguous(), as_index(targets), nodes, options), reduction)

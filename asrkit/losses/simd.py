@@ -5,16 +5,28 @@ exp(x) = 2^n exp(r), |r| <= log(2) / 2, with the coefficients of Cephes' expf (S
 bit patterns, since NumPy knows no bfloat16: uint16 is bfloat16, int16 is float16.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
 F = np.float32
+TINY = F(1e-35)  # smaller gradients become 0: products below float32's normal range take up to a hundred times as long
 MAGIC = F(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, kept in the lowest bits
 LOG2E, LN2_HIGH, LN2_LOW = F(1.44269504088896341), F(0.693359375), F(-2.12194440e-4)
 P0, P1, P2, P3, P4, P5 = (F(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
                                          1.6666665459e-1, 5.0000001201e-1))  # fmt: skip
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """A function compiled for parallel loops on first use, and kept on disk where some folder can be written."""
+    try:
+        return njit(parallel=True, nogil=True, cache=True)(function)
+    except RuntimeError:  # neither the package's folder nor the user's: it is compiled in every process
+        return njit(parallel=True, nogil=True)(function)
 
 
 @intrinsic
@@ -64,7 +76,7 @@ def larger(typingctx, x, y):
 @njit(fastmath={"contract"})
 def exp(x):
     """exp(x) for x <= 88 in float32, within 2 ulp; 0 below -87.7; NaN stays NaN."""
-    x = F(-88.0) if x < F(-88.0) else x
+    x = F(-88.0) if x < F(-88.0) else F(x)
     shifted = x * LOG2E + MAGIC
     n = shifted - MAGIC
     r = (x - n * LN2_HIGH) - n * LN2_LOW
@@ -78,6 +90,12 @@ def tanh(x):
     e = exp(F(-2.0) * abs(x))
     y = (F(1.0) - e) / (F(1.0) + e)
     return y if x >= F(0.0) else -y
+
+
+@njit
+def flush(x):
+    """x, or 0 where it is tiny; NaN stays NaN."""
+    return F(0.0) if abs(x) < TINY else x
 
 
 def load(x):

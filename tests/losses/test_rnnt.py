@@ -2,6 +2,9 @@
 
 import inspect
 import math
+import os
+import subprocess
+import sys
 import threading
 from importlib import import_module
 from itertools import combinations
@@ -149,6 +152,41 @@ def test_on_a_lattice_of_real_size_the_error_is_at_most_twice_torchaudios():
     for impl in FAST:
         for wanted, theirs, got in zip(truth, rival, value_and_gradient(logits, *rest, impl=impl), strict=True):
             assert (got - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + 1e-12
+
+
+@pytest.mark.parametrize("impl", [*EXACT, *FAST])
+def test_torchs_defaults_and_inference_targets_change_nothing(impl):
+    logits, targets, *lengths = lattice(21, 2, 5, 3, 4, torch.float32)
+    wanted = value_and_gradient(logits, targets, *lengths, impl=impl)
+    with torch.inference_mode():
+        targets = targets.clone()
+    try:
+        for dtype, device in ((torch.float64, "cpu"), (torch.float16, "cpu"), (torch.float32, "meta")):
+            torch.set_default_dtype(dtype)
+            torch.set_default_device(device)
+            leaf = logits.clone().requires_grad_()
+            cost = rnnt_loss(leaf, targets, *lengths, reduction="sum", impl=impl)
+            cost.backward()
+            torch.testing.assert_close(cost.detach(), wanted[0].sum())
+            torch.testing.assert_close(leaf.grad, wanted[1])
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device("cpu")
+
+
+def test_gradients_hold_no_denormal_numbers():
+    logits, *rest = lattice(22, 1, 60, 20, 40, torch.float32)
+    for impl in FAST:
+        _, grad = value_and_gradient(8 * logits, *rest, impl=impl)
+        assert not ((grad != 0) & (grad.abs() < torch.finfo(torch.float32).tiny)).any()
+
+
+def test_kernels_run_where_no_cache_can_be_written():
+    code = "import asrkit.losses.rows.numba_cpu as k; k._scores"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"NUMBA_CACHE_DIR": "/proc/none"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 CASES = given(

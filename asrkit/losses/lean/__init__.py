@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from importlib.util import find_spec
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from asrkit.losses.availability import expect_runs, fastest
 from asrkit.losses.checks import (
     Reduction,
+    as_index,
     check_durations,
     check_lengths,
     check_options,
@@ -97,7 +99,7 @@ def _loss(
     beside = "numba_cuda" if picked == "triton" and encoded.is_cuda and find_spec("numba_cuda") else LATTICES[picked]
     lattice = import_module(f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{beside}").lattice
     tiles = import_module(f"{__name__}.{picked}").Tiles
-    arguments = targets.long(), nodes, Options(blank=blank % V, **options), made, tiles, lattice
+    arguments = as_index(targets), nodes, Options(blank=blank % V, **options), made, tiles, lattice
     given = (x if torch.is_grad_enabled() else x.detach() for x in (encoded, predicted, weight, bias))
     with torch.autocast(encoded.device.type, enabled=False), torch.cuda.device_of(encoded):
         return reduce(LeanLoss.apply(*given, *arguments), reduction)
@@ -115,9 +117,9 @@ def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
 
 def _joint(weight: Tensor, activation: str, dropout: float, seed: int | None, skip: float, tile: int | None) -> Joint:
     expect(activation in ("relu", "tanh"), "activation", "'relu' or 'tanh'", repr(activation))
-    expect(0 <= dropout < 1, "dropout", "a probability below 1", dropout)
-    expect(0 <= skip < 1, "skip", "a share of the likelihood, below 1", skip)
-    expect(tile is None or (isinstance(tile, int) and tile > 0), "tile", "a number of nodes, at least 1", tile)
+    expect(isinstance(dropout, Real) and 0 <= dropout < 1, "dropout", "a probability below 1", dropout)
+    expect(isinstance(skip, Real) and 0 <= skip < 1, "skip", "a share of the likelihood, below 1", skip)
+    expect(tile is None or (type(tile) is int and tile > 0), "tile", "a number of nodes, at least 1", tile)
     expect(seed is None or (isinstance(seed, int) and 0 <= seed < 2**32), "seed", "an integer of 32 bits", seed)
     drawn = int(torch.randint(2**31, ())) if dropout and seed is None else seed or 0
     tile_bytes = 1 << 22 if weight.device.type == "cpu" else 1 << 24  # a core's cache; a GPU's, beside what else stands there

@@ -12,11 +12,10 @@ from torch import Tensor
 from asrkit.losses.dropout import kept, node_key, threshold
 from asrkit.losses.lean.driver import Joint
 from asrkit.losses.nodes import FIRST_NODE, LABELS, Nodes, Options, Scores
-from asrkit.losses.rows.numba_cpu import SUMS, Pool, array
-from asrkit.losses.simd import F, exp, larger, load, store, tanh
+from asrkit.losses.rows.numba_cpu import FLOAT, SUMS, array, pool
+from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store, tanh
 
 CHUNKS = 16  # of nodes that threads share out: fixed, so that sums do not depend on the number of threads
-TINY = F(1e-35)  # smaller gradients become 0: products of numbers below float32's normal range take a hundred times as long
 
 
 class Tiles:
@@ -33,18 +32,18 @@ class Tiles:
         self.tokens = V - len(options.durations)
         rows = min(joint.tile, nodes.count)
         self.hidden, self.logits = weight.new_empty(rows, D), weight.new_empty(rows, V)
-        self.where = torch.empty(rows, 4, dtype=torch.int64)  # of a node: row of encoded, row of predicted, next label, dropout key
+        self.where = torch.empty((rows, 4), dtype=torch.int64, device="cpu")  # rows of both halves, next label, dropout key
         self.threshold = np.uint32(threshold(joint.dropout))
         self.shapes = encoded.shape, predicted.shape, weight.shape
         self.sums: tuple[Tensor, ...] = ()
 
     def scores(self, first: int, last: int, scores: Scores) -> None:
         """Write the scores of nodes first..last-1 into `scores`."""
-        where, _, logits = self._logits(torch.arange(first, last))
+        where, _, logits = self._logits(torch.arange(first, last, device="cpu"))
         n = last - first
-        durations = torch.empty(n, 0) if scores.durations is None else scores.durations[first:last]
+        durations = scores.z.new_empty((n, 0)) if scores.durations is None else scores.durations[first:last]
         parts = [part[first:last].numpy() for part in (scores.z, scores.stay, scores.emit)]
-        with Pool():
+        with pool():
             _scores(array(logits), self.bias, where, self.tokens, self.options.blank, *parts, durations.numpy())
 
     def accumulate(self, index: Tensor, z: Tensor, by_blank: Tensor, by_label: Tensor, durations: Tensor | None) -> None:
@@ -52,8 +51,8 @@ class Tiles:
         where, hidden, logits = self._logits(index)
         encoded, predicted, weight, bias, by_hidden = self._sums()
         shares = [part.numpy() for part in (z, by_blank, by_label)]
-        rest = (torch.empty(len(index), 0) if durations is None else durations).numpy()
-        with Pool():
+        rest = (z.new_empty((len(index), 0)) if durations is None else durations).numpy()
+        with pool():
             _gradient(array(logits), self.bias, where, self.tokens, self.options.blank, *shares, rest, bias.numpy())
         by_hidden = torch.mm(logits, self.weight, out=by_hidden[: len(index)])
         if self.weight.dtype == torch.float32:
@@ -61,7 +60,7 @@ class Tiles:
         else:
             weight.add_(logits.T @ hidden)
         keep = 1 / (1 - self.joint.dropout)
-        with Pool():
+        with pool():
             _scatter(array(hidden), array(by_hidden), where, self.joint.activation == "tanh", F(keep), self.threshold,
                      torch.get_num_threads(), encoded.numpy(), predicted.numpy())  # fmt: skip
 
@@ -73,7 +72,8 @@ class Tiles:
     def _sums(self) -> tuple[Tensor, ...]:
         if not self.sums:
             made = [
-                torch.zeros(size) for size in (*[half.shape for half in self.halves], self.weight.shape, (CHUNKS, len(self.weight)))
+                torch.zeros(size, **FLOAT)
+                for size in (*[half.shape for half in self.halves], self.weight.shape, (CHUNKS, len(self.weight)))
             ]
             self.sums = (*made, torch.empty_like(self.hidden))
         return self.sums
@@ -82,13 +82,13 @@ class Tiles:
         """Of nodes (n,): where they are, hidden layer (n, D), logits without bias (n, V), the last two in tiles."""
         n, keep = len(index), 1 / (1 - self.joint.dropout)
         where, hidden, logits = self.where[:n].numpy(), self.hidden[:n], self.logits[:n]
-        with Pool():
+        with pool():
             _locate(index.numpy(), self.table, self.targets, self.T, self.U1, self.joint.seed, where)
             _join(*self.halves, where, self.joint.activation == "tanh", F(keep), self.threshold, array(hidden))
         return where, hidden, torch.mm(hidden, self.weight.T, out=logits)
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@kernel
 def _locate(index, table, targets, T, U1, seed, where):
     """Row of encoded, row of predicted, next label (-1: none left) and dropout key of every node."""
     for r in prange(len(index)):
@@ -100,7 +100,7 @@ def _locate(index, table, targets, T, U1, seed, where):
         where[r, 3] = node_key(seed, b, t, u)
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@kernel
 def _join(encoded, predicted, where, is_tanh, keep, least, hidden):
     """activation(encoded + predicted) of every node, dropped out."""
     for r in prange(len(where)):
@@ -126,7 +126,7 @@ def _drop(h, key, least):
         h[k] = h[k] if kept(key, k, least) else store(F(0.0), h[k])
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@kernel
 def _scores(logits, bias, where, V, blank, z, stay, emit, durations):
     for r in prange(len(where)):
         x, n, label = logits[r], durations.shape[1], where[r, 2]
@@ -151,7 +151,7 @@ def _normaliser(x, bias):
     return np.float64(largest) + np.log(np.float64(total))
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@kernel
 def _gradient(logits, bias, where, V, blank, z, by_blank, by_label, durations, by_bias):
     """Logits without bias into the gradient over them, in place; its sum over nodes into one of CHUNKS rows of by_bias."""
     size = -(-len(where) // CHUNKS)
@@ -176,13 +176,12 @@ def _gradient(logits, bias, where, V, blank, z, by_blank, by_label, durations, b
 @njit(fastmath=SUMS)
 def _row(x, bias, sums, z, share):
     for v in range(x.shape[0]):
-        grad = share * exp(load(x[v]) + bias[v] - z)
-        grad = F(0.0) if abs(grad) < TINY else grad
+        grad = flush(share * exp(load(x[v]) + bias[v] - z))
         sums[v] += grad
         x[v] = store(grad, x[v])
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@kernel
 def _scatter(hidden, grad, where, is_tanh, keep, least, chunks, by_encoded, by_predicted):
     """Add the hidden layer's gradient to both halves; threads share out the columns, so no two write one place."""
     D, size = hidden.shape[1], -(-hidden.shape[1] // chunks)

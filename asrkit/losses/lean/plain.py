@@ -40,6 +40,7 @@ class Tiles:
         logits = self._logits(self._hidden(where)[0])
         tokens = logits[:, : self.tokens]
         z = torch.logsumexp(tokens, -1, out=scores.z[to])
+        z.masked_fill_(z.isinf(), torch.nan)  # as in asrkit.losses.rows.plain: overflow is no missing path
         torch.sub(tokens[:, self.options.blank], z, out=scores.stay[to])
         at_label = tokens.gather(1, where.label.clamp(min=0)[:, None])[:, 0] - z
         scores.emit[to] = at_label.masked_fill(where.label < 0, -torch.inf)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from asrkit.losses.availability import pick
-from asrkit.losses.checks import Reduction, check_lengths, check_options, check_scores, reduce
+from asrkit.losses.checks import Reduction, as_index, check_lengths, check_options, check_scores, reduce
 from asrkit.losses.eager import eager
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
@@ -63,4 +63,4 @@ def rnnt_loss(
         overwrite_logits=overwrite_logits,
     )  # fmt: skip
     run = import_module(f"{__name__}.{picked}").losses
-    return reduce(run(logits, targets.long(), Nodes.padded(logits, lengths), options), reduction)
+    return reduce(run(logits, as_index(targets), Nodes.padded(logits, lengths), options), reduction)

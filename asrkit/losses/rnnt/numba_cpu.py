@@ -10,6 +10,7 @@ from torch import Tensor
 from asrkit.losses.autograd import lattice_loss
 from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
 from asrkit.losses.rows import numba_cpu
+from asrkit.losses.simd import kernel
 
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
@@ -21,9 +22,9 @@ def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> T
 def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
     """Log-likelihoods and shares. Memory: 8 bytes a node for the backward variables, 8 for both shares."""
     arcs = scores.stay.numpy(), scores.emit.numpy(), nodes.table.numpy()
-    beta, total = torch.empty(nodes.count, dtype=torch.float64), torch.empty(len(nodes.table), dtype=torch.float64)
-    by_blank, by_label = torch.empty(2, nodes.count if grad else 0).unbind()
-    with numba_cpu.Pool():
+    beta, total = (torch.empty(size, dtype=torch.float64, device="cpu") for size in (nodes.count, len(nodes.table)))
+    by_blank, by_label = scores.stay.new_empty((2, nodes.count if grad else 0)).unbind()
+    with numba_cpu.pool():
         _backward(*arcs, beta.numpy(), total.numpy())
         if not grad:
             return Shares(total)
@@ -39,7 +40,7 @@ def log_add(a, b):
     return a if b == -inf else a + log1p(exp(b - a))
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@kernel
 def _backward(stay, emit, table, beta, total):
     """log beta(t, u): probability of all ways from (t, u) to the end."""
     for b in prange(table.shape[0]):
@@ -55,7 +56,7 @@ def _backward(stay, emit, table, beta, total):
         total[b] = beta[first]
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@kernel
 def _shares(stay, emit, table, beta, by_blank, by_label, label_factor):
     """Shares of the arcs, row by row, beside the forward variables alpha(t, u) of that row alone."""
     for b in prange(table.shape[0]):

@@ -82,7 +82,7 @@ def from_arcs(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, s
     solve(blank, label, duration) takes nested lists of log-probabilities, (T, U1), (T, U) and (T, U1, n). A model with
     durations has n arcs where others have one, so its derivatives have a last dimension n.
     """
-    costs, grads = torch.zeros(len(nodes.table), dtype=torch.float64), torch.zeros(logits.shape, dtype=torch.float64)
+    costs, grads = (torch.zeros(size, dtype=torch.float64, device="cpu") for size in (len(nodes.table), logits.shape))
     V = logits.shape[-1] - len(options.durations)
     for b, (T, U) in enumerate(nodes.table[:, :2].tolist()):
         scores = nodes.grid(logits, b)[:T, : U + 1].double().cpu()
@@ -91,7 +91,7 @@ def from_arcs(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, s
         duration, lowered = scores[..., V:].log_softmax(-1), logp - options.sigma  # (T, U1, n)
         arcs = lowered[..., options.blank].tolist(), lowered[:, :U].gather(-1, index)[..., 0].tolist(), duration.tolist()
         total, *derivatives = solve(*arcs)
-        by_blank, by_label = (torch.tensor(part, dtype=torch.float64) for part in derivatives)
+        by_blank, by_label = (torch.tensor(part, dtype=torch.float64, device="cpu") for part in derivatives)
         by_label = (1 + options.fastemit_lambda) * by_label.view(T, U, *by_blank.shape[2:])  # an empty list has no width
         whole = nodes.of(grads).grid(grads, b)[:T, : U + 1]
         grad, tail = whole[..., :V], whole[..., V:]

@@ -2,10 +2,13 @@
 
 Parallel over frames. Floor: the logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32.
 Sums over tokens and exp are float32; the log-normaliser adds a float64 logarithm. Kernels are compiled on first use and
-cached beside this file.
+cached beside this file. A process forked after a call cannot make one: OpenMP ends it (spawn it, or pass impl='wavefront').
 """
 
+import contextlib
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,26 +17,25 @@ from torch import Tensor
 
 from asrkit.losses.autograd import Saved
 from asrkit.losses.nodes import FIRST_LOGIT, FIRST_NODE, FRAME_STEP, FRAMES, LABEL_STEP, LABELS, ROW_NODES, Nodes, Options, Scores
-from asrkit.losses.simd import F, exp, larger, load, store
+from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
 
 SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
+FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
 ONE_AT_A_TIME = threading.RLock()  # Numba's fallback thread pool aborts the process when two threads enter it
 
 
-class Pool:
-    """Context in which compiled kernels run: one caller at a time, on as many threads as torch uses."""
-
-    def __enter__(self) -> None:
-        ONE_AT_A_TIME.acquire()
-        self.threads = torch.get_num_threads()
-        self.before = get_num_threads()
-        set_num_threads(max(1, min(self.threads, config.NUMBA_NUM_THREADS)))
-
-    def __exit__(self, *error: object) -> None:
-        set_num_threads(self.before)
-        if torch.get_num_threads() != self.threads:  # Numba's first launch sets it for the OpenMP that both share
-            torch.set_num_threads(self.threads)
-        ONE_AT_A_TIME.release()
+@contextlib.contextmanager
+def pool() -> Iterator[None]:
+    """Where compiled kernels run: one caller at a time, on as many threads as torch uses."""
+    with ONE_AT_A_TIME:
+        threads, before = torch.get_num_threads(), get_num_threads()
+        set_num_threads(max(1, min(threads, config.NUMBA_NUM_THREADS)))
+        try:
+            yield
+        finally:
+            set_num_threads(before)
+            if torch.get_num_threads() != threads:  # Numba's first launch sets it for the OpenMP that both share
+                torch.set_num_threads(threads)
 
 
 def array(tensor: Tensor) -> np.ndarray:
@@ -51,17 +53,17 @@ def flat(logits: Tensor) -> Tensor:
 def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
     """Scores of all nodes, (N,) each, float32."""
     n = len(options.durations)
-    z, stay, emit = torch.empty(3, nodes.count).unbind()
-    durations = torch.empty(nodes.count, n)
+    z, stay, emit = torch.empty((3, nodes.count), **FLOAT).unbind()
+    durations = torch.empty((nodes.count, n), **FLOAT)
     given = array(flat(logits)), array(targets.contiguous()), nodes.table.numpy(), nodes.rows, logits.shape[-1] - n, options.blank
-    with Pool():
+    with pool():
         _scores(*given, options.fused_log_softmax, z.numpy(), stay.numpy(), emit.numpy(), durations.numpy())
     return Scores(z, stay, emit, durations if n else None)
 
 
 def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor) -> None:
     """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
-    tail = torch.empty(len(saved.z), 0) if saved.by_duration is None else saved.by_duration
+    tail = saved.z.new_empty((len(saved.z), 0)) if saved.by_duration is None else saved.by_duration
     given = (
         array(targets.contiguous()),
         nodes.table.numpy(),
@@ -71,7 +73,7 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
     )
     parts = [part.numpy() for part in (saved.z, saved.by_blank, saved.by_label, tail, incoming.float().contiguous())]
     clamp, both = F(options.clamp if options.clamp > 0 else np.inf), (array(flat(logits)), array(flat(out)))
-    with Pool():
+    with pool():
         _gradient(*both, *given, options.blank, options.fused_log_softmax, clamp, *parts, out.data_ptr() == logits.data_ptr())
 
 
@@ -92,7 +94,7 @@ def _normaliser(x):
     return np.float64(largest) + np.log(np.float64(total))
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@kernel
 def _scores(logits, targets, table, rows, V, blank, fused, z, stay, emit, durations):
     n = durations.shape[1]
     for row in prange(rows.shape[0]):
@@ -114,7 +116,7 @@ def _scores(logits, targets, table, rows, V, blank, fused, z, stay, emit, durati
                         durations[node, i] = load(x[i]) - here
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@kernel
 def _gradient(logits, out, targets, table, own, rows, V, blank, fused, clamp, z, by_blank, by_label, by_duration, incoming,
               inplace):  # fmt: skip
     n = by_duration.shape[1]
@@ -150,13 +152,13 @@ def _node(x, g, z, stay, emit, blank, label, fused, clamp, scale, inplace):
             g[v] = store(F(0.0), g[v])
     elif clamp < F(np.inf):
         for v in range(x.shape[0]):
-            g[v] = store(min(share * exp(load(x[v]) - z), clamp) * scale, g[v])
+            g[v] = store(flush(min(share * exp(load(x[v]) - z), clamp) * scale), g[v])
     elif inplace:  # the same loop on one array, so that the compiler sees no overlap to fear
         for v in range(x.shape[0]):
-            g[v] = store(factor * exp(load(g[v]) - z), g[v])
+            g[v] = store(flush(factor * exp(load(g[v]) - z)), g[v])
     else:
         for v in range(x.shape[0]):
-            g[v] = store(factor * exp(load(x[v]) - z), g[v])
-    g[blank] = store(min(max(at_blank, -clamp), clamp) * scale, g[blank])
+            g[v] = store(flush(factor * exp(load(x[v]) - z)), g[v])
+    g[blank] = store(flush(min(max(at_blank, -clamp), clamp) * scale), g[blank])
     if label >= 0:
-        g[label] = store(min(max(at_label, -clamp), clamp) * scale, g[label])
+        g[label] = store(flush(min(max(at_label, -clamp), clamp) * scale), g[label])

@@ -8,6 +8,8 @@ from torch import Tensor
 from asrkit.losses.autograd import Saved
 from asrkit.losses.nodes import Nodes, Options, Scores
 
+TINY = 1e-35  # smaller gradients become 0 on a CPU, whose products are slow below float32's normal range
+
 
 def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
     """Scores of all nodes, (N,) each."""
@@ -50,7 +52,8 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
                 grad = torch.cat((grad, saved.by_duration[where].view(*size, n)), -1)
             if options.clamp > 0:
                 grad.clamp_(-options.clamp, options.clamp)
-            place.copy_(grad.mul_(incoming[b]))
+            grad.mul_(incoming[b])
+            place.copy_(grad if grad.is_cuda else torch.hardshrink(grad, TINY))
 
 
 def _tiles(grid: Tensor, nodes: Nodes, b: int) -> Iterator[tuple[Tensor, slice]]:

@@ -7,7 +7,16 @@ from typing import Literal
 from torch import Tensor
 
 from asrkit.losses.availability import pick
-from asrkit.losses.checks import Reduction, check_durations, check_lengths, check_options, check_scores, reduce, takes_plain_loss
+from asrkit.losses.checks import (
+    Reduction,
+    as_index,
+    check_durations,
+    check_lengths,
+    check_options,
+    check_scores,
+    reduce,
+    takes_plain_loss,
+)
 from asrkit.losses.eager import eager
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
@@ -57,4 +66,4 @@ def tdt_loss(
         durations=tuple(durations), sigma=0.0 if sampled else sigma,
     )  # fmt: skip
     run = import_module(f"asrkit.losses.{'rnnt' if sampled else 'tdt'}.{picked}").losses
-    return reduce(run(logits, targets.long(), Nodes.padded(logits, lengths), options), reduction)
+    return reduce(run(logits, as_index(targets), Nodes.padded(logits, lengths), options), reduction)

@@ -15,6 +15,7 @@ from asrkit.losses.autograd import lattice_loss
 from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
 from asrkit.losses.rnnt.numba_cpu import log_add
 from asrkit.losses.rows import numba_cpu
+from asrkit.losses.simd import kernel
 
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
@@ -28,12 +29,12 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
     assert scores.durations is not None
     tail = scores.durations.numpy(), np.array([min(d, 2**31) for d in options.durations])
     arcs = scores.stay.numpy(), scores.emit.numpy(), *tail, nodes.table.numpy()
-    beta, total = torch.empty(nodes.count, dtype=torch.float64), torch.empty(len(nodes.table), dtype=torch.float64)
-    with numba_cpu.Pool():
+    beta, total = (torch.empty(size, dtype=torch.float64, device="cpu") for size in (nodes.count, len(nodes.table)))
+    with numba_cpu.pool():
         _backward(*arcs, beta.numpy(), total.numpy())
         if not grad:
             return Shares(total)
-        by_blank, by_label = torch.zeros(2, nodes.count).unbind()
+        by_blank, by_label = scores.stay.new_zeros((2, nodes.count)).unbind()
         by_duration, share = torch.zeros_like(scores.durations), torch.zeros_like(beta)
         parts = (part.numpy() for part in (share, by_blank, by_label, by_duration))
         _shares(*arcs, beta.numpy(), *parts, 1 + options.fastemit_lambda)
@@ -49,7 +50,7 @@ def _after(beta, node, t, u, d, T, U):
     return 0.0 if t + d == T and u == U else -inf, -inf
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@kernel
 def _backward(stay, emit, tail, durations, table, beta, total):
     """log beta(t, u): probability of all ways from (t, u) to the end."""
     for b in prange(table.shape[0]):
@@ -65,7 +66,7 @@ def _backward(stay, emit, tail, durations, table, beta, total):
         total[b] = beta[first]
 
 
-@njit(parallel=True, cache=True, nogil=True)
+@kernel
 def _shares(stay, emit, tail, durations, table, beta, share, by_blank, by_label, by_duration, label_factor):
     """Shares of the arcs, and of the nodes they lead to, in the order of the paths."""
     for b in prange(table.shape[0]):
