@@ -1,7 +1,7 @@
 """The suites at their smallest: all run, all arms agree, records are whole, and a wrong arm leaves no record."""
 
-from dataclasses from itertools import product
-import replace
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
