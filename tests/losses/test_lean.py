@@ -216,6 +216,8 @@ def test_strided_halves_and_a_bias_of_another_width_are_as_good():
         cost = rnnt_loss_lean(*strided, *rest, impl=impl, reduction="none")
         torch.testing.assert_close(cost, wanted[0])
         rnnt_loss_lean(*given[:3], given[3].bfloat16().requires_grad_(), *rest, impl=impl).backward()
+        zeros = torch.zeros_like(given[3])
+        assert rnnt_loss_lean(*given[:3], None, *rest, impl=impl) == rnnt_loss_lean(*given[:3], zeros, *rest, impl=impl)
 
 
 def test_one_gradient_may_be_asked_for_alone_and_the_graph_used_twice():

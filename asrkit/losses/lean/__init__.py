@@ -31,15 +31,15 @@ LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": "wavefront
 
 @eager
 def rnnt_loss_lean(
-    encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, logit_lengths: Tensor,
+    encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, logit_lengths: Tensor,
     target_lengths: Tensor, *, activation: Activation = "relu", blank: int = -1, reduction: Reduction = "mean",
     fastemit_lambda: float = 0.0, dropout: float = 0.0, seed: int | None = None, skip: float = 0.0, tile: int | None = None,
     impl: Impl = "auto",
 ) -> Tensor:  # fmt: skip
     """rnnt_loss of logits = activation(encoded[:, :, None] + predicted[:, None]) @ weight.T + bias, which never exist.
 
-    encoded (B, T, D) and predicted (B, U1, D) are the halves of the joint, projected; weight (V, D), bias (V,). Exact: values
-    and all four gradients are those of the joint, in nats. Memory: one tile of `tile` nodes (D + V + D each on a CPU, some
+    encoded (B, T, D) and predicted (B, U1, D) are the halves of the joint, projected; weight (V, D), bias (V,) or None. Exact:
+    values and all four gradients are those of the joint, in nats. Memory: one tile of `tile` nodes (D + V + D each on a CPU, some
     four times that in plain torch), about 40 bytes a node, and the gradients. Price: the logits are computed twice, four
     matrix products instead of three.
 
@@ -59,7 +59,7 @@ def rnnt_loss_lean(
 
 @eager
 def tdt_loss_lean(
-    encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, logit_lengths: Tensor,
+    encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, logit_lengths: Tensor,
     target_lengths: Tensor, *, durations: tuple[int, ...] = (0, 1, 2, 3, 4), sigma: float = 0.0, omega: float = 0.0,
     activation: Activation = "relu", blank: int = -1, reduction: Reduction = "mean", fastemit_lambda: float = 0.0,
     dropout: float = 0.0, seed: int | None = None, skip: float = 0.0, tile: int | None = None, impl: Impl = "auto",
@@ -69,18 +69,19 @@ def tdt_loss_lean(
     n, joint = len(durations), {"activation": activation, "dropout": dropout, "seed": seed, "skip": skip, "tile": tile}
     given = targets, logit_lengths, target_lengths, joint, blank, reduction, impl
     if takes_plain_loss(omega):
-        return _loss(encoded, predicted, weight[:-n], bias[:-n], *given, fastemit_lambda=fastemit_lambda)
+        return _loss(encoded, predicted, weight[:-n], None if bias is None else bias[:-n], *given, fastemit_lambda=fastemit_lambda)
     options: dict[str, Any] = {"durations": tuple(durations), "sigma": sigma, "fastemit_lambda": fastemit_lambda}
     return _loss(encoded, predicted, weight, bias, *given, **options)
 
 
 def _loss(
-    encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, logit_lengths: Tensor,
+    encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, logit_lengths: Tensor,
     target_lengths: Tensor, joint: dict[str, Any], blank: int, reduction: Reduction, impl: Impl, **options: Any,
 ) -> Tensor:  # fmt: skip
     B, T, D = dims(encoded, "B T D", "encoded")
     _, U1, _ = dims(predicted, "B U1 D", "predicted", B=B, D=D)
     outputs, _ = dims(weight, "V D", "weight", D=D)
+    bias = weight.new_zeros(outputs) if bias is None else bias
     dims(bias, "V", "bias", V=outputs)
     for name, tensor in {"encoded": encoded, "predicted": predicted, "weight": weight, "bias": bias}.items():
         check_scores(tensor, name)
