@@ -202,7 +202,7 @@ def case_and_truth(seed, B, T, U, V, blank, fused, clamp, dtype):
     return (logits, *rest), options, value_and_gradient(logits.double(), *rest, impl="reference", **options)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 @CASES
 def test_float32_agrees_with_the_reference_as_closely_as_torchaudio_does(**case):
     arguments, options, truth = case_and_truth(dtype=torch.float32, **case)
