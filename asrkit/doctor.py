@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from asrkit import records
+from asrkit.losses.availability import fastest
 
 EXTRAS = {  # extra of pyproject.toml ("": every installation) -> who wants it, its modules
     "": ("every notebook", "torchaudio numba lhotse soundfile jiwer sentencepiece safetensors yaml"),
@@ -51,12 +52,14 @@ def diagnose() -> list[Check]:
     free = shutil.disk_usage(home).free / 2**30 * os.access(home, os.W_OK)
     threads, cores, ram = torch.get_num_threads(), machine["cpu_usable"], machine["ram_gib"] or 0
     advice = f"update the driver for CUDA {torch.version.cuda}" if gpus else "no notebook needs one; claims that do wait for it"
+    kernels = [name for name in ("numba_cuda", "triton") if find_spec(name)]
     rows += [
         ("Python, torch", f"{sys.version.split()[0]}, {torch.__version__}", "", True),
         ("pins", f"{len(other)} differ from requirements.lock. {', '.join(other)}", INSTALL * bool(other), False),
         ("cores", f"{cores}, torch takes {threads}", f"set OMP_NUM_THREADS={cores}" * (threads > cores), False),
         ("memory", f"{ram} GiB", "keep the notebooks at their quick sizes" * (ram < 6), False),
         ("cache", f"{free:.0f} GiB to write", "point ASRKIT_HOME to a folder with 2 GiB" * (free < 2), free == 0),
+        ("losses", f"{fastest(torch.zeros(1))} on a CPU, compiled on first use; CUDA: {', '.join(kernels) or 'torch'}", "", False),
         ("GPU", gpus or "none", advice * (not torch.cuda.is_available()), False),
     ]
     state: dict[bool, Literal["missing", "note"]] = {True: "missing", False: "note"}
