@@ -39,6 +39,15 @@ def fresh_memory_is_nan(monkeypatch):
         monkeypatch.setattr(torch, name, poisoned)
 
 
+@pytest.fixture
+def one_thread():
+    """One torch thread: threads that meet on a busy machine wait longer than small tensors take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def shared_speech():
     """Folder of real recordings with manifests: $ASRKIT_SHARED/speech, or beside the checkout."""

@@ -13,6 +13,7 @@ from asrkit.losses import rnnt_loss
 
 FAST = ["numba_cpu", "numba_cpu_overwrite"]
 LEAN = ["lean", "lean_skip", "lean_bfloat16"]
+pytestmark = pytest.mark.usefixtures("one_thread")
 FLUSHED, LEANEST = "torchaudio_flushed", "lean_skip_bfloat16"
 PAIRS = {
     "losses": {
@@ -25,15 +26,6 @@ PAIRS = {
     "decoding": {"ctc-greedy-batched": [("sequential", "batched")], "transducer-frame-looping": [("one_by_one", "frame_looping")]},
     "features": {"feature-norm-batched": [("sequential", "batched")]},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small arms on several threads mostly wait for each other, and for whoever else uses the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("suite", bench.SUITES)

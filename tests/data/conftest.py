@@ -7,12 +7,8 @@ from asrkit.data import Utterances
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """One torch thread: these tensors are small, and threads that wait for a busy core cost more than they do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def small_tensors(one_thread):
+    """Every test of this folder runs on one thread."""
 
 
 @pytest.fixture

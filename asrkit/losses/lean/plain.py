@@ -26,10 +26,12 @@ class Tiles:
         self, encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Tensor,
         nodes: Nodes, options: Options, joint: Joint,
     ) -> None:  # fmt: skip
-        self.encoded, self.predicted, self.weight = (x.detach() for x in (encoded, predicted, weight))
         self.T, self.U1, self.D = encoded.shape[1], predicted.shape[1], encoded.shape[2]
+        self.halves = [half.detach().reshape(-1, self.D).contiguous() for half in (encoded, predicted)]  # (B T, D), (B U1, D)
+        self.weight, self.shapes = weight.detach(), (encoded.shape, predicted.shape, weight.shape, bias.shape)
         self.targets, self.options, self.joint = targets, options, joint
         self.table, self.tokens = nodes.on(encoded.device), len(weight) - len(options.durations)
+        self.first = self.table[:, FIRST_NODE].contiguous()
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
         self.bias = bias.detach().to(self.dtype).contiguous()
         self.sums: tuple[Tensor, ...] = ()
@@ -69,14 +71,13 @@ class Tiles:
 
     def totals(self) -> tuple[Tensor, ...]:
         """The sums so far, zeros at first."""
-        given = self.encoded, self.predicted, self.weight, self.bias
-        self.sums = self.sums or tuple(torch.zeros(x.shape, dtype=self.dtype, device=x.device) for x in given)
+        self.sums = self.sums or tuple(torch.zeros(size, dtype=self.dtype, device=self.weight.device) for size in self.shapes)
         return self.sums
 
     def locate(self, index: Tensor) -> Where:
         """Where nodes (n,) take their hidden layer and their label from."""
-        b = torch.searchsorted(self.table[:, FIRST_NODE].contiguous(), index, right=True) - 1
-        width, place = self.table[b, LABELS] + 1, index - self.table[b, FIRST_NODE]
+        b = torch.searchsorted(self.first, index, right=True) - 1
+        width, place = self.table[b, LABELS] + 1, index - self.first[b]
         t, u = place // width, place % width
         label = torch.full_like(u, -1) if self.U1 == 1 else self.targets[b, u.clamp(max=self.U1 - 2)]
         keys = dropout.node_keys(b, t, u, self.joint.seed) if self.joint.dropout else u
@@ -84,8 +85,7 @@ class Tiles:
 
     def _hidden(self, where: Where) -> tuple[Tensor, Tensor]:
         """Hidden layer and its derivative by the sum of both halves, (n, D) each."""
-        halves = (half.reshape(-1, self.D) for half in (self.encoded, self.predicted))
-        total = torch.add(*(half[row] for half, row in zip(halves, where[:2], strict=True)))
+        total = torch.add(*(half[row] for half, row in zip(self.halves, where[:2], strict=True)))
         hidden = total.tanh() if self.joint.activation == "tanh" else total.relu()
         slope = (1 - hidden * hidden if self.joint.activation == "tanh" else (total > 0)).to(self.dtype)
         if self.joint.dropout:

@@ -44,8 +44,7 @@ class Tiles(plain.Tiles):
 
     def _fused_hidden(self, where: plain.Where) -> Tensor:
         hidden = torch.empty(len(where.label), self.D, dtype=self.weight.dtype, device=self.weight.device)
-        halves = (half.reshape(-1, self.D).contiguous() for half in (self.encoded, self.predicted))
-        _join[(len(hidden),)](*halves, where.encoded, where.predicted, where.keys, hidden, *self._activation())
+        _join[(len(hidden),)](*self.halves, where.encoded, where.predicted, where.keys, hidden, *self._activation())
         return hidden
 
     def _activation(self) -> tuple[float, int, bool, bool, int, int]:
