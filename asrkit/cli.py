@@ -58,7 +58,7 @@ def _train(args: argparse.Namespace) -> int:
         tokenizer.encode(text)  # refused now, not after training
     encoder = ConvConfig() if args.encoder == "conv" else FastConformerConfig()
     predictor = StatelessConfig() if args.predictor == "stateless" else LSTMConfig()
-    model = TransducerConfig(vocab_size=tokenizer.vocab_size, encoder=encoder, predictor=predictor)
+    model = TransducerConfig(vocab_size=tokenizer.vocab_size, encoder=encoder, predictor=predictor, durations=tuple(args.durations))
     how: dict[str, Any] = {"out": args.out, "device": args.device, "resume": not args.fresh, "progress": progress, "config": config}
     result = train(model, tokenizer, loaded["train"], loaded.get("dev"), **how)
     summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
@@ -155,6 +155,8 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
                      "help": "only these kinds of spoken_commands (none: all)"}),
         ("--encoder", {"choices": ["conv", "fastconformer"], "default": "conv", "help": "encoder"}),
         ("--predictor", {"choices": ["stateless", "lstm"], "default": "stateless", "help": "prediction network"}),
+        ("--durations", {"type": int, "nargs": "+", "default": [], "metavar": "FRAMES",
+                         "help": "train a token-and-duration transducer (TDT) with these jumps, e.g. 0 1 2 3 4"}),
         ("--tokenizer", {"default": "char", "help": "char, or a SentencePiece .model file"}),
         ("--seconds", {"type": float, "default": 300.0, "help": "training time; a run cannot be extended, only resumed"}),
         ("--steps", {"type": int, "default": 100_000, "help": "optimizer steps at most"}),

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from asrkit.data import AugmentConfig, Batch, Utterances, augment, batches, spec_augment, training_stream
 from asrkit.features import FeatureConfig, log_mel
-from asrkit.losses import rnnt_loss
+from asrkit.losses import rnnt_loss, tdt_loss
 from asrkit.models import Checkpoint, TransducerConfig, TransducerModel, save_checkpoint
 from asrkit.models.checkpoints import config_to_dict
 from asrkit.records import atomic, content_hash, machine
@@ -46,6 +46,8 @@ class TrainConfig:
     weight_decay: float = 0.01
     clip: float = 5.0  # largest gradient norm
     ctc_weight: float = 0.3
+    sigma: float = 0.05  # of TDT, as is omega: see asrkit.losses.tdt_loss
+    omega: float = 0.1
     ema: float = 0.998
     curriculum: tuple[float, float] = (2.5, 0.2)  # longest utterance at the start (s); share of the run until all are in
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -126,14 +128,19 @@ def ahead(batches: Iterator[Batch], config: TrainConfig, first: int, *, depth: i
 
 
 def training_loss(model: TransducerModel, batch: Prepared, config: TrainConfig) -> Tensor:
-    """Nats per label, a scalar: RNN-T plus `ctc_weight` times CTC."""
+    """Nats per label, a scalar: RNN-T, or TDT if the model has durations, plus `ctc_weight` times CTC."""
     device = next(model.parameters()).device
     features, lengths, targets, target_lengths = (part.to(device) for part in batch[:4])
     dtype = config.dtype(device)
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         logits, lengths, ctc = model(features, lengths, targets)
     labels = target_lengths.sum().clamp(min=1)  # a batch of silence has none
-    loss = rnnt_loss(logits.float(), targets.int(), lengths.int(), target_lengths.int(), reduction="sum") / labels
+    given = (logits.float(), targets.int(), lengths.int(), target_lengths.int())
+    if model.durations:
+        rules: dict[str, Any] = {"durations": model.durations, "sigma": config.sigma, "omega": config.omega}
+        loss = tdt_loss(*given, reduction="sum", **rules) / labels
+    else:
+        loss = rnnt_loss(*given, reduction="sum") / labels
     if config.ctc_weight:
         ctc = ctc.float().transpose(0, 1)  # (T, B, V), as torch wants it
         extra = F.ctc_loss(ctc, targets, lengths, target_lengths, model.blank, reduction="sum", zero_infinity=True)

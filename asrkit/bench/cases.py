@@ -64,7 +64,7 @@ def check(case: Case, device: str = "cpu") -> dict[str, int | None]:
         got, peaks[name] = observe(
             arm if case.proof or isinstance(arm, Rival) else case.once(name), device, memory=case.memory and not case.proof
         )
-        found = [*vars(got).values()][:-1] if isinstance(got, Hypotheses) else got
+        found = got.parts() if isinstance(got, Hypotheses) else got
         if not first:
             first, wanted = name, found
         elif isinstance(got, Answer):

@@ -1,13 +1,24 @@
 """What every decoder returns, and how it is packed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from asrkit.decoders.nests import nest_map
 from asrkit.shapes import dims, expect
+
+
+class Step(NamedTuple):
+    """At most one label for each utterance of a batch, all (B,): what one turn of a decoder's loop wrote."""
+
+    labels: Tensor  # int64
+    frames: Tensor  # int64, the frame that the label is on
+    durations: Tensor  # int64, frames from there to the next that is looked at for TDT, frames of the run for CTC
+    emitted: Tensor  # bool, whether there was a label; where it is false the rest means nothing
+    confidence: Tensor | None = None  # float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,32 +28,60 @@ class Hypotheses:
     labels: Tensor  # (B, N) int64
     lengths: Tensor  # (B,) int64, labels of each utterance
     frames: Tensor  # (B, N) int64, the frame that each label was emitted on
-    scores: Tensor  # (B,) log-probability in nats of the path that was taken, blanks included
-    impl: str
+    durations: Tensor  # (B, N) int64, frames that TDT jumps after the label (0 for RNN-T); for CTC the frames of its run
+    scores: Tensor  # (B,) log-probability in nats of the path that was taken, blanks and durations included
+    impl: str  # the strategy, and how it ran
+    confidence: Tensor | None = None  # (B, N) float32 in 0..1, padded with -1, if it was asked for
+    carry: Any = None  # transducers: what decodes the frames that follow, for `carry=` of the next call
+    alternatives: tuple["Hypotheses", ...] = ()  # beam search: second best, third best and so on
 
     def tokens(self) -> list[list[int]]:
         """The labels as one list an utterance, without padding."""
         return [row[:length] for row, length in zip(self.labels.tolist(), self.lengths.tolist(), strict=True)]
 
-    @classmethod
-    @torch.inference_mode(False)
-    def pack(cls, labels: Tensor, frames: Tensor, keep: Tensor, scores: Tensor, impl: str) -> Self:
-        """From what each step chose (B, steps): keeps where `keep`, in order. Its one wait for a GPU is for N."""
-        lengths = keep.sum(1)
-        N = int(lengths.max())
-        place = torch.where(keep, keep.cumsum(1) - 1, N)  # what is dropped lands in a column of its own
-        packed = [part.new_full((len(keep), N + 1), -1).scatter_(1, place, part)[:, :N] for part in (labels, frames)]
-        return cls(labels=packed[0], frames=packed[1], lengths=lengths, scores=scores.clone(), impl=impl)
+    def parts(self) -> list[Tensor]:
+        """The tensors that two decoders have to agree on."""
+        found = [self.labels, self.lengths, self.frames, self.durations, self.scores]
+        return found if self.confidence is None else [*found, self.confidence]
 
     @classmethod
     @torch.inference_mode(False)
-    def from_lists(cls, labels: list[list[int]], frames: list[list[int]], scores: list[Tensor], impl: str) -> Self:
-        """From one list an utterance, the sequential decoders' way."""
-        device = scores[0].device
-        rows = [[torch.tensor(row, dtype=torch.int64, device=device) for row in part] for part in (labels, frames)]
-        padded = [pad_sequence(part, batch_first=True, padding_value=-1) for part in rows]
-        lengths = torch.tensor([len(row) for row in labels], device=device)
-        return cls(labels=padded[0], frames=padded[1], lengths=lengths, scores=torch.stack(scores).clone(), impl=impl)
+    def pack(cls, steps: Step, scores: Tensor, impl: str, carry: Any = None) -> Self:
+        """From what each of n steps chose, all (B, n): keeps what was emitted, in order. Its one wait for a GPU is for N."""
+        lengths = steps.emitted.sum(1)
+        N = int(lengths.max())
+        place = torch.where(steps.emitted, steps.emitted.cumsum(1) - 1, N)  # what is dropped lands in a column of its own
+        kept = nest_map(lambda part: part.new_full((len(part), N + 1), -1).scatter_(1, place, part)[:, :N], steps)
+        return cls(
+            labels=kept.labels, frames=kept.frames, durations=kept.durations, confidence=kept.confidence,
+            lengths=lengths, scores=scores.clone(), impl=impl, carry=carry,
+        )  # fmt: skip
+
+    @classmethod
+    def from_steps(cls, steps: Sequence[Step], scores: Tensor, impl: str, carry: Any = None) -> Self:
+        """From the steps of a loop over labels or frames, in order; there may be none."""
+        if not steps:
+            nothing = scores.new_zeros((len(scores), 0), dtype=torch.int64)
+            return cls.pack(Step(nothing, nothing, nothing, nothing.bool()), scores, impl, carry)
+        return cls.pack(nest_map(lambda *parts: torch.stack(parts, 1), *steps), scores, impl, carry)
+
+    @classmethod
+    @torch.inference_mode(False)
+    def from_lists(cls, rows: Sequence[Sequence[tuple]], scores: Sequence[Tensor], impl: str, carry: Any = None) -> Self:
+        """From a list of (label, frame, duration[, confidence]) an utterance, the sequential decoders' way."""
+        device, N = scores[0].device, max(map(len, rows))
+        columns = [[[item[i] for item in row] + [-1] * (N - len(row)) for row in rows] for i in range(_width(rows))]
+        whole = [torch.tensor(column, dtype=torch.int64, device=device).view(len(rows), N) for column in columns[:3]]
+        sure = [torch.tensor(column, dtype=torch.float32, device=device).view(len(rows), N) for column in columns[3:]]
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        return cls(
+            labels=whole[0], frames=whole[1], durations=whole[2], confidence=sure[0] if sure else None,
+            lengths=lengths, scores=torch.stack([*scores]).clone(), impl=impl, carry=carry,
+        )  # fmt: skip
+
+
+def _width(rows: Sequence[Sequence[tuple]]) -> int:
+    return max((len(item) for row in rows for item in row), default=3)
 
 
 def check(scores: Tensor, lengths: Tensor, letters: str, argument: str) -> int:
@@ -50,6 +89,7 @@ def check(scores: Tensor, lengths: Tensor, letters: str, argument: str) -> int:
     B, T = dims(scores, letters, argument)[:2]
     dims(lengths, "B", "lengths", B=B)
     expect(B > 0, argument, "at least one utterance", tuple(scores.shape))
+    expect(scores.is_floating_point(), argument, "a float dtype", scores.dtype)
     expect(lengths.dtype in (torch.int32, torch.int64), "lengths", "int32 or int64", lengths.dtype)
     expect(lengths.device == scores.device, "lengths", f"a tensor on {scores.device}", lengths.device)
     low, high = torch.stack(lengths.aminmax()).tolist()

@@ -1,6 +1,8 @@
 """Predictors, the joint, and the two assembled models: a transducer (with an optional CTC head) and CTC."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +31,25 @@ class LSTMConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TransducerConfig:
-    """A transducer. `vocab_size` counts tokens without blank; blank is the last index, V = vocab_size + 1."""
+    """A transducer. `vocab_size` counts tokens without blank; blank is the last index, V = vocab_size + 1.
+
+    With `durations` it is a token-and-duration transducer: the joint has one more logit for each of them, behind the tokens'.
+    """
 
     vocab_size: int
     encoder: EncoderConfig = field(default_factory=ConvConfig)
     predictor: StatelessConfig | LSTMConfig = field(default_factory=StatelessConfig)
     joint_width: int = 128
     dropout: float = 0.0
+    durations: Sequence[int] = ()
+    activation: Literal["tanh", "relu"] = "tanh"
 
     def __post_init__(self) -> None:
         expect(min(self.vocab_size, self.joint_width, self.predictor.width) >= 1, "config", "sizes of at least 1", self)
+        moves = not self.durations or (min(self.durations) >= 0 < max(self.durations))
+        expect(moves, "durations", "frames from 0 on, one above 0", self.durations)
+        expect(self.activation in ("tanh", "relu"), "activation", "'tanh' or 'relu'", repr(self.activation))
+        object.__setattr__(self, "durations", tuple(self.durations))  # JSON brings lists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,19 +101,20 @@ class LSTMPredictor(nn.Module):
 class TransducerModel(nn.Module):
     """Encoder, predictor and joint; `predict` and `join` are all a decoder asks for.
 
-    Both halves are projected to the joint width by `encode` and `predict`, so `join` is tanh and one linear layer.
+    Both halves are projected to the joint width by `encode` and `predict`, so `join` is an activation and one linear layer.
     """
 
     def __init__(self, config: TransducerConfig) -> None:
         super().__init__()
         V, D = config.vocab_size + 1, config.joint_width
-        self.config, self.blank = config, config.vocab_size
+        self.config, self.blank, self.durations = config, config.vocab_size, tuple(config.durations)
         self.encoder = make_encoder(config.encoder)
         stateless = isinstance(config.predictor, StatelessConfig)
         self.predictor = StatelessPredictor(V, config.predictor) if stateless else LSTMPredictor(V, config.predictor)  # type: ignore[arg-type]
         self.encoder_projection = nn.Linear(self.encoder.width, D)
         self.predictor_projection = nn.Linear(config.predictor.width, D, bias=False)
-        self.dropout, self.output = nn.Dropout(config.dropout), nn.Linear(D, V)
+        self.activation = torch.tanh if config.activation == "tanh" else torch.relu
+        self.dropout, self.output = nn.Dropout(config.dropout), nn.Linear(D, V + len(self.durations))
         self.ctc_head = nn.Linear(self.encoder.width, V)
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,8 +128,8 @@ class TransducerModel(nn.Module):
         return self.predictor_projection(predicted[:, 0]), state
 
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
-        """Logits (..., V) of projected frames and predictions (..., D) with broadcasting leading dimensions."""
-        return self.output(self.dropout((encoded + predicted).tanh()))
+        """Logits (..., V + durations) of projected frames and predictions (..., D) with broadcasting leading dimensions."""
+        return self.output(self.dropout(self.activation(encoded + predicted)))
 
     def rows(self, targets: Tensor) -> Tensor:
         """Projected predictions of all lattice rows (B, U1, D) for targets (B, U): teacher forcing."""
@@ -126,7 +138,7 @@ class TransducerModel(nn.Module):
         return self.predictor_projection(self.predictor(torch.cat([start, targets], 1), None)[0])
 
     def forward(self, features: Tensor, lengths: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Joint logits (B, T, U1, V), encoded lengths (B,), CTC log-probs (B, T, V)."""
+        """Joint logits (B, T, U1, V + durations), encoded lengths (B,), CTC log-probs (B, T, V)."""
         encoded, lengths, ctc = self.encode(features, lengths)
         return self.join(encoded[:, :, None], self.rows(targets)[:, None]), lengths, ctc
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from asrkit.decoders import transducer_greedy
 from asrkit.decoders.transducer import STRATEGIES
-from asrkit.decoders.transducer.frame_looping import choose
+from asrkit.decoders.nests import choose
 
 BOTH = sorted(STRATEGIES)
 Cell = namedtuple("Cell", "hidden")
@@ -55,12 +55,13 @@ class Scripted:
 
     def join(self, encoded, predicted):
         self.joined += 1
-        logits = torch.zeros(len(predicted), 10)
-        for b, (frame, count) in enumerate(zip(encoded.tolist(), predicted[:, 0].tolist(), strict=True)):
+        counts = predicted.expand(*encoded.shape[:-1], 1).flatten().tolist()
+        logits = torch.zeros(len(counts), 10)
+        for row, (frame, count) in enumerate(zip(encoded.flatten(0, -2).tolist(), counts, strict=True)):
             start, spelled = int(frame[0]), [int(x) for x in frame[1:] if x >= 0]
             at = count - start
-            logits[b, spelled[at] if 0 <= at < len(spelled) else self.blank] = 3
-        return logits
+            logits[row, spelled[at] if 0 <= at < len(spelled) else self.blank] = 3
+        return logits.view(*encoded.shape[:-1], 10)
 
 
 def script(*utterances):
@@ -104,7 +105,7 @@ def test_max_symbols_ends_a_frame_without_a_blank_in_the_score(strategy, max_sym
 def test_frame_looping_calls_the_joint_as_often_as_the_most_talkative_utterance_needs():
     utterances = (["12", "", "3"], ["", "456", ""], ["", "", ""])
     together = Scripted()
-    transducer_greedy(together, *script(*utterances))
+    transducer_greedy(together, *script(*utterances), strategy="frame_looping")
     assert together.joined == 3 + 4 + 2  # labels of the longest, and one blank, at each frame
     alone = Scripted()
     transducer_greedy(alone, *script(*utterances), strategy="one_by_one")
@@ -178,7 +179,8 @@ def test_strategies_share_one_signature_and_results_may_serve_a_loss():
 @pytest.mark.parametrize(("change", "wanted"), [
     ({"encoded": torch.zeros(2, 5)}, "encoded: expected shape (B, T, E), got (2, 5)."),
     ({"lengths": torch.tensor([1, 5])}, "lengths: expected 0 to T=3 frames, got 1 to 5."),
-    ({"strategy": "fastest"}, "strategy: expected one of 'frame_looping', 'one_by_one', got 'fastest'."),
+    ({"strategy": "fastest"},
+     "strategy: expected one of 'label_looping', 'nested_loops', 'frame_looping', 'one_by_one', got 'fastest'."),
     ({"max_symbols": 0}, "max_symbols: expected at least 1, got 0."),
 ])  # fmt: skip
 def test_bad_input_is_one_line(change, wanted):

@@ -6,14 +6,23 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, check
-from asrkit.decoders.transducer import frame_looping, one_by_one
-from asrkit.shapes import expect
+from asrkit.decoders.transducer import frame_looping, label_looping, nested_loops, one_by_one
+from asrkit.decoders.transducer.reading import Carry, Confidence, Options, Reader
+from asrkit.shapes import dims, expect
 
-STRATEGIES = {"frame_looping": frame_looping.decode, "one_by_one": one_by_one.decode}
+STRATEGIES = {
+    "label_looping": label_looping.decode, "nested_loops": nested_loops.decode, "frame_looping": frame_looping.decode,
+    "one_by_one": one_by_one.decode,
+}  # fmt: skip
+CONFIDENCE = ("none", "max_prob", "entropy")
 
 
 class Transducer(Protocol):
-    """All that a decoder asks of a model; P is the width that `predict` and `join` agree on."""
+    """All that a decoder asks of a model; P is the width that `predict` and `join` agree on.
+
+    What needs only one side (a projection to the joint's width) belongs into the encoder or `predict`, where it is done once.
+    A TDT model also has `durations`, a sequence of whole numbers: the last logits of `join` are one for each of them.
+    """
 
     blank: int
 
@@ -24,21 +33,36 @@ class Transducer(Protocol):
         """
 
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
-        """Logits (..., V) of frames (..., E) and predictions (..., P) whose leading dimensions broadcast."""
+        """Logits (..., V), or (..., V + durations), of frames (..., E) and predictions (..., P) that broadcast in front."""
 
 
 def transducer_greedy(
     model: Transducer, encoded: Tensor, lengths: Tensor,
-    *, strategy: Literal["frame_looping", "one_by_one"] = "frame_looping", max_symbols: int = 10,
+    *, strategy: Literal["label_looping", "nested_loops", "frame_looping", "one_by_one"] = "label_looping",
+    graphs: Literal["auto", "off"] = "auto", max_symbols: int = 10, window: int = 6,
+    confidence: Confidence = "none", carry: Carry | None = None,
 ) -> Hypotheses:  # fmt: skip
     """Greedy hypotheses of encoded (B, T, E) with lengths (B,) in frames, which may be 0; the same for every strategy.
 
-    At each frame the best label is taken until blank wins, or until `max_symbols` labels are out: then the next frame
-    comes without a blank, and none is in the score. Modules are used in the mode they are in: call model.eval() first.
+    The best token of a frame is taken until it is blank, or until `max_symbols` labels are out: then the next frame comes
+    without a blank, and none is in the score. A TDT model (arXiv 2304.06795) jumps by the best duration of the same joint,
+    after a blank by 1 at least; `max_symbols` ends a frame that labels of duration 0 stay on. `window` is how many frames
+    label_looping looks at in one call of the joint. `carry` of earlier hypotheses goes on where their frames ended. Modules are
+    used in the mode they are in: call model.eval() first.
     """
     longest = check(encoded, lengths, "B T E", "encoded")
     expect(strategy in STRATEGIES, "strategy", "one of " + ", ".join(map(repr, STRATEGIES)), repr(strategy))
-    expect(max_symbols >= 1, "max_symbols", "at least 1", max_symbols)
+    expect(isinstance(max_symbols, int) and max_symbols >= 1, "max_symbols", "at least 1", max_symbols)
+    expect(isinstance(window, int) and window >= 1, "window", "at least 1 frame", window)
+    expect(confidence in CONFIDENCE, "confidence", "one of " + ", ".join(map(repr, CONFIDENCE)), repr(confidence))
     expect(model.blank >= 0, "model.blank", "an index from 0", model.blank, "Count it from the front: V - 1, not -1.")
+    durations = getattr(model, "durations", ())
+    whole = all(isinstance(duration, int) and duration >= 0 for duration in durations)
+    expect(whole, "model.durations", "whole numbers from 0", durations)
+    if carry is not None:
+        dims(carry.ahead, "B", "carry", B=len(lengths))
     with torch.inference_mode():
-        return STRATEGIES[strategy](model, encoded[:, :longest], lengths, max_symbols)
+        read = Reader(model, confidence, encoded.device)
+        start = carry or read.start(len(lengths), encoded.device)
+        options = Options(max_symbols=max_symbols, window=window, graphs=graphs)
+        return STRATEGIES[strategy](read, encoded[:, :longest], lengths.long(), start, options)

@@ -1,29 +1,31 @@
 """Greedy transducer decoding as the definition has it: one utterance, one frame, one symbol at a time."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses
+from asrkit.decoders.transducer.reading import Carry, Options, Reader
 
 
-def decode(model: Any, encoded: Tensor, lengths: Tensor, max_symbols: int) -> Hypotheses:
+def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options) -> Hypotheses:
     """The readable reference: batch size 1 throughout, the GPU waits for Python at every symbol."""
-    labels, frames, scores = [], [], []
-    for utterance, length in zip(encoded, lengths.tolist(), strict=True):
-        tokens, emitted, total = [], [], torch.zeros((), device=encoded.device)
-        predicted, state = model.predict(lengths.new_full((1,), model.blank, dtype=torch.int64), None)
-        for t in range(length):
-            for _ in range(max_symbols):
-                best, token = model.join(utterance[None, t], predicted)[0].float().log_softmax(-1).max(-1)
-                total = total + best
-                if token == model.blank:
-                    break
-                tokens.append(int(token))
-                emitted.append(t)
-                predicted, state = model.predict(token[None], state)
-        labels.append(tokens)
-        frames.append(emitted)
+    rows, scores, carries = [], [], []
+    for b, length in enumerate(lengths.tolist()):
+        before = carry.select(slice(b, b + 1))
+        predicted, state, t, behind = before.predicted, before.state, int(before.ahead), int(before.frames)
+        row, total, symbols = [], torch.zeros((), device=encoded.device), 0
+        while t < length:
+            token, jump, score, sure = read(encoded[b : b + 1, t], predicted)
+            total = total + score[0]
+            if token != read.blank:
+                row.append((int(token), t + behind, int(jump), *([] if sure is None else [float(sure)])))
+                predicted, state = read.model.predict(token, state)
+                symbols += 1
+            if not jump and symbols == options.max_symbols:
+                jump = jump + 1  # this frame has said enough: on, without a blank
+            symbols = 0 if jump else symbols
+            t += int(jump)
+        rows.append([(token, frame, jump if read.durations else 0, *rest) for token, frame, jump, *rest in row])
         scores.append(total)
-    return Hypotheses.from_lists(labels, frames, scores, "one_by_one")
+        carries.append(before.after(lengths.new_full((1,), t), lengths[b : b + 1], predicted, state))
+    return Hypotheses.from_lists(rows, scores, "one_by_one", Carry.join(carries))

@@ -1,0 +1,92 @@
+"""One look at the joint: which token is best, how far it moves, how likely it is. One rule for every strategy and device."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders.nests import nest_map
+
+Confidence = Literal["none", "max_prob", "entropy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the door passes on to a strategy."""
+
+    max_symbols: int = 10
+    window: int = 6
+    graphs: str = "off"
+
+
+class Carry(NamedTuple):
+    """Where B utterances stand when their frames so far are used up; hand it on to decode the frames that follow."""
+
+    predicted: Tensor  # (B, P) of the labels so far
+    state: Any  # of the predictor
+    ahead: Tensor  # (B,) int64, frames still to come that a duration has jumped over already
+    frames: Tensor  # (B,) int64, frames that lie behind, so that labels are placed from the start of the utterance
+
+    def select(self, rows: Tensor | slice) -> "Carry":
+        """Some of the utterances, in the order that `rows` indexes them."""
+        return nest_map(lambda tensor: tensor[rows], self)
+
+    @staticmethod
+    def join(carries: Sequence["Carry"]) -> "Carry":
+        """Utterances of several batches as one."""
+        return nest_map(lambda *tensors: torch.cat(tensors), *carries)
+
+    def after(self, time: Tensor, lengths: Tensor, predicted: Tensor, state: Any) -> "Carry":
+        """The same utterances once their clocks (B,) have passed `lengths` more frames."""
+        return Carry(predicted, state, time - lengths, self.frames + lengths)
+
+
+class Reading(NamedTuple):
+    """The best token of each joint, all (...,)."""
+
+    token: Tensor  # int64
+    jump: Tensor  # int64, frames to move: of RNN-T 1 for blank and 0 for a label; of TDT as predicted, blank at least 1
+    score: Tensor  # float32 log-probability in nats of token, and of TDT's duration
+    confidence: Tensor | None  # float32 in 0..1
+
+
+class Reader:
+    """Calls `join` of a model, once a look. `reach` is the longest jump."""
+
+    def __init__(self, model: Any, confidence: Confidence = "none", device: torch.device | None = None) -> None:
+        self.model, self.confidence, self.blank = model, confidence, model.blank
+        self.durations = tuple(getattr(model, "durations", ()))
+        self.reach = max(1, *self.durations) if self.durations else 1
+        self.table = torch.tensor(self.durations, device=device) if self.durations else None
+
+    def __call__(self, encoded: Tensor, predicted: Tensor) -> Reading:
+        """The reading of frames (..., E) with predictions (..., P) whose leading dimensions broadcast."""
+        logits = self.model.join(encoded, predicted)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        V = logits.shape[-1] - len(self.durations)
+        logp = logits[..., :V].log_softmax(-1, dtype=wide)  # a softmax for tokens and one for durations, always
+        score, token = logp.max(-1)
+        stays = token != self.blank
+        if self.table is None:
+            return Reading(token, (~stays).long(), score.float(), self.certainty(logp, score))
+        best, which = logits[..., V:].log_softmax(-1, dtype=wide).max(-1)
+        jump = self.table[which]
+        return Reading(token, torch.where(stays, jump, jump.clamp(min=1)), (score + best).float(), self.certainty(logp, score))
+
+    def certainty(self, logp: Tensor, score: Tensor) -> Tensor | None:
+        """How sure the tokens' softmax is: the best one's probability, or 1 - entropy / ln V; None unless asked for."""
+        if self.confidence == "none":
+            return None
+        if self.confidence == "max_prob":
+            return score.exp().float()
+        entropy = torch.special.entr(logp.exp()).sum(-1)
+        return (1 - entropy / math.log(logp.shape[-1])).clamp(0, 1).float()
+
+    def start(self, B: int, device: torch.device) -> Carry:
+        """The carry of B utterances of which nothing has been heard."""
+        blank = torch.full((B,), self.blank, dtype=torch.int64, device=device)
+        predicted, state = self.model.predict(blank, None)
+        return Carry(predicted, state, torch.zeros_like(blank), torch.zeros_like(blank))
