@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asrkit.decoders import transducer_greedy
-from asrkit.decoders.transducer import STRATEGIES
 from asrkit.decoders.nests import choose
+from asrkit.decoders.transducer import STRATEGIES
 
 BOTH = sorted(STRATEGIES)
 Cell = namedtuple("Cell", "hidden")
