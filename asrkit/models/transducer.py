@@ -93,9 +93,21 @@ class LSTMPredictor(nn.Module):
 
     def forward(self, labels: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
+        embedded = self.embedding(labels)  # (B, U, D)
+        if labels.shape[1] == 1 and state is not None:
+            return self.step(embedded[:, 0], state)
         before = None if state is None else tuple(part.transpose(0, 1).contiguous() for part in state)
-        out, after = self.lstm(self.embedding(labels), before)
+        out, after = self.lstm(embedded, before)
         return out, tuple(part.transpose(0, 1) for part in after)
+
+    def step(self, below: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One label further, by cells: the kernels for sequences pack all weights anew at each call, for one product."""
+        hidden, cell = [], []
+        for layer in range(self.lstm.num_layers):
+            weights = [getattr(self.lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+            below, inside = torch.lstm_cell(below, (state[0][:, layer], state[1][:, layer]), *weights)
+            hidden, cell = [*hidden, below], [*cell, inside]
+        return below[:, None], (torch.stack(hidden, 1), torch.stack(cell, 1))
 
 
 class TransducerModel(nn.Module):
