@@ -130,3 +130,19 @@ def test_the_shipped_ledger_holds_and_its_arithmetic_is_right():
 
 def test_records_that_the_project_ships_are_as_they_were_sealed():
     assert records.verify([records.shipped("records")]) == []
+
+
+def test_what_the_documents_of_the_series_do_not_say_themselves_is_marked_as_secondary():
+    for claim in load_claims():
+        own = claim.source["document"] in {"000", "001", "002", "003", "004"}
+        assert own or claim.notes.startswith("Secondary"), claim.id
+
+
+def test_a_step_measured_alone_is_no_evidence_for_what_it_is_worth_to_the_whole():
+    claims = {claim.id: claim for claim in load_claims()}
+    for name in ("ctc-greedy-batched", "feature-norm-batched"):
+        alone = record(1.1, (1.1,) * 3, machine=GPU, what=name, arms=("sequential", "batched"))
+        whole = record(1.1, (1.1,) * 3, machine=GPU, what=name, arms=claims[name].arms)
+        assert verdict(claims[name], [alone], GPU).label == "not measured yet"
+        assert verdict(claims[name], [whole], GPU).label == "reproduced"
+        assert verdict(claims[name], [whole], CPU).label == "not measurable here"
