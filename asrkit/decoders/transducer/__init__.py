@@ -1,5 +1,6 @@
 """The door to transducer decoding: any model that can `predict` and `join`, any strategy, one result."""
 
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from asrkit.decoders.hypotheses import Hypotheses, check
 from asrkit.decoders.transducer import frame_looping, label_looping, nested_loops, one_by_one
 from asrkit.decoders.transducer.reading import Carry, Confidence, Options, Reader
-from asrkit.shapes import dims, expect
+from asrkit.shapes import expect
 
 STRATEGIES = {
     "label_looping": label_looping.decode, "nested_loops": nested_loops.decode, "frame_looping": frame_looping.decode,
@@ -60,9 +61,13 @@ def transducer_greedy(
     whole = all(isinstance(duration, int) and duration >= 0 for duration in durations)
     expect(whole, "model.durations", "whole numbers from 0", durations)
     if carry is not None:
-        dims(carry.ahead, "B", "carry", B=len(lengths))
+        expect(isinstance(carry, Carry), "carry", "what hypotheses hold as carry", type(carry).__name__, "Pass hypotheses.carry.")
+        carry.check(encoded)
     with torch.inference_mode():
         read = Reader(model, confidence, encoded.device)
-        start = carry or read.start(len(lengths), encoded.device)
+        start = carry or read.start(encoded)
         options = Options(max_symbols=max_symbols, window=window, graphs=graphs)
-        return STRATEGIES[strategy](read, encoded[:, :longest], lengths.long(), start, options)
+        found = STRATEGIES[strategy](read, encoded[:, :longest], lengths.long(), start, options)
+    if confidence != "none" and found.confidence is None:  # nobody said anything
+        return replace(found, confidence=torch.empty(found.labels.shape, device=encoded.device))
+    return found

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from asrkit.decoders.nests import nest_map
+from asrkit.decoders.nests import leaves, nest_map
+from asrkit.shapes import expect
 
 Confidence = Literal["none", "max_prob", "entropy"]
 
@@ -36,8 +37,17 @@ class Carry(NamedTuple):
 
     @staticmethod
     def join(carries: Sequence["Carry"]) -> "Carry":
-        """Utterances of several batches as one."""
+        """Utterances of several batches as one, those of the first batch first."""
+        expect(len(carries) > 0, "carries", "at least one", "none")
         return nest_map(lambda *tensors: torch.cat(tensors), *carries)
+
+    def check(self, encoded: Tensor) -> None:
+        """ValueError unless the carry is of as many utterances as encoded (B, T, E), and on the same device."""
+        B, device, found = len(encoded), encoded.device, leaves(self)
+        sizes = {len(tensor) if tensor.dim() else "none" for tensor in found}
+        expect(sizes == {B}, "carry", f"B={B} utterances", ", ".join(map(str, sizes)), "Regroup it with select and join.")
+        devices = {tensor.device for tensor in found}
+        expect(devices == {device}, "carry", f"tensors on {device}", ", ".join(map(str, devices)))
 
     def after(self, time: Tensor, lengths: Tensor, predicted: Tensor, state: Any) -> "Carry":
         """The same utterances once their clocks (B,) have passed `lengths` more frames."""
@@ -85,8 +95,10 @@ class Reader:
         entropy = torch.special.entr(logp.exp()).sum(-1)
         return (1 - entropy / math.log(logp.shape[-1])).clamp(0, 1).float()
 
-    def start(self, B: int, device: torch.device) -> Carry:
-        """The carry of B utterances of which nothing has been heard."""
-        blank = torch.full((B,), self.blank, dtype=torch.int64, device=device)
+    def start(self, encoded: Tensor) -> Carry:
+        """The carry of the utterances of encoded (B, T, E) before anything of them was heard."""
+        blank = torch.full((len(encoded),), self.blank, dtype=torch.int64, device=encoded.device)
         predicted, state = self.model.predict(blank, None)
+        batched = {tensor.shape[:1] for tensor in leaves((predicted, state))} == {blank.shape}
+        expect(batched, "model.predict", f"tensors with B={len(blank)} as first dimension", "another", "Transpose its state.")
         return Carry(predicted, state, torch.zeros_like(blank), torch.zeros_like(blank))
