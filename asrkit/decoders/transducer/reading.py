@@ -43,11 +43,11 @@ class Carry(NamedTuple):
 
     def check(self, encoded: Tensor) -> None:
         """ValueError unless the carry is of as many utterances as encoded (B, T, E), and on the same device."""
-        B, device, found = len(encoded), encoded.device, leaves(self)
-        sizes = {len(tensor) if tensor.dim() else "none" for tensor in found}
-        expect(sizes == {B}, "carry", f"B={B} utterances", ", ".join(map(str, sizes)), "Regroup it with select and join.")
-        devices = {tensor.device for tensor in found}
-        expect(devices == {device}, "carry", f"tensors on {device}", ", ".join(map(str, devices)))
+        found, B, device = leaves(self), len(encoded), str(encoded.device)
+        sizes = sorted({str(len(tensor)) if tensor.dim() else "none" for tensor in found})
+        expect(sizes == [str(B)], "carry", f"B={B} utterances", ", ".join(sizes), "Regroup it with select and join.")
+        devices = sorted({str(tensor.device) for tensor in found})
+        expect(devices == [device], "carry", f"tensors on {device}", ", ".join(devices))
 
     def after(self, time: Tensor, lengths: Tensor, predicted: Tensor, state: Any) -> "Carry":
         """The same utterances once their clocks (B,) have passed `lengths` more frames."""
