@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from copy import deepcopy
@@ -231,10 +231,13 @@ class _Run:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in self.history))
 
 
-def _warm_up(device: str) -> None:
-    """Compile the loss before the clock starts: the first training on a machine waits some ten seconds for it."""
-    logits, lengths = torch.zeros(1, 1, 1, 2, device=device, requires_grad=True), torch.ones(1, dtype=torch.int, device=device)
-    rnnt_loss(logits, lengths[:, None][:, :0], lengths, lengths - 1).backward()
+def _warm_up(device: str, durations: Sequence[int]) -> None:
+    """Compile the losses before the clock starts: the first training on a machine waits some ten seconds for each."""
+    logits, lengths = torch.zeros(1, 1, 1, 3, device=device, requires_grad=True), torch.ones(1, dtype=torch.int, device=device)
+    rest = lengths[:, None][:, :0], lengths, lengths - 1
+    rnnt_loss(logits, *rest).backward()  # TDT takes it too, at the share omega of its steps
+    if durations:
+        tdt_loss(logits, *rest, durations=(1,)).backward()
 
 
 def train(
@@ -269,7 +272,7 @@ def train(
             train_set, tokenizer, batch_seconds=config.batch_seconds, seed=config.seed, start_step=run.step,
             max_seconds=lambda step: config.longest_s(max(step / config.steps, run.seconds / config.seconds)),
         )  # fmt: skip
-        _warm_up(device)
+        _warm_up(device, model_config.durations)
         after.push(lambda kind, *_: run.save(saved) if kind is KeyboardInterrupt else None)  # Ctrl-C loses no more than a step
         dev = _loop(run, ahead(stream, config, run.step), dev_set, tokenizer, (log, saved, exported), progress, on_step)
     return TrainResult(path=exported, history=run.history, dev=dev)

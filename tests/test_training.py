@@ -9,12 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import soundfile
 import torch
 
+from asrkit.cli import main
 from asrkit.data import AugmentConfig, Utterances
 from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, load_checkpoint
 from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, evaluate, train
+from asrkit.transcribe import recognize
 
 TOKENIZER = CharTokenizer()
 SMALL = TransducerConfig(
@@ -203,3 +206,71 @@ def test_ctrl_c_saves_the_step_it_came_at(tiny_speech, tmp_path):
     unbroken = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "b", config=rarely, progress=False)
     assert [line["loss"] for line in resumed.history] == [line["loss"] for line in unbroken.history]
     assert torch.load(tmp_path / "a/state.pt", weights_only=True)["step"] == 6
+
+
+TDT = replace(SMALL, durations=(0, 1, 2, 4), activation="relu")
+
+
+def test_a_tdt_model_learns_two_utterances_by_heart_and_jumps_over_frames_when_it_says_them(tiny_speech, tmp_path):
+    few = Utterances(**{name: getattr(tiny_speech, name)[:2] for name in ("waveforms", "ids", "texts", "speakers")})
+    config = replace(TDT, encoder=ConvConfig(width=64, layers=2, dropout=0.0), predictor=StatelessConfig(width=48), joint_width=64)
+    plain = TrainConfig(
+        steps=160, seconds=math.inf, batch_seconds=5.0, peak_lr=5e-3, curriculum=(99.0, 0.5), threads=1, augment=PLAIN, ema=0.9
+    )
+    result = train(config, TOKENIZER, few, out=tmp_path, config=plain, progress=False)
+    assert result.history[-1]["loss"] < 0.1 * result.history[0]["loss"]
+    checkpoint = load_checkpoint(result.path)
+    assert checkpoint.model.config == config and checkpoint.model.durations == (0, 1, 2, 4)
+    assert evaluate(checkpoint, few)[0].rate < 0.5  # silence and noise have at least 1
+    sound = few.waveforms[0].float()[None] / 32768
+    jumps = recognize(checkpoint, sound, torch.tensor([sound.shape[1]])).durations[0].tolist()
+    assert set(jumps) <= {0, 1, 2, 4} and max(jumps) > 1
+
+
+def test_a_tdt_run_resumes_to_the_same_losses_and_not_with_other_durations(tiny_speech, tmp_path):
+    def stop(history):
+        if len(history) == 3:
+            raise KeyboardInterrupt
+
+    six = replace(STEPS, steps=6)
+    unbroken = train(TDT, TOKENIZER, tiny_speech, out=tmp_path / "a", config=six, progress=False)
+    with pytest.raises(KeyboardInterrupt):
+        train(TDT, TOKENIZER, tiny_speech, out=tmp_path / "b", config=six, progress=False, on_step=stop)
+    with pytest.raises(ValueError, match="was started with, got other model"):
+        train(replace(TDT, durations=(0, 1, 2)), TOKENIZER, tiny_speech, out=tmp_path / "b", config=six, progress=False)
+    resumed = train(TDT, TOKENIZER, tiny_speech, out=tmp_path / "b", config=six, progress=False)
+    assert [line["loss"] for line in resumed.history] == [line["loss"] for line in unbroken.history]
+    assert len(resumed.history) == 6
+
+
+def test_the_loss_of_tdt_depends_on_sigma_and_omega_and_that_of_rnnt_on_neither(tiny_speech, tmp_path):
+    first = {}
+    for config in (SMALL, TDT):
+        for name, value in (("sigma", 0.05), ("sigma", 0.5), ("omega", 0.9)):
+            how, out = replace(STEPS, steps=1, **{name: value}), tmp_path / f"{config.durations}{name}{value}"
+            (line,) = train(config, TOKENIZER, tiny_speech, out=out, config=how, progress=False).history
+            first.setdefault(config.durations, []).append(line["loss"])
+    assert len(set(first[()])) == 1 and len(set(first[TDT.durations])) == 3
+
+
+def corpus(folder):
+    """A manifest of two utterances of noise."""
+    generator = torch.Generator().manual_seed(0)
+    for name in ("one", "two"):
+        soundfile.write(str(folder / f"{name}.wav"), 0.1 * torch.randn(16_000, generator=generator).numpy(), 16_000)
+    rows = [{"audio": f"{name}.wav", "text": name, "split": "train", "duration": 1.0, "speaker": name} for name in ("one", "two")]
+    (folder / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(folder / "m.jsonl")
+
+
+def test_the_command_trains_tdt_and_says_what_is_wrong_with_durations_in_one_line(tmp_path, capsys):
+    command = ["train", "--manifest", corpus(tmp_path), "--steps", "2", "--no-progress", "--out"]
+    assert main([*command, str(tmp_path / "tdt"), "--durations", "0", "1", "2"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] == 2
+    model = load_checkpoint(tmp_path / "tdt").model
+    assert model.durations == (0, 1, 2) and model.output.out_features == model.blank + 1 + 3
+    for durations, got in ((["0"], "(0,)"), (["-1", "2"], "(-1, 2)"), (["1", "1"], "(1, 1)")):
+        assert main([*command, str(tmp_path / "bad"), "--durations", *durations]) == 2
+        said = capsys.readouterr().err.strip()
+        assert "\n" not in said and "durations: expected" in said and f"got {got}" in said
+        assert not (tmp_path / "bad").exists()

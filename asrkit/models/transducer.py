@@ -46,8 +46,9 @@ class TransducerConfig:
 
     def __post_init__(self) -> None:
         expect(min(self.vocab_size, self.joint_width, self.predictor.width) >= 1, "config", "sizes of at least 1", self)
-        moves = not self.durations or (min(self.durations) >= 0 < max(self.durations))
-        expect(moves, "durations", "frames from 0 on, one above 0", self.durations)
+        whole = len({*self.durations}) == len(self.durations) and all(type(d) is int and d >= 0 for d in self.durations)
+        moves = whole and (not self.durations or max(self.durations) > 0)
+        expect(moves, "durations", "distinct whole numbers of frames, one above 0", self.durations)
         expect(self.activation in ("tanh", "relu"), "activation", "'tanh' or 'relu'", repr(self.activation))
         object.__setattr__(self, "durations", tuple(self.durations))  # JSON brings lists
 

@@ -142,3 +142,50 @@ def edit_header(folder, change) -> dict:
 def test_sizes_below_one_are_refused_at_birth(make):
     with pytest.raises(ValueError, match="expected (sizes of )?at least 1"):
         make()
+
+
+def tdt(activation="tanh", durations=(0, 1, 2, 4)) -> TransducerModel:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 28, "encoder": ConvConfig(width=16, layers=1), "predictor": PREDICTORS[0], "joint_width": 10}
+    return TransducerModel(TransducerConfig(durations=durations, activation=activation, **sizes)).eval()
+
+
+def test_durations_have_logits_behind_those_of_the_tokens_and_leave_the_rest_as_it_is():
+    model, plain = tdt(), tdt(durations=())
+    assert model.blank == plain.blank == 28 and model.output.out_features == 29 + 4 and plain.output.out_features == 29
+    features, targets = torch.randn(2, 20, 80), torch.randint(0, 28, (2, 3))
+    weights = model.state_dict()
+    cut = weights | {name: weights[name][:29] for name in ("output.weight", "output.bias")}
+    plain.load_state_dict(cut)
+    both = [one(features, torch.tensor([20, 13]), targets) for one in (model, plain)]
+    assert both[0][0].shape == (2, 5, 4, 33)
+    torch.testing.assert_close(both[0][0][..., :29], both[1][0])
+    torch.testing.assert_close(both[0][2], both[1][2])  # the CTC head knows no durations
+
+
+@pytest.mark.parametrize(("activation", "function"), [("tanh", torch.tanh), ("relu", torch.relu)])
+def test_the_joint_is_the_named_activation_of_the_sum_and_one_linear_layer(activation, function):
+    model, encoded, predicted = tdt(activation), torch.randn(3, 1, 10), torch.randn(5, 10)
+    wanted = function(encoded + predicted) @ model.output.weight.T + model.output.bias
+    torch.testing.assert_close(model.join(encoded, predicted), wanted)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_a_checkpoint_remembers_durations_and_activation(tmp_path, activation):
+    model = tdt(activation)
+    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {"bins": 80}, {}))
+    again = load_checkpoint(tmp_path).model
+    assert again.config == model.config and again.durations == (0, 1, 2, 4)
+    encoded, predicted = torch.randn(3, 10), torch.randn(3, 10)
+    assert torch.equal(again.join(encoded, predicted), model.join(encoded, predicted))
+
+
+@pytest.mark.parametrize("durations", [(0,), (-1, 2), (1, 1), (0.5, 1), (True, 2), "12"])
+def test_durations_that_describe_no_lattice_are_refused_at_birth(durations):
+    with pytest.raises(ValueError, match="^durations: expected distinct whole numbers of frames, one above 0, got "):
+        TransducerConfig(vocab_size=5, durations=durations)
+
+
+def test_an_unknown_activation_is_refused_at_birth():
+    with pytest.raises(ValueError, match="^activation: expected 'tanh' or 'relu', got 'gelu'.$"):
+        TransducerConfig(vocab_size=5, activation="gelu")
