@@ -17,10 +17,7 @@ from asrkit.shapes import expect
 
 ROOT, TORCH = Path(__file__).resolve().parents[2], Path(torch.__file__).parent
 MEMORY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"}
-METADATA = MEMORY | {
-    "_unsafe_view", "_reshape_alias", "lift_fresh", "detach_", "is_pinned", "record_stream", "_local_scalar_dense",
-    "scalar_tensor",  # a number that an op was given stays on the CPU
-}  # fmt: skip
+VIEWS = {"_unsafe_view", "_reshape_alias", "lift_fresh", "detach_", "is_pinned", "record_stream", "_local_scalar_dense"}
 # What decides a size or a Python value: the CPU cannot go on before the GPU has come this far.
 WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "equal", "allclose", "_unique", "_unique2", "unique_dim",
@@ -87,7 +84,7 @@ class _Count(TorchDispatchMode):
         made = [leaf for leaf in tree_leaves(result) if _is(leaf)]
         if not any(tensor.device.type == self.kind for tensor in given + made):
             return result
-        launches = name not in METADATA and not func.is_view and any(tensor.numel() for tensor in made or given)
+        launches = name not in MEMORY | VIEWS and not func.is_view and any(tensor.numel() for tensor in made or given)
         waits = name in WAITS or _masks(name, args, given) or _crosses(name, args, kwargs, given + made)
         waits = waits or (name == "repeat_interleave" and kwargs.get("output_size") is None)
         self.add(name, launches, waits)

@@ -28,28 +28,26 @@ def look(read: Reader, encoded: Tensor, lengths: Tensor, place: Place, options: 
     No size depends on what is found and nothing is sent to the host, so the turn can be captured in a CUDA graph.
     """
     (B, T, _), W = encoded.shape, options.window
-    ahead = torch.arange(W, device=encoded.device)
-    frames = place.time[:, None] + ahead  # (B, W)
+    ahead = torch.arange(W + read.reach, device=encoded.device)  # of the window, then where a hop may land outside
+    frames = place.time[:, None] + ahead[:W]  # (B, W)
     rows = torch.arange(B, device=encoded.device)[:, None]
     token, jump, score, sure = read(encoded[rows, frames.clamp(max=T - 1)], place.predicted[:, None])
-    inside = frames < lengths[:, None]
-    passed = inside & (token == read.blank)
-    beyond = torch.arange(W, W + read.reach, device=encoded.device).expand(B, -1)  # where a hop may land outside
-    hop = torch.cat([ahead + jump.masked_fill(~passed, 0), beyond], 1)  # (B, W + reach)
-    total = torch.nn.functional.pad(score.masked_fill(~passed, 0), (0, read.reach))
+    stays = (token != read.blank) | (frames >= lengths[:, None])
+    hop = torch.cat([ahead[:W] + jump.masked_fill(stays, 0), ahead[W:].expand(B, -1)], 1)  # (B, W + reach)
+    total = torch.nn.functional.pad(score.masked_fill(stays, 0), (0, read.reach))
     for _ in range((W - 1).bit_length()):
         total, hop = total + total.gather(1, hop), hop.gather(1, hop)
-    stop = hop[:, :1]  # (B, 1)
-    at = stop.clamp(max=W - 1)
-    emitted = ((stop < W) & inside.gather(1, at))[:, 0]
+    stop = hop[:, 0]
+    at = stop.clamp(max=W - 1)[:, None]
     label, duration, last = (part.gather(1, at)[:, 0] for part in (token, jump, score))
-    found = place.time + stop[:, 0]
-    symbols = place.symbols.masked_fill(stop[:, 0] > 0, 0) + emitted
-    full = (duration == 0) & (symbols >= options.max_symbols)  # this frame has said enough: on, without a blank
-    time = found + (duration + full).masked_fill(~emitted, 0)
-    scores = place.scores + total[:, 0] + last.masked_fill(~emitted, 0)
     confidence = None if sure is None else sure.gather(1, at)[:, 0]
-    after = Place(time, symbols.masked_fill(time > found, 0), scores, place.predicted, place.state)
+    found = place.time + stop
+    emitted = (stop < W) & (found < lengths)
+    symbols = place.symbols * (stop == 0) + emitted
+    full = (duration == 0) & (symbols >= options.max_symbols)  # this frame has said enough: on, without a blank
+    time = found + (duration + full) * emitted
+    scores = place.scores + total[:, 0] + last.masked_fill(~emitted, 0)
+    after = Place(time, symbols * (time == found), scores, place.predicted, place.state)
     return after, Step(label, found, duration, emitted, confidence)
 
 

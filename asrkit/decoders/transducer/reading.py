@@ -79,12 +79,12 @@ class Reader:
         V = logits.shape[-1] - len(self.durations)
         logp = logits[..., :V].log_softmax(-1, dtype=wide)  # a softmax for tokens and one for durations, always
         score, token = logp.max(-1)
-        stays = token != self.blank
+        blank = (token == self.blank).long()
         if self.table is None:
-            return Reading(token, (~stays).long(), score.float(), self.certainty(logp, score))
+            return Reading(token, blank, score.float(), self.certainty(logp, score))
         best, which = logits[..., V:].log_softmax(-1, dtype=wide).max(-1)
-        jump = self.table[which]
-        return Reading(token, torch.where(stays, jump, jump.clamp(min=1)), (score + best).float(), self.certainty(logp, score))
+        jump = torch.maximum(self.table[which], blank)
+        return Reading(token, jump, (score + best).float(), self.certainty(logp, score))
 
     def certainty(self, logp: Tensor, score: Tensor) -> Tensor | None:
         """How sure the tokens' softmax is: the best one's probability, or 1 - entropy / ln V; None unless asked for."""
