@@ -33,7 +33,7 @@ def _bench(args: argparse.Namespace) -> int:
     with bench.Peers() if args.peers else contextlib.nullcontext() as peers:
         for suite in bench.SUITES if args.suite == "all" else [args.suite]:
             records += bench.run(suite, device=args.device, out=args.out, quick=args.quick, peers=peers, say=say)
-    print("\n".join(bench.table(records)))
+    print("\n".join([*bench.table(records), bench.LEGEND]))
     print(json.dumps({"records": len(records), "out": str(args.out)}))
     return 0
 
@@ -141,9 +141,9 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
         ("--workers", {"type": int, "help": "notebooks at once (none: half the cores)"}),
         ("--timeout", {"type": float, "default": 600.0, "help": "seconds a cell may take"}), QUIET]),
     "bench": (_bench, "Measure fast paths against their references and peers, both arms in one run.", [
-        ("suite", {"choices": ["losses", "decoding", "features", "all"], "help": "what to measure"}), DEVICE, THREADS,
+        ("suite", {"choices": ["losses", "decoders", "features", "all"], "help": "what to measure"}), DEVICE, THREADS,
         ("--quick", {"action": "store_true", "help": "small sizes and few repeats"}),
-        ("--peers", {"action": "store_true", "help": "also time the rival losses that `make peers` installed, on CPU"}),
+        ("--peers", {"action": "store_true", "help": "also time the rival losses and decoders that `make peers` installed, on CPU"}),
         ("--out", {"type": Path, "default": Path("reports/bench.jsonl"), "help": "records are appended to this file"})]),
     "train": (_train, "Train a transducer into a folder; run again to resume.", [
         ("--out", {"type": Path, "required": True, "help": "folder for log, state and model.safetensors"}),

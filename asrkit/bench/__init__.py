@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from asrkit.bench import decoding, losses
-from asrkit.bench.cases import Case, check
+from asrkit.bench import decoders, losses
+from asrkit.bench.cases import Case, Seen, check
 from asrkit.bench.peers import Peers, Rival
 from asrkit.profiling import Timing, measure, ratio
 from asrkit.records import Measurement, append
 from asrkit.shapes import expect
 
-__all__ = ["SUITES", "Case", "Peers", "check", "run", "table"]
+__all__ = ["LEGEND", "SUITES", "Case", "Peers", "check", "run", "table"]
 
 SUITES: dict[str, Callable[[str, bool], Iterator[Case]]] = {
-    "losses": losses.suite, "decoding": decoding.greedy, "features": decoding.features,
+    "losses": losses.suite, "decoders": decoders.suite, "features": decoders.features,
 }  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def run(
         say(f"{case.what} {'×'.join(map(str, case.params['shape']))}: {', '.join(case.arms)}")
         load1 = os.getloadavg()[0]
         try:
-            peaks = check(case, device)
+            seen = check(case, device)
         except AssertionError as error:
             wrong.append(str(error))
             say(wrong[-1])
@@ -51,7 +51,7 @@ def run(
             continue
         how: dict[str, Any] = {"repeats": 5, "warmup": 1} if quick else {"repeats": 20, "warmup": case.warmup}
         timings = measure(case.arms, setups=case.setups, enough_s=2, most_s=60, device=device, **how)
-        made = _measurements(case, timings, peaks, {"load1": load1}, {"threads": torch.get_num_threads(), "device": device})
+        made = _measurements(case, timings, seen, {"load1": load1}, {"threads": torch.get_num_threads(), "device": device})
         done += _kept(made, out)
     if suite == "losses" and device.startswith("cuda"):
         done += _kept(losses.limits(device), out)
@@ -63,7 +63,7 @@ def run(
 def _with_peers(case: Case, peers: Peers) -> Case:
     arms = peers.arms(**case.peers or {})
     told = {name: {"peer": rival.version, "tolerance": 5e-3} for name, rival in arms.items()}
-    ratios = [*(case.ratios or ()), *((name, "numba_cpu") for name in arms)]
+    ratios = [*(case.ratios or ()), *((name, case.ours) for name in arms)]
     return replace(case, arms={**case.arms, **arms}, of_arm={**case.of_arm, **told}, ratios=ratios)
 
 
@@ -75,20 +75,20 @@ def _kept(made: Iterable[Measurement], out: Path | None) -> list[dict[str, Any]]
 
 
 def _measurements(
-    case: Case, timings: Mapping[str, Timing], peaks: Mapping[str, int | None], shared: dict[str, Any], where: dict[str, Any]
+    case: Case, timings: Mapping[str, Timing], seen: Mapping[str, Seen], shared: dict[str, Any], where: dict[str, Any]
 ) -> Iterator[Measurement]:
     common = {"dtype": "float32"} | case.params | where
     for name, timing in timings.items():
-        told = shared | {"impl": name, "params": common | case.of_arm.get(name, {})}
+        told = shared | {"impl": name, "params": common | case.of_arm.get(name, {}) | {**seen[name].told}}
         timed = told | {"warmup": timing.warmup}
         yield Measurement(case.what, "latency", "ms", timing.median_ms, timing.samples_ms, timer=timing.timer, **timed)
         if timing.cpu_ms:
             yield Measurement(
                 case.what, "cpu_time", "ms", median(timing.cpu_ms), timing.cpu_ms, timer="time.process_time_ns", **timed
             )
-        if (peak := peaks[name]) is not None:
-            seen = "VmHWM of its process" if isinstance(case.arms[name], Rival) else "torch allocator"
-            yield Measurement(case.what, "peak_memory", "B", peak, timer=seen, **told)
+        if (peak := seen[name].peak_B) is not None:
+            by = "VmHWM of its process" if isinstance(case.arms[name], Rival) else "torch allocator"
+            yield Measurement(case.what, "peak_memory", "B", peak, timer=by, **told)
     names = [*case.arms]
     for slow, fast in [(names[-2], names[-1])] if case.ratios is None else case.ratios:
         ratios, last = ratio(timings, slow, fast), timings[fast]
@@ -96,15 +96,28 @@ def _measurements(
         yield Measurement(case.what, "ratio", "1", median(ratios), ratios, timer=last.timer, warmup=last.warmup, **told)
 
 
+COUNTS = {"join": "joint", "predict": "predictor", "launches": "launches", "syncs": "waits"}
+
+
 def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Aligned lines of text, one a record; beside a latency, the rates of the least work (`floor_…`) that it stands for."""
-    rows = [("what", "metric", "implementation", "shape", "median", "quartiles", "least work")]
+    """Aligned lines of text, one a record; beside a latency, the rates of the least work (`floor_…`) and counts of the call."""
+    rows = [("what", "metric", "implementation", "shape", "median", "quartiles", "least work", "calls")]
     for record in records:
         params, stats, unit = record["params"], record["stats"], {"1": "×", "B": "MiB"}.get(record["unit"], record["unit"])
         numbers = [f"{number / (2**20 if unit == 'MiB' else 1):.3g}" for number in (record["value"], stats["p25"], stats["p75"])]
         floors = {key[6:]: least / record["value"] / 1e6 for key, least in params.items() if key.startswith("floor_")}
-        rates = ", ".join(f"{rate:.3g} G{name}/s" for name, rate in floors.items()) if record["metric"] == "latency" else ""
+        told = [f"{params[key]} {name}" for key, name in COUNTS.items() if key in params]
+        timed = record["metric"] == "latency"
+        rates, calls = (", ".join(parts * timed) for parts in ([f"{rate:.3g} G{key}/s" for key, rate in floors.items()], told))
         impl, shape = " / ".join(params.get("arms", [record["impl"]])), "×".join(map(str, params["shape"]))
-        rows.append((record["what"], record["metric"], impl, shape, f"{numbers[0]} {unit}", "–".join(numbers[1:]), rates))
+        impl += " (bfloat16)" * (params["dtype"] == "bfloat16" and "bfloat16" not in impl)
+        row = (record["what"], record["metric"], impl, shape, f"{numbers[0]} {unit}", "–".join(numbers[1:]), rates, calls)
+        rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+LEGEND = (
+    "cpu_time: of all threads. ratio: how many times as long the first took as the second. least work: what no implementation "
+    "can do without, by the time it took. calls: of the joint and the predictor, what they start on a GPU, waits for a GPU."
+)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,8 @@ class Case:
     memory: bool = False
     warmup: int = 3  # rounds that do not count
     peers: Mapping[str, Any] | None = None  # asked of rivals in their own processes, see asrkit.bench.peers
-    logits: Tensor | None = None  # what those rivals make for themselves
+    ours: str = "numba_cpu"  # the arm that they are set against
+    logits: Tensor | None = None  # what rival losses make for themselves
 
     def once(self, name: str) -> Callable[[], Any]:
         """The arm with its setup done: one call is left."""
@@ -47,39 +48,51 @@ def rows(B: int, T: int, D: int, device: str) -> tuple[Tensor, Tensor]:
     return made.to(device), torch.linspace(T, T / 2, B).long().to(device)
 
 
-def observe(arm: Callable[..., Any], device: str, *, memory: bool) -> tuple[Any, int | None]:
+class Seen(NamedTuple):
+    """What the check of an arm found out beside its result."""
+
+    peak_B: int | None = None
+    told: Mapping[str, int] = {}  # by a rival
+
+
+def observe(arm: Callable[..., Any], device: str, *, memory: bool) -> tuple[Any, Seen]:
     """What an arm returns in one call, and the peak of its memory in bytes where that is asked for."""
     if isinstance(arm, Rival):
         answer = arm(observe=True)
-        return answer, answer.peak_B
+        return answer, Seen(answer.peak_B, answer.told)
     found = list[Any]()
     peak = peak_memory(lambda: found.append(arm()), device=device) if memory else None
-    return found[0] if memory else arm(), peak
+    return found[0] if memory else arm(), Seen(peak)
 
 
-def check(case: Case, device: str = "cpu") -> dict[str, int | None]:
-    """Peak memory of each arm, if the case asks for it; AssertionError unless every arm returns what the first does."""
-    peaks, first, wanted = dict[str, int | None](), "", list[Tensor]()
+def check(case: Case, device: str = "cpu") -> dict[str, Seen]:
+    """What was seen of each arm; AssertionError unless every arm returns what the first does."""
+    seen, first, wanted, known = dict[str, Seen](), "", list[Tensor](), tuple[Tensor, ...]()
     for name, arm in (case.proof or case.arms).items():
-        got, peaks[name] = observe(
+        got, seen[name] = observe(
             arm if case.proof or isinstance(arm, Rival) else case.once(name), device, memory=case.memory and not case.proof
         )
         found = got.parts() if isinstance(got, Hypotheses) else got
         if not first:
-            first, wanted = name, found
+            first, wanted, known = name, found, digest(got, case.logits) if case.peers else ()
         elif isinstance(got, Answer):
-            cost, gradient = wanted
-            _compare(case, name, first, got.digest, digest(cost, gradient, case.logits))
+            _compare(case, name, first, got.digest, known)
         else:
             _compare(case, name, first, found, wanted)
     if case.memory and case.proof:
-        peaks = {name: observe(case.once(name), device, memory=True)[1] for name in case.arms}
-    return peaks
+        seen = {name: observe(case.once(name), device, memory=True)[1] for name in case.arms}
+    return seen
 
 
-def digest(cost: Tensor, gradient: Tensor, logits: Tensor | None) -> tuple[Tensor, ...]:
-    """The three numbers by which a rival's result is known: cost, norm of the gradient, and gradient times logits."""
+def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:
+    """What a rival's result is known by. Of hypotheses labels, lengths and frames, for rivals differ in their scores.
+
+    Of a loss and its gradient three numbers: cost, norm of the gradient, and gradient times logits.
+    """
+    if isinstance(result, Hypotheses):
+        return result.labels, result.lengths, result.frames
     assert logits is not None
+    cost, gradient = result
     return cost, gradient.norm(), torch.sum(gradient * logits.detach())
 
 

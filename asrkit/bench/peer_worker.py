@@ -2,11 +2,11 @@
 
     python -P peer_worker.py warprnnt_numba
     {"shape": [1, 4, 3, 5], "durations": [], "threads": 1, "observe": true}
-    {"wall_ms": ..., "cpu_ms": ..., "loss": [...], "norm": ..., "along": ..., "peak_B": ..., "version": "..."}
+    {"wall_ms": ..., "cpu_ms": ..., "digest": [...], "peak_B": ..., "version": "..."}
 
-A request is one call, forward and backward of the mean. With "observe" the answer has the loss of each utterance, the norm
-of the gradient, its product with the logits (`along`), and the peak memory beyond what was held before: the process's, for
-torch's profiler takes gigabytes to follow losses that make a tensor a node. What fails answers {"error": ...}.
+A request is one call, forward and backward of the mean. With "observe" the answer has a digest, the mean loss, the norm of the
+gradient and its product with the logits, and the peak memory beyond what was held before: the process's, for torch's
+profiler takes gigabytes to follow losses that make a tensor a node. What fails answers {"error": ...}.
 Nothing of asrkit is imported here; asrkit.bench imports `inputs`, so both sides work on the same numbers.
 """
 
@@ -121,7 +121,7 @@ def serve(peer: str, request: dict[str, Any]) -> dict[str, Any]:
     answer = {"wall_ms": wall / 1e6, "cpu_ms": cpu / 1e6, "version": f"{PEERS[peer][0]} {version(PEERS[peer][0])}"}
     if request["observe"]:
         answer["peak_B"] = None if before is None else max(0, (_resident("VmHWM") or 0) - before)
-        answer |= {"loss": costs.tolist(), "norm": gradient.norm().item(), "along": torch.sum(gradient * given[0]).item()}
+        answer["digest"] = [costs.mean().item(), gradient.norm().item(), torch.sum(gradient * given[0]).item()]
     return answer
 
 
@@ -136,17 +136,17 @@ def _resident(field: str, forget: bool = False) -> int | None:
     return 1024 * int(line.split()[1])
 
 
-def main(peer: str) -> None:
+def answer_requests(serve: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer until the requests end. What a peer prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
         try:
-            answer = serve(peer, json.loads(line))
+            answer = serve(json.loads(line))
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer_requests(functools.partial(serve, sys.argv[1]))

@@ -1,22 +1,26 @@
-"""Rival losses, each in a process of its own with the Python that `make peers` set up."""
+"""Rival losses and decoders, each in a process of its own with the Python that `make peers` set up."""
 
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from asrkit.bench.peer_decoders import LOOPS
 from asrkit.profiling import Sample
 from asrkit.shapes import expect
 
 HERE = Path(__file__).resolve().parent
 PYTHON = HERE.parents[1] / ".venv-peers/bin/python"
-NAMES = {"rnnt": ("warprnnt_numba", "nemo_numba", "nemo_pytorch"), "tdt": ("transformers_tdt",)}
+NAMES = {
+    "rnnt": ("warprnnt_numba", "nemo_numba", "nemo_pytorch"), "tdt": ("transformers_tdt",),
+    "rnnt-greedy": LOOPS[:1], "tdt-greedy": LOOPS[:1], "rnnt-greedy-loops": LOOPS, "tdt-greedy-loops": (LOOPS[0], LOOPS[2]),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,7 @@ class Answer(Sample):
 
     digest: tuple[Tensor, ...] = ()
     peak_B: int | None = None
+    told: Mapping[str, int] = field(default_factory=dict)  # counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +55,9 @@ class Rival:
 
     def __call__(self, observe: bool = False) -> Answer:
         answer = self.ask(observe=observe)
-        numbers = (torch.tensor(answer["loss"]).mean(), answer["norm"], answer["along"]) if observe else ()
-        seen = tuple(torch.as_tensor(number) for number in numbers)
-        return Answer(wall_ms=answer["wall_ms"], cpu_ms=answer["cpu_ms"], digest=seen, peak_B=answer.get("peak_B"))
+        seen = tuple(torch.tensor(part) for part in answer.get("digest", ()))
+        more = {"peak_B": answer.get("peak_B"), "told": answer.get("told", {})}
+        return Answer(wall_ms=answer["wall_ms"], cpu_ms=answer["cpu_ms"], digest=seen, **more)
 
 
 class Peers:
@@ -71,7 +76,7 @@ class Peers:
             rival.process.communicate()  # no more requests: it ends
 
     def arms(self, loss: str, **request: Any) -> dict[str, Rival]:
-        """An arm for each rival that has the loss, "rnnt" or "tdt"; one that does not run is named on standard error."""
+        """An arm for each rival that has the loss or decoder, a key of NAMES; one that does not run is named on standard error."""
         for name in self.names.get(loss, ()):
             if name not in self.running:
                 self.running[name] = self._start(name, {**request, "shape": [1, 3, 2, 4]})
@@ -79,7 +84,8 @@ class Peers:
         return {name: Rival(**{**vars(rival), "request": request}) for name, rival in found.items()}
 
     def _start(self, name: str, small: dict[str, Any]) -> Rival | None:
-        command = [str(self.python), "-P", "-W", "ignore", str(HERE / "peer_worker.py"), name]
+        worker = HERE / ("peer_decoders.py" if name in LOOPS else "peer_worker.py")
+        command = [str(self.python), "-P", "-W", "ignore", str(worker), name]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         rival = Rival(process=subprocess.Popen(command, text=True, **pipes), name=name, request=small)
         try:

@@ -5,6 +5,7 @@ weights that follow a script. Label n of an utterance comes from the class n mod
 class tells the model how far it is. The hidden layer of the joint has a block of units for each class, and the prediction
 lifts the block of the last label's class above the threshold of the relu. In that block the frame holds the code of what is
 to be said next, a random vector of signs, and the output layer's rows are these codes. Where the block is empty blank wins.
+The embedding of blank is zero, as it is in NeMo.
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,17 @@ class Planted:
     lengths: Tensor  # (B,) int64, from T down to T / 2
     labels: list[list[int]]
     frames: list[list[int]]  # of these labels
+
+    def looks(self) -> int:
+        """Joints that the paths take, of one frame and one prediction each: labels and blanks."""
+        durations, total = self.model.durations, 0
+        for frames, length in zip(self.frames, self.lengths.tolist(), strict=True):
+            t = 0
+            while t < length:
+                here = frames.count(t)
+                total += max(here, 1) if durations else here + 1
+                t += _jump(frames, t, durations) if durations else 1
+        return total
 
 
 def planted(
@@ -116,14 +128,15 @@ def _plant(model: TransducerModel, codes: Tensor, generator: torch.Generator) ->
     lstm, H = predictor.lstm, predictor.lstm.hidden_size
     for weight in (*model.predictor.parameters(), *model.predictor_projection.parameters(), *model.output.parameters()):
         weight.normal_(0, NOISE / weight.shape[-1] ** 0.5, generator=generator)
-    of_class = torch.arange(V) % CLASSES
-    of_class[V - 1] = CLASSES - 1  # before the first label
     units = torch.arange(H) * CLASSES // H  # the class that a unit of the predictor stands for
-    predictor.embedding.weight += 2.0 * (units == of_class[:, None])
+    last = (units == CLASSES - 1).float()  # also stands for the blank before the first label, whose embedding is zero
+    predictor.embedding.weight += 2.0 * ((units == torch.arange(V)[:, None] % CLASSES).float() - last)
+    predictor.embedding.weight[V - 1] = 0
     gates = lstm.bias_ih_l0.view(4, H)  # type: ignore[operator]  # input, forget, candidate, output
     gates += torch.tensor([6.0, -6.0, 0.0, 6.0])[:, None]  # the last label only
+    gates[2] += 2.0 * last
     lstm.weight_ih_l0.view(4, H, H)[2] += torch.eye(H)  # type: ignore[operator]  # the candidate is the embedding
-    said = torch.tensor(2.0).tanh().tanh()  # what the LSTM makes of 2 in the embedding
+    said = torch.tensor(2.0).tanh().tanh()  # what the LSTM makes of 2
     for k in range(CLASSES):
         own = units == k
         model.predictor_projection.weight[k * size : (k + 1) * size, own] += LIFT / (said * own.sum())
@@ -138,8 +151,7 @@ def _spell(codes: Tensor, labels: list[int], frames: list[int], T: int, duration
     code_of = dict(zip(durations, codes[len(codes) - len(durations) :], strict=True))
     for t in range(T):
         here = frames.count(t)
-        onward = frames[n + here] - t if n + here < len(frames) else T
-        jump = max((duration for duration in durations if duration <= onward), default=0)
+        jump = _jump(frames, t, durations)
         for i in range(max(here, 1)):  # without a label there may be a duration still
             block = made[t, (n + i - 1) % CLASSES]
             if here:
@@ -148,3 +160,9 @@ def _spell(codes: Tensor, labels: list[int], frames: list[int], T: int, duration
                 block += code_of[jump if i + 1 >= here else 0]
         n += here
     return made
+
+
+def _jump(frames: list[int], t: int, durations: Sequence[int]) -> int:
+    """The longest duration that does not jump over the next label; 0 of none."""
+    onward = next((frame for frame in frames if frame > t), t + max(durations, default=0)) - t
+    return max((duration for duration in durations if duration <= onward), default=0)

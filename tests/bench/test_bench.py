@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from asrkit import bench, records
-from asrkit.bench import losses
+from asrkit.bench import decoders, losses
+from asrkit.bench.planted import planted
 from asrkit.decoders import ctc_greedy
 from asrkit.losses import rnnt_loss
 
@@ -15,6 +16,7 @@ FAST = ["numba_cpu", "numba_cpu_overwrite"]
 LEAN = ["lean", "lean_skip", "lean_bfloat16"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 FLUSHED, LEANEST = "torchaudio_flushed", "lean_skip_bfloat16"
+LOOPS = [("frame_looping", "label_looping"), ("nested_loops", "label_looping"), ("frame_looping", "nested_loops")]
 PAIRS = {
     "losses": {
         "rnnt-loss": [("torchaudio", name) for name in ["wavefront", *FAST]],
@@ -23,7 +25,14 @@ PAIRS = {
         "rnnt-loss-joint": {*product(["torchaudio"], ["overwrite", "split", FLUSHED, *LEAN]), *product([FLUSHED], LEAN)},
         "rnnt-loss-joint-aligned": {*product(["torchaudio"], [FLUSHED, *LEAN, LEANEST]), *product([FLUSHED], [*LEAN, LEANEST])},
     },
-    "decoding": {"ctc-greedy-batched": [("sequential", "batched")], "transducer-frame-looping": [("one_by_one", "frame_looping")]},
+    "decoders": {
+        "ctc-greedy-batched": [("sequential", "batched")],
+        **{
+            f"{kind}-greedy{rest}": pairs
+            for kind in ("rnnt", "tdt")
+            for rest, pairs in (("", LOOPS), ("-window", [("window_1", f"window_{size}") for size in (4, 6, 8, 16)]))
+        },
+    },
     "features": {"feature-norm-batched": [("sequential", "batched")]},
 }
 
@@ -50,7 +59,8 @@ def test_a_quick_suite_measures_every_arm_and_pairs_what_it_compares(suite, tmp_
         if suite == "losses":
             assert {one["impl"] for one in case if one["metric"] == "peak_memory" and one["value"] > 0} == {*arms}
         ratios = [one for one in case if one["metric"] == "ratio"]
-        assert {tuple(one["params"]["arms"]) for one in ratios} == {*PAIRS[suite][what]}
+        alone = {("one_by_one", "label_looping")} if "one_by_one" in arms else set()
+        assert {tuple(one["params"]["arms"]) for one in ratios} == {*PAIRS[suite][what]} | alone
         for one in ratios:
             slow, fast = (arms[name]["samples"] for name in one["params"]["arms"])
             assert one["samples"] == pytest.approx([a / b for a, b in zip(slow, fast, strict=True)])
@@ -95,7 +105,7 @@ def test_the_search_for_the_largest_batch_survives_running_out_of_memory(room):
 
 
 def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
-    (good, *_) = bench.SUITES["decoding"]("cpu", True)
+    (good, *_) = bench.SUITES["decoders"]("cpu", True)
     found = ctc_greedy(torch.zeros(1, 1, 2), torch.tensor([1]))
     for field, wrong in (("labels", found.labels + 1), ("scores", found.scores + 1)):
         bad = replace(good, arms={"right": lambda: found, "wrong": lambda f=field, w=wrong: replace(found, **{f: w})})
@@ -114,7 +124,38 @@ def test_the_table_has_a_line_a_record_in_aligned_columns():
     assert "GB/s" in lines[0]
 
 
+def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
+    case = next(case for case in bench.SUITES["decoders"]("cpu", True) if case.what == "tdt-greedy")
+    told, (_, _, D, V) = case.of_arm, case.params["shape"]
+    assert told["one_by_one"]["join"] == case.params["looks"]  # a call each: what the plan needs is what the definition does
+    assert told["one_by_one"]["predict"] == case.params["labels"] + 1
+    assert told["label_looping"]["join"] < told["frame_looping"]["join"]
+    assert all(count["syncs"] > 0 and count["launches"] > count["join"] for count in told.values())
+    step = 2 * (8 * D * D + D * D)
+    assert case.params["floor_FLOP"] == case.params["looks"] * 2 * D * (V + 5) + case.params["labels"] * step
+    params = {**case.params, **told["label_looping"], "device": "cpu"}
+    record = {"what": "x", "metric": "latency", "unit": "ms", "value": 2.0, "impl": "y", "params": params}
+    (_, line) = bench.table([{**record, "stats": {"p25": 1.0, "p75": 3.0}}])
+    assert f"{params['join']} joint, {params['predict']} predictor, {params['launches']} launches" in line
+    (_, line) = bench.table([{**record, "metric": "cpu_time", "stats": {"p25": 1.0, "p75": 3.0}}])
+    assert "joint" not in line
+
+
+def test_looks_of_rnnt_are_its_frames_and_labels():
+    for case in bench.SUITES["decoders"]("cpu", True):
+        if case.what == "rnnt-greedy":
+            assert case.params["looks"] == case.params["frames"] + case.params["labels"]
+
+
+def test_an_arm_that_cannot_run_is_named_and_left_out(capsys):
+    plan = planted(2, 30, V=33, width=240)
+    ways = {"label_looping": {}, "other": {"strategy": "other"}}
+    case = decoders.transducer(plan, "cpu", ways, torch.float32, "greedy")
+    assert [*case.arms] == [*case.of_arm] == ["label_looping"]
+    assert capsys.readouterr().err.startswith("other is left out: strategy: expected one of")
+
+
 def test_an_unknown_suite_is_one_line():
     with pytest.raises(ValueError) as error:
         bench.run("speed")
-    assert str(error.value) == "suite: expected one of 'losses', 'decoding', 'features', got 'speed'."
+    assert str(error.value) == "suite: expected one of 'losses', 'decoders', 'features', got 'speed'."

@@ -33,7 +33,7 @@ def test_a_rival_computes_the_same_from_the_same_seed_and_times_itself(peers, ca
     (rival,) = peers.arms(**case.peers).values()
     answer, (cost, gradient) = rival(observe=True), case.run("reference")
     assert torch.stack(answer.digest).tolist() == pytest.approx(
-        [one.item() for one in digest(cost, gradient, case.logits)], rel=1e-5
+        [one.item() for one in digest((cost, gradient), case.logits)], rel=1e-5
     )
     assert answer.wall_ms > 0 and answer.cpu_ms > 0 and answer.peak_B >= 0
     assert rival().digest == ()  # only asked for once: it costs time

@@ -1,0 +1,121 @@
+"""Suites of greedy decoding, and of features.
+
+Decoding is timed on planted transducers (asrkit.bench.planted): V = 1025 tokens, a joint of D = 640, an LSTM of one layer, and
+utterances of 5, 15 and 30 seconds at 12.5 frames a second that say 3.5 labels a second. Least work, in every row: a joint for
+each look that the path takes, a step of the predictor for each label.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asrkit.bench.cases import Arms, Case, rows
+from asrkit.bench.peer_decoders import counted, write
+from asrkit.bench.planted import Planted, ctc_log_probs, planted
+from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
+from asrkit.features import normalize, normalize_sequential
+from asrkit.profiling.launches import launch_profile
+
+DURATIONS: Sequence[Sequence[int]] = ((), (0, 1, 2, 3, 4))
+LOOPS = ("frame_looping", "nested_loops", "label_looping")
+WINDOWS = (1, 4, 6, 8, 16)
+Size = tuple[int, int]  # utterances, frames of the longest
+
+
+def suite(device: str, quick: bool) -> Iterator[Case]:
+    """Greedy CTC over batch sizes; then RNN-T and TDT: every loop over batch sizes and lengths, in half precision, and windows."""
+    sizes: list[Size] = [(4, 40)] if quick else [(1, 187), (8, 187), (32, 62), (32, 187), (32, 375), (128, 62)]
+    half: list[Size] = [] if quick else [(1, 187), (32, 187)]
+    windows: list[Size] = [(4, 40)] if quick else [(1, 187), (8, 187), (32, 187)]
+    small: dict[str, Any] = {"V": 33, "width": 240} if quick else {}
+    for B in (8,) if quick else (1, 8, 32, 128):
+        yield ctc(planted(B, 40 if quick else 375, **small), device)
+    for durations in DURATIONS:
+        make: Callable[..., Planted] = partial(planted, durations=durations, **small)
+        yield from versus_nemo(make(2, 30) if quick else make(8, 62), device, names=(*LOOPS, "one_by_one"))
+        for B, T in sizes:
+            yield from versus_nemo(make(B, T), device)
+        for B, T in half:
+            yield from versus_nemo(make(B, T), device, dtype=torch.bfloat16)
+        for B, T in windows:
+            yield window(make(B, T), device)
+
+
+def ctc(plan: Planted, device: str) -> Case:
+    """One utterance after another, and batched."""
+    log_probs, lengths = ctc_log_probs(plan).to(device), plan.lengths.to(device)
+    both = {"sequential": ctc_greedy_sequential, "batched": ctc_greedy}
+    arms: Arms = {name: partial(decode, log_probs, lengths) for name, decode in both.items()}
+    params = {"shape": [*log_probs.shape], "labels": sum(map(len, plan.labels)), "floor_B": log_probs.nbytes}
+    told = {name: counts(arm, device) for name, arm in arms.items()}
+    return Case(what="ctc-greedy-batched", arms=arms, params=params, of_arm=told, tolerance=1e-4)
+
+
+def versus_nemo(
+    plan: Planted, device: str, names: Sequence[str] = LOOPS, dtype: torch.dtype = torch.float32
+) -> Iterator[Case]:  # fmt: skip
+    """Every loop, on CUDA label looping with graphs too; and NeMo's on the same weights and frames, if peers are wanted.
+
+    NeMo's slow loops join where our one-by-one does.
+    """
+    modes = ("off", "step", "full") if device.startswith("cuda") else ("auto",)
+    ways = {name: {"strategy": name, "graphs": modes[0]} for name in names}
+    ways |= {f"label_looping_{mode}": {"strategy": "label_looping", "graphs": mode} for mode in modes[1:]}
+    case = transducer(plan, device, ways, dtype, "greedy")
+    pairs = [(name, "label_looping") for name in case.arms if name != "label_looping"]
+    rivals = {"loss": case.what + "-loops" * ("one_by_one" in names), "max_symbols": 10}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.pt"
+        write(path, plan.model, plan.encoded.to(dtype), plan.lengths)
+        here = {**rivals, "plan": str(path)} if device == "cpu" else None
+        yield replace(case, ratios=[*pairs, ("frame_looping", "nested_loops")], peers=here, ours="label_looping")
+
+
+def window(plan: Planted, device: str) -> Case:
+    """Label looping that looks at more frames in one call, or at fewer."""
+    ways = {f"window_{size}": {"window": size} for size in WINDOWS}
+    case = transducer(plan, device, ways, torch.float32, "greedy-window")
+    return replace(case, ratios=[("window_1", name) for name in ways if name != "window_1"])
+
+
+def transducer(plan: Planted, device: str, ways: Mapping[str, dict[str, Any]], dtype: torch.dtype, what: str) -> Case:
+    """A case with an arm for each way that can run; one that cannot is named on standard error."""
+    model, encoded, lengths = plan.model.to(device, dtype), plan.encoded.to(device, dtype), plan.lengths.to(device)
+    arms, told = dict[str, Callable[[], Hypotheses]](), dict[str, dict[str, Any]]()
+    for name, way in ways.items():
+        arm = partial(transducer_greedy, model, encoded, lengths, **way)
+        try:
+            with counted(join=(model, "join"), predict=(model, "predict")) as calls:
+                told[name] = counts(arm, device) | calls
+            arms[name] = arm
+        except (ValueError, RuntimeError) as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    (B, T, D), durations, labels, looks = encoded.shape, [*model.durations], sum(map(len, plan.labels)), plan.looks()
+    V, step = model.blank + 1, 2 * 8 * D * D + 2 * D * D  # the LSTM's gates from label and state, then the projection
+    params = {
+        "shape": [B, T, D, V], "dtype": str(dtype)[6:], "durations": durations, "frames": int(lengths.sum()), "labels": labels,
+        "looks": looks, "floor_FLOP": looks * 2 * D * (V + len(durations)) + labels * step,
+    }  # fmt: skip
+    rounding = 1e-3 if dtype == torch.float32 else 0.2  # of scores near 0 that are sums of many logarithms
+    kind = "tdt" if durations else "rnnt"
+    return Case(what=f"{kind}-{what}", arms=arms, params=params, of_arm=told, warmup=int(B < 32), tolerance=rounding)
+
+
+def counts(call: Callable[[], object], device: str) -> dict[str, int]:
+    """Kernels and copies that a GPU would be asked for, and how often it would be waited for."""
+    seen = launch_profile(call, device=device)
+    return {"launches": seen.launches, "syncs": seen.syncs}
+
+
+def features(device: str, quick: bool) -> Iterator[Case]:
+    """Per-feature normalisation, one utterance after another and batched. Least work: read once, write once."""
+    B, T, F = (8, 200, 80) if quick else (32, 1600, 80)
+    mel = rows(B, T, F, device)
+    arms = {"sequential": lambda: (normalize_sequential(*mel),), "batched": lambda: (normalize(*mel),)}
+    yield Case(what="feature-norm-batched", arms=arms, params={"shape": [B, T, F], "floor_B": 2 * 4 * B * T * F})
