@@ -154,8 +154,13 @@ def serve(loop: str, request: dict[str, Any]) -> dict[str, Any]:
     return answer | {"digest": digest, "told": calls, "durations": durations, "scores": found_scores}
 
 
-if __name__ == "__main__":
+def main(loop: str) -> None:
+    """Answer until the requests end."""
     sys.path.append(str(Path(__file__).parent))
     from peer_worker import answer_requests
 
-    answer_requests(functools.partial(serve, sys.argv[1]))
+    answer_requests(functools.partial(serve, loop))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
