@@ -50,11 +50,13 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
 def ctc(plan: Planted, device: str) -> Case:
     """One utterance after another, and batched."""
     log_probs, lengths = ctc_log_probs(plan).to(device), plan.lengths.to(device)
-    both = {"sequential": ctc_greedy_sequential, "batched": ctc_greedy}
-    arms: Arms = {name: partial(decode, log_probs, lengths) for name, decode in both.items()}
+    batched = ["batched"] if device.startswith("cuda") else ["batched", "numba_cpu"]
+    arms: Arms = {name: partial(ctc_greedy, log_probs, lengths, impl=name) for name in batched}
+    arms = {"sequential": partial(ctc_greedy_sequential, log_probs, lengths), **arms}
     params = {"shape": [*log_probs.shape], "labels": sum(map(len, plan.labels)), "floor_B": log_probs.nbytes}
     told = {name: counts(arm, device) for name, arm in arms.items()}
-    return Case(what="ctc-greedy-batched", arms=arms, params=params, of_arm=told, tolerance=1e-4)
+    pairs = [("sequential", name) for name in batched]
+    return Case(what="ctc-greedy-batched", arms=arms, params=params, of_arm=told, ratios=pairs, tolerance=1e-4)
 
 
 def versus_nemo(

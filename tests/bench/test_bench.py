@@ -26,12 +26,9 @@ PAIRS = {
         "rnnt-loss-joint-aligned": {*product(["torchaudio"], [FLUSHED, *LEAN, LEANEST]), *product([FLUSHED], [*LEAN, LEANEST])},
     },
     "decoders": {
-        "ctc-greedy-batched": [("sequential", "batched")],
-        **{
-            f"{kind}-greedy{rest}": pairs
-            for kind in ("rnnt", "tdt")
-            for rest, pairs in (("", LOOPS), ("-window", [("window_1", f"window_{size}") for size in (4, 6, 8, 16)]))
-        },
+        "ctc-greedy-batched": [("sequential", "batched"), ("sequential", "numba_cpu")],
+        **dict.fromkeys(["rnnt-greedy", "tdt-greedy"], LOOPS),
+        **dict.fromkeys(["rnnt-greedy-window", "tdt-greedy-window"], [("window_1", f"window_{size}") for size in (4, 6, 8, 16)]),
     },
     "features": {"feature-norm-batched": [("sequential", "batched")]},
 }
