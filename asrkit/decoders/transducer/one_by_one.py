@@ -25,7 +25,7 @@ def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options
                 jump = jump + 1  # this frame has said enough: on, without a blank
             symbols = 0 if jump else symbols
             t += int(jump)
-        rows.append([(token, frame, jump if read.durations else 0, *rest) for token, frame, jump, *rest in row])
+        rows.append(row)
         scores.append(total)
         carries.append(before.after(lengths.new_full((1,), t), lengths[b : b + 1], predicted, state))
     return Hypotheses.from_lists(rows, scores, "one_by_one", Carry.join(carries))
