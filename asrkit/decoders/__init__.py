@@ -3,5 +3,6 @@
 from asrkit.decoders.ctc import ctc_greedy, ctc_greedy_sequential
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.transducer import transducer_greedy
+from asrkit.decoders.transducer.graphs import release_graphs
 
-__all__ = ["Hypotheses", "ctc_greedy", "ctc_greedy_sequential", "transducer_greedy"]
+__all__ = ["Hypotheses", "ctc_greedy", "ctc_greedy_sequential", "release_graphs", "transducer_greedy"]

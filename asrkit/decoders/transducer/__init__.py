@@ -8,6 +8,8 @@ from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, check
 from asrkit.decoders.transducer import frame_looping, label_looping, nested_loops, one_by_one
+from asrkit.decoders.transducer.graphs import MODES
+from asrkit.decoders.transducer.graphs import decode as by_graphs
 from asrkit.decoders.transducer.reading import Carry, Confidence, Options, Reader
 from asrkit.shapes import expect
 
@@ -40,7 +42,7 @@ class Transducer(Protocol):
 def transducer_greedy(
     model: Transducer, encoded: Tensor, lengths: Tensor,
     *, strategy: Literal["label_looping", "nested_loops", "frame_looping", "one_by_one"] = "label_looping",
-    graphs: Literal["auto", "off"] = "auto", max_symbols: int = 10, window: int = 6,
+    graphs: Literal["auto", "off", "step", "full"] = "auto", max_symbols: int = 10, window: int = 6,
     confidence: Confidence = "none", carry: Carry | None = None,
 ) -> Hypotheses:  # fmt: skip
     """Greedy hypotheses of encoded (B, T, E) with lengths (B,) in frames, which may be 0; the same for every strategy.
@@ -50,9 +52,15 @@ def transducer_greedy(
     after a blank by 1 at least; `max_symbols` ends a frame that labels of duration 0 stay on. `window` is how many frames
     label_looping looks at in one call of the joint. `carry` of earlier hypotheses goes on where their frames ended. Modules are
     used in the mode they are in: call model.eval() first.
+
+    `graphs` runs label_looping as a CUDA graph: `asrkit.decoders.transducer.graphs.decode` says which there are, when "auto"
+    takes one, and what is kept until `release_graphs`.
     """
     longest = check(encoded, lengths, "B T E", "encoded")
     expect(strategy in STRATEGIES, "strategy", "one of " + ", ".join(map(repr, STRATEGIES)), repr(strategy))
+    expect(graphs in MODES, "graphs", "one of " + ", ".join(map(repr, MODES)), repr(graphs))
+    captures = graphs in ("auto", "off") or strategy == "label_looping"
+    expect(captures, "graphs", f"'auto' or 'off' with {strategy}", repr(graphs), "Only label_looping runs as a graph.")
     expect(isinstance(max_symbols, int) and max_symbols >= 1, "max_symbols", "at least 1", max_symbols)
     expect(isinstance(window, int) and window >= 1, "window", "at least 1 frame", window)
     expect(confidence in CONFIDENCE, "confidence", "one of " + ", ".join(map(repr, CONFIDENCE)), repr(confidence))
@@ -67,7 +75,8 @@ def transducer_greedy(
         read = Reader(model, confidence, encoded.device)
         start = carry or read.start(encoded)
         options = Options(max_symbols=max_symbols, window=window, graphs=graphs)
-        found = STRATEGIES[strategy](read, encoded[:, :longest], lengths.long(), start, options)
+        decode = by_graphs if strategy == "label_looping" and graphs != "off" else STRATEGIES[strategy]
+        found = decode(read, encoded[:, :longest], lengths.long(), start, options)
     if confidence != "none" and found.confidence is None:  # nobody said anything
         return replace(found, confidence=torch.empty(found.labels.shape, device=encoded.device))
     return found

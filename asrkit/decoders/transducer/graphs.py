@@ -1,0 +1,314 @@
+"""Label looping by CUDA graphs: its turn is recorded once, on buffers that stay, and replayed without Python launching anything."""
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import cycle
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from asrkit.decoders.hypotheses import Hypotheses
+from asrkit.decoders.nests import leaves, nest_map
+from asrkit.decoders.transducer import label_looping
+from asrkit.decoders.transducer.conditional import WhileGraph
+from asrkit.decoders.transducer.label_looping import begin, look, speak
+from asrkit.decoders.transducer.reading import Carry, Options, Reader
+from asrkit.shapes import expect
+
+MODES = ("auto", "off", "step", "full")
+TURNS = 4  # of the loop in one replay of "step"; those after the end change nothing
+KEEP = 8  # loops captured for one model
+CAPTURING, REGISTERING = threading.Lock(), threading.Lock()  # torch records one graph at a time
+
+
+class Loop:
+    """Label looping on buffers that stay where they are: for B utterances of T frames, or for fewer and shorter ones.
+
+    `turn` sends nothing to the host, so it can be recorded. Rows and frames that a batch leaves unused lie beyond its lengths.
+    """
+
+    def __init__(self, B: int, T: int, encoded: Tensor, carry: Carry, options: Options, read: Reader) -> None:
+        cuda, columns = encoded.is_cuda, T * options.max_symbols + 1
+        self.options, self.table = options, read.table  # kept: a graph has its address
+        self.encoded = encoded.new_zeros(B, T, encoded.shape[2])
+        self.lengths = carry.ahead.new_zeros(B)
+        self.place = nest_map(lambda part: part.new_zeros(B, *part.shape[1:]), begin(carry))
+        self.count = self.lengths.clone()  # labels so far
+        self.said = self.lengths.new_zeros(3, B, columns)  # labels, frames, durations
+        self.sure = torch.zeros(B, columns, device=encoded.device) if read.confidence != "none" else None
+        self.active = torch.zeros((), dtype=torch.bool, device=encoded.device)
+        self.flags = torch.zeros(2, dtype=torch.bool, pin_memory=cuda)
+        self.sent = [torch.cuda.Event() for _ in range(2)] if cuda else None
+
+    def load(self, encoded: Tensor, lengths: Tensor, carry: Carry) -> None:
+        """Takes a batch in; what the last one left beyond it is never looked at."""
+        B, T, _ = encoded.shape
+        self.encoded[:B, :T].copy_(encoded)
+        self.lengths.zero_()[:B].copy_(lengths)
+        nest_map(lambda own, given: own[:B].copy_(given), self.place, begin(carry))
+        self.count.zero_()
+
+    def turn(self, read: Reader) -> None:
+        """At most one label more for each utterance. What is written without a label is overwritten by the next, or not counted."""
+        after, step = look(read, self.encoded, self.lengths, self.place, self.options)
+        column = self.count[:, None]
+        said = torch.stack([step.labels, step.frames, step.durations])
+        self.said.scatter_(2, column.expand(3, -1, -1), said[..., None])
+        if self.sure is not None:
+            self.sure.scatter_(1, column, step.confidence[:, None])  # type: ignore[index]
+        self.count += step.emitted
+        nest_map(_overwrite, self.place, speak(read, after, step))
+        torch.any(self.place.time < self.lengths, out=self.active)
+
+    def repeat(self, turns: Callable[[], None]) -> None:
+        """`turns` until nobody has frames left. The flag travels, and is read, while the next turns are already under way."""
+        turns()
+        self._send(0)
+        for slot in cycle((1, 0)):
+            turns()
+            self._send(slot)
+            if not self._received(1 - slot):
+                return
+
+    def _send(self, slot: int) -> None:
+        self.flags[slot].copy_(self.active, non_blocking=True)
+        if self.sent:
+            self.sent[slot].record()
+
+    def _received(self, slot: int) -> bool:
+        if self.sent:
+            self.sent[slot].synchronize()
+        return bool(self.flags[slot])
+
+    @torch.inference_mode(False)
+    def hypotheses(self, lengths: Tensor, carry: Carry, impl: str) -> Hypotheses:
+        """What was found for the batch with these lengths (B,), in tensors of its own."""
+        B, N = len(lengths), int(self.count[: len(lengths)].max())
+        place, counts = nest_map(lambda part: part[:B].clone(), (self.place, self.count))
+        beyond = torch.arange(N, device=counts.device) >= counts[:, None]
+        labels, frames, durations = (part[:B, :N] for part in self.said)
+        return Hypotheses(
+            labels=labels.masked_fill(beyond, -1), frames=(frames + carry.frames[:, None]).masked_fill(beyond, -1),
+            durations=durations.masked_fill(beyond, -1), lengths=counts, scores=place.scores, impl=impl,
+            confidence=None if self.sure is None else self.sure[:B, :N].masked_fill(beyond, -1),
+            carry=carry.after(place.time, lengths, place.predicted, place.state),
+        )  # fmt: skip
+
+
+def _overwrite(own: Tensor, new: Tensor) -> Tensor:
+    """`new` in the place of `own`."""
+    expect(own.dtype == new.dtype, "model.predict", f"{own.dtype}, as it began with", new.dtype, "Keep one dtype.")
+    return own.copy_(new)
+
+
+class Captured(NamedTuple):
+    """A loop, and how to run it on the current stream once it is loaded."""
+
+    loop: Loop
+    run: Callable[[], None]
+
+
+def capture(loop: Loop, read: Reader, mode: str) -> Callable[[], None]:
+    """Records the loaded loop: `TURNS` turns in a graph that the host replays, or one turn in a graph that repeats itself."""
+    stream, kind = torch.cuda.Stream(), loop.encoded.device.type  # its own: matrix products keep a workspace for each stream
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph(keep_graph=mode == "full")
+    # Casts that autocast remembers belong to whoever entered it, and may be gone at a replay.
+    cast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False)
+    with CAPTURING, cast, torch.cuda.stream(stream):
+        for _ in range(2):  # libraries set themselves up at their first calls, which may not happen within a capture
+            loop.turn(read)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(1 if mode == "full" else TURNS):
+                loop.turn(read)
+    torch.cuda.current_stream().wait_stream(stream)
+    return WhileGraph(graph, loop.active).launch if mode == "full" else lambda: loop.repeat(graph.replay)
+
+
+class Refused(RuntimeError):
+    """Why graphs cannot run."""
+
+
+class Graphs:
+    """The loops captured for one model, the one used last at the end. Whoever decodes with them holds `lock`."""
+
+    def __init__(self) -> None:
+        self.lock, self.loops = threading.Lock(), OrderedDict[tuple, Captured]()
+        self.weights: tuple = ()
+        self.trusted, self.refused = set[tuple](), ""
+        self.done: torch.cuda.Event | None = None  # when the device has finished with the buffers
+
+    def decode(self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options) -> Hypotheses:
+        """What `replay` finds; for "auto" the plain loop stands in, with the reason, once that was refused."""
+        auto = options.graphs == "auto"
+        try:
+            if auto and self.refused:
+                raise Refused(self.refused)
+            return self.replay(read, encoded, lengths, carry, options, "step" if auto else options.graphs)
+        except Refused as error:
+            if not auto:
+                raise
+            self.refused = str(error)
+            self.drop(*self.loops)
+        found = label_looping.decode(read, encoded, lengths, carry, options)
+        return replace(found, impl=f"label_looping, graphs=off: {self.refused}")
+
+    def replay(
+        self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options, mode: str
+    ) -> Hypotheses:  # fmt: skip
+        """By a captured loop that fits, captured first if there is none."""
+        if self.done:
+            self.done.wait()  # another stream may have used these buffers last
+        self.follow(read.model)
+        key = (mode, *_key(read, encoded, carry, options))
+        if key not in self.loops:
+            self.loops[key] = self.make(read, encoded, lengths, carry, options, mode)
+        self.loops.move_to_end(key)
+        loop, run = self.loops[key]
+        loop.load(encoded, lengths, carry)
+        start = Carry(loop.place.predicted, loop.place.state, loop.place.time, torch.zeros_like(loop.count))
+        wanted = None
+        if options.graphs == "auto" and key not in self.trusted:  # in the graph's own sizes: rounding depends on them
+            wanted = label_looping.decode(read, loop.encoded, loop.lengths, start, options)
+        run()
+        found = loop.hypotheses(lengths, carry, f"label_looping, graphs={mode}")
+        if wanted is not None:
+            if not _same(loop.hypotheses(loop.lengths, start, ""), wanted):
+                raise Refused("the captured loop found other labels than the plain one")
+            self.trusted.add(key)
+        if encoded.is_cuda:
+            self.done = torch.cuda.Event()
+            self.done.record()
+        return found
+
+    def make(self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options, mode: str) -> Captured:
+        """A loop for batches of this size, captured with this batch in it; the one used least recently makes room."""
+        while len(self.loops) >= KEEP:
+            self.drop(next(iter(self.loops)))
+        try:
+            loop = Loop(*_rounded(encoded), encoded, carry, options, read)
+            loop.load(encoded, lengths, carry)
+            return Captured(loop, capture(loop, read, mode))
+        except Exception as error:
+            raise Refused(f"graphs={mode!r}: capture failed, {_cause(error)}") from error
+
+    def follow(self, model: Any) -> None:
+        """Drops all loops if weights have moved, or changed dtype or shape: a graph knows them by their addresses."""
+        weights = tuple(fingerprint(model))
+        if not any(len(entry) > 1 for entry in weights):
+            raise Refused("the model's attributes hold no tensors, so a change of its weights could not be seen")
+        if weights != self.weights:
+            self.drop(*self.loops)
+            self.weights = weights
+
+    def drop(self, *keys: tuple) -> None:
+        """Frees loops, once the device has finished with them."""
+        if self.done:
+            self.done.synchronize()
+        for key in keys:
+            del self.loops[key]
+            self.trusted.discard(key)
+
+
+def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options) -> Hypotheses:
+    """label_looping by CUDA graphs, which are kept for the model until it is gone or `release_graphs` is called.
+
+    "step": the host replays `TURNS` turns at a time. "full": one graph that repeats itself on the device; by name only, until
+    it has been measured. "auto": "step" on a GPU, provided that its first result in each size is the plain loop's; else, and if
+    capture failed, the plain loop from then on, with the reason in `impl`. RuntimeError if a mode asked for by name cannot run.
+
+    B is rounded up to a power of two, T to that or three quarters of one, so that few graphs serve many batches; `KEEP` of them
+    stay. Weights may change in place; graphs are captured again when their addresses, dtypes or shapes do, or a module's mode.
+    Weights outside the model's attributes, and Python's numbers in `predict` and `join`, are as they were at the capture.
+
+    Threads that decode with one model take turns. On another stream, a call waits for what the last one did to the buffers.
+    """
+    auto = options.graphs == "auto"
+    if not encoded.is_cuda:
+        expect(auto, "graphs", f"'auto' or 'off' on {encoded.device}", repr(options.graphs), "CUDA graphs need a CUDA device.")
+        return label_looping.decode(read, encoded, lengths, carry, options)
+    graphs = _graphs_of(read.model)
+    with graphs.lock, torch.cuda.device(encoded.device):
+        return graphs.decode(read, encoded, lengths, carry, options)
+
+
+MODELS = dict[int, Graphs]()  # by identity: a model need not be hashable
+
+
+def _graphs_of(model: Any) -> Graphs:
+    with REGISTERING:
+        if id(model) not in MODELS:
+            weakref.finalize(model, MODELS.pop, id(model), None).atexit = False
+            MODELS[id(model)] = Graphs()
+        return MODELS[id(model)]
+
+
+def release_graphs(model: Any = None) -> None:
+    """Frees what graphs of `model`, or of all models, hold; the next call captures anew."""
+    with REGISTERING:
+        chosen = list(MODELS) if model is None else [id(model)]
+        freed = [MODELS.pop(key) for key in chosen if key in MODELS]
+    for graphs in freed:
+        with graphs.lock:
+            graphs.drop(*graphs.loops)
+
+
+def fingerprint(held: Any, depth: int = 3) -> Iterator[tuple]:
+    """Address, dtype, shape and device of each tensor that `held` leads to, and the mode of each module.
+
+    Through modules all the way; through containers, closures and attributes of other objects `depth` times.
+    """
+    if isinstance(held, Tensor):
+        yield held.data_ptr(), held.dtype, held.shape, held.device
+    elif isinstance(held, nn.Module):
+        for module in held.modules():
+            yield (module.training,)
+            for own in (module._parameters, module._buffers, vars(module)):
+                for value in own.values():
+                    if isinstance(value, Tensor | list | tuple):
+                        yield from fingerprint(value, 1)
+    elif depth:
+        for part in _inside(held):
+            yield from fingerprint(part, depth - 1)
+
+
+def _inside(held: Any) -> Iterable[Any]:
+    if isinstance(held, dict | list | tuple):
+        return held.values() if isinstance(held, dict) else held
+    if isinstance(held, MethodType):
+        return (held.__self__,)
+    if isinstance(held, FunctionType):
+        return [cell.cell_contents for cell in held.__closure__ or ()]
+    return () if isinstance(held, type) else getattr(held, "__dict__", {}).values()
+
+
+def _rounded(encoded: Tensor) -> tuple[int, int]:
+    """Sizes (B, T) of the buffers for encoded (B, T, E)."""
+    B, T, _ = encoded.shape
+    above = max(16, 1 << (T - 1).bit_length())
+    return 1 << (B - 1).bit_length(), 3 * above // 4 if 3 * above // 4 >= T else above
+
+
+def _key(read: Reader, encoded: Tensor, carry: Carry, options: Options) -> tuple:
+    """What a captured loop is good for, weights aside."""
+    kind = encoded.device.type
+    sizes = tuple((part.shape[1:], part.dtype) for part in leaves(carry))
+    rounding = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.get_float32_matmul_precision()
+    asked = options.max_symbols, options.window, read.confidence, read.blank, read.durations
+    return *_rounded(encoded), encoded.shape[2], encoded.dtype, encoded.device, sizes, rounding, asked
+
+
+def _same(found: Hypotheses, wanted: Hypotheses) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(found.parts()[:4], wanted.parts()[:4], strict=True))
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of the error that began it: leaving a capture that failed raises another one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
