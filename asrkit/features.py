@@ -59,7 +59,9 @@ def log_mel(waveforms: Tensor, lengths: Tensor, *, config: FeatureConfig | None 
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
     expect(waveforms.is_floating_point(), "waveforms", "a float dtype", waveforms.dtype, "Divide int16 by 32768.")
-    expect(B > 0 and bool((lengths >= 1).all()) and bool((lengths <= S).all()), "lengths", f"1..{S}", lengths.tolist())
+    expect(B > 0, "lengths", "at least one utterance", tuple(lengths.shape))
+    low, high = torch.stack(lengths.aminmax()).tolist()  # the only wait for a GPU
+    expect(1 <= low <= high <= S, "lengths", f"1..{S}", f"{low} to {high}")
     valid = valid_mask(lengths, S)
     signal = waveforms.float().masked_fill(~valid, 0.0)
     signal = torch.cat([signal[:, :1], signal[:, 1:] - config.preemphasis * signal[:, :-1]], 1).masked_fill(~valid, 0.0)
@@ -79,14 +81,18 @@ def log_mel(waveforms: Tensor, lengths: Tensor, *, config: FeatureConfig | None 
 def normalize(features: Tensor, lengths: Tensor) -> Tensor:
     """Zero mean and unit (unbiased) deviation over time, per utterance and bin: (B, T, F), padding zero.
 
-    One masked pass over the batch, with no loop and no synchronisation; equal to `normalize_sequential`.
+    A frame's divisor is the deviation + 1e-5, as in NeMo. One frame alone becomes zeros; an utterance of none has zeros only.
+    The deviation is of centred features: mean squares less the squared mean would lose what a large mean leaves of float32's
+    digits. No loop and no synchronisation; equal to `normalize_sequential`.
     """
     B, T, _ = dims(features, "B T F", "features")
     dims(lengths, "B", "lengths", B=B)
     valid = valid_mask(lengths, T)[..., None]  # (B, T, 1)
+    padding = ~valid
     count = valid.sum(1, keepdim=True).to(features.dtype)  # not `lengths`: what exceeds T counts no frames
-    mean = features.masked_fill(~valid, 0.0).sum(1, keepdim=True) / count
-    centred = (features - mean).masked_fill(~valid, 0.0)
+    kept = features.masked_fill(padding, 0.0)
+    mean = kept.sum(1, keepdim=True) / count
+    centred = kept.sub_(mean).masked_fill_(padding, 0.0)  # in place: new memory costs a CPU more than the arithmetic
     deviation = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
     return centred / (deviation + 1e-5)
 
@@ -96,6 +102,6 @@ def normalize_sequential(features: Tensor, lengths: Tensor) -> Tensor:
     out = torch.zeros_like(features)
     for b, length in enumerate(lengths.tolist()):
         rows = features[b, :length]
-        deviation = rows.std(0) if length > 1 else rows.new_zeros(rows.shape[1])
+        deviation = rows.std(0) if len(rows) > 1 else rows.new_zeros(rows.shape[1])
         out[b, :length] = (rows - rows.mean(0)) / (deviation + 1e-5)
     return out

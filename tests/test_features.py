@@ -1,8 +1,13 @@
+import math
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequential
+from asrkit.profiling import launch_profile
 
 
 def reference_log_mel(waveform: np.ndarray, config: FeatureConfig) -> np.ndarray:
@@ -53,14 +58,63 @@ def test_what_lies_in_the_padding_cannot_matter(filler):
         assert (features[b, n[0] :] == 0).all()
 
 
-def test_batched_normalisation_equals_the_loop_to_1e_6_with_nan_in_the_padding():
-    features = torch.randn(5, 40, 80) * 3 + 10
-    lengths = torch.tensor([40, 1, 2, 39, 17])
-    for b, length in enumerate(lengths.tolist()):
-        features[b, length:] = float("nan")
-    batched, loop = normalize(features.double(), lengths), normalize_sequential(features.double(), lengths)
-    torch.testing.assert_close(batched, loop, atol=1e-6, rtol=0)
-    assert (batched[1] == 0).all()  # one frame has no deviation: centred, and nothing to divide by
+def defined_normalization(features, lengths):
+    """The definition in float64, number by number: (x - mean) / (deviation + 1e-5), zero in the padding."""
+    out = np.zeros(features.shape)
+    for b, f in np.ndindex(features.shape[0], features.shape[2]):
+        x = features[b, : max(0, int(lengths[b])), f].double().tolist()
+        if x:
+            mean = math.fsum(x) / len(x)
+            deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in x) / max(1, len(x) - 1))
+            out[b, : len(x), f] = [(v - mean) / (deviation + 1e-5) for v in x]
+    return torch.from_numpy(out)
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 40), st.integers(1, 4), st.floats(-1e3, 1e3),
+    st.sampled_from([1e-3, 1.0, 50.0]), st.sampled_from([math.nan, math.inf, -math.inf, 1e30]),
+)  # fmt: skip
+def test_batched_normalisation_equals_the_loop_and_its_definition(seed, B, T, F, mean, spread, filler):
+    g = torch.Generator().manual_seed(seed)
+    features = torch.randn(B, T, F, generator=g, dtype=torch.float64) * spread + mean
+    lengths = torch.randint(0, T + 3, (B,), generator=g)  # none, one, all frames; a length beyond the last stands for all
+    padding = torch.arange(T) >= lengths[:, None]
+    features[padding] = filler
+    given, wanted = features.clone(), defined_normalization(features, lengths)
+    for normalized in (normalize, normalize_sequential):
+        torch.testing.assert_close(normalized(features, lengths), wanted, atol=1e-6, rtol=0)
+    assert (normalize(features, lengths)[padding] == 0).all()
+    assert (normalize(features, lengths.clamp(max=1)) == 0).all()  # one frame has no deviation, and is its own mean
+    torch.testing.assert_close(features, given, rtol=0, atol=0, equal_nan=True)  # what was given is left alone
+
+
+@pytest.mark.parametrize("mean", [0.0, -8.0, 300.0, 3e4])
+def test_a_large_mean_costs_the_batch_no_more_digits_than_the_loop(mean):
+    features, lengths = (
+        torch.randn(6, 400, 8, generator=torch.Generator().manual_seed(0)) + mean,
+        torch.tensor([400, 2, 399, 17, 1, 0]),
+    )
+    wanted = normalize_sequential(features.double(), lengths)
+    apart = {f: (f(features, lengths) - wanted).abs().max() for f in (normalize, normalize_sequential)}
+    assert apart[normalize] <= 2 * apart[normalize_sequential] + 2e-6, apart
+    assert apart[normalize] <= 1e-6 * max(2, abs(mean)), apart  # an ulp of the mean, here and there
+
+
+def test_normalisation_launches_as_much_for_any_batch_and_waits_for_nothing():
+    def counted(function, B, T):
+        return launch_profile(lambda: function(torch.randn(B, T, 4), torch.full((B,), T)))
+
+    found = [counted(normalize, *size) for size in ((1, 3), (1, 300), (64, 3), (64, 300))]
+    assert len({one.launches for one in found}) == 1
+    assert [one.syncs for one in found] == [0] * 4
+    assert counted(normalize_sequential, 64, 3).launches >= counted(normalize_sequential, 1, 3).launches + 63 * 4
+
+
+def test_the_whole_frontend_waits_for_a_gpu_once_to_check_its_lengths():
+    given = torch.stack([speechlike(1600)] * 3), torch.tensor([1600, 800, 1])
+    log_mel(*given)  # the tables are made and kept
+    assert launch_profile(lambda: log_mel(*given)).syncs == 1
 
 
 def test_normalised_features_have_zero_mean_and_unit_deviation():
@@ -104,6 +158,13 @@ def test_lengths_of_no_frames_or_beyond_the_last_are_normalised_as_the_loop_does
     torch.testing.assert_close(normalize(features, lengths), normalize_sequential(features, lengths))
     with pytest.raises(ValueError, match=r"lengths: expected shape \(B=3\), got \(1,\)"):
         normalize(features, lengths[:1])
+
+
+def test_gradients_of_normalisation_are_those_of_the_loop():
+    features = torch.randn(3, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    weights, lengths = torch.randn(3, 6, 2, generator=torch.Generator().manual_seed(1)), torch.tensor([6, 2, 4])
+    slopes = [torch.autograd.grad((f(features, lengths) * weights).sum(), features)[0] for f in (normalize, normalize_sequential)]
+    torch.testing.assert_close(*slopes)
 
 
 def test_gradients_flow_even_if_the_first_call_was_in_inference_mode():
