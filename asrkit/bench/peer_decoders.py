@@ -6,7 +6,8 @@
 
 `plan` is a file that `write` made: the weights of a TransducerModel with an LSTM and a relu, and frames that are projected
 already, so NeMo's own projection of the encoder is left out. Prediction network, joint and decoder are NeMo's. A request is one
-call; with "observe" the answer has what it found, beside the digest scores and durations of labels, and the calls it made.
+call; with "observe" the answer has what it found and the calls it made: beside the digest scores, and with "keep_durations"
+those of TDT's labels.
 """
 
 import functools
@@ -71,7 +72,7 @@ class Stub(types.ModuleType):
 
 
 @functools.lru_cache(1)
-def decoder(loop: str, plan: str, max_symbols: int) -> tuple[Callable[[], Any], Any, Any]:
+def decoder(loop: str, plan: str, max_symbols: int, keep_durations: bool) -> tuple[Callable[[], Any], Any, Any]:
     """A call that decodes the plan, NeMo's prediction network and its joint."""
     if "nemo" not in sys.modules:
         stub_nemo()
@@ -86,7 +87,7 @@ def decoder(loop: str, plan: str, max_symbols: int) -> tuple[Callable[[], Any], 
         "blank_index": predictor.blank_idx,
         "max_symbols_per_step": max_symbols,
     }
-    how |= {"durations": durations} if durations else {}
+    how |= {"durations": durations, "include_duration": keep_durations} if durations else {}
     if loop == "nemo_one_by_one":
         infer = (greedy.GreedyTDTInfer if durations else greedy.GreedyRNNTInfer)(**how)
     elif durations:
@@ -138,7 +139,7 @@ def counted(**of: tuple[Any, str]) -> Iterator[dict[str, int]]:
 def serve(loop: str, request: dict[str, Any]) -> dict[str, Any]:
     """The answer to one request, as above."""
     torch.set_num_threads(request["threads"])
-    decode, predictor, joint = decoder(loop, request["plan"], request["max_symbols"])
+    decode, predictor, joint = decoder(loop, request["plan"], request["max_symbols"], request.get("keep_durations", False))
     with counted(join=(joint, "joint_after_projection"), predict=(predictor, "predict")) as calls:
         wall, cpu = time.perf_counter_ns(), time.process_time_ns()
         found = decode()
