@@ -212,3 +212,16 @@ def margin(model, frames, walked):
                 best = part.topk(2).values
                 leads.append(float((best[:, 0] - best[:, 1]).min()))
     return min(leads)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_gpu_writes_what_the_cpu_writes_with_the_same_scores(make, speak, strategy, durations):
+    model, (encoded, lengths) = make("lstm", 5, durations=durations), speak("lstm", 9, 30, 5)
+    how = {"strategy": strategy, "confidence": "entropy", "graphs": "off"}
+    wanted = transducer_greedy(model, encoded, lengths, **how)
+    found = transducer_greedy(model.cuda(), encoded.cuda(), lengths.cuda(), **how)
+    assert found.tokens() == wanted.tokens()
+    for ours, theirs in zip(found.parts(), wanted.parts(), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
