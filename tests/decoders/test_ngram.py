@@ -1,0 +1,138 @@
+"""ARPA files: every probability against the recursion of the textbook, and every way a file can be wrong."""
+
+import gzip
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asrkit.decoders import NGram
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def arpa(grams):
+    """The text of an ARPA file: {words: (log10 probability, log10 back-off weight)}."""
+    order = max(map(len, grams))
+    lines = ["written by a test", "", "\\data\\"]
+    lines += [f"ngram {n}={sum(len(gram) == n for gram in grams)}" for n in range(1, order + 1)]
+    for n in range(1, order + 1):
+        lines += ["", f"\\{n}-grams:"]
+        for gram, (logp, backoff) in grams.items():
+            if len(gram) == n:
+                lines.append(f"{logp}\t{' '.join(gram)}" + (f"\t{backoff}" if n < order and backoff else ""))
+    return "\n".join([*lines, "", "\\end\\", ""])
+
+
+def random_grams(seed, order, tokens, unknown):
+    """A random model: contexts of listed n-grams are listed, their suffixes need not be."""
+    rng = random.Random(seed)
+    words = [*rng.sample(tokens, rng.randint(1, len(tokens))), "<s>", "</s>", *["<unk>"] * unknown, "elsewhere"]
+    number = lambda low, high: round(rng.uniform(low, high), 4)  # noqa: E731
+    grams = {(word,): (number(-3, 0), number(-1, 0.3)) for word in words}
+    level = list(grams)
+    for _ in range(order - 1):
+        new = [(*gram, word) for gram in level if gram[-1] != "</s>" for word in words if word != "<s>" and rng.random() < 0.4]
+        level = new or [(*level[0], "</s>")]
+        grams.update((gram, (number(-3, 0), number(-1, 0.3))) for gram in level)
+    return grams
+
+
+def textbook(grams, history, word):
+    """log p(word | history) in nats, by recursion."""
+    if (*history, word) in grams:
+        return grams[(*history, word)][0] * math.log(10)
+    if not history:
+        return -math.inf
+    return grams.get(history, (0, 0.0))[1] * math.log(10) + textbook(grams, history[1:], word)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 6), st.booleans(), st.booleans())
+def test_every_next_token_has_the_probability_of_the_textbook(tmp_path_factory, seed, order, V, unknown, ids):
+    tokens = list(range(V)) if ids else [f"▁{n}" for n in range(V)]
+    grams = random_grams(seed, order, [str(token) for token in tokens], unknown)
+    path = tmp_path_factory.mktemp("lm") / "lm.arpa"
+    path.write_text(arpa(grams), encoding="utf-8")
+    lm, rng = NGram.read(path, tokens), random.Random(seed)
+    histories, states = [("<s>",)] * 3, lm.start(3)
+    spell = lambda token: str(token) if (str(token),) in grams else "<unk>"  # noqa: E731
+    for _ in range(6):
+        past = [history[max(0, len(history) - order + 1) :] for history in histories]
+        wanted = torch.tensor([[textbook(grams, history, spell(token)) for token in tokens] for history in past])
+        torch.testing.assert_close(lm.scores(states), wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lm.scores(states[:, None])[:, 0], wanted, rtol=1e-5, atol=1e-5)
+        ends = torch.tensor([textbook(grams, history, "</s>") for history in past])
+        torch.testing.assert_close(lm.final(states), ends, rtol=1e-5, atol=1e-5)
+        said = [rng.randrange(V) for _ in histories]
+        histories = [(*history, spell(tokens[token])) for history, token in zip(histories, said, strict=True)]
+        states = lm.advance(states, torch.tensor(said))
+
+
+GOOD = {("<s>",): (-99, -0.5), ("</s>",): (-1.0, 0), ("a",): (-0.5, -0.25), ("b",): (-0.75, 0), ("a", "b"): (-0.125, 0)}
+
+
+def test_files_may_be_gzipped_and_hold_more_than_the_tokens(tmp_path):
+    plain, zipped = tmp_path / "lm.arpa", tmp_path / "lm.gz"
+    plain.write_text(arpa(GOOD))
+    zipped.write_bytes(gzip.compress(arpa(GOOD).encode()))
+    for tokens, wanted in ((["a", "b", "<blank>"], [-0.75, -0.125, -math.inf]), (["b"], [-0.75])):
+        one, other = NGram.read(plain, tokens), NGram.read(zipped, tokens)
+        state = one.advance(one.start(1), torch.tensor([0]))
+        found = one.scores(state)[0] / math.log(10)
+        torch.testing.assert_close(found, torch.tensor(wanted), rtol=1e-5, atol=1e-5)
+        assert torch.equal(one.scores(state), other.scores(state))
+
+
+def test_to_moves_every_tensor(tmp_path):
+    (tmp_path / "lm.arpa").write_text(arpa(GOOD))
+    moved = NGram.read(tmp_path / "lm.arpa", ["a", "b"]).to("meta")
+    assert moved.scores(moved.start(3)).shape == (3, 2)
+    assert {part.device.type for part in vars(moved).values() if isinstance(part, torch.Tensor)} == {"meta"}
+
+
+@pytest.mark.parametrize(("old", "new", "wanted"), [
+    ("\\data\\\n", "", "lm.arpa:16: expected a line \\data\\ first, got the end of the file."),
+    ("ngram 1=4\nngram 2=1\n", "", "lm.arpa:5: expected a line 'ngram 1=count', got \\1-grams:."),
+    ("ngram 1=4\n", "", "lm.arpa:4: expected the count of order 1, got ngram 2=1."),
+    ("ngram 1=4", "ngram 1=5", "lm.arpa:13: expected 5 n-grams in \\1-grams:, as \\data\\ says, got 4 before '\\\\2-grams:'."),
+    ("\\2-grams:\n", "", "lm.arpa:13: expected a number, got 'b'."),
+    ("\\1-grams:", "\\3-grams:", "lm.arpa:7: expected the section \\1-grams:, got \\3-grams:."),
+    ("\\end\\\n", "", "lm.arpa:16: expected \\end\\, got the end of the file."),
+    ("-0.75\tb", "nan\tb", "lm.arpa:11: expected a log10 probability of at most 0, got nan."),
+    ("-0.75\tb", "0.5\tb", "lm.arpa:11: expected a log10 probability of at most 0, got 0.5."),
+    ("-0.75\tb", "x\tb", "lm.arpa:11: expected a number, got 'x'."),
+    ("-0.75\tb", "-0.75\ta", "lm.arpa:11: expected every n-gram once, got -0.75\ta."),
+    ("a\t-0.25", "a\tinf", "lm.arpa:10: expected a finite back-off weight, got inf."),
+    ("a\t-0.25", "a\tnan", "lm.arpa:10: expected a finite back-off weight, got nan."),
+    ("a b\n", "a b\t-0.5\n", "lm.arpa:14: expected a log-probability, 2 words, got -0.125\ta b\t-0.5."),
+    ("-0.5\ta\t-0.25", "-0.5\tc", "lm.arpa:14: expected an n-gram whose first 1 words are listed, got -0.125\ta b."),
+])  # fmt: skip
+def test_a_malformed_file_is_one_line_that_names_its_line(tmp_path, old, new, wanted):
+    text = arpa(GOOD)
+    assert old in text
+    (tmp_path / "lm.arpa").write_text(text.replace(old, new, 1))
+    with pytest.raises(ValueError) as error:
+        NGram.read(tmp_path / "lm.arpa", ["a", "b"])
+    assert str(error.value) == wanted
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path):
+    text = arpa(GOOD).rstrip()
+    for size in range(len(text)):
+        (tmp_path / "lm.arpa").write_text(text[:size])
+        with pytest.raises(ValueError, match=r"^lm\.arpa:\d+: expected"):
+            NGram.read(tmp_path / "lm.arpa", ["a", "b"])
+    whole = gzip.compress(text.encode())
+    for damaged in (whole[: len(whole) // 2], whole[:20] + b"\xff\xff\xff" + whole[23:], text.encode() + b"\n\xff"):
+        (tmp_path / "lm.arpa").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"^lm\.arpa:\d+: expected"):
+            NGram.read(tmp_path / "lm.arpa", ["a", "b"])
+
+
+def test_tokens_that_are_the_same_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"^tokens: expected at least one, all different, got 2, 1 different\.$"):
+        NGram.read(tmp_path / "lm.arpa", ["a", "a"])
