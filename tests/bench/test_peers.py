@@ -10,8 +10,9 @@ import torch
 from asrkit import bench
 from asrkit.bench import losses
 from asrkit.bench.cases import digest
-from asrkit.bench.peers import Rival
+from asrkit.bench.peers import Answer, Rival
 from asrkit.cli import main
+from asrkit.decoders import ctc_greedy
 from asrkit.losses import rnnt_loss
 
 
@@ -52,6 +53,33 @@ def test_a_rival_that_disagrees_is_not_measured(peers, case, monkeypatch):
     monkeypatch.setitem(bench.SUITES, "one", lambda device, quick: iter([replace(case, arms=turned, setups={})]))
     with pytest.raises(AssertionError, match="torchaudio disagrees with wrong, so nothing was measured"):
         bench.run("one", quick=True, peers=peers)
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2], ids=["labels", "lengths", "frames"])
+def test_a_rival_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
+    found = ctc_greedy(torch.eye(3)[torch.tensor([[0, 2, 1], [2, 2, 1]])], torch.tensor([3, 3]))
+    parts = list(digest(found, None))
+
+    def check():
+        answer = Answer(wall_ms=1.0, cpu_ms=1.0, digest=tuple(parts))
+        arms = {"ours": lambda: found, "theirs": lambda: answer}
+        bench.check(bench.Case(what="x", arms=arms, params={}, peers={"loss": "x"}))
+
+    check()
+    parts[wrong] = parts[wrong] + 1
+    with pytest.raises(AssertionError, match=r"theirs disagrees with ours, so nothing was measured\. Integers differ"):
+        check()
+
+
+def test_counts_that_a_rival_tells_are_in_its_records(monkeypatch):
+    found = ctc_greedy(torch.eye(3)[torch.tensor([[0, 2, 1]])], torch.tensor([3]))
+    answer = Answer(wall_ms=1.0, cpu_ms=1.0, digest=digest(found, None), told={"join": 7})
+    monkeypatch.setattr(Rival, "__call__", lambda self, observe=False: answer)
+    theirs = Rival(process=None, name="theirs", request={})
+    case = bench.Case(what="x", arms={"ours": lambda: found, "theirs": theirs}, params={"shape": [1]}, peers={"loss": "x"})
+    monkeypatch.setitem(bench.SUITES, "one", lambda device, quick: iter([case]))
+    by_arm = {one["impl"]: one["params"] for one in bench.run("one", quick=True) if one["metric"] == "latency"}
+    assert by_arm["theirs"]["join"] == 7 and "join" not in by_arm["ours"]
 
 
 def test_a_rival_that_is_not_installed_is_one_line_and_left_out(case, capfd):
