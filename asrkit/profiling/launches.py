@@ -75,11 +75,12 @@ class _Count(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace != "prim":  # which cannot be asked
-            with self:  # in inference mode ops arrive whole that are made of others
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
+        if func.namespace == "prim":  # a question about metadata
+            return func(*args, **kwargs)
+        with self:  # in inference mode ops arrive whole that are made of others
+            parts = func.decompose(*args, **kwargs)
+        if parts is not NotImplemented:
+            return parts
         result = func(*args, **kwargs)
         name, given = func._schema.name.partition("::")[2], [leaf for leaf in tree_leaves((args, kwargs)) if _is(leaf)]
         made = [leaf for leaf in tree_leaves(result) if _is(leaf)]

@@ -52,8 +52,8 @@ def look(read: Reader, encoded: Tensor, lengths: Tensor, place: Place, options: 
 
 
 def speak(read: Reader, place: Place, step: Step) -> Place:
-    """One call of the predictor, which moves those who found a label."""
-    after = read.model.predict(step.labels.masked_fill(~step.emitted, read.blank), place.state)
+    """One call of the predictor, which moves those who found a label; what it says of the others' tokens is not taken."""
+    after = read.model.predict(step.labels, place.state)
     predicted, state = choose(step.emitted, after, (place.predicted, place.state))
     return place._replace(predicted=predicted, state=state)
 
