@@ -222,6 +222,15 @@ def test_alignments_of_one_label_sequence_are_added():
     assert found.alternatives[0].scores.exp().tolist() == pytest.approx([0.36], abs=1e-6)
 
 
+def test_uniform_models_count_alignments_even_where_all_are_equally_likely():
+    model, T = Random(1, V=2, sharp=0.0), 3
+    found = transducer_beam(model, torch.zeros(1, T, 4).double(), torch.tensor([T]), width=12, nbest=10, max_symbols=3)
+    scores = {int(one.lengths): one.scores.item() for one in every(found)}
+    assert len(scores) == 10  # no label sequence twice
+    for U in range(4):  # up to here max_symbols limits nothing
+        assert scores[U] == pytest.approx(math.log(math.comb(T + U - 1, U)) - (T + U) * math.log(2), abs=1e-5)
+
+
 def test_results_may_serve_a_loss_and_name_the_search():
     found = transducer_beam(Unsure(), torch.zeros(1, 2, 1), torch.tensor([2]), width=2, nbest=2)
     assert not any(part.is_inference() for one in every(found) for part in one.parts())

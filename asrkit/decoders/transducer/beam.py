@@ -60,8 +60,9 @@ def transducer_beam(
     A frame is a row of rounds. In round s stand at most `width` hypotheses with s labels on this frame; one call of the
     joint serves those of the whole batch. Their blanks go into the set of the frame they lead to, their labels to the next
     round; of TDT (arXiv 2304.06795) labels with a duration go into the set of the frame that they jump to. A set holds the
-    `width` best, merged by prefix. No hypothesis goes on from a frame when `width` others in one set ahead are likelier:
-    probabilities only fall. After `max_symbols` labels on a frame only blank may follow. A jump past the end ends there, a
+    `width` best, merged by prefix. No hypothesis goes on from a frame when `width` in one set ahead are likelier, since
+    probabilities only fall (with a label_bonus they may rise: then it is a guess); what it would have added to one of them
+    is missing there. After `max_symbols` labels on a frame only blank may follow. A jump past the end ends there, a
     blank of duration 0 moves 1 frame. `transducer_beam_reference` is the same search in plain loops.
     """
     longest = check(encoded, lengths, "B T E", "encoded")
