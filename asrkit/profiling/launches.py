@@ -18,11 +18,8 @@ from asrkit.shapes import expect
 ROOT, TORCH = Path(__file__).resolve().parents[2], Path(torch.__file__).parent
 MEMORY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"}
 VIEWS = {"_unsafe_view", "_reshape_alias", "lift_fresh", "detach_", "is_pinned", "record_stream", "_local_scalar_dense"}
-# What decides a size or a Python value: the CPU cannot go on before the GPU has come this far.
-WAITS = {
-    "_local_scalar_dense", "nonzero", "masked_select", "equal", "allclose", "_unique", "_unique2", "unique_dim",
-    "unique_consecutive", "unique_dim_consecutive", "bincount",
-}  # fmt: skip
+# What decides a value or a size in Python: the CPU cannot go on before the GPU has come this far.
+WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 INDEXING = {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"}
 READS = {Tensor.tolist, Tensor.numpy, Tensor.cpu}  # which no dispatcher sees where the device is the CPU itself
 RUNTIME = {
@@ -41,7 +38,7 @@ class Launches:
     ops: Counter[str]  # the launches and the syncs by name
     sync_sites: Counter[str]  # the syncs by "file:line" of the first caller outside torch
     kernels: int | None = None  # CUDA only: launches that the driver saw, from Python; those within a graph are not among them
-    graph_launches: int | None = None  # CUDA only
+    graph_launches: int | None = None  # CUDA only; a graph started by cuda-python may be missing
     stream_syncs: int | None = None  # CUDA only: cudaStreamSynchronize and cudaEventSynchronize
 
 
@@ -87,8 +84,8 @@ class _Count(TorchDispatchMode):
         if not any(tensor.device.type == self.kind for tensor in given + made):
             return result
         launches = name not in MEMORY | VIEWS and not func.is_view and any(tensor.numel() for tensor in made or given)
-        waits = name in WAITS or _masks(name, args, given) or _crosses(name, args, kwargs, given + made)
-        waits = waits or (name == "repeat_interleave" and kwargs.get("output_size") is None)
+        waits = bool(WAITS & set(func.tags)) and name not in INDEXING and kwargs.get("output_size") is None
+        waits = waits or _masks(name, args) or _crosses(name, args, kwargs, given + made)
         self.add(name, launches, waits)
         return result
 
@@ -123,7 +120,7 @@ def _is(leaf: object) -> bool:
     return isinstance(leaf, Tensor)
 
 
-def _masks(name: str, args: Any, given: list[Tensor]) -> bool:
+def _masks(name: str, args: Any) -> bool:
     """Whether indices hold a boolean mask, which is turned into positions first: their number is not known before."""
     if name not in INDEXING or not any(index.dtype in (torch.bool, torch.uint8) for index in args[1] if index is not None):
         return False

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.nests import leaves, nest_map
@@ -106,6 +107,21 @@ def _overwrite(own: Tensor, new: Tensor) -> Tensor:
     return own.copy_(new)
 
 
+class Recordable(TorchDispatchMode):
+    """RuntimeError for an op that decides a value or a size in Python: a capture that fails there may leave traces in torch."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        decides = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
+        if func is torch.ops.aten.index.Tensor:  # by a mask, that is
+            decides = {part.dtype for part in args[1] if part is not None} & {torch.bool, torch.uint8}
+        if decides and kwargs.get("output_size") is None:
+            raise RuntimeError(f"{func} waits for the GPU")
+        with self:  # in inference mode ops arrive whole that are made of others
+            parts = func.decompose(*args, **kwargs)
+        return func(*args, **kwargs) if parts is NotImplemented else parts
+
+
 class Captured(NamedTuple):
     """A loop, and how to run it on the current stream once it is loaded."""
 
@@ -122,7 +138,8 @@ def capture(loop: Loop, read: Reader, mode: str) -> Callable[[], None]:
     cast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False)
     with CAPTURING, cast, torch.cuda.stream(stream):
         for _ in range(2):  # libraries set themselves up at their first calls, which may not happen within a capture
-            loop.turn(read)
+            with Recordable():
+                loop.turn(read)
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for _ in range(1 if mode == "full" else TURNS):
                 loop.turn(read)
