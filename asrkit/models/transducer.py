@@ -103,12 +103,13 @@ class LSTMPredictor(nn.Module):
 
     def step(self, below: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """One label further, by cells: the kernels for sequences pack all weights anew at each call, for one product."""
-        hidden, cell = [], []
+        after = list[tuple[Tensor, Tensor]]()
         for layer in range(self.lstm.num_layers):
             weights = [getattr(self.lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-            below, inside = torch.lstm_cell(below, (state[0][:, layer], state[1][:, layer]), *weights)
-            hidden, cell = [*hidden, below], [*cell, inside]
-        return below[:, None], (torch.stack(hidden, 1), torch.stack(cell, 1))
+            below, cell = torch.lstm_cell(below, (state[0][:, layer], state[1][:, layer]), *weights)
+            after.append((below, cell))
+        hidden, cells = (torch.stack(parts, 1) for parts in zip(*after, strict=True))
+        return below[:, None], (hidden, cells)
 
 
 class TransducerModel(nn.Module):
