@@ -43,6 +43,7 @@ class Random(nn.Module):
         return hidden, {"cell": [Cell(hidden[:, None])], "last": (labels, None)}
 
     def join(self, encoded, predicted):
+        assert encoded.isfinite().all(), "padding was read"
         return (encoded @ self.encoded + predicted).tanh() @ self.out + self.bias
 
 

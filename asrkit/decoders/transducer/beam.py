@@ -10,7 +10,7 @@ from torch import Tensor
 from asrkit.decoders.hypotheses import Hypotheses, Step, check
 from asrkit.decoders.nests import choose, nest_map
 from asrkit.decoders.transducer import Transducer
-from asrkit.shapes import expect, valid_mask
+from asrkit.shapes import expect
 
 MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it loses nothing
 LOW = (1 << 35) - 1
@@ -68,9 +68,8 @@ def transducer_beam(
     longest = check(encoded, lengths, "B T E", "encoded")
     check_beam(model, width, nbest, max_symbols)
     with torch.inference_mode():
-        frames = encoded[:, :longest].masked_fill(~valid_mask(lengths, longest)[..., None], 0)  # NaN in padding would spread
         fusion = Fusion(lm if lm_weight else None, lm_weight, label_bonus)
-        search = Search(model, fusion, frames, width, max_symbols)
+        search = Search(model, fusion, encoded[:, :longest], width, max_symbols)
         best = search.run(lengths.long())
         first, *rest = search.trace(nest_map(lambda part: part[:, :nbest], best))
     return replace(first, alternatives=tuple(rest))
@@ -163,7 +162,7 @@ class Search:
             if t in ends:  # what lies beyond the end is there too
                 final = choose(lengths == t, self.finish(join_sets([now, *(self.at(ahead, r) for r in range(R))])), final)
             if t < T:
-                now = now._replace(score=now.score.masked_fill((lengths <= t)[:, None], -torch.inf))
+                now = now._replace(score=now.score.masked_fill((lengths <= t)[:, None], -torch.inf))  # padding is not read
                 ahead = self.frame(t, now, ahead)
                 now = self.at(ahead, 0)
                 ahead = nest_map(lambda part, new: torch.cat([part[:, 1:], new], 1), ahead, self.empty(B, 1, self.K))
