@@ -20,8 +20,8 @@ def ctc_greedy(log_probs: Tensor, lengths: Tensor, *, blank: int = -1, impl: str
     """Greedy hypotheses of log_probs (B, T, V) with lengths (B,) in frames: no Python work an utterance or a frame.
 
     `impl="batched"` is torch throughout, on any device: two waits for a GPU, one to check the lengths and one for the number of
-    labels. `"numba_cpu"` finds the best tokens in one compiled pass over the frames that hold speech, where torch's `max` takes
-    over twice as long; "auto" picks it on a CPU. Equal to `ctc_greedy_sequential`, scores up to the order of summation.
+    labels. `"numba_cpu"` finds the best tokens in one compiled pass over the frames that hold speech, which torch's `max` takes
+    longer for; "auto" picks it on a CPU. Equal to `ctc_greedy_sequential`, scores up to the order of summation.
     """
     check(log_probs, lengths, "B T V", "log_probs")
     blank, picked = blank_index(blank, log_probs.shape[-1]), _pick(impl, log_probs)
