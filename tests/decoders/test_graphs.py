@@ -338,6 +338,12 @@ def test_weights_are_seen_through_wrappers(make, kind):
     assert set(graphs.fingerprint(wrapped)) != before
 
 
+def test_a_module_that_knows_its_owner_is_walked_to_an_end(make):
+    net = make("lstm", 3)
+    net.predictor.owner = [net]
+    assert 0 < len(list(graphs.fingerprint(net))) < 200
+
+
 def test_a_wrapper_is_followed_when_its_weights_move(make, speak, uncaptured):
     net, store, (encoded, lengths) = make("lstm", 3), graphs.Graphs(), speak("lstm", 4, 11, 3)
     model = Wrapper([SimpleNamespace(net=net)], net.blank)

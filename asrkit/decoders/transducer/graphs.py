@@ -24,6 +24,7 @@ from asrkit.shapes import expect
 MODES = ("auto", "off", "step", "full")
 TURNS = 4  # of the loop in one replay of "step"; those after the end change nothing
 KEEP = 8  # loops captured for one model
+PLAIN = {type(None), bool, int, float, str, set, dict, OrderedDict}  # what a module has besides tensors
 CAPTURING, REGISTERING = threading.Lock(), threading.Lock()  # torch records one graph at a time
 
 
@@ -287,8 +288,8 @@ def fingerprint(held: Any, depth: int = 3) -> Iterator[tuple]:
             yield (module.training,)
             for own in (module._parameters, module._buffers, vars(module)):
                 for value in own.values():
-                    if isinstance(value, Tensor | list | tuple):
-                        yield from fingerprint(value, 1)
+                    if type(value) not in PLAIN and isinstance(value, Tensor | list | tuple):
+                        yield from fingerprint(value, max(depth - 1, 0))
     elif depth:
         for part in _inside(held):
             yield from fingerprint(part, depth - 1)
