@@ -28,17 +28,15 @@ def best_tokens(log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         bits = bits if bits.stride(-1) == 1 else bits.contiguous()
         along_B, along_T, _ = bits.stride()
         memory = bits.as_strided(((B - 1) * along_B + (T - 1) * along_T + V,), (1,)).numpy()
-        most, infinity = (
-            memory.dtype.type(torch.iinfo(bits.dtype).max),
-            log_probs.new_tensor(torch.inf).view(bits.dtype).numpy()[()],
-        )
+        most = memory.dtype.type(torch.iinfo(bits.dtype).max)
+        infinity = log_probs.new_tensor(torch.inf).view(bits.dtype).numpy()[()]
         given = memory, along_B, along_T, V, lengths.long().contiguous().numpy(), most, infinity, best.numpy(), tokens.numpy()
         _share(partial(_best_tokens, *given), min(torch.get_num_threads(), B) if log_probs.numel() >= SHARED_FROM else 1)
     return best.view(log_probs.dtype), tokens
 
 
 def _share(work: Callable[[int, int], None], threads: int) -> None:
-    """`work(first, step)` for every first < step = threads, at once. Python's threads: they need no pool that survives a fork."""
+    """`work(first, step)` for every first < step = threads, at once, in threads that end here: a fork finds none to miss."""
     if threads == 1:
         return work(0, 1)
     with ThreadPoolExecutor(threads) as pool:
