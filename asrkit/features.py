@@ -93,7 +93,8 @@ def normalize(features: Tensor, lengths: Tensor) -> Tensor:
     kept = features.masked_fill(padding, 0.0)
     mean = kept.sum(1, keepdim=True) / count
     centred = kept.sub_(mean).masked_fill_(padding, 0.0)  # in place: new memory costs a CPU more than the arithmetic
-    deviation = (centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+    variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
+    deviation = variance.clamp(min=1e-30).sqrt()  # the root's slope at 0 is infinite: gradients would be NaN
     return centred / (deviation + 1e-5)
 
 

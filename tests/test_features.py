@@ -160,9 +160,11 @@ def test_lengths_of_no_frames_or_beyond_the_last_are_normalised_as_the_loop_does
         normalize(features, lengths[:1])
 
 
-def test_gradients_of_normalisation_are_those_of_the_loop():
-    features = torch.randn(3, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
-    weights, lengths = torch.randn(3, 6, 2, generator=torch.Generator().manual_seed(1)), torch.tensor([6, 2, 4])
+def test_gradients_of_normalisation_are_those_of_the_loop_where_nothing_deviates_too():
+    features = torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    features[2, :, 1] = 7.0
+    features.requires_grad_()
+    weights, lengths = torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(1)), torch.tensor([6, 2, 4, 1, 0])
     slopes = [torch.autograd.grad((f(features, lengths) * weights).sum(), features)[0] for f in (normalize, normalize_sequential)]
     torch.testing.assert_close(*slopes)
 
