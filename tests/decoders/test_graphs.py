@@ -5,6 +5,7 @@ import gc
 import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -259,10 +260,10 @@ def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(m
     assert len(store.loops) == 3 and store.trusted == set(store.loops)
 
 
-def test_sizes_are_rounded_up_by_a_third_of_the_frames_at_most():
-    rounded = [graphs._rounded(torch.empty(B, T, 1)) for B, T in [(1, 0), (1, 1), (3, 12), (4, 13), (5, 17), (9, 25), (17, 400)]]
+def test_sizes_are_rounded_up_by_half_of_the_frames_at_most():
+    rounded = [graphs.rounded(*size) for size in [(1, 0), (1, 1), (3, 12), (4, 13), (5, 17), (9, 25), (17, 400)]]
     assert rounded == [(1, 12), (1, 12), (4, 12), (4, 16), (8, 24), (16, 32), (32, 512)]
-    assert all(T <= graphs._rounded(torch.empty(1, T, 0))[1] <= max(12, 1.5 * T) for T in range(1, 600))
+    assert all(T <= graphs.rounded(1, T)[1] <= max(12, 1.5 * T) for T in range(1, 600))
 
 
 @pytest.mark.parametrize("change", [
@@ -318,16 +319,32 @@ class Wrapper:
         return self.inner[0].net.join(encoded, predicted)
 
 
+def holding(net):
+    """A module that has `net` as no submodule."""
+    module = nn.Identity()
+    module.held, module.plain = net, torch.ones(1)
+    return module
+
+
 def wrappers(net):
-    hidden = nn.Identity()
-    hidden.nets, hidden.plain = [net], torch.ones(1)
     return {
         "object": Wrapper([SimpleNamespace(net=net)], net.blank), "methods": SimpleNamespace(predict=net.predict, join=net.join),
-        "closures": SimpleNamespace(predict=lambda *a: net.predict(*a)), "dict": {"net": net}, "a list in a module": hidden,
+        "closures": SimpleNamespace(predict=lambda *a: net.predict(*a)), "dict": {"net": net}, "a list in a module": holding([net]),
+        "a dict in a module": holding({"net": net}), "an object in a module": holding(SimpleNamespace(net=net)),
+        "a closure in a module": holding(lambda *a: net.predict(*a)),
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["object", "methods", "closures", "dict", "a list in a module"])
+WRAPPERS = (
+    "object",
+    "methods",
+    "closures",
+    "dict",
+    *(f"{what} in a module" for what in ("a list", "a dict", "an object", "a closure")),
+)
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
 def test_weights_are_seen_through_wrappers(make, kind):
     net = make("lstm", 3)
     wrapped = wrappers(net)[kind]
@@ -341,7 +358,9 @@ def test_weights_are_seen_through_wrappers(make, kind):
 def test_a_module_that_knows_its_owner_is_walked_to_an_end(make):
     net = make("lstm", 3)
     net.predictor.owner = [net]
-    assert 0 < len(list(graphs.fingerprint(net))) < 200
+    net.predictor.hidden = SimpleNamespace(owner=net)
+    vars(net.predictor)["also"] = net  # as no submodule
+    assert 0 < len(list(graphs.fingerprint(net))) < 1000
 
 
 def test_a_wrapper_is_followed_when_its_weights_move(make, speak, uncaptured):
@@ -433,6 +452,34 @@ def test_graphs_go_with_the_model_or_when_told(make):
     gc.collect()
     assert name not in graphs.MODELS
     release_graphs()
+    assert not graphs.MODELS
+
+
+class Slotted(NamedTuple):
+    """A model that nobody can be told the end of."""
+
+    blank: int
+    predict: object
+    join: object
+
+
+class AsOnGpu(torch.Tensor):
+    """A tensor of the CPU that says otherwise."""
+
+    is_cuda = True
+
+
+def test_a_model_whose_end_cannot_be_seen_is_refused_with_the_reason(make, speak):
+    net, (encoded, lengths) = make("lstm", 3), speak("lstm", 4, 11, 3)
+    model, encoded = Slotted(net.blank, net.predict, net.join), encoded.as_subclass(AsOnGpu)
+    reason = "the model's graphs could not go when it goes: cannot create weak reference to 'Slotted' object"
+    for mode in ("step", "full"):
+        with pytest.raises(RuntimeError) as error:
+            transducer_greedy(model, encoded, lengths, graphs=mode)
+        assert str(error.value) == reason
+    found = transducer_greedy(model, encoded, lengths)
+    assert found.impl == f"label_looping, graphs=off: {reason}"
+    assert found.tokens() == transducer_greedy(net, encoded, lengths, graphs="off").tokens()
     assert not graphs.MODELS
 
 

@@ -24,7 +24,7 @@ from asrkit.shapes import expect
 MODES = ("auto", "off", "step", "full")
 TURNS = 4  # of the loop in one replay of "step"; those after the end change nothing
 KEEP = 8  # loops captured for one model
-PLAIN = {type(None), bool, int, float, str, set, dict, OrderedDict}  # what a module has besides tensors
+PLAIN, OWN = {type(None), bool, int, float, str}, frozenset(vars(nn.Module()))  # what holds no tensor; what every module has
 CAPTURING, REGISTERING = threading.Lock(), threading.Lock()  # torch records one graph at a time
 
 
@@ -173,8 +173,7 @@ class Graphs:
                 raise
             self.refused = str(error)
             self.drop(*self.loops)
-        found = label_looping.decode(read, encoded, lengths, carry, options)
-        return replace(found, impl=f"label_looping, graphs=off: {self.refused}")
+        return _plain(read, encoded, lengths, carry, options, self.refused)
 
     def replay(
         self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options, mode: str
@@ -209,7 +208,7 @@ class Graphs:
         while len(self.loops) >= KEEP:
             self.drop(next(iter(self.loops)))
         try:
-            loop = Loop(*_rounded(encoded), encoded, carry, options, read)
+            loop = Loop(*rounded(*encoded.shape[:2]), encoded, carry, options, read)
             loop.load(encoded, lengths, carry)
             return Captured(loop, capture(loop, read, mode))
         except Exception as error:
@@ -250,9 +249,19 @@ def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options
     if not encoded.is_cuda:
         expect(auto, "graphs", f"'auto' or 'off' on {encoded.device}", repr(options.graphs), "CUDA graphs need a CUDA device.")
         return label_looping.decode(read, encoded, lengths, carry, options)
-    graphs = _graphs_of(read.model)
+    try:
+        graphs = _graphs_of(read.model)
+    except Refused as error:
+        if not auto:
+            raise
+        return _plain(read, encoded, lengths, carry, options, str(error))
     with graphs.lock, torch.cuda.device(encoded.device):
         return graphs.decode(read, encoded, lengths, carry, options)
+
+
+def _plain(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options, why: str) -> Hypotheses:
+    found = label_looping.decode(read, encoded, lengths, carry, options)
+    return replace(found, impl=f"label_looping, graphs=off: {why}")
 
 
 MODELS = dict[int, Graphs]()  # by identity: a model need not be hashable
@@ -261,7 +270,10 @@ MODELS = dict[int, Graphs]()  # by identity: a model need not be hashable
 def _graphs_of(model: Any) -> Graphs:
     with REGISTERING:
         if id(model) not in MODELS:
-            weakref.finalize(model, MODELS.pop, id(model), None).atexit = False
+            try:
+                weakref.finalize(model, MODELS.pop, id(model), None).atexit = False
+            except TypeError as error:
+                raise Refused(f"the model's graphs could not go when it goes: {error}") from error
             MODELS[id(model)] = Graphs()
         return MODELS[id(model)]
 
@@ -283,16 +295,17 @@ def fingerprint(held: Any, depth: int = 3) -> Iterator[tuple]:
     """
     if isinstance(held, Tensor):
         yield held.data_ptr(), held.dtype, held.shape, held.device
-    elif isinstance(held, nn.Module):
+    elif isinstance(held, nn.Module) and depth >= 0:
         for module in held.modules():
             yield (module.training,)
-            for own in (module._parameters, module._buffers, vars(module)):
-                for value in own.values():
-                    if type(value) not in PLAIN and isinstance(value, Tensor | list | tuple):
-                        yield from fingerprint(value, max(depth - 1, 0))
-    elif depth:
+            more = (value for name, value in vars(module).items() if name not in OWN)
+            for part in (*module._parameters.values(), *module._buffers.values(), *more):
+                if type(part) not in PLAIN:
+                    yield from fingerprint(part, depth - 1)
+    elif depth > 0:
         for part in _inside(held):
-            yield from fingerprint(part, depth - 1)
+            if type(part) not in PLAIN:
+                yield from fingerprint(part, depth - 1)
 
 
 def _inside(held: Any) -> Iterable[Any]:
@@ -305,9 +318,8 @@ def _inside(held: Any) -> Iterable[Any]:
     return () if isinstance(held, type) else getattr(held, "__dict__", {}).values()
 
 
-def _rounded(encoded: Tensor) -> tuple[int, int]:
-    """Sizes (B, T) of the buffers for encoded (B, T, E)."""
-    B, T, _ = encoded.shape
+def rounded(B: int, T: int) -> tuple[int, int]:
+    """Sizes (B, T) of the buffers for B utterances of T frames."""
     above = max(16, 1 << (T - 1).bit_length())
     return 1 << (B - 1).bit_length(), 3 * above // 4 if 3 * above // 4 >= T else above
 
@@ -318,7 +330,7 @@ def _key(read: Reader, encoded: Tensor, carry: Carry, options: Options) -> tuple
     sizes = tuple((part.shape[1:], part.dtype) for part in leaves(carry))
     rounding = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.get_float32_matmul_precision()
     asked = options.max_symbols, options.window, read.confidence, read.blank, read.durations
-    return *_rounded(encoded), encoded.shape[2], encoded.dtype, encoded.device, sizes, rounding, asked
+    return *rounded(*encoded.shape[:2]), encoded.shape[2], encoded.dtype, encoded.device, sizes, rounding, asked
 
 
 def _same(found: Hypotheses, wanted: Hypotheses) -> bool:
