@@ -14,7 +14,6 @@ from asrkit.bench.planted import planted
 from asrkit.decoders import NGram, transducer_beam, transducer_beam_reference, transducer_greedy
 from asrkit.losses import rnnt_loss
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DURATIONS = [(), (0, 1, 2, 3, 4), (0, 1, 2, 4, 8), (1, 2), (0, 2)]
 Cell = namedtuple("Cell", "hidden")
 

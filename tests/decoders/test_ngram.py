@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from asrkit.decoders import NGram
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def arpa(grams):
     """The text of an ARPA file: {words: (log10 probability, log10 back-off weight)}."""

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from asrkit.decoders import transducer_greedy
+from asrkit.decoders import transducer_beam, transducer_beam_reference, transducer_greedy
 from asrkit.decoders.nests import choose
 from asrkit.decoders.transducer import STRATEGIES
 
-BOTH = sorted(STRATEGIES)
+NAMES = sorted(STRATEGIES)
 Cell = namedtuple("Cell", "hidden")
 
 
@@ -51,7 +51,7 @@ def script(*utterances):
     return encoded.nan_to_num(0), torch.tensor([len(frames) for frames in utterances])
 
 
-@pytest.mark.parametrize("strategy", BOTH)
+@pytest.mark.parametrize("strategy", NAMES)
 def test_a_scripted_model_is_followed_to_the_letter(strategy):
     encoded, lengths = script(["1", "", "23", ""], ["", "", ""], [], ["4567"])
     found = transducer_greedy(Scripted(), encoded, lengths, strategy=strategy)
@@ -62,7 +62,7 @@ def test_a_scripted_model_is_followed_to_the_letter(strategy):
     assert found.impl == strategy
 
 
-@pytest.mark.parametrize("strategy", BOTH)
+@pytest.mark.parametrize("strategy", NAMES)
 @pytest.mark.parametrize(("max_symbols", "wanted", "steps"), [
     (1, [4], 1), (2, [4, 5], 2), (4, [4, 5, 6, 7], 4), (5, [4, 5, 6, 7], 5), (10, [4, 5, 6, 7], 5)])  # fmt: skip
 def test_max_symbols_ends_a_frame_without_a_blank_in_the_score(strategy, max_symbols, wanted, steps):
@@ -81,7 +81,7 @@ def test_frame_looping_calls_the_joint_as_often_as_the_most_talkative_utterance_
     assert alone.joined == (3 + 3) + (3 + 3) + 3
 
 
-@pytest.mark.parametrize("strategy", BOTH)
+@pytest.mark.parametrize("strategy", NAMES)
 def test_the_score_is_the_log_probability_of_the_path(make, speak, strategy):
     model, (encoded, _) = make("foreign", 3), speak("foreign", 1, 6, 3)
     found = transducer_greedy(model, encoded, torch.tensor([6]), strategy=strategy, max_symbols=3)
@@ -116,7 +116,7 @@ def bare(**more):
     return SimpleNamespace(blank=3, predict=predict, join=join, **more)
 
 
-@pytest.mark.parametrize("strategy", BOTH)
+@pytest.mark.parametrize("strategy", NAMES)
 @pytest.mark.parametrize(("more", "jump"), [({}, 0), ({"durations": (0, 3)}, 3), ({"durations": ()}, 0)])
 def test_a_users_model_needs_blank_predict_and_join_and_nothing_else(strategy, more, jump):
     frames = torch.arange(10.0).expand(2, 10)[..., None]
@@ -141,7 +141,7 @@ def test_states_may_be_any_nest_and_are_replaced_only_where_told():
 def test_strategies_share_one_signature_and_results_may_serve_a_loss():
     signatures = [inspect.signature(decode) for decode in STRATEGIES.values()]
     assert all(signature == signatures[0] for signature in signatures)
-    for strategy in BOTH:
+    for strategy in NAMES:
         found = transducer_greedy(Scripted(), *script(["12", "3"]), strategy=strategy)
         assert not any(part.is_inference() for part in (found.labels, found.frames, found.lengths, found.scores))
 
@@ -152,6 +152,8 @@ def test_strategies_share_one_signature_and_results_may_serve_a_loss():
     ({"strategy": "fastest"},
      "strategy: expected one of 'label_looping', 'nested_loops', 'frame_looping', 'one_by_one', got 'fastest'."),
     ({"max_symbols": 0}, "max_symbols: expected at least 1, got 0."),
+    ({"window": 0}, "window: expected at least 1 frame, got 0."),
+    ({"confidence": "sure"}, "confidence: expected one of 'none', 'max_prob', 'entropy', got 'sure'."),
 ])  # fmt: skip
 def test_bad_input_is_one_line(change, wanted):
     arguments = {"model": Scripted(), "encoded": torch.zeros(2, 3, 5), "lengths": torch.tensor([3, 2])}
@@ -160,8 +162,15 @@ def test_bad_input_is_one_line(change, wanted):
     assert str(error.value) == wanted
 
 
-def test_a_model_that_counts_blank_from_the_end_is_refused_rather_than_never_blank():
+@pytest.mark.parametrize("decode", [transducer_greedy, transducer_beam, transducer_beam_reference])
+@pytest.mark.parametrize(("change", "wanted"), [
+    ({"blank": -1}, "model.blank: expected an index from 0, got -1. Count it from the front: V - 1, not -1."),
+    ({"durations": (0, -1)}, "model.durations: expected whole numbers from 0, got (0, -1)."),
+    ({"durations": [0.5, 1]}, "model.durations: expected whole numbers from 0, got [0.5, 1]."),
+])  # fmt: skip
+def test_a_model_that_would_never_be_blank_or_never_move_on_is_refused(decode, change, wanted):
     model = Scripted()
-    model.blank = -1
-    with pytest.raises(ValueError, match=r"model.blank: expected an index from 0, got -1\. Count it from the front"):
-        transducer_greedy(model, torch.zeros(2, 3, 5), torch.tensor([3, 2]))
+    vars(model).update(change)
+    with pytest.raises(ValueError) as error:
+        decode(model, torch.zeros(2, 3, 5), torch.tensor([3, 2]))
+    assert str(error.value) == wanted

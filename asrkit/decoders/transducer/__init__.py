@@ -1,7 +1,7 @@
 """The door to transducer decoding: any model that can `predict` and `join`, any strategy, one result."""
 
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -10,14 +10,14 @@ from asrkit.decoders.hypotheses import Hypotheses, check
 from asrkit.decoders.transducer import frame_looping, label_looping, nested_loops, one_by_one
 from asrkit.decoders.transducer.graphs import MODES
 from asrkit.decoders.transducer.graphs import decode as by_graphs
-from asrkit.decoders.transducer.reading import Carry, Confidence, Options, Reader
+from asrkit.decoders.transducer.reading import Carry, Confidence, Options, Reader, check_rules
 from asrkit.shapes import expect
 
 STRATEGIES = {
     "label_looping": label_looping.decode, "nested_loops": nested_loops.decode, "frame_looping": frame_looping.decode,
     "one_by_one": one_by_one.decode,
 }  # fmt: skip
-CONFIDENCE = ("none", "max_prob", "entropy")
+CONFIDENCE = get_args(Confidence)
 
 
 class Transducer(Protocol):
@@ -61,13 +61,9 @@ def transducer_greedy(
     expect(graphs in MODES, "graphs", "one of " + ", ".join(map(repr, MODES)), repr(graphs))
     captures = graphs in ("auto", "off") or strategy == "label_looping"
     expect(captures, "graphs", f"'auto' or 'off' with {strategy}", repr(graphs), "Only label_looping runs as a graph.")
-    expect(isinstance(max_symbols, int) and max_symbols >= 1, "max_symbols", "at least 1", max_symbols)
     expect(isinstance(window, int) and window >= 1, "window", "at least 1 frame", window)
     expect(confidence in CONFIDENCE, "confidence", "one of " + ", ".join(map(repr, CONFIDENCE)), repr(confidence))
-    expect(model.blank >= 0, "model.blank", "an index from 0", model.blank, "Count it from the front: V - 1, not -1.")
-    durations = getattr(model, "durations", ())
-    whole = all(isinstance(duration, int) and duration >= 0 for duration in durations)
-    expect(whole, "model.durations", "whole numbers from 0", durations)
+    check_rules(model, max_symbols)
     if carry is not None:
         expect(isinstance(carry, Carry), "carry", "what hypotheses hold as carry", type(carry).__name__, "Pass hypotheses.carry.")
         carry.check(encoded)

@@ -10,6 +10,7 @@ from torch import Tensor
 from asrkit.decoders.hypotheses import Hypotheses, Step, check
 from asrkit.decoders.nests import choose, nest_map
 from asrkit.decoders.transducer import Transducer
+from asrkit.decoders.transducer.reading import check_rules
 from asrkit.shapes import expect
 
 MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it loses nothing
@@ -37,11 +38,7 @@ def check_beam(model: Transducer, width: int, nbest: int, max_symbols: int) -> N
     """ValueError for a beam that cannot be searched."""
     expect(isinstance(width, int) and width >= 1, "width", "at least 1 hypothesis", width)
     expect(isinstance(nbest, int) and 1 <= nbest <= width, "nbest", f"1 to width={width} hypotheses", nbest)
-    expect(isinstance(max_symbols, int) and max_symbols >= 1, "max_symbols", "at least 1", max_symbols)
-    expect(model.blank >= 0, "model.blank", "an index from 0", model.blank, "Count it from the front: V - 1, not -1.")
-    durations = getattr(model, "durations", ())
-    whole = all(isinstance(duration, int) and duration >= 0 for duration in durations)
-    expect(whole, "model.durations", "whole numbers from 0", durations)
+    check_rules(model, max_symbols)
 
 
 def transducer_beam(

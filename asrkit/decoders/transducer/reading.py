@@ -23,6 +23,15 @@ class Options:
     graphs: str = "off"
 
 
+def check_rules(model: Any, max_symbols: int) -> None:
+    """ValueError unless blank, durations and `max_symbols` are such that every path comes to an end."""
+    expect(isinstance(max_symbols, int) and max_symbols >= 1, "max_symbols", "at least 1", max_symbols)
+    expect(model.blank >= 0, "model.blank", "an index from 0", model.blank, "Count it from the front: V - 1, not -1.")
+    durations = getattr(model, "durations", ())
+    whole = all(isinstance(duration, int) and duration >= 0 for duration in durations)
+    expect(whole, "model.durations", "whole numbers from 0", durations)
+
+
 class Carry(NamedTuple):
     """Where B utterances stand when their frames so far are used up; hand it on to decode the frames that follow."""
 
