@@ -143,7 +143,7 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
     "bench": (_bench, "Measure fast paths against their references and peers, both arms in one run.", [
         ("suite", {"choices": ["losses", "decoders", "features", "all"], "help": "what to measure"}), DEVICE, THREADS,
         ("--quick", {"action": "store_true", "help": "small sizes and few repeats"}),
-        ("--peers", {"action": "store_true", "help": "also time the rival losses and decoders that `make peers` installed, on CPU"}),
+        ("--peers", {"action": "store_true", "help": "also time rival losses and decoders that `make peers` installed, on CPU"}),
         ("--out", {"type": Path, "default": Path("reports/bench.jsonl"), "help": "records are appended to this file"})]),
     "train": (_train, "Train a transducer into a folder; run again to resume.", [
         ("--out", {"type": Path, "required": True, "help": "folder for log, state and model.safetensors"}),
