@@ -85,12 +85,17 @@ def joint_bytes(
 
 
 class Card(NamedTuple):
-    """A GPU as it is sold; `gib` is what its memory is called, of which driver and context keep about half a GiB."""
+    """A GPU as it is sold; `gib` is what its memory is called, of which driver and context keep about half a GiB.
+
+    The rates are those of its data sheet, of the SXM form where there is one; None was not looked up.
+    """
 
     name: str
     gib: int
     year: int
     source: str
+    memory_GB_per_s: float | None = None
+    float32_TFLOP_per_s: float | None = None  # without tensor cores
 
 
 NVIDIA = "https://www.nvidia.com/en-us"
@@ -100,13 +105,13 @@ CARDS = (
     Card("Tesla V100 (16 GB)", 16, 2017, f"{NVIDIA}/data-center/v100/"),
     Card("Tesla V100 (32 GB)", 32, 2018, f"{NVIDIA}/data-center/v100/"),
     Card("A10", 24, 2021, f"{NVIDIA}/data-center/products/a10-gpu/"),
-    Card("L4", 24, 2023, f"{NVIDIA}/data-center/l4/"),
+    Card("L4", 24, 2023, f"{NVIDIA}/data-center/l4/", 300, 30.3),
     Card("GeForce RTX 4090", 24, 2022, f"{NVIDIA}/geforce/graphics-cards/40-series/rtx-4090/"),
     Card("GeForce RTX 5090", 32, 2025, f"{NVIDIA}/geforce/graphics-cards/50-series/rtx-5090/"),
     Card("A100 (40 GB)", 40, 2020, f"{NVIDIA}/data-center/a100/"),
-    Card("A100 (80 GB)", 80, 2020, f"{NVIDIA}/data-center/a100/"),
-    Card("H100", 80, 2022, f"{NVIDIA}/data-center/h100/"),
-    Card("H200", 141, 2024, f"{NVIDIA}/data-center/h200/"),
+    Card("A100 (80 GB)", 80, 2020, f"{NVIDIA}/data-center/a100/", 2039, 19.5),
+    Card("H100", 80, 2022, f"{NVIDIA}/data-center/h100/", 3350, 67),
+    Card("H200", 141, 2024, f"{NVIDIA}/data-center/h200/", 4800, 67),
 )
 
 

@@ -81,6 +81,13 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     assert largest_batch(16 << 30, "packed", padding=0.5, **shape) >= 2 * whole - 1
 
 
+def test_a_card_has_both_rates_or_neither_in_their_units():
+    rated = [card for card in CARDS if card.memory_GB_per_s or card.float32_TFLOP_per_s]
+    assert len(rated) >= 4
+    for card in rated:
+        assert 1 < card.float32_TFLOP_per_s * 1e3 / card.memory_GB_per_s < 200  # operations a byte
+
+
 def test_a_wrong_variant_or_width_is_named():
     with pytest.raises(ValueError, match="variant: expected one of torchaudio"):
         joint_bytes("naive", **SHAPE)
