@@ -40,7 +40,7 @@ lab: $(READY)  ## open the notebooks in JupyterLab
 bench: $(READY)  ## run the benchmark suites (ARGS="losses --quick" for one, small)
 	@$(BIN)/asrkit bench $(or $(ARGS),all)
 
-peers: $(PEERS)/.stamp  ## install rival losses beside .venv, for `asrkit bench losses --peers`
+peers: $(PEERS)/.stamp  ## install rival losses and decoders beside .venv, for `asrkit bench all --peers`
 
 lock:  ## write requirements.lock again (ARGS="--upgrade" moves every pin)
 	@$(PYTHON) -m venv --clear build/lock && build/lock/bin/python -m pip install -qq uv
