@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from asrkit.decoders.nests import leaves
 from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
 
 Cell = namedtuple("Cell", "hidden")
@@ -93,3 +94,17 @@ def speak():
         return 2 * torch.randn(B, T, E, generator=generator, dtype=torch.float64), lengths
 
     return of
+
+
+@pytest.fixture(scope="session")
+def same():
+    """same(found, wanted): tokens exactly, all else that hypotheses and their carries hold to 1e-5."""
+
+    def compare(found, wanted):
+        assert found.tokens() == wanted.tokens()
+        for a, b in zip(found.parts(), wanted.parts(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        for a, b in zip(leaves(found.carry), leaves(wanted.carry), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+    return compare

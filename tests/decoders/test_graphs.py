@@ -1,8 +1,6 @@
 """Label looping on buffers that stay: on a CPU everything but the recording itself, whose place turns run eagerly take."""
 
-import ctypes
 import gc
-import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -12,15 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asrkit.decoders import release_graphs, transducer_greedy
 from asrkit.decoders.nests import leaves, nest_map
-from asrkit.decoders.transducer import conditional, graphs
+from asrkit.decoders.transducer import graphs
 from asrkit.decoders.transducer.reading import Options, Reader
-from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
-from asrkit.profiling import launch_profile
-from asrkit.profiling.launches import _Count
 
 KINDS, DURATIONS = ("stateless", "lstm", "foreign", "table"), ((), (0, 1, 2, 3, 4), (0, 1, 2, 4, 8), (0, 3), (1, 2))
 CONFIDENCE = ("none", "max_prob", "entropy")
@@ -62,21 +56,13 @@ def by_graphs(store, model, encoded, lengths, mode="auto", confidence="none", ca
         return store.decode(read, encoded, lengths, carry or read.start(encoded), Options(graphs=mode, **options))
 
 
-def same(found, wanted):
-    assert found.tokens() == wanted.tokens()
-    for a, b in zip(found.parts(), wanted.parts(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    for a, b in zip(leaves(found.carry), leaves(wanted.carry), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
 @settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(KINDS), st.sampled_from(DURATIONS), st.sampled_from(CONFIDENCE), st.sampled_from((1, 2, 3, 10)),
     st.sampled_from((1, 2, 5, 6)), st.integers(0, 10**6), st.integers(-3, 4),
 )  # fmt: skip
 def test_batches_that_share_buffers_decode_as_the_definition_says(
-    make, speak, kind, durations, confidence, max_symbols, window, seed, bias
+    make, speak, same, kind, durations, confidence, max_symbols, window, seed, bias
 ):
     model = make(kind, seed, durations=durations, bias=bias)
     generator = torch.Generator().manual_seed(seed)
@@ -102,7 +88,7 @@ def test_the_property_test_meets_labels_and_silence(make, speak):
 
 @pytest.mark.parametrize("durations", DURATIONS)
 @pytest.mark.parametrize("kind", ["stateless", "lstm", "foreign"])
-def test_whatever_lies_in_the_buffers_cannot_matter(make, speak, kind, durations):
+def test_whatever_lies_in_the_buffers_cannot_matter(make, speak, same, kind, durations):
     model = make(kind, 7, durations=durations)
     encoded, lengths = speak(kind, 3, 9, 7)
     wanted = transducer_greedy(model, encoded, lengths, strategy="one_by_one", confidence="entropy")
@@ -148,106 +134,10 @@ def test_nothing_to_hear_gives_nothing(make, uncaptured, mode):
     assert found.labels.shape == (3, 0)
 
 
-# ---- proof that a turn can be recorded
-
-
-def ours(kind, durations=()):
-    predictor = StatelessConfig(width=8) if kind == "stateless" else LSTMConfig(width=8, layers=2)
-    config = TransducerConfig(
-        vocab_size=9, encoder=ConvConfig(width=4, layers=1), predictor=predictor, joint_width=8, durations=durations
-    )
-    return TransducerModel(config).eval()
-
-
-def turn_of(make, device, confidence="entropy"):
-    """What a capture would record: the turn of a loop on `device`."""
-    model = make()
-    with torch.inference_mode():
-        carry = Reader(model).start(torch.zeros(4, 16, 8))
-        carry = nest_map(lambda part: torch.zeros(part.shape, dtype=part.dtype, device=device), carry)
-        for module in model.modules():
-            for name, value in module.named_parameters(recurse=False):  # .to cannot move fakes
-                module._parameters[name] = nn.Parameter(torch.zeros_like(value, device=device))
-        encoded = torch.zeros(4, 16, 8, device=device)
-        read = Reader(model, confidence, encoded.device)
-        loop = graphs.Loop(4, 16, encoded, carry, Options(), read)
-        loop.load(encoded, torch.full((4,), 16, device=device), carry)
-    return torch.inference_mode()(lambda: loop.turn(read))
-
-
-@pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
-@pytest.mark.parametrize("kind", ["stateless", "lstm"])
-def test_a_turn_never_waits(kind, durations):
-    for confidence in CONFIDENCE:
-        found = launch_profile(turn_of(lambda: ours(kind, durations), "cpu", confidence))
-        assert found.syncs == 0
-        assert found.launches > 50
-
-
-@pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
-@pytest.mark.parametrize("kind", ["stateless", "lstm"])
-def test_a_turn_on_a_gpu_takes_few_launches_no_tensor_of_the_host_and_no_size_from_the_device(kind, durations):
-    with FakeTensorMode():
-        turn = turn_of(lambda: ours(kind, durations), "cuda")
-        count = _Count("cuda")
-        with count:
-            turn()
-    assert count.result().syncs == 0
-    most = {"stateless": 71, "lstm": 77}[kind] + 5 * bool(durations) + 8  # of which 8 are the confidence's
-    assert 50 < count.launches <= most, count.ops
-    assert (kind == "lstm") == ("_thnn_fused_lstm_cell" in count.ops)  # what a GPU runs, one for each layer
-
-
-class Waiting(nn.Module):
-    """Ours, with a join that does something a graph cannot hold."""
-
-    def __init__(self, spoil):
-        super().__init__()
-        self.inner, self.spoil, self.blank = ours("stateless"), spoil, 9
-
-    def predict(self, labels, state=None):
-        return self.inner.predict(labels, state)
-
-    def join(self, encoded, predicted):
-        logits = self.inner.join(encoded, predicted)
-        return logits + self.spoil(logits)
-
-
-SPOILERS = {
-    "item": lambda logits: logits.sum().item(), "nonzero": lambda logits: logits.nonzero().sum(),
-    "mask": lambda logits: logits[logits > 0].sum(), "if": lambda logits: 1 if (logits > 0).any() else 0,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("spoiler", SPOILERS)
-def test_both_proofs_can_fail(spoiler):
-    found = launch_profile(turn_of(lambda: Waiting(SPOILERS[spoiler]), "cpu"))
-    assert found.syncs == 1
-    assert next(iter(found.sync_sites)).startswith("tests/decoders/test_graphs.py:")
-    with pytest.raises(Exception, match=r"nonzero|_local_scalar_dense|data-dependent"), FakeTensorMode():
-        turn_of(lambda: Waiting(SPOILERS[spoiler]), "cuda")()
-
-
-@pytest.mark.parametrize("spoiler", SPOILERS)
-def test_a_capture_is_not_begun_with_what_it_cannot_hold(spoiler):
-    with pytest.raises(RuntimeError, match=r"^aten\.\S+ waits for the GPU$"), graphs.Recordable():
-        turn_of(lambda: Waiting(SPOILERS[spoiler]), "cpu")()
-    for kind, durations in [("stateless", ()), ("lstm", (0, 1, 2))]:
-        turn = turn_of(lambda kind=kind, durations=durations: ours(kind, durations), "cpu")
-        with graphs.Recordable():
-            turn()
-
-
-def test_the_proof_sees_tensors_that_stay_on_the_host():
-    table = torch.ones(10)
-    with pytest.raises(Exception, match="cpu"), FakeTensorMode(allow_non_fake_inputs=True):
-        turn_of(lambda: Waiting(lambda logits: table), "cuda")()
-
-
 # ---- what is kept, and until when
 
 
-def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(make, speak, uncaptured, monkeypatch):
+def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(make, speak, same, uncaptured, monkeypatch):
     monkeypatch.setattr(graphs, "KEEP", 3)
     model, store = make("lstm", 3), graphs.Graphs()
     captured = []
@@ -284,7 +174,7 @@ def test_what_a_graph_has_fixed_asks_for_another(make, speak, uncaptured, change
     assert len(uncaptured) == 3
 
 
-def test_weights_that_move_are_captured_again_and_weights_that_change_are_not(make, speak, uncaptured):
+def test_weights_that_move_are_captured_again_and_weights_that_change_are_not(make, speak, same, uncaptured):
     model, store, (encoded, lengths) = make("lstm", 3), graphs.Graphs(), speak("lstm", 4, 11, 3)
 
     def check(captures):
@@ -363,7 +253,7 @@ def test_a_module_that_knows_its_owner_is_walked_to_an_end(make):
     assert 0 < len(list(graphs.fingerprint(net))) < 1000
 
 
-def test_a_wrapper_is_followed_when_its_weights_move(make, speak, uncaptured):
+def test_a_wrapper_is_followed_when_its_weights_move(make, speak, same, uncaptured):
     net, store, (encoded, lengths) = make("lstm", 3), graphs.Graphs(), speak("lstm", 4, 11, 3)
     model = Wrapper([SimpleNamespace(net=net)], net.blank)
     by_graphs(store, model, encoded, lengths)
@@ -373,7 +263,7 @@ def test_a_wrapper_is_followed_when_its_weights_move(make, speak, uncaptured):
     assert len(uncaptured) == 2
 
 
-def test_a_model_that_shows_no_weights_is_refused_with_the_reason(make, speak, uncaptured):
+def test_a_model_that_shows_no_weights_is_refused_with_the_reason(make, speak, same, uncaptured):
     model, store, (encoded, lengths) = make("table", 3), graphs.Graphs(), speak("table", 4, 11, 3)
     with pytest.raises(
         RuntimeError, match=r"^the model's attributes hold no tensors, so a change of its weights could not be seen$"
@@ -385,7 +275,7 @@ def test_a_model_that_shows_no_weights_is_refused_with_the_reason(make, speak, u
 
 
 @pytest.mark.parametrize("failure", ["capture", "other labels", "other dtype"])
-def test_auto_goes_on_without_graphs_and_says_why(make, speak, monkeypatch, failure):
+def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch, failure):
     model, store, (encoded, lengths) = make("lstm", 3).float(), graphs.Graphs(), speak("lstm", 4, 11, 3)
     encoded, tries = encoded.float(), []
 
@@ -494,65 +384,6 @@ def test_a_captured_loop_does_not_keep_the_model_alive(make, speak, monkeypatch)
     assert gone and len(store.loops) == 1
 
 
-# ---- the graph that repeats itself
-
-
-def test_the_kernel_of_the_condition_compiles_without_a_gpu():
-    pytest.importorskip("cuda.bindings.nvrtc")
-    text = conditional.ptx().decode()
-    assert ".visible .entry go_on(" in text and "cudaGraphSetConditional" in text
-    assert text.endswith("\0")
-
-
-def test_a_kernel_that_does_not_compile_is_an_error(monkeypatch):
-    pytest.importorskip("cuda.bindings.nvrtc")
-    monkeypatch.setattr(conditional, "KERNEL", b"no C")
-    with pytest.raises(RuntimeError, match="NVRTC_ERROR_COMPILATION"):
-        conditional.ptx()
-
-
-def test_the_loop_is_a_condition_around_the_body_and_then_the_kernel(monkeypatch):
-    driver = pytest.importorskip("cuda.bindings.driver")
-    calls, fine = [], driver.CUresult.CUDA_SUCCESS
-    made = {
-        "cuCtxGetCurrent": driver.CUcontext(5), "cuGraphCreate": driver.CUgraph(6), "cuModuleLoadData": driver.CUmodule(7),
-        "cuGraphConditionalHandleCreate": driver.CUgraphConditionalHandle(8), "cuGraphAddNode": driver.CUgraphNode(9),
-        "cuGraphAddChildGraphNode": driver.CUgraphNode(10), "cuModuleGetFunction": driver.CUfunction(11),
-        "cuGraphAddKernelNode": driver.CUgraphNode(12), "cuGraphInstantiate": driver.CUgraphExec(13),
-        "cuGraphExecDestroy": None, "cuGraphDestroy": None,
-    }  # fmt: skip
-
-    def stand_in(name):
-        def call(*given):
-            calls.append((name, given))
-            if name == "cuGraphAddKernelNode":  # the pointers live as long as the call
-                pointers = (ctypes.c_void_p * 2).from_address(given[3].kernelParams)
-                calls.append([ctypes.c_uint64.from_address(pointer).value for pointer in pointers])
-            return (fine, made[name]) if made[name] is not None else (fine,)
-
-        return call
-
-    for name in made:
-        monkeypatch.setattr(driver, name, stand_in(name))
-    conditional._module.cache_clear()
-    active = torch.zeros((), dtype=torch.bool)
-    graph = conditional.WhileGraph(SimpleNamespace(raw_cuda_graph=lambda: 99), active)
-    conditional._module.cache_clear()
-    assert [call[0] for call in calls if isinstance(call, tuple)] == [
-        "cuCtxGetCurrent", "cuGraphCreate", "cuGraphConditionalHandleCreate", "cuGraphAddNode", "cuGraphAddChildGraphNode",
-        "cuModuleLoadData", "cuModuleGetFunction", "cuGraphAddKernelNode", "cuGraphInstantiate",
-    ]  # fmt: skip
-    given = {call[0]: call[1] for call in calls if isinstance(call, tuple)}
-    assert given["cuGraphConditionalHandleCreate"][2:] == (1, driver.CU_GRAPH_COND_ASSIGN_DEFAULT)  # the first turn needs no flag
-    node = given["cuGraphAddNode"][4].conditional
-    assert node.type == driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE and node.size == 1 and int(node.handle) == 8
-    assert int(given["cuGraphAddChildGraphNode"][3]) == 99
-    assert [int(before) for before in given["cuGraphAddKernelNode"][1]] == [10]
-    assert [8, active.data_ptr()] in calls
-    del graph
-    assert [call[0] for call in calls[-2:]] == ["cuGraphExecDestroy", "cuGraphDestroy"]
-
-
 # ---- the door
 
 
@@ -572,158 +403,3 @@ def test_on_a_cpu_auto_is_off(make, speak):
     model, batch = make("lstm", 3), speak("lstm", 2, 5, 3)
     assert transducer_greedy(model, *batch).impl == transducer_greedy(model, *batch, graphs="off").impl == "label_looping"
     assert not graphs.MODELS
-
-
-# ---- on a GPU
-
-GPU_CASES = [(kind, durations) for kind in ("stateless", "lstm", "foreign") for durations in ((), (0, 1, 2, 4, 8))]
-
-
-def on_gpu(make, kind, durations=(), dtype=torch.float32, seed=3):
-    return make(kind, seed, durations=durations).to("cuda", dtype)
-
-
-def heard(speak, kind, B, T, dtype=torch.float32, seed=3):
-    encoded, lengths = speak(kind, B, T, seed)
-    return encoded.to("cuda", dtype), lengths.cuda()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("kind", "durations"), GPU_CASES)
-@pytest.mark.parametrize("mode", ["step", "full", "auto"])
-def test_graphs_give_what_the_plain_loop_gives(make, speak, mode, kind, durations, dtype):
-    model = on_gpu(make, kind, durations, dtype)
-    for B, T, seed in [(8, 48, 1), (8, 40, 2), (4, 20, 3), (1, 48, 4), (8, 48, 5)]:  # whole powers: half precision rounds by size
-        batch = heard(speak, kind, B, T, dtype, seed)
-        options = {"confidence": "entropy", "max_symbols": 3}
-        found = transducer_greedy(model, *batch, graphs=mode, **options)
-        assert found.impl == f"label_looping, graphs={'step' if mode == 'auto' else mode}"
-        same(found, transducer_greedy(model, *batch, graphs="off", **options))
-        assert found.lengths.sum() > 0
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["step", "full"])
-def test_on_a_gpu_a_carry_goes_on_and_padding_cannot_matter(make, speak, mode):
-    model, (encoded, lengths) = on_gpu(make, "lstm"), heard(speak, "lstm", 5, 30)
-    whole = transducer_greedy(model, encoded, lengths, graphs="off")
-    first = transducer_greedy(model, encoded[:, :13], lengths.clamp(max=13), graphs=mode)
-    rest = transducer_greedy(model, encoded[:, 13:], (lengths - 13).clamp(min=0), graphs=mode, carry=first.carry)
-    assert [a + b for a, b in zip(first.tokens(), rest.tokens(), strict=True)] == whole.tokens()
-    for b in range(5):
-        encoded[b, lengths[b] :] = torch.nan
-    assert transducer_greedy(model, encoded, lengths, graphs=mode).tokens() == whole.tokens()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["step", "full"])
-def test_on_a_gpu_weights_may_change_in_place_and_may_move(make, speak, mode):
-    model, batch = on_gpu(make, "lstm"), heard(speak, "lstm", 8, 48)
-    before = transducer_greedy(model, *batch, graphs=mode)
-    with torch.no_grad():
-        model.output.weight.neg_()
-    after = transducer_greedy(model, *batch, graphs=mode)
-    same(after, transducer_greedy(model, *batch, graphs="off"))
-    assert after.tokens() != before.tokens()
-    model.bfloat16()
-    batch = batch[0].bfloat16(), batch[1]
-    same(transducer_greedy(model, *batch, graphs=mode), transducer_greedy(model, *batch, graphs="off"))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["step", "full"])
-def test_on_a_gpu_autocast_is_captured(make, speak, mode):
-    model, batch = on_gpu(make, "stateless"), heard(speak, "stateless", 8, 48)
-    with torch.autocast("cuda", torch.bfloat16):
-        for seed in (3, 4):
-            batch = heard(speak, "stateless", 8, 48, seed=seed)
-            same(transducer_greedy(model, *batch, graphs=mode), transducer_greedy(model, *batch, graphs="off"))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["step", "full"])
-def test_on_a_gpu_memory_is_bounded_and_comes_back(make, speak, mode):
-    model = on_gpu(make, "lstm")
-    transducer_greedy(model, *heard(speak, "lstm", 8, 48), graphs="off")
-
-    def used():
-        gc.collect()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        return torch.cuda.memory_allocated()
-
-    release_graphs()
-    before = used()
-    for number in range(graphs.KEEP + 3):
-        transducer_greedy(model, *heard(speak, "lstm", 2, 12), graphs=mode, max_symbols=3 + number)
-    assert len(graphs.MODELS[id(model)].loops) == graphs.KEEP
-    assert used() > before
-    release_graphs(model)
-    workspace = 80 << 20  # of matrix products, which torch may keep for a stream
-    assert used() - before <= workspace
-    for _ in range(3):
-        transducer_greedy(model, *heard(speak, "lstm", 2, 12), graphs=mode)
-        release_graphs(model)
-    assert used() - before <= workspace
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["step", "full"])
-def test_on_a_gpu_nothing_captured_waits(make, speak, mode):
-    model, (encoded, lengths) = on_gpu(make, "lstm", (0, 1, 2)), heard(speak, "lstm", 8, 48)
-    transducer_greedy(model, encoded, lengths, graphs=mode)
-    [(loop, run)] = graphs.MODELS[id(model)].loops.values()
-    with torch.inference_mode():
-        read = Reader(model, device=encoded.device)
-        carry = read.start(encoded)
-        loop.load(encoded, lengths, carry)
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            loop.turn(read)
-            if mode == "full":
-                run()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        loop.load(encoded, lengths, carry)
-        found = launch_profile(run, device="cuda")
-    assert found.launches == (0 if mode == "full" else found.graph_launches)  # of Python's, only the flag's copies are left
-    assert (found.graph_launches <= 1) if mode == "full" else (found.graph_launches > 1)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["step", "full"])
-def test_on_a_gpu_streams_and_threads_may_share_a_model(make, speak, mode):
-    model = on_gpu(make, "lstm")
-    batches = [heard(speak, "lstm", 8, 48, seed=seed) for seed in range(8)]
-    wanted = [transducer_greedy(model, *batch, graphs="off").tokens() for batch in batches]
-    found, errors = {}, []
-
-    def work(numbers):
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for number in numbers:
-                    found[number] = transducer_greedy(model, *batches[number], graphs=mode).tokens()
-        except Exception as error:
-            errors.append(error)
-
-    torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=(range(first, 8, 2),)) for first in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert [found[number] for number in range(8)] == wanted
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_a_model_that_waits_is_refused_and_auto_goes_on(speak):
-    model, batch = Waiting(SPOILERS["item"]).cuda(), heard(speak, "lstm", 4, 16)
-    batch = torch.cat([batch[0], batch[0]], 2), batch[1]
-    with pytest.raises(RuntimeError, match=r"^graphs='step': capture failed, RuntimeError: aten\S+ waits for the GPU$"):
-        transducer_greedy(model, *batch, graphs="step")
-    found = transducer_greedy(model, *batch)
-    assert found.impl.startswith("label_looping, graphs=off: graphs='step': capture failed, ")
-    same(found, transducer_greedy(model, *batch, graphs="off"))

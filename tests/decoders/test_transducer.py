@@ -152,7 +152,7 @@ def test_strategies_share_one_signature_and_results_may_serve_a_loss():
     ({"strategy": "fastest"},
      "strategy: expected one of 'label_looping', 'nested_loops', 'frame_looping', 'one_by_one', got 'fastest'."),
     ({"max_symbols": 0}, "max_symbols: expected at least 1, got 0."),
-    ({"window": 0}, "window: expected at least 1 frame, got 0."),
+    ({"window": 0}, "window: expected at least 1 frame, or None, got 0."),
     ({"confidence": "sure"}, "confidence: expected one of 'none', 'max_prob', 'entropy', got 'sure'."),
 ])  # fmt: skip
 def test_bad_input_is_one_line(change, wanted):

@@ -1,0 +1,147 @@
+"""Label looping by CUDA graphs, on a GPU: the plain loop's results, and what is captured, kept and waited for."""
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from asrkit.decoders import release_graphs, transducer_greedy
+from asrkit.decoders.transducer import graphs
+from asrkit.decoders.transducer.reading import Reader
+from asrkit.profiling import launch_profile
+
+pytestmark = pytest.mark.gpu
+GPU_CASES = [(kind, durations) for kind in ("stateless", "lstm", "foreign") for durations in ((), (0, 1, 2, 4, 8))]
+
+
+def on_gpu(make, kind, durations=(), dtype=torch.float32, seed=3):
+    return make(kind, seed, durations=durations).to("cuda", dtype)
+
+
+def heard(speak, kind, B, T, dtype=torch.float32, seed=3):
+    encoded, lengths = speak(kind, B, T, seed)
+    return encoded.to("cuda", dtype), lengths.cuda()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("kind", "durations"), GPU_CASES)
+@pytest.mark.parametrize("mode", ["step", "full", "auto"])
+def test_graphs_give_what_the_plain_loop_gives(make, speak, same, mode, kind, durations, dtype):
+    model = on_gpu(make, kind, durations, dtype)
+    for B, T, seed in [(8, 48, 1), (8, 40, 2), (4, 20, 3), (1, 48, 4), (8, 48, 5)]:  # whole powers: half precision rounds by size
+        batch = heard(speak, kind, B, T, dtype, seed)
+        options = {"confidence": "entropy", "max_symbols": 3}
+        found = transducer_greedy(model, *batch, graphs=mode, **options)
+        assert found.impl == f"label_looping, graphs={'step' if mode == 'auto' else mode}"
+        same(found, transducer_greedy(model, *batch, graphs="off", **options))
+        assert found.lengths.sum() > 0
+
+
+@pytest.mark.parametrize("mode", ["step", "full"])
+def test_on_a_gpu_a_carry_goes_on_and_padding_cannot_matter(make, speak, mode):
+    model, (encoded, lengths) = on_gpu(make, "lstm"), heard(speak, "lstm", 5, 30)
+    whole = transducer_greedy(model, encoded, lengths, graphs="off")
+    first = transducer_greedy(model, encoded[:, :13], lengths.clamp(max=13), graphs=mode)
+    rest = transducer_greedy(model, encoded[:, 13:], (lengths - 13).clamp(min=0), graphs=mode, carry=first.carry)
+    assert [a + b for a, b in zip(first.tokens(), rest.tokens(), strict=True)] == whole.tokens()
+    for b in range(5):
+        encoded[b, lengths[b] :] = torch.nan
+    assert transducer_greedy(model, encoded, lengths, graphs=mode).tokens() == whole.tokens()
+
+
+@pytest.mark.parametrize("mode", ["step", "full"])
+def test_on_a_gpu_weights_may_change_in_place_and_may_move(make, speak, same, mode):
+    model, batch = on_gpu(make, "lstm"), heard(speak, "lstm", 8, 48)
+    before = transducer_greedy(model, *batch, graphs=mode)
+    with torch.no_grad():
+        model.output.weight.neg_()
+    after = transducer_greedy(model, *batch, graphs=mode)
+    same(after, transducer_greedy(model, *batch, graphs="off"))
+    assert after.tokens() != before.tokens()
+    model.bfloat16()
+    batch = batch[0].bfloat16(), batch[1]
+    same(transducer_greedy(model, *batch, graphs=mode), transducer_greedy(model, *batch, graphs="off"))
+
+
+@pytest.mark.parametrize("mode", ["step", "full"])
+def test_on_a_gpu_autocast_is_captured(make, speak, same, mode):
+    model, batch = on_gpu(make, "stateless"), heard(speak, "stateless", 8, 48)
+    with torch.autocast("cuda", torch.bfloat16):
+        for seed in (3, 4):
+            batch = heard(speak, "stateless", 8, 48, seed=seed)
+            same(transducer_greedy(model, *batch, graphs=mode), transducer_greedy(model, *batch, graphs="off"))
+
+
+@pytest.mark.parametrize("mode", ["step", "full"])
+def test_on_a_gpu_memory_is_bounded_and_comes_back(make, speak, mode):
+    model = on_gpu(make, "lstm")
+    transducer_greedy(model, *heard(speak, "lstm", 8, 48), graphs="off")
+
+    def used():
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated()
+
+    release_graphs()
+    before = used()
+    for number in range(graphs.KEEP + 3):
+        transducer_greedy(model, *heard(speak, "lstm", 2, 12), graphs=mode, max_symbols=3 + number)
+    assert len(graphs.MODELS[id(model)].loops) == graphs.KEEP
+    assert used() > before
+    release_graphs(model)
+    workspace = 80 << 20  # of matrix products, which torch may keep for a stream
+    assert used() - before <= workspace
+    for _ in range(3):
+        transducer_greedy(model, *heard(speak, "lstm", 2, 12), graphs=mode)
+        release_graphs(model)
+    assert used() - before <= workspace
+
+
+@pytest.mark.parametrize("mode", ["step", "full"])
+def test_on_a_gpu_nothing_captured_waits(make, speak, mode):
+    model, (encoded, lengths) = on_gpu(make, "lstm", (0, 1, 2)), heard(speak, "lstm", 8, 48)
+    transducer_greedy(model, encoded, lengths, graphs=mode)
+    [(loop, run)] = graphs.MODELS[id(model)].loops.values()
+    with torch.inference_mode():
+        read = Reader(model, device=encoded.device)
+        carry = read.start(encoded)
+        loop.load(encoded, lengths, carry)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loop.turn(read)
+            if mode == "full":
+                run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        loop.load(encoded, lengths, carry)
+        found = launch_profile(run, device="cuda")
+    assert found.launches == (0 if mode == "full" else found.graph_launches)  # of Python's, only the flag's copies are left
+    assert (found.graph_launches <= 1) if mode == "full" else (found.graph_launches > 1)
+
+
+@pytest.mark.parametrize("mode", ["step", "full"])
+def test_on_a_gpu_streams_and_threads_may_share_a_model(make, speak, mode):
+    model = on_gpu(make, "lstm")
+    batches = [heard(speak, "lstm", 8, 48, seed=seed) for seed in range(8)]
+    wanted = [transducer_greedy(model, *batch, graphs="off").tokens() for batch in batches]
+    found, errors = {}, []
+
+    def work(numbers):
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for number in numbers:
+                    found[number] = transducer_greedy(model, *batches[number], graphs=mode).tokens()
+        except Exception as error:
+            errors.append(error)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(range(first, 8, 2),)) for first in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert [found[number] for number in range(8)] == wanted

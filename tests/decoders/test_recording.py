@@ -1,0 +1,118 @@
+"""Proofs that a turn of label looping can be recorded: nothing in it waits, on fakes of a GPU too, and they can fail."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from asrkit.decoders import transducer_greedy
+from asrkit.decoders.nests import nest_map
+from asrkit.decoders.transducer import graphs
+from asrkit.decoders.transducer.reading import Options, Reader
+from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
+from asrkit.profiling import launch_profile
+from asrkit.profiling.launches import _Count
+
+
+def ours(kind, durations=()):
+    predictor = StatelessConfig(width=8) if kind == "stateless" else LSTMConfig(width=8, layers=2)
+    config = TransducerConfig(
+        vocab_size=9, encoder=ConvConfig(width=4, layers=1), predictor=predictor, joint_width=8, durations=durations
+    )
+    return TransducerModel(config).eval()
+
+
+def turn_of(make, device, confidence="entropy"):
+    """What a capture would record: the turn of a loop on `device`."""
+    model = make()
+    with torch.inference_mode():
+        carry = Reader(model).start(torch.zeros(4, 16, 8))
+        carry = nest_map(lambda part: torch.zeros(part.shape, dtype=part.dtype, device=device), carry)
+        for module in model.modules():
+            for name, value in module.named_parameters(recurse=False):  # .to cannot move fakes
+                module._parameters[name] = nn.Parameter(torch.zeros_like(value, device=device))
+        encoded = torch.zeros(4, 16, 8, device=device)
+        read = Reader(model, confidence, encoded.device)
+        loop = graphs.Loop(4, 16, encoded, carry, Options(), read)
+        loop.load(encoded, torch.full((4,), 16, device=device), carry)
+    return torch.inference_mode()(lambda: loop.turn(read))
+
+
+@pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
+@pytest.mark.parametrize("kind", ["stateless", "lstm"])
+def test_a_turn_never_waits(kind, durations):
+    for confidence in ("none", "max_prob", "entropy"):
+        found = launch_profile(turn_of(lambda: ours(kind, durations), "cpu", confidence))
+        assert found.syncs == 0
+        assert found.launches > 50
+
+
+@pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
+@pytest.mark.parametrize("kind", ["stateless", "lstm"])
+def test_a_turn_on_a_gpu_takes_few_launches_no_tensor_of_the_host_and_no_size_from_the_device(kind, durations):
+    with FakeTensorMode():
+        turn = turn_of(lambda: ours(kind, durations), "cuda")
+        count = _Count("cuda")
+        with count:
+            turn()
+    assert count.result().syncs == 0
+    most = {"stateless": 71, "lstm": 77}[kind] + 5 * bool(durations) + 8  # of which 8 are the confidence's
+    assert 50 < count.launches <= most, count.ops
+    assert (kind == "lstm") == ("_thnn_fused_lstm_cell" in count.ops)  # what a GPU runs, one for each layer
+
+
+class Waiting(nn.Module):
+    """Ours, with a join that does something a graph cannot hold."""
+
+    def __init__(self, spoil):
+        super().__init__()
+        self.inner, self.spoil, self.blank = ours("stateless"), spoil, 9
+
+    def predict(self, labels, state=None):
+        return self.inner.predict(labels, state)
+
+    def join(self, encoded, predicted):
+        logits = self.inner.join(encoded, predicted)
+        return logits + self.spoil(logits)
+
+
+SPOILERS = {
+    "item": lambda logits: logits.sum().item(), "nonzero": lambda logits: logits.nonzero().sum(),
+    "mask": lambda logits: logits[logits > 0].sum(), "if": lambda logits: 1 if (logits > 0).any() else 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spoiler", SPOILERS)
+def test_both_proofs_can_fail(spoiler):
+    found = launch_profile(turn_of(lambda: Waiting(SPOILERS[spoiler]), "cpu"))
+    assert found.syncs == 1
+    assert next(iter(found.sync_sites)).startswith("tests/decoders/test_recording.py:")
+    with pytest.raises(Exception, match=r"nonzero|_local_scalar_dense|data-dependent"), FakeTensorMode():
+        turn_of(lambda: Waiting(SPOILERS[spoiler]), "cuda")()
+
+
+@pytest.mark.parametrize("spoiler", SPOILERS)
+def test_a_capture_is_not_begun_with_what_it_cannot_hold(spoiler):
+    with pytest.raises(RuntimeError, match=r"^aten\.\S+ waits for the GPU$"), graphs.Recordable():
+        turn_of(lambda: Waiting(SPOILERS[spoiler]), "cpu")()
+    for kind, durations in [("stateless", ()), ("lstm", (0, 1, 2))]:
+        turn = turn_of(lambda kind=kind, durations=durations: ours(kind, durations), "cpu")
+        with graphs.Recordable():
+            turn()
+
+
+def test_the_proof_sees_tensors_that_stay_on_the_host():
+    table = torch.ones(10)
+    with pytest.raises(Exception, match="cpu"), FakeTensorMode(allow_non_fake_inputs=True):
+        turn_of(lambda: Waiting(lambda logits: table), "cuda")()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_model_that_waits_is_refused_and_auto_goes_on(speak, same):
+    model, (encoded, lengths) = Waiting(SPOILERS["item"]).cuda(), speak("lstm", 4, 16, 3)
+    batch = torch.cat([encoded, encoded], 2).float().cuda(), lengths.cuda()
+    with pytest.raises(RuntimeError, match=r"^graphs='step': capture failed, RuntimeError: aten\S+ waits for the GPU$"):
+        transducer_greedy(model, *batch, graphs="step")
+    found = transducer_greedy(model, *batch)
+    assert found.impl.startswith("label_looping, graphs=off: graphs='step': capture failed, ")
+    same(found, transducer_greedy(model, *batch, graphs="off"))
