@@ -24,7 +24,7 @@ from asrkit.profiling.launches import launch_profile
 
 DURATIONS: Sequence[Sequence[int]] = ((), (0, 1, 2, 3, 4))
 LOOPS = ("frame_looping", "nested_loops", "label_looping")
-WINDOWS = (1, 4, 6, 8, 16)
+WINDOWS = (1, 2, 4, 6, 8, 16)
 Size = tuple[int, int]  # utterances, frames of the longest
 
 

@@ -17,7 +17,7 @@ LEAN = ["lean", "lean_skip", "lean_bfloat16"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 FLUSHED, LEANEST = "torchaudio_flushed", "lean_skip_bfloat16"
 LOOPS = [("frame_looping", "label_looping"), ("nested_loops", "label_looping"), ("frame_looping", "nested_loops")]
-WINDOWS = [("window_1", f"window_{size}") for size in (4, 6, 8, 16)]
+WINDOWS = [("window_1", f"window_{size}") for size in (2, 4, 6, 8, 16)]
 PAIRS = {
     "losses": {
         "rnnt-loss": [("torchaudio", name) for name in ["wavefront", *FAST]],

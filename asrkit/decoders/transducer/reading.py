@@ -19,7 +19,7 @@ class Options:
     """What the door passes on to a strategy."""
 
     max_symbols: int = 10
-    window: int = 6
+    window: int = 8
     graphs: str = "off"
 
 
