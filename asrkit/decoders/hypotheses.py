@@ -16,7 +16,7 @@ class Step(NamedTuple):
 
     labels: Tensor  # int64
     frames: Tensor  # int64, the frame that the label is on
-    durations: Tensor  # int64, frames from there to the next that is looked at for TDT, frames of the run for CTC
+    durations: Tensor  # int64, frames that TDT jumps after it; 0 for RNN-T
     emitted: Tensor  # bool, whether there was a label; where it is false the rest means nothing
     confidence: Tensor | None = None  # float32
 
@@ -46,24 +46,20 @@ class Hypotheses:
 
     @classmethod
     @torch.inference_mode(False)
-    def pack(cls, steps: Step, scores: Tensor, impl: str, carry: Any = None) -> Self:
-        """From what each of n steps chose, all (B, n): keeps what was emitted, in order. Its one wait for a GPU is for N."""
-        lengths = steps.emitted.sum(1)
+    def from_steps(cls, steps: Sequence[Step], scores: Tensor, impl: str, carry: Any = None) -> Self:
+        """What a loop over labels or frames emitted, in order; there may be no steps. Its one wait for a GPU is for N."""
+        nothing = scores.new_zeros((len(scores), 0), dtype=torch.int64)
+        every = Step(nothing, nothing, nothing, nothing.bool())
+        if steps:
+            every = nest_map(lambda *parts: torch.stack(parts, 1), *steps)
+        lengths = every.emitted.sum(1)
         N = int(lengths.max())
-        place = torch.where(steps.emitted, steps.emitted.cumsum(1) - 1, N)  # what is dropped lands in a column of its own
-        kept = nest_map(lambda part: part.new_full((len(part), N + 1), -1).scatter_(1, place, part)[:, :N], steps)
+        place = torch.where(every.emitted, every.emitted.cumsum(1) - 1, N)  # what is dropped lands in a column of its own
+        kept = nest_map(lambda part: part.new_full((len(part), N + 1), -1).scatter_(1, place, part)[:, :N], every)
         return cls(
             labels=kept.labels, frames=kept.frames, durations=kept.durations, confidence=kept.confidence,
             lengths=lengths, scores=scores.clone(), impl=impl, carry=carry,
         )  # fmt: skip
-
-    @classmethod
-    def from_steps(cls, steps: Sequence[Step], scores: Tensor, impl: str, carry: Any = None) -> Self:
-        """From the steps of a loop over labels or frames, in order; there may be none."""
-        if not steps:
-            nothing = scores.new_zeros((len(scores), 0), dtype=torch.int64)
-            return cls.pack(Step(nothing, nothing, nothing, nothing.bool()), scores, impl, carry)
-        return cls.pack(nest_map(lambda *parts: torch.stack(parts, 1), *steps), scores, impl, carry)
 
     @classmethod
     @torch.inference_mode(False)

@@ -237,7 +237,8 @@ def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options
 
     "step": the host replays `TURNS` turns at a time. "full": one graph that repeats itself on the device; by name only, until
     it has been measured. "auto": "step" on a GPU, provided that its first result in each size is the plain loop's; else, and if
-    capture failed, the plain loop from then on, with the reason in `impl`. RuntimeError if a mode asked for by name cannot run.
+    capture failed, the plain loop from then on, with the reason in `impl`. A mode asked for by name is a RuntimeError if it cannot
+    run, and a ValueError without a CUDA device.
 
     B is rounded up to a power of two, T to that or three quarters of one, so that few graphs serve many batches; `KEEP` of them
     stay. Weights may change in place; graphs are captured again when their addresses, dtypes or shapes do, or a module's mode.
