@@ -126,6 +126,16 @@ def test_a_users_model_needs_blank_predict_and_join_and_nothing_else(strategy, m
     assert found.durations.tolist() == [[jump] * 4, [jump, jump, -1, -1]]
 
 
+@pytest.mark.parametrize(("more", "frames_a_look"), [({}, 8), ({"durations": (0, 1)}, 2)])
+def test_a_look_takes_in_8_frames_of_rnnt_and_2_of_tdt_unless_told_otherwise(more, frames_a_look):
+    model, looked, silence = bare(**more), [], torch.ones(1, 48, 1)
+    join = model.join
+    model.join = lambda encoded, predicted: looked.append(encoded.shape[1]) or join(encoded, predicted)
+    for options in ({}, {"window": 3}):
+        assert transducer_greedy(model, silence, torch.tensor([48]), **options).tokens() == [[]]
+    assert looked == [frames_a_look] * (48 // frames_a_look) + [3] * 16
+
+
 def test_states_may_be_any_nest_and_are_replaced_only_where_told():
     old = {"a": (torch.zeros(3, 2), None), "b": [Cell(torch.zeros(3, 1, 2))]}
     new = {"a": (torch.ones(3, 2), None), "b": [Cell(torch.ones(3, 1, 2))]}

@@ -71,7 +71,7 @@ def transducer_greedy(
     with torch.inference_mode():
         read = Reader(model, confidence, encoded.device)
         start = carry or read.start(encoded)
-        options = Options(max_symbols=max_symbols, window=window or (2 if read.durations else 8), graphs=graphs)
+        options = Options(max_symbols=max_symbols, window=window or (2 if read.durations else Options.window), graphs=graphs)
         decode = by_graphs if strategy == "label_looping" and graphs != "off" else STRATEGIES[strategy]
         found = decode(read, encoded[:, :longest], lengths.long(), start, options)
     if confidence != "none" and found.confidence is None:  # nobody said anything
