@@ -42,8 +42,9 @@ def step(variant, dtype, B, T, U1, V, D):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_predicted_peak_is_within_2_percent_of_the_allocators(variant):
-    predicted = joint_bytes(variant, **SHAPE, nodes=NODES).total
-    assert peak_memory(step(variant, torch.float32, **SHAPE)) == pytest.approx(predicted, rel=0.02)
+    predicted, run = joint_bytes(variant, **SHAPE, nodes=NODES).total, step(variant, torch.float32, **SHAPE)
+    run()  # what a first call compiles and sets up is not the loss's own
+    assert peak_memory(run) == pytest.approx(predicted, rel=0.02)
 
 
 @pytest.mark.parametrize("variant", ["torchaudio", "wavefront", "numba", "split", "packed"])
