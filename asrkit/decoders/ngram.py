@@ -59,10 +59,14 @@ class NGram:
         path, words = Path(path), [str(token) for token in tokens]
         distinct = len(set(words))
         expect(distinct == len(words) > 0, "tokens", "at least one, all different", f"{len(words)}, {distinct} different")
+        expect(not isinstance(tokens, Tensor), "tokens", "words or numbers", "a tensor", "Pass tokens.tolist().")
         index = {word: number for number, word in enumerate(words)}
         for special in ("</s>", "<s>", "<unk>"):
             index.setdefault(special, len(index))
-        return cls._compile(_parse(path, index), index, len(words))
+        tables = _parse(path, index)
+        listed = any(word < len(words) for (word,) in tables[0])
+        expect(listed, path.name, "a word that is a token", "none", f"A token reads like this: {words[0]!r:.40}.")
+        return cls._compile(tables, index, len(words))
 
     @classmethod
     def _compile(cls, tables: list[Table], index: dict[str, int], V: int) -> Self:
@@ -149,7 +153,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
     try:
         with gzip.open(path) if zipped else path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                text = line.decode().strip(" \t\r\n")
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip(" \t\r\n")
                 if text:
                     yield f"{path.name}:{number}", text
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
@@ -189,7 +193,6 @@ def _parse(path: Path, index: dict[str, int]) -> list[Table]:
     expect(text == "\\end\\", place, "\\end\\", text)
     for _ in lines:  # damage of a gzipped file may show at its end only
         pass
-    expect(len(tables[0]) > 0, path.name, "a word that is a token", "none")
     return tables
 
 
@@ -206,6 +209,6 @@ def _entry(place: str, text: str, n: int, order: int, index: dict[str, int]) -> 
             expect(False, place, "a number", repr(field))
     logp, backoff = numbers[0], numbers[1] if len(numbers) > 1 else 0.0
     expect(logp <= 0, place, "a log10 probability of at most 0", fields[0])
-    expect(math.isfinite(backoff), place, "a finite back-off weight", fields[-1])
+    expect(abs(backoff) < 1e38, place, "a finite back-off weight", fields[-1])
     words = fields[1 : n + 1]
     return (tuple(index[word] for word in words) if all(word in index for word in words) else None), (logp, backoff)

@@ -106,6 +106,7 @@ def test_to_moves_every_tensor(tmp_path):
     ("-0.75\tb", "-0.75\ta", "lm.arpa:11: expected every n-gram once, got -0.75\ta."),
     ("a\t-0.25", "a\tinf", "lm.arpa:10: expected a finite back-off weight, got inf."),
     ("a\t-0.25", "a\tnan", "lm.arpa:10: expected a finite back-off weight, got nan."),
+    ("a\t-0.25", "a\t1e39", "lm.arpa:10: expected a finite back-off weight, got 1e39."),
     ("a b\n", "a b\t-0.5\n", "lm.arpa:14: expected a log-probability, 2 words, got -0.125\ta b\t-0.5."),
     ("-0.5\ta\t-0.25", "-0.5\tc", "lm.arpa:14: expected an n-gram whose first 1 words are listed, got -0.125\ta b."),
 ])  # fmt: skip
@@ -134,3 +135,19 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 def test_tokens_that_are_the_same_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^tokens: expected at least one, all different, got 2, 1 different\.$"):
         NGram.read(tmp_path / "lm.arpa", ["a", "a"])
+
+
+def test_tokens_that_no_file_would_list_are_refused_and_not_scored_as_impossible(tmp_path):
+    (tmp_path / "lm.arpa").write_text(arpa(GOOD))
+    for tokens in (["x", "y"], range(3)):
+        with pytest.raises(ValueError) as error:
+            NGram.read(tmp_path / "lm.arpa", tokens)
+        wanted = f"lm.arpa: expected a word that is a token, got none. A token reads like this: {str(tokens[0])!r}."
+        assert str(error.value) == wanted
+    with pytest.raises(ValueError, match=r"^tokens: expected words or numbers, got a tensor\. Pass tokens\.tolist\(\)\.$"):
+        NGram.read(tmp_path / "lm.arpa", torch.arange(3))
+
+
+def test_a_byte_order_mark_and_lines_of_windows_are_read(tmp_path):
+    (tmp_path / "lm.arpa").write_bytes(b"\xef\xbb\xbf" + arpa(GOOD).partition("\n\n")[2].replace("\n", "\r\n").encode())
+    assert NGram.read(tmp_path / "lm.arpa", ["a", "b"]).order == 2
