@@ -8,6 +8,8 @@
 A letter means one thing everywhere in asrkit.
 """
 
+from math import inf
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,15 @@ def expect(ok: bool, argument: str, wanted: str, got: object, remedy: str = "") 
     """Raise the one-line ValueError `argument: expected wanted, got got. remedy` unless `ok`."""
     if not ok:
         raise ValueError(f"{argument}: expected {wanted}, got {got}." + (f" {remedy}" if remedy else ""))
+
+
+def whole(value: object, low: int, high: float = inf) -> bool:
+    """Whether `value` is an int in low..high; True is none.
+
+    >>> whole(10, 1), whole(True, 1), whole(2.0, 1), whole(10, 1, 9)
+    (True, False, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def dims(tensor: Tensor, letters: str, argument: str, **known: int) -> tuple[int, ...]:

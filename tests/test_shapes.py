@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from asrkit.shapes import dims, expect, valid_mask
+from asrkit.shapes import dims, expect, valid_mask, whole
 
 
 def test_an_error_names_argument_wanted_got_and_remedy():
@@ -26,3 +26,10 @@ def test_the_mask_is_true_for_the_first_positions_only():
 def test_what_is_no_tensor_is_refused_by_name():
     with pytest.raises(ValueError, match=r"^lengths: expected a tensor, got list\. Wrap it in torch\.as_tensor\.$"):
         dims([4, 3], "B", "lengths")
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"), [(1, True), (9, True), (0, False), (10, False), (True, False), (2.0, False), ("2", False)]
+)
+def test_a_whole_number_is_an_int_in_range_and_true_is_none(value, fits):
+    assert whole(value, 1, 9) is fits

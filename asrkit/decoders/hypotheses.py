@@ -80,14 +80,25 @@ def _width(rows: Sequence[Sequence[tuple]]) -> int:
     return max((len(item) for row in rows for item in row), default=3)
 
 
+def _in_memory(tensor: Tensor) -> bool:
+    """Whether `tensor` is plain numbers: not sparse, nested, on "meta" or of torch.func."""
+    try:
+        return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta) and tensor.data_ptr() >= 0
+    except RuntimeError:
+        return False
+
+
 def check(scores: Tensor, lengths: Tensor, letters: str, argument: str) -> int:
     """Frames of the longest utterance, after the checks every decoder makes: ranks, one device, 0 <= lengths <= T."""
+    plain = "a dense tensor with numbers in it"
+    expect(not isinstance(scores, Tensor) or _in_memory(scores), argument, plain, "another kind")
     B, T = dims(scores, letters, argument)[:2]
     dims(lengths, "B", "lengths", B=B)
     expect(B > 0, argument, "at least one utterance", tuple(scores.shape))
-    expect(scores.is_floating_point(), argument, "a float dtype", scores.dtype)
+    expect(scores.is_floating_point() and scores.itemsize > 1, argument, "a float dtype of 16 bits or more", scores.dtype)
     expect(lengths.dtype in (torch.int32, torch.int64), "lengths", "int32 or int64", lengths.dtype)
     expect(lengths.device == scores.device, "lengths", f"a tensor on {scores.device}", lengths.device)
+    expect(_in_memory(lengths), "lengths", plain, "another kind")
     low, high = torch.stack(lengths.aminmax()).tolist()
     expect(0 <= low <= high <= T, "lengths", f"0 to T={T} frames", f"{low} to {high}")
     return high

@@ -240,9 +240,9 @@ def test_results_may_serve_a_loss_and_name_the_search():
 @pytest.mark.parametrize(("change", "wanted"), [
     ({"encoded": torch.zeros(2, 5)}, "encoded: expected shape (B, T, E), got (2, 5)."),
     ({"lengths": torch.tensor([1, 5])}, "lengths: expected 0 to T=3 frames, got 1 to 5."),
-    ({"width": 0}, "width: expected at least 1 hypothesis, got 0."),
+    ({"width": 0}, "width: expected 1 to 1000 hypotheses, got 0."),
     ({"nbest": 5}, "nbest: expected 1 to width=4 hypotheses, got 5."),
-    ({"max_symbols": 0}, "max_symbols: expected at least 1, got 0."),
+    ({"max_symbols": 0}, "max_symbols: expected 1 to 1000 labels on a frame, got 0."),
 ])  # fmt: skip
 def test_bad_input_is_one_line(change, wanted):
     arguments = {"model": Unsure(), "encoded": torch.zeros(2, 3, 1), "lengths": torch.tensor([3, 2])}

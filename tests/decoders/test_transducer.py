@@ -161,7 +161,7 @@ def test_strategies_share_one_signature_and_results_may_serve_a_loss():
     ({"lengths": torch.tensor([1, 5])}, "lengths: expected 0 to T=3 frames, got 1 to 5."),
     ({"strategy": "fastest"},
      "strategy: expected one of 'label_looping', 'nested_loops', 'frame_looping', 'one_by_one', got 'fastest'."),
-    ({"max_symbols": 0}, "max_symbols: expected at least 1, got 0."),
+    ({"max_symbols": 0}, "max_symbols: expected 1 to 1000 labels on a frame, got 0."),
     ({"window": 0}, "window: expected at least 1 frame, or None, got 0."),
     ({"confidence": "sure"}, "confidence: expected one of 'none', 'max_prob', 'entropy', got 'sure'."),
 ])  # fmt: skip
@@ -175,8 +175,8 @@ def test_bad_input_is_one_line(change, wanted):
 @pytest.mark.parametrize("decode", [transducer_greedy, transducer_beam, transducer_beam_reference])
 @pytest.mark.parametrize(("change", "wanted"), [
     ({"blank": -1}, "model.blank: expected an index from 0, got -1. Count it from the front: V - 1, not -1."),
-    ({"durations": (0, -1)}, "model.durations: expected whole numbers from 0, got (0, -1)."),
-    ({"durations": [0.5, 1]}, "model.durations: expected whole numbers from 0, got [0.5, 1]."),
+    ({"durations": (0, -1)}, "model.durations: expected a sequence of whole numbers from 0 to 1000, got (0, -1)."),
+    ({"durations": [0.5, 1]}, "model.durations: expected a sequence of whole numbers from 0 to 1000, got [0.5, 1]."),
 ])  # fmt: skip
 def test_a_model_that_would_never_be_blank_or_never_move_on_is_refused(decode, change, wanted):
     model = Scripted()

@@ -22,8 +22,9 @@ SHARED_FROM = 1 << 20  # scores in a batch; below, starting threads takes longer
 def best_tokens(log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Score and index of the best of V tokens for each frame within lengths (B,), as `max(-1)` finds them: (B, T), padding 0."""
     B, T, V = log_probs.shape
-    bits = log_probs.detach().view(BITS[log_probs.element_size()])
-    best, tokens = bits.new_zeros(B, T), torch.zeros(B, T, dtype=torch.int64)
+    log_probs = log_probs.detach().resolve_neg()
+    bits = log_probs.view(BITS[log_probs.element_size()])
+    best, tokens = bits.new_zeros(B, T), bits.new_zeros(B, T, dtype=torch.int64)
     if T:
         bits = bits if bits.stride(-1) == 1 else bits.contiguous()
         along_B, along_T, _ = bits.stride()

@@ -1,5 +1,7 @@
 """What batched greedy CTC replaces, and is tested against."""
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -24,5 +26,6 @@ def ctc_greedy_sequential(log_probs: Tensor, lengths: Tensor, *, blank: int = -1
 
 def blank_index(blank: int, V: int) -> int:
     """The index of the blank among V tokens, counted from the front."""
-    expect(blank in range(-V, V), "blank", f"an index of V={V} tokens", blank)
-    return blank % V
+    whole = isinstance(blank, Integral) and not isinstance(blank, bool)
+    expect(whole and -V <= blank < V, "blank", f"an index of V={V} tokens", blank)
+    return int(blank) % V

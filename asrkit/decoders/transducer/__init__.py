@@ -11,7 +11,7 @@ from asrkit.decoders.transducer import frame_looping, label_looping, nested_loop
 from asrkit.decoders.transducer.graphs import MODES
 from asrkit.decoders.transducer.graphs import decode as by_graphs
 from asrkit.decoders.transducer.reading import Carry, Confidence, Options, Reader, check_rules
-from asrkit.shapes import expect
+from asrkit.shapes import expect, whole
 
 STRATEGIES = {
     "label_looping": label_looping.decode, "nested_loops": nested_loops.decode, "frame_looping": frame_looping.decode,
@@ -52,17 +52,17 @@ def transducer_greedy(
     after a blank by 1 at least; `max_symbols` ends a frame that labels of duration 0 stay on. `window` is how many frames
     label_looping looks at in one call of the joint; None: 8, or 2 for TDT, whose durations skip most blanks (the fastest of what
     `asrkit bench decoders` tries, on a CPU). `carry` of earlier hypotheses goes on where their frames ended. Modules are
-    used in the mode they are in: call model.eval() first.
+    used in the mode they are in: call model.eval() first. An utterance with a NaN among its logits has NaN as its score.
 
     `graphs` runs label_looping as a CUDA graph: `asrkit.decoders.transducer.graphs.decode` says which there are, when "auto"
     takes one, and what is kept until `release_graphs`.
     """
     longest = check(encoded, lengths, "B T E", "encoded")
-    expect(strategy in STRATEGIES, "strategy", "one of " + ", ".join(map(repr, STRATEGIES)), repr(strategy))
+    expect(strategy in [*STRATEGIES], "strategy", "one of " + ", ".join(map(repr, STRATEGIES)), repr(strategy))
     expect(graphs in MODES, "graphs", "one of " + ", ".join(map(repr, MODES)), repr(graphs))
     captures = graphs in ("auto", "off") or strategy == "label_looping"
     expect(captures, "graphs", f"'auto' or 'off' with {strategy}", repr(graphs), "Only label_looping runs as a graph.")
-    expect(window is None or (isinstance(window, int) and window >= 1), "window", "at least 1 frame, or None", window)
+    expect(window is None or whole(window, 1), "window", "at least 1 frame, or None", repr(window))
     expect(confidence in CONFIDENCE, "confidence", "one of " + ", ".join(map(repr, CONFIDENCE)), repr(confidence))
     check_rules(model, max_symbols)
     if carry is not None:

@@ -1,5 +1,6 @@
 """Beam search for transducers, batched and time-synchronous: a hypothesis is a label sequence, its alignments are summed."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -10,8 +11,8 @@ from torch import Tensor
 from asrkit.decoders.hypotheses import Hypotheses, Step, check
 from asrkit.decoders.nests import choose, nest_map
 from asrkit.decoders.transducer import Transducer
-from asrkit.decoders.transducer.reading import check_rules
-from asrkit.shapes import expect
+from asrkit.decoders.transducer.reading import MOST, check_rules, first_prediction, vocabulary
+from asrkit.shapes import expect, whole
 
 MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it loses nothing
 LOW = (1 << 35) - 1
@@ -34,11 +35,13 @@ class LanguageModel(Protocol):
         """Log-probability in nats that the sentence ends here: (B,)."""
 
 
-def check_beam(model: Transducer, width: int, nbest: int, max_symbols: int) -> None:
+def check_beam(model: Transducer, width: int, nbest: int, max_symbols: int, lm_weight: float, label_bonus: float) -> None:
     """ValueError for a beam that cannot be searched."""
-    expect(isinstance(width, int) and width >= 1, "width", "at least 1 hypothesis", width)
-    expect(isinstance(nbest, int) and 1 <= nbest <= width, "nbest", f"1 to width={width} hypotheses", nbest)
     check_rules(model, max_symbols)
+    expect(whole(width, 1, MOST), "width", f"1 to {MOST} hypotheses", repr(width))
+    expect(whole(nbest, 1, width), "nbest", f"1 to width={width} hypotheses", repr(nbest))
+    for name, value in (("lm_weight", lm_weight), ("label_bonus", label_bonus)):
+        expect(isinstance(value, int | float) and math.isfinite(value), name, "a finite number", repr(value))
 
 
 def transducer_beam(
@@ -48,7 +51,8 @@ def transducer_beam(
 ) -> Hypotheses:  # fmt: skip
     """The best label sequence of encoded (B, T, E) with lengths (B,) in frames, which may be 0; RNN-T and TDT.
 
-    Best first: `alternatives` are the second to nbest-th. Where fewer exist they are empty and score -inf.
+    Best first: `alternatives` are the second to nbest-th. Where fewer exist they are empty and score -inf; so is the best itself
+    where a NaN among the logits, or a blank that is impossible, leaves nothing.
     `scores` are log-probabilities in nats of the label sequence, summed over the alignments that the beam kept; exact where
     `width` is more than the number of label sequences there are. With fusion lm_weight * (log-probability of the labels and
     of the end by `lm`) + label_bonus * labels is added, and ranks are by the sum. `frames` and `durations` are of one
@@ -63,7 +67,7 @@ def transducer_beam(
     blank of duration 0 moves 1 frame. `transducer_beam_reference` is the same search in plain loops.
     """
     longest = check(encoded, lengths, "B T E", "encoded")
-    check_beam(model, width, nbest, max_symbols)
+    check_beam(model, width, nbest, max_symbols, lm_weight, label_bonus)
     with torch.inference_mode():
         fusion = Fusion(lm if lm_weight else None, lm_weight, label_bonus)
         search = Search(model, fusion, encoded[:, :longest], width, max_symbols)
@@ -122,7 +126,7 @@ def merge(kept: Kept, width: int) -> Kept:
     same = (kept.key[..., :, None] == kept.key[..., None, :]) & (kept.length[..., :, None] == kept.length[..., None, :])
     total = torch.where(same, other, -torch.inf).logsumexp(-1)
     earlier = torch.ones_like(same).tril(-1)
-    beaten = (same & ((other > mine) | ((other == mine) & earlier))).any(-1)
+    beaten = total.isnan() | (same & ((other > mine) | ((other == mine) & earlier))).any(-1)
     score, place = total.masked_fill(beaten, -torch.inf).topk(width)
     return kept.gather(place)._replace(score=score)
 
@@ -187,8 +191,9 @@ class Search:
 
     def read(self, t: int, rows: Tensor, memory: Memory) -> list[Tensor]:
         """Scores of blank (B, K, 1) and its hops, of the k best labels (B, K, k), these labels, and their moves."""
-        logits = self.model.join(self.encoded[rows // self.K, t], memory.predicted)  # (n, V + durations)
-        V = logits.shape[-1] - len(self.durations)
+        heard = self.encoded[rows // self.K, t]
+        logits = self.model.join(heard, memory.predicted)  # (n, V + durations)
+        V = vocabulary(logits, heard, self.model.blank, self.durations)
         logp = logits[..., :V].log_softmax(-1, dtype=self.dtype)
         blank = logp[:, self.model.blank, None]
         others = logp.index_fill(1, torch.tensor(self.model.blank, device=self.device), -torch.inf)
@@ -256,7 +261,7 @@ class Search:
     def start(self) -> Kept:
         """The empty prefix (B, K), of which one place is taken."""
         B, K = len(self.encoded), self.K
-        predicted, state = self.model.predict(torch.full((B,), self.model.blank, device=self.device), None)
+        predicted, state = first_prediction(self.model, torch.full((B,), self.model.blank, device=self.device))
         lm = None if self.fusion.lm is None else self.fusion.lm.start(B)
         first = Memory(predicted, state, lm, self.fusion.favour(lm))
         self.pool = nest_map(lambda part: part.new_zeros(self.turns * B * K, *part.shape[1:]), first)

@@ -11,6 +11,7 @@ from torch import Tensor
 from asrkit.decoders.hypotheses import Hypotheses, check
 from asrkit.decoders.transducer import Transducer
 from asrkit.decoders.transducer.beam import LanguageModel, check_beam
+from asrkit.decoders.transducer.reading import first_prediction, vocabulary
 
 Prefix = tuple[int, ...]
 
@@ -36,7 +37,7 @@ def transducer_beam_reference(
 ) -> Hypotheses:  # fmt: skip
     """What `transducer_beam` computes, and its arguments; slow and readable."""
     check(encoded, lengths, "B T E", "encoded")
-    check_beam(model, width, nbest, max_symbols)
+    check_beam(model, width, nbest, max_symbols, lm_weight, label_bonus)
     with torch.inference_mode():
         search = Plain(model, width, max_symbols, lm if lm_weight else None, lm_weight, label_bonus)
         found = [search.utterance(frames[:length]) for frames, length in zip(encoded, lengths.tolist(), strict=True)]
@@ -61,7 +62,7 @@ class Plain:
 
     def utterance(self, encoded: Tensor) -> list[tuple[tuple, float]]:
         """(steps, score) of the best label sequences of encoded (T, E), best first."""
-        predicted, state = self.model.predict(torch.tensor([self.model.blank], device=encoded.device), None)
+        predicted, state = first_prediction(self.model, torch.tensor([self.model.blank], device=encoded.device))
         lm = None if self.lm is None else self.lm.start(1)
         sets: dict[int, Set] = defaultdict(dict)  # by the frame that they have reached
         sets[0] = {(): Path(score=0.0, predicted=predicted, state=state, lm=lm)}
@@ -82,7 +83,7 @@ class Plain:
             tokens, blank_hops, label_hops = self.scores(frame, path)
             for hop, score in blank_hops.items():
                 arrivals[hop].append((prefix, replace(path, score=path.score + tokens[self.model.blank] + score)))
-            favour = self.lm_weight * self.lm.scores(path.lm)[0] if self.lm is not None else torch.zeros(len(tokens))
+            favour = self.lm_weight * self.lm.scores(path.lm)[0] if self.lm is not None else [0.0] * len(tokens)
             for label, score in enumerate(tokens):
                 for hop, cost in {} if last or label == self.model.blank else label_hops.items():
                     total = path.score + score + cost + float(favour[label]) + self.label_bonus
@@ -97,10 +98,10 @@ class Plain:
 
     def scores(self, frame: Tensor, path: Path) -> tuple[list[float], dict[int, float], dict[int, float]]:
         """Log-probabilities of the tokens, of a blank's hops and of a label's hops."""
-        logits = self.model.join(frame[None], path.predicted)[0]
-        logits = logits.to(torch.promote_types(frame.dtype, torch.float32))
         durations = tuple(getattr(self.model, "durations", ()))
-        V = len(logits) - len(durations)
+        logits = self.model.join(frame[None], path.predicted)
+        V = vocabulary(logits, frame[None], self.model.blank, durations)
+        logits = logits[0].to(torch.promote_types(frame.dtype, torch.float32))
         tokens = logits[:V].log_softmax(-1).tolist()
         if not durations:
             return tokens, {1: 0.0}, {0: 0.0}

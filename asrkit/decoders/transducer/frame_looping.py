@@ -12,7 +12,7 @@ def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options
     """One joint call serves the whole batch; each frame takes as many calls as its most talkative utterance needs."""
     B, T, _ = encoded.shape
     predicted, state, time, behind = carry
-    scores, steps = torch.zeros(B, device=encoded.device), list[Step]()
+    scores, steps = torch.zeros_like(time, dtype=torch.float32), list[Step]()
     for t in range(T):
         for _ in range(options.max_symbols):
             asked = (time == t) & (t < lengths)

@@ -42,7 +42,7 @@ class Loop:
         self.place = nest_map(lambda part: part.new_zeros(B, *part.shape[1:]), begin(carry))
         self.count = self.lengths.clone()  # labels so far
         self.said = self.lengths.new_zeros(3, B, columns)  # labels, frames, durations
-        self.sure = torch.zeros(B, columns, device=encoded.device) if read.confidence != "none" else None
+        self.sure = torch.zeros(B, columns, dtype=torch.float32, device=encoded.device) if read.confidence != "none" else None
         self.active = torch.zeros((), dtype=torch.bool, device=encoded.device)
         self.flags = torch.zeros(2, dtype=torch.bool, pin_memory=cuda)
         self.sent = [torch.cuda.Event() for _ in range(2)] if cuda else None

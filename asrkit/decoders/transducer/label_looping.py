@@ -27,7 +27,8 @@ def look(read: Reader, encoded: Tensor, lengths: Tensor, place: Place, options: 
     pointer jumping: after r rounds `hop` has followed 2 ** r blanks from every frame, and stands still on labels and ends.
     No size depends on what is found and nothing is sent to the host, so the turn can be captured in a CUDA graph.
     """
-    (B, T, _), W = encoded.shape, options.window
+    B, T, _ = encoded.shape
+    W = min(options.window, T)
     ahead = torch.arange(W + read.reach, device=encoded.device)  # of the window, then where a hop may land outside
     frames = place.time[:, None] + ahead[:W]  # (B, W)
     rows = torch.arange(B, device=encoded.device)[:, None]

@@ -16,7 +16,7 @@ def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options
     B, T, _ = encoded.shape
     predicted, state, time, behind = carry
     rows, symbols = torch.arange(B, device=encoded.device), torch.zeros_like(time)
-    scores, steps = torch.zeros(B, device=encoded.device), list[Step]()
+    scores, steps = torch.zeros_like(time, dtype=torch.float32), list[Step]()
     while (time < lengths).any():
         searching, found = time < lengths, torch.zeros_like(time, dtype=torch.bool)
         labels, frames, durations, confidence = time, time, time, None

@@ -13,7 +13,7 @@ def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options
     for b, length in enumerate(lengths.tolist()):
         before = carry.select(slice(b, b + 1))
         predicted, state, t, behind = before.predicted, before.state, int(before.ahead), int(before.frames)
-        row, total, symbols = [], torch.zeros((), device=encoded.device), 0
+        row, total, symbols = [], torch.zeros((), dtype=torch.float32, device=encoded.device), 0
         while t < length:
             token, jump, score, sure = read(encoded[b : b + 1, t], predicted)
             total = total + score[0]

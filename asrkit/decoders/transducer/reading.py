@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.nests import leaves, nest_map
-from asrkit.shapes import expect
+from asrkit.shapes import expect, whole
 
 Confidence = Literal["none", "max_prob", "entropy"]
+MOST = 1000  # labels on a frame, frames of a jump, hypotheses of a beam: buffers and tables have a place for each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +25,14 @@ class Options:
 
 
 def check_rules(model: Any, max_symbols: int) -> None:
-    """ValueError unless blank, durations and `max_symbols` are such that every path comes to an end."""
-    expect(isinstance(max_symbols, int) and max_symbols >= 1, "max_symbols", "at least 1", max_symbols)
-    expect(model.blank >= 0, "model.blank", "an index from 0", model.blank, "Count it from the front: V - 1, not -1.")
+    """ValueError unless blank, durations and `max_symbols` are such that every path comes to an end, and in bounded memory."""
+    missing = [name for name in ("blank", "predict", "join") if not hasattr(model, name)]
+    expect(not missing, "model", "blank, predict and join", f"{type(model).__name__} without {', '.join(missing)}")
+    expect(whole(max_symbols, 1, MOST), "max_symbols", f"1 to {MOST} labels on a frame", repr(max_symbols))
+    expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), "Count it from the front: V - 1, not -1.")
     durations = getattr(model, "durations", ())
-    whole = all(isinstance(duration, int) and duration >= 0 for duration in durations)
-    expect(whole, "model.durations", "whole numbers from 0", durations)
+    frames = isinstance(durations, Sequence) and all(whole(duration, 0, MOST) for duration in durations)
+    expect(frames, "model.durations", f"a sequence of whole numbers from 0 to {MOST}", repr(durations))
 
 
 class Carry(NamedTuple):
@@ -55,6 +58,9 @@ class Carry(NamedTuple):
         found, B, device = leaves(self), len(encoded), str(encoded.device)
         sizes = sorted({str(len(tensor)) if tensor.dim() else "none" for tensor in found})
         expect(sizes == [str(B)], "carry", f"B={B} utterances", ", ".join(sizes), "Regroup it with select and join.")
+        columns = all(isinstance(part, Tensor) and part.dtype == torch.int64 for part in (self.ahead, self.frames))
+        own = columns and isinstance(self.predicted, Tensor) and [self.predicted.dim(), self.ahead.dim(), self.frames.dim()]
+        expect(own == [2, 1, 1], "carry", "predicted (B, P), and ahead and frames (B,) int64", "others", "Pass hypotheses.carry.")
         devices = sorted({str(tensor.device) for tensor in found})
         expect(devices == [device], "carry", f"tensors on {device}", ", ".join(devices))
 
@@ -84,8 +90,8 @@ class Reader:
     def __call__(self, encoded: Tensor, predicted: Tensor) -> Reading:
         """The reading of frames (..., E) with predictions (..., P) whose leading dimensions broadcast."""
         logits = self.model.join(encoded, predicted)
+        V = vocabulary(logits, encoded, self.blank, self.durations)
         wide = torch.promote_types(logits.dtype, torch.float32)
-        V = logits.shape[-1] - len(self.durations)
         logp = logits[..., :V].log_softmax(-1, dtype=wide)  # a softmax for tokens and one for durations, always
         score, token = logp.max(-1)
         blank = (token == self.blank).long()
@@ -107,7 +113,31 @@ class Reader:
     def start(self, encoded: Tensor) -> Carry:
         """The carry of the utterances of encoded (B, T, E) before anything of them was heard."""
         blank = torch.full((len(encoded),), self.blank, dtype=torch.int64, device=encoded.device)
-        predicted, state = self.model.predict(blank, None)
-        batched = {tensor.shape[:1] for tensor in leaves((predicted, state))} == {blank.shape}
-        expect(batched, "model.predict", f"tensors with B={len(blank)} as first dimension", "another", "Transpose its state.")
+        predicted, state = first_prediction(self.model, blank)
         return Carry(predicted, state, torch.zeros_like(blank), torch.zeros_like(blank))
+
+
+def first_prediction(model: Any, blank: Tensor) -> tuple[Tensor, Any]:
+    """(predicted, state) before the first label of len(blank) utterances; ValueError for what is no such pair."""
+    found = model.predict(blank, None)
+    pair = isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[0], Tensor) and found[0].dim() == 2
+    expect(pair, "model.predict", "the pair predicted (B, P), state", _told(found))
+    batched = {tensor.shape[:1] for tensor in leaves(found)} == {blank.shape}
+    expect(batched, "model.predict", f"tensors with B={len(blank)} as first dimension", "another", "Transpose its state.")
+    return found[0], found[1]
+
+
+def vocabulary(logits: Any, encoded: Tensor, blank: int, durations: Sequence[int]) -> int:
+    """V, of what `join` said of frames (..., E); ValueError for logits that are not (..., V + durations) with V > blank."""
+    fits = isinstance(logits, Tensor) and logits.is_floating_point() and logits.shape[:-1] == encoded.shape[:-1]
+    if not fits or logits.shape[-1] <= blank + len(durations):
+        sizes = ", ".join(map(str, encoded.shape[:-1]))
+        expect(False, "model.join", f"float logits ({sizes}, more than {blank + len(durations)})", _told(logits))
+    return logits.shape[-1] - len(durations)
+
+
+def _told(found: Any) -> str:
+    """Shape and dtype of a tensor, or what it is; of a tuple, of its parts."""
+    if isinstance(found, tuple | list):
+        return f"{type(found).__name__} of {', '.join(map(_told, found))}"
+    return f"{tuple(found.shape)} {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
