@@ -48,8 +48,9 @@ def launch_profile(fn: Callable[[], object], *, device: str = "cpu") -> Launches
     On a CPU the tensors stand in for those of a GPU: what is counted is what a GPU would get to do, and would be waited for. A
     copy between devices shows there as .cpu(), .numpy(), .tolist(), or torch.tensor(values, device=...).
     """
-    kind = torch.device(device).type
+    kind = str(device).partition(":")[0]
     expect(kind in ("cpu", "cuda"), "device", "'cpu' or 'cuda'", repr(device))
+    expect(kind == "cpu" or torch.cuda.is_available(), "device", "'cpu' where there is no GPU", repr(device))
     count = _Count(kind)
     if kind == "cpu":
         with count, _Reads(count):

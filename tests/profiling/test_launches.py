@@ -85,9 +85,17 @@ def test_nothing_stays_behind_not_even_after_an_error():
     assert launch_profile(lambda: None).ops == Counter()
 
 
-def test_another_kind_of_device_is_refused():
-    with pytest.raises(ValueError, match=r"^device: expected 'cpu' or 'cuda', got 'meta'\.$"):
-        launch_profile(lambda: None, device="meta")
+@pytest.mark.parametrize("device", ["meta", "gpu", "", None, 0])
+def test_another_kind_of_device_is_refused(device):
+    with pytest.raises(ValueError) as error:
+        launch_profile(lambda: None, device=device)
+    assert str(error.value) == f"device: expected 'cpu' or 'cuda', got {device!r}."
+
+
+def test_without_a_gpu_nothing_is_counted_as_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"^device: expected 'cpu' where there is no GPU, got 'cuda'\.$"):
+        launch_profile(lambda: None, device="cuda")
 
 
 @pytest.mark.gpu
