@@ -50,15 +50,15 @@ def _train(args: argparse.Namespace) -> int:
     progress, config = not args.no_progress, TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed)
     tokenizer = load_tokenizer(args.tokenizer)
     expect(not args.out.exists() or args.out.is_dir(), "out", "a folder", repr(str(args.out)))
+    encoder = ConvConfig() if args.encoder == "conv" else FastConformerConfig()
+    predictor = StatelessConfig() if args.predictor == "stateless" else LSTMConfig()
+    model = TransducerConfig(vocab_size=tokenizer.vocab_size, encoder=encoder, predictor=predictor, durations=tuple(args.durations))
     sets = corpora.load(args.manifest, hold_out=args.hold_out, join_digits=args.join_digits, kinds=args.kinds, progress=progress)
     counts = {name: len(cuts) for name, cuts in sets.items()}
     expect(counts["train"] > 0, "manifest", "utterances to train on", counts, "Set another split, or no --hold-out.")
     loaded = {name: Utterances.load(cuts, progress=progress) for name, cuts in sets.items() if len(cuts)}
     for text in loaded["test"].texts if "test" in loaded else []:
         tokenizer.encode(text)  # refused now, not after training
-    encoder = ConvConfig() if args.encoder == "conv" else FastConformerConfig()
-    predictor = StatelessConfig() if args.predictor == "stateless" else LSTMConfig()
-    model = TransducerConfig(vocab_size=tokenizer.vocab_size, encoder=encoder, predictor=predictor, durations=tuple(args.durations))
     how: dict[str, Any] = {"out": args.out, "device": args.device, "resume": not args.fresh, "progress": progress, "config": config}
     result = train(model, tokenizer, loaded["train"], loaded.get("dev"), **how)
     summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}

@@ -13,6 +13,8 @@ from math import inf
 import torch
 from torch import Tensor
 
+MOST = 1000  # labels on a frame, frames of a jump, hypotheses of a beam: buffers and tables have a place for each
+
 
 def expect(ok: bool, argument: str, wanted: str, got: object, remedy: str = "") -> None:
     """Raise the one-line ValueError `argument: expected wanted, got got. remedy` unless `ok`."""

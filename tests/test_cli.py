@@ -77,6 +77,7 @@ def test_a_broken_file_is_reported_and_the_rest_is_done(model, tmp_path, capsys)
         (["verify", "nowhere.jsonl"], "nowhere.jsonl"),
         (["train", "--seconds", "0", "--out", "OUT"], "steps, seconds: expected both > 0, got (100000, 0.0)"),
         (["train", "--seed", "-1", "--out", "OUT"], "seed: expected at least 0, got -1"),
+        (["train", "--durations", "-1", "--manifest", "nowhere", "--out", "OUT"], "durations: expected distinct whole numbers"),
         (["train", "--device", "tpu", "--out", "OUT"], "device: expected cpu, or cuda where there is a GPU, got tpu"),
         (["bench", "features", "--threads", "0", "--out", "OUT"], "threads: expected at least 1, got 0"),
         (["transcribe", "a.wav", "--threads", "-1"], "threads: expected at least 1, got -1"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from asrkit.models.encoders import ConvConfig, ConvEncoder, FastConformer, FastConformerConfig
-from asrkit.shapes import dims, expect
+from asrkit.shapes import MOST, dims, expect, whole
 
 EncoderConfig = ConvConfig | FastConformerConfig
 
@@ -45,10 +45,11 @@ class TransducerConfig:
     activation: Literal["tanh", "relu"] = "tanh"
 
     def __post_init__(self) -> None:
-        expect(min(self.vocab_size, self.joint_width, self.predictor.width) >= 1, "config", "sizes of at least 1", self)
-        whole = len({*self.durations}) == len(self.durations) and all(type(d) is int and d >= 0 for d in self.durations)
-        moves = whole and (not self.durations or max(self.durations) > 0)
-        expect(moves, "durations", "distinct whole numbers of frames, one above 0", self.durations)
+        sizes = (self.vocab_size, self.joint_width, self.predictor.width)
+        expect(all(whole(size, 1) for size in sizes), "config", "sizes of at least 1", self)
+        frames = isinstance(self.durations, Sequence) and all(whole(duration, 0, MOST) for duration in self.durations)
+        moves = frames and len({*self.durations}) == len(self.durations) and (not self.durations or max(self.durations) > 0)
+        expect(moves, "durations", f"distinct whole numbers of frames up to {MOST}, one above 0", self.durations)
         expect(self.activation in ("tanh", "relu"), "activation", "'tanh' or 'relu'", repr(self.activation))
         object.__setattr__(self, "durations", tuple(self.durations))  # JSON brings lists
 

@@ -8,6 +8,7 @@ import torch
 
 from asrkit.decoders import ctc_greedy, ctc_greedy_sequential, transducer_beam, transducer_beam_reference, transducer_greedy
 from asrkit.decoders.transducer import STRATEGIES
+from asrkit.decoders.transducer.reading import Carry
 
 BEAMS = {"beam": transducer_beam, "reference": transducer_beam_reference}
 DECODERS = [*STRATEGIES, *BEAMS]
@@ -198,6 +199,14 @@ def test_a_carry_of_a_model_with_another_state_is_refused(make, speak, given, na
     carry = transducer_greedy(make("lstm", 1), *speak("lstm", 3, 5, 1)).carry._replace(predicted=torch.zeros(3, 6).double())
     model = doubled(given[0], predict=lambda labels, state: given[0].predict(labels))  # takes any state
     assert refused(lambda: decode(name, model, *given[1:], carry=carry)).startswith("state: expected one structure throughout")
+
+
+def test_carries_of_different_models_do_not_join(make, speak, given):
+    own, other = transducer_greedy(*given).carry, transducer_greedy(make("lstm", 1), *speak("lstm", 3, 5, 1)).carry
+    text = refused(lambda: Carry.join([own, other]))
+    assert text == "carries: expected states of one model, got (4,) torch.float64 beside (6,) torch.float64."
+    text = refused(lambda: Carry.join([own, own._replace(predicted=own.predicted.float())]))
+    assert text == "carries: expected states of one model, got (6,) torch.float32 beside (6,) torch.float64."
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

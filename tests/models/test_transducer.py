@@ -180,9 +180,9 @@ def test_a_checkpoint_remembers_durations_and_activation(tmp_path, activation):
     assert torch.equal(again.join(encoded, predicted), model.join(encoded, predicted))
 
 
-@pytest.mark.parametrize("durations", [(0,), (-1, 2), (1, 1), (0.5, 1), (True, 2), "12"])
+@pytest.mark.parametrize("durations", [(0,), (-1, 2), (1, 1), (0.5, 1), (True, 2), "12", (0, 1001), {0, 1}, None, 1])
 def test_durations_that_describe_no_lattice_are_refused_at_birth(durations):
-    with pytest.raises(ValueError, match="^durations: expected distinct whole numbers of frames, one above 0, got "):
+    with pytest.raises(ValueError, match="^durations: expected distinct whole numbers of frames up to 1000, one above 0, got "):
         TransducerConfig(vocab_size=5, durations=durations)
 
 

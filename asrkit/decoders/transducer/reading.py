@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.nests import leaves, nest_map
-from asrkit.shapes import expect, whole
+from asrkit.shapes import MOST, expect, whole
 
 Confidence = Literal["none", "max_prob", "entropy"]
-MOST = 1000  # labels on a frame, frames of a jump, hypotheses of a beam: buffers and tables have a place for each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,13 @@ class Carry(NamedTuple):
     def join(carries: Sequence["Carry"]) -> "Carry":
         """Utterances of several batches as one, those of the first batch first."""
         expect(len(carries) > 0, "carries", "at least one", "none")
-        return nest_map(lambda *tensors: torch.cat(tensors), *carries)
+
+        def chain(*tensors: Tensor) -> Tensor:
+            kinds = sorted({f"{tuple(tensor.shape[1:])} {tensor.dtype}" for tensor in tensors})
+            expect(len(kinds) == 1, "carries", "states of one model", " beside ".join(kinds))
+            return torch.cat(tensors)
+
+        return nest_map(chain, *carries)
 
     def check(self, encoded: Tensor) -> None:
         """ValueError unless the carry is of as many utterances as encoded (B, T, E), and on the same device."""
