@@ -1,5 +1,6 @@
 """What callers and models get wrong: refused in one line, never decoded into something else, never without an end."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -263,6 +264,16 @@ def test_numbers_of_numpy_and_negated_views_are_what_they_stand_for(name):
     log_probs, lengths = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([7, 5])
     found = by_ctc(name, torch._neg_view(log_probs), lengths, blank=np.int32(-4))
     assert found.tokens() == by_ctc(name, -log_probs, lengths, blank=0).tokens() != by_ctc(name, log_probs, lengths).tokens()
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile's own
+def test_what_calls_a_decoder_may_be_compiled(make):
+    model, generator = make("foreign", 1, durations=(0, 1)), torch.Generator().manual_seed(1)
+    encoded, lengths = torch.randn(2, 3, 4, generator=generator).double(), torch.tensor([3, 2])
+    for name in ("numba_cpu", "sequential", "label_looping", "beam", "reference"):
+        plain = partial(by_ctc, name) if name in CTC else partial(decode, name, model)
+        found = torch.compile(lambda part, plain=plain: plain(2 * part, lengths).labels + 1, backend="eager")(encoded)
+        assert torch.equal(found, plain(2 * encoded, lengths).labels + 1), name
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *CTC])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.ctc.sequential import blank_index, ctc_greedy_sequential
-from asrkit.decoders.hypotheses import Hypotheses, check
+from asrkit.decoders.hypotheses import Hypotheses, check, eager
 from asrkit.shapes import expect, valid_mask
 
 __all__ = ["IMPLS", "ctc_greedy", "ctc_greedy_sequential"]
@@ -16,6 +16,7 @@ __all__ = ["IMPLS", "ctc_greedy", "ctc_greedy_sequential"]
 IMPLS = ("batched", "numba_cpu")
 
 
+@eager
 def ctc_greedy(log_probs: Tensor, lengths: Tensor, *, blank: int = -1, impl: str = "auto") -> Hypotheses:
     """Greedy hypotheses of log_probs (B, T, V) with lengths (B,) in frames: no Python work an utterance or a frame.
 

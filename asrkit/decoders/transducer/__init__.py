@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, check
+from asrkit.decoders.hypotheses import Hypotheses, check, eager
 from asrkit.decoders.transducer import frame_looping, label_looping, nested_loops, one_by_one
 from asrkit.decoders.transducer.graphs import MODES
 from asrkit.decoders.transducer.graphs import decode as by_graphs
@@ -39,6 +39,7 @@ class Transducer(Protocol):
         """Logits (..., V), or (..., V + durations), of frames (..., E) and predictions (..., P) that broadcast in front."""
 
 
+@eager
 def transducer_greedy(
     model: Transducer, encoded: Tensor, lengths: Tensor,
     *, strategy: Literal["label_looping", "nested_loops", "frame_looping", "one_by_one"] = "label_looping",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, Step, check
+from asrkit.decoders.hypotheses import Hypotheses, Step, check, eager
 from asrkit.decoders.nests import choose, nest_map
 from asrkit.decoders.transducer import Transducer
 from asrkit.decoders.transducer.reading import check_rules, first_prediction, vocabulary
@@ -44,6 +44,7 @@ def check_beam(model: Transducer, width: int, nbest: int, max_symbols: int, lm_w
         expect(isinstance(value, int | float) and math.isfinite(value), name, "a finite number", repr(value))
 
 
+@eager
 def transducer_beam(
     model: Transducer, encoded: Tensor, lengths: Tensor,
     *, width: int = 4, nbest: int = 1, max_symbols: int = 10, lm: LanguageModel | None = None, lm_weight: float = 0.3,

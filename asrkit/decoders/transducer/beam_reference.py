@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, check
+from asrkit.decoders.hypotheses import Hypotheses, check, eager
 from asrkit.decoders.transducer import Transducer
 from asrkit.decoders.transducer.beam import LanguageModel, check_beam
 from asrkit.decoders.transducer.reading import first_prediction, vocabulary
@@ -30,6 +30,7 @@ class Path:
 Set = dict[Prefix, Path]
 
 
+@eager
 def transducer_beam_reference(
     model: Transducer, encoded: Tensor, lengths: Tensor,
     *, width: int = 4, nbest: int = 1, max_symbols: int = 10, lm: LanguageModel | None = None, lm_weight: float = 0.3,
