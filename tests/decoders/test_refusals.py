@@ -241,6 +241,8 @@ def test_tensors_without_plain_numbers_are_refused(given, name, kind):
     argument = "log_probs" if name in CTC else "encoded"
     text = refused(lambda: call(name, *lengths, ODD[kind](given[1][:2]), given[2][:2]))
     assert text == f"{argument}: expected a dense tensor with numbers in it, got another kind."
+    text = refused(lambda: call(name, *lengths, given[1][:2], given[2][:2].to_sparse()))
+    assert text == "lengths: expected a dense tensor with numbers in it, got another kind."
 
 
 @pytest.mark.parametrize("name", CTC)
