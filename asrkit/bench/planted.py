@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.models.transducer import LSTMPredictor
-from asrkit.shapes import expect
+from asrkit.shapes import expect, whole
 
 CLASSES = 3  # two labels on a frame and the silence after them are told apart
 LIFT = 3.0  # by which the prediction raises its block; the largest value of a frame is about 2
@@ -56,7 +56,15 @@ def planted(
     Labels come in bursts with pauses between them, two on a frame at most. The default density is that of English in some
     thousand subwords. ValueError if `durations` lack 0 or 1, or if codes of this width cannot keep V tokens apart.
     """
-    expect(B >= 1 and T >= 2 and V >= 2 * CLASSES, "B, T, V", "at least 1, 2 and 6", (B, T, V))
+    sizes = whole(B, 1) and whole(T, 2) and whole(V, 2 * CLASSES)
+    expect(sizes, "B, T, V", "whole numbers of at least 1, 2 and 6", (B, T, V))
+    dense = labels_per_second > 0 and frames_per_second > 0 and labels_per_second <= 2 * frames_per_second
+    expect(
+        dense,
+        "labels_per_second, frames_per_second",
+        "both > 0, two labels a frame at most",
+        (labels_per_second, frames_per_second),
+    )
     expect(not durations or {0, 1} <= {*durations}, "durations", "none, or 0 and 1 among them", durations)
     least = 16 * np.log(V) * CLASSES * (4 if durations else 3) / 3  # 16 ln V signs a block: chance likeness stays below 1 / 2
     expect(width >= least, "width", f"at least {least:.0f} units for V={V}", width)

@@ -1,29 +1,14 @@
 """What every decoder returns, and how it is packed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from asrkit.decoders.nests import nest_map
 from asrkit.shapes import dims, expect
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which torch.compile leaves as it is: how often a decoder's loop runs depends on what it finds."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        run = torch.compiler.disable(function) if torch.compiler.is_compiling() else function  # the former takes long to import
-        return run(*args, **kwargs)
-
-    return call
 
 
 class Step(NamedTuple):

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from asrkit.eager import eager
 from asrkit.losses import rnnt
 from asrkit.losses.autograd import refuse_second_derivative
 from asrkit.losses.availability import pick
 from asrkit.losses.checks import Reduction, as_index, check_lengths, check_options, check_scores, reduce
-from asrkit.losses.eager import eager
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
 

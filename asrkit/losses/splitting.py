@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from asrkit.eager import eager
 from asrkit.losses.checks import Reduction, check_options, reduce
-from asrkit.losses.eager import eager
 from asrkit.losses.packed import check_halves
 from asrkit.losses.rnnt import rnnt_loss
 from asrkit.shapes import dims, expect

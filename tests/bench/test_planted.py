@@ -79,7 +79,11 @@ def test_ctc_finds_the_same_labels():
 @pytest.mark.parametrize(("change", "wanted"), [
     ({"durations": (1, 2)}, "durations: expected none, or 0 and 1 among them, got (1, 2)."),
     ({"width": 200}, "width: expected at least 224 units for V=33, got 200."),
-    ({"B": 0}, "B, T, V: expected at least 1, 2 and 6, got (0, 40, 33)."),
+    ({"B": 0}, "B, T, V: expected whole numbers of at least 1, 2 and 6, got (0, 40, 33)."),
+    ({"labels_per_second": float("nan")},
+     "labels_per_second, frames_per_second: expected above 0, two labels a frame at most, got (nan, 12.5)."),
+    ({"labels_per_second": 30.0},
+     "labels_per_second, frames_per_second: expected above 0, two labels a frame at most, got (30.0, 12.5)."),
 ])  # fmt: skip
 def test_bad_input_is_one_line(change, wanted):
     with pytest.raises(ValueError) as error:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.ctc.sequential import blank_index, ctc_greedy_sequential
-from asrkit.decoders.hypotheses import Hypotheses, check, eager
+from asrkit.decoders.hypotheses import Hypotheses, check
+from asrkit.eager import eager
 from asrkit.shapes import expect, valid_mask
 
 __all__ = ["IMPLS", "ctc_greedy", "ctc_greedy_sequential"]

@@ -5,7 +5,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, check, eager
+from asrkit.decoders.hypotheses import Hypotheses, check
+from asrkit.eager import eager
 from asrkit.shapes import expect
 
 

@@ -6,11 +6,12 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, check, eager
+from asrkit.decoders.hypotheses import Hypotheses, check
 from asrkit.decoders.transducer import frame_looping, label_looping, nested_loops, one_by_one
 from asrkit.decoders.transducer.graphs import MODES
 from asrkit.decoders.transducer.graphs import decode as by_graphs
 from asrkit.decoders.transducer.reading import Carry, Confidence, Options, Reader, check_rules
+from asrkit.eager import eager
 from asrkit.shapes import expect, whole
 
 STRATEGIES = {

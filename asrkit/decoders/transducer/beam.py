@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, Step, check, eager
+from asrkit.decoders.hypotheses import Hypotheses, Step, check
 from asrkit.decoders.nests import choose, nest_map
 from asrkit.decoders.transducer import Transducer
 from asrkit.decoders.transducer.reading import check_rules, first_prediction, vocabulary
+from asrkit.eager import eager
 from asrkit.shapes import MOST, expect, whole
 
 MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it loses nothing

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, check, eager
+from asrkit.decoders.hypotheses import Hypotheses, check
 from asrkit.decoders.transducer import Transducer
 from asrkit.decoders.transducer.beam import LanguageModel, check_beam
 from asrkit.decoders.transducer.reading import first_prediction, vocabulary
+from asrkit.eager import eager
 
 Prefix = tuple[int, ...]
 

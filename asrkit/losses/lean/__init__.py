@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from asrkit.eager import eager
 from asrkit.losses.availability import expect_runs, fastest
 from asrkit.losses.checks import (
     Reduction,
@@ -19,7 +20,6 @@ from asrkit.losses.checks import (
     reduce,
     takes_plain_loss,
 )  # fmt: skip
-from asrkit.losses.eager import eager
 from asrkit.losses.lean.driver import Joint, LeanLoss
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect

@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from asrkit.eager import eager
 from asrkit.losses.availability import pick
 from asrkit.losses.checks import Reduction, as_index, check_lengths, check_options, check_scores, reduce
-from asrkit.losses.eager import eager
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
 

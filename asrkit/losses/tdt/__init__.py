@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from asrkit.eager import eager
 from asrkit.losses.availability import pick
 from asrkit.losses.checks import (
     Reduction,
@@ -17,7 +18,6 @@ from asrkit.losses.checks import (
     reduce,
     takes_plain_loss,
 )
-from asrkit.losses.eager import eager
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
 

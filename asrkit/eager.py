@@ -1,4 +1,5 @@
-"""Losses stay out of torch.compile: they read lengths on the host and run kernels that it cannot see into."""
+"""Losses and decoders stay out of torch.compile: they read lengths on the host, run kernels that it cannot see into, and loop
+as often as what they find asks for."""
 
 import functools
 from collections.abc import Callable
