@@ -10,6 +10,7 @@ The embedding of blank is zero, as it is in NeMo.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import torch
@@ -58,13 +59,8 @@ def planted(
     """
     sizes = whole(B, 1) and whole(T, 2) and whole(V, 2 * CLASSES)
     expect(sizes, "B, T, V", "whole numbers of at least 1, 2 and 6", (B, T, V))
-    dense = labels_per_second > 0 and frames_per_second > 0 and labels_per_second <= 2 * frames_per_second
-    expect(
-        dense,
-        "labels_per_second, frames_per_second",
-        "both > 0, two labels a frame at most",
-        (labels_per_second, frames_per_second),
-    )
+    rates = labels_per_second, frames_per_second
+    expect(0 < rates[0] <= 2 * rates[1] < inf, "labels_per_second, frames_per_second", "above 0, two labels a frame at most", rates)
     expect(not durations or {0, 1} <= {*durations}, "durations", "none, or 0 and 1 among them", durations)
     least = 16 * np.log(V) * CLASSES * (4 if durations else 3) / 3  # 16 ln V signs a block: chance likeness stays below 1 / 2
     expect(width >= least, "width", f"at least {least:.0f} units for V={V}", width)
