@@ -174,7 +174,8 @@ def publish(record: Measurement | dict[str, Any]) -> None:
     from IPython.display import display
 
     sealed = record.sealed() if isinstance(record, Measurement) else record
-    line = "{what}: {metric} {value:.4g} {unit} {impl}".format(**sealed)
+    unit = "" if sealed["unit"] == "1" else f" {sealed['unit']}"
+    line = "{what}: {metric} {value:.4g}".format(**sealed) + f"{unit} {sealed['impl']}"
     display({MIME: sealed, "text/plain": line.rstrip()}, raw=True)
 
 

@@ -50,18 +50,20 @@ def valid_mask(lengths: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
-def expect_parameters(values: dict[str, object], **wanted: tuple[float, float] | set[str] | type) -> None:
-    """Check a notebook's parameters in one call: each name against a (low, high) range, a set of choices, or a type.
+def expect_parameters(values: dict[str, object], **wanted: tuple[float, float] | range | set[str] | type) -> None:
+    """Check a notebook's parameters in one call: each name against (low, high), whole numbers, a set of choices, or a type.
 
     papermill injects what it is given unchecked, so `-p seconds "60"` would otherwise fail far from its cause.
 
-    >>> expect_parameters({"seconds": 25.0, "kind": "digits"}, seconds=(1, 600), kind={"digits", "commands"})
+    >>> expect_parameters({"seconds": 25.0, "batch": 8, "kind": "digits"}, seconds=(1, 600), batch=range(1, 65), kind={"digits"})
     """
     for name, rule in wanted.items():
         value = values[name]
         if isinstance(rule, tuple):
             number = isinstance(value, int | float) and not isinstance(value, bool)
             expect(number and rule[0] <= value <= rule[1], name, f"a number in {rule[0]}..{rule[1]}", repr(value))  # type: ignore[operator]
+        elif isinstance(rule, range):
+            expect(whole(value, rule[0], rule[-1]), name, f"a whole number in {rule[0]}..{rule[-1]}", repr(value))
         elif isinstance(rule, set):
             expect(value in rule, name, f"one of {sorted(rule)}", repr(value))
         else:

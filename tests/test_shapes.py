@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from asrkit.shapes import dims, expect, valid_mask, whole
+from asrkit.shapes import dims, expect, expect_parameters, valid_mask, whole
 
 
 def test_an_error_names_argument_wanted_got_and_remedy():
@@ -33,3 +33,11 @@ def test_what_is_no_tensor_is_refused_by_name():
 )
 def test_a_whole_number_is_an_int_in_range_and_true_is_none(value, fits):
     assert whole(value, 1, 9) is fits
+
+
+@pytest.mark.parametrize("value", [0, 9, 2.5, 2.0, "2", True])
+def test_a_range_of_parameters_is_one_of_whole_numbers(value):
+    expect_parameters({"batch": 8}, batch=range(1, 9))
+    with pytest.raises(ValueError) as error:
+        expect_parameters({"batch": value}, batch=range(1, 9))
+    assert str(error.value) == f"batch: expected a whole number in 1..8, got {value!r}."

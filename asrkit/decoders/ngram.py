@@ -60,6 +60,8 @@ class NGram:
         distinct = len(set(words))
         expect(distinct == len(words) > 0, "tokens", "at least one, all different", f"{len(words)}, {distinct} different")
         expect(not isinstance(tokens, Tensor), "tokens", "words or numbers", "a tensor", "Pass tokens.tolist().")
+        broken = next((word for word in words if word.split() != [word]), None)
+        expect(broken is None, "tokens", "words that an ARPA file can hold", repr(broken), "Write it otherwise in both: '<space>'.")
         index = {word: number for number, word in enumerate(words)}
         for special in ("</s>", "<s>", "<unk>"):
             index.setdefault(special, len(index))

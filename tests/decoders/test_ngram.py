@@ -146,6 +146,9 @@ def test_tokens_that_no_file_would_list_are_refused_and_not_scored_as_impossible
         assert str(error.value) == wanted
     with pytest.raises(ValueError, match=r"^tokens: expected words or numbers, got a tensor\. Pass tokens\.tolist\(\)\.$"):
         NGram.read(tmp_path / "lm.arpa", torch.arange(3))
+    for token in (" ", "", "two words"):  # the space of a character tokenizer, for one
+        with pytest.raises(ValueError, match=r"^tokens: expected words that an ARPA file can hold, got '.*'\. Write it otherwise"):
+            NGram.read(tmp_path / "lm.arpa", ["a", token])
 
 
 def test_a_byte_order_mark_and_lines_of_windows_are_read(tmp_path):

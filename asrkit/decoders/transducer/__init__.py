@@ -51,13 +51,20 @@ def transducer_greedy(
 
     The best token of a frame is taken until it is blank, or until `max_symbols` labels are out: then the next frame comes
     without a blank, and none is in the score. A TDT model (arXiv 2304.06795) jumps by the best duration of the same joint,
-    after a blank by 1 at least; `max_symbols` ends a frame that labels of duration 0 stay on. `window` is how many frames
-    label_looping looks at in one call of the joint; None: 8, or 2 for TDT, whose durations skip most blanks (the fastest of what
-    `asrkit bench decoders` tries, on a CPU). `carry` of earlier hypotheses goes on where their frames ended. Modules are
-    used in the mode they are in: call model.eval() first. An utterance with a NaN among its logits has NaN as its score.
+    after a blank by 1 at least; `max_symbols` ends a frame that labels of duration 0 stay on. `model` is a `Transducer`, used in
+    the mode it is in: call model.eval() first. An utterance with a NaN among its logits has NaN as its score.
 
-    `graphs` runs label_looping as a CUDA graph: `asrkit.decoders.transducer.graphs.decode` says which there are, when "auto"
-    takes one, and what is kept until `release_graphs`.
+    strategy: "label_looping", the fastest or within a tenth of it, where every utterance has a clock of its own and one call of
+    the joint looks `window` frames ahead (None: 8, or 2 for TDT, whose durations skip most blanks; good at batches of 1 to 128 on a
+    CPU); "nested_loops", label looping as published (arXiv 2406.06220); "frame_looping", where all wait at every frame;
+    "one_by_one", the definition. `graphs` runs label_looping as a CUDA graph: `asrkit.decoders.transducer.graphs.decode` says which
+    there are, when "auto" takes one, and what is kept until `release_graphs`.
+
+    confidence of each label: "max_prob", its probability; "entropy", 1 - entropy / ln V of the tokens; both 1 where the model is
+    sure. `carry` of earlier hypotheses goes on where their frames ended.
+
+    >>> found = transducer_greedy(model, encoded, lengths)  # doctest: +SKIP
+    >>> more = transducer_greedy(model, later, its_lengths, carry=found.carry)  # doctest: +SKIP
     """
     longest = check(encoded, lengths, "B T E", "encoded")
     expect(strategy in [*STRATEGIES], "strategy", "one of " + ", ".join(map(repr, STRATEGIES)), repr(strategy))

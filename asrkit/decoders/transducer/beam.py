@@ -57,8 +57,9 @@ def transducer_beam(
     where a NaN among the logits, or a blank that is impossible, leaves nothing.
     `scores` are log-probabilities in nats of the label sequence, summed over the alignments that the beam kept; exact where
     `width` is more than the number of label sequences there are. With fusion lm_weight * (log-probability of the labels and
-    of the end by `lm`) + label_bonus * labels is added, and ranks are by the sum. `frames` and `durations` are of one
-    alignment: wherever two meet, that of the likelier one goes on.
+    of the end by `lm`) + label_bonus * labels is added, and ranks are by the sum. Every label costs what `lm` says of it, so
+    without a bonus to make up for that, texts come out short: begin with label_bonus near lm_weight * the nats a label costs.
+    `frames` and `durations` are of one alignment: wherever two meet, that of the likelier one goes on.
 
     A frame is a row of rounds. In round s stand at most `width` hypotheses with s labels on this frame; one call of the
     joint serves those of the whole batch. Their blanks go into the set of the frame they lead to, their labels to the next
