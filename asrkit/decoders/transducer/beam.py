@@ -86,7 +86,7 @@ class Fusion(NamedTuple):
     weight: float
     bonus: float
 
-    def favour(self, states: Any) -> Tensor | None:
+    def lm_scores(self, states: Any) -> Tensor | None:
         """What the next label adds, (B, V), or None."""
         return None if self.lm is None else self.weight * self.lm.scores(states)
 
@@ -112,7 +112,7 @@ class Memory(NamedTuple):
     predicted: Tensor
     state: Any  # of the predictor
     lm: Any  # state of the language model
-    favour: Tensor | None  # (..., V), what it adds to the next label
+    lm_scores: Tensor | None  # (..., V), what it adds to the next label
 
 
 def join_sets(sets: Iterable[Kept]) -> Kept:
@@ -180,7 +180,7 @@ class Search:
             rows = (now.score > -torch.inf).flatten().nonzero()[:, 0]  # the GPU waits for Python here, once a round
             if not len(rows):
                 break
-            now, memory = self.listen(now, rows, s)
+            now, memory = self.remember(now, rows, s)
             blank, by_blank, best, token, by_label = self.read(t, rows, memory)
             into = [nest_map(lambda part: part[:, self.slots], ahead), self.stay(now, blank + by_blank)]
             if s + 1 < self.rounds:
@@ -200,10 +200,10 @@ class Search:
         logp = logits[..., :V].log_softmax(-1, dtype=self.dtype)
         blank = logp[:, self.model.blank, None]
         others = logp.index_fill(1, torch.tensor(self.model.blank, device=self.device), -torch.inf)
-        if memory.favour is not None:
-            size = memory.favour.shape[-1]
+        if memory.lm_scores is not None:
+            size = memory.lm_scores.shape[-1]
             expect(size == V, "lm", f"scores of V={V} tokens", size, "Blank has a place among them.")
-            others = others + memory.favour
+            others = others + memory.lm_scores
         best, token = others.topk(min(self.K, V))  # no more than K of one prefix can be kept
         if self.durations:
             spread = logits[:, V:].log_softmax(-1, dtype=self.dtype)[:, None]
@@ -235,7 +235,7 @@ class Search:
         self.frames.append(t)
         return Kept(score, key, parents.length + 1, node.expand_as(label), parents.cell, label)
 
-    def listen(self, now: Kept, rows: Tensor, s: int) -> tuple[Kept, Memory]:
+    def remember(self, now: Kept, rows: Tensor, s: int) -> tuple[Kept, Memory]:
         """The memories of `rows` of `now`, (n, ...), stored in new cells. The predictor hears labels that are new.
 
         Memories stay where they are while hypotheses move: sets hold numbers of cells. A set is read at most R frames after
@@ -244,29 +244,29 @@ class Search:
         memory = nest_map(lambda pool: pool[now.cell.flatten()[rows]], self.pool)
         label = now.label.flatten()[rows]
         if s > 0:
-            memory = self.say(label, memory)
+            memory = self.predict(label, memory)
         elif len(self.moves) > 1:  # TDT: a label may have jumped here
             new = (label >= 0).nonzero()[:, 0]
             if len(new):
-                after = self.say(label[new], nest_map(lambda part: part[new], memory))
+                after = self.predict(label[new], nest_map(lambda part: part[new], memory))
                 memory = nest_map(lambda part, heard: part.index_copy(0, new, heard), memory, after)
         self.turn = (self.turn + 1) % self.turns
         cell = torch.arange(now.cell.numel(), device=self.device) + self.turn * now.cell.numel()
         nest_map(lambda pool, part: pool.index_copy_(0, cell[rows], part), self.pool, memory)
         return now._replace(cell=cell.view_as(now.cell), label=torch.full_like(now.label, -1)), memory
 
-    def say(self, label: Tensor, memory: Memory) -> Memory:
+    def predict(self, label: Tensor, memory: Memory) -> Memory:
         """The memories (n, ...) after one more label each (n,)."""
         predicted, state = self.model.predict(label, memory.state)
         lm = None if self.fusion.lm is None else self.fusion.lm.advance(memory.lm, label)
-        return Memory(predicted, state, lm, self.fusion.favour(lm))
+        return Memory(predicted, state, lm, self.fusion.lm_scores(lm))
 
     def start(self) -> Kept:
         """The empty prefix (B, K), of which one place is taken."""
         B, K = len(self.encoded), self.K
         predicted, state = first_prediction(self.model, torch.full((B,), self.model.blank, device=self.device))
         lm = None if self.fusion.lm is None else self.fusion.lm.start(B)
-        first = Memory(predicted, state, lm, self.fusion.favour(lm))
+        first = Memory(predicted, state, lm, self.fusion.lm_scores(lm))
         self.pool = nest_map(lambda part: part.new_zeros(self.turns * B * K, *part.shape[1:]), first)
         nest_map(lambda pool, part: pool[: B * K : K].copy_(part), self.pool, first)
         now = self.empty(B, K)

@@ -85,10 +85,10 @@ class Plain:
             tokens, blank_hops, label_hops = self.scores(frame, path)
             for hop, score in blank_hops.items():
                 arrivals[hop].append((prefix, replace(path, score=path.score + tokens[self.model.blank] + score)))
-            favour = self.lm_weight * self.lm.scores(path.lm)[0] if self.lm is not None else [0.0] * len(tokens)
+            lm_scores = self.lm_weight * self.lm.scores(path.lm)[0] if self.lm is not None else [0.0] * len(tokens)
             for label, score in enumerate(tokens):
                 for hop, cost in {} if last or label == self.model.blank else label_hops.items():
-                    total = path.score + score + cost + float(favour[label]) + self.label_bonus
+                    total = path.score + score + cost + float(lm_scores[label]) + self.label_bonus
                     steps = (*path.steps, (label, t, hop))
                     children[hop].append(((*prefix, label), replace(path, score=total, steps=steps)))
         best = {hop: sorted(those, key=lambda pair: -pair[1].score)[: self.width] for hop, those in children.items()}
