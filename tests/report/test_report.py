@@ -209,7 +209,8 @@ def test_a_report_that_is_stopped_leaves_no_kernel_behind(tmp_path, how):
     cell = new_code_cell("import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(600)")
     write(tmp_path, "long", [cell])
     program = (
-        "from pathlib import Path\nfrom asrkit.report import run_notebooks\n"
+        "import signal\nfrom pathlib import Path\nfrom asrkit.report import run_notebooks\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job would inherit that it is ignored
         "if __name__ == '__main__':\n    run_notebooks([Path('long.ipynb')], Path('out'), progress=False)"
     )
     (tmp_path / "main.py").write_text(program)
