@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "asrkit"
 FLOORS = [
-    {"shapes", "eager"},  # the legend lies under everything
+    {"shapes", "eager", "compiled", "waits"},  # the legend lies under everything
     {"records", "text", "cost"},
     {"features", "models", "losses", "decoders"},
     {"data", "profiling", "plots", "ledger", "transcribe"},

@@ -20,7 +20,7 @@ from asrkit.bench.peer_decoders import counted, write
 from asrkit.bench.planted import Planted, ctc_log_probs, planted
 from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.features import normalize, normalize_sequential
-from asrkit.profiling.launches import launch_profile
+from asrkit.profiling import launch_profile
 
 DURATIONS: Sequence[Sequence[int]] = ((), (0, 1, 2, 3, 4))
 LOOPS = ("frame_looping", "nested_loops", "label_looping")

@@ -13,6 +13,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from asrkit.compiled import compiled
+
 F = np.float32
 TINY = F(1e-35)  # smaller gradients become 0: products below float32's normal range take up to a hundred times as long
 MAGIC = F(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, kept in the lowest bits
@@ -23,10 +25,7 @@ P0, P1, P2, P3, P4, P5 = (F(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.333
 
 def kernel(function: Callable[..., Any]) -> Any:
     """A function compiled for parallel loops on first use, and kept on disk where some folder can be written."""
-    try:
-        return njit(parallel=True, nogil=True, cache=True)(function)
-    except RuntimeError:  # neither the package's folder nor the user's: it is compiled in every process
-        return njit(parallel=True, nogil=True)(function)
+    return compiled(function, parallel=True)
 
 
 @intrinsic

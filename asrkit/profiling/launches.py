@@ -14,13 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from asrkit.shapes import expect
+from asrkit.waits import op_name, waits
 
 ROOT, TORCH = Path(__file__).resolve().parents[2], Path(torch.__file__).parent
 MEMORY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"}
 VIEWS = {"_unsafe_view", "_reshape_alias", "lift_fresh", "detach_", "is_pinned", "record_stream", "_local_scalar_dense"}
-# What decides a value or a size in Python: the CPU cannot go on before the GPU has come this far.
-WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-INDEXING = {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"}
 READS = {Tensor.tolist, Tensor.numpy, Tensor.cpu}  # which no dispatcher sees where the device is the CPU itself
 RUNTIME = {
     "kernels": ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaLaunchCooperativeKernel"),
@@ -80,20 +78,18 @@ class _Count(TorchDispatchMode):
         if parts is not NotImplemented:
             return parts
         result = func(*args, **kwargs)
-        name, given = func._schema.name.partition("::")[2], [leaf for leaf in tree_leaves((args, kwargs)) if _is(leaf)]
+        name, given = op_name(func), [leaf for leaf in tree_leaves((args, kwargs)) if _is(leaf)]
         made = [leaf for leaf in tree_leaves(result) if _is(leaf)]
         if not any(tensor.device.type == self.kind for tensor in given + made):
             return result
         launches = name not in MEMORY | VIEWS and not func.is_view and any(tensor.numel() for tensor in made or given)
-        waits = bool(WAITS & set(func.tags)) and name not in INDEXING and kwargs.get("output_size") is None
-        waits = waits or _masks(name, args) or _crosses(name, args, kwargs, given + made)
-        self.add(name, launches, waits)
+        self.add(name, launches, waits(func, args, kwargs) or _crosses(name, args, kwargs, given + made))
         return result
 
-    def add(self, name: str, launches: bool, waits: bool) -> None:
+    def add(self, name: str, launches: bool, waited: bool) -> None:
         self.launches += launches
-        self.ops[name] += launches or waits
-        if waits:
+        self.ops[name] += launches or waited
+        if waited:
             self.sites[_caller()] += 1
 
     def result(self, **seen: int) -> Launches:
@@ -119,14 +115,6 @@ class _Reads(TorchFunctionMode):
 
 def _is(leaf: object) -> bool:
     return isinstance(leaf, Tensor)
-
-
-def _masks(name: str, args: Any) -> bool:
-    """Whether indices hold a boolean mask, which is turned into positions first: their number is not known before."""
-    if name not in INDEXING or not any(index.dtype in (torch.bool, torch.uint8) for index in args[1] if index is not None):
-        return False
-    one = len(args) > 2 and args[2].numel() == 1 and len([index for index in args[1] if index is not None]) == 1
-    return not one  # x[mask] = scalar becomes masked_fill
 
 
 def _crosses(name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:

@@ -8,12 +8,13 @@ leaves a float maximum alone, since NaN makes the order of comparisons matter.) 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
+
+from asrkit.compiled import compiled
 
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by bytes of the float
 SHARED_FROM = 1 << 20  # scores in a batch; below, starting threads takes longer than they save
@@ -44,13 +45,6 @@ def _share(work: Callable[[int, int], None], threads: int) -> None:
         list(pool.map(lambda first: work(first, threads), range(threads)))
 
 
-def _kernel(function: Callable[..., Any]) -> Any:
-    try:
-        return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # no folder that the result could be kept in: it is compiled in every process
-        return njit(nogil=True)(function)
-
-
 @njit
 def _key(bits, most, infinity):
     """An integer ordered as the float with these bits is: both zeros equal, every NaN alike and largest, as for torch's `max`."""
@@ -70,7 +64,7 @@ def _first_best(row, most, infinity):
     return place
 
 
-@_kernel
+@compiled
 def _best_tokens(memory, along_B, along_T, V, lengths, most, infinity, best, tokens, first, step):
     for b in range(first, lengths.shape[0], step):
         for t in range(lengths[b]):

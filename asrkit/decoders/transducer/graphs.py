@@ -20,6 +20,7 @@ from asrkit.decoders.transducer.conditional import WhileGraph
 from asrkit.decoders.transducer.label_looping import begin, look, speak
 from asrkit.decoders.transducer.reading import Carry, Options, Reader
 from asrkit.shapes import expect
+from asrkit.waits import waits
 
 MODES = ("auto", "off", "step", "full")
 TURNS = 4  # of the loop in one replay of "step"; those after the end change nothing
@@ -113,10 +114,7 @@ class Recordable(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        decides = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
-        if func is torch.ops.aten.index.Tensor:  # by a mask, that is
-            decides = {part.dtype for part in args[1] if part is not None} & {torch.bool, torch.uint8}
-        if decides and kwargs.get("output_size") is None:
+        if waits(func, args, kwargs):
             raise RuntimeError(f"{func} waits for the GPU")
         with self:  # in inference mode ops arrive whole that are made of others
             parts = func.decompose(*args, **kwargs)
