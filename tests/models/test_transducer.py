@@ -1,23 +1,7 @@
-import json
-
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from asrkit.models import (
-    Checkpoint,
-    ConvConfig,
-    CTCConfig,
-    CTCModel,
-    FastConformerConfig,
-    LSTMConfig,
-    StatelessConfig,
-    TransducerConfig,
-    TransducerModel,
-    load_checkpoint,
-    save_checkpoint,
-)
-from asrkit.text import CharTokenizer
+from asrkit.models import ConvConfig, FastConformerConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
 
 PREDICTORS = [StatelessConfig(width=12, context=1), StatelessConfig(width=12, context=3), LSTMConfig(width=12, layers=2)]
 
@@ -53,88 +37,6 @@ def test_the_joint_of_the_whole_lattice_is_the_joint_of_its_cells():
     torch.testing.assert_close(ctc.exp().sum(-1), torch.ones(2, 5))
 
 
-@pytest.mark.parametrize("encoder", [ConvConfig(width=16, layers=2), FastConformerConfig(width=16, layers=1, heads=2)])
-@pytest.mark.parametrize("kind", ["transducer", "ctc"])
-def test_a_checkpoint_brings_back_the_same_model(tmp_path, encoder, kind):
-    model = small(encoder=encoder) if kind == "transducer" else CTCModel(CTCConfig(vocab_size=28, encoder=encoder))
-    path = tmp_path / "model.safetensors"
-    save_checkpoint(path, Checkpoint(model, CharTokenizer(), {"bins": 80}, {"step": 3}))
-    again = load_checkpoint(tmp_path)
-    assert again.tokenizer == CharTokenizer()
-    assert (again.features, again.notes, again.model.config) == ({"bins": 80}, {"step": 3}, model.config)
-    for name, value in model.state_dict().items():
-        assert torch.equal(again.model.state_dict()[name], value), name
-    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]  # no temporary left behind
-
-
-def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match="model: expected a .safetensors file or a training folder"):
-        load_checkpoint(tmp_path / "none.safetensors")
-    bad = tmp_path / "bad.safetensors"
-    bad.write_bytes(b"not a model")
-    with pytest.raises(ValueError, match="bad.safetensors is not a safetensors file"):
-        load_checkpoint(bad)
-    save_file({"x": torch.zeros(1)}, bad)
-    with pytest.raises(ValueError, match="without its header"):
-        load_checkpoint(bad)
-
-
-def test_missing_unknown_weights_and_fields_are_named(tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, {}))
-    from safetensors import safe_open
-
-    with safe_open(str(path), "pt") as file:
-        header = json.loads(file.metadata()["asrkit"])
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    renamed = {name.replace("output.bias", "output.offset"): value for name, value in weights.items()}
-    save_file(renamed, path, metadata={"asrkit": json.dumps(header)})
-    with pytest.raises(ValueError, match=r"missing \['output.bias'\], unknown \['output.offset'\]"):
-        load_checkpoint(path)
-    header["model"]["surprise"] = 1
-    save_file(weights, path, metadata={"asrkit": json.dumps(header)})
-    with pytest.raises(ValueError, match="surprise"):
-        load_checkpoint(path)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda header: header.pop("tokenizer"),
-        lambda header: header.update(model="x"),
-        lambda header: header["model"].pop("vocab_size"),
-        lambda header: header["model"].update(joint_width=99),
-        lambda header: header.update(model=header["model"]["encoder"]),
-    ],
-    ids=["no tokenizer", "no model", "no vocab_size", "other width", "an encoder"],
-)
-def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp_path, damage):
-    header = edit_header(tmp_path, damage)
-    with pytest.raises(ValueError, match="header of model.safetensors is damaged or not of its weights") as caught:
-        load_checkpoint(tmp_path)
-    assert "\n" not in str(caught.value) and header
-
-
-def test_a_tokenizer_of_another_size_is_refused(tmp_path):
-    edit_header(tmp_path, lambda header: header.update(tokenizer={"alphabet": "abc"}))
-    with pytest.raises(ValueError, match="tokenizer: expected 28 tokens, got 3"):
-        load_checkpoint(tmp_path)
-
-
-def edit_header(folder, change) -> dict:
-    """A checkpoint in `folder` whose header went through `change`."""
-    from safetensors import safe_open
-
-    path = folder / "model.safetensors"
-    save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, {}))
-    with safe_open(str(path), "pt") as file:
-        header = json.loads(file.metadata()["asrkit"])
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    change(header)
-    save_file(weights, path, metadata={"asrkit": json.dumps(header)})
-    return header
-
-
 @pytest.mark.parametrize("make", [
     lambda: TransducerConfig(vocab_size=0), lambda: TransducerConfig(vocab_size=5, joint_width=0),
     lambda: ConvConfig(kernel=-1), lambda: ConvConfig(layers=-1), lambda: FastConformerConfig(heads=0),
@@ -168,16 +70,6 @@ def test_the_joint_is_the_named_activation_of_the_sum_and_one_linear_layer(activ
     model, encoded, predicted = tdt(activation), torch.randn(3, 1, 10), torch.randn(5, 10)
     wanted = function(encoded + predicted) @ model.output.weight.T + model.output.bias
     torch.testing.assert_close(model.join(encoded, predicted), wanted)
-
-
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_a_checkpoint_remembers_durations_and_activation(tmp_path, activation):
-    model = tdt(activation)
-    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {"bins": 80}, {}))
-    again = load_checkpoint(tmp_path).model
-    assert again.config == model.config and again.durations == (0, 1, 2, 4)
-    encoded, predicted = torch.randn(3, 10), torch.randn(3, 10)
-    assert torch.equal(again.join(encoded, predicted), model.join(encoded, predicted))
 
 
 @pytest.mark.parametrize("durations", [(0,), (-1, 2), (1, 1), (0.5, 1), (True, 2), "12", (0, 1001), {0, 1}, None, 1])

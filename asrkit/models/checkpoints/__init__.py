@@ -1,0 +1,80 @@
+"""Checkpoints: one door for asrkit's own files, NeMo's `.nemo` archives and Hugging Face folders. No pickled code is ever read."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from asrkit.models.checkpoints import own
+from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
+from asrkit.models.transducer import CTCConfig, CTCModel, TransducerConfig, TransducerModel
+from asrkit.shapes import expect
+from asrkit.text import Tokenizer
+
+__all__ = ["Checkpoint", "config_from_dict", "config_to_dict", "load_checkpoint", "save_checkpoint"]
+
+
+class Checkpoint(NamedTuple):
+    """A model ready to use, with what it was trained on and how."""
+
+    model: TransducerModel | CTCModel
+    tokenizer: Tokenizer
+    features: dict[str, Any]  # arguments of FeatureConfig
+    notes: dict[str, Any]
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write `checkpoint` to `path` (.safetensors), atomically."""
+    weights = {name: value.detach().cpu().contiguous() for name, value in checkpoint.model.state_dict().items()}
+    own.write(Path(path), (checkpoint.model.config, weights, *checkpoint[1:]))
+
+
+def load_checkpoint(path: Path | str, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Checkpoint:
+    """The model of `path` in eval mode, its weights on `device` in `dtype` (counters and lengths keep theirs).
+
+    path: asrkit's own .safetensors file or the folder that holds `model.safetensors`; a NeMo `.nemo` archive; a Hugging Face
+    folder (config.json beside the weights). ValueError says in one line what is wrong, missing or not supported.
+    """
+    path = Path(path)
+    folder = path.is_dir() and (path / "config.json").is_file()
+    if path.is_dir() and not folder:
+        path = path / "model.safetensors"
+    wanted = "a .safetensors file or a training folder, a .nemo file, or a Hugging Face folder"
+    expect(path.is_file() or folder, "model", wanted, repr(str(path)), "Make one: asrkit train.")
+    if folder:
+        from asrkit.models.checkpoints import huggingface
+
+        contents = huggingface.read(path)
+    elif path.suffix == ".nemo":
+        from asrkit.models.checkpoints import nemo
+
+        contents = nemo.read(path)
+    else:
+        contents = own.read(path)
+    config, weights, tokenizer, features, notes = contents
+    expect(tokenizer.vocab_size == config.vocab_size, "tokenizer", f"{config.vocab_size} tokens", tokenizer.vocab_size)
+    return Checkpoint(_build(config, weights, path.name, torch.device(device), dtype), tokenizer, features, notes)
+
+
+def _build(
+    config: TransducerConfig | CTCConfig, weights: dict[str, Tensor], name: str, device: torch.device, dtype: torch.dtype
+) -> TransducerModel | CTCModel:
+    """The model of `config` that takes over `weights` one by one: they are in memory once. Empties `weights`."""
+    with torch.device("meta"):
+        model = TransducerModel(config) if isinstance(config, TransducerConfig) else CTCModel(config)
+    wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    expect(not missing and not unknown, "model", "weights of its config", f"missing {_few(missing)}, unknown {_few(unknown)}")
+    other = [f"{key} {tuple(weights[key].shape)}, not {shape}" for key, shape in wanted.items() if weights[key].shape != shape]
+    expect(not other, "model", f"the header of {name} to be of its weights", _few(other))
+    moved = {}
+    for key in wanted:  # a copy: what is still mapped from the file would go with it, and is not aligned
+        value = weights.pop(key)
+        moved[key] = value.to(device, dtype if value.is_floating_point() else None, copy=True)
+    model.load_state_dict(moved, assign=True)
+    return model.eval()
+
+
+def _few(names: list[str]) -> str:
+    return str(names[:5])[:300] + (f" and {len(names) - 5} more" if len(names) > 5 else "")

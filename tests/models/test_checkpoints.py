@@ -1,0 +1,119 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from asrkit.models import (
+    Checkpoint,
+    ConvConfig,
+    CTCConfig,
+    CTCModel,
+    FastConformerConfig,
+    StatelessConfig,
+    TransducerConfig,
+    TransducerModel,
+    load_checkpoint,
+    save_checkpoint,
+)
+from asrkit.text import CharTokenizer
+
+
+def small(**settings) -> TransducerModel:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 28, "encoder": ConvConfig(width=16, layers=1), "joint_width": 10}
+    return TransducerModel(TransducerConfig(**sizes | {"predictor": StatelessConfig(width=12, context=3)} | settings)).eval()
+
+
+@pytest.mark.parametrize("encoder", [ConvConfig(width=16, layers=2), FastConformerConfig(width=16, layers=1, heads=2)])
+@pytest.mark.parametrize("kind", ["transducer", "ctc"])
+def test_a_checkpoint_brings_back_the_same_model(tmp_path, encoder, kind):
+    model = small(encoder=encoder) if kind == "transducer" else CTCModel(CTCConfig(vocab_size=28, encoder=encoder))
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, Checkpoint(model, CharTokenizer(), {"bins": 80}, {"step": 3}))
+    again = load_checkpoint(tmp_path)
+    assert again.tokenizer == CharTokenizer()
+    assert (again.features, again.notes, again.model.config) == ({"bins": 80}, {"step": 3}, model.config)
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]  # no temporary left behind
+
+
+def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="model: expected a .safetensors file or a training folder, a .nemo file"):
+        load_checkpoint(tmp_path / "none.safetensors")
+    bad = tmp_path / "bad.safetensors"
+    bad.write_bytes(b"not a model")
+    with pytest.raises(ValueError, match="bad.safetensors is not a safetensors file"):
+        load_checkpoint(bad)
+    save_file({"x": torch.zeros(1)}, bad)
+    with pytest.raises(ValueError, match="without its header"):
+        load_checkpoint(bad)
+
+
+def test_missing_unknown_weights_and_fields_are_named(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, {}))
+    from safetensors import safe_open
+
+    with safe_open(str(path), "pt") as file:
+        header = json.loads(file.metadata()["asrkit"])
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    renamed = {name.replace("output.bias", "output.offset"): value for name, value in weights.items()}
+    save_file(renamed, path, metadata={"asrkit": json.dumps(header)})
+    with pytest.raises(ValueError, match=r"missing \['output.bias'\], unknown \['output.offset'\]"):
+        load_checkpoint(path)
+    header["model"]["surprise"] = 1
+    save_file(weights, path, metadata={"asrkit": json.dumps(header)})
+    with pytest.raises(ValueError, match="surprise"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda header: header.pop("tokenizer"),
+        lambda header: header.update(model="x"),
+        lambda header: header["model"].pop("vocab_size"),
+        lambda header: header["model"].update(joint_width=99),
+        lambda header: header.update(model=header["model"]["encoder"]),
+    ],
+    ids=["no tokenizer", "no model", "no vocab_size", "other width", "an encoder"],
+)
+def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp_path, damage):
+    header = edit_header(tmp_path, damage)
+    with pytest.raises(
+        ValueError, match="header of (model.safetensors (is damaged|to be of its weights)|a transducer or CTC model)"
+    ) as caught:
+        load_checkpoint(tmp_path)
+    assert "\n" not in str(caught.value) and header
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path):
+    edit_header(tmp_path, lambda header: header.update(tokenizer={"alphabet": "abc"}))
+    with pytest.raises(ValueError, match="tokenizer: expected 28 tokens, got 3"):
+        load_checkpoint(tmp_path)
+
+
+def edit_header(folder, change) -> dict:
+    """A checkpoint in `folder` whose header went through `change`."""
+    from safetensors import safe_open
+
+    path = folder / "model.safetensors"
+    save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, {}))
+    with safe_open(str(path), "pt") as file:
+        header = json.loads(file.metadata()["asrkit"])
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    change(header)
+    save_file(weights, path, metadata={"asrkit": json.dumps(header)})
+    return header
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_a_checkpoint_remembers_durations_and_activation(tmp_path, activation):
+    model = small(activation=activation, durations=(0, 1, 2, 4))
+    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {"bins": 80}, {}))
+    again = load_checkpoint(tmp_path).model
+    assert again.config == model.config and again.durations == (0, 1, 2, 4)
+    encoded, predicted = torch.randn(3, 10), torch.randn(3, 10)
+    assert torch.equal(again.join(encoded, predicted), model.join(encoded, predicted))
