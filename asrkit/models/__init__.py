@@ -1,10 +1,13 @@
 """Models: encoders, predictors, joint, and the checkpoints that carry them."""
 
+from asrkit.models import presets
 from asrkit.models.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from asrkit.models.encoders import ConvConfig, ConvEncoder, FastConformer, FastConformerConfig
+from asrkit.models.encoders import ConvConfig, ConvEncoder
+from asrkit.models.fastconformer import FastConformer, FastConformerConfig, limit_context
 from asrkit.models.transducer import CTCConfig, CTCModel, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
 
 __all__ = [
     "CTCConfig", "CTCModel", "Checkpoint", "ConvConfig", "ConvEncoder", "FastConformer", "FastConformerConfig",
-    "LSTMConfig", "StatelessConfig", "TransducerConfig", "TransducerModel", "load_checkpoint", "save_checkpoint",
+    "LSTMConfig", "StatelessConfig", "TransducerConfig", "TransducerModel", "limit_context", "load_checkpoint", "presets",
+    "save_checkpoint",
 ]  # fmt: skip

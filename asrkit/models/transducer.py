@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from asrkit.models.encoders import ConvConfig, ConvEncoder, FastConformer, FastConformerConfig
+from asrkit.models.encoders import ConvConfig, ConvEncoder
+from asrkit.models.fastconformer import FastConformer, FastConformerConfig
 from asrkit.shapes import MOST, dims, expect, whole
 
 EncoderConfig = ConvConfig | FastConformerConfig
@@ -34,6 +35,7 @@ class TransducerConfig:
     """A transducer. `vocab_size` counts tokens without blank; blank is the last index, V = vocab_size + 1.
 
     With `durations` it is a token-and-duration transducer: the joint has one more logit for each of them, behind the tokens'.
+    `ctc` adds a CTC head on the encoder.
     """
 
     vocab_size: int
@@ -43,6 +45,7 @@ class TransducerConfig:
     dropout: float = 0.0
     durations: Sequence[int] = ()
     activation: Literal["tanh", "relu"] = "tanh"
+    ctc: bool = True
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.joint_width, self.predictor.width)
@@ -65,6 +68,11 @@ class CTCConfig:
 def make_encoder(config: EncoderConfig) -> ConvEncoder | FastConformer:
     """The encoder `config` describes."""
     return ConvEncoder(config) if isinstance(config, ConvConfig) else FastConformer(config)
+
+
+def log_probs(logits: Tensor) -> Tensor:
+    """Float32 log-probs: in half precision a frame's sum over V tokens would have three digits."""
+    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 class StatelessPredictor(nn.Module):
@@ -127,15 +135,16 @@ class TransducerModel(nn.Module):
         stateless = isinstance(config.predictor, StatelessConfig)
         self.predictor = StatelessPredictor(V, config.predictor) if stateless else LSTMPredictor(V, config.predictor)  # type: ignore[arg-type]
         self.encoder_projection = nn.Linear(self.encoder.width, D)
-        self.predictor_projection = nn.Linear(config.predictor.width, D, bias=False)
+        self.predictor_projection = nn.Linear(config.predictor.width, D)
         self.activation = torch.tanh if config.activation == "tanh" else torch.relu
         self.dropout, self.output = nn.Dropout(config.dropout), nn.Linear(D, V + len(self.durations))
-        self.ctc_head = nn.Linear(self.encoder.width, V)
+        self.ctc_head = nn.Linear(self.encoder.width, V) if config.ctc else None
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Projected frames (B, T, D), lengths (B,), and the CTC head's log-probs (B, T, V)."""
+        """Projected frames (B, T, D), lengths (B,), and the CTC head's log-probs (B, T, V), (B, T, 0) where there is none."""
         encoded, lengths = self.encoder(features, lengths)
-        return self.encoder_projection(encoded), lengths, self.ctc_head(encoded).log_softmax(-1)
+        ctc = log_probs(self.ctc_head(encoded)) if self.ctc_head else encoded.new_empty((*encoded.shape[:2], 0))
+        return self.encoder_projection(encoded), lengths, ctc
 
     def predict(self, labels: Tensor, state: object = None) -> tuple[Tensor, object]:
         """Projected prediction (B, D) after one more label each (B,), and the new state. Blank without state starts."""
@@ -170,4 +179,4 @@ class CTCModel(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs (B, T, V) and their lengths (B,)."""
         encoded, lengths = self.encoder(features, lengths)
-        return self.output(encoded).log_softmax(-1), lengths
+        return log_probs(self.output(encoded)), lengths

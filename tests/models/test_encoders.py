@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from asrkit.models import ConvConfig, ConvEncoder, FastConformer, FastConformerConfig
-from asrkit.models.encoders import _RelativeAttention
 
 ENCODERS = {
     "conv": lambda s: ConvEncoder(ConvConfig(width=16, layers=3, subsampling=s)),
@@ -42,28 +41,6 @@ def test_what_lies_in_the_padding_cannot_matter(name, filler):
     for b, length in enumerate(lengths.tolist()):
         alone, _ = encoder(features[b : b + 1, :length], lengths[b : b + 1])
         torch.testing.assert_close(encoded[b, : out[b]], alone[0], atol=1e-5, rtol=1e-4)
-
-
-def test_relative_attention_equals_its_definition_pair_by_pair():
-    torch.manual_seed(0)
-    config = FastConformerConfig(width=8, heads=2)
-    attention, T = _RelativeAttention(config).double(), 5
-    torch.nn.init.normal_(attention.content_bias)
-    torch.nn.init.normal_(attention.position_bias)
-    x, positions = torch.randn(1, T, 8).double(), torch.randn(2 * T - 1, 8).double()
-    q, k, v = attention.qkv(x)[0].view(T, 3, 2, 4).unbind(1)
-    p = attention.position(positions).view(2 * T - 1, 2, 4)
-    out = torch.empty(T, 2, 4).double()
-    for h in range(2):
-        for i in range(T):
-            scores = [
-                (q[i, h] + attention.content_bias[h, 0]) @ k[j, h]
-                + (q[i, h] + attention.position_bias[h, 0]) @ p[T - 1 - (i - j), h]
-                for j in range(T)
-            ]
-            out[i, h] = (torch.stack(scores) / 2.0).softmax(0) @ v[:, h]
-    expected = attention.out(out.flatten(1))
-    torch.testing.assert_close(attention(x, torch.ones(1, T, dtype=torch.bool), positions)[0], expected)
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from asrkit.models.encoders import ConvConfig, FastConformerConfig
+from asrkit.models.encoders import ConvConfig
+from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, StatelessConfig, TransducerConfig
 from asrkit.records import atomic
 from asrkit.shapes import expect
