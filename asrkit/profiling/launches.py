@@ -1,24 +1,18 @@
 """What a GPU is asked to do, one small thing at a time, and where it has to wait for Python: counted, on any device."""
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from asrkit.profiling.ops import EachOp, caller, tensors, works
 from asrkit.shapes import expect
 from asrkit.waits import op_name, waits
 
-ROOT, TORCH = Path(__file__).resolve().parents[2], Path(torch.__file__).parent
-MEMORY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"}
-VIEWS = {"_unsafe_view", "_reshape_alias", "lift_fresh", "detach_", "is_pinned", "record_stream", "_local_scalar_dense"}
 READS = {Tensor.tolist, Tensor.numpy, Tensor.cpu}  # which no dispatcher sees where the device is the CPU itself
 RUNTIME = {
     "kernels": ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaLaunchCooperativeKernel"),
@@ -62,35 +56,26 @@ def launch_profile(fn: Callable[[], object], *, device: str = "cpu") -> Launches
     return count.result(**{field: sum(seen[name] for name in names) for field, names in RUNTIME.items()})
 
 
-class _Count(TorchDispatchMode):
-    """Sees every op that reaches a device."""
+class _Count(EachOp):
+    """Counts every op that reaches a device."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind, self.launches, self.ops, self.sites = kind, 0, Counter[str](), Counter[str]()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace == "prim":  # a question about metadata
-            return func(*args, **kwargs)
-        with self:  # in inference mode ops arrive whole that are made of others
-            parts = func.decompose(*args, **kwargs)
-        if parts is not NotImplemented:
-            return parts
+    def op(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        name, given = op_name(func), [leaf for leaf in tree_leaves((args, kwargs)) if _is(leaf)]
-        made = [leaf for leaf in tree_leaves(result) if _is(leaf)]
-        if not any(tensor.device.type == self.kind for tensor in given + made):
-            return result
-        launches = name not in MEMORY | VIEWS and not func.is_view and any(tensor.numel() for tensor in made or given)
-        self.add(name, launches, waits(func, args, kwargs) or _crosses(name, args, kwargs, given + made))
+        name, given, made = op_name(func), tensors((args, kwargs)), tensors(result)
+        if any(tensor.device.type == self.kind for tensor in given + made):
+            waited = waits(func, args, kwargs) or _crosses(name, args, kwargs, given + made)
+            self.add(name, works(func, given, made), waited)
         return result
 
     def add(self, name: str, launches: bool, waited: bool) -> None:
         self.launches += launches
         self.ops[name] += launches or waited
         if waited:
-            self.sites[_caller()] += 1
+            self.sites[caller()] += 1
 
     def result(self, **seen: int) -> Launches:
         syncs = self.sites.total()
@@ -113,20 +98,8 @@ class _Reads(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _is(leaf: object) -> bool:
-    return isinstance(leaf, Tensor)
-
-
 def _crosses(name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
     if name not in ("_to_copy", "copy_"):
         return False
     patient = not (kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]))
     return patient and len({tensor.device.type for tensor in tensors}) > 1
-
-
-def _caller() -> str:
-    frame = sys._getframe(1)
-    while frame.f_back and (frame.f_code.co_filename == __file__ or Path(frame.f_code.co_filename).is_relative_to(TORCH)):
-        frame = frame.f_back
-    path = Path(frame.f_code.co_filename)
-    return f"{path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name}:{frame.f_lineno}"
