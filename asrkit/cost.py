@@ -1,4 +1,4 @@
-"""What the joint of a transducer costs, counted: bytes at the peak of a training step, and floating-point operations.
+"""What models cost, counted: a joint's bytes at the peak of a training step, an encoder's weights, floating-point operations.
 
 Pure integers: no tensor is made. Formulas of memory follow the docstrings of asrkit.losses; tests/test_cost.py holds them to
 what torch's allocator counts, within 2 % in float32, and in half precision within 5 %, overwrite and lean left out. N is the
@@ -82,6 +82,52 @@ def joint_bytes(
         kept = {"gradient of earlier sub-batches": (weight + halves) * itemsize}
         moments = [moment | kept for moment in moments]
     return Peak(parts=max(moments, key=lambda parts: sum(parts.values())))
+
+
+def encoder_flops(
+    *, B: int, T: int, bins: int, width: int, layers: int, subsampling: int = 8, channels: int = 256, kernel: int = 9,
+    expansion: int = 4, context: tuple[int, int] = (-1, -1),
+) -> int:  # fmt: skip
+    """Operations of a FastConformer's products and convolutions (arXiv 2305.05084), forward, on B x T frames with their padding.
+
+    A multiplication and its addition are two. Norms, activations and softmax are left out: below one in a hundred. `context`
+    is (left, right) in encoder frames, -1 for all; a short one is attended to block by block, as asrkit.models.FastConformer does.
+
+    >>> encoder_flops(B=1, T=1000, bins=80, width=1024, layers=42) // 10**9  # Parakeet 1.1B on ten seconds
+    282
+    """
+    D, C, T0, F, work = width, channels, T, bins, 0  # work: multiplications
+    for stage in range(subsampling.bit_length() - 1):
+        T0, F = (T0 + 1) // 2, (F + 1) // 2
+        work += B * T0 * F * C * (9 + (C if stage else 0))  # 3 x 3 depthwise, then pointwise
+    work += B * T0 * C * F * D
+    around = sum(context)
+    if min(context) >= 0 and 2 * around < T0:
+        block = max(around, 1)
+        distances, products = around + 1, -(-T0 // block) * block * (block + around)  # queries by keys
+    else:
+        distances, products = 2 * T0, T0 * T0
+    linear = (4 * expansion + 7) * D * D + kernel * D  # two feed-forwards; q, k, v, out; gate, pointwise; depthwise
+    attention = distances * D * D + B * T0 * distances * D + 2 * B * products * D
+    return 2 * (work + layers * (B * T0 * linear + attention))
+
+
+def encoder_parameters(
+    *, bins: int, width: int, layers: int, subsampling: int = 8, channels: int = 256, kernel: int = 9, expansion: int = 4,
+    bias: bool = True,
+) -> int:  # fmt: skip
+    """Trained numbers of a FastConformer; each is read at least once a batch, which is the least memory traffic there is.
+
+    >>> encoder_parameters(bins=80, width=1024, layers=42)  # Parakeet 1.1B
+    1061489664
+    """
+    D, C, F, halvings = width, channels, bins, subsampling.bit_length() - 1
+    for _ in range(halvings):
+        F = (F + 1) // 2
+    front = 10 * C + (halvings - 1) * (C * C + 11 * C) + (C * F + 1) * D
+    products = (4 * expansion + 8) * D * D + kernel * D  # those of `encoder_flops`, and positions
+    vectors = (10 + 2 + 2) * D + (2 * expansion + 10) * D * bias  # five layer norms, a batch norm, two biases of attention
+    return front + layers * (products + vectors)
 
 
 class Card(NamedTuple):

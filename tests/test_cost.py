@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from asrkit.cost import CARDS, VARIANTS, Peak, joint_bytes, joint_flops, largest_batch
+from asrkit.cost import CARDS, VARIANTS, Peak, encoder_flops, encoder_parameters, joint_bytes, joint_flops, largest_batch
 from asrkit.losses import pack_joint, rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches
+from asrkit.models import FastConformer, FastConformerConfig
 from asrkit.profiling import peak_memory
 
 SHAPE = {"B": 2, "T": 66, "U1": 31, "V": 256, "D": 160}
@@ -97,3 +98,23 @@ def test_a_wrong_variant_or_width_is_named():
     with pytest.raises(ValueError, match="padding: expected a share below 1"):
         largest_batch(1, "numba", padding=1.0, **SHAPE)
     assert Peak(parts={"a": 1, "b": 2}).total == 3
+
+
+ENCODERS = [
+    {}, {"subsampling": 4, "bins": 41}, {"bias": False, "kernel": 5, "expansion": 2, "heads": 2, "subsampling_channels": 24},
+    {"context": (8, 8)}, {"context": (3, 1), "subsampling": 2}, {"context": (0, 0)}, {"context": (500, 3)}, {"context": (4, -1)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("B, T", [(2, 200), (1, 333), (3, 1)])
+@pytest.mark.parametrize("changed", ENCODERS, ids=str)
+def test_operations_and_weights_of_an_encoder_are_those_that_torch_counts(changed, B, T):
+    config = FastConformerConfig(**{"width": 32, "layers": 2, "subsampling_channels": 16, **changed})
+    encoder = FastConformer(config).eval()
+    math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the counter does not see a CPU's fused attention
+    with torch.inference_mode(), math, FlopCounterMode(display=False) as counter:
+        encoder(torch.randn(B, T, config.bins), torch.full((B,), T))
+    sizes = {name: getattr(config, name) for name in ("bins", "width", "layers", "subsampling", "kernel", "expansion")}
+    sizes["channels"] = config.subsampling_channels
+    assert encoder_flops(B=B, T=T, context=config.context, **sizes) == counter.get_total_flops()
+    assert encoder_parameters(bias=config.bias, **sizes) == sum(weight.numel() for weight in encoder.parameters())
