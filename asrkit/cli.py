@@ -3,9 +3,11 @@
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,23 +75,34 @@ def _train(args: argparse.Namespace) -> int:
 
 def _transcribe(args: argparse.Namespace) -> int:
     _prepare(args)
+    import torch
+    from tqdm import tqdm
+
     from asrkit.models import load_checkpoint
     from asrkit.records import home
-    from asrkit.transcribe import transcribe
+    from asrkit.shapes import expect
+    from asrkit.transcribe import TIMED, Folder, Options, find, summary, transcribe
 
-    model = args.model or home() / "demo"
-    failed = audio_s = compute_s = 0.0
-    for one in transcribe(load_checkpoint(model, device=args.device), args.files):
-        failed, audio_s, compute_s = failed + bool(one.error), audio_s + one.audio_s, compute_s + one.compute_s
+    timed = args.timestamps or args.format in TIMED
+    options = Options(batch_s=args.batch_seconds, window_s=args.window, overlap_s=args.overlap, timestamps=timed)
+    expect(args.out is not None or args.format not in TIMED, "format", "txt or json without --out", args.format, "Pass --out DIR.")
+    checkpoint = load_checkpoint(args.model or home() / "demo", device=args.device, dtype=getattr(torch, args.dtype))
+    found = find(args.files)
+    folder = Folder(args.out, found, checkpoint, options, kind=args.format, fresh=args.fresh) if args.out else None
+    todo, refused = folder.todo() if folder else ([file for file, _ in found], [])
+    counts = {"files": len(found), "failed": 0, "skipped": len(found) - len(todo) - len(refused)}
+    audio_s, start = 0.0, time.perf_counter()
+    for one in itertools.chain(refused, transcribe(checkpoint, todo, options=options, progress=not args.no_progress)):
+        audio_s, counts["failed"] = audio_s + one.audio_s, counts["failed"] + bool(one.error)
         if one.error:
-            print(f"{one.path}: {one.error}", file=sys.stderr)
-        elif args.format == "json":
-            print(json.dumps({"file": str(one.path), "text": one.text, "audio_s": one.audio_s, "compute_s": one.compute_s}))
+            tqdm.write(f"{one.path}: {one.error}", file=sys.stderr)
+        elif folder:
+            folder.write(one)
         else:
-            print(f"{one.path}\t{one.text or '(nothing heard)'}\t({one.audio_s:.1f} s of speech in {one.compute_s:.2f} s)")
-    rtfx = round(audio_s / compute_s, 1) if compute_s else None
-    print(json.dumps({"files": len(args.files), "failed": int(failed), "audio_s": round(audio_s, 2), "rtfx": rtfx}))
-    return 1 if failed else 0
+            tqdm.write(json.dumps(summary(one)) if args.format == "json" else f"{one.path}\t{one.text}", file=sys.stdout)
+    rtfx = round(audio_s / (time.perf_counter() - start), 1)  # reading and writing included, loading the model not
+    print(json.dumps({**counts, "audio_s": round(audio_s, 2), "rtfx": rtfx}))
+    return 1 if counts["failed"] else 0
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -163,9 +176,17 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
         ("--seed", {"type": int, "default": 0, "help": "seed of weights, batches and augmentation"}),
         ("--fresh", {"action": "store_true", "help": "start anew instead of resuming what the folder holds"}), DEVICE, QUIET]),
     "transcribe": (_transcribe, "Transcribe sound files; a broken file is reported and the rest goes on.", [
-        ("files", {"nargs": "+", "type": Path, "help": "WAV, FLAC, OGG or MP3 files, any rate"}),
+        ("files", {"nargs": "+", "type": Path, "help": "sound files of any rate, or folders of them, searched to any depth"}),
         ("--model", {"type": Path, "help": "checkpoint or training folder (none: the model notebook 00 trained)"}),
-        ("--format", {"choices": ["txt", "json"], "default": "txt", "help": "a line a file as text or JSON"}), DEVICE, THREADS]),
+        ("--format", {"choices": ["txt", "json", "srt", "vtt", "ctm"], "default": "txt", "help": "text, JSON, subtitles, CTM"}),
+        ("--timestamps", {"action": "store_true", "help": "with times of words (srt, vtt and ctm have them anyway)"}),
+        ("--out", {"type": Path, "metavar": "DIR", "help": "one file each, in this folder; those done are skipped"}),
+        ("--fresh", {"action": "store_true", "help": "make and overwrite all that --out holds of these files"}),
+        ("--window", {"type": float, "default": 30.0, "metavar": "SECONDS", "help": "longer files are cut into windows of this"}),
+        ("--overlap", {"type": float, "default": 4.0, "metavar": "SECONDS", "help": "what a window shares with the next"}),
+        ("--batch-seconds", {"type": float, "default": 120.0, "help": "audio in a batch at most, padding counted"}),
+        ("--dtype", {"choices": ["float32", "bfloat16", "float16"], "default": "float32", "help": "features stay float32"}),
+        DEVICE, THREADS, QUIET]),
     "doctor": (_doctor, "Say what this machine has, what is missing for which notebook, and the remedy.", []),
     "verify": (_verify, "Recompute the hashes of records and check the claims' schema.", [
         ("paths", {"nargs": "*", "type": Path, "help": "record files (none: those the project ships)"})]),

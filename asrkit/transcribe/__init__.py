@@ -1,0 +1,202 @@
+"""Sound in, text out: windows of recordings, batches of them, features, model, decoder, and one transcript a file."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+from asrkit.decoders import ctc_greedy, transducer_greedy
+from asrkit.decoders.hypotheses import Hypotheses
+from asrkit.features import FeatureConfig, log_mel
+from asrkit.models import Checkpoint, TransducerModel
+from asrkit.transcribe.audio import Options, blocks, find, fits, read_audio, seconds, windows
+from asrkit.transcribe.folder import Folder
+from asrkit.transcribe.formats import FORMATS, TIMED, Transcript, render, summary
+from asrkit.transcribe.seams import Label, Word, join, words
+
+__all__ = [
+    "FORMATS", "TIMED", "Folder", "Label", "Options", "Transcript", "Word", "find", "read_audio", "recognize", "render",
+    "summary", "transcribe",
+]  # fmt: skip
+
+POOL = 8  # batches read ahead and sorted by length, which leaves little padding; more would only need memory
+
+
+@torch.inference_mode()
+def recognize(
+    checkpoint: Checkpoint, waveforms: Tensor, lengths: Tensor, *, max_symbols: int = 10, confidence: bool = False
+) -> Hypotheses:
+    """Greedy hypotheses for waveforms (B, S) at the model's rate with lengths (B,) in samples.
+
+    confidence: also the probability of each label, for CTC on the frame that it starts on.
+    """
+    config, model = FeatureConfig(**checkpoint.features), checkpoint.model
+    device = next(model.parameters()).device
+    features, frames = log_mel(waveforms.to(device), lengths.to(device), config=config)
+    if isinstance(model, TransducerModel):
+        encoded, frames, _ = model.encode(features, frames)
+        return transducer_greedy(model, encoded, frames, max_symbols=max_symbols, confidence="max_prob" if confidence else "none")
+    log_probs, frames = model(features, frames)
+    found = ctc_greedy(log_probs, frames)
+    if not confidence:
+        return found
+    rows = torch.arange(len(log_probs), device=device)[:, None]
+    sure = log_probs[rows, found.frames.clamp(min=0), found.labels.clamp(min=0)].exp().masked_fill(found.labels < 0, -1.0)
+    return replace(found, confidence=sure.float())
+
+
+class _Piece(NamedTuple):
+    """One window of one file, or why there is none."""
+
+    file: int
+    start: int  # samples
+    waveform: Tensor  # (S,)
+    last: bool
+    error: str = ""
+
+
+def transcribe(
+    checkpoint: Checkpoint, paths: Sequence[str | Path], *, options: Options | None = None, progress: bool = False
+) -> Iterator[Transcript]:
+    """One `Transcript` a file, in the order given; a broken file yields its error and the rest goes on.
+
+    Folders stand for the sound files in them (`find`). Windows of one file and of several share batches: as many as fill POOL
+    batches are read, sorted by length and recognised, while the next are read by a thread. So memory is bounded, however long a
+    file is, and a transcript comes at most that much later. A window is to the model an utterance of its own: features are
+    normalised over it, not over the file, and what is said in the next is unknown, except in the overlap. A file of at most
+    `window_s` is one window. What has no sound (zeros, or less than one frame of the features) has no text.
+    A batch that needs too much memory is tried in halves. progress: a bar on stderr, where that is a terminal.
+    """
+    options = options or Options()
+    files = [file for file, _ in find(paths)]
+    job = _Job(checkpoint, files, options)
+    show = None if progress else True  # None: only where there is a terminal
+    bar = tqdm(
+        unit="s", unit_scale=True, disable=show, bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} of audio [{elapsed}{postfix}]"
+    )
+    bar.total = 0.0 if bar.disable else sum(map(seconds, files))
+    with bar:
+        for pool in _ahead(_pools(job.pieces(), options.batch_s * job.rate_hz * POOL)):
+            yield from job.run(pool, bar)
+
+
+def _pools(pieces: Iterable[_Piece], budget: float) -> Iterator[list[_Piece]]:
+    """`pieces` in lists of up to `budget` samples."""
+    pool, held = list[_Piece](), 0
+    for piece in pieces:
+        pool, held = [*pool, piece], held + len(piece.waveform)
+        if held >= budget:
+            yield pool
+            pool, held = [], 0
+    yield pool
+
+
+def _ahead(pools: Iterator[list[_Piece]]) -> Iterator[list[_Piece]]:
+    """`pools`, of which the next is read by a thread while this one is used."""
+    with ThreadPoolExecutor(1) as reader:
+        following: Future[list[_Piece]] = reader.submit(next, pools, [])
+        while pool := following.result():
+            following = reader.submit(next, pools, [])
+            yield pool
+
+
+class _Job:
+    """The files of one call: from them to pieces, and from what was heard in these to transcripts."""
+
+    def __init__(self, checkpoint: Checkpoint, files: Sequence[Path], options: Options) -> None:
+        config = FeatureConfig(**checkpoint.features)
+        self.checkpoint, self.files, self.options = checkpoint, files, options
+        self.rate_hz, self.window_samples = config.rate_hz, config.window_samples
+        self.frame = config.hop_samples * checkpoint.model.config.encoder.subsampling  # samples of an encoded frame
+        self.labels, self.end, self.compute_s, self.error = list[Label](), 0, 0.0, ""  # of the file that is being put together
+
+    def pieces(self) -> Iterator[_Piece]:
+        """Windows of all files; whole encoded frames apart, so that two that overlap see the same ones."""
+        overlap = round(self.options.overlap_s * self.rate_hz / self.frame) * self.frame
+        size = max(round(self.options.window_s * self.rate_hz / self.frame) * self.frame, 2 * overlap, self.frame)
+        for file, path in enumerate(self.files):
+            try:
+                for start, waveform, last in windows(blocks(path, self.rate_hz), size, overlap):
+                    yield _Piece(file, start, waveform, last)
+            except (ValueError, RuntimeError, OSError, MemoryError) as error:
+                yield _Piece(file, 0, torch.zeros(0), True, _one_line(error))
+
+    def run(self, pool: Sequence[_Piece], bar: tqdm) -> Iterator[Transcript]:
+        """Recognise `pool`; yields the files that end in it."""
+        heard: dict[int, list[Label] | str] = {n: [] for n in range(len(pool))}
+        took = dict.fromkeys(heard, 0.0)
+        loud = [n for n in heard if len(pool[n].waveform) >= self.window_samples and pool[n].waveform.any()]
+        for batch in fits([len(pool[n].waveform) for n in loud], self.options.batch_s * self.rate_hz):
+            rows, start = [loud[place] for place in batch], time.perf_counter()
+            heard |= zip(rows, self.hear([pool[n] for n in rows]), strict=True)
+            share = (time.perf_counter() - start) / sum(len(pool[n].waveform) for n in rows)
+            took |= {n: share * len(pool[n].waveform) for n in rows}
+            bar.update(sum(len(pool[n].waveform) for n in rows) / self.rate_hz)
+            bar.set_postfix_str(f"RTFx {bar.n / max(bar.format_dict['elapsed'], 1e-3):.0f}")
+        for n, piece in enumerate(pool):
+            self.compute_s += took[n]
+            if (done := self.add(piece, heard[n])) is not None:
+                yield done
+
+    def hear(self, pieces: Sequence[_Piece]) -> list[list[Label] | str]:
+        """Labels of each piece, or what went wrong; a batch that fails is tried in halves."""
+        try:
+            return self._labels(pieces)
+        except (RuntimeError, MemoryError, ValueError) as error:  # torch has no memory: a RuntimeError
+            why = _one_line(error)
+        if len(pieces) == 1:
+            return [why]
+        half = len(pieces) // 2
+        return self.hear(pieces[:half]) + self.hear(pieces[half:])
+
+    def _labels(self, pieces: Sequence[_Piece]) -> list[list[Label] | str]:
+        waveforms = pad_sequence([piece.waveform for piece in pieces], batch_first=True)
+        lengths = torch.tensor([len(piece.waveform) for piece in pieces])
+        found = recognize(
+            self.checkpoint, waveforms, lengths, max_symbols=self.options.max_symbols, confidence=self.options.timestamps
+        )
+        sure = found.confidence if found.confidence is not None else torch.ones(found.labels.shape)
+        columns = [part.tolist() for part in (found.labels, found.frames, found.durations, sure)]
+        heard = list[list[Label] | str]()
+        for row, (piece, N, score) in enumerate(zip(pieces, found.lengths.tolist(), found.scores.tolist(), strict=True)):
+            if score != score:
+                dtype = next(self.checkpoint.model.parameters()).dtype
+                heard.append(f"model: expected finite scores, got NaN in {dtype}. Try another --dtype.")
+                continue
+            frames = zip(*(column[row][:N] for column in columns), strict=True)
+            heard.append([self._label(piece, *one) for one in frames])
+        return heard
+
+    def _label(self, piece: _Piece, token: int, frame: int, duration: int, confidence: float) -> Label:
+        """RNN-T labels have no length: they end with the frame they are on."""
+        start, end = piece.start + frame * self.frame, piece.start + (frame + max(duration, 1)) * self.frame
+        limit = piece.start + len(piece.waveform)
+        return Label(token, min(start, limit) / self.rate_hz, min(end, limit) / self.rate_hz, confidence)
+
+    def add(self, piece: _Piece, heard: list[Label] | str) -> Transcript | None:
+        """Join a piece to what was heard of its file so far; the transcript if it was the last one."""
+        self.error = self.error or piece.error or (heard if isinstance(heard, str) else "")
+        if not self.error and not isinstance(heard, str):
+            self.labels = join(self.labels, heard, piece.start / self.rate_hz, self.end / self.rate_hz) if self.end else heard
+        self.end = piece.start + len(piece.waveform)
+        if not piece.last:
+            return None
+        path, tokenizer = self.files[piece.file], self.checkpoint.tokenizer
+        done = Transcript(path=path, compute_s=self.compute_s, error=self.error)
+        if not self.error:
+            said = tuple(words(self.labels, tokenizer)) if self.options.timestamps else ()
+            text = tokenizer.decode([label.token for label in self.labels])
+            done = replace(done, text=text, audio_s=self.end / self.rate_hz, words=said)
+        self.labels, self.end, self.compute_s, self.error = [], 0, 0.0, ""
+        return done
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
