@@ -107,3 +107,20 @@ def stacked(
     ax.set_xlabel(unit)
     ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
+
+
+def timeline(rows: Mapping[str, Sequence[tuple[str, float]]], ax: Axes, *, unit: str = "ms") -> Axes:
+    """A row of (name, length) parts end to end in their order: what comes before what, a colour a name."""
+    names = list(dict.fromkeys(name for parts in rows.values() for name, _ in parts))
+    shades = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+    expect(len(names) <= len(shades), "rows", f"at most {len(shades)} different names", len(names))
+    for row, parts in enumerate(rows.values()):
+        starts = np.cumsum([0, *(length for _, length in parts)])
+        for name, shade in zip(names, shades, strict=False):
+            spans = [(start, length) for start, (part, length) in zip(starts, parts, strict=False) if part == name]
+            ax.broken_barh(spans, (row - 0.4, 0.8), facecolor=shade, edgecolor="white", lw=0.3, label="" if row else name)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.invert_yaxis()
+    ax.set_xlabel(f"time, {unit}")
+    ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return ax

@@ -62,3 +62,19 @@ def test_stacked_bars_add_up_and_measured_totals_are_marked():
     assert list(ends.values()) == [3, 4]
     assert [float(x) for x in ax.lines[0].get_xdata()] == [5] and ax.get_xlabel() == "MB"
     assert len({bar.get_facecolor() for bar in ax.patches}) == 2
+
+
+def test_a_timeline_keeps_the_order_and_gives_a_name_one_colour():
+    _, ax = plots.canvas("Two rows")
+    plots.timeline({"a": [("cast", 1.0), ("product", 2.0), ("cast", 3.0)], "b": [("norm", 4.0), ("cast", 1.0)]}, ax, unit="µs")
+    drawn = {}
+    for spans in ax.collections:
+        for path in spans.get_paths():
+            (left, low), (right, _) = path.vertices.min(0), path.vertices.max(0)
+            drawn[round(low + 0.4), left, right] = tuple(spans.get_facecolor()[0])
+    assert sorted(drawn) == [(0, 0, 1), (0, 1, 3), (0, 3, 6), (1, 0, 4), (1, 4, 5)]
+    assert drawn[0, 0, 1] == drawn[0, 3, 6] == drawn[1, 4, 5] and len(set(drawn.values())) == 3
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["cast", "product", "norm"]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"] and ax.get_xlabel() == "time, µs"
+    with pytest.raises(ValueError, match="rows: expected at most 10 different names, got 11"):
+        plots.timeline({"a": [(str(i), 1.0) for i in range(11)]}, ax)
