@@ -1,0 +1,273 @@
+"""Small FastConformer models of known weights and the files they are published in: shared by the peers' process and the tests.
+
+Weights come from a parameter's name and shape (`seeded`), sound from a formula (`speech`), so both sides make the same. Nothing of
+asrkit is imported here.
+"""
+
+import hashlib
+import io
+import json
+import math
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+V = 31  # tokens; blank is the next
+
+ENCODER = {
+    "layers": 2,
+    "width": 32,
+    "heads": 4,
+    "channels": 8,
+    "kernel": 9,
+    "bins": 80,
+    "subsampling": 8,
+    "bias": True,
+    "scale": True,
+}
+Case = dict[str, Any]
+
+
+def cases() -> dict[str, Case]:
+    """What is compared: the model's kind, how its encoder departs from ENCODER, LSTM layers, durations."""
+    bare = {"bias": False, "scale": False}
+    return {
+        "ctc": {"kind": "ctc"},
+        "ctc-bare-4": {"kind": "ctc", **bare, "subsampling": 4},
+        "rnnt": {"kind": "rnnt", "lstm": 1, "durations": []},
+        "rnnt-bare-128": {"kind": "rnnt", "lstm": 2, "durations": [], **bare, "bins": 128},
+        "tdt": {"kind": "tdt", "lstm": 2, "durations": [0, 1, 2, 3, 4], "scale": False},
+        "tdt-leaps": {"kind": "tdt", "lstm": 1, "durations": [0, 1, 2, 4, 8], "subsampling": 4},
+    }
+
+
+def nemo_cases() -> dict[str, Case]:
+    """Those, and what NeMo alone has: a hybrid, and encoders of limited context."""
+    hybrid = {"kind": "hybrid", "lstm": 1, "durations": [0, 1, 2, 3, 4]}
+    near = {"context": [4, 2], "subsampling": 4}
+    return cases() | {"hybrid": hybrid, "ctc-near": {"kind": "ctc", **near}, "rnnt-past": {**cases()["rnnt"], "context": [8, 0]}}
+
+
+def golden_cases() -> dict[str, Case]:
+    """The tiny ones whose numbers are committed."""
+    tiny = {"width": 16, "heads": 2, "channels": 4}
+    return {
+        "ctc": {"kind": "ctc", **tiny},
+        "rnnt": {"kind": "rnnt", "lstm": 1, "durations": [], **tiny, "bias": False},
+        "tdt": {"kind": "tdt", "lstm": 2, "durations": [0, 1, 2, 3, 4], **tiny, "scale": False},
+    }
+
+
+def seeded(name: str, shape: tuple[int, ...]) -> Tensor:
+    """The parameter `name`: normal numbers of a size that keeps signals alive, from PCG64 seeded with the name's SHA-256."""
+    draw = np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")))
+    if name.endswith("num_batches_tracked"):
+        return torch.tensor(1)
+    values = draw.standard_normal(shape)
+    if name.endswith("running_var"):
+        values = 0.5 + values**2
+    elif len(shape) == 1:  # norms' weights around 1, everything else small
+        values = (1.0 if name.endswith("weight") else 0.0) + 0.1 * values
+    elif "embed" not in name:
+        values *= (6.0 if spread(name) else 1.0) / math.sqrt(math.prod(shape[1:]))
+    return torch.from_numpy(values).float()
+
+
+def spread(name: str) -> bool:
+    """Whether `name` is a last layer's: its logits are spread, so that no arg-max is nearly a tie."""
+    return any(part in name for part in ("joint.head", "joint_net.2", "ctc_head", "decoder_layers.0"))
+
+
+def fill(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Seeded weights for the names and shapes of `state`; NeMo's window and mel filters stay."""
+    made = {}
+    for name, value in state.items():
+        kept = name.endswith(("featurizer.window", "featurizer.fb"))
+        made[name] = value if kept else seeded(prefix + name, tuple(value.shape))
+    for name in made:
+        if name.endswith("prediction.embed.weight"):
+            made[name][-1] = 0  # NeMo keeps blank's embedding at zero
+        if spread(name) and name.endswith("bias"):
+            made[name][V] += 5.0  # blank, or a label on every frame
+    return made
+
+
+def speech(lengths: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Voiced sound: harmonics of a gliding pitch under a moving envelope, and a little noise. (B, S), lengths (B,)."""
+    draw = np.random.Generator(np.random.PCG64(seed))
+    rows = np.zeros((len(lengths), max(lengths)))
+    for b, n in enumerate(lengths):
+        t = np.arange(n) / 16_000
+        phase = 2 * np.pi * np.cumsum(110 + 20 * b + 40 * np.sin(2 * np.pi * (1.3 + 0.2 * b) * t)) / 16_000
+        voiced = sum(np.sin(k * phase) / k * (1 + np.sin(2 * np.pi * (3 + k) * t + k)) for k in range(1, 13))
+        rows[b, :n] = 0.1 * voiced + 0.01 * draw.standard_normal(n)
+    return torch.from_numpy(rows).float(), torch.tensor(lengths)
+
+
+# 1.5 s and shorter; 640 samples are one frame behind a subsampling of 4 or 8. None is a whole number of frames but the last.
+LENGTHS = (24_005, 15_999, 8_077, 640)
+
+
+def pieces() -> list[tuple[str, float, int]]:
+    """The vocabulary: (piece, score, type) of V SentencePiece pieces; type 1 is normal, 2 unknown."""
+    found = ["▁", *"etahsnoicrd", "▁t", "he", "at", "▁a", "▁the", "is", "ea", "in", "▁s", "on", "▁h", "▁se", "th", "ee", "an", "▁m"]
+    return [("<unk>", 0.0, 2), *((piece, -float(i), 1) for i, piece in enumerate((found + [*"mf"])[: V - 1]))]
+
+
+def message(*fields: tuple[int, bytes | int | float]) -> bytes:
+    """A protocol-buffer message of (number, value) fields: bytes, whole numbers below 128, or float32."""
+    out = b""
+    for number, value in fields:
+        if isinstance(value, bytes):
+            size = len(value)
+            out += bytes([number << 3 | 2]) + bytes([size & 127 | 128, size >> 7]) + value  # two bytes of length: up to 16 383
+        elif isinstance(value, float):
+            out += bytes([number << 3 | 5]) + np.float32(value).tobytes()
+        else:
+            out += bytes([number << 3, value])
+    return out
+
+
+def sentencepiece_model() -> bytes:
+    """The vocabulary as a BPE model of SentencePiece."""
+    rows = [(1, message((1, piece.encode()), (2, score), (3, kind))) for piece, score, kind in pieces()]
+    return message(*rows, (2, message((3, 2))))
+
+
+def tokenizer_json(blank: str) -> dict[str, Any]:
+    """The vocabulary as transformers' converter writes it: BPE, and an added token for blank."""
+    vocab = {piece: i for i, (piece, _, _) in enumerate(pieces())}
+    merges = [
+        [piece[:cut], piece[cut:]] for piece in vocab for cut in range(1, len(piece))
+        if piece != "<unk>" and {piece[:cut], piece[cut:]} <= vocab.keys()
+    ]  # fmt: skip
+    marks = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "added_tokens": [{"id": 0, "content": "<unk>", **marks}, {"id": V, "content": blank, **marks}],
+        "pre_tokenizer": metaspace, "decoder": metaspace,
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None, "end_of_word_suffix": None,
+            "fuse_unk": True, "byte_fallback": True, "ignore_merges": False, "vocab": vocab, "merges": merges,
+        },
+    }  # fmt: skip
+
+
+def write_nemo(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    """A .nemo archive: a tar of model_config.yaml, model_weights.ckpt and the tokenizer's files."""
+    import yaml
+
+    stored = io.BytesIO()
+    torch.save(weights, stored)
+    files = {
+        "./model_config.yaml": yaml.safe_dump(config, sort_keys=False).encode(),
+        "./model_weights.ckpt": stored.getvalue(),
+        "./0123_tokenizer.model": sentencepiece_model(),
+        "./0123_vocab.txt": "\n".join(piece for piece, _, _ in pieces()[1:]).encode(),
+        "./0123_tokenizer.vocab": "".join(f"{piece}\t{score}\n" for piece, score, _ in pieces()).encode(),
+    }
+    with tarfile.open(path, "w") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def write_folder(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    """A Hugging Face folder: configs, safetensors weights, tokenizer."""
+    from safetensors.torch import save_file
+
+    path.mkdir()
+    transducer = config["model_type"] != "parakeet_ctc"
+    extractor = {
+        "feature_extractor_type": "ParakeetFeatureExtractor", "feature_size": config["encoder_config"]["num_mel_bins"],
+        "sampling_rate": 16000, "hop_length": 160, "n_fft": 512, "win_length": 400, "preemphasis": 0.97, "padding_value": 0.0,
+        "padding_side": "right", "return_attention_mask": True,
+    }  # fmt: skip
+    parts = {
+        "config.json": config, "preprocessor_config.json": extractor,
+        "tokenizer.json": tokenizer_json("<blank>" if transducer else "<pad>"),
+    }  # fmt: skip
+    for name, part in parts.items():
+        (path / name).write_text(json.dumps(part, ensure_ascii=False))
+    save_file(weights, str(path / "model.safetensors"), metadata={"format": "pt"})
+
+
+def nemo_config(case: Case) -> dict[str, Any]:
+    """The archive's yaml, with the keys of NeMo's published models."""
+    how, kind, labels = ENCODER | case, case["kind"], [piece for piece, _, _ in pieces()]
+    modules = "nemo.collections.asr.modules."
+    config: dict[str, Any] = {
+        "sample_rate": 16000, "log_prediction": False, "skip_nan_grad": False, "labels": labels,
+        "tokenizer": {
+            "dir": "tok", "type": "bpe", "model_path": "nemo:0123_tokenizer.model", "vocab_path": "nemo:0123_vocab.txt",
+            "spe_tokenizer_vocab": "nemo:0123_tokenizer.vocab",
+        },
+        "preprocessor": {
+            "_target_": f"{modules}AudioToMelSpectrogramPreprocessor", "sample_rate": 16000, "normalize": "per_feature",
+            "window_size": 0.025, "window_stride": 0.01, "window": "hann", "features": how["bins"], "n_fft": 512, "log": True,
+            "frame_splicing": 1, "dither": 1e-5, "pad_to": 0, "pad_value": 0.0,
+        },
+        "encoder": {
+            "_target_": f"{modules}ConformerEncoder", "feat_in": how["bins"], "feat_out": -1, "n_layers": how["layers"],
+            "d_model": how["width"], "use_bias": how["bias"], "subsampling": "dw_striding", "subsampling_factor": how["subsampling"],
+            "subsampling_conv_channels": how["channels"], "causal_downsampling": False, "reduction": None,
+            "reduction_position": None, "reduction_factor": 1, "ff_expansion_factor": 4, "self_attention_model": "rel_pos",
+            "n_heads": how["heads"], "att_context_size": how.get("context", [-1, -1]), "att_context_style": "regular",
+            "xscaling": how["scale"], "untie_biases": True, "pos_emb_max_len": 5000, "conv_kernel_size": how["kernel"],
+            "conv_norm_type": "batch_norm", "conv_context_size": None, "dropout": 0.1, "dropout_pre_encoder": 0.1,
+            "dropout_emb": 0.0, "dropout_att": 0.1, "stochastic_depth_drop_prob": 0.0, "stochastic_depth_mode": "linear",
+            "stochastic_depth_start_layer": 1,
+        },
+    }  # fmt: skip
+    ctc = {"_target_": f"{modules}ConvASRDecoder", "feat_in": how["width"], "num_classes": V, "vocabulary": labels}
+    if kind == "ctc":
+        return config | {"decoder": ctc, "decoding": {"strategy": "greedy_batch"}, "target": TARGETS[kind]}
+    net = {"pred_hidden": 24, "pred_rnn_layers": case["lstm"], "t_max": None, "dropout": 0.2}
+    decoder = {"_target_": f"{modules}RNNTDecoder", "normalization_mode": None, "random_state_sampling": False}
+    sizes = {"joint_hidden": 20, "activation": "relu", "dropout": 0.2, "encoder_hidden": how["width"], "pred_hidden": 24}
+    joint = {"_target_": f"{modules}RNNTJoint", "log_softmax": None, "preserve_memory": False, "fuse_loss_wer": False}
+    joint |= {"fused_batch_size": 4, "jointnet": sizes, "num_classes": V, "vocabulary": labels}
+    decoding: dict[str, Any] = {"strategy": "greedy_batch", "greedy": {"max_symbols": 10}}
+    if case["durations"]:
+        decoding |= {"model_type": "tdt", "durations": case["durations"]}
+        joint["num_extra_outputs"] = len(case["durations"])
+    if kind == "hybrid":
+        config["aux_ctc"] = {"ctc_loss_weight": 0.3, "use_cer": False, "decoder": ctc, "decoding": {"strategy": "greedy"}}
+    decoder |= {"blank_as_pad": True, "prednet": net, "vocab_size": V}
+    return config | {"decoder": decoder, "joint": joint, "decoding": decoding, "target": TARGETS[kind]}
+
+
+MODELS = "nemo.collections.asr.models."
+TARGETS = {
+    "ctc": MODELS + "ctc_bpe_models.EncDecCTCModelBPE", "rnnt": MODELS + "rnnt_bpe_models.EncDecRNNTBPEModel",
+    "tdt": MODELS + "rnnt_bpe_models.EncDecRNNTBPEModel",
+    "hybrid": MODELS + "hybrid_rnnt_ctc_bpe_models.EncDecHybridRNNTCTCBPEModel",
+}  # fmt: skip
+
+
+def folder_config(case: Case) -> dict[str, Any]:
+    """The folder's config.json."""
+    how, kind = ENCODER | case, case["kind"]
+    encoder = {
+        "model_type": "parakeet_encoder", "hidden_size": how["width"], "num_hidden_layers": how["layers"],
+        "num_attention_heads": how["heads"], "intermediate_size": 4 * how["width"], "hidden_act": "silu",
+        "attention_bias": how["bias"], "convolution_bias": how["bias"], "conv_kernel_size": how["kernel"],
+        "subsampling_factor": how["subsampling"], "subsampling_conv_channels": how["channels"], "num_mel_bins": how["bins"],
+        "subsampling_conv_kernel_size": 3, "subsampling_conv_stride": 2, "dropout": 0.1, "dropout_positions": 0.0,
+        "layerdrop": 0.1, "activation_dropout": 0.1, "attention_dropout": 0.1, "max_position_embeddings": 5000,
+        "scale_input": how["scale"],
+    }  # fmt: skip
+    names = {"ctc": "CTC", "rnnt": "RNNT", "tdt": "TDT"}
+    config = {"architectures": [f"ParakeetFor{names[kind]}"], "model_type": f"parakeet_{kind}", "encoder_config": encoder}
+    config |= {"vocab_size": V + 1, "pad_token_id": V, "dtype": "float32"}
+    if kind == "ctc":
+        return config
+    config |= {"blank_token_id": V, "decoder_hidden_size": 24, "num_decoder_layers": case["lstm"], "hidden_act": "relu"}
+    config |= {"max_symbols_per_step": 10, "is_encoder_decoder": True}
+    return config | ({"durations": case["durations"]} if kind == "tdt" else {})

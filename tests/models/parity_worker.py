@@ -1,0 +1,247 @@
+"""NeMo's and transformers' own models, small and of known weights, written as they are published, with what they compute.
+
+    .venv-peers/bin/python -P parity_worker.py nemo FOLDER
+    .venv-peers/bin/python -P parity_worker.py transformers FOLDER
+    .venv-peers/bin/python -P parity_worker.py golden FOLDER
+
+The first two write for each case `NAME.nemo` or the folder `NAME`, and `NAME.pt`: waveforms, features, encoded frames, CTC
+log-probs, joint logits, tokens and frames. The last writes the numbers that are committed in tests/golden.
+An archive has the layout of NeMo's `save_to`, and is put together here from its modules: `save_to` itself needs lightning.
+"""
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+import types
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/bench")]
+
+from parity_cases import (  # noqa: E402 - found by the line above, without asrkit
+    LENGTHS, V, Case, cases, fill, folder_config, nemo_cases, nemo_config, speech, tokenizer_json, write_nemo,
+)  # fmt: skip
+from peer_decoders import Stub, stub_nemo  # noqa: E402
+
+TARGETS = torch.tensor([[5, 2, 9, 9, 1], [3, 3, 30, 4, 8], [7, 1, 2, 11, 6], [12, 20, 5, 5, 10]])  # for joint logits
+REAL = ("modules", "parts.preprocessing.features", "parts.submodules", "parts.utils", "parts.mixins.streaming", "parts.numba")
+MISSING = ("nemo", "omegaconf", "librosa", "einops", "pytorch_quantization")
+
+
+class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Last of the finders: what NeMo's modules name and nothing provides is a module of empty classes."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """A spec for the names in MISSING."""
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] in MISSING else None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        """A stub."""
+        return Stub(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run."""
+
+
+def same(given: Any = None, *_: Any, **__: Any) -> Any:
+    """A decorator that changes nothing."""
+    return given
+
+
+def import_nemo() -> types.SimpleNamespace:
+    """NeMo's modules that are tested, imported from its files without the packages around them."""
+    stub_nemo()
+    root = Path(sys.modules["nemo"].__path__[0])
+    sys.meta_path.append(Absent())
+    asr = "nemo.collections.asr."
+    for name in ("nemo.core", "nemo.core.classes", "nemo.core.classes.mixins", "nemo.utils"):
+        sys.modules[name].__path__ = []  # stubs: so are the modules in them
+    for name in (
+        "nemo.collections.audio",
+        f"{asr}models",
+        f"{asr}parts.preprocessing.perturb",
+        f"{asr}parts.preprocessing.segment",
+    ):
+        sys.modules[name] = Stub(name)
+        sys.modules[name].__path__ = []
+    for name in (f"{asr}parts.preprocessing", f"{asr}parts.mixins", f"{asr}parts.submodules.adapters"):
+        package = sys.modules[name] = types.ModuleType(name)
+        package.__path__ = [str(root / name.split(".", 1)[1].replace(".", "/"))]
+    access = type("AccessMixin", (), {"is_access_enabled": lambda *_: False, "access_cfg": {}})
+    given = {
+        "nemo.core.classes": {"NeuralModule": nn.Module, "typecheck": lambda *_: same},
+        "nemo.core.classes.common": {"typecheck": lambda *_: same},
+        "nemo.core.classes.module": {"NeuralModule": nn.Module},
+        "nemo.core.classes.mixins": {"AccessMixin": access},
+        "nemo.core.classes.mixins.adapter_mixins": {
+            "get_registered_adapter": same, "register_adapter": same,
+            "AdapterModuleMixin": type("AdapterModuleMixin", (), {"set_accepted_adapter_types": same, "is_adapter_available": lambda _: False}),
+        },
+        "nemo.utils": {"avoid_float16_autocast_context": contextlib.nullcontext},
+        "librosa": {"filters": types.SimpleNamespace(mel=mel)},
+    }  # fmt: skip
+    for name, values in given.items():
+        vars(importlib.import_module(name)).update(values)
+    from nemo.collections.asr.modules.audio_preprocessing import AudioToMelSpectrogramPreprocessor
+    from nemo.collections.asr.modules.conformer_encoder import ConformerEncoder
+    from nemo.collections.asr.modules.conv_asr import ConvASRDecoder
+    from nemo.collections.asr.modules.rnnt import RNNTDecoder, RNNTJoint
+    from nemo.collections.asr.parts.submodules import rnnt_greedy_decoding
+
+    return types.SimpleNamespace(**{name: value for name, value in locals().items() if name[0].isupper() or "greedy" in name})
+
+
+def mel(sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float, norm: str) -> Any:
+    """librosa's mel filters, which torchaudio's are too."""
+    from torchaudio.functional import melscale_fbanks
+
+    return melscale_fbanks(n_fft // 2 + 1, fmin, fmax, n_mels, sr, norm, "slaney").T.numpy()
+
+
+Answer = dict[str, Any]
+
+
+def of_nemo(nemo: types.SimpleNamespace, case: Case, path: Path | None = None) -> Answer:
+    """What NeMo's modules compute for `case`; with `path` the archive is written there."""
+    config, transducer = nemo_config(case), case["kind"] != "ctc"
+    made: dict[str, nn.Module] = {
+        "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(**bare(config["preprocessor"])),
+        "encoder": nemo.ConformerEncoder(**bare(config["encoder"])),
+    }
+    if transducer:
+        made["decoder"] = nemo.RNNTDecoder(**bare(config["decoder"]))
+        made["joint"] = joint = nemo.RNNTJoint(**bare(config["joint"]))
+        joint.log_softmax = False  # None normalises on a CPU only
+    if case["kind"] in ("ctc", "hybrid"):
+        head = config["aux_ctc"] if transducer else config
+        made["ctc_decoder" if transducer else "decoder"] = ctc = nemo.ConvASRDecoder(**bare(head["decoder"]))
+    weights = fill({f"{part}.{name}": value for part, module in made.items() for name, value in module.state_dict().items()})
+    for part, module in made.items():
+        own = {name.removeprefix(f"{part}."): value for name, value in weights.items() if name.startswith(f"{part}.")}
+        module.eval().load_state_dict(own)
+    if path:
+        write_nemo(path, config, weights)
+    waveforms, lengths = speech(LENGTHS)
+    features, frames = made["preprocessor"](waveforms, lengths)
+    encoded, steps = made["encoder"](audio_signal=features, length=frames)
+    answer = {"waveforms": waveforms, "lengths": lengths, "features": features.transpose(1, 2), "frames": frames}
+    answer |= {"encoded": encoded.transpose(1, 2), "steps": steps}
+    if case["kind"] in ("ctc", "hybrid"):
+        answer["log_probs"] = ctc(encoder_output=encoded)
+        answer["ctc_tokens"] = collapsed(answer["log_probs"], steps)
+    if transducer:
+        predicted = made["decoder"].predict(TARGETS, state=None, add_sos=True)[0]  # (B, U1, H)
+        answer["joint"] = joint.joint(encoded.transpose(1, 2), predicted)
+        how = {"decoder_model": made["decoder"], "joint_model": joint, "blank_index": V, "max_symbols_per_step": 10}
+        how |= {"use_cuda_graph_decoder": False} | ({"durations": case["durations"]} if case["durations"] else {})
+        greedy = nemo.rnnt_greedy_decoding
+        infer = (greedy.GreedyBatchedTDTInfer if case["durations"] else greedy.GreedyBatchedRNNTInfer)(**how)
+        found = infer.forward(encoder_output=encoded, encoded_lengths=steps)[0]
+        answer["tokens"] = [[*map(int, one.y_sequence)] for one in found]
+        answer["starts"] = [[*map(int, one.timestamp)] for one in found]
+    return {**answer, "shapes": {name: list(value.shape) for name, value in weights.items()}}
+
+
+def bare(config: dict[str, Any]) -> dict[str, Any]:
+    """A module's arguments."""
+    return {name: value for name, value in config.items() if name != "_target_"}
+
+
+def collapsed(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
+    """Greedy CTC tokens: repeats become one, blanks go."""
+    rows = [row[:n].argmax(-1).unique_consecutive().tolist() for row, n in zip(log_probs, lengths, strict=True)]
+    return [[token for token in row if token != V] for row in rows]
+
+
+def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") -> Answer:
+    """What transformers' model computes for `case`; with `path` it saves itself there."""
+    import transformers
+    from transformers.models.parakeet.feature_extraction_parakeet import ParakeetFeatureExtractor
+
+    config, kind = folder_config(case), case["kind"]
+    (name,) = config["architectures"]
+    model = getattr(transformers, name)(getattr(transformers, f"{name.replace('For', '')}Config")(**config)).eval()
+    weights = fill(model.state_dict())
+    model.load_state_dict(weights)
+    bins = config["encoder_config"]["num_mel_bins"]
+    extractor = ParakeetFeatureExtractor(feature_size=bins)
+    if path:
+        model.save_pretrained(path, max_shard_size=shard)
+        extractor.save_pretrained(path)
+        (path / "tokenizer.json").write_text(json.dumps(tokenizer_json("<pad>" if kind == "ctc" else "<blank>")))
+    waveforms, lengths = speech(LENGTHS)
+    sounds = [row[:n].numpy() for row, n in zip(waveforms, lengths, strict=True)]
+    inputs = extractor(sounds, sampling_rate=16_000, return_tensors="pt")
+    features, mask = inputs["input_features"], inputs["attention_mask"]
+    out = model.encoder(features, attention_mask=mask, output_attention_mask=True)
+    encoded, steps = out.last_hidden_state, out.attention_mask.sum(-1)
+    answer = {"waveforms": waveforms, "lengths": lengths, "features": features, "frames": mask.sum(-1)}
+    answer |= {"encoded": encoded, "steps": steps, "shapes": {name: list(value.shape) for name, value in weights.items()}}
+    if kind == "ctc":
+        answer["log_probs"] = model(features, attention_mask=mask).logits.log_softmax(-1)
+        rows = [row[:n].unique_consecutive() for row, n in zip(model.generate(features, attention_mask=mask), steps, strict=True)]
+        return answer | {"ctc_tokens": [row[row != V].tolist() for row in rows]}
+    start = torch.cat([torch.full((len(TARGETS), 1), V), TARGETS], 1)
+    answer["joint"] = model(features, attention_mask=mask, decoder_input_ids=start).logits
+    model.generation_config.decoder_start_token_id = V
+    model.generation_config.suppress_tokens = [*range(V + 1, V + 1 + len(case["durations"]))] or None  # as converted ones have
+    said = model.generate(features, attention_mask=mask)
+    starts = said.durations.cumsum(1) - said.durations
+    alive = (said.sequences != V) & (starts < steps[:, None])
+    answer["generated"] = [row[keep].tolist() for row, keep in zip(said.sequences, alive, strict=True)]
+    answer |= greedy(model, out, steps, case["durations"])
+    return answer
+
+
+def greedy(model: Any, out: Any, steps: Tensor, durations: list[int], most: int = 10) -> Answer:
+    """Greedy tokens and their frames by definition, from the model's own modules: a loop over utterances, frames and labels."""
+    tokens: list[list[int]] = []
+    starts: list[list[int]] = []
+    projected = model.encoder_projector(out.last_hidden_state)
+    for frames, n in zip(projected, steps.tolist(), strict=True):
+        said, when, t, budget, state, last = [], [], 0, most, None, V
+        row, state = advance(model, last, None)
+        while t < n:
+            logits = model.joint(encoder_hidden_states=frames[t], decoder_hidden_states=row)
+            token = int(logits[: V + 1].argmax())
+            jump = durations[int(logits[V + 1 :].argmax())] if durations else int(token == V)
+            if token == V:
+                jump = max(jump, 1)
+            else:
+                said, when, budget = [*said, token], [*when, t], budget - 1
+                row, state = advance(model, token, state)
+                jump = max(jump, 1) if budget == 0 else jump
+            t, budget = t + jump, most if jump else budget
+        tokens, starts = [*tokens, said], [*starts, when]
+    return {"tokens": tokens, "starts": starts}
+
+
+def advance(model: Any, token: int, state: Any) -> tuple[Tensor, Any]:
+    """The prediction network one label further: its projected output and its state."""
+    predicted, state = model.decoder.lstm(model.decoder.embedding(torch.tensor([[token]])), state)
+    return model.decoder.decoder_projector(predicted)[0, 0], state
+
+
+@torch.no_grad()
+def main(peer: str, folder: Path) -> None:
+    """Write what `peer` names to `folder`."""
+    torch.set_num_threads(1)
+    if peer == "nemo":
+        nemo = import_nemo()
+        for name, case in nemo_cases().items():
+            torch.save(of_nemo(nemo, case, folder / f"{name}.nemo"), folder / f"{name}.pt")
+    else:
+        for name, case in cases().items():
+            answer = of_transformers(case, folder / name, "40KB" if name == "tdt" else "5GB")
+            torch.save(answer, folder / f"{name}.pt")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
