@@ -10,6 +10,8 @@ from torchaudio.functional import melscale_fbanks
 
 from asrkit.shapes import dims, expect, valid_mask
 
+_WINDOWS = {"hann": torch.hann_window, "hamming": torch.hamming_window, "blackman": torch.blackman_window}
+
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureConfig:
@@ -20,13 +22,22 @@ class FeatureConfig:
     hop_s: float = 0.010
     fft: int = 512
     bins: int = 80
+    window: Literal["hann", "hamming", "blackman"] = "hann"
+    periodic: bool = False  # True: the window's first sample would be the one after its last; False: first and last are equal
     preemphasis: float = 0.97
-    log_guard: float = 2.0**-24  # added before the logarithm: NeMo's log_zero_guard
-    normalization: Literal["per_feature", "none"] = "per_feature"
+    power: Literal[1, 2] = 2  # the mel bands add up magnitudes, or energies
+    guard: Literal["add", "clamp"] = "add"  # how log_guard keeps the logarithm from zero: NeMo's log_zero_guard_type
+    log_guard: float = 2.0**-24
+    normalization: Literal["per_feature", "all_features", "none"] = "per_feature"
 
     def __post_init__(self) -> None:
         expect(self.window_samples <= self.fft, "fft", f">= {self.window_samples} (the window)", self.fft, "Raise fft.")
-        expect(self.normalization in ("per_feature", "none"), "normalization", "per_feature or none", self.normalization)
+        kinds = {
+            "window": tuple(_WINDOWS), "power": (1, 2), "guard": ("add", "clamp"),
+            "normalization": ("per_feature", "all_features", "none"),
+        }  # fmt: skip
+        for name, known in kinds.items():
+            expect(getattr(self, name) in known, name, f"one of {known}", repr(getattr(self, name)))
         positive = min(self.hop_samples, self.window_samples, self.bins, self.log_guard) > 0
         expect(positive, "hop_s, window_s, bins, log_guard", "at least one sample, one bin, > 0", self)
 
@@ -44,7 +55,7 @@ class FeatureConfig:
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)  # cached: it may be used where gradients are wanted
 def _constants(config: FeatureConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    window = torch.hann_window(config.window_samples, periodic=False)
+    window = _WINDOWS[config.window](config.window_samples, periodic=config.periodic)
     mel = melscale_fbanks(config.fft // 2 + 1, 0.0, config.rate_hz / 2, config.bins, config.rate_hz, "slaney", "slaney")
     return window.to(device), mel.to(device)  # (W,), (fft/2+1, F)
 
@@ -70,11 +81,16 @@ def log_mel(waveforms: Tensor, lengths: Tensor, *, config: FeatureConfig | None 
         signal, config.fft, config.hop_samples, len(window), window, pad_mode="constant", return_complex=True
     )  # (B, fft/2+1, T+1)
     power = stft.real.square() + stft.imag.square()
+    if config.power == 1:
+        power = power.clamp(min=1e-30).sqrt()  # the slope at 0 is infinite, as in `normalize`
     frames = torch.div(lengths, config.hop_samples, rounding_mode="floor").clamp(min=1)
     T = max(S // config.hop_samples, 1)
-    features = (power.transpose(1, 2)[:, :T] @ mel + config.log_guard).log()  # (B, T, F)
+    bands = power.transpose(1, 2)[:, :T] @ mel  # (B, T, F)
+    features = (bands + config.log_guard if config.guard == "add" else bands.clamp(min=config.log_guard)).log()
     if config.normalization == "per_feature":
         return normalize(features, frames), frames
+    if config.normalization == "all_features":  # all bins of an utterance are one
+        return normalize(features.reshape(B, -1, 1), frames * config.bins).view(features.shape), frames
     return features.masked_fill(~valid_mask(frames, T)[..., None], 0.0), frames
 
 
