@@ -1,5 +1,8 @@
 """Text to tokens and back, and error rates with their uncertainty."""
 
+import base64
+import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from asrkit.shapes import expect
+
+# Numbers of sentencepiece_model.proto: algorithms of TrainerSpec, types of a piece.
+_ALGORITHMS = {"Unigram": 1, "BPE": 2}
+_NORMAL, _UNKNOWN, _CONTROL, _WHOLE, _BYTE = 1, 2, 3, 4, 6
 
 
 class Tokenizer(Protocol):
@@ -71,6 +78,39 @@ class SentencePieceTokenizer:
             raise ValueError(f"vocab_size: {vocab_size} does not fit these texts. {error}") from None
         return cls(out.getvalue())
 
+    @classmethod
+    def from_json(cls, contents: dict[str, Any], tokens: Sequence[int]) -> "SentencePieceTokenizer":
+        """The model a Hugging Face tokenizer.json was converted from: the pieces of the ids `tokens`, in that order.
+
+        Converted back, because sentencepiece then does all of it: a piece's score is the place of its merge (BPE) or its
+        log-probability (Unigram), the table of the normaliser is kept, added tokens are whole: special ones have no text.
+        """
+        model, added = contents["model"], {token["id"]: token for token in contents.get("added_tokens") or ()}
+        expect(model["type"] in _ALGORITHMS, "tokenizer", f"a model of {sorted(_ALGORITHMS)}", repr(model["type"]))
+        if model["type"] == "BPE":
+            pieces, unknown = {id: piece for piece, id in model["vocab"].items()}, model.get("unk_token")
+            merged = ("".join(merge if isinstance(merge, list) else merge.split(" ")) for merge in model["merges"])
+            scores = {piece: -float(place) for place, piece in enumerate(dict.fromkeys(merged))}
+        else:
+            pieces, scores = {id: piece for id, (piece, _) in enumerate(model["vocab"])}, dict(model["vocab"])
+            unknown = pieces.get(model.get("unk_id"))
+        pieces |= {id: token["content"] for id, token in added.items()}
+        absent = [token for token in tokens if token not in pieces]
+        expect(not absent, "tokenizer", f"a piece for each of {len(tokens)} tokens", f"none for {absent[:5]}")
+        rows = list[tuple[int, bytes]]()
+        for token in tokens:
+            piece = pieces[token]
+            byte = re.fullmatch("<0x[0-9A-F]{2}>", piece) is not None
+            whole = _CONTROL if added.get(token, {}).get("special") else _WHOLE
+            kind = _UNKNOWN if piece == unknown else whole if token in added else _BYTE if byte else _NORMAL
+            rows.append((1, _message((1, piece.encode()), (2, float(scores.get(piece, 0.0))), (3, kind))))
+        normalizer = contents.get("normalizer") or {}
+        steps = [step for step in normalizer.get("normalizers", [normalizer]) if step.get("precompiled_charsmap")]
+        table = base64.b64decode(steps[0]["precompiled_charsmap"]) if steps else b""
+        prefix = (contents.get("pre_tokenizer") or {}).get("prepend_scheme", "always") != "never"
+        trainer = _message((3, _ALGORITHMS[model["type"]]), (35, int("<0x00>" in pieces.values())))
+        return cls(_message(*rows, (2, trainer), (3, _message((2, table), (3, int(prefix))))))
+
     def __post_init__(self) -> None:
         import sentencepiece
 
@@ -94,6 +134,24 @@ class SentencePieceTokenizer:
         """Text of the piece ids."""
         _check(tokens, self.vocab_size)
         return self._pieces.decode([int(token) for token in tokens])  # type: ignore[attr-defined]
+
+
+def _message(*fields: tuple[int, bytes | float | int]) -> bytes:
+    """A protocol buffer of (number, value) fields: bytes with their length, a float in 4 bytes, a whole number."""
+    out = bytearray()
+    for number, value in fields:
+        kind = 2 if isinstance(value, bytes) else 5 if isinstance(value, float) else 0
+        out += _varint(number << 3 | kind)
+        if isinstance(value, bytes):
+            out += _varint(len(value)) + value
+        else:
+            out += struct.pack("<f", value) if isinstance(value, float) else _varint(value)
+    return bytes(out)
+
+
+def _varint(value: int) -> bytes:
+    low = [value >> shift & 127 for shift in range(0, max(value.bit_length(), 1), 7)]
+    return bytes([part | 128 for part in low[:-1]] + low[-1:])
 
 
 def _check(tokens: Sequence[int], size: int) -> None:

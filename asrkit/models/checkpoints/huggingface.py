@@ -1,10 +1,198 @@
-"""Hugging Face folders: config.json and the weights' names, read as asrkit's."""
+"""Hugging Face folders of transformers' ParakeetForCTC, ParakeetForRNNT and ParakeetForTDT, read as asrkit's. No pickles.
 
+A key that config.json lacks has the value transformers 5.23 gives it: its files leave defaults out. What the configs may say
+and asrkit does not do is refused by name. layerdrop, max_position_embeddings and the initialisers do not matter once trained.
+"""
+
+import json
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from asrkit.models.checkpoints.own import Contents
+from asrkit.models.fastconformer import FastConformerConfig
+from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
+from asrkit.shapes import expect, whole
+from asrkit.text import SentencePieceTokenizer
+
+_KINDS = ("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt")
+_ENCODER: dict[str, Any] = {
+    "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 8, "intermediate_size": 4096, "num_mel_bins": 80,
+    "subsampling_factor": 8, "subsampling_conv_channels": 256, "conv_kernel_size": 9, "attention_bias": True, "scale_input": True,
+    "dropout": 0.1, "activation_dropout": 0.1, "attention_dropout": 0.1, "dropout_positions": 0.0,
+}  # fmt: skip
+_FIXED = {"model_type": "parakeet_encoder", "hidden_act": "silu", "subsampling_conv_kernel_size": 3, "subsampling_conv_stride": 2}
+_IGNORED = {
+    "layerdrop",
+    "max_position_embeddings",
+    "initializer_range",
+    "dtype",
+    "torch_dtype",
+    "architectures",
+    "transformers_version",
+}
+_EXTRACTOR: dict[str, Any] = {
+    "sampling_rate": 16_000, "win_length": 400, "hop_length": 160, "n_fft": 512, "feature_size": 80, "preemphasis": 0.97,
+}  # fmt: skip
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_NAMES = {  # parts of transformers' names, and asrkit's; the subsampling's numbers count activations too
+    "encoder.subsampling.linear.": "encoder.subsampling.out.",
+    "encoder.subsampling.layers.0.": "encoder.subsampling.convs.0.",
+    "encoder.subsampling.layers.2.": "encoder.subsampling.convs.1.0.",
+    "encoder.subsampling.layers.3.": "encoder.subsampling.convs.1.1.",
+    "encoder.subsampling.layers.5.": "encoder.subsampling.convs.2.0.",
+    "encoder.subsampling.layers.6.": "encoder.subsampling.convs.2.1.",
+    "encoder.layers.": "encoder.blocks.",
+    ".norm_feed_forward1.": ".feed.0.0.",
+    ".feed_forward1.linear1.": ".feed.0.1.",
+    ".feed_forward1.linear2.": ".feed.0.4.",
+    ".norm_feed_forward2.": ".feed.1.0.",
+    ".feed_forward2.linear1.": ".feed.1.1.",
+    ".feed_forward2.linear2.": ".feed.1.4.",
+    ".norm_self_att.": ".attention_norm.",
+    ".self_attn.q_proj.": ".attention.q.",
+    ".self_attn.k_proj.": ".attention.k.",
+    ".self_attn.v_proj.": ".attention.v.",
+    ".self_attn.o_proj.": ".attention.out.",
+    ".self_attn.relative_k_proj.": ".attention.position.",
+    ".self_attn.bias_u": ".attention.content_bias",
+    ".self_attn.bias_v": ".attention.position_bias",
+    ".norm_conv.": ".conv_norm.",
+    ".conv.pointwise_conv1.": ".gate.",
+    ".conv.depthwise_conv.": ".depthwise.",
+    ".conv.norm.": ".batch_norm.",
+    ".conv.pointwise_conv2.": ".pointwise.",
+    ".norm_out.": ".final_norm.",
+    "ctc_head.": "output.",
+    "joint.head.": "output.",
+    "encoder_projector.": "encoder_projection.",
+    "decoder.decoder_projector.": "predictor_projection.",
+    "decoder.embedding.": "predictor.embedding.",
+    "decoder.lstm.": "predictor.lstm.",
+}
 
 
 def read(path: Path) -> Contents:
-    """Contents of the folder `path`."""
-    raise ValueError(f"model: {path.name} is a Hugging Face folder, which this version does not read yet.")
+    """Contents of the folder `path`; blank, wherever it stands among transformers' classes, becomes the last."""
+    try:
+        return _read(path)
+    except (KeyError, TypeError, AttributeError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"model: a JSON file of {path.name} is damaged ({why:.300}).") from None
+
+
+def _read(path: Path) -> Contents:
+    values, own_extractor, processor = (_json(path, name) for name in ("config.json", *_PROCESSORS))
+    kind = values.get("model_type")
+    expect(kind in _KINDS, "model_type", f"one of {[*_KINDS]}", repr(kind), "asrkit reads the Parakeet models of transformers.")
+    encoder = _encoder(values.get("encoder_config") or {})
+    classes = values.get("vocab_size", 1025 if kind == "parakeet_ctc" else 8193)
+    key, usual = ("pad_token_id", 1024) if kind == "parakeet_ctc" else ("blank_token_id", 8192)
+    blank = values.get(key, usual)
+    expect(whole(classes, 2) and whole(blank, 0, classes - 1), key, f"one of vocab_size = {classes} classes", blank)
+    tokens = [token for token in range(classes) if token != blank]
+    config: CTCConfig | TransducerConfig = CTCConfig(vocab_size=len(tokens), encoder=encoder)
+    if kind != "parakeet_ctc":
+        width = values.get("decoder_hidden_size", 640)
+        config = TransducerConfig(
+            vocab_size=len(tokens), encoder=encoder, joint_width=width, activation=values.get("hidden_act", "relu"), ctc=False,
+            predictor=LSTMConfig(width=width, layers=values.get("num_decoder_layers", 2)),
+            durations=values.get("durations", (0, 1, 2, 3, 4)) if kind == "parakeet_tdt" else (),
+        )  # fmt: skip
+    extractor = {**(own_extractor or processor.get("feature_extractor") or {})}
+    expect(bool(extractor), "model", f"{_PROCESSORS[0]} or a feature_extractor in {_PROCESSORS[1]}", "neither")
+    tokenizer = _json(path, "tokenizer.json")
+    expect(bool(tokenizer), "model", "tokenizer.json", f"none in {path.name}")
+    weights = _last(_renamed(_weights(path)), blank, classes)
+    notes = {"source": f"transformers {values.get('transformers_version', 'of unknown version')}, {kind}"}
+    return config, weights, SentencePieceTokenizer.from_json(tokenizer, tokens), _features(extractor, encoder.bins), notes
+
+
+def _json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        values = json.loads((path / name).read_text(encoding="utf-8")) if (path / name).is_file() else {}
+    except ValueError as error:  # of its encoding, or of its syntax
+        raise ValueError(f"model: {name} of {path.name} is no JSON ({error}).") from None
+    expect(isinstance(values, dict), "model", f"a JSON object in {name}", type(values).__name__)
+    return values
+
+
+def _encoder(values: dict[str, Any]) -> FastConformerConfig:
+    get = {**_ENCODER, **values}.__getitem__
+    for key, only in _FIXED.items():
+        expect(values.get(key, only) == only, f"encoder_config.{key}", repr(only), repr(values.get(key)))
+    derived = {"convolution_bias": get("attention_bias"), "num_key_value_heads": get("num_attention_heads")}
+    for key, same in derived.items():
+        expect(values.get(key, same) == same, f"encoder_config.{key}", f"{same}, as for attention", values.get(key))
+    unknown = sorted(values.keys() - {*_ENCODER, *_FIXED, *derived, *_IGNORED})
+    expect(not unknown, "encoder_config", "keys that asrkit knows", unknown)
+    D, wide = get("hidden_size"), get("intermediate_size")
+    expect(whole(D, 1) and whole(wide, D) and wide % D == 0, "encoder_config.intermediate_size", f"a multiple of {D}", wide)
+    return FastConformerConfig(
+        bins=get("num_mel_bins"), width=D, layers=get("num_hidden_layers"), heads=get("num_attention_heads"),
+        subsampling=get("subsampling_factor"), subsampling_channels=get("subsampling_conv_channels"),
+        kernel=get("conv_kernel_size"), expansion=wide // D, bias=get("attention_bias"), scale_input=get("scale_input"), dropout=get("activation_dropout"),
+        dropout_input=get("dropout"), dropout_attention=get("attention_dropout"), dropout_positions=get("dropout_positions"),
+    )  # fmt: skip
+
+
+def _features(values: dict[str, Any], bins: int) -> dict[str, Any]:
+    """Arguments of FeatureConfig. Window, guard and normalisation are no keys: transformers' extractor has NeMo's, in its code."""
+    kind = values.get("feature_extractor_type", "ParakeetFeatureExtractor")
+    expect(kind == "ParakeetFeatureExtractor", "feature_extractor_type", "'ParakeetFeatureExtractor'", repr(kind))
+    get = {**_EXTRACTOR, **values}.__getitem__
+    expect(get("feature_size") == bins, "feature_size", f"{bins}, the encoder's num_mel_bins", get("feature_size"))
+    rate = get("sampling_rate")
+    return {
+        "rate_hz": rate, "window_s": get("win_length") / rate, "hop_s": get("hop_length") / rate, "fft": get("n_fft"), "bins": bins,
+        "preemphasis": get("preemphasis") or 0.0,
+    }  # fmt: skip
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """Every tensor of model.safetensors, or of the shards that its index names."""
+    from safetensors import SafetensorError, safe_open
+
+    files = ["model.safetensors"]
+    if not (path / files[0]).is_file() and (index := _json(path, "model.safetensors.index.json")):
+        files = sorted({*index["weight_map"].values()})
+    weights: dict[str, Tensor] = {}
+    for name in files:
+        plain = Path(name).name == name and name.endswith(".safetensors")
+        expect(plain, "weight_map", "names of .safetensors files in the folder", repr(name))
+        expect((path / name).is_file(), "model", name, f"none in {path.name}", "Pickled weights (.bin, .pt) are not read.")
+        try:
+            with safe_open(str(path / name), "pt") as file:
+                weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+        except SafetensorError as error:
+            raise ValueError(f"model: {name} is not a safetensors file ({error}).") from None
+    return weights
+
+
+def _renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` by asrkit's names: queries, keys and values one under the other, pointwise convolutions as linear layers."""
+    found: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        ours = name
+        for part, own in _NAMES.items():
+            ours = ours.replace(part, own)
+        expect(ours not in found, "model", "weights of one model", f"two for {ours}")
+        if ours.endswith((".gate.weight", ".pointwise.weight")) or ours == "output.weight":
+            value = value.flatten(1)  # a kernel of 1
+        found[ours] = value[:, None] if ours.endswith(("content_bias", "position_bias")) else value
+    for query in [name for name in found if ".attention.q." in name]:
+        parts = [query.replace(".attention.q.", f".attention.{part}.") for part in "qkv"]
+        if all(part in found for part in parts):  # if not, they are missing by their own names
+            found[query.replace(".attention.q.", ".attention.qkv.")] = torch.cat([found.pop(part) for part in parts])
+    return found
+
+
+def _last(weights: dict[str, Tensor], blank: int, classes: int) -> dict[str, Tensor]:
+    """`weights` with the row of `blank` behind the tokens' in the embedding and the output; durations stay behind it."""
+    for name in ("output.weight", "output.bias", "predictor.embedding.weight"):
+        if blank != classes - 1 and name in weights:
+            rows = weights[name]
+            weights[name] = torch.cat([rows[:blank], rows[blank + 1 : classes], rows[blank : blank + 1], rows[classes:]])
+    return weights
