@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from statistics import median
 from typing import Any
 
@@ -150,6 +151,11 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _bytes(tensor: Tensor) -> int:
+    sides = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.itemsize * prod(size for size, stride in sides if stride)  # what is expanded lies in memory once
+
+
 @contextmanager
 def _tracked(module: nn.Module) -> Iterator[list[str]]:
     """Paths of the modules that are running, outermost first."""
@@ -194,7 +200,7 @@ class _Look(EachOp):
             name=name, module=self.stack[-1], site=caller(), ms=0.0,
             source="".join(map(_name, source)), target="".join(map(_name, target)),
             operand=("weight" if weight else "activation") if cast else "",
-            bytes=sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in read + made),
+            bytes=sum(map(_bytes, read + made)),
         )  # fmt: skip
 
 

@@ -91,6 +91,23 @@ def test_the_cache_of_a_region(linear, x, case):
         assert len(cast_profile(linear, (x,), "autocast", calls=1, repeats=1).casts) == 3
 
 
+class Asks(nn.Module):
+    """Says whether autocast is on, and to what."""
+
+    def forward(self, x):
+        self.found = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        return x
+
+
+@pytest.mark.parametrize(("mode", "found"), [("float32", False), ("autocast", torch.float16), ("half", False)])
+def test_only_one_mode_is_a_region(x, mode, found, monkeypatch):
+    module = Asks()
+    monkeypatch.setattr("copy.deepcopy", lambda module: module)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast_profile(module, (x,), mode, dtype=torch.float16, repeats=1)
+    assert module.found is found
+
+
 def test_a_region_around_it_changes_nothing(linear, x):
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         linear(x)
@@ -125,6 +142,8 @@ class Copies(nn.Module):
         x.new_zeros(B, I, dtype=torch.half).copy_(x)  # a fill, a cast
         x.to(torch.float32), x.clone(), x.view(-1), x.new_empty(3)  # nothing, layout, nothing, nothing
         torch.arange(5).float()  # a tensor that is filled, and a conversion that is no cast
+        x.new_zeros(B, I).copy_(x)  # a fill, a copy
+        x[:1].expand(B, I).double()  # a cast that reads one row
         return x[:0].half()  # nothing to do
 
 
@@ -135,7 +154,8 @@ def test_only_one_floating_dtype_made_into_another_is_a_cast(x):
         ("cast", "_to_copy", "float32", "float64", B * I * 12), ("cast", "_to_copy", "float64", "float32", B * I * 12),
         ("elementwise", "new_zeros", "", "float16", B * I * 2), ("cast", "copy_", "float32", "float16", B * I * 6),
         ("layout", "clone", "float32", "float32", B * I * 8), ("elementwise", "arange", "", "int64", 5 * 8),
-        ("layout", "_to_copy", "int64", "float32", 5 * 12),
+        ("layout", "_to_copy", "int64", "float32", 5 * 12), ("elementwise", "new_zeros", "", "float32", B * I * 4),
+        ("layout", "copy_", "float32", "float32", B * I * 8), ("cast", "_to_copy", "float32", "float64", I * 4 + B * I * 8),
     ]  # fmt: skip
 
 
