@@ -133,8 +133,9 @@ def _encoder(values: dict[str, Any]) -> FastConformerConfig:
     return FastConformerConfig(
         bins=get("num_mel_bins"), width=D, layers=get("num_hidden_layers"), heads=get("num_attention_heads"),
         subsampling=get("subsampling_factor"), subsampling_channels=get("subsampling_conv_channels"),
-        kernel=get("conv_kernel_size"), expansion=wide // D, bias=get("attention_bias"), scale_input=get("scale_input"), dropout=get("activation_dropout"),
-        dropout_input=get("dropout"), dropout_attention=get("attention_dropout"), dropout_positions=get("dropout_positions"),
+        kernel=get("conv_kernel_size"), expansion=wide // D, bias=get("attention_bias"), scale_input=get("scale_input"),
+        dropout=get("activation_dropout"), dropout_input=get("dropout"), dropout_attention=get("attention_dropout"),
+        dropout_positions=get("dropout_positions"),
     )  # fmt: skip
 
 
