@@ -34,6 +34,7 @@ def read(path: Path) -> Contents:
         expect(target in TARGETS, "target", f"one of {sorted(TARGETS)}", repr(target), "Other NeMo models are not supported.")
         kind = TARGETS[target]
         features = _features(top.section("preprocessor"))
+        top.take("sample_rate", features["rate_hz"], of=(features["rate_hz"],))
         encoder = _encoder(top.section("encoder"), features["bins"])
         tokenizer = _tokenizer(top, nemo, target)
         config: TransducerConfig | CTCConfig
@@ -182,11 +183,13 @@ def _encoder(section: _Section, bins: int) -> FastConformerConfig:
     context = section.take("att_context_size", None) or [-1, -1]
     sides = isinstance(context, list) and len(context) == 2 and all(whole(side, 0 if local else -1) for side in context)
     expect(sides, f"{section.name}.att_context_size", "one pair of frames (others are not supported)", context)
+    # With unequal sides NeMo adds the position terms of one distance to the scores of another: not our numbers.
+    expect(not local or context[0] == context[1] > 0, f"{section.name}.att_context_size", "equal sides of local attention", context)
     section.take("untie_biases", True, of=(True, False))  # tied: each layer's entry holds the same numbers
     channels = section.take("subsampling_conv_channels", -1)
     config = FastConformerConfig(
         bins=bins, width=width, layers=section.take("n_layers"), heads=section.take("n_heads", 4),
-        subsampling=section.take("subsampling_factor", 4), subsampling_channels=width if channels == -1 else channels,
+        subsampling=section.take("subsampling_factor", 4, of=(2, 4, 8)), subsampling_channels=width if channels == -1 else channels,
         kernel=kernel, expansion=section.take("ff_expansion_factor", 4), dropout=section.number("dropout", 0.1),
         dropout_attention=section.number("dropout_att", 0.0), dropout_input=section.number("dropout_pre_encoder", 0.1),
         dropout_positions=section.number("dropout_emb", 0.1), bias=section.take("use_bias", True, of=(True, False)),
