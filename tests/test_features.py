@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequential
+from asrkit.features import FeatureConfig, log_mel, mel_bands, normalize, normalize_sequential
 from asrkit.profiling import launch_profile
 
 
@@ -176,3 +176,16 @@ def test_gradients_flow_even_if_the_first_call_was_in_inference_mode():
     waveform = speechlike(1600)[None].requires_grad_()
     log_mel(waveform, torch.tensor([1600]), config=config)[0].sum().backward()
     assert waveform.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("rate_hz", "fft", "bins"), [(16_000, 512, 80), (16_000, 512, 128), (8000, 256, 40), (1500, 512, 20)])
+def test_mel_bands_are_torchaudios_without_its_rounding(rate_hz, fft, bins):
+    from torchaudio.functional import melscale_fbanks
+
+    bands = mel_bands(FeatureConfig(rate_hz=rate_hz, fft=fft, bins=bins))
+    try:
+        torch.set_default_dtype(torch.float64)  # the precision in which it computes
+        wanted = melscale_fbanks(fft // 2 + 1, 0.0, rate_hz / 2, bins, rate_hz, "slaney", "slaney")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(bands.double(), wanted, rtol=1e-6, atol=1e-9)
