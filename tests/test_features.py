@@ -11,7 +11,7 @@ from asrkit.profiling import launch_profile
 
 
 def reference_log_mel(waveform: np.ndarray, config: FeatureConfig) -> np.ndarray:
-    """The definition, frame by frame in float64: pre-emphasis, Hann window, DFT, Slaney mel, log. (T, F)"""
+    """The definition, frame by frame in float64: pre-emphasis, window, DFT, Slaney mel, log. (T, F)"""
     from torchaudio.functional import melscale_fbanks
 
     signal = np.concatenate([waveform[:1], waveform[1:] - config.preemphasis * waveform[:-1]])
@@ -19,14 +19,17 @@ def reference_log_mel(waveform: np.ndarray, config: FeatureConfig) -> np.ndarray
     size = config.window_samples
     window = np.zeros(config.fft)
     left = (config.fft - size) // 2
-    window[left : left + size] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / (size - 1))
+    turns = np.arange(size) / (size if config.periodic else size - 1)
+    cosines = {"hann": (0.5, 0.5), "hamming": (0.54, 0.46), "blackman": (0.42, 0.5, 0.08)}[config.window]
+    window[left : left + size] = sum((-1) ** k * a * np.cos(2 * np.pi * k * turns) for k, a in enumerate(cosines))
     mel = melscale_fbanks(config.fft // 2 + 1, 0.0, 8000.0, config.bins, config.rate_hz, "slaney", "slaney").double().numpy()
     frames = len(waveform) // config.hop_samples
     power = [
-        np.abs(np.fft.rfft(padded[t * config.hop_samples : t * config.hop_samples + config.fft] * window)) ** 2
+        np.abs(np.fft.rfft(padded[t * config.hop_samples : t * config.hop_samples + config.fft] * window)) ** config.power
         for t in range(frames)
     ]
-    return np.log(np.array(power) @ mel + config.log_guard)
+    bands = np.array(power) @ mel
+    return np.log(bands + config.log_guard if config.guard == "add" else np.maximum(bands, config.log_guard))
 
 
 def speechlike(samples: int, seed: int = 0) -> torch.Tensor:
@@ -42,6 +45,36 @@ def test_log_mel_equals_its_definition_in_float64(samples):
     expected = reference_log_mel(waveform.double().numpy(), config)
     assert lengths.tolist() == [samples // 160]
     np.testing.assert_allclose(features[0].numpy(), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("settings", [
+    {"window": "hamming"}, {"window": "blackman", "periodic": True}, {"periodic": True}, {"power": 1}, {"preemphasis": 0.0},
+    {"guard": "clamp", "log_guard": 1e-2}, {"power": 1, "guard": "clamp", "window_s": 0.02, "bins": 40, "fft": 400},
+], ids=str)  # fmt: skip
+def test_every_setting_is_that_of_the_definition(settings):
+    config, waveform = FeatureConfig(normalization="none", **settings), speechlike(4000)
+    features, _ = log_mel(waveform[None], torch.tensor([4000]), config=config)
+    expected = reference_log_mel(waveform.double().numpy(), config)
+    np.testing.assert_allclose(features[0].numpy(), expected, atol=2e-3)
+    plain = reference_log_mel(waveform.double().numpy(), FeatureConfig(normalization="none", bins=config.bins, fft=config.fft))
+    assert np.abs(expected - plain).max() > 0.02  # the setting matters
+
+
+def test_normalisation_over_all_features_is_that_of_the_whole_utterance():
+    waveforms, lengths = torch.stack([speechlike(4000, 0), speechlike(4000, 1)]), torch.tensor([4000, 1700])
+    plain, frames = log_mel(waveforms, lengths, config=FeatureConfig(normalization="none"))
+    features, _ = log_mel(waveforms, lengths, config=FeatureConfig(normalization="all_features"))
+    assert features.shape == plain.shape
+    for b, n in enumerate(frames.tolist()):
+        rows = plain[b, :n].double()
+        torch.testing.assert_close(features[b, :n].double(), (rows - rows.mean()) / (rows.std() + 1e-5), atol=1e-5, rtol=0)
+        assert (features[b, n:] == 0).all()
+
+
+def test_gradients_of_magnitudes_are_finite_where_there_is_silence():
+    waveform = torch.zeros(1, 1600, requires_grad=True)
+    log_mel(waveform, torch.tensor([1600]), config=FeatureConfig(power=1))[0].sum().backward()
+    assert waveform.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("filler", [0.0, 7.0, float("nan"), float("inf")])
@@ -146,7 +179,17 @@ def test_a_window_longer_than_the_transform_is_refused():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"normalization": "per_utterance"}, {"bins": 0}, {"window_s": 0.0}, {"log_guard": 0.0}, {"hop_s": 0.0}]
+    "wrong",
+    [
+        {"normalization": "per_utterance"},
+        {"window": "bartlett"},
+        {"power": 3},
+        {"guard": "max"},
+        {"bins": 0},
+        {"window_s": 0.0},
+        {"log_guard": 0.0},
+        {"hop_s": 0.0},
+    ],
 )
 def test_settings_that_make_no_features_are_refused(wrong):
     with pytest.raises(ValueError, match=f"^[^:]*{next(iter(wrong))}.*: expected"):
