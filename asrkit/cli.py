@@ -154,7 +154,7 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
         ("--workers", {"type": int, "help": "notebooks at once (none: half the cores)"}),
         ("--timeout", {"type": float, "default": 600.0, "help": "seconds a cell may take"}), QUIET]),
     "bench": (_bench, "Measure fast paths against their references and peers, both arms in one run.", [
-        ("suite", {"choices": ["losses", "decoders", "features", "all"], "help": "what to measure"}), DEVICE, THREADS,
+        ("suite", {"choices": ["losses", "decoders", "features", "precision", "all"], "help": "what to measure"}), DEVICE, THREADS,
         ("--quick", {"action": "store_true", "help": "small sizes and few repeats"}),
         ("--peers", {"action": "store_true", "help": "also time rival losses and decoders that `make peers` installed, on CPU"}),
         ("--out", {"type": Path, "default": Path("reports/bench.jsonl"), "help": "records are appended to this file"})]),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from asrkit.bench import decoders, losses
+from asrkit.bench import decoders, losses, precision
 from asrkit.bench.cases import Case, Seen, check
 from asrkit.bench.peers import Peers, Rival
 from asrkit.profiling import Timing, measure, ratio
@@ -20,6 +20,7 @@ __all__ = ["LEGEND", "SUITES", "Case", "Peers", "check", "run", "table"]
 
 SUITES: dict[str, Callable[[str, bool], Iterator[Case]]] = {
     "losses": losses.suite, "decoders": decoders.suite, "features": decoders.features,
+    "precision": precision.suite,
 }  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def run(
         how: dict[str, Any] = {"repeats": 5, "warmup": 1} if quick else {"repeats": 20, "warmup": case.warmup}
         timings = measure(case.arms, setups=case.setups, enough_s=2, most_s=60, device=device, **how)
         made = _measurements(case, timings, seen, {"load1": load1}, {"threads": torch.get_num_threads(), "device": device})
-        done += _kept(made, out)
+        done += _kept(made, out) + _kept(case.more(), out)
     if suite == "losses" and device.startswith("cuda"):
         done += _kept(losses.limits(device), out)
     if wrong:

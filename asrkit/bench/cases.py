@@ -1,6 +1,6 @@
 """A case of a benchmark: rival arms on the same inputs, and the check that comes before any measurement."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from torch import Tensor
 from asrkit.bench.peers import Answer, Rival
 from asrkit.decoders import Hypotheses
 from asrkit.profiling import peak_memory
+from asrkit.records import Measurement
 
 Arms = Mapping[str, Callable[..., Any]]
 
@@ -32,6 +33,7 @@ class Case:
     peers: Mapping[str, Any] | None = None  # asked of rivals in their own processes, see asrkit.bench.peers
     ours: str = "numba_cpu"  # the arm that they are set against
     logits: Tensor | None = None  # what rival losses make for themselves
+    more: Callable[[], Iterable[Measurement]] = tuple  # what else is measured of it, after the times
 
     def once(self, name: str) -> Callable[[], Any]:
         """The arm with its setup done: one call is left."""

@@ -35,7 +35,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("suite", bench.SUITES)
+@pytest.mark.parametrize("suite", PAIRS)
 def test_a_quick_suite_measures_every_arm_and_pairs_what_it_compares(suite, tmp_path):
     state, lines = torch.get_rng_state(), []
     out = tmp_path / "records.jsonl"
