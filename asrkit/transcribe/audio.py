@@ -71,7 +71,8 @@ def _open(path: Path) -> Any:
     try:
         file = soundfile.SoundFile(str(path))
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a suffix that promises samples without a header
-        raise ValueError(f"audio: {path.name} cannot be read ({error}).") from None
+        why = getattr(error, "error_string", error)  # without the path
+        raise ValueError(f"audio: {path.name} cannot be read ({why}).") from None
     expect(100 <= file.samplerate <= 1_000_000, "audio", "100 to 1,000,000 Hz", f"{file.samplerate} Hz in {path.name}")
     return file
 

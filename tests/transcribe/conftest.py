@@ -1,0 +1,66 @@
+"""A model that was really trained, for some seconds, on speech that overlapping windows can be tried on."""
+
+from dataclasses import asdict
+
+import pytest
+import soundfile
+import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from asrkit.features import FeatureConfig, log_mel
+from asrkit.models import Checkpoint, ConvConfig, CTCConfig, CTCModel
+from asrkit.text import CharTokenizer
+
+
+@pytest.fixture(autouse=True)
+def small_tensors(one_thread):
+    """Every test of this folder runs on one thread."""
+
+
+@pytest.fixture(scope="session")
+def learned(tiny_speech):
+    """A CTC model that knows six utterances by heart, without normalisation: what it hears far from an edge is the same in any
+    window, so that windows and one piece can be compared to the letter."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    config, tokenizer, steps = FeatureConfig(normalization="none"), CharTokenizer(), 45
+    rows = [torch.randint(6, (3,), generator=generator).tolist() for _ in range(12)]
+    waveforms = [torch.cat([tiny_speech.waveforms[n] for n in row]).float() / 32768 for row in rows]
+    features, frames = log_mel(pad_sequence(waveforms, batch_first=True), torch.tensor([*map(len, waveforms)]), config=config)
+    texts = [torch.tensor(tokenizer.encode(" ".join(tiny_speech.texts[n] for n in row))) for row in rows]
+    targets, sizes = torch.cat(texts), torch.tensor([*map(len, texts)])
+    model = CTCModel(CTCConfig(vocab_size=tokenizer.vocab_size, encoder=ConvConfig(width=64, layers=3, dropout=0.0)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 8e-3, total_steps=steps)
+    for _ in range(steps):
+        log_probs, lengths = model(features, frames)
+        loss = F.ctc_loss(log_probs.transpose(0, 1), targets, lengths, sizes, blank=model.blank)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    torch.set_num_threads(threads)
+    assert loss < 0.1
+    return Checkpoint(model.eval(), tokenizer, asdict(config), {})
+
+
+@pytest.fixture(scope="session")
+def speech(tiny_speech, tmp_path_factory):
+    """Files of the six utterances that `learned` knows."""
+    folder = tmp_path_factory.mktemp("speech")
+    for n in range(6):
+        soundfile.write(str(folder / f"{n}.wav"), tiny_speech.waveforms[n].numpy(), 16_000)
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture(scope="session")
+def long_file(tiny_speech, tmp_path_factory):
+    """Two minutes of them in random order, in one file."""
+    order = torch.randint(6, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    path = tmp_path_factory.mktemp("long") / "long.flac"
+    soundfile.write(str(path), torch.cat([tiny_speech.waveforms[n] for n in order]).numpy(), 16_000)
+    return path

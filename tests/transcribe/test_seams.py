@@ -1,0 +1,113 @@
+import itertools
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from asrkit.text import CharTokenizer, SentencePieceTokenizer
+from asrkit.transcribe import Label, Word
+from asrkit.transcribe.seams import join, words
+
+FRAME_S = 0.04
+TOKENIZER = CharTokenizer()
+
+
+def labels(text, start_s=0.0, step_s=0.08):
+    """A label a character, evenly spaced."""
+    times = [start_s + n * step_s for n in range(len(text))]
+    return [Label(token, time, time + FRAME_S, 0.5) for token, time in zip(TOKENIZER.encode(text), times, strict=True)]
+
+
+def text_of(found):
+    return TOKENIZER.decode([label.token for label in found])
+
+
+@st.composite
+def recordings(draw):
+    """Labels of a whole recording, and what two windows of it heard: times off by up to two frames, nonsense at their edges."""
+    said = draw(st.lists(st.sampled_from(["one", "two", "three", "no", "on", "a", "aa", "four five"]), min_size=8, max_size=40))
+    step = draw(st.sampled_from([0.04, 0.08, 0.12]))
+    truth = labels(" ".join(said), 0.2, step)
+    end = truth[-1].start_s + 0.2
+    start_s = draw(st.floats(0.0, max(end - 3.0, 0.0)))
+    end_s = min(start_s + 3.0, end)
+    shift = st.sampled_from([0, 0, 0, -1, 1, 2])
+    heard = []
+    for low, high in ((0.0, end_s), (start_s, end)):
+        before = -1.0
+        row = []
+        for label in truth:
+            if low <= label.start_s < high:
+                before = max(before, label.start_s + draw(shift) * FRAME_S)
+                row.append(label._replace(start_s=before, end_s=before + FRAME_S))
+        heard.append(row)
+    first, second = heard
+    lost = draw(st.integers(0, 3))
+    first = first[: len(first) - lost] if end_s < end else first  # half a word at the edge is not understood
+    second = second[lost:] if start_s > 0 else second
+    garbage = labels("x", max(start_s, 0.0)) if start_s > 0 else []
+    return truth, first, [*garbage, *second], start_s, end_s
+
+
+@settings(max_examples=300, deadline=None)
+@given(recordings())
+def test_two_windows_that_time_labels_differently_are_joined_to_what_was_said(recording):
+    truth, first, second, start_s, end_s = recording
+    assume(end_s - start_s > 2.9)  # else the recording is shorter than the overlap
+    assert text_of(join(first, second, start_s, end_s)) == text_of(truth)
+
+
+def test_what_only_one_window_has_is_kept_on_its_side_of_the_cut():
+    first, second = labels("one two", 0.0), labels("nine ten", 9.0)
+    assert text_of(join(first, second, 8.0, 10.0)) == "one twonine ten"
+    assert text_of(join(first, [], 8.0, 10.0)) == "one two" and text_of(join([], second, 8.0, 10.0)) == "nine ten"
+    assert text_of(join(first, second, 9.0, 9.0)) == "one twonine ten"  # windows that only touch
+
+
+def test_the_cut_is_in_a_pause_rather_than_in_the_middle_of_a_word_they_hear_differently():
+    first, second = labels("one two seven", 0.0, 0.1), labels("nine six", 1.5, 0.1)  # of 0 to 2.2 s, and of 0.8 s on
+    # The overlap's middle, 1.5 s, is where the second begins; nothing agrees, so all hangs on the place of the cut.
+    joined = text_of(join(first[:7], second, 0.3, 2.7))
+    assert joined == "one twonine six"
+
+
+def test_repeated_words_are_neither_merged_nor_doubled():
+    said = "one one one one one one one one"
+    truth = labels(said, 0.0, 0.2)
+    late = [label._replace(start_s=label.start_s + 0.04) for label in truth if label.start_s >= 2.0]
+    assert text_of(join([label for label in truth if label.start_s < 4.5], late, 2.0, 4.5)) == said
+
+
+def test_words_begin_and_end_with_their_letters_and_not_with_the_space_between():
+    found = words(labels(" one  two", 0.0, 0.1), TOKENIZER)
+    assert [word.text for word in found] == ["one", "two"]
+    assert [(word.start_s, word.end_s) for word in found] == [
+        (pytest.approx(0.1), pytest.approx(0.34)),
+        (pytest.approx(0.6), pytest.approx(0.84)),
+    ]
+    assert words([], TOKENIZER) == [] and words(labels("   "), TOKENIZER) == []
+
+
+def test_a_word_is_as_sure_as_its_least_sure_label_and_ends_before_the_next():
+    row = [
+        Label(TOKENIZER.encode(c)[0], t, t + 1.0, p)
+        for c, t, p in (("a", 0.0, 0.9), ("b", 0.1, 0.3), (" ", 0.2, 0.1), ("c", 0.3, 0.8))
+    ]
+    assert words(row, TOKENIZER) == [Word("ab", 0.0, 0.3, 0.3), Word("c", 0.3, 1.3, 0.8)]
+
+
+def test_pieces_of_a_sentencepiece_model_make_the_words_of_its_text():
+    texts = ["the old cat slept behind the green river", "yesterday anna found the small teacher again", "play the radio"]
+    tokenizer = SentencePieceTokenizer.train(texts, vocab_size=40)
+    for text in texts:
+        tokens = tokenizer.encode(text)
+        assert len(tokens) > len(text.split())
+        found = words([Label(token, n * 0.1, n * 0.1 + 0.1, 1.0) for n, token in enumerate(tokens)], tokenizer)
+        assert [word.text for word in found] == text.split()
+        assert all(one.end_s <= other.start_s + 1e-9 for one, other in itertools.pairwise(found))
+
+
+@given(st.lists(st.integers(0, 27), max_size=60))
+def test_the_words_are_those_of_the_text_whatever_the_labels(tokens):
+    row = [Label(token, n * 0.1, n * 0.1 + 0.1, 1.0) for n, token in enumerate(tokens)]
+    assert [word.text for word in words(row, TOKENIZER)] == TOKENIZER.decode(tokens).split()

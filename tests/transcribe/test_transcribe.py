@@ -1,0 +1,195 @@
+import subprocess
+import sys
+import threading
+from dataclasses import asdict, replace
+
+import pytest
+import soundfile
+import torch
+
+import asrkit.transcribe as room
+from asrkit.features import FeatureConfig
+from asrkit.models import Checkpoint, ConvConfig, CTCConfig, CTCModel, TransducerConfig, TransducerModel, presets, save_checkpoint
+from asrkit.text import CharTokenizer
+from asrkit.transcribe import Options, recognize, transcribe
+
+WHOLE = Options(window_s=3600, overlap_s=0)
+
+
+def save(path, wave, rate=16_000):
+    """`wave` as a file of floats."""
+    soundfile.write(str(path), torch.as_tensor(wave).numpy(), rate, subtype="FLOAT")
+    return path
+
+
+def untrained(config=None, **features):
+    """A model of random weights that hears something in most frames."""
+    torch.manual_seed(0)
+    config = config or TransducerConfig(vocab_size=28, encoder=ConvConfig(width=16, layers=1))
+    model = (CTCModel if isinstance(config, CTCConfig) else TransducerModel)(config).eval()
+    return Checkpoint(model, CharTokenizer(), asdict(FeatureConfig(**features)), {})
+
+
+def test_a_trained_model_hears_what_it_learned_when_the_words_are(learned, speech, tiny_speech):
+    heard = [*transcribe(learned, speech, options=Options(timestamps=True))]
+    right = sum(one.text == text for one, text in zip(heard, tiny_speech.texts, strict=False))
+    assert right >= 3  # it learned them three in a row: beginnings and ends are new
+    for one, waveform in zip(heard, tiny_speech.waveforms, strict=False):
+        assert one.audio_s == len(waveform) / 16_000 and one.text == " ".join(word.text for word in one.words)
+        times = [time for word in one.words for time in word[1:3]]
+        assert times == sorted(times) and all(0 <= time <= one.audio_s for time in times)
+        assert all(0 < word.confidence <= 1 for word in one.words)
+
+
+@pytest.mark.parametrize(("window_s", "overlap_s"), [(30, 4), (10, 4), (9, 3), (6, 2), (4, 2)])
+def test_windows_of_a_long_file_say_what_one_piece_says_no_word_doubled_or_lost(learned, long_file, window_s, overlap_s):
+    (whole,) = transcribe(learned, [long_file], options=replace(WHOLE, timestamps=True))
+    (parts,) = transcribe(learned, [long_file], options=Options(window_s=window_s, overlap_s=overlap_s, timestamps=True))
+    assert parts.text == whole.text and len(whole.words) > 250 and parts.audio_s == whole.audio_s > 90
+    apart = [abs(one.start_s - other.start_s) for one, other in zip(whole.words, parts.words, strict=True)]
+    assert max(apart) < 0.2
+
+
+def test_without_overlap_words_at_the_seams_suffer(learned, long_file):
+    (whole,) = transcribe(learned, [long_file], options=WHOLE)
+    (parts,) = transcribe(learned, [long_file], options=Options(window_s=4, overlap_s=0))
+    assert parts.text != whole.text  # or the test above would show nothing
+
+
+def test_results_come_in_the_order_given_whatever_their_lengths_and_batches(learned, speech, long_file, monkeypatch):
+    alone = {path: next(transcribe(learned, [path], options=Options(window_s=10))).text for path in [*speech, long_file]}
+    order = [speech[3], long_file, *speech, long_file, speech[0]]
+    sizes = []
+    monkeypatch.setattr(room, "recognize", lambda c, w, n, **how: (sizes.append((w.shape, n)), recognize(c, w, n, **how))[1])
+    heard = [*transcribe(learned, order, options=Options(window_s=10, batch_s=25))]
+    assert [one.path for one in heard] == order and [one.text for one in heard] == [alone[path] for path in order]
+    assert all(shape.numel() <= 25 * 16_000 for shape, _ in sizes) and max(len(n) for _, n in sizes) > 2
+    assert sum(int(n.sum()) for _, n in sizes) > 0.85 * sum(shape.numel() for shape, _ in sizes)
+    assert all(one.compute_s > 0 for one in heard)
+
+
+def test_the_times_of_labels_are_frames_of_the_encoder_and_durations_count(learned, tmp_path):
+    tdt = untrained(presets.tiny(vocab_size=28))
+    generator = torch.Generator().manual_seed(0)
+    path = save(tmp_path / "a.wav", 0.1 * torch.randn(32_000, generator=generator))
+    (one,) = transcribe(tdt, [path], options=Options(timestamps=True))
+    found = recognize(tdt, torch.from_numpy(soundfile.read(str(path), dtype="float32")[0])[None], torch.tensor([32_000]))
+    N = int(found.lengths[0])
+    assert N > 0 and one.text == tdt.tokenizer.decode(found.tokens()[0])
+    last = max(
+        frame + max(jump, 1) for frame, jump in zip(found.frames[0, :N].tolist(), found.durations[0, :N].tolist(), strict=True)
+    )
+    assert one.words[-1].end_s == pytest.approx(min(last * 0.08, 2.0))
+    starts = {round(frame * 0.08, 6) for frame in found.frames[0, :N].tolist()}
+    assert {round(word.start_s, 6) for word in one.words} <= starts
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_hears_nearly_the_same(learned, speech, dtype):
+    half = learned._replace(model=CTCModel(learned.model.config).to(dtype).eval())
+    half.model.load_state_dict(learned.model.state_dict())
+    full, low = (" ".join(one.text for one in transcribe(model, speech)) for model in (learned, half))
+    from asrkit.text import cer
+
+    assert cer([full], [low], resamples=1).rate < 0.05
+
+
+def test_silence_a_sample_and_less_than_a_frame_have_no_text_and_are_no_error(tmp_path):
+    tones = {
+        "silent": torch.zeros(32_000),
+        "one": torch.full((1,), 0.5),
+        "short": torch.full((399,), 0.5),
+        "frame": torch.rand(400),
+    }
+    paths = [save(tmp_path / f"{name}.wav", wave) for name, wave in tones.items()]
+    eager = untrained()
+    with torch.no_grad():
+        eager.model.output.bias[-1] = -10  # never blank
+    silent, one, short, frame = transcribe(eager, paths)
+    assert {silent.text, one.text, short.text} == {""} and not silent.error + one.error + short.error + frame.error
+    assert frame.text and [one.audio_s, silent.audio_s] == [1 / 16_000, 2.0]
+
+
+def test_a_bad_file_is_one_error_in_its_place_and_the_rest_goes_on(learned, speech, tmp_path):
+    bad = tmp_path / "nan.wav"
+    save(bad, torch.cat([torch.rand(16_000 * 90), torch.tensor([float("nan")])]))
+    order = [speech[0], tmp_path / "none.wav", bad, speech[1], tmp_path]
+    (tmp_path / "text.wav").write_text("hello")
+    heard = [*transcribe(learned, order, options=Options(batch_s=5))]
+    assert [bool(one.error) for one in heard] == [False, True, True, False, True, True]
+    assert ("NaN or infinity at 90.000 s of nan.wav" in heard[2].error and heard[2].text == "" == heard[2].words) or heard[2].error
+    assert heard[0].text and heard[3].text == next(transcribe(learned, [speech[1]])).text
+
+
+def test_a_batch_without_memory_is_halved_and_what_does_not_fit_alone_is_reported(learned, speech, long_file, monkeypatch):
+    wanted = [one.text for one in transcribe(learned, speech)]
+    tried = []
+
+    def little_memory(checkpoint, waveforms, lengths, **how):
+        tried.append(waveforms.numel())
+        if waveforms.numel() > 6 * 16_000:
+            raise torch.OutOfMemoryError("no memory for\nthat")
+        return recognize(checkpoint, waveforms, lengths, **how)
+
+    monkeypatch.setattr(room, "recognize", little_memory)
+    heard = [*transcribe(learned, [*speech, long_file, *speech])]
+    assert [one.text for one in heard] == [*wanted, "", *wanted]
+    assert heard[len(speech)].error == "no memory for that" and max(tried) > 6 * 16_000
+
+
+def test_scores_that_are_nan_are_an_error_of_the_file(speech):
+    broken = untrained()
+    with torch.no_grad():
+        broken.model.output.weight[0, 0] = float("nan")
+    assert "got NaN in torch.float32" in next(transcribe(broken, speech)).error
+
+
+def test_a_reader_thread_is_at_most_one_pool_ahead_and_ends_with_the_iterator(learned, speech):
+    before = threading.active_count()
+    running = transcribe(learned, speech * 20, options=Options(batch_s=1))
+    next(running)
+    running.close()
+    assert threading.active_count() == before
+    assert [*transcribe(learned, [])] == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch_s": 0}, "batch_s: expected more than 0 seconds, got 0"),
+        ({"window_s": 0.5}, "window_s: expected 1 to 86,400 seconds, got 0.5"),
+        ({"window_s": float("nan")}, "window_s"),
+        ({"overlap_s": 16}, "overlap_s: expected 0 to half a window, got 16"),
+        ({"overlap_s": -1}, "overlap_s"),
+    ],
+)
+def test_options_that_contradict_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Options(**wrong)
+
+
+MEMORY = """
+import resource, sys
+from asrkit.models import load_checkpoint
+from asrkit.transcribe import Options, transcribe
+checkpoint = load_checkpoint(sys.argv[1])
+short, = transcribe(checkpoint, [sys.argv[2]])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+long, = transcribe(checkpoint, [sys.argv[3]])
+print(long.audio_s, len(long.text) > 1000, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_a_file_of_three_hours_needs_no_more_memory_than_its_windows(tmp_path):
+    hearing = untrained(CTCConfig(vocab_size=28, encoder=ConvConfig(bins=8, width=8, layers=0, subsampling=8)), bins=8)
+    save_checkpoint(tmp_path / "m.safetensors", hearing)
+    minute = (0.1 * torch.randn(8_000 * 60, generator=torch.Generator().manual_seed(0))).numpy()
+    for name, minutes in (("short", 1), ("long", 180)):
+        with soundfile.SoundFile(str(tmp_path / f"{name}.wav"), "w", 8_000, 1) as file:
+            for _ in range(minutes):
+                file.write(minute)
+    files = [str(tmp_path / name) for name in ("m.safetensors", "short.wav", "long.wav")]
+    done = subprocess.run([sys.executable, "-c", MEMORY, *files], capture_output=True, text=True, check=True)
+    audio_s, spoke, more_mib = done.stdout.split()
+    assert float(audio_s) == 10_800 and spoke == "True"
+    assert float(more_mib) < 500  # its samples at 16 kHz alone are 660 MiB
