@@ -1,6 +1,7 @@
 """A folder of transcripts that a killed run goes on with: what is done, by what, is in a log beside the files."""
 
 import contextlib
+import glob
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -84,6 +85,8 @@ class Folder:
         entry = self._entry(transcript.path, target, content_hash(text))
         with (self.path / LOG).open("ab", buffering=0) as file:
             file.write(b"\n" + json.dumps(entry).encode() + b"\n")  # the first ends a line that a crash tore
+        for part in target.parent.glob(f".{glob.escape(target.stem)}-????????{target.suffix}"):
+            part.unlink()  # what a killed run was writing
         with atomic(target) as part:
             part.write_bytes(text)
         return target
