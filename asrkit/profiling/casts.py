@@ -62,7 +62,8 @@ class CastProfile:
 
     casts = property(lambda self: tuple(op for op in self.ops if op.kind == "cast"))
     op_ms = property(lambda self: sum(op.ms for op in self.ops))
-    covered = property(lambda self: self.op_ms / self.total.median_ms)  # the rest is Python, dispatch, autograd, and waiting
+    # Below 1 by Python, dispatch, autograd and waiting; on a busy machine too, for medians op by op leave interruptions out.
+    covered = property(lambda self: self.op_ms / self.total.median_ms)
 
     def within(self, path: str) -> "CastProfile":
         """What ran in one submodule, such as "blocks.0", and in those below it; `total` stays that of all."""
@@ -101,9 +102,10 @@ def cast_profile(
     to `dtype`, with float32 inputs cast beforehand, uncounted: what is half already at a model's door needs no cast there.
     Training mode, requires_grad and grad mode are the caller's, and matter: autocast keeps the cast copies of float32
     leaves that require grad (weights) until the outermost region ends or torch.clear_autocast_cache(), under no_grad too; what is
-    frozen, a view, or used in inference mode is cast in every call, and so is every activation. So with calls=1 all is cast, as
-    in a program that opens a region for each batch, and calls=2 shows what a longer region saves.
-    (Source: torch 2.11, aten/src/ATen/autocast_mode.cpp, `cached_cast`; torch/amp/autocast_mode.py, `__exit__`.)
+    frozen, a view, or used in inference mode is cast at every use, and so is every activation. calls=1 is a program that
+    opens a region for each batch; calls=2 shows what a longer one saves. (Tried on torch 2.11; the code is `cached_cast` in its
+    aten/src/ATen/autocast_mode.cpp and `__exit__` in torch/amp/autocast_mode.py.) For inference use torch.no_grad(): while
+    grad is on, attention with a bias takes plain kernels with casts of their own.
 
     Ops are those of torch's dispatcher, below autograd and autocast; views and allocations are left out. Conversions within
     a kernel, as where bfloat16 meets float32 in a sum, are no ops of their own. One pass looks at the ops, `repeats`
