@@ -39,7 +39,7 @@ def cases() -> dict[str, Case]:
         "ctc": {"kind": "ctc"},
         "ctc-bare-4": {"kind": "ctc", **bare, "subsampling": 4},
         "rnnt": {"kind": "rnnt", "lstm": 1, "durations": []},
-        "rnnt-bare-128": {"kind": "rnnt", "lstm": 2, "durations": [], **bare, "bins": 128},
+        "rnnt-bare-128": {"kind": "rnnt", "lstm": 2, "durations": [], **bare, "bins": 128, "blank": 2.5},
         "tdt": {"kind": "tdt", "lstm": 2, "durations": [0, 1, 2, 3, 4], "scale": False},
         "tdt-leaps": {"kind": "tdt", "lstm": 1, "durations": [0, 1, 2, 4, 8], "subsampling": 4},
     }
@@ -62,18 +62,26 @@ def golden_cases() -> dict[str, Case]:
     }
 
 
+def draws(seed: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers of mean 0 and variance 1 from the bits of PCG64, which no version of NumPy changes."""
+    source = np.random.PCG64(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little"))
+    bits = source.random_raw(math.prod(shape)) >> np.uint64(11)
+    return (bits.reshape(shape) * 2.0**-53 - 0.5) * math.sqrt(12)
+
+
 def seeded(name: str, shape: tuple[int, ...]) -> Tensor:
-    """The parameter `name`: normal numbers of a size that keeps signals alive, from PCG64 seeded with the name's SHA-256."""
-    draw = np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")))
+    """The parameter `name`: drawn with its name as the seed, in sizes that keep signals alive and logits apart."""
     if name.endswith("num_batches_tracked"):
         return torch.tensor(1)
-    values = draw.standard_normal(shape)
+    values = draws(name, shape)
     if name.endswith("running_var"):
         values = 0.5 + values**2
     elif len(shape) == 1:  # norms' weights around 1, everything else small
         values = (1.0 if name.endswith("weight") else 0.0) + 0.1 * values
     elif "embed" not in name:
-        values *= (6.0 if spread(name) else 1.0) / math.sqrt(math.prod(shape[1:]))
+        values *= (3.0 if "joint.pred" in name or "decoder_projector" in name else 1.0) / math.sqrt(math.prod(shape[1:]))
+        if spread(name):  # rows of sum zero: what all frames have in common favours no label
+            values = 6.0 * (values - values.mean(1, keepdims=True))
     return torch.from_numpy(values).float()
 
 
@@ -82,29 +90,28 @@ def spread(name: str) -> bool:
     return any(part in name for part in ("joint.head", "joint_net.2", "ctc_head", "decoder_layers.0"))
 
 
-def fill(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """Seeded weights for the names and shapes of `state`; NeMo's window and mel filters stay."""
+def fill(state: dict[str, Tensor], blank: float = 4.0) -> dict[str, Tensor]:
+    """Seeded weights for the names and shapes of `state`; `blank` is added to its bias. NeMo's window and mel filters stay."""
     made = {}
     for name, value in state.items():
         kept = name.endswith(("featurizer.window", "featurizer.fb"))
-        made[name] = value if kept else seeded(prefix + name, tuple(value.shape))
+        made[name] = value if kept else seeded(name, tuple(value.shape))
     for name in made:
         if name.endswith("prediction.embed.weight"):
             made[name][-1] = 0  # NeMo keeps blank's embedding at zero
         if spread(name) and name.endswith("bias"):
-            made[name][V] += 5.0  # blank, or a label on every frame
+            made[name][V] += blank  # blank, or a label on every frame
     return made
 
 
-def speech(lengths: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
+def speech(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Voiced sound: harmonics of a gliding pitch under a moving envelope, and a little noise. (B, S), lengths (B,)."""
-    draw = np.random.Generator(np.random.PCG64(seed))
     rows = np.zeros((len(lengths), max(lengths)))
     for b, n in enumerate(lengths):
         t = np.arange(n) / 16_000
         phase = 2 * np.pi * np.cumsum(110 + 20 * b + 40 * np.sin(2 * np.pi * (1.3 + 0.2 * b) * t)) / 16_000
         voiced = sum(np.sin(k * phase) / k * (1 + np.sin(2 * np.pi * (3 + k) * t + k)) for k in range(1, 13))
-        rows[b, :n] = 0.1 * voiced + 0.01 * draw.standard_normal(n)
+        rows[b, :n] = 0.1 * voiced + 0.01 * draws(f"noise {b}", (n,))
     return torch.from_numpy(rows).float(), torch.tensor(lengths)
 
 
@@ -112,10 +119,25 @@ def speech(lengths: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
 LENGTHS = (24_005, 15_999, 8_077, 640)
 
 
+# Labels for which the joint's logits are compared: a lattice of 6 rows for each utterance.
+TARGETS = torch.tensor([[5, 2, 9, 9, 1], [3, 3, 30, 4, 8], [7, 1, 2, 11, 6], [12, 20, 5, 5, 10]])
+# Which numbers of a stage are committed: (utterance, frames, rest).
+PLACES = {
+    "features": (0, slice(3, 150, 49), slice(None, None, 8)), "encoded": (1, slice(0, 13, 2), slice(None)),
+    "log_probs": (2, slice(0, 7, 2), slice(None)), "joint": (2, slice(0, 7, 3), slice(0, 6, 2)),
+}  # fmt: skip
+
+
+def picked(stage: str, values: Tensor) -> Tensor:
+    """Numbers of `values` that are committed, in one row."""
+    utterance, frames, rest = PLACES[stage]
+    return values[utterance, frames, rest].flatten()
+
+
 def pieces() -> list[tuple[str, float, int]]:
     """The vocabulary: (piece, score, type) of V SentencePiece pieces; type 1 is normal, 2 unknown."""
     found = ["▁", *"etahsnoicrd", "▁t", "he", "at", "▁a", "▁the", "is", "ea", "in", "▁s", "on", "▁h", "▁se", "th", "ee", "an", "▁m"]
-    return [("<unk>", 0.0, 2), *((piece, -float(i), 1) for i, piece in enumerate((found + [*"mf"])[: V - 1]))]
+    return [("<unk>", 0.0, 2), *((piece, -float(i), 1) for i, piece in enumerate([*found, *"mf"]))]
 
 
 def message(*fields: tuple[int, bytes | int | float]) -> bytes:
@@ -215,7 +237,8 @@ def nemo_config(case: Case) -> dict[str, Any]:
         },
         "encoder": {
             "_target_": f"{modules}ConformerEncoder", "feat_in": how["bins"], "feat_out": -1, "n_layers": how["layers"],
-            "d_model": how["width"], "use_bias": how["bias"], "subsampling": "dw_striding", "subsampling_factor": how["subsampling"],
+            "d_model": how["width"], "use_bias": how["bias"], "subsampling": "dw_striding",
+            "subsampling_factor": how["subsampling"],
             "subsampling_conv_channels": how["channels"], "causal_downsampling": False, "reduction": None,
             "reduction_position": None, "reduction_factor": 1, "ff_expansion_factor": 4, "self_attention_model": "rel_pos",
             "n_heads": how["heads"], "att_context_size": how.get("context", [-1, -1]), "att_context_style": "regular",
@@ -227,7 +250,7 @@ def nemo_config(case: Case) -> dict[str, Any]:
     }  # fmt: skip
     ctc = {"_target_": f"{modules}ConvASRDecoder", "feat_in": how["width"], "num_classes": V, "vocabulary": labels}
     if kind == "ctc":
-        return config | {"decoder": ctc, "decoding": {"strategy": "greedy_batch"}, "target": TARGETS[kind]}
+        return config | {"decoder": ctc, "decoding": {"strategy": "greedy_batch"}, "target": CLASSES[kind]}
     net = {"pred_hidden": 24, "pred_rnn_layers": case["lstm"], "t_max": None, "dropout": 0.2}
     decoder = {"_target_": f"{modules}RNNTDecoder", "normalization_mode": None, "random_state_sampling": False}
     sizes = {"joint_hidden": 20, "activation": "relu", "dropout": 0.2, "encoder_hidden": how["width"], "pred_hidden": 24}
@@ -240,11 +263,11 @@ def nemo_config(case: Case) -> dict[str, Any]:
     if kind == "hybrid":
         config["aux_ctc"] = {"ctc_loss_weight": 0.3, "use_cer": False, "decoder": ctc, "decoding": {"strategy": "greedy"}}
     decoder |= {"blank_as_pad": True, "prednet": net, "vocab_size": V}
-    return config | {"decoder": decoder, "joint": joint, "decoding": decoding, "target": TARGETS[kind]}
+    return config | {"decoder": decoder, "joint": joint, "decoding": decoding, "target": CLASSES[kind]}
 
 
 MODELS = "nemo.collections.asr.models."
-TARGETS = {
+CLASSES = {
     "ctc": MODELS + "ctc_bpe_models.EncDecCTCModelBPE", "rnnt": MODELS + "rnnt_bpe_models.EncDecRNNTBPEModel",
     "tdt": MODELS + "rnnt_bpe_models.EncDecRNNTBPEModel",
     "hybrid": MODELS + "hybrid_rnnt_ctc_bpe_models.EncDecHybridRNNTCTCBPEModel",

@@ -10,6 +10,7 @@ An archive has the layout of NeMo's `save_to`, and is put together here from its
 """
 
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import json
@@ -26,12 +27,24 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/bench")]
 
 from parity_cases import (  # noqa: E402 - found by the line above, without asrkit
-    LENGTHS, V, Case, cases, fill, folder_config, nemo_cases, nemo_config, speech, tokenizer_json, write_nemo,
+    LENGTHS,
+    PLACES,
+    TARGETS,
+    Case,
+    V,
+    cases,
+    fill,
+    folder_config,
+    golden_cases,
+    nemo_cases,
+    nemo_config,
+    picked,
+    speech,
+    tokenizer_json,
+    write_nemo,
 )  # fmt: skip
 from peer_decoders import Stub, stub_nemo  # noqa: E402
 
-TARGETS = torch.tensor([[5, 2, 9, 9, 1], [3, 3, 30, 4, 8], [7, 1, 2, 11, 6], [12, 20, 5, 5, 10]])  # for joint logits
-REAL = ("modules", "parts.preprocessing.features", "parts.submodules", "parts.utils", "parts.mixins.streaming", "parts.numba")
 MISSING = ("nemo", "omegaconf", "librosa", "einops", "pytorch_quantization")
 
 
@@ -75,6 +88,7 @@ def import_nemo() -> types.SimpleNamespace:
         package = sys.modules[name] = types.ModuleType(name)
         package.__path__ = [str(root / name.split(".", 1)[1].replace(".", "/"))]
     access = type("AccessMixin", (), {"is_access_enabled": lambda *_: False, "access_cfg": {}})
+    adapters = type("Adapters", (), {"set_accepted_adapter_types": same, "is_adapter_available": lambda _: False})
     given = {
         "nemo.core.classes": {"NeuralModule": nn.Module, "typecheck": lambda *_: same},
         "nemo.core.classes.common": {"typecheck": lambda *_: same},
@@ -82,27 +96,28 @@ def import_nemo() -> types.SimpleNamespace:
         "nemo.core.classes.mixins": {"AccessMixin": access},
         "nemo.core.classes.mixins.adapter_mixins": {
             "get_registered_adapter": same, "register_adapter": same,
-            "AdapterModuleMixin": type("AdapterModuleMixin", (), {"set_accepted_adapter_types": same, "is_adapter_available": lambda _: False}),
+            "AdapterModuleMixin": adapters,
         },
         "nemo.utils": {"avoid_float16_autocast_context": contextlib.nullcontext},
         "librosa": {"filters": types.SimpleNamespace(mel=mel)},
     }  # fmt: skip
     for name, values in given.items():
         vars(importlib.import_module(name)).update(values)
-    from nemo.collections.asr.modules.audio_preprocessing import AudioToMelSpectrogramPreprocessor
-    from nemo.collections.asr.modules.conformer_encoder import ConformerEncoder
-    from nemo.collections.asr.modules.conv_asr import ConvASRDecoder
-    from nemo.collections.asr.modules.rnnt import RNNTDecoder, RNNTJoint
-    from nemo.collections.asr.parts.submodules import rnnt_greedy_decoding
-
-    return types.SimpleNamespace(**{name: value for name, value in locals().items() if name[0].isupper() or "greedy" in name})
+    asr = f"{asr}modules."
+    found = {
+        f"{asr}audio_preprocessing": ("AudioToMelSpectrogramPreprocessor",), f"{asr}conformer_encoder": ("ConformerEncoder",),
+        f"{asr}conv_asr": ("ConvASRDecoder",), f"{asr}rnnt": ("RNNTDecoder", "RNNTJoint"),
+        "nemo.collections.asr.parts.submodules.rnnt_greedy_decoding": ("GreedyBatchedRNNTInfer", "GreedyBatchedTDTInfer"),
+    }  # fmt: skip
+    classes = {name: getattr(importlib.import_module(module), name) for module, names in found.items() for name in names}
+    return types.SimpleNamespace(**classes)
 
 
 def mel(sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float, norm: str) -> Any:
-    """librosa's mel filters, which torchaudio's are too."""
-    from torchaudio.functional import melscale_fbanks
+    """librosa's mel filters, as transformers has them too: 4e-9 apart. torchaudio's, made in float32, are 3e-7 off."""
+    from transformers.audio_utils import mel_filter_bank
 
-    return melscale_fbanks(n_fft // 2 + 1, fmin, fmax, n_mels, sr, norm, "slaney").T.numpy()
+    return mel_filter_bank(n_fft // 2 + 1, n_mels, fmin, fmax, sr, norm=norm, mel_scale="slaney").T
 
 
 Answer = dict[str, Any]
@@ -122,7 +137,10 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, path: Path | None = None) -
     if case["kind"] in ("ctc", "hybrid"):
         head = config["aux_ctc"] if transducer else config
         made["ctc_decoder" if transducer else "decoder"] = ctc = nemo.ConvASRDecoder(**bare(head["decoder"]))
-    weights = fill({f"{part}.{name}": value for part, module in made.items() for name, value in module.state_dict().items()})
+    weights = fill(
+        {f"{part}.{name}": value for part, module in made.items() for name, value in module.state_dict().items()},
+        case.get("blank", 4.0),
+    )
     for part, module in made.items():
         own = {name.removeprefix(f"{part}."): value for name, value in weights.items() if name.startswith(f"{part}.")}
         module.eval().load_state_dict(own)
@@ -141,8 +159,7 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, path: Path | None = None) -
         answer["joint"] = joint.joint(encoded.transpose(1, 2), predicted)
         how = {"decoder_model": made["decoder"], "joint_model": joint, "blank_index": V, "max_symbols_per_step": 10}
         how |= {"use_cuda_graph_decoder": False} | ({"durations": case["durations"]} if case["durations"] else {})
-        greedy = nemo.rnnt_greedy_decoding
-        infer = (greedy.GreedyBatchedTDTInfer if case["durations"] else greedy.GreedyBatchedRNNTInfer)(**how)
+        infer = (nemo.GreedyBatchedTDTInfer if case["durations"] else nemo.GreedyBatchedRNNTInfer)(**how)
         found = infer.forward(encoder_output=encoded, encoded_lengths=steps)[0]
         answer["tokens"] = [[*map(int, one.y_sequence)] for one in found]
         answer["starts"] = [[*map(int, one.timestamp)] for one in found]
@@ -168,7 +185,7 @@ def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") ->
     config, kind = folder_config(case), case["kind"]
     (name,) = config["architectures"]
     model = getattr(transformers, name)(getattr(transformers, f"{name.replace('For', '')}Config")(**config)).eval()
-    weights = fill(model.state_dict())
+    weights = fill(model.state_dict(), case.get("blank", 4.0))
     model.load_state_dict(weights)
     bins = config["encoder_config"]["num_mel_bins"]
     extractor = ParakeetFeatureExtractor(feature_size=bins)
@@ -229,6 +246,13 @@ def advance(model: Any, token: int, state: Any) -> tuple[Tensor, Any]:
     return model.decoder.decoder_projector(predicted)[0, 0], state
 
 
+def sampled(answer: Answer) -> dict[str, Any]:
+    """What is committed of an answer: lengths, tokens, and some numbers of each stage."""
+    kept = {name: answer[name].tolist() for name in ("frames", "steps")} | {"shapes": answer["shapes"]}
+    kept |= {name: answer[name] for name in ("tokens", "starts", "ctc_tokens") if name in answer}
+    return kept | {name: [round(x, 6) for x in picked(name, answer[name]).tolist()] for name in PLACES if name in answer}
+
+
 @torch.no_grad()
 def main(peer: str, folder: Path) -> None:
     """Write what `peer` names to `folder`."""
@@ -237,10 +261,18 @@ def main(peer: str, folder: Path) -> None:
         nemo = import_nemo()
         for name, case in nemo_cases().items():
             torch.save(of_nemo(nemo, case, folder / f"{name}.nemo"), folder / f"{name}.pt")
-    else:
+    elif peer == "transformers":
         for name, case in cases().items():
             answer = of_transformers(case, folder / name, "40KB" if name == "tdt" else "5GB")
             torch.save(answer, folder / f"{name}.pt")
+    else:
+        nemo = import_nemo()
+        peers = {"nemo_toolkit": functools.partial(of_nemo, nemo), "transformers": of_transformers}
+        for name, of in peers.items():
+            said = {case: sampled(of(how)) for case, how in golden_cases().items()}
+            lines = [f"{json.dumps(case)}: {json.dumps(content)}" for case, content in said.items()]
+            text = "{" + f'"peer": "{name} {version(name)}",\n' + ",\n".join(lines) + "}\n"
+            (folder / f"{name}.json").write_text(text)
 
 
 if __name__ == "__main__":
