@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from asrkit.bench import decoders, losses, precision
+from asrkit.bench import decoders, encoder, losses, precision
 from asrkit.bench.cases import Case, Seen, check
+from asrkit.bench.ceilings import ceilings
 from asrkit.bench.peers import Peers, Rival
 from asrkit.profiling import Timing, measure, ratio
 from asrkit.records import Measurement, append
@@ -20,7 +21,7 @@ __all__ = ["LEGEND", "SUITES", "Case", "Peers", "check", "run", "table"]
 
 SUITES: dict[str, Callable[[str, bool], Iterator[Case]]] = {
     "losses": losses.suite, "decoders": decoders.suite, "features": decoders.features,
-    "precision": precision.suite,
+    "precision": precision.suite, "encoder": encoder.suite,
 }  # fmt: skip
 
 
@@ -56,6 +57,8 @@ def run(
         done += _kept(made, out) + _kept(case.more(), out)
     if suite == "losses" and device.startswith("cuda"):
         done += _kept(losses.limits(device), out)
+    if suite == "encoder":
+        done += _kept(ceilings(device, quick).measurements, out)
     if wrong:
         raise AssertionError(" ".join(wrong))
     return done
@@ -63,7 +66,7 @@ def run(
 
 def _with_peers(case: Case, peers: Peers) -> Case:
     arms = peers.arms(**case.peers or {})
-    told = {name: {"peer": rival.version, "tolerance": 5e-3} for name, rival in arms.items()}
+    told = {name: {"peer": rival.version, "tolerance": 5e-3} | {**case.of_peers} for name, rival in arms.items()}
     ratios = [*(case.ratios or ()), *((name, case.ours) for name in arms)]
     return replace(case, arms={**case.arms, **arms}, of_arm={**case.of_arm, **told}, ratios=ratios)
 
@@ -83,6 +86,9 @@ def _measurements(
         told = shared | {"impl": name, "params": common | case.of_arm.get(name, {}) | {**seen[name].told}}
         timed = told | {"warmup": timing.warmup}
         yield Measurement(case.what, "latency", "ms", timing.median_ms, timing.samples_ms, timer=timing.timer, **timed)
+        if seconds := case.params.get("audio_s"):
+            rates = tuple(1e3 * seconds / ms for ms in timing.samples_ms)
+            yield Measurement(case.what, "rtfx", "s/s", 1e3 * seconds / timing.median_ms, rates, timer=timing.timer, **timed)
         if timing.cpu_ms:
             yield Measurement(
                 case.what, "cpu_time", "ms", median(timing.cpu_ms), timing.cpu_ms, timer="time.process_time_ns", **timed
@@ -97,6 +103,7 @@ def _measurements(
         yield Measurement(case.what, "ratio", "1", median(ratios), ratios, timer=last.timer, warmup=last.warmup, **told)
 
 
+UNITS = {"1": ("×", 1), "B": ("MiB", 2**20), "FLOP/s": ("GFLOP/s", 1e9), "B/s": ("GB/s", 1e9)}
 COUNTS = {"join": "joint", "predict": "predictor", "launches": "launches", "syncs": "waits"}
 
 
@@ -104,12 +111,14 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Aligned lines of text, one a record; beside a latency, the rates of the least work (`floor_…`) and counts of the call."""
     rows = [("what", "metric", "implementation", "shape", "median", "quartiles", "least work", "calls")]
     for record in records:
-        params, stats, unit = record["params"], record["stats"], {"1": "×", "B": "MiB"}.get(record["unit"], record["unit"])
-        numbers = [f"{number / (2**20 if unit == 'MiB' else 1):.3g}" for number in (record["value"], stats["p25"], stats["p75"])]
+        params, stats, (unit, size) = record["params"], record["stats"], UNITS.get(record["unit"], (record["unit"], 1))
+        numbers = [f"{number / size:.3g}" for number in (record["value"], stats["p25"], stats["p75"])]
         floors = {key[6:]: least / record["value"] / 1e6 for key, least in params.items() if key.startswith("floor_")}
+        peaks = {key: f" ({1e9 * rate / params[f'peak_{key}']:.0%})" for key, rate in floors.items() if f"peak_{key}" in params}
         told = [f"{params[key]} {name}" for key, name in COUNTS.items() if key in params]
         timed = record["metric"] == "latency"
-        rates, calls = (", ".join(parts * timed) for parts in ([f"{rate:.3g} G{key}/s" for key, rate in floors.items()], told))
+        reached = [f"{rate:.3g} G{key}/s{peaks.get(key, '')}" for key, rate in floors.items()]
+        rates, calls = (", ".join(parts * timed) for parts in (reached, told))
         impl, shape = " / ".join(params.get("arms", [record["impl"]])), "×".join(map(str, params["shape"]))
         impl += " (bfloat16)" * (params["dtype"] == "bfloat16" and "bfloat16" not in impl)
         row = (record["what"], record["metric"], impl, shape, f"{numbers[0]} {unit}", "–".join(numbers[1:]), rates, calls)
@@ -120,5 +129,6 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
 
 LEGEND = (
     "cpu_time: of all threads. ratio: how many times as long the first took as the second. least work: what no implementation "
-    "can do without, by the time it took. calls: of the joint and the predictor, what they start on a GPU, waits for a GPU."
+    "can do without, by the time it took, and its share of the machine's measured peak. calls: of the joint and the predictor, "
+    "what they start on a GPU, waits for a GPU."
 )

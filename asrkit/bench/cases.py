@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from asrkit.bench.peer_encoders import sketch
 from asrkit.bench.peers import Answer, Rival
 from asrkit.decoders import Hypotheses
 from asrkit.profiling import peak_memory
@@ -32,6 +33,7 @@ class Case:
     warmup: int = 3  # rounds that do not count
     peers: Mapping[str, Any] | None = None  # asked of rivals in their own processes, see asrkit.bench.peers
     ours: str = "numba_cpu"  # the arm that they are set against
+    of_peers: Mapping[str, Any] = field(default_factory=dict)  # params of each of them
     logits: Tensor | None = None  # what rival losses make for themselves
     more: Callable[[], Iterable[Measurement]] = tuple  # what else is measured of it, after the times
 
@@ -89,11 +91,13 @@ def check(case: Case, device: str = "cpu") -> dict[str, Seen]:
 def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:
     """What a rival's result is known by. Of hypotheses labels, lengths and frames, for rivals differ in their scores.
 
-    Of a loss and its gradient three numbers: cost, norm of the gradient, and gradient times logits.
+    Of a loss and its gradient three numbers: cost, norm of the gradient, and gradient times logits. Of an encoder's frames a
+    sketch, and their lengths.
     """
     if isinstance(result, Hypotheses):
         return result.labels, result.lengths, result.frames
-    assert logits is not None
+    if logits is None:
+        return sketch(*result), result[1]
     cost, gradient = result
     return cost, gradient.norm(), torch.sum(gradient * logits.detach())
 

@@ -1,4 +1,4 @@
-"""Rival losses and decoders, each in a process of its own with the Python that `make peers` set up."""
+"""Rival losses, decoders and encoders, each in a process of its own with the Python that `make peers` set up."""
 
 import json
 import subprocess
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from asrkit.bench.peer_decoders import LOOPS
+from asrkit.bench.peer_encoders import ENCODERS
 from asrkit.profiling import Sample
 from asrkit.shapes import expect
 
@@ -20,6 +21,7 @@ PYTHON = HERE.parents[1] / ".venv-peers/bin/python"
 NAMES = {
     "rnnt": ("warprnnt_numba", "nemo_numba", "nemo_pytorch"), "tdt": ("transformers_tdt",),
     "rnnt-greedy": LOOPS[:1], "tdt-greedy": LOOPS[:1], "rnnt-greedy-loops": LOOPS, "tdt-greedy-loops": (LOOPS[0], LOOPS[2]),
+    "encoder": (*ENCODERS,),
 }  # fmt: skip
 
 
@@ -76,7 +78,7 @@ class Peers:
             rival.process.communicate()  # no more requests: it ends
 
     def arms(self, loss: str, **request: Any) -> dict[str, Rival]:
-        """An arm for each rival that has the loss or decoder, a key of NAMES; one that does not run is named on standard error."""
+        """An arm for each rival that has `loss`, a key of NAMES; one that does not run is named on standard error."""
         for name in self.names.get(loss, ()):
             if name not in self.running:
                 self.running[name] = self._start(name, {**request, "shape": [1, 3, 2, 4]})
@@ -84,7 +86,7 @@ class Peers:
         return {name: Rival(**{**vars(rival), "request": request}) for name, rival in found.items()}
 
     def _start(self, name: str, small: dict[str, Any]) -> Rival | None:
-        worker = HERE / ("peer_decoders.py" if name in LOOPS else "peer_worker.py")
+        worker = HERE / ("peer_decoders.py" if name in LOOPS else "peer_encoders.py" if name in ENCODERS else "peer_worker.py")
         command = [str(self.python), "-P", "-W", "ignore", str(worker), name]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         rival = Rival(process=subprocess.Popen(command, text=True, **pipes), name=name, request=small)

@@ -49,10 +49,10 @@ class Planted:
 
 
 def planted(
-    B: int, T: int, *, durations: Sequence[int] = (), V: int = 1025, width: int = 640,
+    B: int, T: int, *, durations: Sequence[int] = (), V: int = 1025, width: int = 640, layers: int = 1,
     labels_per_second: float = 3.5, frames_per_second: float = 12.5, seed: int = 0,
 ) -> Planted:  # fmt: skip
-    """B utterances of up to T frames, predictor and joint of `width`, V tokens with blank; TDT with `durations`.
+    """B utterances of up to T frames, predictor of `layers` and joint of `width`, V tokens with blank; TDT with `durations`.
 
     Labels come in bursts with pauses between them, two on a frame at most. The default density is that of English in some
     thousand subwords. ValueError if `durations` lack 0 or 1, or if codes of this width cannot keep V tokens apart.
@@ -68,9 +68,8 @@ def planted(
     frames = [speech(length, labels_per_second / frames_per_second, (seed, b)) for b, length in enumerate(lengths.tolist())]
     labels = [_labels(len(row), V, (seed, b, 1)) for b, row in enumerate(frames)]
     generator = torch.Generator().manual_seed(seed)
-    config = TransducerConfig(
-        vocab_size=V - 1, predictor=LSTMConfig(width=width), joint_width=width, durations=durations, activation="relu"
-    )
+    predictor = LSTMConfig(width=width, layers=layers)
+    config = TransducerConfig(vocab_size=V - 1, predictor=predictor, joint_width=width, durations=durations, activation="relu")
     codes = _codes(V, len(config.durations), width // CLASSES, generator)
     with torch.random.fork_rng(devices=[]):
         model = TransducerModel(config).eval().requires_grad_(False)
@@ -136,11 +135,13 @@ def _plant(model: TransducerModel, codes: Tensor, generator: torch.Generator) ->
     last = (units == CLASSES - 1).float()  # also stands for the blank before the first label, whose embedding is zero
     predictor.embedding.weight += 2.0 * ((units == torch.arange(V)[:, None] % CLASSES).float() - last)
     predictor.embedding.weight[V - 1] = 0
-    gates = lstm.bias_ih_l0.view(4, H)  # type: ignore[operator]  # input, forget, candidate, output
-    gates += torch.tensor([6.0, -6.0, 0.0, 6.0])[:, None]  # the last label only
-    gates[2] += 2.0 * last
-    lstm.weight_ih_l0.view(4, H, H)[2] += torch.eye(H)  # type: ignore[operator]  # the candidate is the embedding
-    said = torch.tensor(2.0).tanh().tanh()  # what the LSTM makes of 2
+    said = torch.tensor(2.0)
+    for layer in range(lstm.num_layers):
+        gates = getattr(lstm, f"bias_ih_l{layer}").view(4, H)  # input, forget, candidate, output
+        gates += torch.tensor([6.0, -6.0, 0.0, 6.0])[:, None]  # the last label only
+        gates[2] += 2.0 * last * (layer == 0)
+        getattr(lstm, f"weight_ih_l{layer}").view(4, H, H)[2] += torch.eye(H)  # the candidate is the embedding, or what lies below
+        said = said.tanh().tanh()  # what the layer makes of it
     for k in range(CLASSES):
         own = units == k
         model.predictor_projection.weight[k * size : (k + 1) * size, own] += LIFT / (said * own.sum())
