@@ -154,9 +154,10 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
         ("--workers", {"type": int, "help": "notebooks at once (none: half the cores)"}),
         ("--timeout", {"type": float, "default": 600.0, "help": "seconds a cell may take"}), QUIET]),
     "bench": (_bench, "Measure fast paths against their references and peers, both arms in one run.", [
-        ("suite", {"choices": ["losses", "decoders", "features", "precision", "all"], "help": "what to measure"}), DEVICE, THREADS,
+        ("suite", {"choices": ["losses", "decoders", "features", "precision", "encoder", "all"], "help": "what to measure"}),
+        DEVICE, THREADS,
         ("--quick", {"action": "store_true", "help": "small sizes and few repeats"}),
-        ("--peers", {"action": "store_true", "help": "also time rival losses and decoders that `make peers` installed, on CPU"}),
+        ("--peers", {"action": "store_true", "help": "also time the rivals that `make peers` installed, on CPU"}),
         ("--out", {"type": Path, "default": Path("reports/bench.jsonl"), "help": "records are appended to this file"})]),
     "train": (_train, "Train a transducer into a folder; run again to resume.", [
         ("--out", {"type": Path, "required": True, "help": "folder for log, state and model.safetensors"}),
