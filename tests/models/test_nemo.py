@@ -4,7 +4,6 @@ import gzip
 import io
 import sys
 import tarfile
-import warnings
 import zipfile
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from asrkit.models.checkpoints import archive
 from asrkit.text import CharTokenizer, SentencePieceTokenizer
 
 sys.path.append(str(Path(__file__).parent))
-from parity_cases import ENCODER, TARGETS, V, nemo_config, speech
+from parity_cases import ENCODER, V, nemo_config, speech
 
 KINDS = {
     "ctc": {"kind": "ctc"},
@@ -182,8 +181,9 @@ def refused(path: Path, match: str) -> None:
 def test_an_archive_becomes_the_model_it_was_made_of_and_so_does_its_copy_in_safetensors(kind, parts, pieces, tmp_path):
     model, members = parts[kind]
     loaded = load_checkpoint(pack(tmp_path / "a.nemo", members))
+    targets = {"ctc": "EncDecCTCModelBPE", "hybrid": "EncDecHybridRNNTCTCBPEModel"}
     assert loaded.model.config == model.config and loaded.tokenizer == pieces and not loaded.model.training
-    assert loaded.notes["source"] == "a.nemo" and loaded.notes["target"] in TARGETS[kind]
+    assert loaded.notes["source"] == "a.nemo" and loaded.notes["target"] == targets.get(kind, "EncDecRNNTBPEModel")
     save_checkpoint(tmp_path / "b.safetensors", loaded)
     again = load_checkpoint(tmp_path / "b.safetensors")
     assert again[1:] == loaded[1:]
@@ -281,7 +281,10 @@ class Code:
 
 def test_pickled_code_does_not_run(parts, tmp_path):
     members = reweighted(parts["rnnt"][1], lambda weights: {**weights, "x": Code(tmp_path / "ran")})
-    refused(pack(tmp_path / "a.nemo", members), "a.nemo: model_weights.ckpt holds more than tensors, or is damaged")
+    refused(
+        pack(tmp_path / "a.nemo", members),
+        "a.nemo: model_weights.ckpt cannot be read as tensors alone .*Unsupported global.*by default",
+    )
     assert not (tmp_path / "ran").exists()
 
 
@@ -463,8 +466,18 @@ def test_local_attention_is_read_where_its_sides_are_equal(parts, tmp_path):
         refused(pack(tmp_path / "b.nemo", changed(members, ("encoder.att_context_size", sides))), "encoder.att_context_size")
 
 
-def test_a_model_of_a_few_megabytes_leaves_nothing_on_the_meta_device(parts, tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = load_checkpoint(pack(tmp_path / "a.nemo", parts["rnnt"][1])).model
-    assert not any(value.is_meta for value in [*model.parameters(), *model.buffers()])
+def test_weights_that_share_memory_become_weights_of_their_own(parts, tmp_path):
+    def shared(weights):
+        flat = torch.cat([value.flatten() for name, value in weights.items() if ".lstm." in name])
+        for name, value in weights.items():
+            if ".lstm." in name:  # as cuDNN lays them out
+                part, flat = flat[: value.numel()].view(value.shape), flat[value.numel() :]
+                weights[name] = part
+        weights["encoder.layers.1.self_attn.pos_bias_u"] = weights["encoder.layers.0.self_attn.pos_bias_u"]  # tied biases
+
+    loaded = load_checkpoint(pack(tmp_path / "a.nemo", reweighted(parts["rnnt"][1], shared)))
+    values = [*loaded.model.parameters(), *loaded.model.buffers()]
+    assert not any(value.is_meta for value in values)
+    assert len({value.untyped_storage().data_ptr() for value in values}) == len(values)
+    assert all(value.untyped_storage().nbytes() == value.numel() * value.element_size() for value in values)
+    save_checkpoint(tmp_path / "b.safetensors", loaded)

@@ -31,11 +31,12 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(path: Path | str, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """The model of `path` in eval mode, its weights on `device` in `dtype` (counters and lengths keep theirs).
+    """The model of `path` in eval mode, its weights on `device` in `dtype` (counters stay whole numbers).
 
     path: asrkit's own .safetensors file or the folder that holds `model.safetensors`; a NeMo `.nemo` archive; a Hugging Face
     folder (config.json beside the weights). ValueError says in one line what is wrong, missing or not supported.
     """
+    expect(dtype.is_floating_point, "dtype", "a floating-point dtype", dtype)
     path = Path(path)
     folder = path.is_dir() and (path / "config.json").is_file()
     if path.is_dir() and not folder:
@@ -54,26 +55,29 @@ def load_checkpoint(path: Path | str, *, device: str | torch.device = "cpu", dty
         contents = own.read(path)
     config, weights, tokenizer, features, notes = contents
     expect(tokenizer.vocab_size == config.vocab_size, "tokenizer", f"{config.vocab_size} tokens", tokenizer.vocab_size)
-    return Checkpoint(_build(config, weights, path.name, torch.device(device), dtype), tokenizer, features, notes)
+    model = _empty(config)
+    _compare(model.state_dict(), weights, path.name)
+    moved = dict[str, Tensor]()
+    for name, wanted in model.state_dict().items():  # one by one, so that all are in memory once
+        kind = dtype if wanted.is_floating_point() else wanted.dtype
+        # Tensors of safetensors are still mapped from the file: what changes it would change the model, and they are not aligned.
+        moved[name] = weights.pop(name).to(device, kind, copy=path.suffix != ".nemo")
+    model.load_state_dict(moved, assign=True)
+    return Checkpoint(model.eval(), tokenizer, features, notes)
 
 
-def _build(
-    config: TransducerConfig | CTCConfig, weights: dict[str, Tensor], name: str, device: torch.device, dtype: torch.dtype
-) -> TransducerModel | CTCModel:
-    """The model of `config` that takes over `weights` one by one: they are in memory once. Empties `weights`."""
+def _empty(config: TransducerConfig | CTCConfig) -> TransducerModel | CTCModel:
+    """The model of `config` without memory for its weights."""
     with torch.device("meta"):
-        model = TransducerModel(config) if isinstance(config, TransducerConfig) else CTCModel(config)
-    wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+        return TransducerModel(config) if isinstance(config, TransducerConfig) else CTCModel(config)
+
+
+def _compare(wanted: dict[str, Tensor], weights: dict[str, Tensor], name: str) -> None:
     missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
     expect(not missing and not unknown, "model", "weights of its config", f"missing {_few(missing)}, unknown {_few(unknown)}")
-    other = [f"{key} {tuple(weights[key].shape)}, not {shape}" for key, shape in wanted.items() if weights[key].shape != shape]
+    shapes = {key: (tuple(weights[key].shape), tuple(value.shape)) for key, value in wanted.items()}
+    other = [f"{key} {found}, not {shape}" for key, (found, shape) in shapes.items() if found != shape]
     expect(not other, "model", f"the header of {name} to be of its weights", _few(other))
-    moved = {}
-    for key in wanted:  # a copy: what is still mapped from the file would go with it, and is not aligned
-        value = weights.pop(key)
-        moved[key] = value.to(device, dtype if value.is_floating_point() else None, copy=True)
-    model.load_state_dict(moved, assign=True)
-    return model.eval()
 
 
 def _few(names: list[str]) -> str:

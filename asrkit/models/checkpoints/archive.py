@@ -6,6 +6,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -63,11 +64,15 @@ class Archive:
             try:
                 weights: Any = torch.load(stream, map_location="cpu", weights_only=True)
             except Exception as error:  # a damaged pickle raises anything
-                why = " ".join(str(error).split())
-                raise ValueError(f"{what} holds more than tensors, or is damaged ({why:.200}).") from None
+                why = " ".join(str(error).rpartition("WeightsUnpickler error: ")[2].split(". ")[0].split())
+                raise ValueError(f"{what} cannot be read as tensors alone ({why:.200}).") from None
         named = isinstance(weights, dict) and all(isinstance(n, str) and _dense(v) for n, v in weights.items())
         expect(named, what, "dense tensors by name", type(weights).__name__)
-        return dict(weights)
+        owners = Counter(value.untyped_storage().data_ptr() for value in weights.values())
+        return {
+            name: value.clone() if owners[value.untyped_storage().data_ptr()] > 1 else value  # an LSTM's lie in one piece
+            for name, value in weights.items()
+        }
 
 
 def _dense(value: object) -> bool:
