@@ -87,7 +87,7 @@ def _read(path: Path) -> Contents:
     values, own_extractor, processor = (_json(path, name) for name in ("config.json", *_PROCESSORS))
     kind = values.get("model_type")
     expect(kind in _KINDS, "model_type", f"one of {[*_KINDS]}", repr(kind), "asrkit reads the Parakeet models of transformers.")
-    encoder = _encoder(values.get("encoder_config") or {})
+    encoder = _encoder(values["encoder_config"])
     classes = values.get("vocab_size", 1025 if kind == "parakeet_ctc" else 8193)
     key, usual = ("pad_token_id", 1024) if kind == "parakeet_ctc" else ("blank_token_id", 8192)
     blank = values.get(key, usual)
@@ -158,10 +158,10 @@ def _weights(path: Path) -> dict[str, Tensor]:
 
     files = ["model.safetensors"]
     if not (path / files[0]).is_file() and (index := _json(path, "model.safetensors.index.json")):
-        files = sorted({*index["weight_map"].values()})
+        files = sorted({*index["weight_map"].values()}, key=str)
     weights: dict[str, Tensor] = {}
     for name in files:
-        plain = Path(name).name == name and name.endswith(".safetensors")
+        plain = isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
         expect(plain, "weight_map", "names of .safetensors files in the folder", repr(name))
         expect((path / name).is_file(), "model", name, f"none in {path.name}", "Pickled weights (.bin, .pt) are not read.")
         try:

@@ -1,0 +1,251 @@
+"""Folders of transformers' Parakeet models: what is read from them, wherever it stands, and what is refused, by name."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from asrkit.models import CTCModel, TransducerModel, load_checkpoint, save_checkpoint
+
+HERE = Path(__file__).resolve().parent
+spec = importlib.util.spec_from_file_location("parity_cases", HERE / "parity_cases.py")
+known = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(known)
+V = known.V
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """folder(kind): a folder as transformers writes it, of a tiny model with the weights of tests/golden."""
+
+    def write(kind="ctc"):
+        shapes = json.loads((HERE.parent / "golden/transformers.json").read_text())[kind]["shapes"]
+        weights = known.fill({name: torch.zeros(shape) for name, shape in shapes.items()})
+        known.write_folder(tmp_path / kind, known.folder_config(known.golden_cases()[kind]), weights)
+        return tmp_path / kind
+
+    return write
+
+
+def edit(path, **changes):
+    """Change keys of a JSON file, nested ones as section__key; None takes a key out."""
+    contents = json.loads(path.read_text())
+    for name, value in changes.items():
+        *sections, key = name.split("__")
+        section = contents
+        for part in sections:
+            section = section[part]
+        section[key] = value
+        if value is None:
+            del section[key]
+    path.write_text(json.dumps(contents))
+
+
+def change(folder, **changes):
+    """Change tensors of the folder's weights; None takes one out. Dots are written as __."""
+    weights = load_file(folder / "model.safetensors") | {name.replace("__", "."): value for name, value in changes.items()}
+    save_file({name: value for name, value in weights.items() if value is not None}, folder / "model.safetensors")
+
+
+def features(B=2, T=60):
+    """Features and lengths that suit the tiny models."""
+    return torch.from_numpy(known.draws("features", (B, T, 80))).float(), torch.tensor([T, T - 25])
+
+
+@pytest.mark.parametrize("kind", ["ctc", "rnnt", "tdt"])
+def test_what_the_config_says_is_in_ours(folder, kind):
+    checkpoint, how = load_checkpoint(folder(kind)), known.ENCODER | known.golden_cases()[kind]
+    encoder = checkpoint.model.config.encoder
+    read = (encoder.width, encoder.heads, encoder.subsampling_channels, encoder.bias, encoder.scale_input, encoder.dropout_input)
+    assert read == (how["width"], how["heads"], how["channels"], how["bias"], how["scale"], 0.1)
+    assert isinstance(checkpoint.model, CTCModel if kind == "ctc" else TransducerModel)
+    assert not checkpoint.model.training
+    assert checkpoint.model.blank == checkpoint.tokenizer.vocab_size == V
+    assert checkpoint.features == {
+        "rate_hz": 16_000, "window_s": 0.025, "hop_s": 0.01, "fft": 512, "bins": 80, "preemphasis": 0.97,
+    }  # fmt: skip
+    if kind != "ctc":
+        assert checkpoint.model.durations == tuple(how["durations"])
+        assert checkpoint.model.config.predictor.layers == how["lstm"]
+        assert checkpoint.model.ctc_head is None
+
+
+def test_what_is_read_is_saved_as_a_checkpoint_of_ours(folder, tmp_path):
+    first = load_checkpoint(folder("tdt"))
+    save_checkpoint(tmp_path / "own.safetensors", first)
+    second = load_checkpoint(tmp_path / "own.safetensors")
+    assert second.model.config == first.model.config
+    assert (second.tokenizer, second.features, second.notes) == first[1:]
+    for name, value in first.model.state_dict().items():
+        assert torch.equal(value, second.model.state_dict()[name]), name
+
+
+def test_a_key_that_is_left_out_has_transformers_default(folder):
+    path = folder("rnnt")
+    edit(path / "config.json", encoder_config__conv_kernel_size=None, encoder_config__dropout=None, hidden_act=None)
+    config = load_checkpoint(path).model.config
+    assert (config.encoder.kernel, config.encoder.dropout_input, config.activation) == (9, 0.1, "relu")
+
+
+def test_a_processor_config_has_the_extractors_keys_too(folder):
+    path = folder()
+    extractor = json.loads((path / "preprocessor_config.json").read_text()) | {"hop_length": 128}
+    (path / "preprocessor_config.json").unlink()
+    with pytest.raises(ValueError, match="preprocessor_config.json or a feature_extractor in processor_config.json, got neither"):
+        load_checkpoint(path)
+    (path / "processor_config.json").write_text(json.dumps({"feature_extractor": extractor}))
+    assert load_checkpoint(path).features["hop_s"] == 128 / 16_000
+
+
+@pytest.mark.parametrize("kind", ["ctc", "rnnt", "tdt"])
+def test_blank_may_stand_anywhere(folder, kind):
+    """The same model with its classes in another order: blank at 3, tokens 3... one further. Ours does not differ."""
+    path, blank = folder(kind), 3
+    before = load_checkpoint(path)
+    durations = len(known.golden_cases()[kind].get("durations", ()))
+    order = [*range(blank), V, *range(blank, V), *range(V + 1, V + 1 + durations)]
+    weights = load_file(path / "model.safetensors")
+    moved = {name: weights[name][order] for name in weights if name.startswith(("ctc_head", "joint.head"))}
+    moved |= {name: weights[name][order[: V + 1]] for name in weights if name.startswith("decoder.embedding")}
+    change(path, **{name.replace(".", "__"): value for name, value in moved.items()})
+    edit(path / "config.json", pad_token_id=blank, **({} if kind == "ctc" else {"blank_token_id": blank}))
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {piece: id + (id >= blank) for piece, id in tokenizer["model"]["vocab"].items()}
+    tokenizer["added_tokens"][1]["id"] = blank
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    after = load_checkpoint(path)
+    assert after.tokenizer == before.tokenizer
+    for name, value in before.model.state_dict().items():
+        assert torch.equal(value, after.model.state_dict()[name]), name
+
+
+def test_shards_are_read_as_one_file_is(folder):
+    path = folder("rnnt")
+    whole = load_checkpoint(path).model
+    weights = load_file(path / "model.safetensors")
+    names = sorted(weights)
+    parts = {"model-1.safetensors": names[:20], "model-2.safetensors": names[20:]}
+    for file, some in parts.items():
+        save_file({name: weights[name] for name in some}, path / file)
+    (path / "model.safetensors").unlink()
+    index = {"weight_map": {name: file for file, some in parts.items() for name in some}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    sharded = load_checkpoint(path).model
+    x = features()
+    assert torch.equal(whole.encode(*x)[0], sharded.encode(*x)[0])
+    (path / "model-2.safetensors").unlink()
+    with pytest.raises(ValueError, match="expected model-2.safetensors, got none in rnnt"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["../ctc/model.safetensors", "/etc/model.safetensors", "model.bin", 7])
+def test_an_index_names_safetensors_in_its_folder_only(folder, name):
+    path = folder()
+    (path / "model.safetensors").rename(path / "model-1.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"ctc_head.bias": name}}))
+    with pytest.raises(ValueError, match="^weight_map: expected names of .safetensors files in the folder, got"):
+        load_checkpoint(path)
+
+
+def test_pickled_weights_are_not_read(folder):
+    path = folder()
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"got none in ctc. Pickled weights \(.bin, .pt\) are not read."):
+        load_checkpoint(path)
+
+
+CONFIG = [
+    ({"model_type": "whisper"}, "model_type: expected one of ['parakeet_ctc', 'parakeet_rnnt', 'parakeet_tdt'], got 'whisper'."),
+    ({"encoder_config__hidden_act": "relu"}, "encoder_config.hidden_act: expected 'silu', got 'relu'."),
+    ({"encoder_config__subsampling_conv_stride": 3}, "encoder_config.subsampling_conv_stride: expected 2, got 3."),
+    ({"encoder_config__convolution_bias": False}, "encoder_config.convolution_bias: expected True, as for attention, got False."),
+    ({"encoder_config__num_key_value_heads": 1}, "encoder_config.num_key_value_heads: expected 2, as for attention, got 1."),
+    ({"encoder_config__sliding_window": 57}, "encoder_config: expected keys that asrkit knows, got ['sliding_window']."),
+    ({"encoder_config__intermediate_size": 40}, "encoder_config.intermediate_size: expected a multiple of 16, got 40."),
+    ({"encoder_config__subsampling_factor": 16}, "subsampling: expected 2, 4 or 8, got 16."),
+    ({"pad_token_id": 90}, "pad_token_id: expected one of vocab_size = 32 classes, got 90."),
+    ({"encoder_config": None}, "damaged (KeyError: 'encoder_config')"),
+    ({"encoder_config": 7}, "damaged (TypeError"),
+    ({"encoder_config__dropout": "much"}, "damaged (TypeError"),
+]
+
+
+@pytest.mark.parametrize("changes, message", CONFIG, ids=[next(iter(changes)) for changes, _ in CONFIG])
+def test_a_config_that_asrkit_does_not_do_is_refused_by_name(folder, changes, message):
+    path = folder()
+    edit(path / "config.json", **changes)
+    with pytest.raises(ValueError) as refused:
+        load_checkpoint(path)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+EXTRACTOR = [
+    ({"feature_extractor_type": "WhisperFeatureExtractor"}, "feature_extractor_type: expected 'ParakeetFeatureExtractor'"),
+    ({"feature_size": 128}, "feature_size: expected 80, the encoder's num_mel_bins, got 128."),
+]
+
+
+@pytest.mark.parametrize("changes, message", EXTRACTOR)
+def test_an_extractor_of_other_features_is_refused(folder, changes, message):
+    path = folder()
+    edit(path / "preprocessor_config.json", **changes)
+    with pytest.raises(ValueError) as refused:
+        load_checkpoint(path)
+    assert message in str(refused.value)
+
+
+WEIGHTS = [
+    ({"ctc_head__bias": None}, "missing ['output.bias'], unknown []"),
+    ({"encoder__layers__0__self_attn__k_proj__bias": None}, "missing ['encoder.blocks.0.attention.qkv.bias'], unknown ['encoder"),
+    ({"encoder__adapter": torch.zeros(2)}, "missing [], unknown ['encoder.adapter']"),
+    ({"joint__head__bias": torch.zeros(2)}, "two for output.bias"),
+    ({"ctc_head__bias": torch.zeros(2)}, "output.bias (2,), not (32,)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, message", WEIGHTS, ids=[message for _, message in WEIGHTS])
+def test_weights_that_are_missing_unknown_or_of_another_shape_are_named(folder, changes, message):
+    path = folder()
+    change(path, **changes)
+    with pytest.raises(ValueError) as refused:
+        load_checkpoint(path)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "noise", "list"])
+def test_a_damaged_file_is_refused_in_one_line(folder, name, damage):
+    path = folder()
+    whole = (path / name).read_bytes()
+    damaged = {"empty": b"", "cut": whole[: len(whole) // 2], "noise": bytes(range(256)), "list": b"[1, 2]"}[damage]
+    (path / name).write_bytes(damaged)
+    with pytest.raises(ValueError, match="^model: ") as refused:
+        load_checkpoint(path)
+    assert "\n" not in str(refused.value)
+    assert name in str(refused.value) or "JSON" in str(refused.value)
+
+
+def test_a_tokenizer_of_another_size_or_kind_is_refused(folder):
+    path = folder()
+    edit(path / "tokenizer.json", model__type="WordPiece")
+    with pytest.raises(ValueError, match="tokenizer: expected a model of \\['BPE', 'Unigram'\\], got 'WordPiece'."):
+        load_checkpoint(path)
+    edit(path / "tokenizer.json", model__type="BPE", model__vocab={"<unk>": 0, "▁a": 1})
+    with pytest.raises(ValueError, match=r"tokenizer: expected a piece for each of 31 tokens, got none for \[2, 3, 4, 5, 6\]."):
+        load_checkpoint(path)
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="model: expected tokenizer.json, got none in ctc."):
+        load_checkpoint(path)
+
+
+def test_half_precision_weights_are_read_as_float32(folder):
+    path = folder()
+    weights = load_file(path / "model.safetensors")
+    change(path, **{name.replace(".", "__"): value.bfloat16() for name, value in weights.items() if value.is_floating_point()})
+    model = load_checkpoint(path).model
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
+    assert torch.equal(model.output.bias, weights["ctc_head.bias"].bfloat16().float())
