@@ -1,3 +1,6 @@
+import base64
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,3 +96,86 @@ def test_what_is_no_sentencepiece_model_is_refused(content, tmp_path):
     (tmp_path / "x.model").write_bytes(content)
     with pytest.raises(ValueError, match=f"tokenizer: expected a SentencePiece model, got {len(content)} bytes"):
         load_tokenizer(tmp_path / "x.model")
+
+
+SAID = ["the cat sat on the mat", "a thin tin in the attic", "she sees the sea in the east and sits", "Ｆｕｌｌ width, ½ a café"]
+
+
+def fields(message):
+    """(number, value) of a protocol buffer's fields: bytes, or four or more bytes of a number."""
+    at = 0
+
+    def varint():
+        nonlocal at
+        value, shift = 0, 0
+        while True:
+            value |= (message[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if message[at - 1] < 128:
+                return value
+
+    while at < len(message):
+        key = varint()
+        size = {0: None, 1: 8, 2: -1, 5: 4}[key & 7]
+        size = varint() if size == -1 else size
+        value = varint() if size is None else message[(at := at + size) - size : at]
+        yield key >> 3, value
+
+
+def as_json(model, algorithm, **more):
+    """What transformers' converter makes of a SentencePiece model: tokenizer.json."""
+    parts = [*fields(model)]
+    pieces = [dict(fields(row)) for number, row in parts if number == 1]
+    (normalizer,) = [dict(fields(part)) for number, part in parts if number == 3]
+    names = [piece[1].decode() for piece in pieces]
+    scores = [struct.unpack("<f", piece[2])[0] for piece in pieces]
+    kinds = {id: piece[3] for id, piece in enumerate(pieces) if piece.get(3) in (3, 4)}  # special, and as it is
+    added = [{"id": id, "content": names[id], "special": kind == 3} for id, kind in kinds.items()]
+    body = {"type": "Unigram", "unk_id": 0, "vocab": [*zip(names, scores, strict=True)]}
+    if algorithm == "BPE":
+        vocab = {name: id for id, name in enumerate(names)}
+        merges = [f"{n[:i]} {n[i:]}" for n in names for i in range(1, len(n)) if {n[:i], n[i:]} <= vocab.keys()]
+        body = {"type": "BPE", "unk_token": "<unk>", "vocab": vocab, "merges": merges}
+    table = base64.b64encode(normalizer[2]).decode()
+    steps = [{"type": "Precompiled", "precompiled_charsmap": table}, {"type": "Strip"}]
+    return {"model": body, "added_tokens": added, "normalizer": {"type": "Sequence", "normalizers": steps}, **more}
+
+
+@pytest.fixture(scope="module", params=["Unigram", "BPE"])
+def converted(request):
+    """An algorithm, a SentencePiece model of it with bytes and an added token, and the tokenizer.json made of it."""
+    import io
+
+    import sentencepiece
+
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SAID * 20), model_writer=out, vocab_size=320, model_type=request.param.lower(), bos_id=-1, eos_id=-1,
+        hard_vocab_limit=False, minloglevel=2, byte_fallback=True, user_defined_symbols=["<pad>"], control_symbols=["<|x|>"],
+    )  # fmt: skip
+    return SentencePieceTokenizer(out.getvalue()), as_json(out.getvalue(), request.param)
+
+
+@pytest.mark.parametrize("text", [*SAID, "", "  two   spaces ", "ｗｉｄｅ ½", "日本", "<pad>the", "zebra quiz"])
+def test_a_tokenizer_json_becomes_the_sentencepiece_model_it_was(converted, text):
+    source, contents = converted
+    made = SentencePieceTokenizer.from_json(contents, range(source.vocab_size))
+    assert made.encode(text) == source.encode(text)
+    assert made.decode(source.encode(text)) == source.decode(source.encode(text))
+
+
+def test_pieces_of_a_tokenizer_json_come_in_the_order_asked_for(converted):
+    source, contents = converted
+    order = [*range(10, source.vocab_size), *range(10)]
+    made = SentencePieceTokenizer.from_json(contents, order)
+    assert [order[token] for token in made.encode("the cat sat")] == source.encode("the cat sat")
+    control = order.index(next(token["id"] for token in contents["added_tokens"] if token["special"]))
+    assert made.decode([control, *made.encode("the cat"), control]) == "the cat"
+    assert load_tokenizer(dump_tokenizer(made)) == made
+
+
+def test_no_space_is_put_in_front_where_a_tokenizer_json_has_none(converted):
+    source, contents = converted
+    made = SentencePieceTokenizer.from_json({**contents, "pre_tokenizer": {"prepend_scheme": "never"}}, range(source.vocab_size))
+    assert made.encode("the") != source.encode("the")
+    assert made.decode(made.encode("the")) == "the"
