@@ -155,4 +155,4 @@ def test_an_arm_that_cannot_run_is_named_and_left_out(capsys):
 def test_an_unknown_suite_is_one_line():
     with pytest.raises(ValueError) as error:
         bench.run("speed")
-    assert str(error.value) == "suite: expected one of 'losses', 'decoders', 'features', got 'speed'."
+    assert str(error.value) == f"suite: expected one of {', '.join(map(repr, bench.SUITES))}, got 'speed'."

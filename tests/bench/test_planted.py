@@ -39,6 +39,13 @@ def test_every_strategy_finds_what_was_planted(strategy, durations, dtype):
     assert all(plan.labels) and plan.lengths.tolist() == [60, 52, 45, 37, 30]
 
 
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_deeper_predictor_says_the_same(layers):
+    plan = planted(3, 60, layers=layers, **SMALL)
+    found = transducer_greedy(plan.model, plan.encoded, plan.lengths)
+    assert plan.model.predictor.lstm.num_layers == layers and found.tokens() == plan.labels
+
+
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 @pytest.mark.parametrize(("B", "T", "sizes"), [(5, 60, SMALL), (2, 125, {})], ids=["small", "full size"])
 def test_rounding_is_far_from_changing_a_choice(durations, B, T, sizes):
