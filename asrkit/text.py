@@ -108,7 +108,7 @@ class SentencePieceTokenizer:
         steps = [step for step in normalizer.get("normalizers", [normalizer]) if step.get("precompiled_charsmap")]
         table = base64.b64decode(steps[0]["precompiled_charsmap"]) if steps else b""
         prefix = (contents.get("pre_tokenizer") or {}).get("prepend_scheme", "always") != "never"
-        trainer = _message((3, _ALGORITHMS[model["type"]]), (35, int("<0x00>" in pieces.values())))
+        trainer = _message((3, _ALGORITHMS[model["type"]]), (35, int("<0x00>" in {pieces[token] for token in tokens})))
         return cls(_message(*rows, (2, trainer), (3, _message((2, table), (3, int(prefix))))))
 
     def __post_init__(self) -> None:
