@@ -46,10 +46,21 @@ def cases() -> dict[str, Case]:
 
 
 def nemo_cases() -> dict[str, Case]:
-    """Those, and what NeMo alone has: a hybrid, and encoders of limited context."""
+    """Those, and what NeMo alone has: a hybrid, encoders of limited context, and `keys` of its config with other values."""
+    local = {"kind": "ctc", "context": [6, 6], "subsampling": 4, "keys": {"encoder.self_attention_model": "rel_pos_local_attn"}}
+    magnitudes = {
+        "preprocessor.window": "hamming", "preprocessor.normalize": "all_features", "preprocessor.mag_power": 1.0,
+        "preprocessor.log_zero_guard_type": "clamp", "preprocessor.log_zero_guard_value": "eps", "preprocessor.preemph": None,
+    }  # fmt: skip
+    plain = {"preprocessor.window": "blackman", "preprocessor.normalize": "NA", "preprocessor.window_size": 0.02}
+    others = {
+        "ctc-local": local, "ctc-magnitudes": {"kind": "ctc", "keys": magnitudes}, "ctc-plain": {"kind": "ctc", "keys": plain},
+        "rnnt-tanh": {**cases()["rnnt"], "keys": {"joint.jointnet.activation": "tanh"}},
+    }  # fmt: skip
     hybrid = {"kind": "hybrid", "lstm": 1, "durations": [0, 1, 2, 3, 4]}
     near = {"context": [4, 2], "subsampling": 4}
-    return cases() | {"hybrid": hybrid, "ctc-near": {"kind": "ctc", **near}, "rnnt-past": {**cases()["rnnt"], "context": [8, 0]}}
+    others |= {"hybrid": hybrid, "ctc-near": {"kind": "ctc", **near}, "rnnt-past": {**cases()["rnnt"], "context": [8, 0]}}
+    return cases() | others
 
 
 def golden_cases() -> dict[str, Case]:
@@ -250,7 +261,8 @@ def nemo_config(case: Case) -> dict[str, Any]:
     }  # fmt: skip
     ctc = {"_target_": f"{modules}ConvASRDecoder", "feat_in": how["width"], "num_classes": V, "vocabulary": labels}
     if kind == "ctc":
-        return config | {"decoder": ctc, "decoding": {"strategy": "greedy_batch"}, "target": CLASSES[kind]}
+        config |= {"decoder": ctc, "decoding": {"strategy": "greedy_batch"}, "target": CLASSES[kind]}
+        return keyed(config, case)
     net = {"pred_hidden": 24, "pred_rnn_layers": case["lstm"], "t_max": None, "dropout": 0.2}
     decoder = {"_target_": f"{modules}RNNTDecoder", "normalization_mode": None, "random_state_sampling": False}
     sizes = {"joint_hidden": 20, "activation": "relu", "dropout": 0.2, "encoder_hidden": how["width"], "pred_hidden": 24}
@@ -263,7 +275,19 @@ def nemo_config(case: Case) -> dict[str, Any]:
     if kind == "hybrid":
         config["aux_ctc"] = {"ctc_loss_weight": 0.3, "use_cer": False, "decoder": ctc, "decoding": {"strategy": "greedy"}}
     decoder |= {"blank_as_pad": True, "prednet": net, "vocab_size": V}
-    return config | {"decoder": decoder, "joint": joint, "decoding": decoding, "target": CLASSES[kind]}
+    config |= {"decoder": decoder, "joint": joint, "decoding": decoding, "target": CLASSES[kind]}
+    return keyed(config, case)
+
+
+def keyed(config: dict[str, Any], case: Case) -> dict[str, Any]:
+    """`config` with the values of the case's dotted `keys`."""
+    for key, value in case.get("keys", {}).items():
+        *sections, last = key.split(".")
+        section = config
+        for name in sections:
+            section = section[name]
+        section[last] = value
+    return config
 
 
 MODELS = "nemo.collections.asr.models."

@@ -117,3 +117,34 @@ def test_a_checkpoint_remembers_durations_and_activation(tmp_path, activation):
     assert again.config == model.config and again.durations == (0, 1, 2, 4)
     encoded, predicted = torch.randn(3, 10), torch.randn(3, 10)
     assert torch.equal(again.join(encoded, predicted), model.join(encoded, predicted))
+
+
+def test_a_loaded_model_has_let_go_of_its_file(tmp_path):
+    path = tmp_path / "model.safetensors"
+    model = small()
+    save_checkpoint(path, Checkpoint(model, CharTokenizer(), {}, {}))
+    loaded = load_checkpoint(path).model
+    with path.open("r+b") as file:  # in place, as a copy over it would be
+        file.write(bytes(path.stat().st_size))
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+        assert loaded.state_dict()[name].data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_come_in_the_dtype_asked_for(tmp_path, dtype):
+    model = small(encoder=FastConformerConfig(width=16, layers=1, heads=2))
+    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {}, {}))
+    loaded = load_checkpoint(tmp_path, dtype=dtype).model
+    counter = "encoder.blocks.0.batch_norm.num_batches_tracked"
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value if name == counter else value.to(dtype)), name
+    with pytest.raises(ValueError, match="^dtype: expected a floating-point dtype, got torch.int8.$"):
+        load_checkpoint(tmp_path, dtype=torch.int8)
+
+
+def test_a_path_of_nothing_is_refused_whatever_it_would_be(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("none", "none.nemo", "none.safetensors", "empty"):
+        with pytest.raises(ValueError, match="^model: expected a .safetensors file or a training folder, a .nemo file, or"):
+            load_checkpoint(tmp_path / name)
