@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torchaudio.functional import edit_distance
 
 from asrkit.bench.cases import Case
@@ -23,6 +24,7 @@ from asrkit.text import ErrorRate, cer, wer
 from asrkit.waits import op_name
 
 MODES = {"float32": torch.float32, "autocast": torch.bfloat16, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PRESETS_MEASURED = ("tdt_ctc_110m", "parakeet_ctc_0_6b")  # of sizes and heads that differ; quick: the first
 ROUNDED = ("features", "log-mel", "waveform")
 PAIRS = [("float32", mode) for mode in MODES if mode != "float32"] + [("autocast", "bfloat16")]
 Model = TransducerModel | CTCModel
@@ -36,11 +38,11 @@ class Said(NamedTuple):
     tokens: list[list[int]]
 
 
-def reader(model: Model, mode: str) -> Callable[[Tensor, Tensor], Said]:
-    """A function of float32 features (B, T, F) and lengths (B,) that runs a float32 model in one of MODES, or in "float64".
+def reader(model: Model, mode: str) -> Callable[..., Said]:
+    """`read(features, lengths, decode=True)` on float32 (B, T, F) and (B,): a float32 model in one of MODES, or in "float64".
 
     "autocast" opens a region for each call, in bfloat16, decoding included. The others run a copy of the model in that dtype.
-    Decoding is the transducer's if it is one.
+    Decoding is the transducer's if it is one; without it no tokens are said.
     """
     expect(mode in (*MODES, "float64"), "mode", f"one of {', '.join(MODES)} or float64", repr(mode))
     dtype = MODES.get(mode, torch.float64)
@@ -49,13 +51,13 @@ def reader(model: Model, mode: str) -> Callable[[Tensor, Tensor], Said]:
     device = next(model.parameters()).device.type
 
     @torch.inference_mode()
-    def read(features: Tensor, lengths: Tensor) -> Said:
+    def read(features: Tensor, lengths: Tensor, *, decode: bool = True) -> Said:
         with torch.autocast(device, torch.bfloat16, enabled=mode == "autocast"):
             if isinstance(model, CTCModel):
                 log_probs, lengths = model(features, lengths)
-                return Said(log_probs, lengths, ctc_greedy(log_probs, lengths).tokens())
+                return Said(log_probs, lengths, ctc_greedy(log_probs, lengths).tokens() if decode else [])
             encoded, lengths, log_probs = model.encode(features, lengths)
-            return Said(log_probs, lengths, transducer_greedy(model, encoded, lengths).tokens())
+            return Said(log_probs, lengths, transducer_greedy(model, encoded, lengths).tokens() if decode else [])
 
     return read
 
@@ -182,11 +184,13 @@ def autocast_casts(make: Callable[[], nn.Module], *shape: int, device: str, dtyp
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(), torch.device(device):
-        module, features, lengths = make().eval(), torch.randn(shape), torch.full(shape[:1], shape[1])
-        watch = _Casts({weight.untyped_storage()._cdata for weight in module.parameters()})
+    with FakeTensorMode():
+        module = make().eval()
+        held = {name: value.to(device) for name, value in module.state_dict().items()}
+        features, lengths = torch.randn(shape).to(device), torch.full(shape[:1], shape[1]).to(device)
+        watch = _Casts({weight.untyped_storage()._cdata for weight in held.values()})
         with torch.inference_mode(), _region(device, dtype), watch:  # in inference mode attention arrives whole
-            module(features, lengths)
+            functional_call(module, held, (features, lengths))
     return watch.casts
 
 
@@ -231,7 +235,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         yield _trained(unheard_digits(load_checkpoint(path, device=device), device=device, most=32 if quick else None))
     else:
         warnings.warn("No trained model: run notebook 00 first to have error rates too.", stacklevel=1)
-    for preset in ("tdt_ctc_110m",) if quick else ("tdt_ctc_110m", "parakeet_ctc_0_6b"):
+    for preset in PRESETS_MEASURED[: 1 if quick else None]:
         yield _random(preset, device, (2, 800 if quick else 1600, 80))
 
 
@@ -270,7 +274,10 @@ def _case(
     what: str, model: Model, given: tuple[Tensor, Tensor], params: dict[str, Any],
     rates: Callable[..., Iterator[Measurement]] = _nothing, rest: Callable[..., Iterator[Measurement]] = _nothing,
 ) -> Case:  # fmt: skip
-    """Time of each mode, features in, tokens out; `more` has each mode's Deviation from float64, and what the caller adds."""
+    """Time of each mode, features in, log-probs out; `more` has each mode's Deviation from float64, and what the caller adds.
+
+    Decoding is not timed: how long it takes depends on what is said, and random weights say anything.
+    """
     read = {mode: reader(model, mode) for mode in MODES}
     params = {"shape": list(given[0].shape), "dtype": "float32", "device": str(given[0].device), **params}
 
@@ -293,8 +300,8 @@ def _case(
     )  # fmt: skip
 
 
-def _log_probs(read: Callable[[Tensor, Tensor], Said], given: tuple[Tensor, Tensor]) -> tuple[Tensor]:
-    return (read(*given).log_probs,)
+def _log_probs(read: Callable[..., Said], given: tuple[Tensor, Tensor]) -> tuple[Tensor]:
+    return (read(*given, decode=False).log_probs,)
 
 
 def _name(mode: str) -> str:
