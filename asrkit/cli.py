@@ -78,7 +78,7 @@ def _transcribe(args: argparse.Namespace) -> int:
     import torch
     from tqdm import tqdm
 
-    from asrkit.models import load_checkpoint
+    from asrkit.models import limit_context, load_checkpoint
     from asrkit.records import home
     from asrkit.shapes import expect
     from asrkit.transcribe import TIMED, Folder, Options, find, summary, transcribe
@@ -87,6 +87,8 @@ def _transcribe(args: argparse.Namespace) -> int:
     options = Options(batch_s=args.batch_seconds, window_s=args.window, overlap_s=args.overlap, timestamps=timed)
     expect(args.out is not None or args.format not in TIMED, "format", "txt or json without --out", args.format, "Pass --out DIR.")
     checkpoint = load_checkpoint(args.model or home() / "demo", device=args.device, dtype=getattr(torch, args.dtype))
+    if args.context:
+        limit_context(checkpoint.model, tuple(args.context))
     found = find(args.files)
     folder = Folder(args.out, found, checkpoint, options, kind=args.format, fresh=args.fresh) if args.out else None
     todo, refused = folder.todo() if folder else ([file for file, _ in found], [])
@@ -185,6 +187,7 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
         ("--fresh", {"action": "store_true", "help": "make and overwrite all that --out holds of these files"}),
         ("--window", {"type": float, "default": 30.0, "metavar": "SECONDS", "help": "longer files are cut into windows of this"}),
         ("--overlap", {"type": float, "default": 4.0, "metavar": "SECONDS", "help": "what a window shares with the next"}),
+        ("--context", {"type": int, "nargs": 2, "metavar": "FRAMES", "help": "local attention: frames to the left and right"}),
         ("--batch-seconds", {"type": float, "default": 120.0, "help": "audio in a batch at most, padding counted"}),
         ("--dtype", {"choices": ["float32", "bfloat16", "float16"], "default": "float32", "help": "features stay float32"}),
         DEVICE, THREADS, QUIET]),

@@ -1,5 +1,6 @@
 """Sound in, text out: windows of recordings, batches of them, features, model, decoder, and one transcript a file."""
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -58,6 +59,7 @@ class _Piece(NamedTuple):
     file: int
     start: int  # samples
     waveform: Tensor  # (S,)
+    new: int  # samples that no window before it has
     last: bool
     error: str = ""
 
@@ -77,11 +79,9 @@ def transcribe(
     options = options or Options()
     files = [file for file, _ in find(paths)]
     job = _Job(checkpoint, files, options)
-    show = None if progress else True  # None: only where there is a terminal
-    bar = tqdm(
-        unit="s", unit_scale=True, disable=show, bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} of audio [{elapsed}{postfix}]"
-    )
-    bar.total = 0.0 if bar.disable else sum(map(seconds, files))
+    silent = not (progress and sys.stderr.isatty())
+    total = 0.0 if silent else sum(map(seconds, files))
+    bar = tqdm(total=total, disable=silent, bar_format="{l_bar}{bar}| {n:.0f} of {total:.0f} s [{elapsed}<{remaining}{postfix}]")
     with bar:
         for pool in _ahead(_pools(job.pieces(), options.batch_s * job.rate_hz * POOL)):
             yield from job.run(pool, bar)
@@ -91,7 +91,8 @@ def _pools(pieces: Iterable[_Piece], budget: float) -> Iterator[list[_Piece]]:
     """`pieces` in lists of up to `budget` samples."""
     pool, held = list[_Piece](), 0
     for piece in pieces:
-        pool, held = [*pool, piece], held + len(piece.waveform)
+        pool.append(piece)
+        held += len(piece.waveform)
         if held >= budget:
             yield pool
             pool, held = [], 0
@@ -124,9 +125,9 @@ class _Job:
         for file, path in enumerate(self.files):
             try:
                 for start, waveform, last in windows(blocks(path, self.rate_hz), size, overlap):
-                    yield _Piece(file, start, waveform, last)
+                    yield _Piece(file, start, waveform, len(waveform) - overlap * (start > 0), last)
             except (ValueError, RuntimeError, OSError, MemoryError) as error:
-                yield _Piece(file, 0, torch.zeros(0), True, _one_line(error))
+                yield _Piece(file, 0, torch.zeros(0), 0, True, _one_line(error))
 
     def run(self, pool: Sequence[_Piece], bar: tqdm) -> Iterator[Transcript]:
         """Recognise `pool`; yields the files that end in it."""
@@ -138,12 +139,17 @@ class _Job:
             heard |= zip(rows, self.hear([pool[n] for n in rows]), strict=True)
             share = (time.perf_counter() - start) / sum(len(pool[n].waveform) for n in rows)
             took |= {n: share * len(pool[n].waveform) for n in rows}
-            bar.update(sum(len(pool[n].waveform) for n in rows) / self.rate_hz)
-            bar.set_postfix_str(f"RTFx {bar.n / max(bar.format_dict['elapsed'], 1e-3):.0f}")
+            self.show(bar, [pool[n] for n in rows])
+        self.show(bar, [pool[n] for n in {*heard} - {*loud}])
         for n, piece in enumerate(pool):
             self.compute_s += took[n]
             if (done := self.add(piece, heard[n])) is not None:
                 yield done
+
+    def show(self, bar: tqdm, done: Sequence[_Piece]) -> None:
+        """Move the bar; RTFx is audio over time so far, reading included."""
+        bar.update(sum(piece.new for piece in done) / self.rate_hz)
+        bar.set_postfix_str(f"RTFx {bar.n / max(bar.format_dict['elapsed'], 1e-3):.0f}")
 
     def hear(self, pieces: Sequence[_Piece]) -> list[list[Label] | str]:
         """Labels of each piece, or what went wrong; a batch that fails is tried in halves."""

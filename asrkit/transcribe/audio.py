@@ -72,7 +72,7 @@ def _open(path: Path) -> Any:
         file = soundfile.SoundFile(str(path))
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: a suffix that promises samples without a header
         why = getattr(error, "error_string", error)  # without the path
-        raise ValueError(f"audio: {path.name} cannot be read ({why}).") from None
+        raise ValueError(f"audio: {path.name} cannot be read (libsndfile: {why}).") from None
     expect(100 <= file.samplerate <= 1_000_000, "audio", "100 to 1,000,000 Hz", f"{file.samplerate} Hz in {path.name}")
     return file
 
@@ -105,12 +105,8 @@ def convert(samples: Tensor, rate: int, rate_hz: int) -> Tensor:
     if rate * rate_hz <= 2e7 * math.gcd(rate, rate_hz) ** 2:
         return resample(samples, rate, rate_hz)
     # resample() would tabulate as many taps as that product: gigabytes at 22,051 Hz. A Fourier transform takes its input for
-    # periodic, so the margins are faded: a jump from end to start would ring far into the block.
-    fade = torch.hann_window(2 * MARGIN_S * rate, periodic=False)
-    shaped = samples.clone()
-    shaped[: len(fade) // 2] *= fade[: len(fade) // 2]
-    shaped[-(len(fade) // 2) :] *= fade[len(fade) // 2 :]
-    return torch.fft.irfft(torch.fft.rfft(shaped), len(samples) // rate * rate_hz) * (rate_hz / rate)
+    # periodic, and rings where the end meets the start: in the margins.
+    return torch.fft.irfft(torch.fft.rfft(samples), len(samples) // rate * rate_hz) * (rate_hz / rate)
 
 
 def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Tensor]:

@@ -75,12 +75,12 @@ def test_batches_hold_the_budget_with_padding_counted_and_every_piece_once():
 
 
 def test_a_folder_stands_for_the_sound_files_under_it_sorted_and_a_file_for_itself(tmp_path):
-    for name in ("b/2.FLAC", "b/1.wav", "a.ogg", "notes.txt", ".hidden/x.wav", "._a.wav"):
+    for name in (*(f"b/{n}.wav" for n in (7, 3, 9, 4, 1, 8)), "b/2.FLAC", "a.ogg", "notes.txt", ".hidden/x.wav", "._a.wav"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     names = [str(name) for _, name in find([tmp_path])]
-    assert names == ["a.ogg", "b/1.wav", "b/2.FLAC"]
-    assert [str(name) for _, name in find([tmp_path / "notes.txt", tmp_path / "b"])] == ["notes.txt", "1.wav", "2.FLAC"]
+    assert names == ["a.ogg", "b/1.wav", "b/2.FLAC", *(f"b/{n}.wav" for n in (3, 4, 7, 8, 9))]
+    assert [str(name) for _, name in find([tmp_path / "notes.txt", tmp_path / "b"])][:3] == ["notes.txt", "1.wav", "2.FLAC"]
 
 
 def bad_files(folder):
@@ -100,7 +100,7 @@ def bad_files(folder):
         "cut.flac": "cut.flac breaks off after", "cut.mp3": "The file is truncated.",
         "nan.wav": "NaN or infinity at 0.750 s of nan.wav",
         "empty.wav": "none in empty.wav", "slow.wav": "got 50 Hz in slow.wav", "zero.wav": "0 bytes in zero.wav",
-        "text.wav": "text.wav cannot be read (Format not recognised.)", "foreign.raw": "foreign.raw cannot be read",
+        "text.wav": "text.wav cannot be read (libsndfile: Format not recognised.)", "foreign.raw": "foreign.raw cannot be read",
         "folder.wav": "folder.wav'. There is none in it.", "none.wav": "none.wav'. Check the path.",
     }  # fmt: skip
     return {folder / name: what for name, what in said.items()}

@@ -1,3 +1,4 @@
+import io
 import subprocess
 import sys
 import threading
@@ -10,8 +11,10 @@ import torch
 import asrkit.transcribe as room
 from asrkit.features import FeatureConfig
 from asrkit.models import Checkpoint, ConvConfig, CTCConfig, CTCModel, TransducerConfig, TransducerModel, presets, save_checkpoint
-from asrkit.text import CharTokenizer
-from asrkit.transcribe import Options, recognize, transcribe
+from asrkit.text import CharTokenizer, cer
+from asrkit.transcribe import Label, Options, recognize, transcribe
+from asrkit.transcribe.audio import blocks
+from asrkit.transcribe.seams import words
 
 WHOLE = Options(window_s=3600, overlap_s=0)
 
@@ -75,13 +78,15 @@ def test_the_times_of_labels_are_frames_of_the_encoder_and_durations_count(learn
     (one,) = transcribe(tdt, [path], options=Options(timestamps=True))
     found = recognize(tdt, torch.from_numpy(soundfile.read(str(path), dtype="float32")[0])[None], torch.tensor([32_000]))
     N = int(found.lengths[0])
-    assert N > 0 and one.text == tdt.tokenizer.decode(found.tokens()[0])
-    last = max(
-        frame + max(jump, 1) for frame, jump in zip(found.frames[0, :N].tolist(), found.durations[0, :N].tolist(), strict=True)
-    )
-    assert one.words[-1].end_s == pytest.approx(min(last * 0.08, 2.0))
-    starts = {round(frame * 0.08, 6) for frame in found.frames[0, :N].tolist()}
-    assert {round(word.start_s, 6) for word in one.words} <= starts
+    rows = [*zip(*(part[0, :N].tolist() for part in (found.labels, found.frames, found.durations)), strict=True)]
+
+    def timed(length):
+        return words([Label(t, f * 0.08, min((f + length(jump)) * 0.08, 2.0), 1.0) for t, f, jump in rows], tdt.tokenizer)
+
+    wanted = timed(lambda jump: max(jump, 1))
+    assert one.text == tdt.tokenizer.decode(found.tokens()[0]) and wanted != timed(lambda jump: 1) != timed(lambda jump: jump)
+    for heard, word in zip(one.words, wanted, strict=True):
+        assert heard.text == word.text and heard[1:3] == pytest.approx(word[1:3]) and 0 < heard.confidence < 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -89,8 +94,6 @@ def test_a_model_in_half_precision_hears_nearly_the_same(learned, speech, dtype)
     half = learned._replace(model=CTCModel(learned.model.config).to(dtype).eval())
     half.model.load_state_dict(learned.model.state_dict())
     full, low = (" ".join(one.text for one in transcribe(model, speech)) for model in (learned, half))
-    from asrkit.text import cer
-
     assert cer([full], [low], resamples=1).rate < 0.05
 
 
@@ -144,13 +147,31 @@ def test_scores_that_are_nan_are_an_error_of_the_file(speech):
     assert "got NaN in torch.float32" in next(transcribe(broken, speech)).error
 
 
-def test_a_reader_thread_is_at_most_one_pool_ahead_and_ends_with_the_iterator(learned, speech):
-    before = threading.active_count()
+def test_a_reader_is_at_most_one_pool_ahead_and_ends_with_the_iterator(learned, speech, monkeypatch):
+    before, opened = threading.active_count(), []
+    monkeypatch.setattr(room, "blocks", lambda path, rate_hz: (opened.append(path), blocks(path, rate_hz))[1])
     running = transcribe(learned, speech * 20, options=Options(batch_s=1))
     next(running)
     running.close()
-    assert threading.active_count() == before
+    assert threading.active_count() == before and 1 < len(opened) < 30
     assert [*transcribe(learned, [])] == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "progress", "shown"), [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)]
+)
+def test_a_bar_with_rtfx_is_shown_on_a_terminal_only(learned, long_file, speech, tmp_path, monkeypatch, stream, progress, shown):
+    monkeypatch.setattr(sys, "stderr", stream())
+    save(tmp_path / "silent.wav", torch.zeros(16_000))
+    heard = [*transcribe(learned, [long_file, tmp_path / "silent.wav", tmp_path / "none.wav"], progress=progress)]
+    said = sys.stderr.getvalue()
+    assert len(heard) == 3 and bool(said) == shown
+    assert not shown or (" 97 of 97 s [" in said and ", RTFx " in said)  # what windows share counts once
 
 
 @pytest.mark.parametrize(
@@ -171,7 +192,7 @@ def test_options_that_contradict_are_refused(wrong, message):
 MEMORY = """
 import resource, sys
 from asrkit.models import load_checkpoint
-from asrkit.transcribe import Options, transcribe
+from asrkit.transcribe import Label, Options, transcribe
 checkpoint = load_checkpoint(sys.argv[1])
 short, = transcribe(checkpoint, [sys.argv[2]])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -180,6 +201,7 @@ print(long.audio_s, len(long.text) > 1000, (resource.getrusage(resource.RUSAGE_S
 """
 
 
+@pytest.mark.slow
 def test_a_file_of_three_hours_needs_no_more_memory_than_its_windows(tmp_path):
     hearing = untrained(CTCConfig(vocab_size=28, encoder=ConvConfig(bins=8, width=8, layers=0, subsampling=8)), bins=8)
     save_checkpoint(tmp_path / "m.safetensors", hearing)

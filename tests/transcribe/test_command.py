@@ -1,0 +1,75 @@
+import json
+import math
+
+import pytest
+import torch
+
+from asrkit.cli import main
+from asrkit.models import Checkpoint, ConvConfig, StatelessConfig, TransducerConfig, TransducerModel, presets, save_checkpoint
+from asrkit.text import CharTokenizer
+from asrkit.training import TrainConfig, train
+
+
+@pytest.fixture
+def model(learned, tmp_path):
+    """The trained model as a file."""
+    save_checkpoint(tmp_path / "model.safetensors", learned)
+    return str(tmp_path / "model.safetensors")
+
+
+def test_without_a_model_the_one_in_the_home_is_used_as_training_left_it(tiny_speech, speech, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
+    config = TransducerConfig(
+        vocab_size=28, encoder=ConvConfig(width=24, layers=1), predictor=StatelessConfig(width=24), joint_width=24
+    )
+    short = TrainConfig(steps=1, seconds=math.inf, batch_seconds=6.0, threads=1)
+    train(config, CharTokenizer(), tiny_speech, out=tmp_path / "demo", config=short, progress=False)
+    assert main(["transcribe", str(speech[0])]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["files"] == 1
+
+
+def test_a_line_a_file_in_the_order_given_then_one_json_line(model, speech, tmp_path, capsys):
+    files = [str(speech[1]), str(tmp_path / "none.wav"), str(speech[0])]
+    assert main(["transcribe", *files, "--model", model]) == 1
+    out, err = capsys.readouterr()
+    *lines, last = out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == [files[0], files[2]] and all(line.split("\t")[1] for line in lines)
+    assert err == f"{files[1]}: audio: expected a WAV, FLAC, OGG or MP3 file, got {files[1]!r}. Check the path.\n"
+    summary = json.loads(last)
+    assert [*summary] == ["files", "failed", "skipped", "audio_s", "rtfx"] and (summary["files"], summary["failed"]) == (3, 1)
+
+
+def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(model, speech, capsys):
+    for more, has in (([], False), (["--timestamps"], True)):
+        assert main(["transcribe", str(speech[0].parent), "--model", model, "--format", "json", *more]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()[:-1]]
+        assert [line["file"] for line in lines] == [str(path) for path in speech]
+        assert all(("words" in line) == has for line in lines)
+
+
+def test_local_attention_is_for_fastconformers_and_changes_what_they_hear(model, long_file, learned, tmp_path, capsys):
+    command = ["transcribe", str(long_file), "--context", "4", "4"]
+    assert main([*command, "--model", model]) == 2
+    assert capsys.readouterr().err.strip().endswith("model: expected one with a FastConformer, got ConvEncoder.")
+    torch.manual_seed(0)
+    fast = TransducerModel(presets.tiny(vocab_size=28)).eval()
+    save_checkpoint(tmp_path / "fast.safetensors", Checkpoint(fast, CharTokenizer(), {}, {}))
+    heard = set()
+    for arguments in (command, command[:2], [*command[:2], "--context", "-1", "-1"]):
+        assert main([*arguments, "--window", "120", "--model", str(tmp_path / "fast.safetensors")]) == 0
+        heard.add(capsys.readouterr().out.splitlines()[0])
+    assert len(heard) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch-seconds", "0"], "batch_s: expected more than 0 seconds, got 0.0"),
+        (["--window", "0"], "window_s: expected 1 to 86,400 seconds, got 0.0"),
+        (["--overlap", "20"], "overlap_s: expected 0 to half a window, got 20.0"),
+        (["--format", "vtt"], "format: expected txt or json without --out, got vtt. Pass --out DIR."),
+    ],
+)
+def test_bad_options_are_one_line(model, speech, arguments, message, capsys):
+    assert main(["transcribe", str(speech[0]), "--model", model, *arguments]) == 2
+    assert capsys.readouterr().err == f"asrkit transcribe: {message}{'' if message.endswith('.') else '.'}\n"
