@@ -8,6 +8,9 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported: threads that spin starve a busy machine
 import torch
 
+with torch.device("meta"):  # torch notes here, once, which functions it redirects: before a test replaces torch.empty
+    torch.empty(1)
+
 
 def pytest_collection_modifyitems(items):
     """Skip what is marked `gpu` where torch finds no CUDA device."""

@@ -1,0 +1,54 @@
+"""Presets have the sizes of the published models."""
+
+import pytest
+import torch
+
+from asrkit.models import CTCModel, TransducerModel, presets
+from asrkit.models.transducer import CTCConfig
+
+# Counted from the same settings built with nemo_toolkit 3.0.0 (ConformerEncoder, RNNTDecoder, RNNTJoint, ConvASRDecoder);
+# transformers 5.23.0 has the same for all but the 110M, which it cannot build. Model cards give two digits: 0.6B, 1.1B, 114M.
+COUNTS = {
+    "parakeet_ctc_0_6b": 608_799_745,
+    "parakeet_ctc_1_1b": 1_062_540_289,
+    "parakeet_rnnt_0_6b": 616_692_225,
+    "parakeet_rnnt_1_1b": 1_070_432_769,
+    "parakeet_tdt_0_6b": 617_825_926,
+    "parakeet_tdt_1_1b": 1_070_435_974,
+    "tdt_ctc_110m": 114_624_647,
+}
+
+
+def parameters(config):
+    """Parameters of the model of `config`, which is not made: it has no memory."""
+    with torch.device("meta"):
+        model = CTCModel(config) if isinstance(config, CTCConfig) else TransducerModel(config)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_preset_has_as_many_parameters_as_the_published_model(name):
+    assert parameters(presets.PRESETS[name]()) == COUNTS[name]
+
+
+def test_the_multilingual_model_is_the_preset_with_its_vocabulary():
+    assert parameters(presets.parakeet_tdt_0_6b(vocab_size=8192)) == 627_008_134  # parakeet-tdt-0.6b-v3
+
+
+def test_every_preset_but_the_tiny_one_is_published():
+    assert presets.PRESETS.keys() - COUNTS.keys() == {"tiny"}
+
+
+# What counts cannot tell: facts of the published checkpoints, as their readers state them.
+SCALED = {"parakeet_ctc_0_6b", "parakeet_ctc_1_1b", "parakeet_rnnt_0_6b", "parakeet_rnnt_1_1b"}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_preset_says_what_its_checkpoint_says(name):
+    config = presets.PRESETS[name]()
+    encoder = config.encoder
+    assert encoder.scale_input == (name in SCALED)
+    assert encoder.bins == (128 if name == "parakeet_tdt_0_6b" else 80)
+    assert encoder.bias == (name != "parakeet_tdt_0_6b")
+    assert (encoder.heads, encoder.kernel, encoder.subsampling, encoder.context) == (8, 9, 8, (-1, -1))
+    assert getattr(config, "durations", ()) == ((0, 1, 2, 3, 4) if "tdt" in name else ())
