@@ -2,10 +2,9 @@
 
     .venv-peers/bin/python -P parity_worker.py nemo FOLDER
     .venv-peers/bin/python -P parity_worker.py transformers FOLDER
-    .venv-peers/bin/python -P parity_worker.py golden FOLDER
 
-The first two write for each case `NAME.nemo` or the folder `NAME`, and `NAME.pt`: waveforms, features, encoded frames, CTC
-log-probs, joint logits, tokens and frames. The last writes the numbers that are committed in tests/golden.
+writes for each case `NAME.nemo` or the folder `NAME`, and `NAME.pt`: waveforms, features, encoded frames, CTC log-probs, joint
+logits, tokens and frames; and `PEER.json`, which is committed in tests/golden.
 An archive has the layout of NeMo's `save_to`, and is put together here from its modules: `save_to` itself needs lightning.
 """
 
@@ -255,24 +254,20 @@ def sampled(answer: Answer) -> dict[str, Any]:
 
 @torch.no_grad()
 def main(peer: str, folder: Path) -> None:
-    """Write what `peer` names to `folder`."""
+    """Write the files of `peer` and what it computes of them to `folder`, and what tests/golden has of it to PEER.json."""
     torch.set_num_threads(1)
     if peer == "nemo":
-        nemo = import_nemo()
+        package, compute = "nemo_toolkit", functools.partial(of_nemo, import_nemo())
         for name, case in nemo_cases().items():
-            torch.save(of_nemo(nemo, case, folder / f"{name}.nemo"), folder / f"{name}.pt")
-    elif peer == "transformers":
+            torch.save(compute(case, folder / f"{name}.nemo"), folder / f"{name}.pt")
+    else:
+        package, compute = "transformers", of_transformers
         for name, case in cases().items():
             answer = of_transformers(case, folder / name, "40KB" if name == "tdt" else "5GB")
             torch.save(answer, folder / f"{name}.pt")
-    else:
-        nemo = import_nemo()
-        peers = {"nemo_toolkit": functools.partial(of_nemo, nemo), "transformers": of_transformers}
-        for name, of in peers.items():
-            said = {case: sampled(of(how)) for case, how in golden_cases().items()}
-            lines = [f"{json.dumps(case)}: {json.dumps(content)}" for case, content in said.items()]
-            text = "{" + f'"peer": "{name} {version(name)}",\n' + ",\n".join(lines) + "}\n"
-            (folder / f"{name}.json").write_text(text)
+    lines = [f'"peer": "{package} {version(package)}"']
+    lines += [f"{json.dumps(name)}: {json.dumps(sampled(compute(case)))}" for name, case in golden_cases().items()]
+    (folder / f"{peer}.json").write_text("{" + ",\n".join(lines) + "}\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The same weights in NeMo's or transformers' own model and in ours: features, encoded frames, log-probs, tokens, one by one.
 
-Where `make peers` has not been run, numbers that these peers computed are compared (tests/golden); where it has, those too are
-computed again: `.venv-peers/bin/python -P tests/models/parity_worker.py golden tests/golden` writes them.
+Where `make peers` has not been run, numbers that these peers computed are compared (tests/golden); where it has, those are computed
+again too. tests/models/parity_worker.py writes them.
 """
 
 import functools
@@ -30,23 +30,18 @@ TRANSDUCERS = [(peer, name) for peer, name in CASES if not name.startswith("ctc"
 CLOSE = {"rtol": 0, "atol": 1e-4}
 
 
-def ask_peer(what, folder):
-    """Run the peers' process; skip, saying why, where they are not installed."""
-    if not PYTHON.exists():
-        pytest.skip("needs .venv-peers: `make peers` installs NeMo and transformers")
-    command = [str(PYTHON), "-P", "-W", "ignore", str(HERE / "parity_worker.py"), what, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory):
-    """peers(peer, case): our checkpoint of the peer's files, what the peer computes, what we compute."""
+    """peers(peer, case): our checkpoint of the peer's files, what the peer computes, what we compute. peers.folder_of(peer)."""
 
     @functools.cache
     def folder_of(peer):
+        if not PYTHON.exists():
+            pytest.skip("needs .venv-peers: `make peers` installs NeMo and transformers")
         folder = tmp_path_factory.mktemp(peer)
-        ask_peer(peer, folder)
+        command = [str(PYTHON), "-P", "-W", "ignore", str(HERE / "parity_worker.py"), peer, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr[-2000:]
         return folder
 
     @functools.cache
@@ -56,6 +51,7 @@ def peers(tmp_path_factory):
         checkpoint = load_checkpoint(folder / (f"{name}.nemo" if peer == "nemo" else name))
         return checkpoint, theirs, computed(checkpoint, theirs["waveforms"], theirs["lengths"])
 
+    load.folder_of = folder_of
     return load
 
 
@@ -139,11 +135,11 @@ def golden(peer):
 
 
 @pytest.mark.parametrize("case", known.golden_cases())
-@pytest.mark.parametrize("peer", ["nemo_toolkit", "transformers"])
+@pytest.mark.parametrize("peer", ["nemo", "transformers"])
 def test_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
     theirs, how = golden(peer)[case], known.golden_cases()[case]
     states = {name: torch.zeros(shape) for name, shape in theirs["shapes"].items()}
-    if peer == "nemo_toolkit":
+    if peer == "nemo":
         window, bands = torch.hann_window(400, periodic=False), mel_bands(FeatureConfig()).T[None]
         states |= {"preprocessor.featurizer.window": window, "preprocessor.featurizer.fb": bands}
         known.write_nemo(path := tmp_path / "model.nemo", known.nemo_config(how), known.fill(states))
@@ -156,16 +152,15 @@ def test_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
         assert (ours[name].tolist() if torch.is_tensor(ours[name]) else ours[name]) == theirs[name], name
 
 
-def test_the_peers_still_say_what_is_committed(tmp_path):
-    ask_peer("golden", tmp_path)
-    for peer in ("nemo_toolkit", "transformers"):
-        said, kept = json.loads((tmp_path / f"{peer}.json").read_text()), golden(peer)
-        assert said.keys() == kept.keys()
-        assert said.pop("peer") == kept.pop("peer")
-        for case in kept:
-            assert said[case].keys() == kept[case].keys()
-            for name, wanted in kept[case].items():
-                if name in known.PLACES:  # another processor rounds otherwise
-                    torch.testing.assert_close(torch.tensor(said[case][name]), torch.tensor(wanted), rtol=0, atol=2e-5)
-                else:
-                    assert said[case][name] == wanted, (case, name)
+@pytest.mark.parametrize("peer", ["nemo", "transformers"])
+def test_a_peer_still_says_what_is_committed(peers, peer):
+    said, kept = json.loads((peers.folder_of(peer) / f"{peer}.json").read_text()), golden(peer)
+    assert said.keys() == kept.keys()
+    assert said.pop("peer") == kept.pop("peer")
+    for case in kept:
+        assert said[case].keys() == kept[case].keys()
+        for name, wanted in kept[case].items():
+            if name in known.PLACES:  # another processor rounds otherwise
+                torch.testing.assert_close(torch.tensor(said[case][name]), torch.tensor(wanted), rtol=0, atol=2e-5)
+            else:
+                assert said[case][name] == wanted, (case, name)
