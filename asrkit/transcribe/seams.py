@@ -33,15 +33,16 @@ def join(before: Sequence[Label], after: Sequence[Label], start_s: float, end_s:
     """Labels of two windows, of which the second starts at `start_s` and the first ends at `end_s`: each label once.
 
     Labels that both heard, within JITTER_S, are paired and take the first window's time, so a cut has both on one side: none is
-    doubled, none lost. The cut is in the longest pause of both, the sooner the closer to the middle of the overlap: near its own
-    edge a window has heard half a word.
+    doubled, none lost. The cut is in a long pause of both, between labels that both heard, and close to the middle of the
+    overlap: near its own edge a window has heard half a word.
     """
     head = before[: bisect.bisect_left(before, start_s, key=lambda label: label.start_s)]
     left, right = list(before[len(head) :]), [label for label in after if label.start_s < end_s]
-    times = [label.start_s for label in right]
+    times, agreed = [label.start_s for label in right], {start_s, end_s}
     for i, j in _pairs(left, right):
         times[j] = left[i].start_s
-    cut = _cut([label.start_s for label in left] + times, start_s, end_s)
+        agreed.add(times[j])
+    cut = _cut({label.start_s for label in left} | {*times}, agreed, start_s, end_s)
     kept = [label for label, time in zip(right, times, strict=True) if time >= cut]
     return [*head, *(label for label in left if label.start_s < cut), *kept, *after[len(right) :]]
 
@@ -69,15 +70,17 @@ def _match(one: Label, other: Label) -> float:
     return 1 - 0.01 * apart if one.token == other.token and apart <= JITTER_S else 0.0
 
 
-def _cut(times: Sequence[float], start_s: float, end_s: float) -> float:
-    """The middle of the longest pause between `times`, or what of it is closest to the middle of the overlap."""
+def _cut(times: set[float], agreed: set[float], start_s: float, end_s: float) -> float:
+    """A time in the best gap between `times`; half a second of pause is worth two seconds off the middle, or two neighbours
+    that are `agreed`."""
     middle = (start_s + end_s) / 2
     edges = sorted({start_s, end_s, *(time for time in times if start_s < time < end_s)})
     best, cut = -float("inf"), middle
     for low, high in itertools.pairwise(edges):
         pause = min(high - low, PAUSE_S)
         place = min(max(middle, low + pause / 2), high - pause / 2)
-        if (worth := pause - 0.25 * abs(place - middle)) > best:
+        worth = pause + 0.25 * (low in agreed) + 0.25 * (high in agreed) - 0.25 * abs(place - middle)
+        if worth > best:
             best, cut = worth, place
     return cut
 

@@ -70,6 +70,14 @@ def test_a_word_in_the_middle_that_they_hear_differently_is_one_word_of_either()
     assert text_of(join(first, second, 0.0, 2.6)) in ("xsevenx", "xnightx")
 
 
+def test_a_word_they_split_into_other_pieces_is_not_said_in_part_and_in_whole():
+    same = [[Label(n, n * 0.1, n * 0.1 + 0.1, 1.0) for n in part] for part in (range(1, 7), range(10, 16))]
+    first = [*same[0], Label(100, 0.7, 0.8, 1.0), Label(101, 0.9, 1.0, 1.0), *same[1]]  # no pause anywhere
+    second = [*same[0], Label(102, 0.8, 0.9, 1.0), *same[1]]
+    joined = [label.token for label in join(first, second, 0.0, 1.6)]
+    assert joined in ([label.token for label in first], [label.token for label in second])
+
+
 def test_the_cut_is_not_at_the_edge_of_a_pause():
     first, second = labels("one", 0.0, 0.1), labels("ten", 1.0, 0.1)  # a pause from 0.2 to 1.0 s
     late = [label._replace(start_s=label.start_s + 0.3) for label in labels("oxe", 0.0, 0.1)]  # until 0.5 s, and not understood
