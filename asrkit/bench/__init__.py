@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from asrkit.bench import decoders, encoder, losses, precision
+from asrkit.bench import ceilings, decoders, encoder, losses, precision
 from asrkit.bench.cases import Case, Seen, check
-from asrkit.bench.ceilings import ceilings
 from asrkit.bench.peers import Peers, Rival
 from asrkit.profiling import Timing, measure, ratio
 from asrkit.records import Measurement, append
@@ -58,7 +57,7 @@ def run(
     if suite == "losses" and device.startswith("cuda"):
         done += _kept(losses.limits(device), out)
     if suite == "encoder":
-        done += _kept(ceilings(device, quick).measurements, out)
+        done += _kept(ceilings.ceilings(device, quick).measurements, out)
     if wrong:
         raise AssertionError(" ".join(wrong))
     return done

@@ -1,4 +1,4 @@
-"""The suite of encoders: FastConformers of published sizes by arithmetic, eager, compiled and as a CUDA graph; and one core.
+"""The suite of encoders: FastConformers of published sizes by arithmetic, eager, compiled, packed, as a CUDA graph; and one core.
 
 Weights are random and seeded: they change neither the work nor its time, and every rival gets the same. Utterances last ten
 seconds, the shortest of a batch half as long; RTFx counts speech, operations count padding too. Least work is the products'
@@ -29,6 +29,7 @@ from asrkit.cost import encoder_flops, encoder_parameters
 from asrkit.decoders import transducer_greedy
 from asrkit.features import log_mel
 from asrkit.models import FastConformer, FastConformerConfig, LSTMConfig, TransducerConfig, TransducerModel, presets
+from asrkit.models.packed import pack
 
 SECONDS, RATE_HZ = 10, 16_000
 RIVALS_MOST = 700_000_000  # parameters: every rival's process holds them too
@@ -45,6 +46,7 @@ class Way:
     autocast: bool = False  # weights stay float32, products take them cast
     compiled: bool = False  # torch.compile, block by block: all blocks share one program
     graphed: bool = False  # replayed as a CUDA graph
+    packed: bool = False  # weights laid out for a CPU's products (asrkit.models.packed)
 
     @property
     def weights(self) -> torch.dtype:
@@ -80,8 +82,8 @@ def groups(cuda: bool, compiled: bool) -> dict[str, dict[str, Way]]:
         ways = {name: Way(arithmetic=name)}
         if compiled and which("g++"):  # torch.compile for a CPU, and Triton too, ask for a compiler
             ways[f"compiled_{name}"] = Way(arithmetic=name, compiled=True)
-        if cuda:
-            ways[f"graphed_{name}"] = Way(arithmetic=name, graphed=True)
+        other = {f"graphed_{name}": Way(arithmetic=name, graphed=True)} if cuda else {}
+        ways |= other or {f"packed_{name}": Way(arithmetic=name, packed=True)}
         if name == "float32":
             found["encoder-float32"] = ways | ({"tf32": Way(arithmetic="tf32")} if cuda else {})
         else:
@@ -148,6 +150,8 @@ def twin(encoder: FastConformer, dtype: torch.dtype) -> FastConformer:
 def arm(encoder: FastConformer, inputs: Inputs, way: Way) -> Encode:
     """A call that encodes the inputs in that way."""
     features, lengths = inputs
+    if way.packed:
+        encoder = pack(twin(encoder, way.weights))
     if way.compiled:
         encoder = twin(encoder, way.weights)
         for block in encoder.blocks:
@@ -210,6 +214,7 @@ def one_core(quick: bool) -> Case:
     plan = planted(1, frames, V=config.vocab_size + 1, width=config.joint_width, layers=config.predictor.layers)
     model = recogniser(config, plan.model)
     halved = deepcopy(model).to(torch.bfloat16)
+    packed = pack(deepcopy(halved))
     wave = torch.randn(1, seconds * RATE_HZ, generator=torch.Generator().manual_seed(0)) / 10
     length = torch.tensor([wave.shape[1]])
 
@@ -218,15 +223,17 @@ def one_core(quick: bool) -> Case:
             encoded, ends, _ = model.encode(*log_mel(wave, length))
             return encoded, transducer_greedy(model, plan.encoded.to(encoded.dtype), ends).labels
 
-    arms = {"float32": partial(recognise, model), "bfloat16": partial(recognise, halved)}
+    models = {"float32": model, "bfloat16": halved, "packed_bfloat16": packed}
+    arms = {name: partial(recognise, one) for name, one in models.items()}
     params = {
         "shape": [1, frames, config.encoder.width, config.encoder.layers], "audio_s": seconds, "weights": "random",
         "labels": len(plan.labels[0]), "cores": 1, "threads": 1, "preset": "tiny" if quick else "parakeet_rnnt_1_1b",
     }  # fmt: skip
-    ways = {name: Way(arithmetic=name) for name in arms}
+    ways = {name: Way(arithmetic=name.removeprefix("packed_")) for name in arms}
     with one_thread():
         told = {name: told_of(way, config.encoder, 1, 100 * seconds, "cpu", quick) for name, way in ways.items()}
-    return Case(what="recogniser-one-core", arms=arms, params=params, of_arm=told, warmup=1)
+    ratios = [("float32", name) for name in arms if name != "float32"]
+    return Case(what="recogniser-one-core", arms=arms, params=params, of_arm=told, ratios=ratios, warmup=1)
 
 
 def recogniser(config: TransducerConfig, decoder: TransducerModel) -> TransducerModel:

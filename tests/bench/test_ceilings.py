@@ -5,22 +5,30 @@ import torch
 
 from asrkit import records
 from asrkit.bench.ceilings import Ceilings, ceilings, tf32
+from asrkit.profiling import Timing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_a_rate_is_work_by_the_median_time_and_the_best_of_its_kind_counts():
+def test_every_arithmetic_and_stream_is_measured_and_the_best_repeat_counts():
     found = ceilings("cpu", quick=True)
-    assert set(found.flops) == {"float32", "bfloat16", "float16"}
     by = {(one.metric, one.impl): one for one in found.measurements}
-    assert set(by) == {("matrix_product", name) for name in found.flops} | {("copy", "float32")} | {
-        ("weight_stream", name) for name in found.flops
-    }  # fmt: skip
-    assert {name: by["matrix_product", name].value for name in found.flops} == found.flops
-    assert found.bytes_per_s == max(one.value for one in found.measurements if one.unit == "B/s")
+    names = ["float32", "bfloat16", "float16"]
+    streams = [("copy", "float32"), *(("weight_stream", name) for name in names)]
+    assert set(by) == {*streams, *(("matrix_product", name) for name in names)}
+    assert found.flops == {name: max(by["matrix_product", name].samples) for name in names}
+    assert found.bytes_per_s == max(max(by[stream].samples) for stream in streams)
     for one in found.measurements:
-        assert one.value > 0 and one.params["threads"] == 1 and records.problem(one.sealed()) == ""
-        assert min(one.samples) <= one.value <= max(one.samples)
+        assert one.params["threads"] == 1 and records.problem(one.sealed()) == ""
+
+
+def test_a_rate_is_work_by_the_median_time(monkeypatch):
+    timing = Timing(samples_ms=(1.0, 2.0, 4.0), warmup=1, timer="none")
+    monkeypatch.setattr("asrkit.bench.ceilings.measure", lambda arms, **how: dict.fromkeys(arms, timing))
+    torch.set_num_threads(3)  # not measured by another test
+    rates = {one.metric: (one.value, one.samples[0]) for one in ceilings("cpu", quick=True).measurements}
+    product, stream = 2 * 128**3 / 2e-3, 2**20 / 2e-3
+    assert rates == {"matrix_product": (product, 2 * product), "copy": (stream, 2 * stream), "weight_stream": (stream, 2 * stream)}
 
 
 def test_a_ceiling_is_measured_once_for_each_number_of_threads():

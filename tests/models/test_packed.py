@@ -1,0 +1,40 @@
+"""Packed linear layers: the same numbers, for any number of frames, and refused where they cannot work."""
+
+import pytest
+import torch
+from torch import nn
+
+from asrkit.models import TransducerModel, presets
+from asrkit.models.packed import PackedLinear, pack
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (2, 300), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_computes_the_same(shape, dtype, tolerance, bias):
+    plain = nn.Linear(48, 40, bias=bias).eval().to(dtype)
+    x = torch.randn(*shape, 48).to(dtype)
+    with torch.inference_mode():
+        wanted, found = plain(x), PackedLinear(plain)(x)
+    assert found.dtype == dtype and found.shape == wanted.shape
+    assert (wanted - found).norm() <= tolerance * wanted.norm()
+
+
+def test_a_model_is_packed_whole_and_in_place():
+    model = TransducerModel(presets.tiny()).eval()
+    features, lengths = torch.randn(2, 100, 80), torch.tensor([100, 60])
+    with torch.inference_mode():
+        wanted = model.encode(features, lengths)
+        layers = sum(type(part) is nn.Linear for part in model.modules())
+        assert pack(model) is model
+        found = model.encode(features, lengths)
+        label = model.predict(torch.tensor([model.blank] * 2))[0]
+        assert model.join(found[0], label[:, None]).shape == (2, wanted[0].shape[1], model.blank + 1 + len(model.durations))
+    assert all(torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(wanted, found, strict=True))
+    parts = [*model.modules()]
+    assert sum(type(part) is PackedLinear for part in parts) == layers and not any(type(part) is nn.Linear for part in parts)
+
+
+def test_a_model_that_trains_is_refused():
+    with pytest.raises(ValueError, match="^model: expected one in eval mode on a CPU"):
+        pack(TransducerModel(presets.tiny()))
