@@ -210,8 +210,9 @@ def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") ->
     model.generation_config.suppress_tokens = [*range(V + 1, V + 1 + len(case["durations"]))] or None  # as converted ones have
     said = model.generate(features, attention_mask=mask)
     starts = said.durations.cumsum(1) - said.durations
-    alive = (said.sequences != V) & (starts < steps[:, None])
-    answer["generated"] = [row[keep].tolist() for row, keep in zip(said.sequences, alive, strict=True)]
+    label, inside = said.sequences != V, starts < steps[:, None]
+    answer["generated"] = [row[keep].tolist() for row, keep in zip(said.sequences, label & inside, strict=True)]
+    answer["generated_behind"] = (label & ~inside).sum(1).tolist()  # on padding, while a longer utterance goes on
     answer |= greedy(model, out, steps, case["durations"])
     return answer
 

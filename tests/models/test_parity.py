@@ -119,6 +119,14 @@ def test_generate_of_transformers_takes_a_durations_place_for_its_frames_and_our
     assert theirs["tokens"] == ours["tokens"] != theirs["generated"]
 
 
+def test_generate_of_transformers_labels_the_padding_of_shorter_utterances_and_ours_does_not(peers):
+    """transformers 5.23: nothing stops an utterance whose frames have ended before those of the longest in its batch."""
+    _, theirs, ours = peers("transformers", "rnnt")
+    assert theirs["generated_behind"][0] == 0 < theirs["generated_behind"][2]
+    for starts, steps in zip(ours["starts"], ours["steps"].tolist(), strict=True):
+        assert max(starts, default=0) < steps
+
+
 @pytest.mark.parametrize("peer, case", [("nemo", "tdt"), ("transformers", "tdt")])
 def test_an_utterance_alone_is_what_it_is_beside_longer_ones(peers, peer, case):
     checkpoint, theirs, ours = peers(peer, case)
