@@ -2,9 +2,11 @@ import contextlib
 import copy
 import gzip
 import io
+import random
 import sys
 import tarfile
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -343,11 +345,44 @@ def test_a_config_that_is_none_is_refused(text, said, parts, tmp_path):
     refused(pack(tmp_path / "a.nemo", parts["ctc"][1] | {"model_config.yaml": text}), said)
 
 
+NINEFOLD = "".join(f"{b}: &{b} [{', '.join(f'*{a}' for _ in range(9))}]\n" for a, b in pairwise("abcdefghij"))
+
+
+@pytest.mark.parametrize(
+    "text", ["a: &a [x]\n" + NINEFOLD, "a: &a [*a]", "a: &a {b: *a}"],
+    ids=["nine to the ninth", "a list in itself", "a section in itself"],
+)  # fmt: skip
+def test_aliases_that_stand_for_more_than_memory_holds_are_refused(text, parts, tmp_path):
+    members = parts["ctc"][1] | {"model_config.yaml": text.encode()}
+    refused(pack(tmp_path / "a.nemo", members), "model_config.yaml: expected a config, got one that aliases make endless")
+
+
+ODD = ["x", -1, 0, 10**9, None, [], {}, [[1]], [1, 2], float("inf"), float("nan"), True, "1e5", {"a": 1}, 3.5, b"x"]
+ODD += ["${encoder}", ["${encoder}"]]
+
+
+def test_odd_values_anywhere_in_the_config_are_refused_in_one_line_or_taken(parts, tmp_path):
+    members, draw = parts["hybrid"][1], random.Random(0)
+    config = yaml.safe_load(members["model_config.yaml"])
+    keys = [f"{name}.{key}" for name in ("preprocessor", "encoder", "decoder", "joint", "decoding") for key in config[name]]
+    keys += [f"decoder.prednet.{key}" for key in config["decoder"]["prednet"]] + ["tokenizer", "tokenizer.model_path", "aux_ctc"]
+    for _ in range(60):
+        change = draw.choice(keys), draw.choice(ODD)
+        try:
+            load_checkpoint(pack(tmp_path / "a.nemo", changed(members, change)))
+        except ValueError as error:
+            said = str(error)
+            if "\n" in said or len(said) > 500 or "whole tar" in said:
+                pytest.fail(f"{change}: {said}")
+
+
 UNSUPPORTED = [
     ("encoder._target_", "x.SqueezeformerEncoder"), ("encoder.subsampling", "striding"), ("encoder.causal_downsampling", True),
     ("encoder.conv_norm_type", "layer_norm"), ("encoder.self_attention_model", "abs_pos"), ("encoder.reduction", "pooling"),
     ("encoder.att_context_style", "chunked_limited"), ("encoder.att_context_size", [[70, 13], [70, 6]]),
     ("encoder.conv_context_size", "causal"), ("encoder.global_tokens", 1), ("encoder.feat_out", 7), ("encoder.surprise", 1),
+    ("encoder.n_layers", 10**9), ("encoder.d_model", "x"), ("preprocessor.window_size", 1e9),
+    ("preprocessor.preemph", float("nan")), ("preprocessor.n_fft", 0), ("decoder.prednet.pred_rnn_layers", 10**9),
     ("encoder.subsampling_factor", 16), ("encoder.feat_in", 64), ("encoder.d_model", "???"), ("encoder.n_layers", "${oc.env:N}"),
     ("encoder.xscaling", "${no.such.key}"), ("preprocessor._target_", "x.AudioToMFCCPreprocessor"), ("preprocessor.log", False),
     ("preprocessor.frame_splicing", 3), ("preprocessor.window", "bartlett"), ("preprocessor.normalize", {"fixed_mean": [0]}),

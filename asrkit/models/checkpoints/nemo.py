@@ -4,6 +4,7 @@ Every key that bears on the numbers is read from the archive's own config, or re
 names are those of nemo_toolkit 3.0.0.
 """
 
+import math
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,8 @@ from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
 from asrkit.shapes import expect, whole
 from asrkit.text import CharTokenizer, SentencePieceTokenizer, Tokenizer
 
+SIZE = 65_536  # of a layer, and how many: what asks for more is damaged
+NODES = 10**6  # values of a config: published ones list their vocabulary two or three times, some thousands each
 Kind = Literal["ctc", "transducer", "hybrid"]
 TARGETS: dict[str, Kind] = {
     "EncDecCTCModel": "ctc", "EncDecCTCModelBPE": "ctc", "EncDecRNNTModel": "transducer", "EncDecRNNTBPEModel": "transducer",
@@ -63,22 +66,32 @@ class _Section:
         value = self._followed(self.values[key]) if key in self.values else default[0]
         self.taken.add(key)
         unset = isinstance(value, str) and (value == "???" or "${" in value)
-        expect(not unset, f"{self.name}.{key}", "a value", repr(value))
-        expect(not of or value in of, f"{self.name}.{key}", f"{' or '.join(map(repr, of))} (others are not supported)", repr(value))
+        expect(not unset, f"{self.name}.{key}", "a value", _short(value))
+        expect(
+            not of or value in of, f"{self.name}.{key}", f"{' or '.join(map(repr, of))} (others are not supported)", _short(value)
+        )
         return value
 
-    def number(self, key: str, *default: Any) -> Any:
-        """The number that `key` has; YAML reads 1e-5 as text."""
+    def number(self, key: str, *default: Any) -> float:
+        """The finite number that `key` has; YAML reads 1e-5 as text."""
         value = self.take(key, *default)
         try:
-            return float(value) if isinstance(value, str) else value + 0
-        except (TypeError, ValueError):
-            raise ValueError(f"{self.name}.{key}: expected a number, got {value!r:.80}.") from None
+            finite = math.isfinite(number := float(value))
+        except (TypeError, ValueError, OverflowError):
+            finite = False
+        expect(finite, f"{self.name}.{key}", "a number", _short(value))
+        return number
+
+    def count(self, key: str, *default: Any) -> int:
+        """The whole number that `key` has, of a size that some model may have."""
+        value = self.take(key, *default)
+        expect(whole(value, 1, SIZE), f"{self.name}.{key}", f"a whole number in 1..{SIZE}", _short(value))
+        return value
 
     def section(self, key: str) -> "_Section":
         """The section under `key`."""
         values = self.take(key)
-        expect(isinstance(values, dict), f"{self.name}.{key}", "a section", repr(values)[:80])
+        expect(isinstance(values, dict), f"{self.name}.{key}", "a section", _short(values))
         return _Section(f"{self.name}.{key}".removeprefix("config."), values, self.root)
 
     def done(self, ignored: str) -> None:
@@ -87,6 +100,10 @@ class _Section:
         expect(not unknown, self.name, "known keys", unknown[:8], "What they change is not supported.")
 
     def _followed(self, value: Any) -> Any:
+        value = self._referred(value)
+        return [self._referred(item) for item in value] if isinstance(value, list) else value
+
+    def _referred(self, value: Any) -> Any:
         for _ in range(8):  # a reference may lead to another, not in circles
             reference = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
             if not reference:
@@ -95,7 +112,11 @@ class _Section:
             for part in reference[1].split("."):
                 found = found.get(part) if isinstance(found, dict) else None
             value = found
-        return [self._followed(item) for item in value] if isinstance(value, list) else value
+        return value
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:80]
 
 
 def _yaml(nemo: archive.Archive) -> _Section:
@@ -106,6 +127,13 @@ def _yaml(nemo: archive.Archive) -> _Section:
     except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"{nemo.name}: model_config.yaml is damaged ({' '.join(str(error).split()):.200}).") from None
     expect(isinstance(config, dict), "model_config.yaml", "keys and values", type(config).__name__)
+    nodes, count = [config], 1
+    while nodes:  # an alias stands for all that it names: a few lines of them can stand for more than memory holds
+        node = nodes.pop()
+        inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        count += len(inner)
+        expect(count <= NODES, "model_config.yaml", "a config", "one that aliases make endless", "Do not trust it.")
+        nodes += inner
     return _Section("config", config, config)
 
 
@@ -122,19 +150,20 @@ def _features(section: _Section) -> dict[str, Any]:
         "pad_value": 0, "n_window_size": None, "n_window_stride": None,
     }.items():  # fmt: skip
         section.take(key, only, of=(only,))
-    rate = section.number("sample_rate", 16_000)
+    rate = section.count("sample_rate", 16_000)
     seconds = section.number("window_size", 0.02), section.number("window_stride", 0.01)
-    whole = all(int(part * rate) == round(part * rate) for part in seconds)  # NeMo cuts off, asrkit rounds
-    expect(whole, f"{section.name}.window_size, window_stride", "whole samples", seconds)
+    fit = all(1 <= part * rate <= SIZE and int(part * rate) == round(part * rate) for part in seconds)  # NeMo cuts off
+    expect(fit, f"{section.name}.window_size, window_stride", "a number of samples, rounded or cut off", seconds)
     single = torch.finfo(torch.float32)
     guard = {"tiny": single.tiny, "eps": single.eps}.get(str(section.take("log_zero_guard_value", 2.0**-24)))
     normalization = section.take("normalize", "per_feature", of=("per_feature", "all_features", "NA", "", None, False))
     samples = int(seconds[0] * rate)
     features = {
-        "rate_hz": rate, "window_s": seconds[0], "hop_s": seconds[1], "bins": section.number("features", 64),
-        "fft": section.take("n_fft", None) or 2 ** (samples - 1).bit_length(),
+        "rate_hz": rate, "window_s": seconds[0], "hop_s": seconds[1], "bins": section.count("features", 64),
+        "fft": section.count("n_fft", 2 ** (samples - 1).bit_length()),
         "window": section.take("window", "hann", of=("hann", "hamming", "blackman")),
-        "preemphasis": section.take("preemph", 0.97) or 0.0, "power": int(section.take("mag_power", 2.0, of=(1, 2))),
+        "preemphasis": 0.0 if section.take("preemph", 0.97) is None else section.number("preemph", 0.97),
+        "power": int(section.take("mag_power", 2.0, of=(1, 2))),
         "guard": section.take("log_zero_guard_type", "add", of=("add", "clamp")),
         "log_guard": guard or section.number("log_zero_guard_value", 2.0**-24),
         "normalization": normalization if normalization in ("per_feature", "all_features") else "none",
@@ -169,7 +198,7 @@ def _shape(held: Tensor | None) -> str:
 
 def _encoder(section: _Section, bins: int) -> FastConformerConfig:
     _module(section, "ConformerEncoder")
-    width, kernel = section.take("d_model"), section.take("conv_kernel_size", 31)
+    width, kernel = section.count("d_model"), section.count("conv_kernel_size", 31)
     section.take("feat_in", of=(bins,))
     section.take("feat_out", -1, of=(-1, width))
     section.take("conv_context_size", None, of=(None, [kernel // 2, kernel // 2]))
@@ -182,15 +211,16 @@ def _encoder(section: _Section, bins: int) -> FastConformerConfig:
     local = section.take("self_attention_model", "rel_pos", of=("rel_pos", "rel_pos_local_attn")) == "rel_pos_local_attn"
     context = section.take("att_context_size", None) or [-1, -1]
     sides = isinstance(context, list) and len(context) == 2 and all(whole(side, 0 if local else -1) for side in context)
-    expect(sides, f"{section.name}.att_context_size", "one pair of frames (others are not supported)", context)
+    expect(sides, f"{section.name}.att_context_size", "one pair of frames (others are not supported)", _short(context))
     # With unequal sides NeMo adds the position terms of one distance to the scores of another: not our numbers.
     expect(not local or context[0] == context[1] > 0, f"{section.name}.att_context_size", "equal sides of local attention", context)
     section.take("untie_biases", True, of=(True, False))  # tied: each layer's entry holds the same numbers
-    channels = section.take("subsampling_conv_channels", -1)
+    every = section.take("subsampling_conv_channels", -1) == -1
     config = FastConformerConfig(
-        bins=bins, width=width, layers=section.take("n_layers"), heads=section.take("n_heads", 4),
-        subsampling=section.take("subsampling_factor", 4, of=(2, 4, 8)), subsampling_channels=width if channels == -1 else channels,
-        kernel=kernel, expansion=section.take("ff_expansion_factor", 4), dropout=section.number("dropout", 0.1),
+        bins=bins, width=width, layers=section.count("n_layers"), heads=section.count("n_heads", 4),
+        subsampling=section.take("subsampling_factor", 4, of=(2, 4, 8)),
+        subsampling_channels=width if every else section.count("subsampling_conv_channels"),
+        kernel=kernel, expansion=section.count("ff_expansion_factor", 4), dropout=section.number("dropout", 0.1),
         dropout_attention=section.number("dropout_att", 0.0), dropout_input=section.number("dropout_pre_encoder", 0.1),
         dropout_positions=section.number("dropout_emb", 0.1), bias=section.take("use_bias", True, of=(True, False)),
         scale_input=section.take("xscaling", True, of=(True, False)), context=tuple(context),
@@ -218,9 +248,9 @@ def _transducer(top: _Section, encoder: FastConformerConfig, tokenizer: Tokenize
     decoder.take("normalization_mode", None, of=(None,))
     predictor, net = decoder.section("prednet"), joint.section("jointnet")
     predictor.take("rnn_hidden_size", -1, of=(-1,))
-    lstm = LSTMConfig(width=predictor.take("pred_hidden"), layers=predictor.take("pred_rnn_layers"))
+    lstm = LSTMConfig(width=predictor.count("pred_hidden"), layers=predictor.count("pred_rnn_layers"))
     predictor.done("t_max dropout forget_gate_bias weights_init_scale hidden_hidden_bias_scale")
-    V = decoder.take("vocab_size", tokenizer.vocab_size)
+    V = decoder.count("vocab_size", tokenizer.vocab_size)
     decoder.done("random_state_sampling")
     _module(joint, "RNNTJoint")
     joint.take("log_softmax", None, of=(None, True))
@@ -228,9 +258,10 @@ def _transducer(top: _Section, encoder: FastConformerConfig, tokenizer: Tokenize
     decoding = top.section("decoding")
     decoding.take("big_blank_durations", None, of=(None, []))
     durations = decoding.take("durations", None) or []
-    expect(extra == len(durations), "decoding.durations", f"{extra}, as joint.num_extra_outputs", durations)
+    same = isinstance(durations, list) and extra == len(durations)
+    expect(same, "decoding.durations", f"{_short(extra)}, as joint.num_extra_outputs", _short(durations))
     config = TransducerConfig(
-        vocab_size=V, encoder=encoder, predictor=lstm, joint_width=net.take("joint_hidden"), durations=durations, ctc=ctc,
+        vocab_size=V, encoder=encoder, predictor=lstm, joint_width=net.count("joint_hidden"), durations=durations, ctc=ctc,
         dropout=net.number("dropout", 0.0), activation=net.take("activation", of=("relu", "tanh")),
     )  # fmt: skip
     net.done("encoder_hidden pred_hidden")
@@ -243,10 +274,10 @@ def _tokenizer(top: _Section, nemo: archive.Archive, target: str) -> Tokenizer:
         section = top.section("tokenizer")
         section.take("type", of=("bpe",))
         section.take("custom_tokenizer", None, of=(None,))
-        return SentencePieceTokenizer(nemo.small(str(section.take("model_path")).removeprefix("nemo:")))
+        return SentencePieceTokenizer(nemo.small(str(section.take("model_path"))[:200].removeprefix("nemo:")))
     labels = top.section("decoder").take("vocabulary") if "CTC" in target and "RNNT" not in target else top.take("labels")
     letters = isinstance(labels, list) and all(isinstance(one, str) and len(one) == 1 for one in labels)
-    expect(letters and len({*labels}) == len(labels), "labels", "distinct single characters", repr(labels)[:80])
+    expect(letters and len({*labels}) == len(labels), "labels", "distinct single characters", _short(labels))
     return CharTokenizer("".join(labels))
 
 
