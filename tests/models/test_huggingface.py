@@ -162,6 +162,7 @@ CONFIG = [
     ({"encoder_config__hidden_act": "relu"}, "encoder_config.hidden_act: expected 'silu', got 'relu'."),
     ({"encoder_config__subsampling_conv_stride": 3}, "encoder_config.subsampling_conv_stride: expected 2, got 3."),
     ({"encoder_config__convolution_bias": False}, "encoder_config.convolution_bias: expected True, as for attention, got False."),
+    ({"encoder_config__scale_input": "false"}, "encoder_config.scale_input: expected true or false, got 'false'."),
     ({"encoder_config__num_key_value_heads": 1}, "encoder_config.num_key_value_heads: expected 2, as for attention, got 1."),
     ({"encoder_config__sliding_window": 57}, "encoder_config: expected keys that asrkit knows, got ['sliding_window']."),
     ({"encoder_config__intermediate_size": 40}, "encoder_config.intermediate_size: expected a multiple of 16, got 40."),
@@ -217,11 +218,17 @@ def test_weights_that_are_missing_unknown_or_of_another_shape_are_named(folder, 
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"])
-@pytest.mark.parametrize("damage", ["empty", "cut", "noise", "list"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "noise", "list", "deep"])
 def test_a_damaged_file_is_refused_in_one_line(folder, name, damage):
     path = folder()
     whole = (path / name).read_bytes()
-    damaged = {"empty": b"", "cut": whole[: len(whole) // 2], "noise": bytes(range(256)), "list": b"[1, 2]"}[damage]
+    damaged = {
+        "empty": b"",
+        "cut": whole[: len(whole) // 2],
+        "noise": bytes(range(256)),
+        "list": b"[1, 2]",
+        "deep": b"[" * 100_000,
+    }[damage]
     (path / name).write_bytes(damaged)
     with pytest.raises(ValueError, match="^model: ") as refused:
         load_checkpoint(path)

@@ -113,7 +113,7 @@ def _read(path: Path) -> Contents:
 def _json(path: Path, name: str) -> dict[str, Any]:
     try:
         values = json.loads((path / name).read_text(encoding="utf-8")) if (path / name).is_file() else {}
-    except ValueError as error:  # of its encoding, or of its syntax
+    except (ValueError, RecursionError) as error:  # its encoding, its syntax, its depth
         raise ValueError(f"model: {name} of {path.name} is no JSON ({error}).") from None
     expect(isinstance(values, dict), "model", f"a JSON object in {name}", type(values).__name__)
     return values
@@ -126,6 +126,8 @@ def _encoder(values: dict[str, Any]) -> FastConformerConfig:
     derived = {"convolution_bias": get("attention_bias"), "num_key_value_heads": get("num_attention_heads")}
     for key, same in derived.items():
         expect(values.get(key, same) == same, f"encoder_config.{key}", f"{same}, as for attention", values.get(key))
+    for key in ("attention_bias", "scale_input"):
+        expect(isinstance(get(key), bool), f"encoder_config.{key}", "true or false", repr(get(key)))
     unknown = sorted(values.keys() - {*_ENCODER, *_FIXED, *derived, *_IGNORED})
     expect(not unknown, "encoder_config", "keys that asrkit knows", unknown)
     D, wide = get("hidden_size"), get("intermediate_size")
