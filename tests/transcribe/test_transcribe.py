@@ -120,7 +120,7 @@ def test_a_bad_file_is_one_error_in_its_place_and_the_rest_goes_on(learned, spee
     (tmp_path / "text.wav").write_text("hello")
     heard = [*transcribe(learned, order, options=Options(batch_s=5))]
     assert [bool(one.error) for one in heard] == [False, True, True, False, True, True]
-    assert ("NaN or infinity at 90.000 s of nan.wav" in heard[2].error and heard[2].text == "" == heard[2].words) or heard[2].error
+    assert "NaN or infinity at 90.000 s of nan.wav" in heard[2].error and not heard[2].text
     assert heard[0].text and heard[3].text == next(transcribe(learned, [speech[1]])).text
 
 
@@ -192,7 +192,7 @@ def test_options_that_contradict_are_refused(wrong, message):
 MEMORY = """
 import resource, sys
 from asrkit.models import load_checkpoint
-from asrkit.transcribe import Label, Options, transcribe
+from asrkit.transcribe import Options, transcribe
 checkpoint = load_checkpoint(sys.argv[1])
 short, = transcribe(checkpoint, [sys.argv[2]])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
