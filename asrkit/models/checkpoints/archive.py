@@ -29,16 +29,17 @@ class Archive:
         for member in self._tar:
             path = Path(member.name)
             inside = not path.is_absolute() and ".." not in path.parts
-            expect(inside, name, "members inside the archive", repr(member.name), "Do not trust it.")
+            shown = repr(member.name)[:80]
+            expect(inside, name, "members inside the archive", shown, "Do not trust it.")
             plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
-            expect(plain or member.isdir(), name, "files, no links or devices", repr(member.name), "Do not trust it.")
+            expect(plain or member.isdir(), name, "files, no links or devices", shown, "Do not trust it.")
             if plain:
-                expect(str(path) not in self._members, name, "each member once", repr(str(path)), "Do not trust it.")
+                expect(str(path) not in self._members, name, "each member once", shown, "Do not trust it.")
                 self._members[str(path)] = member
 
     def open(self, member: str) -> IO[bytes]:
         """The member as a seekable file; ValueError names it where it is missing."""
-        expect(member in self._members, self.name, f"a member {member!r}", sorted(self._members)[:8])
+        expect(member in self._members, self.name, f"a member {member!r}", str(sorted(self._members))[:200])
         stream = self._tar.extractfile(self._members[member])
         assert stream is not None  # plain files only
         return stream
@@ -68,6 +69,8 @@ class Archive:
                 raise ValueError(f"{what} cannot be read as tensors alone ({why:.200}).") from None
         named = isinstance(weights, dict) and all(isinstance(n, str) and _dense(v) for n, v in weights.items())
         expect(named, what, "dense tensors by name", type(weights).__name__)
+        total = sum(value.numel() * value.element_size() for value in weights.values())
+        expect(total <= 2 * size, what, "tensors that share little memory", f"{total} bytes of them in {size}", "Do not trust it.")
         owners = Counter(value.untyped_storage().data_ptr() for value in weights.values())
         return {
             name: value.clone() if owners[value.untyped_storage().data_ptr()] > 1 else value  # an LSTM's lie in one piece
