@@ -216,3 +216,12 @@ def test_without_a_trained_model_the_suite_says_so_and_measures_the_rest(small_s
     with pytest.warns(UserWarning, match="No trained model: run notebook 00 first"):
         (case,) = precision.suite("cpu", True)
     assert case.what == "precision-tiny" and {*case.arms} == {*MODES}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_region_ends_with_autocast_as_it_was(device):
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    other = torch.bfloat16 if before[1] == torch.float16 else torch.float16
+    with precision._region(device, other):
+        assert (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) == (True, other)
+    assert (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) == before
