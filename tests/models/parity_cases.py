@@ -17,18 +17,9 @@ import torch
 from torch import Tensor
 
 V = 31  # tokens; blank is the next
-
 ENCODER = {
-    "layers": 2,
-    "width": 32,
-    "heads": 4,
-    "channels": 8,
-    "kernel": 9,
-    "bins": 80,
-    "subsampling": 8,
-    "bias": True,
-    "scale": True,
-}
+    "layers": 2, "width": 32, "heads": 4, "channels": 8, "kernel": 9, "bins": 80, "subsampling": 8, "bias": True, "scale": True,
+}  # fmt: skip
 Case = dict[str, Any]
 
 

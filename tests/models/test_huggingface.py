@@ -65,7 +65,8 @@ def test_what_the_config_says_is_in_ours(folder, kind):
     assert not checkpoint.model.training
     assert checkpoint.model.blank == checkpoint.tokenizer.vocab_size == V
     assert checkpoint.features == {
-        "rate_hz": 16_000, "window_s": 0.025, "hop_s": 0.01, "fft": 512, "bins": 80, "preemphasis": 0.97,
+        "rate_hz": 16_000, "window_s": 0.025, "hop_s": 0.01, "fft": 512, "bins": 80, "preemphasis": 0.97, "window": "hann",
+        "periodic": False, "power": 2, "guard": "add", "log_guard": 2.0**-24, "normalization": "per_feature",
     }  # fmt: skip
     if kind != "ctc":
         assert checkpoint.model.durations == tuple(how["durations"])

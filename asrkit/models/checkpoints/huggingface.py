@@ -36,6 +36,9 @@ _IGNORED = {
 _EXTRACTOR: dict[str, Any] = {
     "sampling_rate": 16_000, "win_length": 400, "hop_length": 160, "n_fft": 512, "feature_size": 80, "preemphasis": 0.97,
 }  # fmt: skip
+_EXTRACTOR_CODE = {
+    "window": "hann", "periodic": False, "power": 2, "guard": "add", "log_guard": 2.0**-24, "normalization": "per_feature",
+}  # fmt: skip
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _NAMES = {  # parts of transformers' names, and asrkit's; the subsampling's numbers count activations too
     "encoder.subsampling.linear.": "encoder.subsampling.out.",
@@ -142,13 +145,13 @@ def _encoder(values: dict[str, Any]) -> FastConformerConfig:
 
 
 def _features(values: dict[str, Any], bins: int) -> dict[str, Any]:
-    """Arguments of FeatureConfig. Window, guard and normalisation are no keys: transformers' extractor has NeMo's, in its code."""
+    """Arguments of FeatureConfig; those of _EXTRACTOR_CODE are no keys, but what transformers' extractor does."""
     kind = values.get("feature_extractor_type", "ParakeetFeatureExtractor")
     expect(kind == "ParakeetFeatureExtractor", "feature_extractor_type", "'ParakeetFeatureExtractor'", repr(kind))
     get = {**_EXTRACTOR, **values}.__getitem__
     expect(get("feature_size") == bins, "feature_size", f"{bins}, the encoder's num_mel_bins", get("feature_size"))
     rate = get("sampling_rate")
-    return {
+    return _EXTRACTOR_CODE | {
         "rate_hz": rate, "window_s": get("win_length") / rate, "hop_s": get("hop_length") / rate, "fft": get("n_fft"), "bins": bins,
         "preemphasis": get("preemphasis") or 0.0,
     }  # fmt: skip
