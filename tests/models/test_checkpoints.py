@@ -148,3 +148,17 @@ def test_a_path_of_nothing_is_refused_whatever_it_would_be(tmp_path):
     for name in ("none", "none.nemo", "none.safetensors", "empty"):
         with pytest.raises(ValueError, match="^model: expected a .safetensors file or a training folder, a .nemo file, or"):
             load_checkpoint(tmp_path / name)
+
+
+def test_a_model_takes_no_memory_before_its_weights_come(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(small(), CharTokenizer(), {}, {}))
+    plain, real = torch.nn.init.kaiming_uniform_, list[bool]()
+
+    def watched(tensor, a=0.0, **settings):
+        real.append(not tensor.is_meta)
+        return plain(tensor, a=a, **settings)
+
+    monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", watched)
+    loaded = load_checkpoint(tmp_path).model
+    assert real and not any(real)
+    assert not any(value.is_meta for value in loaded.state_dict().values())
