@@ -68,7 +68,8 @@ class _Subsampling(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         windows = F.pad(features, (1, 1, 1, 1)).unfold(1, 3, 2).unfold(2, 3, 2)  # (B, T', F', 3, 3)
         x, lengths = self._mix(windows.flatten(3), self.convs[0], lengths)
-        for depthwise, pointwise in map(tuple, self.convs[1:]):
+        pairs: Any = self.convs[1:]
+        for depthwise, pointwise in pairs:
             x, lengths = self._mix(depthwise(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1), pointwise, lengths)
         return self.out(x.transpose(2, 3).flatten(2)), lengths
 
