@@ -79,6 +79,7 @@ def _transcribe(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from asrkit.models import limit_context, load_checkpoint
+    from asrkit.models.packed import pack, packs
     from asrkit.records import home
     from asrkit.shapes import expect
     from asrkit.transcribe import TIMED, Folder, Options, find, summary, transcribe
@@ -92,6 +93,8 @@ def _transcribe(args: argparse.Namespace) -> int:
     found = find(args.files)
     folder = Folder(args.out, found, checkpoint, options, kind=args.format, fresh=args.fresh) if args.out else None
     todo, refused = folder.todo() if folder else ([file for file, _ in found], [])
+    if packs(checkpoint.model):
+        pack(checkpoint.model)  # now that the folder has seen the weights
     counts = {"files": len(found), "failed": 0, "skipped": len(found) - len(todo) - len(refused)}
     audio_s, start = 0.0, time.perf_counter()
     for one in itertools.chain(refused, transcribe(checkpoint, todo, options=options, progress=not args.no_progress)):
@@ -180,7 +183,7 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
         ("--fresh", {"action": "store_true", "help": "start anew instead of resuming what the folder holds"}), DEVICE, QUIET]),
     "transcribe": (_transcribe, "Transcribe sound files; a broken file is reported and the rest goes on.", [
         ("files", {"nargs": "+", "type": Path, "help": "sound files of any rate, or folders of them, searched to any depth"}),
-        ("--model", {"type": Path, "help": "checkpoint or training folder (none: the model notebook 00 trained)"}),
+        ("--model", {"type": Path, "help": "training folder, .safetensors, .nemo or Hugging Face folder (none: notebook 00's)"}),
         ("--format", {"choices": ["txt", "json", "srt", "vtt", "ctm"], "default": "txt", "help": "text, JSON, subtitles, CTM"}),
         ("--timestamps", {"action": "store_true", "help": "with times of words (srt, vtt and ctm have them anyway)"}),
         ("--out", {"type": Path, "metavar": "DIR", "help": "one file each, in this folder; those done are skipped"}),

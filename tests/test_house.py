@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "asrkit"
 FLOORS = [
     {"shapes", "eager", "compiled", "waits"},  # the legend lies under everything
-    {"records", "text", "cost"},
-    {"features", "models", "losses", "decoders"},
+    {"records", "text", "cost", "features"},
+    {"models", "losses", "decoders"},
     {"data", "profiling", "plots", "ledger", "transcribe"},
     {"training", "bench", "report", "doctor"},
     {"cli"},

@@ -25,11 +25,23 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
+def packs(model: nn.Module) -> bool:
+    """Whether `pack` takes the model: in eval mode, on a CPU, in dtypes for which oneDNN has products there."""
+    if (
+        model.training
+        or any(weight.device.type != "cpu" for weight in model.parameters())
+        or not torch.backends.mkldnn.is_available()
+    ):
+        return False
+    halves = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    dtypes = {weight.dtype for weight in model.parameters()}
+    ok = all(getattr(torch.ops.mkldnn, f"_is_mkldnn_{halves[dtype]}_supported")() for dtype in dtypes & halves.keys())
+    return ok and dtypes <= {torch.float32, *halves}
+
+
 def pack(model: M) -> M:
-    """`model` itself, every nn.Linear in it packed; ValueError where it is not in eval mode on a CPU with oneDNN."""
-    weights = {weight.device.type for weight in model.parameters()}
-    expect(not model.training and weights <= {"cpu"}, "model", "one in eval mode on a CPU", f"{weights}, training={model.training}")
-    expect(torch.backends.mkldnn.is_available(), "model", "a torch with oneDNN", "none")
+    """`model` itself, every nn.Linear in it packed; ValueError where `packs` says no."""
+    expect(packs(model), "model", "one in eval mode on a CPU, in a dtype that its oneDNN multiplies", type(model).__name__)
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
             if type(child) is nn.Linear:

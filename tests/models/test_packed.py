@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from asrkit.models import TransducerModel, presets
-from asrkit.models.packed import PackedLinear, pack
+from asrkit.models.packed import PackedLinear, pack, packs
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)], ids=str)
@@ -35,6 +35,20 @@ def test_a_model_is_packed_whole_and_in_place():
     assert sum(type(part) is PackedLinear for part in parts) == layers and not any(type(part) is nn.Linear for part in parts)
 
 
-def test_a_model_that_trains_is_refused():
+@pytest.mark.parametrize("change", [
+    lambda model: model.train(), lambda model: model.double(), lambda model: model.to("meta"),
+], ids=["training", "float64", "elsewhere"])  # fmt: skip
+def test_a_model_that_cannot_be_packed_is_refused_and_left_as_it_is(change):
+    model = TransducerModel(presets.tiny()).eval()
+    change(model)
+    assert not packs(model)
     with pytest.raises(ValueError, match="^model: expected one in eval mode on a CPU"):
-        pack(TransducerModel(presets.tiny()))
+        pack(model)
+    assert not any(type(part) is PackedLinear for part in model.modules())
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_a_cpu_without_products_of_half_precision_packs_float32_only(name, monkeypatch):
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[name]
+    monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: False)
+    assert not packs(TransducerModel(presets.tiny()).eval().to(dtype)) and packs(TransducerModel(presets.tiny()).eval())

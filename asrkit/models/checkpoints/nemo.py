@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchaudio.functional import melscale_fbanks
 
+from asrkit.features import FeatureConfig, mel_bands
 from asrkit.models.checkpoints import archive
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.fastconformer import FastConformerConfig
@@ -182,8 +182,7 @@ def _check_features(weights: dict[str, Tensor], features: dict[str, Any]) -> Non
     fits = [window is not None and _close(window, make(samples, periodic=periodic)) for periodic in (False, True)]
     expect(any(fits), "preprocessor.featurizer.window", f"a {features['window']} window of {samples}", _shape(window))
     features["periodic"] = fits[1]
-    rate, bins = features["rate_hz"], features["bins"]
-    mel = melscale_fbanks(features["fft"] // 2 + 1, 0.0, rate / 2, bins, rate, "slaney", "slaney").T[None]
+    mel = mel_bands(FeatureConfig(**features)).T[None]  # (1, F, fft / 2 + 1)
     fits = [bank is not None and _close(bank, mel)]
     expect(all(fits), "preprocessor.featurizer.fb", f"Slaney's mel bands {tuple(mel.shape)}", _shape(bank))
 
