@@ -74,10 +74,8 @@ def _empty(config: TransducerConfig | CTCConfig) -> TransducerModel | CTCModel:
 
 def _compare(wanted: dict[str, Tensor], weights: dict[str, Tensor], name: str) -> None:
     missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
-    remedy = "Is it whole, and of this version of asrkit?"
-    expect(
-        not missing and not unknown, "model", "weights of its config", f"missing {_few(missing)}, unknown {_few(unknown)}", remedy
-    )
+    named = f"missing {_few(missing)}, unknown {_few(unknown)}"
+    expect(not missing and not unknown, "model", "weights of its config", named, "Is it whole, and of this asrkit?")
     shapes = {key: (tuple(weights[key].shape), tuple(value.shape)) for key, value in wanted.items()}
     other = [f"{key} {found}, not {shape}" for key, (found, shape) in shapes.items() if found != shape]
     expect(not other, "model", f"the header of {name} to be of its weights", _few(other))
