@@ -68,13 +68,16 @@ def test_half_precision_is_off_by_its_digits_and_bfloat16_eight_times_as_far_as_
     assert found["autocast"].log_prob_max > 100 * found["float32"].log_prob_max
 
 
-def test_on_this_cpu_autocast_computes_a_fastconformer_as_half_precision_does(given):
+def test_a_cpus_autocast_computes_a_fastconformer_as_half_precision_does_but_for_the_order_of_sums(given):
+    """So what it is worth in accuracy on a GPU, whose norms are float32, cannot be seen on a CPU."""
     model = FastConformer(CONFIG).eval()
     half = copy.deepcopy(model).to(torch.bfloat16)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        cast = model(*given)[0]
     with torch.inference_mode():
-        assert torch.equal(half(*given)[0], cast)
+        plain, moved = model(*given)[0], half(*given)[0]
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = model(*given)[0]
+    assert cast.dtype == moved.dtype == torch.bfloat16
+    assert (cast - moved).float().norm() < 0.2 * (moved.float() - plain).norm()
 
 
 def test_reading_leaves_the_model_and_autocast_as_they_were(model, given):
