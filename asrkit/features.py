@@ -79,8 +79,8 @@ def mel_bands(config: FeatureConfig) -> Tensor:
 def log_mel(waveforms: Tensor, lengths: Tensor, *, config: FeatureConfig | None = None) -> tuple[Tensor, Tensor]:
     """Log-mel features (B, T, F) and their lengths (B,) in frames, T = S // hop.
 
-    waveforms: (B, S) float in [-1, 1] at `config.rate_hz`; lengths: (B,) valid samples. Computed in float32: half
-    precision here costs accuracy, not time. Frame t is centred on sample t * hop; padding comes back as exact zeros.
+    waveforms: (B, S) float in [-1, 1] at `config.rate_hz`; lengths: (B,) valid samples. Computed in float32, in a region of
+    autocast too: half precision here costs accuracy, not time. Frame t is centred on sample t * hop; padding comes back as exact zeros.
     """
     config = config or FeatureConfig()
     B, S = dims(waveforms, "B S", "waveforms")
@@ -101,7 +101,8 @@ def log_mel(waveforms: Tensor, lengths: Tensor, *, config: FeatureConfig | None 
         power = power.clamp(min=1e-30).sqrt()  # the slope at 0 is infinite, as in `normalize`
     frames = torch.div(lengths, config.hop_samples, rounding_mode="floor").clamp(min=1)
     T = max(S // config.hop_samples, 1)
-    bands = power.transpose(1, 2)[:, :T] @ mel  # (B, T, F)
+    with torch.autocast(waveforms.device.type, enabled=False):
+        bands = power.transpose(1, 2)[:, :T] @ mel  # (B, T, F)
     features = (bands + config.log_guard if config.guard == "add" else bands.clamp(min=config.log_guard)).log()
     if config.normalization == "per_feature":
         return normalize(features, frames), frames

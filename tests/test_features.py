@@ -232,3 +232,11 @@ def test_mel_bands_are_torchaudios_without_its_rounding(rate_hz, fft, bins):
     finally:
         torch.set_default_dtype(torch.float32)
     torch.testing.assert_close(bands.double(), wanted, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_region_of_autocast_changes_no_feature(dtype):
+    waveforms, lengths = torch.randn(2, 8000), torch.tensor([8000, 5000])
+    plain = log_mel(waveforms, lengths)[0]
+    with torch.autocast("cpu", dtype):
+        assert torch.equal(log_mel(waveforms, lengths)[0], plain)

@@ -163,7 +163,11 @@ class ConformerBlock(nn.Module):
         D, wide, bias = config.width, config.width * config.expansion, config.bias
         self.feed = nn.ModuleList(
             nn.Sequential(
-                nn.LayerNorm(D), nn.Linear(D, wide, bias=bias), nn.SiLU(), nn.Dropout(config.dropout), nn.Linear(wide, D, bias=bias)
+                nn.LayerNorm(D),
+                nn.Linear(D, wide, bias=bias),
+                nn.SiLU(inplace=True),
+                nn.Dropout(config.dropout),
+                nn.Linear(wide, D, bias=bias),
             )
             for _ in range(2)
         )
@@ -177,10 +181,17 @@ class ConformerBlock(nn.Module):
         """(B, T, D) from frames (B, T, D), valid (B, T), and `relative_positions(*attended(T, context), D, x)`."""
         x = x + 0.5 * self.dropout(self.feed[0](x))
         x = x + self.dropout(self.attention(self.attention_norm(x), valid, positions, context))
-        y = F.glu(self.gate(self.conv_norm(x)), -1).masked_fill(~valid[..., None], 0.0)
-        y = F.silu(self.batch_norm(self.depthwise(y.transpose(1, 2)))).transpose(1, 2)
-        x = x + self.dropout(self.pointwise(y))
+        y = F.glu(self.gate(self.conv_norm(x)), -1).masked_fill_(~valid[..., None], 0.0)
+        x = x + self.dropout(self.pointwise(self._over_time(y)))
         return self.final_norm(x + 0.5 * self.dropout(self.feed[1](x)))
+
+    def _over_time(self, y: Tensor) -> Tensor:
+        """Depthwise convolution, norm, activation; as an image one pixel high, so that (B, T, D) need not be transposed."""
+        conv = self.depthwise
+        image = y.transpose(1, 2).unsqueeze(2)  # (B, D, 1, T)
+        out = F.conv2d(image, conv.weight.unsqueeze(2), conv.bias, padding=(0, conv.kernel_size[0] // 2), groups=conv.groups)
+        out = out.squeeze(2).transpose(1, 2)  # (B, T, D)
+        return F.silu(self.batch_norm(out.flatten(0, 1)), inplace=True).view(y.shape)
 
 
 class FastConformer(nn.Module):
