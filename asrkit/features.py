@@ -80,7 +80,8 @@ def log_mel(waveforms: Tensor, lengths: Tensor, *, config: FeatureConfig | None 
     """Log-mel features (B, T, F) and their lengths (B,) in frames, T = S // hop.
 
     waveforms: (B, S) float in [-1, 1] at `config.rate_hz`; lengths: (B,) valid samples. Computed in float32, in a region of
-    autocast too: half precision here costs accuracy, not time. Frame t is centred on sample t * hop; padding comes back as exact zeros.
+    autocast too: half precision here costs accuracy, not time. Frame t is centred on sample t * hop; padding comes back as
+    exact zeros.
     """
     config = config or FeatureConfig()
     B, S = dims(waveforms, "B S", "waveforms")
