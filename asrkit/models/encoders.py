@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from asrkit.shapes import dims, expect, valid_mask
+from asrkit.shapes import dims, expect, valid_mask, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,8 @@ class ConvConfig:
     dropout: float = 0.05
 
     def __post_init__(self) -> None:
-        expect(min(self.bins, self.width, self.kernel) >= 1 and self.layers >= 0, "config", "sizes of at least 1", self)
+        sizes = self.bins, self.width, self.kernel
+        expect(all(whole(size, 1) for size in sizes) and whole(self.layers, 0), "config", "sizes of at least 1", self)
         expect(self.subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", self.subsampling)
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
 

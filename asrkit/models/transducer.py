@@ -29,6 +29,9 @@ class LSTMConfig:
     width: int = 128
     layers: int = 1
 
+    def __post_init__(self) -> None:
+        expect(whole(self.width, 1) and whole(self.layers, 1), "config", "sizes of at least 1", self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransducerConfig:
@@ -63,6 +66,9 @@ class CTCConfig:
 
     vocab_size: int
     encoder: EncoderConfig = field(default_factory=ConvConfig)
+
+    def __post_init__(self) -> None:
+        expect(whole(self.vocab_size, 1), "config", "sizes of at least 1", self)
 
 
 def make_encoder(config: EncoderConfig) -> ConvEncoder | FastConformer:

@@ -10,12 +10,14 @@ from asrkit.models import (
     CTCConfig,
     CTCModel,
     FastConformerConfig,
+    LSTMConfig,
     StatelessConfig,
     TransducerConfig,
     TransducerModel,
     load_checkpoint,
     save_checkpoint,
 )
+from asrkit.models.packed import pack
 from asrkit.text import CharTokenizer
 
 
@@ -77,16 +79,60 @@ def test_missing_unknown_weights_and_fields_are_named(tmp_path):
         lambda header: header["model"].pop("vocab_size"),
         lambda header: header["model"].update(joint_width=99),
         lambda header: header.update(model=header["model"]["encoder"]),
+        lambda header: header.update(features=7),
+        lambda header: header["features"].update(surprise=1),
     ],
-    ids=["no tokenizer", "no model", "no vocab_size", "other width", "an encoder"],
+    ids=["no tokenizer", "no model", "no vocab_size", "other width", "an encoder", "features 7", "other features"],
 )
 def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp_path, damage):
     header = edit_header(tmp_path, damage)
     with pytest.raises(
-        ValueError, match="header of (model.safetensors (is damaged|to be of its weights)|a transducer or CTC model)"
+        ValueError, match="(header|settings) of (model.safetensors (is|are) damaged|model.safetensors to be of|a transducer or CTC)"
     ) as caught:
         load_checkpoint(tmp_path)
     assert "\n" not in str(caught.value) and header
+
+
+@pytest.mark.parametrize("part", ["encoder", "predictor"])
+def test_more_layers_than_the_file_has_tensors_are_refused_before_they_are_made(tmp_path, part):
+    edit_header(tmp_path, lambda header: header["model"][part].update(layers=10**4), predictor=LSTMConfig(width=12))
+    with pytest.raises(ValueError, match="^model: expected at most 31 layers, the number of its tensors, got 10000.$"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_header_too_deep_to_read_is_damaged(tmp_path):
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"asrkit": "[" * 100_000})
+    with pytest.raises(ValueError, match="the header of model.safetensors is damaged"):
+        load_checkpoint(tmp_path)
+
+
+def test_features_of_other_bins_than_the_encoders_are_refused(tmp_path):
+    edit_header(tmp_path, lambda header: header["features"].update(bins=40))
+    with pytest.raises(ValueError, match="^features: expected 80 bins, as the encoder has, got 40.$"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_field_that_an_older_header_lacks_has_its_default(tmp_path):
+    """Fields that came later: a file from before has none of them."""
+    later = ("context", "scale_input", "bias", "dropout_attention", "dropout_input", "dropout_positions")
+
+    def older(header):
+        for field in ("ctc", "durations", "activation"):
+            del header["model"][field]
+        for field in later:
+            del header["model"]["encoder"][field]
+
+    encoder = FastConformerConfig(width=16, layers=1, heads=2)
+    edit_header(tmp_path, older, encoder=encoder)
+    assert load_checkpoint(tmp_path).model.config == small(encoder=encoder).config
+
+
+def test_a_packed_model_is_not_saved_in_part(tmp_path):
+    """Packed layers have no weights to save."""
+    model, path = small(encoder=FastConformerConfig(width=16, layers=1, heads=2)), tmp_path / "model.safetensors"
+    with pytest.raises(ValueError, match=r"^model: .*missing \['ctc_head.bias', .* Packed layers cannot be saved.$"):
+        save_checkpoint(path, Checkpoint(pack(model), CharTokenizer(), {}, {}))
+    assert not path.exists()
 
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path):
@@ -95,12 +141,12 @@ def test_a_tokenizer_of_another_size_is_refused(tmp_path):
         load_checkpoint(tmp_path)
 
 
-def edit_header(folder, change) -> dict:
-    """A checkpoint in `folder` whose header went through `change`."""
+def edit_header(folder, change, **settings) -> dict:
+    """A checkpoint in `folder` whose header went through `change`; settings: of its config."""
     from safetensors import safe_open
 
     path = folder / "model.safetensors"
-    save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, {}))
+    save_checkpoint(path, Checkpoint(small(**settings), CharTokenizer(), {}, {}))
     with safe_open(str(path), "pt") as file:
         header = json.loads(file.metadata()["asrkit"])
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict

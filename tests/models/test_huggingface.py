@@ -168,6 +168,8 @@ CONFIG = [
     ({"encoder_config__sliding_window": 57}, "encoder_config: expected keys that asrkit knows, got ['sliding_window']."),
     ({"encoder_config__intermediate_size": 40}, "encoder_config.intermediate_size: expected a multiple of 16, got 40."),
     ({"encoder_config__subsampling_factor": 16}, "subsampling: expected 2, 4 or 8, got 16."),
+    ({"encoder_config__num_hidden_layers": 10**4}, "model: expected at most 86 layers, the number of its tensors, got 10000."),
+    ({"vocab_size": 10**7}, "vocab_size: expected 2 to 1000000 classes, got 10000000."),
     ({"pad_token_id": 90}, "pad_token_id: expected one of vocab_size = 32 classes, got 90."),
     ({"encoder_config": None}, "damaged (KeyError: 'encoder_config')"),
     ({"encoder_config": 7}, "damaged (TypeError"),
@@ -187,6 +189,8 @@ def test_a_config_that_asrkit_does_not_do_is_refused_by_name(folder, changes, me
 
 EXTRACTOR = [
     ({"feature_extractor_type": "WhisperFeatureExtractor"}, "feature_extractor_type: expected 'ParakeetFeatureExtractor'"),
+    ({"sampling_rate": 0}, "sampling_rate: expected a whole number in 1..1000000, got 0."),
+    ({"n_fft": 10**11}, "n_fft: expected a whole number in 1..1000000, got 100000000000."),
     ({"feature_size": 128}, "feature_size: expected 80, the encoder's num_mel_bins, got 128."),
 ]
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from asrkit.features import FeatureConfig
 from asrkit.models.checkpoints import own
 from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
 from asrkit.models.transducer import CTCConfig, CTCModel, TransducerConfig, TransducerModel
@@ -25,8 +26,9 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` to `path` (.safetensors), atomically."""
+    """Write `checkpoint` to `path` (.safetensors), atomically; ValueError if its model has other weights than its config says."""
     weights = {name: value.detach().cpu().contiguous() for name, value in checkpoint.model.state_dict().items()}
+    _compare(_empty(checkpoint.model.config).state_dict(), weights, "model", "Packed layers cannot be saved.")
     own.write(Path(path), (checkpoint.model.config, weights, *checkpoint[1:]))
 
 
@@ -55,8 +57,15 @@ def load_checkpoint(path: Path | str, *, device: str | torch.device = "cpu", dty
         contents = own.read(path)
     config, weights, tokenizer, features, notes = contents
     expect(tokenizer.vocab_size == config.vocab_size, "tokenizer", f"{config.vocab_size} tokens", tokenizer.vocab_size)
+    try:
+        bins = FeatureConfig(**features).bins
+    except TypeError as error:
+        raise ValueError(f"model: the feature settings of {path.name} are damaged ({error}).") from None
+    expect(bins == config.encoder.bins, "features", f"{config.encoder.bins} bins, as the encoder has", bins)
+    layers = max(config.encoder.layers, getattr(getattr(config, "predictor", None), "layers", 0))
+    expect(layers <= len(weights), "model", f"at most {len(weights)} layers, the number of its tensors", layers)
     model = _empty(config)
-    _compare(model.state_dict(), weights, path.name)
+    _compare(model.state_dict(), weights, path.name, "Is it whole, and of this asrkit?")
     moved = dict[str, Tensor]()
     for name, wanted in model.state_dict().items():  # one by one, so that all are in memory once
         kind = dtype if wanted.is_floating_point() else wanted.dtype
@@ -72,10 +81,10 @@ def _empty(config: TransducerConfig | CTCConfig) -> TransducerModel | CTCModel:
         return TransducerModel(config) if isinstance(config, TransducerConfig) else CTCModel(config)
 
 
-def _compare(wanted: dict[str, Tensor], weights: dict[str, Tensor], name: str) -> None:
+def _compare(wanted: dict[str, Tensor], weights: dict[str, Tensor], name: str, remedy: str) -> None:
     missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
     named = f"missing {_few(missing)}, unknown {_few(unknown)}"
-    expect(not missing and not unknown, "model", "weights of its config", named, "Is it whole, and of this asrkit?")
+    expect(not missing and not unknown, "model", "weights of its config", named, remedy)
     shapes = {key: (tuple(weights[key].shape), tuple(value.shape)) for key, value in wanted.items()}
     other = [f"{key} {found}, not {shape}" for key, (found, shape) in shapes.items() if found != shape]
     expect(not other, "model", f"the header of {name} to be of its weights", _few(other))

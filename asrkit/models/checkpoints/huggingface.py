@@ -39,6 +39,7 @@ _EXTRACTOR: dict[str, Any] = {
 _EXTRACTOR_CODE = {
     "window": "hann", "periodic": False, "power": 2, "guard": "add", "log_guard": 2.0**-24, "normalization": "per_feature",
 }  # fmt: skip
+_MOST = 10**6  # classes, samples: what says more is damaged
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _NAMES = {  # parts of transformers' names, and asrkit's; the subsampling's numbers count activations too
     "encoder.subsampling.linear.": "encoder.subsampling.out.",
@@ -94,7 +95,8 @@ def _read(path: Path) -> Contents:
     classes = values.get("vocab_size", 1025 if kind == "parakeet_ctc" else 8193)
     key, usual = ("pad_token_id", 1024) if kind == "parakeet_ctc" else ("blank_token_id", 8192)
     blank = values.get(key, usual)
-    expect(whole(classes, 2) and whole(blank, 0, classes - 1), key, f"one of vocab_size = {classes} classes", blank)
+    expect(whole(classes, 2, _MOST), "vocab_size", f"2 to {_MOST} classes", classes)
+    expect(whole(blank, 0, classes - 1), key, f"one of vocab_size = {classes} classes", blank)
     tokens = [token for token in range(classes) if token != blank]
     config: CTCConfig | TransducerConfig = CTCConfig(vocab_size=len(tokens), encoder=encoder)
     if kind != "parakeet_ctc":
@@ -150,6 +152,8 @@ def _features(values: dict[str, Any], bins: int) -> dict[str, Any]:
     expect(kind == "ParakeetFeatureExtractor", "feature_extractor_type", "'ParakeetFeatureExtractor'", repr(kind))
     get = {**_EXTRACTOR, **values}.__getitem__
     expect(get("feature_size") == bins, "feature_size", f"{bins}, the encoder's num_mel_bins", get("feature_size"))
+    for key in ("sampling_rate", "win_length", "hop_length", "n_fft"):
+        expect(whole(get(key), 1, _MOST), key, f"a whole number in 1..{_MOST}", repr(get(key)))
     rate = get("sampling_rate")
     return _EXTRACTOR_CODE | {
         "rate_hz": rate, "window_s": get("win_length") / rate, "hop_s": get("hop_length") / rate, "fft": get("n_fft"), "bins": bins,

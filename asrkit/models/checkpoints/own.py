@@ -64,7 +64,7 @@ def read(path: Path) -> Contents:
     try:
         config, tokenizer, features, notes = (json.loads(header)[key] for key in ("model", "tokenizer", "features", "notes"))
         config, tokenizer = config_from_dict(config), load_tokenizer(tokenizer)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"model: the header of {path.name} is damaged ({why:.300}).") from None
     whole = isinstance(config, TransducerConfig | CTCConfig)
