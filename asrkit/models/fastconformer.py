@@ -43,7 +43,7 @@ class FastConformerConfig:
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
         shares = self.dropout, self.dropout_attention, self.dropout_input, self.dropout_positions
         expect(all(0 <= share < 1 for share in shares), "dropout", "shares from 0 to below 1", shares)
-        sides = len(self.context) == 2 and all(whole(side, -1) for side in self.context)
+        sides = isinstance(self.context, tuple | list) and len(self.context) == 2 and all(whole(side, -1) for side in self.context)
         expect(sides, "context", "(left, right) in encoder frames, -1 for all", self.context)
         object.__setattr__(self, "context", tuple(self.context))  # JSON brings lists
 

@@ -3,8 +3,18 @@ import dataclasses
 import pytest
 import torch
 
-from asrkit.models import FastConformer, FastConformerConfig, TransducerModel, limit_context, presets
-from asrkit.models.fastconformer import RelativeAttention, attended, relative_positions
+from asrkit.models import (
+    Checkpoint,
+    FastConformer,
+    FastConformerConfig,
+    TransducerModel,
+    limit_context,
+    load_checkpoint,
+    presets,
+    save_checkpoint,
+)
+from asrkit.models.fastconformer import ConformerBlock, RelativeAttention, attended, relative_positions
+from asrkit.text import CharTokenizer
 
 SMALL = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
 
@@ -130,13 +140,31 @@ def test_every_parameter_gets_a_gradient_that_agrees_with_differences(context):
     assert [name for name, parameter in encoder.named_parameters() if parameter.grad is None] == []
 
 
+@pytest.mark.parametrize("context", [(-1, -1), (1, 1)])
+def test_gradients_of_a_block_in_training_agree_with_differences_and_come_twice(context):
+    """With the batch's own statistics, and what is computed in place; of the frames that count, as later blocks use no other."""
+    torch.manual_seed(0)
+    T, D = 6, 4
+    block = ConformerBlock(dataclasses.replace(SMALL, width=D, kernel=3, expansion=2, dropout=0.0)).double().train()
+    for bias in (block.attention.content_bias, block.attention.position_bias):
+        torch.nn.init.normal_(bias)
+    x, valid = torch.randn(2, T, D, dtype=torch.double, requires_grad=True), torch.arange(T) < torch.tensor([[T], [T - 3]])
+    positions, given = relative_positions(*attended(T, context), D, x), (x, *block.parameters())
+    assert torch.autograd.gradcheck(lambda x, *_: block(x, valid, positions, context)[valid], given)
+    cost = block(x, valid, positions, context)[valid].square().sum()
+    first, second = torch.autograd.grad(cost, given, retain_graph=True), torch.autograd.grad(cost, given)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
 def _with(encoder, weight, features, lengths):
     return torch.func.functional_call(encoder, {"blocks.0.attention.position.weight": weight}, (features, lengths))[0]
 
 
 def test_limited_context_reaches_as_far_as_the_layers_let_it_and_is_remembered(tmp_path):
-    model = TransducerModel(presets.tiny()).eval()
+    model = TransducerModel(presets.tiny(vocab_size=28)).eval()
     limit_context(model, (2, 1))
+    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {}, {}))
+    model = load_checkpoint(tmp_path / "model.safetensors").model
     assert model.config.encoder.context == (2, 1) == model.encoder.config.context
     features, lengths = torch.randn(1, 800, 80), torch.tensor([800])
     moved = features.clone()
@@ -155,6 +183,7 @@ def test_limited_context_reaches_as_far_as_the_layers_let_it_and_is_remembered(t
         ({"context": (1,)}, r"context: expected \(left, right\) in encoder frames, -1 for all"),
         ({"context": (-2, 0)}, "context: expected"),
         ({"context": (1.5, 0)}, "context: expected"),
+        ({"context": 5}, "context: expected"),
         ({"dropout_attention": 1.0}, "dropout: expected shares"),
         ({"width": 16.0}, "config: expected sizes of at least 1"),
         ({"heads": 3}, "heads: expected a divisor of width 16"),
