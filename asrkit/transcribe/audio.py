@@ -38,14 +38,14 @@ class Options:
         expect(0 <= 2 * self.overlap_s <= self.window_s, "overlap_s", "0 to half a window", self.overlap_s)
 
 
-def find(paths: Iterable[str | Path]) -> list[tuple[Path, Path]]:
-    """(file, its name among the results) for each path, in order.
+def find(paths: str | Path | Iterable[str | Path]) -> list[tuple[Path, Path]]:
+    """(file, its name among the results) for each path, or for the only one, in order.
 
     A folder stands for the sound files under it, at any depth, sorted, hidden ones left out, known by their suffix; their names
     are relative to it. A file is taken whatever its suffix. A folder without sound files stands for itself: reading it fails.
     """
     found: list[tuple[Path, Path]] = []
-    for path in map(Path, paths):
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         inside = [file.relative_to(path) for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES and file.is_file()]
         seen = [name for name in inside if not any(part.startswith(".") for part in name.parts)]
         found += [(path / name, name) for name in seen] or [(path, Path(path.name))]
@@ -140,13 +140,16 @@ def windows(chunks: Iterable[Tensor], size: int, overlap: int) -> Iterator[tuple
 
     The last one holds what is left, more than `overlap`; a signal of at most `size` samples is one window.
     """
-    held, start = torch.zeros(0), 0
+    parts, start = [torch.zeros(0)], 0
     for chunk in chunks:
-        held = torch.cat([held, chunk])
-        while len(held) > size:
-            yield start, held[:size].clone(), False  # a view would keep all of `held` in memory
-            held, start = held[size - overlap :], start + size - overlap
-    yield start, held.clone(), True
+        parts.append(chunk)
+        if sum(map(len, parts)) > size:  # joined once a window: chunk by chunk, an hour in one window would be copied for minutes
+            held = torch.cat(parts)
+            while len(held) > size:
+                yield start, held[:size].clone(), False  # a view would keep all of `held` in memory
+                held, start = held[size - overlap :], start + size - overlap
+            parts = [held]
+    yield start, torch.cat(parts), True
 
 
 def fits(lengths: Sequence[int], budget: float) -> list[list[int]]:

@@ -35,7 +35,7 @@ class Folder:
     """Transcripts in `path`, one file a recording: its name, with the suffix of `kind`.
 
     A recording is done if its transcript is there with the content the log says, made from a file of this size and time by the
-    same `made_by`. Other transcripts of this log are made anew. A file that is not asrkit's, or was edited since, is left alone
+    same `made_by`. Other transcripts of this log are made anew; `anew` is how many. A file that is not asrkit's, or was edited since, is left alone
     and reported, unless `fresh`, which makes and overwrites all. Two recordings of one name are refused.
     """
 
@@ -44,7 +44,7 @@ class Folder:
         fresh: bool = False,
     ) -> None:  # fmt: skip
         expect(not path.exists() or path.is_dir(), "out", "a folder", repr(str(path)))
-        self.path, self.kind, self.fresh = path, kind, fresh
+        self.path, self.kind, self.fresh, self.anew = path, kind, fresh, 0
         self.key = made_by(checkpoint, replace(options, batch_s=1.0))  # how batches are made decides no text
         sources: dict[Path, Path] = {}  # of each target
         for source, name in found:
@@ -59,12 +59,12 @@ class Folder:
             try:
                 entry = json.loads(line)
                 self.log.setdefault(entry["name"], []).append(entry)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue  # torn by a crash: its transcript is made anew
 
     def todo(self) -> tuple[list[Path], list[Transcript]]:
         """Recordings to transcribe, and those that cannot be, because what is in their place is not asrkit's."""
-        ready, refused = list[Path](), list[Transcript]()
+        ready, refused, self.anew = list[Path](), list[Transcript](), 0
         for source, target in self.target.items():
             entries = self.log.get(self._name(target), [])
             there = content_hash(target.read_bytes()) if target.is_file() else ""
@@ -76,11 +76,13 @@ class Folder:
                 refused.append(Transcript(path=source, error=error))
             elif entries[-1] != self._entry(source, target, there):
                 ready.append(source)
+                self.anew += 1
         return ready, refused
 
     def write(self, transcript: Transcript) -> Path:
         """Write the transcript, whole or not at all; returns where. The log comes first, so that no own file looks foreign."""
-        target, text = self.target[transcript.path], render(transcript, self.kind).encode()
+        target = self.target[transcript.path]
+        text = render(transcript, self.kind, name=self._name(target.with_suffix(""))).encode()  # a/one and b/one stay apart
         self.path.mkdir(parents=True, exist_ok=True)
         entry = self._entry(transcript.path, target, content_hash(text))
         with (self.path / LOG).open("ab", buffering=0) as file:

@@ -65,6 +65,14 @@ def test_windows_cover_every_sample_share_the_overlap_and_say_which_is_last(tota
     assert len(found) == 1 or overlap < len(found[-1][1]) <= size
 
 
+def test_a_long_window_is_put_together_once_not_chunk_by_chunk(monkeypatch):
+    joined, cat = list[int](), torch.cat
+    monkeypatch.setattr(torch, "cat", lambda parts: joined.append(sum(map(len, parts))) or cat(parts))
+    found = [*windows((torch.full((10,), float(n)) for n in range(100)), 500, 100)]
+    assert sum(joined) < 5 * 1000
+    assert [start for start, _, _ in found] == [0, 400, 800] and [last for *_, last in found] == [False, False, True]
+
+
 def test_batches_hold_the_budget_with_padding_counted_and_every_piece_once():
     lengths = torch.randint(1, 100, (200,), generator=torch.Generator().manual_seed(0)).tolist()
     plan = fits(lengths, 250)
