@@ -27,7 +27,7 @@ __all__ = [
     "summary", "transcribe",
 ]  # fmt: skip
 
-POOL = 8  # batches read ahead and sorted by length, which leaves little padding; more would only need memory
+POOL = 8  # batches read ahead and sorted by length, which leaves little padding; more would only need memory and patience
 
 
 @torch.inference_mode()
@@ -65,13 +65,14 @@ class _Piece(NamedTuple):
 
 
 def transcribe(
-    checkpoint: Checkpoint, paths: Sequence[str | Path], *, options: Options | None = None, progress: bool = False
+    checkpoint: Checkpoint, paths: str | Path | Iterable[str | Path], *, options: Options | None = None, progress: bool = False
 ) -> Iterator[Transcript]:
     """One `Transcript` a file, in the order given; a broken file yields its error and the rest goes on.
 
     Folders stand for the sound files in them (`find`). Windows of one file and of several share batches: as many as fill POOL
-    batches are read, sorted by length and recognised, while the next are read by a thread. So memory is bounded, however long a
-    file is, and a transcript comes at most that much later. A window is to the model an utterance of its own: features are
+    batches (the first time one, then two, four) are read, sorted by length and recognised, while the next are read by a thread.
+    So memory is bounded, however long a file is. A transcript comes as soon as its file and those before it are heard, the
+    first after a batch or two if its file is short. A window is to the model an utterance of its own: features are
     normalised over it, not over the file, and what is said in the next is unknown, except in the overlap. A file of at most
     `window_s` is one window. What has no sound (zeros, or less than one frame of the features) has no text.
     A batch that needs too much memory is tried in halves. progress: a bar on stderr, where that is a terminal.
@@ -83,19 +84,19 @@ def transcribe(
     total = 0.0 if silent else sum(map(seconds, files))
     bar = tqdm(total=total, disable=silent, bar_format="{l_bar}{bar}| {n:.0f} of {total:.0f} s [{elapsed}<{remaining}{postfix}]")
     with bar:
-        for pool in _ahead(_pools(job.pieces(), options.batch_s * job.rate_hz * POOL)):
+        for pool in _ahead(_pools(job.pieces(), options.batch_s * job.rate_hz)):
             yield from job.run(pool, bar)
 
 
-def _pools(pieces: Iterable[_Piece], budget: float) -> Iterator[list[_Piece]]:
-    """`pieces` in lists of up to `budget` samples."""
-    pool, held = list[_Piece](), 0
+def _pools(pieces: Iterable[_Piece], batch: float) -> Iterator[list[_Piece]]:
+    """`pieces` in lists of about `batch` samples, then twice as many each time, up to POOL batches: the first come soon."""
+    pool, held, budget = list[_Piece](), 0, batch
     for piece in pieces:
         pool.append(piece)
         held += len(piece.waveform)
         if held >= budget:
             yield pool
-            pool, held = [], 0
+            pool, held, budget = [], 0, min(2 * budget, POOL * batch)
     yield pool
 
 
@@ -130,18 +131,19 @@ class _Job:
                 yield _Piece(file, 0, torch.zeros(0), 0, True, _one_line(error))
 
     def run(self, pool: Sequence[_Piece], bar: tqdm) -> Iterator[Transcript]:
-        """Recognise `pool`; yields the files that end in it."""
-        heard: dict[int, list[Label] | str] = {n: [] for n in range(len(pool))}
+        """Recognise `pool`, of several batches always the one with the earliest piece; yields the files that end in it."""
+        loud = [n for n, piece in enumerate(pool) if len(piece.waveform) >= self.window_samples and piece.waveform.any()]
+        heard: dict[int, list[Label] | str] = {n: [] for n in {*range(len(pool))} - {*loud}}
         took = dict.fromkeys(heard, 0.0)
-        loud = [n for n in heard if len(pool[n].waveform) >= self.window_samples and pool[n].waveform.any()]
-        for batch in fits([len(pool[n].waveform) for n in loud], self.options.batch_s * self.rate_hz):
-            rows, start = [loud[place] for place in batch], time.perf_counter()
-            heard |= zip(rows, self.hear([pool[n] for n in rows]), strict=True)
-            share = (time.perf_counter() - start) / sum(len(pool[n].waveform) for n in rows)
-            took |= {n: share * len(pool[n].waveform) for n in rows}
-            self.show(bar, [pool[n] for n in rows])
-        self.show(bar, [pool[n] for n in {*heard} - {*loud}])
+        self.show(bar, [pool[n] for n in heard])
+        batches = iter(sorted(fits([len(pool[n].waveform) for n in loud], self.options.batch_s * self.rate_hz), key=min))
         for n, piece in enumerate(pool):
+            if n not in heard:
+                rows, start = [loud[place] for place in next(batches)], time.perf_counter()
+                heard |= zip(rows, self.hear([pool[row] for row in rows]), strict=True)
+                share = (time.perf_counter() - start) / sum(len(pool[row].waveform) for row in rows)
+                took |= {row: share * len(pool[row].waveform) for row in rows}
+                self.show(bar, [pool[row] for row in rows])
             self.compute_s += took[n]
             if (done := self.add(piece, heard[n])) is not None:
                 yield done

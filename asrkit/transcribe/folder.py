@@ -35,8 +35,8 @@ class Folder:
     """Transcripts in `path`, one file a recording: its name, with the suffix of `kind`.
 
     A recording is done if its transcript is there with the content the log says, made from a file of this size and time by the
-    same `made_by`. Other transcripts of this log are made anew; `anew` is how many. A file that is not asrkit's, or was edited since, is left alone
-    and reported, unless `fresh`, which makes and overwrites all. Two recordings of one name are refused.
+    same `made_by`. Other transcripts of this log are made anew; `anew` is how many. A file that is not asrkit's, or was edited
+    since, is left alone and reported, unless `fresh`, which makes and overwrites all. Two recordings of one name are refused.
     """
 
     def __init__(

@@ -30,14 +30,17 @@ class Transcript:
     error: str = ""
 
 
-def render(transcript: Transcript, kind: str) -> str:
-    """The contents of a file of `kind`, one of FORMATS; the same for the same transcript, whatever it took to compute."""
+def render(transcript: Transcript, kind: str, *, name: str = "") -> str:
+    """The contents of a file of `kind`, one of FORMATS; the same for the same transcript, whatever it took to compute.
+
+    name: what CTM calls the recording, white space made underscores (none: its file's name without suffix).
+    """
     if kind == "txt":
         return transcript.text + "\n"
     if kind == "json":
         return json.dumps(summary(transcript), ensure_ascii=False) + "\n"
     if kind == "ctm":
-        name = "_".join(transcript.path.stem.split())
+        name = "_".join((name or transcript.path.stem).split())
         lines = [f"{name} 1 {w.start_s:.3f} {w.end_s - w.start_s:.3f} {w.text} {w.confidence:.3f}\n" for w in transcript.words]
         return "".join(lines)
     shown = [(_clock(start, kind), _clock(end, kind), text) for start, end, text in cues(transcript.words)]

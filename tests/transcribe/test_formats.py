@@ -28,6 +28,7 @@ def test_ctm_has_name_channel_start_duration_word_and_confidence():
     assert render(ONE, "ctm").splitlines() == [
         "a_b 1 1.000 0.200 good 0.900", "a_b 1 1.300 0.400 morning 0.800", "a_b 1 3661.500 0.400 <you> 0.750",
     ]  # fmt: skip
+    assert render(ONE, "ctm", name="a b/c").startswith("a_b/c 1 ")
 
 
 def test_json_has_words_where_there_are_some_and_nothing_that_differs_from_run_to_run():

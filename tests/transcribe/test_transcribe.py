@@ -1,4 +1,5 @@
 import io
+import itertools
 import subprocess
 import sys
 import threading
@@ -69,6 +70,22 @@ def test_results_come_in_the_order_given_whatever_their_lengths_and_batches(lear
     assert all(shape.numel() <= 25 * 16_000 for shape, _ in sizes) and max(len(n) for _, n in sizes) > 2
     assert sum(int(n.sum()) for _, n in sizes) > 0.85 * sum(shape.numel() for shape, _ in sizes)
     assert all(one.compute_s > 0 for one in heard)
+
+
+def test_a_transcript_comes_as_soon_as_it_and_those_before_it_are_heard(learned, speech, long_file, monkeypatch):
+    batches = []
+    monkeypatch.setattr(room, "recognize", lambda *args, **how: (batches.append(1), recognize(*args, **how))[1])
+    options = Options(window_s=10, overlap_s=0, batch_s=20)
+    assert next(transcribe(learned, speech * 20, options=options)).text and len(batches) <= 2  # of 17 or more
+    batches.clear()
+    heard = [len(batches) for _ in transcribe(learned, [long_file] * 8, options=options)]
+    assert heard[0] <= 6 and max(after - before for before, after in itertools.pairwise(heard)) <= 6  # 10 windows, 2 a batch
+
+
+def test_one_path_is_one_file_as_text_and_as_a_path(learned, speech):
+    for path in (str(speech[0]), speech[0]):
+        (one,) = transcribe(learned, path)
+        assert one.path == speech[0] and one.text
 
 
 def test_the_times_of_labels_are_frames_of_the_encoder_and_durations_count(learned, tmp_path):
