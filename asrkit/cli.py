@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import functools
+import importlib.metadata
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ def _report(args: argparse.Namespace) -> int:
     from asrkit.report import report
 
     parameters = {name: yaml.safe_load(value) for name, value in args.parameter}  # `-p quick false` is False, never "false"
-    rest: dict[str, Any] = {"workers": args.workers, "timeout_s": args.timeout, "progress": not args.no_progress}
+    rest: dict[str, Any] = {"workers": args.workers, "timeout_s": args.timeout_s, "progress": not args.no_progress}
     result = report(args.notebooks or None, args.out, parameters=parameters, **rest)
     print(result.summary())
     return result.exit_code
@@ -85,14 +86,20 @@ def _transcribe(args: argparse.Namespace) -> int:
     from asrkit.transcribe import TIMED, Folder, Options, find, summary, transcribe
 
     timed = args.timestamps or args.format in TIMED
-    options = Options(batch_s=args.batch_seconds, window_s=args.window, overlap_s=args.overlap, timestamps=timed)
+    options = Options(batch_s=args.batch_s, window_s=args.window_s, overlap_s=args.overlap_s, timestamps=timed)
     expect(args.out is not None or args.format not in TIMED, "format", "txt or json without --out", args.format, "Pass --out DIR.")
-    checkpoint = load_checkpoint(args.model or home() / "demo", device=args.device, dtype=getattr(torch, args.dtype))
+    expect(not timed or args.format != "txt", "timestamps", "a --format with times: json, srt, vtt or ctm", args.format)
+    demo = home() / "demo"
+    missing = args.model is None and not (demo / "model.safetensors").is_file()
+    expect(not missing, "model", "the demo of notebook 00", f"none in {demo}", "Run it (make report), or pass --model.")
+    checkpoint = load_checkpoint(args.model or demo, device=args.device, dtype=getattr(torch, args.dtype))
     if args.context:
         limit_context(checkpoint.model, tuple(args.context))
     found = find(args.files)
     folder = Folder(args.out, found, checkpoint, options, kind=args.format, fresh=args.fresh) if args.out else None
     todo, refused = folder.todo() if folder else ([file for file, _ in found], [])
+    if folder and folder.anew:
+        print(f"{folder.anew} made anew: other model, settings or recording", file=sys.stderr)
     if packs(checkpoint.model):
         pack(checkpoint.model)  # now that the folder has seen the weights
     counts = {"files": len(found), "failed": 0, "skipped": len(found) - len(todo) - len(refused)}
@@ -105,8 +112,10 @@ def _transcribe(args: argparse.Namespace) -> int:
             folder.write(one)
         else:
             tqdm.write(json.dumps(summary(one)) if args.format == "json" else f"{one.path}\t{one.text}", file=sys.stdout)
+            sys.stdout.flush()  # a pipe shows each as it comes
     rtfx = round(audio_s / (time.perf_counter() - start), 1)  # reading and writing included, loading the model not
-    print(json.dumps({**counts, "audio_s": round(audio_s, 2), "rtfx": rtfx}))
+    last = sys.stderr if args.format == "json" and not folder else sys.stdout  # a file of JSON lines has recordings only
+    print(json.dumps({**counts, "audio_s": round(audio_s, 2), "rtfx": rtfx}), file=last)
     return 1 if counts["failed"] else 0
 
 
@@ -157,7 +166,8 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
         ("--parameter", {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"),
                          "help": "set a parameter in every notebook that has it; VALUE is YAML"}),
         ("--workers", {"type": int, "help": "notebooks at once (none: half the cores)"}),
-        ("--timeout", {"type": float, "default": 600.0, "help": "seconds a cell may take"}), QUIET]),
+        ("--timeout", {"type": float, "default": 600.0, "metavar": "SECONDS", "dest": "timeout_s",
+                       "help": "what a cell may take"}), QUIET]),
     "bench": (_bench, "Measure fast paths against their references and peers, both arms in one run.", [
         ("suite", {"choices": ["losses", "decoders", "features", "precision", "encoder", "all"], "help": "what to measure"}),
         DEVICE, THREADS,
@@ -184,14 +194,19 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
     "transcribe": (_transcribe, "Transcribe sound files; a broken file is reported and the rest goes on.", [
         ("files", {"nargs": "+", "type": Path, "help": "sound files of any rate, or folders of them, searched to any depth"}),
         ("--model", {"type": Path, "help": "training folder, .safetensors, .nemo or Hugging Face folder (none: notebook 00's)"}),
-        ("--format", {"choices": ["txt", "json", "srt", "vtt", "ctm"], "default": "txt", "help": "text, JSON, subtitles, CTM"}),
-        ("--timestamps", {"action": "store_true", "help": "with times of words (srt, vtt and ctm have them anyway)"}),
+        ("--format", {"choices": ["txt", "json", "srt", "vtt", "ctm"], "default": "txt",
+                      "help": "text, JSON (a line each; without --out the counts go to stderr), subtitles, CTM"}),
+        ("--timestamps", {"action": "store_true", "help": "json: with times of words (srt, vtt and ctm have them anyway); "
+                          "of an RNN-T, whose labels have no length, a word ends where its last label was said"}),
         ("--out", {"type": Path, "metavar": "DIR", "help": "one file each, in this folder; those done are skipped"}),
         ("--fresh", {"action": "store_true", "help": "make and overwrite all that --out holds of these files"}),
-        ("--window", {"type": float, "default": 30.0, "metavar": "SECONDS", "help": "longer files are cut into windows of this"}),
-        ("--overlap", {"type": float, "default": 4.0, "metavar": "SECONDS", "help": "what a window shares with the next"}),
+        ("--window", {"type": float, "default": 30.0, "metavar": "SECONDS", "dest": "window_s",
+                      "help": "longer files are cut into windows of this"}),
+        ("--overlap", {"type": float, "default": 4.0, "metavar": "SECONDS", "dest": "overlap_s",
+                       "help": "what a window shares with the next"}),
         ("--context", {"type": int, "nargs": 2, "metavar": "FRAMES", "help": "local attention: frames to the left and right"}),
-        ("--batch-seconds", {"type": float, "default": 120.0, "help": "audio in a batch at most, padding counted"}),
+        ("--batch-seconds", {"type": float, "default": 120.0, "metavar": "SECONDS", "dest": "batch_s",
+                             "help": "audio in a batch at most, padding counted"}),
         ("--dtype", {"choices": ["float32", "bfloat16", "float16"], "default": "float32", "help": "features stay float32"}),
         DEVICE, THREADS, QUIET]),
     "doctor": (_doctor, "Say what this machine has, what is missing for which notebook, and the remedy.", []),
@@ -201,14 +216,22 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
 # fmt: on
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults that say something: not None, off, or an empty list."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        said = action.default not in (None, []) and action.default is not False
+        return super()._get_help_string(action) if said else action.help
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole grammar of `asrkit`, also what `--help` prints."""
     top = argparse.ArgumentParser(prog="asrkit", description="Speech recognition made fast, and measured on your machine.")
+    top.add_argument("--version", action="version", version=f"asrkit {importlib.metadata.version('asrkit')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (run, text, arguments) in COMMANDS.items():
-        show_defaults = argparse.ArgumentDefaultsHelpFormatter
-        sub = commands.add_parser(name, help=text, description=text, formatter_class=show_defaults)
-        sub.set_defaults(run=run)
+        sub = commands.add_parser(name, help=text, description=text, formatter_class=_Help)
+        sub.set_defaults(run=run, parser=sub)
         for flag, rules in arguments:
             sub.add_argument(*(["-p"] if flag == "--parameter" else []), flag, **rules)
     return top
@@ -218,13 +241,25 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of the `asrkit` command; returns the exit code."""
     args = parser().parse_args(argv)
     try:
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # nobody reads on, as in `| head -1`: quiet, with the code that a shell gives such a program
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has yet to flush
+        return 141
     except (ValueError, RuntimeError, OSError, AssertionError) as error:  # the last: arms of a benchmark disagree
-        print(f"asrkit {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"asrkit {args.command}: {_typed(' '.join(str(error).split()), args.parser)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"asrkit {args.command}: stopped", file=sys.stderr)
         return 130
+
+
+def _typed(message: str, command: argparse.ArgumentParser) -> str:
+    """An argument's error with the flag that was typed: `batch_s: expected …` is `--batch-seconds: expected …`."""
+    names, colon, rest = message.partition(": expected ")
+    flags = {action.dest: action.option_strings[-1] for action in command._actions if action.option_strings}
+    return ", ".join(flags.get(name, name) for name in names.split(", ")) + colon + rest
 
 
 if __name__ == "__main__":

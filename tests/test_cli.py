@@ -1,4 +1,6 @@
+import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import time
@@ -43,6 +45,29 @@ def test_help_explains_every_argument(command, capsys):
     assert [a.dest for a in actions if not a.help] == []
 
 
+def test_help_shows_the_defaults_that_say_something(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "(default: char)" in said and "(default: 0)" in said
+    assert not [default for default in ("None", "False", "[]") if f"(default: {default})" in said]
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0 and capsys.readouterr().out == f"asrkit {importlib.metadata.version('asrkit')}\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_is_gone_ends_any_command_without_a_word(unbuffered):
+    command, env = [sys.executable, "-m", "asrkit.cli", "verify"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as running:
+        running.stdout.close()
+        err = running.stderr.read()
+    assert (running.returncode, err) == (141, "")
+
+
 def test_the_command_starts_without_importing_torch():
     code = "import sys, asrkit.cli as c; c.parser(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
@@ -53,7 +78,7 @@ def test_the_command_starts_without_importing_torch():
 def test_transcribe_takes_any_format_rate_and_channels(model, tmp_path, capsys, format_, rate, channels):
     name = sine(tmp_path / f"tone.{format_}", rate=rate, channels=channels)
     assert main(["transcribe", name, "--model", str(model), "--format", "json"]) == 0
-    line, summary = (json.loads(text) for text in capsys.readouterr().out.splitlines())
+    line, summary = (json.loads(text) for text in capsys.readouterr())
     assert line["file"] == name and line["audio_s"] == pytest.approx(0.5, abs=0.01)
     assert summary["files"] == 1 and summary["failed"] == 0 and summary["rtfx"] > 0
 
@@ -75,7 +100,7 @@ def test_a_broken_file_is_reported_and_the_rest_is_done(model, tmp_path, capsys)
         (["train", "--manifest", "nowhere.jsonl", "--out", "OUT"], "nowhere.jsonl"),
         (["train", "--tokenizer", "nowhere.model", "--manifest", "nowhere.jsonl", "--out", "OUT"], "nowhere"),
         (["verify", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["train", "--seconds", "0", "--out", "OUT"], "steps, seconds: expected both > 0, got (100000, 0.0)"),
+        (["train", "--seconds", "0", "--out", "OUT"], "--steps, --seconds: expected both > 0, got (100000, 0.0)"),
         (["train", "--seed", "-1", "--out", "OUT"], "seed: expected at least 0, got -1"),
         (["train", "--durations", "-1", "--manifest", "nowhere", "--out", "OUT"], "durations: expected distinct whole numbers"),
         (["train", "--device", "tpu", "--out", "OUT"], "device: expected cpu, or cuda where there is a GPU, got tpu"),

@@ -104,5 +104,5 @@ def test_peers_without_their_environment_are_one_line(tmp_path, monkeypatch, cap
     monkeypatch.setattr("asrkit.bench.peers.PYTHON", tmp_path / "none")
     assert main(["bench", "losses", "--quick", "--peers", "--out", str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err.strip()
-    assert err == "asrkit bench: peers: expected the environment .venv-peers, got none. `make peers` installs it."
+    assert err == "asrkit bench: --peers: expected the environment .venv-peers, got none. `make peers` installs it."
     assert not list(tmp_path.iterdir())

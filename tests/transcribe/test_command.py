@@ -1,5 +1,8 @@
 import json
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -28,6 +31,14 @@ def test_without_a_model_the_one_in_the_home_is_used_as_training_left_it(tiny_sp
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["files"] == 1
 
 
+def test_without_a_model_and_a_demo_the_notebook_that_makes_it_is_named(speech, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
+    (tmp_path / "demo").mkdir()
+    assert main(["transcribe", str(speech[0])]) == 2
+    wanted = f"--model: expected the demo of notebook 00, got none in {tmp_path / 'demo'}. Run it (make report), or pass --model."
+    assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
+
+
 def test_a_line_a_file_in_the_order_given_then_one_json_line(model, speech, tmp_path, capsys):
     files = [str(speech[1]), str(tmp_path / "none.wav"), str(speech[0])]
     assert main(["transcribe", *files, "--model", model]) == 1
@@ -42,9 +53,27 @@ def test_a_line_a_file_in_the_order_given_then_one_json_line(model, speech, tmp_
 def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(model, speech, capsys):
     for more, has in (([], False), (["--timestamps"], True)):
         assert main(["transcribe", str(speech[0].parent), "--model", model, "--format", "json", *more]) == 0
-        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()[:-1]]
+        out, err = capsys.readouterr()  # what is redirected to a file is of recordings only
+        lines = [json.loads(line) for line in out.splitlines()]
+        assert json.loads(err)["files"] == len(speech)
         assert [line["file"] for line in lines] == [str(path) for path in speech]
         assert all(("words" in line) == has for line in lines)
+
+
+@pytest.mark.parametrize("read", [1, 0])
+def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(model, speech, read):
+    files = [*map(str, speech)] * 20
+    command = [sys.executable, "-m", "asrkit.cli", "transcribe", *files, "--model", model, "--batch-seconds", "3"]
+    pipe = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "env": {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},
+    }
+    with subprocess.Popen(command, text=True, **pipe) as running:
+        lines = [running.stdout.readline() for _ in range(read)]
+        running.stdout.close()
+        err = running.stderr.read()
+    assert all(line.startswith(files[0]) for line in lines) and (running.returncode, err) == (141, "")
 
 
 def test_local_attention_is_for_fastconformers_and_changes_what_they_hear(model, long_file, learned, tmp_path, capsys):
@@ -64,10 +93,11 @@ def test_local_attention_is_for_fastconformers_and_changes_what_they_hear(model,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--batch-seconds", "0"], "batch_s: expected more than 0 seconds, got 0.0"),
-        (["--window", "0"], "window_s: expected 1 to 86,400 seconds, got 0.0"),
-        (["--overlap", "20"], "overlap_s: expected 0 to half a window, got 20.0"),
-        (["--format", "vtt"], "format: expected txt or json without --out, got vtt. Pass --out DIR."),
+        (["--batch-seconds", "0"], "--batch-seconds: expected more than 0 seconds, got 0.0"),
+        (["--window", "0"], "--window: expected 1 to 86,400 seconds, got 0.0"),
+        (["--overlap", "20"], "--overlap: expected 0 to half a window, got 20.0"),
+        (["--format", "vtt"], "--format: expected txt or json without --out, got vtt. Pass --out DIR."),
+        (["--timestamps"], "--timestamps: expected a --format with times: json, srt, vtt or ctm, got txt"),
     ],
 )
 def test_bad_options_are_one_line(model, speech, arguments, message, capsys):
