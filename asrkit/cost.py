@@ -96,6 +96,7 @@ def encoder_flops(
     >>> encoder_flops(B=1, T=1000, bins=80, width=1024, layers=42) // 10**9  # Parakeet 1.1B on ten seconds
     282
     """
+    _sizes(subsampling, B=B, T=T, bins=bins, width=width, channels=channels, kernel=kernel, expansion=expansion)
     D, C, T0, F, work = width, channels, T, bins, 0  # work: multiplications
     for stage in range(subsampling.bit_length() - 1):
         T0, F = (T0 + 1) // 2, (F + 1) // 2
@@ -121,6 +122,7 @@ def encoder_parameters(
     >>> encoder_parameters(bins=80, width=1024, layers=42)  # Parakeet 1.1B
     1061489664
     """
+    _sizes(subsampling, bins=bins, width=width, channels=channels, kernel=kernel, expansion=expansion)
     D, C, F, halvings = width, channels, bins, subsampling.bit_length() - 1
     for _ in range(halvings):
         F = (F + 1) // 2
@@ -128,6 +130,12 @@ def encoder_parameters(
     products = (4 * expansion + 8) * D * D + kernel * D  # those of `encoder_flops`, and positions
     vectors = (10 + 2 + 2) * D + (2 * expansion + 10) * D * bias  # five layer norms, a batch norm, two biases of attention
     return front + layers * (products + vectors)
+
+
+def _sizes(subsampling: int, **sizes: int) -> None:
+    expect(subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", subsampling)
+    for name, size in sizes.items():
+        expect(size >= 1, name, "at least 1", size)
 
 
 class Card(NamedTuple):

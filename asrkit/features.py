@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asrkit.shapes import dims, expect, valid_mask
+from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 _WINDOWS = {"hann": torch.hann_window, "hamming": torch.hamming_window, "blackman": torch.blackman_window}
 
@@ -31,6 +31,8 @@ class FeatureConfig:
     normalization: Literal["per_feature", "all_features", "none"] = "per_feature"
 
     def __post_init__(self) -> None:
+        expect_types(self)
+        expect(self.rate_hz >= 1, "rate_hz", "at least 1", self.rate_hz)
         expect(self.window_samples <= self.fft, "fft", f">= {self.window_samples} (the window)", self.fft, "Raise fft.")
         kinds = {
             "window": tuple(_WINDOWS), "power": (1, 2), "guard": ("add", "clamp"),

@@ -8,7 +8,9 @@
 A letter means one thing everywhere in asrkit.
 """
 
-from math import inf
+from math import inf, isfinite
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -29,6 +31,22 @@ def whole(value: object, low: int, high: float = inf) -> bool:
     (True, False, False, False)
     """
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def expect_types(config: object) -> None:
+    """Check the fields of a dataclass that are annotated int, float (finite then), bool or with classes; True is no number.
+
+    A config may come from a file, where Python's annotations are only hopes.
+    """
+    kinds: dict[str, Any] = get_type_hints(type(config))
+    for name, kind in kinds.items():
+        value = getattr(config, name)
+        if kind in (int, float):
+            number = isinstance(value, int | kind) and not isinstance(value, bool) and isfinite(value)
+            expect(number, name, "a whole number" if kind is int else "a finite number", repr(value))
+        elif isinstance(kind, type | UnionType):
+            kinds_named = " or ".join(getattr(one, "__name__", "") for one in get_args(kind) or [kind])
+            expect(isinstance(value, kind), name, kinds_named, repr(value))
 
 
 def dims(tensor: Tensor, letters: str, argument: str, **known: int) -> tuple[int, ...]:

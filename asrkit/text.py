@@ -162,6 +162,7 @@ def _check(tokens: Sequence[int], size: int) -> None:
 def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
     """The tokenizer a checkpoint or a command line names: "char", a SentencePiece `.model` file, or `dump_tokenizer`'s dict."""
     if isinstance(spec, dict):
+        expect(all(isinstance(part, str) for part in spec.values()), "tokenizer", "text for its parts", repr(spec)[:80])
         return CharTokenizer(spec["alphabet"]) if "alphabet" in spec else SentencePieceTokenizer(bytes.fromhex(spec["model"]))
     if spec == "char":
         return CharTokenizer()

@@ -118,3 +118,9 @@ def test_operations_and_weights_of_an_encoder_are_those_that_torch_counts(change
     sizes["channels"] = config.subsampling_channels
     assert encoder_flops(B=B, T=T, context=config.context, **sizes) == counter.get_total_flops()
     assert encoder_parameters(bias=config.bias, **sizes) == sum(weight.numel() for weight in encoder.parameters())
+
+
+@pytest.mark.parametrize("wrong", [{"B": 0}, {"T": 0}, {"subsampling": 3}, {"kernel": 0}])
+def test_sizes_of_no_encoder_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: expected"):
+        encoder_flops(**{"B": 1, "T": 100, "bins": 80, "width": 64, "layers": 1} | wrong)

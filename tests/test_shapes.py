@@ -1,7 +1,9 @@
+import dataclasses
+
 import pytest
 import torch
 
-from asrkit.shapes import dims, expect, expect_parameters, valid_mask, whole
+from asrkit.shapes import dims, expect, expect_parameters, expect_types, valid_mask, whole
 
 
 def test_an_error_names_argument_wanted_got_and_remedy():
@@ -41,3 +43,29 @@ def test_a_range_of_parameters_is_one_of_whole_numbers(value):
     with pytest.raises(ValueError) as error:
         expect_parameters({"batch": value}, batch=range(1, 9))
     assert str(error.value) == f"batch: expected a whole number in 1..8, got {value!r}."
+
+
+@dataclasses.dataclass
+class Settings:
+    size: int = 1
+    share: float = 0.5
+    on: bool = False
+    part: range | slice = range(3)
+    name: str = "x"
+    sides: tuple[int, int] = (1, 2)
+
+
+@pytest.mark.parametrize("changes", [{}, {"share": 1}, {"part": slice(2)}, {"sides": None}, {"size": -(10**30)}])
+def test_fields_of_their_types_pass(changes):
+    expect_types(Settings(**changes))
+
+
+@pytest.mark.parametrize("name, value, wanted", [
+    ("size", 1.0, "a whole number"), ("size", True, "a whole number"), ("size", "1", "a whole number"),
+    ("share", float("nan"), "a finite number"), ("share", float("inf"), "a finite number"), ("share", "x", "a finite number"),
+    ("share", False, "a finite number"), ("on", 1, "bool"), ("on", None, "bool"), ("part", [1], "range or slice"),
+    ("name", 5, "str"),
+])  # fmt: skip
+def test_a_field_of_another_type_is_named(name, value, wanted):
+    with pytest.raises(ValueError, match=f"^{name}: expected {wanted}, got "):
+        expect_types(Settings(**{name: value}))

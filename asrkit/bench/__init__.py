@@ -119,8 +119,10 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
         reached = [f"{rate:.3g} G{key}/s{peaks.get(key, '')}" for key, rate in floors.items()]
         rates, calls = (", ".join(parts * timed) for parts in (reached, told))
         impl, shape = " / ".join(params.get("arms", [record["impl"]])), "×".join(map(str, params["shape"]))
+        what = " ".join(filter(None, (record["what"], params.get("preset"))))
+        impl += " (random weights)" * ("random" in params.get("weights", "") and record["unit"] in ("nats", "fraction"))
         impl += " (bfloat16)" * (params["dtype"] == "bfloat16" and "bfloat16" not in impl)
-        row = (record["what"], record["metric"], impl, shape, f"{numbers[0]} {unit}", "–".join(numbers[1:]), rates, calls)
+        row = (what, record["metric"], impl, shape, f"{numbers[0]} {unit}", "–".join(numbers[1:]), rates, calls)
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -129,5 +131,8 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
 LEGEND = (
     "cpu_time: of all threads. ratio: how many times as long the first took as the second. least work: what no implementation "
     "can do without, by the time it took, and its share of the machine's measured peak. calls: of the joint and the predictor, "
-    "what they start on a GPU, waits for a GPU."
+    "what they start on a GPU, waits for a GPU. shape: of losses B×T×U1×V, of decoders B×T×D×V or B×T×V, of encoders B×T×D×blocks, "
+    "of features and precision B×T×F. noise: error over what tells frames apart; flips: share of frames with another best token; "
+    "kl: nats a frame; token_errors: edits of the tokens over their number; all against float64. With random weights these four "
+    "say nothing of a trained model."
 )

@@ -34,7 +34,7 @@ class Ceilings:
 
 
 def ceilings(device: str = "cpu", quick: bool = False) -> Ceilings:
-    """The machine's, with the threads torch uses now; measured once a process, in some seconds. `quick` sizes are too small."""
+    """The machine's, with the threads torch uses now; measured once a process, in some seconds. `quick`: at smaller sizes only."""
     return _ceilings(device, quick, torch.get_num_threads())
 
 
@@ -59,7 +59,7 @@ def _ceilings(device: str, quick: bool, threads: int) -> Ceilings:
     how: dict[str, Any] = {"repeats": 3 if quick else 7, "warmup": 1, "enough_s": 1.0, "device": device}
     where = {"device": device, "threads": threads}
     for name in TYPES if kind == "cuda" else [name for name in TYPES if name != "tf32"]:
-        for N in (128,) if quick else ROWS[kind]:
+        for N in ROWS[kind][:1] if quick else ROWS[kind]:
             a, b = torch.randn(2, N, N, device=device, dtype=TYPES[name])
             product = partial(torch.nn.functional.linear, a, b)
             if kind == "cpu" and torch.backends.mkldnn.is_available():  # the weight laid out before, as in asrkit.models.packed
@@ -68,7 +68,7 @@ def _ceilings(device: str, quick: bool, threads: int) -> Ceilings:
             with tf32(name == "tf32"):
                 timing = measure({name: product}, **how)[name]
             made.append(_rate("matrix_product", "FLOP/s", name, 2 * N**3, timing, where | {"shape": [N, N, N]}))
-    size = 2**20 * (1 if quick else MIB[kind])
+    size = 2**20 * MIB[kind] // (8 if quick else 1)
     source = torch.ones(size // 8, device=device)  # half of the bytes are read, half are written
     target = torch.empty_like(source)
     timing = measure({"copy": partial(target.copy_, source)}, **how)["copy"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from asrkit.shapes import dims, expect, valid_mask, whole
+from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +21,16 @@ class ConvConfig:
     dropout: float = 0.05
 
     def __post_init__(self) -> None:
+        expect_types(self)
         sizes = self.bins, self.width, self.kernel
         expect(all(whole(size, 1) for size in sizes) and whole(self.layers, 0), "config", "sizes of at least 1", self)
         expect(self.subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", self.subsampling)
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
 
 
-def _halve(lengths: Tensor) -> Tensor:
-    return torch.div(lengths - 1, 2, rounding_mode="floor") + 1  # a stride-2 convolution with "same" padding
+def halve(lengths: Tensor) -> Tensor:
+    """Lengths (B,) behind a convolution of stride 2 with "same" padding."""
+    return torch.div(lengths - 1, 2, rounding_mode="floor") + 1
 
 
 class ConvEncoder(nn.Module):
@@ -50,12 +52,14 @@ class ConvEncoder(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encoded frames (B, T', D) and their lengths (B,)."""
-        dims(features, "B T F", "features", F=self.config.bins)
+        B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
+        dims(lengths, "B", "lengths", B=B)
+        expect(B > 0 and T > 0, "features", "an utterance and a frame at least", tuple(features.shape))
         x = features.masked_fill(~valid_mask(lengths, features.shape[1])[..., None], 0.0).transpose(1, 2)  # (B, F, T)
         x = x.to(next(self.parameters()).dtype)
         for conv, norm in zip(self.strides, self.stride_norms, strict=True):
             x = norm(conv(x)).relu()
-            lengths = _halve(lengths)
+            lengths = halve(lengths)
             x = x * valid_mask(lengths, x.shape[2])[:, None]  # what lies in the padding must not leak into a window
         valid = valid_mask(lengths, x.shape[2])[:, None]
         for conv, norm in zip(self.convs, self.norms, strict=True):

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.shapes import dims, expect, valid_mask, whole
+from asrkit.models.encoders import halve
+from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class FastConformerConfig:
     context: tuple[int, int] = (-1, -1)
 
     def __post_init__(self) -> None:
+        expect_types(self)
         sizes = self.bins, self.width, self.heads, self.subsampling_channels, self.kernel, self.expansion
         expect(all(whole(size, 1) for size in sizes) and whole(self.layers, 0), "config", "sizes of at least 1", self)
         expect(self.subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", self.subsampling)
@@ -75,7 +77,7 @@ class _Subsampling(nn.Module):
 
     def _mix(self, x: Tensor, conv: Any, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """What `conv` makes of the last dimension, zero in the padding that half the frames leave of `lengths`."""
-        lengths = torch.div(lengths - 1, 2, rounding_mode="floor") + 1
+        lengths = halve(lengths)
         padding = ~valid_mask(lengths, x.shape[1])[:, :, None, None]
         return F.linear(x, conv.weight.flatten(1), conv.bias).masked_fill_(padding, 0.0).relu_(), lengths
 
@@ -117,7 +119,7 @@ class RelativeAttention(nn.Module):
         allowed = valid[:, None, None, :]  # (B, 1, 1, T)
         if left >= 0 or right >= 0:
             distance = torch.arange(T, device=q.device)[:, None] - torch.arange(T, device=q.device)
-            near = (distance <= (left if left >= 0 else T)) & (-distance <= (right if right >= 0 else T))
+            near = (distance <= (left if 0 <= left < T else T)) & (-distance <= (right if 0 <= right < T else T))
             allowed = allowed & near
         bias = torch.where(allowed, bias, _never(bias))
         return self._attention(q, k, v, bias).transpose(1, 2).flatten(2)
@@ -130,7 +132,9 @@ class RelativeAttention(nn.Module):
         N, W = -(-T // C), C + left + right
         after = N * C - T
         q, scores = (F.pad(part, (0, 0, 0, after)).unflatten(2, (N, C)) for part in (q, scores))  # (B, H, N, C, D/H or P)
-        k, v = (F.pad(part, (0, 0, left, after + right)).unfold(2, W, C).transpose(-1, -2) for part in (k, v))  # (B, H, N, W, D/H)
+        # Looked up: of keys unfolded into windows that overlap, torch.compile's inductor (2.11) makes wrong gradients.
+        at = torch.arange(N, device=k.device)[:, None] * C + torch.arange(W, device=k.device)
+        k, v = (F.pad(part, (0, 0, left, after + right))[:, :, at] for part in (k, v))  # (B, H, N, W, D/H)
         # Query a of a block begins a keys later: its row of P = left + right + 1 distances moves a columns to the right.
         bias = F.pad(scores, (0, C), value=_never(scores)).flatten(-2)[..., :-C].unflatten(-1, (C, W))
         allowed = F.pad(valid, (left, after + right)).unfold(1, W, C)[:, None, :, None, :]  # (B, 1, N, 1, W)
@@ -209,8 +213,10 @@ class FastConformer(nn.Module):
         self.input_dropout, self.position_dropout = nn.Dropout(config.dropout_input), nn.Dropout(config.dropout_positions)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encoded frames (B, T', D) and their lengths (B,)."""
-        _, T, _ = dims(features, "B T F", "features", F=self.config.bins)
+        """Encoded frames (B, T', D) and their lengths (B,), of lengths 1..T, which are not looked at: a GPU would have to wait."""
+        B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
+        dims(lengths, "B", "lengths", B=B)
+        expect(B > 0 and T > 0, "features", "an utterance and a frame at least", tuple(features.shape))
         features = features.masked_fill(~valid_mask(lengths, T)[..., None], 0.0)
         x, lengths = self.subsampling(features.to(self.subsampling.out.weight.dtype), lengths)
         valid, context = valid_mask(lengths, x.shape[1]), self.config.context

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from asrkit.models.encoders import ConvConfig, ConvEncoder
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig
-from asrkit.shapes import MOST, dims, expect, whole
+from asrkit.shapes import MOST, dims, expect, expect_types, whole
 
 EncoderConfig = ConvConfig | FastConformerConfig
 
@@ -21,6 +21,10 @@ class StatelessConfig:
     width: int = 128
     context: int = 2
 
+    def __post_init__(self) -> None:
+        expect_types(self)
+        expect(min(self.width, self.context) >= 1, "width, context", "at least 1", self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMConfig:
@@ -30,7 +34,8 @@ class LSTMConfig:
     layers: int = 1
 
     def __post_init__(self) -> None:
-        expect(whole(self.width, 1) and whole(self.layers, 1), "config", "sizes of at least 1", self)
+        expect_types(self)
+        expect(min(self.width, self.layers) >= 1, "config", "sizes of at least 1", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +56,10 @@ class TransducerConfig:
     ctc: bool = True
 
     def __post_init__(self) -> None:
-        sizes = (self.vocab_size, self.joint_width, self.predictor.width)
-        expect(all(whole(size, 1) for size in sizes), "config", "sizes of at least 1", self)
+        expect_types(self)
+        sizes = (self.vocab_size, self.joint_width)
+        expect(min(sizes) >= 1, "vocab_size, joint_width", "at least 1", sizes)
+        expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
         frames = isinstance(self.durations, Sequence) and all(whole(duration, 0, MOST) for duration in self.durations)
         moves = frames and len({*self.durations}) == len(self.durations) and (not self.durations or max(self.durations) > 0)
         expect(moves, "durations", f"distinct whole numbers of frames up to {MOST}, one above 0", self.durations)
@@ -68,7 +75,8 @@ class CTCConfig:
     encoder: EncoderConfig = field(default_factory=ConvConfig)
 
     def __post_init__(self) -> None:
-        expect(whole(self.vocab_size, 1), "config", "sizes of at least 1", self)
+        expect_types(self)
+        expect(self.vocab_size >= 1, "vocab_size", "at least 1", self.vocab_size)
 
 
 def make_encoder(config: EncoderConfig) -> ConvEncoder | FastConformer:
@@ -81,12 +89,16 @@ def log_probs(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
+def make_model(config: "TransducerConfig | CTCConfig") -> "TransducerModel | CTCModel":
+    """The model `config` describes, with random weights: `make_model(presets.parakeet_ctc_0_6b())`."""
+    return CTCModel(config) if isinstance(config, CTCConfig) else TransducerModel(config)
+
+
 class StatelessPredictor(nn.Module):
     """Embeddings of the last labels, mixed by one linear map. State: the last context - 1 labels (B, context - 1)."""
 
     def __init__(self, V: int, config: StatelessConfig) -> None:
         super().__init__()
-        expect(config.context >= 1, "context", "at least 1", config.context)
         self.embedding, self.context, self.blank = nn.Embedding(V, config.width), config.context, V - 1
         self.mix = nn.Linear(config.width * config.context, config.width)
 
@@ -135,6 +147,7 @@ class TransducerModel(nn.Module):
 
     def __init__(self, config: TransducerConfig) -> None:
         super().__init__()
+        expect(isinstance(config, TransducerConfig), "config", "a TransducerConfig", type(config).__name__, "Try make_model.")
         V, D = config.vocab_size + 1, config.joint_width
         self.config, self.blank, self.durations = config, config.vocab_size, tuple(config.durations)
         self.encoder = make_encoder(config.encoder)
@@ -178,6 +191,7 @@ class CTCModel(nn.Module):
 
     def __init__(self, config: CTCConfig) -> None:
         super().__init__()
+        expect(isinstance(config, CTCConfig), "config", "a CTCConfig", type(config).__name__, "Try make_model.")
         self.config, self.blank = config, config.vocab_size
         self.encoder = make_encoder(config.encoder)
         self.output = nn.Linear(self.encoder.width, config.vocab_size + 1)

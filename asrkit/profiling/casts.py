@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from statistics import median
 from typing import Any
@@ -57,7 +57,7 @@ class CastProfile:
     device: str
     threads: int
     calls: int
-    ops: tuple[Op, ...]
+    ops: tuple[Op, ...] = field(repr=False)
     total: Timing  # of all calls of the whole module, with nobody watching
 
     casts = property(lambda self: tuple(op for op in self.ops if op.kind == "cast"))
@@ -67,10 +67,13 @@ class CastProfile:
 
     def within(self, path: str) -> "CastProfile":
         """What ran in one submodule, such as "blocks.0", and in those below it; `total` stays that of all."""
-        return replace(self, ops=tuple(op for op in self.ops if f"{op.module}.".startswith(f"{path}.")))
+        ops = tuple(op for op in self.ops if f"{op.module}.".startswith(f"{path}."))
+        expect(bool(ops), "path", "a submodule in which ops ran", repr(path), "See table('module').")
+        return replace(self, ops=ops)
 
     def share(self, kind: str) -> float:
         """Time of one kind of op over that of all ops, 0 to 1."""
+        _known(kind)
         return sum(op.ms for op in self.ops if op.kind == kind) / self.op_ms if self.ops else 0.0
 
     def table(self, *by: str, kind: str | None = None) -> list[dict[str, Any]]:
@@ -79,6 +82,7 @@ class CastProfile:
         `profile.table()` has a row a kind, `profile.table("kind", "name")` a row an op, and
         `profile.table("module", "site", "source", "target", "operand", kind="cast")` says where casts come from.
         """
+        _known(kind)
         by = by or ("kind",)
         groups: dict[tuple[str, ...], list[Op]] = {}
         for op in self.ops:
@@ -147,6 +151,10 @@ def _check(module: Any, inputs: Any, mode: str, kind: str, dtype: torch.dtype, c
     expect(not strays, "device", f"module and inputs on {kind!r}", ", ".join(sorted(strays)), "Move them there with .to.")
     others = {_name(weight.dtype) for weight in weights} - {"float32"}
     expect(not others, "module", "float32 weights", ", ".join(sorted(others)), "Modes start from module.float().")
+
+
+def _known(kind: str | None) -> None:
+    expect(kind in (None, "cast", *KINDS), "kind", f"one of {', '.join(['cast', *KINDS])}", repr(kind))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -27,7 +27,7 @@ def test_a_rate_is_work_by_the_median_time(monkeypatch):
     monkeypatch.setattr("asrkit.bench.ceilings.measure", lambda arms, **how: dict.fromkeys(arms, timing))
     torch.set_num_threads(3)  # not measured by another test
     rates = {one.metric: (one.value, one.samples[0]) for one in ceilings("cpu", quick=True).measurements}
-    product, stream = 2 * 128**3 / 2e-3, 2**20 / 2e-3
+    product, stream = 2 * 512**3 / 2e-3, 2**27 / 2e-3
     assert rates == {"matrix_product": (product, 2 * product), "copy": (stream, 2 * stream), "weight_stream": (stream, 2 * stream)}
 
 

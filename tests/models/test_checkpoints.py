@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from asrkit.models import (
@@ -15,6 +16,8 @@ from asrkit.models import (
     TransducerConfig,
     TransducerModel,
     load_checkpoint,
+    make_model,
+    presets,
     save_checkpoint,
 )
 from asrkit.models.packed import pack
@@ -87,7 +90,7 @@ def test_missing_unknown_weights_and_fields_are_named(tmp_path):
 def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp_path, damage):
     header = edit_header(tmp_path, damage)
     with pytest.raises(
-        ValueError, match="(header|settings) of (model.safetensors (is|are) damaged|model.safetensors to be of|a transducer or CTC)"
+        ValueError, match="of (model.safetensors (is|are) (damaged|no dict)|model.safetensors to be of|a transducer or CTC)"
     ) as caught:
         load_checkpoint(tmp_path)
     assert "\n" not in str(caught.value) and header
@@ -208,3 +211,56 @@ def test_a_model_takes_no_memory_before_its_weights_come(tmp_path, monkeypatch):
     loaded = load_checkpoint(tmp_path).model
     assert real and not any(real)
     assert not any(value.is_meta for value in loaded.state_dict().values())
+
+
+def test_what_would_not_load_is_not_saved(tmp_path):
+    for tokenizer, features, message in [
+        (CharTokenizer("abc"), {}, "^tokenizer: expected 28 tokens, got 3"),
+        (CharTokenizer(), {"bins": 40}, "^features: expected 80 bins"),
+        (CharTokenizer(), {"nmels": 80}, "^features: those of the checkpoint are no dict of settings"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            save_checkpoint(tmp_path / "model.safetensors", Checkpoint(small(), tokenizer, features, {}))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_config_of_the_other_kind_is_refused_and_make_model_takes_either():
+    for kind, config in [(CTCModel, presets.tiny()), (TransducerModel, CTCConfig(vocab_size=5))]:
+        with pytest.raises(ValueError, match="^config: expected a (CTC|Transducer)Config, got .* Try make_model.$"):
+            kind(config)
+        assert make_model(config).config == config
+
+
+def test_a_checkpoint_from_before_the_projection_had_a_bias_loads_as_the_same_model(tmp_path):
+    model = small()
+    model.predictor_projection.bias.data.zero_()
+    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {}, {}))
+    with safe_open(str(tmp_path / "model.safetensors"), "pt") as file:
+        kept = {name: file.get_tensor(name) for name in file.keys() if name != "predictor_projection.bias"}  # noqa: SIM118
+        header = file.metadata()
+    save_file(kept, tmp_path / "model.safetensors", metadata=header)
+    again = load_checkpoint(tmp_path).model
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("damage", [
+    lambda header: header.update(tokenizer="char"), lambda header: header.update(tokenizer={"alphabet": 5}),
+    lambda header: header["features"].update(rate_hz=16_000.5), lambda header: header["features"].update(hop_s=float("inf")),
+    lambda header: header["features"].update(periodic="no"), lambda header: header["model"].update(dropout="x"),
+    lambda header: header["model"].update(encoder=None), lambda header: header["model"].update(encoder=dict(header["model"])),
+], ids="path,alphabet,rate,hop,periodic,dropout,none,kind".split(","))  # fmt: skip
+def test_a_value_of_another_type_is_refused_in_one_line(tmp_path, damage):
+    edit_header(tmp_path, damage)
+    with pytest.raises(ValueError) as caught:
+        load_checkpoint(tmp_path)
+    assert "\n" not in str(caught.value) and "expected" in str(caught.value)
+
+
+def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path):
+    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(small(), CharTokenizer(), {}, {}))
+    with safe_open(str(tmp_path / "model.safetensors"), "pt") as file:
+        weights, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    weights["output.bias"] = weights["output.bias"].long()
+    save_file(weights, tmp_path / "model.safetensors", metadata=header)
+    with pytest.raises(ValueError, match="^output.bias: expected floating-point weights, whole counters, got torch.int64"):
+        load_checkpoint(tmp_path)

@@ -173,7 +173,7 @@ CONFIG = [
     ({"pad_token_id": 90}, "pad_token_id: expected one of vocab_size = 32 classes, got 90."),
     ({"encoder_config": None}, "damaged (KeyError: 'encoder_config')"),
     ({"encoder_config": 7}, "damaged (TypeError"),
-    ({"encoder_config__dropout": "much"}, "damaged (TypeError"),
+    ({"encoder_config__dropout": "much"}, "dropout_input: expected a finite number, got 'much'"),
 ]
 
 

@@ -131,7 +131,8 @@ def test_casts_are_found_by_module_and_views_of_weights_are_weights(x):
         ("first", "weight"): 2, ("first", "activation"): 1, ("second.deep", "weight"): 2, ("Two", "weight"): 1
     }  # fmt: skip
     assert [op.module for op in profile.within("second").ops] == ["second.deep"] * 3
-    assert profile.within("sec").ops == ()
+    with pytest.raises(ValueError, match="^path: expected a submodule in which ops ran, got 'sec'"):
+        profile.within("sec")
 
 
 class Copies(nn.Module):
@@ -232,7 +233,10 @@ def test_tables_add_up_and_begin_with_what_takes_longest():
     ]
     assert [row["name"] for row in profile.table("kind", "name", kind="cast")] == ["c", "a"]
     assert (profile.op_ms, profile.covered, profile.share("cast"), profile.share("attention")) == (8.0, 0.5, 0.75, 0.0)
-    assert profile.within("elsewhere").table() == [] and profile.within("elsewhere").share("cast") == 0
+    for asked in (profile.share, lambda kind: profile.table(kind=kind)):
+        with pytest.raises(ValueError, match="^kind: expected one of cast, attention, .*, got 'casts'"):
+            asked("casts")
+    assert len(repr(profile)) < 1000
 
 
 def test_times_are_medians_of_the_repeats_without_the_warmup(linear, x, monkeypatch):

@@ -9,7 +9,7 @@ from torch import Tensor
 from asrkit.features import FeatureConfig
 from asrkit.models.checkpoints import own
 from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
-from asrkit.models.transducer import CTCConfig, CTCModel, TransducerConfig, TransducerModel
+from asrkit.models.transducer import CTCConfig, CTCModel, TransducerConfig, TransducerModel, make_model
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
@@ -26,7 +26,8 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` to `path` (.safetensors), atomically; ValueError if its model has other weights than its config says."""
+    """Write `checkpoint` to `path` (.safetensors), atomically; ValueError if its parts do not fit one another."""
+    _fit(checkpoint.model.config, checkpoint.tokenizer, checkpoint.features, "the checkpoint")
     weights = {name: value.detach().cpu().contiguous() for name, value in checkpoint.model.state_dict().items()}
     _compare(_empty(checkpoint.model.config).state_dict(), weights, "model", "Packed layers cannot be saved.")
     own.write(Path(path), (checkpoint.model.config, weights, *checkpoint[1:]))
@@ -56,12 +57,7 @@ def load_checkpoint(path: Path | str, *, device: str | torch.device = "cpu", dty
     else:
         contents = own.read(path)
     config, weights, tokenizer, features, notes = contents
-    expect(tokenizer.vocab_size == config.vocab_size, "tokenizer", f"{config.vocab_size} tokens", tokenizer.vocab_size)
-    try:
-        bins = FeatureConfig(**features).bins
-    except TypeError as error:
-        raise ValueError(f"model: the feature settings of {path.name} are damaged ({error}).") from None
-    expect(bins == config.encoder.bins, "features", f"{config.encoder.bins} bins, as the encoder has", bins)
+    _fit(config, tokenizer, features, path.name)
     layers = max(config.encoder.layers, getattr(getattr(config, "predictor", None), "layers", 0))
     expect(layers <= len(weights), "model", f"at most {len(weights)} layers, the number of its tensors", layers)
     model = _empty(config)
@@ -69,16 +65,27 @@ def load_checkpoint(path: Path | str, *, device: str | torch.device = "cpu", dty
     moved = dict[str, Tensor]()
     for name, wanted in model.state_dict().items():  # one by one, so that all are in memory once
         kind = dtype if wanted.is_floating_point() else wanted.dtype
+        same = weights[name].is_floating_point() == wanted.is_floating_point()
+        expect(same, name, "floating-point weights, whole counters", weights[name].dtype)
         # Tensors of safetensors are still mapped from the file: what changes it would change the model, and they are not aligned.
         moved[name] = weights.pop(name).to(device, kind, copy=path.suffix != ".nemo")
     model.load_state_dict(moved, assign=True)
     return Checkpoint(model.eval(), tokenizer, features, notes)
 
 
+def _fit(config: TransducerConfig | CTCConfig, tokenizer: Tokenizer, features: dict[str, Any], name: str) -> None:
+    expect(tokenizer.vocab_size == config.vocab_size, "tokenizer", f"{config.vocab_size} tokens", tokenizer.vocab_size)
+    try:
+        bins = FeatureConfig(**features).bins
+    except TypeError as error:
+        raise ValueError(f"features: those of {name} are no dict of settings of FeatureConfig ({error}).") from None
+    expect(bins == config.encoder.bins, "features", f"{config.encoder.bins} bins, as the encoder has", bins)
+
+
 def _empty(config: TransducerConfig | CTCConfig) -> TransducerModel | CTCModel:
     """The model of `config` without memory for its weights."""
     with torch.device("meta"):
-        return TransducerModel(config) if isinstance(config, TransducerConfig) else CTCModel(config)
+        return make_model(config)
 
 
 def _compare(wanted: dict[str, Tensor], weights: dict[str, Tensor], name: str, remedy: str) -> None:

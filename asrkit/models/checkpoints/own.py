@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from asrkit.models.encoders import ConvConfig
@@ -63,10 +64,13 @@ def read(path: Path) -> Contents:
     expect(bool(header), "model", "a checkpoint written by asrkit", f"{path.name} without its header")
     try:
         config, tokenizer, features, notes = (json.loads(header)[key] for key in ("model", "tokenizer", "features", "notes"))
+        expect(isinstance(tokenizer, dict), "tokenizer", "the contents of one", repr(tokenizer)[:80], "Do not trust the file.")
         config, tokenizer = config_from_dict(config), load_tokenizer(tokenizer)
     except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"model: the header of {path.name} is damaged ({why:.300}).") from None
     whole = isinstance(config, TransducerConfig | CTCConfig)
     expect(whole, "model", "a header of a transducer or CTC model", f"{path.name} of a {type(config).__name__}")
+    if isinstance(config, TransducerConfig) and "predictor_projection.weight" in weights:  # written before it had a bias: zero
+        weights.setdefault("predictor_projection.bias", torch.zeros(len(weights["predictor_projection.weight"])))
     return config, weights, tokenizer, features, notes
