@@ -32,10 +32,11 @@ POOL = 8  # batches read ahead and sorted by length, which leaves little padding
 
 @torch.inference_mode()
 def recognize(
-    checkpoint: Checkpoint, waveforms: Tensor, lengths: Tensor, *, max_symbols: int = 10, confidence: bool = False
+    checkpoint: Checkpoint, waveforms: Tensor, lengths: Tensor, *, max_symbols: int | None = None, confidence: bool = False
 ) -> Hypotheses:
     """Greedy hypotheses for waveforms (B, S) at the model's rate with lengths (B,) in samples.
 
+    max_symbols: labels on one frame at most, for a transducer; None: what the checkpoint's notes say, or 10.
     confidence: also the probability of each label, for CTC on the frame that it starts on.
     """
     config, model = FeatureConfig(**checkpoint.features), checkpoint.model
@@ -43,7 +44,8 @@ def recognize(
     features, frames = log_mel(waveforms.to(device), lengths.to(device), config=config)
     if isinstance(model, TransducerModel):
         encoded, frames, _ = model.encode(features, frames)
-        return transducer_greedy(model, encoded, frames, max_symbols=max_symbols, confidence="max_prob" if confidence else "none")
+        most = max_symbols or checkpoint.notes.get("max_symbols", 10)
+        return transducer_greedy(model, encoded, frames, max_symbols=most, confidence="max_prob" if confidence else "none")
     log_probs, frames = model(features, frames)
     found = ctc_greedy(log_probs, frames)
     if not confidence:
@@ -167,9 +169,7 @@ class _Job:
     def _labels(self, pieces: Sequence[_Piece]) -> list[list[Label] | str]:
         waveforms = pad_sequence([piece.waveform for piece in pieces], batch_first=True)
         lengths = torch.tensor([len(piece.waveform) for piece in pieces])
-        found = recognize(
-            self.checkpoint, waveforms, lengths, max_symbols=self.options.max_symbols, confidence=self.options.timestamps
-        )
+        found = recognize(self.checkpoint, waveforms, lengths, confidence=self.options.timestamps)
         sure = found.confidence if found.confidence is not None else torch.ones(found.labels.shape)
         columns = [part.tolist() for part in (found.labels, found.frames, found.durations, sure)]
         heard = list[list[Label] | str]()

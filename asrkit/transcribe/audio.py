@@ -23,14 +23,12 @@ class Options:
 
     batch_s: audio in a batch at most, padding counted (one window may be longer). window_s: what is longer is heard in windows of
     this length, `overlap_s` of which each shares with the next. timestamps: also words with times and confidences.
-    max_symbols: labels on one frame at most (transducers).
     """
 
     batch_s: float = 120.0
     window_s: float = 30.0
     overlap_s: float = 4.0
     timestamps: bool = False
-    max_symbols: int = 10
 
     def __post_init__(self) -> None:
         expect(self.batch_s > 0, "batch_s", "more than 0 seconds", self.batch_s)

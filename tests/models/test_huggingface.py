@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asrkit.models import CTCModel, TransducerModel, load_checkpoint, save_checkpoint
+from asrkit.transcribe import recognize
 
 HERE = Path(__file__).resolve().parent
 spec = importlib.util.spec_from_file_location("parity_cases", HERE / "parity_cases.py")
@@ -82,6 +83,20 @@ def test_what_is_read_is_saved_as_a_checkpoint_of_ours(folder, tmp_path):
     assert (second.tokenizer, second.features, second.notes) == first[1:]
     for name, value in first.model.state_dict().items():
         assert torch.equal(value, second.model.state_dict()[name]), name
+
+
+def test_how_many_labels_a_frame_may_have_is_read_and_heeded(folder):
+    path, wave = folder("rnnt"), torch.randn(1, 16_000, generator=torch.Generator().manual_seed(0))
+    for most in (1, 3):
+        edit(path / "config.json", max_symbols_per_step=most)
+        checkpoint = load_checkpoint(path)
+        with torch.no_grad():
+            checkpoint.model.output.bias[checkpoint.model.blank] = -100.0  # a label at every turn
+        frames = recognize(checkpoint, wave, torch.tensor([16_000])).frames[0].tolist()
+        assert checkpoint.notes["max_symbols"] == most == frames.count(0) == frames.count(5)
+    edit(path / "config.json", max_symbols_per_step=0)
+    with pytest.raises(ValueError, match="^max_symbols_per_step: expected 1 to 1000, got 0"):
+        load_checkpoint(path)
 
 
 def test_a_key_that_is_left_out_has_transformers_default(folder):

@@ -204,6 +204,14 @@ def decoded(model, features, frames):
     return transducer_greedy(model, *model.encode(features, frames)[:2])
 
 
+@pytest.mark.parametrize("greedy, most", [
+    (None, 10), ({"max_symbols": 3}, 3), ({"max_symbols_per_step": 4}, 4), ({"max_symbols": None, "max_symbols_per_step": 5}, 5),
+])  # fmt: skip
+def test_how_many_labels_a_frame_may_have_is_read(greedy, most, parts, tmp_path):
+    path = pack(tmp_path / "a.nemo", changed(parts["tdt"][1], ("decoding.greedy", greedy)))
+    assert load_checkpoint(path).notes["max_symbols"] == most
+
+
 def test_gzip_archives_and_other_numbers_for_the_joint_are_read_alike(parts, tmp_path):
     model, members = parts["tdt"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
-from asrkit.shapes import expect, whole
+from asrkit.shapes import MOST, expect, whole
 from asrkit.text import SentencePieceTokenizer
 
 _KINDS = ("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt")
@@ -111,7 +111,10 @@ def _read(path: Path) -> Contents:
     tokenizer = _json(path, "tokenizer.json")
     expect(bool(tokenizer), "model", "tokenizer.json", f"none in {path.name}")
     weights = _last(_renamed(_weights(path)), blank, classes)
-    notes = {"source": f"transformers {values.get('transformers_version', 'of unknown version')}, {kind}"}
+    most = values.get("max_symbols_per_step", 10)
+    expect(kind == "parakeet_ctc" or whole(most, 1, MOST), "max_symbols_per_step", f"1 to {MOST}", most)
+    notes = {} if kind == "parakeet_ctc" else {"max_symbols": most}
+    notes |= {"source": f"transformers {values.get('transformers_version', 'of unknown version')}, {kind}"}
     return config, weights, SentencePieceTokenizer.from_json(tokenizer, tokens), _features(extractor, encoder.bins), notes
 
 

@@ -17,7 +17,7 @@ from asrkit.models.checkpoints import archive
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
-from asrkit.shapes import expect, whole
+from asrkit.shapes import MOST, expect, whole
 from asrkit.text import CharTokenizer, SentencePieceTokenizer, Tokenizer
 
 SIZE = 65_536  # of a layer, and how many: what asks for more is damaged
@@ -41,6 +41,7 @@ def read(path: Path) -> Contents:
         encoder = _encoder(top.section("encoder"), features["bins"])
         tokenizer = _tokenizer(top, nemo, target)
         config: TransducerConfig | CTCConfig
+        limit = {} if kind == "ctc" else {"max_symbols": _max_symbols(top.section("decoding"))}
         if kind == "ctc":
             config = CTCConfig(vocab_size=_ctc_size(top.section("decoder"), tokenizer), encoder=encoder)
         else:
@@ -49,7 +50,7 @@ def read(path: Path) -> Contents:
             _ctc_size(top.section("aux_ctc").section("decoder"), tokenizer)
         weights = nemo.weights("model_weights.ckpt")
     _check_features(weights, features)
-    notes = {"source": path.name, "target": target, "nemo_version": str(top.take("nemo_version", ""))}
+    notes = {"source": path.name, "target": target, "nemo_version": str(top.take("nemo_version", ""))} | limit
     return config, _renamed(weights), tokenizer, features, notes
 
 
@@ -238,6 +239,14 @@ def _ctc_size(section: _Section, tokenizer: Tokenizer) -> int:
     classes = section.take("num_classes", -1)
     section.done("feat_in vocabulary init_mode")
     return classes if whole(classes, 1) else tokenizer.vocab_size  # NeMo then counts the vocabulary
+
+
+def _max_symbols(decoding: _Section) -> int:
+    """Labels on one frame at most in greedy decoding, which NeMo writes under either name."""
+    greedy = decoding.section("greedy") if isinstance(decoding.values.get("greedy"), dict) else _Section("greedy", {}, {})
+    most = greedy.take("max_symbols", None) or greedy.take("max_symbols_per_step", None) or 10
+    expect(whole(most, 1, MOST), f"{decoding.name}.greedy.max_symbols", f"1 to {MOST}", _short(most))
+    return most
 
 
 def _transducer(top: _Section, encoder: FastConformerConfig, tokenizer: Tokenizer, ctc: bool) -> TransducerConfig:
