@@ -1,7 +1,7 @@
 """What half precision does to what a model says, beside what it does to its time; and what autocast has to cast."""
 
 import copy
-import warnings
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -234,7 +234,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
     if (path := home() / "demo" / "model.safetensors").exists():
         yield _trained(unheard_digits(load_checkpoint(path, device=device), device=device, most=32 if quick else None))
     else:
-        warnings.warn("No trained model: run notebook 00 first to have error rates too.", stacklevel=1)
+        logging.getLogger(__name__).warning("No trained model: run notebook 00 first to have error rates too.")
     for preset in PRESETS_MEASURED[: 1 if quick else None]:
         yield _random(preset, device, (2, 800 if quick else 1600, 80))
 
