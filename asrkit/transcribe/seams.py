@@ -8,6 +8,7 @@ from typing import NamedTuple
 from asrkit.text import Tokenizer
 
 JITTER_S = 0.4  # what two windows may differ in the time of one label
+LONGEST = 64  # labels of a word: scripts without spaces would make one of a whole recording, in quadratic time
 PAUSE_S = 0.5  # a pause this long is as good a place to cut as any longer one
 
 
@@ -89,14 +90,15 @@ def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
     """Words of `labels`: where the text that the tokenizer makes of them has white space.
 
     A label starts a word when it and the labels since the last start decode to two words: this needs nothing of a tokenizer
-    but `decode`. A word ends with the last label that added to its text, so not with a space, and before the next one starts.
+    but `decode`. After LONGEST labels without white space another word begins. A word ends with the last label that added to its
+    text, so not with a space, and before the next one starts.
     """
     found, tokens = list[Word](), list[int]()
     for label in labels:
         text = tokenizer.decode([*tokens, label.token]).strip()
-        if not found or len(text.split()) > 1:
+        if not tokens or len(text.split()) > 1 or len(tokens) == LONGEST:
             tokens, text = [], tokenizer.decode([label.token]).strip()
-            if not text:  # white space before the first word
+            if not text:  # white space before a word
                 continue
             found[-1:] = [word._replace(end_s=min(word.end_s, label.start_s)) for word in found[-1:]]
             found.append(Word(text, *label[1:]))

@@ -124,3 +124,13 @@ def test_pieces_of_a_sentencepiece_model_make_the_words_of_its_text():
 def test_the_words_are_those_of_the_text_whatever_the_labels(tokens):
     row = [Label(token, n * 0.1, n * 0.1 + 0.1, 1.0) for n, token in enumerate(tokens)]
     assert [word.text for word in words(row, TOKENIZER)] == TOKENIZER.decode(tokens).split()
+
+
+def test_labels_without_white_space_make_words_of_bounded_length_and_lose_none():
+    labels = [Label(2 + n % 26, 0.1 * n, 0.1 * n + 0.1, 0.5) for n in range(200)]
+    found = words(labels, CharTokenizer())
+    assert [len(word.text) for word in found] == [64, 64, 64, 8]
+    assert "".join(word.text for word in found) == CharTokenizer().decode([label.token for label in labels])
+    assert [word.start_s for word in found] == [labels[n].start_s for n in (0, 64, 128, 192)]
+    labels[64:66] = [label._replace(token=0) for label in labels[64:66]]  # spaces, just there
+    assert [len(word.text) for word in words(labels, CharTokenizer())] == [64, 64, 64, 6]
