@@ -90,8 +90,8 @@ def _transcribe(args: argparse.Namespace) -> int:
     expect(args.out is not None or args.format not in TIMED, "format", "txt or json without --out", args.format, "Pass --out DIR.")
     expect(not timed or args.format != "txt", "timestamps", "a --format with times: json, srt, vtt or ctm", args.format)
     demo = home() / "demo"
-    missing = args.model is None and not (demo / "model.safetensors").is_file()
-    expect(not missing, "model", "the demo of notebook 00", f"none in {demo}", "Run it (make report), or pass --model.")
+    known = args.model is not None or (demo / "model.safetensors").is_file()
+    expect(known, "model", "the demo of notebook 00", f"none in {demo}", "Run it (make report), or pass --model.")
     checkpoint = load_checkpoint(args.model or demo, device=args.device, dtype=getattr(torch, args.dtype))
     if args.context:
         limit_context(checkpoint.model, tuple(args.context))
@@ -166,8 +166,7 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
         ("--parameter", {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"),
                          "help": "set a parameter in every notebook that has it; VALUE is YAML"}),
         ("--workers", {"type": int, "help": "notebooks at once (none: half the cores)"}),
-        ("--timeout", {"type": float, "default": 600.0, "metavar": "SECONDS", "dest": "timeout_s",
-                       "help": "what a cell may take"}), QUIET]),
+        ("--timeout", {"type": float, "default": 600.0, "dest": "timeout_s", "help": "seconds a cell may take"}), QUIET]),
     "bench": (_bench, "Measure fast paths against their references and peers, both arms in one run.", [
         ("suite", {"choices": ["losses", "decoders", "features", "precision", "encoder", "all"], "help": "what to measure"}),
         DEVICE, THREADS,
@@ -200,13 +199,10 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
                           "of an RNN-T, whose labels have no length, a word ends where its last label was said"}),
         ("--out", {"type": Path, "metavar": "DIR", "help": "one file each, in this folder; those done are skipped"}),
         ("--fresh", {"action": "store_true", "help": "make and overwrite all that --out holds of these files"}),
-        ("--window", {"type": float, "default": 30.0, "metavar": "SECONDS", "dest": "window_s",
-                      "help": "longer files are cut into windows of this"}),
-        ("--overlap", {"type": float, "default": 4.0, "metavar": "SECONDS", "dest": "overlap_s",
-                       "help": "what a window shares with the next"}),
+        ("--window", {"type": float, "default": 30.0, "dest": "window_s", "help": "longer files are cut into windows of this"}),
+        ("--overlap", {"type": float, "default": 4.0, "dest": "overlap_s", "help": "what a window shares with the next"}),
         ("--context", {"type": int, "nargs": 2, "metavar": "FRAMES", "help": "local attention: frames to the left and right"}),
-        ("--batch-seconds", {"type": float, "default": 120.0, "metavar": "SECONDS", "dest": "batch_s",
-                             "help": "audio in a batch at most, padding counted"}),
+        ("--batch-seconds", {"type": float, "default": 120.0, "dest": "batch_s", "help": "audio of a batch at most, with padding"}),
         ("--dtype", {"choices": ["float32", "bfloat16", "float16"], "default": "float32", "help": "features stay float32"}),
         DEVICE, THREADS, QUIET]),
     "doctor": (_doctor, "Say what this machine has, what is missing for which notebook, and the remedy.", []),

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 
@@ -58,6 +59,24 @@ def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(model, spee
         assert json.loads(err)["files"] == len(speech)
         assert [line["file"] for line in lines] == [str(path) for path in speech]
         assert all(("words" in line) == has for line in lines)
+
+
+DIES = """
+import os, signal, sys
+import asrkit.transcribe as room
+from asrkit.cli import main
+recognize, left = room.recognize, iter(range(2, -1, -1))
+room.recognize = lambda *args, **how: recognize(*args, **how) if next(left) else os.kill(os.getpid(), signal.SIGKILL)
+main(sys.argv[1:])
+"""
+
+
+def test_a_command_killed_in_its_third_batch_has_said_what_it_heard(model, speech):
+    command = [sys.executable, "-c", DIES, "transcribe", *map(str, speech), "--model", model, "--batch-seconds", "1"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == -signal.SIGKILL
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [str(path) for path in speech[:2]]
 
 
 @pytest.mark.parametrize("read", [1, 0])
