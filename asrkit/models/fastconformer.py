@@ -113,9 +113,10 @@ class RelativeAttention(nn.Module):
         return self.out(attend(q + self.content_bias, k, v, scores, valid, context))
 
     def _everywhere(self, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, valid: Tensor, context: tuple[int, int]) -> Tensor:
-        T, (left, right) = q.shape[2], context
+        B, H, T, _ = q.shape
+        left, right = context
         # Row t begins T - t columns into its distances, T ... 1 - T: one long row, read with a stride of 2T - 1. A view.
-        bias = scores.flatten(-2)[..., T:].unflatten(-1, (T, 2 * T - 1))[..., :T]
+        bias = scores.flatten(-2)[..., T:].view(B, H, T, 2 * T - 1)[..., :T]
         allowed = valid[:, None, None, :]  # (B, 1, 1, T)
         if left >= 0 or right >= 0:
             distance = torch.arange(T, device=q.device)[:, None] - torch.arange(T, device=q.device)
@@ -126,17 +127,17 @@ class RelativeAttention(nn.Module):
 
     def _near(self, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, valid: Tensor, context: tuple[int, int]) -> Tensor:
         """Blocks of C = left + right queries against the W = C + left + right keys around them: memory grows with T, not T²."""
-        B, _, T, _ = q.shape
+        B, H, T, _ = q.shape
         left, right = context
         C = max(left + right, 1)
         N, W = -(-T // C), C + left + right
         after = N * C - T
-        q, scores = (F.pad(part, (0, 0, 0, after)).unflatten(2, (N, C)) for part in (q, scores))  # (B, H, N, C, D/H or P)
+        q, scores = (F.pad(part, (0, 0, 0, after)).view(B, H, N, C, -1) for part in (q, scores))  # (B, H, N, C, D/H or P)
         # Looked up: of keys unfolded into windows that overlap, torch.compile's inductor (2.11) makes wrong gradients.
         at = torch.arange(N, device=k.device)[:, None] * C + torch.arange(W, device=k.device)
         k, v = (F.pad(part, (0, 0, left, after + right))[:, :, at] for part in (k, v))  # (B, H, N, W, D/H)
         # Query a of a block begins a keys later: its row of P = left + right + 1 distances moves a columns to the right.
-        bias = F.pad(scores, (0, C), value=_never(scores)).flatten(-2)[..., :-C].unflatten(-1, (C, W))
+        bias = F.pad(scores, (0, C), value=_never(scores)).flatten(-2)[..., :-C].view(B, H, N, C, W)
         allowed = F.pad(valid, (left, after + right)).unfold(1, W, C)[:, None, :, None, :]  # (B, 1, N, 1, W)
         bias = torch.where(allowed, bias, _never(bias))
         q, k, v, bias = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v, bias))  # (B N, H, ...)

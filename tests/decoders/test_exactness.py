@@ -133,7 +133,7 @@ def test_what_the_random_cases_are_meant_to_hit_does_occur(make, speak, duration
 @pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_utterances_come_out_alike_alone_and_in_each_batch_size_up_to_17(make, speak, strategy, durations):
-    model, (encoded, _) = make("lstm", 5, durations=durations), speak("lstm", 17, 20, 5)
+    model, (encoded, _) = make("lstm", 6, durations=durations), speak("lstm", 17, 20, 5)
     lengths = torch.tensor([20, 0, 13, 1, 0, 20, 7, 19, 2, 20, 0, 5, 11, 20, 3, 17, 6])
     encoded = soil(encoded, lengths)
     with torch.inference_mode():

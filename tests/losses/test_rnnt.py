@@ -172,7 +172,7 @@ def test_torchs_defaults_and_inference_targets_change_nothing(impl):
             torch.testing.assert_close(leaf.grad, wanted[1])
     finally:
         torch.set_default_dtype(torch.float32)
-        torch.set_default_device("cpu")
+        torch.set_default_device(None)
 
 
 def test_gradients_hold_no_denormal_numbers():
