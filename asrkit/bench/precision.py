@@ -16,7 +16,7 @@ from torchaudio.functional import edit_distance
 from asrkit.bench.cases import Case
 from asrkit.decoders import ctc_greedy, transducer_greedy
 from asrkit.features import FeatureConfig, log_mel, normalize
-from asrkit.models import Checkpoint, CTCConfig, CTCModel, TransducerModel, load_checkpoint, presets
+from asrkit.models import Checkpoint, CTCModel, TransducerModel, load_checkpoint, make_model, presets
 from asrkit.profiling.ops import EachOp
 from asrkit.records import Measurement, home
 from asrkit.shapes import expect, valid_mask
@@ -161,10 +161,9 @@ def balanced(model: Model, features: Tensor, lengths: Tensor) -> Model:
 def random_model(preset: str, *, device: str = "cpu", seed: int = 0) -> Model:
     """A model of asrkit.models.presets, by name, with random weights; in eval mode, global random state left as it was."""
     expect(preset in presets.PRESETS, "preset", f"one of {', '.join(presets.PRESETS)}", repr(preset))
-    config = presets.PRESETS[preset]()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return (CTCModel(config) if isinstance(config, CTCConfig) else TransducerModel(config)).eval().to(device)
+        return make_model(presets.PRESETS[preset]()).eval().to(device)
 
 
 class Cast(NamedTuple):
