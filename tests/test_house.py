@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "asrkit"
 FLOORS = [
     {"shapes", "eager", "compiled", "waits"},  # the legend lies under everything
-    {"records", "text", "cost", "features"},
+    {"records", "text", "cost", "features", "memory"},
     {"models", "losses", "decoders"},
     {"data", "profiling", "plots", "ledger", "transcribe"},
     {"training", "bench", "report", "doctor"},

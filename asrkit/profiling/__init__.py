@@ -1,8 +1,8 @@
 """How long, how much memory, how many launches, waits and casts: measured on whatever device the work runs on."""
 
+from asrkit.memory import peak_memory
 from asrkit.profiling.casts import CastProfile, Op, cast_profile
 from asrkit.profiling.launches import Launches, launch_profile
-from asrkit.profiling.memory import peak_memory
 from asrkit.profiling.timing import Sample, Timing, measure, ratio
 
 __all__ = [

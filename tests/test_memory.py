@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from asrkit.losses import rnnt_loss
-from asrkit.profiling import peak_memory
+from asrkit.memory import peak_memory
 
 MB = 1_000_000
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
