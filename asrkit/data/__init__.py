@@ -1,7 +1,16 @@
 """Speech to train and test with: corpora, batches and what they pad, samplers for lhotse's cuts, and augmentation."""
 
 from asrkit.data.accounts import (
-    CANARY_COMPUTE, CANARY_MEMORY, Account, Cost, Limit, at_most_seconds, at_most_utterances, attention, linear, padding_account,
+    CANARY_COMPUTE,
+    CANARY_MEMORY,
+    Account,
+    Cost,
+    Limit,
+    at_most_seconds,
+    at_most_utterances,
+    attention,
+    linear,
+    padding_account,
     transducer_joint,
 )  # fmt: skip
 from asrkit.data.augment import AugmentConfig, augment, spec_augment
