@@ -243,11 +243,12 @@ def _warm_up(device: str, durations: Sequence[int]) -> None:
 def train(
     model_config: TransducerConfig, tokenizer: Tokenizer, train_set: Utterances, dev_set: Utterances | None = None, *,
     out: Path, config: TrainConfig | None = None, device: str = "cpu", resume: bool = True, progress: bool = True,
-    on_step: Callable[[list[dict[str, float]]], None] | None = None,
+    on_step: Callable[[list[dict[str, float]]], None] | None = None, batches: Callable[[int], Iterator[Batch]] | None = None,
 ) -> TrainResult:  # fmt: skip
     """Train into the folder `out` (resuming what lies there), and return the exported EMA model's path.
 
-    on_step: called after every step with the log so far, e.g. to draw a live curve.
+    on_step: called after every step with the log so far, e.g. to draw a live curve. batches(k): those of step k and after,
+    without end, in place of `training_stream` and its curriculum; resumed, a run goes on with what it returns then.
     """
     config, out, dev_set = config or TrainConfig(), Path(out), dev_set or None
     expect(tokenizer.vocab_size == model_config.vocab_size, "vocab_size", str(tokenizer.vocab_size), model_config.vocab_size)
@@ -268,7 +269,7 @@ def train(
             tqdm.write(f"resuming {out} at step {run.step}")
         for old in () if run.step else (saved, log):  # the state too: else a kill before the next would resume the run before
             old.unlink(missing_ok=True)
-        stream = training_stream(
+        stream = batches(run.step) if batches else training_stream(
             train_set, tokenizer, batch_seconds=config.batch_seconds, seed=config.seed, start_step=run.step,
             max_seconds=lambda step: config.longest_s(max(step / config.steps, run.seconds / config.seconds)),
         )  # fmt: skip

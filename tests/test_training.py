@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import os
@@ -206,6 +207,31 @@ def test_ctrl_c_saves_the_step_it_came_at(tiny_speech, tmp_path):
     unbroken = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "b", config=rarely, progress=False)
     assert [line["loss"] for line in resumed.history] == [line["loss"] for line in unbroken.history]
     assert torch.load(tmp_path / "a/state.pt", weights_only=True)["step"] == 6
+
+
+def test_batches_of_ones_own_are_trained_on_in_order_and_a_resumed_run_asks_for_those_that_are_left(tiny_speech, tmp_path):
+    asked, lengths = [], [len(waveform) for waveform in tiny_speech.waveforms]
+
+    def own(first):
+        asked.append(first)
+        return (tiny_speech.batch([step % len(tiny_speech)], TOKENIZER) for step in itertools.count(first))
+
+    def stop(history):
+        if len(history) == 3:
+            raise KeyboardInterrupt
+
+    given = {"config": replace(STEPS, steps=6, augment=PLAIN), "progress": False, "batches": own}
+    whole = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "a", **given)
+    with pytest.raises(KeyboardInterrupt):
+        train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "b", on_step=stop, **given)
+    resumed = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path / "b", **given)
+    assert asked == [0, 0, 3]
+    assert [line["loss"] for line in resumed.history] == [line["loss"] for line in whole.history]
+    seen, ended = [], 0.0
+    for line in whole.history:
+        seen.append(round(line["rtfx"] * (line["seconds"] - ended) * 16_000))
+        ended = line["seconds"]
+    assert seen == pytest.approx([lengths[step % len(lengths)] for step in range(6)], abs=1)
 
 
 TDT = replace(SMALL, durations=(0, 1, 2, 4), activation="relu")
