@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asrkit.data.sampler import LengthSampler
 
 __all__ = [
-    "Account", "AugmentConfig", "Balanced", "Batch", "Bucketed", "Buckets", "CANARY_COMPUTE", "CANARY_MEMORY", "Cost",
+    "CANARY_COMPUTE", "CANARY_MEMORY", "Account", "AugmentConfig", "Balanced", "Batch", "Bucketed", "Buckets", "Cost",
     "LengthSampler", "Lengths", "Limit", "Plan", "Random", "Sorted", "Utterances", "at_most_seconds", "at_most_utterances",
     "attention", "augment", "batches", "buckets_1d", "buckets_2d", "duration_bins", "linear", "padding_account", "plan",
     "shipped_lengths", "spec_augment", "training_stream", "transducer_joint", "web_like",
