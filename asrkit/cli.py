@@ -139,6 +139,56 @@ def _verify(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def _data_prepare(args: argparse.Namespace) -> int:
+    from asrkit.data.prepare import prepare
+
+    how: dict[str, Any] = {"out": args.out, "parts": args.parts, "mirror": args.mirror, "jobs": args.jobs}
+    summary = prepare(args.corpus, **how, progress=not args.no_progress, say=functools.partial(print, file=sys.stderr))
+    print(json.dumps(summary))
+    return 0
+
+
+def _data_lengths(args: argparse.Namespace) -> int:
+    from asrkit.data.statistics import TABLE
+    from asrkit.shapes import expect
+
+    expect(str(args.out).endswith(TABLE), "out", "a name that ends in .csv or .csv.gz", repr(str(args.out)))
+    lengths = _lengths(args)
+    lengths.save(args.out)
+    hours, tokens = round(lengths.hours, 4), int(lengths.tokens.sum())
+    print(json.dumps({"out": str(args.out), "utterances": len(lengths), "hours": hours, "tokens": tokens}))
+    return 0
+
+
+def _data_stats(args: argparse.Namespace) -> int:
+    from asrkit.data.statistics import histogram, length_stats, length_table
+    from asrkit.records import atomic
+
+    lengths = _lengths(args)
+    stats = length_stats(lengths, batch=args.batch)
+    if args.out:
+        from asrkit import plots
+
+        known = bool(stats["tokens"])
+        title = f"{args.target}: {len(lengths):,} utterances, {lengths.hours:,.1f} hours"
+        figure, axes = plots.canvas(title, columns=3 if known else 1, size=(11, 3.3) if known else (5, 3.3))
+        plots.lengths(lengths.seconds, lengths.tokens, axes if known else [axes])  # type: ignore[arg-type, list-item]
+        with atomic(args.out) as part:
+            figure.savefig(part, dpi=110)
+    if not args.json:
+        print(length_table(stats), histogram(lengths.seconds), sep="\n")
+    print(json.dumps(stats))
+    return 0
+
+
+def _lengths(args: argparse.Namespace) -> Any:
+    from asrkit.data.statistics import read_lengths
+    from asrkit.text import load_tokenizer
+
+    tokens = load_tokenizer(args.tokenizer) if args.tokenizer else None
+    return read_lengths(args.target, tokens=tokens, progress=not args.no_progress)
+
+
 def _prepare(args: argparse.Namespace) -> None:
     """Before torch is imported: OpenMP reads its settings then. --device and --threads are checked before any work."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler calls it an error that there is no GPU
@@ -159,6 +209,10 @@ def _prepare(args: argparse.Namespace) -> None:
 DEVICE = ("--device", {"default": "cpu", "help": "cpu or cuda"})
 THREADS = ("--threads", {"type": int, "help": "CPU threads (none: torch's default)"})
 QUIET = ("--no-progress", {"action": "store_true", "help": "no progress bars"})
+TARGET = ("target", {"help": "lhotse cuts, supervisions, recordings or a folder of them; JSON lines with duration and text; a "
+                     "table (.csv, .csv.gz), or one that asrkit has: librispeech_eval, librispeech_train_clean_100, ami_segments"})
+TOKENS = ("--tokenizer", {"help": "char, or a SentencePiece .model file: what tokens are (none: characters)"})
+GROUPS = {"data": "Prepare speech corpora; see and write down how long their utterances are."}
 COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
     "report": (_report, "Run the notebooks and build one HTML report with the ledger of claims.", [
         ("notebooks", {"nargs": "*", "type": Path, "help": "notebooks to run (none: the whole series)"}),
@@ -205,6 +259,23 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
         ("--batch-seconds", {"type": float, "default": 120.0, "dest": "batch_s", "help": "audio of a batch at most, with padding"}),
         ("--dtype", {"choices": ["float32", "bfloat16", "float16"], "default": "float32", "help": "features stay float32"}),
         DEVICE, THREADS, QUIET]),
+    "data prepare": (_data_prepare, "Make a corpus ready: load, check and unpack it, or find it in a folder; write lhotse cuts.", [
+        ("corpus", {"help": "digits or spoken_commands (synthesised here); yesno, mini_librispeech, librispeech (openslr.org); or "
+                    "a folder of LibriSpeech's layout, of lhotse recordings and supervisions, or of sound files each with a .txt"}),
+        ("--out", {"type": Path, "metavar": "DIR", "help": "folder for archives and cuts_<part>.jsonl.gz (none: corpora/<name> in "
+                   "$ASRKIT_HOME or ~/.cache/asrkit)"}),
+        ("--parts", {"nargs": "+", "default": [], "metavar": "PART", "help": "only these, or all (none: all, but of "
+                     "librispeech's 61 GB dev-clean test-clean train-clean-100, 7 GB)"}),
+        ("--mirror", {"default": "https://www.openslr.org/resources", "metavar": "URL", "help": "where archives come from"}),
+        ("--jobs", {"type": int, "default": 2, "help": "threads that read, or processes that speak"}), QUIET]),
+    "data stats": (_data_stats, "Lengths of a corpus: quantiles, hours, padding of random batches, a histogram in the terminal.", [
+        TARGET, ("--out", {"type": Path, "metavar": "PICTURE", "help": "also draw them: .png, .svg or .pdf"}),
+        ("--json", {"action": "store_true", "help": "only the line of JSON"}),
+        ("--batch", {"type": int, "default": 32, "help": "utterances of the random batches whose padding is told"}),
+        TOKENS, QUIET]),
+    "data lengths": (_data_lengths, "Write the table of lengths of a manifest, which `bench batching --lengths` takes.", [
+        TARGET, ("--out", {"type": Path, "required": True, "metavar": "TABLE", "help": "a .csv or .csv.gz file: seconds,tokens"}),
+        TOKENS, QUIET]),
     "doctor": (_doctor, "Say what this machine has, what is missing for which notebook, and the remedy.", []),
     "verify": (_verify, "Recompute the hashes of records and check the claims' schema.", [
         ("paths", {"nargs": "*", "type": Path, "help": "record files (none: those the project ships)"})]),
@@ -225,8 +296,14 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="asrkit", description="Speech recognition made fast, and measured on your machine.")
     top.add_argument("--version", action="version", version=f"asrkit {importlib.metadata.version('asrkit')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    groups = {"": commands}
     for name, (run, text, arguments) in COMMANDS.items():
-        sub = commands.add_parser(name, help=text, description=text, formatter_class=_Help)
+        group, _, leaf = name.rpartition(" ")
+        if group not in groups:
+            sub = commands.add_parser(group, help=GROUPS[group], description=GROUPS[group])
+            sub.set_defaults(run=lambda args: args.parser.print_help(sys.stderr) or 2, parser=sub)
+            groups[group] = sub.add_subparsers(metavar="COMMAND")
+        sub = groups[group].add_parser(leaf, help=text, description=text, formatter_class=_Help)
         sub.set_defaults(run=run, parser=sub)
         for flag, rules in arguments:
             sub.add_argument(*(["-p"] if flag == "--parameter" else []), flag, **rules)
@@ -244,10 +321,10 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has yet to flush
         return 141
     except (ValueError, RuntimeError, OSError, AssertionError) as error:  # the last: arms of a benchmark disagree
-        print(f"asrkit {args.command}: {_typed(' '.join(str(error).split()), args.parser)}", file=sys.stderr)
+        print(f"{args.parser.prog}: {_typed(' '.join(str(error).split()), args.parser)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"asrkit {args.command}: stopped", file=sys.stderr)
+        print(f"{args.parser.prog}: stopped", file=sys.stderr)
         return 130
 
 

@@ -109,6 +109,19 @@ def stacked(
     return ax
 
 
+def lengths(seconds: np.ndarray, tokens: np.ndarray, axes: Sequence[Axes]) -> Sequence[Axes]:
+    """Utterances (N,) by seconds, by tokens per second, and both at once, brighter where more are; one Axes: the first only."""
+    axes[0].hist(seconds, bins=60, color=COLOURS[0])
+    axes[0].set(xlabel="length, s", ylabel="utterances")
+    if len(axes) > 1:
+        rates = tokens / seconds
+        axes[1].hist(rates, bins=60, range=(0, np.quantile(rates, 0.999) + 1e-9), color=COLOURS[2])
+        axes[1].set(xlabel="tokens per second", ylabel="utterances")
+        axes[2].hexbin(seconds, tokens, gridsize=40, bins="log", mincnt=1, cmap="viridis", linewidths=0.1)
+        axes[2].set(xlabel="length, s", ylabel="tokens")
+    return axes
+
+
 def timeline(rows: Mapping[str, Sequence[tuple[str, float]]], ax: Axes, *, unit: str = "ms") -> Axes:
     """A row of (name, length) parts end to end in their order: what comes before what, a colour a name."""
     names = list(dict.fromkeys(name for parts in rows.values() for name, _ in parts))

@@ -28,7 +28,7 @@ from asrkit.records import atomic, content_hash, home
 from asrkit.shapes import expect
 
 RATE_HZ, SPLITS, KINDS = 16_000, ("train", "dev", "test"), ("digits", "commands", "sentences")
-TABLES = "*recordings*.jsonl*", "*supervisions*.jsonl*"
+TABLES = "*recordings{}.jsonl*", "*supervisions{}.jsonl*"
 WORKER = Path(__file__).with_name("espeak_worker.py")
 ACCENTS = "en en-us en-gb-x-rp en-gb-scotland en-gb-x-gbclan en-gb-x-gbcwmd en-029 en-us-nyc".split()
 VARIANTS = ["", *(f"m{n}" for n in range(1, 9)), *(f"f{n}" for n in range(1, 6))]
@@ -171,18 +171,19 @@ def _said(recording: Recording, text: str, speaker: str, custom: dict[str, Any])
     return fastcopy(cut, supervisions=[spoken])
 
 
-def from_manifest(path: str | Path) -> CutSet:
+def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
     """Cuts at 16 kHz, audio read when used (`Utterances` averages channels); ValueError in one line for what cannot serve.
 
     path: a file of lhotse cuts (.jsonl, .jsonl.gz); a folder with lhotse recordings and supervisions; or a file of one JSON
     object a line with audio, text (and id, speaker, split, kind). Audio paths start at the manifest's folder or its parent.
+    part: only the folder's tables that end so, `_dev` for recordings_dev.jsonl.gz.
     """
     path = Path(path)
     expect(path.exists(), "manifest", "a file or a folder", repr(str(path)))
     folder, cuts = path if path.is_dir() else path.parent, []
     try:
         if path.is_dir():
-            audio, said = ([row for file in path.glob(name) for row in load_jsonl(file)] for name in TABLES)
+            audio, said = ([row for file in path.glob(name.format(part)) for row in load_jsonl(file)] for name in TABLES)
             if audio and said:
                 whole = CutSet.from_manifests(RecordingSet.from_dicts(audio), SupervisionSet.from_dicts(said))
                 cuts = list(whole.trim_to_supervisions(keep_overlapping=False))
