@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from asrkit import records
+from asrkit.data import CANARY_MEMORY, at_most_seconds, shipped_lengths
 from asrkit.ledger import LABELS, Claim, evaluate, load_claims, summary, table, verdict
 from asrkit.records import Measurement
 
@@ -146,3 +147,14 @@ def test_a_step_measured_alone_is_no_evidence_for_what_it_is_worth_to_the_whole(
         assert verdict(claims[name], [alone], GPU).label == "not measured yet"
         assert verdict(claims[name], [whole], GPU).label == "reproduced"
         assert verdict(claims[name], [whole], CPU).label == "not measurable here"
+
+
+def test_the_claim_of_five_times_the_batch_is_reckoned_with_the_lengths_and_the_memory_that_the_package_ships():
+    (claim,) = [claim for claim in load_claims() if claim.id == "batch-5x"]
+    lengths = shipped_lengths("librispeech_train_clean_100")
+    means = {"D": lengths.seconds.mean(), "D2": (lengths.seconds**2).mean(), "U": lengths.tokens.mean()}
+    memory = {name: getattr(CANARY_MEMORY, name) for name in ("per_second", "per_token", "per_second2")}
+    assert {name: claim.params[name] for name in {**means, **memory}} == pytest.approx({**means, **memory}, rel=1e-3)
+    first = at_most_seconds(claim.params["batch_s"], quadratic=claim.params["quadratic"])
+    shares = first.share(1, lengths.seconds, lengths.tokens).mean(), CANARY_MEMORY(1, lengths.seconds, lengths.tokens).mean()
+    assert evaluate(claim.formula, claim.params) == pytest.approx(shares[0] / shares[1], rel=1e-3)
