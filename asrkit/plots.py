@@ -137,3 +137,13 @@ def timeline(rows: Mapping[str, Sequence[tuple[str, float]]], ax: Axes, *, unit:
     ax.set_xlabel(f"time, {unit}")
     ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
+
+
+def padded_batches(batches: Sequence[np.ndarray], ax: Axes, *, unit: str = "length, s") -> Axes:
+    """A bar an utterance, batch after batch: dark its own length, pale the padding up to the longest of its batch."""
+    starts = np.cumsum([0, *(len(batch) + 2 for batch in batches)])
+    for start, batch in zip(starts, batches, strict=False):
+        ax.bar(start + (len(batch) - 1) / 2, max(batch), width=len(batch), color=COLOURS[1], alpha=0.35, lw=0)
+        ax.bar(start + np.arange(len(batch)), batch, width=1.0, color=COLOURS[0], lw=0)
+    ax.set(xlabel="utterances, batch after batch", ylabel=unit, xlim=(-2, starts[-1]))
+    return ax

@@ -1,5 +1,6 @@
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,3 +79,16 @@ def test_a_timeline_keeps_the_order_and_gives_a_name_one_colour():
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"] and ax.get_xlabel() == "time, µs"
     with pytest.raises(ValueError, match="rows: expected at most 10 different names, got 11"):
         plots.timeline({"a": [(str(i), 1.0) for i in range(11)]}, ax)
+
+
+def test_padded_batches_show_the_area_of_each_batch_and_what_of_it_is_used():
+    _, ax = plots.canvas("Two batches")
+    batches = [np.array([1.0, 3.0, 2.0]), np.array([5.0])]
+    plots.padded_batches(batches, ax)
+    pale = [bar for bar in ax.patches if bar.get_alpha()]
+    dark = [bar for bar in ax.patches if not bar.get_alpha()]
+    assert [bar.get_width() * bar.get_height() for bar in pale] == [9, 5]
+    assert [bar.get_width() * bar.get_height() for bar in dark] == [1, 3, 2, 5]
+    for area, bars in zip(pale, (dark[:3], dark[3:]), strict=True):
+        assert (area.get_x(), area.get_x() + area.get_width()) == (bars[0].get_x(), bars[-1].get_x() + bars[-1].get_width())
+    assert pale[0].get_x() + pale[0].get_width() < pale[1].get_x() and ax.get_ylabel() == "length, s"
