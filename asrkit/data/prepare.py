@@ -27,7 +27,7 @@ from asrkit.data.fetch import fetch
 from asrkit.records import atomic, home
 from asrkit.shapes import expect
 
-OPENSLR, GB, UNPACKED = "https://www.openslr.org/resources", 1e9, 1.1  # FLAC hardly shrinks in an archive
+OPENSLR, MB, UNPACKED = "https://www.openslr.org/resources", 1e6, 1.1  # FLAC hardly shrinks in an archive
 SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3"}
 SPOKEN: dict[str, tuple[str, ...]] = {"digits": ("digits",), "spoken_commands": corpora.KINDS}
 Parts = tuple[dict[str, list[Any]], list[str]]  # cuts of each part, and what was left out
@@ -138,9 +138,9 @@ def _published(
         if todo:
             size = sum(one.size for one in todo.values())
             held = sum(path.stat().st_size for part in todo for path in to.glob(f"{part}.tar.gz*"))
-            need, free = (size * (1 + UNPACKED) - held) / GB, shutil.disk_usage(to).free / GB
-            say(f"{', '.join(todo)}: {max(0, size - held) / GB:.2f} GB to load from {mirror}, {need:.2f} GB of disk in {to}")
-            expect(need < free, "out", f"{need:.1f} GB free", f"{free:.1f} GB in {to}", "Pass another --out, or fewer --parts.")
+            need, free = (size * (1 + UNPACKED) - held) / MB, shutil.disk_usage(to).free / MB
+            say(f"{', '.join(todo)}: {max(0, size - held) / MB:,.0f} MB to load from {mirror}, {need:,.0f} MB of disk in {to}")
+            expect(need < free, "out", f"{need:,.0f} MB free", f"{free:,.0f} in {to}", "Pass another --out, or fewer --parts.")
         for part, one in todo.items():
             archive = to / f"{part}.tar.gz"
             fetch(f"{mirror.rstrip('/')}/{one.openslr}/{archive.name}", archive, checksum=one.checksum, progress=progress)
@@ -179,7 +179,8 @@ def _cuts(tables: dict[str, Iterable[Any]]) -> dict[str, list[Any]]:
     sets: dict[str, list[Any]] = {}
     for part, (recordings, supervisions) in tables.items():
         said = {one.recording_id: one.transform_text(str.lower) for one in supervisions}
-        sets[part] = [fastcopy(one.to_cut(), supervisions=[said[one.id]]) for one in recordings]
+        cuts = [fastcopy(one.to_cut(), supervisions=[said[one.id]]) for one in recordings]
+        sets[part] = sorted(cuts, key=lambda cut: cut.id)  # else in the order of the disk
     return sets
 
 

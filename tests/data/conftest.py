@@ -1,6 +1,15 @@
 """Small synthetic corpora, and a home of their own for each test."""
 
+import http.server
+import io
+import tarfile
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
+import soundfile
 import torch
 
 from asrkit.data import Utterances
@@ -28,3 +37,68 @@ def utterances():
         texts=["a" * (n % 7) for n in range(100)],
         speakers=["s"] * 100,
     )
+
+
+@pytest.fixture
+def mirror():
+    """An HTTP server: `files` by path, `ranges`, `asked`: (path, Range); `cuts`: bytes of the next answers, then `stall_s`."""
+    state = SimpleNamespace(files={}, asked=[], cuts=[], ranges=True, stall_s=0.0)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *args):
+            """Not on stderr."""
+
+        def do_GET(self):
+            asked = self.headers.get("Range")
+            state.asked.append((self.path, asked))
+            body = state.files.get(self.path)
+            first = int(asked.split("=")[1].rstrip("-")) if asked and state.ranges else 0
+            if body is None or (first and first >= len(body)):
+                self.send_response(404 if body is None else 416)
+                self.send_header("Content-Range", f"bytes */{len(body or b'')}")
+                self.end_headers()
+                return
+            self.send_response(206 if asked and state.ranges else 200)
+            self.send_header("Content-Length", str(len(body) - first))
+            self.end_headers()
+            cut = state.cuts.pop(0) if state.cuts else None
+            self.wfile.write(body[first:][:cut])
+            self.wfile.flush()
+            time.sleep(0 if cut is None else state.stall_s)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        state.url, state.close = f"http://127.0.0.1:{server.server_port}", server.shutdown
+        yield state
+        server.shutdown()
+
+
+@pytest.fixture
+def speak():
+    """`speak(path, seconds, rate_hz)`: a sound file of noise."""
+
+    def write(path, seconds, rate_hz=16_000):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(path, np.random.default_rng(int(seconds * 1000)).normal(0, 0.1, int(seconds * rate_hz)), rate_hz)
+
+    return write
+
+
+@pytest.fixture
+def libri(tmp_path, speak):
+    """`make(part)`: a folder of four utterances of two speakers in LibriSpeech's layout, 0.3 to 0.6 s, and its archive."""
+
+    def make(part, root=tmp_path / "source" / "LibriSpeech"):
+        seconds = iter((0.3, 0.4, 0.5, 0.6))
+        for speaker in ("19", "84"):
+            names = [f"{speaker}-7-000{n}" for n in range(2)]
+            for name in names:
+                speak(root / part / speaker / "7" / f"{name}.flac", next(seconds))
+            text = "".join(f"{name} HELLO WORLD {'AGAIN ' * n}\n" for n, name in enumerate(names))
+            (root / part / speaker / "7" / f"{speaker}-7.trans.txt").write_text(text)
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            tar.add(root / part, f"LibriSpeech/{part}")
+        return root / part, packed.getvalue()
+
+    return make
