@@ -92,3 +92,13 @@ def test_padded_batches_show_the_area_of_each_batch_and_what_of_it_is_used():
     for area, bars in zip(pale, (dark[:3], dark[3:]), strict=True):
         assert (area.get_x(), area.get_x() + area.get_width()) == (bars[0].get_x(), bars[-1].get_x() + bars[-1].get_width())
     assert pale[0].get_x() + pale[0].get_width() < pale[1].get_x() and ax.get_ylabel() == "length, s"
+
+
+def test_lengths_are_counted_by_seconds_and_by_rate_and_one_axes_shows_seconds_only():
+    seconds, tokens = np.array([1.0, 2.0, 2.0, 4.0]), np.array([5, 10, 20, 20])
+    _, axes = plots.canvas("title", columns=3)
+    plots.lengths(seconds, tokens, axes)
+    assert [sum(bar.get_height() for bar in ax.patches) for ax in axes[:2]] == [4, 4]
+    assert axes[1].get_xlabel() == "tokens per second" and sum(axes[2].collections[0].get_array()) == 4
+    _, ax = plots.canvas("title")
+    assert plots.lengths(seconds, tokens, [ax])[0].get_xlabel() == "length, s"

@@ -42,21 +42,19 @@ def read_lengths(target: str | Path, *, tokens: Tokenizer | Callable[[str], int]
 
 def _utterances(file: Path) -> Iterator[Any]:
     """What has `duration` and `supervisions` with `text`, one for each line; no audio is read where a line says its duration."""
-    number = 0
+    number = 1
     try:
         for row in load_jsonl(file):
-            number += 1
             if "duration" in row:
-                said = row.get("supervisions", [row])
-                yield SimpleNamespace(
-                    duration=row["duration"], supervisions=[SimpleNamespace(text=one.get("text")) for one in said]
-                )
+                said = [SimpleNamespace(text=one.get("text")) for one in row.get("supervisions", [row])]
+                yield SimpleNamespace(duration=row["duration"], supervisions=said)
             else:
                 yield deserialize_item(row) if "type" in row else corpora._simple(row, file.parent)
+            number += 1
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError,
             AssertionError, AudioLoadingError, OSError, EOFError, zlib.error) as error:  # fmt: skip
         got = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"target: expected lines with duration and text, got {got} in {file}, {number} lines read.") from None
+        raise ValueError(f"target: expected lines with duration and text, got {got} at {file}:{number}.") from None
 
 
 def padding_of_random(values: np.ndarray, batch: int) -> float:

@@ -1,0 +1,98 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from asrkit.cli import main, parser
+from asrkit.data import corpora
+from asrkit.data.lengths import Lengths, shipped_lengths
+
+LEAVES = ["prepare", "stats", "lengths"]
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """Two lines of JSON with 1.5 and 3 s."""
+    rows = [{"audio": "none.wav", "duration": s, "text": text} for s, text in ((1.5, "hello"), (3.0, "a longer one"))]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "m.jsonl"
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_help_explains_every_argument(leaf, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["data", leaf, "--help"])
+    assert stop.value.code == 0 and f"usage: asrkit data {leaf}" in capsys.readouterr().out
+    group = parser()._subparsers._group_actions[0].choices["data"]
+    leaves = group._subparsers._group_actions[0].choices
+    assert [*leaves] == LEAVES and [a.dest for a in leaves[leaf]._actions if not a.help] == []
+
+
+def test_data_alone_says_what_there_is(capsys):
+    assert main(["data"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("usage: asrkit data") and all(f"\n    {leaf} " in err for leaf in LEAVES)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["prepare", "nowhere"], "corpus: expected digits, spoken_commands, yesno, mini_librispeech, librispeech or a folder"),
+    (["prepare", "librispeech", "--parts", "dev"], "--parts: expected some of dev-clean, dev-other, test-clean"),
+    (["prepare", "digits", "--jobs", "0"], "--jobs: expected at least 1, got 0."),
+    (["prepare", "yesno", "--out", "out", "--mirror", "http://127.0.0.1:9"],
+     "--mirror: expected http://127.0.0.1:9/1/waves_yesno.tar.gz to answer, got Connection refused. Run again"),
+    (["stats", "nowhere"], "target: expected a manifest, a table (.csv, .csv.gz) or one of ami_segments"),
+    (["stats", "ami_segments", "--batch", "0"], "--batch: expected at least 1, got 0."),
+    (["stats", "ami_segments", "--tokenizer", "no.model"], "--tokenizer: expected 'char' or a SentencePiece"),
+    (["stats", "ami_segments", "--out", "a.xyz"], "Format 'xyz' is not supported"),
+    (["lengths", "ami_segments", "--out", "a.txt"], "--out: expected a name that ends in .csv or .csv.gz"),
+])  # fmt: skip
+def test_mistakes_give_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "home"))
+    assert main(["data", *arguments, *(["--no-progress"] if "prepare" not in arguments else [])]) == 2
+    *said, line = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"asrkit data {arguments[0]}: {message}") and all("MB to load" in one for one in said)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
+
+
+def test_a_prepared_folder_goes_into_training_stats_and_a_table(libri, tmp_path, capsys):
+    folder, _ = libri("train-x")
+    assert main(["data", "prepare", str(folder.parent), "--out", str(tmp_path / "out"), "--no-progress"]) == 0
+    out, err = capsys.readouterr()
+    summary = json.loads(out)
+    assert summary["parts"] == {"train-x": 4} and err == ""
+    assert len(corpora.load(summary["manifests"], progress=False)["train"]) == 4
+    table = tmp_path / "lengths.csv.gz"
+    assert main(["data", "lengths", *summary["manifests"], "--out", str(table), "--tokenizer", "char", "--no-progress"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    lengths = Lengths.read(table)
+    assert lengths.seconds.tolist() == pytest.approx([0.3, 0.4, 0.5, 0.6]) and lengths.tokens.tolist() == [11, 17] * 2
+    assert written == {"out": str(table), "utterances": 4, "hours": 0.0005, "tokens": 56}
+    assert (
+        main(["data", "stats", str(table), "--json"])
+        == main(["data", "stats", *summary["manifests"], "--json", "--no-progress"])
+        == 0
+    )
+    of_table, of_manifest = capsys.readouterr().out.splitlines()
+    assert of_table == of_manifest and json.loads(of_table)["tokens"] == 56
+
+
+def test_stats_are_a_table_a_histogram_and_a_line_of_json(manifest, capsys):
+    assert main(["data", "stats", str(manifest), "--no-progress"]) == 0
+    *text, line = capsys.readouterr().out.splitlines()
+    assert "2 utterances, 0.00 hours, 17 tokens" in text and sum("█" in one for one in text) == 2
+    assert json.loads(line)["quantiles"]["seconds"]["median"] == 2.25
+
+
+@pytest.mark.parametrize(("target", "pictures"), [("librispeech_eval", 3), ("ami_segments", 1)])
+def test_the_picture_has_a_panel_for_each_thing_known(target, pictures, tmp_path, capsys):
+    assert main(["data", "stats", target, "--json", "--out", str(tmp_path / "new" / "a.svg")]) == 0
+    drawn = (tmp_path / "new" / "a.svg").read_text()
+    assert drawn.count('<g id="axes_') == pictures and not list(tmp_path.rglob(".a*"))
+    assert json.loads(capsys.readouterr().out)["utterances"] == len(shipped_lengths(target))
+
+
+def test_data_starts_without_importing_torch_or_matplotlib_for_its_help():
+    code = "import sys, asrkit.cli as c; c.main(['data']); print({'torch', 'lhotse', 'matplotlib'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
