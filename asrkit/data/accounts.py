@@ -37,8 +37,8 @@ class Cost:
     def __call__(self, n: Any, D: Any, U: Any) -> Any:
         """Cost of padded batches; n, D and U are numbers or arrays of one shape, which the result has too."""
         D = np.asarray(D, dtype=np.float64)
-        each = self.per_utterance + self.per_second * D + self.per_token * U + self.per_second2 * D * D + self.per_pair * D * U
-        return self.per_batch + n * each
+        per_second = self.per_second + self.per_second2 * D + self.per_pair * U
+        return self.per_batch + n * (self.per_utterance + per_second * D + self.per_token * U)
 
     def slopes(self, D: float, U: float) -> tuple[float, float]:
         """What a second and a token more cost an utterance of D seconds and U tokens."""
@@ -153,6 +153,7 @@ def padding_account(batches: Iterable[Pair], *, cost: Cost, limit: Limit | None 
     steps = -(-len(table) // ranks)
     slowest = np.pad(padded, (0, steps * ranks - len(padded))).reshape(steps, ranks).max(1).sum()
     memory = None if limit is None else limit.share(n, D, U)
+    expect(slowest > 0, "cost", "above 0 for these batches", slowest)
 
     def padding(real: np.ndarray, of: np.ndarray) -> float:
         return 1 - float(real.sum() / of.sum()) if of.sum() else 0.0

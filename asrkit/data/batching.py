@@ -1,7 +1,7 @@
 """Padded batches of (waveform, targets): once over a set (`batches`) or without end (`training_stream`).
 
-Planned here and not by lhotse's DynamicBucketingSampler: that one resumes only by replaying all that went before, whereas
-here every batch follows from the seed and its number.
+For speech that fits in memory; cuts that are read while training goes on are LengthSampler's. Every batch follows from the
+seed and its number, so that a run resumes without replaying what went before, as lhotse's samplers have to.
 """
 
 import itertools
@@ -16,6 +16,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+from asrkit.data.accounts import at_most_seconds
+from asrkit.data.lengths import Lengths
+from asrkit.data.planning import cut
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
@@ -75,8 +78,9 @@ class Utterances:
         """Seconds of speech in all."""
         return sum(self.durations)
 
-    def batch(self, rows: Sequence[int], tokenizer: Tokenizer) -> Batch:
+    def batch(self, rows: Iterable[int], tokenizer: Tokenizer) -> Batch:
         """The utterances numbered `rows`, padded."""
+        rows = [int(row) for row in rows]
         waveforms, texts = [self.waveforms[row] for row in rows], [self.texts[row] for row in rows]
         targets = [torch.tensor(tokenizer.encode(text), dtype=torch.int64) for text in texts]
         return Batch(
@@ -105,17 +109,10 @@ def _blurred(rows: np.ndarray, samples: np.ndarray, random: np.random.Generator)
     return rows[np.argsort(-samples[rows] * random.uniform(0.9, 1.1, len(rows)))]
 
 
-def _within_budget(rows: np.ndarray, samples: np.ndarray, batch_seconds: float) -> list[list[int]]:
-    """`rows` cut, in their order, into lists whose count x longest is at most `batch_seconds`, or that hold one row."""
-    plan: list[list[int]] = []
-    longest, budget = 0, batch_seconds * RATE_HZ
-    for row, size in zip(rows.tolist(), samples[rows].tolist(), strict=True):
-        longest = max(longest, size)
-        if not plan or (len(plan[-1]) + 1) * longest > budget:
-            plan.append([])
-            longest = size
-        plan[-1].append(row)
-    return plan
+def _samples(utterances: Utterances) -> Lengths:
+    """Samples of each in the place of seconds: whole numbers, so that budgets are kept exactly."""
+    samples = np.array([len(waveform) for waveform in utterances.waveforms], dtype=np.float64)
+    return Lengths(samples, np.zeros(len(samples)))
 
 
 def batches(
@@ -130,12 +127,13 @@ def batches(
     expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
     expect(order in ("shuffled", "sorted", "as_given"), "order", "shuffled, sorted or as_given", repr(order))
     held = utterances if isinstance(utterances, Utterances) else Utterances.load(utterances, progress=False)
-    samples = np.array([len(waveform) for waveform in held.waveforms], dtype=np.int64)
+    lengths, limit = _samples(held), at_most_seconds(batch_seconds * RATE_HZ)
+    samples = lengths.seconds
     rows = np.flatnonzero(samples <= (np.inf if max_seconds is None else max_seconds * RATE_HZ))
     random = np.random.default_rng([seed, epoch])
     if order != "as_given":
         rows = _blurred(rows, samples, random) if order == "shuffled" else rows[np.argsort(-samples[rows], kind="stable")]
-    plan = _within_budget(rows, samples, batch_seconds)
+    plan = cut(rows, lengths, limit)
     for number in random.permutation(len(plan)) if order == "shuffled" else range(len(plan)):
         yield held.batch(plan[number], tokenizer)
 
@@ -152,11 +150,12 @@ def training_stream(
     """
     expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
     expect(len(utterances) > 0, "utterances", "at least one", "none")
-    samples = np.array([len(waveform) for waveform in utterances.waveforms], dtype=np.int64)
+    lengths, limit = _samples(utterances), at_most_seconds(batch_seconds * RATE_HZ)
+    samples = lengths.seconds
     ascending = np.sort(samples)
     shortest = ascending[: np.searchsorted(np.cumsum(ascending), batch_seconds * RATE_HZ) + 1][-1]
     for step in itertools.count(start_step):
         random = np.random.default_rng([seed, step])
-        limit = np.inf if max_seconds is None else max(shortest, max_seconds(step) * RATE_HZ)
-        plan = _within_budget(_blurred(np.flatnonzero(samples <= limit), samples, random), samples, batch_seconds)
+        longest = np.inf if max_seconds is None else max(shortest, max_seconds(step) * RATE_HZ)
+        plan = cut(_blurred(np.flatnonzero(samples <= longest), samples, random), lengths, limit)
         yield utterances.batch(plan[random.integers(len(plan))], tokenizer)

@@ -31,6 +31,8 @@ class Buckets:
             object.__setattr__(self, name, np.array(getattr(self, name), dtype=kind))
         K, shapes = len(self.seconds), (self.seconds.shape, self.tokens.shape, self.sizes.shape)
         expect(K > 0 and shapes == ((K,),) * 3, "buckets", "as many seconds as tokens as sizes, and one at least", shapes)
+        real = bool((self.seconds > 0).all() and (self.tokens >= 0).all())
+        expect(real, "buckets", "seconds above 0, tokens not below", list(zip(self.seconds, self.tokens, strict=True))[:5])
         sorted_ = np.array_equal(np.lexsort((self.tokens, self.seconds)), np.arange(K))
         expect(sorted_, "buckets", "cells sorted by seconds, then tokens", list(zip(self.seconds, self.tokens, strict=True))[:5])
         expect(bool((self.sizes >= 1).all()), "sizes", "at least 1 in each bucket", self.sizes.min())

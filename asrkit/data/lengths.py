@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,15 @@ class Lengths:
     tokens: np.ndarray
 
     def __post_init__(self) -> None:
+        given = self.tokens
         for name, kind in (("seconds", np.float64), ("tokens", np.int64)):
             object.__setattr__(self, name, np.array(getattr(self, name), dtype=kind))  # a copy: nobody changes it later
-        N, sizes = len(self.seconds), (self.seconds.shape, self.tokens.shape)
+        N, sizes = self.seconds.size, (self.seconds.shape, self.tokens.shape)
         expect(sizes == ((N,), (N,)), "seconds, tokens", "one number each an utterance", sizes)
         wrong = np.flatnonzero(~(np.isfinite(self.seconds) & (self.seconds > 0)))
-        expect(not len(wrong), "seconds", "finite and above 0", f"{self.seconds[wrong[:1]]} for utterance {wrong[:1]}")
-        expect(not (self.tokens < 0).any(), "tokens", "0 or more", self.tokens.min(initial=0))
+        expect(not len(wrong), "seconds", "finite and above 0", f"{self.seconds[wrong][:3]} for utterances {wrong[:3]}")
+        wrong = np.flatnonzero((self.tokens < 0) | (self.tokens != given))
+        expect(not len(wrong), "tokens", "whole numbers, 0 or more", f"{np.array(given)[wrong][:3]} for utterances {wrong[:3]}")
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -54,7 +57,8 @@ class Lengths:
         cls, cuts: Iterable[Any], *, tokens: Tokenizer | Callable[[str], int] | None = None, progress: bool = False
     ) -> "Lengths":
         """Of lhotse cuts, read once. `tokens`: a tokenizer, or what counts the tokens of a text; None: characters."""
-        count = len if tokens is None else tokens if callable(tokens) else lambda text: len(tokens.encode(text))
+        encode = getattr(tokens, "encode", None)  # first, as some tokenizers can be called too, for something else
+        count: Any = (lambda text: len(encode(text))) if encode else tokens or len
         rows = [
             (cut.duration, count(text) if (text := " ".join(one.text for one in cut.supervisions if one.text)) else 0)
             for cut in tqdm(cuts, "lengths", unit="utt", disable=not progress)
@@ -65,20 +69,21 @@ class Lengths:
     def read(cls, path: str | Path) -> "Lengths":
         """Of a table as `save` writes it: CSV or CSV.gz with a header that has `seconds`, and `tokens` where known."""
         path = Path(path)
-        expect(path.is_file(), "lengths", "a CSV file with the columns seconds and tokens", repr(str(path)))
-        raw = path.read_bytes()
         try:
-            text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
-            rows = list(csv.DictReader(io.StringIO(text)))
-            columns = [[float(row["seconds"]) for row in rows], [int(row.get("tokens") or 0) for row in rows]]
-        except (OSError, EOFError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"lengths: expected CSV with the columns seconds and tokens, got {error} in {path}.") from None
-        return cls(np.array(columns[0]), np.array(columns[1]))
+            raw = path.read_bytes()
+            text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
+            table = csv.DictReader(io.StringIO(text))
+            expect("seconds" in (table.fieldnames or ()), "header", "a column `seconds`", table.fieldnames)
+            rows = [(float(row["seconds"]), int(row.get("tokens") or 0)) for row in table]
+            return cls(*(np.array(column) for column in zip(*rows, strict=True))) if rows else cls(np.empty(0), np.empty(0))
+        except (OSError, EOFError, zlib.error, csv.Error, TypeError, OverflowError, ValueError) as error:
+            got = f"{str(path)!r} ({str(error).rstrip('.')})"
+            raise ValueError(f"lengths: expected CSV with the columns seconds and tokens, got {got}.") from None
 
     def save(self, path: str | Path) -> None:
         """Write the table, one utterance a row, compressed where the name ends in .gz."""
         rows = zip(self.seconds.tolist(), self.tokens.tolist(), strict=True)
-        text = "seconds,tokens\n" + "".join(f"{seconds:.7g},{tokens}\n" for seconds, tokens in rows)
+        text = "seconds,tokens\n" + "".join(f"{seconds},{tokens}\n" for seconds, tokens in rows)
         with atomic(path) as part:
             part.write_bytes(gzip.compress(text.encode(), mtime=0) if str(path).endswith(".gz") else text.encode())
 

@@ -5,7 +5,6 @@ any step can be resumed without the steps before it, and what a step costs does 
 """
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -77,7 +76,8 @@ def _completed(batches: Batches, ranks: int) -> Batches:
     heapq.heapify(heap)
     for _ in range(-len(batches) % ranks):
         size, number, place = heapq.heappop(heap)
-        expect(size < -1, "lengths", f"enough utterances for {ranks} ranks", sum(map(len, batches)), "Pass drop_last=True.")
+        got = f"{sum(map(len, batches))} utterances in {len(batches)} batches"
+        expect(size < -1, "strategy", f"batches to halve for {ranks} ranks", got, "Pass drop_last=True, or allow larger batches.")
         rows = parts[number][place]
         parts[number][place] = rows[::2]
         parts[number].append(rows[1::2])
@@ -86,17 +86,21 @@ def _completed(batches: Batches, ranks: int) -> Batches:
     return [rows for group in parts for rows in group]
 
 
-def _cut(rows: np.ndarray, lengths: Lengths, share: Callable[[Any, Any, Any], Any], most: float = 1.0) -> Batches:
-    """`rows`, in their order, in batches that fit, each as long as can be; one that does not fit is a batch of its own."""
+def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 1.0) -> Batches:
+    """`rows`, in their order, in batches that use at most the share `most` of the limit, each as long as can be.
+
+    An utterance that does not fit is a batch of its own.
+    """
     seconds, tokens = lengths.seconds[rows], lengths.tokens[rows]
     batches, first, window = [], 0, 64
     while first < len(rows):
         D, U = (np.maximum.accumulate(part[first : first + window]) for part in (seconds, tokens))
-        over = share(np.arange(1, len(D) + 1), D, U) > most
-        if not over.any() and first + window < len(rows):
+        over = limit.share(np.arange(1, len(D) + 1), D, U) > most
+        size = int(over.argmax())  # that fit, unless all do
+        if not over[size] and first + window < len(rows):
             window *= 2
             continue
-        size = max(1, int(over.argmax()) if over.any() else len(D))
+        size = max(1, size if over[size] else len(D))
         batches.append(rows[first : first + size])
         first, window = first + size, max(16, 2 * size)
     return batches
@@ -120,7 +124,7 @@ class Random:
 
     def batches(self, lengths: Lengths, ranks: int, random: np.random.Generator) -> tuple[Batches, np.ndarray]:
         """See Strategy."""
-        return _cut(random.permutation(len(lengths)), lengths, self.limit.share), np.empty(0, dtype=np.int64)
+        return cut(random.permutation(len(lengths)), lengths, self.limit), np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +136,7 @@ class Sorted:
 
     def batches(self, lengths: Lengths, ranks: int, random: np.random.Generator) -> tuple[Batches, np.ndarray]:
         """See Strategy."""
-        return _cut(np.argsort(-lengths.seconds, kind="stable"), lengths, self.limit.share), np.empty(0, dtype=np.int64)
+        return cut(np.argsort(-lengths.seconds, kind="stable"), lengths, self.limit), np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,22 +212,23 @@ class Balanced:
         blurred = Lengths(lengths.seconds * (1 + self.blur[0] * noise[0]), lengths.tokens)
         ranking = lengths.tokens * (1 + self.blur[1] * noise[1])  # of like tokens
         low, high, most = 0.0, 1.0, 1.0
-        batches = wanted = self._filled(lengths, blurred, ranking, phase, 1.0)
+        best = batches = self._filled(lengths, blurred, ranking, phase, 1.0)
         aim = -(-len(batches) // ranks) * ranks
         for _ in range(8):  # a little less than the limit allows, so that in the last step too every rank has a batch
-            if 0.99 * aim <= len(batches) <= aim:
+            if len(best) >= 0.99 * aim:
                 break
             low, high = (most, high) if len(batches) > aim else (low, most)
             most = min(max(most * len(batches) / aim, 0.9 * low + 0.1 * high), 0.1 * low + 0.9 * high)
             batches = self._filled(lengths, blurred, ranking, phase, most)
-        return batches if len(batches) <= aim else wanted, np.empty(0, dtype=np.int64)
+            best = batches if len(best) < len(batches) <= aim else best
+        return best, np.empty(0, dtype=np.int64)
 
     def _filled(self, lengths: Lengths, blurred: Lengths, ranking: np.ndarray, phase: float, most: float) -> Batches:
         order = np.argsort(-blurred.seconds, kind="stable")
         batches, left, sign = Batches(), order[:0], -1
         for rows in np.split(order, self._slabs(order, lengths, ranking, phase, most)):
             rows = rows[np.argsort(sign * ranking[rows], kind="stable")]
-            *full, left = _cut(np.concatenate([left, rows]), lengths, self.limit.share, most)
+            *full, left = cut(np.concatenate([left, rows]), lengths, self.limit, most=most) or [left]
             batches, sign = batches + full, -sign  # to and fro, so that what is left meets its like
         return [*batches, left]
 
@@ -231,16 +236,16 @@ class Balanced:
         """Where in `order` slabs begin.
 
         Where the lengths span w seconds and R tokens and fill m batches, s slabs of m / s batches pad a w / 2s + b R s / 2m an
-        utterance, a and b being what a second and a token cost. That is least at s² = m a w / (b R). Half as many are made:
-        what a slab leaves over costs padding too.
+        utterance, a and b being what a second and a token cost. That is least at s² = m a w / (b R).
         """
         parts, slabs = [part for part in np.array_split(order, 64) if len(part)], [0.0]
         for rows in parts:
             seconds, tokens = lengths.seconds[rows], np.sort(ranking[rows])
-            full = float(np.sum(self.limit.share(1, seconds, lengths.tokens[rows]))) / most
+            one, two = (self.limit.share(n, seconds, lengths.tokens[rows]) for n in (1, 2))
+            full = float(np.sum(two - one)) / most  # what a batch costs for itself left out
             a, b = self.work.slopes(float(seconds.mean()), float(tokens.mean()))
             R = float(tokens[-1 - len(tokens) // 32] - tokens[len(tokens) // 32])
-            slabs.append(slabs[-1] + min(full, 0.5 * (a * float(np.ptp(seconds)) * full / max(b * R, 1e-12)) ** 0.5))
+            slabs.append(slabs[-1] + min(full, (a * float(np.ptp(seconds)) * full / max(b * R, 1e-12)) ** 0.5))
         count = max(1, round(slabs[-1]))
         starts = (np.arange(1, count) + phase - 0.5) / count * slabs[-1]
         return np.interp(starts, slabs, np.cumsum([0, *map(len, parts)])).astype(np.int64)
