@@ -32,11 +32,13 @@ def _bench(args: argparse.Namespace) -> int:
 
     expect(not args.out.is_dir(), "out", "a file", repr(str(args.out)))
     expect(not args.peers or args.device == "cpu", "peers", "--device cpu: the rivals run on a CPU", args.device)
+    own = {name: value for name in ("lengths", "ranks") if (value := getattr(args, name))}
+    expect(not own or args.suite == "batching", ", ".join(own), "the suite batching", args.suite)
     records, say = [], functools.partial(print, file=sys.stderr)
     with bench.Peers() if args.peers else contextlib.nullcontext() as peers:
         for suite in bench.SUITES if args.suite == "all" else [args.suite]:
-            records += bench.run(suite, device=args.device, out=args.out, quick=args.quick, peers=peers, say=say)
-    print("\n".join([*bench.table(records), bench.LEGEND]))
+            records += bench.run(suite, device=args.device, out=args.out, quick=args.quick, peers=peers, say=say, **own)
+    print("\n".join([*bench.table(records), *[bench.LEGEND] * (args.suite != "batching")]))
     print(json.dumps({"records": len(records), "out": str(args.out)}))
     return 0
 
@@ -222,10 +224,13 @@ COMMANDS: dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]] = {
         ("--workers", {"type": int, "help": "notebooks at once (none: half the cores)"}),
         ("--timeout", {"type": float, "default": 600.0, "dest": "timeout_s", "help": "seconds a cell may take"}), QUIET]),
     "bench": (_bench, "Measure fast paths against their references and peers, both arms in one run.", [
-        ("suite", {"choices": ["losses", "decoders", "features", "precision", "encoder", "all"], "help": "what to measure"}),
+        ("suite", {"choices": ["losses", "decoders", "features", "precision", "encoder", "batching", "all"],
+                   "help": "what to measure"}),
         DEVICE, THREADS,
         ("--quick", {"action": "store_true", "help": "small sizes and few repeats"}),
         ("--peers", {"action": "store_true", "help": "also time the rivals that `make peers` installed, on CPU"}),
+        ("--lengths", {"type": Path, "metavar": "FILE", "help": "batching: a table of your own, CSV with seconds and tokens"}),
+        ("--ranks", {"type": int, "nargs": "+", "metavar": "N", "help": "batching: numbers of ranks (none: 1 8 64 1024)"}),
         ("--out", {"type": Path, "default": Path("reports/bench.jsonl"), "help": "records are appended to this file"})]),
     "train": (_train, "Train a transducer into a folder; run again to resume.", [
         ("--out", {"type": Path, "required": True, "help": "folder for log, state and model.safetensors"}),

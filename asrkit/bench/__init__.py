@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from asrkit.bench import ceilings, decoders, encoder, losses, precision
+from asrkit.bench import batching, ceilings, decoders, encoder, losses, precision
 from asrkit.bench.cases import Case, Seen, check
 from asrkit.bench.peers import Peers, Rival
 from asrkit.profiling import Timing, measure, ratio
@@ -18,25 +18,34 @@ from asrkit.shapes import expect
 
 __all__ = ["LEGEND", "SUITES", "Case", "Peers", "check", "run", "table"]
 
-SUITES: dict[str, Callable[[str, bool], Iterator[Case]]] = {
+SUITES: dict[str, Callable[..., Iterator[Any]]] = {
     "losses": losses.suite, "decoders": decoders.suite, "features": decoders.features,
-    "precision": precision.suite, "encoder": encoder.suite,
+    "precision": precision.suite, "encoder": encoder.suite, "batching": batching.suite,
 }  # fmt: skip
 
 
 def run(
     suite: str, *, device: str = "cpu", out: Path | None = None, quick: bool = False, peers: Peers | None = None,
-    say: Callable[[str], object] = bool,
+    say: Callable[[str], object] = bool, **of_suite: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Sealed records of one suite, appended to `out` case by case: times and memory of each arm, ratios of pairs.
 
     Before a case is timed its arms must agree, a call that is the first warm-up; where they do not, no record is made of it, and
     AssertionError says so once the other cases are done. Repeats are 20 at most (5 if quick), and at least 3 unless those take
     over a minute: a record's stats say how many. `peers` join the cases they fit; `say` gets a line of text before each case.
+    of_suite: what the suite takes beside, see batching.suite.
     """
     expect(suite in SUITES, "suite", "one of " + ", ".join(map(repr, SUITES)), repr(suite))
     done, wrong = [], []
-    for case in SUITES[suite](device, quick):
+    for case in SUITES[suite](device, quick, **of_suite):
+        if isinstance(case, batching.Comparison):
+            say(str(case))
+            try:
+                done += _kept(case.measurements(), out)
+            except AssertionError as error:
+                wrong.append(str(error))
+                say(wrong[-1])
+            continue
         if peers and case.peers:
             case = _with_peers(case, peers)
         say(f"{case.what} {'×'.join(map(str, case.params['shape']))}: {', '.join(case.arms)}")
@@ -107,9 +116,16 @@ COUNTS = {"join": "joint", "predict": "predictor", "launches": "launches", "sync
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Aligned lines of text, one a record; beside a latency, the rates of the least work (`floor_…`) and counts of the call."""
+    """Aligned lines of text, one a record; beside a latency, the rates of the least work (`floor_…`) and counts of the call.
+
+    Records of "batching" come last, with a line an arm and a legend of their own.
+    """
+    records = [*records]
+    planned = [record for record in records if record["what"] == "batching"]
     rows = [("what", "metric", "implementation", "shape", "median", "quartiles", "least work", "calls")]
     for record in records:
+        if record["what"] == "batching":
+            continue
         params, stats, (unit, size) = record["params"], record["stats"], UNITS.get(record["unit"], (record["unit"], 1))
         numbers = [f"{number / size:.3g}" for number in (record["value"], stats["p25"], stats["p75"])]
         floors = {key[6:]: least / record["value"] / 1e6 for key, least in params.items() if key.startswith("floor_")}
@@ -125,7 +141,8 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
         row = (what, record["metric"], impl, shape, f"{numbers[0]} {unit}", "–".join(numbers[1:]), rates, calls)
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return lines * (len(rows) > 1 or not planned) + batching.table(planned)
 
 
 LEGEND = (
