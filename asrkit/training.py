@@ -148,6 +148,36 @@ def training_loss(model: TransducerModel, batch: Prepared, config: TrainConfig) 
     return loss
 
 
+def update(model: TransducerModel, optimizer: torch.optim.Optimizer, loss: Tensor, config: TrainConfig) -> Tensor:
+    """Norm of the gradient of `loss`, a scalar, before it is clipped and one optimizer step made, unless it is not finite."""
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    if bool(norm.isfinite()):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)  # now: gradients would lie beside the activations of the next forward pass
+    return norm
+
+
+def training_step(
+    model: TransducerModel, optimizer: torch.optim.Optimizer, config: TrainConfig | None = None
+) -> Callable[[int, float, int], None]:
+    """step(n, seconds, tokens) for asrkit.data.oom_search: one of training, on n random utterances of that length.
+
+    What prepares batches is not in it, for that happens beside training; nor are the EMA weights.
+    """
+    config = config or TrainConfig()
+    device, bins, V = next(model.parameters()).device, config.features.bins, model.blank
+
+    def step(n: int, seconds: float, tokens: int) -> None:
+        T = max(1, round(seconds * config.features.rate_hz) // config.features.hop_samples)
+        targets = torch.randint(V, (n, tokens), device=device)
+        lengths = torch.full((n,), T, device=device), torch.full((n,), tokens, device=device)
+        batch = Prepared(torch.randn(n, T, bins, device=device), lengths[0], targets, lengths[1], n * seconds)
+        update(model, optimizer, training_loss(model, batch, config), config)
+
+    return step
+
+
 def evaluate(
     checkpoint: Checkpoint, utterances: Utterances, *, batch_seconds: float = 120.0
 ) -> tuple[ErrorRate, dict[str, str], float]:
@@ -184,14 +214,10 @@ class _Run:
         """One optimizer step, the wait for its batch included; its log line."""
         start, config, rate = time.perf_counter(), self.config, self.config.learning_rate(self.progress)
         torch.manual_seed(config.seed * 1_000_003 + self.step)  # dropout: a function of (seed, step), as batches are
-        loss = training_loss(self.model, batch := next(stream), config)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        if bool(norm.isfinite()):  # an overflowing batch is skipped, and its loss stays in the log
-            self.optimizer.step()
+        loss = training_loss(self.model, batch := next(stream), config)
+        norm = update(self.model, self.optimizer, loss, config)  # an overflowing batch is skipped, and its loss stays in the log
         self.step += 1
         decay = min(config.ema, self.step / (9 + self.step))
         for mean, value in zip(self.ema.state_dict().values(), self.model.state_dict().values(), strict=True):
