@@ -41,7 +41,8 @@ def utterances():
 
 @pytest.fixture
 def mirror():
-    """An HTTP server: `files` by path, `ranges`, `asked`: (path, Range); `cuts`: bytes of the next answers, then `stall_s`."""
+    """An HTTP server: `files` by path, `ranges`, `asked`: (path, Range); `cuts`: bytes of the next answers, which then
+    hang up, or `stall_s` later unless somebody asks before that."""
     state = SimpleNamespace(files={}, asked=[], cuts=[], ranges=True, stall_s=0.0)
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -64,7 +65,11 @@ def mirror():
             cut = state.cuts.pop(0) if state.cuts else None
             self.wfile.write(body[first:][:cut])
             self.wfile.flush()
-            time.sleep(0 if cut is None else state.stall_s)
+            number, end = len(state.asked), time.monotonic() + state.stall_s
+            while cut is not None and len(state.asked) == number and time.monotonic() < end:
+                time.sleep(0.01)
+            if cut is not None and state.stall_s and len(state.asked) == number:
+                state.asked.append(("nobody came", None))
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

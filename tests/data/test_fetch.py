@@ -92,7 +92,7 @@ def test_a_server_that_does_not_answer_or_lacks_the_file_gives_one_line_and_leav
 
 def test_a_server_that_falls_silent_is_left_after_a_while_and_tried_again(url, mirror, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SILENCE_S", 0.3)
-    mirror.cuts, mirror.stall_s = [150_000], 1.0
+    mirror.cuts, mirror.stall_s = [150_000], 20.0
     assert fetch(url, tmp_path / "a.bin", checksum=f"sha256:{SHA256}", progress=False) == SHA256
     assert [ranges for _, ranges in mirror.asked] == ["bytes=0-", "bytes=150000-"]
 
