@@ -163,7 +163,7 @@ def training_step(
 ) -> Callable[[int, float, int], None]:
     """step(n, seconds, tokens) for asrkit.data.oom_search: one of training, on n random utterances of that length.
 
-    What prepares batches is not in it, for that happens beside training; nor are the EMA weights.
+    Its batch is part of it. What prepares batches is not, for that happens beside training; nor are the EMA weights.
     """
     config = config or TrainConfig()
     device, bins, V = next(model.parameters()).device, config.features.bins, model.blank

@@ -14,10 +14,11 @@ import soundfile
 import torch
 
 from asrkit.cli import main
-from asrkit.data import AugmentConfig, Utterances
-from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, load_checkpoint
+from asrkit.data import AugmentConfig, Buckets, Utterances, oom_search
+from asrkit.memory import peak_memory
+from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel, load_checkpoint
 from asrkit.text import CharTokenizer
-from asrkit.training import TrainConfig, evaluate, train
+from asrkit.training import Prepared, TrainConfig, _Run, evaluate, train, training_step, update
 from asrkit.transcribe import recognize
 
 TOKENIZER = CharTokenizer()
@@ -300,3 +301,43 @@ def test_the_command_trains_tdt_and_says_what_is_wrong_with_durations_in_one_lin
         said = capsys.readouterr().err.strip()
         assert "\n" not in said and "durations: expected" in said and f"got {got}" in said
         assert not (tmp_path / "bad").exists()
+
+
+@pytest.fixture
+def model_and_optimizer():
+    torch.manual_seed(0)
+    model = TransducerModel(SMALL).train()
+    return model, torch.optim.AdamW(model.parameters(), fused=True)
+
+
+def test_sizes_that_oom_search_finds_are_those_that_a_run_survives(model_and_optimizer, one_thread):
+    model, optimizer = model_and_optimizer
+    before = [value.clone() for value in model.state_dict().values()]
+    budget, buckets = 12_000_000, Buckets([0.5, 1.0, 2.0], [4, 8, 16], [1, 1, 1])
+    step = training_step(model, optimizer, STEPS)
+    found = oom_search(step, buckets, budget_bytes=budget, state=(model, optimizer), progress=False)
+    assert all(map(torch.equal, before, model.state_dict().values())) and not optimizer.state
+    run = _Run(SMALL, STEPS, torch.device("cpu"), {})
+
+    def advance(n, seconds, tokens):
+        def prepared():
+            T, targets = round(100 * seconds), torch.randint(SMALL.vocab_size, (n, tokens))
+            yield Prepared(torch.randn(n, T, 80), torch.full((n,), T), targets, torch.full((n,), tokens), n * seconds)
+
+        return peak_memory(lambda: run.advance(prepared()))
+
+    advance(1, 1.0, 1)  # makes the optimizer's state
+    for seconds, tokens, n in zip(buckets.seconds, buckets.tokens, found.table.sizes.tolist(), strict=True):
+        assert n > 3 and advance(n, seconds, tokens) <= budget < advance(int(n / 0.95) + 1, seconds, tokens)
+    assert abs(found.errors).max() < 0.1
+
+
+def test_an_update_leaves_no_gradients_and_none_is_made_of_a_gradient_that_is_not_finite(model_and_optimizer):
+    model, optimizer = model_and_optimizer
+    before = [value.detach().clone() for value in model.parameters()]
+    loss = sum(p.square().sum() for p in model.parameters())
+    assert update(model, optimizer, loss * math.inf, STEPS).isfinite().logical_not()
+    assert all(map(torch.equal, before, model.parameters())) and all(p.grad is None for p in model.parameters())
+    loss = sum(p.square().sum() for p in model.parameters())
+    assert update(model, optimizer, loss, STEPS) > STEPS.clip  # as it was before clipping
+    assert not all(map(torch.equal, before, model.parameters())) and all(p.grad is None for p in model.parameters())

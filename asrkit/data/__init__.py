@@ -19,6 +19,7 @@ from asrkit.data.augment import AugmentConfig, augment, spec_augment
 from asrkit.data.batching import Batch, Utterances, batches, training_stream
 from asrkit.data.buckets import Buckets, buckets_1d, buckets_2d, duration_bins
 from asrkit.data.lengths import Lengths, shipped_lengths, web_like
+from asrkit.data.oom import OOMResult, memory_model, oom_search
 from asrkit.data.planning import Balanced, Bucketed, Plan, Random, Sorted, plan
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CANARY_COMPUTE", "CANARY_MEMORY", "Account", "AugmentConfig", "Balanced", "Batch", "Bucketed", "Buckets", "Cost",
-    "LengthSampler", "Lengths", "Limit", "Plan", "Random", "Sorted", "Utterances", "at_most_seconds", "at_most_utterances",
-    "attention", "augment", "batches", "buckets_1d", "buckets_2d", "duration_bins", "linear", "padding_account", "plan",
-    "shipped_lengths", "spec_augment", "training_stream", "transducer_joint", "web_like",
+    "LengthSampler", "Lengths", "Limit", "OOMResult", "Plan", "Random", "Sorted", "Utterances", "at_most_seconds",
+    "at_most_utterances", "attention", "augment", "batches", "buckets_1d", "buckets_2d", "duration_bins", "linear",
+    "memory_model", "oom_search", "padding_account", "plan", "shipped_lengths", "spec_augment", "training_stream",
+    "transducer_joint", "web_like",
 ]  # fmt: skip
 
 
