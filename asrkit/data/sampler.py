@@ -31,10 +31,13 @@ class LengthSampler(CutSampler):
         torch.distributed.all_gather_object(seen := [None] * sampler.world_size, sampler.fingerprint)
         assert len(set(seen)) == 1
 
-    cuts: read once, here, and kept: a lazy set, which has to end, takes the memory of an eager one (3 KB a cut with its recording
-    and a text). tokens: as in Lengths.of_cuts. seconds, tokens_per_second: the least and the most of a cut that is kept; what
-    is left out is counted in `dropped`, as is what `filter` or the strategy leaves out. drop_last: no incomplete last step.
-    In an IterableDatasetWrapper each worker takes its part of the steps, so that the order is that of one worker.
+    cuts: read once, here, and kept: a lazy set, which has to end, takes the memory of an eager one (1.7 KB a cut that has a
+    recording and a text, measured). tokens: as in Lengths.of_cuts. seconds, tokens_per_second: the least and the most of a
+    cut that is kept; what is left out is counted in `dropped`, as is what `filter` or the strategy leaves out. drop_last: no
+    batch of the last step is halved; one that has no batch for every rank is left out.
+
+    In an IterableDatasetWrapper each worker takes its part of the steps, in the order of one worker; rank and world_size are
+    those of the run there too, and its warning about them, meant for lhotse's samplers, does not hold.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class LengthSampler(CutSampler):
         self._lengths = Lengths.of_cuts(self._cuts, tokens=tokens, progress=progress)
         self._dropped: dict[str, int] = {}
         self._planned: _Epoch | None = None
-        self._start = self._position = 0  # of a resumed epoch; of the next batch
+        self._start = self._position = 0  # where an epoch begins, above 0 when resumed; the next batch
         self._stride = 1
         for name, low, high in (("seconds", *seconds), ("tokens_per_second", *tokens_per_second)):
             expect(low <= high, name, "the least and the most", (low, high))
@@ -62,6 +65,7 @@ class LengthSampler(CutSampler):
     def _keep(self, mask: np.ndarray, reason: str) -> None:
         self._dropped[reason] = self._dropped.get(reason, 0) + int((~mask).sum())
         self._rows, self._lengths, self._planned = self._rows[mask], self._lengths.take(mask), None
+        self._start = self._position = 0
 
     def filter(self, predicate: Callable[[Any], bool]) -> "LengthSampler":
         """This sampler without the cuts for which `predicate` is false: asked here, once, and not in every epoch."""
@@ -131,6 +135,8 @@ class LengthSampler(CutSampler):
         for name, remedy in FOLLOWS_FROM.items():
             expect(here[name] == state[name], name, f"{state[name]!r} as in the state", repr(here[name]), remedy)
         position, *_ = (state.pop(name) for name in ("position", "strategy", "data", "plan"))
+        epochs = state["diagnostics"]["stats_per_epoch"]
+        state["diagnostics"]["stats_per_epoch"] = {int(epoch): stats for epoch, stats in epochs.items()}  # text after JSON
         super().load_state_dict(state)
         self._start = self._position = position
         self.diagnostics.set_epoch(self.epoch)
