@@ -1,8 +1,8 @@
 """The suite of batching: samplers on the same lengths, under one limit of memory. What they pad, and what a step of them costs.
 
 All numbers but times follow from lengths, a model of memory and one of compute (asrkit.data.accounts): no speech, no GPU.
-A limit in seconds is the largest with which no batch of the epochs accounted for is too large: who does not know these
-epochs has to stay below it, and pads as much at less.
+A limit in seconds is the largest with which no batch of the very epochs accounted for is too large. Who sets one beforehand
+has to stay below it, so the arms that have one, random and lhotse's, are flattered.
 """
 
 import itertools
@@ -215,7 +215,7 @@ class Comparison:
         while high > 1.02 * low:
             middle = (low + high) / 2
             low, high = (middle, high) if fits(middle) else (low, middle)
-        while not fits(low, range(1, EPOCHS)):
+        while not fits(low, range(EPOCHS)):  # of the first too: with another limit its batches are others
             low /= 1.01
         arm = limited(low)
         return arm._replace(told={**arm.told, "max_seconds": low})
@@ -281,5 +281,6 @@ LEGEND = (
     "the limit that a batch uses, and the most. waits: share of the ranks' time spent waiting for the slowest of their step. "
     "utilisation: useful compute over what the ranks could have done in that time. kept: of the utterances. met again: of the "
     "pairs that share a batch, those that do in the next epoch too. ms a step: of the sampler on one rank, over an epoch with "
-    "what comes before its first step; a next: the median call after that. Small batches are no slower here than large ones."
+    "what comes before its first step; a next: the median call after that. Batches of any size are as efficient here; where an "
+    "epoch has few steps, an incomplete last one weighs much."
 )

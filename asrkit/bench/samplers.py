@@ -48,7 +48,7 @@ def rows_of(cuts: Iterable[Any]) -> np.ndarray:
 
 
 def bucketing(cuts: Any, *, ranks: int, drop_last: bool = False, **limits: Any) -> Any:
-    """lhotse's DynamicBucketingSampler of rank 0: 30 buckets, synchronized, limited by max_duration or a constraint."""
+    """lhotse's DynamicBucketingSampler of rank 0: 30 buckets, else its defaults; limited by max_duration or a constraint."""
     from lhotse.dataset.sampling import DynamicBucketingSampler
 
     buckets: dict[str, Any] = {"num_buckets": 30} | limits

@@ -95,6 +95,7 @@ def test_the_table_has_a_line_an_arm_under_a_heading_for_each_number_of_ranks(fo
         columns, *arms = lines[head + 1 : head + 12]
         assert [line.split()[0] for line in arms] == [*OURS[:3], *THEIRS, *OURS[3:]]
         assert {len(line) for line in arms} == {len(columns)}
+        assert len(arms[-2].split()) == len(batching.COLUMNS)  # balanced, at any number of ranks
     assert lines[-1] == batching.LEGEND and found[1].splitlines()[:-1] == lines
     other = {"what": "x", "metric": "latency", "unit": "ms", "value": 2.0, "impl": "y", "stats": {"p25": 1.0, "p75": 3.0}}
     both = bench.table([*found[0], {**other, "params": {"shape": [1], "dtype": "float32"}}])
@@ -220,6 +221,12 @@ def test_the_limit_in_seconds_is_the_largest_that_fits():
     arm = made.most_seconds(lambda seconds: made.planned("x", data.Random(limit=data.at_most_seconds(seconds)), a=1))
     assert 10 * n / 1.02 <= arm.told["max_seconds"] < 10 * (n + 1) and arm.told["a"] == 1
     assert made.worst(arm.epoch(0)) <= 1 < float(LIMIT.share(n + 1, 10.0, 0))
+
+    def grows(seconds):
+        return batching.Arm("x", lambda number: Epoch([], [np.arange(int(seconds / 10) + 20 * number)]), None, {})
+
+    arm = made.most_seconds(grows)  # the last epoch has the largest batch
+    assert 0.98 < made.worst(arm.epoch(batching.EPOCHS - 1)) <= 1
     long = data.Lengths(np.full(200, 320.0), np.zeros(200))  # fits alone, beyond where the search begins
     made = comparison(long, ranks=1)
     arm = made.most_seconds(lambda seconds: made.planned("x", data.Random(limit=data.at_most_seconds(seconds))))
