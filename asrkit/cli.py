@@ -169,8 +169,10 @@ def _data_stats(args: argparse.Namespace) -> int:
     lengths = _lengths(args)
     stats = length_stats(lengths, batch=args.batch)
     if args.out:
-        from asrkit import plots
-
+        try:
+            from asrkit import plots
+        except ModuleNotFoundError as error:
+            raise RuntimeError(f'out: a picture needs {error.name}. Run pip install -e ".[notebooks]" in the checkout.') from None
         known = bool(stats["tokens"])
         title = f"{args.target}: {len(lengths):,} utterances, {lengths.hours:,.1f} hours"
         figure, axes = plots.canvas(title, columns=3 if known else 1, size=(11, 3.3) if known else (5, 3.3))

@@ -40,9 +40,10 @@ def utterances():
 
 
 @pytest.fixture
-def mirror():
+def mirror(monkeypatch):
     """An HTTP server: `files` by path, `ranges`, `asked`: (path, Range); `cuts`: bytes of the next answers, which then
     hang up, or `stall_s` later unless somebody asks before that."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     state = SimpleNamespace(files={}, asked=[], cuts=[], ranges=True, stall_s=0.0)
 
     class Handler(http.server.BaseHTTPRequestHandler):

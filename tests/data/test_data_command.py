@@ -50,6 +50,7 @@ def test_data_alone_says_what_there_is(capsys):
 def test_mistakes_give_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert main(["data", *arguments, *(["--no-progress"] if "prepare" not in arguments else [])]) == 2
     *said, line = capsys.readouterr().err.strip().splitlines()
     assert line.startswith(f"asrkit data {arguments[0]}: {message}") and all("MB to load" in one for one in said)
@@ -91,6 +92,17 @@ def test_the_picture_has_a_panel_for_each_thing_known(target, pictures, tmp_path
     drawn = (tmp_path / "new" / "a.svg").read_text()
     assert drawn.count('<g id="axes_') == pictures and not list(tmp_path.rglob(".a*"))
     assert json.loads(capsys.readouterr().out)["utterances"] == len(shipped_lengths(target))
+
+
+def test_without_matplotlib_a_picture_is_refused_in_one_line_and_the_numbers_still_come(monkeypatch, tmp_path, capsys):
+    import asrkit
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "asrkit.plots", raising=False)
+    monkeypatch.delattr(asrkit, "plots", raising=False)
+    assert main(["data", "stats", "ami_segments", "--out", str(tmp_path / "a.png")]) == 2
+    assert capsys.readouterr().err.startswith("asrkit data stats: out: a picture needs matplotlib. Run pip install")
+    assert main(["data", "stats", "ami_segments", "--json"]) == 0 and not list(tmp_path.iterdir())
 
 
 def test_data_starts_without_importing_torch_or_matplotlib_for_its_help():
