@@ -1,6 +1,7 @@
 """Verdicts follow from claims and records alone, and never from another machine's."""
 
 import copy
+import csv
 
 import pytest
 import yaml
@@ -158,3 +159,12 @@ def test_the_claim_of_five_times_the_batch_is_reckoned_with_the_lengths_and_the_
     first = at_most_seconds(claim.params["batch_s"], quadratic=claim.params["quadratic"])
     shares = first.share(1, lengths.seconds, lengths.tokens).mean(), CANARY_MEMORY(1, lengths.seconds, lengths.tokens).mean()
     assert evaluate(claim.formula, claim.params) == pytest.approx(shares[0] / shares[1], rel=1e-3)
+
+
+def test_every_published_run_stands_once_and_names_its_file_and_how_it_ended():
+    folder = records.shipped("published")
+    runs = list(csv.DictReader((folder / "mlperf_rnnt_runs.csv").read_text().splitlines()))
+    assert len({(run["round"], run["file"]) for run in runs}) == len(runs) > 0
+    assert all(run["file"].startswith("NVIDIA/results/") and int(run["epochs"]) > 0 for run in runs)
+    assert {run["status"] for run in runs} == {"success", "aborted"}
+    assert f"| {len(runs)} training runs" in (folder / "README.md").read_text()
