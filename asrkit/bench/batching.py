@@ -202,23 +202,24 @@ class Comparison:
             yield arm(name, samplers.nemo_like, buckets=buckets, drop_last=drop_last)
 
     def most_seconds(self, limited: Callable[[float], Arm]) -> Arm:
-        """The arm with the largest limit in seconds, to 2 %, with which no batch of the epochs is too large."""
+        """The arm with the largest limit in seconds, to 2 %, with which no batch of the epochs is too large; it has these."""
+        order = list(range(EPOCHS))
 
-        def fits(seconds: float, epochs: Sequence[int] = (0,)) -> bool:
-            arm = limited(seconds)
-            return all(self.worst(arm.epoch(number)) <= 1 for number in epochs)
+        def tried(seconds: float) -> Arm | None:
+            arm, epochs = limited(seconds), dict[int, Epoch]()
+            for number in order:
+                epochs[number] = arm.epoch(number)
+                if self.worst(epochs[number]) > 1:
+                    order.sort(key=lambda other: other != number)  # the next that is too large will fail at once
+                    return None
+            return arm._replace(epoch=epochs.__getitem__, told={**arm.told, "max_seconds": seconds})
 
-        high = self.limit.most / self.limit.cost.per_second
-        low = high / 2
-        while not fits(low):
-            low, high = low / 2, low
-        while high > 1.02 * low:
+        best, low, high = None, 0.0, self.limit.most / self.limit.cost.per_second
+        while best is None or high > 1.02 * low:
             middle = (low + high) / 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        while not fits(low, range(EPOCHS)):  # of the first too: with another limit its batches are others
-            low /= 1.01
-        arm = limited(low)
-        return arm._replace(told={**arm.told, "max_seconds": low})
+            found = tried(middle)
+            best, low, high = (found, middle, high) if found else (best, low, middle)
+        return best
 
 
 def nemo_buckets(lengths: "Lengths", limit: "Limit") -> "Buckets":
