@@ -105,7 +105,8 @@ class Limit:
     def largest(self, D: Any, U: Any) -> Any:
         """Most utterances of at most D seconds and U tokens that fit; 0 where not even one does."""
         one = self.cost(1, D, U) - self.cost.per_batch
-        n = np.floor((self.most - self.cost.per_batch) / np.maximum(one, 1e-300)).clip(0, 2**31).astype(np.int64)
+        room = self.most - self.cost.per_batch + 1e-290  # so that what costs nothing fits where nothing is left, too
+        n = np.floor(room / np.maximum(one, 1e-300)).clip(0, 2**31).astype(np.int64)
         fits = self.share(n, D, U) <= 1, self.share(n + 1, D, U) <= 1
         return np.where(fits[1], n + 1, np.where(fits[0], n, (n - 1).clip(0)))  # as rounding has it
 

@@ -92,13 +92,13 @@ class LengthSampler(CutSampler):
 
     def __iter__(self) -> "LengthSampler":
         """This sampler, at the start of its epoch or where `load_state_dict` has put it."""
-        worker, planned = get_worker_info(), self._plan(self.epoch)
+        worker = get_worker_info()
         self._start = self._start if self._just_restored_state else 0
         self._position, self._stride = (self._start, 1) if worker is None else (self._start + worker.id, worker.num_workers)
         if not self._just_restored_state:
             self.diagnostics.reset_current_epoch()
             left_out = sum(self.dropped.values())  # of which each rank counts its part, so that all of them add up to it
-            self.diagnostics.current_epoch_stats.discarded_cuts = len(range(self.rank, left_out, planned.ranks))
+            self.diagnostics.current_epoch_stats.discarded_cuts = len(range(self.rank, left_out, self.world_size))
         return self
 
     def __next__(self) -> CutSet:
@@ -184,7 +184,6 @@ class _Epoch:
     """What a rank keeps of a plan."""
 
     number: int
-    ranks: int
     own: Batches
     left: np.ndarray  # (steps + 1, 2): cuts and seconds from each step on, of all ranks
     dropped: int
@@ -197,7 +196,7 @@ class _Epoch:
         sums = [(len(rows), lengths.seconds[rows].sum()) for rows in steps]
         sizes = [len(rows) for step in whole_plan.steps for rows in step]
         return cls(
-            number=number, ranks=len(whole_plan.steps[0]) if steps else 1, own=[step[rank] for step in whole_plan.steps],
+            number=number, own=[step[rank] for step in whole_plan.steps],
             left=np.cumsum([(0, 0), *sums[::-1]], axis=0)[::-1], dropped=len(whole_plan.dropped),
             data=_digest(lengths.seconds, lengths.tokens), digest=_digest(np.array(sizes), *steps),
         )  # fmt: skip

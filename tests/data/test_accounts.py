@@ -80,6 +80,7 @@ def test_what_a_batch_costs_for_itself_leaves_less_room():
     limit = Limit(Cost(name="c", unit="u", source="", per_batch=6, per_second=1), 10)
     assert limit.largest(np.array([1.0, 2.0, 4.0, 5.0]), 0).tolist() == [4, 2, 1, 0]
     assert Limit(Cost(name="c", unit="u", source="", per_batch=11), 10).largest(1.0, 0) == 0
+    assert Limit(Cost(name="c", unit="u", source="", per_batch=10), 10).largest(1.0, 0) > 2**30  # each costs nothing
     assert Limit(Cost(name="c", unit="u", source="", per_second=1), 10).largest(1.0, 2**62) == 10  # ENDLESS tokens
 
 

@@ -56,6 +56,11 @@ def test_two_dimensions_make_room_for_larger_batches_of_utterances_with_few_toke
     assert mean[1] > 1.2 * mean[0]
 
 
+def test_a_longer_bucket_of_one_dimension_has_room_for_the_tail_of_a_shorter_one():
+    lengths = Lengths([1.0, 1.0, 5.0, 5.0], [90, 3, 4, 4])
+    assert buckets_1d(lengths, at_most_seconds(10), count=6).tokens.tolist() == [90, 90]
+
+
 def test_equal_lengths_make_one_bucket():
     lengths = Lengths(np.full(50, 5.0), np.zeros(50))
     for buckets in (buckets_1d(lengths, at_most_seconds(100)), buckets_2d(lengths, at_most_seconds(100))):

@@ -55,13 +55,11 @@ def test_a_table_that_is_written_reads_as_it_was(tmp_path_factory, rows, compres
     again = Lengths.read(path)
     assert np.array_equal(again.seconds, lengths.seconds) and np.array_equal(again.tokens, lengths.tokens)
     assert (path.read_bytes()[:2] == b"\x1f\x8b") == compressed
-    first = path.read_bytes()
-    lengths.save(path)
-    assert path.read_bytes() == first  # no date in it
+    assert not compressed or path.read_bytes()[4:8] == bytes(4)  # no date: equal tables are equal files
 
 
 def test_tokens_may_be_unknown_and_other_columns_and_a_byte_order_mark_do_not_matter(tmp_path):
-    for text in ("seconds\n1.5\n2\n", "\ufefftokens,id,seconds\n,a,1.5\n,b,2\n"):
+    for text in ("seconds\n1.5\n2\n", "\ufeffseconds,id,tokens\n1.5,a,\n2,b,\n"):
         (tmp_path / "l.csv").write_text(text, encoding="utf-8")
         lengths = Lengths.read(tmp_path / "l.csv")
         assert lengths.seconds.tolist() == [1.5, 2.0] and lengths.tokens.tolist() == [0, 0]

@@ -18,7 +18,7 @@ from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstr
 from lhotse.testing.dummies import dummy_cut
 from torch.utils.data import DataLoader, Dataset
 
-from asrkit.data import Balanced, Bucketed, LengthSampler, Random, Sorted, at_most_seconds, buckets_1d, duration_bins
+from asrkit.data import Balanced, Bucketed, Lengths, LengthSampler, Random, Sorted, at_most_seconds, buckets_1d, duration_bins
 
 MENDED = "lhotse has changed: say so in the docstrings and notebook 08, and use lhotse's where it is right now"
 LIMIT = at_most_seconds(120)
@@ -73,7 +73,7 @@ def flat(batches):
 
 def strategies(cuts):
     """One of each kind."""
-    table = buckets_1d(LengthSampler(cuts, Random(limit=LIMIT))._lengths, LIMIT, count=5)
+    table = buckets_1d(Lengths.of_cuts(cuts), LIMIT, count=5)
     return {
         "balanced": Balanced(limit=LIMIT), "own": Balanced(limit=Own()), "random": Random(limit=LIMIT),
         "sorted": Sorted(limit=Own()), "bucketed": Bucketed(buckets=table), "dropping": Bucketed(buckets=table, tails="drop"),
@@ -129,6 +129,28 @@ def test_a_loader_gives_the_same_with_any_workers_and_in_worker_processes(cuts):
     assert list(DataLoader(IterableDatasetWrapper(Ids(), sampler), batch_size=None)) == plain
     for workers in (1, 3):  # lhotse's samplers would give everything `workers` times
         assert list(DataLoader(IterableDatasetWrapper(Ids(), sampler), batch_size=None, num_workers=workers)) == plain
+
+
+@pytest.mark.filterwarnings("ignore:We detected you're trying to use a CutSampler with rank")
+def test_worker_processes_of_several_ranks_share_the_cuts_and_go_on_to_other_epochs(cuts):
+    seen: list[list[str]] = [[], []]
+    for rank in range(2):
+        sampler = LengthSampler(cuts, Balanced(limit=LIMIT), world_size=2, rank=rank)
+        wrapped = IterableDatasetWrapper(Ids(), sampler, auto_increment_epoch=True)
+        loader = DataLoader(wrapped, batch_size=None, num_workers=2, persistent_workers=True)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            batches = list(loader)
+            assert batches == ids(sampler_at(epoch, cuts, Balanced(limit=LIMIT), world_size=2, rank=rank))
+            seen[epoch] += batches
+    assert all(flat(one) == sorted(cut.id for cut in cuts) for one in seen)
+
+
+def sampler_at(epoch, *args, **kwargs):
+    """A sampler in an epoch."""
+    sampler = LengthSampler(*args, **kwargs)
+    sampler.set_epoch(epoch)
+    return sampler
 
 
 @pytest.mark.parametrize("kind", ["balanced", "own", "random", "sorted", "bucketed", "dropping"])
@@ -342,13 +364,13 @@ def test_lhotse_without_synchronized_buckets_loses_data_and_ours_does_not():
         cuts, max_duration=300, num_buckets=30, shuffle=True, sync_buckets=False, world_size=1, rank=0)))  # fmt: skip
     assert lost > 100, MENDED
     for synchronized in (True, False):
-        table = buckets_1d(LengthSampler(cuts, Random(limit=LIMIT))._lengths, at_most_seconds(300), count=30)
+        table = buckets_1d(Lengths.of_cuts(cuts), at_most_seconds(300), count=30)
         assert sum(map(len, LengthSampler(cuts, Bucketed(buckets=table, synchronized=synchronized)))) == 2000
 
 
 def test_lhotses_synchronized_buckets_come_in_one_order_for_every_seed_and_epoch_and_ours_vary(cuts):
-    bins = duration_bins(LengthSampler(cuts, Random(limit=LIMIT))._lengths, 5)
-    table = Bucketed(buckets=buckets_1d(LengthSampler(cuts, Random(limit=LIMIT))._lengths, LIMIT, count=5))
+    bins = duration_bins(Lengths.of_cuts(cuts), 5)
+    table = Bucketed(buckets=buckets_1d(Lengths.of_cuts(cuts), LIMIT, count=5))
 
     def order(sampler, epoch):
         sampler.set_epoch(epoch)
@@ -400,6 +422,6 @@ def test_lhotse_estimates_bins_on_the_first_cuts_and_ours_are_exact(cuts):
                                      world_size=1, rank=0).duration_bins  # fmt: skip
     seconds = np.sort([cut.duration for cut in cuts])
     assert theirs[-1] < seconds[100], MENDED  # the last bin holds four fifths of the data
-    ours = duration_bins(LengthSampler(ascending, Random(limit=LIMIT))._lengths, 5)
+    ours = duration_bins(Lengths.of_cuts(ascending), 5)
     sums = np.bincount(np.searchsorted(ours, seconds), seconds)
     assert abs(sums / sums.mean() - 1).max() < 0.02
