@@ -1,8 +1,8 @@
 """The suite of batching: samplers on the same lengths, under one limit of memory. What they pad, and what a step of them costs.
 
 All numbers but times follow from lengths, a model of memory and one of compute (asrkit.data.accounts): no speech, no GPU.
-A limit in seconds is the largest with which no batch of the very epochs accounted for is too large. Who sets one beforehand
-has to stay below it, so the arms that have one, random and lhotse's, are flattered.
+A limit in seconds is the largest that bisection finds to keep every batch of the very epochs accounted for within memory. Who
+sets one beforehand has to stay below it, so the arms that have one, random and lhotse's, are flattered.
 """
 
 import itertools
@@ -202,7 +202,7 @@ class Comparison:
             yield arm(name, samplers.nemo_like, buckets=buckets, drop_last=drop_last)
 
     def most_seconds(self, limited: Callable[[float], Arm]) -> Arm:
-        """The arm with the largest limit in seconds, to 2 %, with which no batch of the epochs is too large; it has these."""
+        """The arm with the largest limit in seconds, to 2 %, that keeps all batches of its epochs within memory; it has these."""
         order = list(range(EPOCHS))
 
         def tried(seconds: float) -> Arm | None:
