@@ -248,7 +248,7 @@ COLUMNS = {
     "sampler": "{impl}", "B": "{batch_size:.1f}", "steps": "{steps:.0f}", "audio": "{audio_padding:.1%}",
     "tokens": "{token_padding:.1%}", "lattice": "{lattice_padding:.1%}", "memory": "{memory:.2f}", "most": "{memory_max:.2f}",
     "waits": "{straggler:.1%}", "utilisation": "{utilisation:.1%}", "kept": "{kept:.2%}", "met again": "{met_again:.2%}",
-    "ms a step": "{sampler_time:.3g}", "a next": "{next_time:.3g}",
+    "ms a step": "{sampler_time:.1f}", "a next": "{next_time:.2f}",
 }  # fmt: skip
 
 
