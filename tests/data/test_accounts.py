@@ -2,7 +2,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asrkit.cost import joint_bytes
@@ -27,6 +27,7 @@ costs = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(costs, st.integers(1, 500), st.floats(0.1, 100), st.integers(0, 1000))
 def test_a_cost_is_its_formula(cost, n, D, U):
     c = asdict(cost)
@@ -37,6 +38,7 @@ def test_a_cost_is_its_formula(cost, n, D, U):
     assert cost.useful([D, D], np.array([U, U])) == pytest.approx(2 * each)
 
 
+@settings(deadline=None)
 @given(costs, st.floats(1, 50), st.floats(1, 300))
 def test_slopes_are_the_differences_of_the_cost(cost, D, U):
     of_second = (cost(1, D + 1e-3, U) - cost(1, D - 1e-3, U)) / 2e-3
@@ -60,6 +62,7 @@ def test_what_the_named_costs_say_holds():
     assert CANARY_MEMORY(1, 40.0, 480) == pytest.approx(1 / 21, rel=0.07)
 
 
+@settings(deadline=None)
 @given(costs, st.floats(0.1, 1e5), st.floats(0.1, 40), st.integers(0, 300))
 def test_the_largest_batch_fits_and_one_more_does_not(cost, most, D, U):
     limit = Limit(cost, most)
@@ -100,6 +103,7 @@ def test_the_account_of_batches_worked_out_by_hand():
     assert account.utilisation == pytest.approx(49 / (2 * (21 + 37)))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 5))
 def test_equal_lengths_pad_nothing_and_only_missing_batches_wait(sizes, ranks):
     batches = [(np.full(4, 2.5), np.full(4, 6))] * len(sizes)

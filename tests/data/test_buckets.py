@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asrkit.data import CANARY_MEMORY, Buckets, Lengths, Limit, at_most_seconds, buckets_1d, buckets_2d, duration_bins, web_like
@@ -13,6 +13,7 @@ def lengths_of(rows):
     return Lengths([row[0] for row in rows], [row[1] for row in rows])
 
 
+@settings(deadline=None)
 @given(utterances, utterances, st.integers(-1, 8))
 def test_an_utterance_belongs_to_the_first_cell_that_has_room(cells, rows, above):
     cells = sorted(cells)
@@ -21,6 +22,7 @@ def test_an_utterance_belongs_to_the_first_cell_that_has_room(cells, rows, above
     assert buckets.cell(lengths_of(rows), above=above).tolist() == [ks[0] if ks else -1 for ks in fits]
 
 
+@settings(deadline=None)
 @given(utterances, st.integers(1, 12))
 def test_bins_hold_all_lengths_and_are_lengths_that_occur(rows, count):
     lengths = lengths_of(rows)
@@ -37,6 +39,7 @@ def test_bins_hold_the_same_seconds_of_speech_each_however_skewed(lengths):
     assert abs(sums / sums.mean() - 1).max() < 0.15 and sums.sum() == pytest.approx(lengths.hours * 3600)
 
 
+@settings(deadline=None)
 @given(utterances, st.integers(1, 6), st.integers(1, 4))
 def test_tables_have_room_for_every_utterance_and_their_full_cells_fit(rows, count, parts):
     lengths = lengths_of(rows)

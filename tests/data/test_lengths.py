@@ -3,7 +3,7 @@ import gzip
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lhotse import CutSet, SupervisionSegment
 from lhotse.testing.dummies import dummy_cut
@@ -47,6 +47,7 @@ def test_nobody_changes_lengths_from_outside():
     assert lengths.seconds.tolist() == [1, 1, 1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(1e-3, 1e6), st.integers(0, 10**12))), st.booleans())
 def test_a_table_that_is_written_reads_as_it_was(tmp_path_factory, rows, compressed):
     path = tmp_path_factory.mktemp("table") / ("l.csv.gz" if compressed else "l.csv")

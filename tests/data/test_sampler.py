@@ -18,7 +18,18 @@ from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstr
 from lhotse.testing.dummies import dummy_cut
 from torch.utils.data import DataLoader, Dataset
 
-from asrkit.data import Balanced, Bucketed, Lengths, LengthSampler, Random, Sorted, at_most_seconds, buckets_1d, duration_bins
+from asrkit.data import (
+    Balanced,
+    Bucketed,
+    Lengths,
+    LengthSampler,
+    Random,
+    Sorted,
+    at_most_seconds,
+    at_most_utterances,
+    buckets_1d,
+    duration_bins,
+)
 
 MENDED = "lhotse has changed: say so in the docstrings and notebook 08, and use lhotse's where it is right now"
 LIMIT = at_most_seconds(120)
@@ -108,6 +119,10 @@ def test_epochs_and_seeds_vary_and_repeat(cuts):
     assert epoch(1, 2) == epoch(1, 2)
     several = [epoch(*which) for which in ((0, 0), (0, 1), (1, 0), (1, 1))]
     assert len({str(one) for one, _ in several}) == len({fingerprint for _, fingerprint in several}) == 4
+    fives = LengthSampler(cuts, Random(limit=at_most_utterances(5)))
+    before = fives.fingerprint
+    fives.set_epoch(1)
+    assert fives.fingerprint != before  # of the same sizes, but other cuts
     sampler = LengthSampler(cuts, Balanced(limit=LIMIT))
     assert ids(sampler) == ids(sampler) == several[0][0]  # iter() begins again
 
