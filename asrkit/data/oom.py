@@ -24,7 +24,7 @@ from asrkit.memory import peak_memory
 from asrkit.shapes import expect
 
 FREE_SHARE = 0.9  # of a GPU's free memory, as in NeMo: fragments, and what is allocated beside torch, need some
-PROBE_SHARE = 0.2  # of the budget, for the larger of two probes of a shape
+PROBE_SHARE = 0.2  # of the budget, for the largest probe of a shape
 PLAIN_START = 32  # utterances, as in NeMo
 GAVE_UP = r"out of memory|can't allocate memory|bad_alloc|ALLOC_FAILED|CUFFT_INTERNAL_ERROR"  # cuFFT's word for no workspace
 Step = Callable[[int, float, int], object]
@@ -178,10 +178,11 @@ class _Trials:
         return self.done[-1]
 
     def probe(self, seconds: float, tokens: int) -> None:
-        """One utterance, and as many as take some share of the budget; two if that was too much for an allocator."""
-        one = self.run(1, seconds, tokens)
-        several = max(2, int(PROBE_SHARE * self.budget / one.bytes))  # type: ignore[operator]
-        if self.run(several, seconds, tokens).bytes is None and several > 2:
+        """One utterance, then as many as take half the share or more: in bounds, for what a batch takes once does not grow."""
+        share, last = PROBE_SHARE * self.budget, self.run(1, seconds, tokens)
+        while last.bytes is not None and (last.n == 1 or last.bytes < share / 2):
+            last = self.run(max(last.n + 1, int(last.n * share / last.bytes)), seconds, tokens)
+        if last.bytes is None and last.n > 2:
             self.run(2, seconds, tokens)
         self.bar.update()
 

@@ -38,6 +38,7 @@ def table(*cells: tuple[float, int]) -> Buckets:
 
 ONE = table(*[(seconds, 4 * seconds) for seconds in range(1, 25, 2)])
 TWO = table(*[(seconds, seconds * rate) for seconds in range(1, 25, 4) for rate in (2, 5, 9)])
+FEW = table((1, 4), (7, 28), (23, 92))
 
 
 def allocates(cost):
@@ -68,6 +69,8 @@ def test_what_probes_cannot_tell_apart_is_left_out_and_what_they_saw_is_foreseen
     assert found.per_token == found.per_pair == 0  # as seconds, as seconds squared
     assert found.per_second == pytest.approx(2_000 + 4 * 300, rel=1e-6) and found.per_second2 == pytest.approx(78, rel=1e-6)
     assert found(5, 13, 52) == pytest.approx(KNOWN(5, 13, 52))
+    nearly = [Trial(n, D, D, 1000 * n * D + (n + D) % 2, True) for D in (1, 9, 21) for n in (1, 7)]
+    assert memory_model(nearly).formula.endswith(" D) B") and "+" not in memory_model(nearly).formula  # and no dust of other terms
 
 
 def test_small_and_large_trials_weigh_the_same_in_the_fit_and_nothing_is_below_zero():
@@ -79,14 +82,15 @@ def test_small_and_large_trials_weigh_the_same_in_the_fit_and_nothing_is_below_z
     assert falling.per_utterance == 0 and 800 <= falling.per_batch <= 1_000
 
 
-@pytest.mark.parametrize("buckets", [ONE, TWO, table((8.0, 0))], ids=["1D", "2D", "one"])
+@pytest.mark.parametrize("buckets", [ONE, TWO, table((1, 8), (5, 8), (90, 8)), table((8, 0))], ids=["1D", "2D", "same", "one"])
 def test_at_tolerance_zero_sizes_are_exact_and_take_two_steps_a_bucket(buckets):
     result = find(allocates(KNOWN), buckets, tolerance=0)
     exact = Limit(KNOWN, BUDGET).largest(buckets.seconds, buckets.tokens)
     assert result.table.sizes.tolist() == exact.tolist() and np.array_equal(result.table.tokens, buckets.tokens)
     assert np.abs(result.predicted - exact).max() <= 1 and np.abs(result.errors).max() < 1e-3
     assert len(result.attempts) <= 2 * len(buckets) + 2 and result.steps == 1 + len(result.probes) + len(result.attempts)
-    assert max(trial.bytes for trial in result.probes) < 0.5 * BUDGET  # cheap
+    for shape in {trial[1:3] for trial in result.probes}:  # they tell something, and are cheap
+        assert 0.1 * BUDGET <= max(trial.bytes for trial in result.probes if trial[1:3] == shape) < 0.4 * BUDGET
 
 
 SHAPES = {
@@ -162,8 +166,8 @@ def cublas_has_none():
 @pytest.mark.parametrize("error", [too_much, cuda_has_none, cublas_has_none, lambda: np.empty(2**60, dtype=np.uint8)])
 @pytest.mark.parametrize("budget_bytes", [600_000, 30_000_000])  # near the truth, and no help
 def test_an_allocator_that_gives_up_is_survived_and_bounds_the_size(error, budget_bytes):
-    result = find(fails(error), ONE, budget_bytes=budget_bytes, tolerance=0)
-    assert result.table.sizes.tolist() == [500 // seconds for seconds in range(1, 25, 2)]
+    result = find(fails(error), FEW, budget_bytes=budget_bytes, tolerance=0)
+    assert result.table.sizes.tolist() == [500, 500 // 7, 500 // 23]
     assert {trial.bytes is None for trial in result.attempts if not trial.ok} == {True}
 
 
@@ -173,18 +177,18 @@ import numpy as np, torch
 from asrkit.data.buckets import Buckets
 from asrkit.data.oom import oom_search
 torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Linear(256, 2048), torch.nn.Tanh(), torch.nn.Linear(2048, 256))
+model = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Tanh())
 optimizer = torch.optim.Adam(model.parameters())
 def step(n, seconds, tokens):
-    model(torch.ones(n, int(100 * seconds), 256)).square().mean().backward()
+    model(torch.ones(n, 1, int(25_000 * seconds))).square().mean().backward()
     optimizer.step()
 step(1, 1.0, 1)
 np.linalg.lstsq(np.ones((9, 3)), np.ones(9))  # OpenBLAS ends the process when it finds no room at its first use
 peak = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
-resource.setrlimit(resource.RLIMIT_AS, (peak + 2**29, peak + 2**29))
+resource.setrlimit(resource.RLIMIT_AS, (peak + 2**28, peak + 2**28))
 before = [value.clone() for value in model.state_dict().values()]
 buckets = Buckets([2.0, 4.0, 8.0], [1, 1, 1], [1, 1, 1])
-found = oom_search(step, buckets, budget_bytes=2**40, state=(model, optimizer), progress=False)
+found = oom_search(step, buckets, budget_bytes=2**29, state=(model, optimizer), progress=False)
 same = all(map(torch.equal, before, model.state_dict().values()))
 print(json.dumps([found.table.sizes.tolist(), sum(trial.bytes is None for trial in found.attempts), same]))
 """
@@ -215,7 +219,7 @@ def test_tensors_of_a_failed_step_are_gone_before_the_next_even_if_frames_hold_t
 
     gc.disable()
     try:
-        assert not all(trial.ok for trial in find(step, ONE, budget_bytes=600_000).attempts)
+        assert not all(trial.ok for trial in find(step, FEW, budget_bytes=600_000).attempts)
     finally:
         gc.enable()
 
@@ -286,7 +290,7 @@ def test_all_is_bit_for_bit_as_before_however_the_search_ends(trained, end):
             optimizer.step()
         schedule.step()
         seen.append(n)
-        if end and len(seen) == 20:
+        if end and len(seen) == 9:
             raise end("a shape does not match")
         if n * seconds > 500:
             too_much()
@@ -298,11 +302,11 @@ def test_all_is_bit_for_bit_as_before_however_the_search_ends(trained, end):
     before = everything(model, optimizers, schedule)
     state = (model, *optimizers, schedule)
     if end is None:
-        assert find(step, ONE, budget_bytes=600_000, state=state).table.sizes[0] > 400
+        assert find(step, FEW, budget_bytes=600_000, state=state).table.sizes[0] > 400
     else:
         with pytest.raises(end, match="a shape does not match"):
-            find(step, ONE, budget_bytes=600_000, state=state)
-    assert len(seen) >= 20
+            find(step, FEW, budget_bytes=600_000, state=state)
+    assert len(seen) >= 9
     after = everything(model, optimizers, schedule)
     assert after[0] == before[0] and after[2] == before[2]
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(after[1], before[1], strict=True))
