@@ -222,7 +222,9 @@ def test_what_an_utterance_meets_changes_from_epoch_to_epoch():
         first, second = (companions(epoch, **options) for epoch in (0, 1))
         return len(first & second) / len(first)
 
-    assert again(blur=(0.2, 0.9)) < again() < again(blur=(0.0, 0.0)) < 0.9
+    never = again(blur=(0.0, 0.0))
+    assert again(blur=(0.2, 0.9)) < again() < never < 0.9
+    assert again(blur=(0.2, 0.0)) < 0.9 * never and again(blur=(0.0, 0.9)) < 0.9 * never
 
 
 def test_balanced_reaches_the_goal_on_web_like_lengths_and_drops_nothing():
