@@ -5,12 +5,12 @@ any step can be resumed without the steps before it, and what a step costs does 
 """
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from asrkit.data.accounts import Cost, linear
+from asrkit.data.accounts import CANARY_COMPUTE, Cost
 from asrkit.data.buckets import Buckets
 from asrkit.data.lengths import Lengths
 from asrkit.shapes import expect
@@ -152,7 +152,7 @@ class Bucketed:
     tails: Literal["carry", "keep", "drop"] = "carry"
     synchronized: bool = True
     misfits: Literal["error", "drop"] = "error"
-    work: Cost = field(default_factory=linear)
+    work: Cost = CANARY_COMPUTE
 
     def __post_init__(self) -> None:
         expect(self.tails in ("carry", "keep", "drop"), "tails", "carry, keep or drop", repr(self.tails))
@@ -195,8 +195,8 @@ class Balanced:
     """
 
     limit: Constraint
-    work: Cost = field(default_factory=linear)  # what padding should waste least of
-    blur: tuple[float, float] = (0.005, 0.1)
+    work: Cost = CANARY_COMPUTE  # what padding should waste least of
+    blur: tuple[float, float] = (0.005, 0.05)
 
     def __post_init__(self) -> None:
         expect(len(self.blur) == 2 and all(0 <= share < 1 for share in self.blur), "blur", "two shares below 1", self.blur)
@@ -210,7 +210,7 @@ class Balanced:
         """See Strategy."""
         noise, phase = random.uniform(-1, 1, (2, len(lengths))), random.random()
         blurred = Lengths(lengths.seconds * (1 + self.blur[0] * noise[0]), lengths.tokens)
-        ranking = lengths.tokens * (1 + self.blur[1] * noise[1])  # of like tokens
+        ranking = lengths.tokens * (1 + self.blur[1] * noise[1]) + 1e-6 * noise[1]  # of like tokens, and where all are
         low, high, most = 0.0, 1.0, 1.0
         best = batches = self._filled(lengths, blurred, ranking, phase, 1.0)
         aim = -(-len(batches) // ranks) * ranks
@@ -245,7 +245,8 @@ class Balanced:
             full = float(np.sum(two - one)) / most  # what a batch costs for itself left out
             a, b = self.work.slopes(float(seconds.mean()), float(tokens.mean()))
             R = float(tokens[-1 - len(tokens) // 32] - tokens[len(tokens) // 32])
-            slabs.append(slabs[-1] + min(full, (a * float(np.ptp(seconds)) * full / max(b * R, 1e-12)) ** 0.5))
+            b, R = b * bool(lengths.tokens[rows].any()), max(R, 1e-12)
+            slabs.append(slabs[-1] + 0.5 * min(full, (a * float(np.ptp(seconds)) * full / max(b * R, 1e-12)) ** 0.5))
         count = max(1, round(slabs[-1]))
         starts = (np.arange(1, count) + phase - 0.5) / count * slabs[-1]
         return np.interp(starts, slabs, np.cumsum([0, *map(len, parts)])).astype(np.int64)

