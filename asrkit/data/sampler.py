@@ -32,7 +32,8 @@ class LengthSampler(CutSampler):
         assert len(set(seen)) == 1
 
     cuts: read once, here, and kept: a lazy set, which has to end, takes the memory of an eager one (1.7 KB a cut that has a
-    recording and a text, measured). tokens: as in Lengths.of_cuts. seconds, tokens_per_second: the least and the most of a
+    recording and a text, measured). lengths: of the cuts, in their order, where they are known, as a Bucketed strategy's
+    buckets asked for them; else they are read, with `tokens` as in Lengths.of_cuts. seconds, tokens_per_second: the least and the most of a
     cut that is kept; what is left out is counted in `dropped`, as is what `filter` or the strategy leaves out. drop_last: no
     batch of the last step is halved; one that has no batch for every rank is left out.
 
@@ -41,9 +42,10 @@ class LengthSampler(CutSampler):
     """
 
     def __init__(
-        self, cuts: Iterable[Any], strategy: Strategy, *, tokens: Tokenizer | Callable[[str], int] | None = None,
-        seconds: tuple[float, float] = (0, inf), tokens_per_second: tuple[float, float] = (0, inf), drop_last: bool = False,
-        world_size: int | None = None, rank: int | None = None, seed: int = 0, progress: bool = False,
+        self, cuts: Iterable[Any], strategy: Strategy, *, lengths: Lengths | None = None,
+        tokens: Tokenizer | Callable[[str], int] | None = None, seconds: tuple[float, float] = (0, inf),
+        tokens_per_second: tuple[float, float] = (0, inf), drop_last: bool = False, world_size: int | None = None,
+        rank: int | None = None, seed: int = 0, progress: bool = False,
     ) -> None:  # fmt: skip
         expect(whole(seed, 0), "seed", "a whole number, 0 or more: the same on every rank", repr(seed))
         expect(world_size is None or whole(world_size, 1), "world_size", "at least 1", repr(world_size))
@@ -52,7 +54,9 @@ class LengthSampler(CutSampler):
         self.strategy = strategy
         self._cuts = list(tqdm(cuts, "cuts", unit="cut", disable=not progress))
         self._rows = np.arange(len(self._cuts))  # of the cuts that are planned with
-        self._lengths = Lengths.of_cuts(self._cuts, tokens=tokens, progress=progress)
+        expect(lengths is None or tokens is None, "tokens", "None beside lengths, which have them", repr(tokens))
+        self._lengths = Lengths.of_cuts(self._cuts, tokens=tokens, progress=progress) if lengths is None else lengths
+        expect(len(self._lengths) == len(self._cuts), "lengths", f"{len(self._cuts)}, one a cut", len(self._lengths))
         self._dropped: dict[str, int] = {}
         self._planned: _Epoch | None = None
         self._start = self._position = 0  # where an epoch begins, above 0 when resumed; the next batch

@@ -127,6 +127,13 @@ def test_epochs_and_seeds_vary_and_repeat(cuts):
     assert ids(sampler) == ids(sampler) == several[0][0]  # iter() begins again
 
 
+def test_lengths_that_are_known_are_not_read_again(cuts):
+    words = Lengths.of_cuts(cuts, tokens=lambda text: len(text.split()))
+    known, read = (LengthSampler(cuts, Balanced(limit=LIMIT), **how)
+                   for how in ({"lengths": words}, {"tokens": lambda text: len(text.split())}))  # fmt: skip
+    assert known.fingerprint == read.fingerprint != LengthSampler(cuts, Balanced(limit=LIMIT)).fingerprint
+
+
 def test_lazy_cuts_are_read_once(cuts, tmp_path):
     cuts.to_file(tmp_path / "cuts.jsonl")
     lazy = CutSet.from_jsonl_lazy(tmp_path / "cuts.jsonl")
@@ -363,6 +370,8 @@ def test_speech_is_read_and_collated_by_lhotses_dataset(tiny_speech, tmp_path):
     ({"world_size": 0}, "world_size: expected at least 1, got 0"),
     ({"world_size": 2, "rank": 2}, "rank: expected 0 or more, below world_size, got 2"),
     ({"seconds": (5, 1)}, r"seconds: expected the least and the most, got \(5, 1\)"),
+    ({"lengths": Lengths([1.0], [1])}, "lengths: expected 500, one a cut, got 1"),
+    ({"lengths": Lengths([1.0], [1]), "tokens": len}, "tokens: expected None beside lengths, which have them, got"),
     ({"seconds": (900, 1000)}, "lengths: expected an utterance for each of 1 ranks, got 0"),
 ])  # fmt: skip
 def test_bad_arguments_are_refused_in_one_line(cuts, options, said):
