@@ -32,8 +32,8 @@ class LengthSampler(CutSampler):
         assert len(set(seen)) == 1
 
     cuts: read once, here, and kept: a lazy set, which has to end, takes the memory of an eager one (1.7 KB a cut that has a
-    recording and a text, measured). lengths: of the cuts, in their order, where they are known, as a Bucketed strategy's
-    buckets asked for them; else they are read, with `tokens` as in Lengths.of_cuts. seconds, tokens_per_second: the least and the most of a
+    recording and a text, measured). lengths: of the cuts, in their order, where they are known already, as for a Bucketed
+    strategy; else they are read, with `tokens` as in Lengths.of_cuts. seconds, tokens_per_second: the least and the most of a
     cut that is kept; what is left out is counted in `dropped`, as is what `filter` or the strategy leaves out. drop_last: no
     batch of the last step is halved; one that has no batch for every rank is left out.
 

@@ -261,7 +261,9 @@ def test_in_the_next_epoch_most_of_a_batch_of_balanced_are_elsewhere(tokens):
     lengths = web_like(30_000)
     lengths = lengths if tokens else Lengths(lengths.seconds, np.zeros(30_000))
     limit, of = Limit(CANARY_MEMORY, 1.0), np.empty(30_000, dtype=int)
-    first, second = ([rows for step in plan(Balanced(limit=limit), lengths, ranks=4, epoch=e).steps for rows in step] for e in (0, 1))
+    first, second = (
+        [rows for step in plan(Balanced(limit=limit), lengths, ranks=4, epoch=e).steps for rows in step] for e in (0, 1)
+    )
     for number, rows in enumerate(second):
         of[rows] = number
     together = sum(int((np.bincount(of[rows]) ** 2).sum()) - len(rows) for rows in first)
