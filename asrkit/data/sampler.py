@@ -107,10 +107,10 @@ class LengthSampler(CutSampler):
 
     def __next__(self) -> CutSet:
         """The next batch of this rank."""
+        self.allow_iter_to_reset_state()
         planned = self._plan(self.epoch)
         if self._position >= len(planned.own):
             raise StopIteration
-        self.allow_iter_to_reset_state()
         batch = CutSet.from_cuts([self._cuts[row] for row in self._rows[planned.own[self._position]]])
         self._position += self._stride
         self._log_diagnostics(batch)

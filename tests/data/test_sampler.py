@@ -252,6 +252,13 @@ def test_a_new_epoch_gives_up_what_was_resumed(cuts):
     assert len(ids(resumed)) == len(resumed)
 
 
+def test_an_epoch_that_was_resumed_at_its_end_is_over_once(cuts):
+    first, resumed = (LengthSampler(cuts, Balanced(limit=LIMIT)) for _ in range(2))
+    whole = ids(first)
+    resumed.load_state_dict(first.state_dict())
+    assert [ids(resumed), ids(resumed)] == [[], whole]  # as with lhotse's
+
+
 @pytest.mark.parametrize("other, said", [
     ({"seed": 1}, "seed: expected 0 as in the state, got 1"),
     ({"world_size": 2, "rank": 0}, "world_size: expected 1 as in the state, got 2"),
