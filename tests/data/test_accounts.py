@@ -56,6 +56,7 @@ def test_formulas_name_their_terms():
 
 def test_what_the_named_costs_say_holds():
     assert attention(quadratic=15)(1, 15, 0) == 2 * 15  # both terms weigh the same
+    assert attention(per_second=3, quadratic=15)(1, 15, 0) == 3 * 2 * 15
     parts = joint_bytes("numba", B=3, T=25, U1=8, V=1025, D=0).parts  # 2 s
     assert transducer_joint()(3, 2.0, 7) == 2 * parts["logits"] == 2 * 3 * 25 * 8 * 1025 * 4
     # cells of the profile that NeMo's documentation prints: seconds, tokens, batch size

@@ -20,6 +20,7 @@ from asrkit.data import (
     buckets_2d,
     padding_account,
     plan,
+    shipped_lengths,
     web_like,
 )  # fmt: skip
 from asrkit.data.planning import cut
@@ -191,6 +192,17 @@ def test_a_bucket_never_gives_more_than_its_size():
         assert len(rows) <= table.sizes[cells].max()  # with tails of smaller buckets, the largest counts
 
 
+@pytest.mark.parametrize("synchronized", [True, False])
+@pytest.mark.parametrize("tails", ["carry", "keep", "drop"])
+def test_batches_of_buckets_are_drawn_anew_and_come_in_random_order(tails, synchronized):
+    lengths = SETS["web"]
+    strategy = Bucketed(buckets=buckets_1d(lengths, SMALL, count=2), tails=tails, synchronized=synchronized)
+    first, second = ([rows for (rows,) in plan(strategy, lengths, epoch=epoch).steps] for epoch in (0, 1))
+    assert not {frozenset(rows.tolist()) for rows in first if len(rows) > 1} & {frozenset(rows.tolist()) for rows in second}
+    longest = [lengths.seconds[rows].max() for rows in first]
+    assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.5
+
+
 def test_synchronized_ranks_wait_less():
     lengths, wait = web_like(8000), []
     for synchronized in (True, False):
@@ -232,8 +244,17 @@ def test_balanced_reaches_the_goal_on_web_like_lengths_and_drops_nothing():
     lengths, limit = web_like(150_000), Limit(CANARY_MEMORY, 1.0)
     made = plan(Balanced(limit=limit, work=CANARY_COMPUTE), lengths, ranks=8)
     account = padding_account(made.pairs(lengths), cost=CANARY_COMPUTE, limit=limit, ranks=8)
-    assert account.utilisation >= 0.935 and account.memory_max <= 1 and account.memory > 0.95
+    assert account.utilisation >= 0.948 and account.memory_max <= 1 and account.memory > 0.95
     assert account.utterances == 150_000 and not len(made.dropped)
+
+
+@pytest.mark.parametrize("epoch", range(3))
+def test_balanced_reaches_the_goal_on_the_lengths_of_librispeech(epoch):
+    """train-clean-100, 8 ranks: the goal of issue 6 is 95 %."""
+    lengths, limit = shipped_lengths("librispeech_train_clean_100"), Limit(CANARY_MEMORY, 1.0)
+    made = plan(Balanced(limit=limit), lengths, ranks=8, epoch=epoch)
+    account = padding_account(made.pairs(lengths), cost=CANARY_COMPUTE, limit=limit, ranks=8)
+    assert account.utilisation >= 0.95 and account.memory_max <= 1 and not len(made.dropped)
 
 
 @pytest.mark.parametrize("N, ranks, least", [(1000, 1, 0.6), (3000, 8, 0.7), (20_000, 8, 0.86), (20_000, 64, 0.82)])
@@ -256,8 +277,8 @@ def test_balanced_makes_no_more_batches_than_fill_the_last_step(ranks):
         assert one <= several <= aim and (several >= 0.9 * aim or one == several)
 
 
-@pytest.mark.parametrize("tokens", [True, False])
-def test_in_the_next_epoch_most_of_a_batch_of_balanced_are_elsewhere(tokens):
+@pytest.mark.parametrize("tokens, most", [(True, 0.55), (False, 0.33)])
+def test_in_the_next_epoch_most_of_a_batch_of_balanced_are_elsewhere(tokens, most):
     lengths = web_like(30_000)
     lengths = lengths if tokens else Lengths(lengths.seconds, np.zeros(30_000))
     limit, of = Limit(CANARY_MEMORY, 1.0), np.empty(30_000, dtype=int)
@@ -267,7 +288,7 @@ def test_in_the_next_epoch_most_of_a_batch_of_balanced_are_elsewhere(tokens):
     for number, rows in enumerate(second):
         of[rows] = number
     together = sum(int((np.bincount(of[rows]) ** 2).sum()) - len(rows) for rows in first)
-    assert together / sum(len(rows) * (len(rows) - 1) for rows in first) < 0.55
+    assert together / sum(len(rows) * (len(rows) - 1) for rows in first) < most
 
 
 def test_balanced_fills_a_limit_of_which_each_batch_takes_a_part_for_itself():
