@@ -32,7 +32,7 @@ FEWEST = 100  # utterances of a table: lhotse wants one a bucket
 ACCOUNTED = (
     "utilisation straggler memory memory_max audio_padding token_padding lattice_padding compute_padding batch_size steps"
 ).split()
-ALWAYS = ("utilisation", "straggler", "kept", "sampler_time", "next_time")  # recorded at any number of ranks; the rest at 8
+ALWAYS = ("utilisation", "straggler", "kept", "sampler_time", "next_time")  # at any number of ranks; the rest at 8, or the first
 UNITS = {"batch_size": "utterances", "steps": "steps", "sampler_time": "ms", "next_time": "ms"}
 TIMED = ("lhotse_1d", "nemo_like_2d", "bucketed_2d", "balanced")  # the others go through the same doors
 OUTLIER = 4.0  # deviations of tokens a second within a duration, from which on NeMo's estimate leaves an utterance out
@@ -223,7 +223,7 @@ class Comparison:
 
 
 def nemo_buckets(lengths: "Lengths", limit: "Limit") -> "Buckets":
-    """30 bins with the same seconds in each, cut into 5 cells with the same tokens in each; outliers of a bin have none."""
+    """30 bins with the same seconds in each, cut into 5 cells with the same tokens in each, as if there were no outliers."""
     from asrkit.data import buckets_2d, duration_bins
 
     bins = np.searchsorted(duration_bins(lengths, 30), lengths.seconds)
@@ -282,6 +282,6 @@ LEGEND = (
     "the limit that a batch uses, and the most. waits: share of the ranks' time spent waiting for the slowest of their step. "
     "utilisation: useful compute over what the ranks could have done in that time. kept: of the utterances. met again: of the "
     "pairs that share a batch, those that do in the next epoch too. ms a step: of the sampler on one rank, over an epoch with "
-    "what comes before its first step; a next: the median call after that. Batches of any size are as efficient here; where an "
-    "epoch has few steps, an incomplete last one weighs much."
+    "what comes before its first step; a next: the median of the fifty calls after that. Batches of any size are as efficient "
+    "here; where an epoch has few steps, an incomplete last one weighs much."
 )

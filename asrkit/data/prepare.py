@@ -160,7 +160,8 @@ def _unpack(archive: Path, to: Path, folder: Path, progress: bool) -> None:
                 tar.extract(member, to, **how)
         (folder / ".completed").touch()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"mirror: expected {folder.name} in {archive}, got {error}. Remove the file and run again.") from None
+        what, remedy = ("out", "Mend that") if getattr(error, "errno", None) else ("mirror", "Remove the file")  # a disk is full
+        raise ValueError(f"{what}: expected {folder.name} of {archive}, got {error}. {remedy} and run again.") from None
 
 
 def _libri(folder: Path, parts: Sequence[str], jobs: int, progress: bool) -> Parts:

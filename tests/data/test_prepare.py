@@ -99,9 +99,17 @@ def test_a_corrupt_archive_is_refused_before_it_is_unpacked(mini, tmp_path):
 def test_an_archive_of_right_checksum_that_is_no_archive_leaves_nothing_that_looks_whole(mirror, tmp_path, monkeypatch, libri):
     whole = libri("dev-clean-2")[1]
     published(mirror, monkeypatch, "mini_librispeech", 31, dev_clean_2=whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"mirror: expected dev-clean-2 in .*dev-clean-2\.tar\.gz, got "):
+    with pytest.raises(ValueError, match=r"mirror: expected dev-clean-2 of .*dev-clean-2\.tar\.gz, got .*Remove the file"):
         quiet("mini_librispeech", out=tmp_path / "out", mirror=mirror.url, parts=["dev-clean-2"])
     assert not list((tmp_path / "out").rglob(".completed")) and not list((tmp_path / "out").rglob("cuts*"))
+
+
+def test_a_disk_that_does_not_take_what_is_unpacked_is_no_reason_to_remove_the_archive(mini, tmp_path):
+    (tmp_path / "LibriSpeech").write_text("in the way")
+    with pytest.raises(ValueError, match=r"^out: expected dev-clean-2 of .*dev-clean-2\.tar\.gz, got .*LibriSpeech.* Mend that"):
+        quiet("mini_librispeech", out=tmp_path, mirror=mini.url)
+    (tmp_path / "LibriSpeech").unlink()
+    assert quiet("mini_librispeech", out=tmp_path, mirror=mini.url)[0]["utterances"] == 8
 
 
 def test_what_was_unpacked_by_half_is_unpacked_anew(mini, tmp_path):

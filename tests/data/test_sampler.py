@@ -281,6 +281,24 @@ def test_a_state_of_something_else_is_refused_in_a_line_that_names_it(cuts, othe
     assert resumed.state_dict() == before and len(ids(resumed)) == len(resumed)  # as if nothing had been asked
 
 
+def test_the_same_order_cut_into_other_batches_is_another_epoch(cuts):
+    first, second = (LengthSampler(cuts, Sorted(limit=at_most_seconds(seconds))) for seconds in (120, 100))
+    orders = [[*itertools.chain.from_iterable(ids(one))] for one in (first, second)]
+    assert orders[0] == orders[1]
+    assert first.fingerprint != second.fingerprint
+    with pytest.raises(ValueError, match="plan: expected"):
+        second.load_state_dict(first.state_dict())
+
+
+def test_drop_last_halves_nothing_and_counts_what_it_leaves_out(cuts):
+    whole = ids(LengthSampler(cuts, Sorted(limit=LIMIT)))
+    assert len(whole) % 3
+    ranks = [LengthSampler(cuts, Sorted(limit=LIMIT), world_size=3, rank=rank, drop_last=True) for rank in range(3)]
+    kept = [batch for step in zip(*map(ids, ranks), strict=True) for batch in step]
+    assert kept == whole[: len(whole) // 3 * 3]
+    assert {one.dropped["strategy"] for one in ranks} == {500 - sum(map(len, kept))}
+
+
 def test_a_state_that_lhotse_wrote_is_refused(cuts):
     with pytest.raises(ValueError, match="state_dict: expected that of a LengthSampler"):
         LengthSampler(cuts, Balanced(limit=LIMIT)).load_state_dict(SimpleCutSampler(cuts, max_duration=100).state_dict())
@@ -288,6 +306,7 @@ def test_a_state_that_lhotse_wrote_is_refused(cuts):
 
 def test_filters_drop_what_they_are_asked_to_and_count_it(cuts):
     sampler = LengthSampler(cuts, Balanced(limit=LIMIT), seconds=(2.0, 15.0), tokens_per_second=(1.0, 6.0))
+    assert len(ids(sampler)) == len(sampler)  # an epoch is planned, which the filter has to undo
     assert sampler.filter(lambda cut: not cut.id.endswith("7")) is sampler
 
     def characters(cut):
