@@ -247,6 +247,6 @@ class Balanced:
             R = float(tokens[-1 - len(tokens) // 32] - tokens[len(tokens) // 32])
             b, R = b * bool(lengths.tokens[rows].any()), max(R, 1e-12)
             slabs.append(slabs[-1] + 0.5 * min(full, (a * float(np.ptp(seconds)) * full / max(b * R, 1e-12)) ** 0.5))
-        count = max(1, round(slabs[-1]))
+        count = max(1, round(min(slabs[-1], len(order))))
         starts = (np.arange(1, count) + phase - 0.5) / count * slabs[-1]
         return np.interp(starts, slabs, np.cumsum([0, *map(len, parts)])).astype(np.int64)

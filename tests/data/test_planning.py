@@ -291,6 +291,12 @@ def test_in_the_next_epoch_most_of_a_batch_of_balanced_are_elsewhere(tokens, mos
     assert together / sum(len(rows) * (len(rows) - 1) for rows in first) < most
 
 
+def test_balanced_survives_a_limit_that_nothing_fits():
+    lengths = Lengths(web_like(300).seconds, np.zeros(300))
+    steps = plan(Balanced(limit=at_most_seconds(1e-9)), lengths).steps
+    assert len(steps) == 300 and all(len(rows) == 1 for (rows,) in steps)
+
+
 def test_balanced_fills_a_limit_of_which_each_batch_takes_a_part_for_itself():
     lengths = web_like(20_000)
     limit = Limit(Cost(name="o", unit="", source="a test", per_batch=0.7, per_second=1.167e-4, per_token=7.24e-6), 1.0)
