@@ -181,6 +181,7 @@ class _Trials:
         """One utterance, then as many as take half the share or more: in bounds, for what a batch takes once does not grow."""
         share, last = PROBE_SHARE * self.budget, self.run(1, seconds, tokens)
         while last.bytes is not None and (last.n == 1 or last.bytes < share / 2):
+            expect(last.n < 2**31, "step", "more bytes for more utterances", f"{last.bytes} for {last.n}")
             last = self.run(max(last.n + 1, int(last.n * share / last.bytes)), seconds, tokens)
         if last.bytes is None and last.n > 2:
             self.run(2, seconds, tokens)

@@ -326,6 +326,7 @@ def test_a_bucket_of_which_not_one_utterance_fits_is_named(search):
 @pytest.mark.parametrize("change, said", [
     ({"step": 3}, r"^step: expected a function of \(n, seconds, tokens\), got int\.$"),
     ({"step": lambda *_: None}, r"^step: expected tensors on 'cpu', got none\. Pass the device"),
+    ({"step": lambda *_: torch.zeros(9)}, r"^step: expected more bytes for more utterances, got 36 for \d{10,}\.$"),
     ({"buckets": [(1.0, 4)]}, r"^buckets: expected asrkit.data.Buckets, got list\.$"),
     ({"buckets": table((1.0, 4), (2.0, ENDLESS))}, r"^buckets: expected tokens for every cell, got a cell without\."),
     ({"budget_bytes": None}, r"^budget_bytes: expected how many bytes a step may take, got None\.$"),
