@@ -169,6 +169,8 @@ def padding_account(batches: Iterable[Pair], *, cost: Cost, limit: Limit | None 
 
 
 def _row(cost: Cost, seconds: Sequence[float], tokens: Sequence[int]) -> tuple[float, ...]:
-    D, U = np.asarray(seconds, dtype=np.float64), np.asarray(tokens)
+    D, U = (np.asarray(part, dtype=np.float64) for part in (seconds, tokens))  # whole numbers have an end
     expect(D.ndim == 1 and D.shape == U.shape and len(D) > 0, "batches", "seconds and tokens of each utterance", (D.shape, U.shape))
-    return len(D), D.max(), U.max(), D.sum(), U.sum(), D @ U, cost.useful(D, U)
+    real = bool(D.min() > 0 and U.min() >= 0 and np.isfinite(D.sum() + U.sum()))
+    expect(real, "batches", "finite seconds above 0, and tokens not below", (D.min(), U.min()))
+    return len(D), D.max(), U.max(), D.sum(), U.sum(), float(D @ U), cost.useful(D, U)

@@ -128,6 +128,9 @@ def test_tokens_that_nobody_knows_are_not_padded():
     (lambda: padding_account([], cost=linear()), "batches: expected at least one"),
     (lambda: padding_account([([1.0], [1])], cost=linear(), ranks=0), "ranks: expected at least 1"),
     (lambda: padding_account([([1.0, 2.0], [1])], cost=linear()), "seconds and tokens of each utterance"),
+    (lambda: padding_account([([-1.0, 2.0], [1, 1])], cost=linear()), "batches: expected finite seconds above 0"),
+    (lambda: padding_account([([2.0, float("nan")], [1, 1])], cost=linear()), "batches: expected finite seconds above 0"),
+    (lambda: padding_account([([2.0, 2.0], [1, -1])], cost=linear()), "tokens not below"),
     (lambda: padding_account([([], [])], cost=linear()), "seconds and tokens of each utterance"),
     (lambda: padding_account([([1.0], [0])], cost=linear(per_second=0, per_token=1)), "cost: expected above 0"),
 ])  # fmt: skip
