@@ -165,7 +165,10 @@ def _data_lengths(args: argparse.Namespace) -> int:
 def _data_stats(args: argparse.Namespace) -> int:
     from asrkit.data.statistics import histogram, length_stats, length_table
     from asrkit.records import atomic
+    from asrkit.shapes import expect
 
+    picture = args.out is None or args.out.suffix in (".png", ".svg", ".pdf")
+    expect(picture, "out", "a name that ends in .png, .svg or .pdf", repr(str(args.out)))
     lengths = _lengths(args)
     stats = length_stats(lengths, batch=args.batch)
     if args.out:

@@ -63,7 +63,7 @@ def _load(url: str, part: Path, progress: bool) -> None:
             if _connect(url, part, before, progress):
                 return
             why = "a connection that ended early"
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:  # the last where an URL or a length is none
             reason = getattr(error, "reason", error)  # of an URLError, which may say more than errno
             why = str(getattr(reason, "strerror", None) or reason) or type(error).__name__
             why = f"{error.code} {why}" if isinstance(error, urllib.error.HTTPError) else why

@@ -27,7 +27,10 @@ class Lengths:
     def __post_init__(self) -> None:
         given = self.tokens
         for name, kind in (("seconds", np.float64), ("tokens", np.int64)):
-            object.__setattr__(self, name, np.array(getattr(self, name), dtype=kind))  # a copy: nobody changes it later
+            try:
+                object.__setattr__(self, name, np.array(getattr(self, name), dtype=kind))  # a copy: nobody changes it later
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"{name}: expected one number an utterance, got some that are none ({error}).") from None
         N, sizes = self.seconds.size, (self.seconds.shape, self.tokens.shape)
         expect(sizes == ((N,), (N,)), "seconds, tokens", "one number each an utterance", sizes)
         wrong = np.flatnonzero(~(np.isfinite(self.seconds) & (self.seconds > 0)))

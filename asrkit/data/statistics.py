@@ -46,13 +46,13 @@ def _utterances(file: Path) -> Iterator[Any]:
     try:
         for row in load_jsonl(file):
             if "duration" in row:
-                said = [SimpleNamespace(text=one.get("text")) for one in row.get("supervisions", [row])]
-                yield SimpleNamespace(duration=row["duration"], supervisions=said)
+                said = [SimpleNamespace(text="".join([one.get("text") or ""])) for one in row.get("supervisions", [row])]
+                yield SimpleNamespace(duration=0.0 + row["duration"], supervisions=said)
             else:
                 yield deserialize_item(row) if "type" in row else corpora._simple(row, file.parent)
             number += 1
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError,
-            AssertionError, AudioLoadingError, OSError, EOFError, zlib.error) as error:  # fmt: skip
+            AssertionError, AudioLoadingError, OSError, EOFError, OverflowError, RecursionError, zlib.error) as error:  # fmt: skip
         got = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"target: expected lines with duration and text, got {got} at {file}:{number}.") from None
 
@@ -102,7 +102,7 @@ def length_table(stats: dict[str, Any]) -> str:
 def histogram(seconds: np.ndarray, *, rows: int = 16, width: int = 50) -> str:
     """Utterances by length as lines of text; the last one also holds the longest half percent, however long they are."""
     end = float(np.quantile(seconds, 0.995))
-    step = next(step for step in (c * 10.0**e for e in range(-3, 9) for c in (1, 2, 5)) if step * rows >= end)
+    step = next(step for step in (c * 10.0**e for e in range(-3, 308) for c in (1, 2, 5)) if step * rows >= end)
     last, digits = int(np.ceil(end / step)) - 1, max(0, -int(np.floor(np.log10(step))))
     counts = np.bincount(np.minimum(seconds // step, last).astype(int)).tolist()
     lines = []

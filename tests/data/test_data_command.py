@@ -44,7 +44,10 @@ def test_data_alone_says_what_there_is(capsys):
     (["stats", "nowhere"], "target: expected a manifest, a table (.csv, .csv.gz) or one of ami_segments"),
     (["stats", "ami_segments", "--batch", "0"], "--batch: expected at least 1, got 0."),
     (["stats", "ami_segments", "--tokenizer", "no.model"], "--tokenizer: expected 'char' or a SentencePiece"),
-    (["stats", "ami_segments", "--out", "a.xyz"], "Format 'xyz' is not supported"),
+    (["stats", "ami_segments", "--out", "a.xyz"], "--out: expected a name that ends in .png, .svg or .pdf, got 'a.xyz'."),
+    (["stats", "ami_segments", "--out", "a"], "--out: expected a name that ends in .png"),
+    (["prepare", "yesno", "--out", "out", "--mirror", "here"],
+     "--mirror: expected here/1/waves_yesno.tar.gz to answer, got unknown url type"),
     (["lengths", "ami_segments", "--out", "a.txt"], "--out: expected a name that ends in .csv or .csv.gz"),
 ])  # fmt: skip
 def test_mistakes_give_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch, capsys):

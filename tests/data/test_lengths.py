@@ -102,6 +102,10 @@ def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(tmp_path, ra
     ([1.0, -2.0], [1, 1], r"\[-2\.\]"),
     ([1.0, 2.0], [1, 2.5], r"tokens: expected whole numbers, 0 or more, got \[2\.5\] for utterances \[1\]"),
     ([1.0], [-1], "0 or more"),
+    ([1.0], [float("nan")], "tokens: expected one number an utterance, got some that are none"),
+    ([1.0], [2**63], "tokens: expected one number an utterance"),
+    (["a"], [1], "seconds: expected one number an utterance"),
+    ([None, {}], [1, 1], "seconds: expected one number an utterance"),
 ])  # fmt: skip
 def test_lengths_that_cannot_be_are_refused(seconds, tokens, said):
     with pytest.raises(ValueError, match=said):

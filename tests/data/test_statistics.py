@@ -77,6 +77,10 @@ def test_tokens_are_those_of_the_tokenizer(manifests):
     (gzip.compress(b'{"duration": 1.0, "text": "a"}\n' * 900)[:-20], "target: expected lines with duration and text"),
     (b"\xff\xfe\x00", "target: expected lines with duration and text"),
     (b"", "target: expected at least one utterance, got none"),
+    (b'{"duration": 1.0, "text": "a"}\n{"duration": 1.0, "text": 5}\n', "expected str instance, int found at "),
+    (b'{"duration": 1.0, "text": "a"}\n{"duration": null}\n', "m.jsonl:2."),
+    (b'{"duration": 1.0, "text": "a"}\n{"duration": 1' + b"0" * 400 + b"}\n", "m.jsonl:2."),
+    (b'{"duration": 1.0, "text": ' + b"[" * 100_000, "m.jsonl:1."),
     (b'{"duration": 0.0, "text": "a"}\n', "seconds: expected finite and above 0"),
 ])  # fmt: skip
 def test_what_is_no_manifest_is_refused_in_one_line(tmp_path, content, said):
@@ -154,7 +158,7 @@ def test_without_tokens_nothing_is_said_of_them():
 
 @pytest.mark.parametrize("seconds", [
     np.array([0.03]), np.array([3600.0, 7200.0]), np.r_[np.full(999, 2.5), 9000.0], np.arange(1, 33) / 2,
-    np.random.default_rng(0).lognormal(1, 1, 5000), np.full(7, 4.0),
+    np.random.default_rng(0).lognormal(1, 1, 5000), np.full(7, 4.0), np.array([8.5e9, 9e9]),
 ])  # fmt: skip
 def test_the_histogram_counts_every_utterance_in_few_lines(seconds):
     lines = histogram(seconds).splitlines()
