@@ -87,6 +87,7 @@ def prepare(
     else:
         sets, left_out = _local(folder, jobs, progress)
     sets = {part: sets[part] for part in _chosen(parts, [*sets], [*sets])}
+    expect(any(sets.values()), "corpus", "at least one utterance", f"none in {folder}", f"Left out: {'; '.join(left_out[:3])}.")
     manifests = [_write(to / f"cuts_{part}.jsonl.gz", part, cuts) for part, cuts in sets.items()]
     if left_out:
         say(f"{len(left_out)} left out: {'; '.join(left_out[:3])}{'; …' * (len(left_out) > 3)}")
@@ -146,7 +147,8 @@ def _published(
             fetch(f"{mirror.rstrip('/')}/{one.openslr}/{archive.name}", archive, checksum=one.checksum, progress=progress)
             _unpack(archive, to, folder / part, progress)
     if name == "yesno":
-        return _cuts({part: tables.values() for part, tables in prepare_yesno(folder / "waves_yesno").items()}), []
+        found = _by_recipe(prepare_yesno, folder / "waves_yesno")
+        return _cuts({part: tables.values() for part, tables in found.items()}), []
     return _libri(folder, chosen, jobs, progress)
 
 
@@ -164,10 +166,18 @@ def _unpack(archive: Path, to: Path, folder: Path, progress: bool) -> None:
         raise ValueError(f"{what}: expected {folder.name} of {archive}, got {error}. {remedy} and run again.") from None
 
 
+def _by_recipe(recipe: Callable[..., Any], folder: Path, **how: Any) -> Any:
+    try:
+        return recipe(folder, **how)
+    except Exception as error:  # an assert without words, unpacking, lhotse's own
+        why = f"{type(error).__name__} {' '.join(str(error).split()):.200}".strip()
+        raise ValueError(f"corpus: lhotse's {recipe.__name__} cannot read {folder} ({why}). Mend what is damaged there.") from None
+
+
 def _libri(folder: Path, parts: Sequence[str], jobs: int, progress: bool) -> Parts:
     """`parts` of a folder in LibriSpeech's layout, by lhotse's recipe, in lower case; left out: lines without their sound."""
     with contextlib.redirect_stderr(sys.stderr if progress else io.StringIO()):  # its bars know no switch
-        found = prepare_librispeech(folder, dataset_parts=parts, num_jobs=jobs)
+        found = _by_recipe(prepare_librispeech, folder, dataset_parts=parts, num_jobs=jobs)
     sets = _cuts({part: found[part].values() for part in parts})
     lines = [line.split()[0] for part in parts for file in sorted((folder / part).rglob("*.trans.txt"))
              for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]  # fmt: skip
@@ -210,10 +220,12 @@ def _sounds(folder: Path, sounds: Sequence[Path], jobs: int, progress: bool) -> 
 
     def read(path: Path) -> Any:
         file = path.with_suffix(".txt")
-        text = " ".join(file.read_text(encoding="utf-8").split()) if file.is_file() else ""
         id_ = path.relative_to(folder).with_suffix("").as_posix()
         try:
-            return corpora._said(Recording.from_file(path, recording_id=id_), text, "unknown", {}) if text else None
+            text = " ".join(file.read_text(encoding="utf-8").split()) if file.is_file() else ""
+            recording = Recording.from_file(path, recording_id=id_) if text else None
+            expect(recording is None or recording.num_samples > 0, "sound", "samples", "none")
+            return recording and corpora._said(recording, text, "unknown", {})
         except Exception as error:  # soundfile's, audioread's and lhotse's own
             raise ValueError(f"corpus: {path} cannot be read ({' '.join(str(error).split()):.200}). Mend or remove it.") from None
 

@@ -251,6 +251,36 @@ def test_sound_files_with_a_text_beside_them_are_a_corpus_and_those_without_are_
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize(("files", "said"), [
+    ({"a.wav": 0, "a.txt": b"x"}, r"corpus: .*a\.wav cannot be read \(sound: expected samples, got none"),
+    ({"a.wav": 0.1, "a.txt": b"\xff"}, r"corpus: .*a\.wav cannot be read \('utf-8' codec"),
+    ({"a.wav": 0.1, "a.txt": b" "}, r"corpus: expected at least one utterance, got none in .*\. Left out: no text of .*a\.wav\."),
+    ({"p/1/2/1-2.trans.txt": b"1-2-0 A", "p/1/2/1-2-0.flac": b"x"}, r"corpus: lhotse's prepare_librispeech cannot read .*AudioLo"),
+    ({"p/1/2/1-2.trans.txt": b"1-2-0", "p/1/2/1-2-0.flac": b"x"}, r"cannot read .*\(ValueError not enough .*\)\. Mend what is"),
+])  # fmt: skip
+def test_a_damaged_folder_is_refused_in_one_line_and_nothing_is_written(tmp_path, speak, files, said):
+    for name, content in files.items():
+        file = tmp_path / "in" / name
+        if isinstance(content, bytes):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        else:
+            speak(file, content)
+    with pytest.raises(ValueError, match=said) as error:
+        quiet(tmp_path / "in", out=tmp_path / "out")
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_yesno_with_recordings_missing_says_so(mirror, tmp_path, monkeypatch, speak):
+    speak(tmp_path / "waves_yesno" / "0_0_0_0_0_0_0_1.wav", 0.1, 8_000)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        tar.add(tmp_path / "waves_yesno", "waves_yesno")
+    published(mirror, monkeypatch, "yesno", 1, waves_yesno=packed.getvalue())
+    with pytest.raises(ValueError, match=r"corpus: lhotse's prepare_yesno cannot read .*waves_yesno \(AssertionError\)\. Mend"):
+        quiet("yesno", out=tmp_path / "out", mirror=mirror.url)
+
+
 def test_a_folder_that_is_none_of_these_is_refused_and_so_is_what_is_no_folder(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "notes.txt").write_text("hello")
