@@ -146,7 +146,7 @@ def _judge(claim: Claim, record: Record) -> tuple[str, str]:
 
 
 def table(claims: Sequence[Claim], records: Sequence[Record], machine: Record | None = None) -> list[dict[str, str]]:
-    """A row of text a claim: id, claim, published, recorded (with its machine), measured, verdict, why, source, notebook."""
+    """A row of text a claim: id, claim, published, recorded (with its machine), measured, verdict, why, source, notebook, kind."""
     rows = []
     for claim in claims:
         found = verdict(claim, records, machine)
@@ -155,6 +155,7 @@ def table(claims: Sequence[Claim], records: Sequence[Record], machine: Record | 
             "id": claim.id, "claim": claim.text, "published": claim.show(claim.quoted), "recorded": recorded,
             "measured": claim.show(found.measured), "verdict": found.label, "why": found.why, "notebook": claim.notebook,
             "title": claim.source["title"], "url": claim.source["url"], "section": claim.source["section"],
+            "document": claim.source["document"], "kind": claim.kind, "needs": claim.needs, "status": claim.status,
         })  # fmt: skip
     return rows
 
