@@ -1,7 +1,7 @@
 # Two commands matter: `make report` and `make test`. Both set up .venv by themselves the first time.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help report test check lab bench peers lock clean
+.PHONY: help report test check lab bench docs peers lock clean
 
 BIN := .venv/bin
 READY := .venv/.stamp
@@ -39,6 +39,9 @@ lab: $(READY)  ## open the notebooks in JupyterLab
 
 bench: $(READY)  ## run the benchmark suites (ARGS="losses --quick" for one, small)
 	@$(BIN)/asrkit bench $(or $(ARGS),all)
+
+docs: $(READY)  ## write COMMANDS.md again from what --help says
+	@$(BIN)/python -m asrkit.cli.docs
 
 peers: $(PEERS)/.stamp  ## install rival losses and decoders beside .venv, for `asrkit bench all --peers`
 

@@ -16,6 +16,8 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Shows the defaults that say something: not None, off, or an empty list."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
+        if isinstance(action.default, list) and action.default:
+            return f"{action.help} (default: {' '.join(map(str, action.default))})"
         said = action.default not in (None, []) and action.default is not False
         return super()._get_help_string(action) if said else action.help
 
