@@ -7,6 +7,7 @@ resumed run repeats the losses of an unbroken one; where `seconds` does, rate an
 
 import json
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -119,7 +120,13 @@ def ahead(batches: Iterator[Batch], config: TrainConfig, first: int, *, depth: i
     with ThreadPoolExecutor(1) as pool:
 
         def submit(step: int) -> Future[Prepared]:
-            return pool.submit(lambda: prepare(next(batches), config, step))
+            return pool.submit(one, step)
+
+        def one(step: int) -> Prepared:
+            batch = next(batches, None)
+            expect(batch is not None, "batches", "batches without end", f"none for step {step}", "Begin anew where they end.")
+            assert batch is not None
+            return prepare(batch, config, step)
 
         pending = deque(submit(first + i) for i in range(depth))
         for step in count(first + depth):
@@ -317,15 +324,16 @@ def _loop(
         return Checkpoint(run.ema, tokenizer, asdict(config.features), notes)
 
     bar = tqdm(total=100, disable=not progress, unit="%", bar_format="{l_bar}{bar}| {elapsed}<{remaining}{postfix}")
+    bar.mininterval = 0.1 if sys.stderr.isatty() else 10.0  # a log needs no line a step
     with log.open("a") as lines, bar:
         while run.progress < 1:
             line = run.advance(stream)
             run.history.append(line)
             lines.write(json.dumps(line) + "\n")
             lines.flush()
-            bar.update(100 * run.progress - bar.n)
             shown = "-" if dev is None else f"{dev.rate:.1%}"
-            bar.set_postfix(loss=f"{line['loss']:.2f}", rtfx=f"{line['rtfx']:.0f}", wer=shown)
+            bar.set_postfix(loss=f"{line['loss']:.2f}", rtfx=f"{line['rtfx']:.0f}", wer=shown, refresh=False)
+            bar.update(100 * run.progress - bar.n)
             if on_step is not None:
                 on_step(run.history)
             if run.progress >= 1 or run.seconds - saved_at >= config.checkpoint_s:

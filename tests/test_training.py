@@ -233,6 +233,10 @@ def test_batches_of_ones_own_are_trained_on_in_order_and_a_resumed_run_asks_for_
         seen.append(round(line["rtfx"] * (line["seconds"] - ended) * 16_000))
         ended = line["seconds"]
     assert seen == pytest.approx([lengths[step % len(lengths)] for step in range(6)], abs=1)
+    with pytest.raises(ValueError, match="batches: expected batches without end, got none for step 4. Begin anew where they end"):
+        train(
+            SMALL, TOKENIZER, tiny_speech, out=tmp_path / "c", **given | {"batches": lambda first: itertools.islice(own(first), 4)}
+        )
 
 
 TDT = replace(SMALL, durations=(0, 1, 2, 4), activation="relu")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from asrkit.shapes import expect
+from asrkit.shapes import expect, expect_types
 
 Pair = tuple[Any, Any]
 TERMS = {"per_utterance": "1", "per_second": "D", "per_token": "U", "per_second2": "D²", "per_pair": "D·U"}
@@ -30,6 +30,7 @@ class Cost:
     per_pair: float = 0.0
 
     def __post_init__(self) -> None:
+        expect_types(self)
         known = {name: getattr(self, name) for name in ("per_batch", *TERMS)}
         bad = {name: value for name, value in known.items() if not 0 <= value < float("inf")}
         expect(not bad, ", ".join(bad), "finite and not below 0", [*bad.values()])

@@ -13,7 +13,7 @@ import numpy as np
 from asrkit.data.accounts import CANARY_COMPUTE, Cost
 from asrkit.data.buckets import Buckets
 from asrkit.data.lengths import Lengths
-from asrkit.shapes import expect
+from asrkit.shapes import expect, whole
 
 Batches = list[np.ndarray]  # rows of each batch
 
@@ -56,7 +56,9 @@ def plan(strategy: Strategy, lengths: Lengths, *, ranks: int = 1, seed: int = 0,
 
     drop_last: leave the batches of an incomplete last step out instead, into `dropped`.
     """
-    expect(ranks >= 1, "ranks", "at least 1", ranks)
+    expect(hasattr(strategy, "batches"), "strategy", "Random, Sorted, Bucketed, Balanced or one's own", repr(strategy))
+    expect(whole(ranks, 1), "ranks", "a whole number of at least 1", repr(ranks))
+    expect(whole(seed, 0) and whole(epoch, 0), "seed, epoch", "whole numbers from 0 up", (seed, epoch))
     expect(len(lengths) >= ranks, "lengths", f"an utterance for each of {ranks} ranks", len(lengths))
     random = np.random.default_rng([seed, epoch])
     batches, dropped = strategy.batches(lengths, ranks, random)
@@ -64,9 +66,9 @@ def plan(strategy: Strategy, lengths: Lengths, *, ranks: int = 1, seed: int = 0,
         batches = _completed(batches, ranks)
     if strategy.alike:
         batches = _side_by_side(batches, lengths, ranks, strategy.alike, random)
-    whole = len(batches) // ranks * ranks
-    steps = [batches[first : first + ranks] for first in range(0, whole, ranks)]
-    return Plan(steps, np.concatenate([dropped, *batches[whole:]]))
+    end = len(batches) // ranks * ranks
+    steps = [batches[first : first + ranks] for first in range(0, end, ranks)]
+    return Plan(steps, np.concatenate([dropped, *batches[end:]]))
 
 
 def _completed(batches: Batches, ranks: int) -> Batches:

@@ -10,6 +10,7 @@ import shutil
 import sys
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -229,6 +230,9 @@ def _sounds(folder: Path, sounds: Sequence[Path], jobs: int, progress: bool) -> 
         except Exception as error:  # soundfile's, audioread's and lhotse's own
             raise ValueError(f"corpus: {path} cannot be read ({' '.join(str(error).split()):.200}). Mend or remove it.") from None
 
+    names = Counter(path.with_suffix("") for path in sounds)
+    twice = [str(name) for name, count in names.items() if count > 1]
+    expect(not twice, "corpus", "one sound file of each name", f"several of {', '.join(twice[:3])}", "Keep one of each.")
     sets, left_out = dict[str, list[Any]](), list[str]()
     with ThreadPoolExecutor(jobs) as pool:
         found = tqdm(pool.map(read, sounds), "reading", len(sounds), unit="utt", disable=not progress)

@@ -252,6 +252,7 @@ def test_sound_files_with_a_text_beside_them_are_a_corpus_and_those_without_are_
 
 
 @pytest.mark.parametrize(("files", "said"), [
+    ({"a.wav": 0.1, "a.flac": 0.1, "a.txt": b"x"}, r"corpus: expected one sound file of each name, got several of .*a\. Keep one"),
     ({"a.wav": 0, "a.txt": b"x"}, r"corpus: .*a\.wav cannot be read \(sound: expected samples, got none"),
     ({"a.wav": 0.1, "a.txt": b"\xff"}, r"corpus: .*a\.wav cannot be read \('utf-8' codec"),
     ({"a.wav": 0.1, "a.txt": b" "}, r"corpus: expected at least one utterance, got none in .*\. Left out: no text of .*a\.wav\."),
