@@ -16,6 +16,7 @@ from asrkit.shapes import expect
 from asrkit.transcribe.audio import Options
 from asrkit.transcribe.formats import Transcript, render
 
+LONGEST = 240  # bytes of a file name; a temporary one has ten more, and file systems take 255
 LOG = ".asrkit-transcripts.jsonl"
 SAMPLED = 64  # numbers of a weight tensor that tell models apart: hashing gigabytes would take longer than the transcripts
 
@@ -66,6 +67,10 @@ class Folder:
         """Recordings to transcribe, and those that cannot be, because what is in their place is not asrkit's."""
         ready, refused, self.anew = list[Path](), list[Transcript](), 0
         for source, target in self.target.items():
+            if len(target.name.encode()) > LONGEST:
+                error = f"out: a name of {len(target.name.encode())} bytes is too long for a transcript. Rename the recording."
+                refused.append(Transcript(path=source, error=error))
+                continue
             entries = self.log.get(self._name(target), [])
             there = content_hash(target.read_bytes()) if target.is_file() else ""
             own = there in [entry.get("content") for entry in entries]

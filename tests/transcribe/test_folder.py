@@ -147,6 +147,14 @@ def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(comm
     assert [(tmp_path / f"out/{name}.ctm").read_text().split()[0] for name in ("a/one", "b/one")] == ["a/one", "b/one"]
 
 
+def test_a_name_too_long_for_a_transcript_is_reported_and_the_rest_is_done(command, speech, tmp_path, capsys):
+    long = tmp_path / ("é" * 123 + ".wav")
+    long.write_bytes(speech[0].read_bytes())
+    assert main([command[0], str(long), *command[1:]]) == 1
+    said, err = counts(capsys)
+    assert (said["failed"], len(contents(tmp_path / "out"))) == (1, 6) and "is too long for a transcript. Rename" in err
+
+
 def test_a_failed_file_has_no_transcript_and_is_tried_again(command, tmp_path, capsys):
     bad = tmp_path / "bad.wav"
     bad.write_bytes(b"nothing")
