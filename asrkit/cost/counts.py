@@ -1,6 +1,6 @@
 """What models cost, counted: a joint's bytes at the peak of a training step, an encoder's weights, floating-point operations.
 
-Pure integers: no tensor is made. Formulas of memory follow the docstrings of asrkit.losses; tests/test_cost.py holds them to
+Pure integers: no tensor is made. Formulas of memory follow the docstrings of asrkit.losses; tests/cost/test_counts.py holds them to
 what torch's allocator counts, within 2 % in float32, and in half precision within 5 %, overwrite and lean left out. N is the
 number of lattice nodes held at once.
 """
