@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from asrkit.cost import Range, TranscriptionCost, transcription_cost
 from asrkit.shapes import expect
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")  # one an implementation, in order
@@ -146,4 +148,44 @@ def padded_batches(batches: Sequence[np.ndarray], ax: Axes, *, unit: str = "leng
         ax.bar(start + (len(batch) - 1) / 2, max(batch), width=len(batch), color=COLOURS[1], alpha=0.35, lw=0)
         ax.bar(start + np.arange(len(batch)), batch, width=1.0, color=COLOURS[0], lw=0)
     ax.set(xlabel="utterances, batch after batch", ylabel=unit, xlim=(-2, starts[-1]))
+    return ax
+
+
+def tornado(swings: Mapping[str, tuple[float, float]], middle: float, ax: Axes, *, unit: str = "") -> Axes:
+    """A bar an input, from the outcome at its lowest to that at its highest, across the outcome in the middle; first on top.
+
+    Blue is where the input is lowest, red where it is highest.
+    """
+    for row, ends in enumerate(swings.values()):
+        for end, colour, name in zip(ends, COLOURS[:2], ("input at its lowest", "input at its highest"), strict=True):
+            ax.barh(row, end - middle, left=middle, height=0.6, color=colour, label="" if row else name)
+    ax.axvline(middle, color="black", lw=0.8)
+    ax.set_yticks(range(len(swings)), list(swings))
+    ax.invert_yaxis()
+    ax.set_xlabel(unit)
+    ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return ax
+
+
+def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
+    """USD of a million hours over the RTFx of one core or GPU: a line a machine, pale from its lowest to its highest price.
+
+    A marker is an RTFx that somebody has seen, with its origin; it is filled where this project measured. Two machines cost the
+    same where a level line cuts theirs.
+    """
+    ends = [end for cost in costs for end in cost.speed.rtfx.ends]
+    rtfx, first = np.geomspace(min(ends) / 3, max(ends) * 3, 40), {cost.instance.name: cost for cost in reversed(costs)}
+    colours = dict(zip(first, COLOURS, strict=False))
+    for name, one in first.items():
+        at = (replace(one.speed, rtfx=Range.of(float(x))) for x in rtfx)
+        usd = [transcription_cost(one.instance, speed, **vars(one.terms)).usd_per_million_hours.ends for speed in at]
+        low, middle, high = np.transpose(usd)
+        ax.plot(rtfx, middle, color=colours[name], label=f"{name}, {one.instance.units(one.speed.per)} {one.speed.per}s")
+        ax.fill_between(rtfx, low, high, color=colours[name], alpha=0.2, lw=0)
+    for cost in costs:
+        x, y, colour = cost.speed.rtfx.middle, cost.usd_per_million_hours.middle, colours[cost.instance.name]
+        ax.plot(x, y, "o", color=colour, mfc="white" if cost.speed.origin in ("published", "assumed") else colour, zorder=3)
+        ax.annotate(f"{x:,.4g}, {cost.speed.origin}", (x, y), (6, 4), textcoords="offset points", fontsize=8)
+    ax.set(xscale="log", yscale="log", xlabel="RTFx of one core or GPU", ylabel="USD for a million hours of speech")
+    ax.legend(frameon=False, fontsize=8)
     return ax

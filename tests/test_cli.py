@@ -16,7 +16,7 @@ from asrkit.models import Checkpoint, ConvConfig, TransducerConfig, TransducerMo
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import read_audio
 
-COMMANDS = ["report", "bench", "train", "transcribe", "doctor", "verify"]
+COMMANDS = ["report", "bench", "cost", "train", "transcribe", "doctor", "verify"]
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import importlib.metadata
 import os
 import sys
 
-from asrkit.cli import corpora, measuring, pages, speech
+from asrkit.cli import corpora, cost, measuring, pages, speech
 from asrkit.cli.options import Commands
 
 GROUPS = {"data": "Prepare speech corpora; see and write down how long their utterances are."}
-COMMANDS: Commands = {**pages.COMMANDS, **measuring.COMMANDS, **speech.COMMANDS, **corpora.COMMANDS}
+COMMANDS: Commands = {**pages.COMMANDS, **measuring.COMMANDS, **speech.COMMANDS, **corpora.COMMANDS, **cost.COMMANDS}
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -30,6 +30,8 @@ def parser() -> argparse.ArgumentParser:
     groups = {"": commands}
     for name, (run, text, arguments) in COMMANDS.items():
         group, _, leaf = name.rpartition(" ")
+        if group in COMMANDS:  # `report compare` beside `report`: one name of two words, which main() puts together
+            group, leaf = "", name
         if group not in groups:
             sub = commands.add_parser(group, help=GROUPS[group], description=GROUPS[group])
             sub.set_defaults(run=lambda args: args.parser.print_help(sys.stderr) or 2, parser=sub)
@@ -43,6 +45,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the `asrkit` command; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    argv = [" ".join(argv[:2]), *argv[2:]] if " ".join(argv[:2]) in COMMANDS and argv[0] in COMMANDS else argv
     args = parser().parse_args(argv)
     try:
         code = args.run(args)

@@ -1,4 +1,4 @@
-"""What models cost: bytes and operations, counted (`counts`)."""
+"""What models cost: bytes and operations, counted (`counts`), and dollars, with where each number is from (`money`)."""
 
 from asrkit.cost.counts import (
     CARDS,
@@ -11,15 +11,49 @@ from asrkit.cost.counts import (
     joint_flops,
     largest_batch,
 )
+from asrkit.cost.money import (
+    Instance,
+    Range,
+    Speed,
+    Terms,
+    TranscriptionCost,
+    break_even_rtfx,
+    compare,
+    load_prices,
+    power,
+    published_speeds,
+    recorded_speeds,
+    sensitivity,
+    speeds_for,
+    stated_inputs,
+    transcription_cost,
+    unequal,
+)
 
 __all__ = [
     "CARDS",
     "VARIANTS",
     "Card",
+    "Instance",
     "Peak",
+    "Range",
+    "Speed",
+    "Terms",
+    "TranscriptionCost",
+    "break_even_rtfx",
+    "compare",
     "encoder_flops",
     "encoder_parameters",
     "joint_bytes",
     "joint_flops",
     "largest_batch",
+    "load_prices",
+    "power",
+    "published_speeds",
+    "recorded_speeds",
+    "sensitivity",
+    "speeds_for",
+    "stated_inputs",
+    "transcription_cost",
+    "unequal",
 ]

@@ -1,0 +1,353 @@
+"""Money: price times time, with where each number is from, and what is not known carried through.
+
+A machine is rented by the hour and has units, cores or GPUs. A unit transcribes `rtfx` seconds of speech a second while it
+works, and it works in `utilisation` of the time that is paid:
+
+    instance hours = hours / (rtfx units utilisation) + instances startup / 3600
+    USD            = price x instance hours + GB of speech x (storage x months + egress)
+    kWh            = watts of a unit x hours / rtfx: while it works, at its highest rated power, without the host
+
+Every quantity is a Range. Each result grows or falls all the way with each of them, so its ends are reached, by one case.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from asrkit import records
+from asrkit.shapes import expect, whole
+
+ORIGINS = ("published", "recorded", "measured here", "assumed")
+WHOLE = "recogniser-one-core"  # the benchmark whose RTFx is that of a whole recogniser on one core
+MODEL = "parakeet_rnnt_1_1b"
+GB_PER_HOUR = 0.1152  # of speech: 16 kHz, 16 bits, one channel, uncompressed
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a quantity may be: lowest, middle, highest, none below zero. Ranges add, multiply and divide to ranges.
+
+    One that occurs twice in a formula counts as two that vary by themselves; so the formulas here use each once.
+
+    >>> Range(1, 2, 4) / Range(1, 2, 2) + 1
+    Range(low=1.5, middle=2.0, high=5.0)
+    """
+
+    low: float
+    middle: float
+    high: float
+
+    def __post_init__(self) -> None:
+        ends = (self.low, self.middle, self.high)
+        expect(0 <= self.low <= self.middle <= self.high < inf, "range", "0 <= lowest <= middle <= highest", ends)
+
+    @classmethod
+    def of(cls, value: "Range | float", argument: str = "value") -> "Range":
+        """`value`, a number as a range without width; ValueError names `argument` if it is below zero or not finite."""
+        if isinstance(value, Range):
+            return value
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        expect(number and 0 <= value < inf, argument, "a finite number, not below 0", value)
+        return cls(value, value, value)
+
+    def __add__(self, other: "Range | float") -> "Range":
+        more = Range.of(other)
+        return Range(self.low + more.low, self.middle + more.middle, self.high + more.high)
+
+    def __mul__(self, other: "Range | float") -> "Range":
+        by = Range.of(other)
+        return Range(self.low * by.low, self.middle * by.middle, self.high * by.high)
+
+    def __truediv__(self, other: "Range | float") -> "Range":
+        by = Range.of(other)
+        expect(by.low > 0, "divisor", "above 0", by.low)
+        return Range(self.low / by.high, self.middle / by.middle, self.high / by.low)
+
+    def __rtruediv__(self, other: float) -> "Range":
+        return Range.of(other) / self
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    @property
+    def ends(self) -> list[float]:
+        """[lowest, middle, highest]."""
+        return [self.low, self.middle, self.high]
+
+    def __str__(self) -> str:
+        """`5 (4–8)`; a range without width is its number."""
+        low, middle, high = (f"{end:,.0f}" if end >= 1000 else f"{end:.4g}" for end in self.ends)
+        return middle if low == high else f"{middle} ({low}–{high})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """RTFx of one core or one GPU, and where the number is from; `batch` None was not stated."""
+
+    rtfx: Range
+    per: str  # core or gpu
+    origin: str
+    device: str = ""
+    model: str = ""
+    batch: int | None = None
+    source: str = ""
+    date: str = ""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        expect(self.rtfx.low > 0, "rtfx", "above 0", self.rtfx)
+        expect(self.per in ("core", "gpu"), "per", "core or gpu", repr(self.per))
+        expect(self.origin in ORIGINS, "origin", "one of " + ", ".join(ORIGINS), repr(self.origin))
+
+    @property
+    def label(self) -> str:
+        """Origin and where or when: what stands beside the number in every table and picture."""
+        return ", ".join(filter(None, (self.origin, self.device, self.date)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """A machine as it is rented; USD an hour from the lowest to the highest region, the region listed first in the middle."""
+
+    name: str
+    usd_per_hour: Range
+    provider: str = ""
+    processor: str = ""
+    vcpus: int = 0
+    cores: int = 0  # physical; 0 was not looked up
+    gpus: int = 0
+    gpu: str = ""
+    prices: Sequence[Row] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        expect(self.usd_per_hour.low > 0, "price", "above 0", self.usd_per_hour)
+
+    @property
+    def per(self) -> str:
+        """What transcribes: gpu where there is one, else core."""
+        return "gpu" if self.gpus else "core"
+
+    def units(self, per: str) -> int:
+        """How many cores or GPUs there are."""
+        count = self.gpus if per == "gpu" else self.cores
+        expect(count > 0, "per", f"what {self.name} has", f"{per}, of which it has {count or 'no known number'}")
+        return count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What is asked for, and on which conditions; the defaults leave out startup, storage and transfer, and flatter both sides."""
+
+    hours: float = 1e6  # of speech
+    utilisation: Range | float = 1.0  # share of the time paid in which a unit works
+    startup_s: Range | float = 0.0  # of an instance, paid before it works
+    instances: int = 1  # started in all
+    GB_per_hour: Range | float = GB_PER_HOUR
+    storage_usd_per_GB_month: Range | float = 0.0
+    months: Range | float = 1.0
+    egress_usd_per_GB: Range | float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if name not in ("hours", "instances"):
+                object.__setattr__(self, name, Range.of(getattr(self, name), name))
+        expect(0 < self.hours < inf, "hours", "above 0", self.hours)
+        expect(whole(self.instances, 1), "instances", "a whole number above 0", self.instances)
+        used = Range.of(self.utilisation)
+        expect(used.low > 0 and used.high <= 1, "utilisation", "above 0, at most 1", used)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptionCost:
+    """USD in parts (compute, startup, storage, egress), hours of instances, and energy where the unit's power is known."""
+
+    instance: Instance
+    speed: Speed
+    terms: Terms
+    parts: Mapping[str, Range]
+    instance_hours: Range
+    kWh: Range | None
+
+    @property
+    def usd(self) -> Range:
+        """All parts together. Price and utilisation are one number in all of them, so the ends are reached."""
+        return sum(self.parts.values(), Range(0, 0, 0))
+
+    @property
+    def usd_per_million_hours(self) -> Range:
+        """As if this many hours cost in proportion."""
+        return self.usd * (1e6 / self.terms.hours)
+
+    @property
+    def caveats(self) -> list[str]:
+        """What the product of this speed and this machine takes for granted, one line each."""
+        instance, speed = self.instance, self.speed
+        priced, smt = instance.gpu if speed.per == "gpu" else instance.processor, instance.vcpus > instance.cores
+        said = {
+            f"RTFx of {speed.device}, price of {priced}": speed.device not in ("", priced) and bool(priced),
+            f"{instance.cores} cores are sold as {instance.vcpus} vCPUs; RTFx is of a core whose second thread is idle":
+                speed.per == "core" and smt,
+            f"linear over {instance.units(speed.per)} {'GPUs' if speed.per == 'gpu' else 'cores'}": instance.units(speed.per) > 1,
+            f"RTFx: {speed.note}": bool(speed.note),
+        }  # fmt: skip
+        return [text for text, holds in said.items() if holds]
+
+
+def transcription_cost(instance: Instance, speed: Speed, **terms: Any) -> TranscriptionCost:
+    """What it costs to transcribe on `instance` at `speed`; `terms` are those of `Terms`.
+
+    >>> machine = Instance(name="mine", usd_per_hour=Range.of(2.0), cores=10)
+    >>> speed = Speed(rtfx=Range(4, 5, 8), per="core", origin="assumed")
+    >>> transcription_cost(machine, speed, hours=1000, utilisation=0.5).usd
+    Range(low=50.0, middle=80.0, high=100.0)
+    """
+    asked = Terms(**terms)
+    busy = asked.hours / speed.rtfx  # hours of one unit
+    working = busy / instance.units(speed.per) / asked.utilisation
+    starting = asked.instances * Range.of(asked.startup_s) / 3600
+    GB, price = asked.hours * Range.of(asked.GB_per_hour), instance.usd_per_hour
+    parts = {
+        "compute": price * working, "startup": price * starting,
+        "storage": GB * asked.storage_usd_per_GB_month * asked.months, "egress": GB * asked.egress_usd_per_GB,
+    }  # fmt: skip
+    watts = power(speed.device)
+    kWh = busy * (watts / 1000) if watts else None
+    return TranscriptionCost(instance=instance, speed=speed, terms=asked, parts=parts, instance_hours=working + starting, kWh=kWh)
+
+
+def break_even_rtfx(a: TranscriptionCost, b: TranscriptionCost) -> Range | None:
+    """RTFx that a unit of `a` needs so that its machines cost as much as those of `b`; None if its startup alone costs more.
+
+    Storage and egress do not depend on the machine and are left out. The range: `a` cheap and `b` dear, the middle, and `a` dear
+    and `b` cheap; its price, utilisation and startup at one end for all of `a`.
+    """
+    machines = b.parts["compute"] + b.parts["startup"]
+    units, found = a.instance.units(a.speed.per), []
+    ends = zip(a.instance.usd_per_hour.ends, Range.of(a.terms.utilisation).ends[::-1], a.parts["startup"].ends, machines.ends[::-1],
+               strict=True)  # fmt: skip
+    for price, used, started, budget in ends:
+        if budget <= started:
+            return None
+        found.append(price * a.terms.hours / (units * used * (budget - started)))
+    return Range(*found)
+
+
+def compare(costs: Sequence[TranscriptionCost]) -> list[dict[str, Any]]:
+    """A row a cost, cheapest first, numbers as [lowest, middle, highest].
+
+    Break-even is against the cheapest that transcribes on the other unit, cores or GPUs, or else on another instance.
+    """
+    rows, order = [], sorted(costs, key=lambda cost: cost.usd.middle)
+    for cost in order:
+        speed, name = cost.speed, cost.instance.name
+        rivals = [one for one in order if one.speed.per != speed.per] or [one for one in order if one.instance.name != name]
+        even = break_even_rtfx(cost, rivals[0]) if rivals else None
+        rows.append({
+            "instance": name, "usd_per_hour": cost.instance.usd_per_hour.ends, "model": speed.model, "batch": speed.batch,
+            "rtfx": speed.rtfx.ends, "per": speed.per, "units": cost.instance.units(speed.per), "origin": speed.origin,
+            "device": speed.device, "date": speed.date, "source": speed.source, "usd": cost.usd.ends,
+            "usd_per_million_hours": cost.usd_per_million_hours.ends, "instance_hours": cost.instance_hours.ends,
+            "parts": {part: usd.ends for part, usd in cost.parts.items() if usd.high},
+            "break_even_rtfx": even and even.ends, "kWh": cost.kWh and cost.kWh.ends, "caveats": cost.caveats,
+        })  # fmt: skip
+    return rows
+
+
+def unequal(a: Speed, b: Speed) -> list[str]:
+    """In what two speeds differ beside the device, so that their costs are no comparison of devices alone; empty is fair."""
+    differing = {"model": (a.model, b.model), "batch size": (a.batch, b.batch), "what is timed": (a.note, b.note),
+                 "origin": (a.origin, b.origin)}  # fmt: skip
+    return [f"{name}: {one} against {other}" for name, (one, other) in differing.items() if one != other]
+
+
+def sensitivity(outcome: Callable[..., float], **inputs: Range) -> dict[str, tuple[float, float]]:
+    """Outcomes at the lowest and at the highest of each input, the others in the middle; what moves the outcome most comes first.
+
+    >>> sensitivity(lambda price, rtfx: price / rtfx, price=Range(1, 2, 3), rtfx=Range(1, 1, 4))
+    {'rtfx': (2.0, 0.5), 'price': (1.0, 3.0)}
+    """
+    middle = {name: one.middle for name, one in inputs.items()}
+    found = {name: (outcome(**middle | {name: one.low}), outcome(**middle | {name: one.high})) for name, one in inputs.items()}
+    return dict(sorted(found.items(), key=lambda item: -abs(item[1][1] - item[1][0])))
+
+
+def load_prices(path: str | Path | None = None, *, on: str = "9999-12-31") -> dict[str, Instance]:
+    """Instances by name, at the newest price of each region on the day `on` (2024-09-24) or before; by default those shipped."""
+    expect(bool(re.fullmatch(r"\d{4}-\d\d-\d\d", on)), "on", "a day such as 2024-09-24", repr(on))
+    offers = dict[str, dict[str, Row]]()
+    for row in sorted(_table(path or "prices.csv"), key=lambda row: row["date"]):
+        if row["date"] <= on:
+            regions = offers.setdefault(row["instance"], {})
+            regions[row["region"]] = row  # keeps its place, takes the newer price
+    found = {}
+    for name, regions in offers.items():
+        row, usd = next(iter(regions.values())), [float(offer["usd_per_hour"]) for offer in regions.values()]
+        told: dict[str, Any] = {key: int(row[key] or 0) for key in ("vcpus", "cores", "gpus")}
+        told |= {key: row[key] for key in ("provider", "processor", "gpu")}
+        price = Range(min(usd), usd[0], max(usd))
+        found[name] = Instance(name=name, usd_per_hour=price, prices=tuple(regions.values()), **told)
+    return found
+
+
+def published_speeds(path: str | Path | None = None) -> list[Speed]:
+    """RTFx that others published, with source and day; by default those shipped."""
+    return [
+        Speed(rtfx=Range.of(float(row["rtfx"])), origin="published", batch=int(row["batch"]),
+              **{key: row[key] for key in ("per", "device", "model", "source", "date", "note")})
+        for row in _table(path or "rtfx.csv")
+    ]  # fmt: skip
+
+
+def recorded_speeds(*paths: str | Path) -> list[Speed]:
+    """RTFx of a whole recogniser on one core, the newest record of each machine and implementation: quartiles about the median."""
+    newest, here = dict[tuple[str, str], Mapping[str, Any]](), records.machine()["id"]
+    for path in paths or [records.shipped("records")]:
+        for record in records.read(path):
+            if (record["what"], record["metric"], record["params"].get("preset")) == (WHOLE, "rtfx", MODEL):
+                key = record["machine"]["id"], record["impl"]
+                if key not in newest or newest[key]["captured_at"] < record["captured_at"]:
+                    newest[key] = record
+    return [_speed(record, record["machine"]["id"] == here) for record in newest.values()]
+
+
+def _speed(record: Mapping[str, Any], here: bool) -> Speed:
+    stats, kind = record["stats"], record["machine"]
+    return Speed(
+        rtfx=Range(stats["p25"], stats["p50"], stats["p75"]), per="core", origin="measured here" if here else "recorded",
+        device=kind["cpu_model"], model=record["params"]["preset"], batch=1, date=record["captured_at"][:10],
+        source=f"machine {kind['id']}, commit {str(record['code']['commit'])[:7]}",
+        note=f"{record['impl']}, random weights, whole recogniser, one utterance of {record['params']['audio_s']} s",
+    )  # fmt: skip
+
+
+def speeds_for(instance: Instance, speeds: Iterable[Speed], *, model: str = MODEL) -> list[Speed]:
+    """Those of `speeds` that say something about `instance`: its GPU; or, of cores, its maker's, whatever the processor.
+
+    Those of `model`, or where there are none those of any model, which say so.
+    """
+    maker = instance.processor.split()[:1]
+    fits = [
+        speed for speed in speeds if speed.per == instance.per
+        and (speed.device == instance.gpu if instance.gpus else bool(maker) and maker[0] in speed.device)
+    ]  # fmt: skip
+    return [speed for speed in fits if speed.model == model] or fits
+
+
+def power(device: str) -> float | None:
+    """Watts of one core or GPU at the highest rated power, from data sheets; None where none was looked up."""
+    found = [float(row["watts"]) / int(row["units"]) for row in _table("power.csv") if row["device"] == device]
+    return found[0] if found else None
+
+
+def stated_inputs() -> list[Row]:
+    """What document 000's comparison states of each input, what is taken here, and from where; "" was not stated."""
+    return _table("cost_inputs.csv")
+
+
+def _table(path: str | Path) -> list[Row]:
+    with (records.shipped(path) if isinstance(path, str) else path).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
