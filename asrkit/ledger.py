@@ -1,8 +1,11 @@
 """Claims of the literature against measurements: verdicts are computed here from records, never written by hand."""
 
 import ast
+import csv
+import functools
+import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,13 @@ KINDS = ("arithmetic", "ratio", "latency", "throughput", "memory", "quality")
 HOW = ("rel", "abs", "above", "below")
 Record = Mapping[str, Any]
 SOURCE = ("document", "title", "url", "section")
-ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Constant, ast.Name, ast.Load)
+NEEDS = {"cpu": "", "cuda": "Needs a CUDA GPU.", "cluster": "Needs many GPUs, or machines that are not at hand."}
+ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Constant, ast.Name, ast.Load, ast.Compare,
+              ast.cmpop, ast.Call)  # fmt: skip
+FUNCTIONS: dict[str, Any] = {
+    "max": max, "min": min, "mean": lambda *values: statistics.fmean(values), "stdev": lambda *values: statistics.stdev(values),
+    "pstdev": lambda *values: statistics.pstdev(values),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +44,14 @@ class Claim:
     notebook: str
     needs: str = "cpu"
     status: str = "measured"
-    formula: str = ""  # arithmetic: an expression over params
+    formula: str = ""  # arithmetic, or a ratio that is estimated: an expression over params, and over the columns of a grid
     params: Mapping[str, float] = field(default_factory=dict)
+    grid: str = ""  # a table of data/published: the formula is computed for each of its lines; `quoted` counts them
+    keys: Sequence[str] = ()  # the columns that name a line
+    where: Mapping[str, Any] = field(default_factory=dict)  # the lines that are meant: a value or a list of values a column
+    base: Mapping[str, Any] = field(default_factory=dict)  # the line beside a line: these keys differ; `base_x` is its x
+    column: str = ""  # what a line prints, and the formula should give; without it the formula says whether a line holds
+    take: str = ""  # max or min: the formula's largest or smallest value is what was quoted
     arms: Sequence[str] = ()  # ratio: numerator, denominator; empty where the text names no baseline
     tolerance: Mapping[str, float] = field(default_factory=lambda: {"rel": 0.1})
     noise: float = 0.5  # largest interquartile range over median that still carries a verdict
@@ -44,24 +59,27 @@ class Claim:
 
     def __post_init__(self) -> None:
         rules = {
-            f"kind one of {', '.join(KINDS)}": self.kind in KINDS, "needs cpu or cuda": self.needs in ("cpu", "cuda"),
+            f"kind one of {', '.join(KINDS)}": self.kind in KINDS, f"needs one of {', '.join(NEEDS)}": self.needs in NEEDS,
             "status measured or planned": self.status in ("measured", "planned"),
             f"a source with {', '.join(SOURCE)}": isinstance(self.source, dict) and all(self.source.get(key) for key in SOURCE),
             "a number or null as quoted": isinstance(self.quoted, int | float | None),
-            "a formula, for arithmetic only": bool(self.formula) == (self.kind == "arithmetic"),
+            "a formula, for arithmetic only": self.kind == "ratio" or bool(self.formula) == (self.kind == "arithmetic"),
+            "a grid with a formula and keys": bool(self.grid) == bool(self.keys) <= bool(self.formula),
+            "take max or min, or neither": self.take in ("", "max", "min"),
             "two arms or none, for ratios only": len(self.arms) in ((0, 2) if self.kind == "ratio" else (0,)),
             f"one tolerance: {', '.join(HOW)}": len(self.tolerance) == 1 and {*self.tolerance} <= {*HOW},
         }  # fmt: skip
         if broken := [rule for rule, holds in rules.items() if not holds]:
             raise ValueError(f"claim {self.id!r}: expected {broken[0]}.")
 
-    def agrees(self, value: float) -> bool:
-        """Whether `value` is the quoted one within the tolerance; `above` and `below` are distances from it."""
+    def agrees(self, value: float, printed: float | None = None) -> bool:
+        """Whether `value` is `printed`, or else what is quoted, within the tolerance; `above` and `below` are distances."""
         ((how, by),) = self.tolerance.items()
-        gap = value - (self.quoted or 0.0)
+        printed = (self.quoted or 0.0) if printed is None else printed
+        gap = value - printed
         if how in ("above", "below"):
             return (gap if how == "above" else -gap) >= by
-        return abs(gap) <= by * (abs(self.quoted or 0.0) if how == "rel" else 1)
+        return abs(gap) <= by * (abs(printed) if how == "rel" else 1)
 
     def show(self, value: float | None) -> str:
         """`value` with the claim's unit, as tables show it; a dash for None."""
@@ -92,29 +110,83 @@ def load_claims(path: str | Path | None = None) -> list[Claim]:
                 raise ValueError(f"claim {name!r}: {problem} {', '.join(sorted(map(str, keys)))}.")
         claims[name] = Claim(**entry)
         if claims[name].formula:
-            evaluate(claims[name].formula, claims[name].params)
+            verdict(claims[name], (), {})  # a formula that cannot be computed is told here
     return list(claims.values())
 
 
 def evaluate(formula: str, params: Mapping[str, float]) -> float:
-    """The number that an arithmetic expression over `params` makes; numbers, names, operators and nothing else."""
+    """The number that an arithmetic expression over `params` makes; numbers, names, operators, max, mean and the like."""
     tree = ast.parse(formula, mode="eval")
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
-        known = node.id in params if isinstance(node, ast.Name) else isinstance(getattr(node, "value", 0), int | float)
+        known = isinstance(getattr(node, "value", 0), int | float)
+        if isinstance(node, ast.Name) or id(node) in called:
+            known = isinstance(node, ast.Name) and node.id in (FUNCTIONS if id(node) in called else params)
         if not known or not isinstance(node, ARITHMETIC):
             raise ValueError(f"formula: expected numbers, {', '.join(params)} and operators, got {ast.unparse(node)!r}.")
-    return eval(compile(tree, "formula", "eval"), {"__builtins__": {}}, dict(params))
+    return eval(compile(tree, "formula", "eval"), {"__builtins__": {}}, dict(params) | FUNCTIONS)
+
+
+@functools.cache
+def published(name: str) -> list[dict[str, Any]]:
+    """The lines of a table of data/published, numbers as numbers; a cell that is empty there is no key here."""
+
+    def value(text: str) -> float | str:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+    with shipped(f"published/{name}").open(encoding="utf-8", newline="") as file:
+        return [{key: value(text) for key, text in line.items() if text} for line in csv.DictReader(file)]
+
+
+def lines(claim: Claim) -> Iterator[tuple[str, float, float]]:
+    """Of each line of a claim's grid: its name, what the formula makes of it, and what is printed there."""
+
+    def fits(line: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+        return all(line.get(key) in (value if isinstance(value, list) else [value]) for key, value in wanted.items())
+
+    for line in published(claim.grid):
+        if not fits(line, claim.where) or (claim.column and claim.column not in line):
+            continue
+        beside = {key: line[key] for key in claim.keys} | dict(claim.base)
+        near = [other for other in published(claim.grid) if fits(other, beside)]
+        name = ", ".join(f"{key} {line[key]:g}" if isinstance(line[key], float) else line[key] for key in claim.keys)
+        if len(near) > 1:
+            raise ValueError(f"claim {claim.id!r}: expected keys that name a line, got {len(near)} lines beside {name}.")
+        if not near:
+            continue
+        known = dict(claim.params) | line | {f"base_{key}": value for key, value in near[0].items()}
+        numbers = {key: value for key, value in known.items() if not isinstance(value, str)}
+        yield name, evaluate(claim.formula, numbers), line.get(claim.column, 1.0)
+
+
+def _judge_grid(claim: Claim) -> Verdict:
+    found = list(lines(claim))
+    if claim.take:
+        name, value, _ = (max if claim.take == "max" else min)(found, key=lambda line: line[1])
+        why = f"{claim.formula}: the {claim.take} of {len(found)} lines is at {name}. {claim.notes}"
+        return Verdict(label=_label(claim, value, value, value, "arithmetic checked"), why=why.rstrip(), measured=value)
+    off = sorted((line for line in found if not claim.agrees(*line[1:])), key=lambda line: -abs(line[1] - line[2]))
+    told = [f"{name}: {got:.4g} where {printed:g} is printed" if claim.column else name for name, got, printed in off]
+    good = len(found) - len(off)
+    why = f"{claim.formula}: {good} of {len(found)} lines agree{'; not ' * bool(off)}{'; '.join(told[:4])}{', …' * (len(off) > 4)}."
+    label = "arithmetic checked" if good == claim.quoted == len(found) else "not reproduced"
+    return Verdict(label=label, why=f"{why} {claim.notes}".rstrip(), measured=good)
 
 
 def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = None) -> Verdict:
     """The verdict on `claim` from `records`, on `machine` (by default this one); never from another machine's records."""
-    machine = machine or this_machine()
-    if claim.quoted is None or (claim.kind == "ratio" and not claim.arms):
+    machine = this_machine() if machine is None else machine
+    if claim.quoted is None or (claim.kind == "ratio" and not claim.arms and not claim.formula):
         return Verdict(label="ill-defined", why=claim.notes or "The text does not say what was compared.")
+    if claim.grid:
+        return _judge_grid(claim)
     if claim.formula:
         value = evaluate(claim.formula, claim.params)
         given = ", ".join(f"{name} = {number:g}" for name, number in claim.params.items())
-        label = "arithmetic checked" if claim.agrees(value) else "not reproduced"
+        label = _label(claim, value, value, value, "arithmetic checked")
         return Verdict(label=label, why=f"{claim.formula} with {given}. {claim.notes}".rstrip(), measured=value)
     fitting = sorted((record for record in records if _fits(claim, record)), key=lambda record: record["captured_at"])
     newest = {record["machine"]["id"] == machine["id"]: record for record in fitting}
@@ -122,8 +194,9 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
     if here:
         label, why = _judge(claim, here)
         return Verdict(label=label, why=why, measured=here["value"], recorded=recorded)
-    if claim.needs == "cuda" and not machine["gpus"] and (recorded or claim.status == "measured"):
-        return Verdict(label="not measurable here", why="Needs a CUDA GPU.", recorded=recorded)
+    lacking = claim.needs == "cuda" and not machine["gpus"] and (recorded or claim.status == "measured")
+    if lacking or claim.needs == "cluster":
+        return Verdict(label="not measurable here", why=f"{NEEDS[claim.needs]} {claim.notes}".rstrip(), recorded=recorded)
     return Verdict(label="not measured yet", why=claim.notes, recorded=recorded)
 
 
@@ -139,10 +212,14 @@ def _judge(claim: Claim, record: Record) -> tuple[str, str]:
     why = f"{n} repeats, quartiles {claim.show(low)} to {claim.show(high)}" if n > 1 else "one observation"
     if claim.kind in ("ratio", "latency", "throughput") and (n < 3 or high - low > claim.noise * abs(middle)):
         return "too noisy", f"{why}; a verdict needs 3 repeats and a spread within {claim.noise:.0%} of the median"
-    if claim.agrees(record["value"]):
-        return "reproduced", why
+    return _label(claim, record["value"], low, high, "reproduced"), why
+
+
+def _label(claim: Claim, value: float, low: float, high: float, good: str) -> str:
+    if claim.agrees(value):
+        return good
     same_side = low > 1 if (claim.quoted or 0.0) > 1 else high < 1 != claim.quoted
-    return ("direction only" if claim.kind == "ratio" and same_side else "not reproduced"), why
+    return "direction only" if claim.kind == "ratio" and same_side else "not reproduced"
 
 
 def table(claims: Sequence[Claim], records: Sequence[Record], machine: Record | None = None) -> list[dict[str, str]]:
@@ -170,3 +247,8 @@ def summary(rows: Sequence[Mapping[str, str]]) -> str:
     """One sentence: how many claims have which verdict."""
     counts = Counter(row["verdict"] for row in rows)
     return f"{len(rows)} claims: {', '.join(f'{counts[label]} {label}' for label in LABELS if counts[label])}."
+
+
+def by_document(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The same sentence for each document, in order of their names."""
+    return {name: summary([row for row in rows if row["document"] == name]) for name in sorted({row["document"] for row in rows})}
