@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 MIME = "application/vnd.asrkit.record+json"
-PACKAGES = "asrkit torch torchaudio numpy numba lhotse jiwer matplotlib papermill ipykernel".split()
+PACKAGES = "asrkit torch torchaudio numpy numba numba-cuda triton lhotse jiwer matplotlib papermill ipykernel".split()
 ISA = frozenset("avx2 fma avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_bf16 amx_int8 asimd bf16 sve".split())
 GPU = "name memory.total compute_cap power.limit driver_version uuid".split()
 SCHEMA = "asrkit.record/1"
@@ -119,11 +119,32 @@ def software() -> dict[str, Any]:
 
 @functools.cache
 def code() -> dict[str, Any]:
-    """Commit of this checkout (None for an installed package), whether code was changed since, and bare arguments."""
+    """Commit of this checkout (None where there is no git), whether code was changed since, bare arguments, a hash of the code."""
     git = ("git", "-C", str(HERE.parent))
     commit = _output(*git, "rev-parse", "HEAD") if (HERE.parent / ".git").exists() else None
     dirty = bool(_output(*git, "status", "--porcelain", "--", ".", ":!data/records", ":!figures")) if commit else None
-    return {"commit": commit, "dirty": dirty, "argv": [re.sub(r"[^=]*[/\\]", "", argument) for argument in sys.argv]}
+    return {
+        "commit": commit, "dirty": dirty, "argv": [re.sub(r"[^=]*[/\\]", "", argument) for argument in sys.argv],
+        "source": _source((path.relative_to(HERE.parent).as_posix(), _blob(path.read_bytes())) for path in HERE.rglob("*.py")),
+    }  # fmt: skip
+
+
+def _blob(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()  # git's name for a file's content
+
+
+def _source(files: Iterable[tuple[str, str]]) -> str:
+    return content_hash(sorted(list(file) for file in files if file[0].endswith(".py")))[7:19]
+
+
+def commit_of(source: str) -> str | None:
+    """The newest commit of this checkout, of the last 1000, whose code has this `code()["source"]`; None if there is none."""
+    git = ("git", "-C", str(HERE.parent))
+    for commit in _output(*git, "rev-list", "--max-count=1000", "HEAD").split():
+        listed = (line.split() for line in _output(*git, "ls-tree", "-r", commit, "--", "asrkit").splitlines())
+        if _source((path, blob) for _, _, blob, path in listed) == source:
+            return commit
+    return None
 
 
 def stamp() -> str:
@@ -221,3 +242,59 @@ def read(path: str | Path) -> list[dict[str, Any]]:
 def verify(paths: Iterable[str | Path]) -> list[str]:
     """One line for each record in `paths` (files or folders) that is torn, or whose recomputed hash says it changed."""
     return [wrong for path in paths for _, wrong in _lines(Path(path)) if wrong]
+
+
+def add(paths: Iterable[str | Path], into: Path, *, dirty: bool = False) -> list[dict[str, Any]]:
+    """Takes records in, from folders that `asrkit bench all --minutes` wrote and from files, and returns those that are new.
+
+    They are appended to into/<machine id>/bench.jsonl. ValueError, and nothing is taken, where a file is not as its manifest says,
+    a record is torn or was changed, or code measured that no commit of this checkout holds; `dirty` lets the last pass.
+    """
+    found = [record for path in paths for record in _delivered(Path(path))]
+    known = {record["content_sha256"] for record in read(into)} if into.exists() else set()
+    new = list({record["content_sha256"]: record for record in found if record["content_sha256"] not in known}.values())
+    clean = functools.cache(commit_of)
+    for record in [] if dirty else new:
+        code, name = record["code"], f"{record['what']} of {record['captured_at']}"
+        if code["dirty"]:
+            raise ValueError(
+                f"{name}: expected records of committed code, got one of a checkout with changes. Pass --dirty to take it."
+            )
+        if not code["commit"] and not clean(code.get("source", "")):
+            raise ValueError(f"{name}: expected records of code that a commit here holds, got other code. Pass --dirty to take it.")
+    machines = dict[str, list[dict[str, Any]]]()
+    for record in new:
+        machines.setdefault(record["machine"]["id"], []).append(record)
+    if wrong := [name for name in machines if not re.fullmatch("[0-9a-f]{12}", name)]:
+        raise ValueError(f"records: expected machine ids of 12 hex digits, got {wrong[0]!r}.")
+    for name, several in machines.items():
+        target = into / name / "bench.jsonl"
+        before = target.read_bytes() if target.exists() else b""
+        with atomic(target) as part:
+            part.write_bytes(before + b"\n" * (before[-1:] not in (b"", b"\n")))
+            append(part, *several)
+    return new
+
+
+def _delivered(path: Path) -> list[dict[str, Any]]:
+    """Records of a file, or of a folder with a manifest; ValueError names what is not as it was written."""
+    if path.is_dir():
+        file = path / "manifest.json"
+        if not file.exists():
+            raise ValueError(f"{path}: expected a folder that `asrkit bench all --minutes` wrote, got one without manifest.json.")
+        manifest = json.loads(file.read_text("utf-8"))
+        if manifest["state"] != "ended":
+            raise ValueError(
+                f"{path}: expected a run that has ended. Run its command again to go on, or add {path / 'bench.jsonl'}."
+            )
+        for name, told in manifest["files"].items():
+            data = (path / name).read_bytes() if (path / name).exists() else b""
+            if content_hash(data) != told["sha256"]:
+                raise ValueError(
+                    f"{path / name}: expected {told['bytes']} bytes as in the manifest, got others. Nothing was taken."
+                )
+        path = path / "bench.jsonl"
+    lines = list(_lines(path))
+    if wrong := [why for _, why in lines if why]:
+        raise ValueError(f"{'; '.join(wrong[:3])}. Nothing was taken.")
+    return [record for record, _ in lines]

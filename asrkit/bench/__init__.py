@@ -1,16 +1,19 @@
 """Benchmark suites: all arms of a comparison on the same inputs in one run, correctness first, records out."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
+from re import Pattern
 from statistics import median
 from typing import Any
 
 import torch
 
-from asrkit.bench import batching, ceilings, decoders, encoder, losses, precision
-from asrkit.bench.cases import Case, Seen, check
+from asrkit.bench import batching, ceilings, claims, decoders, encoder, ladder, losses, precision
+from asrkit.bench.cases import NONE, Case, Seen, check
 from asrkit.bench.peers import Peers, Rival
 from asrkit.profiling import Timing, measure, ratio
 from asrkit.records import Measurement, append
@@ -20,56 +23,97 @@ __all__ = ["LEGEND", "SUITES", "Case", "Peers", "check", "run", "table"]
 
 SUITES: dict[str, Callable[..., Iterator[Any]]] = {
     "losses": losses.suite, "decoders": decoders.suite, "features": decoders.features,
-    "precision": precision.suite, "encoder": encoder.suite, "batching": batching.suite,
+    "precision": precision.suite, "encoder": encoder.suite, "batching": batching.suite, "claims": claims.suite,
+    "ladder": ladder.suite,
 }  # fmt: skip
+EAGER = ("losses", "decoders", "claims")  # call their arms while they make cases, and so have to know what is left out
 
 
 def run(
     suite: str, *, device: str = "cpu", out: Path | None = None, quick: bool = False, peers: Peers | None = None,
-    say: Callable[[str], object] = bool, **of_suite: Any,
+    say: Callable[[str], object] = bool, until: float = inf, enough_s: float = 2.0, without: Pattern[str] = NONE,
+    done: Sequence[Mapping[str, Any]] = (), **of_suite: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Sealed records of one suite, appended to `out` case by case: times and memory of each arm, ratios of pairs.
 
     Before a case is timed its arms must agree, a call that is the first warm-up; where they do not, no record is made of it, and
     AssertionError says so once the other cases are done. Repeats are 20 at most (5 if quick), and at least 3 unless those take
     over a minute: a record's stats say how many. `peers` join the cases they fit; `say` gets a line of text before each case.
-    of_suite: what the suite takes beside, see batching.suite.
+
+    until: of time.monotonic(); TimeoutError names the first case that would begin later. enough_s: of repeats, see measure.
+    without: arms and cases by name, left out. done: earlier records, whose cases are not measured again. of_suite: what
+    the suite takes beside, see batching.suite.
     """
     expect(suite in SUITES, "suite", "one of " + ", ".join(map(repr, SUITES)), repr(suite))
-    done, wrong = [], []
+    made, wrong = [], []
+    of_suite |= {"without": without} if suite in EAGER else {}
     for case in SUITES[suite](device, quick, **of_suite):
-        if isinstance(case, batching.Comparison):
-            say(str(case))
-            try:
-                done += _kept(case.measurements(), out)
-            except AssertionError as error:
-                wrong.append(str(error))
-                say(wrong[-1])
+        name = f"{case.what} {'×'.join(map(str, case.params['shape']))}" if isinstance(case, Case) else str(case)
+        if isinstance(case, Case):
+            case = _without(case, without)
+            if not case.arms or _known(case, done):
+                continue
+        elif {*getattr(case, "ids", ())} & {record["what"] for record in done}:
             continue
-        if peers and case.peers:
-            case = _with_peers(case, peers)
-        say(f"{case.what} {'×'.join(map(str, case.params['shape']))}: {', '.join(case.arms)}")
-        load1 = os.getloadavg()[0]
+        if time.monotonic() >= until:
+            raise TimeoutError(f"no time for {name}, and what follows it")
+        say(f"{name}: {', '.join(case.arms)}" if isinstance(case, Case) else name)
         try:
-            seen = check(case, device)
+            if isinstance(case, Case):
+                for found in _measured(_with_peers(case, peers) if peers and case.peers else case, device, quick, until, enough_s):
+                    made += _kept(found, out)
+            else:
+                made += _kept(case.measurements(), out)
         except AssertionError as error:
             wrong.append(str(error))
             say(wrong[-1])
-            continue
         except torch.OutOfMemoryError:
-            say(f"{case.what}: the arms fit into memory one by one, not side by side to be compared")
-            continue
-        how: dict[str, Any] = {"repeats": 5, "warmup": 1} if quick else {"repeats": 20, "warmup": case.warmup}
-        timings = measure(case.arms, setups=case.setups, enough_s=2, most_s=60, device=device, **how)
-        made = _measurements(case, timings, seen, {"load1": load1}, {"threads": torch.get_num_threads(), "device": device})
-        done += _kept(made, out) + _kept(case.more(), out)
-    if suite == "losses" and device.startswith("cuda"):
-        done += _kept(losses.limits(device), out)
-    if suite == "encoder":
-        done += _kept(ceilings.ceilings(device, quick).measurements, out)
+            say(f"{name}: its arms fit into memory one by one, if at all, not side by side to be compared")
+    for measurements in _after(suite, device, quick, until):
+        made += _kept(measurements, out)
     if wrong:
         raise AssertionError(" ".join(wrong))
-    return done
+    return made
+
+
+def _without(case: Case, names: Pattern[str]) -> Case:
+    """The case without the arms of these names; without any where the first, which the others are compared with, is among them."""
+    left = {name: arm for name, arm in case.arms.items() if not names.search(name)}
+    if len(left) == len(case.arms) and not names.search(case.what):
+        return case
+    if names.search(case.what) or len(left) < 2:
+        return replace(case, arms={})
+    listed = [*case.arms]
+    pairs = [(listed[-2], listed[-1])] if case.ratios is None else case.ratios
+    proof = case.proof and {name: arm for name, arm in case.proof.items() if name in left}
+    return replace(case, arms=left, ratios=[pair for pair in pairs if {*pair} <= {*left}], proof=proof)
+
+
+def _known(case: Case, records: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether all arms of this case are among the records, by its name and the params that no arm has a value of its own for."""
+    own = {key for told in case.of_arm.values() for key in told}
+    told = {key: value for key, value in case.params.items() if key not in own}
+    same = [one for one in records if one["what"] == case.what and told.items() <= one["params"].items()]
+    return {*case.arms} <= {one["impl"] for one in same if one["metric"] == "latency"}
+
+
+def _measured(case: Case, device: str, quick: bool, until: float, enough_s: float) -> Iterator[Iterable[Measurement]]:
+    load1 = os.getloadavg()[0]
+    seen = check(case, device)
+    how: dict[str, Any] = {"repeats": 5, "warmup": 1} if quick else {"repeats": 20, "warmup": case.warmup}
+    how["most_s"] = min(60.0, max(1.0, (until - time.monotonic()) / len(case.arms)))
+    timings = measure(case.arms, setups=case.setups, enough_s=enough_s, device=device, **how)
+    yield _measurements(case, timings, seen, {"load1": load1}, {"threads": torch.get_num_threads(), "device": device})
+    yield case.more()
+
+
+def _after(suite: str, device: str, quick: bool, until: float) -> Iterator[Iterable[Measurement]]:
+    """What a suite finds beside its cases, piece by piece."""
+    if suite == "losses" and device.startswith("cuda"):
+        for limit in losses.limits(device, until):
+            yield [limit]
+    if suite == "encoder":
+        yield ceilings.ceilings(device, quick).measurements
 
 
 def _with_peers(case: Case, peers: Peers) -> Case:

@@ -1,5 +1,6 @@
 """A case of a benchmark: rival arms on the same inputs, and the check that comes before any measurement."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,7 @@ from asrkit.profiling import peak_memory
 from asrkit.records import Measurement
 
 Arms = Mapping[str, Callable[..., Any]]
+NONE = re.compile(r"(?!)")  # what an arm or case is left out for: nothing
 
 
 @dataclass(frozen=True, kw_only=True)

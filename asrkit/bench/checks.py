@@ -101,9 +101,18 @@ def _losses(device: str, cuda: bool) -> Iterator[Check]:
     fast = "numba_cuda" if cuda else "numba_cpu"
     options: dict[str, Any] = {"fastemit_lambda": 0.1, "clamp": 0.05}
     shapes = [(3, 6, 4, 9), (1, 1, 0, 5), *([(2, 40, 300, 65), (2, 300, 20, 1030)] if cuda else [(2, 12, 30, 65)])]
-    for impl, loss, dtype in product((fast, "wavefront"), (rnnt_loss, tdt_loss), DTYPES):
-        for shape, how, overwrite in [*((shape, {}, False) for shape in shapes), (shapes[0], options, False), (shapes[0], {}, True)]:
-            name = f"{loss.__name__} {impl} {_name(dtype)} {'×'.join(map(str, shape))}" + " options" * bool(how) + " in place" * overwrite
+    doors: Any = rnnt_loss, tdt_loss
+    for impl, loss, dtype in product((fast, "wavefront"), doors, DTYPES):
+        for shape, how, overwrite in [
+            *((shape, {}, False) for shape in shapes),
+            (shapes[0], options, False),
+            (shapes[0], {}, True),
+        ]:
+            name = (
+                f"{loss.__name__} {impl} {_name(dtype)} {'×'.join(map(str, shape))}"
+                + " options" * bool(how)
+                + " in place" * overwrite
+            )
             arms = rf"^{impl}|^rnnt-loss-ragged$" if impl == fast else rf"^{impl}"
             yield Check(f"losses {impl}", name, arms, partial(_loss, device, loss, impl, dtype, shape, how, overwrite))
     for dtype in DTYPES[:2] if cuda else DTYPES[:1]:
@@ -151,7 +160,7 @@ def _split(device: str) -> None:
         if how:
             cost = split_batches(build, encoded, predicted, *rest, **how)
         else:
-            cost = rnnt_loss(build(encoded, predicted), *rest, impl="wavefront")
+            cost = rnnt_loss(build(encoded, predicted), rest[0], rest[1], rest[2], impl="wavefront")
         return [cost, *torch.autograd.grad(cost, leaves)]
 
     wanted = graded([leaf.detach().double().requires_grad_() for leaf in leaves])
@@ -179,7 +188,9 @@ def _one_lean(device: str, impl: Any, activation: Any, dtype: torch.dtype, rate:
         leaves = [one.to(**to).requires_grad_() for one in given]
         places = [one.to(leaves[0].device) for one in rest]
         how: dict[str, Any] = {"activation": activation, "dropout": rate, "seed": 3, "tile": 8, "reduction": "none", "impl": way}
-        costs = tdt_loss_lean(*leaves, *places, durations=durations, **how) if durations else rnnt_loss_lean(*leaves, *places, **how)
+        costs = (
+            tdt_loss_lean(*leaves, *places, durations=durations, **how) if durations else rnnt_loss_lean(*leaves, *places, **how)
+        )
         weight = torch.tensor([1.0, -2, 3]).to(costs) * costs.isfinite()
         results.append([costs, *torch.autograd.grad(costs, leaves, weight)])
     near(results[1], results[0], LEAN[dtype])
@@ -189,7 +200,8 @@ def _skips(device: str, impl: Any) -> None:
     """With skipping on, on a lattice in which one alignment dominates: no worse than what is skipped allows."""
     leaves, rest = losses.halves((2, 60, 21, 64, 32), device, trained=True)
     results = []
-    for way, skip in (("plain", 0.0), (impl, losses.SKIP)):
+    ways: Any = ("plain", 0.0), (impl, losses.SKIP)
+    for way, skip in ways:
         cost = rnnt_loss_lean(*leaves, *rest, activation="tanh", impl=way, skip=skip)
         results.append([cost, *torch.autograd.grad(cost, leaves)])
     near(results[1], results[0], 1e-4)
@@ -210,7 +222,9 @@ def _talker(durations: tuple[int, ...], device: str, dtype: torch.dtype) -> Tran
 
 def _frames(B: int, T: int, device: str, dtype: torch.dtype, seed: int = 1) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return (2 * torch.randn(B, T, 8, generator=draw, dtype=torch.float64)).to(device, dtype), torch.linspace(T, 0, B).long().to(device)
+    return (2 * torch.randn(B, T, 8, generator=draw, dtype=torch.float64)).to(device, dtype), torch.linspace(T, 0, B).long().to(
+        device
+    )
 
 
 def _decoders(device: str, cuda: bool) -> Iterator[Check]:
@@ -258,9 +272,9 @@ def _carry(device: str, mode: Any, durations: tuple[int, ...]) -> None:
 
 
 def _beam(device: str, durations: tuple[int, ...]) -> None:
-    wide, how = torch.float64, {"width": 4, "nbest": 2, "max_symbols": 3}
-    wanted = transducer_beam_reference(_talker(durations, "cpu", wide), *_frames(4, 12, "cpu", wide), **how)  # type: ignore[arg-type]
-    found = transducer_beam(_talker(durations, device, wide), *_frames(4, 12, device, wide), **how)  # type: ignore[arg-type]
+    wide, how = torch.float64, dict[str, Any](width=4, nbest=2, max_symbols=3)
+    wanted = transducer_beam_reference(_talker(durations, "cpu", wide), *_frames(4, 12, "cpu", wide), **how)
+    found = transducer_beam(_talker(durations, device, wide), *_frames(4, 12, device, wide), **how)
     for ours, theirs in zip((found, *found.alternatives), (wanted, *wanted.alternatives), strict=True):
         assert ours.tokens() == theirs.tokens()
         near([ours.scores], [theirs.scores])
@@ -291,7 +305,7 @@ def _graphs(device: str, cuda: bool) -> Iterator[Check]:
 
 def _looped(device: str, mode: Any, durations: tuple[int, ...], dtype: torch.dtype) -> None:
     """What the plain loop finds; sizes are whole powers, for half precision rounds by size."""
-    model, how = _talker(durations, device, dtype), {"confidence": "entropy", "max_symbols": 3}
+    model, how = _talker(durations, device, dtype), dict[str, Any](confidence="entropy", max_symbols=3)
     for B, T, seed in [(8, 48, 1), (8, 40, 2), (4, 20, 3), (1, 48, 4), (8, 48, 5)]:
         given = _frames(B, T, device, dtype, seed)
         found = transducer_greedy(model, *given, graphs=mode, **how)
@@ -373,8 +387,8 @@ def _precision(device: str, mode: str) -> None:
 
 
 def _encoder(device: str, cuda: bool) -> Iterator[Check]:
-    """FastConformers of two blocks in every way, against float64 on the CPU."""
-    ways = {name: way for group in encoder.groups(cuda, compiled=True).values() for name, way in group.items()}
+    """FastConformers of two blocks in every way, against float64 on the CPU. Compiled on a GPU only: a rehearsal need not wait."""
+    ways = {name: way for group in encoder.groups(cuda, compiled=cuda).values() for name, way in group.items()}
     for name, way in ways.items():
         group = "compiled" if way.compiled else "encoder"
         yield Check(group, f"encoder {name}", f"^{name}$", partial(_encoded, device, way))

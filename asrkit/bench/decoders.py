@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from re import Pattern
 from typing import Any
 
 import torch
 
-from asrkit.bench.cases import Arms, Case, rows
+from asrkit.bench.cases import NONE, Arms, Case, rows
 from asrkit.bench.peer_decoders import counted, write
 from asrkit.bench.planted import Planted, ctc_log_probs, planted
 from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
@@ -28,8 +29,11 @@ WINDOWS = (1, 2, 4, 6, 8, 16)
 Size = tuple[int, int]  # utterances, frames of the longest
 
 
-def suite(device: str, quick: bool) -> Iterator[Case]:
-    """Greedy CTC over batch sizes; then RNN-T and TDT: every loop over batch sizes and lengths, in half precision, and windows."""
+def suite(device: str, quick: bool, *, without: Pattern[str] = NONE) -> Iterator[Case]:
+    """Greedy CTC over batch sizes; then RNN-T and TDT: every loop over batch sizes and lengths, in half precision, and windows.
+
+    `without`: names of arms that are not even tried.
+    """
     sizes: list[Size] = [(4, 40)] if quick else [(1, 187), (8, 187), (32, 62), (32, 187), (32, 375), (128, 62)]
     half: list[Size] = [] if quick else [(1, 187), (32, 187)]
     windows: list[Size] = [(4, 40)] if quick else [(1, 187), (8, 187), (32, 187)]
@@ -38,11 +42,12 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         yield ctc(planted(B, 40 if quick else 375, **small), device)
     for durations in DURATIONS:
         make: Callable[..., Planted] = partial(planted, durations=durations, **small)
-        yield from versus_nemo(make(2, 30) if quick else make(8, 62), device, names=(*LOOPS, "one_by_one"))
+        versus: Callable[..., Iterator[Case]] = partial(versus_nemo, device=device, without=without)
+        yield from versus(make(2, 30) if quick else make(8, 62), names=(*LOOPS, "one_by_one"))
         for B, T in sizes:
-            yield from versus_nemo(make(B, T), device)
+            yield from versus(make(B, T))
         for B, T in half:
-            yield from versus_nemo(make(B, T), device, dtype=torch.bfloat16)
+            yield from versus(make(B, T), dtype=torch.bfloat16)
         for B, T in windows:
             yield window(make(B, T), device)
 
@@ -60,7 +65,7 @@ def ctc(plan: Planted, device: str) -> Case:
 
 
 def versus_nemo(
-    plan: Planted, device: str, names: Sequence[str] = LOOPS, dtype: torch.dtype = torch.float32
+    plan: Planted, device: str, names: Sequence[str] = LOOPS, dtype: torch.dtype = torch.float32, without: Pattern[str] = NONE
 ) -> Iterator[Case]:  # fmt: skip
     """Every loop, on CUDA label looping with graphs too; and NeMo's on the same weights and frames, if peers are wanted.
 
@@ -69,14 +74,15 @@ def versus_nemo(
     modes = ("off", "step", "full") if device.startswith("cuda") else ("auto",)
     ways = {name: {"strategy": name, "graphs": modes[0]} for name in names}
     ways |= {f"label_looping_{mode}": {"strategy": "label_looping", "graphs": mode} for mode in modes[1:]}
-    case = transducer(plan, device, ways, dtype, "greedy")
-    pairs = [(name, "label_looping") for name in case.arms if name != "label_looping"]
+    case = transducer(plan, device, {name: way for name, way in ways.items() if not without.search(name)}, dtype, "greedy")
+    pairs = [(name, "label_looping") for name in case.arms if name != "label_looping"] * ("label_looping" in case.arms)
     rivals = {"loss": case.what + "-loops" * ("one_by_one" in names), "max_symbols": 10}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.pt"
         write(path, plan.model, plan.encoded.to(dtype), plan.lengths)
         here = {**rivals, "plan": str(path)} if device == "cpu" else None
-        yield replace(case, ratios=[*pairs, ("frame_looping", "nested_loops")], peers=here, ours="label_looping")
+        loops = [("frame_looping", "nested_loops")] * ({"frame_looping", "nested_loops"} <= {*case.arms})
+        yield replace(case, ratios=[*pairs, *loops], peers=here, ours="label_looping")
 
 
 def window(plan: Planted, device: str) -> Case:

@@ -54,8 +54,11 @@ class Way:
         return torch.float32 if self.autocast or self.arithmetic == "tf32" else getattr(torch, self.arithmetic)
 
 
-def suite(device: str, quick: bool) -> Iterator[Case]:
-    """Presets by batch size, each in float32, under autocast and in half precision; on a CPU one core with a whole recogniser."""
+def suite(device: str, quick: bool, *, compiled: bool | None = None) -> Iterator[Case]:
+    """Presets by batch size, each in float32, under autocast and in half precision; on a CPU one core with a whole recogniser.
+
+    compiled: whether torch.compile takes part, which is slow to begin; None: unless quick.
+    """
     cuda = device.startswith("cuda")
     batches = {"tdt_ctc_110m": (1, 8), "parakeet_ctc_0_6b": (1, 8), "parakeet_ctc_1_1b": (1,)}
     if cuda:
@@ -68,7 +71,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         encoder = random_encoder(config, device)
         for B in sizes:
             inputs = speech(B, 2 if quick else SECONDS, encoder.config.bins, device)
-            for what, ways in groups(cuda, compiled=not quick).items():
+            for what, ways in groups(cuda, compiled=not quick if compiled is None else compiled).items():
                 made = case(what, ways, encoder, inputs, device, quick)
                 yield from versus_peers(replace(made, params=made.params | {"preset": preset}), encoder, inputs)
     if not cuda:
@@ -165,8 +168,11 @@ def arm(encoder: FastConformer, inputs: Inputs, way: Way) -> Encode:
     return graphed(encode) if way.graphed else encode
 
 
-def graphed(call: Encode) -> Encode:
-    """`call` as a CUDA graph, captured at the first call after three to warm up; its inputs and outputs stay where they are."""
+def graphed(call: Encode, pool: Any = None) -> Encode:
+    """`call` as a CUDA graph, captured at the first call after three to warm up; its inputs and outputs stay where they are.
+
+    Graphs of one `pool` share memory: what one returned is gone when another runs.
+    """
     kept = list[Any]()
 
     def replay() -> tuple[Tensor, Tensor]:
@@ -178,7 +184,7 @@ def graphed(call: Encode) -> Encode:
                     call()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=pool):
                 found = call()
             kept.extend((graph, found))
         kept[0].replay()

@@ -6,15 +6,18 @@ gradients; three matrix products of 2 N D V where the logits are kept, four wher
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
+from re import Pattern
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from asrkit.bench.cases import Arms, Case
+from asrkit.bench.cases import NONE, Arms, Case
 from asrkit.bench.peer_worker import inputs
 from asrkit.losses import rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches, tdt_loss
 from asrkit.losses.availability import expect_runs
@@ -31,8 +34,11 @@ PEER: dict[str, Any] = {"tolerance": 5e-3}  # torchaudio's recursion is float32:
 Shape = tuple[int, ...]
 
 
-def suite(device: str, quick: bool) -> Iterator[Case]:
-    """All cases, the smallest also against the reference of plain loops. On a GPU: those arms that its memory holds."""
+def suite(device: str, quick: bool, *, without: Pattern[str] = NONE) -> Iterator[Case]:
+    """All cases, the smallest also against the reference of plain loops. On a GPU: those arms that its memory holds.
+
+    `without`: names of arms that are not even tried.
+    """
     gpu = device.startswith("cuda")
     cpu_sizes = [(1, 200, 101, 1024), (4, 200, 101, 1024), (8, 200, 101, 1024), (8, 200, 101, 28), (2, 500, 151, 1024)]
     gpu_sizes = [(B, T, 101, 1024) for T in (200, 500) for B in (32, 64, 128)]
@@ -49,7 +55,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         with contextlib.suppress(torch.OutOfMemoryError):  # not even the inputs fit
             case = make(device)
             if gpu:
-                arms = {name: arm for name, arm in case.arms.items() if fits(partial(case.run, name))}
+                arms = {name: arm for name, arm in case.arms.items() if not without.search(name) and fits(partial(case.run, name))}
                 case = replace(case, arms=arms, ratios=[pair for pair in case.ratios or () if {*pair} <= {*arms}])
             if case.arms:
                 yield case
@@ -228,12 +234,17 @@ def active(leaves: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> float:
     return torch.stack(above).mean().item()
 
 
-def limits(device: str) -> Iterator[Measurement]:
-    """For each variant from the halves: nodes B T U1 of the largest batch that trains, T = 200. Not yet run on hardware."""
+def limits(device: str, until: float = inf) -> Iterator[Measurement]:
+    """For each variant from the halves: nodes B T U1 of the largest batch that trains, T = 200. Not yet run on hardware.
+
+    TimeoutError where time.monotonic() reaches `until`.
+    """
     T, U1, D, V = 200, 101, 640, 1024
     for name in variants(*halves((1, 2, 2, 2, 2), device)):
 
         def train(B: int, name: str = name) -> None:
+            if time.monotonic() >= until:
+                raise TimeoutError(f"no time for the largest batch of {name}, and what follows it")
             variants(*halves((B, T, U1, D, V), device))[name]()
 
         B = largest(train, most=100 if name == "torchaudio" else 2**12)  # its offsets have 32 bits

@@ -1,10 +1,11 @@
-"""`asrkit bench`, `doctor` and `verify`."""
+"""`asrkit bench`, `doctor`, `verify` and `records add`."""
 
 import argparse
 import contextlib
 import functools
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 from asrkit.cli.options import DEVICE, THREADS, Commands, prepare
@@ -15,16 +16,68 @@ def _bench(args: argparse.Namespace) -> int:
     from asrkit import bench
     from asrkit.shapes import expect
 
-    expect(not args.out.is_dir(), "out", "a file", repr(str(args.out)))
-    expect(not args.peers or args.device == "cpu", "peers", "--device cpu: the rivals run on a CPU", args.device)
     own = {name: value for name in ("lengths", "ranks") if (value := getattr(args, name))}
+    if args.minutes is not None:
+        expect(args.suite == "all", "minutes", "the suite all", args.suite, "Other suites take the time they take.")
+        expect(
+            not (args.peers or own),
+            "peers, lengths, ranks",
+            "none of them with --minutes",
+            sorted({**own} | {"peers"} * args.peers),
+        )
+        return _share(args)
+    args.out = args.out or Path("reports/bench.jsonl")
+    expect(not args.out.is_dir(), "out", "a file", repr(str(args.out)), "A folder takes what `bench all --minutes` finds.")
+    expect(not args.peers or args.device == "cpu", "peers", "--device cpu: the rivals run on a CPU", args.device)
     expect(not own or args.suite == "batching", ", ".join(own), "the suite batching", args.suite)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.open("ab").close()  # what cannot be written is found out now, not after the work
     records, say = [], functools.partial(print, file=sys.stderr)
     with bench.Peers() if args.peers else contextlib.nullcontext() as peers:
         for suite in bench.SUITES if args.suite == "all" else [args.suite]:
             records += bench.run(suite, device=args.device, out=args.out, quick=args.quick, peers=peers, say=say, **own)
     print("\n".join([*bench.table(records), *[bench.LEGEND] * (args.suite != "batching")]))
     print(json.dumps({"records": len(records), "out": str(args.out)}))
+    return 0
+
+
+def _share(args: argparse.Namespace) -> int:
+    from asrkit import bench
+    from asrkit.bench.share import report, share
+    from asrkit.records import read
+    from asrkit.shapes import expect
+
+    out = args.out or Path("reports/share")
+    expect(not out.is_file(), "out", "a folder", repr(str(out)), "A file takes what `bench all` without --minutes finds.")
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    manifest = share(out, device=args.device, minutes=args.minutes, quick=args.quick, say=say)
+    records, checks = read(out / "bench.jsonl"), manifest["checks"]
+    print("\n".join([*bench.table(records), *report(manifest)]))
+    parts = {name: part["status"] for name, part in manifest["parts"].items()}
+    summary = {"records": len(records), "passed": checks["passed"], "not_passed": [*checks["not_passed"]], "parts": parts}
+    print(json.dumps({**summary, "seconds": manifest["seconds"], "out": str(out)}))
+    return int(bool(checks["not_passed"]) or not {"done", "stopped", "no time"} >= {*parts.values()})
+
+
+def _add(args: argparse.Namespace) -> int:
+    from asrkit import ledger, records
+    from asrkit.shapes import expect
+
+    checkout = records.HERE.parent / "data" / "records"
+    expect(args.into is not None or (checkout.parent.parent / ".git").exists(), "into", "a folder outside a checkout", None)
+    into = args.into or checkout
+    new = records.add(args.paths, into, dirty=args.dirty)
+    for (machine, what), number in sorted(Counter((one["machine"]["id"], one["what"]) for one in new).items()):
+        print(f"{machine}  {what}: {number}")
+    kept, judged = records.read(into) if into.exists() else [], dict[str, str]()
+    machines = {one["machine"]["id"]: one["machine"] for one in new}
+    for claim in ledger.load_claims():
+        for machine in machines.values() if claim.id in {one["what"] for one in new} else ():
+            found = ledger.verdict(claim, kept, machine)
+            if found.measured is not None:
+                judged[claim.id] = found.label
+                print(f"{claim.id}: {found.label}, {claim.show(found.measured)} where {claim.show(claim.quoted)} is published")
+    print(json.dumps({"added": len(new), "machines": sorted(machines), "claims": judged, "into": str(into)}))
     return 0
 
 
@@ -51,16 +104,24 @@ def _verify(args: argparse.Namespace) -> int:
 # fmt: off
 COMMANDS: Commands = {
     "bench": (_bench, "Measure fast paths against their references and peers, both arms in one run.", [
-        ("suite", {"choices": ["losses", "decoders", "features", "precision", "encoder", "batching", "all"],
+        ("suite", {"choices": ["losses", "decoders", "features", "precision", "encoder", "batching", "claims", "ladder", "all"],
                    "help": "what to measure"}),
         DEVICE, THREADS,
         ("--quick", {"action": "store_true", "help": "small sizes and few repeats"}),
+        ("--minutes", {"type": float, "metavar": "N", "help": "with all: the whole share of a machine within N minutes, checks of every "
+                       "path first, then suites in processes of their own, most important first; run again, it goes on. On a CPU a "
+                       "rehearsal, with --quick"}),
         ("--peers", {"action": "store_true", "help": "also time the rivals that `make peers` installed, on CPU"}),
         ("--lengths", {"type": Path, "metavar": "FILE", "help": "batching: a table of your own, CSV with seconds and tokens"}),
         ("--ranks", {"type": int, "nargs": "+", "metavar": "N", "help": "batching: numbers of ranks (none: 1 8 64 1024)"}),
-        ("--out", {"type": Path, "default": Path("reports/bench.jsonl"), "help": "records are appended to this file"})]),
+        ("--out", {"type": Path, "help": "records are appended to this file (none: reports/bench.jsonl); with --minutes a folder of "
+                   "records, checks, log and manifest (none: reports/share)"})]),
     "doctor": (_doctor, "Say what this machine has, what is missing for which notebook, and the remedy.", []),
     "verify": (_verify, "Recompute the hashes of records and check the claims' schema.", [
         ("paths", {"nargs": "*", "type": Path, "help": "record files (none: those the project ships)"})]),
+    "records add": (_add, "Take records in that another machine wrote, all of them or none, and say what they settle.", [
+        ("paths", {"nargs": "+", "type": Path, "help": "folders of `bench all --minutes`, or files of records"}),
+        ("--into", {"type": Path, "metavar": "DIR", "help": "where the records are (none: data/records of this checkout)"}),
+        ("--dirty", {"action": "store_true", "help": "also take records of code that no commit here holds"})]),
 }
 # fmt: on
