@@ -8,7 +8,10 @@ import sys
 from asrkit.cli import corpora, cost, measuring, pages, speech
 from asrkit.cli.options import Commands
 
-GROUPS = {"data": "Prepare speech corpora; see and write down how long their utterances are."}
+GROUPS = {
+    "data": "Prepare speech corpora; see and write down how long their utterances are.",
+    "records": "Take in what was measured elsewhere.",
+}
 COMMANDS: Commands = {**pages.COMMANDS, **measuring.COMMANDS, **speech.COMMANDS, **corpora.COMMANDS, **cost.COMMANDS}
 
 
@@ -22,10 +25,17 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action) if said else action.help
 
 
+def _version() -> str:
+    try:
+        return importlib.metadata.version("asrkit")
+    except importlib.metadata.PackageNotFoundError:  # a copy of the tree, as on a bare GPU machine
+        return "(not installed)"
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole grammar of `asrkit`, also what `--help` prints."""
     top = argparse.ArgumentParser(prog="asrkit", description="Speech recognition made fast, and measured on your machine.")
-    top.add_argument("--version", action="version", version=f"asrkit {importlib.metadata.version('asrkit')}")
+    top.add_argument("--version", action="version", version=f"asrkit {_version()}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     groups = {"": commands}
     for name, (run, text, arguments) in COMMANDS.items():
