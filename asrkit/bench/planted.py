@@ -32,7 +32,7 @@ class Planted:
 
     model: TransducerModel
     encoded: Tensor  # (B, T, D)
-    lengths: Tensor  # (B,) int64, from T down to T / 2
+    lengths: Tensor  # (B,) int64
     labels: list[list[int]]
     frames: list[list[int]]  # of these labels
 
@@ -50,9 +50,11 @@ class Planted:
 
 def planted(
     B: int, T: int, *, durations: Sequence[int] = (), V: int = 1025, width: int = 640, layers: int = 1,
-    labels_per_second: float = 3.5, frames_per_second: float = 12.5, seed: int = 0,
+    labels_per_second: float = 3.5, frames_per_second: float = 12.5, seed: int = 0, lengths: Sequence[int] | None = None,
 ) -> Planted:  # fmt: skip
     """B utterances of up to T frames, predictor of `layers` and joint of `width`, V tokens with blank; TDT with `durations`.
+
+    `lengths`: of each utterance in frames; None: from T down to T / 2.
 
     Labels come in bursts with pauses between them, two on a frame at most. The default density is that of English in some
     thousand subwords. ValueError if `durations` lack 0 or 1, or if codes of this width cannot keep V tokens apart.
@@ -64,8 +66,10 @@ def planted(
     expect(not durations or {0, 1} <= {*durations}, "durations", "none, or 0 and 1 among them", durations)
     least = 16 * np.log(V) * CLASSES * (4 if durations else 3) / 3  # 16 ln V signs a block: chance likeness stays below 1 / 2
     expect(width >= least, "width", f"at least {least:.0f} units for V={V}", width)
-    lengths = torch.linspace(T, T // 2, B).long()
-    frames = [speech(length, labels_per_second / frames_per_second, (seed, b)) for b, length in enumerate(lengths.tolist())]
+    ends = torch.linspace(T, T // 2, B).long() if lengths is None else torch.tensor(lengths)
+    fit = ends.shape == (B,) and ends.min() >= 1 and ends.max() <= T
+    expect(bool(fit), "lengths", f"{B} of 1 to T={T} frames", lengths)
+    frames = [speech(length, labels_per_second / frames_per_second, (seed, b)) for b, length in enumerate(ends.tolist())]
     labels = [_labels(len(row), V, (seed, b, 1)) for b, row in enumerate(frames)]
     generator = torch.Generator().manual_seed(seed)
     predictor = LSTMConfig(width=width, layers=layers)
@@ -77,7 +81,7 @@ def planted(
     encoded = NOISE * torch.randn(B, T, width, generator=generator) - LIFT
     for b, script in enumerate(zip(labels, frames, strict=True)):
         encoded[b, :, : CLASSES * codes.shape[1]] += _spell(codes, *script, T, config.durations).flatten(1)
-    return Planted(model=model, encoded=encoded, lengths=lengths, labels=labels, frames=frames)
+    return Planted(model=model, encoded=encoded, lengths=ends, labels=labels, frames=frames)
 
 
 def speech(T: int, density: float, seed: int | Sequence[int]) -> list[int]:

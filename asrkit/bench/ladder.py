@@ -1,0 +1,301 @@
+"""The ladder: one recogniser, its speed-ups switched on rung by rung, each rung cumulative and alone, all in one run.
+
+The baseline reads a batch, computes features and normalises them one utterance after another, encodes in eager float32, decodes
+one utterance after another, and takes utterances as they come. Every rung changes one field of `Pipeline`. Utterances have the
+lengths of LibriSpeech's dev and test sets and say 3.5 labels a second; what is heard in the files is beeps in noise.
+
+Weights of the encoder are random, those of predictor and joint planted (asrkit.bench.planted). So that tokens depend on all that
+was computed, the decoder reads frames + script. The script is what is to be said, less the frames that the encoder gave for that
+utterance alone, one at a time, in float32. The frames are `LOUD` times as large as what the labels differ by, and cancel only
+where a pipeline computed the same: another utterance's, another length's, or a NaN drowns the labels. A CTC head reads likewise.
+
+What that proves: order, lengths, padding, batches, streams and graphs are right, and half precision's error stays far below what
+tells random frames apart. Not: that a trained model keeps its error rate. Notebooks 04 and 13 ask one.
+"""
+
+import itertools
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from asrkit.bench.cases import Case
+from asrkit.bench.ceilings import ceilings, tf32
+from asrkit.bench.encoder import recogniser
+from asrkit.bench.ladder_pipeline import Pipeline, Recogniser, Task, read_wav, write_wav
+from asrkit.bench.planted import LOGIT, Planted, planted
+from asrkit.cost import encoder_flops, encoder_parameters
+from asrkit.decoders import release_graphs
+from asrkit.features import FeatureConfig, log_mel
+from asrkit.models import (
+    CTCConfig,
+    CTCModel,
+    FastConformer,
+    FastConformerConfig,
+    LSTMConfig,
+    TransducerConfig,
+    TransducerModel,
+    presets,
+)
+from asrkit.records import shipped
+from asrkit.shapes import expect, whole
+
+Config = TransducerConfig | CTCConfig
+RATE_HZ, HOP = 16_000, 160
+LOUD = 6.0  # deviation of the encoder's part of a frame, of labels that are signs of 1
+HEARD = 0.7  # a CTC label's part of a frame: its norm over the deviation of the encoder's part
+RUNGS: dict[str, dict[str, str]] = {
+    "batched_frontend": {"frontend": "batched"},
+    "batched_decoder": {"decoder": "batched"},
+    "label_looping": {"decoder": "label_looping"},
+    "autocast": {"arithmetic": "autocast"},
+    "bfloat16": {"arithmetic": "bfloat16"},
+    "packed_encoder": {"encoder": "packed"},
+    "graphed_encoder": {"encoder": "graphed"},
+    "graph_of_steps": {"graphs": "step"},
+    "graph_whole": {"graphs": "full"},
+    "by_length": {"order": "by_length"},
+    "overlapped": {"loading": "overlapped"},
+}
+OF_CTC = {"label_looping", "graph_of_steps", "graph_whole"}  # rungs that CTC has not
+NEEDS = {name: {"decoder": "label_looping"} for name in ("graph_of_steps", "graph_whole")}  # what a rung needs to stand alone
+
+
+class Arm(NamedTuple):
+    """A recogniser, the rung that it stands on, and whether the rungs below are switched on too."""
+
+    recogniser: Recogniser
+    rung: str
+    how: str  # "baseline", "cumulative" or "alone"
+
+
+class Scripted(NamedTuple):
+    """A task whose tokens are known, as one list a file, and how many joints the paths to them take (0 for CTC)."""
+
+    task: Task
+    labels: list[list[int]]
+    looks: int
+
+
+def suite(device: str, quick: bool, *, utterances: int = 0, batch: int = 0) -> Iterator[Case]:
+    """A case each for RNN-T, TDT and CTC: of published sizes on CUDA, of 110 million weights on a CPU, tiny if quick."""
+    cuda = device.startswith("cuda")
+    N, B = utterances or (8 if quick else 256 if cuda else 16), batch or (4 if quick or not cuda else 128)
+    for what, config, preset in configs("tiny" if quick else "cuda" if cuda else "cpu"):
+        with tempfile.TemporaryDirectory() as folder:
+            made = scripted(config, lengths(N), Path(folder), batch=B, device=device)
+            arms = climb(made.task, say=partial(print, f"{what}:", file=sys.stderr))
+            yield case(what, made, arms, {"preset": preset}, quick)
+            for arm in arms.values():  # before the next model is made: graphs hold gigabytes
+                arm.recogniser.captured.clear()
+            release_graphs()
+            made.task.made.clear()
+
+
+def configs(size: str) -> Iterator[tuple[str, Config, str]]:
+    """(what, config, name of its sizes) of each case: size "tiny", "cpu" or "cuda"."""
+    base = replace(presets.tdt_ctc_110m(), ctc=False)
+    name = "tdt_ctc_110m"
+    if size == "tiny":
+        encoder = FastConformerConfig(width=96, layers=2, heads=4, subsampling_channels=32)
+        base = TransducerConfig(
+            vocab_size=32, encoder=encoder, predictor=LSTMConfig(width=240, layers=1), joint_width=240, activation="relu",
+            durations=presets.TDT, ctc=False,
+        )  # fmt: skip
+        name = "tiny"
+    ctc = CTCConfig(vocab_size=base.vocab_size, encoder=base.encoder)
+    if size == "cuda":
+        yield "ladder-rnnt", presets.parakeet_rnnt_1_1b(), "parakeet_rnnt_1_1b"
+        yield "ladder-tdt", presets.parakeet_tdt_0_6b(), "parakeet_tdt_0_6b"
+        yield "ladder-ctc", presets.parakeet_ctc_1_1b(), "parakeet_ctc_1_1b"
+        return
+    yield "ladder-rnnt", replace(base, durations=()), name
+    yield "ladder-tdt", base, name
+    yield "ladder-ctc", ctc, name
+
+
+def lengths(N: int, *, seed: int = 0) -> list[int]:
+    """Samples of N utterances: the middles of N equal parts of LibriSpeech's dev and test sets by length, in a drawn order."""
+    expect(whole(N, 1), "utterances", "at least 1", N)
+    seconds = np.sort(np.loadtxt(shipped("lengths") / "librispeech_eval.csv.gz", delimiter=",", skiprows=1)[:, 0])
+    middle = seconds[((np.arange(N) + 0.5) / N * len(seconds)).astype(int)]
+    return (np.random.default_rng(seed).permutation(middle) * RATE_HZ).astype(int).tolist()
+
+
+def beeps(S: int, seed: int) -> np.ndarray:
+    """Samples (S,) int16: a tone of another pitch and loudness every 80 ms, in noise, so that no encoder frame is like another."""
+    random, count = np.random.default_rng(seed), -(-S // 1280)
+    pitch, loud = (random.uniform(low, high, count).repeat(1280)[:S] for low, high in ((100, 4000), (0.05, 0.3)))
+    made = loud * np.sin(2 * np.pi * np.cumsum(pitch) / RATE_HZ) + 0.01 * random.standard_normal(S)
+    return (32768 * made).astype(np.int16)
+
+
+def scripted(config: Config, samples: Sequence[int], folder: Path, *, batch: int, device: str = "cpu") -> Scripted:
+    """Files of so many samples in `folder`, a model of `config`, and the script by which it says what is known before."""
+    assert isinstance(config.encoder, FastConformerConfig)
+    features = FeatureConfig(bins=config.encoder.bins)
+    files = [write_wav(folder / f"{n}.wav", beeps(S, n)) for n, S in enumerate(samples)]
+    ends = [-(-(S // HOP) // config.encoder.subsampling) for S in samples]
+    wide = isinstance(config, TransducerConfig)
+    sizes: dict[str, Any] = {"V": config.vocab_size + 1, "lengths": ends}
+    if isinstance(config, TransducerConfig):
+        assert isinstance(config.predictor, LSTMConfig)
+        sizes |= {"durations": config.durations, "width": config.joint_width, "layers": config.predictor.layers}
+    plan = planted(len(files), max(ends), **sizes)
+    with torch.inference_mode(False), torch.no_grad(), tf32(False):
+        if isinstance(config, TransducerConfig):
+            model: TransducerModel | CTCModel = recogniser(config, plan.model)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                model = CTCModel(config).eval()
+        model.to(device)
+        heard = [log_mel(torch.from_numpy(read_wav(file).copy())[None].to(device) / 32768, torch.tensor([S], device=device),
+                         config=features) for file, S in zip(files, samples, strict=True)]  # fmt: skip
+        enliven(model.encoder, *heard[0])
+        frames = [model.encoder(*one)[0][0] for one in heard]  # each (T, D), one utterance at a time
+        aims = plan.encoded.to(device)
+        if isinstance(model, TransducerModel):
+            frames = loudly(model.encoder_projection, frames)
+        labels = plan.labels
+        if isinstance(model, CTCModel):
+            aims, labels = spell(model.output, plan, torch.cat(frames).std().item())
+        script = torch.zeros_like(aims)
+        for row, (aim, own) in enumerate(zip(aims, frames, strict=True)):
+            script[row, : len(own)] = aim[: len(own)] - own
+    task = Task(model=model, files=files, samples=samples, batch=batch, features=features, script=script, device=device)
+    return Scripted(task, labels, plan.looks() if wide else 0)
+
+
+def enliven(encoder: nn.Module, features: Tensor, lengths: Tensor) -> None:
+    """Makes frames of a random encoder differ: what leaves the subsampling has mean 0 and deviation 1, branches are weakened.
+
+    As it is born, it gives nearly the same frame whatever it hears: products of what a relu lets pass have large means.
+    """
+    assert isinstance(encoder, FastConformer)
+    out, x = encoder.subsampling.out, encoder.subsampling(features, lengths)[0][0]
+    size = 1 / x.std(0) / (math.sqrt(encoder.width) if encoder.config.scale_input else 1)
+    out.weight.mul_(size[:, None])
+    out.bias.sub_(x.mean(0)).mul_(size)
+    for block in encoder.blocks:
+        parts: Any = block
+        for last in (parts.feed[0][-1], parts.attention.out, parts.pointwise, parts.feed[1][-1]):
+            for weight in last.parameters():
+                weight.mul_(0.3)
+
+
+def loudly(projection: nn.Linear, frames: Sequence[Tensor]) -> list[Tensor]:
+    """`frames` projected, each unit with mean 0 and deviation LOUD over all of them, which `projection` is changed for."""
+    projected = projection(torch.cat([*frames]))
+    size, mean = LOUD / projected.std(0), projected.mean(0)
+    projection.weight.mul_(size[:, None])
+    projection.bias.sub_(mean).mul_(size)
+    return [projection(one) for one in frames]
+
+
+def spell(head: nn.Linear, plan: Planted, deviation: float) -> tuple[Tensor, list[list[int]]]:
+    """Frames (N, T, D) from which a CTC head reads the plan's labels, by codes that it is given, and these labels.
+
+    Of two labels on a frame the second is one later. `deviation` is that of the encoder's frames, which the codes hide in.
+    """
+    V, D = head.weight.shape
+    codes = torch.randn(V, D, generator=torch.Generator().manual_seed(0)).sign()
+    codes[-1] = 0  # blank has a bias instead
+    size = HEARD * deviation / math.sqrt(D)
+    aims, said = torch.zeros(*plan.encoded.shape[:2], D), list[list[int]]()
+    for row, (labels, frames, end) in enumerate(zip(plan.labels, plan.frames, plan.lengths.tolist(), strict=True)):
+        places, place = dict[int, int](), -1
+        for label, t in zip(labels, frames, strict=True):
+            place = min(max(t, place + 1), end - 1)
+            places[place] = label
+        for place, label in places.items():
+            aims[row, place] = size * codes[label]
+        said.append([*places.values()])
+    head.weight.copy_(codes * LOGIT / (size * D))
+    head.bias.zero_()[-1] = LOGIT / 2
+    return aims.to(head.weight.device), said
+
+
+def climb(task: Task, *, say: Callable[[str], object] = bool, probe: bool | None = None) -> dict[str, Arm]:
+    """Arms by name: "baseline", then of every rung "to_…" with all rungs below, and "only_…" on the baseline.
+
+    What cannot run here is left out by both, and `say` is told why; on CUDA a batch of each is heard to find out. The first rung
+    stands on the baseline anyway.
+    """
+    probe = task.device.startswith("cuda") if probe is None else probe
+    now, arms = Pipeline(), {"baseline": Arm(Recogniser(task, Pipeline()), "", "baseline")}
+    for rung, change in RUNGS.items():
+        if isinstance(task.model, CTCModel) and rung in OF_CTC:
+            continue
+        alone = NEEDS.get(rung, {}) | change
+        for how, fields in (("cumulative", asdict(now) | change), ("alone", alone)):
+            name = f"{'to' if how == 'cumulative' else 'only'}_{rung}"
+            try:
+                made = Recogniser(task, Pipeline(**fields))
+                if made.how in [arm.recogniser.how for arm in arms.values()]:
+                    continue
+                if probe:
+                    made.probe()
+            except (ValueError, RuntimeError) as error:
+                say(f"{name} is left out: {str(error).partition(chr(10))[0]}")
+                if how == "cumulative":
+                    break
+                continue
+            arms[name] = Arm(made, rung, how)
+            now = made.how if how == "cumulative" else now
+    return arms
+
+
+def case(what: str, made: Scripted, arms: Mapping[str, Arm], params: Mapping[str, Any], quick: bool = False) -> Case:
+    """All arms, each against the baseline and against the rung below; AssertionError if the baseline does not say the script."""
+    task = made.task
+    heard = arms["baseline"].recogniser()
+    assert heard.tokens() == made.labels, f"{what}: the baseline does not say what the script says."
+    config: Any = task.model.config.encoder
+    told = {name: told_of(made, arm, quick) for name, arm in arms.items()}
+    climbed = [name for name, arm in arms.items() if arm.how != "alone"]
+    below = [pair for pair in itertools.pairwise(climbed) if pair[0] != "baseline"]
+    shared = {
+        "shape": [len(task.files), max(task.samples) // HOP, config.width, config.layers], "audio_s": sum(task.samples) / RATE_HZ,
+        "utterances": len(task.files), "batch": task.batch, "labels": sum(map(len, made.labels)), "looks": made.looks,
+        "weights": "random, planted", "lengths": "librispeech_eval", **params,
+    }  # fmt: skip
+    ratios = [*(("baseline", name) for name in arms if name != "baseline"), *below]
+    recognisers = {name: arm.recogniser for name, arm in arms.items()}
+    return Case(what=what, arms=recognisers, params=shared, of_arm=told, ratios=ratios, warmup=0)
+
+
+def told_of(made: Scripted, arm: Arm, quick: bool) -> dict[str, Any]:
+    """Params of an arm: its rung and pipeline, its least work, and the time which that takes at the machine's ceilings.
+
+    Least work: the encoder's operations on all frames but padding, the joints and predictor's steps of the paths; all weights of
+    the encoder read once a batch.
+    """
+    task, how = made.task, arm.recogniser.how
+    config: Any = task.model.config.encoder
+    sizes = {name: getattr(config, name) for name in ("bins", "width", "layers", "subsampling", "kernel", "expansion")}
+    sizes["channels"] = config.subsampling_channels
+    FLOP = sum(encoder_flops(B=1, T=max(S // HOP, 1), context=config.context, **sizes) for S in task.samples)
+    if isinstance(task.model, TransducerModel):
+        head, D = task.model.output, task.model.output.in_features
+        FLOP += made.looks * 2 * D * head.out_features
+        FLOP += sum(map(len, made.labels)) * (task.model.config.predictor.layers * 16 * D * D + 2 * D * D)  # type: ignore[union-attr]
+    else:
+        FLOP += 2 * task.model.output.weight.numel() * sum(-(-(S // HOP) // config.subsampling) for S in task.samples)
+    read = len(arm.recogniser.plan) * how.weights.itemsize * encoder_parameters(bias=config.bias, **sizes)
+    arithmetic = "bfloat16" if how.arithmetic == "autocast" else how.arithmetic
+    top = ceilings(task.device, quick)
+    return {
+        "rung": arm.rung, "how": arm.how, "pipeline": asdict(how), "dtype": arithmetic,
+        "tolerance": 1e-3 if how.arithmetic == "float32" else 1.0,  # of scores near 0
+         "floor_FLOP": FLOP, "floor_B": read,
+        "least_ms": top.floor_ms(FLOP, read, arithmetic), "peak_FLOP": top.flops[arithmetic], "peak_B": top.bytes_per_s,
+    }  # fmt: skip

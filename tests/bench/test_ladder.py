@@ -1,0 +1,261 @@
+"""The ladder: every rung says what the script says; wrong order, lengths, numbers and lost batches are seen; records fit."""
+
+import contextlib
+import io
+import itertools
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from asrkit import bench, records
+from asrkit.bench import ladder, ladder_pipeline
+from asrkit.bench.cases import check
+from asrkit.bench.ladder_pipeline import Pipeline, Recogniser, read_wav, write_wav
+from asrkit.cli import main
+from asrkit.ledger import Claim, verdict
+
+KINDS = {what: config for what, config, _ in ladder.configs("tiny")}
+FASTEST = {"ladder-rnnt": "label_looping", "ladder-tdt": "label_looping", "ladder-ctc": "batched"}
+LAST = "to_overlapped"
+LEFT_OUT = {"graphed_encoder", "graph_of_steps", "graph_whole"}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Five scripted utterances a kind of model, in batches of two."""
+    samples = [16_000, 40_000, 25_001, 33_333, 8_000]
+    return {what: ladder.scripted(config, samples, tmp_path_factory.mktemp(what), batch=2) for what, config in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    """(records, stdout, stderr) of the quick suite through the command line, of fewer and shorter utterances."""
+    out, err, file = io.StringIO(), io.StringIO(), tmp_path_factory.mktemp("ladder") / "records.jsonl"
+    threads, plain = torch.get_num_threads(), ladder.lengths
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(ladder, "lengths", lambda N: [min(S, 32_000) for S in plain(4)])
+        code = main(["bench", "ladder", "--quick", "--threads", "1", "--out", str(file)])
+    torch.set_num_threads(threads)
+    assert code == 0, err.getvalue()
+    assert records.verify([file]) == []
+    return records.read(file), out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_every_rung_says_what_the_script_says(made, what):
+    one, said = made[what], []
+    arms = ladder.climb(one.task, say=said.append)
+    assert sum(map(len, one.labels)) > 10
+    for name, arm in arms.items():
+        assert arm.recogniser().tokens() == one.labels, name
+    left_out = LEFT_OUT - (ladder.OF_CTC if what == "ladder-ctc" else set())
+    assert {line.split(" ")[0].removeprefix("to_") for line in said} == left_out
+    assert all("CPU" in line for line in said)
+    check(ladder.case(what, one, arms, {}, quick=True))
+
+
+def test_each_rung_changes_what_it_is_named_after_and_the_last_has_them_all(made):
+    arms = ladder.climb(made["ladder-rnnt"].task)
+    last, first = asdict(arms["to_overlapped"].recogniser.how), asdict(Pipeline())
+    assert {name for name in last if last[name] == first[name]} == {"graphs"}
+    climbed = [arm for arm in arms.values() if arm.how != "alone"]
+    for below, arm in itertools.pairwise(climbed):
+        assert arm.recogniser.how == replace(below.recogniser.how, **ladder.RUNGS[arm.rung])
+    for arm in arms.values():
+        if arm.how == "alone":
+            assert arm.recogniser.how == Pipeline(**ladder.RUNGS[arm.rung])
+
+
+def test_half_precision_and_padding_reach_the_decoder(made):
+    one = made["ladder-rnnt"]
+    plain, half = (Recogniser(one.task, Pipeline(arithmetic=name))() for name in ("float32", "bfloat16"))
+    assert not torch.equal(plain.scores, half.scores)
+    assert [*plain.ends] == [-(-(S // 160) // 8) for S in one.task.samples]
+    assert torch.equal(plain.frames, half.frames)
+
+
+def _swapped(monkeypatch):
+    plain = Recogniser.__init__
+
+    def init(self, task, how):
+        plain(self, task, how)
+        self.plan[0] = self.plan[0][::-1]  # the rows of the script stay
+
+    monkeypatch.setattr(Recogniser, "__init__", init)
+
+
+def _unsorted(monkeypatch):
+    plain = ladder_pipeline._gathered
+    monkeypatch.setattr(ladder_pipeline, "_gathered", lambda found, rows: plain(found, rows.sort().values))
+
+
+def _longer(monkeypatch):
+    plain = Recogniser._frontend
+
+    def frontend(self, sound):
+        features, frames = plain(self, sound)
+        return features, (frames + 1).clamp(max=features.shape[1])
+
+    monkeypatch.setattr(Recogniser, "_frontend", frontend)
+
+
+def _frame_short(monkeypatch):
+    plain = Recogniser._encode
+
+    def encode(self, features, frames):
+        encoded, ends = plain(self, features, frames)
+        return encoded, ends - 1
+
+    monkeypatch.setattr(Recogniser, "_encode", encode)
+
+
+def _dropped(monkeypatch):
+    plain = Recogniser.__call__
+    monkeypatch.setattr(Recogniser, "__call__", lambda self: plain(self, only=slice(0, -1)))
+
+
+def _not_a_number(monkeypatch):
+    plain = Recogniser._encode
+
+    def encode(self, features, frames):
+        encoded, ends = plain(self, features, frames)
+        encoded[-1, :8] = float("nan")
+        return encoded, ends
+
+    monkeypatch.setattr(Recogniser, "_encode", encode)
+
+
+def _not_normalised(monkeypatch):
+    monkeypatch.setattr(ladder_pipeline, "normalize_sequential", lambda features, frames: features)
+
+
+def _cut_short(monkeypatch):
+    plain = ladder_pipeline.read_wav
+    monkeypatch.setattr(ladder_pipeline, "read_wav", lambda path: plain(path)[:-161])
+
+
+def _one_coarser(monkeypatch):
+    plain = Recogniser._encode
+
+    def encode(self, features, frames):
+        return plain(self, (features * 4).round() / 4, frames)
+
+    monkeypatch.setattr(Recogniser, "_encode", encode)
+
+
+@pytest.mark.parametrize("what", KINDS)
+@pytest.mark.parametrize("spoil", [
+    _swapped, _unsorted, _longer, _frame_short, _dropped, _not_a_number, _not_normalised, _cut_short, _one_coarser,
+], ids=lambda spoil: spoil.__name__)  # fmt: skip
+def test_a_pipeline_with_a_mistake_is_not_measured(made, what, spoil, monkeypatch):
+    one = made[what]
+    how = Pipeline(order="by_length", decoder=FASTEST[what])
+    arms = {"baseline": ladder.Arm(Recogniser(one.task, Pipeline()), "", "baseline")}
+    case = ladder.case(what, one, arms, {}, quick=True)
+    spoil(monkeypatch)
+    spoiled = Recogniser(one.task, Pipeline() if spoil is _not_normalised else how)
+    plain = Recogniser(one.task, Pipeline())
+    monkeypatch.undo()
+    right = plain()
+    spoil(monkeypatch)
+
+    def wrong():
+        return spoiled()
+
+    with pytest.raises(AssertionError, match="disagrees with right"):
+        check(replace(case, arms={"right": lambda: right, "wrong": wrong}, ratios=[]))
+
+
+def test_the_script_catches_a_mistake_that_all_arms_share(made, monkeypatch):
+    one = made["ladder-tdt"]
+    arms = ladder.climb(one.task)
+    _cut_short(monkeypatch)
+    with pytest.raises(AssertionError, match="does not say what the script says"):
+        ladder.case("ladder-tdt", one, arms, {}, quick=True)
+
+
+def test_the_quick_suite_records_every_rung_both_ways(suite, made):
+    found, out, err = suite
+    seen = {what: [arm.recogniser.how for arm in ladder.climb(one.task).values()] for what, one in made.items()}
+    for what in KINDS:
+        of = [record for record in found if record["what"] == what]
+        arms = {record["impl"]: record for record in of if record["metric"] == "latency"}
+        rtfx = {record["impl"]: record["value"] for record in of if record["metric"] == "rtfx"}
+        assert (
+            arms.keys() == rtfx.keys() >= {"baseline", "to_batched_frontend", "only_bfloat16", "only_overlapped", "to_overlapped"}
+        )
+        assert ("only_label_looping" in arms) == (what != "ladder-ctc")
+        ratios = {tuple(record["params"]["arms"]) for record in of if record["metric"] == "ratio"}
+        assert ratios >= {("baseline", name) for name in arms if name != "baseline"}
+        assert ("to_autocast", "to_bfloat16") in ratios
+        for name, record in arms.items():
+            params = record["params"]
+            assert params["utterances"] == 4 and params["labels"] > 5 and params["audio_s"] == pytest.approx(8, abs=0.5)
+            assert params["how"] == {"b": "baseline", "t": "cumulative", "o": "alone"}[name[0]]
+            assert Pipeline(**params["pipeline"]) in seen[what]
+            assert params["least_ms"] > 0 and params["floor_FLOP"] > 0 and params["device"] == "cpu"
+            assert rtfx[name] == pytest.approx(1e3 * params["audio_s"] / record["value"])
+    assert "ladder-rnnt: to_graph_whole is left out" in err
+    assert "only_by_length" in out
+
+
+def test_the_ledger_takes_the_whole_ladder_as_one_ratio(suite):
+    source = dict.fromkeys(("document", "title", "url", "section"), "x")
+    told = {"text": "x", "source": source, "kind": "ratio", "metric": "ratio", "unit": "1", "quoted": 10, "notebook": "13_ten_x"}
+    claim = Claim(id="ladder-rnnt", arms=["baseline", LAST], noise=100, **told)
+    assert verdict(claim, suite[0]).measured == next(
+        record["value"] for record in suite[0]
+        if record["what"] == "ladder-rnnt" and record["params"].get("arms") == ["baseline", LAST]
+    )  # fmt: skip
+
+
+def test_the_stages_of_a_call_add_up(made):
+    spent = Recogniser(made["ladder-ctc"].task, Pipeline(loading="overlapped")).spent()
+    assert [*spent] == ["loading", "frontend", "encoder", "decoder"] and min(spent.values()) >= 0
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    ({"frontend": "fast"}, "frontend: expected one of 'sequential', 'batched', got 'fast'."),
+    ({"arithmetic": "float16"}, "arithmetic: expected one of 'float32', 'autocast', 'bfloat16'"),
+    ({"graphs": "step"}, "graphs: expected 'off' with decoder='one_by_one'"),
+])  # fmt: skip
+def test_a_pipeline_that_cannot_be_is_refused(how, said):
+    with pytest.raises(ValueError, match=said):
+        Pipeline(**how)
+
+
+def test_what_a_task_or_a_device_cannot_do_is_refused_in_one_line(made, tmp_path):
+    task = made["ladder-ctc"].task
+    for how, said in (
+        (Pipeline(encoder="graphed"), "encoder: expected 'eager' or 'packed' on a CPU"),
+        (Pipeline(decoder="label_looping"), "decoder: expected 'one_by_one' or 'batched' for CTC"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Recogniser(task, how)
+    with pytest.raises(ValueError, match="batch: expected at least 1"):
+        replace(task, batch=0)
+    with pytest.raises(ValueError, match="files, samples: expected as many of each"):
+        replace(task, samples=task.samples[1:])
+    with pytest.raises(ValueError, match="utterances: expected at least 1"):
+        ladder.lengths(0)
+    path = write_wav(tmp_path / "a.wav", read_wav(task.files[0]))
+    assert read_wav(path).tolist() == read_wav(task.files[0]).tolist()
+    raw = bytearray(path.read_bytes())
+    raw[22], raw[32] = 2, 4  # the header's channels, and bytes of a frame
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match="WAV with one channel of 2 bytes, got 2 of 2 in a.wav"):
+        read_wav(path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", KINDS)
+def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
+    made = ladder.scripted(KINDS[what], [16_000, 40_000, 25_001, 33_333, 8_000], tmp_path, batch=2, device="cuda")
+    arms = ladder.climb(made.task, say=print)
+    assert "to_graphed_encoder" in arms and "to_packed_encoder" not in arms
+    for name, arm in arms.items():
+        for _ in range(2):  # graphs are captured, then replayed
+            assert arm.recogniser().tokens() == made.labels, name
+    assert bench.SUITES["ladder"] is ladder.suite
