@@ -15,6 +15,7 @@ from asrkit.cost import Range, TranscriptionCost, transcription_cost
 from asrkit.shapes import expect
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")  # one an implementation, in order
+UNITS = {"core": "cores", "gpu": "GPUs"}
 
 
 def canvas(
@@ -180,7 +181,7 @@ def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
         at = (replace(one.speed, rtfx=Range.of(float(x))) for x in rtfx)
         usd = [transcription_cost(one.instance, speed, **vars(one.terms)).usd_per_million_hours.ends for speed in at]
         low, middle, high = np.transpose(usd)
-        ax.plot(rtfx, middle, color=colours[name], label=f"{name}, {one.instance.units(one.speed.per)} {one.speed.per}s")
+        ax.plot(rtfx, middle, color=colours[name], label=f"{name}, {one.instance.units(one.speed.per)} {UNITS[one.speed.per]}")
         ax.fill_between(rtfx, low, high, color=colours[name], alpha=0.2, lw=0)
     for cost in costs:
         x, y, colour = cost.speed.rtfx.middle, cost.usd_per_million_hours.middle, colours[cost.instance.name]

@@ -102,3 +102,37 @@ def test_lengths_are_counted_by_seconds_and_by_rate_and_one_axes_shows_seconds_o
     assert axes[1].get_xlabel() == "tokens per second" and sum(axes[2].collections[0].get_array()) == 4
     _, ax = plots.canvas("title")
     assert plots.lengths(seconds, tokens, [ax])[0].get_xlabel() == "length, s"
+
+
+def test_a_tornado_reaches_from_the_outcome_of_the_lowest_to_that_of_the_highest_input():
+    _, ax = plots.canvas("title")
+    plots.tornado({"rtfx": (30.0, 5.0), "price": (8.0, 12.0)}, 10.0, ax, unit="USD")
+    spans = [sorted((bar.get_x(), bar.get_x() + bar.get_width())) for bar in ax.patches]
+    assert spans == [[10, 30], [5, 10], [8, 10], [10, 12]]
+    assert [bar.get_facecolor() for bar in ax.patches[:2]] == [bar.get_facecolor() for bar in ax.patches[2:]]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["rtfx", "price"] and ax.get_xlabel() == "USD"
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["input at its lowest", "input at its highest"]
+
+
+def test_break_even_lines_pass_through_their_markers_and_fall_with_rtfx():
+    import dataclasses
+
+    from asrkit import cost
+
+    prices, (core, gpu) = cost.load_prices(), cost.published_speeds()[:2]
+    faster = dataclasses.replace(core, rtfx=cost.Range(8.0, 9.0, 10.0), origin="recorded")
+    pairs = [("c7a.48xlarge", core), ("p4de.24xlarge", gpu), ("c7a.48xlarge", faster)]
+    costs = [cost.transcription_cost(prices[name], speed, hours=500, startup_s=60) for name, speed in pairs]
+    _, ax = plots.canvas("title")
+    plots.break_even(costs, ax)
+    lines, markers = ([line for line in ax.lines if (len(line.get_xdata()) > 2) is long] for long in (True, False))
+    assert len(lines) == 2 and len(markers) == 3
+    for one, marker in zip(costs, markers, strict=True):
+        (x,), (y,) = marker.get_xdata(), marker.get_ydata()
+        line = next(line for line in lines if line.get_color() == marker.get_color())
+        assert (x, y) == (one.speed.rtfx.middle, one.usd_per_million_hours.middle)
+        assert np.exp(np.interp(np.log(x), np.log(line.get_xdata()), np.log(line.get_ydata()))) == pytest.approx(y, rel=0.02)
+        assert (np.diff(line.get_ydata()) < 0).all()
+    assert [marker.get_markerfacecolor() for marker in markers] == ["white", "white", markers[0].get_color()]
+    assert [text.get_text() for text in ax.texts] == ["4.5, published", "2,053, published", "9, recorded"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["c7a.48xlarge, 192 cores", "p4de.24xlarge, 8 GPUs"]
