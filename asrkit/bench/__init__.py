@@ -155,42 +155,55 @@ def _measurements(
         yield Measurement(case.what, "ratio", "1", median(ratios), ratios, timer=last.timer, warmup=last.warmup, **told)
 
 
-UNITS = {"1": ("×", 1), "B": ("MiB", 2**20), "FLOP/s": ("GFLOP/s", 1e9), "B/s": ("GB/s", 1e9)}
+UNITS = {"1": ("", 1), "B": ("MiB", 2**20), "FLOP/s": ("GFLOP/s", 1e9), "B/s": ("GB/s", 1e9)}
 COUNTS = {"join": "joint", "predict": "predictor", "launches": "launches", "syncs": "waits"}
+COLUMNS = ("what", "shape", "implementation", "time", "quartiles", "times as fast as", "RTFx", "CPU time", "MiB", "least work",
+           "calls", "also")  # fmt: skip
+CELLS = {"latency": "time", "rtfx": "RTFx", "cpu_time": "CPU time", "peak_memory": "MiB"}
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Aligned lines of text, one a record; beside a latency, the rates of the least work (`floor_…`) and counts of the call.
+    """Aligned lines of text, one an arm: its time, ratios, memory, the rates of the least work (`floor_…`), counts of the call.
 
     Records of "batching" come last, with a line an arm and a legend of their own.
     """
     records = [*records]
     planned = [record for record in records if record["what"] == "batching"]
-    rows = [("what", "metric", "implementation", "shape", "median", "quartiles", "least work", "calls")]
+    rows = dict[tuple[str, str, str], dict[str, str]]()
     for record in records:
         if record["what"] == "batching":
             continue
-        params, stats, (unit, size) = record["params"], record["stats"], UNITS.get(record["unit"], (record["unit"], 1))
-        numbers = [f"{number / size:.3g}" for number in (record["value"], stats["p25"], stats["p75"])]
-        floors = {key[6:]: least / record["value"] / 1e6 for key, least in params.items() if key.startswith("floor_")}
-        peaks = {key: f" ({1e9 * rate / params[f'peak_{key}']:.0%})" for key, rate in floors.items() if f"peak_{key}" in params}
-        told = [f"{params[key]} {name}" for key, name in COUNTS.items() if key in params]
-        timed = record["metric"] == "latency"
-        reached = [f"{rate:.3g} G{key}/s{peaks.get(key, '')}" for key, rate in floors.items()]
-        rates, calls = (", ".join(parts * timed) for parts in (reached, told))
-        impl, shape = " / ".join(params.get("arms", [record["impl"]])), "×".join(map(str, params["shape"]))
+        params, metric = record["params"], record["metric"]
+        unit, size = UNITS.get(record["unit"], (record["unit"], 1))
+        value, low, high = (f"{number / size:.3g}" for number in (record["value"], record["stats"]["p25"], record["stats"]["p75"]))
+        impl = record["impl"] + " (random weights)" * (
+            "random" in params.get("weights", "") and record["unit"] in ("nats", "fraction")
+        )
+        impl += " (bfloat16)" * (params.get("dtype") == "bfloat16" and "bfloat16" not in impl)
         what = " ".join(filter(None, (record["what"], params.get("preset"))))
-        impl += " (random weights)" * ("random" in params.get("weights", "") and record["unit"] in ("nats", "fraction"))
-        impl += " (bfloat16)" * (params["dtype"] == "bfloat16" and "bfloat16" not in impl)
-        row = (what, record["metric"], impl, shape, f"{numbers[0]} {unit}", "–".join(numbers[1:]), rates, calls)
-        rows.append(row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return lines * (len(rows) > 1 or not planned) + batching.table(planned)
+        key = what, "×".join(map(str, params.get("shape", []))), impl
+        row = rows.setdefault(key, dict(zip(COLUMNS, key, strict=False)))
+        if metric == "ratio" and "arms" in params:
+            row["times as fast as"] = ", ".join(filter(None, (row.get("times as fast as"), f"{params['arms'][0]} {value}")))
+        elif metric in CELLS:
+            row[CELLS[metric]] = value if metric in ("rtfx", "peak_memory") else f"{value} {unit}"
+        else:
+            row["also"] = ", ".join(filter(None, (row.get("also"), f"{metric} {value} {unit}".rstrip())))
+        if metric == "latency":
+            row["quartiles"] = f"{low}–{high}"
+            floors = {key[6:]: least / record["value"] / 1e6 for key, least in params.items() if key.startswith("floor_")}
+            peaks = {key: f" ({1e9 * rate / params[f'peak_{key}']:.0%})" for key, rate in floors.items() if f"peak_{key}" in params}
+            row["least work"] = ", ".join(f"{rate:.3g} G{key}/s{peaks.get(key, '')}" for key, rate in floors.items())
+            row["calls"] = ", ".join(f"{params[key]} {name}" for key, name in COUNTS.items() if key in params)
+    columns = [name for name in COLUMNS if any(row.get(name) for row in rows.values())]
+    cells = [columns, *([row.get(name, "") for name in columns] for row in rows.values())]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return (lines if rows or not planned else []) + batching.table(planned)
 
 
 LEGEND = (
-    "cpu_time: of all threads. ratio: how many times as long the first took as the second. least work: what no implementation "
+    "times as fast as: another arm's time over this one's. CPU time: of all threads. least work: what no implementation "
     "can do without, by the time it took, and its share of the machine's measured peak. calls: of the joint and the predictor, "
     "what they start on a GPU, waits for a GPU. shape: of losses B×T×U1×V, of decoders B×T×D×V or B×T×V, of encoders B×T×D×blocks, "
     "of features and precision B×T×F. noise: error over what tells frames apart; flips: share of frames with another best token; "

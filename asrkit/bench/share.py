@@ -48,8 +48,8 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("claims", 3, "what the ledger waits for: graphs, label looping, casts, half precision, front ends"),
-    Part("ladder", 3, "the steps together, which the summary of the series is about"),
+    Part("claims", 5, "what the ledger waits for: graphs, label looping, casts, half precision, front ends"),
+    Part("ladder", 4, "the steps together, which the summary of the series is about"),
     Part("decoders", 2, "every loop and graph over batch sizes: which one is the default depends on it"),
     Part("losses", 2, "the kernels beside torchaudio's: which one is the default depends on it"),
     Part("encoder", 2, "most of the time of a recogniser goes here", options={"compiled": False}),
@@ -104,6 +104,8 @@ class _Run:
             "schema": "asrkit.share/1", "state": "running", "minutes": minutes, **same, "code": records.code(),
             "software": records.software(), "parts": parts, "elsewhere": ELSEWHERE,
         }  # fmt: skip
+        self.dead: dict[str, int] = {}  # processes of a group, one after another, that died before they could tell anything
+        self.parts = [part for part in PARTS if part.name != "compiled" or device.startswith("cuda")]  # a rehearsal need not
         self.rows = {
             row["check"]: row for row in _json_lines(out / "checks.jsonl") if row["ok"] and row["source"] == same["source"]
         }
@@ -222,7 +224,7 @@ class _Process:
         context = multiprocessing.get_context("spawn")
         self.here, there = context.Pipe(duplex=False)
         self.kill, self.said = kill, None
-        self.process = context.Process(target=_begin, args=(out / "log.txt", work, there))
+        self.process = context.Process(target=_begin, args=(out / "log.txt", torch.get_num_threads(), work, there))
         self.process.start()
         there.close()
         self.sentinel, self.is_alive, self.join = self.process.sentinel, self.process.is_alive, self.process.join
@@ -250,12 +252,13 @@ class _Process:
             self.end()
 
 
-def _begin(log: Path, work: Callable[[], Any], answer: Any) -> None:
+def _begin(log: Path, threads: int, work: Callable[[], Any], answer: Any) -> None:
     """What a process of a share begins with: a group of its own, its output in the log, an eye on the parent."""
     os.setsid()
     with log.open("ab", buffering=0) as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
+    torch.set_num_threads(threads)
     parent = multiprocessing.parent_process()
 
     def follow() -> None:

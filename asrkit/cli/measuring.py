@@ -19,12 +19,8 @@ def _bench(args: argparse.Namespace) -> int:
     own = {name: value for name in ("lengths", "ranks") if (value := getattr(args, name))}
     if args.minutes is not None:
         expect(args.suite == "all", "minutes", "the suite all", args.suite, "Other suites take the time they take.")
-        expect(
-            not (args.peers or own),
-            "peers, lengths, ranks",
-            "none of them with --minutes",
-            sorted({**own} | {"peers"} * args.peers),
-        )
+        also = [*own, *["peers"] * args.peers]
+        expect(not also, ", ".join(also), "nothing with --minutes", "both", "What these measure needs no GPU.")
         return _share(args)
     args.out = args.out or Path("reports/bench.jsonl")
     expect(not args.out.is_dir(), "out", "a file", repr(str(args.out)), "A folder takes what `bench all --minutes` finds.")
@@ -108,14 +104,14 @@ COMMANDS: Commands = {
                    "help": "what to measure"}),
         DEVICE, THREADS,
         ("--quick", {"action": "store_true", "help": "small sizes and few repeats"}),
-        ("--minutes", {"type": float, "metavar": "N", "help": "with all: the whole share of a machine within N minutes, checks of every "
-                       "path first, then suites in processes of their own, most important first; run again, it goes on. On a CPU a "
-                       "rehearsal, with --quick"}),
+        ("--minutes", {"type": float, "metavar": "N", "help": "with all: a machine's whole share in N minutes: checks of every "
+                       "path, then suites in processes of their own, most important first; run again, it goes on; on a CPU "
+                       "a rehearsal, with --quick"}),
         ("--peers", {"action": "store_true", "help": "also time the rivals that `make peers` installed, on CPU"}),
         ("--lengths", {"type": Path, "metavar": "FILE", "help": "batching: a table of your own, CSV with seconds and tokens"}),
         ("--ranks", {"type": int, "nargs": "+", "metavar": "N", "help": "batching: numbers of ranks (none: 1 8 64 1024)"}),
-        ("--out", {"type": Path, "help": "records are appended to this file (none: reports/bench.jsonl); with --minutes a folder of "
-                   "records, checks, log and manifest (none: reports/share)"})]),
+        ("--out", {"type": Path, "help": "records are appended to this file (none: reports/bench.jsonl); with --minutes a folder "
+                   "of records, checks, log and manifest (none: reports/share)"})]),
     "doctor": (_doctor, "Say what this machine has, what is missing for which notebook, and the remedy.", []),
     "verify": (_verify, "Recompute the hashes of records and check the claims' schema.", [
         ("paths", {"nargs": "*", "type": Path, "help": "record files (none: those the project ships)"})]),
