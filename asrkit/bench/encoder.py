@@ -184,7 +184,7 @@ def graphed(call: Encode, pool: Any = None) -> Encode:
                     call()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # a thread may load sound meanwhile
                 found = call()
             kept.extend((graph, found))
         kept[0].replay()

@@ -86,18 +86,24 @@ class Scripted(NamedTuple):
 
 
 def suite(device: str, quick: bool, *, utterances: int = 0, batch: int = 0) -> Iterator[Case]:
-    """A case each for RNN-T, TDT and CTC: of published sizes on CUDA, of 110 million weights on a CPU, tiny if quick."""
+    """A case each for RNN-T, TDT and CTC: of published sizes on CUDA, of 110 million weights on a CPU, tiny if quick.
+
+    `utterances` and how many of them are a `batch`; 0: a few, and on CUDA two batches of 64.
+    """
     cuda = device.startswith("cuda")
-    N, B = utterances or (8 if quick else 256 if cuda else 16), batch or (4 if quick or not cuda else 128)
+    N, B = utterances or (8 if quick else 128 if cuda else 16), batch or (4 if quick or not cuda else 64)
     for what, config, preset in configs("tiny" if quick else "cuda" if cuda else "cpu"):
-        with tempfile.TemporaryDirectory() as folder:
-            made = scripted(config, lengths(N), Path(folder), batch=B, device=device)
-            arms = climb(made.task, say=partial(print, f"{what}:", file=sys.stderr))
-            yield case(what, made, arms, {"preset": preset}, quick)
-            for arm in arms.values():  # before the next model is made: graphs hold gigabytes
-                arm.recogniser.captured.clear()
-            release_graphs()
-            made.task.made.clear()
+        yield from _measured(what, config, {"preset": preset}, (N, B), device, quick)
+
+
+def _measured(what: str, config: Config, params: dict[str, Any], size: tuple[int, int], device: str, quick: bool) -> Iterator[Case]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = scripted(config, lengths(size[0]), Path(folder), batch=size[1], device=device)
+        arms = climb(made.task, say=partial(print, f"{what}:", file=sys.stderr))
+        yield case(what, made, arms, params, quick)
+        release_graphs()  # before the next model is made, while the case is still held: gigabytes
+        for arm in arms.values():
+            vars(arm.recogniser).clear()
 
 
 def configs(size: str) -> Iterator[tuple[str, Config, str]]:
@@ -151,16 +157,12 @@ def scripted(config: Config, samples: Sequence[int], folder: Path, *, batch: int
         sizes |= {"durations": config.durations, "width": config.joint_width, "layers": config.predictor.layers}
     plan = planted(len(files), max(ends), **sizes)
     with torch.inference_mode(False), torch.no_grad(), tf32(False):
-        if isinstance(config, TransducerConfig):
-            model: TransducerModel | CTCModel = recogniser(config, plan.model)
-        else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                model = CTCModel(config).eval()
-        model.to(device)
+        with torch.device(device), torch.random.fork_rng(devices=[]):  # a billion weights are drawn faster where they stay
+            torch.manual_seed(0)
+            model = CTCModel(config).eval() if isinstance(config, CTCConfig) else recogniser(config, plan.model)
         heard = [log_mel(torch.from_numpy(read_wav(file).copy())[None].to(device) / 32768, torch.tensor([S], device=device),
                          config=features) for file, S in zip(files, samples, strict=True)]  # fmt: skip
-        enliven(model.encoder, *heard[0])
+        enliven(model.encoder, *heard[samples.index(max(samples))])
         frames = [model.encoder(*one)[0][0] for one in heard]  # each (T, D), one utterance at a time
         aims = plan.encoded.to(device)
         if isinstance(model, TransducerModel):
@@ -227,8 +229,8 @@ def spell(head: nn.Linear, plan: Planted, deviation: float) -> tuple[Tensor, lis
 def climb(task: Task, *, say: Callable[[str], object] = bool, probe: bool | None = None) -> dict[str, Arm]:
     """Arms by name: "baseline", then of every rung "to_…" with all rungs below, and "only_…" on the baseline.
 
-    What cannot run here is left out by both, and `say` is told why; on CUDA a batch of each is heard to find out. The first rung
-    stands on the baseline anyway.
+    What cannot run here is left out by both, and `say` is told why; `probe` (None: on CUDA) hears a batch by graphs to find out.
+    The first rung stands on the baseline anyway.
     """
     probe = task.device.startswith("cuda") if probe is None else probe
     now, arms = Pipeline(), {"baseline": Arm(Recogniser(task, Pipeline()), "", "baseline")}
@@ -242,7 +244,7 @@ def climb(task: Task, *, say: Callable[[str], object] = bool, probe: bool | None
                 made = Recogniser(task, Pipeline(**fields))
                 if made.how in [arm.recogniser.how for arm in arms.values()]:
                     continue
-                if probe:
+                if probe and {"encoder", "graphs"} & change.keys():
                     made.probe()
             except (ValueError, RuntimeError) as error:
                 say(f"{name} is left out: {str(error).partition(chr(10))[0]}")

@@ -134,8 +134,9 @@ class Recogniser:
         rows = sorted(range(len(task.files)), key=lambda row: -task.samples[row] if how.order == "by_length" else row)
         self.plan = [rows[start : start + task.batch] for start in range(0, len(rows), task.batch)]
         self.where = [torch.tensor(batch, device=task.device) for batch in self.plan]
-        self.captured = dict[tuple[int, int], tuple[tuple[Tensor, Tensor], Callable[[], tuple[Tensor, Tensor]]]]()
-        self.pool = torch.cuda.graph_pool_handle() if how.encoder == "graphed" else None  # one graph runs at a time: they share
+        # Arms share graphs of one arithmetic, and all graphs one pool: a batch is decoded before another is encoded.
+        self.captured: dict[tuple[int, int], Any] = task.made.setdefault(("graphs", how.arithmetic), {})
+        self.pool = task.made.setdefault("pool", torch.cuda.graph_pool_handle()) if how.encoder == "graphed" else None
         self.side = torch.cuda.Stream(task.device) if cuda and how.loading == "overlapped" else None
 
     @torch.inference_mode()
