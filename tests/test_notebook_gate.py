@@ -14,6 +14,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 DEFINITION_LINES = 6
+FITTING = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 # Drawn with any of these a cell can wait for ever under nbclient; draw into ipywidgets.HTML instead.
 HANGING = {"Output", "interact", "interactive", "interactive_output", "interact_manual"}
 ABSOLUTE = re.compile(
@@ -170,10 +171,25 @@ def asks_a_question(notebook: dict) -> str:
     return "" if headings[0].rstrip().endswith("?") else f"the title {headings[0]!r} is no question"
 
 
+def says_how_large_it_may_run(notebook: dict) -> str:
+    """`metadata.asrkit` has the minutes of a quick run and, in `full`, parameters worth a longer one, of the declared types."""
+    told = notebook["metadata"].get("asrkit", {})
+    if type(told.get("minutes_quick")) not in (int, float) or told["minutes_quick"] <= 0:
+        return "metadata.asrkit.minutes_quick says how long a run at the default sizes takes"
+    cell = next((cell for cell in code_cells(notebook) if "parameters" in tags(cell)), {"source": []})
+    declared = {
+        ast.unparse(line.target): ast.unparse(line.annotation) for line in parsed(cell).body if isinstance(line, ast.AnnAssign)
+    }
+    for name, value in told.get("full", {}).items():
+        if type(value) not in FITTING.get(declared.get(name, ""), ()):
+            return f"metadata.asrkit.full has {name} = {value!r}; declared are {declared}"
+    return ""
+
+
 RULES: list[Callable[[dict], str]] = [
     one_parameters_cell, starts_with_imports_and_stamp, ids_are_unique, holds_no_outputs, defines_nothing_long,
     uses_no_widget_that_hangs, runs_no_shell, shows_pictures_with_words, names_no_absolute_path, runs_on_any_kernel,
-    asks_a_question,
+    asks_a_question, says_how_large_it_may_run,
 ]  # fmt: skip
 
 
@@ -212,7 +228,7 @@ def cell(kind: str, source: str, identity: str, *marks: str) -> dict:
 
 
 GOOD = {
-    "nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": {"name": "python3"}},
+    "nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": {"name": "python3"}, "asrkit": {"minutes_quick": 1}},
     "cells": [
         cell("markdown", "# Why is it slow?\n![one lattice](../figures/lattice.png)", "a"),
         cell("code", "import torch\nfrom asrkit.plots import machine_stamp, show\nmachine_stamp()", "b"),
@@ -228,6 +244,11 @@ def changed(index: int, source: str | None = None, **fields: object) -> dict:
     notebook = copy.deepcopy(GOOD)
     notebook["cells"][index] |= fields | ({} if source is None else {"source": source.splitlines(keepends=True)})
     return notebook
+
+
+def told(**metadata: object) -> dict:
+    """GOOD with other metadata."""
+    return GOOD | {"metadata": {**GOOD["metadata"], **metadata}}
 
 
 def test_a_good_notebook_has_no_problems():
@@ -264,12 +285,18 @@ BAD = [
     (names_no_absolute_path, changed(3, "open('/ho" + "me/ann/speech.wav')")),
     (names_no_absolute_path, changed(3, r"open(r'C:\Users\ann\speech.wav')")),
     (names_no_absolute_path, changed(0, "# Why?\nLook into ~/speech.")),
-    (runs_on_any_kernel, GOOD | {"metadata": {"kernelspec": {"name": "my-venv"}}}),
-    (runs_on_any_kernel, GOOD | {"metadata": {}}),
+    (runs_on_any_kernel, told(kernelspec={"name": "my-venv"})),
+    (runs_on_any_kernel, told(kernelspec={})),
     (runs_on_any_kernel, GOOD | {"nbformat_minor": 4}),
     (asks_a_question, changed(0, "# It is slow")),
     (asks_a_question, changed(0, "## Why is it slow?")),
     (asks_a_question, changed(0, "# Why?\n# And how?")),
+    (says_how_large_it_may_run, told(asrkit={})),
+    (says_how_large_it_may_run, told(asrkit={"minutes_quick": True})),
+    (says_how_large_it_may_run, told(asrkit={"minutes_quick": 1, "full": {"frame": 2000}})),
+    (says_how_large_it_may_run, told(asrkit={"minutes_quick": 1, "full": {"frames": 2000.0}})),
+    (says_how_large_it_may_run, told(asrkit={"minutes_quick": 1, "full": {"frames": True}})),
+    (says_how_large_it_may_run, told(asrkit={"minutes_quick": 1, "full": {"quick": 1}})),
 ]
 
 
@@ -285,6 +312,7 @@ def test_every_rule_has_been_seen_to_fail():
 @pytest.mark.parametrize("notebook, name", [
     (changed(3, LONG, metadata={"tags": ["exercise"]}), "01_exercise.ipynb"),
     (changed(0, "# Start here"), "00_start_here.ipynb"),
+    (told(asrkit={"minutes_quick": 0.5, "full": {"frames": 2000, "quick": False}}), "01_full.ipynb"),
     (changed(3, "ratio = a / b\nshare = f'{x:.1f}/{y}'\nspeed = 'https://example.org/usr/page'"), "01_divides.ipynb"),
     (changed(0, "# Why?\n<img src='a.png' alt='a lattice'>"), "01_html.ipynb"),
 ])  # fmt: skip
