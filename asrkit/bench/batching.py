@@ -57,7 +57,7 @@ def suite(device: str, quick: bool, *, lengths: Path | None = None, ranks: Seque
     except ImportError as error:
         _say(f"batching is left out: {error}")
         return
-    limit = Limit(CANARY_MEMORY, 1.0)
+    limit, most_ranks = Limit(CANARY_MEMORY, 1.0), 0
     for name, table in [(lengths.name.partition(".")[0], Lengths.read(lengths))] if lengths else _sets(quick):
         expect(len(table) >= FEWEST, "lengths", f"at least {FEWEST} utterances", len(table))
         most = limit.share(1, table.seconds, table.tokens).max()
@@ -69,11 +69,13 @@ def suite(device: str, quick: bool, *, lengths: Path | None = None, ranks: Seque
         except ImportError as error:
             cuts = None
             _say(f"lhotse's samplers are left out, and the time that samplers take: {error}")
+        most_ranks = max(most_ranks, len(table))
         for count in ranks:
             if count > len(table):
                 _say(f"batching {name}: {len(table)} utterances are too few for {count} ranks")
             else:
                 yield Comparison(name, table, limit, cuts, count, wide=count == (8 if 8 in ranks else ranks[0]))
+    expect(min(ranks) <= most_ranks, "ranks", f"at most {most_ranks}, the number of utterances", min(ranks))
 
 
 def _say(line: str) -> None:

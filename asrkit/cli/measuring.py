@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from asrkit.cli.options import DEVICE, THREADS, Commands, prepare
+from asrkit.cli.options import DEVICE, THREADS, Commands, prepare, writable
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -26,8 +26,7 @@ def _bench(args: argparse.Namespace) -> int:
     expect(not args.out.is_dir(), "out", "a file", repr(str(args.out)), "A folder takes what `bench all --minutes` finds.")
     expect(not args.peers or args.device == "cpu", "peers", "--device cpu: the rivals run on a CPU", args.device)
     expect(not own or args.suite == "batching", ", ".join(own), "the suite batching", args.suite)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.open("ab").close()  # what cannot be written is found out now, not after the work
+    writable(args.out)
     records, say = [], functools.partial(print, file=sys.stderr)
     with bench.Peers() if args.peers else contextlib.nullcontext() as peers:
         for suite in bench.SUITES if args.suite == "all" else [args.suite]:

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 Commands = dict[str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]]  # what runs, what it does, arguments
@@ -27,3 +29,10 @@ def prepare(args: argparse.Namespace) -> None:
     expect(count is None or count > 0, "threads", "at least 1", count)
     if count:
         torch.set_num_threads(count)
+
+
+def writable(path: Path) -> None:
+    """OSError before the work, not after it, where `path` cannot be written; nothing is left of the attempt."""
+    if path.is_file():
+        path.open("ab").close()
+    tempfile.TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())).close()

@@ -113,13 +113,17 @@ def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
     assert not (tmp_path / "none.jsonl").exists()
 
 
-def test_the_table_has_a_line_a_record_in_aligned_columns():
+def test_the_table_has_a_line_an_arm_in_aligned_columns():
     found = bench.run("features", quick=True)
     head, *lines = bench.table(found)
-    assert len(lines) == len(found) == 5
-    assert [line.index("8×200×80") for line in lines] == [head.index("shape")] * 5
-    assert "sequential / batched" in lines[-1]
-    assert "GB/s" in lines[0]
+    assert len(found) == 5 and len(lines) == 2
+    assert [line.index("8×200×80") for line in lines] == [head.index("shape")] * 2
+    by = {(one["impl"], one["metric"]): f"{one['value']:.3g}" for one in found}
+    for line, name in zip(lines, ("sequential", "batched"), strict=True):
+        assert line[head.index("implementation") :].startswith(name)
+        assert line[head.index("time  ") :].startswith(f"{by[name, 'latency']} ms")
+        assert line[head.index("CPU time") :].startswith(f"{by[name, 'cpu_time']} ms") and "GB/s" in line
+    assert f"sequential {by['batched', 'ratio']}" in lines[1] and "sequential" not in lines[0][head.index("time  ") :]
 
 
 def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
