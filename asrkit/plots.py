@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
@@ -159,7 +160,7 @@ def tornado(swings: Mapping[str, tuple[float, float]], middle: float, ax: Axes, 
     """
     for row, ends in enumerate(swings.values()):
         for end, colour, name in zip(ends, COLOURS[:2], ("input at its lowest", "input at its highest"), strict=True):
-            ax.barh(row, end - middle, left=middle, height=0.6, color=colour, label="" if row else name)
+            ax.barh(row, end, left=middle, height=0.6, color=colour, label="" if row else name)
     ax.axvline(middle, color="black", lw=0.8)
     ax.set_yticks(range(len(swings)), list(swings))
     ax.invert_yaxis()
@@ -190,3 +191,43 @@ def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
     ax.set(xscale="log", yscale="log", xlabel="RTFx of one core or GPU", ylabel="USD for a million hours of speech")
     ax.legend(frameon=False, fontsize=8)
     return ax
+
+
+def waterfall(
+    rates: Mapping[str, float], axes: Sequence[Axes], *, alone: Mapping[str, float], limits: Mapping[str, float] | None = None,
+    unit: str = "RTFx",
+) -> Sequence[Axes]:  # fmt: skip
+    """A bar a rung, from the rate of the one above it to its own: blue where it is faster, red where slower; the first is grey.
+
+    On the second Axes what each rung gives: filled on top of those above, hollow `alone` on the first. `limits` are rates that
+    the machine allows at most. All scales are logarithmic: equal gains are equally long.
+    """
+    names, values = list(rates), np.array([*rates.values()], dtype=float)
+    expect(min(values) > 0, "rates", "above 0", rates)
+    before, rows, (left, right) = np.concatenate([values[:1], values[:-1]]), np.arange(len(values)), axes
+    start = values.min() / 1.6
+    left.barh(rows, values - np.where(rows == 0, start, before), left=np.where(rows == 0, start, before), height=0.65,
+              color=[COLOURS[5], *(COLOURS[int(now < then)] for then, now in pairwise(values))])  # fmt: skip
+    for row, (then, now) in enumerate(zip(before, values, strict=True)):
+        left.annotate(f"{now:,.3g}", (max(then, now), row), (4, 0), textcoords="offset points", va="center", fontsize=9)
+        left.plot([now, now], [row, min(row + 1, len(rows) - 1)], color="black", lw=0.6)
+    if limits:
+        left.plot([limits[name] for name in names], rows, "|", color=COLOURS[1], ms=14, mew=1.5, label="what the machine allows")
+        left.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    left.set(xscale="log", xlabel=unit, xlim=(start, max([*values, *(limits or {}).values()]) * 1.6))
+    gains = {"on those above": (dict(zip(names, values / before, strict=True)), COLOURS[0]), "alone": (alone, "white")}
+    for name, (given, face) in gains.items():
+        shown = [row for row in rows[1:] if names[row] in given]
+        right.plot([given[names[row]] for row in shown], shown, "o", mec=COLOURS[0], mfc=face, ms=7, label=name)
+    right.axvline(1, color="black", lw=0.8)
+    right.set(xscale="log", xlabel="times as fast")
+    low, high = right.get_xlim()
+    marks = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.7, 2) if high < 3 * low else (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
+    ticks = [tick for tick in marks if low <= tick <= high]
+    right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    right.minorticks_off()
+    right.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    for ax, labels in ((left, names), (right, [""] * len(names))):
+        ax.set_yticks(rows, labels)
+        ax.set_ylim(len(rows) - 0.4, -0.6)
+    return axes

@@ -136,3 +136,18 @@ def test_break_even_lines_pass_through_their_markers_and_fall_with_rtfx():
     assert [marker.get_markerfacecolor() for marker in markers] == ["white", "white", markers[0].get_color()]
     assert [text.get_text() for text in ax.texts] == ["4.5, published", "2,053, published", "9, recorded"]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["c7a.48xlarge, 192 cores", "p4de.24xlarge, 8 GPUs"]
+
+
+def test_a_waterfall_begins_each_bar_where_the_one_above_ends():
+    rates = {"slow": 10.0, "better": 20.0, "worse": 16.0}
+    _, axes = plots.canvas("title", columns=2)
+    plots.waterfall(rates, axes, alone={"better": 1.5}, limits=dict.fromkeys(rates, 100.0))
+    spans = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes[0].patches]
+    assert spans == [(10 / 1.6, 10), (10, 20), (20, pytest.approx(16))]
+    colours = [bar.get_facecolor() for bar in axes[0].patches]
+    assert len({*colours}) == 3 and [text.get_text() for text in axes[0].texts] == ["10", "20", "16"]
+    filled, hollow = axes[1].lines[:2]
+    assert [*filled.get_xdata()] == [2, 0.8] and [*hollow.get_xdata()] == [1.5] and [*hollow.get_ydata()] == [1]
+    assert axes[0].get_xscale() == axes[1].get_xscale() == "log" and [*axes[0].lines[-1].get_xdata()] == [100] * 3
+    with pytest.raises(ValueError, match="rates: expected above 0"):
+        plots.waterfall({"slow": 0.0}, axes, alone={})
