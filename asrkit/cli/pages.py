@@ -1,4 +1,4 @@
-"""`asrkit report`."""
+"""`asrkit report` and `asrkit report compare`."""
 
 import argparse
 from pathlib import Path
@@ -13,20 +13,55 @@ def _report(args: argparse.Namespace) -> int:
     from asrkit.report import report
 
     parameters = {name: yaml.safe_load(value) for name, value in args.parameter}  # `-p quick false` is False, never "false"
-    rest: dict[str, Any] = {"workers": args.workers, "timeout_s": args.timeout_s, "progress": not args.no_progress}
-    result = report(args.notebooks or None, args.out, parameters=parameters, **rest)
+    rest: dict[str, Any] = {"timeout_s": args.timeout_s, "progress": not args.no_progress, "resume": args.resume}
+    named = [*args.notebooks, *(args.chosen or "").split(",")]
+    paths = choose([name.strip() for name in named if name.strip()])
+    result = report(paths, args.out, parameters=parameters, size=args.size, device=args.device, jobs=args.jobs, **rest)
     print(result.summary())
     return result.exit_code
+
+
+def choose(named: list[str], folder: Path = Path("notebooks")) -> list[Path] | None:
+    """Paths of the notebooks that are named by file, number, name or how the name begins; None for no name: all of them."""
+    from asrkit.shapes import expect
+
+    known, found = sorted(folder.glob("*.ipynb")), dict[Path, None]()
+    for name in named:
+        stem = Path(name).stem if name.endswith(".ipynb") else name
+        start = f"{int(stem):02d}_" if stem.isdigit() else stem
+        fitting = [Path(name)] if Path(name).is_file() else [path for path in known if path.stem.startswith(start)]
+        exact = [path for path in fitting if path.stem == stem]
+        listed = ", ".join(path.stem for path in known) or f"a file: there is no folder {folder}/ here"
+        expect(bool(fitting), "notebooks", f"one of {listed}", repr(name))
+        found |= dict.fromkeys(exact or fitting)
+    return list(found) or None
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from asrkit.report import compare
+
+    a, b = (Path(name) if Path(name).is_dir() else args.reports / name for name in (args.a, args.b))
+    print(compare(a, b, args.out).summary())
+    return 0
 
 
 # fmt: off
 COMMANDS: Commands = {
     "report": (_report, "Run the notebooks and build one HTML report with the ledger of claims.", [
-        ("notebooks", {"nargs": "*", "type": Path, "help": "notebooks to run (none: the whole series)"}),
+        ("notebooks", {"nargs": "*", "help": "notebooks: paths, numbers or beginnings of names (none: the whole series)"}),
+        ("--notebooks", {"dest": "chosen", "metavar": "02,06", "help": "the same as a list with commas"}),
+        ("--size", {"choices": ["quick", "full"], "help": "full: the larger parameters that the notebooks name (none: quick)"}),
+        ("--device", {"choices": ["auto", "cpu", "cuda"], "help": "cpu hides GPUs, cuda insists on one (none: auto)"}),
+        ("--jobs", {"type": int, "metavar": "N", "help": "notebooks at once (none: half the cores)"}),
+        ("--resume", {"action": "store_true", "help": "take up the newest run where it was cut short or failed"}),
         ("--out", {"type": Path, "default": Path("reports"), "help": "folder that gets one subfolder a run, and `latest`"}),
         ("--parameter", {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"),
                          "help": "set a parameter in every notebook that has it; VALUE is YAML"}),
-        ("--workers", {"type": int, "help": "notebooks at once (none: half the cores)"}),
-        ("--timeout", {"type": float, "default": 600.0, "dest": "timeout_s", "help": "seconds a cell may take"}), QUIET]),
+        ("--timeout", {"type": float, "dest": "timeout_s", "help": "seconds a cell may take (none: 600, full size 7200)"}), QUIET]),
+    "report compare": (_compare, "Put two runs side by side: seconds, records with ratios, verdicts that differ.", [
+        ("a", {"metavar": "A", "help": "folder of a run, or its name in --reports, as `latest`"}),
+        ("b", {"metavar": "B", "help": "the run it is compared with; ratios are B over A"}),
+        ("--reports", {"type": Path, "default": Path("reports"), "help": "folder with the runs"}),
+        ("--out", {"type": Path, "metavar": "FILE", "help": "the page (none: compare-A-B.html beside B)"})]),
 }
 # fmt: on

@@ -1,35 +1,36 @@
-"""Executed notebooks and records to one folder of static pages: no script, no request, readable offline."""
+"""A run of the notebooks and one folder of static pages from it: one style, one script, both hashed; no request to anywhere."""
 
+import base64
 import datetime
+import fcntl
+import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape, unescape
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import nbformat
-from latex2mathml.converter import convert
-from nbconvert import HTMLExporter
 from pygments.formatters import HtmlFormatter
 
 from asrkit import ledger
 from asrkit import records as store
-from asrkit.report.run import NotebookRun, run_notebooks
+from asrkit.report.pages import MARKS, Page, measured, page
+from asrkit.report.run import NotebookRun, jobs_of, run_notebooks
+from asrkit.shapes import expect
 
 HERE = Path(__file__).parent
-CSP = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
-WIDGET = "application/vnd.jupyter.widget-view+json"
-NO_TEX = '<code class="no-tex">'
-FORMULA = (  # code first, so that a dollar inside it is never seen
-    r"(?s)(?P<code>(?P<fence>```|~~~).*?(?P=fence)|(?P<tick>`+)(?!`).+?(?<!`)(?P=tick)(?!`))"
-    r"|(?<!\\)\$\$(?P<block>.+?)\$\$|(?<![\\$])\$(?P<line>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)"
-)
+CSP = "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; media-src data:"
+CODE_STYLES = ("default", "github-dark")  # of Pygments, for light and dark; a test counts their contrast
+FACTS = {"id": "machine id", "cpu_model": "CPU", "cpu_usable": "cores", "ram_gib": "memory, GiB", "isa": "instructions",
+         "system": "system", "kernel": "kernel"}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,108 +49,210 @@ class ReportResult:
         return int(any(run.status != "ran" for run in self.runs) or bool(self.defects))
 
     def summary(self) -> str:
-        """Sentence, path and one JSON line."""
+        """Failures and defects, sentence, path and one JSON line."""
         ran = sum(run.status == "ran" for run in self.runs)
         line = {"notebooks": len(self.runs), "ran": ran, "records": sum(len(r.records) for r in self.runs),
                 "seconds": round(self.seconds, 1), "defects": len(self.defects), "path": str(self.path)}  # fmt: skip
-        problems = [f"{run.name}: {run.error.strip().splitlines()[-1]}" for run in self.runs if run.error] + [*self.defects]
+        problems = [run.line() for run in self.runs if run.status != "ran"] + [*self.defects]
         return "\n".join([*problems, self.sentence, str(self.path), json.dumps(line)])
 
 
 def report(
     notebooks: Sequence[Path] | None = None, out: Path = Path("reports"), *, parameters: Mapping[str, Any] | None = None,
-    workers: int | None = None, timeout_s: float = 600.0, progress: bool = True,
+    size: str | None = None, device: str | None = None, jobs: int | None = None, timeout_s: float | None = None,
+    progress: bool = True, resume: bool = False,
 ) -> ReportResult:  # fmt: skip
     """Run `notebooks` (default: notebooks/*.ipynb) and build `out`/<time>/index.html; `out`/latest points to it.
 
-    The folder holds runs/ (executed copies), records/, the pages and manifest.json. It is built whole before `latest`
-    moves, so a run that is cut short leaves the last report in place.
+    The folder holds plan.json, runs/ (executed copies, results), records/, the pages and, written last, manifest.json. `latest`
+    moves when all of it stands, so a run that is cut short leaves the last report in place. `resume` takes up the newest run
+    in `out` if it was cut short or had failures; what is given here wins over its plan, and what that changes runs again.
     """
-    start = time.perf_counter()
-    folder = Path(out) / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}Z-{os.getpid()}"
-    paths = sorted(Path("notebooks").glob("*.ipynb")) if notebooks is None else list(notebooks)
-    runs = run_notebooks(paths, folder / "runs", parameters=parameters, workers=workers, timeout_s=timeout_s, progress=progress)
-    for run in runs:
-        if run.records:
-            store.append(folder / "records" / f"{run.name}.jsonl", *run.records)
-    sentence, defects = build(folder, runs, time.perf_counter() - start)
-    latest = Path(out) / "latest"
+    start, out = time.perf_counter(), Path(out)
+    given = {"parameters": dict(parameters) if parameters else None, "size": size, "device": device, "timeout_s": timeout_s}
+    plan: dict[str, Any] = {"parameters": {}, "size": "quick", "device": "auto", "timeout_s": None}
+    if resume:
+        folder = unfinished(out)
+        plan |= json.loads((folder / "plan.json").read_text("utf-8"))
+        paths = [Path(os.path.relpath(folder / name)) for name in plan["notebooks"]]
+        named = {path.stem for path in notebooks or paths}
+        expect(named == {path.stem for path in paths}, "notebooks", "none beside --resume: the run names them", sorted(named))
+    else:
+        folder = out / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}Z-{os.getpid()}"
+        paths = sorted(Path("notebooks").glob("*.ipynb")) if notebooks is None else list(notebooks)
+    plan |= {name: value for name, value in given.items() if value is not None}
+    jobs_of(paths, plan["parameters"], plan["size"], plan["device"])  # refuses before a folder is made
+    expect(jobs is None or jobs > 0, "jobs", "at least 1", jobs)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            expect(False, "resume", "a run that has ended", f"one that is running now, {folder.name}")
+        plan["notebooks"] = [os.path.relpath(path, folder) for path in paths]
+        _write(folder / "plan.json", json.dumps(plan, indent=1, default=str))
+        (folder / "manifest.json").unlink(missing_ok=True)
+        timeout = plan["timeout_s"] or (600.0 if plan["size"] == "quick" else 7200.0)
+        runs = run_notebooks(paths, folder / "runs", parameters=plan["parameters"], size=plan["size"], device=plan["device"],
+                             jobs=jobs, timeout_s=timeout, progress=progress, resume=resume)  # fmt: skip
+        for run in runs:
+            if run.records:
+                lines = "".join(json.dumps(record) + "\n" for record in run.records)
+                _write(folder / "records" / f"{run.name}.jsonl", lines)
+        sentence, defects = build(folder, runs, time.perf_counter() - start, plan)
+    latest = _point(out / "latest", folder)
+    seconds = time.perf_counter() - start
+    return ReportResult(path=latest / "index.html", runs=runs, sentence=sentence, seconds=seconds, defects=defects)
+
+
+def unfinished(out: Path) -> Path:
+    """The newest run in `out`, if it was cut short or a notebook of it failed; ValueError says why there is none."""
+    last = max((plan.parent for plan in out.glob("*/plan.json") if plan.parent.name != "latest"), default=None)
+    expect(last is not None, "resume", f"a run in {out}", "none", "Leave --resume away.")
+    assert last is not None
+    manifest = last / "manifest.json"
+    failed = manifest.is_file() and [r["name"] for r in json.loads(manifest.read_text("utf-8"))["runs"] if r["status"] != "ran"]
+    expect(not manifest.is_file() or bool(failed), "resume", "a run that was cut short or had failures",
+           f"{last.name}, which is whole", "Leave --resume away.")  # fmt: skip
+    return last
+
+
+def _point(latest: Path, folder: Path) -> Path:
     link = latest.with_name(f".latest-{os.getpid()}")
     try:
         link.symlink_to(folder.name, target_is_directory=True)
-        if latest.is_dir() and not latest.is_symlink():
-            shutil.rmtree(latest)
-        os.replace(link, latest)
     except OSError:  # a file system without links
-        link.unlink(missing_ok=True)
-        shutil.rmtree(latest, ignore_errors=True)
-        shutil.copytree(folder, latest)
-    path, seconds = latest / "index.html", time.perf_counter() - start
-    return ReportResult(path=path, runs=runs, sentence=sentence, seconds=seconds, defects=defects)
+        shutil.copytree(folder, link)
+    if latest.is_dir() and not (latest.is_symlink() and link.is_symlink()):
+        latest.unlink() if latest.is_symlink() else shutil.rmtree(latest)
+    os.replace(link, latest)
+    return latest
 
 
-def build(folder: Path, runs: Sequence[NotebookRun], seconds: float) -> tuple[str, list[str]]:
-    """Write index.html, a page a notebook and manifest.json into `folder`; the summary sentence, and defects found."""
-    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True)
-    css = (HERE / "templates/style.css").read_text("utf-8") + HtmlFormatter(style="default").get_style_defs(".highlight")
-    figures, defects = [], []
-    for run in runs:
-        executed = folder / "runs" / f"{run.name}.ipynb"
-        title, body = page(executed) if executed.is_file() else (run.name, "")
-        wrong = [*run.defects, *(f"no LaTeX: {unescape(text)}" for text in re.findall(f"{NO_TEX}(.*?)</code>", body, re.DOTALL))]
-        for image in re.findall(r"<img\b[^>]*>", body):
-            told = {key: unescape(text) for key, _, text in re.findall(r"""\b(alt|src)=(["'])(.*?)\2""", image)}
-            alt = told.get("alt", "").replace("No description has been provided for this image", "")
-            wrong += ["a picture has no alt text"] * (not alt)
-            wrong += ["a picture is not inside the page"] * (not told.get("src", "").startswith("data:"))
-            figures += [{**told, "notebook": run.name}] * bool(alt)
-        defects += [f"{run.name}: {what}" for what in wrong]
-        text = templates.get_template("notebook.html.j2").render(title=title, body=body, run=run, css=css, csp=CSP)
-        (folder / f"{run.name}.html").write_text(text, "utf-8")
+def _write(path: Path, text: str) -> None:
+    with store.atomic(path) as part:
+        part.write_text(text, "utf-8", newline="\n")
+
+
+@cache
+def site() -> tuple[jinja2.Environment, dict[str, Any]]:
+    """Templates, and what every page is rendered with: style, script and the policy that allows just these two."""
+    css, (light, dark) = (HERE / "templates/style.css").read_text("utf-8"), map(_tokens, CODE_STYLES)
+    css += f"{light}\n@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}"
+    js = (HERE / "templates/report.js").read_text("utf-8")
+    style, script = (f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (css, js))
+    csp = f"{CSP}; style-src {style}; script-src {script}"
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, trim_blocks=True)
+    return templates, {"css": css, "js": js, "csp": csp, "marks": MARKS}
+
+
+def _tokens(style: str) -> str:
+    lines = HtmlFormatter(style=style).get_style_defs(".highlight").splitlines()
+    kept = [line for line in lines if line.startswith(".highlight .") and "hll" not in line]
+    return re.sub(r"background-color: [^;}]*;?", "", "\n".join(kept))
+
+
+def build(folder: Path, runs: Sequence[NotebookRun], seconds: float, plan: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Write a page a notebook, index.html and, last, manifest.json into `folder`; the summary sentence, and defects found."""
+    templates, common = site()
     shipped = store.read(store.shipped("records")) if any(store.shipped("records").rglob("*.jsonl")) else []
-    rows = ledger.table(ledger.load_claims(), [*shipped, *(record for run in runs for record in run.records)])
-    others = {r["machine"]["id"]: r for r in shipped if r["machine"]["id"] != store.machine()["id"]}
-    ran = sum(run.status == "ran" for run in runs)
-    sentence = f"{ran} of {len(runs)} notebooks ran. {ledger.summary(rows)}"
-    context = {
-        "sentence": sentence, "rows": rows, "runs": runs, "figures": figures, "defects": defects, "seconds": seconds,
-        "machine": store.machine(), "software": store.software(), "code": store.code(), "others": list(others.values())[:3],
-        "slowest": sorted(((s, cell, run.name) for run in runs for cell, s in run.slowest), reverse=True)[:8],
-        "records": [record for run in runs for record in run.records], "css": css, "csp": CSP,
-        "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
-    }  # fmt: skip
+    fresh = [record for run in runs for record in run.records]
+    rows = claims(shipped, fresh)
+    verdicts, defects, pages = {row["id"]: row["verdict"] for row in rows}, [], dict[str, Page]()
+    names = [run.name for run in runs]
+    for number, run in enumerate(runs):
+        executed = folder / "runs" / f"{run.name}.ipynb"
+        blank = Page(title=run.name, body="", figures=[], records={}, claims=[], defects=[])
+        pages[run.name] = told = page(executed, verdicts) if executed.is_file() else blank
+        defects += [f"{run.name}: {what}" for what in [*run.defects, *told.defects]]
+        published = [measured(record, run.name, [*verdicts]) for cell in told.records.values() for record in cell]
+        before, after = ["", *names][number], [*names, ""][number + 1]
+        text = templates.get_template("notebook.html.j2").render(
+            **common, before=before, after=after, page=told, run=run, rows=published
+        )
+        _write(folder / f"{run.name}.html", text)
+    for row in rows:
+        there = f"#claim-{row['id']}" if (named := pages.get(row["notebook"])) and row["id"] in named.claims else ""
+        row["href"] = f"{row['notebook']}.html{there}" if row["notebook"] in pages else ""
+    sentence = f"{sum(run.status == 'ran' for run in runs)} of {len(runs)} notebooks ran. {ledger.summary(rows)}"
+    context = _context(rows, runs, pages, shipped, fresh) | {
+        "sentence": sentence,
+        "defects": defects,
+        "seconds": seconds,
+        "plan": plan,
+    }
+    _write(folder / "index.html", templates.get_template("index.html.j2").render(**common, **context))
     listed = [{**asdict(run), "records": len(run.records)} for run in runs]
-    manifest = json.dumps({"sentence": sentence, "runs": listed, "code": store.code()}, indent=1)
-    (folder / "manifest.json").write_text(manifest, "utf-8")
-    (folder / "index.html").write_text(templates.get_template("index.html.j2").render(**context), "utf-8")
+    told_machine = {name: context[name] for name in ("machine", "software", "code", "command", "now")}
+    manifest = {"sentence": sentence, "runs": listed, "plan": plan, "seconds": seconds, "claims": verdicts, **told_machine}
+    _write(folder / "manifest.json", json.dumps(manifest, indent=1, default=str))
     return sentence, defects
 
 
-def page(executed: Path) -> tuple[str, str]:
-    """Title and HTML body of an executed notebook, made safe for a page without scripts."""
-    notebook = nbformat.read(executed, 4)
-    texts = (cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    title = next((text.splitlines()[0][2:] for text in texts if text.startswith("# ")), executed.stem)
-    notebook.metadata.pop("widgets", None)
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = mathml(cell.source)
-        elif cell.cell_type == "code":
-            cell.outputs = [out for out in cell.outputs if WIDGET not in out.get("data", {})]
-    exporter = HTMLExporter(template_name="basic", embed_images=False, exclude_input_prompt=True, exclude_output_prompt=True)
-    body, _ = exporter.from_notebook_node(notebook)
-    return title, re.sub(r'<a class="anchor-link"[^>]*>[^<]*</a>', "", body)
+def claims(shipped: Sequence[Any], fresh: Sequence[Any]) -> list[dict[str, Any]]:
+    """The ledger's rows with what the page sorts by, and where each recorded and measured value is from."""
+    rows, seen = [], {record["what"] for record in fresh}
+    every = ledger.load_claims()
+    for claim, told in zip(every, ledger.table(every, [*shipped, *fresh]), strict=True):
+        found = ledger.verdict(claim, [*shipped, *fresh])
+        record, known, where = found.recorded, found.measured is not None, ""
+        if record:
+            gpu = next(iter(record["machine"]["gpus"]), None)
+            where = f"{gpu['name']}, driver {gpu['driver_version']}" if gpu else f"another CPU: {record['machine']['cpu_model']}"
+            commit = str(record["code"]["commit"])[:9]
+            where += f", torch {record['software']['torch']}, commit {commit}, {record['captured_at'][:10]}"
+        rows.append({
+            **told, "recorded": claim.show(record["value"]) if record else "–" if claim.needs == "cpu" else "not recorded yet",
+            "where": where, "how": ("computed" if claim.formula else "by an earlier run" * (claim.id not in seen)) * known,
+            "published_value": "" if claim.quoted is None else claim.quoted, "measured_value": found.measured if known else "",
+            "recorded_value": record["value"] if record else "", "order": ledger.LABELS.index(found.label),
+        })  # fmt: skip
+    return rows
 
 
-def mathml(markdown: str) -> str:
-    """`$…$` and `$$…$$` outside code as MathML, which browsers draw without a script; prices like $5 stay text."""
+def _context(
+    rows: list[dict[str, Any]], runs: Sequence[NotebookRun], pages: Mapping[str, Page], shipped: Sequence[Any], fresh: Sequence[Any]
+) -> dict[str, Any]:
+    """What the index shows beside the sentence."""
+    machine, software, code = store.machine(), store.software(), store.code()
+    others = [*{r["machine"]["id"]: r for r in shipped if r["machine"]["id"] != machine["id"]}.values()]
+    others = sorted(others, key=lambda r: (not r["machine"]["gpus"], r["captured_at"]))[:3]
+    columns = [{"machine": machine, "software": software, "code": code, "captured_at": ""}, *others]
+    groups = {row["document"]: {"document": row["document"], "title": row["title"], "url": row["url"]} for row in reversed(rows)}
+    for name, group in groups.items():
+        group["rows"] = [row for row in rows if row["document"] == name]
+    figures = [
+        {**figure, "notebook": name, "total": sum(map(len, told.records.values())),
+         "records": [measured(record) for record in told.records.get(figure["cell"], [])]}
+        for name, told in pages.items() for figure in told.figures
+    ]  # fmt: skip
+    counts = Counter(row["verdict"] for row in rows)
+    return {
+        "rows": rows, "groups": sorted(groups.values(), key=lambda group: group["document"]), "runs": runs, "figures": figures,
+        "counts": [(label, counts[label]) for label in ledger.LABELS if counts[label]],
+        "failed": [run for run in runs if run.status != "ran"],
+        "titles": {name: told.title for name, told in pages.items() if told.title != name},
+        "machine": machine, "software": software, "code": code, "others": others, "facts": facts(columns),
+        "gpus": any(r["machine"]["gpus"] for r in [*shipped, *fresh]), "commit": (code["commit"] or "") + "+" * bool(code["dirty"]),
+        "slowest": sorted(((s, cell, run.name) for run in runs for cell, s in run.slowest), reverse=True)[:8],
+        "records": [measured(record, run.name, [row["id"] for row in rows]) for run in runs for record in run.records],
+        "command": command(code["argv"]), "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
+    }  # fmt: skip
 
-    def draw(found: re.Match[str]) -> str:
-        if found["code"]:
-            return found[0]
-        try:
-            return convert((found["block"] or found["line"]).strip(), display="block" if found["block"] else "inline")
-        except Exception:  # latex2mathml has no common base; one bad formula must not cost the report
-            return f"{NO_TEX}{escape(found[0])}</code>"
 
-    return re.sub(FORMULA, draw, markdown)
+def facts(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Rows (name, a value for each column) of machine, GPU, software, commit and day, from records or a manifest."""
+    machines = [column["machine"] for column in columns]
+    told = [(name, [" ".join(m[key]) if key == "isa" else str(m[key]) for m in machines]) for key, name in FACTS.items()]
+    for key, name in {"name": "GPU", "memory.total": "GPU memory", "driver_version": "driver"}.items():
+        told.append((name, [", ".join(gpu[key] for gpu in m["gpus"]) or "–" for m in machines]))
+    for name in ("python", "torch", "cuda", "torchaudio", "numpy", "numba", "lhotse"):
+        told.append((name, [str(column["software"].get(name) or "–") for column in columns]))
+    commits = [str(c["code"]["commit"] or "–")[:9] + " with changes" * bool(c["code"]["dirty"]) for c in columns]
+    return [*told, ("commit", commits), ("recorded", [str(column.get("captured_at", ""))[:10] or "now" for column in columns])]
+
+
+def command(argv: Sequence[str]) -> str:
+    """The command line that was typed, folders left out: `asrkit report 02_joint_memory.ipynb`."""
+    name = "asrkit" if argv[:1] in (["asrkit"], ["cli.py"], ["__main__.py"], ["__init__.py"]) else argv[0] if argv else ""
+    return shlex.join([name, *argv[1:]])
