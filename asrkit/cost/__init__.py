@@ -2,6 +2,7 @@
 
 from asrkit.cost.counts import (
     CARDS,
+    GPU_TILE_BYTES,
     VARIANTS,
     Card,
     Peak,
@@ -32,6 +33,7 @@ from asrkit.cost.money import (
 
 __all__ = [
     "CARDS",
+    "GPU_TILE_BYTES",
     "VARIANTS",
     "Card",
     "Instance",
