@@ -158,8 +158,7 @@ def lines(claim: Claim) -> Iterator[tuple[str, float, float]]:
         if not near:
             continue
         known = dict(claim.params) | line | {f"base_{key}": value for key, value in near[0].items()}
-        numbers = {key: value for key, value in known.items() if not isinstance(value, str)}
-        yield name, evaluate(claim.formula, numbers), line.get(claim.column, 1.0)
+        yield name, evaluate(claim.formula, known), line.get(claim.column, 1.0)
 
 
 def _judge_grid(claim: Claim) -> Verdict:
