@@ -59,7 +59,12 @@ def test_a_machine_of_ones_own_by_hand(capsys):
     assert parts == {"compute": [50, 80, 100], "startup": [2, 2, 2], "storage": [11.52] * 3, "egress": [57.6] * 3}
     assert row["usd"] == pytest.approx([121.12, 151.12, 171.12]) and row["usd_per_million_hours"][1] == pytest.approx(151_120)
     head, line = cells(lines)
-    assert head[7] == "USD/1,000 hours" and line[7] == "151.1 (121.1–171.1)" and line[5] == "assumed"
+    assert (
+        line[6] == "151,120 (121,120–171,120)"
+        and head[7] == "USD/1,000 hours"
+        and line[7] == "151.1 (121.1–171.1)"
+        and line[5] == "assumed"
+    )
     assert "cores_over_gpus" not in told and row["break_even_rtfx"] is None
 
 
