@@ -237,6 +237,45 @@ def test_every_published_table_is_as_it_was_read_and_its_source_is_told():
     assert {claim.grid for claim in load_claims()} - {""} <= {*digests}
 
 
+TWICE = {  # claims that quote one cell of a published table
+    "jasper-wer-a100": ("jasper_accuracy", "wer_percent", {"system": "DGX A100", "set": "test-clean"}),
+    "jasper-wer-v100": ("jasper_accuracy", "wer_percent", {"system": "DGX-1 32GB", "set": "test-clean"}),
+    "jasper-time-a100": ("jasper_accuracy", "train_hours", {"system": "DGX A100", "set": "dev-clean"}),
+    "jasper-time-v100": ("jasper_accuracy", "train_hours", {"system": "DGX-1 32GB", "set": "dev-clean"}),
+    "jasper-throughput-a100": (
+        "jasper_training",
+        "sequences_per_s",
+        {"system": "DGX A100", "batch": 64, "gpus": 1, "precision": "mixed"},
+    ),
+    "jasper-mixed-a100": ("jasper_training", "speedup", {"system": "DGX A100", "batch": 64, "gpus": 1, "precision": "mixed"}),
+    "jasper-scaling-8": ("jasper_training", "weak_scaling", {"system": "DGX A100", "batch": 64, "gpus": 8, "precision": "mixed"}),
+    "jasper-latency-a100": (
+        "jasper_inference",
+        "avg_ms",
+        {"system": "DGX A100", "batch": 16, "duration_s": 16.7, "precision": "FP16"},
+    ),
+    "jasper-fp16-a100": (
+        "jasper_inference",
+        "speedup",
+        {"system": "DGX A100", "batch": 16, "duration_s": 16.7, "precision": "FP16"},
+    ),
+    "jasper-fp16-fp32": (
+        "jasper_inference",
+        "speedup",
+        {"system": "DGX-1 32GB", "batch": 16, "duration_s": 16.7, "precision": "FP16"},
+    ),
+    "rnnt-2.75-min": ("mlperf_v1_0", "max_scale_min", {"workload": "RNN-T"}),
+    "rnnt-309-min": ("mlperf_v1_0", "per_accelerator_min", {"workload": "RNN-T"}),
+}
+
+
+def test_a_cell_of_a_table_that_a_claim_quotes_is_the_same_in_both():
+    quoted = {claim.id: claim.quoted for claim in load_claims()}
+    for name, (of, column, where) in TWICE.items():
+        (line,) = [line for line in ledger.published(f"{of}.csv") if where.items() <= line.items()]
+        assert quoted[name] == line[column], name
+
+
 def unread(claims, folder):
     """Of each claim whose notebook neither reads nor measures it: why."""
     wrong = {}
