@@ -283,15 +283,16 @@ def _delivered(path: Path) -> list[dict[str, Any]]:
         if not file.exists():
             raise ValueError(f"{path}: expected a folder that `asrkit bench all --minutes` wrote, got one without manifest.json.")
         manifest = json.loads(file.read_text("utf-8"))
-        if manifest["state"] != "ended":
+        files = manifest.get("files", {})
+        if manifest.get("state") != "ended" or "bench.jsonl" not in files:
             raise ValueError(
                 f"{path}: expected a run that has ended. Run its command again to go on, or add {path / 'bench.jsonl'}."
             )
-        for name, told in manifest["files"].items():
+        for name, told in files.items():
             data = (path / name).read_bytes() if (path / name).exists() else b""
             if content_hash(data) != told["sha256"]:
                 raise ValueError(
-                    f"{path / name}: expected {told['bytes']} bytes as in the manifest, got others. Nothing was taken."
+                    f"{path / name}: expected what the manifest says, {told['bytes']} bytes, got others. Nothing was taken."
                 )
         path = path / "bench.jsonl"
     lines = list(_lines(path))

@@ -91,8 +91,8 @@ class _Run:
         before: Row = {}
         with contextlib.suppress(FileNotFoundError):
             before = json.loads((out / "manifest.json").read_text("utf-8"))
-            other = [key for key in same if key != "machine" and before[key] != same[key]]
-            other += ["machine"] * (before["machine"]["id"] != records.machine()["id"])
+            other = [key for key in same if key != "machine" and before.get(key) != same[key]]
+            other += ["machine"] * (before.get("machine", {}).get("id") != records.machine()["id"])
             expect(
                 not other, "out", "a new folder, or one to go on with", f"one of another {', '.join(other)}", "Name another folder."
             )
@@ -139,7 +139,7 @@ class _Run:
             if one.name not in self.rows:
                 todo.setdefault(one.group, []).append(one)
         until = min(self.stop, self.begun + CHECKS_SHARE * (self.last - self.begun))
-        at_once = max(1, records.machine()["cpu_usable"] // 4) if self.device.startswith("cuda") else 1
+        at_once = max(2, min(8, records.machine()["cpu_usable"] // 2))  # what they take most of is compiling
         running = dict[str, _Process]()
         try:
             while (todo or running) and time.monotonic() < until:

@@ -33,6 +33,9 @@ def prepare(args: argparse.Namespace) -> None:
 
 def writable(path: Path) -> None:
     """OSError before the work, not after it, where `path` cannot be written; nothing is left of the attempt."""
-    if path.is_file():
-        path.open("ab").close()
-    tempfile.TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())).close()
+    try:
+        if path.is_file():
+            path.open("ab").close()
+        tempfile.TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())).close()
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror}") from error
