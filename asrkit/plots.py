@@ -30,27 +30,31 @@ def canvas(
     return figure, axes
 
 
-def _png(figure: Figure, alt: str) -> bytes:
+def _png(figure: Figure, alt: str) -> str:
     expect(len(alt.split()) >= 4, "alt", "a sentence that says what the picture shows", repr(alt))
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=110)
-    return out.getvalue()
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def _img(png: str, alt: str) -> str:
+    import html
+
+    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{png}">'
 
 
 def show(figure: Figure, alt: str) -> None:
-    """Display `figure` as PNG with its alt text: the only way notebooks show pictures."""
+    """Display `figure` with its alt text: the only way notebooks show pictures. JupyterLab takes the words from the HTML only."""
     from IPython.display import display
 
-    data = {"image/png": base64.b64encode(_png(figure, alt)).decode(), "text/plain": alt}
+    png = _png(figure, alt)
+    data = {"text/html": _img(png, alt), "image/png": png, "text/plain": alt}
     display(data, raw=True, metadata={"image/png": {"alt": alt}})
 
 
 def as_html(figure: Figure, alt: str) -> str:
     """`<img>` with the picture inside, for `ipywidgets.HTML`: what widgets draw into."""
-    import html
-
-    encoded = base64.b64encode(_png(figure, alt)).decode()
-    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{encoded}">'
+    return _img(_png(figure, alt), alt)
 
 
 def waveform(samples: Tensor, rate_hz: int, ax: Axes) -> Axes:

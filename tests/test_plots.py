@@ -20,6 +20,16 @@ def test_html_holds_the_picture_itself_and_its_escaped_alt_text():
     assert "&quot;this&quot; &amp; that" in html
 
 
+def test_a_picture_is_shown_with_its_words_as_html_and_as_png(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **how: shown.append((data, how["metadata"])))
+    figure, _ = plots.canvas("title")
+    plots.show(figure, "A canvas with nothing on it")
+    ((data, metadata),) = shown
+    assert data["text/html"] == f'<img alt="A canvas with nothing on it" src="data:image/png;base64,{data["image/png"]}">'
+    assert data["text/plain"] == metadata["image/png"]["alt"] == "A canvas with nothing on it"
+
+
 def test_the_lattice_names_its_rows_after_the_labels_and_draws_the_path():
     _, ax = plots.canvas("title")
     plots.lattice(torch.rand(5, 4), list("a b"), ax, path=[(0, 0), (1, 0), (1, 1)], caption="share")
