@@ -1,6 +1,7 @@
-"""What every test stands on: GPU tests are skipped, and counted, where there is no GPU; fresh memory holds NaN."""
+"""What every test stands on: tests of a GPU or a browser are skipped, and counted, where there is none; fresh memory holds NaN."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,18 +13,40 @@ with torch.device("meta"):  # torch notes here, once, which functions it redirec
     torch.empty(1)
 
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+LACKS = {"gpu": "" if torch.cuda.is_available() else "no CUDA device", "browser": "" if CHROMIUM else "no chromium"}
+
+
 def pytest_collection_modifyitems(items):
-    """Skip what is marked `gpu` where torch finds no CUDA device."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    """Skip what is marked `gpu` or `browser` where there is none (REQUIRE_BROWSER=1: fail); tests of a browser come last."""
+    items.sort(key=lambda item: bool(item.get_closest_marker("browser")))  # what they need, others may have made
+    for item in items:
+        for marker, lack in LACKS.items():
+            required = marker == "browser" and os.environ.get("REQUIRE_BROWSER", "0") != "0"
+            if lack and not required and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=lack))
 
 
 def pytest_terminal_summary(terminalreporter):
     """Say how much of the suite this machine could not run."""
-    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "gpu" in getattr(report, "keywords", ())]
-    terminalreporter.write_line(f"{len(skipped)} GPU tests were skipped: no CUDA device" if skipped else "no GPU test was skipped")
+    skipped = terminalreporter.stats.get("skipped", [])
+    for marker, name in {"gpu": "GPU", "browser": "browser"}.items():
+        count = sum(marker in getattr(report, "keywords", ()) for report in skipped)
+        terminalreporter.write_line(
+            f"{count} {name} tests were skipped: {LACKS[marker]}" if count else f"no {name} test was skipped"
+        )
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """Path of the browser."""
+    return CHROMIUM or pytest.fail("REQUIRE_BROWSER is set, and there is no chromium, chromium-browser or google-chrome.")
+
+
+@pytest.fixture(scope="session")
+def series_home(tmp_path_factory):
+    """$ASRKIT_HOME of whole notebooks: corpora and the demo model are made once, by whoever comes first."""
+    return tmp_path_factory.mktemp("series_home")
 
 
 @pytest.fixture(autouse=True)

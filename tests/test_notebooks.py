@@ -16,13 +16,13 @@ NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory):
+def executed(tmp_path_factory, series_home):
     """Folder of the report of the whole series, and what the command printed."""
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
     folder = tmp_path_factory.mktemp("series")
     command = [sys.executable, "-m", "asrkit.cli", "report", "--out", str(folder), "--no-progress"]
     command += ["-p", "train_seconds", "600"]  # by steps: a busy machine is slower, not worse
-    environment = {**os.environ, "ASRKIT_HOME": str(folder / "home")}
+    environment = {**os.environ, "ASRKIT_HOME": str(series_home)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "latest", json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,213 @@
+"""A chromium that reaches nothing but 127.0.0.1, and a JupyterLab there. What a test starts is gone when its module is done."""
+
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "ASRKIT_TEST_MARK"  # in the environment of all that is started here, so that what is left over can be found
+FLAGS = [f"--disable-{what}" for what in ("quic", "background-networking", "component-update", "sync", "dev-shm-usage")]
+FLAGS += ["--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # a route would do, but turns the cache off
+LOCAL = re.compile(r"(https?|wss?)://127\.0\.0\.1[:/]|(file|data|blob|about|chrome-error):")
+SETTINGS = {  # of JupyterLab: no pop-up about news, and what is off the screen is drawn all the same
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "notebook-extension/tracker": {"windowingMode": "none"},
+}
+FOLDERS = [f"JUPYTER_{name}_DIR" for name in ("CONFIG", "DATA", "RUNTIME")]
+FOLDERS += ["IPYTHONDIR", *(f"JUPYTERLAB_{name}_DIR" for name in ("SETTINGS", "WORKSPACES"))]
+
+
+class Window:
+    """Tabs that share a cache: what they asked for outside this machine, and what went wrong in them."""
+
+    def __init__(self, browser, **how):
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **how})
+        self.outside, self.errors = [], []
+        self.context.on("request", lambda request: self._note(request.url))
+        self.context.on("page", lambda page: page.on("websocket", lambda socket: self._note(socket.url)))
+        self.context.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        self.context.on("weberror", lambda error: self.errors.append(str(error.error)))
+
+    def _note(self, url):
+        if not LOCAL.match(url):
+            self.outside.append(url)
+
+    def open(self, url):
+        """A new tab that shows `url`."""
+        page = self.context.new_page()
+        page.goto(str(url))
+        return page
+
+    def forget(self):
+        """What was asked for outside and what went wrong since the last call."""
+        told = self.outside[:], self.errors[:]
+        self.outside.clear(), self.errors.clear()
+        return told
+
+
+class Lab:
+    """A running JupyterLab that serves `folder`."""
+
+    def __init__(self, folder, port, token):
+        self.folder, self.base, self.token = folder, f"http://127.0.0.1:{port}", token
+
+    def ask(self, where, method="GET", body=None):
+        """What the server's API answers."""
+        request = urllib.request.Request(f"{self.base}/api/{where}?token={self.token}", method=method)
+        request.data = json.dumps(body).encode() if body else None
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer) if answer.status != 204 else None
+
+    @contextmanager
+    def opened(self, window, name):
+        """A tab with notebook `name` of the folder, its kernel ready; the kernel is gone afterwards.
+
+        Ready is what the server says: one client, connected to an idle kernel. The page shows "idle" before there is a kernel.
+        """
+        kernel = {"kernel": {"name": "python3"}, "name": name, "path": name, "type": "notebook"}
+        here = f"sessions/{self.ask('sessions', 'POST', kernel)['id']}"  # it starts while the page loads
+        page = window.open(f"{self.base}/doc/tree/{name}?token={self.token}")
+        try:
+            page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
+            wait_until(lambda: is_ready(self.ask(here)["kernel"]), "a kernel that is connected and idle")
+            yield page
+        finally:
+            page.close()
+            self.ask(here, "DELETE")
+
+
+def is_ready(kernel):
+    """Whether the kernel that the server tells of is idle and has a client."""
+    return kernel["connections"] >= 1 and kernel["execution_state"] == "idle"
+
+
+def wait_until(holds, what, seconds=60.0):
+    """Return once `holds()`; fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.1)
+
+
+def marked(mark):
+    """Ids of the processes that have `mark` in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            alive = (process / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+            if alive and mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except (OSError, IndexError):  # it ended, or is not ours
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def environment():
+    """Environment for what a module starts; once the module is done nothing may be left of that."""
+    mark = f"{MARK}={secrets.token_hex(8)}"
+    yield os.environ | dict([mark.split("=")])
+    try:
+        wait_until(lambda: not marked(mark), "the end of what was started", 15)
+    finally:
+        for process in marked(mark):
+            os.kill(process, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def browser(environment, chromium):
+    """The system's chromium, headless."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS, env=environment)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def window(browser):
+    """Function (**how it is) -> Window; whatever is opened asks for nothing outside and meets no error, or the test fails."""
+    windows = []
+
+    def make(**how):
+        windows.append(Window(browser, **how))
+        return windows[-1]
+
+    yield make
+    for one in windows:
+        one.context.close()
+    assert [one.forget() for one in windows] == [([], [])] * len(windows)
+
+
+@pytest.fixture(scope="module")
+def desk(browser):
+    """One Window for all tests of a module: what the pages share comes from its cache."""
+    window = Window(browser)
+    yield window
+    window.context.close()
+
+
+@pytest.fixture(scope="module")
+def lab(environment, series_home, tmp_path_factory):
+    """A JupyterLab with settings, kernels and notebooks of its own."""
+    base, token = tmp_path_factory.mktemp("lab"), secrets.token_hex(16)
+    own = {name: str(base / name.lower()) for name in FOLDERS}
+    for name, values in SETTINGS.items():
+        file = Path(own["JUPYTERLAB_SETTINGS_DIR"], f"@jupyterlab/{name}.jupyterlab-settings")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
+    for folder in (*own.values(), base / "notebooks"):
+        Path(folder).mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
+    command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={base / 'notebooks'}"]
+    quiet = {"ASRKIT_HOME": str(series_home), "OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99"}
+    lab, log = Lab(base / "notebooks", port, token), base / "log"
+    with log.open("wb") as said:
+        server = subprocess.Popen(command, env=environment | own | quiet, stdout=said, stderr=said, start_new_session=True)
+    try:
+        wait_until(lambda: answers(lab) or server.poll() is not None, "JupyterLab")
+        assert server.poll() is None, log.read_text()[-2000:]
+        yield lab
+    finally:
+        stop(server)
+
+
+def answers(lab):
+    """Whether the server is up."""
+    try:
+        return bool(lab.ask("status"))
+    except OSError:
+        return False
+
+
+def stop(server):
+    """End `server` and the rest of its process group; with it go its kernels, which watch for that."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(server.pid, how)
+            server.wait(15)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+@pytest.fixture(scope="session")
+def shots():
+    """Folder of the screenshots: $ASRKIT_SCREENSHOTS, or reports/screenshots."""
+    folder = Path(os.environ.get("ASRKIT_SCREENSHOTS", ROOT / "reports/screenshots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

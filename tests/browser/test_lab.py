@@ -1,0 +1,188 @@
+"""Every notebook with a control in a real JupyterLab: all cells run, the keyboard moves each control, and its picture changes."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import TimeoutError as TooLate
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTROL = re.compile(r"ipywidgets\.(\w*Slider|Dropdown|Checkbox)\(")
+KEYS = {"slider": ("ArrowRight", "ArrowLeft"), "combobox": ("End", "Home"), "checkbox": ("Space",)}  # Lab keeps the arrows of lists
+SMALL = {  # sizes that take seconds; where a notebook is not named it runs as it is
+    "01_transducer": {"utterance": 0},
+    "02_joint_memory": {"batch": 2, "frames": 60, "labels": 24, "tokens": 512, "width": 64},
+    "03_loss_kernels": {"batch": 1, "frames": 20, "rows": 11, "tokens": 64, "width": 32, "longest": 100, "repeats": 3},
+    "04_bf16_casting": {
+        "width": 128, "layers": 1, "batch": 1, "seconds": 2.0, "preset": "tiny", "digits": 10, "gpu_layers": 1, "repeats": 3,
+    },
+    "05_batched_ctc_frontend": {
+        "batch": 2, "largest": 4, "frames": 20, "tokens": 65, "seconds": 1.0, "width": 16, "layers": 1, "gpu_width": 16,
+        "gpu_layers": 1, "repeats": 3,
+    },
+    "06_label_looping": {"utterances": 4, "tdt_steps": 50, "speech_s": 2.0, "largest": 4, "tokens": 65, "width": 224, "repeats": 3},
+    "07_cuda_graphs": {"batch": 2, "seconds": 2.0, "width": 340, "tokens": 128, "repeats": 3},
+    "08_batching": {
+        "utterances": 5000, "many": 5000, "ranks": 2, "most_ranks": 64, "passes": 1, "width": 32, "batch_s": 30.0, "budget_mib": 32,
+    },
+}  # fmt: skip
+OVER = """() => { const prompts = [...document.querySelectorAll(".jp-CodeCell .jp-InputArea-prompt")].map(one => one.textContent);
+  return prompts.some(one => /\\d/.test(one)) && !prompts.some(one => one.includes("*")) }"""
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+def code(notebook):
+    """Cells that a run numbers."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+
+
+def with_a_control():
+    """Notebooks of the series that make a slider, a list or a box to tick."""
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    return [path for path in paths if any(CONTROL.search(cell.source) for cell in code(nbformat.read(path, 4)))]
+
+
+def smaller(notebook, sizes):
+    """`notebook` with a cell behind its parameters that sets `sizes`, which they declare."""
+    (at,) = (i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
+    declared = re.findall(r"^\w+(?=:)", notebook.cells[at].source, re.MULTILINE)
+    assert set(sizes) <= set(declared)
+    notebook.cells.insert(at + 1, new_code_cell("\n".join(f"{name} = {value!r}" for name, value in sizes.items())))
+    return notebook
+
+
+@pytest.fixture(scope="module")
+def trained(series_home):
+    """The digits and a model that reads them, as the whole series leaves them, or as few steps as will do."""
+    pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
+    if not (series_home / "demo/model.safetensors").exists():
+        from asrkit.data import Utterances, corpora
+        from asrkit.models import TransducerConfig
+        from asrkit.text import CharTokenizer
+        from asrkit.training import TrainConfig, train
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ASRKIT_HOME", str(series_home))
+            voices = Utterances.load(corpora.load(["spoken_commands"], kinds=["digits"], progress=False)["train"], progress=False)
+        config, how = TransducerConfig(vocab_size=CharTokenizer().vocab_size), TrainConfig(steps=300, seconds=600)
+        train(config, CharTokenizer(), voices, out=series_home / "demo", progress=False, config=how)
+
+
+def run_all(page):
+    """Every cell, by the menu, until the last has run or one has failed: nothing is left to wait for."""
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    page.wait_for_function(OVER, polling=100, timeout=120_000)
+
+
+def label(control):
+    """(role, name) of a control. ipywidgets ties no name to the handle of a slider: there it is what stands before it."""
+    role, name = re.match(r'- (\w+)(?: "(.*?)")?', control.aria_snapshot()).groups()
+    beside = control.locator("xpath=ancestor::*[contains(@class, 'widget-slider')]").locator("label")
+    return role, name or (beside.inner_text().strip() if beside.count() else "")
+
+
+def state(control):
+    """What a control says its value is."""
+    return control.evaluate("one => one.getAttribute('aria-valuenow') ?? (one.type == 'checkbox' ? one.checked : one.value)")
+
+
+def move(page, control, patience_s):
+    """Whether the picture beside `control` changes once the keyboard has moved it."""
+    role, _ = label(control)
+    area = control.locator("xpath=ancestor::*[contains(concat(' ', @class, ' '), ' jp-OutputArea ')]")
+    shown = "one => [...one.querySelectorAll('img')].map(img => img.src).join()"
+    before, value = area.evaluate(shown), state(control)
+    control.scroll_into_view_if_needed()
+    for key in KEYS[role]:
+        control.focus()
+        page.keyboard.press(key)
+        if state(control) != value:
+            break
+    else:
+        return False
+    changed = f"([area, before]) => ({shown})(area) != before"
+    try:
+        page.wait_for_function(changed, arg=[area.element_handle(), before], polling=50, timeout=1000 * patience_s)
+    except TooLate:
+        return False
+    return True
+
+
+def problems(page, patience_s=60.0):
+    """What is wrong with a notebook that has run: its cells, controls and pictures."""
+    told = page.locator("[data-mime-type$=stderr]").all_inner_texts()  # JupyterLab puts exceptions there as well
+    found = [f"a cell says {text.strip().splitlines()[-1]}" for text in told]
+    controls = page.locator(".jupyter-widgets").locator("[role=slider], select, input[type=checkbox]")
+    found += [] if controls.count() else ["no control to move"]
+    for control in controls.all():
+        role, name = label(control)
+        found += [] if name else [f"a {role} has no name"]
+        found += [] if move(page, control, patience_s) else [f"{role} {name!r} changes no picture"]
+    mute = [picture for picture in page.locator(".jp-OutputArea img").all() if not (picture.get_attribute("alt") or "").strip()]
+    return found + ["a picture has no words"] * len(mute)
+
+
+BROKEN = """\
+import ipywidgets
+from IPython.display import display
+from matplotlib.figure import Figure
+from asrkit import plots
+
+def picture(value):
+    figure = Figure(figsize=(2, 2))
+    figure.subplots().bar([0, 1], [value, 10])
+    return plots.as_html(figure, f"Two bars, one of them {value} high")
+
+def move(change):
+    drawn.value = picture(change["new"])
+
+drawn = ipywidgets.HTML(picture(3))
+named = {"sound": 3, "dead": 3, "": 6}.items()
+sound, dead, nameless = (ipywidgets.IntSlider(at, description=name, continuous_update=False) for name, at in named)
+few, third = ipywidgets.Dropdown(options=[1, 3, 5], value=3, description="few"), ipywidgets.Checkbox(False, description="third")
+for control in (sound, nameless, few, third):
+    control.observe(move, "value")
+display(ipywidgets.VBox([sound, dead, nameless, few, third, drawn]))
+===
+ipywidgets.HTML('<img src="data:image/gif;base64,R0lGODlhAQABAAAAACw=">')
+===
+ipywidgets.HTML('<img alt="A picture from outside" src="http://outside.invalid/picture.png">')
+===
+1 / 0
+===
+1"""
+
+
+def test_a_control_that_does_nothing_a_picture_without_words_and_a_request_to_the_outside_are_found(lab, desk):
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    notebook = new_notebook(cells=[new_code_cell(part.strip()) for part in BROKEN.split("===")], metadata=metadata)
+    nbformat.write(notebook, lab.folder / "broken.ipynb")
+    with lab.opened(desk, "broken.ipynb") as page:
+        run_all(page)
+        assert sorted(problems(page, patience_s=2)) == [
+            "a cell says ZeroDivisionError: division by zero",
+            "a picture has no words",
+            "a slider has no name",
+            "slider 'dead' changes no picture",
+        ]
+    outside, errors = desk.forget()
+    assert outside == ["http://outside.invalid/picture.png"] and "ERR_NAME_NOT_RESOLVED" in " ".join(errors)
+
+
+@pytest.mark.parametrize("path", with_a_control(), ids=lambda path: path.stem)
+def test_in_jupyterlab_every_cell_runs_and_every_control_changes_its_picture(path, lab, desk, trained, shots):
+    notebook = smaller(nbformat.read(path, 4), SMALL.get(path.stem, {}))
+    nbformat.write(notebook, lab.folder / path.name)
+    with lab.opened(desk, path.name) as page:
+        run_all(page)
+        assert problems(page) == []
+        page.screenshot(path=shots / f"lab_{path.stem}.png")
+    assert desk.forget() == ([], [])
+
+
+def test_sizes_are_made_smaller_in_notebooks_that_have_a_control():
+    assert set(SMALL) <= {path.stem for path in with_a_control()}
