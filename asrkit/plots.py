@@ -164,7 +164,7 @@ def tornado(swings: Mapping[str, tuple[float, float]], middle: float, ax: Axes, 
     """
     for row, ends in enumerate(swings.values()):
         for end, colour, name in zip(ends, COLOURS[:2], ("input at its lowest", "input at its highest"), strict=True):
-            ax.barh(row, end, left=middle, height=0.6, color=colour, label="" if row else name)
+            ax.barh(row, end - middle, left=middle, height=0.6, color=colour, label="" if row else name)
     ax.axvline(middle, color="black", lw=0.8)
     ax.set_yticks(range(len(swings)), list(swings))
     ax.invert_yaxis()
@@ -226,7 +226,8 @@ def waterfall(
     right.axvline(1, color="black", lw=0.8)
     right.set(xscale="log", xlabel="times as fast")
     low, high = right.get_xlim()
-    marks = (0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.7, 2) if high < 3 * low else (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
+    narrow, wide = (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.7, 2), (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
+    marks = narrow if high < 3 * low else (0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5) if high < 10 * low else wide
     ticks = [tick for tick in marks if low <= tick <= high]
     right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     right.minorticks_off()
