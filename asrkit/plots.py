@@ -3,8 +3,8 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from dataclasses import replace
+from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -179,20 +179,26 @@ def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
     A marker is an RTFx that somebody has seen, with its origin; it is filled where this project measured. Two machines cost the
     same where a level line cuts theirs.
     """
-    ends = [end for cost in costs for end in cost.speed.rtfx.ends]
-    rtfx, first = np.geomspace(min(ends) / 3, max(ends) * 3, 40), {cost.instance.name: cost for cost in reversed(costs)}
-    colours = dict(zip(first, COLOURS, strict=False))
+    ends, first = [end for cost in costs for end in cost.speed.rtfx.ends], dict[str, TranscriptionCost]()
+    for cost in costs:
+        first.setdefault(cost.instance.name, cost)
+    rtfx, colours = np.geomspace(min(ends) / 3, max(ends) * 3, 100), dict(zip(first, COLOURS, strict=False))
     for name, one in first.items():
         at = (replace(one.speed, rtfx=Range.of(float(x))) for x in rtfx)
         usd = [transcription_cost(one.instance, speed, **vars(one.terms)).usd_per_million_hours.ends for speed in at]
         low, middle, high = np.transpose(usd)
         ax.plot(rtfx, middle, color=colours[name], label=f"{name}, {one.instance.units(one.speed.per)} {UNITS[one.speed.per]}")
         ax.fill_between(rtfx, low, high, color=colours[name], alpha=0.2, lw=0)
-    for cost in costs:
+    for place, cost in enumerate(sorted(costs, key=lambda cost: cost.speed.rtfx.middle)):  # neighbours on either side of their line
         x, y, colour = cost.speed.rtfx.middle, cost.usd_per_million_hours.middle, colours[cost.instance.name]
         ax.plot(x, y, "o", color=colour, mfc="white" if cost.speed.origin in ("published", "assumed") else colour, zorder=3)
-        ax.annotate(f"{x:,.4g}, {cost.speed.origin}", (x, y), (6, 4), textcoords="offset points", fontsize=8)
+        side = {"xytext": (6, 4)} if place % 2 else {"xytext": (-6, -11), "ha": "right"}
+        ax.annotate(f"{x:,.4g}, {cost.speed.origin}", (x, y), textcoords="offset points", fontsize=8, **side)
+    usd = [end for cost in costs for end in cost.usd_per_million_hours.ends]
+    ax.set_ylim(min(usd) / 3, max(usd) * 2)
     ax.set(xscale="log", yscale="log", xlabel="RTFx of one core or GPU", ylabel="USD for a million hours of speech")
+    ax.yaxis.set_major_formatter("{x:,.0f}")
+    ax.xaxis.set_major_formatter("{x:,.4g}")
     ax.legend(frameon=False, fontsize=8)
     return ax
 

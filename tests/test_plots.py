@@ -137,14 +137,14 @@ def test_break_even_lines_pass_through_their_markers_and_fall_with_rtfx():
     plots.break_even(costs, ax)
     lines, markers = ([line for line in ax.lines if (len(line.get_xdata()) > 2) is long] for long in (True, False))
     assert len(lines) == 2 and len(markers) == 3
-    for one, marker in zip(costs, markers, strict=True):
+    for one, marker in zip(sorted(costs, key=lambda one: one.speed.rtfx.middle), markers, strict=True):
         (x,), (y,) = marker.get_xdata(), marker.get_ydata()
         line = next(line for line in lines if line.get_color() == marker.get_color())
         assert (x, y) == (one.speed.rtfx.middle, one.usd_per_million_hours.middle)
         assert np.exp(np.interp(np.log(x), np.log(line.get_xdata()), np.log(line.get_ydata()))) == pytest.approx(y, rel=0.02)
         assert (np.diff(line.get_ydata()) < 0).all()
-    assert [marker.get_markerfacecolor() for marker in markers] == ["white", "white", markers[0].get_color()]
-    assert [text.get_text() for text in ax.texts] == ["4.5, published", "2,053, published", "9, recorded"]
+    assert [marker.get_markerfacecolor() for marker in markers] == ["white", markers[0].get_color(), "white"]
+    assert [text.get_text() for text in ax.texts] == ["4.5, published", "9, recorded", "2,053, published"]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["c7a.48xlarge, 192 cores", "p4de.24xlarge, 8 GPUs"]
 
 
