@@ -7,7 +7,7 @@
   function compare(column, sign) {
     return (a, b) => {
       const [x, y] = [value(a, column), value(b, column)];
-      if (!x || !y || x === "–" || y === "–") return (!y || y === "–") - (!x || x === "–"); // what is missing comes last
+      if (!x || !y || x === "–" || y === "–") return (!x || x === "–") - (!y || y === "–"); // what is missing comes last
       const [p, q] = [Number(x), Number(y)];
       return sign * (Number.isNaN(p) || Number.isNaN(q) ? x.localeCompare(y, "en", { numeric: true }) : p - q);
     };
