@@ -44,7 +44,7 @@ class Check(NamedTuple):
 
 def table(device: str) -> list[Check]:
     """All checks of a device, none of them begun."""
-    made = [_losses, _lean, _decoders, _graphs, _rest, _encoder, _profiling]
+    made = [_losses, _decoders, _graphs, _rest, _encoder, _profiling, _lean]
     return [one for checks in made for one in checks(device, device.startswith("cuda"))]
 
 
