@@ -16,10 +16,10 @@ NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory, series_home):
+def executed(series_home):
     """Folder of the report of the whole series, and what the command printed."""
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
-    folder = tmp_path_factory.mktemp("series")
+    folder = series_home / "reports"
     command = [sys.executable, "-m", "asrkit.cli", "report", "--out", str(folder), "--no-progress"]
     command += ["-p", "train_seconds", "600"]  # by steps: a busy machine is slower, not worse
     environment = {**os.environ, "ASRKIT_HOME": str(series_home)}

@@ -22,7 +22,7 @@ SMALL = {  # sizes that take seconds; where a notebook is not named it runs as i
         "batch": 2, "largest": 4, "frames": 20, "tokens": 65, "seconds": 1.0, "width": 16, "layers": 1, "gpu_width": 16,
         "gpu_layers": 1, "repeats": 3,
     },
-    "06_label_looping": {"utterances": 4, "tdt_steps": 50, "speech_s": 2.0, "largest": 4, "tokens": 65, "width": 224, "repeats": 3},
+    "06_label_looping": {"utterances": 4, "tdt_steps": 50, "speech_s": 2.0, "largest": 4, "tokens": 65, "width": 272, "repeats": 3},
     "07_cuda_graphs": {"batch": 2, "seconds": 2.0, "width": 340, "tokens": 128, "repeats": 3},
     "08_batching": {
         "utterances": 5000, "many": 5000, "ranks": 2, "most_ranks": 64, "passes": 1, "width": 32, "batch_s": 30.0, "budget_mib": 32,

@@ -1,0 +1,226 @@
+"""The report in a real chromium: by mouse and keyboard, on a phone, on paper, in the dark, without a script.
+
+What is opened is the report of the whole series where this run of the tests has made one, else that of three small notebooks;
+or $ASRKIT_REPORT, the folder of a run, e.g. to take its picture:
+ASRKIT_REPORT=reports/latest ASRKIT_SCREENSHOTS=figures .venv/bin/python -m pytest tests/browser/test_pages.py -k "drawn and report"
+"""
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from PIL import Image
+
+from asrkit.report import compare, report
+
+pytestmark = pytest.mark.browser
+
+PARAMETERS = new_code_cell("size: int = 3  # bars", metadata={"tags": ["parameters"]})
+PICTURE = """from asrkit import plots
+figure, ax = plots.canvas("Bars")
+ax.bar(range(size), range(1, size + 1))
+plots.show(figure, f"{size} bars, each higher than the one before")"""
+RECORD = """from asrkit import records
+for impl in ("wavefront", "numba_cpu"):
+    one = records.Measurement(what="joint-memory-measured", metric="ratio", unit="1", value=1.0, impl=impl)
+    records.publish(one.sealed())"""
+TABLE = "import pandas\npandas.DataFrame({'T': [100, 200], 'bytes': [1e6, 2e6]}, index=['short', 'long'])"
+TEXT = "A joint takes 1.6 GB<!-- joint-memory-20s -->.\n\n$$\\alpha_{t, u} + \\beta_{t, u}$$"
+SMALL = {
+    "01_transducer": [new_markdown_cell("# How many paths?"), PARAMETERS, new_code_cell(PICTURE), new_code_cell(RECORD)],
+    "02_joint_memory": [new_markdown_cell(f"# How large?\n\n{TEXT}"), PARAMETERS, new_code_cell(PICTURE), new_code_cell(TABLE)],
+    "03_loss_kernels": [new_markdown_cell("# Does it fail?"), new_code_cell("print('before')"), new_code_cell("[][1]")],
+}
+
+
+PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
+LOOKS = {"report": {}, "report_dark": {"color_scheme": "dark"}, "report_phone": PHONE}
+WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+HEADINGS = {"heading-order": {"enabled": True}, "empty-heading": {"enabled": True}}
+
+
+@pytest.fixture(scope="module")
+def site(series_home, tmp_path_factory):
+    """Folder of a run's report."""
+    folder = Path(os.environ.get("ASRKIT_REPORT", series_home / "reports/latest"))
+    if not (folder / "index.html").exists():
+        notebooks, paths = tmp_path_factory.mktemp("notebooks"), []
+        for name, cells in SMALL.items():
+            paths.append(notebooks / f"{name}.ipynb")
+            nbformat.write(new_notebook(cells=cells), paths[-1])
+        folder = report(paths, notebooks / "reports", progress=False).path.parent
+    return folder.resolve()
+
+
+@pytest.fixture(scope="module")
+def pages(site, tmp_path_factory):
+    """Every page of the report, and one of its run beside itself: name -> address."""
+    beside = compare(site, site, tmp_path_factory.mktemp("compared") / "compare.html").path
+    return {path.stem: path.resolve().as_uri() for path in [*sorted(site.glob("*.html")), beside]}
+
+
+@pytest.fixture
+def index(window, pages):
+    """The index in a tab, 1280 wide, light."""
+    return window().open(pages["index"])
+
+
+def shown(page):
+    """Ids of the claims that are to be seen, in order."""
+    return page.locator("table tr[data-verdict]:visible").evaluate_all("rows => rows.map(row => row.id)")
+
+
+def column(page, name):
+    """What the claims that are to be seen have in column `name`: what they are sorted by."""
+    names = [text.strip().lower() for text in page.locator("#ledger").get_by_role("columnheader").all_inner_texts()]
+    value = "(rows, at) => rows.map(row => row.cells[at].dataset.value ?? row.cells[at].textContent.trim())"
+    return page.locator("table tr[data-verdict]:visible").evaluate_all(value, names.index(name.lower()))
+
+
+def head(page, name):
+    """The heading of a column of claims."""
+    return page.locator("#ledger").get_by_role("columnheader", name=re.compile(rf"^{name}"))
+
+
+def pixels(page):
+    """What the window shows: rows, columns, RGB."""
+    return np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
+
+
+@pytest.mark.parametrize("press", ["click", "Enter", "Space"])
+def test_claims_are_sorted_by_a_click_and_by_keys_up_down_and_back(index, press):
+    def again():
+        button = head(index, "Claim").get_by_role("button")
+        button.click() if press == "click" else button.press(press)
+        return head(index, "Claim").get_attribute("aria-sort"), column(index, "Claim")
+
+    before = shown(index)
+    collate = "texts => texts.sort((x, y) => x.localeCompare(y, 'en', {numeric: true}))"
+    up = index.evaluate(collate, column(index, "Claim"))
+    assert again() == ("ascending", up)
+    assert again() == ("descending", up[::-1])
+    assert again()[0] is None and shown(index) == before != []
+
+
+def test_published_numbers_are_sorted_as_numbers_and_what_has_none_comes_last(index):
+    head(index, "Published").get_by_role("button").click()
+    found = column(index, "Published")
+    numbers = [float(value) for value in found if value]
+    assert len(numbers) > 20 and numbers == sorted(numbers) and not any(found[len(numbers) :])
+
+
+def test_words_and_verdicts_filter_the_claims_and_the_count_says_so(index):
+    every, verdicts = shown(index), column_of_verdicts(index)
+    said = index.get_by_role("status")
+    assert said.inner_text() == f"{len(every)} of {len(every)} claims shown"
+    index.get_by_label("Find").fill("joint-memory-measured")
+    assert "joint-memory-measured" in shown(index) and len(shown(index)) < 4
+    assert said.inner_text() == f"{len(shown(index))} of {len(every)} claims shown"
+    index.get_by_label("Find").fill("")
+    for verdict in ("reproduced", "ill-defined"):
+        chip = index.get_by_role("button", name=re.compile(rf"^\W*{verdict} \d+$"))
+        chip.press("Space")
+        assert chip.get_attribute("aria-pressed") == "true"
+    wanted = [name for name, verdict in zip(every, verdicts, strict=True) if verdict in ("reproduced", "ill-defined")]
+    assert shown(index) == wanted and set(column_of_verdicts(index)) == {"reproduced", "ill-defined"}
+    assert said.inner_text() == f"{len(wanted)} of {len(every)} claims shown"
+    index.get_by_role("button", name="show all").click()
+    assert shown(index) == every
+
+
+def column_of_verdicts(page):
+    """Verdicts of the claims that are to be seen."""
+    return page.locator("table tr[data-verdict]:visible").evaluate_all("rows => rows.map(row => row.dataset.verdict)")
+
+
+def test_every_notebook_is_opened_from_the_index_and_leads_back(index, site):
+    names = [run["name"] for run in json.loads((site / "manifest.json").read_text())["runs"]]
+    assert len(names) >= 3
+    for name in names:
+        index.get_by_role("link", name=name, exact=True).and_(index.locator("th a")).click()
+        assert index.url.endswith(f"/{name}.html") and index.get_by_role("heading", level=1).count() == 1
+        index.get_by_role("link", name="Report", exact=True).first.click()
+        assert index.url.endswith("/index.html")
+
+
+def test_links_from_numbers_and_records_land_on_their_claim(window, pages):
+    tabs, landed = window(), {"p": [], "table": []}
+    for name in ("01_transducer", "02_joint_memory"):
+        page = tabs.open(pages[name])
+        for place, found in landed.items():
+            for link in page.locator(f"{place} a[href^='index.html#']").all()[:2]:
+                href = link.get_attribute("href")
+                there = tabs.open(pages["index"].replace("index.html", href))
+                row = there.locator("tr:target")
+                row.wait_for()
+                assert 0 <= row.evaluate("row => row.getBoundingClientRect().top") < 900
+                found.append(row.get_attribute("id") == href.split("#")[1])
+    assert all(landed["p"]) and all(landed["table"]) and min(map(len, landed.values())) > 0
+
+
+def test_without_a_script_every_claim_stands_in_a_plain_table(window, pages, index):
+    plain = window(java_script_enabled=False).open(pages["index"])
+    assert shown(plain) == shown(index)
+    assert plain.get_by_role("search").count() == 0 and plain.locator("#ledger").get_by_role("button").count() == 0
+
+
+def test_no_page_is_wider_than_a_phone(window, pages):
+    phone = window(**PHONE)
+    wide = {}
+    for name, url in pages.items():
+        page = phone.open(url)
+        wide[name] = page.evaluate("document.documentElement.scrollWidth")
+    assert wide == dict.fromkeys(pages, 360)
+
+
+def test_on_paper_every_claim_is_there(index):
+    index.emulate_media(media="print")
+    assert len(shown(index)) == index.locator("#ledger tr[data-verdict]").count() > 50
+    printed = index.pdf(format="A4", tagged=True)
+    assert printed.startswith(b"%PDF") and len(re.findall(rb"/S /TR\b", printed)) >= len(shown(index))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_against_wcag_a_and_aa(window, pages, scheme):
+    one, found = window(color_scheme=scheme), {}
+    for name, url in pages.items():
+        page = one.open(url)
+        for fold in page.locator("details:not([open])").all()[:40]:
+            fold.evaluate("fold => fold.open = true")
+        found[name] = against(page)
+        page.close()
+    assert found == {name: [] for name in pages}
+
+
+def against(page):
+    """Rules of WCAG A and AA that the page breaks, each with the first element that does."""
+    told = Axe().run(page, options={"runOnly": {"type": "tag", "values": WCAG}, "rules": HEADINGS, "resultTypes": ["violations"]})
+    return [(rule["id"], rule["nodes"][0]["html"][:200]) for rule in told.response["violations"]]
+
+
+def test_axe_sees_faint_words_and_a_picture_without_any(window, pages):
+    page = window().open(pages["01_transducer"])
+    page.evaluate("document.querySelector('h1').style.color = '#ddd'; document.querySelector('img').removeAttribute('alt')")
+    assert {rule for rule, _ in against(page)} == {"color-contrast", "image-alt"}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_the_report_is_drawn_and_the_dark_is_dark(window, pages, shots, name):
+    page = window(**LOOKS[name]).open(pages["index"])
+    page.screenshot(path=shots / f"{name}.png")
+    seen = pixels(page)
+    assert len(np.unique(seen.reshape(-1, 3), axis=0)) > 50
+    assert np.median(seen) < 60 if "dark" in name else np.median(seen) > 200
+
+
+def test_a_notebooks_page_is_drawn(window, pages, shots):
+    page = window().open(pages["02_joint_memory"])
+    page.screenshot(path=shots / "notebook.png")
+    assert len(np.unique(pixels(page).reshape(-1, 3), axis=0)) > 50
