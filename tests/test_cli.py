@@ -10,6 +10,7 @@ import pytest
 import soundfile
 import torch
 
+from asrkit import records
 from asrkit.cli import main, parser
 from asrkit.features import FeatureConfig
 from asrkit.models import Checkpoint, ConvConfig, TransducerConfig, TransducerModel, save_checkpoint
@@ -105,6 +106,15 @@ def test_a_broken_file_is_reported_and_the_rest_is_done(model, tmp_path, capsys)
         (["train", "--durations", "-1", "--manifest", "nowhere", "--out", "OUT"], "durations: expected distinct whole numbers"),
         (["train", "--device", "tpu", "--out", "OUT"], "device: expected cpu, or cuda where there is a GPU, got tpu"),
         (["bench", "features", "--threads", "0", "--out", "OUT"], "threads: expected at least 1, got 0"),
+        (["bench", "losses", "--minutes", "3"], "--minutes: expected the suite all, got losses. Other suites take the time they"),
+        (
+            ["bench", "all", "--minutes", "3", "--peers", "--ranks", "2"],
+            "--ranks, --peers: expected nothing with --minutes, got both.",
+        ),
+        (["bench", "all", "--minutes", "0"], "--minutes: expected at least 0.5, got 0.0."),
+        (["bench", "features", "--out", "/proc/none/a.jsonl"], "/proc/none/a.jsonl cannot be written: "),
+        (["records", "add", "nowhere"], "No such file or directory: 'nowhere'"),
+        (["records", "add", "."], ".: expected a folder that `asrkit bench all --minutes` wrote, got one without manifest.json."),
         (["transcribe", "a.wav", "--threads", "-1"], "threads: expected at least 1, got -1"),
     ],
 )
@@ -147,3 +157,27 @@ def test_an_odd_sample_rate_is_resampled_in_no_time(tmp_path):
     assert time.perf_counter() - start < 5  # 24 s and gigabytes by a table of 16,000 filters
     wanted = 0.5 * torch.sin(2 * torch.pi * 440 * torch.arange(48_000) / 16_000)
     assert len(heard) == 48_000 and (heard - wanted)[4000:-4000].abs().max() < 1e-3
+
+
+def test_what_is_taken_in_is_counted_and_settles_the_claims_it_is_about(tmp_path, monkeypatch, capsys):
+    machine = {**records.machine(), "id": "0123456789ab", "gpus": [{"name": "GPU"}]}
+    monkeypatch.setattr(records, "machine", lambda: machine)
+    told = {"impl": "nested_loops", "params": {"arms": ["frame_looping", "nested_loops"], "device": "cuda"}}
+    one = records.Measurement("label-looping-2x", "ratio", "1", 2.1, (2.0, 2.1, 2.15), **told)
+    other = records.Measurement("rnnt-greedy", "latency", "ms", 2.1, params={"device": "cuda"})
+    records.append(tmp_path / "a.jsonl", one, other)
+    command = ["records", "add", str(tmp_path / "a.jsonl"), "--into", str(tmp_path / "records"), "--dirty"]
+    assert main(command) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["0123456789ab  label-looping-2x: 1", "0123456789ab  rnnt-greedy: 1"]
+    assert lines[2] == "label-looping-2x: reproduced, 2.1× where 2× is published" and len(lines) == 3
+    assert json.loads(last) == {"added": 2, "machines": ["0123456789ab"], "claims": {"label-looping-2x": "reproduced"},
+                                "into": str(tmp_path / "records")}  # fmt: skip
+    assert main(command) == 0 and json.loads(capsys.readouterr().out)["added"] == 0
+
+
+def test_records_are_taken_into_a_checkout_or_where_one_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(records, "HERE", tmp_path / "site-packages" / "asrkit")
+    records.append(tmp_path / "a.jsonl", records.Measurement("x", "latency", "ms", 2.1))
+    assert main(["records", "add", str(tmp_path / "a.jsonl")]) == 2
+    assert capsys.readouterr().err == "asrkit records add: --into: expected a folder, for this is no checkout of asrkit, got None.\n"

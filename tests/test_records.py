@@ -220,3 +220,60 @@ def test_importing_records_needs_the_standard_library_only_and_runs_nothing():
 def test_a_line_of_endless_brackets_is_torn_not_a_crash(tmp_path):
     (tmp_path / "a.jsonl").write_text("[" * 100_000 + "\n")
     assert records.verify([tmp_path]) == [f"{tmp_path / 'a.jsonl'}:1: torn, no whole JSON"]
+
+
+@pytest.fixture
+def measured_by(monkeypatch):
+    """measured_by(**code): a file's worth of records, measured by such code."""
+
+    def of(path, **code):
+        monkeypatch.setattr(records, "code", lambda: {"commit": None, "dirty": None, "argv": [], "source": "", **code})
+        records.append(path, ratio(what=f"of {code}"))
+        return path
+
+    return of
+
+
+def test_only_records_of_code_that_a_commit_here_holds_are_taken_in(measured_by, tmp_path):
+    git = ("git", "-C", str(records.HERE.parent))
+    if not (head := records._output(*git, "rev-parse", "HEAD")):
+        pytest.skip("needs a git checkout")
+    listed = [line.split() for line in records._output(*git, "ls-tree", "-r", head, "--", "asrkit").splitlines()]
+    here = records._source((path, blob) for _, _, blob, path in listed)
+    assert records.commit_of(here) and records.commit_of("0" * 12) is None
+    into, refused = tmp_path / "records", "expected records of"
+    good = [{"commit": head, "dirty": False}, {"source": here}]
+    bad = [{"commit": head, "dirty": True}, {"source": "0" * 12}, {}]
+    for number, code in enumerate(bad):
+        path = measured_by(tmp_path / f"bad-{number}.jsonl", **code)
+        with pytest.raises(ValueError, match=refused):
+            records.add([path], into)
+        assert not into.exists()
+    for number, code in enumerate(good):
+        assert len(records.add([measured_by(tmp_path / f"good-{number}.jsonl", **code)], into)) == 1
+    mixed = [tmp_path / "bad-0.jsonl", measured_by(tmp_path / "more.jsonl", **good[0], argv=["new"])]
+    with pytest.raises(ValueError, match=refused):
+        records.add(mixed, into)
+    assert len(records.read(into)) == 2 and len(records.add(mixed, into, dirty=True)) == 2 and len(records.read(into)) == 4
+
+
+def test_the_hash_of_the_code_is_of_what_git_would_hold(tmp_path):
+    blobs = {path.name: records._blob(path.read_bytes()) for path in records.HERE.glob("*.py")}
+    found = subprocess.run(
+        ["git", "hash-object", *map(str, sorted(records.HERE.glob("*.py")))],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert found.stdout.split() == [blobs[name] for name in sorted(blobs)]
+    one, other = [("a.py", "1"), ("b.py", "2")], [("b.py", "2"), ("a.py", "1"), ("a.nbi", "3")]
+    assert records._source(one) == records._source(other) != records._source([("a.py", "2"), ("b.py", "2")])
+
+
+def test_a_record_that_names_a_folder_as_its_machine_is_not_written_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "machine", lambda: {"id": "../../elsewhere"})
+    records.append(tmp_path / "a.jsonl", ratio())
+    with pytest.raises(ValueError, match="expected machine ids of 12 hex digits"):
+        records.add([tmp_path / "a.jsonl"], tmp_path / "in" / "records", dirty=True)
+    assert not (tmp_path / "elsewhere").exists() and not (tmp_path / "in").exists()

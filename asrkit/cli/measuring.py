@@ -59,7 +59,8 @@ def _add(args: argparse.Namespace) -> int:
     from asrkit.shapes import expect
 
     checkout = records.HERE.parent / "data" / "records"
-    expect(args.into is not None or (checkout.parent.parent / ".git").exists(), "into", "a folder outside a checkout", None)
+    known = args.into is not None or (records.HERE.parent / ".git").exists()
+    expect(known, "into", "a folder, for this is no checkout of asrkit", None)
     into = args.into or checkout
     new = records.add(args.paths, into, dirty=args.dirty)
     for (machine, what), number in sorted(Counter((one["machine"]["id"], one["what"]) for one in new).items()):

@@ -291,6 +291,11 @@ def test_a_bad_table_is_one_line_and_nothing_is_written(text, arguments, message
     assert [path.name for path in tmp_path.iterdir()] == ["none.csv"] * bool(text)
 
 
+def test_ranks_that_are_more_than_all_utterances_are_refused(capsys):
+    assert main(["bench", "batching", "--quick", "--ranks", "99999999"]) == 2
+    assert "\nasrkit bench: --ranks: expected at most 4000, the number of utterances, got 99999999.\n" in capsys.readouterr().err
+
+
 def test_another_suite_takes_no_table(capsys):
     assert main(["bench", "features", "--lengths", "x.csv", "--ranks", "2"]) == 2
     assert capsys.readouterr().err == "asrkit bench: --lengths, --ranks: expected the suite batching, got features.\n"

@@ -1,7 +1,9 @@
 """The suites at their smallest: all run, all arms agree, records are whole, and a wrong arm leaves no record."""
 
+import re
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -160,3 +162,58 @@ def test_an_unknown_suite_is_one_line():
     with pytest.raises(ValueError) as error:
         bench.run("speed")
     assert str(error.value) == f"suite: expected one of {', '.join(map(repr, bench.SUITES))}, got 'speed'."
+
+
+def answer(value=1.0):
+    return (torch.full((3,), value),)
+
+
+def small(**arms):
+    arms = {"plain": answer, "slow": answer, "fast": answer} | arms
+    return bench.Case(
+        what="small", arms=arms, params={"shape": [3], "dtype": "float32", "size": 1}, ratios=[("plain", "fast"), ("slow", "fast")]
+    )
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """suite(case, ...): a suite "own" of these cases."""
+    return lambda *cases: monkeypatch.setitem(bench.SUITES, "own", lambda device, quick: iter(cases))
+
+
+def test_arms_that_are_left_out_take_their_ratios_along_and_a_lone_arm_is_no_case(suite):
+    suite(small(slow=lambda: answer(2.0)))
+    found = bench.run("own", quick=True, without=re.compile("^slow$"))
+    assert {one["impl"] for one in found} == {"plain", "fast"}
+    assert [one["params"]["arms"] for one in found if one["metric"] == "ratio"] == [["plain", "fast"]]
+    for names in ("^small$", "plain|slow"):
+        suite(small(slow=lambda: 1 / 0))
+        assert bench.run("own", quick=True, without=re.compile(names)) == []
+
+
+def test_what_was_measured_before_is_not_measured_again_unless_an_arm_is_new(suite):
+    suite(small())
+    before = bench.run("own", quick=True)
+    assert before and bench.run("own", quick=True, done=before) == []
+    suite(small(new=answer))
+    assert {one["impl"] for one in bench.run("own", quick=True, done=before)} == {"plain", "slow", "fast", "new"}
+    suite(replace(small(), params={"shape": [3], "dtype": "float32", "size": 2}))
+    assert len(bench.run("own", quick=True, done=before)) == len(before)
+
+
+def test_a_case_that_would_begin_too_late_does_not_begin_and_what_was_measured_stays(suite, tmp_path, monkeypatch):
+    now, out = [0.0], tmp_path / "out.jsonl"
+    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    suite(small(), replace(small(), what="late"))
+    with pytest.raises(TimeoutError, match="^no time for late 3, and what follows it$"):
+        bench.run("own", quick=True, out=out, until=5.0, say=lambda line: now.append(now.pop() + 5))
+    assert {one["what"] for one in records.read(out)} == {"small"}
+
+
+def test_arms_that_must_not_run_are_not_even_tried_while_cases_are_made(monkeypatch):
+    monkeypatch.setitem(
+        decoders.transducer.__globals__, "counts", lambda arm, device: pytest.fail("tried") if "nested" in str(arm) else {}
+    )
+    made = decoders.suite("cpu", True, without=re.compile("^nested_loops$"))
+    case = next(case for case in made if case.what == "rnnt-greedy")
+    assert "nested_loops" not in case.arms and ("frame_looping", "nested_loops") not in case.ratios
