@@ -204,41 +204,51 @@ def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
 
 
 def waterfall(
-    rates: Mapping[str, float], axes: Sequence[Axes], *, alone: Mapping[str, float], limits: Mapping[str, float] | None = None,
-    unit: str = "RTFx",
+    rates: Mapping[str, float], axes: Sequence[Axes], *, alone: Mapping[str, float], limits: Mapping[str, float], unit: str = "RTFx"
 ) -> Sequence[Axes]:  # fmt: skip
     """A bar a rung, from the rate of the one above it to its own: blue where it is faster, red where slower; the first is grey.
 
-    On the second Axes what each rung gives: filled on top of those above, hollow `alone` on the first. `limits` are rates that
-    the machine allows at most. All scales are logarithmic: equal gains are equally long.
+    In brackets its share of `limits`, the rates that the machine allows. On the second Axes what each rung gives: filled on top of
+    those above, hollow `alone` on the first. The scales are logarithmic: equal gains are equally long.
     """
     names, values = list(rates), np.array([*rates.values()], dtype=float)
     expect(min(values) > 0, "rates", "above 0", rates)
-    before, rows, (left, right) = np.concatenate([values[:1], values[:-1]]), np.arange(len(values)), axes
-    start = values.min() / 1.6
-    left.barh(rows, values - np.where(rows == 0, start, before), left=np.where(rows == 0, start, before), height=0.65,
-              color=[COLOURS[5], *(COLOURS[int(now < then)] for then, now in pairwise(values))])  # fmt: skip
-    for row, (then, now) in enumerate(zip(before, values, strict=True)):
-        left.annotate(f"{now:,.3g}", (max(then, now), row), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    rows, (left, right), lowest = np.arange(len(values)), axes, values.min() / 1.5
+    before = np.concatenate([values[:1], values[:-1]])
+    start = np.where(rows == 0, lowest, before)
+    colours = [COLOURS[5], *(COLOURS[int(now < then)] for then, now in pairwise(values))]
+    left.barh(rows, values - start, left=start, height=0.65, color=colours)
+    for row, (name, then, now) in enumerate(zip(names, before, values, strict=True)):
+        left.annotate(
+            f"{now:,.3g} ({now / limits[name]:.1%})",
+            (max(then, now), row),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
         left.plot([now, now], [row, min(row + 1, len(rows) - 1)], color="black", lw=0.6)
-    if limits:
-        left.plot([limits[name] for name in names], rows, "|", color=COLOURS[1], ms=14, mew=1.5, label="what the machine allows")
-        left.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    left.set(xscale="log", xlabel=unit, xlim=(start, max([*values, *(limits or {}).values()]) * 1.6))
-    gains = {"on those above": (dict(zip(names, values / before, strict=True)), COLOURS[0]), "alone": (alone, "white")}
-    for name, (given, face) in gains.items():
+    left.set(xscale="log", xlabel=f"{unit} (share of what the machine allows)", xlim=(lowest, values.max() ** 1.3 / lowest**0.3))
+    here = dict(zip(names, values / before, strict=True))
+    for label, given, face in (("on those above", here, COLOURS[0]), ("alone", alone, "white")):
         shown = [row for row in rows[1:] if names[row] in given]
-        right.plot([given[names[row]] for row in shown], shown, "o", mec=COLOURS[0], mfc=face, ms=7, label=name)
+        right.plot([given[names[row]] for row in shown], shown, "o", mec=COLOURS[0], mfc=face, ms=7, label=label)
     right.axvline(1, color="black", lw=0.8)
     right.set(xscale="log", xlabel="times as fast")
-    low, high = right.get_xlim()
-    narrow, wide = (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.7, 2), (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
-    marks = narrow if high < 3 * low else (0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5) if high < 10 * low else wide
-    ticks = [tick for tick in marks if low <= tick <= high]
-    right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    right.minorticks_off()
     right.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     for ax, labels in ((left, names), (right, [""] * len(names))):
         ax.set_yticks(rows, labels)
         ax.set_ylim(len(rows) - 0.4, -0.6)
+        _plain_ticks(ax)
     return axes
+
+
+def _plain_ticks(ax: Axes) -> None:
+    """Ordinary numbers on a logarithmic axis, at least three of them however short it is."""
+    low, high = ax.get_xlim()
+    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)):
+        ticks = [step * 10.0**power for power in range(-4, 8) for step in steps if low <= step * 10.0**power <= high]
+        if len(ticks) >= 3:
+            break
+    ax.set_xticks(ticks, [f"{tick:,.3g}" for tick in ticks])
+    ax.minorticks_off()
