@@ -16,7 +16,7 @@ from asrkit.cli import main
 from asrkit.ledger import Claim, verdict
 
 KINDS = {what: config for what, config, _ in ladder.configs("tiny")}
-FASTEST = {"ladder-rnnt": "label_looping", "ladder-tdt": "label_looping", "ladder-ctc": "batched"}
+FASTEST = {"ladder-rnnt-tiny": "label_looping", "ladder-tdt-tiny": "label_looping", "ladder-ctc-tiny": "batched"}
 LAST = "to_overlapped"
 LEFT_OUT = {"graphed_encoder", "graph_of_steps", "graph_whole"}
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,14 +50,14 @@ def test_every_rung_says_what_the_script_says(made, what):
     assert sum(map(len, one.labels)) > 10
     for name, arm in arms.items():
         assert arm.recogniser().tokens() == one.labels, name
-    left_out = LEFT_OUT - (ladder.OF_CTC if what == "ladder-ctc" else set())
+    left_out = LEFT_OUT - (ladder.OF_CTC if what == "ladder-ctc-tiny" else set())
     assert {line.split(" ")[0].removeprefix("to_") for line in said} == left_out
     assert all("CPU" in line for line in said)
     check(ladder.case(what, one, arms, {}, quick=True))
 
 
 def test_each_rung_changes_what_it_is_named_after_and_the_last_has_them_all(made):
-    arms = ladder.climb(made["ladder-rnnt"].task)
+    arms = ladder.climb(made["ladder-rnnt-tiny"].task)
     last, first = asdict(arms["to_overlapped"].recogniser.how), asdict(Pipeline())
     assert {name for name in last if last[name] == first[name]} == {"graphs"}
     climbed = [arm for arm in arms.values() if arm.how != "alone"]
@@ -69,7 +69,7 @@ def test_each_rung_changes_what_it_is_named_after_and_the_last_has_them_all(made
 
 
 def test_half_precision_and_padding_reach_the_decoder(made):
-    one = made["ladder-rnnt"]
+    one = made["ladder-rnnt-tiny"]
     plain, half = (Recogniser(one.task, Pipeline(arithmetic=name))() for name in ("float32", "bfloat16"))
     assert not torch.equal(plain.scores, half.scores)
     assert [*plain.ends] == [-(-(S // 160) // 8) for S in one.task.samples]
@@ -169,11 +169,11 @@ def test_a_pipeline_with_a_mistake_is_not_measured(made, what, spoil, monkeypatc
 
 
 def test_the_script_catches_a_mistake_that_all_arms_share(made, monkeypatch):
-    one = made["ladder-tdt"]
+    one = made["ladder-tdt-tiny"]
     arms = ladder.climb(one.task)
     _cut_short(monkeypatch)
     with pytest.raises(AssertionError, match="does not say what the script says"):
-        ladder.case("ladder-tdt", one, arms, {}, quick=True)
+        ladder.case("ladder-tdt-tiny", one, arms, {}, quick=True)
 
 
 def test_the_quick_suite_records_every_rung_both_ways(suite, made):
@@ -186,7 +186,7 @@ def test_the_quick_suite_records_every_rung_both_ways(suite, made):
         assert (
             arms.keys() == rtfx.keys() >= {"baseline", "to_batched_frontend", "only_bfloat16", "only_overlapped", "to_overlapped"}
         )
-        assert ("only_label_looping" in arms) == (what != "ladder-ctc")
+        assert ("only_label_looping" in arms) == (what != "ladder-ctc-tiny")
         ratios = {tuple(record["params"]["arms"]) for record in of if record["metric"] == "ratio"}
         assert ratios >= {("baseline", name) for name in arms if name != "baseline"}
         assert ("to_autocast", "to_bfloat16") in ratios
@@ -197,22 +197,22 @@ def test_the_quick_suite_records_every_rung_both_ways(suite, made):
             assert Pipeline(**params["pipeline"]) in seen[what]
             assert params["least_ms"] > 0 and params["floor_FLOP"] > 0 and params["device"] == "cpu"
             assert rtfx[name] == pytest.approx(1e3 * params["audio_s"] / record["value"])
-    assert "ladder-rnnt: to_graph_whole is left out" in err
+    assert "ladder-rnnt-tiny: to_graph_whole is left out" in err
     assert "only_by_length" in out
 
 
 def test_the_ledger_takes_the_whole_ladder_as_one_ratio(suite):
     source = dict.fromkeys(("document", "title", "url", "section"), "x")
     told = {"text": "x", "source": source, "kind": "ratio", "metric": "ratio", "unit": "1", "quoted": 10, "notebook": "13_ten_x"}
-    claim = Claim(id="ladder-rnnt", arms=["baseline", LAST], noise=100, **told)
+    claim = Claim(id="ladder-rnnt-tiny", arms=["baseline", LAST], noise=100, **told)
     assert verdict(claim, suite[0]).measured == next(
         record["value"] for record in suite[0]
-        if record["what"] == "ladder-rnnt" and record["params"].get("arms") == ["baseline", LAST]
+        if record["what"] == "ladder-rnnt-tiny" and record["params"].get("arms") == ["baseline", LAST]
     )  # fmt: skip
 
 
 def test_the_stages_of_a_call_add_up(made):
-    spent = Recogniser(made["ladder-ctc"].task, Pipeline(loading="overlapped")).spent()
+    spent = Recogniser(made["ladder-ctc-tiny"].task, Pipeline(loading="overlapped")).spent()
     assert [*spent] == ["loading", "frontend", "encoder", "decoder"] and min(spent.values()) >= 0
 
 
@@ -227,7 +227,7 @@ def test_a_pipeline_that_cannot_be_is_refused(how, said):
 
 
 def test_what_a_task_or_a_device_cannot_do_is_refused_in_one_line(made, tmp_path):
-    task = made["ladder-ctc"].task
+    task = made["ladder-ctc-tiny"].task
     for how, said in (
         (Pipeline(encoder="graphed"), "encoder: expected 'eager' or 'packed' on a CPU"),
         (Pipeline(decoder="label_looping"), "decoder: expected 'one_by_one' or 'batched' for CTC"),
