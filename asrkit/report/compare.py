@@ -69,10 +69,7 @@ def compare(a: Path, b: Path, out: Path | None = None) -> Comparison:
     warnings += [f"{key.capitalize()} differs: {x} and {y}." for key in ("size", "device")
                  if (x := manifests[0]["plan"][key]) != (y := manifests[1]["plan"][key])]  # fmt: skip
     columns = [{**manifest, "captured_at": manifest["now"]} for manifest in manifests]
-    told = [
-        (name, *values)
-        for name, values in [("run", [a.name, b.name]), *facts(columns), ("command", [m["command"] for m in manifests])]
-    ]
+    told = [("run", [a.name, b.name]), *facts(columns), ("command", [manifest["command"] for manifest in manifests])]
     sentence = (f"{len(pairs)} records in both, {sum(pair['overlap'] == 'no' for pair in pairs)} with quartiles apart; "
                 f"{len(verdicts)} verdicts differ.")  # fmt: skip
     templates, common = site()

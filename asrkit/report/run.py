@@ -53,7 +53,7 @@ class NotebookRun:
     def line(self) -> str:
         """What became of it in one line: for a failure the last row of the traceback and the cell."""
         if self.status == "ran":
-            return f"{self.name}: ran in {self.seconds:.0f} s, {len(self.records)} records"
+            return f"{self.name}: ran in {self.seconds:.0f} s, {len(self.records)} record{'s' * (len(self.records) != 1)}"
         where = f" (cell {self.cell})" if self.cell else ""
         return f"{self.name}: {(self.error.strip().splitlines() or ['failed'])[-1]}{where}"
 

@@ -148,7 +148,9 @@ def site() -> tuple[jinja2.Environment, dict[str, Any]]:
 
 def _tokens(style: str) -> str:
     lines = HtmlFormatter(style=style).get_style_defs(".highlight").splitlines()
-    kept = [line for line in lines if line.startswith(".highlight .") and "hll" not in line]
+    kept = [
+        line for line in lines if line.startswith(".highlight .") and not line.startswith((".highlight .hll", ".highlight .w "))
+    ]
     return re.sub(r"background-color: [^;}]*;?", "", "\n".join(kept))
 
 
@@ -254,5 +256,5 @@ def facts(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
 
 def command(argv: Sequence[str]) -> str:
     """The command line that was typed, folders left out: `asrkit report 02_joint_memory.ipynb`."""
-    name = "asrkit" if argv[:1] in (["asrkit"], ["cli.py"], ["__main__.py"], ["__init__.py"]) else argv[0] if argv else ""
-    return shlex.join([name, *argv[1:]])
+    ours = argv[:1] in (["asrkit"], ["cli.py"], ["__main__.py"], ["__init__.py"])
+    return shlex.join([*(["asrkit"] if ours else argv[:1]), *argv[1:]])

@@ -1,9 +1,11 @@
 """The report on small real notebooks, run by the real papermill: one good, one that fails, one that hangs, one that dies."""
 
 import base64
+import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +16,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from asrkit import records
-from asrkit.report import report, run_notebooks
+from asrkit.cli import main
+from asrkit.report import NotebookRun, ReportResult, compare, report, run_notebooks
 from asrkit.report.pages import prose
+from asrkit.report.run import _told
+from asrkit.report.site import build
 
 PNG = base64.b64encode(
     bytes.fromhex(
@@ -40,7 +45,11 @@ GOOD = [
 ]
 
 
+PLAN = {"size": "quick", "device": "auto"}
+
+
 def write(folder: Path, name: str, cells, after=()) -> Path:
+    folder.mkdir(exist_ok=True)
     notebook = new_notebook(cells=[cell.copy() for cell in cells], metadata={"asrkit": {"after": list(after)}})
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"c{number}"
@@ -50,20 +59,39 @@ def write(folder: Path, name: str, cells, after=()) -> Path:
 
 
 class Loads(HTMLParser):
-    """Everything a page would load or run, and its pictures without words."""
+    """Everything a page would load or run, pictures without words, headings, and attributes that the policy blocks."""
 
     def __init__(self):
         super().__init__()
-        self.outside, self.wordless, self.tags = [], [], set()
+        self.outside, self.wordless, self.blocked, self.levels, self.inside = [], [], [], [], {"style": [], "script": []}
+
+    @classmethod
+    def of(cls, text):
+        loads = cls()
+        loads.feed(text)
+        return loads
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
-        self.tags.add(tag)
         loading = attrs.get("src") or (attrs.get("href") if tag in ("link", "base") else None)
         if loading and not loading.startswith("data:"):
             self.outside.append((tag, loading))
         if tag == "img" and not (attrs.get("alt") or "").strip():
             self.wordless.append(attrs.get("src", "")[:30])
+        self.blocked += [(tag, name) for name in attrs if name == "style" or name.startswith("on")]
+        self.levels += [int(tag[1]) for _ in re.findall("^h[1-6]$", tag)]
+        if tag in self.inside:
+            self.inside[tag].append("")
+
+    def handle_data(self, data):
+        if self.lasttag in self.inside and self.cdata_elem:
+            self.inside[self.lasttag][-1] += data
+
+
+def policy(text: str) -> dict[str, str]:
+    """The directives of a page's Content-Security-Policy."""
+    (content,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    return dict(one.strip().split(" ", 1) for one in unescape(content).split(";"))
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +147,14 @@ def test_pages_load_nothing_and_every_picture_has_words(built):
     assert [page.stem for page in pages] == ["a_good", "b_fails", "c_hangs", "d_dies", "index"]
     for page in pages:
         text = page.read_text()
-        loads = Loads()
-        loads.feed(text)
-        assert loads.outside == [] and loads.wordless == [] and "script" in loads.tags, page
-        assert "default-src 'none'" in unescape(text) and '<html lang="en">' in text
+        loads, allowed = Loads.of(text), policy(text)
+        assert loads.outside == loads.wordless == loads.blocked == [] and '<html lang="en">' in text, page
+        assert allowed["default-src"] == "'none'" and allowed["img-src"] == "data:" and "unsafe" not in str(allowed)
+        for kind, inside in loads.inside.items():
+            (only,) = inside
+            assert allowed[f"{kind}-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(only.encode()).digest()).decode()}'"
+        assert loads.levels[0] == loads.levels.count(1) == 1, page
+        assert all(after - before <= 1 for before, after in zip(loads.levels, loads.levels[1:], strict=False)), page
     assert result.defects == []
 
 
@@ -143,22 +175,102 @@ def test_the_index_tells_in_order_what_ran_what_holds_and_what_failed(built):
     manifest = json.loads((out / "latest/manifest.json").read_text())
     assert [run["status"] for run in manifest["runs"]] == ["ran", "failed", "failed", "failed"]
     assert json.loads(result.summary().splitlines()[-1])["ran"] == 1
-    assert re.search(r"ValueError: on purpose", result.summary())
+    assert "b_fails: ValueError: on purpose <b> (cell c1)" in result.summary().splitlines()
+    assert "b_fails: ValueError: on purpose &lt;b&gt; (cell c1)" in text
 
 
-def test_latest_moves_to_the_newer_report_and_the_older_stays(built, tmp_path):
-    path = write(tmp_path, "only", [new_markdown_cell("# Only?"), new_code_cell("1 + 1")])
-    first = report([path], tmp_path / "out", progress=False)
-    second = report([path], tmp_path / "out", progress=False)
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory):
+    """One small notebook reported twice into one folder, on the CPU only, with another parameter the second time."""
+    folder = tmp_path_factory.mktemp("twice")
+    cells = [
+        new_markdown_cell("# Only?"),
+        new_code_cell("size: float = 1.0  # of what is measured", metadata={"tags": ["parameters"]}),
+        new_code_cell("import os\nfrom asrkit import records\nprint(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))"),
+        new_code_cell(
+            "for what, spread in (('apart', 0.1), ('near', 9.0)):\n"
+            "    samples = tuple(size + spread * step for step in range(3))\n"
+            "    records.publish(records.Measurement(what, 'latency', 'ms', samples[1], samples, params={'jitter': size}))"
+        ),
+        new_code_cell("records.publish(records.Measurement('once', 'peak', 'B', 2.0**20 * size, params={'dtype': 'float16'}))"),
+    ]
+    path = write(folder, "only", cells)
+    return folder / "out", [
+        report([path], folder / "out", parameters={"size": size}, device="cpu", progress=False) for size in (1.0, 2.0)
+    ]
+
+
+def test_latest_moves_to_the_newer_report_and_the_older_stays(twice):
+    out, (first, second) = twice
     assert first.exit_code == second.exit_code == 0
-    runs = [entry for entry in (tmp_path / "out").iterdir() if entry.name != "latest"]
-    assert len(runs) == 2 and (tmp_path / "out/latest").resolve() in [run.resolve() for run in runs]
+    runs = sorted(entry for entry in out.iterdir() if entry.name != "latest")
+    assert len(runs) == 2 and (out / "latest").resolve() == runs[1].resolve()
 
 
-def test_a_picture_without_words_is_a_defect(tmp_path):
-    cell = new_code_cell(f"from IPython.display import display\ndisplay({{'image/png': {PNG!r}}}, raw=True)")
-    result = report([write(tmp_path, "mute", [cell])], tmp_path / "out", progress=False)
-    assert result.defects == ["mute: a picture has no alt text"] and result.exit_code == 1
+def test_with_device_cpu_no_gpu_is_visible_to_a_notebook(twice):
+    assert nbformat.read(twice[0] / "latest/runs/only.ipynb", 4).cells[3].outputs[0].text == "''\n"  # after what papermill injects
+
+
+def test_a_comparison_pairs_what_both_measured_and_says_what_is_apart(twice, capsys):
+    out, _ = twice
+    a, b = sorted(entry.name for entry in out.iterdir() if entry.name.endswith(tuple("0123456789")))
+    assert main(["report", "compare", a, "latest", "--reports", str(out)]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    told = json.loads(last)
+    assert (told["records"], told["apart"], told["same_machine"], told["verdicts_changed"]) == (3, 1, True, 0)
+    (apart,) = [line.split() for line in lines if line.startswith("apart")]
+    assert apart[2:] == ["1.1", "ms", "2.1", "ms", "1.91", "quartiles", "apart"]
+    assert [line.split()[-2:] for line in lines if line.startswith(("once", "near"))] == [
+        ["one", "observation"],
+        ["quartiles", "overlap"],
+    ]
+    page = (out / f"compare-{a}-{b}.html").read_text()
+    assert "1 MiB" in page and "2 MiB" in page and "None: both runs come to the same verdict" in page
+    assert policy(page)["style-src"] and Loads.of(page).outside == []
+
+
+def test_a_comparison_warns_where_machines_differ_and_shows_verdicts_that_do(twice, tmp_path):
+    out, _ = twice
+    a, b = (tmp_path / name for name in "ab")
+    for folder in (a, b):
+        shutil.copytree(out / "latest", folder)
+    manifest = json.loads((b / "manifest.json").read_text())
+    manifest["machine"]["id"] = "0" * 12
+    manifest["claims"]["joint-memory-20s"] = "not reproduced"
+    (b / "manifest.json").write_text(json.dumps(manifest))
+    found = compare(a, b)
+    assert found.warnings == ["The machines differ: a ratio between them is no claim about speed."]
+    assert found.verdicts == [("joint-memory-20s", "arithmetic checked", "not reproduced")]
+    assert found.path == tmp_path / "compare-a-b.html" and "no claim about speed" in found.path.read_text()
+    (b / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="runs: expected folders of whole runs, with a manifest.json, got 'b'"):
+        compare(a, b)
+
+
+def test_what_is_wrong_with_a_page_is_a_defect_and_costs_nothing_else(tmp_path):
+    sealed = records.Measurement("demo", "ratio", "1", 2.0).sealed()
+    forged = [new_output("display_data", data={records.MIME: record}) for record in (sealed | {"value": 9.0}, sealed)]
+    dot = new_output("display_data", data={"image/png": PNG})
+    shown = new_output("display_data", data={"text/html": '<img src="data:image/png;base64,AAAA">'})
+    cells = [
+        new_markdown_cell("# Torn?\n\nIt says $\\frac{1}{$ and $a < b$, 2 GB<!-- no-such-claim --> and 3<!-- code: fine -->."),
+        new_markdown_cell("![a lattice of arcs](../figures/lattice.png)"),
+        new_code_cell("1", outputs=[dot, *forged, shown]),
+    ]
+    executed = write(tmp_path / "runs", "wrong", cells)
+    run = NotebookRun(name="wrong", parameters={}, **_told(executed, None))
+    assert [record["value"] for record in run.records] == [2.0]
+    _, defects = build(tmp_path, [run], 1.0, PLAN)
+    assert defects == [
+        "wrong: left out a record, changed after it was sealed",
+        "wrong: no LaTeX: $\\frac{1}{$",
+        "wrong: no claim: no-such-claim",
+        "wrong: a picture is not inside the page",
+        "wrong: a picture has no alt text",
+        "wrong: a picture has no alt text",
+    ]
+    assert (tmp_path / "wrong.html").read_text().count("<math") == 1
+    assert ReportResult(path=tmp_path, runs=[run], sentence="", seconds=1.0, defects=defects).exit_code == 1
 
 
 def test_bad_requests_are_refused_before_anything_runs(tmp_path):
@@ -170,31 +282,6 @@ def test_bad_requests_are_refused_before_anything_runs(tmp_path):
     with pytest.raises(ValueError, match="notebooks: expected at least one"):
         run_notebooks([], tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_formula_that_cannot_be_read_is_a_defect_and_costs_nothing_else(tmp_path):
-    path = write(tmp_path, "torn", [new_markdown_cell("# Torn?\n\nIt says $\\frac{1}{$ and $a < b$."), new_code_cell("1")])
-    result = report([path], tmp_path / "out", progress=False)
-    assert result.defects == ["torn: no LaTeX: $\\frac{1}{$"] and result.exit_code == 1
-    assert (tmp_path / "out/latest/torn.html").read_text().count("<math") == 1
-
-
-def test_a_record_changed_in_the_notebook_is_left_out_and_said(tmp_path):
-    cell = new_code_cell(
-        "from asrkit import records\n"
-        "sealed = records.Measurement('demo', 'ratio', '1', 2.0).sealed()\n"
-        "records.publish(sealed | {'value': 9.0})\nrecords.publish(sealed)"
-    )
-    result = report([write(tmp_path, "forged", [cell])], tmp_path / "out", progress=False)
-    assert [record["value"] for record in result.runs[0].records] == [2.0]
-    assert result.defects == ["forged: left out a record, changed after it was sealed"] and result.exit_code == 1
-
-
-def test_pictures_in_text_and_in_html_need_words_and_travel_with_the_page(tmp_path):
-    shown = "from IPython.display import HTML\nHTML('<img src=\"data:image/png;base64,AAAA\">')"
-    cells = [new_markdown_cell("# Seen?\n\n![a lattice of arcs](../figures/lattice.png)"), new_code_cell(shown)]
-    result = report([write(tmp_path, "mute", cells)], tmp_path / "out", progress=False)
-    assert result.defects == ["mute: a picture is not inside the page", "mute: a picture has no alt text"]
 
 
 def alive(process: int) -> bool:

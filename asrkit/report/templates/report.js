@@ -21,6 +21,10 @@
     const next = direction ?? (now === "ascending" ? "descending" : now === "descending" ? "" : "ascending");
     heads.forEach((head) => head.removeAttribute("aria-sort"));
     if (next) heads[column].setAttribute("aria-sort", next);
+    if (table.id === "ledger") {
+      one("group").value = next ? "" : direction === "" ? one("group").value : "document";
+      one("sort").value = next ? `${column} ${next}` : "";
+    }
     chosen.set(table, next ? [column, next === "ascending" ? 1 : -1] : null);
     arrange(table);
   }
@@ -30,7 +34,7 @@
   function arrange(table) {
     const sort = chosen.get(table);
     const by = table.id === "ledger" ? one("group").value : "document";
-    table.tBodies.length && [...table.tBodies].forEach((body) => body.remove());
+    [...table.tBodies].forEach((body) => body.remove());
     if (sort || !by) {
       const body = table.createTBody();
       const order = sort ? [...rows.get(table)].sort(compare(...sort)) : rows.get(table);
@@ -107,6 +111,7 @@
     });
     one("sort").addEventListener("change", (event) => {
       const [column, direction] = event.target.value.split(" ");
+      if (!direction) one("group").value = "document";
       press(ledger, Number(column), direction ?? "");
     });
     chips.forEach((chip) => chip.addEventListener("click", () => {
