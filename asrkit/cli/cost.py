@@ -107,10 +107,13 @@ def _speeds(args: argparse.Namespace, machine: Any, known: list[Any]) -> list[An
 
     if args.rtfx:
         return [cost.Speed(rtfx=_range(args.rtfx, "rtfx"), per=args.per or machine.per, origin="assumed")]
-    if args.measured and machine.per == "core":
-        found = [speed for speed in known if speed.origin == "measured here"]
-        expect(bool(found), "measured", "records of a whole recogniser on this machine", "none", "asrkit bench encoder makes them.")
-        return cost.speeds_for(machine, found) or found * bool(args.instance)  # another maker's cores only if they are asked for
+    if args.measured:
+        here = [speed for speed in known if speed.origin == "measured here"]
+        expect(bool(here), "measured", "records of a whole recogniser on this machine", "none", "asrkit bench encoder makes them.")
+        mine = [speed for speed in here if speed.per == machine.per]
+        found = cost.speeds_for(machine, mine, model=args.model) or mine * bool(args.instance)  # another maker's only if asked for
+        if found or machine.per == "core":
+            return found
     models = dict.fromkeys(speed.model for speed in known)
     expect(args.model in models, "model", "one of " + ", ".join(models), args.model)
     found = cost.speeds_for(machine, known, model=args.model)

@@ -22,7 +22,7 @@ from asrkit import records
 from asrkit.shapes import expect, whole
 
 ORIGINS = ("published", "recorded", "measured here", "assumed")
-WHOLE = "recogniser-one-core"  # the benchmark whose RTFx is that of a whole recogniser on one core
+CORE, GPU = "recogniser-one-core", "ladder-"  # benchmarks of a whole recogniser: on one core; on a GPU, rung by rung
 MODEL = "parakeet_rnnt_1_1b"
 GB_PER_HOUR = 0.1152  # of speech: 16 kHz, 16 bits, one channel, uncompressed
 Row = dict[str, str]
@@ -303,24 +303,34 @@ def published_speeds(path: str | Path | None = None) -> list[Speed]:
 
 
 def recorded_speeds(*paths: str | Path) -> list[Speed]:
-    """RTFx of a whole recogniser on one core, the newest record of each machine and implementation: quartiles about the median."""
-    newest, here = dict[tuple[str, str], Mapping[str, Any]](), records.machine()["id"]
+    """RTFx of whole recognisers, the newest record of each machine and implementation: quartiles about the median.
+
+    On one core every implementation, on a GPU the fastest rung of each ladder.
+    """
+    newest, best, here = dict[Any, dict[str, Any]](), dict[Any, dict[str, Any]](), records.machine()["id"]
     for path in paths or [records.shipped("records")]:
         for record in records.read(path):
-            if (record["what"], record["metric"], record["params"].get("preset")) == (WHOLE, "rtfx", MODEL):
-                key = record["machine"]["id"], record["impl"]
-                if key not in newest or newest[key]["captured_at"] < record["captured_at"]:
-                    newest[key] = record
-    return [_speed(record, record["machine"]["id"] == here) for record in newest.values()]
+            what, params = record["what"], record["params"]
+            fits = what == CORE or (what.startswith(GPU) and str(params.get("device")).startswith("cuda"))
+            key = record["machine"]["id"], what, record["impl"]
+            older = key not in newest or newest[key]["captured_at"] < record["captured_at"]
+            if fits and older and record["metric"] == "rtfx" and params.get("preset", "tiny") != "tiny":
+                newest[key] = record
+    for (machine, what, impl), record in newest.items():
+        kind = machine, what, impl if what == CORE else ""
+        if kind not in best or best[kind]["value"] < record["value"]:
+            best[kind] = record
+    return [_speed(record, record["machine"]["id"] == here) for record in best.values()]
 
 
 def _speed(record: Mapping[str, Any], here: bool) -> Speed:
-    stats, kind = record["stats"], record["machine"]
+    stats, kind, params, on_core = record["stats"], record["machine"], record["params"], record["what"] == CORE
     return Speed(
-        rtfx=Range(stats["p25"], stats["p50"], stats["p75"]), per="core", origin="measured here" if here else "recorded",
-        device=kind["cpu_model"], model=record["params"]["preset"], batch=1, date=record["captured_at"][:10],
+        rtfx=Range(stats["p25"], stats["p50"], stats["p75"]), per="core" if on_core else "gpu",
+        origin="measured here" if here else "recorded", device=kind["cpu_model"] if on_core else kind["gpus"][0]["name"],
+        model=params["preset"], batch=params.get("batch", 1), date=record["captured_at"][:10],
         source=f"machine {kind['id']}, commit {str(record['code']['commit'])[:7]}",
-        note=f"{record['impl']}, random weights, whole recogniser, one utterance of {record['params']['audio_s']} s",
+        note=f"{record['impl']}, weights {params.get('weights')}, whole recogniser, {params['audio_s']:g} s of speech",
     )  # fmt: skip
 
 
@@ -332,7 +342,7 @@ def speeds_for(instance: Instance, speeds: Iterable[Speed], *, model: str = MODE
     maker = instance.processor.split()[:1]
     fits = [
         speed for speed in speeds if speed.per == instance.per
-        and (speed.device == instance.gpu if instance.gpus else bool(maker) and maker[0] in speed.device)
+        and (f"{speed.device} ".startswith(f"{instance.gpu} ") if instance.gpus else bool(maker) and maker[0] in speed.device)
     ]  # fmt: skip
     return [speed for speed in fits if speed.model == model] or fits
 

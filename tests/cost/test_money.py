@@ -215,6 +215,23 @@ def test_the_newest_record_of_each_machine_and_implementation_counts_with_its_qu
     assert found[2].note.startswith("float32")
 
 
+def test_on_a_gpu_the_fastest_rung_of_a_ladder_counts_and_a_ladder_on_a_processor_does_not(tmp_path):
+    def rung(impl, rtfx, at="2026-01-01T00:00:00Z", device="cuda:0"):
+        made = record(at, "other", impl, (rtfx, rtfx, rtfx), device=device, batch=64)
+        made |= {"what": "ladder-rnnt", "machine": made["machine"] | {"gpus": [{"name": "NVIDIA H200"}]}}
+        body = {key: item for key, item in made.items() if key != "content_sha256"}
+        return body | {"content_sha256": records.content_hash(body)}
+
+    newer = rung("to_graphs", 800.0, at="2026-02-01T00:00:00Z")
+    lines = [rung("baseline", 50.0), rung("to_graphs", 900.0), newer, rung("to_half", 700.0), rung("to_all", 5e3, device="cpu")]
+    records.append(tmp_path / "a.jsonl", *lines)
+    (found,) = cost.recorded_speeds(tmp_path)
+    assert (found.rtfx, found.per, found.device, found.batch) == (Range.of(800.0), "gpu", "NVIDIA H200", 64)
+    assert cost.speeds_for(PRICES["p5en.48xlarge"], [found]) == [found] and not cost.speeds_for(PRICES["p5.48xlarge"], [found])
+    assert not cost.speeds_for(PRICES["g6.xlarge"], [replace(found, device="NVIDIA L40S")])  # whose name begins as that of an L4
+    assert cost.speeds_for(PRICES["p5.48xlarge"], [replace(found, device="NVIDIA H100 80GB HBM3")])
+
+
 def test_the_shipped_records_hold_a_whole_recogniser_on_one_core():
     assert {"float32", "packed_bfloat16"} <= {one.note.split(",")[0] for one in cost.recorded_speeds()}
 
