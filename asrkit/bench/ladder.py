@@ -91,7 +91,7 @@ def suite(device: str, quick: bool, *, utterances: int = 0, batch: int = 0) -> I
     `utterances` and how many of them are a `batch`; 0: a few, and on CUDA two batches of 64.
     """
     cuda = device.startswith("cuda")
-    N, B = utterances or (8 if quick else 128 if cuda else 16), batch or (4 if quick or not cuda else 64)
+    N, B = utterances or (8 if quick else 128 if cuda else 12), batch or (4 if quick or not cuda else 64)
     for what, config, preset in configs("tiny" if quick else "cuda" if cuda else "cpu"):
         yield from _measured(what, config, {"preset": preset}, (N, B), device, quick)
 
@@ -299,6 +299,6 @@ def told_of(made: Scripted, arm: Arm, quick: bool) -> dict[str, Any]:
     return {
         "rung": arm.rung, "how": arm.how, "pipeline": asdict(how), "dtype": arithmetic,
         "tolerance": 1e-3 if how.arithmetic == "float32" else 1.0,  # of scores near 0
-         "floor_FLOP": FLOP, "floor_B": read,
+        "floor_FLOP": FLOP, "floor_B": read,
         "least_ms": top.floor_ms(FLOP, read, arithmetic), "peak_FLOP": top.flops[arithmetic], "peak_B": top.bytes_per_s,
     }  # fmt: skip

@@ -188,7 +188,7 @@ class Recogniser:
                 sound = ahead.result()
                 if following:
                     ahead = reader.submit(self._load, following)
-                if sound.arrived:
+                if sound.arrived is not None:
                     here = torch.cuda.current_stream()
                     here.wait_event(sound.arrived)
                     for part in sound[:2]:

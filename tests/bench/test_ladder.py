@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import threading
 from dataclasses import asdict, replace
 
 import pytest
@@ -14,6 +15,7 @@ from asrkit.bench.cases import check
 from asrkit.bench.ladder_pipeline import Pipeline, Recogniser, read_wav, write_wav
 from asrkit.cli import main
 from asrkit.ledger import Claim, verdict
+from asrkit.models.packed import PackedLinear
 
 KINDS = {what: config for what, config, _ in ladder.configs("tiny")}
 FASTEST = {"ladder-rnnt-tiny": "label_looping", "ladder-tdt-tiny": "label_looping", "ladder-ctc-tiny": "batched"}
@@ -66,6 +68,31 @@ def test_each_rung_changes_what_it_is_named_after_and_the_last_has_them_all(made
     for arm in arms.values():
         if arm.how == "alone":
             assert arm.recogniser.how == Pipeline(**ladder.RUNGS[arm.rung])
+
+
+def test_each_field_of_a_pipeline_reaches_what_it_is_about(made, monkeypatch):
+    for what, decoders in {
+        "ladder-ctc-tiny": {"one_by_one": "sequential", "batched": "numba_cpu"},
+        "ladder-rnnt-tiny": {"one_by_one": "one_by_one", "batched": "frame_looping", "label_looping": "label_looping"},
+    }.items():
+        task = made[what].task
+        for decoder, impl in decoders.items():
+            one = Recogniser(task, Pipeline(decoder=decoder))
+            assert one._decode(task.script[:1], torch.tensor([2])).impl == impl
+        for arithmetic, dtype in {"float32": torch.float32, "autocast": torch.bfloat16, "bfloat16": torch.bfloat16}.items():
+            one = Recogniser(task, Pipeline(arithmetic=arithmetic))
+            assert one._encode(*one._frontend(one._load([0])))[0].dtype == dtype
+            assert next(one.model.parameters()).dtype == (dtype if arithmetic != "autocast" else torch.float32)
+        packed = Recogniser(task, Pipeline(encoder="packed"))
+        assert any(isinstance(module, PackedLinear) for module in packed.model.encoder.modules())
+    threads, loops, read, loop = list[str](), list[int](), ladder_pipeline.read_wav, ladder_pipeline.normalize_sequential
+    monkeypatch.setattr(ladder_pipeline, "read_wav", lambda path: threads.append(threading.current_thread().name) or read(path))
+    monkeypatch.setattr(ladder_pipeline, "normalize_sequential", lambda *given: loops.append(1) or loop(*given))
+    for loading, frontend, looped in (("before", "batched", 0), ("overlapped", "sequential", 3)):
+        threads.clear()
+        Recogniser(task, Pipeline(loading=loading, frontend=frontend))()
+        assert (threading.main_thread().name in threads) == (loading == "before") and len(threads) == 5 and len(loops) == looped
+    assert Recogniser(task, Pipeline(order="by_length")).plan == [[1, 3], [2, 0], [4]]
 
 
 def test_half_precision_and_padding_reach_the_decoder(made):
