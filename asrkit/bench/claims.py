@@ -156,8 +156,8 @@ def _recognisers(device: str, quick: bool, without: Pattern[str]) -> Iterator[Me
         }  # fmt: skip
         for name, timing in times.items():
             rates = [1e3 * audio_s / ms for ms in timing.samples_ms]
-            yield _told("recogniser-gpu", "rtfx", "s/s", rates, timing, name, **params)
-            yield _told("recogniser-gpu", "latency", "ms", timing.samples_ms, timing, name, **params)
+            yield _told("recogniser-batch", "rtfx", "s/s", rates, timing, name, **params)
+            yield _told("recogniser-batch", "latency", "ms", timing.samples_ms, timing, name, **params)
         kind = "tdt" if config.durations else "rnnt"
         if "label_looping_full" in arms:
             yield _ratio(f"graphs-label-looping-{kind}", times, "label_looping_off", "label_looping_full", **params)

@@ -147,7 +147,8 @@ class _Run:
             while (todo or running) and time.monotonic() < until:
                 for group in [*todo][: at_once - len(running)] if len(running) < at_once else []:
                     names = [one.name for one in todo.pop(group)]
-                    running[group] = _Process(self.out, partial(_check, self.out, self.device, names), until)
+                    threads = max(1, torch.get_num_threads() // at_once)
+                    running[group] = _Process(self.out, partial(_check, self.out, self.device, names), threads)
                 wait([process.sentinel for process in running.values()], max(0.0, until - time.monotonic()))
                 for group in [group for group, process in running.items() if not process.is_alive()]:
                     why = running.pop(group).end()
@@ -211,7 +212,7 @@ class _Run:
                 before = len(_json_lines(self.out / "bench.jsonl"))
                 kill = min(now + budget + min(GRACE_S, (self.last - self.begun) / 10), self.last)
                 work = partial(_measure, self.out, suite, self.device, self.quick, now + budget, pattern, dict(part.options))
-                with contextlib.closing(_Process(self.out, work, kill)) as process:
+                with contextlib.closing(_Process(self.out, work)) as process:
                     process.join(kill - time.monotonic())
                     why = process.end()
                 row["status"], row["why"] = process.said or ("died", why)
@@ -223,14 +224,14 @@ class _Run:
 
 
 class _Process:
-    """Work in a process of its own, which ends with this one. It is killed with all it started at `kill`, or by `end`."""
+    """Work in a process of its own, which ends with this one; `end` kills it with all it started."""
 
-    def __init__(self, out: Path, work: Callable[[], Any], kill: float) -> None:
+    def __init__(self, out: Path, work: Callable[[], Any], threads: int = 0) -> None:
         context = multiprocessing.get_context("forkserver")  # which imports torch once; CUDA begins in its children only
         context.set_forkserver_preload(["__main__", __name__])
         self.here, there = context.Pipe(duplex=False)
-        self.kill, self.said = kill, None
-        self.process = context.Process(target=_begin, args=(out / "log.txt", torch.get_num_threads(), work, there))
+        self.said: tuple[str, str] | None = None
+        self.process = context.Process(target=_begin, args=(out / "log.txt", threads or torch.get_num_threads(), work, there))
         self.process.start()
         there.close()
         self.sentinel, self.is_alive, self.join = self.process.sentinel, self.process.is_alive, self.process.join

@@ -211,7 +211,7 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(tm
         time.sleep(0.05)
     child = int((tmp_path / "pid").read_text())
     run.send_signal(signal.SIGKILL)
-    run.communicate()
+    run.communicate(timeout=60)
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()
