@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: bool(item.get_closest_marker("browser")))  # what they need, others may have made
     for item in items:
         for marker, lack in LACKS.items():
-            required = marker == "browser" and os.environ.get("REQUIRE_BROWSER", "0") != "0"
+            required = marker == "browser" and os.environ.get("REQUIRE_BROWSER", "") not in ("", "0")
             if lack and not required and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=lack))
 

@@ -27,6 +27,8 @@ SMALL = {  # sizes that take seconds; where a notebook is not named it runs as i
     "08_batching": {
         "utterances": 5000, "many": 5000, "ranks": 2, "most_ranks": 64, "passes": 1, "width": 32, "batch_s": 30.0, "budget_mib": 32,
     },
+    "12_cost": {"preset": "tiny", "seconds": 1.0, "repeats": 3, "most_cores": 1},
+    "13_ten_x": {"utterances": 2, "batch": 2, "width": 16, "layers": 1, "tokens": 65, "joint": 320, "digits": 10, "repeats": 3},
 }  # fmt: skip
 OVER = """() => { const prompts = [...document.querySelectorAll(".jp-CodeCell .jp-InputArea-prompt")].map(one => one.textContent);
   return prompts.some(one => /\\d/.test(one)) && !prompts.some(one => one.includes("*")) }"""
@@ -86,15 +88,15 @@ def label(control):
 
 
 def state(control):
-    """What a control says its value is."""
-    return control.evaluate("one => one.getAttribute('aria-valuenow') ?? (one.type == 'checkbox' ? one.checked : one.value)")
+    """What a control says its value is; a slider's aria-valuenow has one decimal only."""
+    return control.evaluate("one => one.getAttribute('aria-valuetext') ?? (one.type == 'checkbox' ? one.checked : one.value)")
 
 
 def move(page, control, patience_s):
-    """Whether the picture beside `control` changes once the keyboard has moved it."""
+    """What changes beside `control` once the keyboard has moved it: "picture", only its "words", or nothing, ""."""
     role, _ = label(control)
     area = control.locator("xpath=ancestor::*[contains(concat(' ', @class, ' '), ' jp-OutputArea ')]")
-    shown = "one => [...one.querySelectorAll('img')].map(img => img.src).join()"
+    shown = "one => [...one.querySelectorAll('img')].map(img => [img.src, img.alt])"
     before, value = area.evaluate(shown), state(control)
     control.scroll_into_view_if_needed()
     for key in KEYS[role]:
@@ -103,25 +105,25 @@ def move(page, control, patience_s):
         if state(control) != value:
             break
     else:
-        return False
-    changed = f"([area, before]) => ({shown})(area) != before"
+        return ""
+    changed = f"([area, before]) => JSON.stringify(({shown})(area)) != JSON.stringify(before)"
     try:
         page.wait_for_function(changed, arg=[area.element_handle(), before], polling=50, timeout=1000 * patience_s)
     except TooLate:
-        return False
-    return True
+        return ""
+    return "picture" if [src for src, _ in area.evaluate(shown)] != [src for src, _ in before] else "words"
 
 
 def problems(page, patience_s=60.0):
     """What is wrong with a notebook that has run: its cells, controls and pictures."""
     told = page.locator("[data-mime-type$=stderr]").all_inner_texts()  # JupyterLab puts exceptions there as well
-    found = [f"a cell says {text.strip().splitlines()[-1]}" for text in told]
-    controls = page.locator(".jupyter-widgets").locator("[role=slider], select, input[type=checkbox]")
-    found += [] if controls.count() else ["no control to move"]
-    for control in controls.all():
+    found, moved = [f"a cell says {text.strip().splitlines()[-1]}" for text in told], []
+    for control in page.locator(".jupyter-widgets").locator("[role=slider], select, input[type=checkbox]").all():
         role, name = label(control)
+        moved.append(move(page, control, patience_s))
         found += [] if name else [f"a {role} has no name"]
-        found += [] if move(page, control, patience_s) else [f"{role} {name!r} changes no picture"]
+        found += [] if moved[-1] else [f"{role} {name!r} changes nothing"]
+    found += [] if "picture" in moved else ["no control changes a picture"]
     mute = [picture for picture in page.locator(".jp-OutputArea img").all() if not (picture.get_attribute("alt") or "").strip()]
     return found + ["a picture has no words"] * len(mute)
 
@@ -167,7 +169,7 @@ def test_a_control_that_does_nothing_a_picture_without_words_and_a_request_to_th
             "a cell says ZeroDivisionError: division by zero",
             "a picture has no words",
             "a slider has no name",
-            "slider 'dead' changes no picture",
+            "slider 'dead' changes nothing",
         ]
     outside, errors = desk.forget()
     assert outside == ["http://outside.invalid/picture.png"] and "ERR_NAME_NOT_RESOLVED" in " ".join(errors)
