@@ -70,6 +70,19 @@ def test_each_rung_changes_what_it_is_named_after_and_the_last_has_them_all(made
             assert arm.recogniser.how == Pipeline(**ladder.RUNGS[arm.rung])
 
 
+def test_a_rung_that_fails_when_it_is_tried_is_left_out_and_the_next_goes_on_without(made, monkeypatch):
+    def fail(self):
+        raise torch.OutOfMemoryError("no room for this\nand more")
+
+    monkeypatch.setattr(Recogniser, "probe", fail)
+    said = list[str]()
+    arms = ladder.climb(made["ladder-ctc-tiny"].task, say=said.append, probe=True)
+    assert "to_packed_encoder is left out: no room for this" in said and not [name for name in arms if "packed" in name]
+    assert arms[LAST].recogniser.how == Pipeline(
+        frontend="batched", decoder="batched", arithmetic="bfloat16", order="by_length", loading="overlapped"
+    )
+
+
 def test_each_field_of_a_pipeline_reaches_what_it_is_about(made, monkeypatch):
     for what, decoders in {
         "ladder-ctc-tiny": {"one_by_one": "sequential", "batched": "numba_cpu"},
