@@ -116,3 +116,32 @@ def _compare(case: Case, name: str, first: str, found: Any, wanted: Any) -> None
         norm = partial(torch.linalg.vector_norm, dtype=torch.float64)  # no copy in float64: these may fill gigabytes
         off, size = norm(x - y.to(x.device)).item(), norm(x).item()
         assert off <= tolerance * size, f"{head} They are {off:.2g} apart, of {size:.2g}; {tolerance:g} of that is let pass."
+
+
+class Check(NamedTuple):
+    """One comparison: `call` raises where it disagrees. Those of a `group` share a process."""
+
+    group: str
+    name: str
+    vouches: str  # a pattern: the arms and cases that are left out where it fails; "" for none
+    call: Callable[[], object]
+
+
+def near(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
+    """AssertionError unless tensors are alike to `tolerance` of the largest value wanted, and integers are equal."""
+    for ours, theirs in zip(found, wanted, strict=True):
+        a, b = ours.detach().cpu(), theirs.detach().cpu()
+        assert a.shape == b.shape, f"shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        if not b.is_floating_point():
+            assert torch.equal(a, b), f"integers differ in {(a != b).sum()} of {a.numel()} places"
+            continue
+        a, b = a.double(), b.double()
+        off = torch.where((a == b) | (a.isnan() & b.isnan()), 0, (a - b).abs())  # infinities may be equal
+        size = b[b.isfinite()].abs().amax().item() if b.isfinite().any() else 0.0
+        worst = off.amax().item() if off.numel() else 0.0
+        assert worst <= tolerance * max(1.0, size), f"{worst:.2g} apart, of {size:.2g}; {tolerance:g} of that is let pass"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" of torch.float32."""
+    return str(dtype).removeprefix("torch.")

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from asrkit.bench import encoder, losses, precision
-from asrkit.bench.cases import Case, check
+from asrkit.bench import encoder, precision
+from asrkit.bench.cases import Case, Check, check, dtype_name, near
+from asrkit.bench.loss_checks import DTYPES, kernels, tiles
 from asrkit.bench.planted import Planted, ctc_log_probs, planted
 from asrkit.decoders import ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.decoders.transducer import STRATEGIES, graphs
@@ -22,189 +23,17 @@ from asrkit.decoders.transducer.beam import transducer_beam
 from asrkit.decoders.transducer.beam_reference import transducer_beam_reference
 from asrkit.decoders.transducer.reading import Reader
 from asrkit.features import log_mel, normalize, normalize_sequential
-from asrkit.losses import pack_joint, rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches, tdt_loss, tdt_loss_lean
 from asrkit.models import CTCConfig, CTCModel, LSTMConfig, TransducerConfig, TransducerModel, presets
 from asrkit.profiling import cast_profile, launch_profile, measure, peak_memory
 from asrkit.shapes import valid_mask
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 JUMPS: Sequence[tuple[int, ...]] = ((), (0, 1, 2, 3, 4))
-LEAN = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}  # of a gradient's largest value; halves sum in any order
-ROUNDED = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-
-
-class Check(NamedTuple):
-    """One comparison: `call` raises where it disagrees. Those of a `group` share a process."""
-
-    group: str
-    name: str
-    vouches: str  # a pattern: the arms and cases that are left out where it fails; "" for none
-    call: Callable[[], object]
 
 
 def table(device: str) -> list[Check]:
     """All checks of a device, none of them begun."""
-    made = [_losses, _decoders, _graphs, _rest, _encoder, _profiling, _lean]
+    made = [kernels, _decoders, _graphs, _rest, _encoder, _profiling, tiles]
     return [one for checks in made for one in checks(device, device.startswith("cuda"))]
-
-
-def near(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
-    """AssertionError unless tensors are alike to `tolerance` of the largest value wanted, and integers are equal."""
-    for ours, theirs in zip(found, wanted, strict=True):
-        a, b = ours.detach().cpu(), theirs.detach().cpu()
-        assert a.shape == b.shape, f"shapes {tuple(a.shape)} and {tuple(b.shape)}"
-        if not b.is_floating_point():
-            assert torch.equal(a, b), f"integers differ in {(a != b).sum()} of {a.numel()} places"
-            continue
-        a, b = a.double(), b.double()
-        off = torch.where((a == b) | (a.isnan() & b.isnan()), 0, (a - b).abs())  # infinities may be equal
-        size = b[b.isfinite()].abs().amax().item() if b.isfinite().any() else 0.0
-        worst = off.amax().item() if off.numel() else 0.0
-        assert worst <= tolerance * max(1.0, size), f"{worst:.2g} apart, of {size:.2g}; {tolerance:g} of that is let pass"
-
-
-def _ragged(shape: Sequence[int], n: int = 0, padding: float = torch.nan) -> tuple[Tensor, ...]:
-    """Logits (B, T, U1, V + n) in float64, of which float32 and the halves are roundings, targets and lengths, on the CPU."""
-    B, T, U, V = shape
-    draw = torch.Generator().manual_seed(B * T + U)
-    logits = 2 * torch.randn(B, T, U + 1, V + n, generator=draw)
-    targets = torch.randint(0, V - 1, (B, U), generator=draw)
-    frames, labels = torch.linspace(T, max(1, T // 2), B).long(), torch.linspace(U // 2, U, B).long()
-    for b in range(B):
-        logits[b, frames[b] :] = logits[b, :, labels[b] + 1 :] = padding
-    return logits, targets, frames, labels
-
-
-def _graded(loss: Callable[..., Tensor], logits: Tensor, rest: Sequence[Tensor], **how: Any) -> tuple[Tensor, Tensor]:
-    leaf = logits.detach().requires_grad_()
-    costs = loss(leaf, *rest, reduction="none", **how)
-    weight = torch.linspace(-1, 2, len(costs), dtype=costs.dtype, device=costs.device)
-    return costs, torch.autograd.grad(costs, leaf, weight)[0]
-
-
-def _loss(
-    device: str, loss: Callable[..., Tensor], impl: str, dtype: torch.dtype, shape: Sequence[int], how: dict, overwrite: bool
-) -> None:
-    """Values and gradients of a loss on logits in `dtype`, against the loops in float64 on the same logits."""
-    n = len(losses.DURATIONS) * (loss is tdt_loss)
-    logits, *rest = _ragged(shape, n, 0.0 if impl == "torchaudio" else torch.nan)
-    given = logits.to(dtype)
-    wanted = _graded(loss, given.double(), rest, impl="reference", **how)
-    more = {"overwrite_logits": True} if overwrite else {}
-    found = _graded(loss, given.to(device), [one.to(device) for one in rest], impl=impl, **how, **more)
-    near(found[:1], wanted[:1], 2e-3 if impl == "torchaudio" else 2e-5)
-    near(found[1:], wanted[1:], max(ROUNDED[dtype], 1e-3 * (impl == "torchaudio")))
-
-
-def _losses(device: str, cuda: bool) -> Iterator[Check]:
-    """numba_cuda's lattices have one thread a row or frame: longer ones than its blocks are among the shapes."""
-    fast = "numba_cuda" if cuda else "numba_cpu"
-    options: dict[str, Any] = {"fastemit_lambda": 0.1, "clamp": 0.05}
-    shapes = [(3, 6, 4, 9), (1, 1, 0, 5), *([(2, 40, 300, 65), (2, 300, 20, 1030)] if cuda else [(2, 12, 30, 65)])]
-    doors: Any = rnnt_loss, tdt_loss
-    for impl, loss, dtype in product((fast, "wavefront"), doors, DTYPES):
-        for shape, how, overwrite in [
-            *((shape, {}, False) for shape in shapes),
-            (shapes[0], options, False),
-            (shapes[0], {}, True),
-        ]:
-            name = (
-                f"{loss.__name__} {impl} {_name(dtype)} {'×'.join(map(str, shape))}"
-                + " options" * bool(how)
-                + " in place" * overwrite
-            )
-            arms = rf"^{impl}|^rnnt-loss-ragged$" if impl == fast else rf"^{impl}"
-            yield Check(f"losses {impl}", name, arms, partial(_loss, device, loss, impl, dtype, shape, how, overwrite))
-    for dtype in DTYPES[:2] if cuda else DTYPES[:1]:
-        call = partial(_loss, device, rnnt_loss, "torchaudio", dtype, shapes[0], {}, False)
-        yield Check("losses wavefront", f"rnnt_loss torchaudio {_name(dtype)}", "^torchaudio", call)
-    for impl in (fast, "wavefront"):
-        yield Check(f"losses {impl}", f"rnnt_loss_packed {impl}", "^rnnt-loss-ragged$", partial(_packed, device, impl))
-    for activation, rate in product(("none", "relu", "tanh"), (0.0, 0.3)):
-        call = partial(_pack_joint, device, activation, rate)
-        yield Check("losses wavefront", f"pack_joint {activation} dropout {rate}", "", call)
-    yield Check("losses wavefront", "split_batches", "^split$", partial(_split, device))
-
-
-def _packed(device: str, impl: str) -> None:
-    logits, targets, frames, labels = _ragged((3, 6, 4, 9))
-    valid = valid_mask(frames, 6)[:, :, None] & valid_mask(labels + 1, 5)[:, None]
-    cost, gradient = _graded(rnnt_loss, logits.double(), (targets, frames, labels), impl="reference")
-    rest = [one.to(device) for one in (targets, frames, labels)]
-    near(_graded(rnnt_loss_packed, logits[valid].to(device), rest, impl=impl), (cost, gradient[valid]), 2e-5)
-
-
-def _pack_joint(device: str, activation: Any, rate: float) -> None:
-    """Of halves in float32 on the device, against float64 on the CPU: the mask is a hash, and so the same."""
-    draw = torch.Generator().manual_seed(0)
-    halves = [torch.randn(2, size, 16, generator=draw) for size in (5, 4)]
-    lengths, results = (torch.tensor([5, 3]), torch.tensor([1, 3])), []
-    for to in ({"dtype": torch.float64}, {"device": device}):
-        leaves = [half.to(**to).requires_grad_() for half in halves]
-        sizes = [length.to(leaves[0].device) for length in lengths]
-        joint = pack_joint(*leaves, *sizes, activation=activation, dropout=rate, seed=3)
-        results.append([joint, *torch.autograd.grad(joint.square().sum(), leaves)])
-    near(results[1], results[0])
-
-
-def _split(device: str) -> None:
-    """Sub-batches of two, from the halves of a joint, against the whole batch in float64."""
-    leaves, rest = losses.halves((5, 8, 4, 12, 9), device)
-
-    def graded(leaves: Sequence[Tensor], **how: Any) -> Sequence[Tensor]:
-        encoded, predicted, weight, bias = leaves
-
-        def build(encoded: Tensor, predicted: Tensor) -> Tensor:
-            return torch.nn.functional.linear(torch.tanh(encoded[:, :, None] + predicted[:, None]), weight, bias)
-
-        if how:
-            cost = split_batches(build, encoded, predicted, *rest, **how)
-        else:
-            cost = rnnt_loss(build(encoded, predicted), rest[0], rest[1], rest[2], impl="wavefront")
-        return [cost, *torch.autograd.grad(cost, leaves)]
-
-    wanted = graded([leaf.detach().double().requires_grad_() for leaf in leaves])
-    near(graded(leaves, size=2, overwrite_logits=True), wanted)
-
-
-def _lean(device: str, cuda: bool) -> Iterator[Check]:
-    for impl in ("plain", "triton" if cuda else "numba_cpu"):
-        arms = "^lean_triton" if impl == "triton" else "^lean"
-        for activation, dtype, rate, durations in product(("relu", "tanh"), DTYPES, (0.0, 0.3), ((), (0, 2))):
-            name = f"lean {impl} {activation} {_name(dtype)} dropout {rate} durations {list(durations)}"
-            yield Check(f"lean {impl}", name, arms, partial(_one_lean, device, impl, activation, dtype, rate, durations))
-        yield Check(f"lean {impl}", f"lean {impl} skips", arms, partial(_skips, device, impl))
-
-
-def _one_lean(device: str, impl: Any, activation: Any, dtype: torch.dtype, rate: float, durations: tuple[int, ...]) -> None:
-    """Loss and four gradients against the plain tiles in float64 on the CPU, of the same rounded numbers."""
-    draw = torch.Generator().manual_seed(0)
-    B, T, U, D, V = 3, 5, 3, 20, 9
-    sizes = (B, T, D), (B, U + 1, D), (V + len(durations), D), (V + len(durations),)
-    given = [torch.randn(*size, generator=draw).to(dtype) for size in sizes]
-    rest = [torch.randint(0, V - 1, (B, U), generator=draw), torch.tensor([5, 2, 1]), torch.tensor([2, 3, 0])]
-    results = []
-    for to, way in (({"dtype": torch.float64}, "plain"), ({"device": device}, impl)):
-        leaves = [one.to(**to).requires_grad_() for one in given]
-        places = [one.to(leaves[0].device) for one in rest]
-        how: dict[str, Any] = {"activation": activation, "dropout": rate, "seed": 3, "tile": 8, "reduction": "none", "impl": way}
-        costs = (
-            tdt_loss_lean(*leaves, *places, durations=durations, **how) if durations else rnnt_loss_lean(*leaves, *places, **how)
-        )
-        weight = torch.tensor([1.0, -2, 3]).to(costs) * costs.isfinite()
-        results.append([costs, *torch.autograd.grad(costs, leaves, weight)])
-    near(results[1], results[0], LEAN[dtype])
-
-
-def _skips(device: str, impl: Any) -> None:
-    """With skipping on, on a lattice in which one alignment dominates: no worse than what is skipped allows."""
-    leaves, rest = losses.halves((2, 60, 21, 64, 32), device, trained=True)
-    results = []
-    ways: Any = ("plain", 0.0), (impl, losses.SKIP)
-    for way, skip in ways:
-        cost = rnnt_loss_lean(*leaves, *rest, activation="tanh", impl=way, skip=skip)
-        results.append([cost, *torch.autograd.grad(cost, leaves)])
-    near(results[1], results[0], 1e-4)
 
 
 def _talker(durations: tuple[int, ...], device: str, dtype: torch.dtype) -> TransducerModel:
@@ -291,7 +120,7 @@ def _graphs(device: str, cuda: bool) -> Iterator[Check]:
     for mode in ("step", "full", "auto") if cuda else ("auto",):
         arms = f"^label_looping_{mode}$" if mode != "auto" else ""
         calls: dict[str, Callable[[], object]] = {
-            f"{_name(dtype)} {len(durations)} durations": partial(_looped, device, mode, durations, dtype)
+            f"{dtype_name(dtype)} {len(durations)} durations": partial(_looped, device, mode, durations, dtype)
             for durations, dtype in product(JUMPS, DTYPES)
         }
         calls["carry"] = partial(_carry, device, mode, ())
@@ -469,7 +298,3 @@ def quick(suite: Callable[..., Iterator[Any]], device: str) -> None:
     for case in suite(device, True):
         if isinstance(case, Case):
             check(case, device)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
