@@ -85,10 +85,9 @@ def prose(markdown: str, verdicts: Mapping[str, str] | None = None, named: list[
         if found["comment"]:
             return ""
         if name := found["claim"]:
-            first = name not in (named or [])
             if named is not None:
                 named.append(name)
-            return link(name, (verdicts or {})[name], anchor=first) if name in (verdicts or {}) else ""
+            return link(name, (verdicts or {})[name]) if name in (verdicts or {}) else ""
         try:
             return convert((found["block"] or found["line"]).strip(), display="block" if found["block"] else "inline")
         except Exception:  # latex2mathml has no common base; one bad formula must not cost the report
@@ -97,11 +96,11 @@ def prose(markdown: str, verdicts: Mapping[str, str] | None = None, named: list[
     return re.sub(PROSE, draw, markdown)
 
 
-def link(name: str, label: str, anchor: bool = False) -> str:
+def link(name: str, label: str) -> str:
     """A small mark that leads to the claim's row, with its verdict as accessible name."""
-    kind, place = MARKS.get(label, "soft"), f' id="claim-{name}"' * anchor
-    said = f"Claim {name}: {label}"
-    return f'<a class="claim {kind}" href="index.html#{name}"{place} title="{said}" aria-label="{said}">{SIGNS[kind]}</a>'
+    kind = MARKS.get(label, "soft")
+    said, place = f"Claim {name}: {label}", f'href="index.html#{name}" id="claim-{name}"'  # of several, clean() keeps the first id
+    return f'<a class="claim {kind}" {place} title="{said}" aria-label="{said}">{SIGNS[kind]}</a>'
 
 
 def clean(body: str) -> str:

@@ -105,12 +105,15 @@ def test_the_newest_run_is_taken_up_only_where_something_is_left_to_do(tmp_path)
         (tmp_path / name).mkdir()
         (tmp_path / name / "plan.json").touch()
     assert unfinished(tmp_path).name == "2"
-    for status, there in (("failed", True), ("ran", False)):
+    (tmp_path / "latest").symlink_to("2")
+    for status in ("failed", "ran"):
         (tmp_path / "2/manifest.json").write_text(json.dumps({"runs": [{"name": "x", "status": status}]}))
-        if there:
+        if status == "failed":
             assert unfinished(tmp_path).name == "2"
     with pytest.raises(ValueError, match="got 2, which is whole"):
         unfinished(tmp_path)
+    (tmp_path / "latest").unlink()  # killed when all was written and `latest` had not moved yet
+    assert unfinished(tmp_path).name == "2"
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, monkeypatch, capsys):
