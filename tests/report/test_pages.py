@@ -1,5 +1,8 @@
 """Pages from executed notebooks that are written by hand: what a reader finds on them, without running a kernel."""
 
+import base64
+import hashlib
+import html
 import re
 from html.parser import HTMLParser
 
@@ -235,3 +238,12 @@ def test_the_title_is_the_first_heading_and_widgets_do_not_show(tmp_path):
     nbformat.write(new_notebook(cells=[new_markdown_cell("# Heard?"), new_code_cell("1", outputs=[view])]), tmp_path / "x.ipynb")
     found = page(tmp_path / "x.ipynb", {})
     assert found.title == "Heard?" and "live" not in found.body
+
+
+def test_the_policy_allows_this_style_and_this_script_and_no_other(tmp_path):
+    for text in built(tmp_path, [new_markdown_cell("# Why?")]):
+        (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+        for kind in ("style", "script"):
+            (inside,) = re.findall(rf"(?s)<{kind}>(.*?)</{kind}>", text)
+            digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+            assert f"{kind}-src 'sha256-{digest}'" in html.unescape(policy) and "unsafe" not in policy
