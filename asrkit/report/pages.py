@@ -1,8 +1,9 @@
 """An executed notebook to one HTML page under a strict policy: formulas drawn, styles and scripts gone, claims linked."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ PROSE = (  # code first, so that a dollar or a comment inside it is never seen
     r"|(?<!\\)\$\$(?P<block>.+?)\$\$|(?<![\\$])\$(?P<line>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)"
 )
 TAG = r"""<[a-zA-Z](?:"[^"]*"|'[^']*'|[^'">])*>"""
+NOTEBOOK = r'(?s)<a href="([\w.-]+)\.ipynb(?:#[^"]*)?"[^>]*>(.*?)</a>'
 NO_WORDS = "No description has been provided for this image"
 
 
@@ -38,10 +40,11 @@ class Page:
     defects: Sequence[str]
 
 
-def page(executed: Path, verdicts: Mapping[str, str]) -> Page:
+def page(executed: Path, verdicts: Mapping[str, str], beside: Collection[str] = ()) -> Page:
     """An executed notebook made safe for a page whose policy allows no style and no script of its own.
 
     verdicts: claim id -> label. A comment `<!-- claim-id -->` in the prose becomes a link to that row of the ledger.
+    beside: names of the pages beside this one, to which links to their notebooks lead; to others there are none.
     """
     notebook, named, records = nbformat.read(executed, 4), list[str](), dict[str, list[dict[str, Any]]]()
     texts = (cell.source for cell in notebook.cells if cell.cell_type == "markdown")
@@ -58,7 +61,7 @@ def page(executed: Path, verdicts: Mapping[str, str]) -> Page:
                 said = f'<p class="kept"><a href="#records">{_count(len(published), "record")}</a> published</p>'
                 cell.outputs.append(nbformat.v4.new_output("display_data", data={"text/html": said}))
     exporter = HTMLExporter(template_name="basic", embed_images=False, exclude_input_prompt=True, exclude_output_prompt=True)
-    body = clean(exporter.from_notebook_node(notebook)[0])
+    body = re.sub(NOTEBOOK, partial(_beside, beside), clean(exporter.from_notebook_node(notebook)[0]))
     wrong = [f"no LaTeX: {unescape(text)}" for text in re.findall(f"{NO_TEX}(.*?)</code>", body, re.DOTALL)]
     wrong += [f"no claim: {name}" for name in dict.fromkeys(named) if name not in verdicts]
     figures, cell = [], ""
@@ -124,6 +127,10 @@ def clean(body: str) -> str:
         return found[0] if new else found[1].rstrip()
 
     return re.sub(r'(<[a-zA-Z][^<>]*?)\sid="([^"]*)"', once, body)
+
+
+def _beside(pages: Collection[str], found: re.Match[str]) -> str:
+    return f'<a href="{found[1]}.html">{found[2]}</a>' if found[1] in pages else found[2]
 
 
 def _bare(tag: re.Match[str]) -> str:

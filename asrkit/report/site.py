@@ -166,7 +166,7 @@ def build(folder: Path, runs: Sequence[NotebookRun], seconds: float, plan: Mappi
     for number, run in enumerate(runs):
         executed = folder / "runs" / f"{run.name}.ipynb"
         blank = Page(title=run.name, body="", figures=[], records={}, claims=[], defects=[])
-        pages[run.name] = told = page(executed, verdicts) if executed.is_file() else blank
+        pages[run.name] = told = page(executed, verdicts, [one.name for one in runs]) if executed.is_file() else blank
         defects += [f"{run.name}: {what}" for what in [*run.defects, *told.defects]]
         published = [measured(record, run.name, [*verdicts]) for cell in told.records.values() for record in cell]
         before, after = ["", *names][number], [*names, ""][number + 1]

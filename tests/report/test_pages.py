@@ -224,6 +224,13 @@ def test_values_come_with_their_unit(unit, metric, value, told):
     assert measured(records.Measurement("x", metric, unit, value).sealed())["median"] == told
 
 
+def test_links_to_notebooks_lead_to_their_pages_where_there_are_some(tmp_path):
+    text = "# Where?\n\n[here](02_there.ipynb), [gone](03_gone.ipynb#x) and [far](https://example.org/04_far.ipynb)"
+    nbformat.write(new_notebook(cells=[new_markdown_cell(text)]), tmp_path / "x.ipynb")
+    body = page(tmp_path / "x.ipynb", {}, ["02_there"]).body
+    assert '<a href="02_there.html">here</a>, gone and <a href="https://example.org/04_far.ipynb">far</a>' in body
+
+
 def test_the_command_is_told_as_it_was_typed():
     assert (
         command(["asrkit", "report", "02", "-p", "x", "a b"])
