@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from asrkit.records import machine as this_machine
-from asrkit.records import shipped
+from asrkit.records import shipped, written
 
 LABELS = ("reproduced", "arithmetic checked", "direction only", "not reproduced", "too noisy", "ill-defined",
           "not measurable here", "not measured yet")  # fmt: skip
@@ -239,7 +239,7 @@ def table(claims: Sequence[Claim], records: Sequence[Record], machine: Record | 
 def origin(record: Record) -> str:
     """Machine, commit and day of a record, in a few words."""
     device = " + ".join(gpu["name"] for gpu in record["machine"]["gpus"]) or record["machine"]["cpu_model"]
-    return f"{device}, commit {str(record['code']['commit'])[:7]}, {record['captured_at'][:10]}"
+    return f"{device}, {written(record)}, {record['captured_at'][:10]}"
 
 
 def summary(rows: Sequence[Mapping[str, str]]) -> str:

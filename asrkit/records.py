@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -198,6 +198,12 @@ def publish(record: Measurement | dict[str, Any]) -> None:
     unit = "" if sealed["unit"] == "1" else f" {sealed['unit']}"
     line = "{what}: {metric} {value:.4g}".format(**sealed) + f"{unit} {sealed['impl']}"
     display({MIME: sealed, "text/plain": line.rstrip()}, raw=True)
+
+
+def written(record: Mapping[str, Any]) -> str:
+    """The code that measured a record in a few letters: its commit, or of a copy without git the hash of its files."""
+    code = record["code"]
+    return f"commit {code['commit'][:7]}" if code["commit"] else f"source {code.get('source') or 'unknown'}"
 
 
 def problem(record: Any) -> str:

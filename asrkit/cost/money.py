@@ -329,7 +329,7 @@ def _speed(record: Mapping[str, Any], here: bool) -> Speed:
         rtfx=Range(stats["p25"], stats["p50"], stats["p75"]), per="core" if on_core else "gpu",
         origin="measured here" if here else "recorded", device=kind["cpu_model"] if on_core else kind["gpus"][0]["name"],
         model=params["preset"], batch=params.get("batch", 1), date=record["captured_at"][:10],
-        source=f"machine {kind['id']}, commit {str(record['code']['commit'])[:7]}",
+        source=f"machine {kind['id']}, {records.written(record)}",
         note=f"{record['impl']}, weights {params.get('weights')}, whole recogniser, {params['audio_s']:g} s of speech",
     )  # fmt: skip
 

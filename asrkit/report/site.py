@@ -202,8 +202,7 @@ def claims(shipped: Sequence[Any], fresh: Sequence[Any]) -> list[dict[str, Any]]
         if record:
             gpu = next(iter(record["machine"]["gpus"]), None)
             where = f"{gpu['name']}, driver {gpu['driver_version']}" if gpu else f"another CPU: {record['machine']['cpu_model']}"
-            commit = str(record["code"]["commit"])[:9]
-            where += f", torch {record['software']['torch']}, commit {commit}, {record['captured_at'][:10]}"
+            where += f", torch {record['software']['torch']}, {store.written(record)}, {record['captured_at'][:10]}"
         rows.append({
             **told, "recorded": claim.show(record["value"]) if record else "–" if claim.needs == "cpu" else "not recorded yet",
             "where": where, "how": ("computed" if claim.formula else "by an earlier run" * (claim.id not in seen)) * known,
