@@ -180,4 +180,5 @@ def test_records_are_taken_into_a_checkout_or_where_one_says(tmp_path, monkeypat
     monkeypatch.setattr(records, "HERE", tmp_path / "site-packages" / "asrkit")
     records.append(tmp_path / "a.jsonl", records.Measurement("x", "latency", "ms", 2.1))
     assert main(["records", "add", str(tmp_path / "a.jsonl")]) == 2
-    assert capsys.readouterr().err == "asrkit records add: --into: expected a folder, for this is no checkout of asrkit, got None.\n"
+    said = "--into: expected a folder, for this is no checkout of asrkit, got None."
+    assert capsys.readouterr().err == f"asrkit records add: {said}\n"
