@@ -108,7 +108,7 @@ def run_notebooks(
     plan = jobs_of(paths, parameters or {}, size, device)
     expect(jobs is None or jobs > 0, "jobs", "at least 1", jobs)
     out.mkdir(parents=True, exist_ok=True)
-    for part in out.glob(".*"):  # what a killed run left
+    for part in filter(Path.is_file, out.glob(".*")):  # what a killed run left; Jupyter has a folder there
         part.unlink()
     jobs = jobs or max(1, machine()["cpu_usable"] // 2)
     threads = max(1, machine()["cpu_usable"] // min(jobs, len(plan)))
