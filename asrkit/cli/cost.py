@@ -37,12 +37,14 @@ def _cost(args: argparse.Namespace) -> int:
         for text in row["caveats"]:
             taken.setdefault(text, []).append(row["instance"])
     lines = [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in taken.items()]
-    core, gpu = (min((one for one in costs if one.speed.per == per), key=lambda one: one.usd.middle, default=None) for per in PER)
-    if core and gpu:
-        ratio = core.usd / gpu.usd
-        told["cores_over_gpus"] = ratio.ends
-        lines += [f"the cheapest of each: {text}" for text in cost.unequal(core.speed, gpu.speed)]
-        print(f"\nthe cheapest on cores costs {ratio} times as much as the cheapest on GPUs")
+    if pair := cost.cheapest_pair(costs, model=args.model):
+        ratio, model, differ = pair[0].usd / pair[1].usd, pair[0].speed.model, cost.unequal(pair[0].speed, pair[1].speed)
+        told |= {"cores_over_gpus": ratio.ends, "model": model, "unequal": differ}
+        lines += [f"the cheapest of each: {text}" for text in differ]
+        print(f"\n{model or 'at the RTFx given'}: the cheapest on cores costs {ratio} times as much as the cheapest on GPUs")
+    elif {one.speed.per for one in costs} == {*PER}:
+        told["cores_over_gpus"] = None
+        print("\nno model here has an RTFx on cores and on GPUs: what they cost is not compared")
     if lines:
         print("\n  ".join(["\ntaken for granted", *lines]))
     if args.document:

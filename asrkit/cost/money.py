@@ -239,12 +239,13 @@ def break_even_rtfx(a: TranscriptionCost, b: TranscriptionCost) -> Range | None:
 def compare(costs: Sequence[TranscriptionCost]) -> list[dict[str, Any]]:
     """A row a cost, cheapest first, numbers as [lowest, middle, highest].
 
-    Break-even is against the cheapest that transcribes on the other unit, cores or GPUs, or else on another instance.
+    Break-even is against the cheapest of the same model on the other unit, cores or GPUs, or else on another instance.
     """
     rows, order = [], sorted(costs, key=lambda cost: cost.usd.middle)
     for cost in order:
         speed, name = cost.speed, cost.instance.name
-        rivals = [one for one in order if one.speed.per != speed.per] or [one for one in order if one.instance.name != name]
+        same = [one for one in order if one.speed.model == speed.model]
+        rivals = [one for one in same if one.speed.per != speed.per] or [one for one in same if one.instance.name != name]
         even = break_even_rtfx(cost, rivals[0]) if rivals else None
         rows.append({
             "instance": name, "usd_per_hour": cost.instance.usd_per_hour.ends, "model": speed.model, "batch": speed.batch,
@@ -255,6 +256,17 @@ def compare(costs: Sequence[TranscriptionCost]) -> list[dict[str, Any]]:
             "break_even_rtfx": even and even.ends, "kWh": cost.kWh and cost.kWh.ends, "caveats": cost.caveats,
         })  # fmt: skip
     return rows
+
+
+def cheapest_pair(costs: Sequence[TranscriptionCost], *, model: str = MODEL) -> tuple[TranscriptionCost, TranscriptionCost] | None:
+    """The cheapest on cores and the cheapest on GPUs of one model: `model` if it has both, else the cheapest that has; or None."""
+    order, best = sorted(costs, key=lambda cost: cost.usd.middle), dict[tuple[str, str], TranscriptionCost]()
+    for cost in order:
+        best.setdefault((cost.speed.model, cost.speed.per), cost)
+    both = [
+        name for name in dict.fromkeys([model, *(cost.speed.model for cost in order)]) if {(name, "core"), (name, "gpu")} <= {*best}
+    ]
+    return (best[both[0], "core"], best[both[0], "gpu"]) if both else None
 
 
 def unequal(a: Speed, b: Speed) -> list[str]:
@@ -342,15 +354,21 @@ def speeds_for(instance: Instance, speeds: Iterable[Speed], *, model: str = MODE
     maker = instance.processor.split()[:1]
     fits = [
         speed for speed in speeds if speed.per == instance.per
-        and (f"{speed.device} ".startswith(f"{instance.gpu} ") if instance.gpus else bool(maker) and maker[0] in speed.device)
+        and (_same(speed.device, instance.gpu) if instance.gpus else bool(maker) and maker[0] in speed.device)
     ]  # fmt: skip
     return [speed for speed in fits if speed.model == model] or fits
 
 
 def power(device: str) -> float | None:
     """Watts of one core or GPU at the highest rated power, from data sheets; None where none was looked up."""
-    found = [float(row["watts"]) / int(row["units"]) for row in _table("power.csv") if row["device"] == device]
+    found = [float(row["watts"]) / int(row["units"]) for row in _table("power.csv") if _same(device, row["device"])]
     return found[0] if found else None
+
+
+def _same(device: str, name: str) -> bool:
+    """Whether `device`, as its driver calls it, is what tables call `name`: "NVIDIA A100-SXM4-80GB" is "NVIDIA A100 80GB"."""
+    words, wanted = ({*re.split(r"[ -]", text)} for text in (device, name))
+    return wanted <= words and not {"PCIe", "NVL", "MIG"} & (words - wanted)  # other boards than those of the tables, or a slice
 
 
 def stated_inputs() -> list[Row]:

@@ -36,7 +36,27 @@ def test_the_table_and_the_json_agree(capsys):
         assert [row[1], *row[6:]] == [str(Range(*one)) if one else "–" for one in ends]
         assert row[5].startswith(data["origin"]) and data["device"] in row[5] and data["source"]
     assert {data["per"] for data in told["rows"]} == {"core", "gpu"} and {"published"} < {data["origin"] for data in told["rows"]}
-    assert "costs " + str(Range(*told["cores_over_gpus"])) in "\n".join(lines)
+    assert f"{told['model']}: the cheapest on cores costs {Range(*told['cores_over_gpus'])} times" in "\n".join(lines)
+
+
+def test_the_ratio_is_of_one_model_and_says_what_else_differs(capsys):
+    lines, told = run(capsys)
+    dearest_gpu = max(row["usd"][1] for row in told["rows"] if row["per"] == "gpu" and row["model"] == told["model"])
+    cheapest = [
+        min(row["usd"][1] for row in told["rows"] if row["per"] == per and row["model"] == told["model"]) for per in ("core", "gpu")
+    ]
+    assert told["model"] == "parakeet_rnnt_1_1b" and cheapest[1] < dearest_gpu
+    assert told["cores_over_gpus"][1] == pytest.approx(cheapest[0] / cheapest[1])
+    assert min(row["usd"][1] for row in told["rows"] if row["per"] == "gpu") < cheapest[1]  # of another model, on an H200
+    assert told["unequal"] and not any(text.startswith("model") for text in told["unequal"])
+    assert all(f"the cheapest of each: {text}" in "\n".join(lines) for text in told["unequal"])
+
+
+def test_where_no_model_has_both_there_is_no_ratio(capsys):
+    lines, told = run(capsys, "--instance", "c7a.48xlarge", "hf-h200", "--on", "2026-10-01")
+    assert {row["per"] for row in told["rows"]} == {"core", "gpu"} and told["cores_over_gpus"] is None and "model" not in told
+    assert "no model here has an RTFx on cores and on GPUs" in "\n".join(lines)
+    assert [row["break_even_rtfx"] for row in told["rows"]] == [None] * len(told["rows"])
 
 
 def test_the_document_is_rebuilt_and_what_it_leaves_out_is_listed(capsys):

@@ -133,8 +133,22 @@ def test_a_row_breaks_even_against_the_other_unit_and_else_against_another_machi
     (cores,) = (row for row in rows if row["per"] == "core")
     assert cores["break_even_rtfx"][1] == pytest.approx(4.5 * costs[0].usd.middle / costs[1].usd.middle)
     assert cost.compare(costs[:1])[0]["break_even_rtfx"] is None
-    (first, second) = cost.compare([costs[1], transcription_cost(machine(1.0, 0, gpus=1), speed(100, "gpu"))])
+    (first, second) = cost.compare([costs[1], transcription_cost(machine(1.0, 0, gpus=1), replace(BOARD, rtfx=Range.of(100.0)))])
     assert first["break_even_rtfx"][1] == pytest.approx(first["rtfx"][1] * first["usd"][1] / second["usd"][1])
+
+
+def test_only_costs_of_one_model_are_set_against_each_other():
+    cores, gpus = transcription_cost(PRICES["c7a.48xlarge"], CORE), transcription_cost(PRICES["p4de.24xlarge"], BOARD)
+    faster = transcription_cost(PRICES["p4de.24xlarge"], replace(BOARD, model="small", rtfx=Range.of(9000.0)))
+    rows = {(row["model"], row["per"]): row["break_even_rtfx"] for row in cost.compare([cores, faster, gpus])}
+    assert rows["parakeet_rnnt_1_1b", "core"] == cost.break_even_rtfx(cores, gpus).ends and rows["small", "gpu"] is None
+    assert cost.cheapest_pair([cores, faster, gpus]) == (cores, gpus) and cost.cheapest_pair([cores, faster]) is None
+    small = transcription_cost(PRICES["c7a.48xlarge"], replace(CORE, model="small"))
+    assert (
+        cost.cheapest_pair([small, cores, faster])
+        == (small, faster)
+        == cost.cheapest_pair([small, cores, faster, gpus], model="small")
+    )
 
 
 def test_what_is_taken_for_granted_is_said():
@@ -248,7 +262,18 @@ def test_what_is_taken_for_an_input_that_is_not_stated_is_what_the_tables_hold()
 
 def test_power_is_known_from_a_data_sheet_or_not_at_all():
     assert cost.power("NVIDIA L4") == 72 and cost.power("AMD EPYC 9454") == pytest.approx(290 / 48)
-    assert cost.power("AMD EPYC 9R14") is None
+    assert cost.power("AMD EPYC 9R14") is None and cost.power("NVIDIA L40S") is None
+
+
+@pytest.mark.parametrize("driver, instance, watts", [
+    ("NVIDIA A100-SXM4-80GB", "p4de.24xlarge", 400), ("NVIDIA H100 80GB HBM3", "p5.48xlarge", 700), ("NVIDIA H200", "hf-h200", 700),
+    ("NVIDIA A100-SXM4-40GB", None, None), ("NVIDIA A100 80GB PCIe", None, None), ("NVIDIA H200 NVL", None, None),
+    ("NVIDIA H200 MIG 1g.18gb", None, None), ("", None, None),
+])  # fmt: skip
+def test_a_gpu_is_known_by_what_its_driver_calls_it(driver, instance, watts):
+    found = [name for name, one in PRICES.items() if one.gpus and cost.speeds_for(one, [replace(BOARD, device=driver)])]
+    assert (instance in found) == bool(instance) == bool(found) and cost.power(driver) == watts
+    assert cost.power("AMD EPYC 9454 48-Core Processor") == pytest.approx(290 / 48)
 
 
 def test_ranges_add_multiply_and_divide_at_their_ends():
