@@ -81,6 +81,13 @@ class Claim:
             return (gap if how == "above" else -gap) >= by
         return abs(gap) <= by * (abs(printed) if how == "rel" else 1)
 
+    @property
+    def rule(self) -> str:
+        """What a measurement has to be, in words: "within 10% of 1×", "above 0.5"."""
+        ((how, by),) = self.tolerance.items()
+        words = {"rel": f"within {by:.0%} of", "abs": f"within {by:g} of"}.get(how, f"{f'at least {by:g} ' * bool(by)}{how}")
+        return f"{words} {self.show(self.quoted)}"
+
     def show(self, value: float | None) -> str:
         """`value` with the claim's unit, as tables show it; a dash for None."""
         unit = "×" if self.metric == "ratio" else {"1": "", "us": " µs"}.get(self.unit, " " + self.unit)
@@ -192,6 +199,7 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
     here, recorded = newest.get(True), newest.get(False)
     if here:
         label, why = _judge(claim, here)
+        why = f"{why}. Reproduced means {claim.rule}. {claim.notes}".rstrip()
         return Verdict(label=label, why=why, measured=here["value"], recorded=recorded)
     lacking = claim.needs == "cuda" and not machine["gpus"] and (recorded or claim.status == "measured")
     if lacking or claim.needs == "cluster":

@@ -72,6 +72,17 @@ def test_a_cpu_record_never_answers_a_claim_about_a_gpu():
     assert verdict(claim(needs="cuda"), [record(machine=GPU, on_cpu=True)], GPU).label == "not measured yet"
 
 
+@pytest.mark.parametrize(("fields", "rule"), [
+    ({}, "within 10% of 2×"), ({"tolerance": {"above": 0}}, "above 2×"), ({"tolerance": {"below": 0.5}}, "at least 0.5 below 2×"),
+    ({"tolerance": {"abs": 0.25}}, "within 0.25 of 2×"),
+])  # fmt: skip
+def test_a_verdict_says_its_rule_and_keeps_the_caveats_of_its_claim(fields, rule):
+    for samples in ((1.9, 2.0, 2.1), (0.7, 0.8, 0.9), (1.0, 2.0, 9.0)):  # whatever the verdict
+        found = verdict(claim(notes="Only indoors.", **fields), [record(samples[1], samples)], CPU)
+        assert found.why.startswith("3 repeats, quartiles ") and found.why.endswith(f". Reproduced means {rule}. Only indoors.")
+    assert verdict(claim(), [record()], CPU).why.endswith("Reproduced means within 10% of 2×.")
+
+
 def test_the_newest_record_of_this_machine_counts():
     old, new = record(2.0), record(1.0, (0.9, 1.0, 1.1))
     old["captured_at"], new["captured_at"] = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
