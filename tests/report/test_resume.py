@@ -65,7 +65,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, capsys):
     assert said.returncode == 0, said.stderr
     assert [said.stdout[:12], said.stdout.splitlines()[0][-4:]] == ["01_done: ran", "kept"]
     assert "01_done: started" not in said.stdout and "02_fails: started" in said.stdout and "03_hangs: started" in said.stdout
-    assert (folder / "runs/01_done.ipynb").read_bytes() == before and not [*(folder / "runs").glob(".*")]
+    assert (folder / "runs/01_done.ipynb").read_bytes() == before and not [*(folder / "runs").glob(".*.*")]
     told = json.loads(said.stdout.splitlines()[-1])
     assert (told["notebooks"], told["ran"], Path(told["path"])) == (3, 3, Path("out/latest/index.html"))
     assert (tmp_path / "out/latest").resolve() == folder
