@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from re import Pattern
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asrkit.bench.cases import Case
+from asrkit.bench.cases import NONE, Case, Refused
 from asrkit.bench.ceilings import ceilings, tf32
 from asrkit.bench.encoder import recogniser
 from asrkit.bench.ladder_pipeline import Pipeline, Recogniser, Task, read_wav, write_wav
@@ -67,6 +68,7 @@ RUNGS: dict[str, dict[str, str]] = {
 }
 OF_CTC = {"label_looping", "graph_of_steps", "graph_whole"}  # rungs that CTC has not
 NEEDS = {name: {"decoder": "label_looping"} for name in ("graph_of_steps", "graph_whole")}  # what a rung needs to stand alone
+OF_GPU = {"graphed_encoder", *NEEDS}
 
 
 class Arm(NamedTuple):
@@ -85,25 +87,31 @@ class Scripted(NamedTuple):
     looks: int
 
 
-def suite(device: str, quick: bool, *, utterances: int = 0, batch: int = 0) -> Iterator[Case]:
+def suite(
+    device: str, quick: bool, *, utterances: int = 0, batch: int = 0, kind: str = "", few: bool = False,
+    without: Pattern[str] = NONE,
+) -> Iterator[Case | Refused]:  # fmt: skip
     """A case each for RNN-T, TDT and CTC: of published sizes on CUDA, of 110 million weights on a CPU, tiny if quick.
 
-    `utterances` and how many of them are a `batch`; 0: a few, and on CUDA two batches of 64.
+    `utterances` and how many of them are a `batch`; 0: a few, and on CUDA two batches of 64; if quick four of two seconds, two a
+    batch. kind: only "rnnt", "tdt" or "ctc". few, without: see climb.
     """
     cuda = device.startswith("cuda")
-    N, B = utterances or (8 if quick else 128 if cuda else 12), batch or (4 if quick or not cuda else 64)
+    N, B = (4, 2) if quick else (utterances or (128 if cuda else 12), batch or (64 if cuda else 4))
+    samples = [min(S, 2 * RATE_HZ) if quick else S for S in lengths(N)]
     for what, config, preset in configs("tiny" if quick else "cuda" if cuda else "cpu"):
-        yield from _measured(what, config, {"preset": preset}, (N, B), device, quick)
-
-
-def _measured(what: str, config: Config, params: dict[str, Any], size: tuple[int, int], device: str, quick: bool) -> Iterator[Case]:
-    with tempfile.TemporaryDirectory() as folder:
-        made = scripted(config, lengths(size[0]), Path(folder), batch=size[1], device=device)
-        arms = climb(made.task, say=partial(print, f"{what}:", file=sys.stderr))
-        yield case(what, made, arms, params, quick)
-        release_graphs()  # before the next model is made, while the case is still held: gigabytes
-        for arm in arms.values():
-            vars(arm.recogniser).clear()
+        if kind in what:
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    made = scripted(config, samples, Path(folder), batch=B, device=device)
+                    arms = climb(made.task, say=partial(print, f"{what}:", file=sys.stderr), few=few, without=without)
+                    yield case(what, made, arms, {"preset": preset}, quick)
+            except (AssertionError, RuntimeError, ValueError) as error:
+                yield Refused(what, error)
+                continue
+            release_graphs()  # before the next model is made, while the case is still held: gigabytes
+            for arm in arms.values():
+                vars(arm.recogniser).clear()
 
 
 def configs(size: str) -> Iterator[tuple[str, Config, str]]:
@@ -227,11 +235,14 @@ def spell(head: nn.Linear, plan: Planted, deviation: float) -> tuple[Tensor, lis
     return aims.to(head.weight.device), said
 
 
-def climb(task: Task, *, say: Callable[[str], object] = bool, probe: bool | None = None) -> dict[str, Arm]:
+def climb(
+    task: Task, *, say: Callable[[str], object] = bool, probe: bool | None = None, few: bool = False, without: Pattern[str] = NONE
+) -> dict[str, Arm]:  # fmt: skip
     """Arms by name: "baseline", then of every rung "to_…" with all rungs below, and "only_…" on the baseline.
 
     What cannot run here is left out by both, and `say` is told why; `probe` (None: on CUDA) hears a batch by graphs to find out.
-    The first rung stands on the baseline anyway.
+    The first rung stands on the baseline anyway. few: of those alone, none that decodes one utterance after another, which takes
+    longest. without: names of arms; rungs above stand on what is left.
     """
     probe = task.device.startswith("cuda") if probe is None else probe
     now, arms = Pipeline(), {"baseline": Arm(Recogniser(task, Pipeline()), "", "baseline")}
@@ -241,6 +252,11 @@ def climb(task: Task, *, say: Callable[[str], object] = bool, probe: bool | None
         alone = NEEDS.get(rung, {}) | change
         for how, fields in (("cumulative", asdict(now) | change), ("alone", alone)):
             name = f"{'to' if how == 'cumulative' else 'only'}_{rung}"
+            if without.search(name) or (few and how == "alone" and "decoder" not in fields):
+                continue
+            if rung in OF_GPU and not task.device.startswith("cuda"):
+                say(f"{rung.replace('_', ' ')} is left out: needs a GPU")
+                break
             try:
                 made = Recogniser(task, Pipeline(**fields))
                 if made.how in [arm.recogniser.how for arm in arms.values()]:
@@ -269,11 +285,11 @@ def case(what: str, made: Scripted, arms: Mapping[str, Arm], params: Mapping[str
     shared = {
         "shape": [len(task.files), max(task.samples) // HOP, config.width, config.layers], "audio_s": sum(task.samples) / RATE_HZ,
         "utterances": len(task.files), "batch": task.batch, "labels": sum(map(len, made.labels)), "looks": made.looks,
-        "weights": "random, planted", "lengths": "librispeech_eval", **params,
+        "weights": "random, planted", "lengths": "librispeech_eval" + ", at most 2 s" * quick, **params,
     }  # fmt: skip
     ratios = [*(("baseline", name) for name in arms if name != "baseline"), *below]
     recognisers = {name: arm.recogniser for name, arm in arms.items()}
-    return Case(what=what, arms=recognisers, params=shared, of_arm=told, ratios=ratios, warmup=0)
+    return Case(what=what, arms=recognisers, params=shared, of_arm=told, ratios=ratios, warmup=0, least_s=15.0)
 
 
 def told_of(made: Scripted, arm: Arm, quick: bool) -> dict[str, Any]:
