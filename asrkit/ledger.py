@@ -54,6 +54,7 @@ class Claim:
     take: str = ""  # max or min: the formula's largest or smallest value is what was quoted
     arms: Sequence[str] = ()  # ratio: numerator, denominator; empty where the text names no baseline
     tolerance: Mapping[str, float] = field(default_factory=lambda: {"rel": 0.1})
+    least: Mapping[str, float] = field(default_factory=dict)  # params of a record; with less it confirms the direction at most
     noise: float = 0.5  # largest interquartile range over median that still carries a verdict
     notes: str = ""
 
@@ -61,6 +62,7 @@ class Claim:
         rules = {
             f"kind one of {', '.join(KINDS)}": self.kind in KINDS, f"needs one of {', '.join(NEEDS)}": self.needs in NEEDS,
             "status measured or planned": self.status in ("measured", "planned"),
+            "no status planned beside a formula, which settles it": not self.formula or self.status != "planned",
             f"a source with {', '.join(SOURCE)}": isinstance(self.source, dict) and all(self.source.get(key) for key in SOURCE),
             "a number or null as quoted": isinstance(self.quoted, int | float | None),
             "a formula, for arithmetic only": self.kind == "ratio" or bool(self.formula) == (self.kind == "arithmetic"),
@@ -183,13 +185,14 @@ def _judge_grid(claim: Claim) -> Verdict:
 
 
 def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = None) -> Verdict:
-    """The verdict on `claim` from `records`, on `machine` (by default this one); never from another machine's records."""
+    """The verdict on `claim` from `records`, on `machine` (by default this one); never from another machine's records.
+
+    An ill-defined claim shows what was measured all the same.
+    """
     machine = this_machine() if machine is None else machine
-    if claim.quoted is None or (claim.kind == "ratio" and not claim.arms and not claim.formula):
-        return Verdict(label="ill-defined", why=claim.notes or "The text does not say what was compared.")
-    if claim.grid:
+    if claim.grid and claim.quoted is not None:
         return _judge_grid(claim)
-    if claim.formula:
+    if claim.formula and claim.quoted is not None:
         value = evaluate(claim.formula, claim.params)
         given = ", ".join(f"{name} = {number:g}" for name, number in claim.params.items())
         label = _label(claim, value, value, value, "arithmetic checked")
@@ -197,6 +200,9 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
     fitting = sorted((record for record in records if _fits(claim, record)), key=lambda record: record["captured_at"])
     newest = {record["machine"]["id"] == machine["id"]: record for record in fitting}
     here, recorded = newest.get(True), newest.get(False)
+    if claim.quoted is None or (claim.kind == "ratio" and not claim.arms):
+        why, value = claim.notes or "The text does not say what was compared.", here["value"] if here else None
+        return Verdict(label="ill-defined", why=why, measured=value, recorded=recorded)
     if here:
         label, why = _judge(claim, here)
         why = f"{why}. Reproduced means {claim.rule}. {claim.notes}".rstrip()
@@ -211,7 +217,8 @@ def _fits(claim: Claim, record: Record) -> bool:
     told = (record["what"], record["metric"], record["origin"], *record["params"].get("arms", ()))
     unit = claim.metric == "ratio" or record["unit"] == claim.unit
     device = claim.needs == "cpu" or str(record["params"].get("device")).startswith("cuda")
-    return told == (claim.id, claim.metric, "measured", *claim.arms) and unit and device
+    toy = record["params"].get("quick")  # sizes that only show that it runs
+    return told == (claim.id, claim.metric, "measured", *claim.arms) and unit and device and not toy
 
 
 def _judge(claim: Claim, record: Record) -> tuple[str, str]:
@@ -219,7 +226,10 @@ def _judge(claim: Claim, record: Record) -> tuple[str, str]:
     why = f"{n} repeats, quartiles {claim.show(low)} to {claim.show(high)}" if n > 1 else "one observation"
     if claim.kind in ("ratio", "latency", "throughput") and (n < 3 or high - low > claim.noise * abs(middle)):
         return "too noisy", f"{why}; a verdict needs 3 repeats and a spread within {claim.noise:.0%} of the median"
-    return _label(claim, record["value"], low, high, "reproduced"), why
+    had = {name: record["params"].get(name, 0) for name in claim.least}
+    few = [f"{had[name]:g} {name}: fewer than {least:g} confirm the direction at most" for name, least in claim.least.items()
+           if had[name] < least]  # fmt: skip
+    return _label(claim, record["value"], low, high, "direction only" if few else "reproduced"), "; ".join([why, *few])
 
 
 def _label(claim: Claim, value: float, low: float, high: float, good: str) -> str:
