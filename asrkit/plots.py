@@ -204,12 +204,14 @@ def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
 
 
 def waterfall(
-    rates: Mapping[str, float], axes: Sequence[Axes], *, alone: Mapping[str, float], limits: Mapping[str, float], unit: str = "RTFx"
+    rates: Mapping[str, float], axes: Sequence[Axes], *, alone: Mapping[str, float], limits: Mapping[str, float],
+    spread: Mapping[str, tuple[float, float]] | None = None, unit: str = "RTFx",
 ) -> Sequence[Axes]:  # fmt: skip
     """A bar a rung, from the rate of the one above it to its own: blue where it is faster, red where slower; the first is grey.
 
     In brackets its share of `limits`, the rates that the machine allows. On the second Axes what each rung gives: filled on top of
-    those above, hollow `alone` on the first. The scales are logarithmic: equal gains are equally long.
+    those above, with a line over its `spread` where that is known, hollow `alone` on the first. The scales are logarithmic: equal
+    gains are equally long.
     """
     names, values = list(rates), np.array([*rates.values()], dtype=float)
     expect(min(values) > 0, "rates", "above 0", rates)
@@ -233,6 +235,8 @@ def waterfall(
     for label, given, face in (("on those above", here, COLOURS[0]), ("alone", alone, "white")):
         shown = [row for row in rows[1:] if names[row] in given]
         right.plot([given[names[row]] for row in shown], shown, "o", mec=COLOURS[0], mfc=face, ms=7, label=label)
+    for name, ends in (spread or {}).items():
+        right.plot(ends, [names.index(name)] * 2, color=COLOURS[0], lw=1.5)
     right.axvline(1, color="black", lw=0.8)
     right.set(xscale="log", xlabel="times as fast")
     right.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)

@@ -160,5 +160,8 @@ def test_a_waterfall_begins_each_bar_where_the_one_above_ends():
     assert [*filled.get_xdata()] == [2, 0.8] and [*hollow.get_xdata()] == [1.5] and [*hollow.get_ydata()] == [1]
     assert axes[0].get_xscale() == axes[1].get_xscale() == "log"
     assert [text.get_text() for text in axes[0].get_xticklabels()] == ["7", "10", "15", "20"]
+    _, axes = plots.canvas("title", columns=2)
+    plots.waterfall(rates, axes, alone={}, limits=dict.fromkeys(rates, 100.0), spread={"worse": (0.7, 0.9)})
+    assert ([0.7, 0.9], [2, 2]) in [([*line.get_xdata()], [*line.get_ydata()]) for line in axes[1].lines]
     with pytest.raises(ValueError, match="rates: expected above 0"):
         plots.waterfall({"slow": 0.0}, axes, alone={}, limits={})
