@@ -147,6 +147,10 @@ def commit_of(source: str) -> str | None:
     return None
 
 
+def _held(commit: str) -> bool:
+    return _output("git", "-C", str(HERE.parent), "cat-file", "-t", commit) == "commit"
+
+
 def stamp() -> str:
     """Machine, versions and commit in one line: the first thing a notebook prints."""
     m, versions = machine(), software()
@@ -253,20 +257,21 @@ def verify(paths: Iterable[str | Path]) -> list[str]:
 def add(paths: Iterable[str | Path], into: Path, *, dirty: bool = False) -> list[dict[str, Any]]:
     """Takes records in, from folders that `asrkit bench all --minutes` wrote and from files, and returns those that are new.
 
-    They are appended to into/<machine id>/bench.jsonl. ValueError, and nothing is taken, where a file is not as its manifest says,
-    a record is torn or was changed, or code measured that no commit of this checkout holds; `dirty` lets the last pass.
+    They are appended to into/<machine id>/bench.jsonl. ValueError, and nothing is taken, where a folder is of a rehearsal, a file
+    is not as its manifest says, a record is torn or was changed, or no commit of this checkout holds the code that measured;
+    `dirty` lets the last pass.
     """
     found = [record for path in paths for record in _delivered(Path(path))]
     known = {record["content_sha256"] for record in read(into)} if into.exists() else set()
     new = list({record["content_sha256"]: record for record in found if record["content_sha256"] not in known}.values())
-    clean = functools.cache(commit_of)
+    clean, held = functools.cache(commit_of), functools.cache(_held)
     for record in [] if dirty else new:
         code, name = record["code"], f"{record['what']} of {record['captured_at']}"
         if code["dirty"]:
             raise ValueError(
                 f"{name}: expected records of committed code, got one of a checkout with changes. Pass --dirty to take it."
             )
-        if not code["commit"] and not clean(code.get("source", "")):
+        if not (held(code["commit"]) if code["commit"] else clean(code.get("source", ""))):
             raise ValueError(f"{name}: expected records of code that a commit here holds, got other code. Pass --dirty to take it.")
     machines = dict[str, list[dict[str, Any]]]()
     for record in new:
@@ -294,6 +299,8 @@ def _delivered(path: Path) -> list[dict[str, Any]]:
             raise ValueError(
                 f"{path}: expected a run that has ended. Run its command again to go on, or add {path / 'bench.jsonl'}."
             )
+        if manifest.get("quick"):
+            raise ValueError(f"{path}: expected a run of whole sizes, got a rehearsal: --quick, or on a CPU. Nothing was taken.")
         for name, told in files.items():
             data = (path / name).read_bytes() if (path / name).exists() else b""
             if content_hash(data) != told["sha256"]:

@@ -243,7 +243,7 @@ def test_only_records_of_code_that_a_commit_here_holds_are_taken_in(measured_by,
     assert records.commit_of(here) and records.commit_of("0" * 12) is None
     into, refused = tmp_path / "records", "expected records of"
     good = [{"commit": head, "dirty": False}, {"source": here}]
-    bad = [{"commit": head, "dirty": True}, {"source": "0" * 12}, {}]
+    bad = [{"commit": head, "dirty": True}, {"commit": "0" * 40, "dirty": False}, {"source": "0" * 12}, {}]
     for number, code in enumerate(bad):
         path = measured_by(tmp_path / f"bad-{number}.jsonl", **code)
         with pytest.raises(ValueError, match=refused):

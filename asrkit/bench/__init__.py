@@ -1,19 +1,19 @@
 """Benchmark suites: all arms of a comparison on the same inputs in one run, correctness first, records out."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from re import Pattern
 from statistics import median
 from typing import Any
 
 import torch
 
 from asrkit.bench import batching, ceilings, claims, decoders, encoder, ladder, losses, precision
-from asrkit.bench.cases import NONE, Case, Seen, check
+from asrkit.bench.cases import NONE, Case, Seen, check, compared
 from asrkit.bench.peers import Peers, Rival
 from asrkit.profiling import Timing, measure, ratio
 from asrkit.records import Measurement, append
@@ -26,19 +26,20 @@ SUITES: dict[str, Callable[..., Iterator[Any]]] = {
     "precision": precision.suite, "encoder": encoder.suite, "batching": batching.suite, "claims": claims.suite,
     "ladder": ladder.suite,
 }  # fmt: skip
-EAGER = ("losses", "decoders", "claims")  # call their arms while they make cases, and so have to know what is left out
+EAGER = ("losses", "decoders", "claims", "ladder")  # call their arms while they make cases, and so have to know what is left out
 
 
 def run(
     suite: str, *, device: str = "cpu", out: Path | None = None, quick: bool = False, peers: Peers | None = None,
-    say: Callable[[str], object] = bool, until: float = inf, enough_s: float = 2.0, without: Pattern[str] = NONE,
+    say: Callable[[str], object] = bool, until: float = inf, enough_s: float = 2.0, without: re.Pattern[str] = NONE,
     done: Sequence[Mapping[str, Any]] = (), **of_suite: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Sealed records of one suite, appended to `out` case by case: times and memory of each arm, ratios of pairs.
 
-    Before a case is timed its arms must agree, a call that is the first warm-up; where they do not, no record is made of it, and
-    AssertionError says so once the other cases are done. Repeats are 20 at most (5 if quick), and at least 3 unless those take
-    over a minute: a record's stats say how many. `peers` join the cases they fit; `say` gets a line of text before each case.
+    Before a case is timed its arms must agree, a call that is the first warm-up: one that raises or returns other than the first is
+    left out, with a first that raises all are, and AssertionError says so once everything else is done. Repeats are 20 at most
+    (5 if quick), and at least 3 unless those take over a minute: a record's stats say how many. `peers` join the cases they fit;
+    `say` gets a line of text before each case.
 
     until: of time.monotonic(); TimeoutError names the first case that would begin later. enough_s: of repeats, see measure.
     without: arms and cases by name, left out. done: earlier records, whose cases are not measured again. of_suite: what
@@ -53,7 +54,7 @@ def run(
             case = _without(case, without)
             if not case.arms or _known(case, done):
                 continue
-        elif {*getattr(case, "ids", ())} & {record["what"] for record in done}:
+        elif {*getattr(case, "ids", ())} & {record["what"] for record in done if record["params"].get("suite") == suite}:
             continue
         if time.monotonic() >= until:
             raise TimeoutError(f"no time for {name}, and what follows it")
@@ -64,11 +65,11 @@ def run(
                     made += _kept(found, out)
             else:
                 made += _kept(case.measurements(), out)
-        except AssertionError as error:
-            wrong.append(str(error))
-            say(wrong[-1])
         except torch.OutOfMemoryError:
             say(f"{name}: its arms fit into memory one by one, if at all, not side by side to be compared")
+        except (AssertionError, RuntimeError, ValueError) as error:
+            wrong.append(str(error) if isinstance(error, AssertionError) else f"{name}: {type(error).__name__}: {error}")
+            say(wrong[-1])
     for measurements in _after(suite, device, quick, until):
         made += _kept(measurements, out)
     if wrong:
@@ -76,12 +77,12 @@ def run(
     return made
 
 
-def _without(case: Case, names: Pattern[str]) -> Case:
+def _without(case: Case, names: re.Pattern[str]) -> Case:
     """The case without the arms of these names; without any where the first, which the others are compared with, is among them."""
     left = {name: arm for name, arm in case.arms.items() if not names.search(name)}
     if len(left) == len(case.arms) and not names.search(case.what):
         return case
-    if names.search(case.what) or len(left) < 2:
+    if names.search(case.what) or len(left) < 2 or next(iter(case.arms)) not in left:
         return replace(case, arms={})
     listed = [*case.arms]
     pairs = [(listed[-2], listed[-1])] if case.ratios is None else case.ratios
@@ -99,12 +100,16 @@ def _known(case: Case, records: Iterable[Mapping[str, Any]]) -> bool:
 
 def _measured(case: Case, device: str, quick: bool, until: float, enough_s: float) -> Iterator[Iterable[Measurement]]:
     load1 = os.getloadavg()[0]
-    seen = check(case, device)
+    seen, wrong = compared(case, device)
+    case = _without(case, re.compile("|".join(f"^{re.escape(name)}$" for name in wrong) or NONE.pattern))
     how: dict[str, Any] = {"repeats": 5, "warmup": 1} if quick else {"repeats": 20, "warmup": case.warmup}
-    how["most_s"] = min(60.0, max(1.0, (until - time.monotonic()) / len(case.arms)))
-    timings = measure(case.arms, setups=case.setups, enough_s=enough_s, device=device, **how)
-    yield _measurements(case, timings, seen, {"load1": load1}, {"threads": torch.get_num_threads(), "device": device})
-    yield case.more()
+    how["most_s"] = min(60.0, max(case.least_s, (until - time.monotonic()) / max(1, len(case.arms))))
+    if case.arms:
+        timings = measure(case.arms, setups=case.setups, enough_s=enough_s, device=device, **how)
+        where = {"threads": torch.get_num_threads(), "device": device} | ({"quick": True} if quick else {})
+        yield _measurements(case, timings, seen, {"load1": load1}, where)
+        yield case.more()
+    assert not wrong, " ".join(wrong.values())
 
 
 def _after(suite: str, device: str, quick: bool, until: float) -> Iterator[Iterable[Measurement]]:

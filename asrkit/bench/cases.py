@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Case:
     tolerance: float = 1e-5  # distance of floats from the first arm's, over their norm; integers must be equal
     memory: bool = False
     warmup: int = 3  # rounds that do not count
+    least_s: float = 1.0  # what an arm's repeats may take, however little time is left
     peers: Mapping[str, Any] | None = None  # asked of rivals in their own processes, see asrkit.bench.peers
     ours: str = "numba_cpu"  # the arm that they are set against
     of_peers: Mapping[str, Any] = field(default_factory=dict)  # params of each of them
@@ -54,6 +55,20 @@ def rows(B: int, T: int, D: int, device: str) -> tuple[Tensor, Tensor]:
     return made.to(device), torch.linspace(T, T / 2, B).long().to(device)
 
 
+class Refused(NamedTuple):
+    """A case that could not be made: its turn says why."""
+
+    what: str
+    why: Exception
+
+    def __str__(self) -> str:
+        return self.what
+
+    def measurements(self) -> NoReturn:
+        """Nothing: it raises."""
+        raise self.why
+
+
 class Seen(NamedTuple):
     """What the check of an arm found out beside its result."""
 
@@ -73,21 +88,33 @@ def observe(arm: Callable[..., Any], device: str, *, memory: bool) -> tuple[Any,
 
 def check(case: Case, device: str = "cpu") -> dict[str, Seen]:
     """What was seen of each arm; AssertionError unless every arm returns what the first does."""
-    seen, first, wanted, known = dict[str, Seen](), "", list[Tensor](), tuple[Tensor, ...]()
-    for name, arm in (case.proof or case.arms).items():
-        got, seen[name] = observe(
-            arm if case.proof or isinstance(arm, Rival) else case.once(name), device, memory=case.memory and not case.proof
-        )
-        found = got.parts() if isinstance(got, Hypotheses) else got
-        if not first:
-            first, wanted, known = name, found, digest(got, case.logits) if case.peers else ()
-        elif isinstance(got, Answer):
-            _compare(case, name, first, got.digest, known)
-        else:
-            _compare(case, name, first, found, wanted)
-    if case.memory and case.proof:
-        seen = {name: observe(case.once(name), device, memory=True)[1] for name in case.arms}
+    seen, wrong = compared(case, device)
+    assert not wrong, " ".join(wrong.values())
     return seen
+
+
+def compared(case: Case, device: str = "cpu") -> tuple[dict[str, Seen], dict[str, str]]:
+    """What was seen of each arm, and why some are wrong: they raise, or return what the first, which must not raise, does not."""
+    seen, wrong, first, wanted, known = dict[str, Seen](), dict[str, str](), "", list[Tensor](), tuple[Tensor, ...]()
+    for name, arm in (case.proof or case.arms).items():
+        try:
+            got, seen[name] = observe(
+                arm if case.proof or isinstance(arm, Rival) else case.once(name), device, memory=case.memory and not case.proof
+            )
+            found = got.parts() if isinstance(got, Hypotheses) else got
+            if not first:
+                first, wanted, known = name, found, digest(got, case.logits) if case.peers else ()
+            elif isinstance(got, Answer):
+                _compare(case, name, first, got.digest, known)
+            else:
+                _compare(case, name, first, found, wanted)
+        except (AssertionError, RuntimeError, ValueError) as error:
+            if not first or isinstance(error, torch.OutOfMemoryError):
+                raise
+            wrong[name] = str(error) if isinstance(error, AssertionError) else f"{case.what}: {name} fails: {error}"
+    if case.memory and case.proof:
+        seen = {name: observe(case.once(name), device, memory=True)[1] for name in case.arms if name not in wrong}
+    return seen, wrong
 
 
 def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:
@@ -106,7 +133,7 @@ def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:
 
 def _compare(case: Case, name: str, first: str, found: Any, wanted: Any) -> None:
     tolerance = case.of_arm.get(name, {}).get("tolerance", case.tolerance)
-    head = f"{case.what}: {name} disagrees with {first}, so nothing was measured."
+    head = f"{case.what}: {name} disagrees with {first}, so it was not measured."
     for x, y in zip(wanted, found, strict=True):
         x, y = torch.as_tensor(x), torch.as_tensor(y)
         assert x.shape == y.shape, f"{head} Shapes {tuple(x.shape)} and {tuple(y.shape)}."

@@ -74,7 +74,7 @@ def versus_nemo(
     modes = ("off", "step", "full") if device.startswith("cuda") else ("auto",)
     ways = {name: {"strategy": name, "graphs": modes[0]} for name in names}
     ways |= {f"label_looping_{mode}": {"strategy": "label_looping", "graphs": mode} for mode in modes[1:]}
-    case = transducer(plan, device, {name: way for name, way in ways.items() if not without.search(name)}, dtype, "greedy")
+    case = transducer(plan, device, ways, dtype, "greedy", without)
     pairs = [(name, "label_looping") for name in case.arms if name != "label_looping"] * ("label_looping" in case.arms)
     rivals = {"loss": case.what + "-loops" * ("one_by_one" in names), "max_symbols": 10}
     with tempfile.TemporaryDirectory() as folder:
@@ -92,11 +92,16 @@ def window(plan: Planted, device: str) -> Case:
     return replace(case, ratios=[("window_1", name) for name in ways if name != "window_1"])
 
 
-def transducer(plan: Planted, device: str, ways: Mapping[str, dict[str, Any]], dtype: torch.dtype, what: str) -> Case:
-    """A case with an arm for each way that can run; one that cannot is named on standard error."""
+def transducer(
+    plan: Planted, device: str, ways: Mapping[str, dict[str, Any]], dtype: torch.dtype, what: str, without: Pattern[str] = NONE
+) -> Case:  # fmt: skip
+    """A case with an arm for each way that can run, none where the first cannot; one that cannot is named on standard error."""
     model, encoded, lengths = plan.model.to(device, dtype), plan.encoded.to(device, dtype), plan.lengths.to(device)
     arms, told = dict[str, Callable[[], Hypotheses]](), dict[str, dict[str, Any]]()
+    first = next(iter(ways))
     for name, way in ways.items():
+        if without.search(name) or without.search(first):
+            continue
         arm = partial(transducer_greedy, model, encoded, lengths, **way)
         try:
             with counted(join=(model, "join"), predict=(model, "predict")) as calls:
@@ -104,6 +109,7 @@ def transducer(plan: Planted, device: str, ways: Mapping[str, dict[str, Any]], d
             arms[name] = arm
         except (ValueError, RuntimeError) as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
+    arms = arms if first in arms else {}
     (B, T, D), durations, labels, looks = encoded.shape, [*model.durations], sum(map(len, plan.labels)), plan.looks()
     V, step = model.blank + 1, 2 * 8 * D * D + 2 * D * D  # the LSTM's gates from label and state, then the projection
     params = {

@@ -17,7 +17,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -49,9 +49,12 @@ class Part(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
+LADDER = {"utterances": 32, "batch": 16, "few": True}  # whose slowest arms are heard four times at least
 PARTS = (
     Part("claims", 5, "what the ledger waits for: graphs, label looping, casts, half precision, front ends"),
-    Part("ladder", 4, "the steps together, which the summary of the series is about"),
+    Part("ladder-rnnt", 2.5, "the steps together, which the summary of the series is about", "ladder", {**LADDER, "kind": "rnnt"}),
+    Part("ladder-tdt", 2.5, "the same with durations", "ladder", {**LADDER, "kind": "tdt"}),
+    Part("ladder-ctc", 1, "the same without a loop over labels", "ladder", {**LADDER, "kind": "ctc"}),
     Part("decoders", 2, "every loop and graph over batch sizes: which one is the default depends on it"),
     Part("losses", 2, "the kernels beside torchaudio's: which one is the default depends on it"),
     Part("encoder", 2, "most of the time of a recogniser goes here", options={"compiled": False}),
@@ -111,7 +114,7 @@ class _Run:
         self.rows = {
             row["check"]: row for row in _json_lines(out / "checks.jsonl") if row["ok"] and row["source"] == same["source"]
         }
-        self.table = [*checks.table(device), *_ladder(device)]
+        self.table = checks.table(device)
         self.tell(f"{len(self.table)} checks, {len(self.rows)} passed before; {len(self.parts)} parts, {len(parts)} done before")
         self.write()
 
@@ -126,7 +129,8 @@ class _Run:
         """The manifest, with the hashes of the files as they are."""
         self.manifest["checks"] = {
             "passed": sum(row["ok"] is True for row in self.rows.values()),
-            "not_passed": {row["check"]: row["why"] for row in self.rows.values() if not row["ok"]},
+            "not_passed": {row["check"]: row["why"] for row in self.rows.values() if row["ok"] is False},
+            "not_checked": {row["check"]: row["why"] for row in self.rows.values() if row["ok"] is None},
         }
         found = {name: (self.out / name).read_bytes() for name in FILES}
         self.manifest["files"] = {name: {"bytes": len(data), "sha256": records.content_hash(data)} for name, data in found.items()}
@@ -163,7 +167,7 @@ class _Run:
             self.rows[one.name] = _checked_row(one, None, NO_TIME, 0.0)
         for row in self.rows.values():
             if not row["ok"] and row["why"] != NO_TIME:
-                self.tell(f"not passed: {row['check']}: {row['why']}")
+                self.tell(f"not {'checked' if row['ok'] is None else 'passed'}: {row['check']}: {row['why']}")
         late = sum(row["why"] == NO_TIME for row in self.rows.values())
         passed = sum(row["ok"] is True for row in self.rows.values())
         self.tell(f"{passed} of {len(self.table)} checks passed" + f"; no time for {late}" * bool(late))
@@ -278,7 +282,7 @@ def _begin(log: Path, threads: int, work: Callable[[], Any], answer: Any) -> Non
 
 def _check(out: Path, device: str, names: Sequence[str]) -> tuple[str, str]:
     """Runs the checks of these names, a line each in checks.jsonl; a device that a check broke ends the process."""
-    table = {one.name: one for one in [*checks.table(device), *_ladder(device)]}
+    table = {one.name: one for one in checks.table(device)}
     for one in map(table.__getitem__, names):
         begun, why, ok = time.monotonic(), "", True
         signal.alarm(CHECK_S)  # ends this process even where Python does not run
@@ -321,11 +325,6 @@ def _measure(
         traceback.print_exc()
         return "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"
     return "done", ""
-
-
-def _ladder(device: str) -> Iterator[Check]:
-    if "ladder" in bench.SUITES:
-        yield Check("ladder", "ladder at its smallest", "^ladder-", partial(checks.quick, bench.SUITES["ladder"], device))
 
 
 def _checked_row(one: Check, ok: bool | None, why: str, seconds: float) -> Row:

@@ -49,7 +49,8 @@ def _share(args: argparse.Namespace) -> int:
     records, checks = read(out / "bench.jsonl"), manifest["checks"]
     print("\n".join([*bench.table(records), *report(manifest)]))
     parts = {name: part["status"] for name, part in manifest["parts"].items()}
-    summary = {"records": len(records), "passed": checks["passed"], "not_passed": [*checks["not_passed"]], "parts": parts}
+    summary = {"records": len(records), "passed": checks["passed"], "not_passed": [*checks["not_passed"]]}
+    summary |= {"not_checked": [*checks["not_checked"]], "parts": parts}
     print(json.dumps({**summary, "seconds": manifest["seconds"], "out": str(out)}))
     return int(bool(checks["not_passed"]) or not {"done", "stopped", "no time"} >= {*parts.values()})
 

@@ -1,6 +1,7 @@
 """The suites at their smallest: all run, all arms agree, records are whole, and a wrong arm leaves no record."""
 
 import re
+import time
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from asrkit import bench, records
-from asrkit.bench import decoders, losses
+from asrkit.bench import claims, decoders, losses
+from asrkit.bench.cases import Refused
 from asrkit.bench.planted import planted
 from asrkit.decoders import ctc_greedy
 from asrkit.losses import rnnt_loss
@@ -110,9 +112,57 @@ def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
     for field, wrong in (("labels", found.labels + 1), ("scores", found.scores + 1)):
         bad = replace(good, arms={"right": lambda: found, "wrong": lambda f=field, w=wrong: replace(found, **{f: w})})
         monkeypatch.setitem(bench.SUITES, "bad", lambda device, quick, bad=bad: iter([bad]))
-        with pytest.raises(AssertionError, match="wrong disagrees with right, so nothing was measured"):
+        with pytest.raises(AssertionError, match="wrong disagrees with right, so it was not measured"):
             bench.run("bad", out=tmp_path / "none.jsonl", quick=True)
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_one_arm_that_differs_or_raises_does_not_take_the_others_along_unless_it_is_the_first(suite, tmp_path):
+    def fails():
+        raise RuntimeError("no such graph")
+
+    for wrong, said in ((lambda: answer(2.0), "small: slow disagrees with plain"), (fails, "^small: slow fails: no such graph$")):
+        (tmp_path / "out.jsonl").unlink(missing_ok=True)
+        suite(small(slow=wrong), replace(small(), what="next"))
+        with pytest.raises(AssertionError, match=said):
+            bench.run("own", quick=True, out=tmp_path / "out.jsonl")
+        found = {(one["what"], one["impl"]) for one in records.read(tmp_path / "out.jsonl")}
+        assert found == {*product(["small"], ["plain", "fast"]), *product(["next"], ["plain", "slow", "fast"])}
+    suite(small(plain=fails))
+    with pytest.raises(AssertionError, match="^small 3: RuntimeError: no such graph$"):
+        bench.run("own", quick=True)
+
+
+def test_a_study_that_raises_or_a_case_that_could_not_be_made_does_not_end_the_suite(suite, tmp_path):
+    def raises():
+        raise RuntimeError("no such kernel")
+
+    suite(claims.Study(("x",), raises), Refused("y", ValueError("y: too long")), small())
+    with pytest.raises(AssertionError, match="^claims: x: RuntimeError: no such kernel y: ValueError: y: too long$"):
+        bench.run("own", quick=True, out=tmp_path / "out.jsonl")
+    assert {one["what"] for one in records.read(tmp_path / "out.jsonl")} == {"small"}
+    suite(claims.Study(("x",), lambda: exec("raise TimeoutError('late')")), small())
+    with pytest.raises(TimeoutError):
+        bench.run("own", quick=True)
+
+
+def test_a_study_is_known_by_records_of_its_own_suite(suite):
+    def made():
+        return [records.Measurement("small", "ratio", "1", 1.0, params={"suite": "own"})]
+
+    suite(small())
+    foreign = bench.run("own", quick=True)
+    suite(claims.Study(("small", "other"), made))
+    own = bench.run("own", quick=True, done=foreign)
+    assert len(own) == 1 and bench.run("own", quick=True, done=own) == []
+
+
+def test_an_arm_may_take_what_its_case_grants_however_little_time_is_left(suite, monkeypatch):
+    granted, plain = [], bench.measure
+    monkeypatch.setattr(bench, "measure", lambda *given, **how: granted.append(how["most_s"]) or plain(*given, **how))
+    suite(small(), replace(small(), what="long", least_s=15.0))
+    found = bench.run("own", quick=True, until=time.monotonic() + 2)
+    assert granted[0] <= 1 and granted[1] == 15 and {one["params"]["quick"] for one in found} == {True}
 
 
 def test_the_table_has_a_line_an_arm_in_aligned_columns():
@@ -186,7 +236,7 @@ def test_arms_that_are_left_out_take_their_ratios_along_and_a_lone_arm_is_no_cas
     found = bench.run("own", quick=True, without=re.compile("^slow$"))
     assert {one["impl"] for one in found} == {"plain", "fast"}
     assert [one["params"]["arms"] for one in found if one["metric"] == "ratio"] == [["plain", "fast"]]
-    for names in ("^small$", "plain|slow"):
+    for names in ("^small$", "plain|slow", "^plain$"):  # the last: nothing is left to compare the others with
         suite(small(slow=lambda: 1 / 0))
         assert bench.run("own", quick=True, without=re.compile(names)) == []
 
@@ -217,3 +267,5 @@ def test_arms_that_must_not_run_are_not_even_tried_while_cases_are_made(monkeypa
     made = decoders.suite("cpu", True, without=re.compile("^nested_loops$"))
     case = next(case for case in made if case.what == "rnnt-greedy")
     assert "nested_loops" not in case.arms and ("frame_looping", "nested_loops") not in case.ratios
+    made = decoders.suite("cpu", True, without=re.compile("^frame_looping$"))
+    assert not next(case for case in made if case.what == "rnnt-greedy").arms
