@@ -92,7 +92,7 @@ class Claim:
 
     def show(self, value: float | None) -> str:
         """`value` with the claim's unit, as tables show it; a dash for None."""
-        unit = "×" if self.metric == "ratio" else {"1": "", "us": " µs"}.get(self.unit, " " + self.unit)
+        unit = "×" if self.metric == "ratio" else {"1": "", "us": " µs", "s/s": "× real time"}.get(self.unit, " " + self.unit)
         return "–" if value is None else f"{value:.4g}{unit}"
 
 

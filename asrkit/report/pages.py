@@ -18,6 +18,16 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 NO_TEX = '<code class="no-tex">'
 MARKS = {"reproduced": "good", "arithmetic checked": "good", "direction only": "mild", "too noisy": "mild", "not reproduced": "bad"}
 SIGNS = {"good": "✓", "mild": "≈", "bad": "✗", "soft": "○"}
+LEGEND = {
+    "reproduced": "Measured on this machine, and as published within the tolerance that the claim names.",
+    "arithmetic checked": "Recomputed from published numbers, and right. Nothing was measured.",
+    "direction only": "Measured: faster or slower as published, but by another factor.",
+    "not reproduced": "Measured or recomputed, and it disagrees.",
+    "too noisy": "Measured, but with fewer than three repeats, or they lie too far apart for a verdict.",
+    "ill-defined": "The text does not say what was compared with what, so there is nothing to measure.",
+    "not measurable here": "It needs a GPU, or many machines, that are not here.",
+    "not measured yet": "No run has measured it: its notebook did not run or needs a larger size, or what measures it is to come.",
+}
 PROSE = (  # code first, so that a dollar or a comment inside it is never seen
     r"(?s)(?P<code>(?P<fence>```|~~~).*?(?P=fence)|(?P<tick>`+)(?!`).+?(?<!`)(?P=tick)(?!`))"
     r"|<!--\s*(?P<claim>[\w.-]+?)\s*-->|(?P<comment><!--.*?-->)"
@@ -159,14 +169,14 @@ def _count(number: int, thing: str) -> str:
 def measured(record: Mapping[str, Any], notebook: str = "", known: Sequence[str] = ()) -> dict[str, Any]:
     """A record as a row of text: what, how, phase, dtype, shape, median, quartiles; bytes as MiB, fractions in per cent."""
     params, stats = record["params"], record["stats"]
-    scale, unit = {"B": (2**-20, " MiB"), "B/s": (2**-30, " GiB/s"), "fraction": (100, " %"), "FLOP/s": (1e-9, " GFLOP/s")}.get(
-        record["unit"], (1, "" if record["unit"] == "1" else f" {record['unit']}")
-    )
+    shown = {"B": (2**-20, " MiB"), "B/s": (2**-30, " GiB/s"), "fraction": (100, " %"), "FLOP/s": (1e-9, " GFLOP/s"),
+             "s/s": (1, "× real time"), "us": (1, " µs")}  # fmt: skip
+    scale, unit = shown.get(record["unit"], (1, "" if record["unit"] == "1" else f" {record['unit']}"))
     unit = " ×" if record["metric"] == "ratio" else unit
     letters = [f"{name}={params[name]}" for name in ("B", "T", "U", "U1", "V", "D") if name in params]
     shape = params.get("shape")
     return {
-        "what": record["what"], "metric": record["metric"].replace("_", " "), "value": record["value"],
+        "what": record["what"], "metric": record["metric"].replace("_", " ").replace("rtfx", "RTFx"), "value": record["value"],
         "impl": " / ".join(map(str, params.get("arms", ()))) or record["impl"], "notebook": notebook,
         "phase": params.get("phase", ""), "dtype": params.get("dtype", ""), "device": params.get("device", ""),
         "shape": "×".join(map(str, shape)) if isinstance(shape, list) else " ".join(letters),

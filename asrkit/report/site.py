@@ -22,7 +22,7 @@ from pygments.formatters import HtmlFormatter
 
 from asrkit import ledger
 from asrkit import records as store
-from asrkit.report.pages import MARKS, Page, measured, page
+from asrkit.report.pages import LEGEND, MARKS, Page, measured, page
 from asrkit.report.run import NotebookRun, jobs_of, run_notebooks
 from asrkit.shapes import expect
 
@@ -144,7 +144,7 @@ def site() -> tuple[jinja2.Environment, dict[str, Any]]:
     style, script = (f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (css, js))
     csp = f"{CSP}; style-src {style}; script-src {script}"
     templates = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, trim_blocks=True)
-    return templates, {"css": css, "js": js, "csp": csp, "marks": MARKS}
+    return templates, {"css": css, "js": js, "csp": csp, "marks": MARKS, "legend": LEGEND}
 
 
 def _tokens(style: str) -> str:
@@ -174,9 +174,11 @@ def build(folder: Path, runs: Sequence[NotebookRun], seconds: float, plan: Mappi
             **common, before=before, after=after, page=told, run=run, rows=published
         )
         _write(folder / f"{run.name}.html", text)
+    series = {path.stem for path in (store.HERE.parent / "notebooks").glob("*.ipynb")}  # none in an installed package
     for row in rows:
         there = f"#claim-{row['id']}" if (named := pages.get(row["notebook"])) and row["id"] in named.claims else ""
         row["href"] = f"{row['notebook']}.html{there}" if row["notebook"] in pages else ""
+        row["absent"] = "" if row["href"] else "not in this run" if row["notebook"] in series else "to come" if series else ""
     sentence = f"{sum(run.status == 'ran' for run in runs)} of {len(runs)} notebooks ran. {ledger.summary(rows)}"
     context = _context(rows, runs, pages, shipped, fresh) | {
         "sentence": sentence,
@@ -198,14 +200,16 @@ def claims(shipped: Sequence[Any], fresh: Sequence[Any]) -> list[dict[str, Any]]
     every = ledger.load_claims()
     for claim, told in zip(every, ledger.table(every, [*shipped, *fresh]), strict=True):
         found = ledger.verdict(claim, [*shipped, *fresh])
-        record, known, where = found.recorded, found.measured is not None, ""
+        record, known, where, gpu = found.recorded, found.measured is not None, "", None
         if record:
             gpu = next(iter(record["machine"]["gpus"]), None)
             where = f"{gpu['name']}, driver {gpu['driver_version']}" if gpu else f"another CPU: {record['machine']['cpu_model']}"
             where += f", torch {record['software']['torch']}, {store.written(record)}, {record['captured_at'][:10]}"
+        how = "computed" if claim.formula else "earlier, on a machine of this kind" * (claim.id not in seen)
         rows.append({
-            **told, "recorded": claim.show(record["value"]) if record else "–" if claim.needs == "cpu" else "not recorded yet",
-            "where": where, "how": ("computed" if claim.formula else "by an earlier run" * (claim.id not in seen)) * known,
+            **told, "published": told["published"] + " of a table" * (claim.unit == "lines"), "on_gpu": bool(gpu) or not record,
+            "recorded": claim.show(record["value"]) if record else "–" if claim.needs == "cpu" else "not recorded yet",
+            "where": where, "how": how * known,
             "published_value": "" if claim.quoted is None else claim.quoted, "measured_value": found.measured if known else "",
             "recorded_value": record["value"] if record else "", "order": ledger.LABELS.index(found.label),
         })  # fmt: skip

@@ -12,7 +12,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from asrkit import ledger, records
 from asrkit.report import NotebookRun
-from asrkit.report.pages import clean, measured, page, prose
+from asrkit.report.pages import LEGEND, SIGNS, clean, measured, page, prose
 from asrkit.report.run import _told
 from asrkit.report.site import build, command, site
 
@@ -95,6 +95,22 @@ def test_every_claim_has_a_row_that_can_be_sorted_and_filtered(tmp_path):
     assert sum(counted.values()) == len(claims) and all(label in ledger.LABELS for label in counted)
 
 
+def test_the_index_says_what_each_verdict_means_and_which_notebooks_are_to_come(tmp_path):
+    assert [*LEGEND] == [*ledger.LABELS]
+    tag = "<!-- joint-memory-20s -->"
+    text, index = built(tmp_path, [new_markdown_cell(f"# Why?\n\n1.6 GB{tag}")])
+    legend = re.search(r'(?s)<details class="legend" open>.*?</details>', index)[0]
+    assert re.findall(r"<dt><span[^>]*>([^<]*)", legend) == [*LEGEND] and all(words in legend for words in LEGEND.values())
+    assert "A mark after a number" in text and all(sign in legend for sign in SIGNS.values())
+    series = {path.stem for path in (records.HERE.parent / "notebooks").glob("*.ipynb")}
+    rows, grids = Ledger(index).rows, {claim.id for claim in ledger.load_claims() if claim.unit == "lines"}
+    for name, (row, cells) in rows.items():
+        home = row["data-notebook"]
+        told = "" if home == "01_transducer" or not series else " not in this run" if home in series else " to come"
+        assert cells[5]["text"].strip() == home + told
+        assert cells[1]["text"].strip().endswith("lines of a table") == (name in grids)
+
+
 def test_what_a_gpu_recorded_is_told_with_its_machine_and_what_none_has_recorded_too(tmp_path):
     claim = next(
         c for c in ledger.load_claims() if c.needs == "cuda" and c.kind == "ratio" and c.arms and c.quoted and not c.formula
@@ -115,6 +131,10 @@ def test_what_a_gpu_recorded_is_told_with_its_machine_and_what_none_has_recorded
     told = rows[claim.id][1][2]["text"]
     assert "3×" in told and all(part in told for part in ("H200", "driver 570.1", "torch", "commit", "2026-01-02"))
     assert "another CPU: Abacus" in rows[cpu.id][1][2]["text"]
+    assert [rows[name][1][2]["data-label"] for name in (claim.id, cpu.id)] == [
+        "Recorded on reference GPU",
+        "Recorded on another machine",
+    ]
     for name, (row, cells) in rows.items():
         if row["data-needs"] == "cuda" and name != claim.id:
             assert cells[2]["text"].strip() == "not recorded yet", name
@@ -217,7 +237,8 @@ def test_every_colour_of_text_and_code_can_be_read_in_both_schemes():
 
 @pytest.mark.parametrize(
     ("unit", "metric", "value", "told"),
-    [("B", "peak", 2.0**21, "2 MiB"), ("fraction", "wer", 0.125, "12.5 %"), ("1", "ratio", 2.0, "2 ×"), ("1", "count", 3.0, "3"),
+    [("s/s", "rtfx", 4.5, "4.5× real time"), ("us", "latency", 2.0, "2 µs"),
+     ("B", "peak", 2.0**21, "2 MiB"), ("fraction", "wer", 0.125, "12.5 %"), ("1", "ratio", 2.0, "2 ×"), ("1", "count", 3.0, "3"),
      ("ms", "latency", 1.5, "1.5 ms"), ("FLOP/s", "rate", 2e12, "2000 GFLOP/s")],
 )  # fmt: skip
 def test_values_come_with_their_unit(unit, metric, value, told):

@@ -126,6 +126,9 @@
     filter();
   }
 
+  const legend = document.querySelector(".legend"); // where it would fill the screen it is folded
+  if (legend) legend.open = matchMedia("(min-width: 56rem)").matches;
+
   // A link to something that is filtered away or folded shows it.
   function reveal() {
     const target = one(decodeURIComponent(location.hash.slice(1)));
