@@ -293,7 +293,7 @@ def train(
     log, saved, exported = out / "log.jsonl", out / "state.pt", out / "model.safetensors"
     for part in [part for path in (log, saved, exported) for part in out.glob(f".{path.stem}-*{path.suffix}")]:
         part.unlink()  # a kill in mid-write left it
-    with torch.random.fork_rng([device] if device != "cpu" else []), ExitStack() as after:
+    with torch.enable_grad(), torch.random.fork_rng([device] if device != "cpu" else []), ExitStack() as after:
         after.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads)
         run = _Run(model_config, config, torch.device(device), data)

@@ -10,7 +10,7 @@ The embedding of blank is zero, as it is in NeMo.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ def planted(
     expect(0 < rates[0] <= 2 * rates[1] < inf, "labels_per_second, frames_per_second", "above 0, two labels a frame at most", rates)
     expect(not durations or {0, 1} <= {*durations}, "durations", "none, or 0 and 1 among them", durations)
     least = 16 * np.log(V) * CLASSES * (4 if durations else 3) / 3  # 16 ln V signs a block: chance likeness stays below 1 / 2
-    expect(width >= least, "width", f"at least {least:.0f} units for V={V}", width)
+    expect(width >= least, "width", f"at least {ceil(least)} units for V={V}", width)
     ends = torch.linspace(T, T // 2, B).long() if lengths is None else torch.tensor(lengths)
     fit = ends.shape == (B,) and ends.min() >= 1 and ends.max() <= T
     expect(bool(fit), "lengths", f"{B} of 1 to T={T} frames", lengths)
