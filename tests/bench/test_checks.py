@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from asrkit.bench import checks, decoders, encoder, loss_checks, losses
+from asrkit.bench import checks, decoders, encoder, ladder, loss_checks, losses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,8 +21,10 @@ def failures(device, wanted=lambda check: True):
     return found
 
 
-def test_every_check_passes_on_a_cpu():
-    assert not failures("cpu")
+def test_a_check_of_each_kind_passes_on_a_cpu():
+    """All of them run in the rehearsal of tests/bench/test_share.py."""
+    kinds = {(check.group, check.call.func): check.name for check in reversed(checks.table("cpu"))}
+    assert not failures("cpu", lambda check: check.name in kinds.values())
 
 
 @pytest.mark.gpu
@@ -33,6 +35,9 @@ def test_every_check_passes_on_a_gpu():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_checks_have_names_of_their_own_and_can_be_listed_without_the_device(device):
     table = checks.table(device)
+    assert {f"ladder {rung}" for rung in ladder.RUNGS if device == "cuda" or rung not in ladder.OF_GPU} <= {
+        check.name for check in table
+    }
     assert len({check.name for check in table}) == len(table) > 100
 
 
@@ -51,6 +56,7 @@ def arms_of(device):
         "sequential_norm",
         "sequential_ctc",
     }
+    names |= {"ladder-rnnt", *(f"to_{rung}" for rung in ladder.RUNGS)}
     names |= {*losses.variants(*losses.halves((1, 2, 2, 2, 2), "cpu"))}
     return names | (
         {"numba_cuda", "lean_triton", *(f"label_looping_{mode}" for mode in ("step", "full"))} if cuda else {"numba_cpu"}
@@ -66,6 +72,46 @@ def test_what_a_check_vouches_for_is_an_arm_or_a_case(device):
             assert any(re.search(part, name) for name in arms_of(device)), part
     kernels = [check for check in checks.table(device) if check.group in ("losses numba_cuda", "lean triton")]
     assert not any(re.search(check.vouches, name) for check in kernels for name in ("wavefront", "torchaudio", "lean"))
+
+
+@pytest.mark.parametrize("rung", ["to_graph_whole", "only_graph_whole", "to_graph_of_steps", "to_graphed_encoder"])
+def test_a_graph_that_fails_its_check_is_on_no_ladder(rung):
+    vouching = {check.group for check in checks.table("cuda") if check.vouches and re.search(check.vouches, rung)}
+    assert vouching - {"ladder"} in ({"graphs full"}, {"graphs step"}, {"encoder"}) and "ladder" in vouching
+    assert not any(
+        re.search(check.vouches, "ladder-rnnt") for check in checks.table("cuda") if check.vouches not in ("", "^ladder-")
+    )
+
+
+def test_a_wrong_rung_fails_its_own_check_only(monkeypatch):
+    plain = checks.Recogniser
+
+    class Wrong(plain):
+        def __call__(self, *given, **how):
+            heard = super().__call__(*given, **how)
+            return heard._replace(labels=heard.labels + 1) if self.how.loading == "overlapped" else heard
+
+    monkeypatch.setattr(checks, "Recogniser", Wrong)
+    wanted = ("ladder baseline", "ladder by_length", "ladder overlapped")
+    found = failures("cpu", lambda check: check.name in wanted)
+    assert found == {"ladder overlapped": "AssertionError: ladder-rnnt-tiny says other labels than its script"}
+
+
+def test_a_graphs_scores_may_be_off_by_rounding_and_its_tokens_not(monkeypatch):
+    plain, wrong = checks.transducer_greedy, {}
+
+    def decode(*given, graphs, **how):
+        found = plain(*given, graphs=graphs, **how)
+        return found if graphs == "off" else replace(found, **{name: change(found) for name, change in wrong.items()})
+
+    monkeypatch.setattr(checks, "transducer_greedy", decode)
+    wrong["scores"] = lambda found: found.scores * 1.002
+    checks._looped("cpu", "auto", (), torch.bfloat16)
+    with pytest.raises(AssertionError, match="apart, of"):
+        checks._looped("cpu", "auto", (), torch.float32)
+    wrong["frames"] = lambda found: found.frames + 1
+    with pytest.raises(AssertionError, match="integers differ"):
+        checks._looped("cpu", "auto", (), torch.bfloat16)
 
 
 def off_by_one(decode):

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import re
 import threading
 from dataclasses import asdict, replace
 
@@ -11,7 +12,7 @@ import torch
 
 from asrkit import bench, records
 from asrkit.bench import ladder, ladder_pipeline
-from asrkit.bench.cases import check
+from asrkit.bench.cases import Refused, check
 from asrkit.bench.ladder_pipeline import Pipeline, Recogniser, read_wav, write_wav
 from asrkit.cli import main
 from asrkit.ledger import Claim, verdict
@@ -33,11 +34,10 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory):
-    """(records, stdout, stderr) of the quick suite through the command line, of fewer and shorter utterances."""
+    """(records, stdout, stderr) of the quick suite through the command line."""
     out, err, file = io.StringIO(), io.StringIO(), tmp_path_factory.mktemp("ladder") / "records.jsonl"
-    threads, plain = torch.get_num_threads(), ladder.lengths
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(ladder, "lengths", lambda N: [min(S, 32_000) for S in plain(4)])
+    threads = torch.get_num_threads()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(["bench", "ladder", "--quick", "--threads", "1", "--out", str(file)])
     torch.set_num_threads(threads)
     assert code == 0, err.getvalue()
@@ -80,6 +80,30 @@ def test_a_rung_that_fails_when_it_is_tried_is_left_out_and_the_next_goes_on_wit
     assert arms[LAST].recogniser.how == Pipeline(
         frontend="batched", decoder="batched", arithmetic="bfloat16", order="by_length", loading="overlapped"
     )
+
+
+def test_a_ladder_goes_on_without_arms_that_must_not_run_and_may_leave_out_the_slowest(made):
+    task = made["ladder-rnnt-tiny"].task
+    arms = ladder.climb(task, without=re.compile("_autocast$"))
+    assert "to_bfloat16" in arms and not [name for name in arms if name.endswith("_autocast")] and LAST in arms
+    few = {name: arm.recogniser.how for name, arm in ladder.climb(task, few=True).items()}
+    assert [name for name in few if name.startswith("only_")] == ["only_batched_decoder", "only_label_looping"]
+    assert [name for name, how in few.items() if how.decoder == "one_by_one"] == ["baseline", "to_batched_frontend"]
+
+
+def test_a_kind_of_ladder_that_cannot_be_made_does_not_take_the_others_along(monkeypatch):
+    plain = ladder.scripted
+
+    def scripted(config, *given, **how):
+        if config == KINDS["ladder-rnnt-tiny"]:
+            raise AssertionError("no script")
+        return plain(config, *given, **how)
+
+    monkeypatch.setattr(ladder, "scripted", scripted)
+    said = [(case.what, isinstance(case, Refused)) for case in ladder.suite("cpu", True)]
+    assert said == [("ladder-rnnt-tiny", True), ("ladder-tdt-tiny", False), ("ladder-ctc-tiny", False)]
+    (only,) = ladder.suite("cpu", True, kind="ctc")
+    assert only.what == "ladder-ctc-tiny" and only.params["utterances"] == 4 and only.params["audio_s"] <= 8
 
 
 def test_each_field_of_a_pipeline_reaches_what_it_is_about(made, monkeypatch):
@@ -244,8 +268,10 @@ def test_the_ledger_takes_the_whole_ladder_as_one_ratio(suite):
     source = dict.fromkeys(("document", "title", "url", "section"), "x")
     told = {"text": "x", "source": source, "kind": "ratio", "metric": "ratio", "unit": "1", "quoted": 10, "notebook": "13_ten_x"}
     claim = Claim(id="ladder-rnnt-tiny", arms=["baseline", LAST], noise=100, **told)
-    assert verdict(claim, suite[0]).measured == next(
-        record["value"] for record in suite[0]
+    assert verdict(claim, suite[0]).measured is None, "toy sizes settle something"
+    found = [{**one, "params": {name: told for name, told in one["params"].items() if name != "quick"}} for one in suite[0]]
+    assert verdict(claim, found).measured == next(
+        record["value"] for record in found
         if record["what"] == "ladder-rnnt-tiny" and record["params"].get("arms") == ["baseline", LAST]
     )  # fmt: skip
 
