@@ -201,8 +201,8 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
     newest = {record["machine"]["id"] == machine["id"]: record for record in fitting}
     here, recorded = newest.get(True), newest.get(False)
     if claim.quoted is None or (claim.kind == "ratio" and not claim.arms):
-        why, value = claim.notes or "The text does not say what was compared.", here["value"] if here else None
-        return Verdict(label="ill-defined", why=why, measured=value, recorded=recorded)
+        why = claim.notes or "The text does not say what was compared."
+        return Verdict(label="ill-defined", why=why, measured=here["value"] if here else None, recorded=recorded)
     if here:
         label, why = _judge(claim, here)
         why = f"{why}. Reproduced means {claim.rule}. {claim.notes}".rstrip()
