@@ -35,6 +35,7 @@ PROSE = (  # code first, so that a dollar or a comment inside it is never seen
 )
 TAG = r"""<[a-zA-Z](?:"[^"]*"|'[^']*'|[^'">])*>"""
 NOTEBOOK = r'(?s)<a href="([\w.-]+)\.ipynb(?:#[^"]*)?"[^>]*>(.*?)</a>'
+AWAY = "meta|base|link|iframe|frame|object|embed|form|style|script|portal"  # the policy does not stop all of them
 NO_WORDS = "No description has been provided for this image"
 
 
@@ -81,8 +82,10 @@ def page(executed: Path, verdicts: Mapping[str, str], beside: Collection[str] = 
         if re.match(r"<img\b", found):
             words = told.get("alt", "").replace(NO_WORDS, "").strip()
             wrong += ["a picture has no alt text"] * (not words)
-            wrong += ["a picture is not inside the page"] * (not told.get("src", "").startswith("data:"))
-            figures += [{"alt": words, "src": told.get("src", ""), "cell": cell}] * bool(words)
+            inside = told.get("src", "").startswith("data:")
+            wrong += ["a picture is not inside the page"] * (not inside)
+            body = body if inside else body.replace(found, f'<em class="soft">{escape(words)}</em>')
+            figures += [{"alt": words, "src": told["src"], "cell": cell}] * bool(words and inside)
     return Page(title=title, body=body, figures=figures, records=records, claims=[n for n in named if n in verdicts], defects=wrong)
 
 
@@ -117,8 +120,13 @@ def link(name: str, label: str) -> str:
 
 
 def clean(body: str) -> str:
-    """HTML of a notebook without styles and scripts; headings in order under one h1; tables with scopes, in boxes that scroll."""
+    """HTML of a notebook without what runs, styles or leads elsewhere by itself, under one h1, with ids that are no page's own.
+
+    Headings come in order; tables have scopes and stand in boxes that scroll; pictures are inside the page or are not there.
+    """
     body = re.sub(r"(?is)<(style|script)\b.*?</\1\s*>", "", body)
+    body = re.sub(rf"(?i)</?(?:{AWAY})\b(?:\"[^\"]*\"|'[^']*'|[^'\">])*>", "", body)
+    body = re.sub(rf"(?i)<(?=/?(?:{AWAY})\b)", "&lt;", body)  # with quotes that do not match
     body = re.sub(r'<a class="anchor-link"[^>]*>[^<]*</a>', "", body)
     body = re.sub(TAG, _bare, body)
     body = re.sub(r"(?s)<table\b.*?</table>", _table, body)
@@ -136,7 +144,8 @@ def clean(body: str) -> str:
         seen.add(found[2])
         return found[0] if new else found[1].rstrip()
 
-    return re.sub(r'(<[a-zA-Z][^<>]*?)\sid="([^"]*)"', once, body)
+    body = re.sub(r'(<[a-zA-Z][^<>]*?)\sid="([^"]*)"', once, body)
+    return re.sub(TAG, _own, body)
 
 
 def _beside(pages: Collection[str], found: re.Match[str]) -> str:
@@ -147,6 +156,12 @@ def _bare(tag: re.Match[str]) -> str:
     """A tag without style and event handlers; text that was aligned stays so by an attribute of ours."""
     text = re.sub(r"""(?i)\sstyle\s*=\s*("[^"]*"|'[^']*')""", _aligned, tag[0])
     return re.sub(r"""(?i)\son[a-z]+\s*=\s*("[^"]*"|'[^']*')""", "", text).replace(' border="1"', "")
+
+
+def _own(tag: re.Match[str]) -> str:
+    """A tag whose id, and whose link to an id of its own page, is none that the page around it has."""
+    text = re.sub(r"""(?i)(\sid\s*=\s*["']?)(?!["']|claim-|cell-id=)""", r"\1nb-", tag[0])
+    return re.sub(r"""(?i)(\s(?:xlink:)?href\s*=\s*["']?#|url\(#)(?!claim-|cell-id=|records\b)""", r"\1nb-", text)
 
 
 def _aligned(style: re.Match[str]) -> str:

@@ -80,7 +80,7 @@ def jobs_of(paths: Sequence[Path], parameters: Mapping[str, Any], size: str = "q
         import torch
 
         expect(torch.cuda.is_available(), "device", "cpu or auto where torch finds no GPU", "cuda", "asrkit doctor says more.")
-    notebooks = {path.stem: nbformat.read(path, 4) for path in paths}
+    notebooks = {path.stem: _read(path) for path in paths}
     declared = {name: _declared(notebook) for name, notebook in notebooks.items()}
     unknown = {*parameters} - {name for names in declared.values() for name in names}
     expect(not unknown, "parameters", f"one of {sorted(set().union(*declared.values()))}", sorted(unknown))
@@ -92,7 +92,24 @@ def jobs_of(paths: Sequence[Path], parameters: Mapping[str, Any], size: str = "q
         given = {**full, **{name: value for name, value in parameters.items() if name in known}}
         source = content_hash(path.read_bytes())[7:]
         found[path.stem] = _Job(path=path, given=given, source=source, device=device, after=told.get("after", []))
+    left = dict(found)
+    while ready := [name for name, job in left.items() if not any(other in left for other in job.after)]:
+        left = {name: job for name, job in left.items() if name not in ready}
+    expect(not left, "notebooks", "an order in which each can run", f"a circle among {sorted(left)}", "See asrkit.after there.")
     return found
+
+
+def _read(path: Path) -> Any:
+    try:
+        notebook = nbformat.read(path, 4)
+        told = notebook.metadata.get("asrkit", {})
+        whole = all(isinstance(cell.source, str) for cell in notebook.cells)
+        whole &= isinstance(told.get("full", {}), dict) and isinstance(told.get("after", []), list)
+    except Exception as error:  # nbformat has no common base for what it finds
+        why = str(error).strip().partition("\n")[0][:100]
+        raise ValueError(f"notebook {path}: expected a notebook of nbformat 4, got a file that cannot be read: {why}") from None
+    expect(whole, f"notebook {path}", "cells of text, metadata asrkit with full (a dict) and after (a list)", told)
+    return notebook
 
 
 def run_notebooks(
@@ -131,7 +148,6 @@ def run_notebooks(
                     pool.shutdown(wait=False)
                     del waiting[name]
                     say(f"{name}: started", flush=True)
-            expect(bool(running), "notebooks", "an order in which each can run", f"a circle among {sorted(waiting)}")
             bar.set_postfix_str(", ".join(name for name, _ in running.values()))
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 name, part = running.pop(future)
@@ -148,8 +164,7 @@ def _stop_workers(failure: type[BaseException] | None, *_: Any) -> None:
 
 def _declared(notebook: Any) -> set[str]:
     cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    lines = [line.split(":")[0].strip() for cell in cells for line in cell.source.splitlines()]
-    return {line for line in lines if line.isidentifier()}
+    return {name for cell in cells for name in re.findall(r"(?m)^([^\W\d]\w*) *(?::[^=\n]+)?=(?!=)", cell.source)}
 
 
 def _run(job: _Job, part: Path, told: Path, timeout_s: float, threads: int) -> None:

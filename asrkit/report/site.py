@@ -5,6 +5,7 @@ import datetime
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -73,15 +74,18 @@ def report(
     plan: dict[str, Any] = {"parameters": {}, "size": "quick", "device": "auto", "timeout_s": None}
     if resume:
         folder = unfinished(out)
-        plan |= json.loads((folder / "plan.json").read_text("utf-8"))
+        plan |= _plan(folder)
         paths = [Path(os.path.relpath(folder / name)) for name in plan["notebooks"]]
-        named = {path.stem for path in notebooks or paths}
-        expect(named == {path.stem for path in paths}, "notebooks", "none beside --resume: the run names them", sorted(named))
+        named, planned = ({path.stem for path in some} for some in (notebooks or paths, paths))
+        expect(named == planned, "notebooks", f"none beside --resume, which finishes {folder.name}: {', '.join(sorted(planned))}",
+               ", ".join(sorted(named)), "Leave them or --resume away.")  # fmt: skip
     else:
         folder = out / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}Z-{os.getpid()}"
         paths = sorted(Path("notebooks").glob("*.ipynb")) if notebooks is None else list(notebooks)
     plan |= {name: value for name, value in given.items() if value is not None}
     jobs_of(paths, plan["parameters"], plan["size"], plan["device"])  # refuses before a folder is made
+    limit = plan["timeout_s"]
+    expect(limit is None or 0 < limit < math.inf, "timeout_s", "a number of seconds above 0", limit)
     expect(jobs is None or jobs > 0, "jobs", "at least 1", jobs)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -92,7 +96,7 @@ def report(
         plan["notebooks"] = [os.path.relpath(path, folder) for path in paths]
         _write(folder / "plan.json", json.dumps(plan, indent=1, default=str))
         (folder / "manifest.json").unlink(missing_ok=True)
-        timeout = plan["timeout_s"] or (600.0 if plan["size"] == "quick" else 7200.0)
+        timeout = limit or (600.0 if plan["size"] == "quick" else 7200.0)
         runs = run_notebooks(paths, folder / "runs", parameters=plan["parameters"], size=plan["size"], device=plan["device"],
                              jobs=jobs, timeout_s=timeout, progress=progress, resume=resume)  # fmt: skip
         for run in runs:
@@ -116,6 +120,22 @@ def unfinished(out: Path) -> Path:
     expect(not whole or bool(failed), "resume", "a run that was cut short or had failures", f"{last.name}, which is whole",
            "Leave --resume away.")  # fmt: skip
     return last
+
+
+def _plan(folder: Path) -> dict[str, Any]:
+    """What plan.json of a run says; ValueError where another program wrote it, or half of it is there."""
+    try:
+        plan = json.loads((folder / "plan.json").read_text("utf-8"))
+    except ValueError:
+        plan = None
+    kinds = {"notebooks": list, "parameters": dict, "size": str, "device": str}
+    whole = (
+        isinstance(plan, dict) and "notebooks" in plan and all(isinstance(plan.get(k, kind()), kind) for k, kind in kinds.items())
+    )
+    whole = whole and all(isinstance(name, str) for name in plan["notebooks"])
+    whole = whole and isinstance(plan.get("timeout_s"), int | float | None)
+    expect(whole, "resume", f"a plan of asrkit report in {folder / 'plan.json'}", "another or a torn file", "Move the folder away.")
+    return dict(plan)
 
 
 def _point(latest: Path, folder: Path) -> Path:

@@ -199,8 +199,29 @@ def test_headings_come_in_order_under_one_title(before, levels):
     assert "".join(re.findall(r"<h(\d)", clean(before))) == "".join(re.findall(r"</h(\d)", clean(before))) == levels
 
 
-def test_an_id_stands_once_on_a_page():
-    assert clean('<p id="a">1</p><p class="x" id="a">2</p><p id="b">3</p>') == '<p id="a">1</p><p class="x">2</p><p id="b">3</p>'
+def test_an_id_stands_once_on_a_page_and_is_none_of_the_pages_own():
+    body = clean('<p id="a">1</p><p class="x" id="a">2</p><p id=\'main\'>3</p><p id=code>4</p><a href="#main">5</a>')
+    assert body == '<p id="nb-a">1</p><p class="x">2</p><p id=\'nb-main\'>3</p><p id=nb-code>4</p><a href="#nb-main">5</a>'
+    kept = '<p id="cell-id=x"><a id="claim-y" href="#cell-id=x">1</a><a href="#records">2</a></p>'
+    assert clean(kept) == kept and clean('<h2 id="records">a</h2>') == '<h1 id="nb-records">a</h1>'
+
+
+@pytest.mark.parametrize(
+    "made",
+    ['<meta http-equiv="refresh" content="1;url=http://x">', "<META http-equiv=refresh content='1;url=//x'>", "<base href='//x'/>",
+     "<iframe src=x></iframe>", "<link rel=prefetch href=x>", "<meta http-equiv=refresh content=1;url=x'>", "<script src=x>"],
+)  # fmt: skip
+def test_nothing_on_a_page_leads_elsewhere_by_itself(made):
+    assert not re.search(r"(?i)<(meta|base|iframe|link|script)", clean(f"<p>kept {made} here</p>"))
+    assert clean(f"<p>kept {made} here</p>").startswith("<p>kept ")
+
+
+def test_a_picture_that_is_not_inside_the_page_leaves_its_words(tmp_path):
+    cell = new_markdown_cell('# Why?\n\n![a far bird](http://example.org/b.png) <img alt="dot" src="data:image/png;base64,AAAA">')
+    nbformat.write(new_notebook(cells=[cell]), tmp_path / "x.ipynb")
+    found = page(tmp_path / "x.ipynb", {})
+    assert found.defects == ["a picture is not inside the page"] and [figure["alt"] for figure in found.figures] == ["dot"]
+    assert "example.org" not in found.body and "a far bird" in found.body and found.body.count("<img") == 1
 
 
 def test_comments_that_are_no_claims_are_left_out():

@@ -131,7 +131,8 @@
 
   // A link to something that is filtered away or folded shows it.
   function reveal() {
-    const target = one(decodeURIComponent(location.hash.slice(1)));
+    let target = null;
+    try { target = one(decodeURIComponent(location.hash.slice(1))); } catch { /* no name of anything, as #% */ }
     if (!target) return;
     if (target.hidden) clear();
     const folded = target.closest("details") ?? target.parentElement.querySelector(":scope > h2 + details");
@@ -139,6 +140,9 @@
     target.scrollIntoView();
   }
   addEventListener("hashchange", reveal);
+  addEventListener("click", (event) => { // the hash does not change where it is there already
+    if (event.target.closest?.("a")?.getAttribute("href") === location.hash) reveal();
+  });
   if (location.hash) reveal();
 
   // A box that scrolls takes the keyboard only while something in it is cut off.
