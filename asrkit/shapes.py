@@ -8,7 +8,8 @@
 A letter means one thing everywhere in asrkit.
 """
 
-from math import inf, isfinite
+from math import inf
+from sys import float_info
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
@@ -42,7 +43,7 @@ def expect_types(config: object) -> None:
     for name, kind in kinds.items():
         value = getattr(config, name)
         if kind in (int, float):
-            number = isinstance(value, int | kind) and not isinstance(value, bool) and isfinite(value)
+            number = isinstance(value, int | kind) and not isinstance(value, bool) and abs(value) <= float_info.max
             expect(number, name, "a whole number" if kind is int else "a finite number", repr(value))
         elif isinstance(kind, type | UnionType):
             kinds_named = " or ".join(getattr(one, "__name__", "") for one in get_args(kind) or [kind])

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from asrkit import records
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect, expect_types, whole
 
 ORIGINS = ("published", "recorded", "measured here", "assumed")
 CORE, GPU = "recogniser-one-core", "ladder-"  # benchmarks of a whole recogniser: on one core; on a GPU, rung by rung
 MODEL = "parakeet_rnnt_1_1b"
+MOST = 10**9  # cores, GPUs, instances
 GB_PER_HOUR = 0.1152  # of speech: 16 kHz, 16 bits, one channel, uncompressed
 Row = dict[str, str]
 
@@ -43,8 +44,8 @@ class Range:
     high: float
 
     def __post_init__(self) -> None:
-        ends = (self.low, self.middle, self.high)
-        expect(0 <= self.low <= self.middle <= self.high < inf, "range", "0 <= lowest <= middle <= highest", ends)
+        expect_types(self)
+        expect(0 <= self.low <= self.middle <= self.high, "range", "0 <= lowest <= middle <= highest", self.ends)
 
     @classmethod
     def of(cls, value: "Range | float", argument: str = "value") -> "Range":
@@ -99,6 +100,7 @@ class Speed:
     note: str = ""
 
     def __post_init__(self) -> None:
+        expect_types(self)
         expect(self.rtfx.low > 0, "rtfx", "above 0", self.rtfx)
         expect(self.per in ("core", "gpu"), "per", "core or gpu", repr(self.per))
         expect(self.origin in ORIGINS, "origin", "one of " + ", ".join(ORIGINS), repr(self.origin))
@@ -124,7 +126,10 @@ class Instance:
     prices: Sequence[Row] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
+        expect_types(self)
         expect(self.usd_per_hour.low > 0, "price", "above 0", self.usd_per_hour)
+        for name in ("vcpus", "cores", "gpus"):
+            expect(whole(getattr(self, name), 0, MOST), name, f"0 to {MOST:,}", getattr(self, name))
 
     @property
     def per(self) -> str:
@@ -155,10 +160,11 @@ class Terms:
         for name in self.__dataclass_fields__:
             if name not in ("hours", "instances"):
                 object.__setattr__(self, name, Range.of(getattr(self, name), name))
-        expect(0 < self.hours < inf, "hours", "above 0", self.hours)
-        expect(whole(self.instances, 1), "instances", "a whole number above 0", self.instances)
+        expect_types(self)
+        expect(self.hours > 0, "hours", "above 0", self.hours)
+        expect(whole(self.instances, 1, MOST), "instances", f"a whole number in 1..{MOST:,}", self.instances)
         used = Range.of(self.utilisation)
-        expect(used.low > 0 and used.high <= 1, "utilisation", "above 0, at most 1", used)
+        expect(used.low > 0 and used.high <= 1, "utilisation", "above 0, at most 1", used.high if used.low else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +231,7 @@ def break_even_rtfx(a: TranscriptionCost, b: TranscriptionCost) -> Range | None:
     Storage and egress do not depend on the machine and are left out. The range: `a` cheap and `b` dear, the middle, and `a` dear
     and `b` cheap; its price, utilisation and startup at one end for all of `a`.
     """
+    expect(a.terms.hours == b.terms.hours, "hours", "as many for both", f"{a.terms.hours:g} and {b.terms.hours:g}")
     machines = b.parts["compute"] + b.parts["startup"]
     units, found = a.instance.units(a.speed.per), []
     ends = zip(a.instance.usd_per_hour.ends, Range.of(a.terms.utilisation).ends[::-1], a.parts["startup"].ends, machines.ends[::-1],

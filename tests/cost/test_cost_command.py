@@ -119,7 +119,7 @@ def test_what_was_measured_here_takes_the_place_of_what_others_said(tmp_path, ca
     ("--rtfx x", "--rtfx: expected a number"), ("--rtfx 5:4", "--rtfx: expected a number"),
     ("--rtfx inf", "--rtfx: expected a number"), ("--rtfx 5 --per gpu", "--per: expected what c7a.48xlarge has"),
     ("--per gpu", "--per: expected --rtfx beside it"), ("--utilisation 0", "--utilisation: expected above 0, at most 1"),
-    ("--utilisation 0.5:2", "--utilisation: expected above 0, at most 1, got 1.25 (0.5–2)"),
+    ("--utilisation 0.5:2", "--utilisation: expected above 0, at most 1, got 2.0"),
     ("--price 0 --instance c7a.48xlarge", "--price: expected above 0"), ("--price 3", "--price: expected one --instance"),
     ("--units 4", "--units: expected --price and --rtfx"), ("--units 0 --price 1 --rtfx 4", "--units: expected at least 1"),
     ("--on monday", "--on: expected a day such as"), ("--on 2020-01-01", "--on: expected a day of which there are prices"),

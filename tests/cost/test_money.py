@@ -4,8 +4,10 @@ import csv
 import re
 from dataclasses import replace
 from datetime import date
+from decimal import Decimal
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -288,7 +290,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize("wrong, named", [
-    (lambda: Range(2, 1, 3), "range: expected 0 <= lowest"), (lambda: Range(0, 1, NAN), "range: expected"),
+    (lambda: Range(2, 1, 3), "range: expected 0 <= lowest"), (lambda: Range(0, 1, NAN), "high: expected a finite"),
     (lambda: Range(-1, 0, 1), "range: expected"), (lambda: Range.of(NAN, "price"), "price: expected a finite number"),
     (lambda: Range.of(True, "price"), "price: expected a finite number"), (lambda: Range.of("1", "price"), "price: expected"),
     (lambda: 1 / Range(0, 1, 2), "divisor: expected above 0"), (lambda: machine(0), "price: expected above 0"),
@@ -300,6 +302,18 @@ NAN, INF = float("nan"), float("inf")
     (lambda: cost.Terms(instances=1.5), "instances: expected"),
     (lambda: cost.Terms(startup_s=-1), "startup_s: expected"), (lambda: cost.load_prices(on="yesterday"), "on: expected a day"),
     (lambda: transcription_cost(machine(), speed(per="gpu")), "per: expected what mine has, got gpu"),
+    (lambda: Range("a", "b", "c"), "low: expected a finite number"), (lambda: Range(True, 1, 1), "low: expected a finite number"),
+    (lambda: Range(0, 1, Decimal(2)), "high: expected"), (lambda: Range(np.float32(1), 1, 1), "low: expected"),
+    (lambda: Range(1, 1, 10**400), "high: expected"), (lambda: Range.of(np.int64(1), "price"), "price: expected"),
+    (lambda: Speed(rtfx=5, per="core", origin="assumed"), "rtfx: expected Range, got 5"),
+    (lambda: Instance(name="x", usd_per_hour=2.0), "usd_per_hour: expected Range"),
+    (lambda: machine(units=-3), "cores: expected 0 to"), (lambda: machine(units=10**400), "cores: expected"),
+    (lambda: cost.Terms(hours="5"), "hours: expected a finite"), (lambda: cost.Terms(hours=None), "hours: expected a finite"),
+    (lambda: cost.Terms(hours=Range(1, 2, 3)), "hours: expected a finite"), (lambda: cost.Terms(hours=True), "hours: expected"),
+    (lambda: cost.Terms(instances=10**400), "instances: expected"),
+    (lambda: cost.Terms(utilisation=1.0001), "utilisation: expected above 0, at most 1, got 1.0001"),
+    (lambda: cost.break_even_rtfx(transcription_cost(machine(), speed(), hours=10), transcription_cost(machine(), speed())),
+     "hours: expected as many for both, got 10 and 1e+06"),
 ])  # fmt: skip
 def test_nonsense_is_refused_by_name(wrong, named):
     with pytest.raises(ValueError, match=f"^{re.escape(named)}"):
