@@ -14,7 +14,6 @@ from asrkit.cost.counts import (
 )
 from asrkit.cost.money import (
     Instance,
-    Range,
     Speed,
     Terms,
     TranscriptionCost,
@@ -31,6 +30,7 @@ from asrkit.cost.money import (
     transcription_cost,
     unequal,
 )
+from asrkit.cost.ranges import Range
 
 __all__ = [
     "CARDS",

@@ -11,14 +11,15 @@ Every quantity is a Range. Each result grows or falls all the way with each of t
 """
 
 import csv
+import datetime
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from asrkit import records
+from asrkit.cost.ranges import Range
 from asrkit.shapes import expect, expect_types, whole
 
 ORIGINS = ("published", "recorded", "measured here", "assumed")
@@ -27,62 +28,7 @@ MODEL = "parakeet_rnnt_1_1b"
 MOST = 10**9  # cores, GPUs, instances
 GB_PER_HOUR = 0.1152  # of speech: 16 kHz, 16 bits, one channel, uncompressed
 Row = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Range:
-    """What a quantity may be: lowest, middle, highest, none below zero. Ranges add, multiply and divide to ranges.
-
-    One that occurs twice in a formula counts as two that vary by themselves; so the formulas here use each once.
-
-    >>> Range(1, 2, 4) / Range(1, 2, 2) + 1
-    Range(low=1.5, middle=2.0, high=5.0)
-    """
-
-    low: float
-    middle: float
-    high: float
-
-    def __post_init__(self) -> None:
-        expect_types(self)
-        expect(0 <= self.low <= self.middle <= self.high, "range", "0 <= lowest <= middle <= highest", self.ends)
-
-    @classmethod
-    def of(cls, value: "Range | float", argument: str = "value") -> "Range":
-        """`value`, a number as a range without width; ValueError names `argument` if it is below zero or not finite."""
-        if isinstance(value, Range):
-            return value
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        expect(number and 0 <= value < inf, argument, "a finite number, not below 0", value)
-        return cls(value, value, value)
-
-    def __add__(self, other: "Range | float") -> "Range":
-        more = Range.of(other)
-        return Range(self.low + more.low, self.middle + more.middle, self.high + more.high)
-
-    def __mul__(self, other: "Range | float") -> "Range":
-        by = Range.of(other)
-        return Range(self.low * by.low, self.middle * by.middle, self.high * by.high)
-
-    def __truediv__(self, other: "Range | float") -> "Range":
-        by = Range.of(other)
-        expect(by.low > 0, "divisor", "above 0", by.low)
-        return Range(self.low / by.high, self.middle / by.middle, self.high / by.low)
-
-    def __rtruediv__(self, other: float) -> "Range":
-        return Range.of(other) / self
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    @property
-    def ends(self) -> list[float]:
-        """[lowest, middle, highest]."""
-        return [self.low, self.middle, self.high]
-
-    def __str__(self) -> str:
-        """`5 (4–8)`; a range without width is its number."""
-        low, middle, high = (f"{end:,.0f}" if end >= 1000 else f"{end:.4g}" for end in self.ends)
-        return middle if low == high else f"{middle} ({low}–{high})"
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +233,7 @@ def sensitivity(outcome: Callable[..., float], **inputs: Range) -> dict[str, tup
     """Outcomes at the lowest and at the highest of each input, the others in the middle; what moves the outcome most comes first.
 
     >>> sensitivity(lambda price, rtfx: price / rtfx, price=Range(1, 2, 3), rtfx=Range(1, 1, 4))
-    {'rtfx': (2.0, 0.5), 'price': (1.0, 3.0)}
+    {'price': (1.0, 3.0), 'rtfx': (2.0, 0.5)}
     """
     middle = {name: one.middle for name, one in inputs.items()}
     found = {name: (outcome(**middle | {name: one.low}), outcome(**middle | {name: one.high})) for name, one in inputs.items()}
@@ -296,29 +242,39 @@ def sensitivity(outcome: Callable[..., float], **inputs: Range) -> dict[str, tup
 
 def load_prices(path: str | Path | None = None, *, on: str = "9999-12-31") -> dict[str, Instance]:
     """Instances by name, at the newest price of each region on the day `on` (2024-09-24) or before; by default those shipped."""
-    expect(bool(re.fullmatch(r"\d{4}-\d\d-\d\d", on)), "on", "a day such as 2024-09-24", repr(on))
-    offers = dict[str, dict[str, Row]]()
-    for row in sorted(_table(path or "prices.csv"), key=lambda row: row["date"]):
-        if row["date"] <= on:
-            regions = offers.setdefault(row["instance"], {})
-            regions[row["region"]] = row  # keeps its place, takes the newer price
+    day, offers = _day(on, "on"), dict[str, dict[str, Instance]]()
+    for when, region, one in sorted(_table(path or "prices.csv", _offer), key=lambda offer: offer[0]):
+        if when <= day:
+            offers.setdefault(one.name, {})[region] = one  # keeps its place, takes the newer price
     found = {}
     for name, regions in offers.items():
-        row, usd = next(iter(regions.values())), [float(offer["usd_per_hour"]) for offer in regions.values()]
-        told: dict[str, Any] = {key: int(row[key] or 0) for key in ("vcpus", "cores", "gpus")}
-        told |= {key: row[key] for key in ("provider", "processor", "gpu")}
-        price = Range(min(usd), usd[0], max(usd))
-        found[name] = Instance(name=name, usd_per_hour=price, prices=tuple(regions.values()), **told)
+        usd, prices = [one.usd_per_hour.middle for one in regions.values()], [row for one in regions.values() for row in one.prices]
+        found[name] = replace(next(iter(regions.values())), usd_per_hour=Range(min(usd), usd[0], max(usd)), prices=tuple(prices))
     return found
+
+
+def _offer(row: Row) -> tuple[str, str, Instance]:
+    told: dict[str, Any] = {key: int(row[key] or 0) for key in ("vcpus", "cores", "gpus")}
+    told |= {key: row[key] for key in ("provider", "processor", "gpu")}
+    price = Range.of(float(row["usd_per_hour"]), "usd_per_hour")
+    return _day(row["date"], "date"), row["region"], Instance(name=row["instance"], usd_per_hour=price, prices=(row,), **told)
+
+
+def _day(text: str, argument: str) -> str:
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except (TypeError, ValueError):
+        raise ValueError(f"{argument}: expected a day such as 2024-09-24, got {text!r}.") from None
 
 
 def published_speeds(path: str | Path | None = None) -> list[Speed]:
     """RTFx that others published, with source and day; by default those shipped."""
-    return [
-        Speed(rtfx=Range.of(float(row["rtfx"])), origin="published", batch=int(row["batch"]),
-              **{key: row[key] for key in ("per", "device", "model", "source", "date", "note")})
-        for row in _table(path or "rtfx.csv")
-    ]  # fmt: skip
+
+    def speed(row: Row) -> Speed:
+        told: dict[str, Any] = {key: row[key] for key in ("per", "device", "model", "source", "date", "note")}
+        return Speed(rtfx=Range.of(float(row["rtfx"]), "rtfx"), origin="published", batch=int(row["batch"]), **told)
+
+    return _table(path or "rtfx.csv", speed)
 
 
 def recorded_speeds(*paths: str | Path) -> list[Speed]:
@@ -368,7 +324,7 @@ def speeds_for(instance: Instance, speeds: Iterable[Speed], *, model: str = MODE
 
 def power(device: str) -> float | None:
     """Watts of one core or GPU at the highest rated power, from data sheets; None where none was looked up."""
-    found = [float(row["watts"]) / int(row["units"]) for row in _table("power.csv") if _same(device, row["device"])]
+    found = [float(row["watts"]) / int(row["units"]) for row in _table("power.csv", dict) if _same(device, row["device"])]
     return found[0] if found else None
 
 
@@ -380,9 +336,18 @@ def _same(device: str, name: str) -> bool:
 
 def stated_inputs() -> list[Row]:
     """What document 000's comparison states of each input, what is taken here, and from where; "" was not stated."""
-    return _table("cost_inputs.csv")
+    return _table("cost_inputs.csv", dict)
 
 
-def _table(path: str | Path) -> list[Row]:
-    with (records.shipped(path) if isinstance(path, str) else path).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def _table(path: str | Path, make: Callable[[Row], Made]) -> list[Made]:
+    """What `make` makes of each row; ValueError says file and line."""
+    found, path = [], records.shipped(path) if isinstance(path, str) else path
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for row in (lines := csv.DictReader(file)):
+            try:
+                expect(None not in row and None not in row.values(), "row", f"{len(lines.fieldnames or ())} cells", "others")
+                found.append(make(row))
+            except (KeyError, ValueError) as error:
+                why = f"expected a column {error}" if isinstance(error, KeyError) else error
+                raise ValueError(f"{path.name}:{lines.line_num}: {why}") from error
+    return found

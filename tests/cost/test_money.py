@@ -199,6 +199,28 @@ def test_prices_are_those_of_the_day_and_range_over_regions():
     assert "p5en.48xlarge" in now and "p5en.48xlarge" not in then and not cost.load_prices(on="2024-09-20")
 
 
+HEAD = "instance,provider,processor,vcpus,cores,gpus,gpu,usd_per_hour,region,date"
+
+
+@pytest.mark.parametrize("row, why", [
+    ("x,A,P,2,2,0,,abc,r,2024-01-01", "could not convert"), ("x,A,P,2,2,0,,nan,r,2024-01-01", "usd_per_hour: expected"),
+    ("x,A,P,2,-2,0,,1,r,2024-01-01", "cores: expected 0"), ("x,A,P,2.5,2,0,,1,r,2024-01-01", "invalid literal"),
+    ("x,A,P", "row: expected 10 cells"), ("x,A,P,2,2,0,,1,r,2024-01-01,more", "row: expected 10 cells"),
+    ("x,A,P,2,2,0,,1,r,tomorrow", "date: expected a day"), ("x,A,P,2,2,0,,0,r,2024-01-01", "price: expected above 0"),
+])  # fmt: skip
+def test_a_bad_row_of_prices_is_told_with_file_and_line(tmp_path, row, why):
+    good = "x,A,P,2,2,0,,1.5,q,2024-01-01"
+    table = tmp_path / "mine.csv"
+    table.write_text(f"{HEAD}\n{good}\n{row}\n")
+    with pytest.raises(ValueError, match=f"^mine.csv:3: {why}"):
+        cost.load_prices(table)
+    table.write_text(f"\ufeff{HEAD}\n{good}\n", "utf-8")  # as spreadsheets save it
+    assert cost.load_prices(table)["x"].cores == 2
+    table.write_text("instance,date\nx,2024-01-01\n")
+    with pytest.raises(ValueError, match="^mine.csv:2: expected a column 'vcpus'"):
+        cost.load_prices(table)
+
+
 def test_a_speed_fits_its_gpu_and_the_cores_of_its_maker():
     assert {one.device for one in cost.speeds_for(PRICES["p4de.24xlarge"], SPEEDS)} == {"NVIDIA A100 80GB"}
     assert [one.rtfx.middle for one in cost.speeds_for(PRICES["c7a.48xlarge"], SPEEDS)] == [4.5]
@@ -301,6 +323,7 @@ NAN, INF = float("nan"), float("inf")
     (lambda: cost.Terms(utilisation=0), "utilisation: expected above 0"),
     (lambda: cost.Terms(instances=1.5), "instances: expected"),
     (lambda: cost.Terms(startup_s=-1), "startup_s: expected"), (lambda: cost.load_prices(on="yesterday"), "on: expected a day"),
+    (lambda: cost.load_prices(on="2024-13-99"), "on: expected a day"), (lambda: cost.load_prices(on=None), "on: expected a day"),
     (lambda: transcription_cost(machine(), speed(per="gpu")), "per: expected what mine has, got gpu"),
     (lambda: Range("a", "b", "c"), "low: expected a finite number"), (lambda: Range(True, 1, 1), "low: expected a finite number"),
     (lambda: Range(0, 1, Decimal(2)), "high: expected"), (lambda: Range(np.float32(1), 1, 1), "low: expected"),
