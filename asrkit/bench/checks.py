@@ -308,7 +308,7 @@ def _ladder(device: str, cuda: bool) -> Iterator[Check]:
     yield Check("ladder", "ladder baseline", "^ladder-", partial(_rung, device, ""))
     for rung in ladder.RUNGS:
         if cuda or rung not in ladder.OF_GPU:
-            yield Check("ladder", f"ladder {rung}", f"_{rung}$", partial(_rung, device, rung))
+            yield Check("ladder", f"ladder {rung}", f"^to_{rung}$|^only_{rung}$", partial(_rung, device, rung))
 
 
 def _rung(device: str, rung: str) -> None:

@@ -235,7 +235,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
     else:
         logging.getLogger(__name__).warning("No trained model: run notebook 00 first to have error rates too.")
     for preset in PRESETS_MEASURED[: 1 if quick else None]:
-        yield _random(preset, device, (2, 800 if quick else 1600, 80))
+        yield _random(preset, device, (2, 200 if quick else 1600, 80))
 
 
 def _trained(speech: Speech) -> Case:
