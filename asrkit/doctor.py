@@ -42,7 +42,7 @@ def diagnose() -> list[Check]:
     for extra, (who, modules) in EXTRAS.items():
         absent = " ".join(name for name in modules.split() if not find_spec(name))
         remedy = (f"pip install -e '.[{extra}]'" if extra else INSTALL) * bool(absent)
-        rows.append((extra or "packages", f"for {who}; absent: {absent or 'none'}", remedy, not extra))
+        rows.append((extra or "packages", f"for {who}; {f'absent: {absent}' if absent else 'all there'}", remedy, not extra))
     for name, test in zip(("torchaudio", "espeak-ng"), LOADS, strict=True):  # apart: one may crash, the other is GPL
         fails = subprocess.run([sys.executable, "-c", test], capture_output=True).returncode != 0
         rows.append((name, "does not load" if fails else "loads", INSTALL * fails, name == "torchaudio"))
@@ -51,11 +51,20 @@ def diagnose() -> list[Check]:
     other = sorted(" ".join(pair) for pair in have - pins if pair[0] in dict(pins))
     free = shutil.disk_usage(home).free / 2**30 * os.access(home, os.W_OK)
     threads, cores, ram = torch.get_num_threads(), machine["cpu_usable"], machine["ram_gib"] or 0
-    advice = f"update the driver for CUDA {torch.version.cuda}" if gpus else "no notebook needs one; claims that do wait for it"
+    advice = (
+        f"update the driver for CUDA {torch.version.cuda}"
+        if gpus
+        else "no notebook needs one; claims about one stay 'not measurable here'"
+    )
     kernels = [name for name in ("numba_cuda", "triton") if find_spec(name)]
     rows += [
         ("Python, torch", f"{sys.version.split()[0]}, {torch.__version__}", "", True),
-        ("pins", f"{len(other)} differ from requirements.lock. {', '.join(other)}", INSTALL * bool(other), False),
+        (
+            "pins",
+            f"{len(other)} differ from requirements.lock: {', '.join(other)}" if other else "as in requirements.lock",
+            INSTALL * bool(other),
+            False,
+        ),
         ("cores", f"{cores}, torch takes {threads}", f"set OMP_NUM_THREADS={cores}" * (threads > cores), False),
         ("memory", f"{ram} GiB", "keep the notebooks at their quick sizes" * (ram < 6), False),
         ("cache", f"{free:.0f} GiB to write", "point ASRKIT_HOME to a folder with 2 GiB" * (free < 2), free == 0),

@@ -1,10 +1,12 @@
 """asrkit doctor: what is missing comes first, has a remedy, and only what is required makes it fail."""
 
+import json
 import sys
 
 import pytest
 
 from asrkit import doctor
+from asrkit.cli import main
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,19 @@ def test_a_version_that_is_not_the_locks_is_named(monkeypatch, tmp_path):
     (tmp_path / "lock").write_text("numpy==0.0.1\nnot-installed==1.0\n")
     monkeypatch.setattr(doctor, "LOCK", tmp_path / "lock")
     check = status("pins")
-    assert check.status == "note" and check.detail.startswith("1 differ") and "numpy" in check.detail
+    assert check.status == "note" and check.detail.startswith("1 differ from requirements.lock: ") and "numpy" in check.detail
+
+
+def test_the_command_ends_with_one_line_of_json(capsys):
+    code = main(["doctor"])
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == bool(told["missing"]) and [*told] == ["missing", "note", "ok"] and sum(told.values()) > 9
+
+
+def test_verify_names_a_file_that_is_not_there_in_one_line(tmp_path, capsys):
+    assert main(["verify", str(tmp_path / "none.jsonl")]) == 2
+    err = capsys.readouterr().err.strip()
+    assert "paths: expected files of records" in err and "none.jsonl" in err and "Errno" not in err and "\n" not in err
 
 
 def test_what_is_missing_comes_first_with_its_remedy_below():

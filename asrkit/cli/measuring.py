@@ -83,13 +83,17 @@ def _doctor(args: argparse.Namespace) -> int:
 
     checks = diagnose()
     print(render(checks))
+    print(json.dumps({state: sum(check.status == state for check in checks) for state in ("missing", "note", "ok")}))
     return 1 if any(check.status == "missing" for check in checks) else 0
 
 
 def _verify(args: argparse.Namespace) -> int:
     from asrkit.ledger import load_claims
     from asrkit.records import shipped, verify
+    from asrkit.shapes import expect
 
+    for path in args.paths:
+        expect(path.exists(), "paths", "files of records, or folders of them", repr(str(path)), "There is no such file.")
     paths = args.paths or sorted(shipped("records").rglob("*.jsonl"))
     problems = verify(paths)
     for problem in problems:

@@ -8,17 +8,31 @@ from asrkit.cli.options import QUIET, Commands
 
 
 def _report(args: argparse.Namespace) -> int:
-    import yaml
-
     from asrkit.report import report
 
-    parameters = {name: yaml.safe_load(value) for name, value in args.parameter}  # `-p quick false` is False, never "false"
+    parameters = {name: _value(name, value) for name, value in args.parameter}  # `-p quick false` is False, never "false"
     rest: dict[str, Any] = {"timeout_s": args.timeout_s, "progress": not args.no_progress, "resume": args.resume}
     named = [*args.notebooks, *(args.chosen or "").split(",")]
     paths = choose([name.strip() for name in named if name.strip()])
     result = report(paths, args.out, parameters=parameters, size=args.size, device=args.device, jobs=args.jobs, **rest)
     print(result.summary())
     return result.exit_code
+
+
+def _value(name: str, text: str) -> Any:
+    """What `text` says in YAML; days stay text, and 1e-3 is a number."""
+    import re
+
+    import yaml
+
+    rules = yaml.SafeLoader.yaml_implicit_resolvers.items()
+    plain = {start: [rule for rule in some if not rule[0].endswith(":timestamp")] for start, some in rules}
+    Plain: Any = type("Plain", (yaml.SafeLoader,), {"yaml_implicit_resolvers": plain})
+    Plain.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), [*"-+0123456789"])
+    try:
+        return yaml.load(text, Plain)
+    except yaml.YAMLError:
+        raise ValueError(f"parameter {name}: expected a value in YAML, got {text!r}. Quote it.") from None
 
 
 def choose(named: list[str], folder: Path = Path("notebooks")) -> list[Path] | None:
@@ -28,7 +42,7 @@ def choose(named: list[str], folder: Path = Path("notebooks")) -> list[Path] | N
     known, found = sorted(folder.glob("*.ipynb")), dict[Path, None]()
     for name in named:
         stem = Path(name).stem if name.endswith(".ipynb") else name
-        start = f"{int(stem):02d}_" if stem.isdigit() else stem
+        start = f"{int(stem):02d}_" if stem.isdecimal() else stem
         fitting = [Path(name)] if Path(name).is_file() else [path for path in known if path.stem.startswith(start)]
         exact = [path for path in fitting if path.stem == stem]
         listed = ", ".join(path.stem for path in known) or f"a file: there is no folder {folder}/ here"
@@ -53,7 +67,7 @@ COMMANDS: Commands = {
         ("--size", {"choices": ["quick", "full"], "help": "full: the larger parameters that the notebooks name (none: quick)"}),
         ("--device", {"choices": ["auto", "cpu", "cuda"], "help": "cpu hides GPUs, cuda insists on one (none: auto)"}),
         ("--jobs", {"type": int, "metavar": "N", "help": "notebooks at once (none: half the cores)"}),
-        ("--resume", {"action": "store_true", "help": "take up the newest run where it was cut short or failed"}),
+        ("--resume", {"action": "store_true", "help": "finish the newest run, cut short or with failures, with its notebooks"}),
         ("--out", {"type": Path, "default": Path("reports"), "help": "folder that gets one subfolder a run, and `latest`"}),
         ("--parameter", {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"),
                          "help": "set a parameter in every notebook that has it; VALUE is YAML"}),

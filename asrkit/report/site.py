@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -93,6 +94,7 @@ def report(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             expect(False, "resume", "a run that has ended", f"one that is running now, {folder.name}")
+        plan["commands"] = [*plan.get("commands", []), command(sys.argv)]
         plan["notebooks"] = [os.path.relpath(path, folder) for path in paths]
         _write(folder / "plan.json", json.dumps(plan, indent=1, default=str))
         (folder / "manifest.json").unlink(missing_ok=True)
@@ -103,9 +105,9 @@ def report(
             if run.records:
                 lines = "".join(json.dumps(record) + "\n" for record in run.records)
                 _write(folder / "records" / f"{run.name}.jsonl", lines)
-        sentence, defects = build(folder, runs, time.perf_counter() - start, plan)
+        seconds = time.perf_counter() - start  # one number, on the page and in the summary
+        sentence, defects = build(folder, runs, seconds, plan)
     latest = _point(out / "latest", folder)
-    seconds = time.perf_counter() - start
     return ReportResult(path=latest / "index.html", runs=runs, sentence=sentence, seconds=seconds, defects=defects)
 
 
@@ -205,6 +207,7 @@ def build(folder: Path, runs: Sequence[NotebookRun], seconds: float, plan: Mappi
         "defects": defects,
         "seconds": seconds,
         "plan": plan,
+        "command": "\n".join(plan.get("commands") or [command(sys.argv)]),
     }
     _write(folder / "index.html", templates.get_template("index.html.j2").render(**common, **context))
     listed = [{**asdict(run), "records": len(run.records)} for run in runs]
@@ -262,7 +265,7 @@ def _context(
         "gpus": any(r["machine"]["gpus"] for r in [*shipped, *fresh]), "commit": (code["commit"] or "") + "+" * bool(code["dirty"]),
         "slowest": sorted(((s, cell, run.name) for run in runs for cell, s in run.slowest), reverse=True)[:8],
         "records": [measured(record, run.name, [row["id"] for row in rows]) for run in runs for record in run.records],
-        "command": command(code["argv"]), "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
+        "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
     }  # fmt: skip
 
 
@@ -279,6 +282,7 @@ def facts(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
 
 
 def command(argv: Sequence[str]) -> str:
-    """The command line that was typed, folders left out: `asrkit report 02_joint_memory.ipynb`."""
-    ours = argv[:1] in (["asrkit"], ["cli.py"], ["__main__.py"], ["__init__.py"])
-    return shlex.join([*(["asrkit"] if ours else argv[:1]), *argv[1:]])
+    """The command line as it was typed, only home as `~`: `asrkit report 02 --out ~/reports`."""
+    programs = [Path(program).name for program in argv[:1]]
+    ours = programs in (["asrkit"], ["cli.py"], ["__main__.py"], ["__init__.py"])
+    return shlex.join([*(["asrkit"] if ours else programs), *argv[1:]]).replace(f"{Path.home()}/", "~/")

@@ -5,6 +5,7 @@ import hashlib
 import html
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -279,7 +280,11 @@ def test_the_command_is_told_as_it_was_typed():
         == "asrkit report 02 -p x 'a b'"
         == command(["cli.py", "report", "02", "-p", "x", "a b"])
     )
-    assert command([]) == ""
+    assert (
+        command([]) == ""
+        and command(["/srv/bin/asrkit", "report", "--out", "/srv/my reports"]) == "asrkit report --out '/srv/my reports'"
+    )
+    assert command(["asrkit", "report", "--out", str(Path.home() / "reports")]) == "asrkit report --out ~/reports"
 
 
 def test_the_title_is_the_first_heading_and_widgets_do_not_show(tmp_path):

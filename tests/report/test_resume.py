@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from asrkit import records
 from asrkit.cli import main
-from asrkit.cli.pages import choose
+from asrkit.cli.pages import _value, choose
 from asrkit.records import content_hash
 from asrkit.report.run import NotebookRun, _kept, jobs_of
 from asrkit.report.site import unfinished
@@ -69,7 +69,10 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, capsys):
     told = json.loads(said.stdout.splitlines()[-1])
     assert (told["notebooks"], told["ran"], Path(told["path"])) == (3, 3, Path("out/latest/index.html"))
     assert (tmp_path / "out/latest").resolve() == folder
-    assert json.loads((folder / "manifest.json").read_text())["runs"][0]["parameters"] == {"size": 5}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["runs"][0]["parameters"] == {"size": 5} and told["seconds"] == round(manifest["seconds"], 1)
+    typed = ["asrkit report --jobs 2 -p size 5 --out out", "asrkit report --resume --out out"]
+    assert manifest["command"].splitlines() == typed and "\n".join(typed) in (folder / "index.html").read_text()
     assert main(["report", "--resume", "--out", str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err.strip()
     assert "a run that was cut short or had failures" in err and "which is whole" in err and "\n" not in err
@@ -117,6 +120,22 @@ def test_the_newest_run_is_taken_up_only_where_something_is_left_to_do(tmp_path)
     assert unfinished(tmp_path).name == "2"
 
 
+@pytest.mark.parametrize("plan", ["null", "{}", "[]", '{"notebooks": 5}', '{"notebooks": [5]}', '{"notebooks": ["x.ipynb"'])
+def test_a_plan_that_is_torn_or_anothers_is_refused_by_name(plan, tmp_path, capsys):
+    (tmp_path / "out/1").mkdir(parents=True)
+    (tmp_path / "out/1/plan.json").write_text(plan)
+    assert main(["report", "--resume", "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err.strip()
+    assert "--resume: expected a plan of asrkit report in" in err and "1/plan.json" in err and "\n" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("false", False), ("1e-3", 1e-3), ("2026-11-01", "2026-11-01"), ("[1, x]", [1, "x"]), ("7", 7), ("", None)]
+)
+def test_a_parameter_is_what_yaml_says_but_days_stay_text(text, value):
+    assert _value("x", text) == value and type(_value("x", text)) is type(value)
+
+
 def test_two_runs_do_not_share_a_folder(tmp_path, monkeypatch, capsys):
     fcntl = pytest.importorskip("fcntl")
     folder = tmp_path / "out/1"
@@ -154,11 +173,24 @@ def test_notebooks_are_chosen_by_number_name_and_beginning(tmp_path):
         (["--jobs", "0"], "--jobs: expected at least 1, got 0"),
         (["-p", "sise", "1"], "--parameter: expected one of ['size'], got ['sise']"),
         (["--resume"], "--resume: expected a run in"),
+        (["--timeout", "nan"], "--timeout: expected a number of seconds above 0, got nan"),
+        (["--timeout", "0"], "--timeout: expected a number of seconds above 0, got 0"),
+        (["-p", "size", "[1"], "parameter size: expected a value in YAML, got '[1'"),
+        (["torn.ipynb"], "notebook torn.ipynb: expected a notebook of nbformat 4"),
+        (["list.ipynb"], "notebook list.ipynb: expected a notebook of nbformat 4"),
+        (["five.ipynb"], "notebook five.ipynb: expected a notebook of nbformat 4"),
+        (["one.ipynb", "two.ipynb"], "notebooks: expected an order in which each can run, got a circle among ['one', 'two']"),
+        (["²"], "notebooks: expected one of 01_one"),
         (["compare", "latest", "01_one"], "runs: expected folders of whole runs"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line_before_a_folder_is_made(asked, said, tmp_path, monkeypatch, capsys):
     notebook(tmp_path / "notebooks/01_one.ipynb", "size: int = 1  # of it")
+    (tmp_path / "torn.ipynb").write_text('{"cells": [')
+    (tmp_path / "list.ipynb").write_text("[]")
+    write(new_notebook(metadata={"asrkit": 5}), tmp_path / "five.ipynb")
+    for name, other in (("one", "two"), ("two", "one")):
+        notebook(tmp_path / f"{name}.ipynb", "1", after=[other])
     monkeypatch.chdir(tmp_path)
     assert main(["report", *asked]) == 2
     err = capsys.readouterr().err.strip()
