@@ -5,6 +5,7 @@ A record ends in a hash of its content: it shows that a record changed, not that
 
 import contextlib
 import datetime
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -28,6 +29,26 @@ ISA = frozenset("avx2 fma avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_bf16 a
 GPU = "name memory.total compute_cap power.limit driver_version uuid".split()
 SCHEMA = "asrkit.record/1"
 HERE = Path(__file__).resolve().parent
+FILES = ("bench.jsonl", "checks.jsonl", "log.txt")  # of a share; manifest.json has their hashes
+
+# What must stand in a file: a type, a pattern, alternatives (... is missing), a list or a dict of such; more keys may stand there.
+LINE, HASH = re.compile(r"[^\x00-\x1f\x7f-\x9f]*"), re.compile("sha256:[0-9a-f]{64}")
+WANTED = {
+    "schema": re.compile(re.escape(SCHEMA)), "captured_at": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
+    **dict.fromkeys(("what", "metric", "unit", "impl", "timer", "origin"), LINE),
+    "value": float, "samples": [float], "warmup": int, "load1": float, "params": {"arms": ([LINE], ...)},
+    "stats": {"n": int, "warmup": int, "min": float, "p25": float, "p50": float, "p75": float},
+    "machine": {
+        "id": re.compile("[0-9a-f]{12}"), **dict.fromkeys(("system", "cpu_model", "kernel"), LINE), "isa": [LINE],
+        "cpu_usable": int, "ram_gib": int, "gpus": [dict.fromkeys(("name", "memory.total", "driver_version"), LINE)],
+    },
+    "software": {"torch": (LINE, None)},
+    "code": {"commit": (re.compile("[0-9a-f]{40,64}"), None), "dirty": (bool, None), "argv": [str], "source": (LINE, ...)},
+}  # fmt: skip
+DELIVERED = {
+    "schema": re.compile("asrkit.share/1"), "state": LINE, "quick": bool,
+    "files": {name: {"bytes": int, "sha256": HASH} for name in FILES},
+}  # fmt: skip
 
 
 def home() -> Path:
@@ -49,6 +70,8 @@ def shipped(name: str) -> Path:
 def atomic(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path`, same suffix: renamed over it when the block ends well, removed when it raises."""
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: expected a file, or none yet, got a folder or a device.")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.stem}-{os.urandom(4).hex()}{path.suffix}")
     try:
@@ -58,6 +81,21 @@ def atomic(path: str | Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Holds `folder`, created when missing: others wait, or get a ValueError, until the block or its process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise ValueError(f"{folder}: expected a folder that nobody else writes to now. Wait, or name another.") from None
+        yield
+    finally:
+        os.close(held)
 
 
 def content_hash(content: Any) -> str:
@@ -210,12 +248,33 @@ def written(record: Mapping[str, Any]) -> str:
     return f"commit {code['commit'][:7]}" if code["commit"] else f"source {code.get('source') or 'unknown'}"
 
 
+def _misfit(value: Any, wanted: Any) -> str | None:
+    """Where `value` is not as `wanted`, as in ".stats.n"; None if nowhere. Numbers are finite, and True is none."""
+    if isinstance(wanted, tuple):
+        return None if any(_misfit(value, one) is None for one in wanted) else ""
+    if isinstance(wanted, list) and isinstance(value, list):
+        wanted, value = dict.fromkeys(range(len(value)), wanted[0]), dict(enumerate(value))
+    if isinstance(wanted, dict) and isinstance(value, dict):
+        inside = ((key, _misfit(value.get(key, ...), one)) for key, one in wanted.items())
+        return next((f".{key}{at}" for key, at in inside if at is not None), None)
+    if isinstance(wanted, re.Pattern):
+        fits = isinstance(value, str) and wanted.fullmatch(value) is not None
+    elif wanted is float:
+        fits = type(value) in (int, float) and abs(value) <= sys.float_info.max
+    else:
+        fits = value is wanted or type(value) is wanted
+    return None if fits else ""
+
+
 def problem(record: Any) -> str:
-    """Why `record` is not as it was sealed; empty when it is."""
-    if not isinstance(record, dict) or not {"stats", "machine", *Measurement.__dataclass_fields__} <= {*record}:
-        return "no record"
+    """Why `record` is none, or is not as it was sealed; empty when it is."""
+    if (where := _misfit(record, WANTED)) is not None:
+        return f"no record: {where[1:]}".rstrip(": ")
     body = {key: item for key, item in record.items() if key != "content_sha256"}
-    return "" if content_hash(body) == record.get("content_sha256") else "changed after it was sealed"
+    try:
+        return "" if content_hash(body) == record.get("content_sha256") else "changed after it was sealed"
+    except ValueError:
+        return "no record: a number that is not finite"
 
 
 def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
@@ -223,16 +282,32 @@ def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
     sealed = [record.sealed() if isinstance(record, Measurement) else record for record in records]
     if wrong := [why for record in sealed if (why := problem(record))]:
         raise ValueError(f"records: expected records as they were sealed, got one that is {wrong[0]}.")
-    lines = "".join(json.dumps(record) + "\n" for record in sealed).encode()
+    extend(path, *sealed)
+
+
+def extend(path: str | Path, *rows: Mapping[str, Any]) -> None:
+    """Add `rows` to a JSON-lines file in one write of whole lines, safe beside others that do; OSError where the disk is full."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with Path(path).open("ab+", buffering=0) as file:
         torn = file.tell() and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
-        file.write(b"\n" * bool(torn) + lines)  # a line torn by a crash must not swallow the next
+        left = memoryview(b"\n" * bool(torn) + _text(rows))  # a line torn by a crash must not swallow the next
+        while left:  # a disk that is full takes a part, and raises at the next
+            left = left[file.write(left) :]
         os.fsync(file.fileno())
 
 
+def _text(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def files(path: Path) -> list[Path]:
+    """`path`, or every *.jsonl under it if it is a folder; what a killed process left half-written is none of them."""
+    found = (file for file in sorted(path.rglob("*.jsonl")) if file.is_file() and not file.name.startswith("."))
+    return [*found] if path.is_dir() else [path]
+
+
 def _lines(path: Path) -> Iterator[tuple[Any, str]]:
-    for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
+    for file in files(path):
         for number, line in ((n, text) for n, text in enumerate(file.read_bytes().splitlines(), 1) if text):
             try:  # an empty line is what two that append at once may leave
                 record = json.loads(line)
@@ -254,37 +329,44 @@ def verify(paths: Iterable[str | Path]) -> list[str]:
     return [wrong for path in paths for _, wrong in _lines(Path(path)) if wrong]
 
 
+def mend(path: Path) -> list[str]:
+    """Leaves out of a file what is torn or was changed, if nobody else writes to it, and says which lines those were."""
+    lines = [*_lines(path)]
+    if wrong := [why for _, why in lines if why]:
+        with atomic(path) as part:
+            part.write_bytes(_text(record for record, why in lines if not why))
+    return wrong
+
+
 def add(paths: Iterable[str | Path], into: Path, *, dirty: bool = False) -> list[dict[str, Any]]:
     """Takes records in, from folders that `asrkit bench all --minutes` wrote and from files, and returns those that are new.
 
     They are appended to into/<machine id>/bench.jsonl. ValueError, and nothing is taken, where a folder is of a rehearsal, a file
     is not as its manifest says, a record is torn or was changed, or no commit of this checkout holds the code that measured;
-    `dirty` lets the last pass.
+    `dirty` lets the last pass. OSError, and nothing is taken, where the disk is full. Killed, it goes on when run again.
     """
-    found = [record for path in paths for record in _delivered(Path(path))]
-    known = {record["content_sha256"] for record in read(into)} if into.exists() else set()
-    new = list({record["content_sha256"]: record for record in found if record["content_sha256"] not in known}.values())
+    given = {record["content_sha256"]: record for path in paths for record in _delivered(Path(path))}
+
+    def new() -> list[dict[str, Any]]:
+        known = {record["content_sha256"] for record in read(into)} if into.exists() else set()
+        return [record for key, record in given.items() if key not in known]
+
     clean, held = functools.cache(commit_of), functools.cache(_held)
-    for record in [] if dirty else new:
+    for record in [] if dirty else new():
         code, name = record["code"], f"{record['what']} of {record['captured_at']}"
-        if code["dirty"]:
-            raise ValueError(
-                f"{name}: expected records of committed code, got one of a checkout with changes. Pass --dirty to take it."
-            )
-        if not (held(code["commit"]) if code["commit"] else clean(code.get("source", ""))):
-            raise ValueError(f"{name}: expected records of code that a commit here holds, got other code. Pass --dirty to take it.")
-    machines = dict[str, list[dict[str, Any]]]()
-    for record in new:
-        machines.setdefault(record["machine"]["id"], []).append(record)
-    if wrong := [name for name in machines if not re.fullmatch("[0-9a-f]{12}", name)]:
-        raise ValueError(f"records: expected machine ids of 12 hex digits, got {wrong[0]!r}.")
-    for name, several in machines.items():
-        target = into / name / "bench.jsonl"
-        before = target.read_bytes() if target.exists() else b""
-        with atomic(target) as part:
-            part.write_bytes(before + b"\n" * (before[-1:] not in (b"", b"\n")))
-            append(part, *several)
-    return new
+        if code["dirty"] or not (held(code["commit"]) if code["commit"] else clean(code.get("source", ""))):
+            got = "a checkout with changes" if code["dirty"] else "other code"
+            raise ValueError(f"{name}: expected records of code that a commit here holds, got {got}. Pass --dirty to take it.")
+    with alone(into, wait=True), contextlib.ExitStack() as parts:  # renamed together, when all are written
+        for left in into.glob("*/.bench-????????.jsonl"):
+            left.unlink()  # of an addition that was killed
+        taken = new()
+        for name in sorted({record["machine"]["id"] for record in taken}):
+            target, several = into / name / "bench.jsonl", [one for one in taken if one["machine"]["id"] == name]
+            before = target.read_bytes() if target.exists() else b""
+            part = parts.enter_context(atomic(target))
+            part.write_bytes(before + b"\n" * (before[-1:] not in (b"", b"\n")) + _text(several))
+    return taken
 
 
 def _delivered(path: Path) -> list[dict[str, Any]]:
@@ -293,15 +375,18 @@ def _delivered(path: Path) -> list[dict[str, Any]]:
         file = path / "manifest.json"
         if not file.exists():
             raise ValueError(f"{path}: expected a folder that `asrkit bench all --minutes` wrote, got one without manifest.json.")
-        manifest = json.loads(file.read_text("utf-8"))
-        files = manifest.get("files", {})
-        if manifest.get("state") != "ended" or "bench.jsonl" not in files:
+        manifest: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            manifest = json.loads(file.read_text("utf-8"))
+        if (where := _misfit(manifest, DELIVERED)) is not None:
+            raise ValueError(f"{file}: expected what `bench all --minutes` wrote, got another {where[1:] or 'text'}.")
+        if manifest["state"] != "ended":
             raise ValueError(
                 f"{path}: expected a run that has ended. Run its command again to go on, or add {path / 'bench.jsonl'}."
             )
-        if manifest.get("quick"):
+        if manifest["quick"]:
             raise ValueError(f"{path}: expected a run of whole sizes, got a rehearsal: --quick, or on a CPU. Nothing was taken.")
-        for name, told in files.items():
+        for name, told in ((name, manifest["files"][name]) for name in FILES):
             data = (path / name).read_bytes() if (path / name).exists() else b""
             if content_hash(data) != told["sha256"]:
                 raise ValueError(

@@ -160,7 +160,8 @@ def test_an_odd_sample_rate_is_resampled_in_no_time(tmp_path):
 
 
 def test_what_is_taken_in_is_counted_and_settles_the_claims_it_is_about(tmp_path, monkeypatch, capsys):
-    machine = {**records.machine(), "id": "0123456789ab", "gpus": [{"name": "GPU"}]}
+    gpu = {"name": "GPU", "memory.total": "1 MiB", "driver_version": "570.1"}
+    machine = {**records.machine(), "id": "0123456789ab", "gpus": [gpu]}
     monkeypatch.setattr(records, "machine", lambda: machine)
     told = {"impl": "nested_loops", "params": {"arms": ["frame_looping", "nested_loops"], "device": "cuda"}}
     one = records.Measurement("label-looping-2x", "ratio", "1", 2.1, (2.0, 2.1, 2.15), **told)

@@ -271,9 +271,186 @@ def test_the_hash_of_the_code_is_of_what_git_would_hold(tmp_path):
     assert records._source(one) == records._source(other) != records._source([("a.py", "2"), ("b.py", "2")])
 
 
-def test_a_record_that_names_a_folder_as_its_machine_is_not_written_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "machine", lambda: {"id": "../../elsewhere"})
-    records.append(tmp_path / "a.jsonl", ratio())
-    with pytest.raises(ValueError, match="expected machine ids of 12 hex digits"):
-        records.add([tmp_path / "a.jsonl"], tmp_path / "in" / "records", dirty=True)
-    assert not (tmp_path / "elsewhere").exists() and not (tmp_path / "in").exists()
+def resealed(record, change):
+    """A copy of `record` that somebody changed and hashed again: `change` maps a dotted place to a value, ... takes it away."""
+    made = json.loads(json.dumps(record))
+    for place, value in change.items():
+        *path, last = place.split(".")
+        inner = made
+        for key in path:
+            inner = inner[key]
+        if value is ...:
+            del inner[last]
+        else:
+            inner[last] = value
+    body = {key: item for key, item in made.items() if key != "content_sha256"}
+    return body | {"content_sha256": records.content_hash(body)}
+
+
+POISON = [
+    {"schema": "asrkit.record/9"}, {"what": None}, {"what": ["x"]}, {"what": "a\x1b[31m\nb: 9"}, {"value": "x"}, {"value": True},
+    {"value": 10**400}, {"params": None}, {"params": []}, {"params.arms": 5}, {"params.arms": [5]}, {"samples": {}},
+    {"samples": [""]}, {"machine.isa": 5},
+    {"stats": {}}, {"stats": None}, {"stats.n": "3"}, {"stats.p25": ...}, {"captured_at": ...}, {"captured_at": "yesterday"},
+    {"machine": "x"}, {"machine": None}, {"machine.id": 5}, {"machine.id": "../../elsewhere"}, {"machine.id": "0123456789ab\n"},
+    {"machine.gpus": ...}, {"machine.gpus": [{}]}, {"machine.gpus": ["H200"]}, {"machine.cpu_model": ...},
+    {"software": ...}, {"software": "x"}, {"code": ...}, {"code": "x"}, {"code.dirty": ...}, {"code.commit": "--help"},
+    {"code.commit": "HEAD"}, {"code.source": ["x"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", POISON, ids=lambda change: "-".join(change))
+def test_what_is_sealed_but_no_record_is_never_read_appended_or_taken_in(tmp_path, change):
+    path, bad = tmp_path / "a.jsonl", resealed(ratio().sealed(), change)
+    assert records.problem(bad).startswith("no record: " + next(iter(change)).split(".")[0])
+    path.write_text(json.dumps(bad) + "\n")
+    assert len(records.verify([path])) == 1
+    with pytest.warns(UserWarning, match="left out"):
+        assert records.read(path) == []
+    for take in (lambda: records.append(tmp_path / "b.jsonl", bad), lambda: records.add([path], tmp_path / "in", dirty=True)):
+        with pytest.raises(ValueError, match="no record"):
+            take()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_a_record_of_before_and_one_of_a_gpu_are_records():
+    gpu = {"name": "H200", "memory.total": "143771 MiB", "driver_version": "570.1"}
+    for change in ({"code.source": ...}, {"code.commit": None}, {"machine.gpus": [gpu]}, {"samples": []}, {"software.torch": None}):
+        assert records.problem(resealed(ratio().sealed(), change)) == ""
+
+
+def test_no_number_that_json_has_not_is_a_reason_to_raise():
+    assert records.problem({**ratio().sealed(), "params": {"x": float("nan")}}).startswith("no record")
+
+
+def adding(tmp_path, paths, before):
+    """A process that adds `paths` to tmp_path/in after it has run `before`."""
+    program = f"import os, sys, time\nfrom pathlib import Path\nfrom asrkit import records\n{before}\n"
+    program += "print(len(records.add(sys.argv[1:], Path('in'), dirty=True)))"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, paths)], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(records.HERE.parent)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def measured(path, *machines, times=1, **fields):
+    """A file of records, `times` of each machine."""
+    with path.open("w") as file:
+        for number, machine in enumerate(machines * times):
+            made = resealed(ratio(what=f"{path.stem}-{number}", **fields).sealed(), {"machine.id": machine})
+            file.write(json.dumps(made) + "\n")
+    return path
+
+
+A, B = "a" * 12, "b" * 12
+FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
+SLOW = "sync = os.fsync; os.fsync = lambda file: (time.sleep({}), sync(file))"
+
+
+def waited(ready, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not ready() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return ready()
+
+
+def test_a_disk_that_is_full_is_an_error_and_nothing_is_half_taken(tmp_path):
+    path = measured(tmp_path / "a.jsonl", A, times=12, params={"filler": "x" * 3000})
+    with path.open("a") as file:
+        file.write(json.dumps(resealed(ratio().sealed(), {"machine.id": B})) + "\n")
+    added = adding(tmp_path, [path], FULL)
+    assert "OSError" in added.communicate(timeout=60)[1] and added.returncode
+    assert not [*(tmp_path / "in").rglob("*.jsonl")]
+    added = adding(tmp_path, [path], FULL + "\nrecords.append('out.jsonl', *records.read(sys.argv[1]))")
+    assert "OSError" in added.communicate(timeout=60)[1] and added.returncode
+
+
+def test_two_that_add_at_once_lose_nothing(tmp_path):
+    slow = adding(tmp_path, [measured(tmp_path / "a.jsonl", A)], SLOW.format(1))
+    assert waited(lambda: [*(tmp_path / "in").rglob(".bench-*")])
+    assert len(records.add([measured(tmp_path / "b.jsonl", A)], tmp_path / "in", dirty=True)) == 1
+    assert slow.communicate(timeout=60)[0] == "1\n"
+    assert [record["what"] for record in records.read(tmp_path / "in")] == ["a-0", "b-0"]
+
+
+@pytest.mark.parametrize(
+    "before", [SLOW.format(60), "move = os.replace; os.replace = lambda *at: (move(*at), os.kill(os.getpid(), 9))"]
+)
+def test_an_addition_that_is_killed_is_finished_by_the_next(tmp_path, before):
+    path, into = measured(tmp_path / "a.jsonl", A, B), tmp_path / "in"
+    killed = adding(tmp_path, [path], before)
+    assert waited(lambda: [*into.rglob(".bench-*")]) or killed.poll() is not None
+    if "sleep" in before:
+        killed.kill()
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    had = len(records.read(into))
+    assert had == (0 if "sleep" in before else 1) and [*into.rglob(".bench-*")] and records.verify([into]) == []
+    assert len(records.add([path], into, dirty=True)) == 2 - had
+    assert sorted(record["machine"]["id"] for record in records.read(into)) == [A, B] and not [*into.rglob(".bench-*")]
+
+
+@pytest.mark.parametrize("hinder", [lambda at: (at / B / "bench.jsonl").mkdir(parents=True), lambda at: (at / B).write_text("x")])
+def test_where_one_machine_cannot_be_written_none_is(tmp_path, hinder):
+    path, into = measured(tmp_path / "a.jsonl", A, B, A), tmp_path / "in"
+    into.mkdir()
+    hinder(into)
+    with pytest.raises((ValueError, OSError), match=B):
+        records.add([path], into, dirty=True)
+    assert records.read(into) == [] and records.verify([into]) == [] and not [*into.rglob(".bench-*")]
+
+
+def test_a_folder_one_holds_is_lent_to_nobody_else_until_it_ends(tmp_path):
+    with records.alone(tmp_path / "out"), pytest.raises(ValueError, match="out: expected a folder that nobody else writes"):
+        records.alone(tmp_path / "out").__enter__()
+    with records.alone(tmp_path / "out"):
+        assert not [*(tmp_path / "out").iterdir()]
+
+
+def test_an_atomic_file_replaces_a_file_and_nothing_else(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(ValueError, match=f"{name}: expected a file"), records.atomic(tmp_path / name) as part:
+            part.write_text("x")
+    assert (tmp_path / "pipe").is_fifo() and len([*tmp_path.iterdir()]) == 2
+
+
+def delivered(folder, lines, **change):
+    """A folder as a share leaves it, its manifest changed."""
+    folder.mkdir()
+    for name in records.FILES:
+        (folder / name).write_bytes(lines if name == "bench.jsonl" else b"")
+    files = {name: (folder / name).read_bytes() for name in records.FILES}
+    told = {name: {"bytes": len(data), "sha256": records.content_hash(data)} for name, data in files.items()}
+    manifest = {"schema": "asrkit.share/1", "state": "ended", "quick": False, "files": told} | change
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"x"', '{"state": "end', "\udcff", "[" * 100_000, "{}"])
+def test_a_folder_without_a_whole_manifest_is_refused_by_name(tmp_path, text):
+    folder = delivered(tmp_path / "out", b"")
+    (folder / "manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"out/manifest\.json: expected what `bench all --minutes` wrote"):
+        records.add([folder], tmp_path / "in")
+
+
+def test_a_manifest_names_its_own_files_and_each_with_its_hash(tmp_path):
+    line = json.dumps(ratio().sealed()).encode() + b"\n"
+    told = json.loads((delivered(tmp_path / "good", line) / "manifest.json").read_text())["files"]
+    assert len(records.add([tmp_path / "good"], tmp_path / "in", dirty=True)) == 1
+    os.mkfifo(tmp_path / "secret")  # to open it would wait for ever
+    lies = [
+        None,
+        ["bench.jsonl"],
+        {**told, "bench.jsonl": {}},
+        {**told, "log.txt": "x"},
+        {**told, "log.txt": {"bytes": 0, "sha256": 5}},
+    ]
+    for number, files in enumerate([*lies, {**told, "log.txt": ...}]):
+        files = {name: one for name, one in files.items() if one is not ...} if isinstance(files, dict) else files
+        with pytest.raises(ValueError, match=r"manifest\.json: expected .* another files"):
+            records.add([delivered(tmp_path / f"bad-{number}", line, files=files)], tmp_path / "in", dirty=True)
+    other = delivered(tmp_path / "other", line, files={**told, "../secret": {"bytes": 1, "sha256": "sha256:" + "0" * 64}})
+    assert records.add([other], tmp_path / "in", dirty=True) == []
