@@ -112,7 +112,7 @@ def start(script, text, *arguments, **names):
     )  # fmt: skip
 
 
-def ended(process, timeout=150):
+def ended(process, timeout=300):
     out, err = process.communicate(timeout=timeout)
     assert "Traceback" not in err, err
     assert out, err
@@ -247,6 +247,8 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(tm
     while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     child = int((tmp_path / "pid").read_text())
+    with pytest.raises(ValueError, match=r"out: expected a folder that nobody else writes to now\."):
+        share.share(out, device="cpu", minutes=2)
     run.send_signal(signal.SIGKILL)
     run.communicate(timeout=60)
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
@@ -258,9 +260,12 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(tm
         ValueError, match=r"expected a run that has ended\. Run its command again to go on, or add .*bench.jsonl\.$"
     ):
         records.add([out], tmp_path / "records")
+    with (out / "bench.jsonl").open("a") as file:
+        file.write('{"schema": "asrkit.rec')  # as a full disk or a lost machine leaves it
     (tmp_path / "wait").unlink()
     summary, _, err = ended(start(tmp_path / "run.py", text, *arguments, HERE=str(tmp_path)))
     assert summary["parts"] == {"good": "done"} and "1 passed before" in err and "good, for" in err
+    assert f"left out {out / 'bench.jsonl'}:{len(first) + 1}: torn" in err and records.verify([out]) == []
     found = records.read(out / "bench.jsonl")
     assert found[: len(first)] == first and len(found) == 2 * len(first)
     assert {one["what"] for one in found} == {"good-1", "good-2"}
@@ -275,6 +280,9 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(tm
     share.share(out, device="cpu", minutes=2, say=said.append)
     assert said[-1].endswith("good: done before") and records.read(out / "bench.jsonl") == found
     assert manifest_of(out)["state"] == "ended"
+    (out / "bench.jsonl").write_bytes((out / "bench.jsonl").read_bytes()[:-9])
+    share.share(out, device="cpu", minutes=2, say=said.append)  # what was lost may be of any part
+    assert "good: done before" not in said[-1] and records.read(out / "bench.jsonl") == found[:-1] and manifest_of(out)
 
 
 def test_what_was_changed_or_torn_on_the_way_is_refused_by_name_and_nothing_is_taken(doomed, tmp_path):
