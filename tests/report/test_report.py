@@ -311,31 +311,32 @@ def alive(process: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_report_that_is_stopped_leaves_no_kernel_behind(tmp_path, how):
-    cell = new_code_cell("import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(600)")
-    write(tmp_path, "long", [cell])
+def test_a_report_that_is_stopped_leaves_no_kernel_behind(tmp_path):
+    cell = "import os, pathlib, time\npathlib.Path(f'pid-{out}').write_text(str(os.getpid()))\ntime.sleep(600)"
+    write(tmp_path, "long", [new_code_cell("out: str = ''", metadata={"tags": ["parameters"]}), new_code_cell(cell)])
     program = (
-        "import signal\nfrom pathlib import Path\nfrom asrkit.report import run_notebooks\n"
+        "import signal, sys\nfrom pathlib import Path\nfrom asrkit.report import run_notebooks\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job would inherit that it is ignored
-        "if __name__ == '__main__':\n    run_notebooks([Path('long.ipynb')], Path('out'), progress=False)"
+        "if __name__ == '__main__':\n"
+        "    run_notebooks([Path('long.ipynb')], Path(sys.argv[1]), parameters={'out': sys.argv[1]}, progress=False)"
     )
     (tmp_path / "main.py").write_text(program)
-    environment = os.environ | {"PYTHONPATH": str(records.HERE.parent)}
-    main = subprocess.Popen(
-        [sys.executable, "main.py"], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    told = tmp_path / "pid"
+    how = {"interrupted": signal.SIGINT, "killed": signal.SIGKILL}
+    told = {name: tmp_path / f"pid-{name}" for name in how}
+    begin = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(records.HERE.parent)}, "start_new_session": True}
+    mains = {name: subprocess.Popen([sys.executable, "main.py", name], stderr=subprocess.DEVNULL, **begin) for name in how}
     try:
-        wait_until(lambda: told.exists() and told.read_text())
-        main.send_signal(how)
-        main.wait(30)
-        wait_until(lambda: not alive(int(told.read_text())))
+        wait_until(lambda: all(path.exists() and path.read_text() for path in told.values()), 60)
+        for name, main in mains.items():
+            main.send_signal(how[name])
+            main.wait(30)
+        wait_until(lambda: not any(alive(int(path.read_text())) for path in told.values()))
     finally:
-        main.kill()
-        main.wait()
-        if told.exists() and alive(int(told.read_text())):
-            os.kill(int(told.read_text()), signal.SIGKILL)
+        for name, main in mains.items():
+            main.kill()
+            main.wait()
+            if told[name].exists() and alive(int(told[name].read_text())):
+                os.kill(int(told[name].read_text()), signal.SIGKILL)
 
 
 def wait_until(holds, seconds=30.0):

@@ -37,7 +37,7 @@ def wait_until(holds, seconds=60.0):
         time.sleep(0.05)
 
 
-def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, capsys):
+def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     notebook(tmp_path / "notebooks/01_done.ipynb", "size: int = 1  # of it", "print(size)")
     notebook(tmp_path / "notebooks/02_fails.ipynb", "import pathlib\nassert pathlib.Path('go').exists(), 'not yet'")
     notebook(tmp_path / "notebooks/03_hangs.ipynb", "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.1)",
@@ -61,12 +61,14 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, capsys):
     assert any(line.startswith("01_done: ran in ") for line in lines)
     before = (folder / "runs/01_done.ipynb").read_bytes()
     (tmp_path / "notebooks/go").touch()
-    said = subprocess.run([*asked[:4], "--resume", "--out", "out"], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    assert [said.stdout[:12], said.stdout.splitlines()[0][-4:]] == ["01_done: ran", "kept"]
-    assert "01_done: started" not in said.stdout and "02_fails: started" in said.stdout and "03_hangs: started" in said.stdout
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["asrkit", "report", "--resume", "--out", "out"])
+    assert main(sys.argv[1:]) == 0
+    said = capsys.readouterr().out
+    assert [said[:12], said.splitlines()[0][-4:]] == ["01_done: ran", "kept"]
+    assert "01_done: started" not in said and "02_fails: started" in said and "03_hangs: started" in said
     assert (folder / "runs/01_done.ipynb").read_bytes() == before and not [*(folder / "runs").glob(".*.*")]
-    told = json.loads(said.stdout.splitlines()[-1])
+    told = json.loads(said.splitlines()[-1])
     assert (told["notebooks"], told["ran"], Path(told["path"])) == (3, 3, Path("out/latest/index.html"))
     assert (tmp_path / "out/latest").resolve() == folder
     manifest = json.loads((folder / "manifest.json").read_text())
