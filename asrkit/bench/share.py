@@ -30,7 +30,6 @@ from asrkit.bench import checks
 from asrkit.bench.checks import Check
 from asrkit.shapes import expect
 
-FILES = ("bench.jsonl", "checks.jsonl", "log.txt")  # and manifest.json, which has their hashes
 CHECKS_SHARE = 0.4  # of the time, at most
 CHECK_S = 150  # of one check, compiling included
 GRACE_S = 30  # of a suite that is over its time
@@ -70,17 +69,18 @@ def share(
 ) -> dict[str, Any]:  # fmt: skip
     """The manifest of a run, which `out` holds too: what was checked and measured, what was not, and why. On a CPU it is `quick`.
 
-    ValueError if the folder holds the share of other code, of another machine, or of other arguments.
+    ValueError if the folder holds the share of other code, of another machine, or of other arguments, or another run writes to it.
     """
     begun = time.monotonic()
-    expect(minutes >= 0.5, "minutes", "at least 0.5", minutes)
-    run = _Run(out, device, minutes, quick or not device.startswith("cuda"), say, begun)
-    try:
-        run.check()
-        run.measure()
-        run.manifest["state"] = "ended"
-    finally:
-        run.write()
+    expect(0.5 <= minutes <= 1e4, "minutes", "0.5 to 10,000", minutes)
+    with records.alone(out):
+        run = _Run(out, device, minutes, quick or not device.startswith("cuda"), say, begun)
+        try:
+            run.check()
+            run.measure()
+            run.manifest["state"] = "ended"
+        finally:
+            run.write()
     return run.manifest
 
 
@@ -101,10 +101,10 @@ class _Run:
             expect(
                 not other, "out", "a new folder, or one to go on with", f"one of another {', '.join(other)}", "Name another folder."
             )
-        out.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
+        for name in records.FILES:
             (out / name).open("ab").close()  # found out now, not after the work
-        parts = {name: part for name, part in before.get("parts", {}).items() if part["status"] == "done"}
+        whole = not self.mend()  # what is lost may be of any part; no case is measured twice
+        parts = {name: part for name, part in before.get("parts", {}).items() if part["status"] == "done" and whole}
         self.manifest: Row = {
             "schema": "asrkit.share/1", "state": "running", "minutes": minutes, **same, "code": records.code(),
             "software": records.software(), "parts": parts, "elsewhere": ELSEWHERE,
@@ -125,14 +125,22 @@ class _Run:
         with (self.out / "log.txt").open("a", encoding="utf-8") as log:
             log.write(line + "\n")
 
+    def mend(self) -> bool:
+        """Whether records were torn, as by a process that was killed, or changed; they are left out now."""
+        wrong = records.mend(self.out / "bench.jsonl")
+        for line in wrong:
+            self.tell(f"left out {line.removeprefix(f'{self.out}/')}")  # no path is published
+        return bool(wrong)
+
     def write(self) -> None:
         """The manifest, with the hashes of the files as they are."""
+        self.mend()
         self.manifest["checks"] = {
             "passed": sum(row["ok"] is True for row in self.rows.values()),
             "not_passed": {row["check"]: row["why"] for row in self.rows.values() if row["ok"] is False},
             "not_checked": {row["check"]: row["why"] for row in self.rows.values() if row["ok"] is None},
         }
-        found = {name: (self.out / name).read_bytes() for name in FILES}
+        found = {name: (self.out / name).read_bytes() for name in records.FILES}
         self.manifest["files"] = {name: {"bytes": len(data), "sha256": records.content_hash(data)} for name, data in found.items()}
         self.manifest["seconds"] = round(time.monotonic() - self.begun, 1)
         with records.atomic(self.out / "manifest.json") as part:
@@ -194,7 +202,7 @@ class _Run:
 
     def _row(self, one: Check, ok: bool | None, why: str) -> None:
         self.rows[one.name] = _checked_row(one, ok, why, 0.0)
-        _append(self.out / "checks.jsonl", self.rows[one.name])
+        records.extend(self.out / "checks.jsonl", self.rows[one.name])
 
     def measure(self) -> None:
         """The parts one after another; each may use its weight's share of the time that is left."""
@@ -299,7 +307,7 @@ def _check(out: Path, device: str, names: Sequence[str]) -> tuple[str, str]:
         except RuntimeError as error:
             ok, broken = False, f"the device is lost: {str(error).splitlines()[0]}"
         signal.alarm(0)
-        _append(out / "checks.jsonl", _checked_row(one, ok, " ".join(filter(None, (why, broken))), time.monotonic() - begun))
+        records.extend(out / "checks.jsonl", _checked_row(one, ok, " ".join(filter(None, (why, broken))), time.monotonic() - begun))
         if broken:
             os._exit(0)
     return "done", ""
@@ -330,11 +338,6 @@ def _measure(
 def _checked_row(one: Check, ok: bool | None, why: str, seconds: float) -> Row:
     source = records.code()["source"]
     return {"group": one.group, "check": one.name, "ok": ok, "why": why, "seconds": round(seconds, 3), "source": source}
-
-
-def _append(path: Path, row: Row) -> None:
-    with path.open("ab", buffering=0) as file:
-        file.write((json.dumps(row) + "\n").encode())
 
 
 def _json_lines(path: Path) -> list[Row]:

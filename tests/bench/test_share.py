@@ -265,7 +265,7 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(tm
     (tmp_path / "wait").unlink()
     summary, _, err = ended(start(tmp_path / "run.py", text, *arguments, HERE=str(tmp_path)))
     assert summary["parts"] == {"good": "done"} and "1 passed before" in err and "good, for" in err
-    assert f"left out {out / 'bench.jsonl'}:{len(first) + 1}: torn" in err and records.verify([out]) == []
+    assert f"left out bench.jsonl:{len(first) + 1}: torn" in err and records.verify([out / "bench.jsonl"]) == []
     found = records.read(out / "bench.jsonl")
     assert found[: len(first)] == first and len(found) == 2 * len(first)
     assert {one["what"] for one in found} == {"good-1", "good-2"}
