@@ -193,7 +193,7 @@ def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
         x, y, colour = cost.speed.rtfx.middle, cost.usd_per_million_hours.middle, colours[cost.instance.name]
         ax.plot(x, y, "o", color=colour, mfc="white" if cost.speed.origin in ("published", "assumed") else colour, zorder=3)
         side = {"xytext": (6, 4)} if place % 2 else {"xytext": (-6, -11), "ha": "right"}
-        ax.annotate(f"{x:,.4g}, {cost.speed.origin}", (x, y), textcoords="offset points", fontsize=8, **side)
+        ax.annotate(f"{x:,.4g}, {cost.speed.origin.partition(',')[0]}", (x, y), textcoords="offset points", fontsize=8, **side)
     seen = [end for cost in costs for end in cost.usd_per_million_hours.ends]
     ax.set_ylim(min(seen) / 3, max(seen) * 2)
     ax.set(xscale="log", yscale="log", xlabel="RTFx of one core or GPU", ylabel="USD for a million hours of speech")

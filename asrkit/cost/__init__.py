@@ -13,6 +13,8 @@ from asrkit.cost.counts import (
     largest_batch,
 )
 from asrkit.cost.money import (
+    KIN,
+    MODEL,
     Instance,
     Speed,
     Terms,
@@ -35,6 +37,8 @@ from asrkit.cost.ranges import Range
 __all__ = [
     "CARDS",
     "GPU_TILE_BYTES",
+    "KIN",
+    "MODEL",
     "VARIANTS",
     "Card",
     "Instance",

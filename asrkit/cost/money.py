@@ -22,7 +22,8 @@ from asrkit import records
 from asrkit.cost.ranges import Range
 from asrkit.shapes import expect, expect_types, whole
 
-ORIGINS = ("published", "recorded", "measured here", "assumed")
+KIN = "recorded, a machine of this kind"  # same processor, cores and memory: perhaps this one, and perhaps another
+ORIGINS = ("published", "recorded", KIN, "measured here", "assumed")
 CORE, GPU = "recogniser-one-core", "ladder-"  # benchmarks of a whole recogniser: on one core; on a GPU, rung by rung
 MODEL = "parakeet_rnnt_1_1b"
 MOST = 10**9  # cores, GPUs, instances
@@ -125,6 +126,11 @@ class TranscriptionCost:
     kWh: Range | None
 
     @property
+    def name(self) -> str:
+        """`p4de.24xlarge, RTFx 2,053`: what tells it from others in a table."""
+        return f"{self.instance.name}, RTFx {Range.of(self.speed.rtfx.middle)}"
+
+    @property
     def usd(self) -> Range:
         """All parts together. Price and utilisation are one number in all of them, so the ends are reached."""
         return sum(self.parts.values(), Range(0, 0, 0))
@@ -206,7 +212,8 @@ def compare(costs: Sequence[TranscriptionCost]) -> list[dict[str, Any]]:
             "device": speed.device, "date": speed.date, "source": speed.source, "usd": cost.usd.ends,
             "usd_per_million_hours": cost.usd_per_million_hours.ends, "instance_hours": cost.instance_hours.ends,
             "parts": {part: usd.ends for part, usd in cost.parts.items() if usd.high},
-            "break_even_rtfx": even and even.ends, "kWh": cost.kWh and cost.kWh.ends, "caveats": cost.caveats,
+            "break_even_rtfx": even and even.ends, "against": rivals[0].name if rivals else None,
+            "kWh": cost.kWh and cost.kWh.ends, "caveats": cost.caveats,
         })  # fmt: skip
     return rows
 
@@ -277,32 +284,33 @@ def published_speeds(path: str | Path | None = None) -> list[Speed]:
     return _table(path or "rtfx.csv", speed)
 
 
-def recorded_speeds(*paths: str | Path) -> list[Speed]:
+def recorded_speeds(*paths: str | Path, own: Sequence[str | Path] = ()) -> list[Speed]:
     """RTFx of whole recognisers, the newest record of each machine and implementation: quartiles about the median.
 
-    On one core every implementation, on a GPU the fastest rung of each ladder.
+    On one core every implementation, on a GPU the fastest rung of each ladder. Records of `own` files, the reader's, come before
+    others, and are measured here if this machine made them.
     """
-    newest, best, here = dict[Any, dict[str, Any]](), dict[Any, dict[str, Any]](), records.machine()["id"]
-    for path in paths or [records.shipped("records")]:
+    newest, best = dict[Any, tuple[bool, str, dict[str, Any]]](), dict[Any, tuple[float, Speed]]()
+    for path in (*(paths or [records.shipped("records")]), *own):
         for record in records.read(path):
-            what, params = record["what"], record["params"]
+            what, params, order = record["what"], record["params"], (path in own, record["captured_at"])
             fits = what == CORE or (what.startswith(GPU) and str(params.get("device")).startswith("cuda"))
             key = record["machine"]["id"], what, record["impl"]
-            older = key not in newest or newest[key]["captured_at"] < record["captured_at"]
+            older = key not in newest or newest[key][:2] < order
             if fits and older and record["metric"] == "rtfx" and params.get("preset", "tiny") != "tiny":
-                newest[key] = record
-    for (machine, what, impl), record in newest.items():
-        kind = machine, what, impl if what == CORE else ""
-        if kind not in best or best[kind]["value"] < record["value"]:
-            best[kind] = record
-    return [_speed(record, record["machine"]["id"] == here) for record in best.values()]
+                newest[key] = (*order, record)
+    for (machine, what, impl), (mine, _, record) in newest.items():
+        kind, origin = (machine, what, impl if what == CORE else ""), "measured here" if mine else KIN
+        if kind not in best or best[kind][0] < record["value"]:
+            best[kind] = record["value"], _speed(record, origin if machine == records.machine()["id"] else "recorded")
+    return [speed for _, speed in best.values()]
 
 
-def _speed(record: Mapping[str, Any], here: bool) -> Speed:
+def _speed(record: Mapping[str, Any], origin: str) -> Speed:
     stats, kind, params, on_core = record["stats"], record["machine"], record["params"], record["what"] == CORE
     return Speed(
         rtfx=Range(stats["p25"], stats["p50"], stats["p75"]), per="core" if on_core else "gpu",
-        origin="measured here" if here else "recorded", device=kind["cpu_model"] if on_core else kind["gpus"][0]["name"],
+        origin=origin, device=kind["cpu_model"] if on_core else kind["gpus"][0]["name"],
         model=params["preset"], batch=params.get("batch", 1), date=record["captured_at"][:10],
         source=f"machine {kind['id']}, {records.written(record)}",
         note=f"{record['impl']}, weights {params.get('weights')}, whole recogniser, {params['audio_s']:g} s of speech",

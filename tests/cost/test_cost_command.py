@@ -28,12 +28,24 @@ def cells(lines):
 def test_the_table_and_the_json_agree(capsys):
     lines, told = run(capsys)
     head, *rows = cells(lines)
-    assert head == ["instance", "RTFx", "of one", "model", "batch", "RTFx is", "USD/1M hours", "break-even", "kWh"]
+    assert head == [
+        "instance",
+        "units",
+        "RTFx of one",
+        "batch",
+        "model",
+        "RTFx is from",
+        "USD/1M hours",
+        "even at RTFx",
+        "with",
+        "kWh",
+    ]
     assert len(rows) == len(told["rows"]) >= 4
     for row, data in zip(rows, told["rows"], strict=True):
         ends = [data[name] for name in ("rtfx", "usd_per_million_hours", "break_even_rtfx", "kWh")]
-        assert row[0] == data["instance"] and row[2] == f"{data['per']} of {data['units']}" and row[4] == str(data["batch"])
-        assert [row[1], *row[6:]] == [str(Range(*one)) if one else "–" for one in ends]
+        assert row[0] == data["instance"] and row[1].startswith(f"{data['units']} {data['per']}") and row[3] == str(data["batch"])
+        assert [row[2], *row[6:8], row[9]] == [str(Range(*one)) if one else "–" for one in ends]
+        assert row[8] == (data["against"] or "–") and bool(data["against"]) == bool(data["break_even_rtfx"])
         assert row[5].startswith(data["origin"]) and data["device"] in row[5] and data["source"]
     assert {data["per"] for data in told["rows"]} == {"core", "gpu"} and {"published"} < {data["origin"] for data in told["rows"]}
     assert f"{told['model']}: the cheapest on cores costs {Range(*told['cores_over_gpus'])} times" in "\n".join(lines)
@@ -60,10 +72,11 @@ def test_where_no_model_has_both_there_is_no_ratio(capsys):
 
 
 def test_the_document_is_rebuilt_and_what_it_leaves_out_is_listed(capsys):
-    lines, told = run(capsys, "--document", "--hours", "7")
+    lines, told = run(capsys, "--document")
     assert [row["instance"] for row in told["rows"]] == ["p4de.24xlarge", "c7a.48xlarge"] and told["hours"] == 1e6
     assert [round(row["usd"][1]) for row in told["rows"]] == [2494, 11404]
     assert round(told["cores_over_gpus"][1], 2) == 4.57
+    assert "document 000, Accelerating Leaderboard-Topping ASR Models" in "\n".join(lines)
     assert told["not_stated"] == [row["input"] for row in cost.stated_inputs() if not row["stated"]]
     text = "\n".join(lines)
     assert (
@@ -109,11 +122,40 @@ def test_what_was_measured_here_takes_the_place_of_what_others_said(tmp_path, ca
     cores = [row for row in found["rows"] if row["per"] == "core"]
     assert {row["origin"] for row in cores} == {"measured here"} and [6.0] * 3 in [row["rtfx"] for row in cores]
     assert {row["origin"] for row in found["rows"] if row["per"] == "gpu"} == {"published"}
+    lines, found = run(capsys, *arguments[:2], "--model", "parakeet_rnnt_1_1b")
+    assert len(found["left_out"]) >= 1 and f"left out: {', '.join(found['left_out'])}: no RTFx of" in "\n".join(lines)
+
+
+def test_records_that_are_shipped_were_not_measured_here(capsys):
+    _, told = run(capsys)
+    assert "measured here" not in {row["origin"] for row in told["rows"]}
+    assert {row["origin"].partition(",")[0] for row in told["rows"]} == {"published", "recorded"}
+
+
+def test_a_model_that_is_asked_for_is_the_only_one_and_machines_without_it_are_named(capsys):
+    lines, told = run(capsys, "--model", "parakeet_ctc_1_1b")
+    assert {row["model"] for row in told["rows"]} == {"parakeet_ctc_1_1b"} and {"c7a.48xlarge", "hf-h200"} <= {*told["left_out"]}
+    assert f"left out: {', '.join(told['left_out'])}: no RTFx of parakeet_ctc_1_1b is known" in lines
+
+
+def test_a_file_that_is_torn_empty_or_of_others_is_no_measurement_of_this_machine(tmp_path, capsys):
+    made = records.Measurement("recogniser-one-core", "rtfx", "s/s", 6.0, params={"preset": "parakeet_rnnt_1_1b", "audio_s": 16})
+    body = made.sealed() | {"machine": made.sealed()["machine"] | {"id": "0123456789ab"}}
+    body.pop("content_sha256")
+    foreign = json.dumps(body | {"content_sha256": records.content_hash(body)}) + "\n"
+    for text, why in (
+        (json.dumps(made.sealed())[:-9], "records as they were sealed"), ("", "records of a whole"),
+        (foreign, "records of a whole"),
+    ):  # fmt: skip
+        (tmp_path / "own.jsonl").write_text(text)
+        assert main(["cost", "--measured", str(tmp_path / "own.jsonl")]) == 2
+        out, err = capsys.readouterr()
+        assert err.startswith(f"asrkit cost: --measured: expected {why}") and err.count("\n") == 1 and out == ""
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ("--hours nan", "--hours: expected a number not below 0, got 'nan'"), ("--hours 0", "--hours: expected above 0"),
-    ("--hours 1:2", "--hours: expected a number not below 0, got '1:2'"), ("--hours -1", "--hours: expected"),
+    ("--hours nan", "--hours: expected a number, 0 or in 1e-12..1e12, got 'nan'"), ("--hours 0", "--hours: expected above 0"),
+    ("--hours 1:2", "--hours: expected a number, 0 or in 1e-12..1e12, got '1:2'"), ("--hours -1", "--hours: expected"),
     ("--instance nope", "--instance: expected one of c7a.48xlarge, c7i.48xlarge"),
     ("--instance g6.xlarge", "--rtfx: expected yours"), ("--rtfx 0", "--rtfx: expected above 0"),
     ("--rtfx x", "--rtfx: expected a number"), ("--rtfx 5:4", "--rtfx: expected a number"),
@@ -123,9 +165,21 @@ def test_what_was_measured_here_takes_the_place_of_what_others_said(tmp_path, ca
     ("--price 0 --instance c7a.48xlarge", "--price: expected above 0"), ("--price 3", "--price: expected one --instance"),
     ("--units 4", "--units: expected --price and --rtfx"), ("--units 0 --price 1 --rtfx 4", "--units: expected at least 1"),
     ("--on monday", "--on: expected a day such as"), ("--on 2020-01-01", "--on: expected a day of which there are prices"),
-    ("--model foo", "--model: expected one of parakeet_rnnt_1_1b"), ("--instances 0", "--instances: expected"),
+    ("--model foo", "--model: expected one of parakeet_rnnt_1_1b"), ("--instances 0 --startup 1", "--instances: expected a whole"),
+    (f"--instances {'9' * 400} --startup 1", "--instances: expected a whole"),
+    (f"--units {'9' * 400} --price 1 --rtfx 4", "--units: expected at least 1, at most 1e9"),
+    ("--hours 1e308 --storage 1e300", "--hours: expected"), ("--rtfx 1e-320", "--rtfx: expected"),
+    ("--rtfx=", "--rtfx: expected"), ("--price= --instance c7a.48xlarge", "--price: expected"), ("--on=", "--on: expected a day"),
+    ("--model=", "--model: expected one of"), ("--on 2024-13-99", "--on: expected a day"),
+    ("--document --hours 7", "--hours: expected none beside --document"), ("--document --rtfx 5", "--rtfx: expected none beside"),
+    ("--document --model foo", "--model: expected none beside"), ("--document --on 2025-01-01", "--on: expected none beside"),
+    ("--document --instance c7a.48xlarge", "--instance: expected none beside"), ("--model foo --rtfx 5", "--model: expected none"),
+    ("--units 4 --price 1 --rtfx 4 --on 2025-01-01", "--on: expected none beside --units"),
+    ("--months 2", "--months: expected --storage beside it"), ("--instances 2", "--instances: expected --startup beside it"),
+    ("--measured .", "--measured: expected a file"),
     ("--startup nan", "--startup: expected"), ("--egress -1", "--egress: expected"), ("--storage x", "--storage: expected"),
-    ("--months nan", "--months: expected"), ("--measured nowhere.jsonl", "--measured: expected a file of records"),
+    ("--months nan --storage 1", "--months: expected a number"),
+    ("--measured nowhere.jsonl", "--measured: expected a file of records"),
 ])  # fmt: skip
 def test_nonsense_is_one_line(arguments, message, capsys):
     assert main(["cost", *arguments.split()]) == 2

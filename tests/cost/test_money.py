@@ -199,6 +199,7 @@ def test_prices_are_those_of_the_day_and_range_over_regions():
     assert "p5en.48xlarge" in now and "p5en.48xlarge" not in then and not cost.load_prices(on="2024-09-20")
 
 
+OTHER = "0123456789ab"  # a machine
 HEAD = "instance,provider,processor,vcpus,cores,gpus,gpu,usd_per_hour,region,date"
 
 
@@ -239,24 +240,37 @@ def record(at, kind, impl="bfloat16", values=(3.0, 4.0, 5.0), **params):
 
 
 def test_the_newest_record_of_each_machine_and_implementation_counts_with_its_quartiles(tmp_path):
-    lines = [record("2026-01-02T00:00:00Z", "other", values=(7.0, 8.0, 9.0)), record("2026-01-01T00:00:00Z", "other"),
+    lines = [record("2026-01-02T00:00:00Z", OTHER, values=(7.0, 8.0, 9.0)), record("2026-01-01T00:00:00Z", OTHER),
              record("2026-01-01T00:00:00Z", None), record("2026-01-01T00:00:00Z", None, impl="float32", values=(1.0, 2.0, 3.0)),
              record("2026-01-03T00:00:00Z", None, preset="tiny")]  # fmt: skip
     records.append(tmp_path / "a.jsonl", *lines)
-    found = cost.recorded_speeds(tmp_path)
+    found, kin = cost.recorded_speeds(tmp_path), "recorded, a machine of this kind"
     assert [(one.origin, one.rtfx, one.date) for one in found] == [
         ("recorded", Range(7.5, 8, 8.5), "2026-01-02"),
-        ("measured here", Range(3.5, 4, 4.5), "2026-01-01"),
-        ("measured here", Range(1.5, 2, 2.5), "2026-01-01"),
+        (kin, Range(3.5, 4, 4.5), "2026-01-01"),
+        (kin, Range(1.5, 2, 2.5), "2026-01-01"),
     ]
-    assert found[0].device == "AMD EPYC" and "other" in found[0].source and found[0].label == "recorded, AMD EPYC, 2026-01-02"
+    assert found[0].device == "AMD EPYC" and OTHER in found[0].source and found[0].label == "recorded, AMD EPYC, 2026-01-02"
     assert found[2].note.startswith("float32")
+
+
+def test_only_what_is_in_a_file_of_ones_own_was_measured_here(tmp_path):
+    others, own = tmp_path / "a.jsonl", tmp_path / "own.jsonl"
+    records.append(others, record("2026-01-05T00:00:00Z", None), record("2026-01-05T00:00:00Z", None, impl="float32"))
+    records.append(own, record("2026-01-01T00:00:00Z", None, values=(7.0, 8.0, 9.0)), record("2026-01-01T00:00:00Z", OTHER))
+    found = cost.recorded_speeds(others, own=[own])
+    assert sorted((one.origin, one.rtfx.middle) for one in found) == [
+        ("measured here", 8), ("recorded", 4), ("recorded, a machine of this kind", 4),
+    ]  # fmt: skip
 
 
 def test_on_a_gpu_the_fastest_rung_of_a_ladder_counts_and_a_ladder_on_a_processor_does_not(tmp_path):
     def rung(impl, rtfx, at="2026-01-01T00:00:00Z", device="cuda:0"):
-        made = record(at, "other", impl, (rtfx, rtfx, rtfx), device=device, batch=64)
-        made |= {"what": "ladder-rnnt", "machine": made["machine"] | {"gpus": [{"name": "NVIDIA H200"}]}}
+        made = record(at, OTHER, impl, (rtfx, rtfx, rtfx), device=device, batch=64)
+        made |= {
+            "what": "ladder-rnnt",
+            "machine": made["machine"] | {"gpus": [dict.fromkeys(records.GPU, "") | {"name": "NVIDIA H200"}]},
+        }
         body = {key: item for key, item in made.items() if key != "content_sha256"}
         return body | {"content_sha256": records.content_hash(body)}
 
