@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 
 from asrkit.records import machine as this_machine
 from asrkit.records import shipped, written
+from asrkit.shapes import expect, expect_types
 
 LABELS = ("reproduced", "arithmetic checked", "direction only", "not reproduced", "too noisy", "ill-defined",
           "not measurable here", "not measured yet")  # fmt: skip
@@ -40,7 +42,7 @@ class Claim:
     kind: str
     metric: str
     unit: str
-    quoted: float | None  # None where the text gives no number
+    quoted: int | float | None  # None where the text gives no number
     notebook: str
     needs: str = "cpu"
     status: str = "measured"
@@ -59,12 +61,13 @@ class Claim:
     notes: str = ""
 
     def __post_init__(self) -> None:
+        expect_types(self)
         rules = {
             f"kind one of {', '.join(KINDS)}": self.kind in KINDS, f"needs one of {', '.join(NEEDS)}": self.needs in NEEDS,
             "status measured or planned": self.status in ("measured", "planned"),
             "no status planned beside a formula, which settles it": not self.formula or self.status != "planned",
             f"a source with {', '.join(SOURCE)}": isinstance(self.source, dict) and all(self.source.get(key) for key in SOURCE),
-            "a number or null as quoted": isinstance(self.quoted, int | float | None),
+            "a finite number or null as quoted": self.quoted is None or (self.quoted is not True and isfinite(self.quoted)),
             "a formula, for arithmetic only": self.kind == "ratio" or bool(self.formula) == (self.kind == "arithmetic"),
             "a grid with a formula and keys": bool(self.grid) == bool(self.keys) <= bool(self.formula),
             "take max or min, or neither": self.take in ("", "max", "min"),
@@ -72,7 +75,7 @@ class Claim:
             f"one tolerance: {', '.join(HOW)}": len(self.tolerance) == 1 and {*self.tolerance} <= {*HOW},
         }  # fmt: skip
         if broken := [rule for rule, holds in rules.items() if not holds]:
-            raise ValueError(f"claim {self.id!r}: expected {broken[0]}.")
+            raise ValueError(f"expected {broken[0]}.")
 
     def agrees(self, value: float, printed: float | None = None) -> bool:
         """Whether `value` is `printed`, or else what is quoted, within the tolerance; `above` and `below` are distances."""
@@ -108,23 +111,41 @@ class Verdict:
 
 def load_claims(path: str | Path | None = None) -> list[Claim]:
     """The claims of a YAML file, by default those that asrkit ships; ValueError names the claim and what is wrong."""
-    entries, claims = yaml.safe_load(Path(path or shipped("claims.yaml")).read_text("utf-8")), dict[str, Claim]()
-    wanted = {item.name for item in fields(Claim)}
-    required = {item.name for item in fields(Claim) if item.default is MISSING and item.default_factory is MISSING}
-    for entry in entries or []:
-        name = entry.get("id")
-        problems = {"unknown field": {*entry} - wanted, "missing field": required - {*entry}, "duplicate id": {name} & {*claims}}
-        for problem, keys in problems.items():
-            if keys:
-                raise ValueError(f"claim {name!r}: {problem} {', '.join(sorted(map(str, keys)))}.")
-        claims[name] = Claim(**entry)
-        if claims[name].formula:
-            verdict(claims[name], (), {})  # a formula that cannot be computed is told here
+    path, claims = Path(path or shipped("claims.yaml")), dict[str, Claim]()
+    try:
+        entries = yaml.safe_load(path.read_text("utf-8-sig"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected YAML, got {' '.join(str(error).split())}.") from error
+    expect(isinstance(entries, list), str(path), "a list of claims", type(entries).__name__)
+    for entry in entries:
+        name = entry.get("id") if isinstance(entry, dict) else entry
+        try:
+            claims[name] = _claim(entry, claims)
+        except Exception as error:  # a formula and what it is computed from may fail in any way
+            raise ValueError(f"claim {name!r}: {error}") from error
     return list(claims.values())
 
 
+def _claim(entry: Any, others: Mapping[str, Claim]) -> Claim:
+    expect(isinstance(entry, dict), "claim", "fields and values", type(entry).__name__)
+    wanted = {item.name for item in fields(Claim)}
+    required = {item.name for item in fields(Claim) if item.default is MISSING and item.default_factory is MISSING}
+    duplicate = {entry.get("id")} & {*others}
+    problems = {"unknown field": {*entry} - wanted, "missing field": required - {*entry}, "duplicate id": duplicate}
+    for problem, keys in problems.items():
+        if keys:
+            raise ValueError(f"{problem} {', '.join(sorted(map(str, keys)))}.")
+    claim = Claim(**entry)
+    if claim.formula:
+        verdict(claim, (), {})  # a formula that cannot be computed is told here
+    return claim
+
+
 def evaluate(formula: str, params: Mapping[str, float]) -> float:
-    """The number that an arithmetic expression over `params` makes; numbers, names, operators, max, mean and the like."""
+    """The number that an arithmetic expression over `params` makes; numbers, names, operators, max, mean and the like.
+
+    In floats: a whole number of a million digits would take for ever.
+    """
     tree = ast.parse(formula, mode="eval")
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
@@ -133,7 +154,12 @@ def evaluate(formula: str, params: Mapping[str, float]) -> float:
             known = isinstance(node, ast.Name) and node.id in (FUNCTIONS if id(node) in called else params)
         if not known or not isinstance(node, ARITHMETIC):
             raise ValueError(f"formula: expected numbers, {', '.join(params)} and operators, got {ast.unparse(node)!r}.")
-    return eval(compile(tree, "formula", "eval"), {"__builtins__": {}}, dict(params) | FUNCTIONS)
+        if isinstance(node, ast.Constant):
+            node.value = float(node.value)  # type: ignore[arg-type]
+    known_as = {name: float(value) if isinstance(value, int | float) else value for name, value in params.items()}
+    value = eval(compile(tree, "formula", "eval"), {"__builtins__": {}}, known_as | FUNCTIONS)
+    expect(isinstance(value, int | float) and isfinite(value), "formula", "a finite number", repr(value))
+    return value
 
 
 @functools.cache
@@ -146,8 +172,11 @@ def published(name: str) -> list[dict[str, Any]]:
         except ValueError:
             return text
 
-    with shipped(f"published/{name}").open(encoding="utf-8", newline="") as file:
-        return [{key: value(text) for key, text in line.items() if text} for line in csv.DictReader(file)]
+    with shipped(f"published/{name}").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    more = [number for number, line in enumerate(rows, 2) if None in line]
+    expect(not more, name, "as many cells as columns", f"more in line {more[:1]}")
+    return [{key: value(text) for key, text in line.items() if text} for line in rows]
 
 
 def lines(claim: Claim) -> Iterator[tuple[str, float, float]]:
@@ -163,7 +192,7 @@ def lines(claim: Claim) -> Iterator[tuple[str, float, float]]:
         near = [other for other in published(claim.grid) if fits(other, beside)]
         name = ", ".join(f"{key} {line[key]:g}" if isinstance(line[key], float) else line[key] for key in claim.keys)
         if len(near) > 1:
-            raise ValueError(f"claim {claim.id!r}: expected keys that name a line, got {len(near)} lines beside {name}.")
+            raise ValueError(f"expected keys that name a line, got {len(near)} lines beside {name}.")
         if not near:
             continue
         known = dict(claim.params) | line | {f"base_{key}": value for key, value in near[0].items()}
@@ -172,6 +201,7 @@ def lines(claim: Claim) -> Iterator[tuple[str, float, float]]:
 
 def _judge_grid(claim: Claim) -> Verdict:
     found = list(lines(claim))
+    expect(bool(found), "where", "lines of the grid", "none")
     if claim.take:
         name, value, _ = (max if claim.take == "max" else min)(found, key=lambda line: line[1])
         why = f"{claim.formula}: the {claim.take} of {len(found)} lines is at {name}. {claim.notes}"

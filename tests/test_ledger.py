@@ -138,7 +138,11 @@ def test_a_formula_is_arithmetic_and_nothing_else(formula):
     ("change", "message"),
     [
         ({"surprise": 1}, "unknown field surprise"), ({"text": None}, "missing field text"), ({"kind": "guess"}, "kind one of"),
-        ({"source": {"title": "x"}}, "a source with"), ({"quoted": "two"}, "a number or null"),
+        ({"source": {"title": "x"}}, "a source with"), ({"quoted": "two"}, "quoted: expected int or float"),
+        ({"quoted": float("inf")}, "a finite number or null"), ({"text": 5}, "text: expected str"), ({"id": ["c"]}, ""),
+        ({"params": [1], "formula": "1"}, ""), ({"tolerance": 3}, ""), ({"formula": "9**9**9"}, ""), ({"formula": "10**10**7"}, ""),
+        ({"formula": "1/0"}, "division"), ({"formula": "2*"}, "invalid syntax"), ({"formula": "(-8)**0.5"}, "a finite number"),
+        ({"formula": "max(1)"}, "not iterable"), ({"formula": "1e308 * 10"}, "formula: expected a finite number"),
         ({"kind": "latency", "arms": [], "formula": "1"}, "a formula"), ({"kind": "arithmetic", "arms": []}, "a formula"),
         ({"arms": ["one"]}, "two arms or none"), ({"tolerance": {"rel": 1, "abs": 1}}, "one tolerance"),
         ({"needs": "luck"}, "needs one of"), ({"formula": "1", "status": "planned"}, "no status planned"),
@@ -151,8 +155,33 @@ def test_a_claim_that_breaks_the_schema_is_named(tmp_path, change, message):
     entry = {key: value for key, value in entry.items() if value is not None}
     path = tmp_path / "claims.yaml"
     path.write_text(yaml.safe_dump([entry]))
-    with pytest.raises(ValueError, match=f"claim 'c': .*{message}"):
+    with pytest.raises(ValueError, match=f"claim .*'c'.*: .*{message}"):
         load_claims(path)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("- a\n- b", "claim 'a': claim: expected fields"), ("a: 1", "claims.yaml: expected a list"), ("hello", "expected a list"),
+    ("- {a: [1", "claims.yaml: expected YAML"), (b"- id: \xff\xfe", "claims.yaml: expected YAML"), ("- {id: c, {a: 1}: 2}", "YAML"),
+])  # fmt: skip
+def test_a_file_that_holds_no_claims_is_named(tmp_path, text, message):
+    (tmp_path / "claims.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=message):
+        load_claims(tmp_path / "claims.yaml")
+
+
+@pytest.mark.parametrize("table, fields, message", [
+    ("gpu,batch,half,ms,printed\nA,1,0,x,1\n", {}, "unsupported operand"), ("gpu,batch,half,ms\nA,1,0,1,9\n", {}, "more in line"),
+    ("gpu,batch,half,ms,printed\nA,1,0,3,1\n", {"where": {"gpu": "B"}, "quoted": 0}, "where: expected lines of the grid"),
+    ("gpu,batch,half,ms,printed\nA,1,0,nan,1\n", {}, "formula: expected a finite number"),
+])  # fmt: skip
+def test_a_grid_that_cannot_be_computed_is_told_with_its_claim(tmp_path, grid, table, fields, message):
+    grid(table)
+    entry = (
+        {"id": "c", "text": "t", "source": SOURCE, "notebook": "00"} | SPEEDUP | {"arms": [], "keys": [*SPEEDUP["keys"]]} | fields
+    )
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump([entry]))
+    with pytest.raises(ValueError, match=f"claim 'c': .*{message}"):
+        load_claims(tmp_path / "claims.yaml")
 
 
 def test_two_claims_of_one_name_are_refused(tmp_path):
