@@ -89,12 +89,12 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from asrkit.ledger import load_claims
-    from asrkit.records import shipped, verify
+    from asrkit.records import files, shipped, verify
     from asrkit.shapes import expect
 
     for path in args.paths:
         expect(path.exists(), "paths", "files of records, or folders of them", repr(str(path)), "There is no such file.")
-    paths = args.paths or sorted(shipped("records").rglob("*.jsonl"))
+    paths = args.paths or files(shipped("records"))
     problems = verify(paths)
     for problem in problems:
         print(problem, file=sys.stderr)
