@@ -18,7 +18,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from asrkit import records
+from asrkit import ledger, records
 from asrkit.cli import main
 from asrkit.report import NotebookRun, ReportResult, compare, report, run_notebooks
 from asrkit.report.pages import prose
@@ -219,7 +219,7 @@ def test_a_comparison_pairs_what_both_measured_and_says_what_is_apart(twice, cap
     told = json.loads(last)
     assert (told["records"], told["apart"], told["same_machine"], told["verdicts_changed"]) == (3, 1, True, 0)
     (apart,) = [line.split() for line in lines if line.startswith("apart")]
-    assert apart[-6:] == ["1.1", "ms", "2.1", "ms", "1.91", "quartiles", "apart"]
+    assert apart[-7:] == ["1.1", "ms", "2.1", "ms", "1.91", "quartiles", "apart"]
     assert [line.split()[-2:] for line in lines if line.startswith(("once", "near"))] == [
         ["one", "observation"],
         ["quartiles", "overlap"],
@@ -250,7 +250,8 @@ def test_a_comparison_warns_where_machines_differ_and_shows_verdicts_that_do(twi
     told = json.loads((a / "manifest.json").read_text())
     told["runs"][0]["name"] = "02_joint_memory"
     (a / "manifest.json").write_text(json.dumps(told))
-    assert {how for name, *_, how in compare(a, b).verdicts if name.startswith("joint-memory")} == {"only A ran the notebook"}
+    homes = {claim.id: claim.notebook == "02_joint_memory" for claim in ledger.load_claims()}
+    assert {(homes[name], how) for name, *_, how in compare(a, b).verdicts} == {(True, "only A ran the notebook"), (False, "")}
     for wrong in (
         "null",
         "[]",
