@@ -118,7 +118,7 @@ def load_claims(path: str | Path | None = None) -> list[Claim]:
         raise ValueError(f"{path}: expected YAML, got {' '.join(str(error).split())}.") from error
     expect(isinstance(entries, list), str(path), "a list of claims", type(entries).__name__)
     for entry in entries:
-        name = entry.get("id") if isinstance(entry, dict) else entry
+        name: Any = entry.get("id") if isinstance(entry, dict) else entry
         try:
             claims[name] = _claim(entry, claims)
         except Exception as error:  # a formula and what it is computed from may fail in any way
