@@ -20,7 +20,7 @@ def executed(series_home):
     """Folder of the report of the whole series, and what the command printed."""
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
     folder = series_home / "reports"
-    command = [sys.executable, "-m", "asrkit.cli", "report", "--out", str(folder), "--no-progress"]
+    command = [sys.executable, "-m", "asrkit.cli", "report", "--out", str(folder), "--no-progress", "--jobs", "2"]
     command += ["-p", "train_seconds", "600"]  # by steps: a busy machine is slower, not worse
     command += ["-p", "passes", "1", "-p", "tdt_steps", "100"]  # of notebooks 08 and 06: every cell, trained for less long
     environment = {**os.environ, "ASRKIT_HOME": str(series_home)}
