@@ -84,15 +84,16 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def alone(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Holds `folder`, created when missing: others wait, or get a ValueError, until the block or its process ends."""
+def alone(folder: Path, *, lock: str = "", wait: bool = False, refused: str = "") -> Iterator[None]:
+    """Holds `folder`, created when missing, or a file `lock` in it: others wait, or are `refused`, until block or process end."""
     folder.mkdir(parents=True, exist_ok=True)
-    held = os.open(folder, os.O_RDONLY)
+    held = os.open(folder / lock, os.O_RDONLY | (os.O_CREAT if lock else 0), 0o644)
     try:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise ValueError(f"{folder}: expected a folder that nobody else writes to now. Wait, or name another.") from None
+            said = f"{folder}: expected a folder that nobody else writes to now. Wait, or name another."
+            raise ValueError(refused or said) from None
         yield
     finally:
         os.close(held)

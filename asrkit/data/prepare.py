@@ -1,7 +1,6 @@
 """Corpora made ready for training: loaded, checked and unpacked, or found in a folder, and written as lhotse cuts."""
 
 import contextlib
-import fcntl
 import gzip
 import io
 import json
@@ -11,7 +10,7 @@ import sys
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from tqdm import tqdm
 
 from asrkit.data import corpora
 from asrkit.data.fetch import fetch
-from asrkit.records import atomic, home
+from asrkit.records import alone, atomic, home
 from asrkit.shapes import expect
 
 OPENSLR, MB, UNPACKED = "https://www.openslr.org/resources", 1e6, 1.1  # FLAC hardly shrinks in an archive
@@ -98,18 +97,6 @@ def prepare(
     return {**summary, "parts": counts, "manifests": manifests}
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else prepares `folder` meanwhile; a process that is killed lets go."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            expect(False, "out", "a folder that nobody else is preparing", str(folder), "Wait, or pass another --out.")
-        yield
-
-
 def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str]) -> list[str]:
     unknown = sorted({*parts} - {*known, "all"})
     expect(not unknown, "parts", f"some of {', '.join(known)}", ", ".join(unknown))
@@ -135,7 +122,8 @@ def _published(
 ) -> Parts:
     archives, folder = ARCHIVES[name], to if name == "yesno" else to / "LibriSpeech"
     chosen = [*archives] if name == "yesno" else _chosen(parts, [*archives], DEFAULT.get(name, [*archives]))
-    with _alone(to):
+    busy = f"out: expected a folder that nobody else is preparing, got {to}. Wait, or pass another --out."
+    with alone(to, lock=".lock", refused=busy):
         todo = {part: archives[part] for part in chosen if not (folder / part / ".completed").is_file()}
         if todo:
             size = sum(one.size for one in todo.values())

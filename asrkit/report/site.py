@@ -2,7 +2,6 @@
 
 import base64
 import datetime
-import fcntl
 import hashlib
 import json
 import math
@@ -88,12 +87,9 @@ def report(
     limit = plan["timeout_s"]
     expect(limit is None or 0 < limit < math.inf, "timeout_s", "a number of seconds above 0", limit)
     expect(jobs is None or jobs > 0, "jobs", "at least 1", jobs)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            expect(False, "resume", "a run that has ended", f"one that is running now, {folder.name}")
+    with store.alone(
+        folder, lock=".lock", refused=f"resume: expected a run that has ended, got one that is running now, {folder.name}."
+    ):
         plan["commands"] = [*plan.get("commands", []), command(sys.argv)]
         plan["notebooks"] = [os.path.relpath(path, folder) for path in paths]
         _write(folder / "plan.json", json.dumps(plan, indent=1, default=str))
