@@ -94,8 +94,9 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
     own = nodes if out.stride() == logits.stride() else nodes.of(out)
     tables = nodes.on(logits.device), own.on(logits.device)
     blocks = blocks_for(nodes, nodes.table[:, ROW_FRAMES] * nodes.table[:, ROW_NODES], ROWS)
-    launch(_gradient, blocks, (LANES, ROWS), flat(logits), flat(out), targets.contiguous(), *tables, V, options.blank,
-           options.fused_log_softmax, clamp, saved.z, saved.by_blank, saved.by_label, tail, incoming.float().contiguous())  # fmt: skip
+    given = flat(logits), flat(out), targets.contiguous(), *tables, V, options.blank, options.fused_log_softmax, clamp
+    shares = saved.z, saved.by_blank, saved.by_label, tail, incoming.float().contiguous()
+    launch(_gradient, blocks, (LANES, ROWS), *given, *shares)
 
 
 @cuda.jit(device=True)

@@ -39,7 +39,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     V, size = logits.shape[-1] - n, nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
     with torch.cuda.device_of(logits):
         _scores[_grid(nodes, size)](
-            logits, targets, targets.stride(0), nodes.on(device), z, stay, emit, durations, options.blank, V=V, N=n,
+            logits, targets.contiguous(), targets.shape[1], nodes.on(device), z, stay, emit, durations, options.blank, V=V, N=n,
             FUSED=options.fused_log_softmax, TOGETHER=together(logits, nodes), **blocks(V, n), **OPTIONS,
         )  # fmt: skip
     return Scores(z, stay, emit, durations if n else None)
@@ -51,13 +51,13 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
     V, n = logits.shape[-1] - tail.shape[1], tail.shape[1]
     own = nodes if out.stride() == logits.stride() else nodes.of(out)
     tables = nodes.on(logits.device), own.on(logits.device)
-    saves = saved.z, saved.by_blank.contiguous(), saved.by_label.contiguous(), tail.contiguous()
+    shares = saved.z, saved.by_blank.contiguous(), saved.by_label.contiguous(), tail.contiguous(), incoming.float().contiguous()
     size = nodes.table[:, ROW_FRAMES] * nodes.table[:, ROW_NODES]
     with torch.cuda.device_of(logits):
         _gradient[_grid(nodes, size)](
-            logits, out, targets, targets.stride(0), *tables, *saves, incoming.float().contiguous(), options.blank, options.clamp,
-            V=V, N=n, FUSED=options.fused_log_softmax, CLAMPS=options.clamp > 0,
-            TOGETHER=min(together(logits, nodes), together(out, own)), **blocks(V, n), **OPTIONS,
+            logits, out, targets.contiguous(), targets.shape[1], *tables, *shares, options.blank, options.clamp, V=V, N=n,
+            FUSED=options.fused_log_softmax, CLAMPS=options.clamp > 0, TOGETHER=min(together(logits, nodes), together(out, own)),
+            **blocks(V, n), **OPTIONS,
         )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _normaliser(x, V: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
 
 @triton.jit
 def _scores(
-    logits, targets, target_step, table, z, stay, emit, durations, blank, V: tl.constexpr, N: tl.constexpr, FUSED: tl.constexpr,
+    logits, targets, U, table, z, stay, emit, durations, blank, V: tl.constexpr, N: tl.constexpr, FUSED: tl.constexpr,
     TOGETHER: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
@@ -129,7 +129,7 @@ def _scores(
     while place < size:
         u, node = place % U1, _column(table, b, FIRST_NODE_) + place
         x = logits + _first_logit(table, b, place // U1, u, TOGETHER)
-        label = tl.load(targets + b * target_step + u, mask=u + 1 < U1, other=0)
+        label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=0)
         at_blank, at_label = tl.load(x + blank).to(tl.float32), tl.load(x + label).to(tl.float32)
         largest, rest = 0.0, 0.0
         if FUSED:
@@ -175,7 +175,7 @@ def _softmax(x, out, z, share, clamp, scale, V: tl.constexpr, CLAMPS: tl.constex
 
 @triton.jit
 def _gradient(
-    logits, out, targets, target_step, table, own, z, by_blank, by_label, by_duration, incoming, blank, clamp,
+    logits, out, targets, U, table, own, z, by_blank, by_label, by_duration, incoming, blank, clamp,
     V: tl.constexpr, N: tl.constexpr, FUSED: tl.constexpr, CLAMPS: tl.constexpr, TOGETHER: tl.constexpr, BLOCK: tl.constexpr,
     TAIL: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
@@ -191,7 +191,7 @@ def _gradient(
         else:
             x, node = logits + _first_logit(table, b, t, u, TOGETHER), _column(table, b, FIRST_NODE_) + t * U1 + u
             stay, emit, normaliser = tl.load(by_blank + node), tl.load(by_label + node), tl.load(z + node)
-            label = tl.load(targets + b * target_step + u, mask=u + 1 < U1, other=blank)
+            label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=blank)
             share = stay + emit if FUSED else 0.0
             at_blank, at_label = -stay, -emit
             if share != 0.0:

@@ -1,0 +1,108 @@
+"""What the row kernels of the losses on given logits ask of a GPU, read from their binaries: instructions and bytes a logit.
+
+Counted in the loop over tokens: of the innermost loops that read logits, the one that reads most of them in a trip; its
+instructions and the bytes that it moves, over the logits that a thread reads there. What a node costs once (the sum over
+lanes, the blank, the label) is left out, and so is nothing else: these loops hold no branch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.profiling.cubin import ARCHITECTURES, Cubin, Instruction, compile_numba, compile_triton
+
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+MANY = 8  # whole blocks, of which no compiler unrolls all
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowKernel:
+    """A compiled pass over the logits."""
+
+    cubin: Cubin
+    instructions: float  # of a thread for each logit
+    bytes: float  # read and written for each logit
+
+
+@lru_cache
+def row_kernels(impl: str, dtype: torch.dtype, *, V: int, n: int = 0, cc: int = 90, together: int = 1) -> dict[str, RowKernel]:
+    """The "scores" and "gradient" kernels of "triton" or "numba_cuda" for V tokens and n durations on sm_`cc`.
+
+    `together`: see asrkit.losses.rows.triton. V is taken to have many blocks, so that a loop is left to count; numba_cuda's
+    kernels do not depend on it. RuntimeError where a compiler is missing, see asrkit.profiling.cubin.
+    """
+    made = dict(_triton(dtype, V, n, cc, together) if impl == "triton" else _numba(dtype, cc))
+    size = dtype.itemsize
+    return {name: _counted(cubin, size) for name, cubin in made.items()}
+
+
+def counts(impl: str, logits: Tensor, n: int = 0) -> dict[str, Any]:
+    """Params for the record of an arm on the GPU that holds `logits`; empty where its kernels cannot be compiled and read."""
+    major, minor = torch.cuda.get_device_capability(logits.device)
+    cc, V = 10 * major + minor, logits.shape[-1] - n
+    wide = 16 // logits.element_size()
+    if cc not in ARCHITECTURES:
+        return {}
+    try:
+        found = row_kernels(impl, logits.dtype, V=V, n=n, cc=cc, together=wide if logits.shape[-1] % wide == 0 else 1)
+    except RuntimeError:
+        return {}
+    sass = {name: {"instructions_a_logit": one.instructions, "bytes_a_logit": one.bytes} for name, one in found.items()}
+    return {"sass": sass}
+
+
+def _triton(dtype: torch.dtype, V: int, n: int, cc: int, together: int) -> Iterator[tuple[str, Cubin]]:
+    from asrkit.losses.rows import triton as rows
+
+    V = MANY * rows.BLOCK + V % rows.BLOCK
+    types: dict[str, Any] = dict.fromkeys(("targets", "table", "own"), "*i64") | dict.fromkeys(
+        ("logits", "out"), f"*{NAMES[dtype]}"
+    )
+    types |= {"U": "i32", "blank": "i32", "clamp": "fp32", "V": V, "N": n, "FUSED": True, "CLAMPS": False}
+    types |= {"TOGETHER": together, **rows.blocks(V, n)}
+    for name in ("scores", "gradient"):
+        kernel = getattr(rows, f"_{name}")
+        given = {argument: types.get(argument, "*fp32") for argument in kernel.arg_names}
+        pointers = [argument for argument, kind in given.items() if str(kind).startswith("*")]
+        yield name, compile_triton(kernel, given, cc=cc, warps=rows.OPTIONS["num_warps"], stages=1, aligned=pointers)
+
+
+def numba_types(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
+    """What Numba's row kernels are called with, for logits in `dtype`; bfloat16 as bit patterns."""
+    from numba import types
+
+    kinds = {torch.float32: types.float32, torch.float16: types.float16, torch.bfloat16: types.uint16}
+    logits, floats, flag = types.Array(kinds[dtype], 1, "C"), types.Array(types.float32, 1, "C"), types.boolean
+    whole, table, durations = types.int64, types.Array(types.int64, 2, "C"), types.Array(types.float32, 2, "C")
+    saved = floats, floats, floats, durations
+    return {
+        "scores": (logits, table, table, whole, whole, flag, *saved),
+        "gradient": (logits, logits, table, table, table, whole, whole, flag, types.float32, *saved, floats),
+    }
+
+
+def _numba(dtype: torch.dtype, cc: int) -> Iterator[tuple[str, Cubin]]:
+    from asrkit.losses.rows import numba_cuda as rows
+
+    threads = rows.LANES * rows.ROWS
+    for name, types in numba_types(dtype).items():
+        shared = 8 * threads if name == "scores" else 0
+        yield name, compile_numba(getattr(rows, f"_{name}"), types, cc=cc, threads=threads, dynamic_B=shared)
+
+
+def _counted(cubin: Cubin, size: int) -> RowKernel:
+    loop = max(cubin.loops, key=_read)
+    logits = _read(loop) // size
+    return RowKernel(cubin=cubin, instructions=len(loop) / logits, bytes=(_read(loop) + _written(loop)) / logits)
+
+
+def _read(loop: tuple[Instruction, ...]) -> int:
+    return sum(one.bytes for one in loop if one.opcode.startswith("LDG"))
+
+
+def _written(loop: tuple[Instruction, ...]) -> int:
+    return sum(one.bytes for one in loop if one.opcode.startswith("STG"))
