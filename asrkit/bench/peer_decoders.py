@@ -109,7 +109,7 @@ def modules(weights: dict[str, Tensor], durations: int, encoded: Tensor) -> tupl
     predictor.prediction.load_state_dict(
         {there + name.removeprefix(here): weights[name] for there, here in own.items() for name in weights if name.startswith(here)}
     )
-    joint.pred.load_state_dict({"weight": weights["predictor_projection.weight"], "bias": torch.zeros(D)})
+    joint.pred.load_state_dict({name: weights[f"predictor_projection.{name}"] for name in ("weight", "bias")})
     joint.joint_net[-1].load_state_dict({name: weights[f"output.{name}"] for name in ("weight", "bias")})
     joint.enc = nn.Identity()
     return predictor.eval().to(encoded.dtype), joint.eval().to(encoded.dtype)
