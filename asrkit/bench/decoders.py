@@ -15,12 +15,14 @@ from re import Pattern
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from asrkit.bench.cases import NONE, Arms, Case, rows
-from asrkit.bench.peer_decoders import counted, write
+from asrkit.bench.peer_decoders import write
 from asrkit.bench.planted import Planted, ctc_log_probs, planted
 from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.features import normalize, normalize_sequential
+from asrkit.models import TransducerModel
 from asrkit.profiling import launch_profile
 
 DURATIONS: Sequence[Sequence[int]] = ((), (0, 1, 2, 3, 4))
@@ -104,8 +106,7 @@ def transducer(
             continue
         arm = partial(transducer_greedy, model, encoded, lengths, **way)
         try:
-            with counted(join=(model, "join"), predict=(model, "predict")) as calls:
-                told[name] = counts(arm, device) | calls
+            told[name] = _told(arm, model, way, device)
             arms[name] = arm
         except (ValueError, RuntimeError) as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
@@ -121,9 +122,37 @@ def transducer(
     return Case(what=f"{kind}-{what}", arms=arms, params=params, of_arm=told, warmup=int(B < 32), tolerance=rounding)
 
 
+def _told(arm: partial[Hypotheses], model: TransducerModel, way: Mapping[str, Any], device: str) -> dict[str, int]:
+    """Counts of a call. Of a graph: what its replay asks for; the calls of joint and predictor are in the graph, out of sight."""
+    if way.get("graphs") in ("step", "full"):
+        arm()  # captured now: it is kept for the calls that follow
+        return counts(arm, device)
+    counting = Counting(model)
+    found = counts(partial(arm.func, counting, *arm.args[1:], **arm.keywords), device)
+    return found | {"join": counting.joins, "predict": counting.predictions}
+
+
+class Counting:
+    """A model that counts its calls. An object of its own: graphs captured for `model` stay, whose attributes do not change."""
+
+    def __init__(self, model: TransducerModel) -> None:
+        self.model, self.blank, self.durations = model, model.blank, model.durations
+        self.joins = self.predictions = 0
+
+    def predict(self, labels: Tensor, state: object = None) -> tuple[Tensor, object]:
+        """The model's prediction (B, D) and state."""
+        self.predictions += 1
+        return self.model.predict(labels, state)
+
+    def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
+        """The model's logits (..., V + durations)."""
+        self.joins += 1
+        return self.model.join(encoded, predicted)
+
+
 def counts(call: Callable[[], object], device: str) -> dict[str, int]:
-    """Kernels and copies that a GPU would be asked for, and how often it would be waited for."""
-    seen = launch_profile(call, device=device)
+    """Kernels and copies that a GPU would be asked for, and how often it would be waited for: what the dispatcher sees."""
+    seen = launch_profile(call, device=device, runtime=False)
     return {"launches": seen.launches, "syncs": seen.syncs}
 
 
