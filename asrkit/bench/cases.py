@@ -35,7 +35,8 @@ class Case:
     warmup: int = 3  # rounds that do not count
     least_s: float = 1.0  # what an arm's repeats may take, however little time is left
     peers: Mapping[str, Any] | None = None  # asked of rivals in their own processes, see asrkit.bench.peers
-    ours: str = "numba_cpu"  # the arm that they are set against
+    ours: str = "numba_cpu"  # the arm that they are set against, if it runs
+    against: Mapping[str, str] = field(default_factory=dict)  # another of ours for a rival of this name
     of_peers: Mapping[str, Any] = field(default_factory=dict)  # params of each of them
     logits: Tensor | None = None  # what rival losses make for themselves
     more: Callable[[], Iterable[Measurement]] = tuple  # what else is measured of it, after the times
@@ -104,8 +105,9 @@ class First(NamedTuple):
 def compared(case: Case, device: str = "cpu") -> tuple[dict[str, Seen], dict[str, str]]:
     """What was seen of each arm, and why some are wrong: they raise, or return what the first, which must not raise, does not.
 
-    Memory beside the inputs: the first arm's result, one other arm's peak, or its result and 24 MiB. Logits of (64, 500, 101, 1024)
-    in float32 are 13.2 GB, and so is a gradient: 3 x 13.2 = 40 GB (torchaudio's arm would take 53, but its offsets end before that).
+    Memory beside the inputs: the first arm's result, and one other arm's peak, or its result and 24 MiB. Logits of
+    (64, 500, 101, 1024) in float32 are 13.2 GB, and so is a gradient: 3 x 13.2 = 40 GB. torchaudio's arm, with two of that size at
+    its peak, would make it 53, but its offsets end before.
     """
     seen, wrong, first = dict[str, Seen](), dict[str, str](), None
     for name in case.proof or case.arms:
@@ -156,7 +158,7 @@ def _compare(case: Case, name: str, first: str, found: Any, wanted: Any) -> None
         x, y = torch.as_tensor(x), torch.as_tensor(y)
         assert x.shape == y.shape, f"{head} Shapes {tuple(x.shape)} and {tuple(y.shape)}."
         if not x.is_floating_point():
-            assert torch.equal(x, y), f"{head} Integers differ."
+            assert torch.equal(x, y.to(x.device)), f"{head} Integers differ."
             continue
         off, size = apart(x, y)
         assert off <= tolerance * size, f"{head} They are {off:.2g} apart, of {size:.2g}; {tolerance:g} of that is let pass."

@@ -63,7 +63,8 @@ def _ceilings(device: str, quick: bool, threads: int) -> Ceilings:
         for N in ROWS[kind][:1] if quick else ROWS[kind]:
             a, b = torch.randn(2, N, N, device=device, dtype=TYPES[name])
             product = partial(torch.nn.functional.linear, a, b)
-            if kind == "cpu" and packs(torch.nn.Linear(1, 1, dtype=TYPES[name]).eval()):  # the weight laid out before, as in asrkit.models.packed
+            like = torch.nn.Linear(1, 1, device=device, dtype=TYPES[name]).eval()
+            if packs(like):  # the weight laid out before, as in asrkit.models.packed
                 packed = torch.ops.mkldnn._reorder_linear_weight(b, N)
                 product = partial(torch.ops.mkldnn._linear_pointwise, a, packed, None, "none", [], "")
             with tf32(name == "tf32"):

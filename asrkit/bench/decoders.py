@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from asrkit.bench.cases import NONE, Arms, Case, rows
-from asrkit.bench.peer_decoders import write
+from asrkit.bench.peer_decoders import GRAPHS, write
 from asrkit.bench.planted import Planted, ctc_log_probs, planted
 from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.features import normalize, normalize_sequential
@@ -71,20 +71,28 @@ def versus_nemo(
 ) -> Iterator[Case]:  # fmt: skip
     """Every loop, on CUDA label looping with graphs too; and NeMo's on the same weights and frames, if peers are wanted.
 
-    NeMo's slow loops join where our one-by-one does.
+    NeMo's slow loops join where our one-by-one does. Its graphs are set against our largest one.
     """
     modes = ("off", "step", "full") if device.startswith("cuda") else ("auto",)
     ways = {name: {"strategy": name, "graphs": modes[0]} for name in names}
     ways |= {f"label_looping_{mode}": {"strategy": "label_looping", "graphs": mode} for mode in modes[1:]}
     case = transducer(plan, device, ways, dtype, "greedy", without)
     pairs = [(name, "label_looping") for name in case.arms if name != "label_looping"] * ("label_looping" in case.arms)
-    rivals = {"loss": case.what + "-loops" * ("one_by_one" in names), "max_symbols": 10}
+    loops = [("frame_looping", "nested_loops")] * ({"frame_looping", "nested_loops"} <= {*case.arms})
+    largest = next((name for name in reversed([*case.arms]) if name.startswith("label_looping")), "")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.pt"
         write(path, plan.model, plan.encoded.to(dtype), plan.lengths)
-        here = {**rivals, "plan": str(path)} if device == "cpu" else None
-        loops = [("frame_looping", "nested_loops")] * ({"frame_looping", "nested_loops"} <= {*case.arms})
-        yield replace(case, ratios=[*pairs, *loops], peers=here, ours="label_looping")
+        yield replace(
+            case, ratios=[*pairs, *loops], peers=_rivals(case.what, device, "one_by_one" in names) | {"plan": str(path)},
+            ours="label_looping", against={GRAPHS: largest},
+        )  # fmt: skip
+
+
+def _rivals(what: str, device: str, slow: bool) -> dict[str, Any]:
+    """What is asked of NeMo, but for the plan: its loops, the slow ones too, on a GPU its graphs as well."""
+    loss = what + "-loops" * slow + "-cuda" * device.startswith("cuda")
+    return {"loss": loss, "max_symbols": 10, "device": device}
 
 
 def window(plan: Planted, device: str) -> Case:

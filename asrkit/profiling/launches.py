@@ -29,7 +29,8 @@ class Launches:
     syncs: int  # ops after which the CPU waits for the GPU: .item(), bool(), nonzero, boolean masks, copies between the two
     ops: Counter[str]  # the launches and the syncs by name
     sync_sites: Counter[str]  # the syncs by "file:line" of the first caller outside torch
-    kernels: int | None = None  # CUDA only, like the next two, and with `runtime`: launches that the driver saw, from Python; those within a graph are not among them
+    # By the driver, on CUDA and with `runtime` only.
+    kernels: int | None = None  # launches from Python; those within a graph are not among them
     graph_launches: int | None = None  # a graph started by cuda-python may be missing
     stream_syncs: int | None = None  # cudaStreamSynchronize and cudaEventSynchronize
 

@@ -334,7 +334,7 @@ def test_graphs_of_an_encoder_have_aligned_rows_and_little_padding():
     encoded = torch.tensor(sizes)
     for _ in range(3):
         encoded = halve(encoded)
-    assert not (encoded % 16).any()  # 32 bytes in half precision
-    assert all(T <= size for T, size in zip(longest, sizes, strict=True)) and rounded(128) == 128
-    assert sum(sizes) / sum(longest) - 1 < 0.1
+    assert (encoded % 16 == 0).all()  # 32 bytes in half precision
+    assert all(size >= T for T, size in zip(longest, sizes, strict=True))
+    assert sum(sizes) < 1.1 * sum(longest)
     assert len({*sizes}) <= 16
