@@ -105,6 +105,8 @@ class First(NamedTuple):
 def compared(case: Case, device: str = "cpu") -> tuple[dict[str, Seen], dict[str, str]]:
     """What was seen of each arm, and why some are wrong: they raise, or return what the first, which must not raise, does not.
 
+    RuntimeError where an arm's error has ended the GPU's context: no arm after it could be judged.
+
     Memory beside the inputs: the first arm's result, and one other arm's peak, or its result and 24 MiB. Logits of
     (64, 500, 101, 1024) in float32 are 13.2 GB, and so is a gradient: 3 x 13.2 = 40 GB. torchaudio's arm, with two of that size at
     its peak, would make it 53, but its offsets end before.
@@ -116,10 +118,17 @@ def compared(case: Case, device: str = "cpu") -> tuple[dict[str, Seen], dict[str
         except (AssertionError, RuntimeError, ValueError) as error:
             if first is None or isinstance(error, torch.OutOfMemoryError):
                 raise
+            expect_alive(device)
             wrong[name] = str(error) if isinstance(error, AssertionError) else f"{case.what}: {name} fails: {error}"
     if case.memory and case.proof:
         seen = {name: observe(case.once(name), device, memory=True)[1] for name in case.arms if name not in wrong}
     return seen, wrong
+
+
+def expect_alive(device: str) -> None:
+    """RuntimeError if what went wrong on a GPU has ended its context: there every later call fails with the same error."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
 
 
 def _judged(case: Case, name: str, device: str, first: First | None, seen: dict[str, Seen]) -> First:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.bench.cases import NONE, Arms, Case, rows
+from asrkit.bench.cases import NONE, Arms, Case, expect_alive, rows
 from asrkit.bench.peer_decoders import GRAPHS, write
 from asrkit.bench.planted import Planted, ctc_log_probs, planted
 from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
@@ -117,6 +117,7 @@ def transducer(
             told[name] = _told(arm, model, way, device)
             arms[name] = arm
         except (ValueError, RuntimeError) as error:
+            expect_alive(device)
             print(f"{name} is left out: {error}", file=sys.stderr)
     arms = arms if first in arms else {}
     (B, T, D), durations, labels, looks = encoded.shape, [*model.durations], sum(map(len, plan.labels)), plan.looks()

@@ -1,5 +1,7 @@
 """Comparisons of a case: exact in every layout, and no larger than what they compare."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -24,6 +26,31 @@ def test_a_check_holds_the_first_result_and_one_more():
     wrong = []
     assert peak_memory(lambda: wrong.append(compared(case)[1])) <= (2 * 64 + 32) * MIB
     assert wrong == [{}]
+
+
+def test_an_error_that_ends_the_gpus_context_is_not_blamed_on_the_arms_that_follow(monkeypatch):
+    """What CUDA does then: every call fails, the wait too."""
+    dead, ran = [], []
+
+    def call(name, breaks=False):
+        ran.append(name)
+        dead.extend([True] * breaks)
+        if dead:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return (torch.ones(1),)
+
+    def synchronize(device=None):
+        if dead:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    arms = {"first": partial(call, "first"), "bad": partial(call, "bad", True), "third": partial(call, "third")}
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        compared(Case(what="x", arms=arms, params={}), "cuda")
+    assert ran == ["first", "bad"]
+    dead.clear()
+    arms["bad"] = lambda: (torch.zeros(1),)
+    assert [*compared(Case(what="x", arms=arms, params={}), "cuda")[1]] == ["bad"]  # alive: only that one is wrong
 
 
 def layouts():

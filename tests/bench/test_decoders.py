@@ -52,3 +52,17 @@ def test_an_arm_is_counted_without_the_profiler(plan, monkeypatch):
     assert decoders.counts(lambda: torch.ones(3) + 1, "cuda") == {"launches": 0, "syncs": 0}  # these are the CPU's
     with pytest.raises(pytest.fail.Exception, match="profiled"):
         launch_profile(lambda: None, device="cuda")
+
+
+def test_an_arm_that_ends_the_gpus_context_ends_the_making_of_cases(plan, monkeypatch):
+    tried = []
+
+    def fails(model, encoded, lengths, **how):
+        tried.append(how["strategy"])
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(decoders, "transducer_greedy", fails)
+    monkeypatch.setattr(decoders, "expect_alive", lambda device: fails(*3 * [None], strategy="synchronize"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        decoders.transducer(plan, "cpu", {name: {"strategy": name} for name in decoders.LOOPS}, torch.float32, "greedy")
+    assert tried == ["frame_looping", "synchronize"]
