@@ -16,14 +16,18 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def fastest(scores: Tensor) -> str:
     """What `impl="auto"` stands for: the compiled kernels on a CPU, plain torch elsewhere and for float64.
 
-    On CUDA the numba_cuda kernels wait for a measurement before they become the default.
+    On CUDA the numba_cuda and triton kernels wait for a measurement before one of them becomes the default.
     """
     return "numba_cpu" if scores.device.type == "cpu" and scores.dtype in (torch.float32, *HALVES) else "wavefront"
 
 
 def lattice_beside(scores: Tensor) -> str:
-    """Which lattice Triton's kernels are followed by: Numba's on a GPU where numba-cuda is installed, else that in plain torch."""
-    return "numba_cuda" if scores.is_cuda and find_spec("numba_cuda") else "wavefront"
+    """Which lattice follows Triton's kernels: Numba's where they can run on these scores too, else that in plain torch."""
+    try:
+        expect_runs("numba_cuda", scores)
+    except ValueError:
+        return "wavefront"
+    return "numba_cuda"
 
 
 def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bool) -> str:

@@ -59,7 +59,16 @@ def arms_of(device):
     names |= {"tdt-loss", "ladder-rnnt", *(f"{how}_{rung}" for rung in ladder.RUNGS for how in ("to", "only"))}
     names |= {*losses.variants(*losses.halves((1, 2, 2, 2, 2), "cpu"))}
     return names | (
-        {"numba_cuda", "numba_cuda_overwrite", "lean_triton", "lean_triton_bfloat16", "label_looping_step", "label_looping_full"}
+        {
+            "numba_cuda",
+            "numba_cuda_overwrite",
+            "triton",
+            "triton_overwrite",
+            "lean_triton",
+            "lean_triton_bfloat16",
+            "label_looping_step",
+            "label_looping_full",
+        }
         if cuda
         else {"numba_cpu", "numba_cpu_overwrite"}
     )

@@ -36,7 +36,7 @@ from asrkit.losses.rows.numba_cpu import flat
 if SIMULATED:
     from math import exp
 else:
-    from numba.cuda.libdevice import fast_expf as exp
+    from numba.cuda.libdevice import fast_expf as exp  # type: ignore[no-redef]
 
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # one block for each lattice is all the work there is, and no mistake
 LANES, ROWS = 32, 4  # threads that share a node, a power of two, and nodes that a block takes at a time
