@@ -1,7 +1,7 @@
 """What the row kernels of the losses on given logits ask of a GPU, read from their binaries: instructions and bytes a logit.
 
 Counted in the loop over tokens: of the innermost loops that read logits, the one that reads most of them in a trip; its
-instructions and the bytes that it moves, over the logits that a thread reads there. What a node costs once (the sum over
+instructions and the bytes that it moves, over the logits of a trip. What a node costs once (the sum over
 lanes, the blank, the label) is left out, and so is nothing else: these loops hold no branch.
 """
 
@@ -37,7 +37,7 @@ def row_kernels(impl: str, dtype: torch.dtype, *, V: int, n: int = 0, cc: int = 
     """
     made = dict(_triton(dtype, V, n, cc, together) if impl == "triton" else _numba(dtype, cc))
     size = dtype.itemsize
-    return {name: _counted(cubin, size) for name, cubin in made.items()}
+    return {name: counted(cubin, size) for name, cubin in made.items()}
 
 
 def counts(impl: str, logits: Tensor, n: int = 0) -> dict[str, Any]:
@@ -94,9 +94,10 @@ def _numba(dtype: torch.dtype, cc: int) -> Iterator[tuple[str, Cubin]]:
         yield name, compile_numba(getattr(rows, f"_{name}"), types, cc=cc, threads=threads, dynamic_B=shared)
 
 
-def _counted(cubin: Cubin, size: int) -> RowKernel:
+def counted(cubin: Cubin, size: int) -> RowKernel:
+    """A kernel's loop over logits of `size` bytes; one that writes them writes each once, one that does not reads each once."""
     loop = max(cubin.loops, key=_read)
-    logits = _read(loop) // size
+    logits = (_written(loop) or _read(loop)) // size
     return RowKernel(cubin=cubin, instructions=len(loop) / logits, bytes=(_read(loop) + _written(loop)) / logits)
 
 
