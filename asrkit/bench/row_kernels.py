@@ -55,20 +55,25 @@ def counts(impl: str, logits: Tensor, n: int = 0) -> dict[str, Any]:
     return {"sass": sass}
 
 
+def triton_types(dtype: torch.dtype, V: int, n: int = 0, **constants: Any) -> dict[str, dict[str, Any]]:
+    """What Triton's row kernels are called with: types of arguments, values of constants, with other `constants` among them."""
+    from asrkit.losses.rows import triton as rows
+
+    known: dict[str, Any] = dict.fromkeys(("targets", "table", "own"), "*i64") | dict.fromkeys(
+        ("logits", "out"), f"*{NAMES[dtype]}"
+    )
+    known |= {"U": "i32", "blank": "i32", "clamp": "fp32", "V": V, "N": n, "FUSED": True, "CLAMPS": False, "TOGETHER": 1}
+    known |= rows.blocks(V, n) | constants
+    kernels = {"scores": rows._scores, "gradient": rows._gradient}
+    return {name: {one: known.get(one, "*fp32") for one in kernel.arg_names} for name, kernel in kernels.items()}
+
+
 def _triton(dtype: torch.dtype, V: int, n: int, cc: int, together: int) -> Iterator[tuple[str, Cubin]]:
     from asrkit.losses.rows import triton as rows
 
-    V = MANY * rows.BLOCK + V % rows.BLOCK
-    types: dict[str, Any] = dict.fromkeys(("targets", "table", "own"), "*i64") | dict.fromkeys(
-        ("logits", "out"), f"*{NAMES[dtype]}"
-    )
-    types |= {"U": "i32", "blank": "i32", "clamp": "fp32", "V": V, "N": n, "FUSED": True, "CLAMPS": False}
-    types |= {"TOGETHER": together, **rows.blocks(V, n)}
-    for name in ("scores", "gradient"):
-        kernel = getattr(rows, f"_{name}")
-        given = {argument: types.get(argument, "*fp32") for argument in kernel.arg_names}
-        pointers = [argument for argument, kind in given.items() if str(kind).startswith("*")]
-        yield name, compile_triton(kernel, given, cc=cc, warps=rows.OPTIONS["num_warps"], stages=1, aligned=pointers)
+    for name, types in triton_types(dtype, MANY * rows.MOST + V % rows.MOST, n, TOGETHER=together).items():
+        pointers = [argument for argument, kind in types.items() if str(kind).startswith("*")]
+        yield name, compile_triton(getattr(rows, f"_{name}"), types, cc=cc, warps=rows.OPTIONS["num_warps"], aligned=pointers)
 
 
 def numba_types(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:

@@ -5,7 +5,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from asrkit.bench.row_kernels import counts, row_kernels
+from asrkit.bench.row_kernels import counts, row_kernels, triton_types
+from asrkit.profiling.cubin import compile_triton
 
 pytest.importorskip("triton")
 NVVM = pytest.mark.skipif(not find_spec("numba_cuda") or not find_spec("nvidia.cu13"), reason="needs numba-cuda[cu13]")
@@ -37,6 +38,17 @@ def test_rows_that_start_at_multiples_of_16_bytes_are_read_by_so_many():
         assert together[name].instructions < apart[name].instructions
         sizes = {one.bytes for loop in together[name].cubin.loops for one in loop if one.opcode.startswith("LDG")}
         assert 16 in sizes
+
+
+@pytest.mark.parametrize("n, FUSED, CLAMPS", [(0, False, True), (2, True, True)])
+def test_every_option_of_the_triton_rows_compiles(n, FUSED, CLAMPS):
+    """The interpreter takes what the compiler does not: a name that changes its type, a branch that leaves one undefined."""
+    from asrkit.losses.rows import triton as rows
+
+    small = {"FUSED": FUSED, "CLAMPS": CLAMPS, "U": 1, "blank": 1}  # at a launch, integers of 1 become constants
+    for name, types in triton_types(BF16, 29, n, **small).items():
+        made = compile_triton(getattr(rows, f"_{name}"), types, cc=90, warps=1)
+        assert made.spills == 0 and made.warps == 32
 
 
 def test_counts_for_a_record_name_both_passes(monkeypatch):

@@ -22,7 +22,7 @@ from torch import Tensor
 from asrkit.losses.autograd import Saved
 from asrkit.losses.nodes import FIRST_LOGIT, FRAMES, LABEL_STEP, LABELS, ROW_FRAMES, ROW_NODES, Nodes, Options, Scores
 
-BLOCK = 1024  # tokens that a program holds at a time: 32 registers of a lane
+MOST = 1024  # tokens that a program holds at a time: 32 registers of a lane
 LEAST = 32  # tokens of the smallest block, one a lane
 NODES = 8  # nodes that a program takes, one after another
 OPTIONS = {"num_warps": 1, "num_stages": 1}
@@ -62,9 +62,13 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
 
 
 def blocks(V: int, n: int) -> dict[str, int]:
-    """Constants of the kernels: tokens of a block, of the last one, which takes what whole ones leave, room for n durations."""
-    tail = min(BLOCK, max(LEAST, triton.next_power_of_2(V % BLOCK)))
-    return {"BLOCK": BLOCK, "TAIL": tail, "ROOM": triton.next_power_of_2(n)}
+    """Constants of the kernels: tokens of a block, of the last one, which takes what whole ones leave, room for n durations.
+
+    A block is a power of two that fits into V: of V = 513, 512 tokens and then 32 places for the last one, where one block
+    would have twice as many places as tokens.
+    """
+    block = min(MOST, max(LEAST, 1 << (V.bit_length() - 1)))
+    return {"BLOCK": block, "TAIL": max(LEAST, triton.next_power_of_2(V % block)), "ROOM": triton.next_power_of_2(n)}
 
 
 def together(logits: Tensor, nodes: Nodes) -> int:
