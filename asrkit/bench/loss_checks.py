@@ -15,6 +15,7 @@ from asrkit.shapes import valid_mask
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LEAN = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}  # of a gradient's largest value; halves sum in any order
+LEAN_ARMS = {torch.float32: "^{}(?!.*_bfloat16$)", torch.bfloat16: "^{}.*_bfloat16$"}  # that are measured in a dtype
 ROUNDED = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
@@ -65,7 +66,7 @@ def kernels(device: str, cuda: bool) -> Iterator[Check]:
         for shape, how, overwrite in calls:
             name = f"{loss.__name__} {impl} {dtype_name(dtype)} {'×'.join(map(str, shape))}"
             name += " options" * bool(how) + " in place" * overwrite
-            arms = rf"^{impl}|^rnnt-loss-ragged$" if impl == fast else rf"^{impl}"
+            arms = _arms(loss, impl, impl == fast, bool(how), overwrite)
             yield Check(f"losses {impl}", name, arms, partial(_loss, device, loss, impl, dtype, shape, how, overwrite))
     for dtype in DTYPES[:2] if cuda else DTYPES[:1]:
         call = partial(_loss, device, rnnt_loss, "torchaudio", dtype, shapes[0], {}, False)
@@ -76,6 +77,17 @@ def kernels(device: str, cuda: bool) -> Iterator[Check]:
         call = partial(_pack_joint, device, activation, rate)
         yield Check("losses wavefront", f"pack_joint {activation} dropout {rate}", "", call)
     yield Check("losses wavefront", "split_batches", "^split$", partial(_split, device))
+
+
+def _arms(loss: Callable[..., Tensor], impl: str, fast: bool, options: bool, overwrite: bool) -> str:
+    """The arms and cases that a check of a loss on given logits vouches for; the benchmark has no options on."""
+    if options or (overwrite and not fast):
+        return ""
+    if loss is tdt_loss:
+        return "^tdt-loss$"  # arms of RNN-T have the same names
+    if overwrite:
+        return f"^{impl}_overwrite"
+    return f"^{impl}|^rnnt-loss-ragged$" if fast else f"^{impl}"
 
 
 def _packed(device: str, impl: str) -> None:
@@ -122,11 +134,14 @@ def _split(device: str) -> None:
 def tiles(device: str, cuda: bool) -> Iterator[Check]:
     """Checks of the losses that never make the joint."""
     for impl in ("plain", "triton" if cuda else "numba_cpu"):
-        arms = "^lean_triton" if impl == "triton" else "^lean"
+        taken = impl == ("plain" if cuda else "numba_cpu")  # by arms that name no implementation
+        arms = "lean(?!_triton)" if taken else "lean_triton"
         for activation, dtype, rate, durations in product(("relu", "tanh"), DTYPES, (0.0, 0.3), ((), (0, 2))):
             name = f"lean {impl} {activation} {dtype_name(dtype)} dropout {rate} durations {list(durations)}"
-            yield Check(f"lean {impl}", name, arms, partial(_one_lean, device, impl, activation, dtype, rate, durations))
-        yield Check(f"lean {impl}", f"lean {impl} skips", arms, partial(_skips, device, impl))
+            measured = (activation, rate, durations) == ("tanh", 0.0, ()) and (taken or impl == "triton")
+            vouches = LEAN_ARMS.get(dtype, "").format(arms) if measured else ""
+            yield Check(f"lean {impl}", name, vouches, partial(_one_lean, device, impl, activation, dtype, rate, durations))
+        yield Check(f"lean {impl}", f"lean {impl} skips", "^lean_skip" if taken else "", partial(_skips, device, impl))
 
 
 def _one_lean(device: str, impl: Any, activation: Any, dtype: torch.dtype, rate: float, durations: tuple[int, ...]) -> None:

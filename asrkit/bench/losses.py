@@ -30,6 +30,9 @@ from asrkit.shapes import valid_mask
 DURATIONS = (0, 1, 2, 3, 4)
 SKIP = 1e-7  # share of the likelihood up to which lean leaves a node out
 ROUNDED = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}  # distance of gradients that rounding excuses
+# Distance of a weight's gradient, a sum over all nodes. A GPU's thread adds one node after the other in float32: emulated, that is
+# 3e-6 off for 121,200 nodes and 3e-5 for 646,400. Not yet measured on hardware.
+SUMMED = {"cpu": 1e-5, "cuda": 1e-4}
 PEER: dict[str, Any] = {"tolerance": 5e-3}  # torchaudio's recursion is float32: it errs by 1e-3 on large lattices
 Shape = tuple[int, ...]
 
@@ -154,7 +157,7 @@ def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
     arms = {name: arm for name, arm in arms.items() if name not in left_out}
     return Case(
         what="rnnt-loss-joint" + "-aligned" * trained, arms=arms, params=params, of_arm=of_arm, memory=True,
-        tolerance=PEER["tolerance"] if trained else 1e-5, warmup=0 if T > 100 else 3,
+        tolerance=PEER["tolerance"] if trained else SUMMED[leaves[0].device.type], warmup=0 if T > 100 else 3,
         ratios=[("torchaudio", name) for name in arms if name != "torchaudio"]
         + [("torchaudio_flushed", name) for name in arms if "torchaudio_flushed" in arms and name.startswith("lean")],
     )  # fmt: skip
