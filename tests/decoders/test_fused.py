@@ -60,7 +60,10 @@ class Broken(Swapping):
     def join(self, encoded, predicted):
         logits = super().join(encoded, predicted)
         bad = torch.tensor([torch.nan, torch.inf, -torch.inf]).to(logits)[logits[..., 1].long() % 3]
-        return torch.where((logits[..., 0] > 1)[..., None], logits.index_fill(-1, torch.tensor([2]), 0) + bad[..., None], logits)
+        spoilt = logits.clone()
+        spoilt[..., 2] += bad
+        spoilt[..., -1] += bad.flip(0)
+        return torch.where((logits[..., 0] > 1)[..., None], spoilt, logits)
 
 
 CASES = [
