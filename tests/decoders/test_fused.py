@@ -21,7 +21,8 @@ from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerCon
 from asrkit.profiling import turn_launches
 
 TDT = (0, 1, 2, 4)
-LSTM, STATELESS = LSTMConfig(width=6, layers=2), StatelessConfig(width=6, context=3)
+LSTM = LSTMConfig(width=6, layers=2)
+STATELESS, NO_STATE = (StatelessConfig(width=6, context=context) for context in (3, 1))
 
 
 # ---- what the kernels find: these run in a process of their own, where Triton interprets them
@@ -68,7 +69,7 @@ class Broken(Swapping):
 
 CASES = [
     (lambda: ours(LSTM, ()), 1, 2, "max_prob"), (lambda: ours(LSTM, TDT), 2, 10, "entropy"),
-    (lambda: ours(STATELESS, ()), 8, 1, "none"), (lambda: ours(STATELESS, TDT, torch.bfloat16), 8, 3, "max_prob"),
+    (lambda: ours(STATELESS, ()), 8, 1, "none"), (lambda: ours(NO_STATE, TDT, torch.bfloat16), 8, 3, "max_prob"),
     (lambda: Swapping((0, 3)), 2, 2, "none"), (lambda: Broken((0, 1)), 2, 2, "entropy"), (lambda: Broken(), 3, 3, "max_prob"),
 ]  # fmt: skip
 
@@ -124,6 +125,14 @@ def check_large_vocabularies():
             torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
 
 
+def check_windows():
+    """Frames from each clock on; beyond the last one it comes again."""
+    from asrkit.decoders.transducer import triton
+
+    encoded, time = torch.arange(24.0).view(2, 4, 3), torch.tensor([1, 9])
+    assert torch.equal(triton.window(encoded, time, 4), encoded[[[0], [1]], [[1, 2, 3, 3], [3, 3, 3, 3]]])
+
+
 def check_what_is_recorded():
     """A capture sees the kernels, as ops that wait for nothing, and which weights a turn reads."""
     model = ours(LSTM, TDT)
@@ -139,7 +148,7 @@ def check_what_is_recorded():
 def test_the_kernels_find_what_torch_finds_in_the_interpreter():
     pytest.importorskip("triton")
     here = Path(__file__)
-    checks = ["check_turns", "check_large_vocabularies", "check_what_is_recorded"]
+    checks = ["check_turns", "check_large_vocabularies", "check_windows", "check_what_is_recorded"]
     calls = "; ".join(f"{here.stem}.{check}()" for check in checks)
     code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); import {here.stem}; {calls}"
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""A turn of label looping in four kernels and the model's own: what `look`, `speak` and `Loop.turn` do in some sixty.
+"""A turn of label looping in four kernels and the model's own: what `Loop.plain_turn` needs some sixty for.
 
 Written for a GPU and so far run in Triton's interpreter only (TRITON_INTERPRET=1 before Python starts), where it finds what the
 plain turn finds; and compiled for GPUs that were not there. Nothing is known of its speed.
@@ -149,6 +149,7 @@ def _op(function: Callable[..., Any], like: Callable[..., Any], *mutates: str) -
     return getattr(torch.ops.asrkit, name)
 
 
+# What a turn calls: the functions above on a device, nothing but shapes on fakes of one.
 WINDOW = _op(window, _like_window)
 BEST = _op(best, _like_reading)
 WALK = _op(walk, _like_labels, "time", "symbols", "scores", "count", "said", "said_sure", "active")
