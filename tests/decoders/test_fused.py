@@ -284,6 +284,20 @@ def test_kernels_that_fail_leave_the_plain_turn_and_the_result_says_why(make, sp
         decoded(store, model, batch, turn="fused")
 
 
+def test_auto_goes_on_with_plain_turns_if_fused_ones_find_other_labels(make, speak, same, monkeypatch, tried):
+    pytest.importorskip("triton")
+    model, batch, store = make("lstm", 3), speak("lstm", 4, 11, 3), graphs.Graphs()
+    monkeypatch.setattr(graphs, "_lacks", lambda encoded: "")
+    from asrkit.decoders.transducer import triton
+
+    monkeypatch.setattr(triton, "turn", lambda loop, read: (loop.plain_turn(read), loop.said[0].add_(1)))
+    for _ in range(2):
+        found = decoded(store, model, batch, "auto")
+        same(found, transducer_greedy(model, *batch))
+        assert found.impl == "label_looping, graphs=step, not fused: the fused turn found other labels than the plain loop"
+    assert tried == [True, False] and len(store.loops) == 1
+
+
 def test_what_is_lacking_is_said(monkeypatch):
     on_gpu = SimpleNamespace(is_cuda=True)
     assert graphs._lacks(torch.zeros(1)) == "Triton has nothing for cpu"

@@ -190,6 +190,7 @@ class Graphs:
         self.weights: tuple = ()
         self.watch: Watch | None = None  # of the weights that the loops read
         self.trusted, self.refused = set[tuple](), ""
+        self.unfused = ""  # why no turn is fused any more
         self.done: torch.cuda.Event | None = None  # when the device has finished with the buffers
 
     def decode(self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options) -> Hypotheses:
@@ -229,7 +230,11 @@ class Graphs:
         found = loop.hypotheses(lengths, carry, f"label_looping, graphs={mode}, {loop.way}")
         if wanted is not None:
             if not _same(loop.hypotheses(loop.lengths, start, ""), wanted):
-                raise Refused("the captured loop found other labels than the plain one")
+                if not loop.fused:
+                    raise Refused("the captured loop found other labels than the plain one")
+                self.unfused = "the fused turn found other labels than the plain loop"
+                self.drop(key)
+                return self.replay(read, encoded, lengths, carry, options, mode)
             self.trusted.add(key)
         if encoded.is_cuda:
             self.done = torch.cuda.Event()
@@ -244,7 +249,7 @@ class Graphs:
         while len(self.loops) >= KEEP:
             self.drop(next(iter(self.loops)))
         given = read, encoded, lengths, carry, options, mode
-        lacks = "as asked" if options.turn == "plain" else _lacks(encoded)
+        lacks = "as asked" if options.turn == "plain" else self.unfused or _lacks(encoded)
         try:
             if not lacks:
                 try:
@@ -297,9 +302,9 @@ def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options
     """label_looping by CUDA graphs, which are kept for the model until it is gone or `release_graphs` is called.
 
     "step": the host replays `TURNS` turns at a time. "full": one graph that repeats itself on the device; by name only, until
-    it has been measured. "auto": "step" on a GPU, provided that its first result in each size is the plain loop's; else, and if
-    capture failed, the plain loop from then on, with the reason in `impl`. A mode asked for by name is a RuntimeError if it cannot
-    run, and a ValueError without a CUDA device.
+    it has been measured. "auto": "step" on a GPU, provided that its first result in each size is the plain loop's. If not, its
+    turns are fused no longer; if that was not it, or if capture failed, the plain loop runs from then on. `impl` says why. A mode
+    asked for by name is a RuntimeError if it cannot run, and a ValueError without a CUDA device.
 
     The turn is fused into a dozen kernels by Triton (`asrkit.decoders.transducer.triton`); where that cannot be, it is
     `Loop.plain_turn`, and `impl` says why. `turn` asks for one of them. None of this has met a GPU yet.
