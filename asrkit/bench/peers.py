@@ -104,6 +104,11 @@ class Peers:
         return Rival(process=subprocess.Popen(command, text=True, **pipes), name=name, request=small)
 
 
+def installed() -> bool:
+    """Whether rivals are here: in .venv-peers, or NeMo's decoders in build/peers."""
+    return PYTHON.exists() or COPY.is_dir()
+
+
 def _ready(rival: Rival) -> Rival | None:
     """The rival with its version, once it has answered; None, and a line that says why, if it cannot."""
     try:

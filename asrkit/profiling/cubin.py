@@ -174,7 +174,7 @@ def _instructions(text: str) -> Iterator[Instruction]:
 
 
 def _is_type(value: Any) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, str) or (isinstance(value, tuple) and all(map(_is_type, value)))
 
 
 def _expect_known(cc: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from asrkit import bench
-from asrkit.bench import decoders, losses
+from asrkit.bench import decoders, losses, share
 from asrkit.bench import peers as rivals_of
 from asrkit.bench.cases import digest
 from asrkit.bench.peer_decoders import GRAPHS, LOOPS, expect_graphs, write
@@ -189,3 +189,16 @@ def test_on_a_gpu_too_a_rivals_own_time_is_what_counts(monkeypatch):
     arms = {"ours": bool, "theirs": lambda: Answer(wall_ms=2.0, cpu_ms=None)}
     times = measure(arms, repeats=1, warmup=0, device="cuda")
     assert (times["ours"].samples_ms, times["theirs"].samples_ms) == ((1000.0,), (2.0,))
+
+
+@pytest.mark.parametrize(("device", "there"), [("cuda", True), ("cuda", False), ("cpu", True)])
+def test_a_share_on_a_gpu_asks_the_rivals_that_were_taken_along(device, there, monkeypatch, tmp_path):
+    asked, copied = [], tmp_path / "peers"
+    if there:
+        copied.mkdir()
+    monkeypatch.setattr(rivals_of, "PYTHON", tmp_path / "none")
+    monkeypatch.setattr(rivals_of, "COPY", copied)
+    monkeypatch.setattr(bench, "run", lambda suite, *, peers, **how: asked.append(peers))
+    (tmp_path / "bench.jsonl").touch()
+    assert share._measure(tmp_path, "decoders", device, True, 0.0, "(?!)", {}) == ("done", "")
+    assert [peers is not None for peers in asked] == [there and device == "cuda"]
