@@ -1,4 +1,4 @@
-"""The suite of encoders: FastConformers of published sizes by arithmetic, eager, compiled, packed, as a CUDA graph; and one core.
+"""The suite of encoders: FastConformers by arithmetic, eager, compiled, packed, optimized, as a CUDA graph; and one core.
 
 Weights are random and seeded: they change neither the work nor its time, and every rival gets the same. Utterances last ten
 seconds, the shortest of a batch half as long; RTFx counts speech, operations count padding too. Least work is the products'
@@ -28,7 +28,7 @@ from asrkit.bench.planted import planted
 from asrkit.cost import encoder_flops, encoder_parameters
 from asrkit.decoders import transducer_greedy
 from asrkit.features import log_mel
-from asrkit.models import FastConformer, FastConformerConfig, LSTMConfig, TransducerConfig, TransducerModel, presets
+from asrkit.models import FastConformer, FastConformerConfig, LSTMConfig, TransducerConfig, TransducerModel, optimize, presets
 from asrkit.models.packed import pack
 
 SECONDS, RATE_HZ = 10, 16_000
@@ -47,6 +47,7 @@ class Way:
     compiled: bool = False  # torch.compile, block by block: all blocks share one program
     graphed: bool = False  # replayed as a CUDA graph
     packed: bool = False  # weights laid out for a CPU's products (asrkit.models.packed)
+    optimized: bool = False  # by asrkit.models.optimize: on a CPU folded and packed, on CUDA fused
 
     @property
     def weights(self) -> torch.dtype:
@@ -85,8 +86,13 @@ def groups(cuda: bool, compiled: bool) -> dict[str, dict[str, Way]]:
         ways = {name: Way(arithmetic=name)}
         if compiled and which("g++"):  # torch.compile for a CPU, and Triton too, ask for a compiler
             ways[f"compiled_{name}"] = Way(arithmetic=name, compiled=True)
-        other = {f"graphed_{name}": Way(arithmetic=name, graphed=True)} if cuda else {}
-        ways |= other or {f"packed_{name}": Way(arithmetic=name, packed=True)}
+        if cuda:
+            ways[f"graphed_{name}"] = Way(arithmetic=name, graphed=True)
+        else:
+            ways[f"packed_{name}"] = Way(arithmetic=name, packed=True)
+        ways[f"optimized_{name}"] = Way(arithmetic=name, optimized=True)
+        if cuda:
+            ways[f"optimized_graphed_{name}"] = Way(arithmetic=name, optimized=True, graphed=True)
         if name == "float32":
             found["encoder-float32"] = ways | ({"tf32": Way(arithmetic="tf32")} if cuda else {})
         else:
@@ -155,6 +161,8 @@ def arm(encoder: FastConformer, inputs: Inputs, way: Way) -> Encode:
     features, lengths = inputs
     if way.packed:
         encoder = pack(twin(encoder, way.weights))
+    if way.optimized:
+        encoder = optimize(twin(encoder, way.weights))
     if way.compiled:
         encoder = twin(encoder, way.weights)
         for block in encoder.blocks:
