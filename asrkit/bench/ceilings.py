@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from asrkit.models.packed import packs
+from asrkit.models.packed import multiplies
 from asrkit.profiling import Timing, measure
 from asrkit.records import Measurement
 
@@ -63,8 +63,7 @@ def _ceilings(device: str, quick: bool, threads: int) -> Ceilings:
         for N in ROWS[kind][:1] if quick else ROWS[kind]:
             a, b = torch.randn(2, N, N, device=device, dtype=TYPES[name])
             product = partial(torch.nn.functional.linear, a, b)
-            like = torch.nn.Linear(1, 1, device=device, dtype=TYPES[name]).eval()
-            if packs(like):  # the weight laid out before, as in asrkit.models.packed
+            if kind == "cpu" and multiplies(TYPES[name]):  # the weight laid out before, as in asrkit.models.packed
                 packed = torch.ops.mkldnn._reorder_linear_weight(b, N)
                 product = partial(torch.ops.mkldnn._linear_pointwise, a, packed, None, "none", [], "")
             with tf32(name == "tf32"):

@@ -230,7 +230,8 @@ def _encoder(device: str, cuda: bool) -> Iterator[Check]:
     ways = {name: way for group in encoder.groups(cuda, compiled=cuda).values() for name, way in group.items()}
     for name, way in ways.items():
         group = "compiled" if way.compiled else "encoder"
-        yield Check(group, f"encoder {name}", f"^{name}$" + "|_graphed_encoder$" * way.graphed, partial(_encoded, device, way))
+        arms = f"^{name}$" + "|_graphed_encoder$" * (way.graphed and not way.optimized)
+        yield Check(group, f"encoder {name}", arms, partial(_encoded, device, way))
 
 
 def _encoded(device: str, way: encoder.Way) -> None:

@@ -1,4 +1,4 @@
-"""The suite of encoders: FastConformers of published sizes by arithmetic, eager, compiled, packed, as a CUDA graph,
+"""The suite of encoders: FastConformers of published sizes by arithmetic, eager, compiled, packed, optimized, as a CUDA graph,
 without cuDNN's attention; and one core.
 
 Weights are random and seeded: they change neither the work nor its time, and every rival gets the same. Utterances last ten
@@ -29,7 +29,7 @@ from asrkit.bench.planted import planted
 from asrkit.cost import encoder_flops, encoder_parameters
 from asrkit.decoders import transducer_greedy
 from asrkit.features import log_mel
-from asrkit.models import FastConformer, FastConformerConfig, LSTMConfig, TransducerConfig, TransducerModel, presets
+from asrkit.models import FastConformer, FastConformerConfig, LSTMConfig, TransducerConfig, TransducerModel, optimize, presets
 from asrkit.models.packed import pack
 
 SECONDS, RATE_HZ = 10, 16_000
@@ -50,6 +50,7 @@ class Way:
     graphed: bool = False  # replayed as a CUDA graph
     packed: bool = False  # weights laid out for a CPU's products (asrkit.models.packed)
     cudnn: bool = True  # attention by cuDNN where torch prefers that, as on Hopper: it makes a plan for each new (B, T)
+    optimized: bool = False  # by asrkit.models.optimize: on a CPU folded and packed, on CUDA fused
 
     @property
     def weights(self) -> torch.dtype:
@@ -88,10 +89,15 @@ def groups(cuda: bool, compiled: bool) -> dict[str, dict[str, Way]]:
         ways = {name: Way(arithmetic=name)}
         if compiled and which("g++"):  # torch.compile for a CPU, and Triton too, ask for a compiler
             ways[f"compiled_{name}"] = Way(arithmetic=name, compiled=True)
-        other = {f"graphed_{name}": Way(arithmetic=name, graphed=True)} if cuda else {}
+        if cuda:
+            ways[f"graphed_{name}"] = Way(arithmetic=name, graphed=True)
+        else:
+            ways[f"packed_{name}"] = Way(arithmetic=name, packed=True)
+        ways[f"optimized_{name}"] = Way(arithmetic=name, optimized=True)
+        if cuda:
+            ways[f"optimized_graphed_{name}"] = Way(arithmetic=name, optimized=True, graphed=True)
         if cuda and name != "float32":  # which cuDNN's attention does not take
-            other[CUDNN + name] = Way(arithmetic=name, cudnn=False)
-        ways |= other or {f"packed_{name}": Way(arithmetic=name, packed=True)}
+            ways[CUDNN + name] = Way(arithmetic=name, cudnn=False)
         if name == "float32":
             found["encoder-float32"] = ways | ({"tf32": Way(arithmetic="tf32")} if cuda else {})
         else:
@@ -161,6 +167,8 @@ def arm(encoder: FastConformer, inputs: Inputs, way: Way) -> Encode:
     features, lengths = inputs
     if way.packed:
         encoder = pack(twin(encoder, way.weights))
+    if way.optimized:
+        encoder = optimize(twin(encoder, way.weights))
     if way.compiled:
         encoder = twin(encoder, way.weights)
         for block in encoder.blocks:

@@ -49,8 +49,7 @@ def _transcribe(args: argparse.Namespace) -> int:
     import torch
     from tqdm import tqdm
 
-    from asrkit.models import limit_context, load_checkpoint
-    from asrkit.models.packed import pack, packs
+    from asrkit.models import limit_context, load_checkpoint, optimize
     from asrkit.records import home
     from asrkit.shapes import expect
     from asrkit.transcribe import TIMED, Folder, Options, find, summary, transcribe
@@ -70,8 +69,8 @@ def _transcribe(args: argparse.Namespace) -> int:
     todo, refused = folder.todo() if folder else ([file for file, _ in found], [])
     if folder and folder.anew:
         print(f"{folder.anew} made anew: other model, settings or recording", file=sys.stderr)
-    if packs(checkpoint.model):
-        pack(checkpoint.model)  # now that the folder has seen the weights
+    if torch.device(args.device).type == "cpu":  # what `optimize` does on CUDA waits for a measurement
+        optimize(checkpoint.model)  # now that the folder has seen the weights
     counts = {"files": len(found), "failed": 0, "skipped": len(found) - len(todo) - len(refused)}
     audio_s, start = 0.0, time.perf_counter()
     for one in itertools.chain(refused, transcribe(checkpoint, todo, options=options, progress=not args.no_progress)):

@@ -12,6 +12,7 @@ from asrkit.cost.counts import (
     joint_flops,
     largest_batch,
 )
+from asrkit.cost.encoders import predicted_ms
 from asrkit.cost.money import (
     KIN,
     MODEL,
@@ -57,6 +58,7 @@ __all__ = [
     "largest_batch",
     "load_prices",
     "power",
+    "predicted_ms",
     "published_speeds",
     "recorded_speeds",
     "sensitivity",

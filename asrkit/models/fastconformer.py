@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.encoders import halve
+from asrkit.models.kept import Kept
 from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
 
 
@@ -68,18 +69,27 @@ class _Subsampling(nn.Module):
         self.out = nn.Linear(C * bins, config.width)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        windows = F.pad(features, (1, 1, 1, 1)).unfold(1, 3, 2).unfold(2, 3, 2)  # (B, T', F', 3, 3)
-        x, lengths = self._mix(windows.flatten(3), self.convs[0], lengths)
+        # A GPU's tensor cores want rows of 16 bytes or a multiple: windows of 4 x 4, the last row and column times zero.
+        side = 4 if features.is_cuda else 3
+        x, lengths = self._mix(_windows(features, side), self.convs[0], lengths, side)
         pairs: Any = self.convs[1:]
         for depthwise, pointwise in pairs:
             x, lengths = self._mix(depthwise(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1), pointwise, lengths)
         return self.out(x.transpose(2, 3).flatten(2)), lengths
 
-    def _mix(self, x: Tensor, conv: Any, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def _mix(self, x: Tensor, conv: Any, lengths: Tensor, side: int = 1) -> tuple[Tensor, Tensor]:
         """What `conv` makes of the last dimension, zero in the padding that half the frames leave of `lengths`."""
         lengths = halve(lengths)
         padding = ~valid_mask(lengths, x.shape[1])[:, :, None, None]
-        return F.linear(x, conv.weight.flatten(1), conv.bias).masked_fill_(padding, 0.0).relu_(), lengths
+        more = side - conv.weight.shape[-1]
+        weight = F.pad(conv.weight, (0, more, 0, more)) if more else conv.weight
+        return F.linear(x, weight.flatten(1), conv.bias).masked_fill_(padding, 0.0).relu_(), lengths
+
+
+def _windows(features: Tensor, side: int) -> Tensor:
+    """What lies around every second frame and bin of features (B, T, F): (B, T', F', side side), side 3 or 4."""
+    more = side - 2
+    return F.pad(features, (1, more, 1, more)).unfold(1, side, 2).unfold(2, side, 2).flatten(3)
 
 
 def relative_positions(first: int, last: int, D: int, like: Tensor) -> Tensor:
@@ -102,15 +112,30 @@ class RelativeAttention(nn.Module):
         self.position = nn.Linear(D, D, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(self.heads, 1, D // self.heads))
         self.position_bias = nn.Parameter(torch.zeros(self.heads, 1, D // self.heads))
+        self._kept = Kept()
 
     def forward(self, x: Tensor, valid: Tensor, positions: Tensor, context: tuple[int, int]) -> Tensor:
         """(B, T, D) from frames (B, T, D), valid (B, T) and the positions that `attended` names for T and `context`."""
         B, T, _ = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, T, D/H)
-        p = self.position(positions).view(-1, self.heads, q.shape[-1]).permute(1, 2, 0)  # (H, D/H, P)
-        scores = ((q + self.position_bias) / math.sqrt(q.shape[-1])) @ p  # (B, H, T, P), by distance
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).unbind(2)  # each (B, T, H, D/H)
+        p = self.projected(positions, attended(T, context))  # (H, D/H, P)
+        # Heads are the batch of the product, so that P is not copied for every utterance; neither is q, read with a stride.
+        by_head = (q + self.position_bias[:, 0]).flatten(0, 1).transpose(0, 1)  # (H, B T, D/H)
+        scores = (by_head @ p).view(self.heads, B, T, -1).transpose(0, 1)  # (B, H, T, P), by distance
         attend = self._near if _blocked(T, context) else self._everywhere
-        return self.out(attend(q + self.content_bias, k, v, scores, valid, context))
+        q, k, v = (q + self.content_bias[:, 0]).transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, D/H)
+        return self.out(attend(q, k, v, scores, valid, context))
+
+    def projected(self, positions: Tensor, distances: tuple[int, int]) -> Tensor:
+        """Projections of `positions`, those of `distances`, over the root of D/H: (H, D/H, P). Inference keeps the last."""
+
+        def project() -> Tensor:
+            p = self.position(positions).view(len(positions), self.heads, -1)
+            return (p / math.sqrt(p.shape[-1])).permute(1, 2, 0)
+
+        if self.training:  # positions are dropped at random
+            return project()
+        return self._kept.value(self.position.weight, (distances, positions.dtype, positions.device), project)
 
     def _everywhere(self, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, valid: Tensor, context: tuple[int, int]) -> Tensor:
         B, H, T, _ = q.shape

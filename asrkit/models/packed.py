@@ -25,18 +25,18 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether this CPU's oneDNN has products of weights in `dtype` that are laid out before."""
+    halves = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or (dtype in halves and getattr(torch.ops.mkldnn, f"_is_mkldnn_{halves[dtype]}_supported")())
+
+
 def packs(model: nn.Module) -> bool:
     """Whether `pack` takes the model: in eval mode, on a CPU, in dtypes for which oneDNN has products there."""
-    if (
-        model.training
-        or any(weight.device.type != "cpu" for weight in model.parameters())
-        or not torch.backends.mkldnn.is_available()
-    ):
-        return False
-    halves = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-    dtypes = {weight.dtype for weight in model.parameters()}
-    ok = all(getattr(torch.ops.mkldnn, f"_is_mkldnn_{halves[dtype]}_supported")() for dtype in dtypes & halves.keys())
-    return ok and dtypes <= {torch.float32, *halves}
+    elsewhere = any(weight.device.type != "cpu" for weight in model.parameters())
+    return not (model.training or elsewhere) and all(multiplies(dtype) for dtype in {weight.dtype for weight in model.parameters()})
 
 
 def pack(model: M) -> M:

@@ -37,14 +37,15 @@ def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_
     rates = {one["impl"]: max(one["samples"]) for one in found if one["metric"] == "matrix_product"}
     timed = {(one["what"], one["impl"]): one for one in found if one["metric"] == "latency"}
     kinds = ("float32", "autocast_bfloat16", "bfloat16")
-    assert {name for _, name in timed} == {*kinds, "packed_float32", "packed_bfloat16"}
+    assert {name for _, name in timed} == {*kinds, "packed_float32", "packed_bfloat16", "optimized_float32", "optimized_bfloat16"}
     assert {what for what, _ in timed} == {"encoder-" + kind.replace("_", "-") for kind in kinds}
     for (what, name), one in timed.items():
         params = one["params"]
         assert params["dtype"] == ("float32" if name.endswith("float32") else "bfloat16")
         assert params["preset"] == "tiny" and params["weights"] == "random" and params["audio_s"] == 3.0
         assert params["floor_FLOP"] == encoder_flops(B=2, T=200, **SIZES)
-        assert params["floor_B"] == encoder_parameters(**SIZES) * (2 if name in ("bfloat16", "packed_bfloat16") else 4)
+        halved = name in ("bfloat16", "packed_bfloat16", "optimized_bfloat16")
+        assert params["floor_B"] == encoder_parameters(**SIZES) * (2 if halved else 4)
         by_products = 1e3 * params["floor_FLOP"] / rates[params["dtype"]]
         assert params["least_ms"] == pytest.approx(max(by_products, 1e3 * params["floor_B"] / params["peak_B"]))
         speed = next(r for r in found if (r["what"], r["impl"], r["metric"]) == (what, name, "rtfx"))
@@ -84,8 +85,9 @@ def test_an_arm_without_cudnns_attention_forbids_it_for_itself_only(small, monke
 
 def test_arms_of_a_gpu_are_written_down_without_one():
     found = encoder.groups(True, True)
-    assert [*found["encoder-float32"]] == ["float32", "compiled_float32", "graphed_float32", "tf32"]
-    assert [*found["encoder-float16"]] == ["float32", "float16", "compiled_float16", "graphed_float16", "without_cudnn_float16"]
+    ways = ["", "compiled_", "graphed_", "optimized_", "optimized_graphed_"]
+    assert [*found["encoder-float32"]] == [f"{way}float32" for way in ways] + ["tf32"]
+    assert [*found["encoder-float16"]] == ["float32"] + [f"{way}float16" for way in [*ways, "without_cudnn_"]]
     assert found["encoder-autocast-float16"]["autocast_float16"].weights == torch.float32
     assert "compiled_float32" not in encoder.groups(False, False)["encoder-float32"]
 

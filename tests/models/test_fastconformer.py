@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asrkit.models import (
     Checkpoint,
@@ -15,7 +16,7 @@ from asrkit.models import (
     presets,
     save_checkpoint,
 )
-from asrkit.models.fastconformer import ConformerBlock, RelativeAttention, attended, relative_positions
+from asrkit.models.fastconformer import ConformerBlock, RelativeAttention, _windows, attended, relative_positions
 from asrkit.text import CharTokenizer
 
 SMALL = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
@@ -108,6 +109,22 @@ def test_the_input_is_scaled_by_the_root_of_the_width_and_only_if_asked():
 def test_without_bias_only_norms_position_and_subsampling_keep_theirs():
     kept = {name.rpartition(".")[0] for name, _ in build(bias=False).blocks.named_parameters() if name.endswith(".bias")}
     assert all("norm" in name or name.endswith(("feed.0.0", "feed.1.0")) for name in kept) and kept
+
+
+@pytest.mark.parametrize("T", [1, 2, 7, 8])
+@pytest.mark.parametrize("bins", [5, 6])
+def test_windows_of_four_by_four_give_what_those_of_three_by_three_give(T, bins):
+    subsampling, features, lengths = build(bins=bins).double().subsampling, torch.randn(2, T, bins).double(), torch.tensor([T, 1])
+    three, four = (subsampling._mix(_windows(features, side), subsampling.convs[0], lengths, side)[0] for side in (3, 4))
+    torch.testing.assert_close(four, three)
+
+
+def test_on_cuda_no_product_of_the_subsampling_has_rows_of_nine(monkeypatch):
+    seen, plain = [], torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, *rest: seen.append(x.shape[-1]) or plain(x, *rest))
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+        FastConformer(dataclasses.replace(SMALL, layers=0)).eval()(torch.zeros(2, 40, 80), torch.full((2,), 40))
+    assert seen == [16, 4, 80]
 
 
 @pytest.mark.parametrize("context", [(-1, -1), (4, 4)])

@@ -8,8 +8,10 @@ import sys
 import pytest
 import torch
 
+from asrkit import models
 from asrkit.cli import main
 from asrkit.models import Checkpoint, ConvConfig, StatelessConfig, TransducerConfig, TransducerModel, presets, save_checkpoint
+from asrkit.models.folded import Folded
 from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, train
 
@@ -49,6 +51,13 @@ def test_a_line_a_file_in_the_order_given_then_one_json_line(model, speech, tmp_
     assert err == f"{files[1]}: audio: expected a WAV, FLAC, OGG or MP3 file, got {files[1]!r}. Check the path.\n"
     summary = json.loads(last)
     assert [*summary] == ["files", "failed", "skipped", "audio_s", "rtfx"] and (summary["files"], summary["failed"]) == (3, 1)
+
+
+def test_on_a_cpu_the_model_is_optimized_first(model, speech, monkeypatch, capsys):
+    seen, plain = [], models.optimize
+    monkeypatch.setattr(models, "optimize", lambda model: seen.append(plain(model)) or seen[-1])
+    assert main(["transcribe", str(speech[0]), "--model", model]) == 0
+    assert any(isinstance(part, Folded) for part in seen[0].modules())
 
 
 def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(model, speech, capsys):

@@ -1,0 +1,109 @@
+"""Folded batch norms, and the one door to fast inference: the same numbers, and a refusal where they would not be."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from asrkit.models import ConvConfig, ConvEncoder, FastConformer, FastConformerConfig, TransducerModel, optimize, presets
+from asrkit.models.folded import Folded, fold, folded
+from asrkit.models.packed import PackedLinear
+
+FAST = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
+ENCODERS = {
+    "fastconformer": lambda: FastConformer(FAST),
+    "without bias": lambda: FastConformer(FastConformerConfig(width=16, layers=1, heads=2, subsampling_channels=4, bias=False)),
+    "convolutions": lambda: ConvEncoder(ConvConfig(width=16, layers=3)),
+}
+
+
+def spread(model):
+    """The model in eval mode with no statistic at its first value; every norm and convolution counts."""
+    torch.manual_seed(0)
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm1d):
+            part.running_mean.normal_()
+            part.running_var.uniform_(0.2, 3)
+            nn.init.normal_(part.weight)
+            nn.init.normal_(part.bias)
+    return model.eval()
+
+
+def norms(model):
+    """How many batch norms the model has."""
+    return sum(isinstance(part, nn.BatchNorm1d) for part in model.modules())
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_a_folded_encoder_computes_the_same_in_float64(kind):
+    plain = spread(ENCODERS[kind]()).double()
+    model, features, lengths = copy.deepcopy(plain), torch.randn(2, 90, 80).double(), torch.tensor([90, 33])
+    assert norms(plain) and fold(model) is model and norms(model) == 0 and fold(model) is model
+    with torch.inference_mode():
+        wanted, found = plain(features, lengths)[0], model(features, lengths)[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(found, torch.zeros_like(found))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_folding_errs_at_most_twice_as_much_as_the_norm_that_it_replaces(dtype):
+    plain = spread(FastConformer(FAST))
+    features, lengths = torch.randn(2, 200, 80), torch.tensor([200, 77])
+    with torch.inference_mode():
+        exact = copy.deepcopy(plain).double()(features.double(), lengths)[0]
+        half = plain.to(dtype)
+        error, rivals = ((model(features, lengths)[0].double() - exact).norm() for model in (fold(copy.deepcopy(half)), half))
+    assert error <= 2 * rivals + 1e-9
+
+
+def test_a_folded_convolution_is_the_formula():
+    conv, norm = nn.Conv1d(3, 3, 1, groups=3), spread(nn.Sequential(nn.BatchNorm1d(3)))[0]
+    x = torch.randn(2, 3, 5)
+    weight, bias = folded(conv, norm)
+    torch.testing.assert_close(weight.view(3, 1) * x + bias[:, None], norm(conv(x)))
+    assert (weight.dtype, bias.dtype) == (torch.float32, torch.float32)
+
+
+def test_training_is_refused_before_and_after_and_evaluation_goes_on():
+    model, features, lengths = FastConformer(FAST), torch.randn(1, 40, 80), torch.tensor([40])
+    with pytest.raises(ValueError, match="^model: expected eval mode, got training mode. Call model.eval"):
+        fold(model)
+    assert norms(model) == 2
+    fold(model.eval())
+    before = model(features, lengths)[0]
+    with pytest.raises(ValueError, match="^model: expected eval mode: its batch norms are folded, got training mode."):
+        model.train()(features, lengths)
+    assert torch.equal(model.eval()(features, lengths)[0], before)
+
+
+def test_weights_of_a_model_that_is_not_folded_are_not_taken_for_folded_ones():
+    state = spread(FastConformer(FAST)).state_dict()
+    model = fold(FastConformer(FAST).eval())
+    with pytest.raises(RuntimeError, match="batch_norm.running_mean"):
+        model.load_state_dict(state)
+    assert not any("batch_norm" in name for name in model.state_dict())
+
+
+def test_on_a_cpu_an_optimized_model_is_folded_and_packed_and_says_the_same():
+    model = spread(TransducerModel(presets.tiny()))
+    features, lengths = torch.randn(2, 100, 80), torch.tensor([100, 60])
+    with torch.inference_mode():
+        wanted = model.encode(features, lengths)
+        assert optimize(model) is model
+        for _ in range(2):  # what is kept is used the second time
+            for one, other in zip(model.encode(features, lengths), wanted, strict=True):
+                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    parts = [*model.modules()]
+    assert sum(isinstance(part, Folded) for part in parts) == 2 and any(isinstance(part, PackedLinear) for part in parts)
+
+
+def test_in_a_dtype_without_packed_products_a_model_is_folded_alone():
+    model = optimize(spread(TransducerModel(presets.tiny())).double())
+    parts = [*model.modules()]
+    assert any(isinstance(part, Folded) for part in parts) and not any(isinstance(part, PackedLinear) for part in parts)
+
+
+def test_a_model_in_training_is_not_optimized():
+    with pytest.raises(ValueError, match="^model: expected eval mode"):
+        optimize(TransducerModel(presets.tiny()))
