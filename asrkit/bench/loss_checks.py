@@ -55,13 +55,14 @@ def _loss(
 def kernels(device: str, cuda: bool) -> Iterator[Check]:
     """Checks of the losses on given logits, and of what lies around them.
 
-    numba_cuda's lattices have one thread a row or frame: longer ones than its blocks are among the shapes.
+    numba_cuda's lattices, which triton's rows take along, have one thread a row or frame: longer ones than its blocks are among
+    the shapes.
     """
     fast = "numba_cuda" if cuda else "numba_cpu"
     options: dict[str, Any] = {"fastemit_lambda": 0.1, "clamp": 0.05}
     shapes = [(3, 6, 4, 9), (1, 1, 0, 5), *([(2, 40, 300, 65), (2, 300, 20, 1030)] if cuda else [(2, 12, 30, 65)])]
     doors: Any = rnnt_loss, tdt_loss
-    for impl, loss, dtype in product((fast, "wavefront"), doors, DTYPES):
+    for impl, loss, dtype in product((fast, *["triton"] * cuda, "wavefront"), doors, DTYPES):
         calls: list[tuple] = [(shape, {}, False) for shape in shapes] + [(shapes[0], options, False), (shapes[0], {}, True)]
         for shape, how, overwrite in calls:
             name = f"{loss.__name__} {impl} {dtype_name(dtype)} {'×'.join(map(str, shape))}"
@@ -71,8 +72,9 @@ def kernels(device: str, cuda: bool) -> Iterator[Check]:
     for dtype in DTYPES[:2] if cuda else DTYPES[:1]:
         call = partial(_loss, device, rnnt_loss, "torchaudio", dtype, shapes[0], {}, False)
         yield Check("losses wavefront", f"rnnt_loss torchaudio {dtype_name(dtype)}", "^torchaudio", call)
-    for impl in (fast, "wavefront"):
-        yield Check(f"losses {impl}", f"rnnt_loss_packed {impl}", "^rnnt-loss-ragged$", partial(_packed, device, impl))
+    for impl in (fast, *["triton"] * cuda, "wavefront"):
+        vouches = "" if impl == "triton" else "^rnnt-loss-ragged$"
+        yield Check(f"losses {impl}", f"rnnt_loss_packed {impl}", vouches, partial(_packed, device, impl))
     for activation, rate in product(("none", "relu", "tanh"), (0.0, 0.3)):
         call = partial(_pack_joint, device, activation, rate)
         yield Check("losses wavefront", f"pack_joint {activation} dropout {rate}", "", call)
@@ -81,7 +83,7 @@ def kernels(device: str, cuda: bool) -> Iterator[Check]:
 
 def _arms(loss: Callable[..., Tensor], impl: str, fast: bool, options: bool, overwrite: bool) -> str:
     """The arms and cases that a check of a loss on given logits vouches for; the benchmark has no options on."""
-    if options or (overwrite and not fast):
+    if options or (overwrite and impl == "wavefront"):
         return ""
     if loss is tdt_loss:
         return "^tdt-loss$"  # arms of RNN-T have the same names

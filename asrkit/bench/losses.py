@@ -19,6 +19,7 @@ from torch import Tensor
 
 from asrkit.bench.cases import NONE, Arms, Case
 from asrkit.bench.peer_worker import inputs
+from asrkit.bench.row_kernels import counts
 from asrkit.losses import rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches, tdt_loss
 from asrkit.losses.availability import expect_runs
 from asrkit.losses.nodes import Nodes, Options
@@ -95,23 +96,26 @@ def given(loss: Callable[..., Tensor], shape: Shape, device: str, dtype: torch.d
     names = ["reference"] * (T < 20) + ["wavefront", *rival, *_compiled(logits)]
     overwriting = [f"{name}_overwrite" for name in _compiled(logits)]
     slow = "torchaudio" if rival else "wavefront"
+    told = {name: counts(name, logits, len(DURATIONS) * tdt) for name in _compiled(logits) if logits.is_cuda}
+    told |= {f"{name}_overwrite": told[name] for name in told}
     params = {"shape": [*shape], "dtype": str(dtype)[6:], "floor_B": 3 * logits.nbytes, "floor_FLOP": 4 * logits.nelement()}
     request = {"loss": "tdt" if tdt else "rnnt", "shape": [*shape], "durations": [*DURATIONS] * tdt}
     return Case(
         what="tdt-loss" if tdt else "rnnt-loss", arms={name: partial(arm, name) for name in names + overwriting},
-        setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()), of_arm={"torchaudio": PEER},
+        setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()), of_arm={"torchaudio": PEER, **told},
         params=params, ratios=[(slow, name) for name in names + overwriting if name not in ("reference", slow)],
         tolerance=ROUNDED[dtype], memory=True, warmup=_warmup(logits), logits=logits, peers=request if device == "cpu" else None,
     )  # fmt: skip
 
 
 def _compiled(logits: Tensor) -> list[str]:
-    name = "numba_cuda" if logits.is_cuda else "numba_cpu"
-    try:
-        expect_runs(name, logits)
-    except ValueError:
-        return []
-    return [name]
+    """The compiled implementations that run here; ragged batches take the first."""
+    names = []
+    for name in ("numba_cuda", "triton") if logits.is_cuda else ("numba_cpu",):
+        with contextlib.suppress(ValueError):
+            expect_runs(name, logits)
+            names.append(name)
+    return names
 
 
 def _warmup(work: Tensor) -> int:

@@ -57,9 +57,18 @@ def toolkit() -> Path | None:
 def fastest(scores: Tensor) -> str:
     """What `impl="auto"` stands for: the compiled kernels on a CPU, plain torch elsewhere and for float64.
 
-    On CUDA the numba_cuda kernels wait for a measurement before they become the default.
+    On CUDA the numba_cuda and triton kernels wait for a measurement before one of them becomes the default.
     """
     return "numba_cpu" if scores.device.type == "cpu" and scores.dtype in (torch.float32, *HALVES) else "wavefront"
+
+
+def lattice_beside(scores: Tensor) -> str:
+    """Which lattice follows Triton's kernels: Numba's where they can run on these scores too, else that in plain torch."""
+    try:
+        expect_runs("numba_cuda", scores)
+    except ValueError:
+        return "wavefront"
+    return "numba_cuda"
 
 
 def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bool) -> str:

@@ -73,8 +73,9 @@ def arms_of(device):
     for name in losses_of:
         add("rnnt-loss-joint", [name], "bfloat16" if name.endswith("_bfloat16") else "float32")
     for what in ("rnnt-loss", "tdt-loss"):
-        fast = "numba_cuda" if cuda else "numba_cpu"
-        add(what, ["wavefront", "torchaudio", fast, f"{fast}_overwrite"], "float32", "float16", "bfloat16")
+        fast = ["numba_cuda", "triton"] if cuda else ["numba_cpu"]
+        fast += [f"{name}_overwrite" for name in fast]
+        add(what, ["wavefront", "torchaudio", *fast], "float32", "float16", "bfloat16")
     return (
         ways
         | ({"lean_triton_bfloat16"} if cuda else set())

@@ -3,18 +3,21 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from asrkit.losses import availability
-from asrkit.losses.lean import lattice_beside
 
+ON_GPU = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)  # all that is asked of scores
 ASK = """
 import torch
+from types import SimpleNamespace
 from asrkit.losses import rnnt_loss
-from asrkit.losses.availability import lacks
-from asrkit.losses.lean import lattice_beside
-print(lacks("numba_cuda"), lacks("triton"), lattice_beside("triton", True), sep="|")
+from asrkit.losses.availability import lacks, lattice_beside
+on_gpu = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)
+print(lacks("numba_cuda"), lacks("triton"), lattice_beside(on_gpu), sep="|")
 try:
     rnnt_loss(torch.zeros(1, 2, 2, 3), torch.tensor([[0]]), torch.tensor([2]), torch.tensor([1]), impl="numba_cuda")
 except ValueError as error:
@@ -59,8 +62,10 @@ def test_a_numba_cuda_that_finds_no_nvvm_fails_when_it_is_asked_for_and_not_in_t
     monkeypatch.setattr(cuda, "compile", compiles)
     availability.lacks.cache_clear()
     assert availability.lacks("numba_cuda") == "OSError: libnvvm.so: cannot open shared object file"
-    assert lattice_beside("triton", True) == "wavefront" == lattice_beside("plain", True)
+    assert availability.lattice_beside(ON_GPU) == "wavefront"
     availability.lacks.cache_clear()
+    monkeypatch.undo()
+    assert availability.lattice_beside(ON_GPU) == "numba_cuda"
 
 
 def test_the_toolkit_is_that_of_the_variable_then_of_nvcc_then_of_the_wheels(monkeypatch, tmp_path):

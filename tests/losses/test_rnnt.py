@@ -480,7 +480,7 @@ def test_implementations_share_one_signature_and_the_door_starts_as_torchaudio_d
 
     first, *others = (inspect.signature(import_module(f"asrkit.losses.rnnt.{name}").losses) for name in ALL)
     assert all(other == first for other in others)
-    assert set(IMPLS) == {*ALL, "numba_cuda"}
+    assert set(IMPLS) == {*ALL, "numba_cuda", "triton"}
     ours, theirs = inspect.signature(rnnt_loss).parameters.values(), inspect.signature(peer).parameters.values()
     assert [(p.name, p.default) for p in ours if p.kind != p.KEYWORD_ONLY] == [(p.name, p.default) for p in theirs]
 

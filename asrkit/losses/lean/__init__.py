@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asrkit.eager import eager
-from asrkit.losses.availability import expect_runs, fastest, lacks
+from asrkit.losses.availability import expect_runs, fastest, lattice_beside
 from asrkit.losses.checks import (
     Reduction,
     as_index,
@@ -96,18 +96,13 @@ def _loss(
         weight = weight.to(torch.get_autocast_dtype(encoded.device.type))
     picked = _pick(impl, encoded, weight)
     made, nodes = _joint(weight, **joint), Nodes.packed(lengths, outputs)
-    beside = lattice_beside(picked, encoded.is_cuda)
+    beside = lattice_beside(encoded) if picked == "triton" else LATTICES[picked]
     lattice = import_module(f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{beside}").lattice
     tiles = import_module(f"{__name__}.{picked}").Tiles
     arguments = as_index(targets), nodes, Options(blank=blank % V, **options), made, tiles, lattice
     given = (x if torch.is_grad_enabled() else x.detach() for x in (encoded, predicted, weight, bias))
     with torch.autocast(encoded.device.type, enabled=False), torch.cuda.device_of(encoded):
         return reduce(LeanLoss.apply(*given, *arguments), reduction)
-
-
-def lattice_beside(tiles: str, cuda: bool) -> str:
-    """The lattices that go with an implementation's tiles: beside Triton's Numba's, where those can be had."""
-    return "numba_cuda" if tiles == "triton" and cuda and not lacks("numba_cuda") else LATTICES[tiles]
 
 
 def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
