@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from asrkit import records
-from asrkit.losses.availability import fastest
+from asrkit.losses.availability import MODULES, fastest, lacks, toolkit
 
 EXTRAS = {  # extra of pyproject.toml ("": every installation) -> who wants it, its modules
     "": ("every notebook", "torchaudio numba lhotse soundfile jiwer sentencepiece safetensors yaml"),
@@ -56,7 +56,9 @@ def diagnose() -> list[Check]:
         if gpus
         else "no notebook needs one; claims about one stay 'not measurable here'"
     )
-    kernels = [name for name in ("numba_cuda", "triton") if find_spec(name)]
+    kernels = {name: lacks(name) for name in MODULES}
+    broken = [f"{name} fails: {why}" for name, why in kernels.items() if why and find_spec(name)]
+    able = ", ".join(name for name, why in kernels.items() if not why) or "torch"
     rows += [
         ("Python, torch", f"{sys.version.split()[0]}, {torch.__version__}", "", True),
         (
@@ -68,7 +70,18 @@ def diagnose() -> list[Check]:
         ("cores", f"{cores}, torch takes {threads}", f"set OMP_NUM_THREADS={cores}" * (threads > cores), False),
         ("memory", f"{ram} GiB", "keep the notebooks at their quick sizes" * (ram < 6), False),
         ("cache", f"{free:.0f} GiB to write", "point ASRKIT_HOME to a folder with 2 GiB" * (free < 2), free == 0),
-        ("losses", f"{fastest(torch.zeros(1))} on a CPU, compiled on first use; CUDA: {', '.join(kernels) or 'torch'}", "", False),
+        (
+            "losses",
+            "; ".join([f"{fastest(torch.zeros(1))} on a CPU, compiled on first use; CUDA: {able}", *broken]),
+            "pip install 'asrkit[cuda]'" * bool(broken),
+            False,
+        ),
+        (
+            "CUDA toolkit",
+            f"NVVM in {folder}" if (folder := toolkit()) else "none with NVVM was found",
+            "set CUDA_HOME to a toolkit, for Numba's kernels" * bool(gpus and not folder),
+            False,
+        ),
         ("GPU", gpus or "none", advice * (not torch.cuda.is_available()), False),
     ]
     state: dict[bool, Literal["missing", "note"]] = {True: "missing", False: "note"}

@@ -8,12 +8,14 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from asrkit.bench import batching, ceilings, claims, decoders, encoder, ladder, losses, precision
+from asrkit.bench import batching, ceilings, claims, decoders, encoder, guards, ladder, losses, precision
 from asrkit.bench.cases import NONE, Case, Seen, check, compared
+from asrkit.bench.guards import Blame
+from asrkit.bench.journal import Journal
 from asrkit.bench.peers import Peers, Rival
 from asrkit.profiling import Timing, measure, ratio
 from asrkit.records import Measurement, append
@@ -27,59 +29,102 @@ SUITES: dict[str, Callable[..., Iterator[Any]]] = {
     "ladder": ladder.suite,
 }  # fmt: skip
 EAGER = ("losses", "decoders", "claims", "ladder")  # call their arms while they make cases, and so have to know what is left out
+FEW = 3  # repeats, below which records that were cut short are measured again
+
+
+class _How(NamedTuple):
+    """How cases are measured; see run."""
+
+    device: str
+    quick: bool
+    peers: Peers | None
+    until: float
+    enough_s: float
+    note: Callable[[Blame], object]
+    journal: Journal | None
 
 
 def run(
     suite: str, *, device: str = "cpu", out: Path | None = None, quick: bool = False, peers: Peers | None = None,
     say: Callable[[str], object] = bool, until: float = inf, enough_s: float = 2.0, without: re.Pattern[str] = NONE,
-    done: Sequence[Mapping[str, Any]] = (), **of_suite: Any,
+    done: Sequence[Mapping[str, Any]] = (), lost: Sequence[Blame] = (), note: Callable[[Blame], object] = bool,
+    journal: Journal | None = None, **of_suite: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Sealed records of one suite, appended to `out` case by case: times and memory of each arm, ratios of pairs.
+    """Sealed records of one suite, appended to `out` as they are made: times and memory of each arm, ratios of pairs.
 
     Before a case is timed its arms must agree, a call that is the first warm-up: one that raises or returns other than the first is
     left out, with a first that raises all are, and AssertionError says so once everything else is done. Repeats are 20 at most
-    (5 if quick), and at least 3 unless those take over a minute: a record's stats say how many. `peers` join the cases they fit;
-    `say` gets a line of text before each case.
+    (5 if quick), and at least 3 unless those take over a minute or the time is over: a record's stats say how many. `peers` join
+    the cases they fit; `say` gets a line of text before each case. DeviceLost after an error that the device did not survive: the
+    process has to end then.
 
-    until: of time.monotonic(); TimeoutError names the first case that would begin later. enough_s: of repeats, see measure.
-    without: arms and cases by name, left out. done: earlier records, whose cases are not measured again. of_suite: what
-    the suite takes beside, see batching.suite.
+    until: of time.monotonic(); TimeoutError names the first case that would begin later, and one that runs ends after the round it
+    is in. enough_s: of repeats, see measure. without: arms and cases by name or `way`, left out. done: earlier records, whose cases
+    are not measured again. lost: cases and arms that a process died of, left out. note: is told the case and the arm that is
+    called first now, both empty when the case is over. journal: keeps what a case has found so far. of_suite: what the suite
+    takes beside, see batching.suite.
     """
     expect(suite in SUITES, "suite", "one of " + ", ".join(map(repr, SUITES)), repr(suite))
-    made, wrong = [], []
+    made, wrong, how = list[dict[str, Any]](), list[str](), _How(device, quick, peers, until, enough_s, note, journal)
+    without = guards.without_lost(without, lost)
     of_suite |= {"without": without} if suite in EAGER else {}
+    of_suite |= {"until": until} if suite == "ladder" and until < inf else {}
     for case in SUITES[suite](device, quick, **of_suite):
-        name = f"{case.what} {'×'.join(map(str, case.params['shape']))}" if isinstance(case, Case) else str(case)
-        if isinstance(case, Case):
-            case = _without(case, without)
-            if not case.arms or _known(case, done):
-                continue
-        elif {*getattr(case, "ids", ())} & {record["what"] for record in done if record["params"].get("suite") == suite}:
+        name = _name(case)
+        guards.prove_alive(device, name)  # a case is made with calls of its own
+        case = _left(case, suite, without, done, lost)
+        if case is None:
             continue
         if time.monotonic() >= until:
             raise TimeoutError(f"no time for {name}, and what follows it")
         say(f"{name}: {', '.join(case.arms)}" if isinstance(case, Case) else name)
+        note(Blame(name, ""))
         try:
-            if isinstance(case, Case):
-                for found in _measured(_with_peers(case, peers) if peers and case.peers else case, device, quick, until, enough_s):
-                    made += _kept(found, out)
-            else:
-                made += _kept(case.measurements(), out)
+            for found in _found(case, name, how):
+                made += _kept(found, out)
         except torch.OutOfMemoryError:
             say(f"{name}: its arms fit into memory one by one, if at all, not side by side to be compared")
         except (AssertionError, RuntimeError, ValueError) as error:
             wrong.append(str(error) if isinstance(error, AssertionError) else f"{name}: {type(error).__name__}: {error}")
             say(wrong[-1])
-    for measurements in _after(suite, device, quick, until):
+        guards.prove_alive(device, name)
+        if journal:
+            journal.clear()
+        note(Blame("", ""))
+    for measurements in _after(suite, device, quick, until, first=bool(of_suite.get("first"))):
         made += _kept(measurements, out)
     if wrong:
         raise AssertionError(" ".join(wrong))
     return made
 
 
+def _name(case: Any) -> str:
+    """A case in a few words: what, shape, and the dtype where it is not float32."""
+    if not isinstance(case, Case):
+        return str(case)
+    dtype = case.params.get("dtype", "float32")
+    return " ".join([case.what, "×".join(map(str, case.params["shape"])), *[dtype] * (dtype != "float32")])
+
+
+def _left(case: Any, suite: str, without: re.Pattern[str], done: Iterable[Mapping[str, Any]], lost: Iterable[Blame]) -> Any:
+    """What is to be measured of a case: None where it was, or where a process died of it."""
+    name, blamed = _name(case), [*lost]
+    if Blame(name, "") in blamed:
+        return None
+    if isinstance(case, Case):
+        own = "|".join(f"^{re.escape(one.arm)}$" for one in blamed if one.case == name)
+        case = _without(_without(case, without), re.compile(own or NONE.pattern))
+        return case if case.arms and not _known(case, done) else None
+    ids = {*getattr(case, "ids", ())}
+    known = {record["what"] for record in done if record["params"].get("suite") == suite and not record["params"].get("cut")}
+    return None if ids and ids <= known else case
+
+
 def _without(case: Case, names: re.Pattern[str]) -> Case:
     """The case without the arms of these names; without any where the first, which the others are compared with, is among them."""
-    left = {name: arm for name, arm in case.arms.items() if not names.search(name)}
+    dtype = case.params.get("dtype", "float32")
+    dtypes = {name: case.of_arm.get(name, {}).get("dtype", dtype) for name in case.arms}
+    left = {name: arm for name, arm in case.arms.items() if not guards.barred(names, name, case.what, dtypes[name])}
     if len(left) == len(case.arms) and not names.search(case.what):
         return case
     if names.search(case.what) or len(left) < 2 or next(iter(case.arms)) not in left:
@@ -95,26 +140,58 @@ def _known(case: Case, records: Iterable[Mapping[str, Any]]) -> bool:
     own = {key for told in case.of_arm.values() for key in told}
     told = {key: value for key, value in case.params.items() if key not in own}
     same = [one for one in records if one["what"] == case.what and told.items() <= one["params"].items()]
-    return {*case.arms} <= {one["impl"] for one in same if one["metric"] == "latency"}
+    whole = [one for one in same if not one["params"].get("cut") or one["stats"]["n"] >= FEW]
+    return {*case.arms} <= {one["impl"] for one in whole if one["metric"] == "latency"}
 
 
-def _measured(case: Case, device: str, quick: bool, until: float, enough_s: float) -> Iterator[Iterable[Measurement]]:
+def _found(case: Any, name: str, how: _How) -> Iterator[Iterable[Measurement]]:
+    """Of a case its measurements and what it has more; of a study each as it is made."""
+    if isinstance(case, Case):
+        yield from _measured(_with_peers(case, how.peers) if how.peers and case.peers else case, name, how)
+        return
+    for one in case.measurements():
+        yield [one]
+
+
+def _measured(case: Case, name: str, how: _How) -> Iterator[Iterable[Measurement]]:
     load1 = os.getloadavg()[0]
-    seen, wrong = compared(case, device)
+    seen, wrong = compared(_watched(case, name, how), how.device)
+    how.note(Blame(name, ""))
     case = _without(case, re.compile("|".join(f"^{re.escape(name)}$" for name in wrong) or NONE.pattern))
-    how: dict[str, Any] = {"repeats": 5, "warmup": 1} if quick else {"repeats": 20, "warmup": case.warmup}
-    how["most_s"] = min(60.0, max(case.least_s, (until - time.monotonic()) / max(1, len(case.arms))))
+    repeats: dict[str, Any] = {"repeats": 5, "warmup": 1} if how.quick else {"repeats": 20, "warmup": case.warmup}
+    now = time.monotonic()
+    repeats["most_s"] = min(60.0, max(case.least_s, (how.until - now) / max(1, len(case.arms))))
+    where = {"threads": torch.get_num_threads(), "device": how.device} | ({"quick": True} if how.quick else {})
+
+    def so_far(timings: Callable[[], Mapping[str, Timing]]) -> None:
+        if how.journal:
+            how.journal.keep(lambda: _measurements(case, timings(), seen, {"load1": load1}, where | {"cut": True}))
+
     if case.arms:
-        timings = measure(case.arms, setups=case.setups, enough_s=enough_s, device=device, **how)
-        where = {"threads": torch.get_num_threads(), "device": device} | ({"quick": True} if quick else {})
+        repeats |= {"setups": case.setups, "enough_s": how.enough_s, "device": how.device, "watch": so_far}
+        timings = measure(case.arms, until=max(how.until, now) + case.least_s, **repeats)
         yield _measurements(case, timings, seen, {"load1": load1}, where)
         yield case.more()
     assert not wrong, " ".join(wrong.values())
 
 
-def _after(suite: str, device: str, quick: bool, until: float) -> Iterator[Iterable[Measurement]]:
+def _watched(case: Case, name: str, how: _How) -> Case:
+    """The case to be compared: who calls an arm is noted, and after its errors the device has to be alive."""
+
+    def watched(arm: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any) -> Any:
+            how.note(Blame(name, arm))
+            return call(*given)
+
+        return call if isinstance(call, Rival) else guards.guarded(noted, how.device, name, arm)
+
+    arms = {arm: watched(arm, call) for arm, call in case.arms.items()}
+    return replace(case, arms=arms, proof=case.proof and {arm: watched(arm, call) for arm, call in case.proof.items()})
+
+
+def _after(suite: str, device: str, quick: bool, until: float, *, first: bool) -> Iterator[Iterable[Measurement]]:
     """What a suite finds beside its cases, piece by piece."""
-    if suite == "losses" and device.startswith("cuda"):
+    if suite == "losses" and device.startswith("cuda") and not first:
         for limit in losses.limits(device, until):
             yield [limit]
     if suite == "encoder":
@@ -156,6 +233,8 @@ def _measurements(
             yield Measurement(case.what, "peak_memory", "B", peak, timer=by, **told)
     names = [*case.arms]
     for slow, fast in [(names[-2], names[-1])] if case.ratios is None else case.ratios:
+        if slow not in timings or fast not in timings:  # so far
+            continue
         ratios, last = ratio(timings, slow, fast), timings[fast]
         told = shared | {"impl": fast, "params": common | case.of_arm.get(fast, {}) | {"arms": [slow, fast]}}
         yield Measurement(case.what, "ratio", "1", median(ratios), ratios, timer=last.timer, warmup=last.warmup, **told)

@@ -1,7 +1,9 @@
 """Every fast path of a device against its reference, at sizes that take seconds: before a machine is measured.
 
 The references are the plain loops in float64, on the CPU where there are any. A check that fails names what it vouched for: those
-arms and cases are not measured. The same table runs on a CPU, with its implementations.
+arms and cases are not measured. It vouches for what it shows to be right and for nothing else: a kind of model, a kind of graph,
+an arithmetic (`guards.way` has how arms are named so). What no arm does, as decoding under autocast, it vouches for not at all.
+The same table runs on a CPU, with its implementations.
 """
 
 import tempfile
@@ -36,7 +38,7 @@ JUMPS: Sequence[tuple[int, ...]] = ((), (0, 1, 2, 3, 4))
 
 def table(device: str) -> list[Check]:
     """All checks of a device, none of them begun."""
-    made = [kernels, _decoders, _graphs, _rest, _encoder, _profiling, tiles, _ladder]
+    made = [_graphs, _decoders, _ladder, kernels, tiles, _rest, _profiling, _encoder]  # the most valuable arms first
     return [one for checks in made for one in checks(device, device.startswith("cuda"))]
 
 
@@ -62,13 +64,20 @@ def _frames(B: int, T: int, device: str, dtype: torch.dtype, seed: int = 1) -> t
 
 def _decoders(device: str, cuda: bool) -> Iterator[Check]:
     for durations, strategy in product(JUMPS, STRATEGIES):
-        kind, arms = "TDT" if durations else "RNN-T", rf"^{strategy}|^window_" if strategy == "label_looping" else rf"^{strategy}$"
-        yield Check("decoders", f"{strategy} {kind}", arms, partial(_greedy, device, strategy, durations))
+        names = [strategy]
+        if strategy == "label_looping":  # graphs have checks of their own
+            names += ["label_looping_off", r"window_\d+(_off)?"]
+        arms = [rf"^{_kind(durations)}-\S+ in \S+: {name}$" for name in names]
+        yield Check("decoders", f"{strategy} {_kind(durations)}", "|".join(arms), partial(_greedy, device, strategy, durations))
     for durations in JUMPS:
         yield Check("decoders", f"planted {len(durations)} durations", "", partial(_planted, device, durations))
         yield Check("decoders", f"carry {len(durations)} durations", "", partial(_carry, device, "off", durations))
         yield Check("decoders", f"beam {len(durations)} durations", "", partial(_beam, device, durations))
-    yield Check("decoders", "ctc batched", "^batched$|^ctc-|_ctc$|^both_batched$", partial(_ctc, device))
+    yield Check("decoders", "ctc batched", r"^ctc-greedy-batched in \S+: batched$", partial(_ctc, device))
+
+
+def _kind(durations: Sequence[int]) -> str:
+    return "tdt" if durations else "rnnt"
 
 
 def _greedy(device: str, strategy: Any, durations: tuple[int, ...]) -> None:
@@ -122,25 +131,34 @@ def _ctc(device: str) -> None:
 def _graphs(device: str, cuda: bool) -> Iterator[Check]:
     """Graphs that are captured, on a GPU; on a CPU "auto" stands for the plain loop."""
     for mode in ("step", "full", "auto") if cuda else ("auto",):
-        arms = {"step": "^label_looping_step$|_graph_of_steps$", "full": "^label_looping_full$|_graph_whole$"}.get(mode, "")
-        calls: dict[str, Callable[[], object]] = {
-            f"{dtype_name(dtype)} {len(durations)} durations": partial(_looped, device, mode, durations, dtype)
-            for durations, dtype in product(JUMPS, DTYPES if cuda else DTYPES[:1])
-        }
-        calls["carry"] = partial(_carry, device, mode, ())
-        calls["weights that change and move"] = partial(_moved, device, mode)
-        calls["autocast"] = partial(_autocast, device, mode)
+        made = list[tuple[str, str, Callable[[], object]]]()
+        for durations, dtype in product(JUMPS, DTYPES if cuda else DTYPES[:1]):
+            name = f"{dtype_name(dtype)} {len(durations)} durations"
+            made.append((name, graph_arms(mode, durations, dtype), partial(_looped, device, mode, durations, dtype)))
+        made += [("carry", "", partial(_carry, device, mode, ()))]
+        made += [("weights that change and move", "", partial(_moved, device, mode))]
+        made += [("autocast", "", partial(_autocast, device, mode))]
         if cuda and mode != "auto":
-            calls["nothing captured waits"] = partial(_never_waits, device, mode)
-        for name, call in calls.items():
+            made += [("nothing captured waits", "", partial(_never_waits, device, mode))]
+        for name, arms, call in made:
             yield Check(f"graphs {mode}", f"graphs={mode}: {name}", arms, call)
+
+
+def graph_arms(mode: str, durations: Sequence[int], dtype: torch.dtype) -> str:
+    """A pattern of the arms that decode by such graphs, of models that jump so, in that dtype; "" where there are none."""
+    kind, rung = _kind(durations), {"step": "graph_of_steps", "full": "graph_whole"}.get(mode)
+    arms = {rf"{kind}-\S+": [r"window_\d+"]}  # which say nothing of graphs
+    if rung:
+        arms = {rf"{kind}-\S+": [f"label_looping_{mode}", rf"window_\d+_{mode}"], rf"ladder-{kind}\S*": [rf"\w+_{rung}"]}
+    named = [rf"^{what} in {dtype_name(dtype)}: {name}$" for what, names in arms.items() for name in names]
+    return "|".join(named) if dtype != torch.float16 else ""
 
 
 def _looped(device: str, mode: Any, durations: tuple[int, ...], dtype: torch.dtype) -> None:
     """What the plain loop finds, scores up to rounding: a graph's products may be other kernels'."""
     model, how = _talker(durations, device, dtype), dict[str, Any](confidence="entropy", max_symbols=3)
-    for B, T, seed in [(8, 48, 1), (8, 40, 2), (16, 20, 3), (1, 48, 4), (8, 48, 5)]:
-        given = _frames(B, T, device, dtype, seed)
+    for B, T, seed, window in [(8, 48, 1, None), (8, 40, 2, None), (16, 20, 3, 1), (1, 48, 4, 8), (8, 48, 5, None)]:
+        given, how["window"] = _frames(B, T, device, dtype, seed), window
         found = transducer_greedy(model, *given, graphs=mode, **how)
         if device.startswith("cuda"):
             assert found.impl.startswith(f"label_looping, graphs={'step' if mode == 'auto' else mode}, "), found.impl
@@ -196,9 +214,11 @@ def _never_waits(device: str, mode: str) -> None:
 
 def _rest(device: str, cuda: bool) -> Iterator[Check]:
     yield Check("models", "log_mel", "", partial(_log_mel, device))
-    yield Check("models", "normalize", "^batched$|_norm$|^both_batched$", partial(_normalize, device))
+    yield Check("models", "normalize", r"^feature-norm-batched in \S+: batched$", partial(_normalize, device))
     for mode in precision.MODES:
-        yield Check("models", f"precision {mode}", f"^{mode}$", partial(_precision, device, mode))
+        arms = rf"^precision-\S+ in \S+: {mode}$"
+        arms += rf"|^half-over-autocast in \S+: {mode}$" * (mode in ("autocast", "bfloat16"))
+        yield Check("models", f"precision {mode}", arms, partial(_precision, device, mode))
 
 
 def _log_mel(device: str) -> None:
@@ -230,7 +250,8 @@ def _encoder(device: str, cuda: bool) -> Iterator[Check]:
     ways = {name: way for group in encoder.groups(cuda, compiled=cuda).values() for name, way in group.items()}
     for name, way in ways.items():
         group = "compiled" if way.compiled else "encoder"
-        arms = f"^{name}$" + "|_graphed_encoder$" * (way.graphed and not way.optimized)
+        rung = rf"|^ladder-\S+ in {way.arithmetic}: \w+_graphed_encoder$"  # of the eager model; no ladder is in float16
+        arms = rf"^encoder-\S+ in \S+: {name}$" + rung * (way.graphed and not way.optimized and way.arithmetic != "float16")
         yield Check(group, f"encoder {name}", arms, partial(_encoded, device, way))
 
 
@@ -305,22 +326,25 @@ def _timing(device: str) -> None:
 
 
 def _ladder(device: str, cuda: bool) -> Iterator[Check]:
-    """Each rung alone, of tiny recognisers. A rung that fails is left out of every ladder, and those above do without."""
-    yield Check("ladder", "ladder baseline", "^ladder-", partial(_rung, device, ""))
-    for rung in ladder.RUNGS:
-        if cuda or rung not in ladder.OF_GPU:
-            yield Check("ladder", f"ladder {rung}", f"^to_{rung}$|^only_{rung}$", partial(_rung, device, rung))
+    """Each rung alone, of tiny recognisers. What fails is left out of the ladders of its kind, and rungs above do without."""
+    for what, config, _ in ladder.configs("tiny"):
+        of = what.removesuffix("-tiny")
+        yield Check("ladder", f"{of} baseline", f"^{of}", partial(_rung, device, what, config, ""))
+        for rung in ladder.RUNGS:
+            if (cuda or rung not in ladder.OF_GPU) and not (of == "ladder-ctc" and rung in ladder.OF_CTC):
+                call = partial(_rung, device, what, config, rung)
+                arms = "|".join(rf"^{of}\S* in \S+: {how}_{rung}$" for how in ("to", "only"))
+                yield Check("ladder", f"{of} {rung}", arms, call)
 
 
-def _rung(device: str, rung: str) -> None:
+def _rung(device: str, what: str, config: ladder.Config, rung: str) -> None:
     """The script is said, twice: graphs are captured, then replayed. Where a rung cannot be, there is nothing to check."""
     fields: Any = ladder.NEEDS.get(rung, {}) | ladder.RUNGS.get(rung, {})
-    for what, config, _ in ladder.configs("tiny"):
-        with tempfile.TemporaryDirectory() as folder:
-            made = ladder.scripted(config, [16_000, 33_333, 8_000], Path(folder), batch=2, device=device)
-            try:
-                heard = Recogniser(made.task, Pipeline(**fields))
-            except ValueError:
-                continue
-            for _ in range(2):
-                assert heard().tokens() == made.labels, f"{what} says other labels than its script"
+    with tempfile.TemporaryDirectory() as folder:
+        made = ladder.scripted(config, [16_000, 33_333, 8_000], Path(folder), batch=2, device=device)
+        try:
+            heard = Recogniser(made.task, Pipeline(**fields))
+        except ValueError:
+            return
+        for _ in range(2):
+            assert heard().tokens() == made.labels, f"{what} says other labels than its script"

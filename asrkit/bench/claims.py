@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from re import Pattern
 from statistics import median
 from typing import Any
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asrkit.bench import precision
-from asrkit.bench.cases import NONE, near
+from asrkit.bench import decoders, precision
+from asrkit.bench.cases import NONE, Case, near
 from asrkit.bench.encoder import Way, arm, random_encoder, recogniser, speech
+from asrkit.bench.guards import barred
 from asrkit.bench.planted import ctc_log_probs, planted
 from asrkit.decoders import ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequential
@@ -30,6 +32,7 @@ from asrkit.records import Measurement, shipped
 
 WIDTH, INNER, UTTERANCES, SECONDS = 1024, 4096, 32, 20  # those of the claim cast-200us, whose table is not read here
 FRAMES_PER_SECOND = 12.5
+JUMPS: Sequence[tuple[int, ...]] = ((), (0, 1, 2, 3, 4))  # RNN-T, TDT
 RATE_HZ = 16_000
 MEL = partial(log_mel, config=FeatureConfig(normalization="none"))
 Make = Callable[[str, bool, Pattern[str]], Iterable[Measurement]]
@@ -45,16 +48,24 @@ class Study:
     def __str__(self) -> str:
         return f"claims: {', '.join(self.ids)}"
 
-    def measurements(self) -> list[Measurement]:
-        """All that is found; AssertionError where arms disagree."""
-        return [*self.make()]
+    def measurements(self) -> Iterator[Measurement]:
+        """What is found, one by one: what was found stays if the rest fails. AssertionError where arms disagree."""
+        yield from self.make()
 
 
-def suite(device: str, quick: bool, *, without: Pattern[str] = NONE) -> Iterator[Study]:
-    """A study for each group of claims, of toy sizes if quick and on a CPU. `without`: graphs whose check failed."""
-    quick = quick or not device.startswith("cuda")
-    for ids, study in STUDIES.items():
-        yield Study(ids, partial(study, device, quick, without))
+def suite(device: str, quick: bool, *, only: Sequence[str] = (), without: Pattern[str] = NONE) -> Iterator[Study | Case]:
+    """The studies of each group in STUDIES, and the windows; of toy sizes if quick and on a CPU.
+
+    `only`: some of these groups. `without`: arms whose check failed.
+    """
+    cuda = device.startswith("cuda")
+    quick = quick or not cuda
+    for group, studies in STUDIES.items():
+        for ids, study in studies.items() if not only or group in only else ():
+            if here := tuple(name for name in ids if cuda or name not in OF_GPU):
+                yield Study(here, partial(study, device, quick, without))
+    if not only or "windows" in only:
+        yield from windows(device, quick, without)
 
 
 def _where(device: str, quick: bool) -> dict[str, Any]:
@@ -87,88 +98,107 @@ def idle(call: Callable[[], object], timing: Timing) -> tuple[float, ...]:
     return tuple(max(0.0, 1 - busy_ms / ms) for ms in timing.samples_ms)
 
 
-def _modes(device: str, without: Pattern[str]) -> list[str]:
+def _kind(durations: Sequence[int]) -> str:
+    return "tdt" if durations else "rnnt"
+
+
+def _modes(device: str) -> list[str]:
     """Kinds of graphs that decoding can use here."""
-    return [mode for mode in ("full", "step") if device.startswith("cuda") and not without.search(f"label_looping_{mode}")]
+    return ["full", "step"] if device.startswith("cuda") else []
 
 
-def _loops(device: str, quick: bool, without: Pattern[str]) -> Iterator[Measurement]:
-    """Decoding alone, of RNN-T and TDT: loops as published, and label looping launched one by one and in a graph."""
+def _loops(durations: Sequence[int], device: str, quick: bool, without: Pattern[str]) -> Iterator[Measurement]:
+    """Decoding alone: loops as published, and label looping launched one by one and in a graph."""
     sizes: dict[str, Any] = {"V": 33, "width": 240} if quick else {}
     B, T = (4, 40) if quick else (UTTERANCES, round(SECONDS * FRAMES_PER_SECOND))
-    for durations in ((), (0, 1, 2, 3, 4)):
-        plan = planted(B, T, durations=durations, **sizes)
-        given = plan.model.to(device), plan.encoded.to(device), plan.lengths.to(device)
-        ways = {name: {"strategy": name, "graphs": "off"} for name in ("frame_looping", "nested_loops", "label_looping")}
-        ways |= {f"label_looping_{mode}": {"graphs": mode} for mode in _modes(device, without)}
-        arms = {name: partial(transducer_greedy, *given, **way) for name, way in ways.items() if not without.search(name)}  # type: ignore[arg-type]
-        for name, call in arms.items():
-            assert call().tokens() == plan.labels, f"{name} finds other labels than were planted"
-        times = measure(arms, **_how(device, quick))
-        params = {
-            **_where(device, quick),
-            "shape": [*plan.encoded.shape, plan.model.blank + 1],
-            "durations": [*durations],
-            "dtype": "float32",
-        }
-        if {"frame_looping", "nested_loops"} <= {*arms}:
-            for what in ("label-looping-tdt-3.8x",) if durations else ("label-looping-2x", "label-looping-faster"):
-                yield _ratio(what, times, "frame_looping", "nested_loops", **params)
-        graph = next((name for name in arms if name.startswith("label_looping_")), None)
-        if graph and "label_looping" in arms:
-            yield _ratio("graphs-cut-launches", times, "label_looping", graph, ("eager", "graph"), graph=graph, **params)
-        if device.startswith("cuda") and not durations and "frame_looping" in arms:
-            shares = idle(arms["frame_looping"], times["frame_looping"])
-            yield _told("rnnt-gpu-idle", "share", "1", shares, times["frame_looping"], "frame_looping", **params)
+    plan = planted(B, T, durations=durations, **sizes)
+    given = plan.model.to(device), plan.encoded.to(device), plan.lengths.to(device)
+    ways: dict[str, Any] = {
+        name: {"strategy": name, "graphs": "off"} for name in ("frame_looping", "nested_loops", "label_looping")
+    }
+    ways |= {f"label_looping_{mode}": {"graphs": mode} for mode in _modes(device)}
+    case = f"{_kind(durations)}-greedy"
+    arms = {name: partial(transducer_greedy, *given, **way) for name, way in ways.items() if not barred(without, name, case)}
+    for name, call in arms.items():
+        assert call().tokens() == plan.labels, f"{name} finds other labels than were planted"
+    times = measure(arms, **_how(device, quick)) if arms else {}
+    shape = [*plan.encoded.shape, plan.model.blank + 1]
+    params = {**_where(device, quick), "shape": shape, "durations": [*durations], "dtype": "float32"}
+    if {"frame_looping", "nested_loops"} <= {*arms}:
+        for what in ("label-looping-tdt-3.8x",) if durations else ("label-looping-2x", "label-looping-faster"):
+            yield _ratio(what, times, "frame_looping", "nested_loops", **params)
+    graph = next((name for name in arms if name.startswith("label_looping_")), None)
+    if graph and "label_looping" in arms:
+        yield _ratio("graphs-cut-launches", times, "label_looping", graph, ("eager", "graph"), graph=graph, **params)
+    if device.startswith("cuda") and not durations and "frame_looping" in arms:
+        shares = idle(arms["frame_looping"], times["frame_looping"])
+        yield _told("rnnt-gpu-idle", "share", "1", shares, times["frame_looping"], "frame_looping", **params)
 
 
-def _recognisers(device: str, quick: bool, without: Pattern[str]) -> Iterator[Measurement]:
-    """Waveforms to labels in bfloat16: RNN-T and TDT of 1.1 billion parameters without and with graphs, and CTC of that size."""
+def windows(device: str, quick: bool, without: Pattern[str]) -> Iterator[Case]:
+    """Label looping that looks at eight frames in one call or at one, launched step by step and by graphs, in bfloat16.
+
+    Of one utterance and of sixteen, RNN-T and TDT: cases of their own, which no claim is about.
+    """
+    sizes: dict[str, Any] = {"V": 33, "width": 240} if quick else {}
+    modes = ("off", "step", "full") if device.startswith("cuda") else ("off",)
+    ways = {f"window_{size}_{mode}": {"window": size, "graphs": mode} for size in (8, 1) for mode in modes}
+    pairs = [("window_1_off", "window_8_off"), (f"window_1_{modes[-1]}", f"window_8_{modes[-1]}")]
+    for size in (8, 1):
+        pairs += [(f"window_{size}_off", f"window_{size}_{mode}") for mode in modes[1:]]
+    for durations, B in product(JUMPS, (2,) if quick else (1, 16)):
+        plan = planted(B, 30 if quick else round(SECONDS * FRAMES_PER_SECOND), durations=durations, **sizes)
+        made = decoders.transducer(plan, device, ways, torch.bfloat16, "greedy-graphs", without)
+        yield replace(made, ratios=[pair for pair in dict.fromkeys(pairs) if {*pair} <= {*made.arms}])
+
+
+def _recognisers(preset: str, device: str, quick: bool, without: Pattern[str]) -> Iterator[Measurement]:
+    """Waveforms to labels in bfloat16: a transducer without and with graphs, and beside RNN-T a CTC model of that size."""
     B, seconds = (2, 2) if quick else (UTTERANCES, SECONDS)
     wave = (torch.randn(B, seconds * RATE_HZ, generator=torch.Generator().manual_seed(0)) / 10).to(device)
     lengths = torch.linspace(seconds, seconds / 2, B).mul(RATE_HZ).long().to(device)
     audio_s = lengths.sum().item() / RATE_HZ
     half = torch.bfloat16
-    for preset in ("parakeet_rnnt_1_1b", "parakeet_tdt_1_1b"):
-        config: Any = presets.PRESETS[preset]()
-        if quick:
-            config = _shrunk(config)
-        T = -(-100 * seconds // 8)
-        plan = planted(
-            B, T, V=config.vocab_size + 1, width=config.joint_width, layers=config.predictor.layers, durations=config.durations
-        )
-        with torch.device(device):
-            model = recogniser(config, plan.model).to(device, half)
-        encoded, ends = plan.encoded.to(device, half), plan.lengths.to(device)
+    config: Any = presets.PRESETS[preset]()
+    if quick:
+        config = _shrunk(config)
+    T, kind, V = -(-100 * seconds // 8), _kind(config.durations), config.vocab_size + 1
+    sizes: dict[str, Any] = {"width": config.joint_width, "layers": config.predictor.layers, "durations": config.durations}
+    plan = planted(B, T, V=V, **sizes)
+    with torch.device(device):
+        model = recogniser(config, plan.model).to(device, half)
+    encoded, ends = plan.encoded.to(device, half), plan.lengths.to(device)
 
-        def recognise(mode: Any, model: TransducerModel = model, encoded: Tensor = encoded, ends: Tensor = ends) -> Any:
-            with torch.inference_mode():
-                features, frames = log_mel(wave, lengths)
-                model.encode(features.to(half), frames)
-                return transducer_greedy(model, encoded, ends, graphs=mode)
+    def recognise(mode: Any) -> Any:
+        with torch.inference_mode():
+            features, frames = log_mel(wave, lengths)
+            model.encode(features.to(half), frames)
+            return transducer_greedy(model, encoded, ends, graphs=mode)
 
-        arms: dict[str, Callable[[], Any]] = {
-            f"label_looping_{mode}": partial(recognise, mode) for mode in ["off", *_modes(device, without)]
-        }
-        for name, call in arms.items():
-            assert call().tokens() == plan.labels, f"{name} finds other labels than were planted"
-        if not config.durations:
-            arms["ctc"] = _ctc_of(model, planted_log_probs(plan, device), wave, lengths)
-        times = measure(arms, **_how(device, quick))
-        params: dict[str, Any] = {
-            **_where(device, quick), "shape": [B, T, config.encoder.width, config.encoder.layers], "audio_s": audio_s,
-            "dtype": "bfloat16", "preset": "tiny" if quick else preset, "labels": sum(map(len, plan.labels)),
-        }  # fmt: skip
-        for name, timing in times.items():
-            rates = [1e3 * audio_s / ms for ms in timing.samples_ms]
-            yield _told("recogniser-batch", "rtfx", "s/s", rates, timing, name, **params)
-            yield _told("recogniser-batch", "latency", "ms", timing.samples_ms, timing, name, **params)
-        kind = "tdt" if config.durations else "rnnt"
-        if "label_looping_full" in arms:
-            yield _ratio(f"graphs-label-looping-{kind}", times, "label_looping_off", "label_looping_full", **params)
-        if "ctc" in arms:  # the paper's RNN-T has graphs
-            graph = [*arms][min(1, len(arms) - 2)]
-            yield _ratio("rnnt-near-ctc", times, graph, "ctc", ("rnnt", "ctc"), graph=graph, **params)
+    names = {f"label_looping_{mode}": mode for mode in ["off", *_modes(device)]}
+    arms: dict[str, Callable[[], Any]] = {
+        name: partial(recognise, mode)
+        for name, mode in names.items()
+        if not barred(without, name, f"{kind}-recogniser", "bfloat16")
+    }
+    for name, call in arms.items():
+        assert call().tokens() == plan.labels, f"{name} finds other labels than were planted"
+    graph = next((name for name in ("label_looping_full", "label_looping_step", "label_looping_off") if name in arms), None)
+    if kind == "rnnt":
+        arms["ctc"] = _ctc_of(model, planted_log_probs(plan, device), wave, lengths)
+    times = measure(arms, **_how(device, quick)) if arms else {}
+    params: dict[str, Any] = {
+        **_where(device, quick), "shape": [B, T, config.encoder.width, config.encoder.layers], "audio_s": audio_s,
+        "dtype": "bfloat16", "preset": "tiny" if quick else preset, "labels": sum(map(len, plan.labels)),
+    }  # fmt: skip
+    if {"label_looping_off", "label_looping_full"} <= {*arms}:
+        yield _ratio(f"graphs-label-looping-{kind}", times, "label_looping_off", "label_looping_full", **params)
+    if graph and kind == "rnnt":  # the paper's RNN-T has graphs
+        yield _ratio("rnnt-near-ctc", times, graph, "ctc", ("rnnt", "ctc"), graph=graph, **params)
+    for name, timing in times.items():
+        rates = [1e3 * audio_s / ms for ms in timing.samples_ms]
+        yield _told("recogniser-batch", "rtfx", "s/s", rates, timing, name, **params)
+        yield _told("recogniser-batch", "latency", "ms", timing.samples_ms, timing, name, **params)
 
 
 def _shrunk(config: TransducerConfig) -> TransducerConfig:
@@ -208,7 +238,7 @@ def _autocast(device: str, quick: bool, without: Pattern[str]) -> Iterator[Measu
     B, T = (2, 200) if quick else (UTTERANCES, 100 * SECONDS)
     given = torch.randn(B, T, 80, generator=torch.Generator().manual_seed(0)).to(device), torch.full((B,), T, device=device)
     model = ctc_model(device, quick)
-    if not without.search("autocast") and not without.search("bfloat16"):
+    if not any(barred(without, mode, "half-over-autocast", "bfloat16") for mode in ("autocast", "bfloat16")):
         arms = {mode: partial(precision.reader(model, mode), *given, decode=False) for mode in ("autocast", "bfloat16")}
         times = measure(arms, **_how(device, quick))
         params: dict[str, Any] = {**_where(device, quick), "shape": [B, T, 80], "dtype": "bfloat16", "layers": 2 if quick else 42}
@@ -255,20 +285,11 @@ def _frontend(device: str, quick: bool, without: Pattern[str]) -> Iterator[Measu
     with torch.inference_mode():
         log_probs, ends = log_probs_of(model, wave, lengths)
         model.output.bias[-1] += (log_probs[..., :-1].amax(-1) - log_probs[..., -1]).quantile(0.72).to(model.output.bias.dtype)
-    raw = MEL(wave, lengths)  # the two halves apart: a greedy decode differs where features do in the last digit
-    near([normalize(*raw)], [normalize_sequential(*raw)], 1e-4)
-    near(ctc_greedy(log_probs, ends).parts(), ctc_greedy_sequential(log_probs, ends).parts())
-    times = measure(arms, **_how(device, quick))
-    params = {
-        **_where(device, quick),
-        "shape": [*wave.shape],
-        "dtype": "bfloat16",
+    raw = MEL(wave, lengths)
+    params: dict[str, Any] = {
+        **_where(device, quick), "shape": [*wave.shape], "dtype": "bfloat16",
         "lengths": "quantiles of LibriSpeech's evaluation sets",
-    }
-    yield _ratio("ctc-greedy-batched", times, "sequential_ctc", "both_batched", ("sequential_ctc", "batched_ctc"), **params)
-    yield _ratio("feature-norm-batched", times, "sequential_norm", "both_batched", ("sequential_norm", "batched_norm"), **params)
-    yield _ratio("ctc-frontend-batched", times, "both_sequential", "both_batched", **params)
-
+    }  # fmt: skip
     parts: dict[str, Callable[[], object]] = {
         "mel": partial(MEL, wave, lengths), "norm": partial(normalize_sequential, *raw),
         "preprocessor": lambda: normalize_sequential(*MEL(wave, lengths)), "model": partial(log_probs_of, model, wave, lengths),
@@ -284,6 +305,14 @@ def _frontend(device: str, quick: bool, without: Pattern[str]) -> Iterator[Measu
     yield _told("preprocessor-norm-share", "share", "1", share("norm", "mel"), alone["norm"], "sequential", **params)
     yield _told("preprocessor-10ms", "latency", "ms", looped.samples_ms, looped, "sequential", **params)
     yield _told("ctc-greedy-share", "share", "1", share("ctc", "model"), alone["ctc"], "sequential", **params)
+
+    # The two halves apart: a greedy decode differs where features do in the last digit.
+    near([normalize(*raw)], [normalize_sequential(*raw)], 1e-4)
+    near(ctc_greedy(log_probs, ends).parts(), ctc_greedy_sequential(log_probs, ends).parts())
+    times = measure(arms, **_how(device, quick))
+    yield _ratio("ctc-greedy-batched", times, "sequential_ctc", "both_batched", ("sequential_ctc", "batched_ctc"), **params)
+    yield _ratio("feature-norm-batched", times, "sequential_norm", "both_batched", ("sequential_norm", "batched_norm"), **params)
+    yield _ratio("ctc-frontend-batched", times, "both_sequential", "both_batched", **params)
 
 
 @torch.inference_mode()
@@ -319,17 +348,20 @@ def _launches(device: str, quick: bool, without: Pattern[str]) -> Iterator[Measu
         yield _told("launch-bound-small-batch", "share", "1", idle(call, timing), timing, "eager", **params)
 
 
-STUDIES: dict[tuple[str, ...], Make] = {
-    ("label-looping-2x", "label-looping-tdt-3.8x", "label-looping-faster", "graphs-cut-launches", "rnnt-gpu-idle"): _loops,
-    ("graphs-label-looping-rnnt", "graphs-label-looping-tdt", "rnnt-near-ctc"): _recognisers,
-    ("half-over-autocast",): _autocast,
-    ("cast-200us", "product-200us", "cast-as-long-as-product"): _casts,
-    (
-        "ctc-greedy-batched",
-        "feature-norm-batched",
-        "ctc-frontend-batched",
-        "preprocessor-norm-share",
-        "preprocessor-10ms",
-    ): _frontend,
-    ("launch-bound-small-batch",): _launches,
-}
+STUDIES: dict[str, dict[tuple[str, ...], Make]] = {
+    "casts": {("cast-200us", "product-200us", "cast-as-long-as-product"): _casts},
+    "frontends": {(
+        "preprocessor-norm-share", "preprocessor-10ms", "ctc-greedy-batched", "feature-norm-batched", "ctc-frontend-batched",
+    ): _frontend},
+    "half": {("half-over-autocast",): _autocast},
+    "loops": {
+        ("label-looping-2x", "label-looping-faster", "graphs-cut-launches", "rnnt-gpu-idle"): partial(_loops, JUMPS[0]),
+        ("label-looping-tdt-3.8x", "graphs-cut-launches"): partial(_loops, JUMPS[1]),
+    },
+    "recognisers": {
+        ("graphs-label-looping-rnnt", "rnnt-near-ctc"): partial(_recognisers, "parakeet_rnnt_1_1b"),
+        ("graphs-label-looping-tdt",): partial(_recognisers, "parakeet_tdt_1_1b"),
+    },
+    "idle": {("launch-bound-small-batch",): _launches},
+}  # fmt: skip
+OF_GPU = {"graphs-cut-launches", "rnnt-gpu-idle", "graphs-label-looping-rnnt", "launch-bound-small-batch"}  # which a CPU has not

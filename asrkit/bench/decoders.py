@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.bench.cases import NONE, Arms, Case, expect_alive, rows
+from asrkit.bench import guards
+from asrkit.bench.cases import NONE, Arms, Case, rows
 from asrkit.bench.peer_decoders import GRAPHS, write
 from asrkit.bench.planted import Planted, ctc_log_probs, planted
 from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
@@ -109,26 +110,26 @@ def transducer(
     model, encoded, lengths = plan.model.to(device, dtype), plan.encoded.to(device, dtype), plan.lengths.to(device)
     arms, told = dict[str, Callable[[], Hypotheses]](), dict[str, dict[str, Any]]()
     first = next(iter(ways))
+    case, named = f"{'tdt' if plan.model.durations else 'rnnt'}-{what}", str(dtype).removeprefix("torch.")
     for name, way in ways.items():
-        if without.search(name) or without.search(first):
+        if any(guards.barred(without, one, case, named) for one in (name, first)):
             continue
         arm = partial(transducer_greedy, model, encoded, lengths, **way)
         try:
             told[name] = _told(arm, model, way, device)
             arms[name] = arm
         except (ValueError, RuntimeError) as error:
-            expect_alive(device)
+            guards.prove_alive(device, case, name)
             print(f"{name} is left out: {error}", file=sys.stderr)
     arms = arms if first in arms else {}
     (B, T, D), durations, labels, looks = encoded.shape, [*model.durations], sum(map(len, plan.labels)), plan.looks()
     V, step = model.blank + 1, 2 * 8 * D * D + 2 * D * D  # the LSTM's gates from label and state, then the projection
     params = {
-        "shape": [B, T, D, V], "dtype": str(dtype)[6:], "durations": durations, "frames": int(lengths.sum()), "labels": labels,
+        "shape": [B, T, D, V], "dtype": named, "durations": durations, "frames": int(lengths.sum()), "labels": labels,
         "looks": looks, "floor_FLOP": looks * 2 * D * (V + len(durations)) + labels * step,
     }  # fmt: skip
     rounding = 1e-3 if dtype == torch.float32 else 0.2  # of scores near 0 that are sums of many logarithms
-    kind = "tdt" if durations else "rnnt"
-    return Case(what=f"{kind}-{what}", arms=arms, params=params, of_arm=told, warmup=int(B < 32), tolerance=rounding)
+    return Case(what=case, arms=arms, params=params, of_arm=told, warmup=int(B < 32), tolerance=rounding)
 
 
 def _told(arm: partial[Hypotheses], model: TransducerModel, way: Mapping[str, Any], device: str) -> dict[str, int]:

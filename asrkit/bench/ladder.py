@@ -17,9 +17,11 @@ import itertools
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from re import Pattern
 from typing import Any, NamedTuple
@@ -28,9 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from asrkit.bench import guards
 from asrkit.bench.cases import NONE, Case, Refused
 from asrkit.bench.ceilings import ceilings, tf32
 from asrkit.bench.encoder import recogniser
+from asrkit.bench.guards import barred
 from asrkit.bench.ladder_pipeline import Pipeline, Recogniser, Task, read_wav, write_wav
 from asrkit.bench.planted import LOGIT, Planted, planted
 from asrkit.cost import encoder_flops, encoder_parameters
@@ -69,6 +73,8 @@ RUNGS: dict[str, dict[str, str]] = {
 OF_CTC = {"label_looping", "graph_of_steps", "graph_whole"}  # rungs that CTC has not
 NEEDS = {name: {"decoder": "label_looping"} for name in ("graph_of_steps", "graph_whole")}  # what a rung needs to stand alone
 OF_GPU = {"graphed_encoder", *NEEDS}
+MADE_S = {"rnnt": 25.0, "tdt": 18.0, "ctc": 20.0}  # estimates for an H100, unmeasured: model, script, graphs
+EACH_S = {"rnnt": 1.3, "tdt": 0.8, "ctc": 0.4}  # of an utterance heard by all arms of `few`, four times
 
 
 class Arm(NamedTuple):
@@ -89,29 +95,43 @@ class Scripted(NamedTuple):
 
 def suite(
     device: str, quick: bool, *, utterances: int = 0, batch: int = 0, kind: str = "", few: bool = False,
-    without: Pattern[str] = NONE,
+    without: Pattern[str] = NONE, until: float = inf,
 ) -> Iterator[Case | Refused]:  # fmt: skip
     """A case each for RNN-T, TDT and CTC: of published sizes on CUDA, of 110 million weights on a CPU, tiny if quick.
 
-    `utterances` and how many of them are a `batch`; 0: a few, and on CUDA two batches of 64; if quick four of two seconds, two a
+    `utterances` and how many of them are a `batch`; 0: a few, and on CUDA two batches of 64, or fewer where three rounds of those
+    would not be over before time.monotonic() reaches `until`, as far as that can be told; if quick four of two seconds, two a
     batch. kind: only "rnnt", "tdt" or "ctc". few, without: see climb.
     """
     cuda = device.startswith("cuda")
-    N, B = (4, 2) if quick else (utterances or (128 if cuda else 12), batch or (64 if cuda else 4))
-    samples = [min(S, 2 * RATE_HZ) if quick else S for S in lengths(N)]
     for what, config, preset in configs("tiny" if quick else "cuda" if cuda else "cpu"):
-        if kind in what:
+        if kind in what and not without.search(what):
+            most = affordable(what, until - time.monotonic()) if cuda else 12
+            N, B = (4, 2) if quick else (utterances or most, batch or (most // 2 if cuda else 4))
+            samples = [min(S, 2 * RATE_HZ) if quick else S for S in lengths(N)]
             try:
                 with tempfile.TemporaryDirectory() as folder:
                     made = scripted(config, samples, Path(folder), batch=B, device=device)
-                    arms = climb(made.task, say=partial(print, f"{what}:", file=sys.stderr), few=few, without=without)
+                    say = partial(print, f"{what}:", file=sys.stderr)
+                    arms = climb(made.task, what=what, say=say, few=few, without=without)
                     yield case(what, made, arms, {"preset": preset}, quick)
             except (AssertionError, RuntimeError, ValueError) as error:
+                guards.prove_alive(device, what)
                 yield Refused(what, error)
                 continue
             release_graphs()  # before the next model is made, while the case is still held: gigabytes
             for arm in arms.values():
                 vars(arm.recogniser).clear()
+
+
+def affordable(what: str, seconds: float) -> int:
+    """Utterances, in two batches, of which a ladder takes so many seconds on an H100: by estimates, for none has been climbed yet.
+
+    128, or less until it fits, and 8 at least. Making the model and the graphs is the same for all; then every utterance is heard
+    by each arm of the few once to be compared, and three times to be timed.
+    """
+    made, each = next((MADE_S[kind], EACH_S[kind]) for kind in EACH_S if kind in what)
+    return next((N for N in (128, 64, 32, 16) if made + N * each <= seconds), 8)
 
 
 def configs(size: str) -> Iterator[tuple[str, Config, str]]:
@@ -236,13 +256,15 @@ def spell(head: nn.Linear, plan: Planted, deviation: float) -> tuple[Tensor, lis
 
 
 def climb(
-    task: Task, *, say: Callable[[str], object] = bool, probe: bool | None = None, few: bool = False, without: Pattern[str] = NONE
+    task: Task, *, what: str = "ladder", say: Callable[[str], object] = bool, probe: bool | None = None, few: bool = False,
+    without: Pattern[str] = NONE,
 ) -> dict[str, Arm]:  # fmt: skip
     """Arms by name: "baseline", then of every rung "to_…" with all rungs below, and "only_…" on the baseline.
 
     What cannot run here is left out by both, and `say` is told why; `probe` (None: on CUDA) hears a batch by graphs to find out.
     The first rung stands on the baseline anyway. few: of those alone, none that decodes one utterance after another, which takes
-    longest. without: names of arms; rungs above stand on what is left.
+    longest. without: names of arms, or `way`s to climb `what`; rungs above stand on what is left. DeviceLost if a device does not
+    survive a probe.
     """
     probe = task.device.startswith("cuda") if probe is None else probe
     now, arms = Pipeline(), {"baseline": Arm(Recogniser(task, Pipeline()), "", "baseline")}
@@ -252,7 +274,8 @@ def climb(
         alone = NEEDS.get(rung, {}) | change
         for how, fields in (("cumulative", asdict(now) | change), ("alone", alone)):
             name = f"{'to' if how == 'cumulative' else 'only'}_{rung}"
-            if without.search(name) or (few and how == "alone" and "decoder" not in fields):
+            dtype = dtype_of(fields.get("arithmetic", "float32"))
+            if barred(without, name, what, dtype) or (few and how == "alone" and "decoder" not in fields):
                 continue
             if rung in OF_GPU and not task.device.startswith("cuda"):
                 say(f"{rung.replace('_', ' ')} is left out: needs a GPU")
@@ -264,6 +287,7 @@ def climb(
                 if probe and {"encoder", "graphs"} & change.keys():
                     made.probe()
             except (ValueError, RuntimeError) as error:
+                guards.prove_alive(task.device, what, name)
                 say(f"{name} is left out: {str(error).partition(chr(10))[0]}")
                 if how == "cumulative":
                     break
@@ -292,6 +316,11 @@ def case(what: str, made: Scripted, arms: Mapping[str, Arm], params: Mapping[str
     return Case(what=what, arms=recognisers, params=shared, of_arm=told, ratios=ratios, warmup=0, least_s=15.0)
 
 
+def dtype_of(arithmetic: str) -> str:
+    """The dtype that the products of the encoder take their factors in."""
+    return "bfloat16" if arithmetic == "autocast" else arithmetic
+
+
 def told_of(made: Scripted, arm: Arm, quick: bool) -> dict[str, Any]:
     """Params of an arm: its rung and pipeline, its least work, and the time which that takes at the machine's ceilings.
 
@@ -310,7 +339,7 @@ def told_of(made: Scripted, arm: Arm, quick: bool) -> dict[str, Any]:
     else:
         FLOP += 2 * task.model.output.weight.numel() * sum(-(-(S // HOP) // config.subsampling) for S in task.samples)
     read = len(arm.recogniser.plan) * how.weights.itemsize * encoder_parameters(bias=config.bias, **sizes)
-    arithmetic = "bfloat16" if how.arithmetic == "autocast" else how.arithmetic
+    arithmetic = dtype_of(how.arithmetic)
     top = ceilings(task.device, quick)
     return {
         "rung": arm.rung, "how": arm.how, "pipeline": asdict(how), "dtype": arithmetic,

@@ -38,10 +38,11 @@ PEER: dict[str, Any] = {"tolerance": 5e-3}  # torchaudio's recursion is float32:
 Shape = tuple[int, ...]
 
 
-def suite(device: str, quick: bool, *, without: Pattern[str] = NONE) -> Iterator[Case]:
+def suite(device: str, quick: bool, *, first: bool = False, without: Pattern[str] = NONE) -> Iterator[Case]:
     """All cases, the smallest also against the reference of plain loops. On a GPU: those arms that its memory holds.
 
-    `without`: names of arms that are not even tried.
+    `first`: one large shape only, on given logits and from the halves of the joint. `without`: names of arms that are not even
+    tried.
     """
     gpu = device.startswith("cuda")
     cpu_sizes = [(1, 200, 101, 1024), (4, 200, 101, 1024), (8, 200, 101, 1024), (8, 200, 101, 28), (2, 500, 151, 1024)]
@@ -55,6 +56,10 @@ def suite(device: str, quick: bool, *, without: Pattern[str] = NONE) -> Iterator
     makers += [partial(joint, wide), partial(joint, wide, trained=True)]
     larger: list[Shape] = [(8, *wide[1:]), *[(B, T, *wide[2:]) for B, T in [(32, 200), (128, 200), (32, 500)] if gpu]]
     makers += [] if quick else [partial(joint, shape) for shape in larger]
+    if first:
+        large = larger[1] if gpu and not quick else wide
+        makers = [partial(joint, large), partial(given, rnnt_loss, large[:3] + large[4:])]
+        makers += [partial(given, rnnt_loss, large[:3] + large[4:], dtype=torch.bfloat16)] * gpu
     for make in makers:
         with contextlib.suppress(torch.OutOfMemoryError):  # not even the inputs fit
             case = make(device)

@@ -4,79 +4,65 @@
 
 It works in an unpacked copy of this repository, with torch, torchaudio, numpy, numba-cuda and triton beside it, and nothing
 installed. NeMo's decoders join where build/peers was taken along (asrkit.bench.peer_decoders). Checks come first: what fails one
-is not measured; what there was no time to check is, for each case of a suite compares its arms before it times them. Groups of
-checks and suites have processes of their own, so what crashes, hangs or takes all memory ends alone. Records are written case by
-case, the manifest after each part: a run that is killed goes on where it was, in the same folder. No case begins in the last
-minute; what runs still is ended then.
+is not measured; what there was no time to check is, for each case of a suite compares its arms before it times them. Then come
+the parts of asrkit.bench.plan, by the value of what they settle.
+
+Groups of checks and parts have processes of their own, so what crashes, hangs or takes all memory ends alone. After an error the
+device has to answer: where it does not, the process ends, and as after a crash the part is started again without the case, or the
+arm, that did it. Records are written as they are made, those of repeats that go on every two seconds, the manifest after each part:
+a run that is killed goes on where it was, in the same folder, or in another one that takes the earlier one over (`resume`).
+No case begins in the last minute; what runs still is ended then.
 """
 
 import contextlib
 import json
-import multiprocessing
-import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from asrkit import bench, records
-from asrkit.bench import checks
+from asrkit.bench import checks, guards
 from asrkit.bench.checks import Check
+from asrkit.bench.guards import Blame, DeviceLost
+from asrkit.bench.journal import Journal, salvage
 from asrkit.bench.peers import installed
+from asrkit.bench.plan import CHECKS_SHARE, ELSEWHERE, PARTS, Part, budget_s, ends
+from asrkit.bench.processes import LOST, NOTHING, Process, Tell
+from asrkit.bench.takeover import another, take_over
 from asrkit.shapes import expect
 
-CHECKS_SHARE = 0.4  # of the time, at most
 CHECK_S = 150  # of one check, compiling included
 GRACE_S = 30  # of a suite that is over its time
+RESTARTS = 3  # of a part, each without one more case or arm
 NO_TIME = "no time"
 ENOUGH_S = 0.5  # of repeats of an arm: many arms rather than many repeats
 Row = dict[str, Any]
 
 
-class Part(NamedTuple):
-    """A suite, its weight in the time that is left, and why it comes where it does."""
-
-    name: str
-    weight: float
-    why: str
-    suite: str = ""  # if not the name
-    options: Mapping[str, Any] = {}
-
-
-LADDER = {"utterances": 32, "batch": 16, "few": True}  # whose slowest arms are heard four times at least
-PARTS = (
-    Part("claims", 5, "what the ledger waits for: graphs, label looping, casts, half precision, front ends"),
-    Part("ladder-rnnt", 2.5, "the steps together, which the summary of the series is about", "ladder", {**LADDER, "kind": "rnnt"}),
-    Part("ladder-tdt", 2.5, "the same with durations", "ladder", {**LADDER, "kind": "tdt"}),
-    Part("ladder-ctc", 1, "the same without a loop over labels", "ladder", {**LADDER, "kind": "ctc"}),
-    Part("decoders", 2, "every loop and graph over batch sizes: which one is the default depends on it"),
-    Part("losses", 2, "the kernels beside torchaudio's: which one is the default depends on it"),
-    Part("encoder", 2, "most of the time of a recogniser goes here", options={"compiled": False}),
-    Part("precision", 1, "what half precision costs and loses, at published sizes"),
-    Part("features", 0.2, "small, and part of the claims already"),
-    Part("compiled", 2, "torch.compile takes longest, so what time is left", "encoder", {"compiled": True}),
-)
-ELSEWHERE = {"batching": "follows from lengths by arithmetic and needs no GPU"}
-
-
 def share(
-    out: Path, *, device: str, minutes: float, quick: bool = False, say: Callable[[str], object] = print
+    out: Path, *, device: str, minutes: float, quick: bool = False, resume: Path | None = None, say: Callable[[str], object] = print
 ) -> dict[str, Any]:  # fmt: skip
     """The manifest of a run, which `out` holds too: what was checked and measured, what was not, and why. On a CPU it is `quick`.
 
-    ValueError if the folder holds the share of other code, of another machine, or of other arguments, or another run writes to it.
+    `resume`: the folder of an earlier run, which is copied into `out`, empty until then, and gone on with.
+    ValueError if a folder holds the share of other code, of another kind of machine, or of other arguments, if it is not as its
+    manifest says, or if another run writes to it.
     """
     begun = time.monotonic()
     expect(0.5 <= minutes <= 1e4, "minutes", "0.5 to 10,000", minutes)
+    quick = quick or not device.startswith("cuda")
+    same = {"device": device, "quick": quick, "machine": records.machine(), "source": records.code()["source"]}
     with records.alone(out):
-        run = _Run(out, device, minutes, quick or not device.startswith("cuda"), say, begun)
+        if resume:
+            take_over(resume, out, same)
+        run = _Run(out, minutes, same, say, begun)
         try:
             run.check()
             run.measure()
@@ -89,34 +75,32 @@ def share(
 class _Run:
     """One share: what is known so far, and the processes that find out more."""
 
-    def __init__(self, out: Path, device: str, minutes: float, quick: bool, say: Callable[[str], object], begun: float) -> None:
-        total = 60 * minutes
-        self.out, self.device, self.quick, self.say, self.begun = out, device, quick, say, begun
-        self.last = begun + total - min(30.0, total / 12)  # when nothing runs any more
-        self.stop = begun + total - min(60.0, total / 6)  # when nothing begins any more
-        same = {"device": device, "quick": quick, "machine": records.machine(), "source": records.code()["source"]}
+    def __init__(self, out: Path, minutes: float, same: Row, say: Callable[[str], object], begun: float) -> None:
+        stop, last = ends(60 * minutes)
+        self.out, self.device, self.quick, self.say, self.begun = out, same["device"], same["quick"], say, begun
+        self.stop, self.last = begun + stop, begun + last  # when nothing begins, and when nothing runs any more
         before: Row = {}
         with contextlib.suppress(FileNotFoundError):
             before = json.loads((out / "manifest.json").read_text("utf-8"))
-            other = [key for key in same if key != "machine" and before.get(key) != same[key]]
-            other += ["machine"] * (before.get("machine", {}).get("id") != records.machine()["id"])
-            expect(
-                not other, "out", "a new folder, or one to go on with", f"one of another {', '.join(other)}", "Name another folder."
-            )
+        other = another(before, same) if before else ""
+        expect(not other, "out", "a new folder, or one to go on with", f"one of another {other}", "Name another folder.")
         for name in records.FILES:
             (out / name).open("ab").close()  # found out now, not after the work
         whole = not self.mend()  # what is lost may be of any part; no case is measured twice
         parts = {name: part for name, part in before.get("parts", {}).items() if part["status"] == "done" and whole}
+        earlier = [{key: before.get(key) for key in ("state", "minutes", "seconds", "machine")}] if before else []
+        self.parts = [part for part in PARTS if part.name != "compiled" or self.device.startswith("cuda")]  # a rehearsal need not
+        plan = {part.name: {"why": part.why, "estimate_s": part.estimate_s, "owed_s": part.owed_s} for part in self.parts}
         self.manifest: Row = {
             "schema": "asrkit.share/1", "state": "running", "minutes": minutes, **same, "code": records.code(),
-            "software": records.software(), "parts": parts, "elsewhere": ELSEWHERE,
+            "software": records.software(), "plan": plan, "parts": parts, "elsewhere": ELSEWHERE, "lost": before.get("lost", {}),
+            "earlier": [*before.get("earlier", []), *earlier],
         }  # fmt: skip
         self.dead: dict[str, int] = {}  # processes of a group, one after another, that died before they could tell anything
-        self.parts = [part for part in PARTS if part.name != "compiled" or device.startswith("cuda")]  # a rehearsal need not
         self.rows = {
             row["check"]: row for row in _json_lines(out / "checks.jsonl") if row["ok"] and row["source"] == same["source"]
         }
-        self.table = checks.table(device)
+        self.table = checks.table(self.device)
         self.tell(f"{len(self.table)} checks, {len(self.rows)} passed before; {len(self.parts)} parts, {len(parts)} done before")
         self.write()
 
@@ -128,10 +112,17 @@ class _Run:
             log.write(line + "\n")
 
     def mend(self) -> bool:
-        """Whether records were torn, as by a process that was killed, or changed; they are left out now."""
+        """Whether records were torn, as by a process that was killed, or changed; they are left out now.
+
+        What a killed process had measured of a case is taken in.
+        """
         wrong = records.mend(self.out / "bench.jsonl")
         for line in wrong:
             self.tell(f"left out {line.removeprefix(f'{self.out}/')}")  # no path is published
+        if left := salvage(self.out):
+            arms = {one["impl"]: one["stats"]["n"] for one in left if one["metric"] == "latency"}
+            repeats = f"{min(arms.values())} to {max(arms.values())} repeats" if arms else "no repeats"
+            self.tell(f"kept {len(left)} records of {left[0]['what']}, cut short: {len(arms)} arms, {repeats}")
         return bool(wrong)
 
     def write(self) -> None:
@@ -156,13 +147,14 @@ class _Run:
                 todo.setdefault(one.group, []).append(one)
         until = min(self.stop, self.begun + CHECKS_SHARE * (self.last - self.begun))
         at_once = max(2, min(8, records.machine()["cpu_usable"] // 2))  # what they take most of is compiling
-        running = dict[str, _Process]()
+        running = dict[str, Process]()
         try:
             while (todo or running) and time.monotonic() < until:
                 for group in [*todo][: at_once - len(running)] if len(running) < at_once else []:
                     names = [one.name for one in todo.pop(group)]
                     threads = max(1, torch.get_num_threads() // at_once)
-                    running[group] = _Process(self.out, partial(_check, self.out, self.device, names), threads)
+                    work = partial(_check, self.out, self.device, names)
+                    running[group] = Process(self.out / "log.txt", work, threads=threads, alarm_s=CHECK_S)
                 wait([process.sentinel for process in running.values()], max(0.0, until - time.monotonic()))
                 for group in [group for group, process in running.items() if not process.is_alive()]:
                     why = running.pop(group).end()
@@ -207,7 +199,7 @@ class _Run:
         records.extend(self.out / "checks.jsonl", self.rows[one.name])
 
     def measure(self) -> None:
-        """The parts one after another; each may use its weight's share of the time that is left."""
+        """The parts one after another, each in its time; see plan.budget_s."""
         bad = {one.vouches for one in self.table if self.rows[one.name]["ok"] is False and one.vouches}
         pattern = "|".join(sorted(bad)) or r"(?!)"
         self.manifest["left_out"] = sorted(bad)
@@ -215,82 +207,50 @@ class _Run:
             if part.name in self.manifest["parts"]:
                 self.tell(f"{part.name}: done before")
                 continue
-            now = time.monotonic()
-            budget = (self.stop - now) * part.weight / sum(one.weight for one in self.parts[place:])
+            ahead = [one for one in self.parts[place:] if one.name not in self.manifest["parts"]]
+            budget = budget_s(ahead, self.stop - time.monotonic())
             row: Row = {"status": "no time", "why": "", "seconds": 0.0, "records": 0}
             suite = part.suite or part.name
-            if suite not in bench.SUITES or re.search(pattern, f"{suite}-"):  # all its cases begin so
+            cases = f"ladder-{part.options.get('kind', '')}" if suite == "ladder" else f"{suite}-"  # what all its cases begin with
+            if suite not in bench.SUITES or re.search(pattern, cases):
                 row["status"], row["why"] = "not measured", "its check did not pass"
             elif budget >= min(5.0, (self.last - self.begun) / 30):
                 self.tell(f"{part.name}, for {budget:.0f} s: {part.why}")
                 before = len(_json_lines(self.out / "bench.jsonl"))
-                kill = min(now + budget + min(GRACE_S, (self.last - self.begun) / 10), self.last)
-                work = partial(_measure, self.out, suite, self.device, self.quick, now + budget, pattern, dict(part.options))
-                with contextlib.closing(_Process(self.out, work)) as process:
-                    process.join(kill - time.monotonic())
-                    why = process.end()
-                row["status"], row["why"] = process.said or ("died", why)
-                row["seconds"] = round(time.monotonic() - now, 1)
+                row |= self._measured(part, pattern, budget)
                 row["records"] = len(_json_lines(self.out / "bench.jsonl")) - before
             self.manifest["parts"][part.name] = row
             self.tell(f"{part.name}: {row['status']}, {row['records']} records" + f"; {row['why']}" * bool(row["why"]))
             self.write()
 
-
-class _Process:
-    """Work in a process of its own, which ends with this one; `end` kills it with all it started."""
-
-    def __init__(self, out: Path, work: Callable[[], Any], threads: int = 0) -> None:
-        context = multiprocessing.get_context("forkserver")  # which imports torch once; CUDA begins in its children only
-        context.set_forkserver_preload(["__main__", __name__])
-        self.here, there = context.Pipe(duplex=False)
-        self.said: tuple[str, str] | None = None
-        self.process = context.Process(target=_begin, args=(out / "log.txt", threads or torch.get_num_threads(), work, there))
-        self.process.start()
-        there.close()
-        self.sentinel, self.is_alive, self.join = self.process.sentinel, self.process.is_alive, self.process.join
-
-    def end(self) -> str:
-        """Why it did not end well, empty if it did; ended now if it runs still."""
-        late = self.process.is_alive()
-        if late:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid or 0, signal.SIGKILL)
-            self.process.kill()
-        self.process.join()
-        with contextlib.suppress(EOFError, OSError):
-            self.said = self.here.recv() if self.here.poll() else None
-        if late:
-            return "killed: out of time"
-        code = self.process.exitcode or 0
-        if code == -signal.SIGALRM:
-            return f"took longer than {CHECK_S} s"
-        return f"the process died of {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}" if code else ""
-
-    def close(self) -> None:
-        """Leaves nothing behind."""
-        if self.process.is_alive():
-            self.end()
+    def _measured(self, part: Part, pattern: str, budget: float) -> Row:
+        """A part in a process of its own; where that dies at a case or loses its device, again without it, some times at most."""
+        begun, lost = time.monotonic(), self.manifest["lost"].get(part.name, [])
+        until = begun + budget
+        kill = min(until + min(GRACE_S, (self.last - self.begun) / 10), self.last)
+        for restarts in range(RESTARTS + 1):
+            blamed = [Blame(one["case"], one["arm"]) for one in lost]
+            suite, options = part.suite or part.name, dict(part.options)
+            work = partial(_measure, self.out, suite, self.device, self.quick, until, pattern, options, blamed)
+            with contextlib.closing(Process(self.out / "log.txt", work)) as process:
+                process.join(kill - time.monotonic())
+                why = process.end()
+            status, why = process.said or ("died", why)
+            self.mend()
+            if process.blame == NOTHING:
+                break
+            lost = [*lost, {"case": process.blame.case, "arm": process.blame.arm, "why": why}]
+            self.manifest["lost"][part.name] = lost
+            if restarts == RESTARTS or time.monotonic() >= until:
+                break
+            self.tell(f"{part.name}: {why}; started again without {process.blame}")
+            self.write()
+        if lost and status == "done":
+            status, why = LOST, "; ".join(f"{Blame(one['case'], one['arm'])}: {one['why']}" for one in lost)
+        return {"status": status, "why": why, "seconds": round(time.monotonic() - begun, 1)}
 
 
-def _begin(log: Path, threads: int, work: Callable[[], Any], answer: Any) -> None:
-    """What a process of a share begins with: a group of its own, its output in the log, an eye on the parent."""
-    os.setsid()
-    with log.open("ab", buffering=0) as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
-    torch.set_num_threads(threads)
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        parent.join()  # type: ignore[union-attr]
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=follow, daemon=True).start()
-    answer.send(work())
-
-
-def _check(out: Path, device: str, names: Sequence[str]) -> tuple[str, str]:
+def _check(out: Path, device: str, names: Sequence[str], tell: Tell) -> tuple[str, str]:
     """Runs the checks of these names, a line each in checks.jsonl; a device that a check broke ends the process."""
     table = {one.name: one for one in checks.table(device)}
     for one in map(table.__getitem__, names):
@@ -304,29 +264,33 @@ def _check(out: Path, device: str, names: Sequence[str]) -> tuple[str, str]:
             ok, why = False, f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         broken = ""
         try:
-            if device.startswith("cuda"):
-                torch.cuda.synchronize()
-        except RuntimeError as error:
-            ok, broken = False, f"the device is lost: {str(error).splitlines()[0]}"
+            guards.prove_alive(device, one.name)
+        except DeviceLost as error:
+            ok, broken = False, error.why
         signal.alarm(0)
         records.extend(out / "checks.jsonl", _checked_row(one, ok, " ".join(filter(None, (why, broken))), time.monotonic() - begun))
         if broken:
-            os._exit(0)
+            return LOST, broken
     return "done", ""
 
 
 def _measure(
-    out: Path, suite: str, device: str, quick: bool, until: float, pattern: str, options: dict[str, Any]
+    out: Path, suite: str, device: str, quick: bool, until: float, pattern: str, options: dict[str, Any], lost: Sequence[Blame],
+    tell: Tell,
 ) -> tuple[str, str]:  # fmt: skip
-    """Measures a suite into bench.jsonl; status, and why it is not "done"."""
+    """Measures a suite into bench.jsonl; status, and why it is not "done". `tell` learns which case and arm it is at."""
     known = records.read(out / "bench.jsonl")
     rivals = bench.Peers() if device.startswith("cuda") and installed() else contextlib.nullcontext()
     try:
         with rivals as peers:
             bench.run(
                 suite, device=device, quick=quick, out=out / "bench.jsonl", say=partial(print, flush=True), until=until,
-                enough_s=ENOUGH_S, without=re.compile(pattern), done=known, peers=peers, **options,
+                enough_s=ENOUGH_S, without=re.compile(pattern), done=known, lost=lost, note=tell, journal=Journal(out), peers=peers,
+                **options,
             )  # fmt: skip
+    except DeviceLost as error:
+        tell(error.blame)
+        return LOST, error.why
     except TimeoutError as error:
         return "stopped", str(error)
     except AssertionError as error:
@@ -356,7 +320,7 @@ def _json_lines(path: Path) -> list[Row]:
 def report(manifest: Mapping[str, Any]) -> Iterable[str]:
     """Lines that say what was measured and what was not."""
     for name, part in manifest["parts"].items():
-        yield f"{name:10} {part['status']:12} {part['records']:4} records {part['seconds']:6.1f} s  {part['why']}".rstrip()
-    yield from (f"{name:10} elsewhere     {why}" for name, why in manifest["elsewhere"].items())
+        yield f"{name:12} {part['status']:12} {part['records']:4} records {part['seconds']:6.1f} s  {part['why']}".rstrip()
+    yield from (f"{name:12} elsewhere     {why}" for name, why in manifest["elsewhere"].items())
     if manifest.get("left_out"):
         yield "left out, for their checks did not pass: " + ", ".join(manifest["left_out"])

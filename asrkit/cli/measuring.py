@@ -10,12 +10,23 @@ from pathlib import Path
 
 from asrkit.cli.options import DEVICE, THREADS, Commands, prepare, writable
 
+MINUTES = 9.0  # of a share, where only the plan is asked for
+
 
 def _bench(args: argparse.Namespace) -> int:
-    prepare(args)
-    from asrkit import bench
     from asrkit.shapes import expect
 
+    expect(args.suite == "all" or not args.plan, "plan", "the suite all", args.suite)
+    if args.plan:
+        from asrkit.bench import plan
+
+        print("\n".join(plan.lines(args.minutes or MINUTES)))
+        print(json.dumps({"parts": [part.name for part in plan.PARTS]}))
+        return 0
+    prepare(args)
+    from asrkit import bench
+
+    expect(args.minutes is not None or not args.resume, "resume", "--minutes beside it", "none", "Only a share is gone on with.")
     own = {name: value for name in ("lengths", "ranks") if (value := getattr(args, name))}
     if args.minutes is not None:
         expect(args.suite == "all", "minutes", "the suite all", args.suite, "Other suites take the time they take.")
@@ -44,7 +55,7 @@ def _share(args: argparse.Namespace) -> int:
     out = args.out or Path("reports/share")
     expect(not out.is_file(), "out", "a folder", repr(str(out)), "A file takes what `bench all` without --minutes finds.")
     say = functools.partial(print, file=sys.stderr, flush=True)
-    manifest = share(out, device=args.device, minutes=args.minutes, quick=args.quick, say=say)
+    manifest = share(out, device=args.device, minutes=args.minutes, quick=args.quick, resume=args.resume, say=say)
     records, checks = read(out / "bench.jsonl"), manifest["checks"]
     print("\n".join([*bench.table(records), *report(manifest)]))
     parts = {name: part["status"] for name, part in manifest["parts"].items()}
@@ -111,6 +122,11 @@ COMMANDS: Commands = {
         ("--minutes", {"type": float, "metavar": "N", "help": "with all: a machine's whole share in N minutes: checks of every "
                        "path, then suites in processes of their own, most important first; run again, it goes on; on a CPU "
                        "a rehearsal, with --quick"}),
+        ("--plan", {"action": "store_true", "help": "with all: print what --minutes would measure (none: 9), in which order, "
+                    "how long and why, and end"}),
+        ("--resume", {"type": Path, "metavar": "DIR", "help": "with --minutes: go on from an earlier run's folder, which is copied "
+                      "into --out, empty until then; of the same code and kind of machine, and as its manifest says. On a second "
+                      "lease: carry it along in the checkout"}),
         ("--peers", {"action": "store_true", "help": "also time the rivals that `make peers` installed; on a GPU NeMo's decoders"}),
         ("--lengths", {"type": Path, "metavar": "FILE", "help": "batching: a table of your own, CSV with seconds and tokens"}),
         ("--ranks", {"type": int, "nargs": "+", "metavar": "N", "help": "batching: numbers of ranks (none: 1 8 64 1024)"}),

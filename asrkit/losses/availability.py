@@ -1,7 +1,11 @@
 """Which implementation can run where, and why not."""
 
+import functools
 import os
-from importlib.util import find_spec
+import shutil
+import sysconfig
+from importlib import import_module
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,6 +15,43 @@ from asrkit.shapes import expect
 HALVES = (torch.float16, torch.bfloat16)
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"  # Numba reads it once as well, when it is imported
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MODULES = {"numba_cuda": ("numba_cuda", "numba.cuda", "numba.cuda.core.config"), "triton": ("triton", "triton.language")}
+
+
+@functools.cache
+def lacks(package: str) -> str:
+    """Why the kernels written with "numba_cuda" or "triton" cannot be had here; "" where they can. No GPU is asked for.
+
+    The package is really imported, and numba_cuda compiles a small kernel too, for it finds NVVM or not only then. Tried once in
+    a process: a package that is there and broken is named with what it raised, and costs nothing but its own kernels.
+    """
+    try:
+        for name in MODULES[package]:
+            import_module(name)
+        if package == "numba_cuda" and not SIMULATED:
+            from numba import cuda
+
+            cuda.compile(_store_one, "void(float32[:])", cc=(8, 0), device=False, abi="numba")
+    except ModuleNotFoundError as error:
+        return f"no package {error.name}" if error.name == package else f"ModuleNotFoundError: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return ""
+
+
+def _store_one(x):
+    x[0] = 1
+
+
+def toolkit() -> Path | None:
+    """Folder of a CUDA toolkit with NVVM, by which Numba compiles: $CUDA_HOME, nvcc's, that of NVIDIA's wheels, the usual one."""
+    if named := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+        return Path(named)
+    nvcc = shutil.which("nvcc")
+    wheels = Path(sysconfig.get_path("purelib"), "nvidia")
+    found = [Path(nvcc).resolve().parents[1]] if nvcc else []
+    found += [wheels / "cu13", wheels / "cuda_nvcc", Path("/usr/local/cuda")]
+    return next((folder for folder in found if [*folder.glob("nvvm/libdevice/libdevice*.bc")]), None)
 
 
 def fastest(scores: Tensor) -> str:
@@ -50,10 +91,11 @@ def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
     if impl == "numba_cpu":
         expect(scores.device.type == "cpu", name, "a CPU tensor with impl='numba_cpu'", scores.device, "Pass impl='auto'.")
     if impl == "numba_cuda":
-        found = find_spec("numba_cuda") is not None
-        expect(found, "impl", "'wavefront'", "'numba_cuda' without the package numba-cuda", "pip install 'asrkit[cuda]'.")
+        why = lacks("numba_cuda")
+        expect(not why, "impl", "'wavefront'", f"'numba_cuda', which fails here: {why}", "pip install 'asrkit[cuda]'.")
     if impl == "triton":
-        expect(find_spec("triton") is not None, "impl", "'plain'", "'triton' without the package triton")
+        why = lacks("triton")
+        expect(not why, "impl", "'plain'", f"'triton', which fails here: {why}")
         expect(scores.dtype in (torch.float32, *HALVES), name, "float32, float16 or bfloat16 with impl='triton'", scores.dtype)
     if impl in ("numba_cuda", "triton"):
         wanted = "cpu" if {"numba_cuda": SIMULATED, "triton": INTERPRETED}[impl] else "cuda"

@@ -42,6 +42,7 @@ class Timing:
 def measure(
     arms: Mapping[str, Callable[..., object]], *, setups: Mapping[str, Callable[[], Any]] | None = None,
     repeats: int = 20, warmup: int = 3, enough_s: float = inf, most_s: float = inf, device: str = "cpu",
+    until: float = inf, watch: Callable[[Callable[[], dict[str, Timing]]], object] = bool,
 ) -> dict[str, Timing]:  # fmt: skip
     """A Timing of every arm. Each repeat calls all arms once, and each time another one goes first.
 
@@ -49,6 +50,9 @@ def measure(
     at the start. An arm with a setup is called with what that makes, anew for each call and outside the time. An arm that
     returns a Sample, having timed itself in another process, is believed. Repeats of an arm end early once they have taken
     `enough_s` and are at least three, or have taken `most_s`; so arm by arm their number may differ.
+
+    until: of time.monotonic(), from when on no round of repeats begins but the first. watch: is called after each call that counts,
+    with what gives the Timings so far, of the arms that have any: who is killed before the end can have kept those.
     """
     expect(len(arms) > 0, "arms", "at least one callable", dict(arms))
     expect(repeats >= 1 and warmup >= 0, "repeats, warmup", "repeats >= 1 and warmup >= 0", (repeats, warmup))
@@ -56,7 +60,14 @@ def measure(
     expect(kind in ("cpu", "cuda"), "device", "'cpu' or 'cuda'", repr(device))
     taken: dict[str, list[Sample]] = {name: [] for name in arms}
     names = list(arms)
+    timer = "torch.cuda.Event" if kind == "cuda" else "time.perf_counter_ns"
+
+    def so_far() -> dict[str, Timing]:
+        return {name: _timing(samples, warmup, timer) for name, samples in taken.items() if samples}
+
     for repeat in range(-warmup, repeats):
+        if repeat > 0 and time.monotonic() >= until:
+            break
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
             spent_s = sum(sample.wall_ms for sample in taken[name]) / 1e3
@@ -66,8 +77,8 @@ def measure(
             sample = _cuda(arms[name], given, device) if kind == "cuda" else _cpu(arms[name], given)
             if repeat >= 0:
                 taken[name].append(sample)
-    timer = "torch.cuda.Event" if kind == "cuda" else "time.perf_counter_ns"
-    return {name: _timing(samples, warmup, timer) for name, samples in taken.items()}
+                watch(so_far)
+    return so_far()
 
 
 def _timing(samples: list[Sample], warmup: int, timer: str) -> Timing:

@@ -2,11 +2,12 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
-from asrkit.bench import checks, decoders, encoder, ladder, loss_checks, losses
+from asrkit.bench import checks, decoders, encoder, guards, ladder, loss_checks, losses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,42 +36,51 @@ def test_every_check_passes_on_a_gpu():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_checks_have_names_of_their_own_and_can_be_listed_without_the_device(device):
     table = checks.table(device)
-    assert {f"ladder {rung}" for rung in ladder.RUNGS if device == "cuda" or rung not in ladder.OF_GPU} <= {
-        check.name for check in table
-    }
+    for kind, less in (("rnnt", ()), ("tdt", ()), ("ctc", ladder.OF_CTC)):
+        rungs = [rung for rung in ladder.RUNGS if (device == "cuda" or rung not in ladder.OF_GPU) and rung not in less]
+        assert {f"ladder-{kind} {rung}" for rung in rungs} <= {check.name for check in table}
     assert len({check.name for check in table}) == len(table) > 100
 
 
 def arms_of(device):
-    """Names of arms and cases that the suites have on a device, as far as they can be told without it."""
-    cuda = device == "cuda"
-    names = {name for group in encoder.groups(cuda, compiled=True).values() for name in group} | {*encoder.groups(cuda, True)}
-    names |= {*decoders.LOOPS, "one_by_one", "batched", "window_1", "rnnt-loss-ragged", "split", "wavefront", "torchaudio"}
-    names |= {
-        "float32",
-        "autocast",
-        "bfloat16",
-        "float16",
-        "both_batched",
-        "ctc-greedy-batched",
-        "sequential_norm",
-        "sequential_ctc",
-    }
-    names |= {"tdt-loss", "ladder-rnnt", *(f"{how}_{rung}" for rung in ladder.RUNGS for how in ("to", "only"))}
-    names |= {*losses.variants(*losses.halves((1, 2, 2, 2, 2), "cpu"))}
-    return names | (
-        {
-            "numba_cuda",
-            "numba_cuda_overwrite",
-            "triton",
-            "triton_overwrite",
-            "lean_triton",
-            "lean_triton_bfloat16",
-            "label_looping_step",
-            "label_looping_full",
-        }
-        if cuda
-        else {"numba_cpu", "numba_cpu_overwrite"}
+    """Arms that the suites have on a device by their names, as `way`s and by their cases, as far as that can be told without it."""
+    cuda, ways = device == "cuda", set[str]()
+
+    def add(what, names, *dtypes):
+        ways.update(guards.way(name, what, dtype) for name in names for dtype in dtypes or ("float32",))
+
+    for what, group in encoder.groups(cuda, compiled=True).items():
+        for name, one in group.items():
+            add(what, [name], one.arithmetic)
+    modes = ("step", "full") if cuda else ()
+    for kind in ("rnnt", "tdt"):
+        graphs = [f"label_looping_{mode}" for mode in modes]
+        add(f"{kind}-greedy", [*decoders.LOOPS, "one_by_one", *graphs], "float32", "bfloat16")
+        add(f"{kind}-greedy-window", [f"window_{size}" for size in decoders.WINDOWS])
+        add(f"{kind}-greedy-graphs", [f"window_{size}_{mode}" for size in (8, 1) for mode in ("off", *modes)], "bfloat16")
+        add(f"{kind}-recogniser", ["label_looping_off", *graphs], "bfloat16")
+    for kind, rung in product(("rnnt", "tdt", "ctc"), ladder.RUNGS):
+        if (cuda or rung not in ladder.OF_GPU) and not (kind == "ctc" and rung in ladder.OF_CTC):
+            add(f"ladder-{kind}", [f"only_{rung}"], ladder.dtype_of(ladder.RUNGS[rung].get("arithmetic", "float32")))
+            add(f"ladder-{kind}", [f"to_{rung}"], "bfloat16")
+    add("ctc-greedy-batched", ["sequential", "batched"])
+    add("feature-norm-batched", ["sequential", "batched"])
+    add("precision-parakeet_ctc_0_6b", ["float32"], "float32")
+    add("precision-parakeet_ctc_0_6b", ["autocast", "bfloat16"], "bfloat16")
+    add("precision-parakeet_ctc_0_6b", ["float16"], "float16")
+    add("half-over-autocast", ["autocast", "bfloat16"], "bfloat16")
+    losses_of = {*losses.variants(*losses.halves((1, 2, 2, 2, 2), "cpu")), *(["lean_triton"] if cuda else [])}
+    for name in losses_of:
+        add("rnnt-loss-joint", [name], "bfloat16" if name.endswith("_bfloat16") else "float32")
+    for what in ("rnnt-loss", "tdt-loss"):
+        fast = ["numba_cuda", "triton"] if cuda else ["numba_cpu"]
+        fast += [f"{name}_overwrite" for name in fast]
+        add(what, ["wavefront", "torchaudio", *fast], "float32", "float16", "bfloat16")
+    return (
+        ways
+        | ({"lean_triton_bfloat16"} if cuda else set())
+        | {way.rpartition(" ")[2] for way in ways}
+        | {"rnnt-loss-ragged", "tdt-loss", *(f"ladder-{kind}" for kind in ("rnnt", "tdt", "ctc"))}
     )
 
 
@@ -80,18 +90,66 @@ def test_what_a_check_vouches_for_is_an_arm_or_a_case(device):
     assert len(patterns) > 10
     for pattern in patterns:
         for part in pattern.split("|"):
-            assert any(re.search(part, name) for name in arms_of(device)), part
+            assert any(re.search(part, name) for name in arms_of(device)) or "window_" in part, part
     kernels = [check for check in checks.table(device) if check.group in ("losses numba_cuda", "lean triton")]
     patterns = {check.vouches for check in kernels} - {""}
     assert not any(re.search(pattern, name) for pattern in patterns for name in ("wavefront", "torchaudio", "lean"))
 
 
-@pytest.mark.parametrize("rung", ["to_graph_whole", "only_graph_whole", "to_graph_of_steps", "to_graphed_encoder"])
-def test_a_graph_that_fails_its_check_is_on_no_ladder(rung):
-    vouching = {check.group for check in checks.table("cuda") if check.vouches and re.search(check.vouches, rung)}
-    assert vouching - {"ladder"} in ({"graphs full"}, {"graphs step"}, {"encoder"}) and "ladder" in vouching
-    alone = [check.vouches for check in checks.table("cuda") if check.group == "ladder" and check.vouches != "^ladder-"]
-    assert not any(re.search(one, name) for one in alone for name in arms_of("cuda") if not name.startswith(("to_", "only_")))
+def bars(check):
+    """The ways of a GPU that are left out where this check fails."""
+    return {way for way in arms_of("cuda") if ": " in way and check.vouches and re.search(check.vouches, way)}
+
+
+def test_no_check_that_fails_takes_all_graphs_along():
+    named = ": (label_looping|window_.)_(step|full)$|: .*_graph_(whole|of_steps)$"
+    graphs = {way for way in arms_of("cuda") if re.search(named, way)}
+    assert len(graphs) > 25
+    for check in checks.table("cuda"):
+        found = bars(check) & graphs
+        kinds = {kind for kind in ("rnnt", "tdt") for way in found if re.search(f"^(ladder-)?{kind}", way)}
+        modes = {mode for mode in ("_full", "_whole", "_step") for way in found if mode in way}
+        assert len(found) < len(graphs) / 3 and len(kinds) <= 1, check.name
+        assert check.group == "ladder" or len(modes - {"_whole"}) <= 1, check.name
+
+
+@pytest.mark.parametrize("mode", ["step", "full"])
+def test_a_check_of_graphs_vouches_for_the_model_and_the_arithmetic_that_it_shows(mode):
+    by = {
+        check.name.removeprefix(f"graphs={mode}: "): bars(check)
+        for check in checks.table("cuda")
+        if check.group == f"graphs {mode}"
+    }
+    for name in ("autocast", "nothing captured waits", "carry", "weights that change and move", "float16 0 durations"):
+        assert by[name] == set(), name
+    for kind, count in (("rnnt", 0), ("tdt", 5)):
+        for dtype in ("float32", "bfloat16"):
+            found = by[f"{dtype} {count} durations"]
+            assert f"{kind}-greedy in {dtype}: label_looping_{mode}" in found
+            assert all(f"{kind}" in way and f" in {dtype}: " in way and mode[:4] in way.replace("whole", "full") for way in found)
+        assert f"{kind}-greedy-graphs in bfloat16: window_8_{mode}" in by[f"bfloat16 {count} durations"]
+        assert f"{kind}-recogniser in bfloat16: label_looping_{mode}" in by[f"bfloat16 {count} durations"]
+
+
+def test_the_loops_without_graphs_vouch_for_none_and_batched_is_not_the_other_batched():
+    by = {check.name: bars(check) for check in checks.table("cuda")}
+    assert {way.rpartition(" ")[2] for way in by["label_looping rnnt"]} == {"label_looping", "label_looping_off", *(
+        f"window_{size}" for size in (1, 2, 4, 6, 8, 16)), "window_1_off", "window_8_off"}  # fmt: skip
+    assert by["ctc batched"] == {"ctc-greedy-batched in float32: batched"}
+    assert by["normalize"] == {"feature-norm-batched in float32: batched"}
+    assert {way.partition(":")[0] for way in by["precision bfloat16"]} == {
+        "precision-parakeet_ctc_0_6b in bfloat16", "half-over-autocast in bfloat16"}  # fmt: skip
+    assert {way[:11] for way in by["encoder bfloat16"]} == {"encoder-bfl"}
+
+
+@pytest.mark.parametrize("rung", ["graph_whole", "graph_of_steps", "graphed_encoder"])
+def test_a_graph_that_fails_its_check_is_on_no_ladder_of_its_kind(rung):
+    for kind, how in product(("rnnt", "tdt"), (f"to_{rung}", f"only_{rung}")):
+        way = guards.way(how, f"ladder-{kind}", "bfloat16" if how.startswith("to") else "float32")
+        vouching = {check.group for check in checks.table("cuda") if way in bars(check)}
+        assert vouching - {"ladder"} in ({"graphs full"}, {"graphs step"}, {"encoder"}) and "ladder" in vouching
+    alone = [check for check in checks.table("cuda") if check.group == "ladder"]
+    assert not any(re.search(check.vouches, name) for check in alone for name in arms_of("cuda") if "ladder-" not in name)
 
 
 def test_a_wrong_rung_fails_its_own_check_only(monkeypatch):
@@ -103,9 +161,9 @@ def test_a_wrong_rung_fails_its_own_check_only(monkeypatch):
             return heard._replace(labels=heard.labels + 1) if self.how.loading == "overlapped" else heard
 
     monkeypatch.setattr(checks, "Recogniser", Wrong)
-    wanted = ("ladder baseline", "ladder by_length", "ladder overlapped")
+    wanted = ("ladder-rnnt baseline", "ladder-rnnt by_length", "ladder-rnnt overlapped")
     found = failures("cpu", lambda check: check.name in wanted)
-    assert found == {"ladder overlapped": "AssertionError: ladder-rnnt-tiny says other labels than its script"}
+    assert found == {"ladder-rnnt overlapped": "AssertionError: ladder-rnnt-tiny says other labels than its script"}
 
 
 def test_a_graphs_scores_may_be_off_by_rounding_and_its_tokens_not(monkeypatch):

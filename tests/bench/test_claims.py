@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from asrkit import bench, ledger
+from asrkit import bench, ledger, records
 from asrkit.bench import claims
+from asrkit.bench.planted import planted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ASKED = {claim.id: claim for claim in ledger.load_claims()}
 MORE = {"recogniser-batch", "ctc-greedy-share"}  # rates of whole recognisers; a share where the ledger has milliseconds
+MORE |= {"rnnt-greedy-graphs", "tdt-greedy-graphs"}  # which no claim is about
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def test_the_sizes_are_those_that_the_claims_name():
 
 
 def test_every_study_is_of_claims_that_need_a_gpu():
-    ids = {name for names in claims.STUDIES for name in names}
+    ids = {name for studies in claims.STUDIES.values() for names in studies for name in names}
     assert {ASKED[name].needs for name in ids} == {"cuda"} and len(ids) > 15
 
 
@@ -46,15 +48,56 @@ def test_records_have_metric_unit_and_arms_of_their_claims_and_a_cpu_settles_non
 
 
 def test_what_failed_its_check_is_not_among_the_arms():
-    study = next(claims.suite("cpu", True, without=re.compile("^nested_loops$")))
-    assert "nested_loops" not in {one.impl for one in study.measurements()}
-    studies = {study.ids: study for study in claims.suite("cpu", True, without=re.compile("^bfloat16$"))}
-    assert studies[("half-over-autocast",)].measurements() == []
+    for names in ("^nested_loops$", "^rnnt-greedy in float32: nested_loops$"):
+        study = next(claims.suite("cpu", True, only=("loops",), without=re.compile(names)))
+        assert "nested_loops" not in {one.impl for one in study.measurements()}
+    (study,) = claims.suite("cpu", True, only=("half",), without=re.compile("^half-over-autocast in bfloat16: bfloat16$"))
+    assert [*study.measurements()] == []
 
 
-def test_a_cpu_has_toy_sizes_only():
-    assert next(claims.suite("cpu", False)).make.args[:2] == ("cpu", True)
-    assert next(claims.suite("cuda", False)).make.args[:2] == ("cuda", False)
+def test_what_was_found_stays_when_the_rest_of_a_study_or_another_of_its_group_fails(monkeypatch, tmp_path):
+    plain, measured = claims._ratio, claims.measure
+
+    def ratio(what, *given, **params):
+        if what == "label-looping-faster":
+            raise RuntimeError("no such kernel")
+        return plain(what, *given, **params)
+
+    monkeypatch.setattr(claims, "_ratio", ratio)
+    with pytest.raises(AssertionError, match="^claims: label-looping-2x, label-looping-faster: RuntimeError: no such kernel$"):
+        bench.run("claims", quick=True, only=("loops",), out=tmp_path / "out.jsonl")
+    assert {one["what"] for one in records.read(tmp_path / "out.jsonl")} == {"label-looping-2x", "label-looping-tdt-3.8x"}
+
+    def fails(arms, **how):
+        return measured(arms, **how) if len({*arms} & {"ctc"}) else exec("raise RuntimeError('no room')")
+
+    monkeypatch.setattr(claims, "measure", fails)
+    with pytest.raises(AssertionError, match="^claims: graphs-label-looping-tdt: RuntimeError: no room$"):
+        bench.run("claims", quick=True, only=("recognisers",), out=tmp_path / "out.jsonl")
+    found = records.read(tmp_path / "out.jsonl")
+    assert "rnnt-near-ctc" in {one["what"] for one in found}, "RNN-T's numbers went with TDT's"
+
+
+def test_windows_are_measured_with_every_kind_of_graph_on_a_gpu_and_without_here(monkeypatch):
+    asked = list[tuple]()
+
+    def transducer(plan, device, ways, dtype, what, without):
+        asked.append(
+            (bool(plan.model.durations), len(plan.lengths), {name: (way["window"], way["graphs"]) for name, way in ways.items()})
+        )
+        return bench.Case(what=what, arms=dict.fromkeys(ways, tuple), params={"shape": [1], "dtype": str(dtype)[6:]})
+
+    monkeypatch.setattr(claims.decoders, "transducer", transducer)
+    monkeypatch.setattr(claims, "planted", lambda B, T, durations, **sizes: planted(B, 8, V=33, width=240, durations=durations))
+    made = [*claims.suite("cuda", False, only=("windows",))]
+    assert [one[:2] for one in asked] == [(False, 1), (False, 16), (True, 1), (True, 16)]
+    ways = {f"window_{size}_{mode}": (size, mode) for size in (8, 1) for mode in ("off", "step", "full")}
+    assert all(one[2] == ways for one in asked)
+    assert {("window_8_off", "window_8_step"), ("window_8_off", "window_8_full"), ("window_1_off", "window_1_full")} <= {
+        *made[0].ratios
+    }
+    assert all({*pair} <= {*ways} and one.params["dtype"] == "bfloat16" for one in made for pair in one.ratios)
+    assert [one.ratios for one in claims.suite("cpu", True, only=("windows",))] == [[("window_1_off", "window_8_off")]] * 2
 
 
 @pytest.mark.parametrize("name", ["normalize", "ctc_greedy"])
@@ -65,12 +108,14 @@ def test_a_front_end_that_differs_from_its_loop_is_not_measured(monkeypatch, nam
         "ctc_greedy": lambda *given: replace(found := plain(*given), labels=found.labels.clamp(min=0) + 1),
     }
     monkeypatch.setattr(claims, name, wrong[name])
-    (study,) = (study for study in claims.suite("cpu", True) if "ctc-frontend-batched" in study.ids)
+    (study,) = claims.suite("cpu", True, only=("frontends",))
+    found = list[str]()
     with pytest.raises(AssertionError, match="apart, of|integers differ"):
-        study.measurements()
+        found.extend(one.what for one in study.measurements())
+    assert found == ["preprocessor-norm-share", "preprocessor-10ms", "ctc-greedy-share"]  # of the loops alone
 
 
 def test_a_decoder_that_hears_something_else_is_not_measured(monkeypatch):
     monkeypatch.setattr(claims, "transducer_greedy", lambda model, encoded, lengths, **way: claims.ctc_greedy(encoded, lengths))
     with pytest.raises(AssertionError, match="finds other labels than were planted"):
-        next(claims.suite("cpu", True)).measurements()
+        [*next(claims.suite("cpu", True, only=("loops",))).measurements()]

@@ -62,7 +62,13 @@ def test_an_arm_that_ends_the_gpus_context_ends_the_making_of_cases(plan, monkey
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(decoders, "transducer_greedy", fails)
-    monkeypatch.setattr(decoders, "expect_alive", lambda device: fails(*3 * [None], strategy="synchronize"))
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        decoders.transducer(plan, "cpu", {name: {"strategy": name} for name in decoders.LOOPS}, torch.float32, "greedy")
-    assert tried == ["frame_looping", "synchronize"]
+    monkeypatch.setattr(decoders.guards, "synchronize", lambda device: fails(*3 * [None], strategy="synchronize"))
+    ways = {name: {"strategy": name} for name in decoders.LOOPS}
+    with pytest.raises(decoders.guards.DeviceLost, match="illegal memory access") as lost:
+        decoders.transducer(plan, "cpu", ways, torch.float32, "greedy")
+    kind = "tdt" if plan.model.durations else "rnnt"
+    assert lost.value.blame == (f"{kind}-greedy", "frame_looping")
+    monkeypatch.setattr(decoders.guards, "synchronize", bool)
+    tried.clear()
+    without = decoders.guards.without_lost(decoders.NONE, [lost.value.blame])  # the first of the arms: none is tried
+    assert not decoders.transducer(plan, "cpu", ways, torch.float32, "greedy", without).arms and tried == []

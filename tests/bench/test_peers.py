@@ -200,5 +200,5 @@ def test_a_share_on_a_gpu_asks_the_rivals_that_were_taken_along(device, there, m
     monkeypatch.setattr(rivals_of, "COPY", copied)
     monkeypatch.setattr(bench, "run", lambda suite, *, peers, **how: asked.append(peers))
     (tmp_path / "bench.jsonl").touch()
-    assert share._measure(tmp_path, "decoders", device, True, 0.0, "(?!)", {}) == ("done", "")
+    assert share._measure(tmp_path, "decoders", device, True, 0.0, "(?!)", {}, [], bool) == ("done", "")
     assert [peers is not None for peers in asked] == [there and device == "cuda"]

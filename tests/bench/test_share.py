@@ -17,9 +17,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from asrkit import records
-from asrkit.bench import SUITES, share
+from asrkit.bench import SUITES, claims, journal, ladder, plan, share, takeover
 from asrkit.bench.checks import Check
 from asrkit.bench.share import PARTS
+from asrkit.cli import main
 
 ROOT = Path(records.HERE).parent
 FILES = {"bench.jsonl", "checks.jsonl", "log.txt", "manifest.json"}
@@ -49,9 +50,10 @@ import os, signal, sys, time
 from pathlib import Path
 import torch
 from asrkit import bench
-from asrkit.bench import checks, share
+from asrkit.bench import checks, guards, journal, share
 from asrkit.bench.cases import Case
 from asrkit.bench.checks import Check
+from asrkit.bench.claims import Study
 from asrkit.bench.share import Part
 from asrkit import records
 told = {**records.code(), "source": "of a test"}
@@ -67,14 +69,30 @@ table = [Check("a", "before", "", int), Check("a", "dies", "^doomed$", dies), Ch
 checks.table = lambda device: table
 share.CHECK_S = 2
 share.GRACE_S = 1
+journal.EVERY_S = 0
+LOST = []
+def answers(device):  # stands for torch.cuda.synchronize: after an illegal address every call fails
+    if LOST: raise RuntimeError("CUDA error: an illegal memory access was encountered\\nand more")
+guards.synchronize = answers
+def works():
+    answers("cpu")
+    return (torch.ones(3),)
+def poisons(error=RuntimeError):
+    LOST.append(1)
+    raise error("CUDA error")
+def counts(end, calls=[]):
+    calls.append(1)
+    return (torch.ones(3),) if len(calls) < 6 else end()  # compared, warmed up, and three repeats
 def case(name, **arms):
     arms = {arm: (lambda: (torch.ones(3),)) for arm in ("plain", "slow", "fast")} | arms
     return Case(what=name, arms=arms, params={"shape": [3], "dtype": "float32"}, ratios=[("plain", "fast"), ("slow", "fast")])
+def waits():
+    if WAIT.exists(): (Path(HERE) / "pid").write_text(str(os.getpid()))
+    while WAIT.exists(): time.sleep(0.05)
+    return (torch.ones(3),)
 def good(device, quick):
     yield case("good-1")
-    (Path(HERE) / "pid").write_text(str(os.getpid()))
-    while WAIT.exists(): time.sleep(0.05)
-    yield case("good-2")
+    yield case("good-2", fast=lambda: counts(waits))
 def dead(device, quick):
     yield case("dead-1")
     dies()
@@ -87,7 +105,25 @@ def differs(device, quick):
 def hung(device, quick):
     yield case("hung-1")
     hangs()
-suites = {"good": good, "dead": dead, "raises": raises, "differs": differs, "hung": hung}
+def poisoned(device, quick):
+    yield case("poisoned-1", plain=works)
+    yield case("poisoned-2", bad=poisons)
+    yield case("poisoned-3", plain=works, bad=lambda: poisons(torch.OutOfMemoryError))
+    yield case("poisoned-4", plain=works)
+def killed(device, quick):
+    yield case("killed-1", fast=lambda: counts(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    yield case("killed-2")
+def half():
+    yield records.Measurement("half-1", "share", "1", 0.5, params={"device": "cpu"})
+    raise RuntimeError("no such kernel")
+def halves(device, quick):
+    yield Study(("half-1", "half-2"), half)
+    yield case("halves-2")
+def hopeless(device, quick):
+    for n in range(9):
+        yield case(f"hopeless-{n}", plain=dies)
+suites = {"good": good, "dead": dead, "raises": raises, "differs": differs, "poisoned": poisoned, "killed": killed,
+          "halves": halves, "hopeless": hopeless, "hung": hung}
 bench.SUITES.clear()
 bench.SUITES.update(suites)
 share.PARTS = tuple(Part(name, 0.1 if name == "hung" else 1, "a test") for name in [*suites, "absent"])
@@ -103,7 +139,7 @@ def start(script, text, *arguments, **names):
     environment = {
         **os.environ,
         "ASRKIT_HOME": str(script.parent / "home"),
-        "PYTHONPATH": names.get("HERE", ""),
+        "PYTHONPATH": os.pathsep.join([names["HERE"], str(ROOT)]),
         "OMP_NUM_THREADS": "1",
     }
     return subprocess.Popen(
@@ -153,16 +189,54 @@ def test_the_options_of_each_part_are_those_that_its_suite_takes():
         suite = SUITES[part.suite or part.name]
         assert {*part.options} <= {*inspect.signature(suite).parameters}
     assert {part.options["kind"] for part in PARTS if part.suite == "ladder"} == {"rnnt", "tdt", "ctc"}
+    groups = [name for part in PARTS if part.suite == "claims" for name in part.options["only"]]
+    assert sorted(groups) == sorted([*claims.STUDIES, "windows"])
+
+
+def test_nine_minutes_reach_what_is_owed_whether_parts_take_what_they_need_or_all_that_they_may():
+    owed = [part for part in PARTS if part.owed]
+    assert PARTS[: len(owed)] == tuple(owed), "what is owed comes first"
+    assert {"casts", "frontends", "loops", "windows", "ladder-rnnt", "ladder-tdt", "losses-large"} == {part.name for part in owed}
+    begins, _ = plan.ends(9 * 60)
+    for greedy in (False, True):
+        left = begins - plan.CHECKS_SHARE * 9 * 60
+        for place, part in enumerate(PARTS):
+            budget = plan.budget_s(PARTS[place:], left)
+            assert budget >= part.owed_s and budget <= left + 1e-9
+            if part.suite == "ladder" and part.owed:
+                assert ladder.affordable(part.name, budget) == 32
+            left -= budget if greedy else min(budget, part.estimate_s)
+        assert left >= -1e-9
+
+
+def test_with_too_little_time_what_comes_first_gets_it():
+    parts = [
+        plan.Part("a", 1, "", estimate_s=30, owed=True),
+        plan.Part("b", 1, "", estimate_s=30, owed=True),
+        plan.Part("c", 1, ""),
+    ]
+    assert plan.budget_s(parts, 40) == 30 and plan.budget_s(parts[1:], 10) == 10 and plan.budget_s(parts, 90) == 30 + 30 / 3
+    assert plan.budget_s(parts[2:], 12) == 12
+
+
+def test_the_plan_is_printed_with_its_order_and_says_that_it_is_an_estimate(capsys):
+    assert main(["bench", "all", "--plan"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert "estimates, not measured" in out[0] and [line.split()[0] for line in out[3:-3]] == [part.name for part in PARTS]
+    assert main(["bench", "losses", "--plan"]) == 2 and main(["bench", "all", "--resume", "x"]) == 2
+    assert "--resume: expected --minutes beside it" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_taken_in(tmp_path):
     """All parts are done long before the minutes are over; on a slow machine the manifest says which are not."""
-    blocked = installed_beyond("torch", "torchaudio", "numpy", "numba", "triton")
+    blocked = installed_beyond("torch", "torchaudio", "numpy", "numba", "triton") - {"numba_cuda"}
     assert {"lhotse", "yaml", "tqdm", "matplotlib"} <= blocked
     copy, out = tmp_path / "copy", tmp_path / "share"
     for name in ("asrkit", "data"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "records"))
+    (copy / "numba_cuda").mkdir()  # there, and broken
+    (copy / "numba_cuda" / "__init__.py").write_text("raise RuntimeError('built for another driver')\n")
     arguments = ["bench", "all", "--device", "cpu", "--minutes", "2", "--threads", "1", "--out", out]
     run = start(copy / "run.py", BARE, *arguments, BLOCKED=blocked, HERE=str(copy))
     summary, said, err = ended(run)
@@ -178,7 +252,7 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
     assert len(found) == summary["records"] == sum(part["records"] for part in manifest["parts"].values())
     assert all(part["records"] for part in manifest["parts"].values() if part["status"] == "done")
     assert all(one["params"].get("quick") for one in found if one["metric"] in ("latency", "ratio"))
-    assert " s left] claims" in err and "batching" in said
+    assert " s left] windows, for" in err and "batching" in said
     with pytest.raises(
         ValueError, match=r"share: expected a run of whole sizes, got a rehearsal: --quick, or on a CPU\. Nothing was"
     ):
@@ -223,17 +297,54 @@ def test_what_dies_hangs_raises_or_differs_does_not_stop_the_rest_and_is_named(d
     assert parts["raises"] == ("failed", "RuntimeError: no such kernel")
     assert parts["differs"][0] == "disagreed" and "fast disagrees with plain" in parts["differs"][1]
     assert parts["hung"] == ("died", "killed: out of time") and parts["absent"][0] == "not measured", err
+    assert parts["halves"] == ("disagreed", "claims: half-1, half-2: RuntimeError: no such kernel")
     assert manifest["state"] == "ended" and manifest["seconds"] < 120
     for text in ("not passed: wrong: AssertionError: 2 apart", "dead: died, "):
         assert text in err and text in (folder / "out" / "log.txt").read_text()
     assert re.search(r"^hung +died", said, re.MULTILINE)
     measured = {one["what"] for one in records.read(folder / "out" / "bench.jsonl")}
-    assert measured == {"good-1", "good-2", "dead-1", "raises-1", "differs-2", "hung-1"}
+    more = {"poisoned-1", "poisoned-2", "poisoned-3", "poisoned-4", "killed-1", "killed-2", "half-1", "halves-2"}
+    assert measured == {"good-1", "good-2", "dead-1", "raises-1", "differs-2", "hung-1"} | more
+
+
+def test_after_an_error_that_poisons_the_device_a_part_is_started_again_without_what_did_it(doomed):
+    manifest = manifest_of(doomed[0] / "out")
+    gone = "the device is lost: CUDA error: an illegal memory access was encountered"
+    lost = [{"case": f"poisoned-{n} 3", "arm": "bad", "why": gone} for n in (2, 3)]
+    assert manifest["lost"]["poisoned"] == lost
+    part = manifest["parts"]["poisoned"]
+    assert part["status"] == "lost" and part["why"] == f"bad of poisoned-2 3: {gone}; bad of poisoned-3 3: {gone}"
+    assert f"poisoned: {gone}; started again without bad of poisoned-2 3" in doomed[3]
+    arms = {one["what"]: set() for one in records.read(doomed[0] / "out" / "bench.jsonl")}
+    for one in records.read(doomed[0] / "out" / "bench.jsonl"):
+        arms[one["what"]].add(one["impl"])
+    assert all(arms[f"poisoned-{n}"] == {"plain", "fast"} for n in (1, 2, 3, 4))  # slow failed its check
+    times = [one for one in records.read(doomed[0] / "out" / "bench.jsonl") if one["what"] == "poisoned-1"]
+    assert len({(one["metric"], one["impl"]) for one in times}) == len(times), "measured again"
+
+
+def test_a_case_that_is_killed_between_its_repeats_keeps_those_that_it_has(doomed):
+    found = [one for one in records.read(doomed[0] / "out" / "bench.jsonl") if one["what"] == "killed-1"]
+    repeats = {one["impl"]: one["stats"]["n"] for one in found if one["metric"] == "latency"}
+    assert repeats.keys() == {"plain", "fast"} and min(repeats.values()) == 3 and all(one["params"]["cut"] for one in found)
+    (ratio,) = [one for one in found if one["metric"] == "ratio"]
+    slow, fast = (next(one for one in found if (one["impl"], one["metric"]) == (arm, "latency")) for arm in ("plain", "fast"))
+    assert ratio["samples"] == [a / b for a, b in zip(slow["samples"], fast["samples"], strict=False)]  # both from one run
+    manifest = manifest_of(doomed[0] / "out")
+    assert manifest["lost"]["killed"] == [{"case": "killed-1 3", "arm": "", "why": "the process died of SIGKILL"}]
+    assert "of killed-1, cut short: 2 arms, 3 to " in doomed[3] and manifest["parts"]["killed"]["status"] == "lost"
+
+
+def test_a_part_that_dies_of_one_case_after_another_is_not_started_for_ever(doomed):
+    manifest = manifest_of(doomed[0] / "out")
+    assert [one["case"] for one in manifest["lost"]["hopeless"]] == [f"hopeless-{n} 3" for n in range(share.RESTARTS + 1)]
+    assert {one["arm"] for one in manifest["lost"]["hopeless"]} == {"plain"} and manifest["parts"]["hopeless"]["status"] == "died"
+    assert manifest["parts"]["hopeless"]["why"] == "the process died of SIGSEGV"
 
 
 def test_what_failed_its_check_is_not_measured(doomed):
     found = records.read(doomed[0] / "out" / "bench.jsonl")
-    assert {one["impl"] for one in found} == {"plain", "fast"}
+    assert {one["impl"] for one in found if one["metric"] == "latency"} == {"plain", "fast"}
     assert {tuple(one["params"]["arms"]) for one in found if one["metric"] == "ratio"} == {("plain", "fast")}
     assert json.loads((doomed[0] / "out" / "manifest.json").read_text())["left_out"] == ["^doomed$", "^never$", "^slow$"]
 
@@ -255,7 +366,8 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(tm
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()
     first = records.read(out / "bench.jsonl")
-    assert {one["what"] for one in first} == {"good-1"} and json.loads((out / "manifest.json").read_text())["state"] == "running"
+    assert {one["what"] for one in first} == {"good-1"} and (out / journal.NAME).exists()
+    assert json.loads((out / "manifest.json").read_text())["state"] == "running"
     with pytest.raises(
         ValueError, match=r"expected a run that has ended\. Run its command again to go on, or add .*bench.jsonl\.$"
     ):
@@ -263,12 +375,18 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(tm
     with (out / "bench.jsonl").open("a") as file:
         file.write('{"schema": "asrkit.rec')  # as a full disk or a lost machine leaves it
     (tmp_path / "wait").unlink()
-    summary, _, err = ended(start(tmp_path / "run.py", text, *arguments, HERE=str(tmp_path)))
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    earlier, out = out, tmp_path / "out2"  # a second lease, which the first one's folder was carried to
+    given = ("bench", "all", "--minutes", "2", "--out", out, "--resume", earlier)
+    summary, _, err = ended(start(tmp_path / "run.py", text, *given, HERE=str(tmp_path)))
     assert summary["parts"] == {"good": "done"} and "1 passed before" in err and "good, for" in err
-    assert f"left out bench.jsonl:{len(first) + 1}: torn" in err and records.verify([out / "bench.jsonl"]) == []
+    assert {path.name: path.read_bytes() for path in earlier.iterdir()} == before
+    assert "torn" in err and "of good-2, cut short: 3 arms, 3 to " in err and records.verify([out / "bench.jsonl"]) == []
     found = records.read(out / "bench.jsonl")
-    assert found[: len(first)] == first and len(found) == 2 * len(first)
-    assert {one["what"] for one in found} == {"good-1", "good-2"}
+    assert found[: len(first)] == first and {one["what"] for one in found} == {"good-1", "good-2"}
+    assert {one["params"].get("cut", False) for one in found if one["what"] == "good-2"} == {True}  # three repeats are enough
+    (told,) = manifest_of(out)["earlier"]
+    assert told["state"] == "running" and told["machine"]["id"] == records.machine()["id"]
     with pytest.raises(
         ValueError, match=r"^out: expected a new folder, or one to go on with, got one of another source\. Name another folder\.$"
     ):
@@ -314,3 +432,40 @@ def test_what_was_changed_or_torn_on_the_way_is_refused_by_name_and_nothing_is_t
     assert len(new) == len(lines) and records.add([doomed[0] / "out"], kept, dirty=True) == []
     (file,) = kept.rglob("*.jsonl")
     assert file.relative_to(kept).as_posix() == f"{records.machine()['id']}/bench.jsonl" and file.read_text() == "".join(lines)
+
+
+def test_an_earlier_run_is_taken_over_only_if_it_is_of_this_code_and_machine_and_as_its_manifest_says(doomed, tmp_path):
+    told = json.loads((doomed[0] / "out" / "manifest.json").read_text())
+    same = {key: told[key] for key in ("device", "quick", "machine", "source")}
+
+    def refused(change, said, **other):
+        shutil.rmtree(tmp_path / "earlier", ignore_errors=True)
+        shutil.copytree(doomed[0] / "out", tmp_path / "earlier")
+        change(tmp_path / "earlier")
+        (tmp_path / "new").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match=said):
+            takeover.take_over(tmp_path / "earlier", tmp_path / "new", same | other)
+        assert not [*(tmp_path / "new").iterdir()]
+
+    def shorter(folder):
+        (folder / "bench.jsonl").write_bytes((folder / "bench.jsonl").read_bytes()[:-9])
+
+    def longer(folder):
+        with (folder / "log.txt").open("a") as log:
+            log.write("more")
+
+    refused(shorter, "resume: expected bench.jsonl as the manifest says")
+    refused(longer, "resume: expected log.txt as the manifest says")
+    refused(lambda folder: (folder / "manifest.json").unlink(), "resume: expected a folder that .* without manifest.json")
+    refused(lambda folder: (folder / "manifest.json").write_text("{"), "resume: .* got another manifest.json")
+    refused(lambda folder: None, "resume: .* got one of another source", source="another")
+    gpu = {"name": "NVIDIA H100", "memory.total": "81559 MiB", "compute_cap": "9.0"}
+    refused(lambda folder: None, "resume: .* got one of another machine", machine={**same["machine"], "gpus": [gpu]})
+    host = {**same["machine"], "id": "another", "ram_gib": 1}  # another host with the same GPU is the same kind
+    assert takeover.kind({**host, "gpus": [gpu]}) == takeover.kind({**same["machine"], "gpus": [gpu]})
+    edit(tmp_path / "earlier", state="running")  # killed since the manifest was written: files may have grown
+    longer(tmp_path / "earlier")
+    takeover.take_over(tmp_path / "earlier", tmp_path / "new", same)
+    assert (tmp_path / "new" / "log.txt").read_text().endswith("more")
+    with pytest.raises(ValueError, match="out: expected an empty folder with --resume"):
+        takeover.take_over(tmp_path / "earlier", tmp_path / "new", same)

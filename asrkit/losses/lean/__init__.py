@@ -1,7 +1,6 @@
 """The doors to the losses that never build the joint: from its two halves and the output layer to the loss."""
 
 from importlib import import_module
-from importlib.util import find_spec
 from numbers import Real
 from typing import Any, Literal
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asrkit.eager import eager
-from asrkit.losses.availability import expect_runs, fastest
+from asrkit.losses.availability import expect_runs, fastest, lattice_beside
 from asrkit.losses.checks import (
     Reduction,
     as_index,
@@ -97,7 +96,7 @@ def _loss(
         weight = weight.to(torch.get_autocast_dtype(encoded.device.type))
     picked = _pick(impl, encoded, weight)
     made, nodes = _joint(weight, **joint), Nodes.packed(lengths, outputs)
-    beside = "numba_cuda" if picked == "triton" and encoded.is_cuda and find_spec("numba_cuda") else LATTICES[picked]
+    beside = lattice_beside(encoded) if picked == "triton" else LATTICES[picked]
     lattice = import_module(f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{beside}").lattice
     tiles = import_module(f"{__name__}.{picked}").Tiles
     arguments = as_index(targets), nodes, Options(blank=blank % V, **options), made, tiles, lattice

@@ -1,0 +1,91 @@
+"""What can be had of Numba's CUDA and Triton: a package that is there and broken costs its own kernels, and is named."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from asrkit.losses import availability
+
+ON_GPU = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)  # all that is asked of scores
+ASK = """
+import torch
+from types import SimpleNamespace
+from asrkit.losses import rnnt_loss
+from asrkit.losses.availability import lacks, lattice_beside
+on_gpu = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)
+print(lacks("numba_cuda"), lacks("triton"), lattice_beside(on_gpu), sep="|")
+try:
+    rnnt_loss(torch.zeros(1, 2, 2, 3), torch.tensor([[0]]), torch.tensor([2]), torch.tensor([1]), impl="numba_cuda")
+except ValueError as error:
+    print(error)
+"""
+SAID = "impl: expected 'wavefront', got 'numba_cuda', which fails here: {}. pip install 'asrkit[cuda]'."
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("raise RuntimeError('built for another driver')", "RuntimeError: built for another driver"),
+    ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+])  # fmt: skip
+def test_a_broken_numba_cuda_costs_only_its_own_kernels(tmp_path, text, said):
+    (tmp_path / "numba_cuda").mkdir()
+    (tmp_path / "numba_cuda" / "__init__.py").write_text(text)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run([sys.executable, "-c", ASK], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    broken, triton, lattice, error = done.stdout.replace("\n", "|").rstrip("|").split("|")
+    assert (broken, triton, lattice, error) == (said, "", "wavefront", SAID.format(said))
+
+
+def test_a_package_that_is_not_there_is_named_and_asked_for_once(monkeypatch):
+    asked = list[str]()
+
+    def absent(name):
+        asked.append(name)
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(availability, "import_module", absent)
+    availability.lacks.cache_clear()
+    assert [availability.lacks("triton") for _ in range(3)] == ["no package triton"] * 3 and asked == ["triton"]
+    availability.lacks.cache_clear()
+
+
+def test_a_numba_cuda_that_finds_no_nvvm_fails_when_it_is_asked_for_and_not_in_the_middle_of_a_loss(monkeypatch):
+    cuda = pytest.importorskip("numba_cuda") and __import__("numba.cuda", fromlist=["cuda"])
+
+    def compiles(*given, **how):
+        raise OSError("libnvvm.so: cannot open shared object file")
+
+    monkeypatch.setattr(cuda, "compile", compiles)
+    availability.lacks.cache_clear()
+    assert availability.lacks("numba_cuda") == "OSError: libnvvm.so: cannot open shared object file"
+    assert availability.lattice_beside(ON_GPU) == "wavefront"
+    availability.lacks.cache_clear()
+    monkeypatch.undo()
+    assert availability.lattice_beside(ON_GPU) == "numba_cuda"
+
+
+def test_the_toolkit_is_that_of_the_variable_then_of_nvcc_then_of_the_wheels(monkeypatch, tmp_path):
+    def toolkit(folder):
+        (folder / "nvvm" / "libdevice").mkdir(parents=True)
+        (folder / "nvvm" / "libdevice" / "libdevice.10.bc").touch()
+        return folder
+
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    wheels, own = toolkit(tmp_path / "site" / "nvidia" / "cu13"), toolkit(tmp_path / "cuda-13.0")
+    (own / "bin").mkdir()
+    (own / "bin" / "nvcc").touch()
+    (tmp_path / "nvcc").symlink_to(own / "bin" / "nvcc")
+    monkeypatch.setattr(availability.sysconfig, "get_path", lambda name: str(tmp_path / "site"))
+    monkeypatch.setattr(availability.shutil, "which", lambda name: str(tmp_path / "nvcc"))
+    assert availability.toolkit() == own
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").write_text("#!/bin/sh")  # a script that calls another one: its folder is no toolkit
+    monkeypatch.setattr(availability.shutil, "which", lambda name: str(tmp_path / "bin" / "nvcc"))
+    assert availability.toolkit() == wheels
+    monkeypatch.setenv("CUDA_HOME", "elsewhere")
+    assert str(availability.toolkit()) == "elsewhere"
