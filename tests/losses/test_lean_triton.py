@@ -38,7 +38,7 @@ def disagreements(device):
             options = {"activation": activation, "dropout": dropout, "seed": 3, "tile": 8, "reduction": "none", "impl": impl}
             costs = loss(*given, *[part.to(device) for part in rest], **options, **more)
             weight = torch.tensor([1.0, -2, 3]).to(costs) * costs.isfinite()
-            results.append([costs.nan_to_num(posinf=0), *torch.autograd.grad(costs, given, weight)])
+            results.append([costs.detach().nan_to_num(posinf=0), *torch.autograd.grad(costs, given, weight)])
         for one, other in zip(*results, strict=True):
             if (one - other).abs().max() > TOLERANCE[dtype] * max(1.0, float(one.abs().max())):
                 found.append((activation, dtype, dropout, durations, one.tolist(), other.tolist()))

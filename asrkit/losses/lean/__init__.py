@@ -96,7 +96,7 @@ def _loss(
     if torch.is_autocast_enabled(encoded.device.type):
         weight = weight.to(torch.get_autocast_dtype(encoded.device.type))
     picked = _pick(impl, encoded, weight)
-    made, nodes = _joint(weight, **joint), Nodes.packed(lengths, outputs)
+    made, nodes = _joint(weight, picked, **joint), Nodes.packed(lengths, outputs)
     beside = "numba_cuda" if picked == "triton" and encoded.is_cuda and find_spec("numba_cuda") else LATTICES[picked]
     lattice = import_module(f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{beside}").lattice
     tiles = import_module(f"{__name__}.{picked}").Tiles
@@ -116,13 +116,13 @@ def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
     return impl
 
 
-def _joint(weight: Tensor, activation: str, dropout: float, seed: int | None, skip: float, tile: int | None) -> Joint:
+def _joint(weight: Tensor, impl: str, activation: str, dropout: float, seed: int | None, skip: float, tile: int | None) -> Joint:
     expect(activation in ("relu", "tanh"), "activation", "'relu' or 'tanh'", repr(activation))
     expect(isinstance(dropout, Real) and 0 <= dropout < 1, "dropout", "a probability below 1", dropout)
     expect(isinstance(skip, Real) and 0 <= skip < 1, "skip", "a share of the likelihood, below 1", skip)
     expect(tile is None or (type(tile) is int and tile > 0), "tile", "a number of nodes, at least 1", tile)
     expect(seed is None or (isinstance(seed, int) and 0 <= seed < 2**32), "seed", "an integer of 32 bits", seed)
     drawn = int(torch.randint(2**31, ())) if dropout and seed is None else seed or 0
-    tile_bytes = 1 << 22 if weight.device.type == "cpu" else 1 << 24  # a core's cache; a GPU's, beside what else stands there
+    tile_bytes = 1 << 28 if impl == "triton" else 1 << 22 if weight.device.type == "cpu" else 1 << 24
     nodes = tile or max(64, tile_bytes // (max(weight.shape) * weight.element_size()))
     return Joint(activation=activation, dropout=dropout, seed=drawn, skip=skip, tile=nodes)
