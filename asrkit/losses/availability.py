@@ -21,6 +21,11 @@ def fastest(scores: Tensor) -> str:
     return "numba_cpu" if scores.device.type == "cpu" and scores.dtype in (torch.float32, *HALVES) else "wavefront"
 
 
+def lattice_beside(scores: Tensor) -> str:
+    """Which lattice Triton's kernels are followed by: Numba's on a GPU where numba-cuda is installed, else that in plain torch."""
+    return "numba_cuda" if scores.is_cuda and find_spec("numba_cuda") else "wavefront"
+
+
 def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bool) -> str:
     """Name of the implementation that `impl` stands for; ValueError where it is not one of `impls` or cannot run."""
     expect(impl in ("auto", *impls), "impl", "one of 'auto', " + ", ".join(map(repr, impls)), repr(impl))

@@ -22,7 +22,7 @@ from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
 
 Activation = Literal["none", "relu", "tanh"]
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda"]
+Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton"]
 IMPLS = tuple(impl for impl in rnnt.IMPLS if impl != "torchaudio")  # which takes padded logits only
 
 

@@ -208,8 +208,8 @@ def main():
     from asrkit.losses.tdt import numba_cuda as tdt
 
     sys.setswitchinterval(1e-5)  # the simulator polls its threads
-    rows.THREADS = rnnt.LANES = tdt.LANES = 4
-    rows.BLOCKS = 2
+    rows.LANES = rnnt.LANES = tdt.LANES = 4
+    rows.ROWS = rows.EACH = rows.BLOCKS = 2
     print(json.dumps({"cases": run_all("cpu"), "seconds": time.perf_counter() - start}))
 
 

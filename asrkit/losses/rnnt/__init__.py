@@ -12,8 +12,8 @@ from asrkit.losses.checks import Reduction, as_index, check_lengths, check_optio
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
 
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "torchaudio"]
-IMPLS = ("reference", "wavefront", "numba_cpu", "numba_cuda", "torchaudio")  # modules of this folder, each with `losses`
+Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton", "torchaudio"]
+IMPLS = ("reference", "wavefront", "numba_cpu", "numba_cuda", "triton", "torchaudio")  # modules of this folder, each with `losses`
 
 
 def resolve(impl: Impl, logits: Tensor, *, fastemit_lambda: float = 0.0, overwrite_logits: bool = False) -> str:

@@ -1,11 +1,14 @@
 """Both passes over the logits as CUDA kernels: log-softmax fused with the scores, softmax with the gradient.
 
-A block takes a lattice node, its threads share out the tokens, so neighbours read side by side. Floor: the logits are read
-twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32, half of that in half precision. Sums over tokens
-and exp are float32; the log-normaliser adds a float64 logarithm. bfloat16 comes as bit patterns, since NumPy has none.
+A warp takes a lattice node, its lanes share out the tokens, so neighbours read side by side: EACH tokens at a time, read before
+any is used or written, so that as many reads are on their way. Floor: the logits are read twice and the gradient is
+written once, 3 x 4 B T U1 V bytes in float32, half of that in half precision. Sums over tokens and exp are float32 (exp within
+2 units in the last place). Places in the logits are counted in 64 bits without a sign: Numba asks of a signed index
+at every element whether it counts from the end. Reads are as wide as a logit, so it is all one whether a row starts
+at a multiple of 16 bytes. bfloat16 comes as bit patterns, since NumPy has none.
 """
 
-from math import copysign, exp, inf, log
+from math import copysign, inf, log
 
 import numpy as np
 import torch
@@ -30,14 +33,20 @@ from asrkit.losses.nodes import (
 )  # fmt: skip
 from asrkit.losses.rows.numba_cpu import flat
 
+if SIMULATED:
+    from math import exp
+else:
+    from numba.cuda.libdevice import fast_expf as exp
+
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # one block for each lattice is all the work there is, and no mistake
-THREADS = 128  # of a block at most, a power of two
+LANES, ROWS = 32, 4  # threads that share a node, a power of two, and nodes that a block takes at a time
+EACH = 8  # tokens that a lane reads at a time
 BLOCKS = 4096  # for each utterance at most; they go on to further nodes in strides
-F = np.float32
+F, AT = np.float32, np.uint64
 LOWEST = np.finfo(F).min
 
 
-def launch(kernel, blocks: tuple[int, int], threads: int, *arguments, shared: int = 0) -> None:
+def launch(kernel, blocks: tuple[int, int], threads: int | tuple[int, int], *arguments, shared: int = 0) -> None:
     """Queue `kernel` on torch's current stream; a tensor among the arguments (the first is one) is seen as it is, uncopied.
 
     Nobody waits. Memory that torch frees before the kernel has run is given out again on the same stream only, hence to
@@ -72,10 +81,9 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     n, device = len(options.durations), logits.device
     z, stay, emit = torch.empty((3, nodes.count), device=device).unbind()
     durations = torch.empty((nodes.count, n), device=device)
-    V, blocks = logits.shape[-1] - n, blocks_for(nodes, nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1))
-    threads = _threads(V)
-    launch(_scores, blocks, threads, flat(logits), targets.contiguous(), nodes.on(device), V, options.blank,
-           options.fused_log_softmax, z, stay, emit, durations, shared=8 * threads)  # fmt: skip
+    blocks = blocks_for(nodes, nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1), ROWS)
+    launch(_scores, blocks, (LANES, ROWS), flat(logits), targets.contiguous(), nodes.on(device), logits.shape[-1] - n,
+           options.blank, options.fused_log_softmax, z, stay, emit, durations, shared=8 * LANES * ROWS)  # fmt: skip
     return Scores(z, stay, emit, durations if n else None)
 
 
@@ -85,13 +93,9 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
     V, clamp = logits.shape[-1] - tail.shape[1], F(options.clamp if options.clamp > 0 else inf)
     own = nodes if out.stride() == logits.stride() else nodes.of(out)
     tables = nodes.on(logits.device), own.on(logits.device)
-    launch(_gradient, blocks_for(nodes, nodes.table[:, ROW_FRAMES] * nodes.table[:, ROW_NODES]), _threads(V), flat(logits),
-           flat(out), targets.contiguous(), *tables, V, options.blank, options.fused_log_softmax, clamp, saved.z,
-           saved.by_blank, saved.by_label, tail, incoming.float().contiguous())  # fmt: skip
-
-
-def _threads(V: int) -> int:
-    return min(THREADS, 1 << max(5, (V - 1).bit_length()))
+    blocks = blocks_for(nodes, nodes.table[:, ROW_FRAMES] * nodes.table[:, ROW_NODES], ROWS)
+    launch(_gradient, blocks, (LANES, ROWS), flat(logits), flat(out), targets.contiguous(), *tables, V, options.blank,
+           options.fused_log_softmax, clamp, saved.z, saved.by_blank, saved.by_label, tail, incoming.float().contiguous())  # fmt: skip
 
 
 @cuda.jit(device=True)
@@ -111,67 +115,132 @@ def _store(out, at, x):
 
 
 @cuda.jit(device=True)
-def _normaliser(x, start, size):
-    """log of the sum of exp over a row, in float64, for the block's first thread; NaN where the row holds one."""
-    i, threads = cuda.threadIdx.x, cuda.blockDim.x
+def _part(x, at, end):
+    """The largest of a lane's tokens and the sum of exp below it; the next of them is LANES places on."""
     largest, total = LOWEST, F(0.0)
-    for v in range(start + i, start + size, threads):
-        largest = max(largest, _load(x[v]))
-    for v in range(start + i, start + size, threads):
-        total += F(exp(_load(x[v]) - largest))
-    parts = cuda.shared.array(0, types.float32)  # maxima of the threads, then their sums
-    cuda.syncthreads()  # the row before may still be read
-    parts[i] = largest
-    parts[threads + i] = total
-    half = threads // 2
+    while at + AT(LANES * (EACH - 1)) < end:
+        above, more = largest, F(0.0)
+        for i in range(EACH):
+            above = max(above, _load(x[at + AT(LANES * i)]))
+        for i in range(EACH):
+            more += F(exp(_load(x[at + AT(LANES * i)]) - above))
+        total = total * F(exp(largest - above)) + more
+        largest = above
+        at += AT(LANES * EACH)
+    while at < end:
+        above = max(largest, _load(x[at]))
+        total = total * F(exp(largest - above)) + F(exp(_load(x[at]) - above))
+        largest = above
+        at += AT(LANES)
+    return largest, total
+
+
+@cuda.jit(device=True)
+def _normaliser(x, start, size):
+    """Largest value of a row and log of the sum of exp below it, for the first lane; NaN where the row holds one."""
+    lane, own = cuda.threadIdx.x, cuda.threadIdx.y * LANES + cuda.threadIdx.x
+    largest, total = _part(x, AT(start + lane), AT(start + size))
+    parts = cuda.shared.array(0, types.float32)  # maxima of the lanes, then their sums
+    sums = LANES * ROWS + own
+    cuda.syncthreads()  # the node before may still be read
+    parts[own] = largest
+    parts[sums] = total
+    half = LANES // 2
     while half > 0:
         cuda.syncthreads()
-        if i < half:
-            a, b = parts[i], parts[i + half]
+        if lane < half:
+            a, b = parts[own], parts[own + half]
             above = max(a, b)
-            parts[threads + i] = parts[threads + i] * F(exp(a - above)) + parts[threads + i + half] * F(exp(b - above))
-            parts[i] = above
+            parts[sums] = parts[sums] * F(exp(a - above)) + parts[sums + half] * F(exp(b - above))
+            parts[own] = above
         half //= 2
-    return np.float64(parts[0]) + log(np.float64(parts[threads])) if i == 0 else 0.0
+    return (parts[own], F(log(parts[sums]))) if lane == 0 else (F(0.0), F(0.0))
 
 
 @cuda.jit
 def _scores(logits, targets, table, V, blank, fused, z, stay, emit, durations):
     b, n = cuda.blockIdx.y, durations.shape[1]
     U1 = table[b, LABELS] + 1
-    for place in range(cuda.blockIdx.x, table[b, FRAMES] * U1, cuda.gridDim.x):
+    size = table[b, FRAMES] * U1
+    for first in range(cuda.blockIdx.x * ROWS, size, cuda.gridDim.x * ROWS):
+        place = min(first + cuda.threadIdx.y, size - 1)  # warps left over take the last node once more: none may miss a barrier
         u, node = place % U1, table[b, FIRST_NODE] + place
         start = table[b, FIRST_LOGIT] + place // U1 * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
-        here = _normaliser(logits, start, V) if fused else 0.0
-        apart = _normaliser(logits, start + V, n) if n > 0 else 0.0
+        largest, rest = _normaliser(logits, start, V) if fused else (F(0.0), F(0.0))
+        longest, apart = _normaliser(logits, start + V, n) if n > 0 else (F(0.0), F(0.0))
         if cuda.threadIdx.x == 0:
-            z[node] = here
-            stay[node] = _load(logits[start + blank]) - here
-            emit[node] = _load(logits[start + targets[b, u]]) - here if u + 1 < U1 else -inf
+            z[node] = largest + rest
+            stay[node] = _load(logits[start + blank]) - largest - rest  # less is lost than with their sum, which is rounded
+            emit[node] = _load(logits[start + targets[b, u]]) - largest - rest if u + 1 < U1 else -inf
             for i in range(n):
-                durations[node, i] = _load(logits[start + V + i]) - apart
+                durations[node, i] = _load(logits[start + V + i]) - longest - apart
+
+
+@cuda.jit(device=True)
+def _limited(grad, clamp, scale):
+    return (F(copysign(clamp, grad)) if abs(grad) > clamp else grad) * scale
+
+
+@cuda.jit(device=True)
+def _fill(out, at, end):
+    """Zeros in a lane's places."""
+    while at < end:
+        _store(out, at, F(0.0))
+        at += AT(LANES)
+
+
+@cuda.jit(device=True)
+def _softmax(x, at, end, out, to, z, share, clamp, scale):
+    """share exp(x - z), clamped and times `scale`, in a lane's places; `out` may be `x`, for no lane reads another's."""
+    values = cuda.local.array(EACH, types.float32)
+    while at + AT(LANES * (EACH - 1)) < end:
+        for i in range(EACH):
+            values[i] = _load(x[at + AT(LANES * i)])
+        for i in range(EACH):
+            grad = share * F(exp(values[i] - z))
+            _store(out, to + AT(LANES * i), (clamp if grad > clamp else grad) * scale)
+        at += AT(LANES * EACH)
+        to += AT(LANES * EACH)
+    while at < end:
+        grad = share * F(exp(_load(x[at]) - z))
+        _store(out, to, (clamp if grad > clamp else grad) * scale)
+        at += AT(LANES)
+        to += AT(LANES)
+
+
+@cuda.jit(device=True)
+def _node(x, start, out, first, V, blank, label, fused, clamp, z, stay, emit, scale):
+    """Gradient over the tokens of a node; the lanes that own blank and label make these two apart, from what they read first."""
+    lane, share = cuda.threadIdx.x, stay + emit if fused else F(0.0)
+    has_blank, has_label = lane == blank % LANES, label >= 0 and lane == label % LANES
+    at_blank, at_label = -stay, -emit
+    if share != F(0.0) and has_blank:
+        at_blank += share * F(exp(_load(x[start + blank]) - z))
+    if share != F(0.0) and has_label:
+        at_label += share * F(exp(_load(x[start + label]) - z))
+    if share != F(0.0):
+        _softmax(x, AT(start + lane), AT(start + V), out, AT(first + lane), z, share, clamp, scale)
+    else:
+        _fill(out, AT(first + lane), AT(first + V))
+    if has_blank:
+        _store(out, first + blank, _limited(at_blank, clamp, scale))
+    if has_label:
+        _store(out, first + label, _limited(at_label, clamp, scale))
 
 
 @cuda.jit
 def _gradient(logits, out, targets, table, own, V, blank, fused, clamp, z, by_blank, by_label, by_duration, incoming):
-    b, n = cuda.blockIdx.y, by_duration.shape[1]
-    T, U1, width = table[b, FRAMES], table[b, LABELS] + 1, table[b, ROW_NODES]
-    for place in range(cuda.blockIdx.x, table[b, ROW_FRAMES] * width, cuda.gridDim.x):
+    b, n, lane = cuda.blockIdx.y, by_duration.shape[1], cuda.threadIdx.x
+    T, U1, width, scale = table[b, FRAMES], table[b, LABELS] + 1, table[b, ROW_NODES], incoming[b]
+    for place in range(cuda.blockIdx.x * ROWS + cuda.threadIdx.y, table[b, ROW_FRAMES] * width, cuda.gridDim.x * ROWS):
         t, u = place // width, place % width
-        valid = t < T and u < U1
-        node = table[b, FIRST_NODE] + t * U1 + u if valid else 0
-        label = targets[b, u] if valid and u + 1 < U1 else -1
-        share = by_blank[node] + by_label[node] if fused and valid else F(0.0)
-        x = table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
-        g = own[b, FIRST_LOGIT] + t * own[b, FRAME_STEP] + u * own[b, LABEL_STEP]
-        for v in range(cuda.threadIdx.x, V + n, cuda.blockDim.x):  # a thread reads no other's logit, so `out` may be `logits`
-            grad = F(0.0)
-            if valid and v >= V:
-                grad = by_duration[node, v - V]
-            elif share != F(0.0):
-                grad = share * F(exp(_load(logits[x + v]) - z[node]))
-            if v == blank and valid:
-                grad -= by_blank[node]
-            if v == label:
-                grad -= by_label[node]
-            _store(out, g + v, (F(copysign(clamp, grad)) if abs(grad) > clamp else grad) * incoming[b])
+        first = own[b, FIRST_LOGIT] + t * own[b, FRAME_STEP] + u * own[b, LABEL_STEP]
+        if t >= T or u >= U1:
+            _fill(out, AT(first + lane), AT(first + V + n))
+            continue
+        node = table[b, FIRST_NODE] + t * U1 + u
+        start = table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
+        label = targets[b, u] if u + 1 < U1 else -1
+        _node(logits, start, out, first, V, blank, label, fused, clamp, z[node], by_blank[node], by_label[node], scale)
+        for i in range(lane, n, LANES):
+            _store(out, first + V + i, _limited(by_duration[node, i], clamp, scale))

@@ -21,8 +21,8 @@ from asrkit.losses.checks import (
 from asrkit.losses.nodes import Nodes, Options
 from asrkit.shapes import dims, expect
 
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda"]
-IMPLS = ("reference", "wavefront", "numba_cpu", "numba_cuda")  # modules of this folder, each with `losses`
+Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton"]
+IMPLS = ("reference", "wavefront", "numba_cpu", "numba_cuda", "triton")  # modules of this folder, each with `losses`
 
 
 def resolve(impl: Impl, logits: Tensor, *, overwrite_logits: bool = False) -> str:

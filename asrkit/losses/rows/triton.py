@@ -1,0 +1,212 @@
+"""Both passes over the logits in Triton: log-softmax fused with the scores, softmax with the gradient.
+
+A program of one warp takes a node at a time and goes through its tokens block by block, with a running largest value and a sum
+below it, so that its registers do not grow with V. Floor: the logits are read twice and the gradient is written once,
+3 x 4 B T U1 V bytes in float32, half of that in half precision. Sums and exp are float32.
+
+A row of V = 1025 starts at no multiple of 16 bytes, so a lane reads one logit with each load; neighbours lie side by side all the
+same, so no more sectors are fetched than the row has. Where every row starts and ends at such a multiple (V = 1024),
+a lane reads 16 bytes at once, which saves some instructions and no bytes.
+
+Written for a GPU; so far run in Triton's interpreter (TRITON_INTERPRET=1 before Python starts) and compiled for sm_80, sm_90
+and sm_100, which shows results, registers and instructions, and no times.
+"""
+
+from math import e, log2
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asrkit.losses.autograd import Saved
+from asrkit.losses.nodes import FIRST_LOGIT, FRAMES, LABEL_STEP, LABELS, ROW_FRAMES, ROW_NODES, Nodes, Options, Scores
+
+BLOCK = 1024  # tokens that a program holds at a time: 32 registers of a lane
+LEAST = 32  # tokens of the smallest block, one a lane
+NODES = 8  # nodes that a program takes, one after another
+OPTIONS = {"num_warps": 1, "num_stages": 1}
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+LOG2E = tl.constexpr(log2(e))
+FRAMES_, LABELS_, FIRST_NODE_, FIRST_LOGIT_, FRAME_STEP_, LABEL_STEP_, ROW_FRAMES_, ROW_NODES_ = map(tl.constexpr, range(8))
+
+
+def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
+    """Scores of all nodes, (N,) each, float32."""
+    n, device = len(options.durations), logits.device
+    z, stay, emit = torch.empty((3, nodes.count), device=device).unbind()
+    durations = torch.empty((nodes.count, n), device=device)
+    V, size = logits.shape[-1] - n, nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
+    with torch.cuda.device_of(logits):
+        _scores[_grid(nodes, size)](
+            logits, targets, targets.stride(0), nodes.on(device), z, stay, emit, durations, options.blank, V=V, N=n,
+            FUSED=options.fused_log_softmax, TOGETHER=together(logits, nodes), **blocks(V, n), **OPTIONS,
+        )  # fmt: skip
+    return Scores(z, stay, emit, durations if n else None)
+
+
+def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor) -> None:
+    """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
+    tail = saved.z.new_empty((len(saved.z), 0)) if saved.by_duration is None else saved.by_duration
+    V, n = logits.shape[-1] - tail.shape[1], tail.shape[1]
+    own = nodes if out.stride() == logits.stride() else nodes.of(out)
+    tables = nodes.on(logits.device), own.on(logits.device)
+    saves = saved.z, saved.by_blank.contiguous(), saved.by_label.contiguous(), tail.contiguous()
+    size = nodes.table[:, ROW_FRAMES] * nodes.table[:, ROW_NODES]
+    with torch.cuda.device_of(logits):
+        _gradient[_grid(nodes, size)](
+            logits, out, targets, targets.stride(0), *tables, *saves, incoming.float().contiguous(), options.blank, options.clamp,
+            V=V, N=n, FUSED=options.fused_log_softmax, CLAMPS=options.clamp > 0,
+            TOGETHER=min(together(logits, nodes), together(out, own)), **blocks(V, n), **OPTIONS,
+        )  # fmt: skip
+
+
+def blocks(V: int, n: int) -> dict[str, int]:
+    """Constants of the kernels: tokens of a block, of the last one, which takes what whole ones leave, room for n durations."""
+    tail = min(BLOCK, max(LEAST, triton.next_power_of_2(V % BLOCK)))
+    return {"BLOCK": BLOCK, "TAIL": tail, "ROOM": triton.next_power_of_2(n)}
+
+
+def together(logits: Tensor, nodes: Nodes) -> int:
+    """Logits that a lane can read at once, since every row starts at a multiple of so many: those of 16 bytes, or 1."""
+    starts = nodes.table[:, FIRST_LOGIT : LABEL_STEP + 1] * logits.element_size()
+    return 16 // logits.element_size() if logits.data_ptr() % 16 == 0 and not bool((starts % 16).any()) else 1
+
+
+def _grid(nodes: Nodes, size: Tensor) -> tuple[int, int]:
+    """Programs for `size` (B,) nodes in each utterance."""
+    return triton.cdiv(int(size.max()), NODES), len(nodes.table)
+
+
+@triton.jit
+def _column(table, b, column: tl.constexpr):
+    """An entry of a table of nodes, int64 (B, 8)."""
+    return tl.load(table + b * 8 + column)
+
+
+@triton.jit
+def _first_logit(table, b, t, u, TOGETHER: tl.constexpr):
+    """Place of the first logit of a node."""
+    frame, label = t * _column(table, b, FRAME_STEP_), u * _column(table, b, LABEL_STEP_)
+    return tl.multiple_of(_column(table, b, FIRST_LOGIT_) + frame + label, TOGETHER)
+
+
+@triton.jit
+def _exp(x):
+    """exp in two instructions, to some 2 units in the last place; what lies below float32's normal range is 0."""
+    return tl.exp2(x * LOG2E)
+
+
+@triton.jit
+def _joined(tokens, largest, total):
+    """`largest` value and `total` of exp below it, with further tokens."""
+    above = tl.maximum(largest, tl.max(tokens, axis=0))
+    return above, total * _exp(largest - above) + tl.sum(_exp(tokens - above), axis=0)
+
+
+@triton.jit
+def _normaliser(x, V: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
+    """Largest of the V logits at `x`, and log of the sum of exp below it; NaN where one is NaN or inf, or all are -inf."""
+    largest, total = LOWEST, 0.0
+    for first in range(0, V // BLOCK * BLOCK, BLOCK):
+        tokens = tl.load(x + first + tl.arange(0, BLOCK)).to(tl.float32)
+        largest, total = _joined(tokens, largest, total)
+    if V % BLOCK > 0:
+        v = V // BLOCK * BLOCK + tl.arange(0, TAIL)
+        tokens = tl.load(x + v, mask=v < V, other=-float("inf")).to(tl.float32)
+        largest, total = _joined(tokens, largest, total)
+    return largest, tl.log(total)
+
+
+@triton.jit
+def _scores(
+    logits, targets, target_step, table, z, stay, emit, durations, blank, V: tl.constexpr, N: tl.constexpr, FUSED: tl.constexpr,
+    TOGETHER: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(1)
+    U1, place = _column(table, b, LABELS_).to(tl.int32) + 1, tl.program_id(0)
+    size = _column(table, b, FRAMES_).to(tl.int32) * U1
+    while place < size:
+        u, node = place % U1, _column(table, b, FIRST_NODE_) + place
+        x = logits + _first_logit(table, b, place // U1, u, TOGETHER)
+        label = tl.load(targets + b * target_step + u, mask=u + 1 < U1, other=0)
+        at_blank, at_label = tl.load(x + blank).to(tl.float32), tl.load(x + label).to(tl.float32)
+        largest, rest = 0.0, 0.0
+        if FUSED:
+            largest, rest = _normaliser(x, V, BLOCK, TAIL)
+        tl.store(z + node, largest + rest)
+        tl.store(stay + node, at_blank - largest - rest)  # less is lost than with their sum, which is rounded
+        tl.store(emit + node, tl.where(u + 1 < U1, at_label - largest - rest, -float("inf")))
+        if N > 0:
+            i = tl.arange(0, ROOM)
+            tail = tl.load(x + V + i, mask=i < N, other=-float("inf")).to(tl.float32)
+            largest, total = _joined(tail, LOWEST, 0.0)
+            tl.store(durations + node * N + i, tail - largest - tl.log(total), mask=i < N)
+        place += tl.num_programs(0)
+
+
+@triton.jit
+def _zeros(out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    for first in range(0, SIZE, BLOCK):
+        v = first + tl.arange(0, BLOCK)
+        tl.store(out + v, tl.zeros((BLOCK,), out.dtype.element_ty), mask=v < SIZE)
+
+
+@triton.jit
+def _limited(grad, clamp, scale, CLAMPS: tl.constexpr):
+    """Clamped, NaN staying NaN, and times `scale`."""
+    if CLAMPS:
+        grad = tl.where(grad > clamp, clamp, tl.where(grad < -clamp, -clamp, grad))
+    return grad * scale
+
+
+@triton.jit
+def _softmax(x, out, z, share, clamp, scale, V: tl.constexpr, CLAMPS: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
+    """share exp(x - z), clamped and times `scale`; a block is read before it is written, so `out` may be `x`."""
+    for first in range(0, V // BLOCK * BLOCK, BLOCK):
+        v = first + tl.arange(0, BLOCK)
+        grad = share * _exp(tl.load(x + v).to(tl.float32) - z)
+        tl.store(out + v, _limited(grad, clamp, scale, CLAMPS).to(out.dtype.element_ty))
+    if V % BLOCK > 0:
+        v = V // BLOCK * BLOCK + tl.arange(0, TAIL)
+        grad = share * _exp(tl.load(x + v, mask=v < V, other=0.0).to(tl.float32) - z)
+        tl.store(out + v, _limited(grad, clamp, scale, CLAMPS).to(out.dtype.element_ty), mask=v < V)
+
+
+@triton.jit
+def _gradient(
+    logits, out, targets, target_step, table, own, z, by_blank, by_label, by_duration, incoming, blank, clamp,
+    V: tl.constexpr, N: tl.constexpr, FUSED: tl.constexpr, CLAMPS: tl.constexpr, TOGETHER: tl.constexpr, BLOCK: tl.constexpr,
+    TAIL: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(1)
+    T, U1 = _column(table, b, FRAMES_).to(tl.int32), _column(table, b, LABELS_).to(tl.int32) + 1
+    width, scale = _column(table, b, ROW_NODES_).to(tl.int32), tl.load(incoming + b)
+    place, size = tl.program_id(0), _column(table, b, ROW_FRAMES_).to(tl.int32) * width
+    while place < size:
+        t, u = place // width, place % width
+        g = out + _first_logit(own, b, t, u, TOGETHER)
+        if (t >= T) | (u >= U1):
+            _zeros(g, V + N, BLOCK)
+        else:
+            x, node = logits + _first_logit(table, b, t, u, TOGETHER), _column(table, b, FIRST_NODE_) + t * U1 + u
+            stay, emit, normaliser = tl.load(by_blank + node), tl.load(by_label + node), tl.load(z + node)
+            label = tl.load(targets + b * target_step + u, mask=u + 1 < U1, other=blank)
+            share = stay + emit if FUSED else 0.0
+            at_blank, at_label = -stay, -emit
+            if share != 0.0:
+                at_blank += share * _exp(tl.load(x + blank).to(tl.float32) - normaliser)
+                at_label += share * _exp(tl.load(x + label).to(tl.float32) - normaliser)
+                tl.debug_barrier()  # both are read before another lane writes over them
+                _softmax(x, g, normaliser, share, clamp, scale, V, CLAMPS, BLOCK, TAIL)
+            else:
+                _zeros(g, V, BLOCK)
+            if N > 0:
+                i = tl.arange(0, ROOM)
+                tail = tl.load(by_duration + node * N + i, mask=i < N, other=0.0)
+                tl.store(g + V + i, _limited(tail, clamp, scale, CLAMPS).to(g.dtype.element_ty), mask=i < N)
+            tl.debug_barrier()  # and written after what other lanes put there
+            if u + 1 < U1:
+                tl.store(g + label, _limited(at_label, clamp, scale, CLAMPS).to(g.dtype.element_ty))
+            tl.store(g + blank, _limited(at_blank, clamp, scale, CLAMPS).to(g.dtype.element_ty))
+        place += tl.num_programs(0)
