@@ -1,11 +1,15 @@
 """Which implementation can run where, and why not."""
 
 import os
+import warnings
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from asrkit.losses.nodes import Nodes, Options, Scores
 from asrkit.shapes import expect
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -22,8 +26,23 @@ def fastest(scores: Tensor) -> str:
 
 
 def lattice_beside(scores: Tensor) -> str:
-    """Which lattice Triton's kernels are followed by: Numba's on a GPU where numba-cuda is installed, else that in plain torch."""
-    return "numba_cuda" if scores.is_cuda and find_spec("numba_cuda") else "wavefront"
+    """Which lattice Triton's kernels are followed by: Numba's on a GPU where numba-cuda is found to work, else that in plain torch."""
+    usable = scores.is_cuda and find_spec("numba_cuda") is not None and numba_cuda_works(scores.device)
+    return "numba_cuda" if usable else "wavefront"
+
+
+@cache
+def numba_cuda_works(device: torch.device) -> bool:
+    """Whether numba-cuda can be imported, compiles and launches a lattice of one node; a RuntimeWarning says why not. Asked once."""
+    try:
+        lattice = import_module("asrkit.losses.rnnt.numba_cuda").lattice
+        node = torch.zeros(1, device=device)
+        lattice(Scores(node, node, node), Nodes.packed(torch.tensor([[1, 0]]), 1), Options(blank=0), False)
+    except Exception as error:
+        remedy = "The lattice runs in plain torch, three launches a diagonal. Reinstall with pip install 'asrkit[cuda]'."
+        warnings.warn(f"numba-cuda is installed and does not work: {error!r}. {remedy}", RuntimeWarning, stacklevel=2)
+        return False
+    return True
 
 
 def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bool) -> str:

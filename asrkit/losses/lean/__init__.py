@@ -1,7 +1,6 @@
 """The doors to the losses that never build the joint: from its two halves and the output layer to the loss."""
 
 from importlib import import_module
-from importlib.util import find_spec
 from numbers import Real
 from typing import Any, Literal
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asrkit.eager import eager
-from asrkit.losses.availability import expect_runs, fastest
+from asrkit.losses.availability import expect_runs, fastest, lattice_beside
 from asrkit.losses.checks import (
     Reduction,
     as_index,
@@ -26,7 +25,8 @@ from asrkit.shapes import dims, expect
 
 Activation = Literal["relu", "tanh"]
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
-LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": "wavefront"}  # beside each implementation's tiles
+LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": ""}  # beside each implementation's tiles; "": what works
+TILE_BYTES = {"cpu": 1 << 22, "cuda": 1 << 24, "triton": 1 << 28}  # a core's cache; a GPU's; launches of some milliseconds each
 
 
 @eager
@@ -40,8 +40,9 @@ def rnnt_loss_lean(
 
     encoded (B, T, D) and predicted (B, U1, D) are the halves of the joint, projected; weight (V, D), bias (V,) or None. Exact:
     values and all four gradients are those of the joint, in nats. Memory: one tile of `tile` nodes (D + V + D each on a CPU, some
-    four times that in plain torch), about 40 bytes a node, and the gradients. Price: the logits are computed twice, four
-    matrix products instead of three.
+    four times that in plain torch, D + V in the second pass of Triton's kernels), about 40 bytes a node, and the gradients.
+    A tile is by default what fits a cache, and with Triton 256 MiB, since each takes three launches. Price: the logits are
+    computed twice, four matrix products instead of three.
 
     dropout drops hidden elements by a mask that depends on `seed` (drawn from torch.manual_seed's generator if None), the
     utterance, the node and the column alone: computed again, never stored. skip > 0 leaves nodes with no larger share of
@@ -97,7 +98,7 @@ def _loss(
         weight = weight.to(torch.get_autocast_dtype(encoded.device.type))
     picked = _pick(impl, encoded, weight)
     made, nodes = _joint(weight, picked, **joint), Nodes.packed(lengths, outputs)
-    beside = "numba_cuda" if picked == "triton" and encoded.is_cuda and find_spec("numba_cuda") else LATTICES[picked]
+    beside = LATTICES[picked] or lattice_beside(encoded)
     lattice = import_module(f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{beside}").lattice
     tiles = import_module(f"{__name__}.{picked}").Tiles
     arguments = as_index(targets), nodes, Options(blank=blank % V, **options), made, tiles, lattice
@@ -123,6 +124,6 @@ def _joint(weight: Tensor, impl: str, activation: str, dropout: float, seed: int
     expect(tile is None or (type(tile) is int and tile > 0), "tile", "a number of nodes, at least 1", tile)
     expect(seed is None or (isinstance(seed, int) and 0 <= seed < 2**32), "seed", "an integer of 32 bits", seed)
     drawn = int(torch.randint(2**31, ())) if dropout and seed is None else seed or 0
-    tile_bytes = 1 << 28 if impl == "triton" else 1 << 22 if weight.device.type == "cpu" else 1 << 24
+    tile_bytes = TILE_BYTES["triton" if impl == "triton" else "cpu" if weight.device.type == "cpu" else "cuda"]
     nodes = tile or max(64, tile_bytes // (max(weight.shape) * weight.element_size()))
     return Joint(activation=activation, dropout=dropout, seed=drawn, skip=skip, tile=nodes)

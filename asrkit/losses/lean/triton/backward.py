@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from asrkit.losses.lean.triton.forward import tile_logits, write_hidden
-from asrkit.losses.lean.triton.tile import FRAMES_OF, LABELS_OF, ROWS, hidden_layer, locate, nodes_of, product
+from asrkit.losses.lean.triton.tile import FRAMES_OF, LABELS_OF, ROWS, VARIED, hidden_layer, locate, nodes_of, product
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def shares_of(by_blank, by_label, node, valid, skip):
     return tl.where(active, stay, 0.0), tl.where(active, emit, 0.0), active, tl.max(active.to(tl.int32)) > 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARIED)
 def by_logits(
     encoded, predicted, weight, bias, targets, table, hidden, gradient, z, by_blank, by_label, incoming, by_bias,
     first_tile, B, T, U1, D, DEPTH, V, WIDE, blank, skip, seed, least, keep,
@@ -50,7 +50,7 @@ def by_logits(
         tl.store(gradient + r[:, None] * WIDE + v[None, :], grad.to(gradient.dtype.element_ty), mask=(v < WIDE)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARIED)
 def by_durations(
     table, gradient, by_blank, by_label, by_duration, incoming, by_bias, first_tile, B, V, n, WIDE, skip,
     BATCH: tl.constexpr, BN: tl.constexpr,
@@ -67,7 +67,7 @@ def by_durations(
     tl.store(place, grad.to(gradient.dtype.element_ty), mask=(i < n)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARIED)
 def by_halves(
     encoded, predicted, weight, table, gradient, by_blank, by_label, by_encoded, by_predicted,
     first_tile, B, T, U1, D, DEPTH, WIDE, skip, seed, least, keep,

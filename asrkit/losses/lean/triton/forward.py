@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from asrkit.losses.lean.triton.tile import ROWS, hidden_layer, locate, nodes_of, product
+from asrkit.losses.lean.triton.tile import ROWS, VARIED, hidden_layer, locate, nodes_of, product
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def tile_logits(hidden, weight, bias, first, V, DEPTH, BV: tl.constexpr, BK: tl.
     return x + tl.load(bias + v, mask=v < V, other=-float("inf"))[None, :], v
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARIED)
 def scores(
     encoded, predicted, weight, bias, targets, table, hidden, z, stay, emit, durations,
     turns, B, T, U1, D, DEPTH, V, outputs, n, blank, seed, least, keep,

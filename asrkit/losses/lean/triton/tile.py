@@ -15,6 +15,7 @@ ROWS = tl.constexpr(128)  # their product
 FRAMES, LABELS, FIRST_NODE = tl.constexpr(nodes.FRAMES), tl.constexpr(nodes.LABELS), tl.constexpr(nodes.FIRST_NODE)
 COLUMNS = tl.constexpr(8)  # of the table of asrkit.losses.nodes.Nodes
 INTERPRETED = tl.constexpr(availability.INTERPRETED)
+VARIED = ["B", "T", "U1", "V", "outputs", "n", "blank", "first_tile", "turns", "seed", "least"]  # not worth a kernel for each value
 FIRST, SECOND, GOLDEN = tl.constexpr(dropout.FIRST), tl.constexpr(dropout.SECOND), tl.constexpr(dropout.GOLDEN)
 
 
