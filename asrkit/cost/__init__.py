@@ -1,4 +1,4 @@
-"""What models cost: bytes and operations, counted (`counts`), and dollars, with where each number is from (`money`)."""
+"""What models cost: bytes and operations, counted (`counts`), a loss's milliseconds on a GPU, predicted (`lean`), and dollars, with where each number is from (`money`)."""
 
 from asrkit.cost.counts import (
     CARDS,
@@ -12,6 +12,7 @@ from asrkit.cost.counts import (
     joint_flops,
     largest_batch,
 )
+from asrkit.cost.lean import Phase, card_called, lean_floor_ms, lean_ms, lean_peak, lean_phases
 from asrkit.cost.money import (
     KIN,
     MODEL,
@@ -43,11 +44,13 @@ __all__ = [
     "Card",
     "Instance",
     "Peak",
+    "Phase",
     "Range",
     "Speed",
     "Terms",
     "TranscriptionCost",
     "break_even_rtfx",
+    "card_called",
     "cheapest_pair",
     "compare",
     "encoder_flops",
@@ -55,6 +58,10 @@ __all__ = [
     "joint_bytes",
     "joint_flops",
     "largest_batch",
+    "lean_floor_ms",
+    "lean_ms",
+    "lean_peak",
+    "lean_phases",
     "load_prices",
     "power",
     "published_speeds",

@@ -26,14 +26,14 @@ def fastest(scores: Tensor) -> str:
 
 
 def lattice_beside(scores: Tensor) -> str:
-    """Which lattice Triton's kernels are followed by: Numba's on a GPU where numba-cuda is found to work, else that in plain torch."""
+    """Which lattice follows Triton's kernels: Numba's on a GPU where numba-cuda is found to work, else that in plain torch."""
     usable = scores.is_cuda and find_spec("numba_cuda") is not None and numba_cuda_works(scores.device)
     return "numba_cuda" if usable else "wavefront"
 
 
 @cache
 def numba_cuda_works(device: torch.device) -> bool:
-    """Whether numba-cuda can be imported, compiles and launches a lattice of one node; a RuntimeWarning says why not. Asked once."""
+    """Whether numba-cuda can be imported and launches a lattice of one node; if not, a RuntimeWarning says why. Asked once."""
     try:
         lattice = import_module("asrkit.losses.rnnt.numba_cuda").lattice
         node = torch.zeros(1, device=device)

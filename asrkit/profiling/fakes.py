@@ -33,7 +33,7 @@ class OnFakes(EachOp):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fakes = FakeTensorMode()
+        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)  # numbers that Python writes into tensors
         self.ops = Counter[str]()  # of torch that a GPU would get, by name
         self.kernels = list[str]()  # of Triton and Numba, in their order
         self.asked = dict[str, dict[str, Any]]()  # Triton's arguments by name, of the latest launch of each

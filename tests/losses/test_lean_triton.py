@@ -61,11 +61,18 @@ def errors(case, device):
     given, rest = tensors(case)
     wide = [tensor.double() for tensor in given]
     tiny, slack = torch.finfo(case.dtype).eps, 1 if case.dtype == torch.bfloat16 and device == "cpu" else 0  # it is cut off there
-    truth, rival, ours = graded(case, wide, rest, "plain"), graded(case, given, rest, "plain"), graded(case, given, rest, "triton", device)
+    truth, rival, ours = (
+        graded(case, wide, rest, "plain"),
+        graded(case, given, rest, "plain"),
+        graded(case, given, rest, "triton", device),
+    )
     found = []
     for what, wanted, theirs, got in zip(["loss", "encoded", "predicted", "weight", "bias"], truth, rival, ours, strict=True):
         assert not what.startswith("loss") or torch.equal(got.isinf(), wanted.isinf())
-        (wanted, theirs, got), most = ((one.double().cpu().nan_to_num(posinf=0) for one in (wanted, theirs, got)), wanted.abs().max())
+        (wanted, theirs, got), most = (
+            (one.double().cpu().nan_to_num(posinf=0) for one in (wanted, theirs, got)),
+            wanted.abs().max(),
+        )
         error, allowed = float((got - wanted).abs().max()), 2 * (1 + slack) * float((theirs - wanted).abs().max())
         allowed += tiny * (4 + 4 * slack) * max(1.0, float(wanted.abs().max()))
         if not error <= allowed:

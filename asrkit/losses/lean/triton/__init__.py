@@ -74,7 +74,9 @@ class Tiles:
         shares, runs = (by_blank.contiguous(), by_label.contiguous()), min(self.tiles, triton.cdiv(self.tiles * ROWS, self.tile))
         each = triton.cdiv(self.tiles, runs)
         hidden, gradient = self.weight.new_empty(each, ROWS, depth), self.weight.new_empty(each, ROWS, wide)
-        by_weight, by_bias, by_encoded, by_predicted = zeros(self.weight.shape, (wide,), *(half.shape for half in self.halves), like=z)
+        by_weight, by_bias, by_encoded, by_predicted = zeros(
+            self.weight.shape, (wide,), *(half.shape for half in self.halves), like=z
+        )
         for first in range(0, self.tiles, each):
             tiles = min(each, self.tiles - first)
             place = {"first_tile": first, "WIDE": bound(wide), "skip": self.skip}
