@@ -1,4 +1,4 @@
-"""What models cost: bytes and operations, counted (`counts`), a loss's milliseconds on a GPU, predicted (`lean`), and dollars, with where each number is from (`money`)."""
+"""What models cost: bytes and operations counted (`counts`), a GPU's milliseconds predicted (`lean`), dollars (`money`)."""
 
 from asrkit.cost.counts import (
     CARDS,

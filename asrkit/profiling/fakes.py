@@ -92,12 +92,13 @@ def gpu_of_fakes(lengths: Tensor, cc: int, compiles: bool) -> Iterator[OnFakes]:
             return nodes.table
         return copies.setdefault(id(nodes), count.fakes.from_tensor(nodes.table).to(device))
 
+    chip = SimpleNamespace(multi_processor_count=PROCESSORS)
     patches: list[Any] = [
-        mock.patch.object(availability, "numba_cuda_works", lambda device: True),
-        mock.patch.object(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=PROCESSORS)),
-        mock.patch.object(torch.cuda, "_lazy_init", lambda: None),
-        mock.patch.object(torch.cuda, "device_of", lambda tensor: nullcontext()),
-        mock.patch.object(lean, "check_lengths", lambda *given, **like: lengths),
+        mock.patch.object(availability, "numba_cuda_works", return_value=True),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=chip),
+        mock.patch.object(torch.cuda, "_lazy_init", return_value=None),
+        mock.patch.object(torch.cuda, "device_of", return_value=nullcontext()),
+        mock.patch.object(lean, "check_lengths", return_value=lengths),
         mock.patch.object(Nodes, "on", on),
     ]
     if find_spec("numba_cuda"):

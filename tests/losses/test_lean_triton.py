@@ -42,7 +42,7 @@ CASES = [
     for dropout, durations in ((0.0, (0, 2)), (0.3, ()))
 ] + [
     Case(B=1, T=1, U=0, D=8, V=29),
-    Case(B=2, T=33, U=8, D=8, V=1025, activation="tanh"),  # more than one tile each way
+    Case(B=1, T=17, U=8, D=8, V=1025, activation="tanh"),  # more than one tile each way
     Case(B=1, T=3, U=2, D=640, V=29, dropout=0.3, activation="tanh"),
     Case(B=1, T=2, U=1, D=8, V=8198, durations=(0, 1, 2, 3, 4)),
     Case(B=5, T=20, U=0, D=72, V=64, dtype=torch.float16),  # no labels at all, and nothing to round up but D
@@ -59,22 +59,15 @@ def errors(case, device):
     """(what, error, allowed) of the loss and of the four gradients, where the error is larger."""
     torch.manual_seed(case.V)
     given, rest = tensors(case)
-    wide = [tensor.double() for tensor in given]
-    tiny, slack = torch.finfo(case.dtype).eps, 1 if case.dtype == torch.bfloat16 and device == "cpu" else 0  # it is cut off there
-    truth, rival, ours = (
-        graded(case, wide, rest, "plain"),
-        graded(case, given, rest, "plain"),
-        graded(case, given, rest, "triton", device),
-    )
+    truth = graded(case, [tensor.double() for tensor in given], rest, "plain")
+    rival, ours = graded(case, given, rest, "plain"), graded(case, given, rest, "triton", device)
+    assert torch.equal(ours[0].isinf().cpu(), truth[0].isinf())
+    cut_off = 2 if case.dtype == torch.bfloat16 and device == "cpu" else 1  # not rounded: twice the error
     found = []
-    for what, wanted, theirs, got in zip(["loss", "encoded", "predicted", "weight", "bias"], truth, rival, ours, strict=True):
-        assert not what.startswith("loss") or torch.equal(got.isinf(), wanted.isinf())
-        (wanted, theirs, got), most = (
-            (one.double().cpu().nan_to_num(posinf=0) for one in (wanted, theirs, got)),
-            wanted.abs().max(),
-        )
-        error, allowed = float((got - wanted).abs().max()), 2 * (1 + slack) * float((theirs - wanted).abs().max())
-        allowed += tiny * (4 + 4 * slack) * max(1.0, float(wanted.abs().max()))
+    for what, *results in zip(["loss", "encoded", "predicted", "weight", "bias"], truth, rival, ours, strict=True):
+        wanted, theirs, got = (result.double().cpu().nan_to_num(posinf=0) for result in results)
+        error, tiny = float((got - wanted).abs().max()), 4 * torch.finfo(case.dtype).eps * max(1.0, float(wanted.abs().max()))
+        allowed = cut_off * (2 * float((theirs - wanted).abs().max()) + tiny)
         if not error <= allowed:
             found.append((what, error, allowed))
     return found
@@ -109,7 +102,8 @@ def graded(case, given, rest, impl, device="cpu"):
 def test_kernels_err_no_more_than_plain_torch_in_the_interpreter():
     pytest.importorskip("triton")
     here = Path(__file__)
-    code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); from {here.stem} import *; assert not (found := disagreements('cpu')), found"
+    test = f"from {here.stem} import disagreements; assert not (found := disagreements('cpu')), found"
+    code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); {test}"
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

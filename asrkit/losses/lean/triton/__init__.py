@@ -74,9 +74,8 @@ class Tiles:
         shares, runs = (by_blank.contiguous(), by_label.contiguous()), min(self.tiles, triton.cdiv(self.tiles * ROWS, self.tile))
         each = triton.cdiv(self.tiles, runs)
         hidden, gradient = self.weight.new_empty(each, ROWS, depth), self.weight.new_empty(each, ROWS, wide)
-        by_weight, by_bias, by_encoded, by_predicted = zeros(
-            self.weight.shape, (wide,), *(half.shape for half in self.halves), like=z
-        )
+        sizes = [self.weight.shape, (wide,), *(half.shape for half in self.halves)]
+        by_weight, by_bias, by_encoded, by_predicted = zeros(sizes, like=z)
         for first in range(0, self.tiles, each):
             tiles = min(each, self.tiles - first)
             place = {"first_tile": first, "WIDE": bound(wide), "skip": self.skip}
@@ -130,7 +129,7 @@ def padded(weight: Tensor) -> Tensor:
     return larger
 
 
-def zeros(*shapes: Sequence[int], like: Tensor) -> list[Tensor]:
+def zeros(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
     """Tensors of zeros in one piece of memory, which one launch fills."""
     sizes = [prod(shape) for shape in shapes]
     return [part.view(*shape) for part, shape in zip(like.new_zeros(sum(sizes)).split(sizes), shapes, strict=True)]

@@ -55,7 +55,7 @@ def by_durations(
     table, gradient, by_blank, by_label, by_duration, incoming, by_bias, first_tile, B, V, n, WIDE, skip,
     BATCH: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Gradient over the n duration logits, which comes finished in by_duration (N, n), into its columns V.. of by_logits' result."""
+    """Gradient over the n duration logits, finished in by_duration (N, n), into columns V, V + 1, ... of by_logits' result."""
     r, i = tl.arange(0, ROWS), tl.arange(0, BN)
     b, t0, u0 = locate(first_tile + tl.program_id(0), table, B, BATCH)
     t, u, node, valid, has_label = nodes_of(b, t0, u0, table)
