@@ -24,8 +24,8 @@ help:  ## list the targets
 report: $(READY)  ## run every notebook on this machine and write one HTML report
 	@$(BIN)/asrkit report $(ARGS)
 
-test: $(READY)  ## run all tests
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(READY)  ## run all tests, two at once
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 check: $(READY)  ## lint, format, stripped notebooks, types, house rules
 	$(BIN)/ruff check .

@@ -8,7 +8,10 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported: threads that spin starve a busy machine
 import torch
+from hypothesis import settings
 
+settings.register_profile("asrkit", deadline=None)  # no test asserts a time: the first example may load a library
+settings.load_profile("asrkit")
 with torch.device("meta"):  # torch notes here, once, which functions it redirects: before a test replaces torch.empty
     torch.empty(1)
 
@@ -17,9 +20,17 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 LACKS = {"gpu": "" if torch.cuda.is_available() else "no CUDA device", "browser": "" if CHROMIUM else "no chromium"}
 
 
-def pytest_collection_modifyitems(items):
+def pytest_itemcollected(item):
+    """A file's tests stay together where `make test` runs two at once, and the series with the browser that opens its report."""
+    series = item.path.name == "test_notebooks.py" or item.path.parent.name == "browser"
+    item.add_marker(pytest.mark.xdist_group("series" if series else str(item.path)))
+
+
+def pytest_collection_modifyitems(config, items):
     """Skip what is marked `gpu` or `browser` where there is none (REQUIRE_BROWSER=1: fail); tests of a browser come last."""
     items.sort(key=lambda item: bool(item.get_closest_marker("browser")))  # what they need, others may have made
+    if hasattr(config, "workerinput"):  # of two at once, one takes the series, which is longest, from the start
+        items.sort(key=lambda item: item.get_closest_marker("xdist_group").args != ("series",))
     for item in items:
         for marker, lack in LACKS.items():
             required = marker == "browser" and os.environ.get("REQUIRE_BROWSER", "") not in ("", "0")

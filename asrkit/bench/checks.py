@@ -139,11 +139,11 @@ def _graphs(device: str, cuda: bool) -> Iterator[Check]:
 def _looped(device: str, mode: Any, durations: tuple[int, ...], dtype: torch.dtype) -> None:
     """What the plain loop finds, scores up to rounding: a graph's products may be other kernels'."""
     model, how = _talker(durations, device, dtype), dict[str, Any](confidence="entropy", max_symbols=3)
-    for B, T, seed in [(8, 48, 1), (8, 40, 2), (4, 20, 3), (1, 48, 4), (8, 48, 5)]:
+    for B, T, seed in [(8, 48, 1), (8, 40, 2), (16, 20, 3), (1, 48, 4), (8, 48, 5)]:
         given = _frames(B, T, device, dtype, seed)
         found = transducer_greedy(model, *given, graphs=mode, **how)
         if device.startswith("cuda"):
-            assert found.impl == f"label_looping, graphs={'step' if mode == 'auto' else mode}", found.impl
+            assert found.impl.startswith(f"label_looping, graphs={'step' if mode == 'auto' else mode}, "), found.impl
         near(found.parts(), transducer_greedy(model, *given, graphs="off", **how).parts(), ROUNDED[dtype])
 
 

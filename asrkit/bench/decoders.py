@@ -15,12 +15,14 @@ from re import Pattern
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from asrkit.bench.cases import NONE, Arms, Case, rows
-from asrkit.bench.peer_decoders import counted, write
+from asrkit.bench.cases import NONE, Arms, Case, expect_alive, rows
+from asrkit.bench.peer_decoders import GRAPHS, write
 from asrkit.bench.planted import Planted, ctc_log_probs, planted
 from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.features import normalize, normalize_sequential
+from asrkit.models import TransducerModel
 from asrkit.profiling import launch_profile
 
 DURATIONS: Sequence[Sequence[int]] = ((), (0, 1, 2, 3, 4))
@@ -69,20 +71,28 @@ def versus_nemo(
 ) -> Iterator[Case]:  # fmt: skip
     """Every loop, on CUDA label looping with graphs too; and NeMo's on the same weights and frames, if peers are wanted.
 
-    NeMo's slow loops join where our one-by-one does.
+    NeMo's slow loops join where our one-by-one does. Its graphs are set against our largest one.
     """
     modes = ("off", "step", "full") if device.startswith("cuda") else ("auto",)
     ways = {name: {"strategy": name, "graphs": modes[0]} for name in names}
     ways |= {f"label_looping_{mode}": {"strategy": "label_looping", "graphs": mode} for mode in modes[1:]}
     case = transducer(plan, device, ways, dtype, "greedy", without)
     pairs = [(name, "label_looping") for name in case.arms if name != "label_looping"] * ("label_looping" in case.arms)
-    rivals = {"loss": case.what + "-loops" * ("one_by_one" in names), "max_symbols": 10}
+    loops = [("frame_looping", "nested_loops")] * ({"frame_looping", "nested_loops"} <= {*case.arms})
+    largest = next((name for name in reversed([*case.arms]) if name.startswith("label_looping")), "")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.pt"
         write(path, plan.model, plan.encoded.to(dtype), plan.lengths)
-        here = {**rivals, "plan": str(path)} if device == "cpu" else None
-        loops = [("frame_looping", "nested_loops")] * ({"frame_looping", "nested_loops"} <= {*case.arms})
-        yield replace(case, ratios=[*pairs, *loops], peers=here, ours="label_looping")
+        yield replace(
+            case, ratios=[*pairs, *loops], peers=_rivals(case.what, device, "one_by_one" in names) | {"plan": str(path)},
+            ours="label_looping", against={GRAPHS: largest},
+        )  # fmt: skip
+
+
+def _rivals(what: str, device: str, slow: bool) -> dict[str, Any]:
+    """What is asked of NeMo, but for the plan: its loops, the slow ones too, on a GPU its graphs as well."""
+    loss = what + "-loops" * slow + "-cuda" * device.startswith("cuda")
+    return {"loss": loss, "max_symbols": 10, "device": device}
 
 
 def window(plan: Planted, device: str) -> Case:
@@ -104,10 +114,10 @@ def transducer(
             continue
         arm = partial(transducer_greedy, model, encoded, lengths, **way)
         try:
-            with counted(join=(model, "join"), predict=(model, "predict")) as calls:
-                told[name] = counts(arm, device) | calls
+            told[name] = _told(arm, model, way, device)
             arms[name] = arm
         except (ValueError, RuntimeError) as error:
+            expect_alive(device)
             print(f"{name} is left out: {error}", file=sys.stderr)
     arms = arms if first in arms else {}
     (B, T, D), durations, labels, looks = encoded.shape, [*model.durations], sum(map(len, plan.labels)), plan.looks()
@@ -121,9 +131,37 @@ def transducer(
     return Case(what=f"{kind}-{what}", arms=arms, params=params, of_arm=told, warmup=int(B < 32), tolerance=rounding)
 
 
+def _told(arm: partial[Hypotheses], model: TransducerModel, way: Mapping[str, Any], device: str) -> dict[str, int]:
+    """Counts of a call. Of a graph: what its replay asks for; the calls of joint and predictor are in the graph, out of sight."""
+    if way.get("graphs") in ("step", "full"):
+        arm()  # captured now: it is kept for the calls that follow
+        return counts(arm, device)
+    counting = Counting(model)
+    found = counts(partial(arm.func, counting, *arm.args[1:], **arm.keywords), device)
+    return found | {"join": counting.joins, "predict": counting.predictions}
+
+
+class Counting:
+    """A model that counts its calls. An object of its own: graphs captured for `model` stay, whose attributes do not change."""
+
+    def __init__(self, model: TransducerModel) -> None:
+        self.model, self.blank, self.durations = model, model.blank, model.durations
+        self.joins = self.predictions = 0
+
+    def predict(self, labels: Tensor, state: object = None) -> tuple[Tensor, object]:
+        """The model's prediction (B, D) and state."""
+        self.predictions += 1
+        return self.model.predict(labels, state)
+
+    def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
+        """The model's logits (..., V + durations)."""
+        self.joins += 1
+        return self.model.join(encoded, predicted)
+
+
 def counts(call: Callable[[], object], device: str) -> dict[str, int]:
-    """Kernels and copies that a GPU would be asked for, and how often it would be waited for."""
-    seen = launch_profile(call, device=device)
+    """Kernels and copies that a GPU would be asked for, and how often it would be waited for: what the dispatcher sees."""
+    seen = launch_profile(call, device=device, runtime=False)
     return {"launches": seen.launches, "syncs": seen.syncs}
 
 

@@ -1,4 +1,5 @@
-"""The suite of encoders: FastConformers of published sizes by arithmetic, eager, compiled, packed, as a CUDA graph; and one core.
+"""The suite of encoders: FastConformers of published sizes by arithmetic, eager, compiled, packed, as a CUDA graph,
+without cuDNN's attention; and one core.
 
 Weights are random and seeded: they change neither the work nor its time, and every rival gets the same. Utterances last ten
 seconds, the shortest of a batch half as long; RTFx counts speech, operations count padding too. Least work is the products'
@@ -34,6 +35,7 @@ from asrkit.models.packed import pack
 SECONDS, RATE_HZ = 10, 16_000
 RIVALS_MOST = 700_000_000  # parameters: every rival's process holds them too
 TOLERANCE = {"float32": 1e-4, "tf32": 0.02, "bfloat16": 0.05, "float16": 0.01}  # distance from eager float32 over its norm
+CUDNN = "without_cudnn_"  # an arm that computes attention with other kernels than the arm of the same arithmetic
 Inputs = tuple[Tensor, Tensor]
 Encode = Callable[[], tuple[Tensor, Tensor]]
 
@@ -47,6 +49,7 @@ class Way:
     compiled: bool = False  # torch.compile, block by block: all blocks share one program
     graphed: bool = False  # replayed as a CUDA graph
     packed: bool = False  # weights laid out for a CPU's products (asrkit.models.packed)
+    cudnn: bool = True  # attention by cuDNN where torch prefers that, as on Hopper: it makes a plan for each new (B, T)
 
     @property
     def weights(self) -> torch.dtype:
@@ -86,6 +89,8 @@ def groups(cuda: bool, compiled: bool) -> dict[str, dict[str, Way]]:
         if compiled and which("g++"):  # torch.compile for a CPU, and Triton too, ask for a compiler
             ways[f"compiled_{name}"] = Way(arithmetic=name, compiled=True)
         other = {f"graphed_{name}": Way(arithmetic=name, graphed=True)} if cuda else {}
+        if cuda and name != "float32":  # which cuDNN's attention does not take
+            other[CUDNN + name] = Way(arithmetic=name, cudnn=False)
         ways |= other or {f"packed_{name}": Way(arithmetic=name, packed=True)}
         if name == "float32":
             found["encoder-float32"] = ways | ({"tf32": Way(arithmetic="tf32")} if cuda else {})
@@ -126,6 +131,7 @@ def case(
     params = {"shape": [B, T, encoder.width, len(encoder.blocks)], "audio_s": inputs[1].sum().item() / 100, "weights": "random"}
     ours = [name for name in arms if name.startswith(("float32", "autocast", "bfloat16"))][-1]
     ratios = [("float32", name) for name in arms if name != "float32"]
+    ratios += [(name.removeprefix(CUDNN), name) for name in arms if name.startswith(CUDNN)]
     return Case(what=what, arms=arms, params=params, of_arm=told, ratios=ratios, warmup=1, ours=ours, of_peers=told[ours])
 
 
@@ -162,10 +168,21 @@ def arm(encoder: FastConformer, inputs: Inputs, way: Way) -> Encode:
 
     def encode() -> tuple[Tensor, Tensor]:
         half = torch.autocast(features.device.type, getattr(torch, way.arithmetic), enabled=way.autocast)
-        with torch.inference_mode(), tf32(way.arithmetic == "tf32"), half:
+        with torch.inference_mode(), tf32(way.arithmetic == "tf32"), half, cudnn_attention(way.cudnn):
             return encoder(features, lengths)
 
     return graphed(encode) if way.graphed else encode
+
+
+@contextmanager
+def cudnn_attention(allowed: bool) -> Iterator[None]:
+    """Attention that cuDNN may, or may not, compute; afterwards it is as before."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(allowed and before)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def graphed(call: Encode, pool: Any = None) -> Encode:

@@ -25,7 +25,10 @@ from asrkit.models.packed import pack
 from asrkit.models.transducer import log_probs
 from asrkit.shapes import expect, whole
 
-STEP = 200  # feature frames that batches are rounded up to, so that few graphs of an encoder serve many lengths
+# Feature frames that batches are rounded up to, so that few graphs of an encoder serve many lengths. 128 of them are 16 encoder
+# frames: rows of attention scores begin at multiples of 32 bytes in half precision. Of 512 utterances like LibriSpeech's, sorted,
+# in batches of 16, this adds 9 % of frames and makes 13 graphs; 512 would add 31 % (35 % where 32 are two batches), for 5.
+STEP = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +227,7 @@ class Recogniser:
     def _replay(self, features: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """`_encode` by a graph for this size, captured at its first batch; what lies in the padding does not matter."""
         B, T, F = features.shape
-        key = B, -(-T // STEP) * STEP
+        key = B, rounded(T)
         if key not in self.captured:
             held = features.new_zeros(*key, F), frames.clone()
             self.captured[key] = held, graphed(partial(self._encode, *held), self.pool)
@@ -240,6 +243,11 @@ class Recogniser:
             return decode(log_probs(self.model.output(encoded)), ends)
         strategy: Any = "frame_looping" if self.how.decoder == "batched" else self.how.decoder
         return transducer_greedy(self.model, encoded, ends, strategy=strategy, graphs=self.how.graphs)
+
+
+def rounded(T: int) -> int:
+    """Feature frames in the graph that serves T: a multiple of STEP."""
+    return -(-T // STEP) * STEP
 
 
 def _gathered(found: Sequence[tuple[Hypotheses, Tensor]], rows: Tensor) -> Heard:

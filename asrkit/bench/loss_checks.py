@@ -15,6 +15,7 @@ from asrkit.shapes import valid_mask
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LEAN = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}  # of a gradient's largest value; halves sum in any order
+LEAN_ARMS = {torch.float32: "^{}(?!.*_bfloat16$)", torch.bfloat16: "^{}.*_bfloat16$"}  # that are measured in a dtype
 ROUNDED = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
@@ -54,28 +55,41 @@ def _loss(
 def kernels(device: str, cuda: bool) -> Iterator[Check]:
     """Checks of the losses on given logits, and of what lies around them.
 
-    numba_cuda's lattices have one thread a row or frame: longer ones than its blocks are among the shapes.
+    numba_cuda's lattices, which triton's rows take along, have one thread a row or frame: longer ones than its blocks are among
+    the shapes.
     """
     fast = "numba_cuda" if cuda else "numba_cpu"
     options: dict[str, Any] = {"fastemit_lambda": 0.1, "clamp": 0.05}
     shapes = [(3, 6, 4, 9), (1, 1, 0, 5), *([(2, 40, 300, 65), (2, 300, 20, 1030)] if cuda else [(2, 12, 30, 65)])]
     doors: Any = rnnt_loss, tdt_loss
-    for impl, loss, dtype in product((fast, "wavefront"), doors, DTYPES):
+    for impl, loss, dtype in product((fast, *["triton"] * cuda, "wavefront"), doors, DTYPES):
         calls: list[tuple] = [(shape, {}, False) for shape in shapes] + [(shapes[0], options, False), (shapes[0], {}, True)]
         for shape, how, overwrite in calls:
             name = f"{loss.__name__} {impl} {dtype_name(dtype)} {'×'.join(map(str, shape))}"
             name += " options" * bool(how) + " in place" * overwrite
-            arms = rf"^{impl}|^rnnt-loss-ragged$" if impl == fast else rf"^{impl}"
+            arms = _arms(loss, impl, impl == fast, bool(how), overwrite)
             yield Check(f"losses {impl}", name, arms, partial(_loss, device, loss, impl, dtype, shape, how, overwrite))
     for dtype in DTYPES[:2] if cuda else DTYPES[:1]:
         call = partial(_loss, device, rnnt_loss, "torchaudio", dtype, shapes[0], {}, False)
         yield Check("losses wavefront", f"rnnt_loss torchaudio {dtype_name(dtype)}", "^torchaudio", call)
-    for impl in (fast, "wavefront"):
-        yield Check(f"losses {impl}", f"rnnt_loss_packed {impl}", "^rnnt-loss-ragged$", partial(_packed, device, impl))
+    for impl in (fast, *["triton"] * cuda, "wavefront"):
+        vouches = "" if impl == "triton" else "^rnnt-loss-ragged$"
+        yield Check(f"losses {impl}", f"rnnt_loss_packed {impl}", vouches, partial(_packed, device, impl))
     for activation, rate in product(("none", "relu", "tanh"), (0.0, 0.3)):
         call = partial(_pack_joint, device, activation, rate)
         yield Check("losses wavefront", f"pack_joint {activation} dropout {rate}", "", call)
     yield Check("losses wavefront", "split_batches", "^split$", partial(_split, device))
+
+
+def _arms(loss: Callable[..., Tensor], impl: str, fast: bool, options: bool, overwrite: bool) -> str:
+    """The arms and cases that a check of a loss on given logits vouches for; the benchmark has no options on."""
+    if options or (overwrite and impl == "wavefront"):
+        return ""
+    if loss is tdt_loss:
+        return "^tdt-loss$"  # arms of RNN-T have the same names
+    if overwrite:
+        return f"^{impl}_overwrite"
+    return f"^{impl}|^rnnt-loss-ragged$" if fast else f"^{impl}"
 
 
 def _packed(device: str, impl: str) -> None:
@@ -122,11 +136,14 @@ def _split(device: str) -> None:
 def tiles(device: str, cuda: bool) -> Iterator[Check]:
     """Checks of the losses that never make the joint."""
     for impl in ("plain", "triton" if cuda else "numba_cpu"):
-        arms = "^lean_triton" if impl == "triton" else "^lean"
+        taken = impl == ("plain" if cuda else "numba_cpu")  # by arms that name no implementation
+        arms = "lean(?!_triton)" if taken else "lean_triton"
         for activation, dtype, rate, durations in product(("relu", "tanh"), DTYPES, (0.0, 0.3), ((), (0, 2))):
             name = f"lean {impl} {activation} {dtype_name(dtype)} dropout {rate} durations {list(durations)}"
-            yield Check(f"lean {impl}", name, arms, partial(_one_lean, device, impl, activation, dtype, rate, durations))
-        yield Check(f"lean {impl}", f"lean {impl} skips", arms, partial(_skips, device, impl))
+            measured = (activation, rate, durations) == ("tanh", 0.0, ()) and (taken or impl == "triton")
+            vouches = LEAN_ARMS.get(dtype, "").format(arms) if measured else ""
+            yield Check(f"lean {impl}", name, vouches, partial(_one_lean, device, impl, activation, dtype, rate, durations))
+        yield Check(f"lean {impl}", f"lean {impl} skips", "^lean_skip" if taken else "", partial(_skips, device, impl))
 
 
 def _one_lean(device: str, impl: Any, activation: Any, dtype: torch.dtype, rate: float, durations: tuple[int, ...]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from asrkit.bench.cases import NONE, Arms, Case
 from asrkit.bench.peer_worker import inputs
+from asrkit.bench.row_kernels import counts
 from asrkit.cost import card_called, lean_ms
 from asrkit.losses import rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches, tdt_loss
 from asrkit.losses.availability import expect_runs
@@ -31,6 +32,9 @@ from asrkit.shapes import valid_mask
 DURATIONS = (0, 1, 2, 3, 4)
 SKIP = 1e-7  # share of the likelihood up to which lean leaves a node out
 ROUNDED = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}  # distance of gradients that rounding excuses
+# Distance of a weight's gradient, a sum over all nodes. A GPU's thread adds one node after the other in float32: emulated, that is
+# 3e-6 off for 121,200 nodes and 3e-5 for 646,400. Not yet measured on hardware.
+SUMMED = {"cpu": 1e-5, "cuda": 1e-4}
 PEER: dict[str, Any] = {"tolerance": 5e-3}  # torchaudio's recursion is float32: it errs by 1e-3 on large lattices
 Shape = tuple[int, ...]
 
@@ -88,23 +92,26 @@ def given(loss: Callable[..., Tensor], shape: Shape, device: str, dtype: torch.d
     names = ["reference"] * (T < 20) + ["wavefront", *rival, *_compiled(logits)]
     overwriting = [f"{name}_overwrite" for name in _compiled(logits)]
     slow = "torchaudio" if rival else "wavefront"
+    told = {name: counts(name, logits, len(DURATIONS) * tdt) for name in _compiled(logits) if logits.is_cuda}
+    told |= {f"{name}_overwrite": told[name] for name in told}
     params = {"shape": [*shape], "dtype": str(dtype)[6:], "floor_B": 3 * logits.nbytes, "floor_FLOP": 4 * logits.nelement()}
     request = {"loss": "tdt" if tdt else "rnnt", "shape": [*shape], "durations": [*DURATIONS] * tdt}
     return Case(
         what="tdt-loss" if tdt else "rnnt-loss", arms={name: partial(arm, name) for name in names + overwriting},
-        setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()), of_arm={"torchaudio": PEER},
+        setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()), of_arm={"torchaudio": PEER, **told},
         params=params, ratios=[(slow, name) for name in names + overwriting if name not in ("reference", slow)],
         tolerance=ROUNDED[dtype], memory=True, warmup=_warmup(logits), logits=logits, peers=request if device == "cpu" else None,
     )  # fmt: skip
 
 
 def _compiled(logits: Tensor) -> list[str]:
-    name = "numba_cuda" if logits.is_cuda else "numba_cpu"
-    try:
-        expect_runs(name, logits)
-    except ValueError:
-        return []
-    return [name]
+    """The compiled implementations that run here; ragged batches take the first."""
+    names = []
+    for name in ("numba_cuda", "triton") if logits.is_cuda else ("numba_cpu",):
+        with contextlib.suppress(ValueError):
+            expect_runs(name, logits)
+            names.append(name)
+    return names
 
 
 def _warmup(work: Tensor) -> int:
@@ -157,7 +164,7 @@ def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
     arms = {name: arm for name, arm in arms.items() if name not in left_out}
     return Case(
         what="rnnt-loss-joint" + "-aligned" * trained, arms=arms, params=params, of_arm=of_arm, memory=True,
-        tolerance=PEER["tolerance"] if trained else 1e-5, warmup=0 if T > 100 else 3,
+        tolerance=PEER["tolerance"] if trained else SUMMED[leaves[0].device.type], warmup=0 if T > 100 else 3,
         ratios=[("torchaudio", name) for name in arms if name != "torchaudio"]
         + [("torchaudio_flushed", name) for name in arms if "torchaudio_flushed" in arms and name.startswith("lean")],
     )  # fmt: skip

@@ -11,16 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.bench.peer_decoders import LOOPS
+from asrkit.bench.peer_decoders import GRAPHS, LOOPS
 from asrkit.bench.peer_encoders import ENCODERS
 from asrkit.profiling import Sample
 from asrkit.shapes import expect
 
 HERE = Path(__file__).resolve().parent
 PYTHON = HERE.parents[1] / ".venv-peers/bin/python"
+COPY = HERE.parents[1] / "build/peers"  # NeMo's decoders for a machine without .venv-peers: see asrkit.bench.peer_decoders
 NAMES = {
     "rnnt": ("warprnnt_numba", "nemo_numba", "nemo_pytorch"), "tdt": ("transformers_tdt",),
     "rnnt-greedy": LOOPS[:1], "tdt-greedy": LOOPS[:1], "rnnt-greedy-loops": LOOPS, "tdt-greedy-loops": (LOOPS[0], LOOPS[2]),
+    "rnnt-greedy-cuda": (LOOPS[0], GRAPHS), "tdt-greedy-cuda": (LOOPS[0], GRAPHS),
+    "rnnt-greedy-loops-cuda": (*LOOPS, GRAPHS), "tdt-greedy-loops-cuda": (LOOPS[0], LOOPS[2], GRAPHS),
     "encoder": (*ENCODERS,),
 }  # fmt: skip
 
@@ -63,10 +66,17 @@ class Rival:
 
 
 class Peers:
-    """The rivals that are installed, started when they are first asked, ended with the `with` block."""
+    """The rivals that are installed, started when they are first asked, ended with the `with` block.
 
-    def __init__(self, python: str | Path | None = None, names: Mapping[str, tuple[str, ...]] = NAMES):
-        self.python, self.names = Path(python or PYTHON), names
+    python: that runs them. folder: where else it finds NeMo. Neither: .venv-peers, or this Python with build/peers.
+    """
+
+    def __init__(
+        self, python: str | Path | None = None, names: Mapping[str, tuple[str, ...]] = NAMES, folder: Path | None = None
+    ) -> None:
+        if python is None and not PYTHON.exists() and COPY.is_dir():
+            python, folder = sys.executable, COPY
+        self.python, self.names, self.folder = Path(python or PYTHON), names, folder
         expect(self.python.exists(), "peers", "the environment .venv-peers", "none", "`make peers` installs it.")
         self.running: dict[str, Rival | None] = {}
 
@@ -79,20 +89,31 @@ class Peers:
 
     def arms(self, loss: str, **request: Any) -> dict[str, Rival]:
         """An arm for each rival that has `loss`, a key of NAMES; one that does not run is named on standard error."""
-        for name in self.names.get(loss, ()):
-            if name not in self.running:
-                self.running[name] = self._start(name, {**request, "shape": [1, 3, 2, 4]})
-        found = {name: rival for name in self.names.get(loss, ()) if (rival := self.running[name])}
+        small = {**request, "shape": [1, 3, 2, 4]}
+        names = self.names.get(loss, ())
+        started = {name: self._start(name, small) for name in names if name not in self.running}  # all import at once
+        self.running |= {name: _ready(rival) for name, rival in started.items()}
+        found = {name: rival for name in names if (rival := self.running[name])}
         return {name: Rival(**{**vars(rival), "request": request}) for name, rival in found.items()}
 
-    def _start(self, name: str, small: dict[str, Any]) -> Rival | None:
-        worker = HERE / ("peer_decoders.py" if name in LOOPS else "peer_encoders.py" if name in ENCODERS else "peer_worker.py")
-        command = [str(self.python), "-P", "-W", "ignore", str(worker), name]
+    def _start(self, name: str, small: dict[str, Any]) -> Rival:
+        decodes = name in (*LOOPS, GRAPHS)
+        worker = HERE / ("peer_decoders.py" if decodes else "peer_encoders.py" if name in ENCODERS else "peer_worker.py")
+        command = [str(self.python), "-P", "-W", "ignore", str(worker), name, *([str(self.folder)] if self.folder else [])]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        rival = Rival(process=subprocess.Popen(command, text=True, **pipes), name=name, request=small)
-        try:
-            return Rival(**{**vars(rival), "version": rival.ask(observe=False)["version"]})
-        except RuntimeError as error:
-            print(f"{error}; left out. `make peers` installs what is missing.", file=sys.stderr)
-            rival.process.communicate()
-            return None
+        return Rival(process=subprocess.Popen(command, text=True, **pipes), name=name, request=small)
+
+
+def installed() -> bool:
+    """Whether rivals are here: in .venv-peers, or NeMo's decoders in build/peers."""
+    return PYTHON.exists() or COPY.is_dir()
+
+
+def _ready(rival: Rival) -> Rival | None:
+    """The rival with its version, once it has answered; None, and a line that says why, if it cannot."""
+    try:
+        return Rival(**{**vars(rival), "version": rival.ask(observe=False)["version"]})
+    except RuntimeError as error:
+        print(f"{error}; left out. `make peers` installs what is missing.", file=sys.stderr)
+        rival.process.communicate()
+        return None

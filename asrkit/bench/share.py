@@ -3,10 +3,11 @@
     python -m asrkit.cli bench all --device cuda --minutes 9 --out $OUT
 
 It works in an unpacked copy of this repository, with torch, torchaudio, numpy, numba-cuda and triton beside it, and nothing
-installed. Checks come first: what fails one is not measured; what there was no time to check is, for each case of a suite compares
-its arms before it times them. Groups of checks and suites have processes of their own, so what
-crashes, hangs or takes all memory ends alone. Records are written case by case, the manifest after each part: a run that is
-killed goes on where it was, in the same folder. No case begins in the last minute; what runs still is ended then.
+installed. NeMo's decoders join where build/peers was taken along (asrkit.bench.peer_decoders). Checks come first: what fails one
+is not measured; what there was no time to check is, for each case of a suite compares its arms before it times them. Groups of
+checks and suites have processes of their own, so what crashes, hangs or takes all memory ends alone. Records are written case by
+case, the manifest after each part: a run that is killed goes on where it was, in the same folder. No case begins in the last
+minute; what runs still is ended then.
 """
 
 import contextlib
@@ -28,6 +29,7 @@ import torch
 from asrkit import bench, records
 from asrkit.bench import checks
 from asrkit.bench.checks import Check
+from asrkit.bench.peers import installed
 from asrkit.shapes import expect
 
 CHECKS_SHARE = 0.4  # of the time, at most
@@ -318,11 +320,13 @@ def _measure(
 ) -> tuple[str, str]:  # fmt: skip
     """Measures a suite into bench.jsonl; status, and why it is not "done"."""
     known = records.read(out / "bench.jsonl")
+    rivals = bench.Peers() if device.startswith("cuda") and installed() else contextlib.nullcontext()
     try:
-        bench.run(
-            suite, device=device, quick=quick, out=out / "bench.jsonl", say=partial(print, flush=True), until=until,
-            enough_s=ENOUGH_S, without=re.compile(pattern), done=known, **options,
-        )  # fmt: skip
+        with rivals as peers:
+            bench.run(
+                suite, device=device, quick=quick, out=out / "bench.jsonl", say=partial(print, flush=True), until=until,
+                enough_s=ENOUGH_S, without=re.compile(pattern), done=known, peers=peers, **options,
+            )  # fmt: skip
     except TimeoutError as error:
         return "stopped", str(error)
     except AssertionError as error:

@@ -20,15 +20,18 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def fastest(scores: Tensor) -> str:
     """What `impl="auto"` stands for: the compiled kernels on a CPU, plain torch elsewhere and for float64.
 
-    On CUDA the numba_cuda kernels wait for a measurement before they become the default.
+    On CUDA the numba_cuda and triton kernels wait for a measurement before one of them becomes the default.
     """
     return "numba_cpu" if scores.device.type == "cpu" and scores.dtype in (torch.float32, *HALVES) else "wavefront"
 
 
 def lattice_beside(scores: Tensor) -> str:
     """Which lattice follows Triton's kernels: Numba's on a GPU where numba-cuda is found to work, else that in plain torch."""
-    usable = scores.is_cuda and find_spec("numba_cuda") is not None and numba_cuda_works(scores.device)
-    return "numba_cuda" if usable else "wavefront"
+    try:
+        expect_runs("numba_cuda", scores)
+    except ValueError:
+        return "wavefront"
+    return "numba_cuda" if numba_cuda_works(scores.device) else "wavefront"
 
 
 @cache

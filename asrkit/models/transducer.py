@@ -122,19 +122,30 @@ class LSTMPredictor(nn.Module):
     def forward(self, labels: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
         embedded = self.embedding(labels)  # (B, U, D)
-        if labels.shape[1] == 1 and state is not None:
-            return self.step(embedded[:, 0], state)
+        if labels.shape[1] == 1:
+            return self.step(embedded[:, 0], state or self.silence(embedded))
         before = None if state is None else tuple(part.transpose(0, 1).contiguous() for part in state)
         out, after = self.lstm(embedded, before)
         return out, tuple(part.transpose(0, 1) for part in after)
 
+    def silence(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """The state before the first label: zeros, in the dtype of the weights."""
+        zeros = embedded.new_zeros(len(embedded), self.lstm.num_layers, self.lstm.hidden_size)
+        return zeros, zeros
+
     def step(self, below: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One label further, by cells: the kernels for sequences pack all weights anew at each call, for one product."""
+        """One label further, by cells: the kernels for sequences pack all weights anew at each call, for one product.
+
+        The first label goes this way too. Under autocast to bfloat16 cuDNN's LSTM takes and gives float16, a cell bfloat16, and a
+        captured loop needs one dtype from its first state to its last.
+        """
         after = list[tuple[Tensor, Tensor]]()
         for layer in range(self.lstm.num_layers):
             weights = [getattr(self.lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
             below, cell = torch.lstm_cell(below, (state[0][:, layer], state[1][:, layer]), *weights)
             after.append((below, cell))
+        if len(after) == 1:  # a view, where a stack would copy
+            return below[:, None], (below[:, None], cell[:, None])
         hidden, cells = (torch.stack(parts, 1) for parts in zip(*after, strict=True))
         return below[:, None], (hidden, cells)
 

@@ -4,7 +4,9 @@ from asrkit.memory import peak_memory
 from asrkit.profiling.casts import CastProfile, Op, cast_profile
 from asrkit.profiling.launches import Launches, launch_profile
 from asrkit.profiling.timing import Sample, Timing, measure, ratio
+from asrkit.profiling.turns import turn_launches
 
 __all__ = [
     "CastProfile", "Launches", "Op", "Sample", "Timing", "cast_profile", "launch_profile", "measure", "peak_memory", "ratio",
+    "turn_launches",
 ]  # fmt: skip

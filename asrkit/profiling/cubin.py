@@ -118,11 +118,11 @@ def compile_triton(
 def compile_numba(kernel: Any, types: tuple[Any, ...], *, cc: int, threads: int, dynamic_B: int = 0) -> Cubin:
     """A kernel of numba.cuda.jit for sm_`cc`; `types` as numba.typeof gives them, `dynamic_B` of shared memory at the launch.
 
-    RuntimeError without numba-cuda[cu13], whose NVVM and linker do the work, and in Numba's simulator.
+    RuntimeError in Numba's simulator, and where numba-cuda, its NVVM or its linker are missing or fail.
     """
     _expect_known(cc)
     _tool("cuobjdump")
-    lacks = [name for name in ("numba_cuda", "cuda.core", "nvidia.cu13") if not _found(name)]
+    lacks = [name for name in ("numba_cuda", "cuda.core") if not _found(name)]
     if lacks:
         raise RuntimeError(f"Numba's kernels cannot be compiled without {', '.join(lacks)}: pip install 'asrkit[cuda]'.")
     from numba import config, cuda
@@ -131,9 +131,13 @@ def compile_numba(kernel: Any, types: tuple[Any, ...], *, cc: int, threads: int,
         raise RuntimeError("Numba's simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM before Python starts.")
     from cuda.core import Program, ProgramOptions
 
-    with _device(cc):
-        ptx, _ = cuda.compile(kernel.py_func, types, cc=divmod(cc, 10), device=False, abi="numba")
-    code = Program(ptx, "ptx", ProgramOptions(arch=f"sm_{cc}")).compile("cubin").code
+    try:
+        with _device(cc):
+            ptx, _ = cuda.compile(kernel.py_func, types, cc=divmod(cc, 10), device=False, abi="numba")
+        code = Program(ptx, "ptx", ProgramOptions(arch=f"sm_{cc}")).compile("cubin").code
+    except Exception as error:  # what NVVM and the linker raise has no class in common
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise RuntimeError(f"Numba cannot compile for sm_{cc} here: {why} pip install 'asrkit[cuda]'.") from error
     return read(code, kernel.py_func.__name__, cc=cc, threads=threads, dynamic_B=dynamic_B)
 
 
@@ -170,7 +174,7 @@ def _instructions(text: str) -> Iterator[Instruction]:
 
 
 def _is_type(value: Any) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, str) or (isinstance(value, tuple) and all(map(_is_type, value)))
 
 
 def _expect_known(cc: int) -> None:

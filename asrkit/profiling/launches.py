@@ -29,22 +29,26 @@ class Launches:
     syncs: int  # ops after which the CPU waits for the GPU: .item(), bool(), nonzero, boolean masks, copies between the two
     ops: Counter[str]  # the launches and the syncs by name
     sync_sites: Counter[str]  # the syncs by "file:line" of the first caller outside torch
-    kernels: int | None = None  # CUDA only: launches that the driver saw, from Python; those within a graph are not among them
-    graph_launches: int | None = None  # CUDA only; a graph started by cuda-python may be missing
-    stream_syncs: int | None = None  # CUDA only: cudaStreamSynchronize and cudaEventSynchronize
+    # By the driver, on CUDA and with `runtime` only.
+    kernels: int | None = None  # launches from Python; those within a graph are not among them
+    graph_launches: int | None = None  # a graph started by cuda-python may be missing
+    stream_syncs: int | None = None  # cudaStreamSynchronize and cudaEventSynchronize
 
 
-def launch_profile(fn: Callable[[], object], *, device: str = "cpu") -> Launches:
+def launch_profile(fn: Callable[[], object], *, device: str = "cpu", runtime: bool = True) -> Launches:
     """Launches and waits of one call of `fn`, whose work is on `device`.
 
     On a CPU the tensors stand in for those of a GPU: what is counted is what a GPU would get to do, and would be waited for. A
     copy between devices shows there as .cpu(), .numpy(), .tolist(), or torch.tensor(values, device=...).
+
+    runtime: on CUDA also what the driver saw (`kernels`, `graph_launches`, `stream_syncs`), by torch.profiler, which is slow:
+    it keeps an event for each of many thousand ops.
     """
     kind = str(device).partition(":")[0]
     expect(kind in ("cpu", "cuda"), "device", "'cpu' or 'cuda'", repr(device))
     expect(kind == "cpu" or torch.cuda.is_available(), "device", "'cpu' where there is no GPU", repr(device))
     count = _Count(kind)
-    if kind == "cpu":
+    if kind == "cpu" or not runtime:
         with count, _Reads(count):
             fn()
         return count.result()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,6 +105,15 @@ def test_the_search_for_the_largest_batch_survives_running_out_of_memory(room):
 
     found = losses.largest(train, most=4096)
     assert found <= room and (found >= room - room // 16 or found == 4096)
+
+
+def test_sums_over_a_large_lattice_as_a_gpus_threads_make_them_pass_on_a_gpu_only():
+    draw, nodes = np.random.default_rng(0), 32 * 200 * 101
+    parts = draw.standard_normal((8, nodes), dtype=np.float32) * draw.random((8, nodes), dtype=np.float32)
+    exact, chained = parts.sum(1, dtype=np.float64), np.cumsum(parts, 1, dtype=np.float32)[:, -1]
+    off = np.linalg.norm(chained - exact) / np.linalg.norm(exact)
+    assert losses.SUMMED["cpu"] < off < losses.SUMMED["cuda"] / 2
+    assert losses.joint((2, 4, 3, 12, 9), "cpu").tolerance == losses.SUMMED["cpu"]
 
 
 def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):

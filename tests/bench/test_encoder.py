@@ -5,6 +5,7 @@ from itertools import islice
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from asrkit import bench
 from asrkit.bench import encoder
@@ -64,10 +65,27 @@ def test_autocast_computes_otherwise_than_float32(small):
     assert not torch.equal(plain, cast)
 
 
+def test_an_arm_without_cudnns_attention_forbids_it_for_itself_only(small, monkeypatch):
+    seen, attend = [], F.scaled_dot_product_attention
+
+    def watched(*given, **how):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*given, **how)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    ways = {name: encoder.groups(True, False)["encoder-bfloat16"][name] for name in ("bfloat16", "without_cudnn_bfloat16")}
+    made = encoder.case("encoder-bfloat16", {"float32": Way(), **ways}, *small, "cpu", True)
+    layers = len(small[0].blocks)
+    bench.check(made)
+    assert seen == [True] * layers + [True] * layers + [False] * layers
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    assert ("bfloat16", "without_cudnn_bfloat16") in made.ratios
+
+
 def test_arms_of_a_gpu_are_written_down_without_one():
     found = encoder.groups(True, True)
     assert [*found["encoder-float32"]] == ["float32", "compiled_float32", "graphed_float32", "tf32"]
-    assert [*found["encoder-float16"]] == ["float32", "float16", "compiled_float16", "graphed_float16"]
+    assert [*found["encoder-float16"]] == ["float32", "float16", "compiled_float16", "graphed_float16", "without_cudnn_float16"]
     assert found["encoder-autocast-float16"]["autocast_float16"].weights == torch.float32
     assert "compiled_float32" not in encoder.groups(False, False)["encoder-float32"]
 

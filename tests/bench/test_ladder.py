@@ -13,9 +13,10 @@ import torch
 from asrkit import bench, records
 from asrkit.bench import ladder, ladder_pipeline
 from asrkit.bench.cases import Refused, check
-from asrkit.bench.ladder_pipeline import Pipeline, Recogniser, read_wav, write_wav
+from asrkit.bench.ladder_pipeline import Pipeline, Recogniser, read_wav, rounded, write_wav
 from asrkit.cli import main
 from asrkit.ledger import Claim, verdict
+from asrkit.models.encoders import halve
 from asrkit.models.packed import PackedLinear
 
 KINDS = {what: config for what, config, _ in ladder.configs("tiny")}
@@ -324,3 +325,16 @@ def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
         for _ in range(2):  # graphs are captured, then replayed
             assert arm.recogniser().tokens() == made.labels, name
     assert bench.SUITES["ladder"] is ladder.suite
+
+
+def test_graphs_of_an_encoder_have_aligned_rows_and_little_padding():
+    frames = sorted((samples // ladder.HOP + 1 for samples in ladder.lengths(512)), reverse=True)
+    longest = frames[::16]  # of each batch of 16
+    sizes = [rounded(T) for T in longest]
+    encoded = torch.tensor(sizes)
+    for _ in range(3):
+        encoded = halve(encoded)
+    assert (encoded % 16 == 0).all()  # 32 bytes in half precision
+    assert all(size >= T for T, size in zip(longest, sizes, strict=True))
+    assert sum(sizes) < 1.1 * sum(longest)
+    assert len({*sizes}) <= 16

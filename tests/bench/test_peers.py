@@ -1,19 +1,28 @@
 """Rivals in processes of their own: the protocol with a real loss, what is missing, what disagrees, what dies."""
 
+import itertools
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from asrkit import bench
-from asrkit.bench import losses
+from asrkit.bench import decoders, losses, share
+from asrkit.bench import peers as rivals_of
 from asrkit.bench.cases import digest
-from asrkit.bench.peers import Answer, Rival
+from asrkit.bench.peer_decoders import GRAPHS, LOOPS, expect_graphs, write
+from asrkit.bench.peers import COPY, NAMES, PYTHON, Answer, Rival
+from asrkit.bench.planted import planted
 from asrkit.cli import main
 from asrkit.decoders import ctc_greedy
 from asrkit.losses import rnnt_loss
+from asrkit.profiling import measure
+
+installed = pytest.mark.skipif(not PYTHON.exists(), reason="needs nemo_toolkit: make peers")
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +115,90 @@ def test_peers_without_their_environment_are_one_line(tmp_path, monkeypatch, cap
     err = capsys.readouterr().err.strip()
     assert err == "asrkit bench: --peers: expected the environment .venv-peers, got none. `make peers` installs it."
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """A planted batch, and the request for it."""
+    made, path = planted(2, 30, V=33, width=240), tmp_path_factory.mktemp("plan") / "plan.pt"
+    write(path, made.model, made.encoded, made.lengths)
+    return made, {"plan": str(path), "max_symbols": 10}
+
+
+@installed
+def test_nemos_decoders_are_a_small_folder_that_another_python_runs(plan, tmp_path):
+    worker = rivals_of.HERE / "peer_decoders.py"
+    subprocess.run([str(PYTHON), "-P", str(worker), "copy", str(tmp_path)], check=True)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 2 * 2**20
+    made, request = plan
+    with bench.Peers(sys.executable, {"one": LOOPS[:1]}, tmp_path) as copied:
+        (rival,) = copied.arms("one", **request).values()
+        labels, lengths, frames = rival(observe=True).digest
+    assert rival.version.startswith("nemo_toolkit ")
+    assert [row[:n] for row, n in zip(labels.tolist(), lengths.tolist(), strict=True)] == made.labels
+    assert [row[:n] for row, n in zip(frames.tolist(), lengths.tolist(), strict=True)] == made.frames
+
+
+def test_a_machine_without_the_environment_takes_the_copy_with_its_own_python(monkeypatch, tmp_path):
+    monkeypatch.setattr(rivals_of, "PYTHON", tmp_path / "none")
+    monkeypatch.setattr(rivals_of, "COPY", tmp_path)
+    found = bench.Peers()
+    assert (str(found.python), found.folder) == (sys.executable, tmp_path)
+    assert COPY.relative_to(PYTHON.parents[2]).parts[0] == "build"  # which git ignores
+
+
+@installed
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_nemos_graphs_are_left_out_with_the_reason_where_it_would_decode_without_them(plan, capfd):
+    for device, why in (("cpu", "device: expected 'cuda' for nemo_label_looping_graphs"), ("cuda", "CUDA is not available")):
+        with bench.Peers(names={"one": (GRAPHS,)}) as absent:
+            assert absent.arms("one", device=device, **plan[1]) == {}
+        (line,) = capfd.readouterr().err.splitlines()
+        assert f"peer {GRAPHS}: " in line and why in line and line.endswith("left out. `make peers` installs what is missing.")
+
+
+def test_graphs_are_asked_for_on_a_gpu_only():
+    for kind, slow, device in itertools.product(("rnnt", "tdt"), (False, True), ("cpu", "cuda:0")):
+        request = decoders._rivals(f"{kind}-greedy", device, slow)
+        assert request["device"] == device
+        names = NAMES[request["loss"]]
+        assert (GRAPHS in names) == device.startswith("cuda") and names[0] == LOOPS[0]
+        assert (LOOPS[2] in names) == slow
+    with pytest.raises(ValueError, match=r"^device: expected 'cuda' for nemo_label_looping_graphs, got 'cpu'\."):
+        expect_graphs("cpu")
+
+
+def test_a_rival_is_set_against_the_arm_named_for_it_and_against_none_that_is_left_out(monkeypatch):
+    rival = Rival(process=None, name="theirs", request={})
+    stub = SimpleNamespace(arms=lambda **_: {LOOPS[0]: rival, GRAPHS: rival})
+    arms = {"frame_looping": bool, "label_looping": bool, "label_looping_full": bool}
+    case = bench.Case(
+        what="x", arms=arms, params={}, ratios=[], ours="label_looping", against={GRAPHS: "label_looping_full"}, peers={}
+    )
+    assert bench._with_peers(case, stub).ratios == [(LOOPS[0], "label_looping"), (GRAPHS, "label_looping_full")]
+    fewer = replace(case, arms={"frame_looping": bool, "label_looping_full": bool})
+    assert bench._with_peers(fewer, stub).ratios == [(GRAPHS, "label_looping_full")]
+
+
+def test_on_a_gpu_too_a_rivals_own_time_is_what_counts(monkeypatch):
+    """Only CUDA's events are stood in for: they would say 1,000 ms for the way to the rival's process and back."""
+    event = SimpleNamespace(record=bool, synchronize=bool, elapsed_time=lambda other: 1000.0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
+    monkeypatch.setattr(torch.cuda, "synchronize", bool)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    arms = {"ours": bool, "theirs": lambda: Answer(wall_ms=2.0, cpu_ms=None)}
+    times = measure(arms, repeats=1, warmup=0, device="cuda")
+    assert (times["ours"].samples_ms, times["theirs"].samples_ms) == ((1000.0,), (2.0,))
+
+
+@pytest.mark.parametrize(("device", "there"), [("cuda", True), ("cuda", False), ("cpu", True)])
+def test_a_share_on_a_gpu_asks_the_rivals_that_were_taken_along(device, there, monkeypatch, tmp_path):
+    asked, copied = [], tmp_path / "peers"
+    if there:
+        copied.mkdir()
+    monkeypatch.setattr(rivals_of, "PYTHON", tmp_path / "none")
+    monkeypatch.setattr(rivals_of, "COPY", copied)
+    monkeypatch.setattr(bench, "run", lambda suite, *, peers, **how: asked.append(peers))
+    (tmp_path / "bench.jsonl").touch()
+    assert share._measure(tmp_path, "decoders", device, True, 0.0, "(?!)", {}) == ("done", "")
+    assert [peers is not None for peers in asked] == [there and device == "cuda"]

@@ -138,26 +138,36 @@ def test_nothing_to_hear_gives_nothing(make, uncaptured, mode):
 
 
 def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(make, speak, same, uncaptured, monkeypatch):
-    monkeypatch.setattr(graphs, "KEEP", 3)
+    monkeypatch.setattr(graphs, "KEEP", 2)
+    monkeypatch.setattr(graphs, "ROWS", 2)
+    monkeypatch.setattr(graphs, "FRAMES", 8)
     model, store = make("lstm", 3), graphs.Graphs()
     captured = []
-    for B, T in [(4, 11), (3, 12), (4, 13), (1, 11), (3, 9), (2, 9), (4, 14), (4, 11), (1, 12)]:
+    for B, T in [(4, 11), (3, 16), (2, 7), (4, 17), (3, 9), (1, 5), (2, 5), (4, 30), (4, 11)]:
         encoded, lengths = speak("lstm", B, T, 3)
         same(by_graphs(store, model, encoded, lengths), transducer_greedy(model, encoded, lengths, strategy="one_by_one"))
         captured.append(len(uncaptured))
-    #  (4, 12) (4, 16) (1, 12), again, (2, 12) which drops (4, 16), that again drops (1, 12), which comes again
-    assert captured == [1, 1, 2, 3, 3, 4, 5, 5, 6]
-    assert len(store.loops) == 3 and store.trusted == set(store.loops)
+    #  four rows, again, two, four with more room, again, one which drops two, that again drops four, which comes again, again
+    assert captured == [1, 1, 2, 3, 3, 4, 5, 6, 6]
+    assert len(store.loops) == 2 and store.trusted == set(store.loops)
 
 
-def test_sizes_are_rounded_up_by_half_of_the_frames_at_most():
-    rounded = [graphs.rounded(*size) for size in [(1, 0), (1, 1), (3, 12), (4, 13), (5, 17), (9, 25), (17, 400)]]
-    assert rounded == [(1, 12), (1, 12), (4, 12), (4, 16), (8, 24), (16, 32), (32, 512)]
-    assert all(T <= graphs.rounded(1, T)[1] <= max(12, 1.5 * T) for T in range(1, 600))
+def test_sizes_are_rounded_up_coarsely():
+    rounded = [graphs.rounded(*size) for size in [(1, 0), (2, 1), (8, 512), (9, 513), (64, 1500), (65, 400)]]
+    assert rounded == [(1, 512), (8, 512), (8, 512), (16, 1024), (64, 2048), (128, 512)]
+
+
+def test_a_stream_of_all_sizes_is_served_by_a_handful_of_loops(make, uncaptured):
+    model, store, draw = make("lstm", 3), graphs.Graphs(), torch.Generator().manual_seed(0)
+    for _ in range(100):
+        B, T = (int(torch.randint(1, most, (), generator=draw)) for most in (65, 700))
+        by_graphs(store, model, torch.zeros(B, T, 4, dtype=torch.float64), torch.zeros(B, dtype=torch.int64), "step")
+    assert len(uncaptured) <= 9  # four numbers of rows, of which each grew once at most, and a single utterance
+    assert len(store.loops) <= 5 <= graphs.KEEP
 
 
 @pytest.mark.parametrize("change", [
-    {"max_symbols": 3}, {"window": 2}, {"confidence": "entropy"}, {"mode": "full"}, {"dtype": torch.float32}, {"batch": 5},
+    {"max_symbols": 3}, {"window": 2}, {"confidence": "entropy"}, {"mode": "full"}, {"dtype": torch.float32}, {"batch": 9},
 ])  # fmt: skip
 def test_what_a_graph_has_fixed_asks_for_another(make, speak, uncaptured, change):
     model, store, (encoded, lengths) = make("lstm", 3), graphs.Graphs(), speak("lstm", 4, 11, 3)
@@ -167,7 +177,7 @@ def test_what_a_graph_has_fixed_asks_for_another(make, speak, uncaptured, change
     assert len(uncaptured) == 2
     change = dict(change)
     if change.pop("batch", None):
-        encoded, lengths = speak("lstm", 5, 11, 3)
+        encoded, lengths = speak("lstm", 9, 11, 3)
     mode, dtype = change.pop("mode", "step"), change.pop("dtype", encoded.dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype != encoded.dtype):  # else float32 meets float64 weights
         by_graphs(store, model, encoded.to(dtype), lengths, mode, **change)
@@ -317,14 +327,15 @@ def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch
 def test_auto_compares_the_first_result_of_every_size_and_no_other(make, speak, uncaptured, monkeypatch):
     model, store, plain = make("lstm", 3), graphs.Graphs(), []
     decode = graphs.label_looping.decode
+    monkeypatch.setattr(graphs, "FRAMES", 16)
     monkeypatch.setattr(graphs.label_looping, "decode", lambda *a: plain.append(1) or decode(*a))
     by_graphs(store, model, *speak("lstm", 4, 11, 3), "step")
     seen = [len(plain)]
-    for B, T, seed in [(4, 11, 3), (4, 11, 4), (4, 14, 3), (3, 16, 4)]:
+    for B, T, seed in [(4, 11, 3), (4, 11, 4), (9, 14, 3), (12, 16, 4), (9, 17, 3), (9, 17, 4)]:
         found = by_graphs(store, model, *speak("lstm", B, T, seed))
-        assert found.impl == "label_looping, graphs=step"
+        assert found.impl == "label_looping, graphs=step, not fused: Triton has nothing for cpu"
         seen.append(len(plain))
-    assert seen == [0, 1, 1, 2, 2]
+    assert seen == [0, 1, 1, 2, 2, 3, 3]
 
 
 def test_graphs_go_with_the_model_or_when_told(make):

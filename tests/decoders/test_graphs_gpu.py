@@ -28,13 +28,31 @@ def heard(speak, kind, B, T, dtype=torch.float32, seed=3):
 @pytest.mark.parametrize("mode", ["step", "full", "auto"])
 def test_graphs_give_what_the_plain_loop_gives(make, speak, same, mode, kind, durations, dtype):
     model = on_gpu(make, kind, durations, dtype)
-    for B, T, seed in [(8, 48, 1), (8, 40, 2), (4, 20, 3), (1, 48, 4), (8, 48, 5)]:  # whole powers: half precision rounds by size
+    for B, T, seed in [
+        (8, 48, 1),
+        (8, 40, 2),
+        (16, 20, 3),
+        (1, 48, 4),
+        (8, 48, 5),
+    ]:  # as the loop has them: half precision rounds by size
         batch = heard(speak, kind, B, T, dtype, seed)
         options = {"confidence": "entropy", "max_symbols": 3}
         found = transducer_greedy(model, *batch, graphs=mode, **options)
-        assert found.impl == f"label_looping, graphs={'step' if mode == 'auto' else mode}"
+        assert found.impl == f"label_looping, graphs={'step' if mode == 'auto' else mode}, fused"
         same(found, transducer_greedy(model, *batch, graphs="off", **options))
         assert found.lengths.sum() > 0
+
+
+@pytest.mark.parametrize("mode", ["step", "full"])
+@pytest.mark.parametrize(("kind", "durations"), GPU_CASES)
+def test_on_a_gpu_a_fused_turn_finds_what_a_plain_one_finds(make, speak, same, mode, kind, durations):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        model, batch = on_gpu(make, kind, durations, dtype), heard(speak, kind, 8, 48, dtype)
+        for window, confidence in [(1, "none"), (2, "max_prob"), (8, "entropy")]:
+            given = {"graphs": mode, "window": window, "confidence": confidence}
+            fused, plain = (transducer_greedy(model, *batch, turn=turn, **given) for turn in ("fused", "plain"))
+            assert fused.impl == f"label_looping, graphs={mode}, fused" and plain.impl.endswith("not fused: as asked")
+            same(fused, plain)
 
 
 @pytest.mark.parametrize("mode", ["step", "full"])
@@ -63,12 +81,13 @@ def test_on_a_gpu_weights_may_change_in_place_and_may_move(make, speak, same, mo
     same(transducer_greedy(model, *batch, graphs=mode), transducer_greedy(model, *batch, graphs="off"))
 
 
+@pytest.mark.parametrize("kind", ["stateless", "lstm"])
 @pytest.mark.parametrize("mode", ["step", "full"])
-def test_on_a_gpu_autocast_is_captured(make, speak, same, mode):
-    model, batch = on_gpu(make, "stateless"), heard(speak, "stateless", 8, 48)
+def test_on_a_gpu_autocast_is_captured(make, speak, same, mode, kind):
+    model = on_gpu(make, kind)
     with torch.autocast("cuda", torch.bfloat16):
         for seed in (3, 4):
-            batch = heard(speak, "stateless", 8, 48, seed=seed)
+            batch = heard(speak, kind, 8, 48, seed=seed)
             same(transducer_greedy(model, *batch, graphs=mode), transducer_greedy(model, *batch, graphs="off"))
 
 

@@ -12,7 +12,8 @@ from asrkit.losses.packed import IMPLS
 from asrkit.profiling import peak_memory
 
 EXACT = ["reference", "wavefront"]
-ALL = [pytest.param(impl, marks=pytest.mark.gpu) if impl == "numba_cuda" else impl for impl in IMPLS]
+ON_GPU = {"numba_cuda", "triton"}
+ALL = [pytest.param(impl, marks=pytest.mark.gpu) if impl in ON_GPU else impl for impl in IMPLS]
 FRAMES, LABELS = torch.tensor([1, 6, 4, 5]), torch.tensor([3, 0, 2, 4])  # T=1 and U=0 among them
 SHAPES = [(1, 4), (6, 1), (4, 3), (5, 5)]
 ACTIVATIONS = {"none": lambda x: x, "relu": torch.relu, "tanh": torch.tanh}
@@ -36,7 +37,7 @@ def lattice(dtype=torch.float64, V=6):
 
 
 def differentiated(loss, logits, *rest, impl, **options):
-    device = "cuda" if impl == "numba_cuda" else "cpu"
+    device = "cuda" if impl in ON_GPU else "cpu"
     logits, *rest = (tensor.detach().to(device) for tensor in (logits, *rest))
     costs = loss(logits.requires_grad_(), *rest, reduction="none", impl=impl, **options)
     return costs.detach().cpu(), torch.autograd.grad(costs, logits, torch.arange(1.0, 5).to(costs))[0].cpu()
@@ -224,7 +225,7 @@ LOGITS = {**{name: HALVES[name] for name in ("logit_lengths", "target_lengths")}
         (rnnt_loss_packed, {"targets": torch.tensor([[0, 1], [4, 3]])},
          "targets: expected labels 0..4 but blank=4, got 4 in utterance 1."),
         (rnnt_loss_packed, {"impl": "torchaudio"},
-         "impl: expected one of 'auto', 'reference', 'wavefront', 'numba_cpu', 'numba_cuda', got 'torchaudio'."),
+         "impl: expected one of 'auto', 'reference', 'wavefront', 'numba_cpu', 'numba_cuda', 'triton', got 'torchaudio'."),
         (rnnt_loss_packed, {"logits": torch.zeros(18, 10)[:, ::2], "overwrite_logits": True},
          "logits: expected contiguous with overwrite_logits=True, got (10, 2)."),
     ],

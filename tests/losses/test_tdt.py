@@ -136,7 +136,7 @@ def truth_and_rest(seed, B, T, U, V, durations, dtype, **options):
     return value_and_gradient(logits.double(), *rest, impl="reference", **options), (logits, *rest), options
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @cases
 def test_wavefront_agrees_with_the_reference(**case):
     truth, arguments, options = truth_and_rest(dtype=torch.float64, **case)
@@ -144,7 +144,7 @@ def test_wavefront_agrees_with_the_reference(**case):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @cases
 def test_numba_cpu_agrees_with_the_reference_to_the_rounding_of_float32_and_of_the_gradient(**case):
     dtype = (torch.float32, torch.float16, torch.bfloat16)[case["seed"] % 3]

@@ -1,5 +1,9 @@
+from contextlib import contextmanager
+
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asrkit.models import ConvConfig, FastConformerConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
 
@@ -81,3 +85,54 @@ def test_durations_that_describe_no_lattice_are_refused_at_birth(durations):
 def test_an_unknown_activation_is_refused_at_birth():
     with pytest.raises(ValueError, match="^activation: expected 'tanh' or 'relu', got 'gelu'.$"):
         TransducerConfig(vocab_size=5, activation="gelu")
+
+
+def as_if_on_a_gpu(model, dtype):
+    """The same model with fakes of a GPU's weights: .to cannot move fakes."""
+    for module in model.modules():
+        for name, value in module.named_parameters(recurse=False):
+            module._parameters[name] = nn.Parameter(torch.zeros_like(value, device="cuda", dtype=dtype))
+    return model
+
+
+@contextmanager
+def cast_to(dtype):
+    """torch.autocast("cuda", dtype), which turns itself off where there is no GPU."""
+    torch.set_autocast_enabled("cuda", dtype is not None)
+    torch.set_autocast_dtype("cuda", dtype or torch.float16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", torch.float16)
+        torch.clear_autocast_cache()
+
+
+@pytest.mark.parametrize(("dtype", "cast"), [
+    (torch.float32, None), (torch.bfloat16, None), (torch.float16, None), (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.bfloat16),
+])  # fmt: skip
+@pytest.mark.parametrize("predictor", [*PREDICTORS, LSTMConfig(width=12, layers=1)], ids=repr)
+def test_on_a_gpu_every_prediction_has_the_dtypes_of_the_first(predictor, dtype, cast):
+    """cuDNN's LSTM, which is no cell, would turn to float16 under autocast to bfloat16 and need a driver at once."""
+    with FakeTensorMode(), torch.inference_mode():
+        model = as_if_on_a_gpu(small(predictor), dtype)
+        blank = torch.full((4,), model.blank, device="cuda")
+        with cast_to(cast):
+            first, state = model.predict(blank, None)
+            second, after = model.predict(blank, state)
+            parts = [[*one] if isinstance(one, tuple) else [one] for one in (state, after)]
+    assert first.dtype == second.dtype == (cast or dtype)
+    assert [part.dtype for part in parts[0]] == [part.dtype for part in parts[1]]
+    assert [part.shape for part in parts[0]] == [part.shape for part in parts[1]]
+
+
+def test_one_label_and_several_are_predicted_alike_and_teach_alike():
+    model = small(PREDICTORS[2]).double()
+    both = []
+    for U in (0, 1):
+        targets = torch.randint(0, 28, (3, U), generator=torch.Generator().manual_seed(U))
+        first = model.rows(targets)[:, 0]
+        both.append([first, *torch.autograd.grad(first.square().sum(), [*model.predictor.parameters()], allow_unused=True)])
+    for alone, among in zip(*both, strict=True):
+        torch.testing.assert_close(alone, among)

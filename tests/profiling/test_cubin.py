@@ -93,12 +93,14 @@ def test_what_is_missing_is_named(monkeypatch):
 
 @needs_numba_cuda
 def test_numba_says_what_it_lacks(monkeypatch):
-    from numba import config
+    from numba import config, cuda, types
 
     monkeypatch.setattr(cubin, "_found", lambda name: name != "cuda.core")
     with pytest.raises(RuntimeError, match=r"without cuda\.core: pip install"):
         compile_numba(None, (), cc=90, threads=32)
     monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="Numba cannot compile for sm_90 here: TypingError"):
+        compile_numba(cuda.jit(summed), (types.int64, types.int64), cc=90, threads=32)
     monkeypatch.setattr(config, "ENABLE_CUDASIM", True)
     with pytest.raises(RuntimeError, match="simulator compiles nothing"):
         compile_numba(None, (), cc=90, threads=32)

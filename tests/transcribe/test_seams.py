@@ -49,7 +49,7 @@ def recordings(draw):
     return truth, first, [*garbage, *second], start_s, end_s
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(recordings())
 def test_two_windows_that_time_labels_differently_are_joined_to_what_was_said(recording):
     truth, first, second, start_s, end_s = recording

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, check
 from asrkit.decoders.transducer import frame_looping, label_looping, nested_loops, one_by_one
-from asrkit.decoders.transducer.graphs import MODES
+from asrkit.decoders.transducer.graphs import MODES, WAYS
 from asrkit.decoders.transducer.graphs import decode as by_graphs
 from asrkit.decoders.transducer.reading import Carry, Confidence, Options, Reader, check_rules
 from asrkit.eager import eager
@@ -45,7 +45,7 @@ def transducer_greedy(
     model: Transducer, encoded: Tensor, lengths: Tensor,
     *, strategy: Literal["label_looping", "nested_loops", "frame_looping", "one_by_one"] = "label_looping",
     graphs: Literal["auto", "off", "step", "full"] = "auto", max_symbols: int = 10, window: int | None = None,
-    confidence: Confidence = "none", carry: Carry | None = None,
+    confidence: Confidence = "none", carry: Carry | None = None, turn: Literal["auto", "fused", "plain"] = "auto",
 ) -> Hypotheses:  # fmt: skip
     """Greedy hypotheses of encoded (B, T, E) with lengths (B,) in frames, which may be 0; the same for every strategy.
 
@@ -58,7 +58,8 @@ def transducer_greedy(
     the joint looks `window` frames ahead (None: 8, or 2 for TDT, whose durations skip most blanks; good at batches of 1 to 128 on a
     CPU); "nested_loops", label looping as published (arXiv 2406.06220); "frame_looping", where all wait at every frame;
     "one_by_one", the definition. `graphs` runs label_looping as a CUDA graph: `asrkit.decoders.transducer.graphs.decode` says which
-    there are, when "auto" takes one, and what is kept until `release_graphs`.
+    there are, when "auto" takes one, and what is kept until `release_graphs`. `turn` of a captured loop: "fused" by Triton,
+    "plain" torch, or "auto", fused where that can be; the result's `impl` says which it was.
 
     confidence of each label: "max_prob", its probability; "entropy", 1 - entropy / ln V of the tokens; both 1 where the model is
     sure. `carry` of earlier hypotheses goes on where their frames ended.
@@ -71,6 +72,9 @@ def transducer_greedy(
     expect(graphs in MODES, "graphs", "one of " + ", ".join(map(repr, MODES)), repr(graphs))
     captures = graphs in ("auto", "off") or strategy == "label_looping"
     expect(captures, "graphs", f"'auto' or 'off' with {strategy}", repr(graphs), "Only label_looping runs as a graph.")
+    expect(turn in WAYS, "turn", "one of " + ", ".join(map(repr, WAYS)), repr(turn))
+    captured = turn == "auto" or graphs in ("step", "full")
+    expect(captured, "turn", f"'auto' with graphs={graphs!r}", repr(turn), "Only a graph asked for by name has a choice.")
     expect(window is None or whole(window, 1), "window", "at least 1 frame, or None", repr(window))
     expect(confidence in CONFIDENCE, "confidence", "one of " + ", ".join(map(repr, CONFIDENCE)), repr(confidence))
     check_rules(model, max_symbols)
@@ -80,7 +84,8 @@ def transducer_greedy(
     with torch.inference_mode():
         read = Reader(model, confidence, encoded.device)
         start = carry or read.start(encoded)
-        options = Options(max_symbols=max_symbols, window=window or (2 if read.durations else Options.window), graphs=graphs)
+        ahead = window or (2 if read.durations else Options.window)
+        options = Options(max_symbols=max_symbols, window=ahead, graphs=graphs, turn=turn)
         decode = by_graphs if strategy == "label_looping" and graphs != "off" else STRATEGIES[strategy]
         found = decode(read, encoded[:, :longest], lengths.long(), start, options)
     if confidence != "none" and found.confidence is None:  # nobody said anything

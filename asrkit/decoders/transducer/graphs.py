@@ -1,17 +1,19 @@
 """Label looping by CUDA graphs: its turn is recorded once, on buffers that stay, and replayed without Python launching anything."""
 
+import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import cycle
-from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.nests import leaves, nest_map
@@ -19,13 +21,15 @@ from asrkit.decoders.transducer import label_looping
 from asrkit.decoders.transducer.conditional import WhileGraph
 from asrkit.decoders.transducer.label_looping import begin, look, speak
 from asrkit.decoders.transducer.reading import Carry, Options, Reader
+from asrkit.decoders.transducer.weights import Watch, fingerprint
 from asrkit.shapes import expect
 from asrkit.waits import waits
 
 MODES = ("auto", "off", "step", "full")
+WAYS = ("auto", "fused", "plain")  # to compute a captured turn
 TURNS = 4  # of the loop in one replay of "step"; those after the end change nothing
 KEEP = 8  # loops captured for one model
-PLAIN, OWN = {type(None), bool, int, float, str}, frozenset(vars(nn.Module()))  # what holds no tensor; what every module has
+ROWS, FRAMES = 8, 512  # the fewest that a loop has room for; a single utterance has a loop of its own
 CAPTURING, REGISTERING = threading.Lock(), threading.Lock()  # torch records one graph at a time
 
 
@@ -35,7 +39,10 @@ class Loop:
     `turn` sends nothing to the host, so it can be recorded. Rows and frames that a batch leaves unused lie beyond its lengths.
     """
 
-    def __init__(self, B: int, T: int, encoded: Tensor, carry: Carry, options: Options, read: Reader) -> None:
+    def __init__(
+        self, B: int, T: int, encoded: Tensor, carry: Carry, options: Options, read: Reader, lacks: str = "as asked"
+    ) -> None:  # fmt: skip
+        """`lacks`: why the turn cannot be fused; "" if it shall be."""
         cuda, columns = encoded.is_cuda, T * options.max_symbols + 1
         self.options, self.table = options, read.table  # kept: a graph has its address
         self.encoded = encoded.new_zeros(B, T, encoded.shape[2])
@@ -47,6 +54,8 @@ class Loop:
         self.active = torch.zeros((), dtype=torch.bool, device=encoded.device)
         self.flags = torch.zeros(2, dtype=torch.bool, pin_memory=cuda)
         self.sent = [torch.cuda.Event() for _ in range(2)] if cuda else None
+        self.fused, self.way = not lacks, f"not fused: {lacks}" if lacks else "fused"
+        self.read_at: set[int] | None = None  # where the tensors lie that a turn has read, once it was recorded
 
     def load(self, encoded: Tensor, lengths: Tensor, carry: Carry) -> None:
         """Takes a batch in; what the last one left beyond it is never looked at."""
@@ -57,7 +66,16 @@ class Loop:
         self.count.zero_()
 
     def turn(self, read: Reader) -> None:
-        """At most one label more for each utterance. What is written without a label is overwritten by the next, or not counted."""
+        """At most one label more for each utterance."""
+        if self.fused:
+            from asrkit.decoders.transducer import triton
+
+            triton.turn(self, read)
+        else:
+            self.plain_turn(read)
+
+    def plain_turn(self, read: Reader) -> None:
+        """The turn to read. What is written without a label is overwritten by the next, or not counted."""
         after, step = look(read, self.encoded, self.lengths, self.place, self.options)
         column = self.count[:, None]
         said = torch.stack([step.labels, step.frames, step.durations])
@@ -110,10 +128,19 @@ def _overwrite(own: Tensor, new: Tensor) -> Tensor:
 
 
 class Recordable(TorchDispatchMode):
-    """RuntimeError for an op that decides a value or a size in Python: a capture that fails there may leave traces in torch."""
+    """RuntimeError for an op that decides a value or a size in Python: a capture that fails there may leave traces in torch.
+
+    `read_at` collects where the tensors lie that ops were given.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_at = set[int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.read_at |= {tensor.untyped_storage().data_ptr() for tensor in given}
         if waits(func, args, kwargs):
             raise RuntimeError(f"{func} waits for the GPU")
         with self:  # in inference mode ops arrive whole that are made of others
@@ -127,18 +154,23 @@ class Captured(NamedTuple):
     loop: Loop
     run: Callable[[], None]
 
+    def holds(self, T: int) -> bool:
+        """Whether there is room for T frames."""
+        return self.loop.encoded.shape[1] >= T
+
 
 def capture(loop: Loop, read: Reader, mode: str) -> Callable[[], None]:
-    """Records the loaded loop: `TURNS` turns in a graph that the host replays, or one turn in a graph that repeats itself."""
+    """Records turns of the loaded loop: `TURNS` in a graph that the host replays, or one in a graph that repeats itself."""
     stream, kind = torch.cuda.Stream(), loop.encoded.device.type  # its own: matrix products keep a workspace for each stream
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph(keep_graph=mode == "full")
     # Casts that autocast remembers belong to whoever entered it, and may be gone at a replay.
     cast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False)
     with CAPTURING, cast, torch.cuda.stream(stream):
-        for _ in range(2):  # libraries set themselves up at their first calls, which may not happen within a capture
-            with Recordable():
+        for _ in range(2):  # libraries set themselves up, and kernels are compiled, at first calls: not within a capture
+            with Recordable() as seen:
                 loop.turn(read)
+        loop.read_at = seen.read_at
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for _ in range(1 if mode == "full" else TURNS):
                 loop.turn(read)
@@ -156,7 +188,9 @@ class Graphs:
     def __init__(self) -> None:
         self.lock, self.loops = threading.Lock(), OrderedDict[tuple, Captured]()
         self.weights: tuple = ()
+        self.watch: Watch | None = None  # of the weights that the loops read
         self.trusted, self.refused = set[tuple](), ""
+        self.unfused = ""  # why no turn is fused any more
         self.done: torch.cuda.Event | None = None  # when the device has finished with the buffers
 
     def decode(self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options) -> Hypotheses:
@@ -181,6 +215,8 @@ class Graphs:
             self.done.wait()  # another stream may have used these buffers last
         self.follow(read.model)
         key = (mode, *_key(read, encoded, carry, options))
+        if key in self.loops and not self.loops[key].holds(encoded.shape[1]):
+            self.drop(key)  # for one with more room, which serves the shorter ones too
         if key not in self.loops:
             self.loops[key] = self.make(read, encoded, lengths, carry, options, mode)
         self.loops.move_to_end(key)
@@ -191,10 +227,14 @@ class Graphs:
         if options.graphs == "auto" and key not in self.trusted:  # in the graph's own sizes: rounding depends on them
             wanted = label_looping.decode(read, loop.encoded, loop.lengths, start, options)
         run()
-        found = loop.hypotheses(lengths, carry, f"label_looping, graphs={mode}")
+        found = loop.hypotheses(lengths, carry, f"label_looping, graphs={mode}, {loop.way}")
         if wanted is not None:
             if not _same(loop.hypotheses(loop.lengths, start, ""), wanted):
-                raise Refused("the captured loop found other labels than the plain one")
+                if not loop.fused:
+                    raise Refused("the captured loop found other labels than the plain one")
+                self.unfused = "the fused turn found other labels than the plain loop"
+                self.drop(key)
+                return self.replay(read, encoded, lengths, carry, options, mode)
             self.trusted.add(key)
         if encoded.is_cuda:
             self.done = torch.cuda.Event()
@@ -202,24 +242,52 @@ class Graphs:
         return found
 
     def make(self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options, mode: str) -> Captured:
-        """A loop for batches of this size, captured with this batch in it; the one used least recently makes room."""
+        """A loop for batches of this size, captured with this batch in it; the one used least recently makes room.
+
+        Its turn is fused where it can be; if not, the loop's `way` has the reason.
+        """
         while len(self.loops) >= KEEP:
             self.drop(next(iter(self.loops)))
+        given = read, encoded, lengths, carry, options, mode
+        lacks = "as asked" if options.turn == "plain" else self.unfused or _lacks(encoded)
         try:
-            loop = Loop(*rounded(*encoded.shape[:2]), encoded, carry, options, read)
-            loop.load(encoded, lengths, carry)
-            return Captured(loop, capture(loop, read, mode))
+            if not lacks:
+                try:
+                    return self.record(*given, "")
+                except Exception as error:
+                    lacks = _cause(error)
+            if options.turn == "fused":
+                raise RuntimeError(f"turn='fused': {lacks}")
+            return self.record(*given, lacks)
         except Exception as error:
             raise Refused(f"graphs={mode!r}: capture failed, {_cause(error)}") from error
 
+    def record(
+        self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options, mode: str, lacks: str
+    ) -> Captured:  # fmt: skip
+        """A captured loop, with its turn fused unless that `lacks` something."""
+        loop = Loop(*rounded(*encoded.shape[:2]), encoded, carry, options, read, lacks)
+        loop.load(encoded, lengths, carry)
+        run = capture(loop, read, mode)
+        known = self.watch.read if self.watch else set()
+        both = None if loop.read_at is None or known is None else known | loop.read_at
+        self.watch = Watch(read.model, both)
+        return Captured(loop, run)
+
     def follow(self, model: Any) -> None:
-        """Drops all loops if weights have moved, or changed dtype or shape: a graph knows them by their addresses."""
+        """Drops all loops if weights have moved, or changed dtype or shape: a graph knows them by their addresses.
+
+        What the loops read is looked at every time; the whole model only where something of that has changed.
+        """
+        if self.watch and self.watch.still(model):
+            return
         weights = tuple(fingerprint(model))
-        if not any(len(entry) > 1 for entry in weights):
+        if not any(len(entry) > 2 for entry in weights):
             raise Refused("the model's attributes hold no tensors, so a change of its weights could not be seen")
         if weights != self.weights:
             self.drop(*self.loops)
             self.weights = weights
+        self.watch = Watch(model, self.watch.read) if self.watch and self.loops else None
 
     def drop(self, *keys: tuple) -> None:
         """Frees loops, once the device has finished with them."""
@@ -234,13 +302,17 @@ def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options
     """label_looping by CUDA graphs, which are kept for the model until it is gone or `release_graphs` is called.
 
     "step": the host replays `TURNS` turns at a time. "full": one graph that repeats itself on the device; by name only, until
-    it has been measured. "auto": "step" on a GPU, provided that its first result in each size is the plain loop's; else, and if
-    capture failed, the plain loop from then on, with the reason in `impl`. A mode asked for by name is a RuntimeError if it cannot
-    run, and a ValueError without a CUDA device.
+    it has been measured. "auto": "step" on a GPU, provided that its first result in each size is the plain loop's. If not, its
+    turns are fused no longer; if that was not it, or if capture failed, the plain loop runs from then on. `impl` says why. A mode
+    asked for by name is a RuntimeError if it cannot run, and a ValueError without a CUDA device.
 
-    B is rounded up to a power of two, T to that or three quarters of one, so that few graphs serve many batches; `KEEP` of them
-    stay. Weights may change in place; graphs are captured again when their addresses, dtypes or shapes do, or a module's mode.
-    Weights outside the model's attributes, and Python's numbers in `predict` and `join`, are as they were at the capture.
+    The turn is fused into a dozen kernels by Triton (`asrkit.decoders.transducer.triton`); where that cannot be, it is
+    `Loop.plain_turn`, and `impl` says why. `turn` asks for one of them. None of this has met a GPU yet.
+
+    Few graphs serve many batches: rows are rounded up as `rounded` has it, and there is one loop for each number of rows, with
+    frames for the longest so far. `KEEP` of them stay. Weights may change in place; graphs are captured again when addresses,
+    dtypes or shapes change of what a turn reads, or a module's mode. Weights outside the model's attributes, and Python's numbers
+    and functions in `predict` and `join`, are as they were at the capture.
 
     Threads that decode with one model take turns. On another stream, a call waits for what the last one did to the buffers.
     """
@@ -287,49 +359,29 @@ def release_graphs(model: Any = None) -> None:
             graphs.drop(*graphs.loops)
 
 
-def fingerprint(held: Any, depth: int = 3) -> Iterator[tuple]:
-    """Address, dtype, shape and device of each tensor that `held` leads to, and the mode of each module.
-
-    Through modules all the way; through containers, closures and attributes of other objects `depth` times.
-    """
-    if isinstance(held, Tensor):
-        yield held.data_ptr(), held.dtype, held.shape, held.device
-    elif isinstance(held, nn.Module) and depth >= 0:
-        for module in held.modules():
-            yield (module.training,)
-            more = (value for name, value in vars(module).items() if name not in OWN)
-            for part in (*module._parameters.values(), *module._buffers.values(), *more):
-                if type(part) not in PLAIN:
-                    yield from fingerprint(part, depth - 1)
-    elif depth > 0:
-        for part in _inside(held):
-            if type(part) not in PLAIN:
-                yield from fingerprint(part, depth - 1)
-
-
-def _inside(held: Any) -> Iterable[Any]:
-    if isinstance(held, dict | list | tuple):
-        return held.values() if isinstance(held, dict) else held
-    if isinstance(held, MethodType):
-        return (held.__self__,)
-    if isinstance(held, FunctionType):
-        return [cell.cell_contents for cell in held.__closure__ or ()]
-    return () if isinstance(held, type) else getattr(held, "__dict__", {}).values()
-
-
 def rounded(B: int, T: int) -> tuple[int, int]:
-    """Sizes (B, T) of the buffers for B utterances of T frames."""
-    above = max(16, 1 << (T - 1).bit_length())
-    return 1 << (B - 1).bit_length(), 3 * above // 4 if 3 * above // 4 >= T else above
+    """Sizes (B, T) of the buffers for B utterances of T frames: powers of two, not below `ROWS` and `FRAMES`; B = 1 stays.
+
+    Rows that nobody needs are computed in each turn. Frames take memory only, 4 P + 24 max_symbols bytes each in float32.
+    """
+    rows = 1 if B == 1 else max(ROWS, 1 << (B - 1).bit_length())
+    return rows, max(FRAMES, 1 << (T - 1).bit_length())
+
+
+def _lacks(encoded: Tensor) -> str:
+    """Why a turn on this device cannot be fused; "" if it can."""
+    if not encoded.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"Triton has nothing for {encoded.device}"
+    return "" if find_spec("triton") else "triton is not installed"
 
 
 def _key(read: Reader, encoded: Tensor, carry: Carry, options: Options) -> tuple:
-    """What a captured loop is good for, weights aside."""
+    """What a captured loop is good for, weights and frames aside."""
     kind = encoded.device.type
     sizes = tuple((part.shape[1:], part.dtype) for part in leaves(carry))
     rounding = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.get_float32_matmul_precision()
-    asked = options.max_symbols, options.window, read.confidence, read.blank, read.durations
-    return *rounded(*encoded.shape[:2]), encoded.shape[2], encoded.dtype, encoded.device, sizes, rounding, asked
+    asked = options.max_symbols, options.window, options.turn, read.confidence, read.blank, read.durations
+    return rounded(*encoded.shape[:2])[0], encoded.shape[2], encoded.dtype, encoded.device, sizes, rounding, asked
 
 
 def _same(found: Hypotheses, wanted: Hypotheses) -> bool:

@@ -21,6 +21,7 @@ class Options:
     max_symbols: int = 10
     window: int = 8
     graphs: str = "off"
+    turn: str = "auto"
 
 
 def check_rules(model: Any, max_symbols: int) -> None:

@@ -31,7 +31,7 @@ def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> T
 def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
     """Log-likelihoods and shares; arcs float32, sums float64."""
     U1, remedy = int(nodes.table[:, LABELS].max()) + 1, "Pass impl='auto'."
-    expect(U1 <= WIDEST, "target_lengths", f"at most {WIDEST - 1} labels with impl='numba_cuda'", U1 - 1, remedy)
+    expect(U1 <= WIDEST, "target_lengths", f"at most {WIDEST - 1} labels with numba_cuda's lattice", U1 - 1, remedy)
     sums, total = empty_sums(scores, nodes, grad)
     arcs = scores.stay, scores.emit, nodes.on(total.device), sums
     launch(_sweep, (len(total), len(sums)), min(LANES, -(-U1 // 32) * 32), *arcs, total, shared=16 * U1)

@@ -22,7 +22,7 @@ from torch import Tensor
 from asrkit.losses.autograd import Saved
 from asrkit.losses.nodes import FIRST_LOGIT, FRAMES, LABEL_STEP, LABELS, ROW_FRAMES, ROW_NODES, Nodes, Options, Scores
 
-BLOCK = 1024  # tokens that a program holds at a time: 32 registers of a lane
+MOST = 1024  # tokens that a program holds at a time: 32 registers of a lane
 LEAST = 32  # tokens of the smallest block, one a lane
 NODES = 8  # nodes that a program takes, one after another
 OPTIONS = {"num_warps": 1, "num_stages": 1}
@@ -39,7 +39,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     V, size = logits.shape[-1] - n, nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
     with torch.cuda.device_of(logits):
         _scores[_grid(nodes, size)](
-            logits, targets, targets.stride(0), nodes.on(device), z, stay, emit, durations, options.blank, V=V, N=n,
+            logits, targets.contiguous(), targets.shape[1], nodes.on(device), z, stay, emit, durations, options.blank, V=V, N=n,
             FUSED=options.fused_log_softmax, TOGETHER=together(logits, nodes), **blocks(V, n), **OPTIONS,
         )  # fmt: skip
     return Scores(z, stay, emit, durations if n else None)
@@ -51,20 +51,24 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
     V, n = logits.shape[-1] - tail.shape[1], tail.shape[1]
     own = nodes if out.stride() == logits.stride() else nodes.of(out)
     tables = nodes.on(logits.device), own.on(logits.device)
-    saves = saved.z, saved.by_blank.contiguous(), saved.by_label.contiguous(), tail.contiguous()
+    shares = saved.z, saved.by_blank.contiguous(), saved.by_label.contiguous(), tail.contiguous(), incoming.float().contiguous()
     size = nodes.table[:, ROW_FRAMES] * nodes.table[:, ROW_NODES]
     with torch.cuda.device_of(logits):
         _gradient[_grid(nodes, size)](
-            logits, out, targets, targets.stride(0), *tables, *saves, incoming.float().contiguous(), options.blank, options.clamp,
-            V=V, N=n, FUSED=options.fused_log_softmax, CLAMPS=options.clamp > 0,
-            TOGETHER=min(together(logits, nodes), together(out, own)), **blocks(V, n), **OPTIONS,
+            logits, out, targets.contiguous(), targets.shape[1], *tables, *shares, options.blank, options.clamp, V=V, N=n,
+            FUSED=options.fused_log_softmax, CLAMPS=options.clamp > 0, TOGETHER=min(together(logits, nodes), together(out, own)),
+            **blocks(V, n), **OPTIONS,
         )  # fmt: skip
 
 
 def blocks(V: int, n: int) -> dict[str, int]:
-    """Constants of the kernels: tokens of a block, of the last one, which takes what whole ones leave, room for n durations."""
-    tail = min(BLOCK, max(LEAST, triton.next_power_of_2(V % BLOCK)))
-    return {"BLOCK": BLOCK, "TAIL": tail, "ROOM": triton.next_power_of_2(n)}
+    """Constants of the kernels: tokens of a block, of the last one, which takes what whole ones leave, room for n durations.
+
+    A block is a power of two that fits into V: of V = 513, 512 tokens and then 32 places for the last one, where one block
+    would have twice as many places as tokens.
+    """
+    block = min(MOST, max(LEAST, 1 << (V.bit_length() - 1)))
+    return {"BLOCK": block, "TAIL": max(LEAST, triton.next_power_of_2(V % block)), "ROOM": triton.next_power_of_2(n)}
 
 
 def together(logits: Tensor, nodes: Nodes) -> int:
@@ -120,7 +124,7 @@ def _normaliser(x, V: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
 
 @triton.jit
 def _scores(
-    logits, targets, target_step, table, z, stay, emit, durations, blank, V: tl.constexpr, N: tl.constexpr, FUSED: tl.constexpr,
+    logits, targets, U, table, z, stay, emit, durations, blank, V: tl.constexpr, N: tl.constexpr, FUSED: tl.constexpr,
     TOGETHER: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1)
@@ -129,7 +133,7 @@ def _scores(
     while place < size:
         u, node = place % U1, _column(table, b, FIRST_NODE_) + place
         x = logits + _first_logit(table, b, place // U1, u, TOGETHER)
-        label = tl.load(targets + b * target_step + u, mask=u + 1 < U1, other=0)
+        label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=0)
         at_blank, at_label = tl.load(x + blank).to(tl.float32), tl.load(x + label).to(tl.float32)
         largest, rest = 0.0, 0.0
         if FUSED:
@@ -175,7 +179,7 @@ def _softmax(x, out, z, share, clamp, scale, V: tl.constexpr, CLAMPS: tl.constex
 
 @triton.jit
 def _gradient(
-    logits, out, targets, target_step, table, own, z, by_blank, by_label, by_duration, incoming, blank, clamp,
+    logits, out, targets, U, table, own, z, by_blank, by_label, by_duration, incoming, blank, clamp,
     V: tl.constexpr, N: tl.constexpr, FUSED: tl.constexpr, CLAMPS: tl.constexpr, TOGETHER: tl.constexpr, BLOCK: tl.constexpr,
     TAIL: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
@@ -191,7 +195,7 @@ def _gradient(
         else:
             x, node = logits + _first_logit(table, b, t, u, TOGETHER), _column(table, b, FIRST_NODE_) + t * U1 + u
             stay, emit, normaliser = tl.load(by_blank + node), tl.load(by_label + node), tl.load(z + node)
-            label = tl.load(targets + b * target_step + u, mask=u + 1 < U1, other=blank)
+            label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=blank)
             share = stay + emit if FUSED else 0.0
             at_blank, at_label = -stay, -emit
             if share != 0.0:

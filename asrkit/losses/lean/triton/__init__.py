@@ -7,7 +7,9 @@
               by_halves     G W times the slope of H, summed over the tile, then added to both halves' gradients   1
 
 Memory: a run's G and H, tile (V + D) in the weight's dtype; forward D for each node of the tiles at work, which stay in L2.
-V and D are rounded up to multiples of 64 (a copy of the weight), so that every row is aligned. Held to the plain tiles in
+V and D are rounded up to multiples of 64 (a copy of the weight), so that every row is aligned. A tile all of whose nodes are
+skipped costs its zeros, their part of by_weight and nothing else; other skipped nodes save nothing. In float32 products run
+without tensor cores, unless torch.backends.cuda.matmul.allow_tf32 asks for them; sums over tiles take any order. Held to the plain tiles in
 Triton's interpreter and compiled for A100, H100 and B200; not yet run on a GPU. asrkit.cost.lean predicts its time.
 """
 
@@ -89,7 +91,7 @@ class Tiles:
                     B=self.common["B"], BATCH=self.common["BATCH"], **place, **self.durations,
                 )  # fmt: skip
             add_product(by_weight, gradient[:tiles].flatten(0, 1), hidden[:tiles].flatten(0, 1))
-            backward.by_halves[(triton.cdiv(depth, self.columns), tiles)](
+            backward.by_halves[(triton.cdiv(depth, self.columns) * tiles,)](
                 *self.halves, self.weight, self.table, gradient, *shares, by_encoded, by_predicted,
                 BD=self.columns, **place, **self.common,
             )  # fmt: skip

@@ -77,8 +77,8 @@ def by_halves(
 
     The first sums are added to by_encoded (B, T, D), the others to by_predicted (B, U1, D). A program takes BD columns of a tile.
     """
-    tile, r, k = tl.program_id(1), tl.arange(0, ROWS), tl.arange(0, BK)
-    d = tl.program_id(0) * BD + tl.arange(0, BD)
+    r, k, across = tl.arange(0, ROWS), tl.arange(0, BK), tl.cdiv(DEPTH, BD)
+    tile, d = tl.program_id(0) // across, tl.program_id(0) % across * BD + tl.arange(0, BD)  # neighbours read the same gradient
     b, t0, u0 = locate(first_tile + tile, table, B, BATCH)
     t, u, node, valid, has_label = nodes_of(b, t0, u0, table)
     stay, emit, active, any_active = shares_of(by_blank, by_label, node, valid, skip)
