@@ -60,17 +60,18 @@ class OnFakes(EachOp):
 
 
 def lean_launches(
-    loss: Callable[..., Tensor], *, B: int, T: int, U1: int, D: int, V: int, dtype: torch.dtype = torch.bfloat16, cc: int = 90,
-    compiles: bool = False, **options: Any,
+    loss: Callable[..., Tensor], *, B: int, T: int, U1: int, D: int, V: int, dtype: torch.dtype = torch.bfloat16,
+    halves: torch.dtype | None = None, cc: int = 90, compiles: bool = False, **options: Any,
 ) -> OnFakes:  # fmt: skip
     """What rnnt_loss_lean or tdt_loss_lean (weight with V rows) launches on a GPU, forward and backward, without its reduction.
 
-    The arguments' checks, which wait for the lengths once, are left out. `compiles` puts Triton's kernels for sm_`cc` into
-    `made`.
+    The arguments' checks, which wait for the lengths once, are left out. `halves` is the dtype of these two, where autocast
+    leaves them wider than the weight. `compiles` puts Triton's kernels for sm_`cc` into `made`.
     """
     sizes = (B, T, D), (B, U1, D), (V, D), (V,)
     with gpu_of_fakes(torch.tensor([[T, U1 - 1]] * B), cc, compiles) as count:
-        given = [torch.empty(size, device="cuda", dtype=dtype).requires_grad_() for size in sizes]
+        dtypes = halves or dtype, halves or dtype, dtype, dtype
+        given = [torch.empty(size, device="cuda", dtype=kind).requires_grad_() for size, kind in zip(sizes, dtypes, strict=True)]
         rest = [torch.empty(size, device="cuda", dtype=torch.long) for size in ((B, U1 - 1), B, B)]
         costs = loss(*given, *rest, reduction="none", **options)
         with torch.no_grad():  # torch's engine would look for the device

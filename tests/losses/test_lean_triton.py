@@ -33,6 +33,7 @@ class Case(NamedTuple):
     dropout: float = 0.0
     durations: tuple[int, ...] = ()
     skip: float = 0.0
+    halves: torch.dtype | None = None  # under autocast these are wider than the weight
 
 
 CASES = [
@@ -47,6 +48,7 @@ CASES = [
     Case(B=1, T=2, U=1, D=8, V=8198, durations=(0, 1, 2, 3, 4)),
     Case(B=5, T=20, U=0, D=72, V=64, dtype=torch.float16),  # no labels at all, and nothing to round up but D
     Case(B=2, T=40, U=12, V=8, skip=1e-3),
+    Case(dtype=torch.float16, halves=torch.float32, activation="tanh"),
 ]  # fmt: skip
 
 
@@ -86,7 +88,8 @@ def tensors(case):
         given[1][b, labels[b] + 1 :] = math.nan
         targets[b, labels[b] :] = 10**6
     given[2] /= D**0.5
-    return [tensor.to(case.dtype) for tensor in given], [targets, frames, labels]
+    dtypes = [case.halves or case.dtype] * 2 + [case.dtype] * 2
+    return [tensor.to(dtype) for tensor, dtype in zip(given, dtypes, strict=True)], [targets, frames, labels]
 
 
 def graded(case, given, rest, impl, device="cpu"):
@@ -129,15 +132,16 @@ def test_a_call_takes_few_launches_and_nobody_waits(loss, most):
     assert count.launches <= most, (kernels, +count.ops)
 
 
-COMPILED = [(80, torch.bfloat16), (90, torch.bfloat16), (100, torch.bfloat16), (90, torch.float32)]
+COMPILED = [(cc, torch.bfloat16, torch.bfloat16) for cc in (80, 90, 100)]
+COMPILED += [(90, torch.bfloat16, torch.float32), (90, torch.float32, torch.float32)]  # under autocast, and without
 
 
-@pytest.mark.parametrize("cc, dtype", COMPILED, ids=str)
-def test_what_a_call_launches_compiles_without_spills_and_fills_eight_warps(cc, dtype):
+@pytest.mark.parametrize("cc, dtype, halves", COMPILED, ids=str)
+def test_what_a_call_launches_compiles_without_spills_and_fills_eight_warps(cc, dtype, halves):
     pytest.importorskip("triton")
     loss, half = (tdt_loss_lean, True) if dtype == torch.bfloat16 else (rnnt_loss_lean, False)
     options = {"impl": "triton", "activation": "tanh", "dropout": 0.1, "seed": 1}
-    made = lean_launches(loss, **SHAPE | {"B": 1}, dtype=dtype, cc=cc, compiles=True, **options).made
+    made = lean_launches(loss, **SHAPE | {"B": 1}, dtype=dtype, halves=halves, cc=cc, compiles=True, **options).made
     unit = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[cc] if half else "FFMA"
     for name in ("scores", "by_logits", "by_halves"):
         kernel = made[name]

@@ -9,8 +9,9 @@
 Memory: a run's G and H, tile (V + D) in the weight's dtype; forward D for each node of the tiles at work, which stay in L2.
 V and D are rounded up to multiples of 64 (a copy of the weight), so that every row is aligned. A tile all of whose nodes are
 skipped costs its zeros, their part of by_weight and nothing else; other skipped nodes save nothing. In float32 products run
-without tensor cores, unless torch.backends.cuda.matmul.allow_tf32 asks for them; sums over tiles take any order. Held to the plain tiles in
-Triton's interpreter and compiled for A100, H100 and B200; not yet run on a GPU. asrkit.cost.lean predicts its time.
+without tensor cores unless torch.backends.cuda.matmul.allow_tf32 is set; sums over tiles are taken in any order.
+Held to the plain tiles in Triton's interpreter and compiled for A100, H100 and B200; not yet run on a GPU.
+asrkit.cost.lean predicts its time.
 """
 
 from collections.abc import Sequence
