@@ -14,7 +14,7 @@ from asrkit.shapes import expect
 VARIANTS = ("torchaudio", "wavefront", "numba", "overwrite", "split", "packed", "lean")
 NODE_BYTES = 20  # log-normaliser, two arcs and two shares of a node, float32: what backward still holds
 TILE_BYTES = {"wavefront": 1 << 20, "packed": 1 << 20, "lean": 4 << 20}  # on a CPU
-GPU_TILE_BYTES = {"wavefront": 1 << 28, "packed": 1 << 26, "lean": 1 << 24}
+GPU_TILE_BYTES = {"wavefront": 1 << 28, "packed": 1 << 26, "lean": 1 << 24}  # in plain torch; in Triton: asrkit.cost.lean
 
 
 @dataclass(frozen=True, kw_only=True)

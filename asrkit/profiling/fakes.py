@@ -97,11 +97,12 @@ def gpu_of_fakes(lengths: Tensor, cc: int, compiles: bool) -> Iterator[OnFakes]:
     patches: list[Any] = [
         mock.patch.object(availability, "numba_cuda_works", return_value=True),
         mock.patch.object(torch.cuda, "get_device_properties", return_value=chip),
-        mock.patch.object(torch.cuda, "_lazy_init", return_value=None),
         mock.patch.object(torch.cuda, "device_of", return_value=nullcontext()),
         mock.patch.object(lean, "check_lengths", return_value=lengths),
         mock.patch.object(Nodes, "on", on),
     ]
+    if not torch.cuda.is_available():  # where it is, the device is set up as for any other use
+        patches.append(mock.patch.object(torch.cuda, "_lazy_init", return_value=None))
     if find_spec("numba_cuda"):
         lattices = [import_module(f"asrkit.losses.{room}.numba_cuda") for room in ("rnnt", "tdt")]
         patches += [mock.patch.object(lattice, "launch", of_numba) for lattice in lattices]
