@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from asrkit.cost import Range, TranscriptionCost, transcription_cost
@@ -115,6 +116,33 @@ def stacked(
     ax.set_xlabel(unit)
     ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
+
+
+def lean_tile(frames: int, labels: int, tile: tuple[int, int], axes: Sequence[Axes]) -> Sequence[Axes]:
+    """A lattice of frames x labels cut into tiles of (frames, labels); and one tile's product, with what stays in registers."""
+    wide, high = tile
+    for t in range(0, frames, wide):
+        for u in range(0, labels, high):
+            shade = COLOURS[0] if (t, u) == (wide, high) else "white"
+            size = min(wide, frames - t), min(high, labels - u)
+            axes[0].add_patch(Rectangle((t, u), *size, facecolor=shade, edgecolor=COLOURS[5], alpha=0.8))
+    axes[0].set(xlim=(0, frames), ylim=(0, labels), xlabel="frame t", ylabel="labels so far, u")
+    blocks = [  # left, bottom, width, height, colour, words
+        (0, 0, 3, 4, COLOURS[0], "H of the tile\n128 nodes x D\nin L2"),
+        (3.5, 4.5, 8.3, 3, "white", ""),
+        (5.2, 4.5, 2.6, 3, COLOURS[3], "chunk of W\nD x 128"),
+        (5.2, 0, 2.6, 4, COLOURS[2], "128 x 128\nlogits in\nregisters"),
+        (9, 0, 2.8, 4, COLOURS[1], "of each node:\nlargest, sum,\nblank, label"),
+    ]
+    for left, bottom, width, height, colour, words in blocks:
+        axes[1].add_patch(Rectangle((left, bottom), width, height, facecolor=colour, edgecolor=COLOURS[5], alpha=0.5))
+        axes[1].text(left + width / 2, bottom + height / 2, words, ha="center", va="center", fontsize=8)
+    for start, end in (((3, 2), (5.2, 2)), ((7.8, 2), (9, 2)), ((9, 7.9), (11.8, 7.9))):
+        axes[1].annotate("", end, start, arrowprops={"arrowstyle": "->", "color": COLOURS[5]})
+    axes[1].text(3.5, 7.9, "V outputs, chunk by chunk", fontsize=8, va="center")
+    axes[1].set(xlim=(-0.2, 12), ylim=(-0.2, 8.3))
+    axes[1].axis("off")
+    return axes
 
 
 def lengths(seconds: np.ndarray, tokens: np.ndarray, axes: Sequence[Axes]) -> Sequence[Axes]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from asrkit.bench.cases import NONE, Arms, Case
 from asrkit.bench.peer_worker import inputs
 from asrkit.bench.row_kernels import counts
+from asrkit.cost import card_called, lean_ms
 from asrkit.losses import rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches, tdt_loss
 from asrkit.losses.availability import expect_runs
 from asrkit.losses.nodes import Nodes, Options
@@ -160,6 +161,8 @@ def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
         "lean_triton": {"floor_FLOP": 4 * product}, "lean_skip": skipping,
     }  # fmt: skip
     of_arm |= {f"{name}_bfloat16": told | half for name, told in of_arm.items() if name.startswith("lean")}
+    for name, itemsize in (("lean_triton", 4), ("lean_triton_bfloat16", 2)):
+        of_arm[name] = of_arm[name] | predicted(device, shape, itemsize)
     lattice = "built so that one alignment dominates" if trained else "of random weights"
     params: dict[str, Any] = {"shape": [*shape], "activation": "tanh", "lattice": lattice}
     params |= {"floor_B": 2 * 4 * sum(leaf.nelement() for leaf in leaves), "floor_FLOP": 3 * product}
@@ -170,6 +173,13 @@ def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
         ratios=[("torchaudio", name) for name in arms if name != "torchaudio"]
         + [("torchaudio_flushed", name) for name in arms if "torchaudio_flushed" in arms and name.startswith("lean")],
     )  # fmt: skip
+
+
+def predicted(device: str, shape: Shape, itemsize: int) -> dict[str, float]:
+    """`predicted_ms` of the lean loss in Triton, (B, T, U1, D, V), by asrkit.cost.lean; nothing where it does not know the GPU."""
+    card = card_called(torch.cuda.get_device_name(device)) if device.startswith("cuda") else None
+    sizes = dict(zip(("B", "T", "U1", "D", "V"), shape, strict=True))
+    return {"predicted_ms": round(sum(lean_ms(card, itemsize=itemsize, **sizes).values()), 3)} if card else {}
 
 
 def variants(leaves: tuple[Tensor, ...], rest: Any) -> Arms:

@@ -1,4 +1,4 @@
-"""What models cost: bytes and operations, counted (`counts`), and dollars, with where each number is from (`money`)."""
+"""What models cost: bytes and operations counted (`counts`), a GPU's milliseconds predicted (`lean`), dollars (`money`)."""
 
 from asrkit.cost.counts import (
     CARDS,
@@ -13,6 +13,7 @@ from asrkit.cost.counts import (
     largest_batch,
 )
 from asrkit.cost.encoders import predicted_ms
+from asrkit.cost.lean import Phase, card_called, lean_floor_ms, lean_ms, lean_peak, lean_phases
 from asrkit.cost.money import (
     KIN,
     MODEL,
@@ -44,11 +45,13 @@ __all__ = [
     "Card",
     "Instance",
     "Peak",
+    "Phase",
     "Range",
     "Speed",
     "Terms",
     "TranscriptionCost",
     "break_even_rtfx",
+    "card_called",
     "cheapest_pair",
     "compare",
     "encoder_flops",
@@ -56,6 +59,10 @@ __all__ = [
     "joint_bytes",
     "joint_flops",
     "largest_batch",
+    "lean_floor_ms",
+    "lean_ms",
+    "lean_peak",
+    "lean_phases",
     "load_prices",
     "power",
     "predicted_ms",

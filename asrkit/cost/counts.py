@@ -14,7 +14,7 @@ from asrkit.shapes import expect
 VARIANTS = ("torchaudio", "wavefront", "numba", "overwrite", "split", "packed", "lean")
 NODE_BYTES = 20  # log-normaliser, two arcs and two shares of a node, float32: what backward still holds
 TILE_BYTES = {"wavefront": 1 << 20, "packed": 1 << 20, "lean": 4 << 20}  # on a CPU
-GPU_TILE_BYTES = {"wavefront": 1 << 28, "packed": 1 << 26, "lean": 1 << 24}
+GPU_TILE_BYTES = {"wavefront": 1 << 28, "packed": 1 << 26, "lean": 1 << 24}  # in plain torch; in Triton: asrkit.cost.lean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +150,8 @@ class Card(NamedTuple):
     source: str
     memory_GB_per_s: float | None = None
     float32_TFLOP_per_s: float | None = None  # without tensor cores
+    half_TFLOP_per_s: float | None = None  # of tensor cores, float16 or bfloat16, without sparsity
+    cache_GB_per_s: float | None = None  # of L2, by width and clock: doi 10.1016/j.ultsonch.2023.106546, table 3
 
 
 NVIDIA = "https://www.nvidia.com/en-us"
@@ -163,9 +165,9 @@ CARDS = (
     Card("GeForce RTX 4090", 24, 2022, f"{NVIDIA}/geforce/graphics-cards/40-series/rtx-4090/"),
     Card("GeForce RTX 5090", 32, 2025, f"{NVIDIA}/geforce/graphics-cards/50-series/rtx-5090/"),
     Card("A100 (40 GB)", 40, 2020, f"{NVIDIA}/data-center/a100/"),
-    Card("A100 (80 GB)", 80, 2020, f"{NVIDIA}/data-center/a100/", 2039, 19.5),
-    Card("H100", 80, 2022, f"{NVIDIA}/data-center/h100/", 3350, 67),
-    Card("H200", 141, 2024, f"{NVIDIA}/data-center/h200/", 4800, 67),
+    Card("A100 (80 GB)", 80, 2020, f"{NVIDIA}/data-center/a100/", 2039, 19.5, 312, 7219),
+    Card("H100", 80, 2022, f"{NVIDIA}/data-center/h100/", 3350, 67, 989.5, 8986),
+    Card("H200", 141, 2024, f"{NVIDIA}/data-center/h200/", 4800, 67, 989.5, 8986),
 )
 
 

@@ -4,12 +4,14 @@ import functools
 import os
 import shutil
 import sysconfig
+import warnings
 from importlib import import_module
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from asrkit.losses.nodes import Nodes, Options, Scores
 from asrkit.shapes import expect
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -63,12 +65,26 @@ def fastest(scores: Tensor) -> str:
 
 
 def lattice_beside(scores: Tensor) -> str:
-    """Which lattice follows Triton's kernels: Numba's where they can run on these scores too, else that in plain torch."""
+    """Which lattice follows Triton's kernels: Numba's on a GPU where numba-cuda is found to work, else that in plain torch."""
     try:
         expect_runs("numba_cuda", scores)
     except ValueError:
         return "wavefront"
-    return "numba_cuda"
+    return "numba_cuda" if numba_cuda_works(scores.device) else "wavefront"
+
+
+@functools.cache
+def numba_cuda_works(device: torch.device) -> bool:
+    """Whether a numba-cuda that compiles also launches a lattice of one node; if not, a RuntimeWarning says why. Asked once."""
+    try:
+        lattice = import_module("asrkit.losses.rnnt.numba_cuda").lattice
+        node = torch.zeros(1, device=device)
+        lattice(Scores(node, node, node), Nodes.packed(torch.tensor([[1, 0]]), 1), Options(blank=0), False)
+    except Exception as error:
+        remedy = "The lattice runs in plain torch, three launches a diagonal. Reinstall with pip install 'asrkit[cuda]'."
+        warnings.warn(f"numba-cuda is installed and does not work: {error!r}. {remedy}", RuntimeWarning, stacklevel=2)
+        return False
+    return True
 
 
 def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bool) -> str:
@@ -95,7 +111,7 @@ def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
         expect(not why, "impl", "'wavefront'", f"'numba_cuda', which fails here: {why}", "pip install 'asrkit[cuda]'.")
     if impl == "triton":
         why = lacks("triton")
-        expect(not why, "impl", "'plain'", f"'triton', which fails here: {why}")
+        expect(not why, "impl", "another implementation", f"'triton', which fails here: {why}", "Pass impl='auto'.")
         expect(scores.dtype in (torch.float32, *HALVES), name, "float32, float16 or bfloat16 with impl='triton'", scores.dtype)
     if impl in ("numba_cuda", "triton"):
         wanted = "cpu" if {"numba_cuda": SIMULATED, "triton": INTERPRETED}[impl] else "cuda"

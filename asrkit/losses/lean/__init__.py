@@ -25,7 +25,8 @@ from asrkit.shapes import dims, expect
 
 Activation = Literal["relu", "tanh"]
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
-LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": "wavefront"}  # beside each implementation's tiles
+LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": ""}  # beside each implementation's tiles; "": what works
+TILE_BYTES = {"cpu": 1 << 22, "cuda": 1 << 24, "triton": 1 << 28}  # a core's cache; a GPU's; launches of some milliseconds each
 
 
 @eager
@@ -39,8 +40,9 @@ def rnnt_loss_lean(
 
     encoded (B, T, D) and predicted (B, U1, D) are the halves of the joint, projected; weight (V, D), bias (V,) or None. Exact:
     values and all four gradients are those of the joint, in nats. Memory: one tile of `tile` nodes (D + V + D each on a CPU, some
-    four times that in plain torch), about 40 bytes a node, and the gradients. Price: the logits are computed twice, four
-    matrix products instead of three.
+    four times that in plain torch, D + V in the second pass of Triton's kernels), about 40 bytes a node, and the gradients.
+    A tile is by default what fits a cache, and with Triton 256 MiB, since each takes three launches. Price: the logits are
+    computed twice, four matrix products instead of three.
 
     dropout drops hidden elements by a mask that depends on `seed` (drawn from torch.manual_seed's generator if None), the
     utterance, the node and the column alone: computed again, never stored. skip > 0 leaves nodes with no larger share of
@@ -95,8 +97,8 @@ def _loss(
     if torch.is_autocast_enabled(encoded.device.type):
         weight = weight.to(torch.get_autocast_dtype(encoded.device.type))
     picked = _pick(impl, encoded, weight)
-    made, nodes = _joint(weight, **joint), Nodes.packed(lengths, outputs)
-    beside = lattice_beside(encoded) if picked == "triton" else LATTICES[picked]
+    made, nodes = _joint(weight, picked, **joint), Nodes.packed(lengths, outputs)
+    beside = LATTICES[picked] or lattice_beside(encoded)
     lattice = import_module(f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{beside}").lattice
     tiles = import_module(f"{__name__}.{picked}").Tiles
     arguments = as_index(targets), nodes, Options(blank=blank % V, **options), made, tiles, lattice
@@ -115,13 +117,13 @@ def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
     return impl
 
 
-def _joint(weight: Tensor, activation: str, dropout: float, seed: int | None, skip: float, tile: int | None) -> Joint:
+def _joint(weight: Tensor, impl: str, activation: str, dropout: float, seed: int | None, skip: float, tile: int | None) -> Joint:
     expect(activation in ("relu", "tanh"), "activation", "'relu' or 'tanh'", repr(activation))
     expect(isinstance(dropout, Real) and 0 <= dropout < 1, "dropout", "a probability below 1", dropout)
     expect(isinstance(skip, Real) and 0 <= skip < 1, "skip", "a share of the likelihood, below 1", skip)
     expect(tile is None or (type(tile) is int and tile > 0), "tile", "a number of nodes, at least 1", tile)
     expect(seed is None or (isinstance(seed, int) and 0 <= seed < 2**32), "seed", "an integer of 32 bits", seed)
     drawn = int(torch.randint(2**31, ())) if dropout and seed is None else seed or 0
-    tile_bytes = 1 << 22 if weight.device.type == "cpu" else 1 << 24  # a core's cache; a GPU's, beside what else stands there
+    tile_bytes = TILE_BYTES["triton" if impl == "triton" else "cpu" if weight.device.type == "cpu" else "cuda"]
     nodes = tile or max(64, tile_bytes // (max(weight.shape) * weight.element_size()))
     return Joint(activation=activation, dropout=dropout, seed=drawn, skip=skip, tile=nodes)

@@ -16,7 +16,7 @@ from torch import Tensor
 from asrkit.losses.autograd import Lattice, by_duration, refuse_second_derivative
 from asrkit.losses.nodes import FRAMES, LABELS, Nodes, Options, Scores
 
-SEGMENT = 32  # tiles whose active nodes are looked for at once
+SEGMENT = 32  # tiles whose active nodes are looked for at once, on a CPU
 NONE = 1e-30  # a share so small adds nothing to any float32 sum of shares
 
 
@@ -27,21 +27,56 @@ class Joint:
     activation: str = "relu"
     dropout: float = 0.0
     seed: int = 0
-    tile: int = 1024  # nodes whose logits exist at once
+    tile: int = 1024  # nodes whose logits, or these logits' gradient, exist at once
     skip: float = 0.0  # nodes whose share of the likelihood is no larger are left out of the second pass
 
 
 class Tiles(Protocol):
-    """Tiles of one call: an implementation keeps its buffers and the gradients' sums in it."""
+    """Tiles of one call: an implementation keeps its buffers in it."""
 
-    def scores(self, first: int, last: int, scores: Scores) -> None:
+    def scores(self, scores: Scores) -> None:
+        """Write the scores of all nodes."""
+
+    def gradients(
+        self, z: Tensor, by_blank: Tensor, by_label: Tensor, by_duration: Tensor | None, incoming: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Gradients by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), times `incoming` (B,)."""
+
+
+class NodeTiles:
+    """Tiles of consecutive nodes, one after another: what the plain tiles and those of Numba have in common."""
+
+    nodes: Nodes
+    joint: Joint
+
+    def scores(self, scores: Scores) -> None:
+        """Write the scores of all nodes."""
+        for first in range(0, self.nodes.count, self.joint.tile):
+            self.score(first, min(first + self.joint.tile, self.nodes.count), scores)
+
+    def gradients(
+        self, z: Tensor, by_blank: Tensor, by_label: Tensor, by_duration: Tensor | None, incoming: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Gradients by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), times `incoming` (B,)."""
+        sizes = self.nodes.on(z.device)[:, FRAMES] * (self.nodes.on(z.device)[:, LABELS] + 1)
+        scale = incoming.repeat_interleave(sizes, output_size=self.nodes.count)  # (N,)
+        for index in _active(by_blank + by_label, self.joint):
+            part = scale[index]
+            durations = None if by_duration is None else by_duration[index] * part[:, None]
+            self.accumulate(index, z[index], by_blank[index] * part, by_label[index] * part, durations)
+        return self.totals()
+
+    def score(self, first: int, last: int, scores: Scores) -> None:
         """Write the scores of nodes first..last-1 into `scores`."""
+        raise NotImplementedError
 
     def accumulate(self, index: Tensor, z: Tensor, by_blank: Tensor, by_label: Tensor, durations: Tensor | None) -> None:
         """Add what the nodes `index` (n,) contribute to the gradients; the others are theirs, already scaled."""
+        raise NotImplementedError
 
-    def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Sums by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,)."""
+    def totals(self) -> tuple[Tensor, ...]:
+        """The sums so far, zeros at first."""
+        raise NotImplementedError
 
 
 class LeanLoss(torch.autograd.Function):
@@ -57,8 +92,7 @@ class LeanLoss(torch.autograd.Function):
         z, stay, emit = encoded.new_empty((3, nodes.count), dtype=dtype).unbind()
         scores = Scores(z, stay, emit, encoded.new_empty((nodes.count, n), dtype=dtype) if n else None)
         tiles = make(*given, nodes, options, joint)
-        for first in range(0, nodes.count, joint.tile):
-            tiles.scores(first, min(first + joint.tile, nodes.count), scores)
+        tiles.scores(scores)
         del tiles
         shares = lattice(scores.lowered(options.sigma), nodes, options, grad)
         if grad:
@@ -71,15 +105,8 @@ class LeanLoss(torch.autograd.Function):
         refuse_second_derivative()
         *given, z, by_blank, by_label, durations = ctx.saved_tensors
         nodes, options, joint, make = ctx.rest
-        tiles = make(*given, nodes, options, joint)
-        table = nodes.on(z.device)
-        sizes = table[:, FRAMES] * (table[:, LABELS] + 1)
-        scale = incoming[0].to(z).repeat_interleave(sizes, output_size=nodes.count)  # (N,)
-        for index in _active(by_blank + by_label, joint):
-            part = scale[index]
-            durations_here = None if durations is None else durations[index] * part[:, None]
-            tiles.accumulate(index, z[index], by_blank[index] * part, by_label[index] * part, durations_here)
-        grads = (grad.to(like.dtype) for grad, like in zip(tiles.gradients(), given, strict=False))
+        made = make(*given, nodes, options, joint).gradients(z, by_blank, by_label, durations, incoming[0].to(z).contiguous())
+        grads = (grad.to(like.dtype) for grad, like in zip(made, given, strict=False))
         return (*grads, *[None] * 6)
 
 

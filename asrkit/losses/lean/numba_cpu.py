@@ -10,7 +10,7 @@ from numba import njit, prange
 from torch import Tensor
 
 from asrkit.losses.dropout import kept, node_key, threshold
-from asrkit.losses.lean.driver import Joint
+from asrkit.losses.lean.driver import Joint, NodeTiles
 from asrkit.losses.nodes import FIRST_NODE, LABELS, Nodes, Options, Scores
 from asrkit.losses.rows.numba_cpu import FLOAT, SUMS, array, pool
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store, tanh
@@ -18,7 +18,7 @@ from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store, tanh
 CHUNKS = 16  # of nodes that threads share out: fixed, so that sums do not depend on the number of threads
 
 
-class Tiles:
+class Tiles(NodeTiles):
     """asrkit.losses.lean.driver.Tiles."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Tiles:
         (_, self.T, D), self.U1, V = encoded.shape, predicted.shape[1], len(weight)
         self.halves = [array(half.reshape(-1, D).contiguous()) for half in (encoded, predicted)]
         self.weight, self.bias, self.targets = weight.detach(), bias.detach().float().numpy(), targets.numpy()
-        self.table, self.options, self.joint = nodes.table.numpy(), options, joint
+        self.nodes, self.table, self.options, self.joint = nodes, nodes.table.numpy(), options, joint
         self.tokens = V - len(options.durations)
         rows = min(joint.tile, nodes.count)
         self.hidden, self.logits = weight.new_empty(rows, D), weight.new_empty(rows, V)
@@ -37,7 +37,7 @@ class Tiles:
         self.shapes = encoded.shape, predicted.shape, weight.shape
         self.sums: tuple[Tensor, ...] = ()
 
-    def scores(self, first: int, last: int, scores: Scores) -> None:
+    def score(self, first: int, last: int, scores: Scores) -> None:
         """Write the scores of nodes first..last-1 into `scores`."""
         where, _, logits = self._logits(torch.arange(first, last, device="cpu"))
         n = last - first
@@ -64,7 +64,7 @@ class Tiles:
             _scatter(array(hidden), array(by_hidden), where, self.joint.activation == "tanh", F(keep), self.threshold,
                      torch.get_num_threads(), encoded.numpy(), predicted.numpy())  # fmt: skip
 
-    def gradients(self) -> tuple[Tensor, ...]:
+    def totals(self) -> tuple[Tensor, ...]:
         """Sums by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,)."""
         encoded, predicted, weight, bias, _ = self._sums()
         return encoded.view(self.shapes[0]), predicted.view(self.shapes[1]), weight, bias.sum(0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from asrkit.losses import dropout
-from asrkit.losses.lean.driver import Joint
+from asrkit.losses.lean.driver import Joint, NodeTiles
 from asrkit.losses.nodes import FIRST_NODE, LABELS, Nodes, Options, Scores
 
 
@@ -19,7 +19,7 @@ class Where(NamedTuple):
     keys: Tensor
 
 
-class Tiles:
+class Tiles(NodeTiles):
     """asrkit.losses.lean.driver.Tiles; sums of gradients in float32 or better."""
 
     def __init__(
@@ -29,14 +29,14 @@ class Tiles:
         self.T, self.U1, self.D = encoded.shape[1], predicted.shape[1], encoded.shape[2]
         self.halves = [half.detach().reshape(-1, self.D).contiguous() for half in (encoded, predicted)]  # (B T, D), (B U1, D)
         self.weight, self.shapes = weight.detach(), (encoded.shape, predicted.shape, weight.shape, bias.shape)
-        self.targets, self.options, self.joint = targets, options, joint
+        self.targets, self.nodes, self.options, self.joint = targets, nodes, options, joint
         self.table, self.tokens = nodes.on(encoded.device), len(weight) - len(options.durations)
         self.first = self.table[:, FIRST_NODE].contiguous()
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
         self.bias = bias.detach().to(self.dtype).contiguous()
         self.sums: tuple[Tensor, ...] = ()
 
-    def scores(self, first: int, last: int, scores: Scores) -> None:
+    def score(self, first: int, last: int, scores: Scores) -> None:
         """Write the scores of nodes first..last-1 into `scores`."""
         where, to = self.locate(torch.arange(first, last, device=self.weight.device)), slice(first, last)
         logits = self._logits(self._hidden(where)[0])
@@ -64,10 +64,6 @@ class Tiles:
         by_predicted.view(-1, self.D).index_add_(0, where.predicted, by_hidden)
         by_weight += low.T @ hidden
         by_bias += grad.sum(0)
-
-    def gradients(self) -> tuple[Tensor, ...]:
-        """Sums by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,)."""
-        return self.totals()
 
     def totals(self) -> tuple[Tensor, ...]:
         """The sums so far, zeros at first."""

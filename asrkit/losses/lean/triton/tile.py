@@ -1,0 +1,97 @@
+"""Device functions of the kernels beside this file: where a tile of nodes lies, its hidden layer, and a matrix product.
+
+A tile is FRAMES_OF x LABELS_OF nodes of one utterance: neighbours in both directions, so that what the gradient adds to one
+frame (or one row of labels) is summed over the tile first. Row r of a tile is node (t0 + r // LABELS_OF, u0 + r % LABELS_OF).
+The mask of dropout is that of asrkit.losses.dropout, whose hash stands here once more in Triton.
+"""
+
+import triton
+import triton.language as tl
+
+from asrkit.losses import availability, dropout, nodes
+
+FRAMES_OF, LABELS_OF = tl.constexpr(16), tl.constexpr(8)
+ROWS = tl.constexpr(128)  # their product
+FRAMES, LABELS, FIRST_NODE = tl.constexpr(nodes.FRAMES), tl.constexpr(nodes.LABELS), tl.constexpr(nodes.FIRST_NODE)
+COLUMNS = tl.constexpr(8)  # of the table of asrkit.losses.nodes.Nodes
+INTERPRETED = tl.constexpr(availability.INTERPRETED)
+VARIED = ["B", "T", "U1", "V", "outputs", "n", "blank", "first_tile", "turns", "seed", "least"]  # not worth a kernel for each value
+FIRST, SECOND, GOLDEN = tl.constexpr(dropout.FIRST), tl.constexpr(dropout.SECOND), tl.constexpr(dropout.GOLDEN)
+
+
+@triton.jit
+def locate(tile, table, B, BATCH: tl.constexpr):
+    """Utterance of a tile, its first frame and first row of labels, by `table` (B, 8). A tile too many has no valid node."""
+    i = tl.arange(0, BATCH)
+    frames = tl.load(table + i * COLUMNS + FRAMES, mask=i < B, other=0).to(tl.int32)
+    labels = tl.load(table + i * COLUMNS + LABELS, mask=i < B, other=-1).to(tl.int32)
+    across = tl.cdiv(labels + 1, LABELS_OF)
+    tiles = tl.cdiv(frames, FRAMES_OF) * across  # of each utterance
+    b = tl.minimum(tl.sum((tl.cumsum(tiles) <= tile).to(tl.int32)), B - 1)
+    place = tile - tl.sum(tl.where(i < b, tiles, 0))
+    across = tl.sum(tl.where(i == b, across, 0))
+    return b, place // across * FRAMES_OF, place % across * LABELS_OF
+
+
+@triton.jit
+def nodes_of(b, t0, u0, table):
+    """Of a tile's rows: frame, row of labels, place among all nodes, whether there is such a node, and whether a label is left."""
+    r = tl.arange(0, ROWS)
+    t, u = t0 + r // LABELS_OF, u0 + r % LABELS_OF
+    T, U = tl.load(table + b * COLUMNS + FRAMES), tl.load(table + b * COLUMNS + LABELS)
+    node = tl.load(table + b * COLUMNS + FIRST_NODE) + t * (U + 1) + u
+    valid = (t < T) & (u <= U)
+    return t, u, node, valid, valid & (u < U)
+
+
+@triton.jit
+def hidden_layer(encoded, predicted, b, t, u, d, valid, seed, least, keep, T, U1, D, is_tanh: tl.constexpr, drops: tl.constexpr):
+    """Hidden layer of nodes (n,) at columns `d` (k,), and its derivative by the sum of both halves: (n, k) each, float32."""
+    here = valid[:, None] & (d < D)[None, :]
+    row_e, row_p = (b * T + t).to(tl.int64) * D, (b * U1 + u).to(tl.int64) * D
+    x = tl.load(encoded + row_e[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
+    x += tl.load(predicted + row_p[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
+    if is_tanh:
+        y = _tanh(x)
+        slope = 1.0 - y * y
+    else:
+        y = tl.where(x < 0, 0.0, x)  # NaN passes
+        slope = tl.where(x > 0, 1.0, 0.0)
+    if drops:
+        scale = tl.where(_kept(b, t, u, d, seed, least), keep, 0.0)
+        y, slope = y * scale, slope * scale
+    return y, slope
+
+
+@triton.jit
+def product(left, right, right_step, is_column, K, BK: tl.constexpr, TF32: tl.constexpr):
+    """left (n, K) @ right (K, m) in float32, from pointers to their first BK columns and rows; `right_step` leads a row on."""
+    total = tl.zeros((left.shape[0], right.shape[1]), tl.float32)
+    for k in range(0, K, BK):
+        x = tl.load(left + k)
+        y = tl.load(right + k * right_step, mask=is_column[None, :], other=0.0)
+        if INTERPRETED:  # which multiplies bfloat16 as bit patterns
+            x, y = x.to(tl.float32), y.to(tl.float32)
+        total = tl.dot(x, y, total, input_precision="tf32" if TF32 else "ieee")
+    return total
+
+
+@triton.jit
+def _tanh(x):
+    e = tl.exp(-2.0 * tl.abs(x))
+    return tl.where(x >= 0, 1.0, -1.0) * (1.0 - e) / (1.0 + e)
+
+
+@triton.jit
+def _kept(b, t, u, d, seed, least):
+    """Whether dropout keeps elements `d` (k,) of nodes (n,): bool (n, k)."""
+    key = _hash32(seed.to(tl.uint32) + b.to(tl.uint32))
+    key = _hash32(_hash32(key + t.to(tl.uint32)) + u.to(tl.uint32))
+    return _hash32(key[:, None] ^ (d.to(tl.uint32) * GOLDEN)[None, :]) >= least.to(tl.uint32)
+
+
+@triton.jit
+def _hash32(x):
+    x = (x ^ (x >> 16)) * FIRST
+    x = (x ^ (x >> 15)) * SECOND
+    return x ^ (x >> 16)
