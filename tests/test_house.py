@@ -32,7 +32,7 @@ BARE = FLOORS[0] | FLOORS[1] | FLOORS[2] | {"profiling", "bench", "cli", "doctor
 KERNELS = {"torch", "torchaudio", "numpy", "numba", "llvmlite", "triton"}  # a bare GPU machine: the last two come with the rest
 SEPARATE = "asrkit/data/espeak_worker.py"  # a GPL program of its own
 
-PACKAGE_LINES = 13200  # of code: without blank lines, comments and docstrings
+PACKAGE_LINES = 15900  # of code: without blank lines, comments and docstrings
 FILE_LINES = 400
 FUNCTION_LINES = 60
 LONG: dict[str, str] = {}  # "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer
