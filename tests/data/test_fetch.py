@@ -1,5 +1,6 @@
 import hashlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from lhotse.utils import resumable_download
 from asrkit.data import fetch as module
 from asrkit.data.fetch import fetch
 
-DATA = os.urandom(200_000)
+DATA = random.Random(0).randbytes(200_000)  # the same in every process: tests are named by it
 SHA256, MD5 = hashlib.sha256(DATA).hexdigest(), hashlib.md5(DATA).hexdigest()
 ROOT = Path(module.__file__).resolve().parents[2]
 

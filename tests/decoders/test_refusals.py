@@ -134,7 +134,9 @@ def test_blank_is_an_int(given, name, blank):
 
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize(
-    "durations", [None, 3, {0, 1}, (True, 0), (0, 10**9), torch.tensor([0, 1]), np.array([0, 1]), iter((0, 1))], ids=repr
+    "durations",
+    [None, 3, {0, 1}, (True, 0), (0, 10**9), torch.tensor([0, 1]), np.array([0, 1]), iter((0, 1))],
+    ids=lambda given: type(given).__name__,
 )
 def test_durations_are_a_short_sequence_of_ints(make, given, name, durations):
     model = doubled(make("foreign", 1, durations=(0, 1)), durations=durations)
