@@ -20,22 +20,22 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 LACKS = {"gpu": "" if torch.cuda.is_available() else "no CUDA device", "browser": "" if CHROMIUM else "no chromium"}
 
 
-def pytest_itemcollected(item):
-    """A file's tests stay together where `make test` runs two at once, and the series with the browser that opens its report."""
-    series = item.path.name == "test_notebooks.py" or item.path.parent.name == "browser"
-    item.add_marker(pytest.mark.xdist_group("series" if series else str(item.path)))
-
-
 def pytest_collection_modifyitems(config, items):
     """Skip what is marked `gpu` or `browser` where there is none (REQUIRE_BROWSER=1: fail); tests of a browser come last."""
     items.sort(key=lambda item: bool(item.get_closest_marker("browser")))  # what they need, others may have made
-    if hasattr(config, "workerinput"):  # of two at once, one takes the series, which is longest, from the start
-        items.sort(key=lambda item: item.get_closest_marker("xdist_group").args != ("series",))
+    if hasattr(config, "workerinput"):
+        items.sort(key=turn)
     for item in items:
         for marker, lack in LACKS.items():
             required = marker == "browser" and os.environ.get("REQUIRE_BROWSER", "") not in ("", "0")
             if lack and not required and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=lack))
+
+
+def turn(item):
+    """When a test's file has its turn where two run at once: the longest first, and JupyterLab once the series has left a model."""
+    places = {"test_notebooks.py": 0, "test_lab.py": 2, "test_pages.py": 4}
+    return places.get(item.path.name, 1 if item.path.parent.name == "bench" else 3)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -55,9 +55,12 @@ def chromium():
 
 
 @pytest.fixture(scope="session")
-def series_home(tmp_path_factory):
-    """$ASRKIT_HOME of whole notebooks: corpora and the demo model are made once, by whoever comes first."""
-    return tmp_path_factory.mktemp("series_home")
+def series_home(request, tmp_path_factory):
+    """$ASRKIT_HOME of whole notebooks, one for all processes: corpora and the demo model are made once, by whoever comes first."""
+    base = tmp_path_factory.getbasetemp()
+    home = (base.parent if hasattr(request.config, "workerinput") else base) / "series_home"
+    home.mkdir(exist_ok=True)
+    return home
 
 
 @pytest.fixture(autouse=True)
