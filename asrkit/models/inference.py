@@ -18,7 +18,8 @@ def optimize(model: M, *, feed_forward: FeedForward = "as_it_is") -> M:
 
     On a CPU it is changed itself: batch norms are folded into convolutions, linear layers are packed where oneDNN has products
     of their dtype. On CUDA its FastConformer becomes a fused one (asrkit.models.fused); of an encoder given alone, that is what is
-    returned. Afterwards the model can be neither saved nor trained nor moved. ValueError in training mode.
+    returned. Afterwards the model is for inference where it is: training is refused, and saving or moving packed layers too.
+    ValueError in training mode.
     feed_forward="float8", for a FastConformer in bfloat16 on CUDA, also computes its feed-forwards in 8-bit floats, which
     is another arithmetic: what that loses is to be measured with the model in question.
     """

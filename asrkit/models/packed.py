@@ -1,6 +1,6 @@
 """Linear layers for inference on a CPU: weights laid out once for oneDNN, which otherwise does so in every call."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,15 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)  # as torch.compile's freezing does
         self.bias = None if linear.bias is None else linear.bias.detach()
+
+    def _save_to_state_dict(self, *given: Any) -> None:
+        self._refuse("cannot be saved", "Save the model before it is packed or optimized.")
+
+    def _apply(self, *given: Any, **how: Any) -> Any:  # what .to(), .half(), .cuda() and their like call
+        self._refuse("cannot be moved or cast", "Do that before it is packed or optimized.")
+
+    def _refuse(self, what: str, remedy: str) -> None:
+        expect(False, "model", "layers that are not packed", f"packed ones, which {what}", remedy)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., out) of (..., in) in the dtype of the weight."""

@@ -47,6 +47,15 @@ def test_a_model_that_cannot_be_packed_is_refused_and_left_as_it_is(change):
     assert not any(type(part) is PackedLinear for part in model.modules())
 
 
+@pytest.mark.parametrize("ask, what", [
+    (lambda model: model.state_dict(), "saved"), (lambda model: model.to(torch.bfloat16), "moved or cast"),
+], ids=["state_dict", "to"])  # fmt: skip
+def test_a_packed_model_is_not_saved_or_cast_with_its_layers_left_out(ask, what):
+    model = pack(TransducerModel(presets.tiny()).eval())
+    with pytest.raises(ValueError, match=f"^model: expected layers that are not packed, got packed ones, which cannot be {what}"):
+        ask(model)
+
+
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_a_cpu_without_products_of_half_precision_packs_float32_only(name, monkeypatch):
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[name]
