@@ -71,7 +71,7 @@ def _decoders(device: str, cuda: bool) -> Iterator[Check]:
         yield Check("decoders", f"{strategy} {_kind(durations)}", "|".join(arms), partial(_greedy, device, strategy, durations))
     for durations in JUMPS:
         yield Check("decoders", f"planted {len(durations)} durations", "", partial(_planted, device, durations))
-        yield Check("decoders", f"carry {len(durations)} durations", "", partial(_carry, device, "off", durations))
+        yield Check("decoders", f"carry {len(durations)} durations", "", partial(_carry, device, durations, graphs="off"))
         yield Check("decoders", f"beam {len(durations)} durations", "", partial(_beam, device, durations))
     yield Check("decoders", "ctc batched", r"^ctc-greedy-batched in \S+: batched$", partial(_ctc, device))
 
@@ -103,14 +103,14 @@ def _planted(device: str, durations: tuple[int, ...]) -> None:
         assert found.tokens() == plan.labels, f"other labels in {dtype}"
 
 
-def _carry(device: str, mode: Any, durations: tuple[int, ...]) -> None:
+def _carry(device: str, durations: tuple[int, ...], **how: Any) -> None:
     model, (encoded, lengths) = _talker(durations, device, torch.float32), _frames(5, 30, device, torch.float32)
     whole = transducer_greedy(model, encoded, lengths, graphs="off")
-    first = transducer_greedy(model, encoded[:, :13], lengths.clamp(max=13), graphs=mode)
-    rest = transducer_greedy(model, encoded[:, 13:], (lengths - 13).clamp(min=0), graphs=mode, carry=first.carry)
+    first = transducer_greedy(model, encoded[:, :13], lengths.clamp(max=13), **how)
+    rest = transducer_greedy(model, encoded[:, 13:], (lengths - 13).clamp(min=0), carry=first.carry, **how)
     assert [a + b for a, b in zip(first.tokens(), rest.tokens(), strict=True)] == whole.tokens()
     spoilt = encoded.masked_fill(~valid_mask(lengths, 30)[..., None], torch.nan)
-    assert transducer_greedy(model, spoilt, lengths, graphs=mode).tokens() == whole.tokens(), "padding matters"
+    assert transducer_greedy(model, spoilt, lengths, **how).tokens() == whole.tokens(), "padding matters"
 
 
 def _beam(device: str, durations: tuple[int, ...]) -> None:
@@ -129,69 +129,82 @@ def _ctc(device: str) -> None:
 
 
 def _graphs(device: str, cuda: bool) -> Iterator[Check]:
-    """Graphs that are captured, on a GPU; on a CPU "auto" stands for the plain loop."""
-    for mode in ("step", "full", "auto") if cuda else ("auto",):
+    """Graphs that are captured, on a GPU, with fused and with plain turns; on a CPU "auto" stands for the plain loop.
+
+    A turn vouches for its own arms only: where a fused kernel is wrong the plain ones are measured, and the other way round.
+    """
+    ways: Any = [*product(("step", "full"), ("fused", "plain"))] * cuda + [("auto", "auto")]
+    for mode, turn in ways:
+        how: dict[str, Any] = {"graphs": mode, "turn": turn}
         made = list[tuple[str, str, Callable[[], object]]]()
         for durations, dtype in product(JUMPS, DTYPES if cuda else DTYPES[:1]):
             name = f"{dtype_name(dtype)} {len(durations)} durations"
-            made.append((name, graph_arms(mode, durations, dtype), partial(_looped, device, mode, durations, dtype)))
-        made += [("carry", "", partial(_carry, device, mode, ()))]
-        made += [("weights that change and move", "", partial(_moved, device, mode))]
-        made += [("autocast", "", partial(_autocast, device, mode))]
+            made.append((name, graph_arms(mode, turn, durations, dtype), partial(_looped, device, durations, dtype, **how)))
+        made += [("carry", "", partial(_carry, device, (), **how))]
+        made += [("weights that change and move", "", partial(_moved, device, **how))]
+        made += [("autocast", "", partial(_autocast, device, **how))]
         if cuda and mode != "auto":
-            made += [("nothing captured waits", "", partial(_never_waits, device, mode))]
+            made += [("nothing captured waits", "", partial(_never_waits, device, mode, turn))]
+        group = mode + " plain" * (turn == "plain")
         for name, arms, call in made:
-            yield Check(f"graphs {mode}", f"graphs={mode}: {name}", arms, call)
+            yield Check(f"graphs {group}", f"graphs={group}: {name}", arms, call)
 
 
-def graph_arms(mode: str, durations: Sequence[int], dtype: torch.dtype) -> str:
-    """A pattern of the arms that decode by such graphs, of models that jump so, in that dtype; "" where there are none."""
-    kind, rung = _kind(durations), {"step": "graph_of_steps", "full": "graph_whole"}.get(mode)
+def graph_arms(mode: str, turn: str, durations: Sequence[int], dtype: torch.dtype) -> str:
+    """A pattern of the arms that decode by such graphs, of models that jump so, in that dtype; "" where there are none.
+
+    Of the ladder a plain turn has the rungs of graphs. The rung of fused turns stands on a whole graph.
+    """
+    kind, end = _kind(durations), "_plain" * (turn == "plain")
     arms = {rf"{kind}-\S+": [r"window_\d+"]}  # which say nothing of graphs
-    if rung:
-        arms = {rf"{kind}-\S+": [f"label_looping_{mode}", rf"window_\d+_{mode}"], rf"ladder-{kind}\S*": [rf"\w+_{rung}"]}
+    if mode != "auto":
+        arms = {rf"{kind}-\S+": [f"label_looping_{mode}{end}", rf"window_\d+_{mode}{end}"]}
+    rungs = {("step", "plain"): "graph_of_steps", ("full", "plain"): "graph_whole", ("full", "fused"): "fused_turns"}
+    if (mode, turn) in rungs:
+        arms[rf"ladder-{kind}\S*"] = [rf"\w+_{rungs[mode, turn]}"]
     named = [rf"^{what} in {dtype_name(dtype)}: {name}$" for what, names in arms.items() for name in names]
     return "|".join(named) if dtype != torch.float16 else ""
 
 
-def _looped(device: str, mode: Any, durations: tuple[int, ...], dtype: torch.dtype) -> None:
+def _looped(device: str, durations: tuple[int, ...], dtype: torch.dtype, *, graphs: Any, turn: Any = "auto") -> None:
     """What the plain loop finds, scores up to rounding: a graph's products may be other kernels'."""
     model, how = _talker(durations, device, dtype), dict[str, Any](confidence="entropy", max_symbols=3)
+    way = {"fused": "fused", "plain": "not fused: as asked"}.get(turn, "")
     for B, T, seed, window in [(8, 48, 1, None), (8, 40, 2, None), (16, 20, 3, 1), (1, 48, 4, 8), (8, 48, 5, None)]:
         given, how["window"] = _frames(B, T, device, dtype, seed), window
-        found = transducer_greedy(model, *given, graphs=mode, **how)
+        found = transducer_greedy(model, *given, graphs=graphs, turn=turn, **how)
         if device.startswith("cuda"):
-            assert found.impl.startswith(f"label_looping, graphs={'step' if mode == 'auto' else mode}, "), found.impl
+            assert found.impl.startswith(f"label_looping, graphs={'step' if graphs == 'auto' else graphs}, {way}"), found.impl
         near(found.parts(), transducer_greedy(model, *given, graphs="off", **how).parts(), ROUNDED[dtype])
 
 
-def _moved(device: str, mode: Any) -> None:
+def _moved(device: str, **how: Any) -> None:
     model, given = _talker((), device, torch.float32), _frames(8, 48, device, torch.float32)
-    before = transducer_greedy(model, *given, graphs=mode)
+    before = transducer_greedy(model, *given, **how)
     model.output.weight.neg_()
-    after = transducer_greedy(model, *given, graphs=mode)
+    after = transducer_greedy(model, *given, **how)
     near(after.parts(), transducer_greedy(model, *given, graphs="off").parts())
     assert after.tokens() != before.tokens(), "new weights, old labels"
     model.bfloat16()
     given = given[0].bfloat16(), given[1]
-    found, wanted = (transducer_greedy(model, *given, graphs=one).parts() for one in (mode, "off"))
+    found, wanted = (transducer_greedy(model, *given, **one).parts() for one in (how, {"graphs": "off"}))
     near(found, wanted, ROUNDED[torch.bfloat16])
     graphs.release_graphs(model)
 
 
-def _autocast(device: str, mode: Any) -> None:
+def _autocast(device: str, **how: Any) -> None:
     model = _talker((), device, torch.float32)
     with torch.autocast(torch.device(device).type, torch.bfloat16):
         for seed in (3, 4):
             given = _frames(8, 48, device, torch.float32, seed)
-            found, wanted = (transducer_greedy(model, *given, graphs=one).parts() for one in (mode, "off"))
+            found, wanted = (transducer_greedy(model, *given, **one).parts() for one in (how, {"graphs": "off"}))
             near(found, wanted, ROUNDED[torch.bfloat16])
 
 
-def _never_waits(device: str, mode: str) -> None:
+def _never_waits(device: str, mode: Any, turn: Any) -> None:
     """torch itself raises at a wait, and the driver counts what Python launches beside the graph."""
     model, (encoded, lengths) = _talker((0, 1, 2), device, torch.float32), _frames(8, 48, device, torch.float32)
-    transducer_greedy(model, encoded, lengths, graphs=mode)  # type: ignore[arg-type]
+    transducer_greedy(model, encoded, lengths, graphs=mode, turn=turn)
     [(loop, run)] = graphs.MODELS[id(model)].loops.values()
     with torch.inference_mode():
         read = Reader(model, device=encoded.device)
@@ -250,9 +263,20 @@ def _encoder(device: str, cuda: bool) -> Iterator[Check]:
     ways = {name: way for group in encoder.groups(cuda, compiled=cuda).values() for name, way in group.items()}
     for name, way in ways.items():
         group = "compiled" if way.compiled else "encoder"
-        rung = rf"|^ladder-\S+ in {way.arithmetic}: \w+_graphed_encoder$"  # of the eager model; no ladder is in float16
-        arms = rf"^encoder-\S+ in \S+: {name}$" + rung * (way.graphed and not way.optimized and way.arithmetic != "float16")
+        arms = rf"^encoder-\S+ in \S+: {name}$"
+        if rung := _rung_of(way, cuda):
+            arms += rf"|^ladder-\S+ in {way.arithmetic}: {rung}$"
         yield Check(group, f"encoder {name}", arms, partial(_encoded, device, way))
+
+
+def _rung_of(way: encoder.Way, cuda: bool) -> str:
+    """A pattern of a ladder's arms that encode so, or "": none is in float16, and a graph is optimized unless it is alone."""
+    if not cuda or way.arithmetic not in ("float32", "bfloat16"):
+        return ""
+    if way.graphed:
+        known = {("float32", False): "only_graphed_encoder", ("bfloat16", True): "to_graphed_encoder"}
+        return known.get((way.arithmetic, way.optimized), "")
+    return r"\w+_optimized_encoder" if way.optimized else ""
 
 
 def _encoded(device: str, way: encoder.Way) -> None:

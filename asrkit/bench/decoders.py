@@ -72,22 +72,29 @@ def versus_nemo(
 ) -> Iterator[Case]:  # fmt: skip
     """Every loop, on CUDA label looping with graphs too; and NeMo's on the same weights and frames, if peers are wanted.
 
-    NeMo's slow loops join where our one-by-one does. Its graphs are set against our largest one.
+    Turns of graphs are fused, and plain in arms of their own. NeMo's slow loops join where our one-by-one does. Its graphs are set
+    against our largest one.
     """
     modes = ("off", "step", "full") if device.startswith("cuda") else ("auto",)
     ways = {name: {"strategy": name, "graphs": modes[0]} for name in names}
-    ways |= {f"label_looping_{mode}": {"strategy": "label_looping", "graphs": mode} for mode in modes[1:]}
+    ways |= by_graphs(modes[1:], "plain") | by_graphs(modes[1:], "fused")
     case = transducer(plan, device, ways, dtype, "greedy", without)
     pairs = [(name, "label_looping") for name in case.arms if name != "label_looping"] * ("label_looping" in case.arms)
     loops = [("frame_looping", "nested_loops")] * ({"frame_looping", "nested_loops"} <= {*case.arms})
+    fused = [(f"{name}_plain", name) for name in case.arms if f"{name}_plain" in case.arms]
     largest = next((name for name in reversed([*case.arms]) if name.startswith("label_looping")), "")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.pt"
         write(path, plan.model, plan.encoded.to(dtype), plan.lengths)
         yield replace(
-            case, ratios=[*pairs, *loops], peers=_rivals(case.what, device, "one_by_one" in names) | {"plan": str(path)},
+            case, ratios=[*pairs, *loops, *fused], peers=_rivals(case.what, device, "one_by_one" in names) | {"plan": str(path)},
             ours="label_looping", against={GRAPHS: largest},
         )  # fmt: skip
+
+
+def by_graphs(modes: Sequence[str], turn: str, name: str = "label_looping", **more: Any) -> dict[str, dict[str, Any]]:
+    """Label looping by graphs of these modes, whose turn is "plain" or "fused": where it cannot be fused such an arm cannot run."""
+    return {f"{name}_{mode}" + "_plain" * (turn == "plain"): {"graphs": mode, "turn": turn, **more} for mode in modes}
 
 
 def _rivals(what: str, device: str, slow: bool) -> dict[str, Any]:

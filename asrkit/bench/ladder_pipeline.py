@@ -20,8 +20,7 @@ from asrkit.bench.ceilings import tf32
 from asrkit.bench.encoder import graphed
 from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
-from asrkit.models import CTCModel, TransducerModel
-from asrkit.models.packed import pack
+from asrkit.models import CTCModel, TransducerModel, optimize
 from asrkit.models.transducer import log_probs
 from asrkit.shapes import expect, whole
 
@@ -37,15 +36,18 @@ class Pipeline:
 
     frontend: how features are normalised. decoder: "batched" is frame looping for a transducer; CTC has no labels to loop over.
     arithmetic: autocast is the encoder's; in inference mode it keeps no casts, so a decoder would cast its weights at each of its
-    many small steps. encoder: "packed" is for a CPU, "graphed" for CUDA. graphs: of label looping. order: of the utterances, which
-    are cut into batches. loading: a batch is read from its files before it is computed, or by a thread during the one before.
+    many small steps. encoder: "optimized" by asrkit.models.optimize, which folds and packs on a CPU and fuses on CUDA. encoding:
+    "replayed" as a graph, on CUDA. graphs: of label looping. turn: how such a graph computes a turn. order: of the utterances,
+    which are cut into batches. loading: a batch is read from its files before it is computed, or by a thread during the one before.
     """
 
     frontend: Literal["sequential", "batched"] = "sequential"
     decoder: Literal["one_by_one", "batched", "label_looping"] = "one_by_one"
     arithmetic: Literal["float32", "autocast", "bfloat16"] = "float32"
-    encoder: Literal["eager", "packed", "graphed"] = "eager"
+    encoder: Literal["eager", "optimized"] = "eager"
+    encoding: Literal["launched", "replayed"] = "launched"
     graphs: Literal["off", "step", "full"] = "off"
+    turn: Literal["plain", "fused"] = "plain"
     order: Literal["as_they_come", "by_length"] = "as_they_come"
     loading: Literal["before", "overlapped"] = "before"
 
@@ -55,6 +57,8 @@ class Pipeline:
             expect(got in known, name, "one of " + ", ".join(map(repr, known)), repr(got))
         loops = self.graphs == "off" or self.decoder == "label_looping"
         expect(loops, "graphs", f"'off' with decoder={self.decoder!r}", repr(self.graphs), "Only label looping runs as a graph.")
+        able = self.turn == "plain" or self.graphs != "off"
+        expect(able, "turn", "'plain' with graphs='off'", repr(self.turn), "Only a graph's turn can be fused.")
 
     @property
     def weights(self) -> torch.dtype:
@@ -75,6 +79,7 @@ class Task:
     batch: int
     features: FeatureConfig = field(default_factory=FeatureConfig)
     script: Tensor | None = None
+    labels: Sequence[Sequence[int]] | None = None  # of each file, where it is known what is to be heard
     device: str = "cpu"
     made: dict[Any, Any] = field(default_factory=dict)  # the model as pipelines want it
 
@@ -91,13 +96,13 @@ class Task:
         return self.made.get(how.weights)
 
     def model_for(self, how: Pipeline) -> TransducerModel | CTCModel:
-        """The model with the weights of `how`, made once; ValueError where they cannot be packed."""
-        key = how.weights, how.encoder == "packed"
+        """The model with the weights and the encoder of `how`, made once; ValueError where that cannot be."""
+        key = how.weights, how.encoder
         if key not in self.made:
-            plain = how.weights == torch.float32 and how.encoder != "packed"
-            model = self.model if plain else deepcopy(self.model).to(how.weights)
-            if how.encoder == "packed":
-                pack(model.encoder)
+            plain = key == (torch.float32, "eager")
+            model: Any = self.model if plain else deepcopy(self.model).to(how.weights)
+            if how.encoder == "optimized":
+                model.encoder = optimize(model.encoder)
             self.made[key] = model
         return self.made[key]
 
@@ -129,7 +134,7 @@ class Recogniser:
 
     def __init__(self, task: Task, how: Pipeline) -> None:
         cuda, ctc = task.device.startswith("cuda"), isinstance(task.model, CTCModel)
-        expect(cuda or how.encoder != "graphed", "encoder", "'eager' or 'packed' on a CPU", repr(how.encoder))
+        expect(cuda or how.encoding == "launched", "encoding", "'launched' on a CPU", repr(how.encoding))
         expect(cuda or how.graphs == "off", "graphs", "'off' on a CPU", repr(how.graphs), "CUDA graphs need a CUDA device.")
         expect(not ctc or how.decoder != "label_looping", "decoder", "'one_by_one' or 'batched' for CTC", repr(how.decoder))
         self.task, self.how, self.model = task, how, task.model_for(how)
@@ -137,9 +142,9 @@ class Recogniser:
         rows = sorted(range(len(task.files)), key=lambda row: -task.samples[row] if how.order == "by_length" else row)
         self.plan = [rows[start : start + task.batch] for start in range(0, len(rows), task.batch)]
         self.where = [torch.tensor(batch, device=task.device) for batch in self.plan]
-        # Arms share graphs of one arithmetic, and all graphs one pool: a batch is decoded before another is encoded.
-        self.captured: dict[tuple[int, int], Any] = task.made.setdefault(("graphs", how.arithmetic), {})
-        self.pool = task.made.setdefault("pool", torch.cuda.graph_pool_handle()) if how.encoder == "graphed" else None
+        # Arms share graphs of one encoder in one arithmetic, and all graphs one pool: a batch is decoded before another is encoded.
+        self.captured: dict[tuple[int, int], Any] = task.made.setdefault(("graphs", how.arithmetic, how.encoder), {})
+        self.pool = task.made.setdefault("pool", torch.cuda.graph_pool_handle()) if how.encoding == "replayed" else None
         self.side = torch.cuda.Stream(task.device) if cuda and how.loading == "overlapped" else None
 
     @torch.inference_mode()
@@ -151,7 +156,7 @@ class Recogniser:
                 mark("loading")
                 features, frames = self._frontend(sound)
                 mark("frontend")
-                encode = self._replay if self.how.encoder == "graphed" else self._encode
+                encode = self._replay if self.how.encoding == "replayed" else self._encode
                 encoded, ends = encode(features, frames)
                 if self.script is not None:
                     T = min(encoded.shape[1], self.script.shape[1])
@@ -162,9 +167,15 @@ class Recogniser:
         return _gathered(found, torch.cat(self.where[only]).cpu())
 
     def probe(self) -> None:
-        """Hears the batch with the longest file, to find out whether the machine can: RuntimeError or ValueError if not."""
+        """Hears the batch with the longest file, to find out whether the machine can: RuntimeError or ValueError if not.
+
+        It cannot either if it hears other labels than are known.
+        """
         longest = max(range(len(self.plan)), key=lambda number: max(self.task.samples[row] for row in self.plan[number]))
-        self(only=slice(longest, longest + 1))
+        heard = self(only=slice(longest, longest + 1)).tokens()
+        known = self.task.labels and [[*self.task.labels[row]] for row in sorted(self.plan[longest])]
+        if known and heard != known:
+            raise RuntimeError("it hears other labels than are known")
 
     def spent(self) -> dict[str, float]:
         """Milliseconds of one call by stage, the device waited for after each. Of loading by a thread: what it is waited for."""
@@ -242,7 +253,8 @@ class Recogniser:
             decode = ctc_greedy if self.how.decoder == "batched" else ctc_greedy_sequential
             return decode(log_probs(self.model.output(encoded)), ends)
         strategy: Any = "frame_looping" if self.how.decoder == "batched" else self.how.decoder
-        return transducer_greedy(self.model, encoded, ends, strategy=strategy, graphs=self.how.graphs)
+        turn = "auto" if self.how.graphs == "off" else self.how.turn
+        return transducer_greedy(self.model, encoded, ends, strategy=strategy, graphs=self.how.graphs, turn=turn)
 
 
 def rounded(T: int) -> int:

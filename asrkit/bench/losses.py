@@ -6,10 +6,13 @@ gradients; three matrix products of 2 N D V where the logits are kept, four wher
 """
 
 import contextlib
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import inf
 from re import Pattern
 from typing import Any
@@ -30,6 +33,7 @@ from asrkit.records import Measurement
 from asrkit.shapes import valid_mask
 
 DURATIONS = (0, 1, 2, 3, 4)
+LITTLE_B, LITTLE = 1 << 26, "lean_triton_64MiB_bfloat16"  # a tile, beside the usual 256 MiB, and the arm that has it
 SKIP = 1e-7  # share of the likelihood up to which lean leaves a node out
 ROUNDED = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}  # distance of gradients that rounding excuses
 # Distance of a weight's gradient, a sum over all nodes. A GPU's thread adds one node after the other in float32: emulated, that is
@@ -42,8 +46,9 @@ Shape = tuple[int, ...]
 def suite(device: str, quick: bool, *, first: bool = False, without: Pattern[str] = NONE) -> Iterator[Case]:
     """All cases, the smallest also against the reference of plain loops. On a GPU: those arms that its memory holds.
 
-    `first`: one large shape only, on given logits and from the halves of the joint. `without`: names of arms that are not even
-    tried.
+    There rows of 1025 logits, which are not aligned as 1024 are, come early. `first`: one large shape only, on given logits and
+    from the halves of the joint, and no time is taken to count what kernels are made of. `without`: names of arms that are not
+    even tried.
     """
     gpu = device.startswith("cuda")
     cpu_sizes = [(1, 200, 101, 1024), (4, 200, 101, 1024), (8, 200, 101, 1024), (8, 200, 101, 28), (2, 500, 151, 1024)]
@@ -51,6 +56,9 @@ def suite(device: str, quick: bool, *, first: bool = False, without: Pattern[str
     sizes: Sequence[Shape] = [(2, 40, 11, 28)] if quick else gpu_sizes if gpu else cpu_sizes
     wide: Shape = (2, 20, 6, 12, 16) if quick else (4, 200, 101, 640, 1024)
     makers: list[Callable[[str], Case]] = [partial(given, rnnt_loss, shape) for shape in [(1, 12, 6, 9), *sizes]]
+    if gpu and not quick:
+        odd = partial(given, rnnt_loss, (32, 200, 101, 1025))
+        makers[1:1] = [odd, partial(odd, dtype=torch.bfloat16), partial(joint, (32, 200, 101, 640, 1025))]
     if gpu:
         makers += [partial(given, rnnt_loss, shape, dtype=half) for shape in sizes for half in (torch.bfloat16, torch.float16)]
     makers += [partial(given, tdt_loss, sizes[0]), partial(ragged, sizes[len(sizes) // 2])]
@@ -68,6 +76,7 @@ def suite(device: str, quick: bool, *, first: bool = False, without: Pattern[str
                 arms = {name: arm for name, arm in case.arms.items() if not without.search(name) and fits(partial(case.run, name))}
                 arms = arms if next(iter(case.arms)) in arms else {}  # the first is what the others are compared with
                 case = replace(case, arms=arms, ratios=[pair for pair in case.ratios or () if {*pair} <= {*arms}])
+                case = replace(case, more=tuple) if first else case
             if case.arms:
                 yield case
 
@@ -97,16 +106,30 @@ def given(loss: Callable[..., Tensor], shape: Shape, device: str, dtype: torch.d
     names = ["reference"] * (T < 20) + ["wavefront", *rival, *_compiled(logits)]
     overwriting = [f"{name}_overwrite" for name in _compiled(logits)]
     slow = "torchaudio" if rival else "wavefront"
-    told = {name: counts(name, logits, len(DURATIONS) * tdt) for name in _compiled(logits) if logits.is_cuda}
-    told |= {f"{name}_overwrite": told[name] for name in told}
     params = {"shape": [*shape], "dtype": str(dtype)[6:], "floor_B": 3 * logits.nbytes, "floor_FLOP": 4 * logits.nelement()}
     request = {"loss": "tdt" if tdt else "rnnt", "shape": [*shape], "durations": [*DURATIONS] * tdt}
+    what = f"{request['loss']}-loss"
+    counting = partial(counted, what, _compiled(logits), logits, len(DURATIONS) * tdt) if logits.is_cuda else tuple
     return Case(
-        what="tdt-loss" if tdt else "rnnt-loss", arms={name: partial(arm, name) for name in names + overwriting},
-        setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()), of_arm={"torchaudio": PEER, **told},
+        what=what, arms={name: partial(arm, name) for name in names + overwriting},
+        setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()), of_arm={"torchaudio": PEER},
+        more=counting,
         params=params, ratios=[(slow, name) for name in names + overwriting if name not in ("reference", slow)],
         tolerance=ROUNDED[dtype], memory=True, warmup=_warmup(logits), logits=logits, peers=request if device == "cpu" else None,
     )  # fmt: skip
+
+
+def counted(what: str, impls: Sequence[str], logits: Tensor, n: int) -> Iterator[Measurement]:
+    """Instructions and bytes a logit of the row kernels, from their binaries: after the times, for compiling takes seconds."""
+    params = {"shape": [*logits.shape], "dtype": str(logits.dtype)[6:], "device": "cuda"}
+    for impl in impls:
+        told = counts(impl, logits, n)["sass"]
+        if isinstance(told, str):
+            print(f"{what}: kernels of {impl}: {told}", file=sys.stderr)
+            continue
+        for (kernel, numbers), metric in product(told.items(), ("instructions_a_logit", "bytes_a_logit")):
+            unit = "B" if metric.startswith("bytes") else "1"
+            yield Measurement(what, metric, unit, numbers[metric], impl=impl, params=params | {"kernel": kernel}, timer="none")
 
 
 def _compiled(logits: Tensor) -> list[str]:
@@ -148,31 +171,48 @@ def ragged(shape: Shape, device: str) -> Case:
 
 
 def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
-    """Forward and backward from the halves of the joint, (B, T, U1, D, V) with tanh, to the gradients of these and the weights."""
+    """Forward and backward from the halves of the joint, (B, T, U1, D, V) with tanh, to the gradients of these and the weights.
+
+    What the lean loss in bfloat16 is to be set against on a GPU is torchaudio_bfloat16: a joint under autocast whose logits are
+    cast to float32, for torchaudio takes no bfloat16. Its offsets have 32 bits, so it has no arm where there are more logits.
+    """
     B, T, U1, D, V = shape
     leaves, rest = halves(shape, device, trained)
     arms, share = variants(leaves, rest), active(leaves, rest)
-    left_out = ["split", "overwrite"] if trained else ["split"] * (B > 4) + ["lean_skip_bfloat16"]
-    product = 2 * B * T * U1 * D * V
-    skipping = {"skip": SKIP, "active": share, "floor_FLOP": round((1 + 3 * share) * product)}
+    left_out = left_out_of(shape, trained)
+    multiplying = 2 * B * T * U1 * D * V
+    skipping = {"skip": SKIP, "active": share, "floor_FLOP": round((1 + 3 * share) * multiplying)}
     half = {"dtype": "bfloat16", "tolerance": 0.1 if trained else 0.05}  # as far as a whole joint in bfloat16 is off
-    of_arm: dict[str, dict[str, Any]] = {
-        "torchaudio": PEER, "torchaudio_flushed": PEER, "split": {"floor_FLOP": 4 * product}, "lean": {"floor_FLOP": 4 * product},
-        "lean_triton": {"floor_FLOP": 4 * product}, "lean_skip": skipping,
-    }  # fmt: skip
+    twice = {"floor_FLOP": 4 * multiplying}  # the logits are computed again
+    of_arm: dict[str, dict[str, Any]] = {"torchaudio": PEER, "torchaudio_flushed": PEER, "lean_skip": skipping}
+    of_arm |= dict.fromkeys(("split", "lean", "lean_triton"), twice)
     of_arm |= {f"{name}_bfloat16": told | half for name, told in of_arm.items() if name.startswith("lean")}
+    of_arm |= {"torchaudio_bfloat16": half, LITTLE: of_arm["lean_triton_bfloat16"] | {"tile": little(D, V)}}
     for name, itemsize in (("lean_triton", 4), ("lean_triton_bfloat16", 2)):
         of_arm[name] = of_arm[name] | predicted(device, shape, itemsize)
     lattice = "built so that one alignment dominates" if trained else "of random weights"
     params: dict[str, Any] = {"shape": [*shape], "activation": "tanh", "lattice": lattice}
-    params |= {"floor_B": 2 * 4 * sum(leaf.nelement() for leaf in leaves), "floor_FLOP": 3 * product}
+    params |= {"floor_B": 2 * 4 * sum(leaf.nelement() for leaf in leaves), "floor_FLOP": 3 * multiplying}
     arms = {name: arm for name, arm in arms.items() if name not in left_out}
     return Case(
         what="rnnt-loss-joint" + "-aligned" * trained, arms=arms, params=params, of_arm=of_arm, memory=True,
         tolerance=PEER["tolerance"] if trained else SUMMED[leaves[0].device.type], warmup=0 if T > 100 else 3,
-        ratios=[("torchaudio", name) for name in arms if name != "torchaudio"]
+        ratios=[("torchaudio", name) for name in arms if name != "torchaudio" and "torchaudio" in arms]
+        + [("torchaudio_bfloat16", name) for name in arms if "torchaudio_bfloat16" in arms and re.match("lean.*bfloat16", name)]
         + [("torchaudio_flushed", name) for name in arms if "torchaudio_flushed" in arms and name.startswith("lean")],
     )  # fmt: skip
+
+
+def little(D: int, V: int) -> int:
+    """Nodes of a tile of LITTLE_B in bfloat16, of hidden numbers and of the gradient of logits."""
+    return LITTLE_B // (2 * (D + V))
+
+
+def left_out_of(shape: Shape, trained: bool) -> list[str]:
+    """Variants that take no part at (B, T, U1, D, V)."""
+    B, T, U1, _, V = shape
+    left_out = ["split", "overwrite"] if trained else ["split"] * (B > 4) + ["lean_skip_bfloat16"]
+    return left_out + ["torchaudio", "torchaudio_bfloat16"] * (B * T * U1 * V >= 2**31)
 
 
 def predicted(device: str, shape: Shape, itemsize: int) -> dict[str, float]:
@@ -182,12 +222,20 @@ def predicted(device: str, shape: Shape, itemsize: int) -> dict[str, float]:
     return {"predicted_ms": round(sum(lean_ms(card, itemsize=itemsize, **sizes).values()), 3)} if card else {}
 
 
-def variants(leaves: tuple[Tensor, ...], rest: Any) -> Arms:
-    """Ways from encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,) to the loss and their gradients."""
+def variants(leaves: tuple[Tensor, ...], rest: Any, *, gpu: bool | None = None) -> Arms:
+    """Ways from encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,) to the loss and their gradients.
+
+    gpu: those of a GPU, too; None: where the leaves are on one.
+    """
     encoded, predicted, weight, bias = leaves
+    gpu = encoded.is_cuda if gpu is None else gpu
 
     def build(encoded: Tensor, predicted: Tensor) -> Tensor:
         return torch.nn.functional.linear(torch.tanh(encoded[:, :, None] + predicted[:, None]), weight, bias)
+
+    def eager() -> Tensor:
+        """torchaudio on a joint under autocast: it takes no bfloat16."""
+        return rnnt_loss(build(encoded, predicted).float(), *rest, impl="torchaudio")
 
     def arm(loss: Callable[[], Tensor], half: bool = False) -> tuple[Tensor, ...]:
         with torch.autocast(encoded.device.type, torch.bfloat16, enabled=half):
@@ -205,13 +253,16 @@ def variants(leaves: tuple[Tensor, ...], rest: Any) -> Arms:
     lean = partial(rnnt_loss_lean, *leaves, *rest, activation="tanh")
     ways: dict[str, Callable[[], Tensor]] = {
         "overwrite": lambda: rnnt_loss(build(encoded, predicted), *rest, overwrite_logits=True),
-        "torchaudio": lambda: rnnt_loss(build(encoded, predicted), *rest, impl="torchaudio"),
+        "torchaudio": eager,
         "split": lambda: split_batches(build, encoded, predicted, *rest, size=1, overwrite_logits=True),
         "lean": lean, "lean_skip": partial(lean, skip=SKIP),
     }  # fmt: skip
-    if encoded.is_cuda:
+    if gpu:
         ways["lean_triton"] = partial(lean, impl="triton")
     halved = {f"{name}_bfloat16": partial(arm, way, half=True) for name, way in ways.items() if name.startswith("lean")}
+    if gpu:
+        small = partial(lean, impl="triton", tile=little(weight.shape[1], weight.shape[0]))
+        halved |= {"torchaudio_bfloat16": partial(arm, eager, half=True), LITTLE: partial(arm, small, half=True)}
     flush: Arms = {} if encoded.is_cuda else {"torchaudio_flushed": flushed}
     return {**{name: partial(arm, way) for name, way in ways.items()}, **flush, **halved}
 
@@ -270,7 +321,7 @@ def limits(device: str, until: float = inf) -> Iterator[Measurement]:
                 raise TimeoutError(f"no time for the largest batch of {name}, and what follows it")
             variants(*halves((B, T, U1, D, V), device))[name]()
 
-        B = largest(train, most=100 if name == "torchaudio" else 2**12)  # its offsets have 32 bits
+        B = largest(train, most=100 if name.startswith("torchaudio") else 2**12)  # its offsets have 32 bits
         params = {"shape": [B, T, U1, D, V], "device": device}
         yield Measurement("rnnt-loss-joint", "largest_lattice", "nodes", B * T * U1, impl=name, params=params, timer="none")
 

@@ -28,16 +28,24 @@ class RowKernel:
     bytes: float  # read and written for each logit
 
 
-@lru_cache
 def row_kernels(impl: str, dtype: torch.dtype, *, V: int, n: int = 0, cc: int = 90, together: int = 1) -> dict[str, RowKernel]:
     """The "scores" and "gradient" kernels of "triton" or "numba_cuda" for V tokens and n durations on sm_`cc`.
 
     `together`: see asrkit.losses.rows.triton. V is taken to have many blocks, so that a loop is left to count; numba_cuda's
     kernels do not depend on it. RuntimeError where a compiler is missing, see asrkit.profiling.cubin.
     """
+    if impl != "triton":
+        return _compiled(impl, dtype, 0, 0, cc, 1)
+    from asrkit.losses.rows import triton as rows
+
+    return _compiled(impl, dtype, MANY * rows.MOST + V % rows.MOST, n, cc, together)
+
+
+@lru_cache
+def _compiled(impl: str, dtype: torch.dtype, V: int, n: int, cc: int, together: int) -> dict[str, RowKernel]:
+    """Kept for the process: seconds are compiled at, and one kernel serves many a V."""
     made = dict(_triton(dtype, V, n, cc, together) if impl == "triton" else _numba(dtype, cc))
-    size = dtype.itemsize
-    return {name: counted(cubin, size) for name, cubin in made.items()}
+    return {name: counted(cubin, dtype.itemsize) for name, cubin in made.items()}
 
 
 def counts(impl: str, logits: Tensor, n: int = 0) -> dict[str, Any]:
@@ -69,7 +77,7 @@ def triton_types(dtype: torch.dtype, V: int, n: int = 0, **constants: Any) -> di
 def _triton(dtype: torch.dtype, V: int, n: int, cc: int, together: int) -> Iterator[tuple[str, Cubin]]:
     from asrkit.losses.rows import triton as rows
 
-    for name, types in triton_types(dtype, MANY * rows.MOST + V % rows.MOST, n, TOGETHER=together).items():
+    for name, types in triton_types(dtype, V, n, TOGETHER=together).items():
         pointers = [argument for argument, kind in types.items() if str(kind).startswith("*")]
         yield name, compile_triton(getattr(rows, f"_{name}"), types, cc=cc, warps=rows.OPTIONS["num_warps"], aligned=pointers)
 

@@ -54,10 +54,11 @@ def arms_of(device):
             add(what, [name], one.arithmetic)
     modes = ("step", "full") if cuda else ()
     for kind in ("rnnt", "tdt"):
-        graphs = [f"label_looping_{mode}" for mode in modes]
+        graphs = [f"label_looping_{mode}{end}" for mode, end in product(modes, ("", "_plain"))]
         add(f"{kind}-greedy", [*decoders.LOOPS, "one_by_one", *graphs], "float32", "bfloat16")
         add(f"{kind}-greedy-window", [f"window_{size}" for size in decoders.WINDOWS])
-        add(f"{kind}-greedy-graphs", [f"window_{size}_{mode}" for size in (8, 1) for mode in ("off", *modes)], "bfloat16")
+        windowed = ["off", *modes, *["full_plain"] * cuda]
+        add(f"{kind}-greedy-graphs", [f"window_{size}_{mode}" for size in (8, 1) for mode in windowed], "bfloat16")
         add(f"{kind}-recogniser", ["label_looping_off", *graphs], "bfloat16")
     for kind, rung in product(("rnnt", "tdt", "ctc"), ladder.RUNGS):
         if (cuda or rung not in ladder.OF_GPU) and not (kind == "ctc" and rung in ladder.OF_CTC):
@@ -69,7 +70,8 @@ def arms_of(device):
     add("precision-parakeet_ctc_0_6b", ["autocast", "bfloat16"], "bfloat16")
     add("precision-parakeet_ctc_0_6b", ["float16"], "float16")
     add("half-over-autocast", ["autocast", "bfloat16"], "bfloat16")
-    losses_of = {*losses.variants(*losses.halves((1, 2, 2, 2, 2), "cpu")), *(["lean_triton"] if cuda else [])}
+    odd = {"lean_triton", losses.LITTLE, "torchaudio_bfloat16"}
+    losses_of = {*losses.variants(*losses.halves((1, 2, 2, 2, 2), "cpu")), *(odd if cuda else [])}
     for name in losses_of:
         add("rnnt-loss-joint", [name], "bfloat16" if name.endswith("_bfloat16") else "float32")
     for what in ("rnnt-loss", "tdt-loss"):
@@ -102,7 +104,7 @@ def bars(check):
 
 
 def test_no_check_that_fails_takes_all_graphs_along():
-    named = ": (label_looping|window_.)_(step|full)$|: .*_graph_(whole|of_steps)$"
+    named = ": (label_looping|window_.)_(step|full)(_plain)?$|: .*_(graph_whole|graph_of_steps|fused_turns)$"
     graphs = {way for way in arms_of("cuda") if re.search(named, way)}
     assert len(graphs) > 25
     for check in checks.table("cuda"):
@@ -111,24 +113,48 @@ def test_no_check_that_fails_takes_all_graphs_along():
         modes = {mode for mode in ("_full", "_whole", "_step") for way in found if mode in way}
         assert len(found) < len(graphs) / 3 and len(kinds) <= 1, check.name
         assert check.group == "ladder" or len(modes - {"_whole"}) <= 1, check.name
+        assert check.group == "ladder" or len({turn_of(way) for way in found}) <= 1, check.name
 
 
+def turn_of(way):
+    """The turn that an arm's graph computes; the rungs of graphs have plain ones."""
+    return "plain" if re.search("_plain$|_graph_(whole|of_steps)$", way) else "fused"
+
+
+def test_fused_turns_that_are_wrong_leave_every_plain_graph_and_the_other_way_round():
+    graphs = [check for check in checks.table("cuda") if re.match("graphs (step|full)", check.group)]
+    barred = {turn: set().union(*(bars(check) for check in graphs if check.group.endswith("plain") == (turn == "plain")))
+              for turn in ("plain", "fused")}  # fmt: skip
+    for turn, ways in barred.items():
+        assert {turn_of(way) for way in ways} == {turn} and len(ways) > 15
+        assert {guards.way("window_8_full" + "_plain" * (turn == "plain"), f"{kind}-greedy-graphs", "bfloat16")
+                for kind in ("rnnt", "tdt")} <= ways  # fmt: skip
+    assert guards.way("to_graph_whole", "ladder-tdt", "bfloat16") in barred["plain"]
+    assert guards.way("to_fused_turns", "ladder-tdt", "bfloat16") in barred["fused"]
+
+
+@pytest.mark.parametrize("turn", ["fused", "plain"])
 @pytest.mark.parametrize("mode", ["step", "full"])
-def test_a_check_of_graphs_vouches_for_the_model_and_the_arithmetic_that_it_shows(mode):
+def test_a_check_of_graphs_vouches_for_the_model_and_the_arithmetic_that_it_shows(mode, turn):
+    end = "_plain" * (turn == "plain")
+    group = mode + " plain" * (turn == "plain")
     by = {
-        check.name.removeprefix(f"graphs={mode}: "): bars(check)
+        check.name.removeprefix(f"graphs={group}: "): bars(check)
         for check in checks.table("cuda")
-        if check.group == f"graphs {mode}"
+        if check.group == f"graphs {group}"
     }
     for name in ("autocast", "nothing captured waits", "carry", "weights that change and move", "float16 0 durations"):
         assert by[name] == set(), name
     for kind, count in (("rnnt", 0), ("tdt", 5)):
         for dtype in ("float32", "bfloat16"):
             found = by[f"{dtype} {count} durations"]
-            assert f"{kind}-greedy in {dtype}: label_looping_{mode}" in found
-            assert all(f"{kind}" in way and f" in {dtype}: " in way and mode[:4] in way.replace("whole", "full") for way in found)
-        assert f"{kind}-greedy-graphs in bfloat16: window_8_{mode}" in by[f"bfloat16 {count} durations"]
-        assert f"{kind}-recogniser in bfloat16: label_looping_{mode}" in by[f"bfloat16 {count} durations"]
+            assert f"{kind}-greedy in {dtype}: label_looping_{mode}{end}" in found
+            rungs = {"_whole": "_full", "_fused_turns": "_full"}
+            shown = {way: way.replace(*next((rung for rung in rungs.items() if rung[0] in way), ("", ""))) for way in found}
+            assert all(f"{kind}" in way and f" in {dtype}: " in way and mode[:4] in shown[way] for way in found)
+        if (mode, turn) != ("step", "plain"):  # which no window has
+            assert f"{kind}-greedy-graphs in bfloat16: window_8_{mode}{end}" in by[f"bfloat16 {count} durations"]
+        assert f"{kind}-recogniser in bfloat16: label_looping_{mode}{end}" in by[f"bfloat16 {count} durations"]
 
 
 def test_the_loops_without_graphs_vouch_for_none_and_batched_is_not_the_other_batched():
@@ -142,12 +168,13 @@ def test_the_loops_without_graphs_vouch_for_none_and_batched_is_not_the_other_ba
     assert {way[:11] for way in by["encoder bfloat16"]} == {"encoder-bfl"}
 
 
-@pytest.mark.parametrize("rung", ["graph_whole", "graph_of_steps", "graphed_encoder"])
+@pytest.mark.parametrize("rung", ["graph_whole", "graph_of_steps", "fused_turns", "graphed_encoder", "optimized_encoder"])
 def test_a_graph_that_fails_its_check_is_on_no_ladder_of_its_kind(rung):
     for kind, how in product(("rnnt", "tdt"), (f"to_{rung}", f"only_{rung}")):
         way = guards.way(how, f"ladder-{kind}", "bfloat16" if how.startswith("to") else "float32")
         vouching = {check.group for check in checks.table("cuda") if way in bars(check)}
-        assert vouching - {"ladder"} in ({"graphs full"}, {"graphs step"}, {"encoder"}) and "ladder" in vouching
+        of = {"graph_whole": "graphs full plain", "graph_of_steps": "graphs step plain", "fused_turns": "graphs full"}
+        assert vouching - {"ladder"} == {of.get(rung, "encoder")} and "ladder" in vouching
     alone = [check for check in checks.table("cuda") if check.group == "ladder"]
     assert not any(re.search(check.vouches, name) for check in alone for name in arms_of("cuda") if "ladder-" not in name)
 
@@ -175,12 +202,12 @@ def test_a_graphs_scores_may_be_off_by_rounding_and_its_tokens_not(monkeypatch):
 
     monkeypatch.setattr(checks, "transducer_greedy", decode)
     wrong["scores"] = lambda found: found.scores * 1.002
-    checks._looped("cpu", "auto", (), torch.bfloat16)
+    checks._looped("cpu", (), torch.bfloat16, graphs="auto")
     with pytest.raises(AssertionError, match="apart, of"):
-        checks._looped("cpu", "auto", (), torch.float32)
+        checks._looped("cpu", (), torch.float32, graphs="auto")
     wrong["frames"] = lambda found: found.frames + 1
     with pytest.raises(AssertionError, match="integers differ"):
-        checks._looped("cpu", "auto", (), torch.bfloat16)
+        checks._looped("cpu", (), torch.bfloat16, graphs="auto")
 
 
 def off_by_one(decode):

@@ -82,20 +82,21 @@ def test_windows_are_measured_with_every_kind_of_graph_on_a_gpu_and_without_here
     asked = list[tuple]()
 
     def transducer(plan, device, ways, dtype, what, without):
-        asked.append(
-            (bool(plan.model.durations), len(plan.lengths), {name: (way["window"], way["graphs"]) for name, way in ways.items()})
-        )
+        asked.append((bool(plan.model.durations), len(plan.lengths), {name: (*way.values(),) for name, way in ways.items()}))
         return bench.Case(what=what, arms=dict.fromkeys(ways, tuple), params={"shape": [1], "dtype": str(dtype)[6:]})
 
     monkeypatch.setattr(claims.decoders, "transducer", transducer)
     monkeypatch.setattr(claims, "planted", lambda B, T, durations, **sizes: planted(B, 8, V=33, width=240, durations=durations))
     made = [*claims.suite("cuda", False, only=("windows",))]
     assert [one[:2] for one in asked] == [(False, 1), (False, 16), (True, 1), (True, 16)]
-    ways = {f"window_{size}_{mode}": (size, mode) for size in (8, 1) for mode in ("off", "step", "full")}
+    ways = {f"window_{size}_{mode}": (mode, "fused", size) for size in (8, 1) for mode in ("step", "full")}
+    ways |= {f"window_{size}_off": (size, "off") for size in (8, 1)}
+    ways |= {f"window_{size}_full_plain": ("full", "plain", size) for size in (8, 1)}
     assert all(one[2] == ways for one in asked)
-    assert {("window_8_off", "window_8_step"), ("window_8_off", "window_8_full"), ("window_1_off", "window_1_full")} <= {
-        *made[0].ratios
-    }
+    assert {
+        ("window_8_off", "window_8_step"), ("window_8_off", "window_8_full"), ("window_1_off", "window_1_full"),
+        ("window_8_off", "window_8_full_plain"), ("window_8_full_plain", "window_8_full"), ("window_1_full_plain", "window_1_full"),
+    } <= {*made[0].ratios}  # fmt: skip
     assert all({*pair} <= {*ways} and one.params["dtype"] == "bfloat16" for one in made for pair in one.ratios)
     assert [one.ratios for one in claims.suite("cpu", True, only=("windows",))] == [[("window_1_off", "window_8_off")]] * 2
 
@@ -119,3 +120,61 @@ def test_a_decoder_that_hears_something_else_is_not_measured(monkeypatch):
     monkeypatch.setattr(claims, "transducer_greedy", lambda model, encoded, lengths, **way: claims.ctc_greedy(encoded, lengths))
     with pytest.raises(AssertionError, match="finds other labels than were planted"):
         [*next(claims.suite("cpu", True, only=("loops",))).measurements()]
+
+
+def decoding(monkeypatch, graph):
+    """Graphs without a GPU: the plain loop decodes, unless `graph` has something else for (mode, turn)."""
+    plain = claims.transducer_greedy
+
+    def decode(*given, graphs="off", turn="auto", **how):
+        return graph(graphs, turn, lambda: plain(*given, graphs="off", **how))
+
+    ways = claims._graphs("cuda")
+    monkeypatch.setattr(claims, "transducer_greedy", decode)
+    monkeypatch.setattr(claims, "_graphs", lambda device: ways)
+
+
+@pytest.mark.parametrize(("wrong", "left"), [("fused", "label_looping_full_plain"), ("plain", "label_looping_full")])
+def test_turns_that_are_wrong_leave_the_others_and_the_loops_to_be_measured(monkeypatch, wrong, left):
+    def graph(mode, turn, decode):
+        found = decode()
+        return replace(found, labels=found.labels + 1) if turn == wrong else found
+
+    decoding(monkeypatch, graph)
+    found = dict[str, str]()
+    study = next(claims.suite("cpu", True, only=("loops",)))
+    with pytest.raises(AssertionError, match="^label_looping_\\w+ finds other labels than were planted"):
+        found.update((one.what, one.params.get("graph", "")) for one in study.measurements())
+    assert found == {"label-looping-2x": "", "label-looping-faster": "", "graphs-cut-launches": left}
+
+
+def test_a_turn_that_cannot_be_fused_is_no_arm_and_the_reason_is_said(monkeypatch, capsys):
+    def graph(mode, turn, decode):
+        if turn == "fused":
+            raise RuntimeError("graphs='full': capture failed, RuntimeError: turn='fused': triton is not installed")
+        return decode()
+
+    decoding(monkeypatch, graph)
+    found = [*claims._recognisers("parakeet_tdt_1_1b", "cpu", True, re.compile("(?!)"))]
+    assert {one.impl for one in found if one.what == "recogniser-batch"} == {"label_looping_off", "label_looping_full_plain"}
+    (whole,) = (one for one in found if one.what == "graphs-label-looping-tdt")
+    assert whole.params["graph"] == "label_looping_full_plain" and whole.params["arms"] == [*ASKED[whole.what].arms]
+    said = capsys.readouterr().err
+    assert "label_looping_full of tdt-recogniser is left out: graphs='full': capture failed" in said
+    assert said.count("triton is not installed") == 2
+
+
+def test_a_device_that_a_graph_has_ended_ends_the_study(monkeypatch):
+    def graph(mode, turn, decode):
+        if turn == "fused":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return decode()
+
+    def dead(device):
+        raise RuntimeError("CUDA error: dead")
+
+    decoding(monkeypatch, graph)
+    monkeypatch.setattr(claims.decoders.guards, "synchronize", dead)
+    with pytest.raises(claims.decoders.guards.DeviceLost) as lost:
+        [*next(claims.suite("cpu", True, only=("loops",))).measurements()]
+    assert lost.value.blame == ("rnnt-greedy", "label_looping_full")

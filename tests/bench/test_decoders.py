@@ -72,3 +72,32 @@ def test_an_arm_that_ends_the_gpus_context_ends_the_making_of_cases(plan, monkey
     tried.clear()
     without = decoders.guards.without_lost(decoders.NONE, [lost.value.blame])  # the first of the arms: none is tried
     assert not decoders.transducer(plan, "cpu", ways, torch.float32, "greedy", without).arms and tried == []
+
+
+def test_graphs_have_an_arm_for_each_turn_and_one_that_cannot_be_fused_has_none(plan, monkeypatch, capsys):
+    asked = dict[str, tuple]()
+
+    def transducer(plan, device, ways, dtype, what, without):
+        asked.update({name: (way["graphs"], way.get("turn", "")) for name, way in ways.items()})
+        return decoders.Case(what=what, arms=dict.fromkeys(ways, tuple), params={"shape": [1]})
+
+    made = decoders.transducer
+    monkeypatch.setattr(decoders, "transducer", transducer)
+    (case,) = decoders.versus_nemo(plan, "cuda")
+    wanted = {f"label_looping_{mode}{end}": (mode, turn) for mode in ("step", "full")
+              for end, turn in (("", "fused"), ("_plain", "plain"))}  # fmt: skip
+    assert {name: how for name, how in asked.items() if how[1]} == wanted
+    assert {("label_looping_full_plain", "label_looping_full"), ("label_looping_step_plain", "label_looping_step")} <= {
+        *case.ratios
+    }
+    assert [*case.against.values()] == ["label_looping_full"]
+
+    def unfused(model, encoded, lengths, graphs="off", turn="auto", **how):
+        if turn == "fused":
+            raise RuntimeError("graphs='step': capture failed, RuntimeError: turn='fused': triton is not installed")
+        return transducer_greedy(model, encoded, lengths, **how)
+
+    monkeypatch.setattr(decoders, "transducer_greedy", unfused)
+    ways = {"label_looping": {}} | decoders.by_graphs(["step"], "plain") | decoders.by_graphs(["step"], "fused")
+    assert [*made(plan, "cpu", ways, torch.float32, "greedy").arms] == ["label_looping", "label_looping_step_plain"]
+    assert "label_looping_step is left out: graphs='step': capture failed" in capsys.readouterr().err

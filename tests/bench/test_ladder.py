@@ -17,12 +17,14 @@ from asrkit.bench.ladder_pipeline import Pipeline, Recogniser, read_wav, rounded
 from asrkit.cli import main
 from asrkit.ledger import Claim, verdict
 from asrkit.models.encoders import halve
+from asrkit.models.folded import Folded
+from asrkit.models.fused import FusedFastConformer, fuse
 from asrkit.models.packed import PackedLinear
 
 KINDS = {what: config for what, config, _ in ladder.configs("tiny")}
 FASTEST = {"ladder-rnnt-tiny": "label_looping", "ladder-tdt-tiny": "label_looping", "ladder-ctc-tiny": "batched"}
 LAST = "to_overlapped"
-LEFT_OUT = {"graphed_encoder", "graph_of_steps", "graph_whole"}
+LEFT_OUT = {"graphed_encoder", "graph_of_steps", "graph_whole", "fused_turns"}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -61,7 +63,7 @@ def test_every_rung_says_what_the_script_says(made, what):
 def test_each_rung_changes_what_it_is_named_after_and_the_last_has_them_all(made):
     arms = ladder.climb(made["ladder-rnnt-tiny"].task)
     last, first = asdict(arms["to_overlapped"].recogniser.how), asdict(Pipeline())
-    assert {name for name in last if last[name] == first[name]} == {"graphs"}
+    assert {name for name in last if last[name] == first[name]} == {"encoding", "graphs", "turn"}
     climbed = [arm for arm in arms.values() if arm.how != "alone"]
     for below, arm in itertools.pairwise(climbed):
         assert arm.recogniser.how == replace(below.recogniser.how, **ladder.RUNGS[arm.rung])
@@ -77,10 +79,58 @@ def test_a_rung_that_fails_when_it_is_tried_is_left_out_and_the_next_goes_on_wit
     monkeypatch.setattr(Recogniser, "probe", fail)
     said = list[str]()
     arms = ladder.climb(made["ladder-ctc-tiny"].task, say=said.append, probe=True)
-    assert "to_packed_encoder is left out: no room for this" in said and not [name for name in arms if "packed" in name]
+    assert "to_optimized_encoder is left out: no room for this" in said and not [name for name in arms if "optimized" in name]
     assert arms[LAST].recogniser.how == Pipeline(
         frontend="batched", decoder="batched", arithmetic="bfloat16", order="by_length", loading="overlapped"
     )
+
+
+def test_a_rung_that_hears_something_else_when_it_is_tried_is_left_out_and_those_above_stay_right(made, monkeypatch):
+    one = made["ladder-rnnt-tiny"]
+
+    def spoiled(encoder):
+        encoder.subsampling.out.weight.neg_()
+        return encoder
+
+    monkeypatch.setattr(ladder_pipeline, "optimize", spoiled)
+    said = list[str]()
+    arms = ladder.climb(replace(one.task, made={}), say=said.append, probe=True)
+    assert "to_optimized_encoder is left out: it hears other labels than are known" in said
+    assert "to_optimized_encoder" not in arms and arms[LAST].recogniser().tokens() == one.labels
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_a_recogniser_with_the_encoder_of_a_gpu_says_what_the_script_says(made, what, monkeypatch):
+    """`optimize` fuses on CUDA; its steps are run by their reference here."""
+    monkeypatch.setattr(ladder_pipeline, "optimize", fuse)
+    task = replace(made[what].task, made={})
+    for arithmetic in ("float32", "autocast", "bfloat16"):
+        one = Recogniser(task, Pipeline(encoder="optimized", arithmetic=arithmetic))
+        assert isinstance(one.model.encoder, FusedFastConformer) and one().tokens() == made[what].labels
+
+
+def test_graphs_of_an_encoder_are_not_those_of_another(made):
+    task = made["ladder-rnnt-tiny"].task
+    ways = [Pipeline(), Pipeline(encoder="optimized"), Pipeline(arithmetic="bfloat16")]
+    kept = [Recogniser(task, how).captured for how in (*ways, *ways)]
+    assert len({id(one) for one in kept}) == 3 and kept[0] is kept[3]
+
+
+def test_a_graph_is_decoded_by_the_turn_that_its_rung_names(made, monkeypatch):
+    asked = []
+    decode = ladder_pipeline.transducer_greedy
+
+    def watched(*given, strategy, **how):
+        asked.append(how)
+        return decode(*given, strategy=strategy)
+
+    monkeypatch.setattr(ladder_pipeline, "transducer_greedy", watched)
+    one = Recogniser(made["ladder-rnnt-tiny"].task, Pipeline())
+    for how in ({}, {"graphs": "step"}, {"graphs": "full", "turn": "fused"}):
+        one.how = Pipeline(decoder="label_looping", **how)
+        one()
+    wanted = [{"graphs": "off", "turn": "auto"}, {"graphs": "step", "turn": "plain"}, {"graphs": "full", "turn": "fused"}]
+    assert asked[::3] == wanted and len(asked) == 9
 
 
 def test_a_ladder_goes_on_without_arms_that_must_not_run_and_may_leave_out_the_slowest(made):
@@ -111,11 +161,11 @@ def test_a_probe_that_the_device_does_not_survive_ends_the_climb_and_is_named(ma
     monkeypatch.setattr(guards, "synchronize", synchronize)
     with pytest.raises(guards.DeviceLost) as lost:
         ladder.climb(made["ladder-ctc-tiny"].task, what="ladder-ctc-tiny", probe=True)
-    assert lost.value.blame == ("ladder-ctc-tiny", "to_packed_encoder")
+    assert lost.value.blame == ("ladder-ctc-tiny", "to_optimized_encoder")
     monkeypatch.undo()
     without = guards.without_lost(re.compile("(?!)"), [lost.value.blame])
     arms = ladder.climb(made["ladder-ctc-tiny"].task, what="ladder-ctc-tiny", without=without)
-    assert "to_packed_encoder" not in arms and LAST in arms
+    assert "to_optimized_encoder" not in arms and LAST in arms
     assert [*ladder.suite("cpu", True, without=guards.without_lost(without, [guards.Blame(what, "") for what in KINDS]))] == []
 
 
@@ -153,8 +203,10 @@ def test_each_field_of_a_pipeline_reaches_what_it_is_about(made, monkeypatch):
             one = Recogniser(task, Pipeline(arithmetic=arithmetic))
             assert one._encode(*one._frontend(one._load([0])))[0].dtype == dtype
             assert next(one.model.parameters()).dtype == (dtype if arithmetic != "autocast" else torch.float32)
-        packed = Recogniser(task, Pipeline(encoder="packed"))
-        assert any(isinstance(module, PackedLinear) for module in packed.model.encoder.modules())
+        optimized = Recogniser(task, Pipeline(encoder="optimized"))
+        parts = [*optimized.model.encoder.modules()]
+        assert all(any(isinstance(part, kind) for part in parts) for kind in (PackedLinear, Folded))
+        assert not any(isinstance(part, PackedLinear | Folded) for part in task.model.modules()), "the baseline's was changed"
     threads, loops, read, loop = list[str](), list[int](), ladder_pipeline.read_wav, ladder_pipeline.normalize_sequential
     monkeypatch.setattr(ladder_pipeline, "read_wav", lambda path: threads.append(threading.current_thread().name) or read(path))
     monkeypatch.setattr(ladder_pipeline, "normalize_sequential", lambda *given: loops.append(1) or loop(*given))
@@ -319,6 +371,7 @@ def test_the_stages_of_a_call_add_up(made):
     ({"frontend": "fast"}, "frontend: expected one of 'sequential', 'batched', got 'fast'."),
     ({"arithmetic": "float16"}, "arithmetic: expected one of 'float32', 'autocast', 'bfloat16'"),
     ({"graphs": "step"}, "graphs: expected 'off' with decoder='one_by_one'"),
+    ({"turn": "fused"}, "turn: expected 'plain' with graphs='off'"),
 ])  # fmt: skip
 def test_a_pipeline_that_cannot_be_is_refused(how, said):
     with pytest.raises(ValueError, match=said):
@@ -328,7 +381,7 @@ def test_a_pipeline_that_cannot_be_is_refused(how, said):
 def test_what_a_task_or_a_device_cannot_do_is_refused_in_one_line(made, tmp_path):
     task = made["ladder-ctc-tiny"].task
     for how, said in (
-        (Pipeline(encoder="graphed"), "encoder: expected 'eager' or 'packed' on a CPU"),
+        (Pipeline(encoding="replayed"), "encoding: expected 'launched' on a CPU"),
         (Pipeline(decoder="label_looping"), "decoder: expected 'one_by_one' or 'batched' for CTC"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -353,7 +406,8 @@ def test_what_a_task_or_a_device_cannot_do_is_refused_in_one_line(made, tmp_path
 def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
     made = ladder.scripted(KINDS[what], [16_000, 40_000, 25_001, 33_333, 8_000], tmp_path, batch=2, device="cuda")
     arms = ladder.climb(made.task, say=print)
-    assert "to_graphed_encoder" in arms and "to_packed_encoder" not in arms
+    assert {"to_graphed_encoder", "to_optimized_encoder"} <= {*arms}
+    assert ("to_fused_turns" in arms) == (what != "ladder-ctc-tiny")
     for name, arm in arms.items():
         for _ in range(2):  # graphs are captured, then replayed
             assert arm.recogniser().tokens() == made.labels, name

@@ -6,7 +6,8 @@ import pytest
 
 from asrkit.bench import loss_checks, losses
 
-ARMS = {*losses.variants(*losses.halves((1, 2, 2, 2, 2), "cpu")), "lean_triton", "lean_triton_bfloat16"}
+ARMS = {*losses.variants(*losses.halves((1, 2, 2, 2, 2), "cpu")), "lean_triton", "lean_triton_bfloat16", losses.LITTLE}
+ARMS |= {"torchaudio_bfloat16"}
 ARMS |= {"wavefront", "numba_cuda", "numba_cuda_overwrite", "rnnt-loss", "rnnt-loss-ragged", "tdt-loss"}
 HALVED = {"lean_bfloat16", "lean_skip_bfloat16"}
 
@@ -33,7 +34,10 @@ def left_out(name):
         ("lean plain tanh float32 dropout 0.0 durations [0, 2]", set()),
         ("lean plain tanh float16 dropout 0.0 durations []", set()),
         ("lean triton tanh float32 dropout 0.0 durations []", {"lean_triton"}),
-        ("lean triton tanh bfloat16 dropout 0.0 durations []", {"lean_triton_bfloat16"}),
+        ("lean triton tanh bfloat16 dropout 0.0 durations []", {"lean_triton_bfloat16", losses.LITTLE}),
+        ("lean triton float32 2×9×5×640×1025", {"lean_triton"}),
+        ("lean triton bfloat16 2×9×5×640×1025", {"lean_triton_bfloat16", losses.LITTLE}),
+        ("rnnt_loss torchaudio float32", {"torchaudio", "torchaudio_flushed", "torchaudio_bfloat16"}),
         ("lean plain skips", {"lean_skip", "lean_skip_bfloat16"}),
         ("lean triton skips", set()),
     ],
