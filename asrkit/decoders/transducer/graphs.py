@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from asrkit.compilers import tf32_asked
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.nests import leaves, nest_map
 from asrkit.decoders.transducer import label_looping
@@ -379,7 +380,7 @@ def _key(read: Reader, encoded: Tensor, carry: Carry, options: Options) -> tuple
     """What a captured loop is good for, weights and frames aside."""
     kind = encoded.device.type
     sizes = tuple((part.shape[1:], part.dtype) for part in leaves(carry))
-    rounding = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.get_float32_matmul_precision()
+    rounding = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), tf32_asked()
     asked = options.max_symbols, options.window, options.turn, read.confidence, read.blank, read.durations
     return rounded(*encoded.shape[:2])[0], encoded.shape[2], encoded.dtype, encoded.device, sizes, rounding, asked
 
