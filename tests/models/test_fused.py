@@ -120,6 +120,27 @@ def test_on_cuda_a_model_gets_a_fused_encoder_and_float64_is_refused():
             torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize("name", [*KERNELS, "quantize", "silu_quantize"])
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch, name):
+    pytest.importorskip("triton")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from asrkit.models.fused import triton as kernels
+
+    current, launched_on = [0], []
+
+    def exchange(index):
+        before, current[0] = current[0], index if index >= 0 else current[0]
+        return before
+
+    for setter in ("_exchange_device", "_maybe_exchange_device"):
+        monkeypatch.setattr(torch.cuda, setter, exchange)
+    monkeypatch.setattr(kernels, name, lambda x: launched_on.append((x.device.index, *current)))
+    with FakeTensorMode():
+        ours._launch(name, torch.empty(1, device="cuda:1"))
+    assert launched_on == [(1, 1)] and current == [0]
+
+
 def given(dtype, device):
     """Arguments of every kernel at odd sizes, and with NaN in the padding."""
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ asrkit.models.fused.triton, which have not met a GPU yet, on a CPU those of asrk
 """
 
 import math
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
@@ -27,14 +28,17 @@ def _operator(function: Any, kernel: Any = None) -> Any:
     """`function` as torch.ops.asrkit's operator on a CPU; on CUDA `kernel`, by default the Triton one of that name."""
     made = torch.library.custom_op(f"asrkit::{function.__name__}", function, mutates_args=(), device_types="cpu")
 
-    def launch(*given: Any) -> Any:
-        from asrkit.models.fused import triton as kernels
-
-        return getattr(kernels, function.__name__)(*given)
-
-    made.register_kernel("cuda", kernel or launch)
+    made.register_kernel("cuda", kernel or partial(_launch, function.__name__))
     made.register_fake(function)
     return made
+
+
+def _launch(name: str, *given: Any) -> Any:
+    """The Triton kernel of that name, on the device of its first tensor: Triton itself launches on the current one."""
+    from asrkit.models.fused import triton as kernels
+
+    with torch.cuda.device_of(given[0]):
+        return getattr(kernels, name)(*given)
 
 
 add_norm, add_norm_twice, gated_conv, position_bias, first_convs, masked_conv = (
