@@ -5,6 +5,7 @@ asrkit.models.fused.triton, which have not met a GPU yet, on a CPU those of asrk
 """
 
 import math
+from copy import copy
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
@@ -57,7 +58,8 @@ def fuse(encoder: FastConformer, *, feed_forward: FeedForward = "as_it_is") -> "
 
     feed_forward: "float8" for products of 8-bit floats (asrkit.models.fused.float8), on CUDA for sm_89 and later.
     What the fused steps use is worked out now: batch norms are folded, the biases of attention become one of its products.
-    So change no weight afterwards but those of linear layers; fuse again instead.
+    So change no weight afterwards but those of linear layers, and these not through `.data`; fuse again instead. The eager
+    encoder stays as it is, and follows every change.
     """
     expect(isinstance(encoder, FastConformer), "encoder", "a FastConformer", type(encoder).__name__)
     expect(not encoder.training, "encoder", "eval mode", "training mode", "Call .eval() first: kernels have no gradient.")
@@ -176,7 +178,8 @@ class _Attention(nn.Module):
     def __init__(self, plain: RelativeAttention) -> None:
         super().__init__()
         D = plain.out.out_features
-        self.plain, self._kept = plain, Kept()
+        self.plain, self._kept = copy(plain), Kept()  # it shares the weights
+        self.plain.kept = Kept()  # which the eager one goes without
         bias = plain.qkv.weight.new_zeros(3 * D) if plain.qkv.bias is None else plain.qkv.bias.detach().clone()
         bias[:D] += plain.content_bias.detach().flatten()
         self.register_buffer("qkv_bias", bias)
