@@ -75,11 +75,14 @@ def lattice_beside(scores: Tensor) -> str:
 
 @functools.cache
 def numba_cuda_works(device: torch.device) -> bool:
-    """Whether a numba-cuda that compiles also launches a lattice of one node; if not, a RuntimeWarning says why. Asked once."""
+    """Whether a numba-cuda that compiles also solves a lattice of one node; if not, a RuntimeWarning says why. Asked once."""
     try:
         lattice = import_module("asrkit.losses.rnnt.numba_cuda").lattice
         node = torch.zeros(1, device=device)
-        lattice(Scores(node, node, node), Nodes.packed(torch.tensor([[1, 0]]), 1), Options(blank=0), False)
+        found = lattice(Scores(node, node, node), Nodes.packed(torch.tensor([[1, 0]]), 1), Options(blank=0), False)
+        (total,) = found.total.tolist()  # waits, for only then is an error of the kernel known
+        if total != 0:
+            raise RuntimeError(f"a node that is certain has log-likelihood {total}")
     except Exception as error:
         remedy = "The lattice runs in plain torch, three launches a diagonal. Reinstall with pip install 'asrkit[cuda]'."
         warnings.warn(f"numba-cuda is installed and does not work: {error!r}. {remedy}", RuntimeWarning, stacklevel=2)

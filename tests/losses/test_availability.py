@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from asrkit.losses import availability
+from asrkit.losses.nodes import Shares
+from asrkit.losses.rnnt import wavefront
 
 ON_GPU = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)  # all that is asked of scores
 ASK = """
@@ -66,6 +68,33 @@ def test_a_numba_cuda_that_finds_no_nvvm_fails_when_it_is_asked_for_and_not_in_t
     availability.lacks.cache_clear()
     monkeypatch.undo()
     assert availability.lacks("numba_cuda") == ""
+
+
+class Faulting:
+    """A tensor of which a kernel that failed should have written the numbers: whoever waits for it is told."""
+
+    def tolist(self):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(("total", "said"), [
+    (Faulting(), "CUDA error: an illegal memory access"), (torch.tensor([torch.nan]), "log-likelihood nan"),
+    (torch.tensor([7.0]), "log-likelihood 7.0"),
+])  # fmt: skip
+def test_a_lattice_that_launches_and_finds_nothing_right_does_not_work(monkeypatch, total, said):
+    launches = SimpleNamespace(lattice=lambda *given: Shares(total))
+    monkeypatch.setitem(sys.modules, "asrkit.losses.rnnt.numba_cuda", launches)
+    availability.numba_cuda_works.cache_clear()
+    with pytest.warns(RuntimeWarning, match=f"numba-cuda is installed and does not work: .*{said}"):
+        assert not availability.numba_cuda_works(torch.device("cpu"))
+    availability.numba_cuda_works.cache_clear()
+
+
+def test_a_lattice_that_finds_what_the_plain_one_does_works(monkeypatch):
+    monkeypatch.setitem(sys.modules, "asrkit.losses.rnnt.numba_cuda", wavefront)
+    availability.numba_cuda_works.cache_clear()
+    assert availability.numba_cuda_works(torch.device("cpu"))
+    availability.numba_cuda_works.cache_clear()
 
 
 def test_the_toolkit_is_that_of_the_variable_then_of_nvcc_then_of_the_wheels(monkeypatch, tmp_path):
