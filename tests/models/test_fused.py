@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from asrkit import compilers
 from asrkit.bench.ceilings import tf32
 from asrkit.models import CTCConfig, CTCModel, FastConformer, FastConformerConfig, limit_context, optimize
 from asrkit.models import fused as ours
@@ -119,6 +120,20 @@ def test_on_cuda_a_model_gets_a_fused_encoder_and_float64_is_refused():
                 fuse(FastConformer(SMALL).eval())
         finally:
             torch.set_default_dtype(torch.float32)
+
+
+def test_on_cuda_a_triton_that_is_there_and_broken_is_named_by_fuse(monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def broken(name):
+        raise RuntimeError("built for another driver")
+
+    monkeypatch.setattr(compilers, "import_module", broken)
+    compilers.lacks.cache_clear()
+    said = "^encoder: expected a triton that works, on a CUDA device, got RuntimeError: built for another driver"
+    with FakeTensorMode(), torch.device("cuda"), pytest.raises(ValueError, match=said):
+        fuse(FastConformer(SMALL).eval())
+    compilers.lacks.cache_clear()
 
 
 @pytest.mark.parametrize("name", [*KERNELS, "quantize", "silu_quantize"])

@@ -7,13 +7,13 @@ asrkit.models.fused.triton, which have not met a GPU yet, on a CPU those of asrk
 import math
 from copy import copy
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.compilers import lacks
 from asrkit.models.encoders import halve
 from asrkit.models.fastconformer import ConformerBlock, FastConformer, RelativeAttention, _blocked, attended, relative_positions
 from asrkit.models.folded import folded
@@ -72,7 +72,8 @@ def fuse(encoder: FastConformer, *, feed_forward: FeedForward = "as_it_is") -> "
             expect(has >= (8, 9), "feed_forward", "'as_it_is' before sm_89", repr(feed_forward), "It has no such products.")
         able = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
         expect(able, "encoder", "float32, bfloat16 or float16 on CUDA", weight.dtype)
-        expect(find_spec("triton") is not None, "encoder", "triton on a CUDA device", "none", "pip install triton.")
+        why = lacks("triton")
+        expect(not why, "encoder", "a triton that works, on a CUDA device", why, "pip install triton.")
     return FusedFastConformer(encoder, feed_forward)
 
 

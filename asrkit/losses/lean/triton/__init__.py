@@ -23,9 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asrkit.compilers import tf32_asked
+from asrkit.compilers import INTERPRETED, tf32_asked
 from asrkit.losses import dropout
-from asrkit.losses.availability import INTERPRETED
 from asrkit.losses.lean.driver import NONE, Joint
 from asrkit.losses.lean.triton import backward, forward, tile
 from asrkit.losses.nodes import FRAMES, LABELS, Nodes, Options, Scores
