@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 
 from asrkit import records
-from asrkit.losses.availability import MODULES, fastest, lacks, toolkit
+from asrkit.compilers import MODULES, lacks, toolkit
+from asrkit.losses.availability import fastest
 
 EXTRAS = {  # extra of pyproject.toml ("": every installation) -> who wants it, its modules
     "": ("every notebook", "torchaudio numba lhotse soundfile jiwer sentencepiece safetensors yaml"),

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "asrkit"
 FLOORS = [
-    {"shapes", "eager", "compiled", "waits", "records"},  # the legend lies under everything
+    {"shapes", "eager", "compiled", "compilers", "waits", "records"},  # the legend lies under everything
     {"text", "cost", "features", "memory"},
     {"models", "losses", "decoders"},
     {"data", "profiling", "plots", "ledger", "transcribe"},

@@ -123,11 +123,12 @@ def transducer(
             continue
         arm = partial(transducer_greedy, model, encoded, lengths, **way)
         try:
-            told[name] = _told(arm, model, way, device)
-            arms[name] = arm
+            arm()  # a graph is captured now, and kept for the calls that follow
         except (ValueError, RuntimeError) as error:
             guards.prove_alive(device, case, name)
             print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        arms[name], told[name] = arm, _told(arm, model, way, device)
     arms = arms if first in arms else {}
     (B, T, D), durations, labels, looks = encoded.shape, [*model.durations], sum(map(len, plan.labels)), plan.looks()
     V, step = model.blank + 1, 2 * 8 * D * D + 2 * D * D  # the LSTM's gates from label and state, then the projection
@@ -139,13 +140,16 @@ def transducer(
     return Case(what=case, arms=arms, params=params, of_arm=told, warmup=int(B < 32), tolerance=rounding)
 
 
-def _told(arm: partial[Hypotheses], model: TransducerModel, way: Mapping[str, Any], device: str) -> dict[str, int]:
-    """Counts of a call. Of a graph: what its replay asks for; the calls of joint and predictor are in the graph, out of sight."""
-    if way.get("graphs") in ("step", "full"):
-        arm()  # captured now: it is kept for the calls that follow
-        return counts(arm, device)
+def _told(arm: partial[Hypotheses], model: TransducerModel, way: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Counts of a call, or why there are none. Of a graph: what its replay asks for; joint and predictor are in it, out of sight."""
     counting = Counting(model)
-    found = counts(partial(arm.func, counting, *arm.args[1:], **arm.keywords), device)
+    graphed = way.get("graphs") in ("step", "full")
+    try:
+        if graphed:
+            return counts(arm, device)
+        found = counts(partial(arm.func, counting, *arm.args[1:], **arm.keywords), device)
+    except RuntimeError as error:  # of torch's tools for counting: the arm itself has just run
+        return {"not_counted": str(error).partition("\n")[0]}
     return found | {"join": counting.joins, "predict": counting.predictions}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from asrkit.bench.guards import Blame
-from asrkit.losses.availability import toolkit
+from asrkit.compilers import toolkit
 
 Tell = Callable[[Any], object]
 NOTHING = Blame("", "")

@@ -79,9 +79,7 @@ class _Run:
         stop, last = ends(60 * minutes)
         self.out, self.device, self.quick, self.say, self.begun = out, same["device"], same["quick"], say, begun
         self.stop, self.last = begun + stop, begun + last  # when nothing begins, and when nothing runs any more
-        before: Row = {}
-        with contextlib.suppress(FileNotFoundError):
-            before = json.loads((out / "manifest.json").read_text("utf-8"))
+        before = _manifest(out / "manifest.json")
         other = another(before, same) if before else ""
         expect(not other, "out", "a new folder, or one to go on with", f"one of another {other}", "Name another folder.")
         for name in records.FILES:
@@ -98,7 +96,9 @@ class _Run:
         }  # fmt: skip
         self.dead: dict[str, int] = {}  # processes of a group, one after another, that died before they could tell anything
         self.rows = {
-            row["check"]: row for row in _json_lines(out / "checks.jsonl") if row["ok"] and row["source"] == same["source"]
+            row["check"]: row
+            for row in _json_lines(out / "checks.jsonl")
+            if row.get("ok") and row.get("source") == same["source"] and "check" in row
         }
         self.table = checks.table(self.device)
         self.tell(f"{len(self.table)} checks, {len(self.rows)} passed before; {len(self.parts)} parts, {len(parts)} done before")
@@ -308,13 +308,26 @@ def _checked_row(one: Check, ok: bool | None, why: str, seconds: float) -> Row:
     return {"group": one.group, "check": one.name, "ok": ok, "why": why, "seconds": round(seconds, 3), "source": source}
 
 
+def _manifest(path: Path) -> Row:
+    """The manifest of an earlier run in this folder, empty if there was none; ValueError for a file that is none."""
+    found: Any = {}
+    if path.exists():
+        try:
+            found = json.loads(path.read_bytes())
+        except ValueError:
+            found = None
+    known = isinstance(found, dict) and isinstance(found.get("parts", {}), dict)
+    expect(known, "out", "a new folder, or one to go on with", "one with a broken manifest.json", "Name another folder.")
+    return found
+
+
 def _json_lines(path: Path) -> list[Row]:
-    """Whole lines of a file; what a crash tore is left out."""
+    """Whole lines of a file; what a crash tore, and what is no object, is left out."""
     rows = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
-    return rows
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def report(manifest: Mapping[str, Any]) -> Iterable[str]:

@@ -31,8 +31,15 @@ def take_over(earlier: Path, out: Path, same: Mapping[str, Any]) -> None:
         found = data.get(name, b"")
         as_told = records.content_hash(found[:size]) == sha256 and (len(found) == size or manifest["state"] != "ended")
         expect(as_told, "resume", f"{name} as the manifest says, {size} bytes", f"others, {len(found)} bytes")
-    for name in [*reversed(data)]:  # the manifest last: without it this is no run
-        (out / name).write_bytes(data[name])
+    written = list[Path]()
+    try:
+        for name in [*reversed(data)]:  # the manifest last: without it this is no run
+            written.append(out / name)
+            written[-1].write_bytes(data[name])
+    except OSError:  # a full disk: half a run would pass for one
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def another(before: Mapping[str, Any], same: Mapping[str, Any]) -> str:

@@ -1,59 +1,17 @@
 """Which implementation can run where, and why not."""
 
 import functools
-import os
-import shutil
-import sysconfig
 import warnings
 from importlib import import_module
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from asrkit.compilers import INTERPRETED, SIMULATED, lacks
 from asrkit.losses.nodes import Nodes, Options, Scores
 from asrkit.shapes import expect
 
 HALVES = (torch.float16, torch.bfloat16)
-SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"  # Numba reads it once as well, when it is imported
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-MODULES = {"numba_cuda": ("numba_cuda", "numba.cuda", "numba.cuda.core.config"), "triton": ("triton", "triton.language")}
-
-
-@functools.cache
-def lacks(package: str) -> str:
-    """Why the kernels written with "numba_cuda" or "triton" cannot be had here; "" where they can. No GPU is asked for.
-
-    The package is really imported, and numba_cuda compiles a small kernel too, for it finds NVVM or not only then. Tried once in
-    a process: a package that is there and broken is named with what it raised, and costs nothing but its own kernels.
-    """
-    try:
-        for name in MODULES[package]:
-            import_module(name)
-        if package == "numba_cuda" and not SIMULATED:
-            from numba import cuda
-
-            cuda.compile(_store_one, "void(float32[:])", cc=(8, 0), device=False, abi="numba")
-    except ModuleNotFoundError as error:
-        return f"no package {error.name}" if error.name == package else f"ModuleNotFoundError: {error}"
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return ""
-
-
-def _store_one(x):
-    x[0] = 1
-
-
-def toolkit() -> Path | None:
-    """Folder of a CUDA toolkit with NVVM, by which Numba compiles: $CUDA_HOME, nvcc's, that of NVIDIA's wheels, the usual one."""
-    if named := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
-        return Path(named)
-    nvcc = shutil.which("nvcc")
-    wheels = Path(sysconfig.get_path("purelib"), "nvidia")
-    found = [Path(nvcc).resolve().parents[1]] if nvcc else []
-    found += [wheels / "cu13", wheels / "cuda_nvcc", Path("/usr/local/cuda")]
-    return next((folder for folder in found if [*folder.glob("nvvm/libdevice/libdevice*.bc")]), None)
 
 
 def fastest(scores: Tensor) -> str:
@@ -75,11 +33,14 @@ def lattice_beside(scores: Tensor) -> str:
 
 @functools.cache
 def numba_cuda_works(device: torch.device) -> bool:
-    """Whether a numba-cuda that compiles also launches a lattice of one node; if not, a RuntimeWarning says why. Asked once."""
+    """Whether a numba-cuda that compiles also solves a lattice of one node; if not, a RuntimeWarning says why. Asked once."""
     try:
         lattice = import_module("asrkit.losses.rnnt.numba_cuda").lattice
         node = torch.zeros(1, device=device)
-        lattice(Scores(node, node, node), Nodes.packed(torch.tensor([[1, 0]]), 1), Options(blank=0), False)
+        found = lattice(Scores(node, node, node), Nodes.packed(torch.tensor([[1, 0]]), 1), Options(blank=0), False)
+        (total,) = found.total.tolist()  # waits, for only then is an error of the kernel known
+        if total != 0:
+            raise RuntimeError(f"a node that is certain has log-likelihood {total}")
     except Exception as error:
         remedy = "The lattice runs in plain torch, three launches a diagonal. Reinstall with pip install 'asrkit[cuda]'."
         warnings.warn(f"numba-cuda is installed and does not work: {error!r}. {remedy}", RuntimeWarning, stacklevel=2)

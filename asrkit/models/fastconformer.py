@@ -103,7 +103,13 @@ def relative_positions(first: int, last: int, D: int, like: Tensor) -> Tensor:
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention with Transformer-XL positions (arXiv 1901.02860, equation in section 3.3)."""
+    """Multi-head attention with Transformer-XL positions (arXiv 1901.02860, equation in section 3.3).
+
+    `kept`: where the projections of positions stay for the next call, if whoever sets it promises to edit no weight. None, as at
+    birth: they are made in every call, so any edit counts.
+    """
+
+    kept: Kept | None = None
 
     def __init__(self, config: FastConformerConfig) -> None:
         super().__init__()
@@ -112,7 +118,6 @@ class RelativeAttention(nn.Module):
         self.position = nn.Linear(D, D, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(self.heads, 1, D // self.heads))
         self.position_bias = nn.Parameter(torch.zeros(self.heads, 1, D // self.heads))
-        self._kept = Kept()
 
     def forward(self, x: Tensor, valid: Tensor, positions: Tensor, context: tuple[int, int]) -> Tensor:
         """(B, T, D) from frames (B, T, D), valid (B, T) and the positions that `attended` names for T and `context`."""
@@ -127,15 +132,15 @@ class RelativeAttention(nn.Module):
         return self.out(attend(q, k, v, scores, valid, context))
 
     def projected(self, positions: Tensor, distances: tuple[int, int]) -> Tensor:
-        """Projections of `positions`, those of `distances`, over the root of D/H: (H, D/H, P). Inference keeps the last."""
+        """Projections of `positions`, those of `distances`, over the root of D/H: (H, D/H, P). See `kept`."""
 
         def project() -> Tensor:
             p = self.position(positions).view(len(positions), self.heads, -1)
             return (p / math.sqrt(p.shape[-1])).permute(1, 2, 0)
 
-        if self.training:  # positions are dropped at random
+        if self.kept is None or self.training:  # in training positions are dropped at random
             return project()
-        return self._kept.value(self.position.weight, (distances, positions.dtype, positions.device), project)
+        return self.kept.value(self.position.weight, (distances, positions.dtype, positions.device), project)
 
     def _everywhere(self, q: Tensor, k: Tensor, v: Tensor, scores: Tensor, valid: Tensor, context: tuple[int, int]) -> Tensor:
         B, H, T, _ = q.shape

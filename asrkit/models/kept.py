@@ -1,4 +1,7 @@
-"""What inference makes of a weight alone, kept for the next call, and made anew as soon as the weight is another."""
+"""What inference makes of a weight alone, kept for the next call where a caller has promised to leave weights as they are.
+
+That is asrkit.models.optimize and asrkit.models.fused.fuse. A promise that is broken is mostly seen: see Kept.
+"""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -13,7 +16,8 @@ class Kept:
     """The last value made of a weight. It is never copied, saved or moved along with the module that holds it.
 
     The weight is known by its memory and by torch's count of changes in place (`Tensor._version`), which sees load_state_dict,
-    optimizers and edits under no_grad. An edit through `weight.data` it does not see: nothing in torch does.
+    optimizers and edits under no_grad. It does not see an edit through `weight.data`, by which averages of weights are often
+    swapped in: nothing in torch does. So a model as it was built keeps nothing.
     """
 
     def __init__(self) -> None:

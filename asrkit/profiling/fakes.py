@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from asrkit.compilers import lacks
 from asrkit.losses import availability, lean
 from asrkit.losses.lean.driver import LeanLoss
 from asrkit.losses.nodes import Nodes
@@ -103,10 +103,10 @@ def gpu_of_fakes(lengths: Tensor, cc: int, compiles: bool) -> Iterator[OnFakes]:
     ]
     if not torch.cuda.is_available():  # where it is, the device is set up as for any other use
         patches.append(mock.patch.object(torch.cuda, "_lazy_init", return_value=None))
-    if find_spec("numba_cuda"):
+    if not lacks("numba_cuda"):
         lattices = [import_module(f"asrkit.losses.{room}.numba_cuda") for room in ("rnnt", "tdt")]
         patches += [mock.patch.object(lattice, "launch", of_numba) for lattice in lattices]
-    if find_spec("triton"):
+    if not lacks("triton"):
         patches += _of_triton(count, cc, compiles)
     with ExitStack() as stack, count:
         for patch in patches:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from asrkit import compilers
 from asrkit.decoders import transducer_greedy
 from asrkit.decoders.nests import leaves
 from asrkit.decoders.transducer import graphs
@@ -301,10 +302,9 @@ def test_auto_goes_on_with_plain_turns_if_fused_ones_find_other_labels(make, spe
 def test_what_is_lacking_is_said(monkeypatch):
     on_gpu = SimpleNamespace(is_cuda=True)
     assert graphs._lacks(torch.zeros(1)) == "Triton has nothing for cpu"
-    monkeypatch.setattr(graphs, "find_spec", lambda name: name)
-    assert graphs._lacks(on_gpu) == ""
-    monkeypatch.setattr(graphs, "find_spec", lambda name: None)
-    assert graphs._lacks(on_gpu) == "triton is not installed"
+    for why in ("", "no package triton", "RuntimeError: built for another driver"):
+        monkeypatch.setattr(compilers, "lacks", {"triton": why}.__getitem__)
+        assert graphs._lacks(on_gpu) == why
 
 
 @pytest.mark.parametrize(("change", "wanted"), [

@@ -8,14 +8,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from asrkit import compilers
 from asrkit.losses import availability
+from asrkit.losses.nodes import Shares
+from asrkit.losses.rnnt import wavefront
 
 ON_GPU = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)  # all that is asked of scores
 ASK = """
 import torch
 from types import SimpleNamespace
 from asrkit.losses import rnnt_loss
-from asrkit.losses.availability import lacks, lattice_beside
+from asrkit.compilers import lacks
+from asrkit.losses.availability import lattice_beside
 on_gpu = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)
 print(lacks("numba_cuda"), lacks("triton"), lattice_beside(on_gpu), sep="|")
 try:
@@ -47,10 +51,10 @@ def test_a_package_that_is_not_there_is_named_and_asked_for_once(monkeypatch):
         asked.append(name)
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(availability, "import_module", absent)
-    availability.lacks.cache_clear()
-    assert [availability.lacks("triton") for _ in range(3)] == ["no package triton"] * 3 and asked == ["triton"]
-    availability.lacks.cache_clear()
+    monkeypatch.setattr(compilers, "import_module", absent)
+    compilers.lacks.cache_clear()
+    assert [compilers.lacks("triton") for _ in range(3)] == ["no package triton"] * 3 and asked == ["triton"]
+    compilers.lacks.cache_clear()
 
 
 def test_a_numba_cuda_that_finds_no_nvvm_fails_when_it_is_asked_for_and_not_in_the_middle_of_a_loss(monkeypatch):
@@ -60,12 +64,39 @@ def test_a_numba_cuda_that_finds_no_nvvm_fails_when_it_is_asked_for_and_not_in_t
         raise OSError("libnvvm.so: cannot open shared object file")
 
     monkeypatch.setattr(cuda, "compile", compiles)
-    availability.lacks.cache_clear()
-    assert availability.lacks("numba_cuda") == "OSError: libnvvm.so: cannot open shared object file"
+    compilers.lacks.cache_clear()
+    assert compilers.lacks("numba_cuda") == "OSError: libnvvm.so: cannot open shared object file"
     assert availability.lattice_beside(ON_GPU) == "wavefront"
-    availability.lacks.cache_clear()
+    compilers.lacks.cache_clear()
     monkeypatch.undo()
-    assert availability.lacks("numba_cuda") == ""
+    assert compilers.lacks("numba_cuda") == ""
+
+
+class Faulting:
+    """A tensor of which a kernel that failed should have written the numbers: whoever waits for it is told."""
+
+    def tolist(self):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(("total", "said"), [
+    (Faulting(), "CUDA error: an illegal memory access"), (torch.tensor([torch.nan]), "log-likelihood nan"),
+    (torch.tensor([7.0]), "log-likelihood 7.0"),
+])  # fmt: skip
+def test_a_lattice_that_launches_and_finds_nothing_right_does_not_work(monkeypatch, total, said):
+    launches = SimpleNamespace(lattice=lambda *given: Shares(total))
+    monkeypatch.setitem(sys.modules, "asrkit.losses.rnnt.numba_cuda", launches)
+    availability.numba_cuda_works.cache_clear()
+    with pytest.warns(RuntimeWarning, match=f"numba-cuda is installed and does not work: .*{said}"):
+        assert not availability.numba_cuda_works(torch.device("cpu"))
+    availability.numba_cuda_works.cache_clear()
+
+
+def test_a_lattice_that_finds_what_the_plain_one_does_works(monkeypatch):
+    monkeypatch.setitem(sys.modules, "asrkit.losses.rnnt.numba_cuda", wavefront)
+    availability.numba_cuda_works.cache_clear()
+    assert availability.numba_cuda_works(torch.device("cpu"))
+    availability.numba_cuda_works.cache_clear()
 
 
 def test_the_toolkit_is_that_of_the_variable_then_of_nvcc_then_of_the_wheels(monkeypatch, tmp_path):
@@ -80,12 +111,12 @@ def test_the_toolkit_is_that_of_the_variable_then_of_nvcc_then_of_the_wheels(mon
     (own / "bin").mkdir()
     (own / "bin" / "nvcc").touch()
     (tmp_path / "nvcc").symlink_to(own / "bin" / "nvcc")
-    monkeypatch.setattr(availability.sysconfig, "get_path", lambda name: str(tmp_path / "site"))
-    monkeypatch.setattr(availability.shutil, "which", lambda name: str(tmp_path / "nvcc"))
-    assert availability.toolkit() == own
+    monkeypatch.setattr(compilers.sysconfig, "get_path", lambda name: str(tmp_path / "site"))
+    monkeypatch.setattr(compilers.shutil, "which", lambda name: str(tmp_path / "nvcc"))
+    assert compilers.toolkit() == own
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nvcc").write_text("#!/bin/sh")  # a script that calls another one: its folder is no toolkit
-    monkeypatch.setattr(availability.shutil, "which", lambda name: str(tmp_path / "bin" / "nvcc"))
-    assert availability.toolkit() == wheels
+    monkeypatch.setattr(compilers.shutil, "which", lambda name: str(tmp_path / "bin" / "nvcc"))
+    assert compilers.toolkit() == wheels
     monkeypatch.setenv("CUDA_HOME", "elsewhere")
-    assert str(availability.toolkit()) == "elsewhere"
+    assert str(compilers.toolkit()) == "elsewhere"

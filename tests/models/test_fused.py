@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from asrkit import compilers
+from asrkit.bench.ceilings import tf32
 from asrkit.models import CTCConfig, CTCModel, FastConformer, FastConformerConfig, limit_context, optimize
 from asrkit.models import fused as ours
 from asrkit.models.fused import FusedFastConformer, float8, fuse, reference
@@ -120,6 +122,41 @@ def test_on_cuda_a_model_gets_a_fused_encoder_and_float64_is_refused():
             torch.set_default_dtype(torch.float32)
 
 
+def test_on_cuda_a_triton_that_is_there_and_broken_is_named_by_fuse(monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def broken(name):
+        raise RuntimeError("built for another driver")
+
+    monkeypatch.setattr(compilers, "import_module", broken)
+    compilers.lacks.cache_clear()
+    said = "^encoder: expected a triton that works, on a CUDA device, got RuntimeError: built for another driver"
+    with FakeTensorMode(), torch.device("cuda"), pytest.raises(ValueError, match=said):
+        fuse(FastConformer(SMALL).eval())
+    compilers.lacks.cache_clear()
+
+
+@pytest.mark.parametrize("name", [*KERNELS, "quantize", "silu_quantize"])
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch, name):
+    pytest.importorskip("triton")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from asrkit.models.fused import triton as kernels
+
+    current, launched_on = [0], []
+
+    def exchange(index):
+        before, current[0] = current[0], index if index >= 0 else current[0]
+        return before
+
+    for setter in ("_exchange_device", "_maybe_exchange_device"):
+        monkeypatch.setattr(torch.cuda, setter, exchange)
+    monkeypatch.setattr(kernels, name, lambda x: launched_on.append((x.device.index, *current)))
+    with FakeTensorMode():
+        ours._launch(name, torch.empty(1, device="cuda:1"))
+    assert launched_on == [(1, 1)] and current == [0]
+
+
 def given(dtype, device):
     """Arguments of every kernel at odd sizes, and with NaN in the padding."""
     torch.manual_seed(0)
@@ -197,7 +234,8 @@ def test_kernels_agree_with_the_reference_in_the_interpreter():
 def test_kernels_agree_with_the_reference_on_a_gpu(monkeypatch):
     for name in KERNELS:
         monkeypatch.setattr(ours, name, getattr(ours, name))  # put back afterwards
-    assert not disagreements("cuda", torch.float32, torch.float16, torch.bfloat16)
+    with tf32(False):  # cuDNN's convolutions, in the reference, take it where nobody says so
+        assert not disagreements("cuda", torch.float32, torch.float16, torch.bfloat16)
 
 
 SIZES = {  # as in a model of width 1024; what each kernel's launch passes for tl.constexpr, and its warps

@@ -6,17 +6,23 @@ import pickle
 import pytest
 import torch
 
-from asrkit.models.fastconformer import FastConformerConfig, RelativeAttention, attended, relative_positions
+from asrkit.models import optimize
+from asrkit.models.fastconformer import FastConformer, FastConformerConfig, RelativeAttention, attended, relative_positions
+from asrkit.models.fused import fuse
 from asrkit.models.kept import MOST, Kept, keeps
 
 SMALL = FastConformerConfig(width=8, heads=2)
+SMALL_ENCODER = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
 T, EVERYWHERE = 5, (-1, -1)
 
 
 @pytest.fixture
 def attention():
+    """One that keeps, as in an optimized model."""
     torch.manual_seed(0)
-    return RelativeAttention(SMALL).eval()
+    attention = RelativeAttention(SMALL).eval()
+    attention.kept = Kept()
+    return attention
 
 
 def projected(attention, T=T):
@@ -63,6 +69,38 @@ def test_no_change_of_the_weight_leaves_a_stale_value(attention, change, mode):
         CHANGES[change](attention)
         found, wanted = projected(attention), anew(attention)
     assert found is not first and found.dtype == wanted.dtype and torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_model_as_it_was_built_follows_edits_that_no_count_sees(mode):
+    torch.manual_seed(0)
+    encoder = FastConformer(SMALL_ENCODER).eval()
+    fused = fuse(encoder)  # keeps, with the same weights
+    features, lengths = torch.randn(2, 40, 80), torch.tensor([40, 21])
+    with mode():
+        before = [model(features, lengths)[0] for model in (fused, encoder)]
+        for block in encoder.blocks:
+            block.attention.position.weight.data.mul_(2)
+        found, wanted = encoder(features, lengths)[0], copy.deepcopy(encoder)(features, lengths)[0]
+    assert torch.equal(found, wanted) and not torch.allclose(found, before[1])
+
+
+@pytest.mark.parametrize("made", [optimize, fuse])
+def test_an_optimized_model_keeps_what_the_eager_one_does_not(made, monkeypatch):
+    calls = []
+    plain = RelativeAttention.projected
+    model = FastConformer(SMALL_ENCODER).eval()
+    assert [block.attention.kept for block in model.blocks] == [None] * 2
+    eager = copy.deepcopy(model)
+    model = made(model)
+    monkeypatch.setattr(RelativeAttention, "projected", lambda *given: calls.append(plain(*given)) or calls[-1])
+    with torch.inference_mode():
+        for encoder, keeps in ((model, True), (eager, False)):
+            for _ in range(2):
+                encoder(torch.zeros(1, 40, 80), torch.tensor([40]))
+            first, second = calls[:2], calls[2:]
+            assert [a is b for a, b in zip(first, second, strict=True)] == [keeps] * 2
+            calls.clear()
 
 
 def test_an_edit_within_inference_mode_is_seen(attention):

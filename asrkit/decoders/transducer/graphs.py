@@ -1,12 +1,10 @@
 """Label looping by CUDA graphs: its turn is recorded once, on buffers that stay, and replayed without Python launching anything."""
 
-import os
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -15,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from asrkit import compilers
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.nests import leaves, nest_map
 from asrkit.decoders.transducer import label_looping
@@ -370,16 +369,16 @@ def rounded(B: int, T: int) -> tuple[int, int]:
 
 def _lacks(encoded: Tensor) -> str:
     """Why a turn on this device cannot be fused; "" if it can."""
-    if not encoded.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+    if not (encoded.is_cuda or compilers.INTERPRETED):
         return f"Triton has nothing for {encoded.device}"
-    return "" if find_spec("triton") else "triton is not installed"
+    return compilers.lacks("triton")
 
 
 def _key(read: Reader, encoded: Tensor, carry: Carry, options: Options) -> tuple:
     """What a captured loop is good for, weights and frames aside."""
     kind = encoded.device.type
     sizes = tuple((part.shape[1:], part.dtype) for part in leaves(carry))
-    rounding = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.get_float32_matmul_precision()
+    rounding = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), compilers.tf32_asked()
     asked = options.max_symbols, options.window, options.turn, read.confidence, read.blank, read.durations
     return rounded(*encoded.shape[:2])[0], encoded.shape[2], encoded.dtype, encoded.device, sizes, rounding, asked
 

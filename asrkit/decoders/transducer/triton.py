@@ -38,7 +38,7 @@ class Buffers(Protocol):
 
 
 def turn(loop: Buffers, read: Reader) -> None:
-    """At most one label more for each utterance, written into the loop's buffers."""
+    """At most one label more for each utterance, written into the loop's buffers, which lie on the current device."""
     place, T = loop.place, loop.encoded.shape[1]
     frames = WINDOW(loop.encoded, place.time, min(loop.options.window, T))  # (B, W, E)
     logits = read.model.join(frames, place.predicted[:, None])

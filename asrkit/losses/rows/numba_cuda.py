@@ -16,8 +16,8 @@ from numba import cuda, types
 from numba.cuda.core import config
 from torch import Tensor
 
+from asrkit.compilers import SIMULATED
 from asrkit.losses.autograd import Saved
-from asrkit.losses.availability import SIMULATED
 from asrkit.losses.nodes import (
     FIRST_LOGIT,
     FIRST_NODE,

@@ -5,13 +5,15 @@ asrkit.models.fused.triton, which have not met a GPU yet, on a CPU those of asrk
 """
 
 import math
-from importlib.util import find_spec
+from copy import copy
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.compilers import lacks
 from asrkit.models.encoders import halve
 from asrkit.models.fastconformer import ConformerBlock, FastConformer, RelativeAttention, _blocked, attended, relative_positions
 from asrkit.models.folded import folded
@@ -27,14 +29,17 @@ def _operator(function: Any, kernel: Any = None) -> Any:
     """`function` as torch.ops.asrkit's operator on a CPU; on CUDA `kernel`, by default the Triton one of that name."""
     made = torch.library.custom_op(f"asrkit::{function.__name__}", function, mutates_args=(), device_types="cpu")
 
-    def launch(*given: Any) -> Any:
-        from asrkit.models.fused import triton as kernels
-
-        return getattr(kernels, function.__name__)(*given)
-
-    made.register_kernel("cuda", kernel or launch)
+    made.register_kernel("cuda", kernel or partial(_launch, function.__name__))
     made.register_fake(function)
     return made
+
+
+def _launch(name: str, *given: Any) -> Any:
+    """The Triton kernel of that name, on the device of its first tensor: Triton itself launches on the current one."""
+    from asrkit.models.fused import triton as kernels
+
+    with torch.cuda.device_of(given[0]):
+        return getattr(kernels, name)(*given)
 
 
 add_norm, add_norm_twice, gated_conv, position_bias, first_convs, masked_conv = (
@@ -53,7 +58,8 @@ def fuse(encoder: FastConformer, *, feed_forward: FeedForward = "as_it_is") -> "
 
     feed_forward: "float8" for products of 8-bit floats (asrkit.models.fused.float8), on CUDA for sm_89 and later.
     What the fused steps use is worked out now: batch norms are folded, the biases of attention become one of its products.
-    So change no weight afterwards but those of linear layers; fuse again instead.
+    So change no weight afterwards but those of linear layers, and these not through `.data`; fuse again instead. The eager
+    encoder stays as it is, and follows every change.
     """
     expect(isinstance(encoder, FastConformer), "encoder", "a FastConformer", type(encoder).__name__)
     expect(not encoder.training, "encoder", "eval mode", "training mode", "Call .eval() first: kernels have no gradient.")
@@ -66,7 +72,8 @@ def fuse(encoder: FastConformer, *, feed_forward: FeedForward = "as_it_is") -> "
             expect(has >= (8, 9), "feed_forward", "'as_it_is' before sm_89", repr(feed_forward), "It has no such products.")
         able = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
         expect(able, "encoder", "float32, bfloat16 or float16 on CUDA", weight.dtype)
-        expect(find_spec("triton") is not None, "encoder", "triton on a CUDA device", "none", "pip install triton.")
+        why = lacks("triton")
+        expect(not why, "encoder", "a triton that works, on a CUDA device", why, "pip install triton.")
     return FusedFastConformer(encoder, feed_forward)
 
 
@@ -172,7 +179,8 @@ class _Attention(nn.Module):
     def __init__(self, plain: RelativeAttention) -> None:
         super().__init__()
         D = plain.out.out_features
-        self.plain, self._kept = plain, Kept()
+        self.plain, self._kept = copy(plain), Kept()  # it shares the weights
+        self.plain.kept = Kept()  # which the eager one goes without
         bias = plain.qkv.weight.new_zeros(3 * D) if plain.qkv.bias is None else plain.qkv.bias.detach().clone()
         bias[:D] += plain.content_bias.detach().flatten()
         self.register_buffer("qkv_bias", bias)

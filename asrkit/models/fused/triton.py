@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asrkit.compilers import tf32_asked
 from asrkit.models.fused.float8 import LARGEST, TINY
 
 CHUNK = 32  # frames that a program of `gated_conv` walks; it reads K - 1 more around them
@@ -64,7 +65,7 @@ def first_convs(
     out = torch.empty(B, frames, (bins + 3) // 4, C, dtype=first.dtype, device=features.device)
     ROWS, BLOCK = 64, min(128, max(16, triton.next_power_of_2(C)))
     grid = triton.cdiv(frames * out.shape[2], ROWS), triton.cdiv(C, BLOCK), B
-    exact = not torch.backends.cuda.matmul.allow_tf32
+    exact = not tf32_asked()
     sizes = T, bins, frames, out.shape[2], C
     _first_convs[grid](features, lengths, first, weight, bias, out, *sizes, exact, ROWS, BLOCK, num_warps=8)
     return out

@@ -9,7 +9,7 @@
 Memory: a run's G and H, tile (V + D) in the weight's dtype; forward D for each node of the tiles at work, which stay in L2.
 V and D are rounded up to multiples of 64 (a copy of the weight), so that every row is aligned. A tile all of whose nodes are
 skipped costs its zeros, their part of by_weight and nothing else; other skipped nodes save nothing. In float32 products run
-without tensor cores unless torch.backends.cuda.matmul.allow_tf32 is set; sums over tiles are taken in any order.
+without tensor cores unless torch is told to allow TF32; sums over tiles are taken in any order.
 Held to the plain tiles in Triton's interpreter and compiled for A100, H100 and B200; not yet run on a GPU.
 asrkit.cost.lean predicts its time.
 """
@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asrkit.compilers import INTERPRETED, tf32_asked
 from asrkit.losses import dropout
-from asrkit.losses.availability import INTERPRETED
 from asrkit.losses.lean.driver import NONE, Joint
 from asrkit.losses.lean.triton import backward, forward, tile
 from asrkit.losses.nodes import FRAMES, LABELS, Nodes, Options, Scores
@@ -55,7 +55,7 @@ class Tiles:
             "B": B, "T": T, "U1": U1, "D": D, "DEPTH": bound(depth), "BATCH": triton.next_power_of_2(B),
             "seed": signed(joint.seed), "least": signed(dropout.threshold(p)), "keep": 1 / (1 - p), "drops": p > 0,
             "is_tanh": joint.activation == "tanh", "BK": DEEP[weight.element_size()],
-            "TF32": torch.backends.cuda.matmul.allow_tf32, "num_warps": 8, "num_stages": 3,
+            "TF32": tf32_asked(), "num_warps": 8, "num_stages": 3,
         }  # fmt: skip
 
     def scores(self, scores: Scores) -> None:

@@ -8,13 +8,14 @@ The mask of dropout is that of asrkit.losses.dropout, whose hash stands here onc
 import triton
 import triton.language as tl
 
-from asrkit.losses import availability, dropout, nodes
+from asrkit import compilers
+from asrkit.losses import dropout, nodes
 
 FRAMES_OF, LABELS_OF = tl.constexpr(16), tl.constexpr(8)
 ROWS = tl.constexpr(128)  # their product
 FRAMES, LABELS, FIRST_NODE = tl.constexpr(nodes.FRAMES), tl.constexpr(nodes.LABELS), tl.constexpr(nodes.FIRST_NODE)
 COLUMNS = tl.constexpr(8)  # of the table of asrkit.losses.nodes.Nodes
-INTERPRETED = tl.constexpr(availability.INTERPRETED)
+INTERPRETED = tl.constexpr(compilers.INTERPRETED)
 VARIED = ["B", "T", "U1", "V", "outputs", "n", "blank", "first_tile", "turns", "seed", "least"]  # not worth a kernel for each value
 FIRST, SECOND, GOLDEN = tl.constexpr(dropout.FIRST), tl.constexpr(dropout.SECOND), tl.constexpr(dropout.GOLDEN)
 

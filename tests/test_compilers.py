@@ -1,0 +1,82 @@
+"""What compiled kernels are asked for."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from asrkit.compilers import tf32_asked
+from asrkit.decoders.transducer import graphs
+from asrkit.decoders.transducer.reading import Carry, Options
+from asrkit.losses import rnnt_loss_lean
+from asrkit.profiling.fakes import lean_launches
+
+MATMUL = torch.backends.cuda.matmul
+SMALL = {"B": 1, "T": 4, "U1": 3, "D": 64, "V": 64, "dtype": torch.float32}
+ASKED = {
+    "fp32_precision of products": lambda: setattr(MATMUL, "fp32_precision", "tf32"),
+    "fp32_precision of all backends": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "allow_tf32": lambda: setattr(MATMUL, "allow_tf32", True),
+    "set_float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
+}
+
+
+@pytest.fixture
+def float32_throughout():
+    """torch's settings as they are in a new process, before and afterwards."""
+
+    def reset():
+        torch.backends.fp32_precision = MATMUL.fp32_precision = "ieee"
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.fp32_precision = MATMUL.fp32_precision = "none"
+
+    reset()
+    yield
+    reset()
+    assert MATMUL.allow_tf32 is False  # the old settings can be read again
+
+
+@pytest.mark.parametrize("way", ASKED)
+def test_tf32_is_found_asked_for_by_old_and_new_settings(float32_throughout, way):
+    assert not tf32_asked()
+    ASKED[way]()
+    assert tf32_asked()
+
+
+@pytest.mark.parametrize("way", ASKED)
+def test_lean_kernels_take_tf32_by_old_and_new_settings(float32_throughout, way):
+    pytest.importorskip("triton")
+    ASKED[way]()
+    asked = lean_launches(rnnt_loss_lean, **SMALL, impl="triton").asked
+    assert [asked[name]["TF32"] for name in ("scores", "by_logits", "by_halves")] == [True] * 3
+
+
+@pytest.mark.parametrize("way", ASKED)
+def test_the_first_convolutions_take_tf32_by_old_and_new_settings(float32_throughout, monkeypatch, way):
+    pytest.importorskip("triton")
+    from asrkit.models.fused import triton as kernels
+
+    exact = []
+
+    class Kernel:
+        """Keeps what a launch is given for EXACT, before ROWS and BLOCK."""
+
+        def __getitem__(self, grid):
+            return lambda *given, **how: exact.append(given[-3])
+
+    monkeypatch.setattr(kernels, "_first_convs", Kernel())
+    features, lengths = torch.zeros(1, 8, 8), torch.tensor([8])
+    arguments = features, lengths, 2, torch.zeros(16, 4), torch.zeros(9, 4), torch.zeros(4)
+    kernels.first_convs(*arguments)
+    ASKED[way]()
+    kernels.first_convs(*arguments)
+    assert exact == [True, False]
+
+
+@pytest.mark.parametrize("way", ASKED)
+def test_a_captured_loop_is_another_in_tf32_by_old_and_new_settings(float32_throughout, way):
+    read = SimpleNamespace(confidence="none", blank=0, durations=())
+    given = read, torch.zeros(2, 4, 3), Carry(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.zeros(2)), Options()
+    before = graphs._key(*given)
+    ASKED[way]()
+    assert graphs._key(*given) != before
