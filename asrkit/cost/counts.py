@@ -141,7 +141,9 @@ def _sizes(subsampling: int, **sizes: int) -> None:
 class Card(NamedTuple):
     """A GPU as it is sold; `gib` is what its memory is called, of which driver and context keep about half a GiB.
 
-    The rates are those of its data sheet, of the SXM form where there is one; None was not looked up.
+    The rates are those of its data sheet, of the SXM form where there is one; None was not looked up. No data sheet rates
+    an L2 cache: `cache_GB_per_s` is a third party's product of width and clock for the full die (doi
+    10.1016/j.ultsonch.2023.106546, table 3), of A100 and H100; the H200 is taken to be as the H100.
     """
 
     name: str
@@ -151,7 +153,7 @@ class Card(NamedTuple):
     memory_GB_per_s: float | None = None
     float32_TFLOP_per_s: float | None = None  # without tensor cores
     half_TFLOP_per_s: float | None = None  # of tensor cores, float16 or bfloat16, without sparsity
-    cache_GB_per_s: float | None = None  # of L2, by width and clock: doi 10.1016/j.ultsonch.2023.106546, table 3
+    cache_GB_per_s: float | None = None  # of L2: assumed from width and clock of the full die
 
 
 NVIDIA = "https://www.nvidia.com/en-us"

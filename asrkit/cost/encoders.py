@@ -7,8 +7,8 @@ from asrkit.shapes import expect
 def predicted_ms(FLOP: float, B: float, card: str, *, reached: float = 1.0) -> float:
     """Milliseconds of FLOP operations of bfloat16 products, then of B bytes that all else reads and writes.
 
-    `reached` is the share of both published rates that is attained: 1 is what no program goes below, if it is right that
-    products and the rest do not overlap, and that products wait for no memory.
+    Predicted from data sheets for this program's bytes: neither measured nor a floor, since another program may move fewer
+    bytes or overlap both. `reached` is the share of both published rates that is attained; no program attains all of them.
 
     >>> round(predicted_ms(989.5e9, 3350e6, "H100"), 6)  # one millisecond of each
     2.0

@@ -34,15 +34,36 @@ def test_the_peak_is_a_run_of_tiles_and_the_sums():
     assert rows * 1088 * 2 <= 1 << 28
 
 
-def test_sizes_and_launches_are_those_of_the_kernels():
+def test_sizes_are_those_of_the_kernels():
     kernels = pytest.importorskip("asrkit.losses.lean.triton")
     assert (lean.FRAMES_OF, lean.LABELS_OF, lean.MULTIPLE) == (kernels.FRAMES_OF, kernels.LABELS_OF, kernels.MULTIPLE)
     assert (lean.ROWS, lean.COLUMNS) == (kernels.ROWS, kernels.COLUMNS)
-    for dtype in (torch.bfloat16, torch.float32):
-        asked = lean_launches(rnnt_loss_lean, **SHAPE, dtype=dtype, impl="triton")
-        for phase in lean_phases(**SHAPE, itemsize=dtype.itemsize):
-            if phase.name in ("scores", "by_logits", "by_halves"):
-                assert asked.kernels.count(phase.name) == phase.launches
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [SHAPE, {"B": 2, "T": 40, "U1": 9, "D": 128, "V": 1024}], ids=["padded", "aligned"])
+def test_all_launches_are_those_counted_on_fakes(shape, dtype):
+    for library in ("triton", "numba_cuda"):
+        pytest.importorskip(library)
+    counted = lean_launches(rnnt_loss_lean, **shape, dtype=dtype, impl="triton")
+    phases = lean_phases(**shape, itemsize=dtype.itemsize)
+    assert counted.launches == sum(phase.launches for phase in phases)
+    for phase in phases:
+        if phase.name in ("scores", "by_logits", "by_halves"):
+            assert counted.kernels.count(phase.name) == phase.launches
+
+
+def test_a_smaller_tile_takes_less_memory_and_more_launches():
+    pytest.importorskip("triton")
+    tile_bytes = 64 << 20
+    by_default, smaller = lean_phases(**SHAPE), lean_phases(**SHAPE, tile_bytes=tile_bytes)
+    launches = lean_launches(rnnt_loss_lean, **SHAPE, impl="triton", tile=tile_bytes // (2 * SHAPE["V"])).kernels
+    for phase in smaller:
+        if phase.name in ("scores", "by_logits", "by_halves"):
+            assert launches.count(phase.name) == phase.launches
+    assert sum(phase.launches for phase in smaller) > sum(phase.launches for phase in by_default)
+    rows = 246 * 128  # 5,408 tiles in 22 runs
+    assert lean_peak(**SHAPE, tile_bytes=tile_bytes).parts["tile"] == rows * (1088 + 640) * 2 + 1088 * 640 * 2
 
 
 def test_a_phase_takes_as_long_as_its_slowest_part():

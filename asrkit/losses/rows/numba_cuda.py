@@ -2,10 +2,10 @@
 
 A warp takes a lattice node, its lanes share out the tokens, so neighbours read side by side: EACH tokens at a time, read before
 any is used or written, so that as many reads are on their way. Floor: the logits are read twice and the gradient is
-written once, 3 x 4 B T U1 V bytes in float32, half of that in half precision. Sums over tokens and exp are float32 (exp within
-2 units in the last place). Places in the logits are counted in 64 bits without a sign: Numba asks of a signed index
-at every element whether it counts from the end. Reads are as wide as a logit, so it is all one whether a row starts
-at a multiple of 16 bytes. bfloat16 comes as bit patterns, since NumPy has none.
+written once, 3 x 4 B T U1 V bytes in float32, half of that in half precision. Sums over tokens and exp are float32 (the
+relative error of exp(x) is about 1e-7 |x|, harmless where exp is small). Places in the logits are counted in 64 bits without
+a sign: Numba asks of a signed index at every element whether it counts from the end. Reads are as wide as a logit, so it is all
+one whether a row starts at a multiple of 16 bytes. bfloat16 comes as bit patterns, since NumPy has none.
 """
 
 from math import copysign, inf, log
