@@ -141,7 +141,7 @@ def transducer(
 
 
 def _told(arm: partial[Hypotheses], model: TransducerModel, way: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Counts of a call, or why there are none. Of a graph: what its replay asks for; joint and predictor are in it, out of sight."""
+    """Counts of a call, or why there are none. Of a graph: what its replay asks for; the joint's calls are in it, out of sight."""
     counting = Counting(model)
     graphed = way.get("graphs") in ("step", "full")
     try:

@@ -15,9 +15,9 @@ MOST = 2**21  # elements of what is kept, for each keeper: a model of many layer
 class Kept:
     """The last value made of a weight. It is never copied, saved or moved along with the module that holds it.
 
-    The weight is known by its memory and by torch's count of changes in place (`Tensor._version`), which sees load_state_dict,
-    optimizers and edits under no_grad. It does not see an edit through `weight.data`, by which averages of weights are often
-    swapped in: nothing in torch does. So a model as it was built keeps nothing.
+    The weight is known by its memory and by torch's count of changes in place (`Tensor._version`), which sees load_state_dict and
+    edits under no_grad. It sees neither a fused optimizer nor an edit through `weight.data`, by which averages of weights are
+    often swapped in: torch counts none of these. So a model as it was built keeps nothing.
     """
 
     def __init__(self) -> None:
@@ -29,8 +29,9 @@ class Kept:
             return make()
         stream = torch.cuda.current_stream(weight.device).cuda_stream if weight.is_cuda else 0
         question = question, stream  # another stream would not wait for what this one makes
-        if self._held is not None:
-            known, version, asked, value = self._held
+        held = self._held  # once: another thread may change it
+        if held is not None:
+            known, version, asked, value = held
             if _same(known, weight) and version == weight._version and asked == question:
                 return value
         value = make()

@@ -25,9 +25,18 @@ def test_counting_leaves_the_model_as_its_graphs_know_it(plan, monkeypatch):
 
     monkeypatch.setattr(decoders, "transducer_greedy", watched)
     case = decoders.transducer(plan, "cpu", {"label_looping": {}}, torch.float32, "greedy")
-    assert seen == [("Counting", True)]
+    assert seen == [("TransducerModel", True), ("Counting", True)]
     case.run("label_looping")
-    assert seen[1:] == [("TransducerModel", True)]
+    assert seen[2:] == [("TransducerModel", True)]
+
+
+def test_an_arm_that_runs_but_cannot_be_counted_stays_and_says_why(plan, monkeypatch):
+    def broken(call, device):
+        raise RuntimeError("broken triton\nline 2")
+
+    monkeypatch.setattr(decoders, "counts", broken)
+    case = decoders.transducer(plan, "cpu", {"label_looping": {}}, torch.float32, "greedy")
+    assert case.of_arm == {"label_looping": {"not_counted": "broken triton"}} and [*case.arms] == ["label_looping"]
 
 
 @pytest.mark.parametrize("mode", ["step", "full"])
