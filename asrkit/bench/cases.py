@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from asrkit.bench.guards import synchronize
 from asrkit.bench.peer_encoders import sketch
 from asrkit.bench.peers import Answer, Rival
 from asrkit.decoders import Hypotheses
@@ -118,17 +119,11 @@ def compared(case: Case, device: str = "cpu") -> tuple[dict[str, Seen], dict[str
         except (AssertionError, RuntimeError, ValueError) as error:
             if first is None or isinstance(error, torch.OutOfMemoryError):
                 raise
-            expect_alive(device)
+            synchronize(device)  # raises if what went wrong has ended the GPU's context
             wrong[name] = str(error) if isinstance(error, AssertionError) else f"{case.what}: {name} fails: {error}"
     if case.memory and case.proof:
         seen = {name: observe(case.once(name), device, memory=True)[1] for name in case.arms if name not in wrong}
     return seen, wrong
-
-
-def expect_alive(device: str) -> None:
-    """RuntimeError if what went wrong on a GPU has ended its context: there every later call fails with the same error."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
 
 
 def _judged(case: Case, name: str, device: str, first: First | None, seen: dict[str, Seen]) -> First:

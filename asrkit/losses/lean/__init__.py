@@ -41,8 +41,8 @@ def rnnt_loss_lean(
     encoded (B, T, D) and predicted (B, U1, D) are the halves of the joint, projected; weight (V, D), bias (V,) or None. Exact:
     values and all four gradients are those of the joint, in nats. Memory: one tile of `tile` nodes (D + V + D each on a CPU, some
     four times that in plain torch, D + V in the second pass of Triton's kernels), about 40 bytes a node, and the gradients.
-    A tile is by default what fits a cache, and with Triton 256 MiB, since each takes three launches. Price: the logits are
-    computed twice, four matrix products instead of three.
+    A tile is by default what fits a cache. With impl="triton" `tile` counts the nodes of a run of small tiles, by default those
+    of 256 MiB, since each run takes three launches. Price: the logits are computed twice, four matrix products instead of three.
 
     dropout drops hidden elements by a mask that depends on `seed` (drawn from torch.manual_seed's generator if None), the
     utterance, the node and the column alone: computed again, never stored. skip > 0 leaves nodes with no larger share of

@@ -20,7 +20,19 @@ import triton.language as tl
 from torch import Tensor
 
 from asrkit.losses.autograd import Saved
-from asrkit.losses.nodes import FIRST_LOGIT, FRAMES, LABEL_STEP, LABELS, ROW_FRAMES, ROW_NODES, Nodes, Options, Scores
+from asrkit.losses.nodes import (
+    FIRST_LOGIT,
+    FIRST_NODE,
+    FRAME_STEP,
+    FRAMES,
+    LABEL_STEP,
+    LABELS,
+    ROW_FRAMES,
+    ROW_NODES,
+    Nodes,
+    Options,
+    Scores,
+)  # fmt: skip
 
 MOST = 1024  # tokens that a program holds at a time: 32 registers of a lane
 LEAST = 32  # tokens of the smallest block, one a lane
@@ -28,7 +40,9 @@ NODES = 8  # nodes that a program takes, one after another
 OPTIONS = {"num_warps": 1, "num_stages": 1}
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 LOG2E = tl.constexpr(log2(e))
-FRAMES_, LABELS_, FIRST_NODE_, FIRST_LOGIT_, FRAME_STEP_, LABEL_STEP_, ROW_FRAMES_, ROW_NODES_ = map(tl.constexpr, range(8))
+FRAMES_, LABELS_, FIRST_NODE_, FIRST_LOGIT_, FRAME_STEP_, LABEL_STEP_, ROW_FRAMES_, ROW_NODES_ = map(
+    tl.constexpr, (FRAMES, LABELS, FIRST_NODE, FIRST_LOGIT, FRAME_STEP, LABEL_STEP, ROW_FRAMES, ROW_NODES)
+)
 
 
 def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:

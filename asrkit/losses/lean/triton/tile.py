@@ -14,7 +14,7 @@ from asrkit.losses import dropout, nodes
 FRAMES_OF, LABELS_OF = tl.constexpr(16), tl.constexpr(8)
 ROWS = tl.constexpr(128)  # their product
 FRAMES, LABELS, FIRST_NODE = tl.constexpr(nodes.FRAMES), tl.constexpr(nodes.LABELS), tl.constexpr(nodes.FIRST_NODE)
-COLUMNS = tl.constexpr(8)  # of the table of asrkit.losses.nodes.Nodes
+TABLE_COLUMNS = tl.constexpr(8)  # of the table of asrkit.losses.nodes.Nodes
 INTERPRETED = tl.constexpr(compilers.INTERPRETED)
 VARIED = ["B", "T", "U1", "V", "outputs", "n", "blank", "first_tile", "turns", "seed", "least"]  # not worth a kernel for each value
 FIRST, SECOND, GOLDEN = tl.constexpr(dropout.FIRST), tl.constexpr(dropout.SECOND), tl.constexpr(dropout.GOLDEN)
@@ -24,8 +24,8 @@ FIRST, SECOND, GOLDEN = tl.constexpr(dropout.FIRST), tl.constexpr(dropout.SECOND
 def locate(tile, table, B, BATCH: tl.constexpr):
     """Utterance of a tile, its first frame and first row of labels, by `table` (B, 8). A tile too many has no valid node."""
     i = tl.arange(0, BATCH)
-    frames = tl.load(table + i * COLUMNS + FRAMES, mask=i < B, other=0).to(tl.int32)
-    labels = tl.load(table + i * COLUMNS + LABELS, mask=i < B, other=-1).to(tl.int32)
+    frames = tl.load(table + i * TABLE_COLUMNS + FRAMES, mask=i < B, other=0).to(tl.int32)
+    labels = tl.load(table + i * TABLE_COLUMNS + LABELS, mask=i < B, other=-1).to(tl.int32)
     across = tl.cdiv(labels + 1, LABELS_OF)
     tiles = tl.cdiv(frames, FRAMES_OF) * across  # of each utterance
     b = tl.minimum(tl.sum((tl.cumsum(tiles) <= tile).to(tl.int32)), B - 1)
@@ -39,8 +39,8 @@ def nodes_of(b, t0, u0, table):
     """Of a tile's rows: frame, row of labels, place among all nodes, whether there is such a node, and whether a label is left."""
     r = tl.arange(0, ROWS)
     t, u = t0 + r // LABELS_OF, u0 + r % LABELS_OF
-    T, U = tl.load(table + b * COLUMNS + FRAMES), tl.load(table + b * COLUMNS + LABELS)
-    node = tl.load(table + b * COLUMNS + FIRST_NODE) + t * (U + 1) + u
+    T, U = tl.load(table + b * TABLE_COLUMNS + FRAMES), tl.load(table + b * TABLE_COLUMNS + LABELS)
+    node = tl.load(table + b * TABLE_COLUMNS + FIRST_NODE) + t * (U + 1) + u
     valid = (t < T) & (u <= U)
     return t, u, node, valid, valid & (u < U)
 
