@@ -469,3 +469,26 @@ def test_an_earlier_run_is_taken_over_only_if_it_is_of_this_code_and_machine_and
     assert (tmp_path / "new" / "log.txt").read_text().endswith("more")
     with pytest.raises(ValueError, match="out: expected an empty folder with --resume"):
         takeover.take_over(tmp_path / "earlier", tmp_path / "new", same)
+
+
+def test_a_disk_that_is_full_while_an_earlier_run_is_taken_over_leaves_no_half_of_it(doomed, tmp_path, monkeypatch):
+    told = json.loads((doomed[0] / "out" / "manifest.json").read_text())
+    same = {key: told[key] for key in ("device", "quick", "machine", "source")}
+    write = Path.write_bytes
+
+    def full(path, data):
+        write(path, data[:10])
+        if path.name == "bench.jsonl":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        takeover.take_over(doomed[0] / "out", tmp_path, same)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"parts": [', '{"parts": 1}'])
+def test_a_folder_with_a_broken_manifest_is_refused_in_one_line(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match="^out: expected a new folder, or one to go on with, got one with a broken manifest.json"):
+        share.share(tmp_path, device="cpu", minutes=1, say=bool)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from asrkit.bench.row_kernels import counts, row_kernels, triton_types
+from asrkit.losses.nodes import Nodes
 from asrkit.profiling.cubin import compile_triton
 
 pytest.importorskip("triton")
@@ -29,6 +30,22 @@ def test_row_kernels_move_each_logit_once_a_pass_with_few_instructions(impl, dty
         assert (one.cubin.spills, one.cubin.stack_B) == (0, 0)
         assert one.cubin.registers <= 80 and one.cubin.warps >= 24
         assert not {"DADD", "DMUL", "DFMA"} & set(one.cubin.opcodes)  # float64 would slow all that follows it
+
+
+@pytest.mark.parametrize("dtype, size", [(FP32, 4), (BF16, 8)], ids=str)
+def test_lanes_read_together_only_where_every_row_is_known_to_start_at_16_bytes(dtype, size):
+    """A wider access than that is an error on a GPU, which the interpreter would not see."""
+    from asrkit.losses.rows.triton import together
+
+    def asked(logits):
+        return together(logits, Nodes.padded(logits, torch.tensor([[4, 2], [3, 1]])))
+
+    whole = torch.zeros(2, 4, 3, 1024, dtype=dtype)
+    assert asked(whole) == size
+    assert asked(torch.zeros(2, 4, 3, 1025, dtype=dtype)) == 1  # rows of an odd size
+    assert asked(torch.zeros(whole.numel() + 1, dtype=dtype)[1:].view(whole.shape)) == 1  # memory that begins elsewhere
+    assert asked(torch.zeros(2, 4, 3, 1028, dtype=dtype)[..., :1024]) == (size if 1028 % size == 0 else 1)
+    assert asked(torch.zeros(2, 4, 3, 1025, dtype=dtype)[..., :1024]) == 1  # rows that are apart by an odd step
 
 
 def test_rows_that_start_at_multiples_of_16_bytes_are_read_by_so_many():
