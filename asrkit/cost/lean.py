@@ -53,7 +53,7 @@ def lean_phases(
     "the rest" are torch's zeros, casts and copies; of its bytes only the gradients' are counted.
 
     >>> sum(phase.launches for phase in lean_phases(B=32, T=200, U1=101, D=640, V=1025))
-    37
+    35
     """
     expect(itemsize in (2, 4), "itemsize", "2 or 4 bytes", itemsize)
     N, tiles = B * T * U1, B * up(T, FRAMES_OF) * up(U1, LABELS_OF)
@@ -64,7 +64,7 @@ def lean_phases(
     chunks, across = up(V, columns), up(depth, columns)  # of V, and of D
     logits = {"flops": 2 * rows * depth * chunks * columns, "cache_B": (chunks + 1) * hidden + weight}
     halves = B * (T + U1) * D * itemsize
-    rest = 6  # zeros of the gradients, sign and cast of the likelihoods, the nodes' table (thrice on fakes, once on a GPU)
+    rest = 4  # zeros of the gradients, sign and cast of the likelihoods, the nodes' table
     rest += 6 if itemsize == 2 else 0  # casts of the bias, twice, and of four gradients
     rest += 4 if (wide, depth) != (V, D) else 0  # the padded weight's zeros and copy, in both passes
     return (

@@ -91,7 +91,9 @@ def gpu_of_fakes(lengths: Tensor, cc: int, compiles: bool) -> Iterator[OnFakes]:
     def on(nodes: Nodes, device: torch.device) -> Tensor:
         if device.type == "cpu":
             return nodes.table
-        return copies.setdefault(id(nodes), count.fakes.from_tensor(nodes.table).to(device))
+        if id(nodes) not in copies:
+            copies[id(nodes)] = count.fakes.from_tensor(nodes.table).to(device)
+        return copies[id(nodes)]
 
     chip = SimpleNamespace(multi_processor_count=PROCESSORS)
     patches: list[Any] = [

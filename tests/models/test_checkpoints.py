@@ -20,6 +20,7 @@ from asrkit.models import (
     presets,
     save_checkpoint,
 )
+from asrkit.models.folded import fold
 from asrkit.models.packed import pack
 from asrkit.text import CharTokenizer
 
@@ -130,11 +131,14 @@ def test_a_field_that_an_older_header_lacks_has_its_default(tmp_path):
     assert load_checkpoint(tmp_path).model.config == small(encoder=encoder).config
 
 
-def test_a_packed_model_is_not_saved_in_part(tmp_path):
-    """Packed layers have no weights to save."""
-    model, path = small(encoder=FastConformerConfig(width=16, layers=1, heads=2)), tmp_path / "model.safetensors"
-    with pytest.raises(ValueError, match=r"^model: .*missing \['ctc_head.bias', .* Packed layers cannot be saved.$"):
-        save_checkpoint(path, Checkpoint(pack(model), CharTokenizer(), {}, {}))
+@pytest.mark.parametrize("change, said", [
+    (pack, r"^model: expected layers that are not packed, got packed ones, which cannot be saved\."),
+    (fold, r"^model: .*missing \['encoder\.blocks\.0\.batch_norm\..* Save a model before it is optimized\.$"),
+])  # fmt: skip
+def test_a_packed_or_folded_model_is_not_saved_in_part(tmp_path, change, said):
+    model, path = small(encoder=FastConformerConfig(width=16, layers=1, heads=2)).eval(), tmp_path / "model.safetensors"
+    with pytest.raises(ValueError, match=said):
+        save_checkpoint(path, Checkpoint(change(model), CharTokenizer(), {}, {}))
     assert not path.exists()
 
 

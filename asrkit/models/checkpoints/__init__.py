@@ -29,7 +29,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write `checkpoint` to `path` (.safetensors), atomically; ValueError if its parts do not fit one another."""
     _fit(checkpoint.model.config, checkpoint.tokenizer, checkpoint.features, "the checkpoint")
     weights = {name: value.detach().cpu().contiguous() for name, value in checkpoint.model.state_dict().items()}
-    _compare(_empty(checkpoint.model.config).state_dict(), weights, "model", "Packed layers cannot be saved.")
+    _compare(_empty(checkpoint.model.config).state_dict(), weights, "model", "Save a model before it is optimized.")
     own.write(Path(path), (checkpoint.model.config, weights, *checkpoint[1:]))
 
 

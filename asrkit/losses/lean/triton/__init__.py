@@ -7,7 +7,7 @@
               by_halves     G W times the slope of H, summed over the tile, then added to both halves' gradients   1
 
 Between them stands the lattice: Numba's two kernels with asrkit[cuda], else torch's. Counted, a call with its gradient at B = 32,
-T = 200, U1 = 101, D = 640, V = 1025 in bfloat16 takes 37 launches with the one and 1,613 with the other.
+T = 200, U1 = 101, D = 640, V = 1025 in bfloat16 takes 35 launches with the one and 1,611 with the other.
 
 Memory: a run's G and H, tile (V + D) in the weight's dtype; forward D for each node of the tiles at work, which stay in L2.
 V and D are rounded up to multiples of 64 (a copy of the weight), so that every row is aligned. A tile all of whose nodes are
