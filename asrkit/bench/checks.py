@@ -23,6 +23,7 @@ from asrkit.bench.ladder_pipeline import Pipeline, Recogniser
 from asrkit.bench.loss_checks import DTYPES, kernels, tiles
 from asrkit.bench.losses import ROUNDED
 from asrkit.bench.planted import Planted, ctc_log_probs, planted
+from asrkit.bench.planted import kind as kind_of
 from asrkit.decoders import ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.decoders.transducer import STRATEGIES, graphs
 from asrkit.decoders.transducer.beam import transducer_beam
@@ -67,17 +68,13 @@ def _decoders(device: str, cuda: bool) -> Iterator[Check]:
         names = [strategy]
         if strategy == "label_looping":  # graphs have checks of their own
             names += ["label_looping_off", r"window_\d+(_off)?"]
-        arms = [rf"^{_kind(durations)}-\S+ in \S+: {name}$" for name in names]
-        yield Check("decoders", f"{strategy} {_kind(durations)}", "|".join(arms), partial(_greedy, device, strategy, durations))
+        arms = [rf"^{kind_of(durations)}-\S+ in \S+: {name}$" for name in names]
+        yield Check("decoders", f"{strategy} {kind_of(durations)}", "|".join(arms), partial(_greedy, device, strategy, durations))
     for durations in JUMPS:
         yield Check("decoders", f"planted {len(durations)} durations", "", partial(_planted, device, durations))
         yield Check("decoders", f"carry {len(durations)} durations", "", partial(_carry, device, durations, graphs="off"))
         yield Check("decoders", f"beam {len(durations)} durations", "", partial(_beam, device, durations))
     yield Check("decoders", "ctc batched", r"^ctc-greedy-batched in \S+: batched$", partial(_ctc, device))
-
-
-def _kind(durations: Sequence[int]) -> str:
-    return "tdt" if durations else "rnnt"
 
 
 def _greedy(device: str, strategy: Any, durations: tuple[int, ...]) -> None:
@@ -155,7 +152,7 @@ def graph_arms(mode: str, turn: str, durations: Sequence[int], dtype: torch.dtyp
 
     Of the ladder a plain turn has the rungs of graphs. The rung of fused turns stands on a whole graph.
     """
-    kind, end = _kind(durations), "_plain" * (turn == "plain")
+    kind, end = kind_of(durations), "_plain" * (turn == "plain")
     arms = {rf"{kind}-\S+": [r"window_\d+"]}  # which say nothing of graphs
     if mode != "auto":
         arms = {rf"{kind}-\S+": [f"label_looping_{mode}{end}", rf"window_\d+_{mode}{end}"]}

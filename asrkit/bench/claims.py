@@ -25,6 +25,7 @@ from asrkit.bench.cases import NONE, Case, near
 from asrkit.bench.encoder import Way, arm, random_encoder, recogniser, speech
 from asrkit.bench.guards import barred, prove_alive
 from asrkit.bench.planted import ctc_log_probs, planted
+from asrkit.bench.planted import kind as kind_of
 from asrkit.decoders import ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequential
 from asrkit.models import CTCConfig, CTCModel, FastConformerConfig, LSTMConfig, TransducerConfig, TransducerModel, presets
@@ -99,10 +100,6 @@ def idle(call: Callable[[], object], timing: Timing) -> tuple[float, ...]:
     return tuple(max(0.0, 1 - busy_ms / ms) for ms in timing.samples_ms)
 
 
-def _kind(durations: Sequence[int]) -> str:
-    return "tdt" if durations else "rnnt"
-
-
 def _graphs(device: str) -> dict[str, dict[str, Any]]:
     """Ways to decode by graphs here, the most promising first; with a plain turn in case no fused one is right."""
     if not device.startswith("cuda"):
@@ -145,7 +142,7 @@ def _loops(durations: Sequence[int], device: str, quick: bool, without: Pattern[
     ways: dict[str, Any] = {
         name: {"strategy": name, "graphs": "off"} for name in ("frame_looping", "nested_loops", "label_looping")
     }
-    case = f"{_kind(durations)}-greedy"
+    case = f"{kind_of(durations)}-greedy"
     ways |= _graphs(device)
     tried = {name: partial(transducer_greedy, *given, **way) for name, way in ways.items() if not barred(without, name, case)}
     arms, wrong = _right(tried, plan.labels, device, case)
@@ -196,7 +193,7 @@ def _recognisers(preset: str, device: str, quick: bool, without: Pattern[str]) -
     config: Any = presets.PRESETS[preset]()
     if quick:
         config = _shrunk(config)
-    T, kind, V = -(-100 * seconds // 8), _kind(config.durations), config.vocab_size + 1
+    T, kind, V = -(-100 * seconds // 8), kind_of(config.durations), config.vocab_size + 1
     sizes: dict[str, Any] = {"width": config.joint_width, "layers": config.predictor.layers, "durations": config.durations}
     plan = planted(B, T, V=V, **sizes)
     with torch.device(device):

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from asrkit.bench import guards
-from asrkit.bench.cases import NONE, Arms, Case, rows
+from asrkit.bench.cases import NONE, Arms, Case, dtype_name, rows
 from asrkit.bench.peer_decoders import GRAPHS, write
-from asrkit.bench.planted import Planted, ctc_log_probs, planted
+from asrkit.bench.planted import Planted, ctc_log_probs, kind, planted
 from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.features import normalize, normalize_sequential
 from asrkit.models import TransducerModel
@@ -117,7 +117,7 @@ def transducer(
     model, encoded, lengths = plan.model.to(device, dtype), plan.encoded.to(device, dtype), plan.lengths.to(device)
     arms, told = dict[str, Callable[[], Hypotheses]](), dict[str, dict[str, Any]]()
     first = next(iter(ways))
-    case, named = f"{'tdt' if plan.model.durations else 'rnnt'}-{what}", str(dtype).removeprefix("torch.")
+    case, named = f"{kind(plan.model.durations)}-{what}", dtype_name(dtype)
     for name, way in ways.items():
         if any(guards.barred(without, one, case, named) for one in (name, first)):
             continue
@@ -129,6 +129,8 @@ def transducer(
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         arms[name], told[name] = arm, _told(arm, model, way, device)
+        if "not_counted" in told[name]:
+            guards.prove_alive(device, case, name)
     arms = arms if first in arms else {}
     (B, T, D), durations, labels, looks = encoded.shape, [*model.durations], sum(map(len, plan.labels)), plan.looks()
     V, step = model.blank + 1, 2 * 8 * D * D + 2 * D * D  # the LSTM's gates from label and state, then the projection

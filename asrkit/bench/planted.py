@@ -175,3 +175,8 @@ def _jump(frames: list[int], t: int, durations: Sequence[int]) -> int:
     """The longest duration that does not jump over the next label; 0 of none."""
     onward = next((frame for frame in frames if frame > t), t + max(durations, default=0)) - t
     return max((duration for duration in durations if duration <= onward), default=0)
+
+
+def kind(durations: Sequence[int]) -> str:
+    """What names of cases call a transducer with these durations: "tdt", or "rnnt" without any."""
+    return "tdt" if durations else "rnnt"
