@@ -6,28 +6,44 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported: threads that spin starve a busy machine
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "passive"
+)  # read when torch is imported: threads that spin starve a busy machine
 import torch
 from hypothesis import settings
 
-settings.register_profile("asrkit", deadline=None)  # no test asserts a time: the first example may load a library
+settings.register_profile(
+    "asrkit", deadline=None
+)  # no test asserts a time: the first example may load a library
 settings.load_profile("asrkit")
-with torch.device("meta"):  # torch notes here, once, which functions it redirects: before a test replaces torch.empty
+with torch.device(
+    "meta"
+):  # torch notes here, once, which functions it redirects: before a test replaces torch.empty
     torch.empty(1)
 
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-LACKS = {"gpu": "" if torch.cuda.is_available() else "no CUDA device", "browser": "" if CHROMIUM else "no chromium"}
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+LACKS = {
+    "gpu": "" if torch.cuda.is_available() else "no CUDA device",
+    "browser": "" if CHROMIUM else "no chromium",
+}
 
 
 def pytest_collection_modifyitems(config, items):
     """Skip what is marked `gpu` or `browser` where there is none (REQUIRE_BROWSER=1: fail); tests of a browser come last."""
-    items.sort(key=lambda item: bool(item.get_closest_marker("browser")))  # what they need, others may have made
+    items.sort(
+        key=lambda item: bool(item.get_closest_marker("browser"))
+    )  # what they need, others may have made
     if hasattr(config, "workerinput"):
         items.sort(key=turn)
     for item in items:
         for marker, lack in LACKS.items():
-            required = marker == "browser" and os.environ.get("REQUIRE_BROWSER", "") not in ("", "0")
+            required = marker == "browser" and os.environ.get("REQUIRE_BROWSER", "") not in (
+                "",
+                "0",
+            )
             if lack and not required and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=lack))
 
@@ -44,14 +60,18 @@ def pytest_terminal_summary(terminalreporter):
     for marker, name in {"gpu": "GPU", "browser": "browser"}.items():
         count = sum(marker in getattr(report, "keywords", ()) for report in skipped)
         terminalreporter.write_line(
-            f"{count} {name} tests were skipped: {LACKS[marker]}" if count else f"no {name} test was skipped"
+            f"{count} {name} tests were skipped: {LACKS[marker]}"
+            if count
+            else f"no {name} test was skipped"
         )
 
 
 @pytest.fixture(scope="session")
 def chromium():
     """Path of the browser."""
-    return CHROMIUM or pytest.fail("REQUIRE_BROWSER is set, and there is no chromium, chromium-browser or google-chrome.")
+    return CHROMIUM or pytest.fail(
+        "REQUIRE_BROWSER is set, and there is no chromium, chromium-browser or google-chrome."
+    )
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +114,9 @@ def shared_speech():
     beside = Path(__file__).resolve().parents[2] / "shared"
     folder = Path(os.environ.get("ASRKIT_SHARED", beside)) / "speech"
     if not (folder / "manifests").is_dir():
-        pytest.skip("needs real recordings: set ASRKIT_SHARED to a folder that holds speech/manifests")
+        pytest.skip(
+            "needs real recordings: set ASRKIT_SHARED to a folder that holds speech/manifests"
+        )
     return folder
 
 

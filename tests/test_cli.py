@@ -10,12 +10,12 @@ import pytest
 import soundfile
 import torch
 
-from asrkit import records
 from asrkit.cli import main, parser
 from asrkit.features import FeatureConfig
 from asrkit.models import Checkpoint, ConvConfig, TransducerConfig, TransducerModel, save_checkpoint
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import read_audio
+from asrkit.workbench import machine, records
 
 COMMANDS = ["report", "bench", "cost", "train", "transcribe", "doctor", "verify"]
 
@@ -26,7 +26,9 @@ def model(tmp_path):
     torch.manual_seed(0)
     config = TransducerConfig(vocab_size=28, encoder=ConvConfig(width=16, layers=1))
     path = tmp_path / "model" / "model.safetensors"
-    save_checkpoint(path, Checkpoint(TransducerModel(config), CharTokenizer(), asdict(FeatureConfig()), {}))
+    save_checkpoint(
+        path, Checkpoint(TransducerModel(config), CharTokenizer(), asdict(FeatureConfig()), {})
+    )
     return path
 
 
@@ -57,13 +59,21 @@ def test_help_shows_the_defaults_that_say_something(capsys):
 def test_the_version_is_that_of_the_package(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
-    assert stop.value.code == 0 and capsys.readouterr().out == f"asrkit {importlib.metadata.version('asrkit')}\n"
+    assert (
+        stop.value.code == 0
+        and capsys.readouterr().out == f"asrkit {importlib.metadata.version('asrkit')}\n"
+    )
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_is_gone_ends_any_command_without_a_word(unbuffered):
-    command, env = [sys.executable, "-m", "asrkit.cli", "verify"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as running:
+    command, env = (
+        [sys.executable, "-m", "asrkit.cli", "verify"],
+        {**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as running:
         running.stdout.close()
         err = running.stderr.read()
     assert (running.returncode, err) == (141, "")
@@ -71,12 +81,17 @@ def test_a_reader_that_is_gone_ends_any_command_without_a_word(unbuffered):
 
 def test_the_command_starts_without_importing_torch():
     code = "import sys, asrkit.cli as c; c.parser(); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        == "False"
+    )
 
 
 @pytest.mark.parametrize("format_", ["wav", "flac", "ogg"])
 @pytest.mark.parametrize(("rate", "channels"), [(8_000, 1), (16_000, 2), (44_100, 2)])
-def test_transcribe_takes_any_format_rate_and_channels(model, tmp_path, capsys, format_, rate, channels):
+def test_transcribe_takes_any_format_rate_and_channels(
+    model, tmp_path, capsys, format_, rate, channels
+):
     name = sine(tmp_path / f"tone.{format_}", rate=rate, channels=channels)
     assert main(["transcribe", name, "--model", str(model), "--format", "json"]) == 0
     line, summary = (json.loads(text) for text in capsys.readouterr())
@@ -85,42 +100,99 @@ def test_transcribe_takes_any_format_rate_and_channels(model, tmp_path, capsys, 
 
 
 def test_a_broken_file_is_reported_and_the_rest_is_done(model, tmp_path, capsys):
-    good, bad, empty = sine(tmp_path / "good.wav"), tmp_path / "bad.wav", sine(tmp_path / "empty.wav", seconds=0)
+    good, bad, empty = (
+        sine(tmp_path / "good.wav"),
+        tmp_path / "bad.wav",
+        sine(tmp_path / "empty.wav", seconds=0),
+    )
     bad.write_bytes(b"RIFF not really")
-    code = main(["transcribe", str(bad), good, str(tmp_path / "none.wav"), empty, "--model", str(model)])
+    code = main(
+        ["transcribe", str(bad), good, str(tmp_path / "none.wav"), empty, "--model", str(model)]
+    )
     out, err = capsys.readouterr()
     assert code == 1
     assert good in out and json.loads(out.splitlines()[-1])["failed"] == 3
-    assert "bad.wav cannot be read" in err and "none.wav" in err and "empty.wav" in err and "Traceback" not in err
+    assert (
+        "bad.wav cannot be read" in err
+        and "none.wav" in err
+        and "empty.wav" in err
+        and "Traceback" not in err
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["transcribe", "a.wav", "--model", "nowhere"], "model: expected a .safetensors file or a training folder"),
+        (
+            ["transcribe", "a.wav", "--model", "nowhere"],
+            "model: expected a .safetensors file or a training folder",
+        ),
         (["train", "--manifest", "nowhere.jsonl", "--out", "OUT"], "nowhere.jsonl"),
-        (["train", "--tokenizer", "nowhere.model", "--manifest", "nowhere.jsonl", "--out", "OUT"], "nowhere"),
+        (
+            [
+                "train",
+                "--tokenizer",
+                "nowhere.model",
+                "--manifest",
+                "nowhere.jsonl",
+                "--out",
+                "OUT",
+            ],
+            "nowhere",
+        ),
         (["verify", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["train", "--seconds", "0", "--out", "OUT"], "--steps, --seconds: expected both > 0, got (100000, 0.0)"),
+        (
+            ["train", "--seconds", "0", "--out", "OUT"],
+            "--steps, --seconds: expected both > 0, got (100000, 0.0)",
+        ),
         (["train", "--seed", "-1", "--out", "OUT"], "seed: expected at least 0, got -1"),
-        (["train", "--durations", "-1", "--manifest", "nowhere", "--out", "OUT"], "durations: expected distinct whole numbers"),
-        (["train", "--device", "tpu", "--out", "OUT"], "device: expected cpu, or cuda where there is a GPU, got tpu"),
-        (["bench", "features", "--threads", "0", "--out", "OUT"], "threads: expected at least 1, got 0"),
-        (["bench", "losses", "--minutes", "3"], "--minutes: expected the suite all, got losses. Other suites take the time they"),
+        (
+            ["train", "--durations", "-1", "--manifest", "nowhere", "--out", "OUT"],
+            "durations: expected distinct whole numbers",
+        ),
+        (
+            ["train", "--device", "tpu", "--out", "OUT"],
+            "device: expected cpu, or cuda where there is a GPU, got tpu",
+        ),
+        (
+            ["bench", "features", "--threads", "0", "--out", "OUT"],
+            "threads: expected at least 1, got 0",
+        ),
+        (
+            ["bench", "losses", "--minutes", "3"],
+            "--minutes: expected the suite all, got losses. Other suites take the time they",
+        ),
         (
             ["bench", "all", "--minutes", "3", "--peers", "--ranks", "2"],
             "--ranks, --peers: expected nothing with --minutes, got both.",
         ),
-        (["bench", "all", "--minutes", "0", "--out", "OUT"], "--minutes: expected 0.5 to 10,000, got 0.0."),
-        (["bench", "all", "--minutes", "inf", "--out", "OUT"], "--minutes: expected 0.5 to 10,000, got inf."),
-        (["bench", "all", "--minutes", "nan", "--out", "OUT"], "--minutes: expected 0.5 to 10,000, got nan."),
-        (["bench", "features", "--out", "/proc/none/a.jsonl"], "/proc/none/a.jsonl cannot be written: "),
+        (
+            ["bench", "all", "--minutes", "0", "--out", "OUT"],
+            "--minutes: expected 0.5 to 10,000, got 0.0.",
+        ),
+        (
+            ["bench", "all", "--minutes", "inf", "--out", "OUT"],
+            "--minutes: expected 0.5 to 10,000, got inf.",
+        ),
+        (
+            ["bench", "all", "--minutes", "nan", "--out", "OUT"],
+            "--minutes: expected 0.5 to 10,000, got nan.",
+        ),
+        (
+            ["bench", "features", "--out", "/proc/none/a.jsonl"],
+            "/proc/none/a.jsonl cannot be written: ",
+        ),
         (["records", "add", "nowhere"], "No such file or directory: 'nowhere'"),
-        (["records", "add", "."], ".: expected a folder that `asrkit bench all --minutes` wrote, got one without manifest.json."),
+        (
+            ["records", "add", "."],
+            ".: expected a folder that `asrkit bench all --minutes` wrote, got one without manifest.json.",
+        ),
         (["transcribe", "a.wav", "--threads", "-1"], "threads: expected at least 1, got -1"),
     ],
 )
-def test_bad_arguments_give_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch, capsys):
+def test_bad_arguments_give_one_line_and_write_nothing(
+    arguments, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) in (1, 2)
     err = capsys.readouterr().err.strip()
@@ -129,22 +201,47 @@ def test_bad_arguments_give_one_line_and_write_nothing(arguments, message, tmp_p
 
 
 def test_real_recordings_get_through(model, shared_speech, capsys):
-    files = [shared_speech / "audio/fsdd/7_theo_3.wav", next((shared_speech / "audio/librispeech").glob("*.flac"))]
+    files = [
+        shared_speech / "audio/fsdd/7_theo_3.wav",
+        next((shared_speech / "audio/librispeech").glob("*.flac")),
+    ]
     assert main(["transcribe", *map(str, files), "--model", str(model)]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["files"] == 2 and summary["failed"] == 0 and summary["audio_s"] > 1
 
 
-def test_training_without_training_speech_or_with_a_test_text_that_has_no_tokens_is_refused_at_once(tmp_path, capsys):
+def test_training_without_training_speech_or_with_a_test_text_that_has_no_tokens_is_refused_at_once(
+    tmp_path, capsys
+):
     sine(tmp_path / "a.wav"), sine(tmp_path / "b.wav")
-    rows = [{"audio": "a.wav", "text": "one", "split": "train"}, {"audio": "b.wav", "text": "2", "split": "test"}]
+    rows = [
+        {"audio": "a.wav", "text": "one", "split": "train"},
+        {"audio": "b.wav", "text": "2", "split": "test"},
+    ]
     manifest, out = tmp_path / "m.jsonl", tmp_path / "out"
     for some, wanted in (
-        (rows[1:], "manifest: expected utterances to train on, got {'train': 0, 'dev': 0, 'test': 1}"),
+        (
+            rows[1:],
+            "manifest: expected utterances to train on, got {'train': 0, 'dev': 0, 'test': 1}",
+        ),
         (rows, "['2'] in '2'"),
     ):
         manifest.write_text("\n".join(map(json.dumps, some)))
-        assert main(["train", "--manifest", str(manifest), "--out", str(out), "--steps", "1", "--no-progress"]) == 2
+        assert (
+            main(
+                [
+                    "train",
+                    "--manifest",
+                    str(manifest),
+                    "--out",
+                    str(out),
+                    "--steps",
+                    "1",
+                    "--no-progress",
+                ]
+            )
+            == 2
+        )
         err = capsys.readouterr().err.strip()
         assert wanted in err and "\n" not in err and not out.exists()
     assert main(["train", "--manifest", "none.jsonl", "--out", str(manifest)]) == 2
@@ -161,19 +258,33 @@ def test_an_odd_sample_rate_is_resampled_in_no_time(tmp_path):
     assert len(heard) == 48_000 and (heard - wanted)[4000:-4000].abs().max() < 1e-3
 
 
-def test_what_is_taken_in_is_counted_and_settles_the_claims_it_is_about(tmp_path, monkeypatch, capsys):
+def test_what_is_taken_in_is_counted_and_settles_the_claims_it_is_about(
+    tmp_path, monkeypatch, capsys
+):
     gpu = {"name": "GPU", "memory.total": "1 MiB", "driver_version": "570.1"}
-    machine = {**records.machine(), "id": "0123456789ab", "gpus": [gpu]}
-    monkeypatch.setattr(records, "machine", lambda: machine)
-    told = {"impl": "nested_loops", "params": {"arms": ["frame_looping", "nested_loops"], "device": "cuda"}}
+    other = {**machine.this_machine(), "id": "0123456789ab", "gpus": [gpu]}
+    monkeypatch.setattr(records, "this_machine", lambda: other)
+    told = {
+        "impl": "windowed_looping",
+        "params": {"arms": ["frame_looping", "windowed_looping"], "device": "cuda"},
+    }
     one = records.Measurement("label-looping-2x", "ratio", "1", 2.1, (2.0, 2.1, 2.15), **told)
     other = records.Measurement("rnnt-greedy", "latency", "ms", 2.1, params={"device": "cuda"})
     records.append(tmp_path / "a.jsonl", one, other)
-    command = ["records", "add", str(tmp_path / "a.jsonl"), "--into", str(tmp_path / "records"), "--dirty"]
+    command = [
+        "records",
+        "add",
+        str(tmp_path / "a.jsonl"),
+        "--into",
+        str(tmp_path / "records"),
+        "--dirty",
+    ]
     assert main(command) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["0123456789ab  label-looping-2x: 1", "0123456789ab  rnnt-greedy: 1"]
-    assert lines[2] == "label-looping-2x: reproduced, 2.1× where 2× is published" and len(lines) == 3
+    assert (
+        lines[2] == "label-looping-2x: reproduced, 2.1× where 2× is published" and len(lines) == 3
+    )
     assert json.loads(last) == {"added": 2, "machines": ["0123456789ab"], "claims": {"label-looping-2x": "reproduced"},
                                 "into": str(tmp_path / "records")}  # fmt: skip
     assert main(command) == 0 and json.loads(capsys.readouterr().out)["added"] == 0

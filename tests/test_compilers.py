@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from asrkit.compilers import tf32_asked
 from asrkit.decoders.transducer import graphs
 from asrkit.decoders.transducer.reading import Carry, Options
 from asrkit.losses import rnnt_loss_lean
-from asrkit.profiling.fakes import lean_launches
+from asrkit.runtime import tf32_asked
+from asrkit.workbench.profiling.fakes import lean_launches
 
 MATMUL = torch.backends.cuda.matmul
 SMALL = {"B": 1, "T": 4, "U1": 3, "D": 64, "V": 64, "dtype": torch.float32}
@@ -52,7 +52,9 @@ def test_lean_kernels_take_tf32_by_old_and_new_settings(float32_throughout, way)
 
 
 @pytest.mark.parametrize("way", ASKED)
-def test_the_first_convolutions_take_tf32_by_old_and_new_settings(float32_throughout, monkeypatch, way):
+def test_the_first_convolutions_take_tf32_by_old_and_new_settings(
+    float32_throughout, monkeypatch, way
+):
     pytest.importorskip("triton")
     from asrkit.models.fused import triton as kernels
 
@@ -76,7 +78,12 @@ def test_the_first_convolutions_take_tf32_by_old_and_new_settings(float32_throug
 @pytest.mark.parametrize("way", ASKED)
 def test_a_captured_loop_is_another_in_tf32_by_old_and_new_settings(float32_throughout, way):
     read = SimpleNamespace(confidence="none", blank=0, durations=())
-    given = read, torch.zeros(2, 4, 3), Carry(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.zeros(2)), Options()
+    given = (
+        read,
+        torch.zeros(2, 4, 3),
+        Carry(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.zeros(2)),
+        Options(),
+    )
     before = graphs._key(*given)
     ASKED[way]()
     assert graphs._key(*given) != before

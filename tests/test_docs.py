@@ -25,9 +25,13 @@ def test_the_page_of_commands_says_what_help_says():
 def test_the_page_of_commands_has_every_command_and_every_option():
     page = document()
     for name, (_, text, arguments) in COMMANDS.items():
-        (section,) = re.findall(rf"^## asrkit {name}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        (section,) = re.findall(
+            rf"^## asrkit {name}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL
+        )
         assert text in section
-        assert [flag for flag, _ in arguments if flag.startswith("-") and f"`{flag}`" not in section] == []
+        assert [
+            flag for flag, _ in arguments if flag.startswith("-") and f"`{flag}`" not in section
+        ] == []
     assert all(f"## asrkit {group}\n" in page for group in GROUPS)
 
 
@@ -57,5 +61,7 @@ def test_the_readme_lists_every_notebook():
 def test_the_citation_is_of_this_version():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert cited["version"] == project["version"] and [*cited["license"]] == project["license"].split(" AND ")
+    assert cited["version"] == project["version"] and [*cited["license"]] == project[
+        "license"
+    ].split(" AND ")
     assert {"cff-version", "message", "title", "authors", "type"} <= {*cited}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asrkit.features import FeatureConfig, log_mel, mel_bands, normalize, normalize_sequential
-from asrkit.profiling import launch_profile
+from asrkit.workbench.profiling import launch_profile
 
 
 def reference_log_mel(waveform: np.ndarray, config: FeatureConfig) -> np.ndarray:
@@ -20,16 +20,33 @@ def reference_log_mel(waveform: np.ndarray, config: FeatureConfig) -> np.ndarray
     window = np.zeros(config.fft)
     left = (config.fft - size) // 2
     turns = np.arange(size) / (size if config.periodic else size - 1)
-    cosines = {"hann": (0.5, 0.5), "hamming": (0.54, 0.46), "blackman": (0.42, 0.5, 0.08)}[config.window]
-    window[left : left + size] = sum((-1) ** k * a * np.cos(2 * np.pi * k * turns) for k, a in enumerate(cosines))
-    mel = melscale_fbanks(config.fft // 2 + 1, 0.0, 8000.0, config.bins, config.rate_hz, "slaney", "slaney").double().numpy()
+    cosines = {"hann": (0.5, 0.5), "hamming": (0.54, 0.46), "blackman": (0.42, 0.5, 0.08)}[
+        config.window
+    ]
+    window[left : left + size] = sum(
+        (-1) ** k * a * np.cos(2 * np.pi * k * turns) for k, a in enumerate(cosines)
+    )
+    mel = (
+        melscale_fbanks(
+            config.fft // 2 + 1, 0.0, 8000.0, config.bins, config.rate_hz, "slaney", "slaney"
+        )
+        .double()
+        .numpy()
+    )
     frames = len(waveform) // config.hop_samples
     power = [
-        np.abs(np.fft.rfft(padded[t * config.hop_samples : t * config.hop_samples + config.fft] * window)) ** config.power
+        np.abs(
+            np.fft.rfft(
+                padded[t * config.hop_samples : t * config.hop_samples + config.fft] * window
+            )
+        )
+        ** config.power
         for t in range(frames)
     ]
     bands = np.array(power) @ mel
-    return np.log(bands + config.log_guard if config.guard == "add" else np.maximum(bands, config.log_guard))
+    return np.log(
+        bands + config.log_guard if config.guard == "add" else np.maximum(bands, config.log_guard)
+    )
 
 
 def speechlike(samples: int, seed: int = 0) -> torch.Tensor:
@@ -56,18 +73,26 @@ def test_every_setting_is_that_of_the_definition(settings):
     features, _ = log_mel(waveform[None], torch.tensor([4000]), config=config)
     expected = reference_log_mel(waveform.double().numpy(), config)
     np.testing.assert_allclose(features[0].numpy(), expected, atol=2e-3)
-    plain = reference_log_mel(waveform.double().numpy(), FeatureConfig(normalization="none", bins=config.bins, fft=config.fft))
+    plain = reference_log_mel(
+        waveform.double().numpy(),
+        FeatureConfig(normalization="none", bins=config.bins, fft=config.fft),
+    )
     assert np.abs(expected - plain).max() > 0.02  # the setting matters
 
 
 def test_normalisation_over_all_features_is_that_of_the_whole_utterance():
-    waveforms, lengths = torch.stack([speechlike(4000, 0), speechlike(4000, 1)]), torch.tensor([4000, 1700])
+    waveforms, lengths = (
+        torch.stack([speechlike(4000, 0), speechlike(4000, 1)]),
+        torch.tensor([4000, 1700]),
+    )
     plain, frames = log_mel(waveforms, lengths, config=FeatureConfig(normalization="none"))
     features, _ = log_mel(waveforms, lengths, config=FeatureConfig(normalization="all_features"))
     assert features.shape == plain.shape
     for b, n in enumerate(frames.tolist()):
         rows = plain[b, :n].double()
-        torch.testing.assert_close(features[b, :n].double(), (rows - rows.mean()) / (rows.std() + 1e-5), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            features[b, :n].double(), (rows - rows.mean()) / (rows.std() + 1e-5), atol=1e-5, rtol=0
+        )
         assert (features[b, n:] == 0).all()
 
 
@@ -108,18 +133,26 @@ def defined_normalization(features, lengths):
     st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 40), st.integers(1, 4), st.floats(-1e3, 1e3),
     st.sampled_from([1e-3, 1.0, 50.0]), st.sampled_from([math.nan, math.inf, -math.inf, 1e30]),
 )  # fmt: skip
-def test_batched_normalisation_equals_the_loop_and_its_definition(seed, B, T, F, mean, spread, filler):
+def test_batched_normalisation_equals_the_loop_and_its_definition(
+    seed, B, T, F, mean, spread, filler
+):
     g = torch.Generator().manual_seed(seed)
     features = torch.randn(B, T, F, generator=g, dtype=torch.float64) * spread + mean
-    lengths = torch.randint(0, T + 3, (B,), generator=g)  # none, one, all frames; a length beyond the last stands for all
+    lengths = torch.randint(
+        0, T + 3, (B,), generator=g
+    )  # none, one, all frames; a length beyond the last stands for all
     padding = torch.arange(T) >= lengths[:, None]
     features[padding] = filler
     given, wanted = features.clone(), defined_normalization(features, lengths)
     for normalized in (normalize, normalize_sequential):
         torch.testing.assert_close(normalized(features, lengths), wanted, atol=1e-6, rtol=0)
     assert (normalize(features, lengths)[padding] == 0).all()
-    assert (normalize(features, lengths.clamp(max=1)) == 0).all()  # one frame has no deviation, and is its own mean
-    torch.testing.assert_close(features, given, rtol=0, atol=0, equal_nan=True)  # what was given is left alone
+    assert (
+        normalize(features, lengths.clamp(max=1)) == 0
+    ).all()  # one frame has no deviation, and is its own mean
+    torch.testing.assert_close(
+        features, given, rtol=0, atol=0, equal_nan=True
+    )  # what was given is left alone
 
 
 @pytest.mark.parametrize("mean", [0.0, -8.0, 300.0, 3e4])
@@ -129,7 +162,9 @@ def test_a_large_mean_costs_the_batch_no_more_digits_than_the_loop(mean):
         torch.tensor([400, 2, 399, 17, 1, 0]),
     )
     wanted = normalize_sequential(features.double(), lengths)
-    apart = {f: (f(features, lengths) - wanted).abs().max() for f in (normalize, normalize_sequential)}
+    apart = {
+        f: (f(features, lengths) - wanted).abs().max() for f in (normalize, normalize_sequential)
+    }
     assert apart[normalize] <= 2 * apart[normalize_sequential] + 2e-6, apart
     assert apart[normalize] <= 1e-6 * max(2, abs(mean)), apart  # an ulp of the mean, here and there
 
@@ -141,7 +176,10 @@ def test_normalisation_launches_as_much_for_any_batch_and_waits_for_nothing():
     found = [counted(normalize, *size) for size in ((1, 3), (1, 300), (64, 3), (64, 300))]
     assert len({one.launches for one in found}) == 1
     assert [one.syncs for one in found] == [0] * 4
-    assert counted(normalize_sequential, 64, 3).launches >= counted(normalize_sequential, 1, 3).launches + 63 * 4
+    assert (
+        counted(normalize_sequential, 64, 3).launches
+        >= counted(normalize_sequential, 1, 3).launches + 63 * 4
+    )
 
 
 def test_the_whole_frontend_waits_for_a_gpu_once_to_check_its_lengths():
@@ -163,7 +201,11 @@ def test_normalised_features_have_zero_mean_and_unit_deviation():
         (torch.zeros(1, 400), torch.tensor([401]), "lengths: expected 1..400"),
         (torch.zeros(1, 400), torch.tensor([0]), "lengths: expected 1..400"),
         (torch.zeros(2, 400), torch.tensor([400]), "lengths: expected shape"),
-        (torch.zeros(1, 400, dtype=torch.int16), torch.tensor([400]), "waveforms: expected a float dtype"),
+        (
+            torch.zeros(1, 400, dtype=torch.int16),
+            torch.tensor([400]),
+            "waveforms: expected a float dtype",
+        ),
         (torch.zeros(0, 400), torch.zeros(0, dtype=torch.long), "lengths"),
     ],
 )
@@ -197,8 +239,13 @@ def test_settings_that_make_no_features_are_refused(wrong):
 
 
 def test_lengths_of_no_frames_or_beyond_the_last_are_normalised_as_the_loop_does():
-    features, lengths = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 5, 9])
-    torch.testing.assert_close(normalize(features, lengths), normalize_sequential(features, lengths))
+    features, lengths = (
+        torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([0, 5, 9]),
+    )
+    torch.testing.assert_close(
+        normalize(features, lengths), normalize_sequential(features, lengths)
+    )
     with pytest.raises(ValueError, match=r"lengths: expected shape \(B=3\), got \(1,\)"):
         normalize(features, lengths[:1])
 
@@ -207,8 +254,14 @@ def test_gradients_of_normalisation_are_those_of_the_loop_where_nothing_deviates
     features = torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     features[2, :, 1] = 7.0
     features.requires_grad_()
-    weights, lengths = torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(1)), torch.tensor([6, 2, 4, 1, 0])
-    slopes = [torch.autograd.grad((f(features, lengths) * weights).sum(), features)[0] for f in (normalize, normalize_sequential)]
+    weights, lengths = (
+        torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(1)),
+        torch.tensor([6, 2, 4, 1, 0]),
+    )
+    slopes = [
+        torch.autograd.grad((f(features, lengths) * weights).sum(), features)[0]
+        for f in (normalize, normalize_sequential)
+    ]
     torch.testing.assert_close(*slopes)
 
 
@@ -221,7 +274,10 @@ def test_gradients_flow_even_if_the_first_call_was_in_inference_mode():
     assert waveform.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(("rate_hz", "fft", "bins"), [(16_000, 512, 80), (16_000, 512, 128), (8000, 256, 40), (1500, 512, 20)])
+@pytest.mark.parametrize(
+    ("rate_hz", "fft", "bins"),
+    [(16_000, 512, 80), (16_000, 512, 128), (8000, 256, 40), (1500, 512, 20)],
+)
 def test_mel_bands_are_torchaudios_without_its_rounding(rate_hz, fft, bins):
     from torchaudio.functional import melscale_fbanks
 

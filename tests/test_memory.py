@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from asrkit.losses import rnnt_loss
-from asrkit.memory import peak_memory
+from asrkit.runtime import peak_memory
 
 MB = 1_000_000
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -46,7 +46,9 @@ def test_memory_allocated_by_the_backward_pass_counts():
     assert peak_memory(lambda: x.sum().backward()) == pytest.approx(4 * MB, abs=64)
 
 
-@pytest.mark.parametrize(("impl", "multiple", "lattices"), [("torchaudio", 2, 0), ("wavefront", 1, 1)])
+@pytest.mark.parametrize(
+    ("impl", "multiple", "lattices"), [("torchaudio", 2, 0), ("wavefront", 1, 1)]
+)
 def test_losses_take_what_their_docstrings_say(impl, multiple, lattices):
     B, T, U1, V = shape = 2, 100, 21, 512
     logits, targets = torch.randn(shape), torch.randint(0, V - 1, (B, U1 - 1))
@@ -55,9 +57,14 @@ def test_losses_take_what_their_docstrings_say(impl, multiple, lattices):
     def forward_backward():
         rnnt_loss(logits.detach().requires_grad_(), *rest, impl=impl).backward()
 
-    logit_bytes, lattice_bytes = logits.nelement() * logits.itemsize, 16 * B * (T + U1) * (2 * U1 + 1)
+    logit_bytes, lattice_bytes = (
+        logits.nelement() * logits.itemsize,
+        16 * B * (T + U1) * (2 * U1 + 1),
+    )
     expected = multiple * logit_bytes + lattices * lattice_bytes
-    assert expected <= peak_memory(forward_backward) <= expected + 3 * 2**20  # a tile, its softmax, small vectors
+    assert (
+        expected <= peak_memory(forward_backward) <= expected + 3 * 2**20
+    )  # a tile, its softmax, small vectors
 
 
 def test_an_error_inside_is_heard_and_a_wrong_device_is_one_line():

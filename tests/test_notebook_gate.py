@@ -77,7 +77,11 @@ def starts_with_imports_and_stamp(notebook: dict) -> str:
     tree = parsed(code_cells(notebook)[0])
     if not any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in tree.body):
         return "the first code cell has no imports"
-    stamps = [name for node in ast.walk(tree) if (name := called(node)) and re.search(r"stamp|\bmachine$", name)]
+    stamps = [
+        name
+        for node in ast.walk(tree)
+        if (name := called(node)) and re.search(r"stamp|\bmachine$", name)
+    ]
     return "" if stamps else "the first code cell shows no machine stamp"
 
 
@@ -89,7 +93,11 @@ def ids_are_unique(notebook: dict) -> str:
 
 def holds_no_outputs(notebook: dict) -> str:
     """Outputs and execution counts belong to reports/, not to git."""
-    dirty = [cell.get("id") for cell in code_cells(notebook) if cell.get("outputs") or cell.get("execution_count") is not None]
+    dirty = [
+        cell.get("id")
+        for cell in code_cells(notebook)
+        if cell.get("outputs") or cell.get("execution_count") is not None
+    ]
     return f"cells {dirty} carry outputs or counts; run nbstripout --keep-id" if dirty else ""
 
 
@@ -111,7 +119,11 @@ def defines_nothing_long(notebook: dict) -> str:
 def uses_no_widget_that_hangs(notebook: dict) -> str:
     """No Output, interact or interactive_output."""
     for node in nodes(notebook):
-        names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) and node.module == "ipywidgets" else set()
+        names = (
+            {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom) and node.module == "ipywidgets"
+            else set()
+        )
         names |= {node.attr} if isinstance(node, ast.Attribute) else set()
         if names & HANGING:
             return f"ipywidgets.{min(names & HANGING)} can hang a headless run; draw into ipywidgets.HTML"
@@ -130,15 +142,21 @@ def shows_pictures_with_words(notebook: dict) -> str:
     """A figure goes through `show(figure, alt)` with an alternative text; a picture in the text has one too."""
     for node in nodes(notebook):
         name = called(node)
-        if name.endswith(".savefig") or re.fullmatch(r"(plt|pyplot|fig|figure|\w*\.pyplot)\.show", name):
+        if name.endswith(".savefig") or re.fullmatch(
+            r"(plt|pyplot|fig|figure|\w*\.pyplot)\.show", name
+        ):
             return f"{name}() leaves no alternative text; use show(figure, alt)"
         if name == "show" or name.endswith("plots.show"):
             words = node.args[1:2] + [k.value for k in node.keywords if k.arg == "alt"]
-            if not words or (isinstance(words[0], ast.Constant) and not str(words[0].value or "").strip()):
+            if not words or (
+                isinstance(words[0], ast.Constant) and not str(words[0].value or "").strip()
+            ):
                 return "show(figure, alt) needs words for those who cannot see the picture"
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            bare = re.findall(r"!\[\s*\]\(", text_of(cell)) + re.findall(r"<img(?![^>]*\balt=[\"'][^\"']+)[^>]*>", text_of(cell))
+            bare = re.findall(r"!\[\s*\]\(", text_of(cell)) + re.findall(
+                r"<img(?![^>]*\balt=[\"'][^\"']+)[^>]*>", text_of(cell)
+            )
             if bare or "attachments" in cell:
                 return "a picture in the text has no alternative text, or is an attachment"
     return ""
@@ -154,7 +172,11 @@ def runs_on_any_kernel(notebook: dict) -> str:
     """The kernel is `python3`, which every environment has, and cell ids need format 4.5."""
     kernel = notebook["metadata"].get("kernelspec", {}).get("name")
     fits = kernel == "python3" and (notebook["nbformat"], notebook["nbformat_minor"]) >= (4, 5)
-    return "" if fits else f"kernel {kernel!r}, format {notebook['nbformat']}.{notebook['nbformat_minor']}; want python3 and 4.5"
+    return (
+        ""
+        if fits
+        else f"kernel {kernel!r}, format {notebook['nbformat']}.{notebook['nbformat_minor']}; want python3 and 4.5"
+    )
 
 
 def asks_a_question(notebook: dict) -> str:
@@ -165,7 +187,9 @@ def asks_a_question(notebook: dict) -> str:
         if cell["cell_type"] == "markdown"
         for line in re.findall(r"^# .*", text_of(cell), re.MULTILINE)
     ]
-    opens = notebook["cells"][0]["cell_type"] == "markdown" and text_of(notebook["cells"][0]).startswith("# ")
+    opens = notebook["cells"][0]["cell_type"] == "markdown" and text_of(
+        notebook["cells"][0]
+    ).startswith("# ")
     if not opens or len(headings) != 1:
         return f"open with the one first-level heading; found {headings}"
     return "" if headings[0].rstrip().endswith("?") else f"the title {headings[0]!r} is no question"
@@ -176,9 +200,13 @@ def says_how_large_it_may_run(notebook: dict) -> str:
     told = notebook["metadata"].get("asrkit", {})
     if type(told.get("minutes_quick")) not in (int, float) or told["minutes_quick"] <= 0:
         return "metadata.asrkit.minutes_quick says how long a run at the default sizes takes"
-    cell = next((cell for cell in code_cells(notebook) if "parameters" in tags(cell)), {"source": []})
+    cell = next(
+        (cell for cell in code_cells(notebook) if "parameters" in tags(cell)), {"source": []}
+    )
     declared = {
-        ast.unparse(line.target): ast.unparse(line.annotation) for line in parsed(cell).body if isinstance(line, ast.AnnAssign)
+        ast.unparse(line.target): ast.unparse(line.annotation)
+        for line in parsed(cell).body
+        if isinstance(line, ast.AnnAssign)
     }
     for name, value in told.get("full", {}).items():
         if type(value) not in FITTING.get(declared.get(name, ""), ()):
@@ -208,7 +236,9 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 def test_the_series_is_there_and_numbered():
     assert NOTEBOOKS, "no notebook to check"
     numbers = [path.name[:3] for path in NOTEBOOKS]
-    assert all(re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", path.name) for path in NOTEBOOKS) and len(set(numbers)) == len(numbers)
+    assert all(re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", path.name) for path in NOTEBOOKS) and len(
+        set(numbers)
+    ) == len(numbers)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -231,7 +261,7 @@ GOOD = {
     "nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": {"name": "python3"}, "asrkit": {"minutes_quick": 1}},
     "cells": [
         cell("markdown", "# Why is it slow?\n![one lattice](../figures/lattice.png)", "a"),
-        cell("code", "import torch\nfrom asrkit.plots import machine_stamp, show\nmachine_stamp()", "b"),
+        cell("code", "import torch\nfrom asrkit.workbench.plots import machine_stamp, show\nmachine_stamp()", "b"),
         cell("code", "frames: int = 200  # T\nquick: bool = True  # small sizes", "c", "parameters"),
         cell("code", "def twice(x):\n    return 2 * x\nshow(figure, 'time grows with frames')", "d"),
     ],
@@ -242,7 +272,9 @@ LONG = "def f(x):\n" + "    x += 1\n" * DEFINITION_LINES
 def changed(index: int, source: str | None = None, **fields: object) -> dict:
     """GOOD with one cell's source or fields replaced."""
     notebook = copy.deepcopy(GOOD)
-    notebook["cells"][index] |= fields | ({} if source is None else {"source": source.splitlines(keepends=True)})
+    notebook["cells"][index] |= fields | (
+        {} if source is None else {"source": source.splitlines(keepends=True)}
+    )
     return notebook
 
 
@@ -269,10 +301,16 @@ BAD = [
     (defines_nothing_long, changed(3, LONG)),
     (defines_nothing_long, changed(3, "class Big:\n" + "    a = 1\n" * DEFINITION_LINES)),
     (defines_nothing_long, changed(3, "f = lambda x: [\n" + "    x,\n" * DEFINITION_LINES + "]")),
-    (defines_nothing_long, changed(3, "if True:\n" + "".join("    " + line + "\n" for line in LONG.splitlines()))),
+    (
+        defines_nothing_long,
+        changed(3, "if True:\n" + "".join("    " + line + "\n" for line in LONG.splitlines())),
+    ),
     (uses_no_widget_that_hangs, changed(3, "import ipywidgets as W\nout = W.Output()")),
     (uses_no_widget_that_hangs, changed(3, "from ipywidgets import interact")),
-    (uses_no_widget_that_hangs, changed(3, "import ipywidgets\nipywidgets.interactive_output(f, {})")),
+    (
+        uses_no_widget_that_hangs,
+        changed(3, "import ipywidgets\nipywidgets.interactive_output(f, {})"),
+    ),
     (runs_no_shell, changed(3, "!pip install asrkit")),
     (runs_no_shell, changed(3, "x = 1\n%pip install asrkit")),
     (shows_pictures_with_words, changed(3, "plt.show()")),

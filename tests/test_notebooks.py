@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from asrkit.records import problem
+from asrkit.workbench.records import problem
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
@@ -20,9 +20,26 @@ def executed(series_home):
     """Folder of the report of the whole series, and what the command printed."""
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
     folder = series_home / "reports"
-    command = [sys.executable, "-m", "asrkit.cli", "report", "--out", str(folder), "--no-progress", "--jobs", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "asrkit.cli",
+        "report",
+        "--out",
+        str(folder),
+        "--no-progress",
+        "--jobs",
+        "2",
+    ]
     command += ["-p", "train_seconds", "600"]  # by steps: a busy machine is slower, not worse
-    command += ["-p", "passes", "1", "-p", "tdt_steps", "100"]  # of notebooks 08 and 06: every cell, trained for less long
+    command += [
+        "-p",
+        "passes",
+        "1",
+        "-p",
+        "tdt_steps",
+        "100",
+    ]  # of notebooks 08 and 06: every cell, trained for less long
     environment = {**os.environ, "ASRKIT_HOME": str(series_home)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,9 +59,16 @@ def test_every_notebook_runs_top_to_bottom_and_the_report_says_so(executed):
 
 @pytest.mark.slow
 def test_the_model_of_notebook_00_learned_to_hear_voices_it_never_met(executed):
-    lines = [json.loads(line) for line in (executed[0] / "records/00_start_here.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (executed[0] / "records/00_start_here.jsonl").read_text().splitlines()
+    ]
     assert not any(problem(line) for line in lines)
-    (wer,) = [line["value"] for line in lines if (line["what"], line["metric"]) == ("demo-unseen-voices", "wer")]
+    (wer,) = [
+        line["value"]
+        for line in lines
+        if (line["what"], line["metric"]) == ("demo-unseen-voices", "wer")
+    ]
     assert 0 <= wer < 0.3  # about 0.02; an untrained model has 1.0
 
 
@@ -53,4 +77,7 @@ def test_every_declared_static_twin_left_a_picture(executed):
     for name in NAMES:
         for cell in nbformat.read(executed[0] / f"runs/{name}.ipynb", 4).cells:
             if "static-twin" in cell.metadata.get("tags", []):
-                assert any("image/png" in output.get("data", {}) for output in cell.outputs), (name, cell.id)
+                assert any("image/png" in output.get("data", {}) for output in cell.outputs), (
+                    name,
+                    cell.id,
+                )

@@ -15,23 +15,32 @@ def test_dims_returns_the_sizes_in_the_order_of_the_letters():
     assert dims(torch.zeros(2, 5, 80), "B T F", "features", F=80) == (2, 5, 80)
 
 
-@pytest.mark.parametrize(("shape", "known"), [((2, 5), {}), ((2, 5, 80, 1), {}), ((2, 5, 79), {"F": 80})])
+@pytest.mark.parametrize(
+    ("shape", "known"), [((2, 5), {}), ((2, 5, 80, 1), {}), ((2, 5, 79), {"F": 80})]
+)
 def test_a_wrong_rank_or_size_is_refused(shape, known):
     with pytest.raises(ValueError, match="features: expected shape"):
         dims(torch.zeros(shape), "B T F", "features", **known)
 
 
 def test_the_mask_is_true_for_the_first_positions_only():
-    assert valid_mask(torch.tensor([0, 2, 3]), 3).tolist() == [[False] * 3, [True, True, False], [True] * 3]
+    assert valid_mask(torch.tensor([0, 2, 3]), 3).tolist() == [
+        [False] * 3,
+        [True, True, False],
+        [True] * 3,
+    ]
 
 
 def test_what_is_no_tensor_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"^lengths: expected a tensor, got list\. Wrap it in torch\.as_tensor\.$"):
+    with pytest.raises(
+        ValueError, match=r"^lengths: expected a tensor, got list\. Wrap it in torch\.as_tensor\.$"
+    ):
         dims([4, 3], "B", "lengths")
 
 
 @pytest.mark.parametrize(
-    ("value", "fits"), [(1, True), (9, True), (0, False), (10, False), (True, False), (2.0, False), ("2", False)]
+    ("value", "fits"),
+    [(1, True), (9, True), (0, False), (10, False), (True, False), (2.0, False), ("2", False)],
 )
 def test_a_whole_number_is_an_int_in_range_and_true_is_none(value, fits):
     assert whole(value, 1, 9) is fits
@@ -55,7 +64,9 @@ class Settings:
     sides: tuple[int, int] = (1, 2)
 
 
-@pytest.mark.parametrize("changes", [{}, {"share": 1}, {"part": slice(2)}, {"sides": None}, {"size": -(10**30)}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"share": 1}, {"part": slice(2)}, {"sides": None}, {"size": -(10**30)}]
+)
 def test_fields_of_their_types_pass(changes):
     expect_types(Settings(**changes))
 

@@ -5,9 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asrkit.text import CharTokenizer, SentencePieceTokenizer, cer, dump_tokenizer, load_tokenizer, wer
+from asrkit.text import (
+    CharTokenizer,
+    SentencePieceTokenizer,
+    cer,
+    dump_tokenizer,
+    load_tokenizer,
+    wer,
+)
 
-WORDS = st.lists(st.sampled_from("one two three four".split()), min_size=1, max_size=6).map(" ".join)
+WORDS = st.lists(st.sampled_from("one two three four".split()), min_size=1, max_size=6).map(
+    " ".join
+)
 
 
 def edit_distance(a: list[str], b: list[str]) -> int:
@@ -31,14 +40,18 @@ def test_an_unknown_character_is_named():
 
 
 def test_pieces_come_back_as_words_and_survive_a_dump():
-    tokenizer = SentencePieceTokenizer.train(["turn on the light", "turn off the radio"] * 30, vocab_size=30)
+    tokenizer = SentencePieceTokenizer.train(
+        ["turn on the light", "turn off the radio"] * 30, vocab_size=30
+    )
     assert tokenizer.decode(tokenizer.encode("turn the light off")) == "turn the light off"
     assert load_tokenizer(dump_tokenizer(tokenizer)) == tokenizer
     assert load_tokenizer(dump_tokenizer(CharTokenizer())) == CharTokenizer()
 
 
 def test_a_tokenizer_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="tokenizer: expected 'char' or a SentencePiece .model file"):
+    with pytest.raises(
+        ValueError, match="tokenizer: expected 'char' or a SentencePiece .model file"
+    ):
         load_tokenizer("nowhere.model")
 
 
@@ -72,12 +85,18 @@ def test_what_cannot_be_scored_is_refused(references, hypotheses):
 
 @pytest.mark.parametrize("space", ["\n", "\u00a0", " \t "])
 def test_any_space_parts_words(space):
-    assert (wer([f"one{space}two"], ["one two"]).rate, wer(["one two"], [f" one{space}two "]).units) == (0, 2)
+    assert (
+        wer([f"one{space}two"], ["one two"]).rate,
+        wer(["one two"], [f" one{space}two "]).units,
+    ) == (0, 2)
     assert cer([f"a{space}b"], ["a b"]).rate == 0
 
 
 def test_one_text_is_not_taken_for_a_list_of_letters():
-    with pytest.raises(ValueError, match=r"references, hypotheses: expected a list of texts each, got one text\. Pass \[text\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"references, hypotheses: expected a list of texts each, got one text\. Pass \[text\]",
+    ):
         wer("hello", "hallo")
     with pytest.raises(ValueError, match="resamples: expected at least 1, got 0"):
         wer(["a"], ["a"], resamples=0)
@@ -87,18 +106,28 @@ def test_padding_is_no_letter():
     pieces = SentencePieceTokenizer.train(["turn on the light"] * 9, vocab_size=20)
     for tokenizer in (CharTokenizer(), pieces):
         for token in (-1, tokenizer.vocab_size):
-            with pytest.raises(ValueError, match=rf"tokens: expected 0 to {tokenizer.vocab_size - 1}, got \[{token}\]"):
+            with pytest.raises(
+                ValueError,
+                match=rf"tokens: expected 0 to {tokenizer.vocab_size - 1}, got \[{token}\]",
+            ):
                 tokenizer.decode([1, token])
 
 
 @pytest.mark.parametrize("content", [b"", b"RIFF not a model"])
 def test_what_is_no_sentencepiece_model_is_refused(content, tmp_path):
     (tmp_path / "x.model").write_bytes(content)
-    with pytest.raises(ValueError, match=f"tokenizer: expected a SentencePiece model, got {len(content)} bytes"):
+    with pytest.raises(
+        ValueError, match=f"tokenizer: expected a SentencePiece model, got {len(content)} bytes"
+    ):
         load_tokenizer(tmp_path / "x.model")
 
 
-SAID = ["the cat sat on the mat", "a thin tin in the attic", "she sees the sea in the east and sits", "Ｆｕｌｌ width, ½ a café"]
+SAID = [
+    "the cat sat on the mat",
+    "a thin tin in the attic",
+    "she sees the sea in the east and sits",
+    "Ｆｕｌｌ width, ½ a café",
+]
 
 
 def fields(message):
@@ -129,16 +158,28 @@ def as_json(model, algorithm, **more):
     (normalizer,) = [dict(fields(part)) for number, part in parts if number == 3]
     names = [piece[1].decode() for piece in pieces]
     scores = [struct.unpack("<f", piece[2])[0] for piece in pieces]
-    kinds = {id: piece[3] for id, piece in enumerate(pieces) if piece.get(3) in (3, 4)}  # special, and as it is
+    kinds = {
+        id: piece[3] for id, piece in enumerate(pieces) if piece.get(3) in (3, 4)
+    }  # special, and as it is
     added = [{"id": id, "content": names[id], "special": kind == 3} for id, kind in kinds.items()]
     body = {"type": "Unigram", "unk_id": 0, "vocab": [*zip(names, scores, strict=True)]}
     if algorithm == "BPE":
         vocab = {name: id for id, name in enumerate(names)}
-        merges = [f"{n[:i]} {n[i:]}" for n in names for i in range(1, len(n)) if {n[:i], n[i:]} <= vocab.keys()]
+        merges = [
+            f"{n[:i]} {n[i:]}"
+            for n in names
+            for i in range(1, len(n))
+            if {n[:i], n[i:]} <= vocab.keys()
+        ]
         body = {"type": "BPE", "unk_token": "<unk>", "vocab": vocab, "merges": merges}
     table = base64.b64encode(normalizer[2]).decode()
     steps = [{"type": "Precompiled", "precompiled_charsmap": table}, {"type": "Strip"}]
-    return {"model": body, "added_tokens": added, "normalizer": {"type": "Sequence", "normalizers": steps}, **more}
+    return {
+        "model": body,
+        "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        **more,
+    }
 
 
 @pytest.fixture(scope="module", params=["Unigram", "BPE"])
@@ -156,7 +197,9 @@ def converted(request):
     return SentencePieceTokenizer(out.getvalue()), as_json(out.getvalue(), request.param)
 
 
-@pytest.mark.parametrize("text", [*SAID, "", "  two   spaces ", "ｗｉｄｅ ½", "日本", "<pad>the", "zebra quiz"])
+@pytest.mark.parametrize(
+    "text", [*SAID, "", "  two   spaces ", "ｗｉｄｅ ½", "日本", "<pad>the", "zebra quiz"]
+)
 def test_a_tokenizer_json_becomes_the_sentencepiece_model_it_was(converted, text):
     source, contents = converted
     made = SentencePieceTokenizer.from_json(contents, range(source.vocab_size))
@@ -169,14 +212,18 @@ def test_pieces_of_a_tokenizer_json_come_in_the_order_asked_for(converted):
     order = [*range(10, source.vocab_size), *range(10)]
     made = SentencePieceTokenizer.from_json(contents, order)
     assert [order[token] for token in made.encode("the cat sat")] == source.encode("the cat sat")
-    control = order.index(next(token["id"] for token in contents["added_tokens"] if token["special"]))
+    control = order.index(
+        next(token["id"] for token in contents["added_tokens"] if token["special"])
+    )
     assert made.decode([control, *made.encode("the cat"), control]) == "the cat"
     assert load_tokenizer(dump_tokenizer(made)) == made
 
 
 def test_no_space_is_put_in_front_where_a_tokenizer_json_has_none(converted):
     source, contents = converted
-    made = SentencePieceTokenizer.from_json({**contents, "pre_tokenizer": {"prepend_scheme": "never"}}, range(source.vocab_size))
+    made = SentencePieceTokenizer.from_json(
+        {**contents, "pre_tokenizer": {"prepend_scheme": "never"}}, range(source.vocab_size)
+    )
     assert made.encode("the") != source.encode("the")
     assert made.decode(made.encode("the")) == "the"
 
@@ -184,7 +231,11 @@ def test_no_space_is_put_in_front_where_a_tokenizer_json_has_none(converted):
 def test_what_no_piece_spells_is_the_unknown_one(converted):
     _, contents = converted
     names = [*contents["model"]["vocab"]]  # of BPE; Unigram has pairs
-    kept = [id for id, name in enumerate(names) if not (name if isinstance(name, str) else name[0]).startswith("<0x")][::-1]
+    kept = [
+        id
+        for id, name in enumerate(names)
+        if not (name if isinstance(name, str) else name[0]).startswith("<0x")
+    ][::-1]
     made = SentencePieceTokenizer.from_json(contents, kept)  # without bytes, and <unk> is the last
     assert made.encode("日本")[-1] == len(kept) - 1
     assert made.decode([len(kept) - 1]).strip() == "⁇"

@@ -1,4 +1,6 @@
-"""The command line: a thin parser over the doors. Errors are one line (exit code 2); results end with one JSON line."""
+"""The command line: a thin parser over the doors. Errors are one line (exit code 2); results end
+with one JSON line.
+"""
 
 import argparse
 import importlib.metadata
@@ -12,7 +14,13 @@ GROUPS = {
     "data": "Prepare speech corpora; see and write down how long their utterances are.",
     "records": "Take in what was measured elsewhere.",
 }
-COMMANDS: Commands = {**pages.COMMANDS, **measuring.COMMANDS, **speech.COMMANDS, **corpora.COMMANDS, **cost.COMMANDS}
+COMMANDS: Commands = {
+    **pages.COMMANDS,
+    **measuring.COMMANDS,
+    **speech.COMMANDS,
+    **corpora.COMMANDS,
+    **cost.COMMANDS,
+}
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -34,13 +42,17 @@ def _version() -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The whole grammar of `asrkit`, also what `--help` prints."""
-    top = argparse.ArgumentParser(prog="asrkit", description="Speech recognition made fast, and measured on your machine.")
+    top = argparse.ArgumentParser(
+        prog="asrkit", description="Speech recognition made fast, and measured on your machine."
+    )
     top.add_argument("--version", action="version", version=f"asrkit {_version()}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     groups = {"": commands}
     for name, (run, text, arguments) in COMMANDS.items():
         group, _, leaf = name.rpartition(" ")
-        if group in COMMANDS:  # `report compare` beside `report`: one name of two words, which main() puts together
+        if (
+            group in COMMANDS
+        ):  # `report compare` beside `report`: one name of two words, which main() puts together
             group, leaf = "", name
         if group not in groups:
             sub = commands.add_parser(group, help=GROUPS[group], description=GROUPS[group])
@@ -56,17 +68,33 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the `asrkit` command; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    argv = [" ".join(argv[:2]), *argv[2:]] if " ".join(argv[:2]) in COMMANDS and argv[0] in COMMANDS else argv
+    argv = (
+        [" ".join(argv[:2]), *argv[2:]]
+        if " ".join(argv[:2]) in COMMANDS and argv[0] in COMMANDS
+        else argv
+    )
     args = parser().parse_args(argv)
     try:
         code = args.run(args)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # nobody reads on, as in `| head -1`: quiet, with the code that a shell gives such a program
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has yet to flush
+    except (
+        BrokenPipeError
+    ):  # nobody reads on, as in `| head -1`: quiet, with the code that a shell gives such a program
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for what Python has yet to flush
         return 141
-    except (ValueError, RuntimeError, OSError, AssertionError) as error:  # the last: arms of a benchmark disagree
-        print(f"{args.parser.prog}: {_typed(' '.join(str(error).split()), args.parser)}", file=sys.stderr)
+    except (
+        ValueError,
+        RuntimeError,
+        OSError,
+        AssertionError,
+    ) as error:  # the last: arms of a benchmark disagree
+        print(
+            f"{args.parser.prog}: {_typed(' '.join(str(error).split()), args.parser)}",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print(f"{args.parser.prog}: stopped", file=sys.stderr)
@@ -74,7 +102,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _typed(message: str, command: argparse.ArgumentParser) -> str:
-    """An argument's error with the flag that was typed: `batch_s: expected …` is `--batch-seconds: expected …`."""
+    """An argument's error with the flag that was typed: `batch_s: expected …` is `--batch-seconds:
+    expected …`.
+    """
     names, colon, rest = message.partition(": expected ")
-    flags = {action.dest: action.option_strings[-1] for action in command._actions if action.option_strings}
+    flags = {
+        action.dest: action.option_strings[-1]
+        for action in command._actions
+        if action.option_strings
+    }
     return ", ".join(flags.get(name, name) for name in names.split(", ")) + colon + rest

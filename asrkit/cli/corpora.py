@@ -11,29 +11,48 @@ from asrkit.cli.options import QUIET, Commands
 
 
 def _data_prepare(args: argparse.Namespace) -> int:
-    from asrkit.data.prepare import prepare
+    from asrkit.data.corpora.published import prepare
 
-    how: dict[str, Any] = {"out": args.out, "parts": args.parts, "mirror": args.mirror, "jobs": args.jobs}
-    summary = prepare(args.corpus, **how, progress=not args.no_progress, say=functools.partial(print, file=sys.stderr))
+    how: dict[str, Any] = {
+        "out": args.out,
+        "parts": args.parts,
+        "mirror": args.mirror,
+        "jobs": args.jobs,
+    }
+    summary = prepare(
+        args.corpus,
+        **how,
+        progress=not args.no_progress,
+        say=functools.partial(print, file=sys.stderr),
+    )
     print(json.dumps(summary))
     return 0
 
 
 def _data_lengths(args: argparse.Namespace) -> int:
-    from asrkit.data.statistics import TABLE
+    from asrkit.data.batching.statistics import TABLE
     from asrkit.shapes import expect
 
-    expect(str(args.out).endswith(TABLE), "out", "a name that ends in .csv or .csv.gz", repr(str(args.out)))
+    expect(
+        str(args.out).endswith(TABLE),
+        "out",
+        "a name that ends in .csv or .csv.gz",
+        repr(str(args.out)),
+    )
     lengths = _lengths(args)
     lengths.save(args.out)
     hours, tokens = round(lengths.hours, 4), int(lengths.tokens.sum())
-    print(json.dumps({"out": str(args.out), "utterances": len(lengths), "hours": hours, "tokens": tokens}))
+    print(
+        json.dumps(
+            {"out": str(args.out), "utterances": len(lengths), "hours": hours, "tokens": tokens}
+        )
+    )
     return 0
 
 
 def _data_stats(args: argparse.Namespace) -> int:
-    from asrkit.data.statistics import histogram, length_stats, length_table
-    from asrkit.records import atomic
+    from asrkit.data.batching.statistics import histogram, length_stats, length_table
+    from asrkit.files import atomic
     from asrkit.shapes import expect
 
     picture = args.out is None or args.out.suffix in (".png", ".svg", ".pdf")
@@ -42,12 +61,16 @@ def _data_stats(args: argparse.Namespace) -> int:
     stats = length_stats(lengths, batch=args.batch)
     if args.out:
         try:
-            from asrkit import plots
+            from asrkit.workbench import plots
         except ModuleNotFoundError as error:
-            raise RuntimeError(f'out: a picture needs {error.name}. Run pip install -e ".[notebooks]" in the checkout.') from None
+            raise RuntimeError(
+                f'out: a picture needs {error.name}. Run pip install -e ".[notebooks]" in the checkout.'
+            ) from None
         known = bool(stats["tokens"])
         title = f"{args.target}: {len(lengths):,} utterances, {lengths.hours:,.1f} hours"
-        figure, axes = plots.canvas(title, columns=3 if known else 1, size=(11, 3.3) if known else (5, 3.3))
+        figure, axes = plots.canvas(
+            title, columns=3 if known else 1, size=(11, 3.3) if known else (5, 3.3)
+        )
         plots.lengths(lengths.seconds, lengths.tokens, axes if known else [axes])  # type: ignore[arg-type, list-item]
         with atomic(args.out) as part:
             figure.savefig(part, dpi=110)
@@ -58,7 +81,7 @@ def _data_stats(args: argparse.Namespace) -> int:
 
 
 def _lengths(args: argparse.Namespace) -> Any:
-    from asrkit.data.statistics import read_lengths
+    from asrkit.data.batching.statistics import read_lengths
     from asrkit.text import load_tokenizer
 
     tokens = load_tokenizer(args.tokenizer) if args.tokenizer else None

@@ -1,10 +1,12 @@
-"""COMMANDS.md: every command with its arguments, from the same table that `--help` is made of (`make docs`)."""
+"""COMMANDS.md: every command with its arguments, from the same table that `--help` is made of
+(`make docs`).
+"""
 
 import argparse
 from pathlib import Path
 
 from asrkit.cli import parser
-from asrkit.records import atomic
+from asrkit.files import atomic
 
 HEAD = """# Commands
 
@@ -15,8 +17,15 @@ Errors are one line on stderr and exit code 2; results end with one line of JSON
 
 def commands(command: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     """`command` and every command under it, in the order of the help."""
-    below = [action.choices or {} for action in command._actions if isinstance(action, argparse._SubParsersAction)]
-    return [command, *(one for choices in below for sub in choices.values() for one in commands(sub))]
+    below = [
+        action.choices or {}
+        for action in command._actions
+        if isinstance(action, argparse._SubParsersAction)
+    ]
+    return [
+        command,
+        *(one for choices in below for sub in choices.values() for one in commands(sub)),
+    ]
 
 
 def section(command: argparse.ArgumentParser) -> str:
@@ -27,14 +36,22 @@ def section(command: argparse.ArgumentParser) -> str:
             continue
         name = ", ".join(f"`{flag}`" for flag in action.option_strings)
         value = "" if action.nargs == 0 else f"`{formatter._format_args(action, _value(action))}`"
-        said = formatter._expand_help(action) + " (required)" * bool(action.option_strings and action.required)
-        rows.append(f"| {f'{name} {value}'.strip()} | {said.replace('|', chr(92) + '|').replace('<', '&lt;')} |")
+        said = formatter._expand_help(action) + " (required)" * bool(
+            action.option_strings and action.required
+        )
+        rows.append(
+            f"| {f'{name} {value}'.strip()} | {said.replace('|', chr(92) + '|').replace('<', '&lt;')} |"
+        )
     table = ["", "| Argument | What it is |", "|---|---|", *rows] if rows else []
     return "\n".join([f"\n## {command.prog}\n", command.description or "", *table]) + "\n"
 
 
 def _value(action: argparse.Action) -> str:
-    return "{" + ",".join(map(str, action.choices)) + "}" if action.choices and not action.metavar else action.dest.upper()
+    return (
+        "{" + ",".join(map(str, action.choices)) + "}"
+        if action.choices and not action.metavar
+        else action.dest.upper()
+    )
 
 
 def document() -> str:

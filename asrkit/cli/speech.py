@@ -14,25 +14,60 @@ from asrkit.cli.options import DEVICE, QUIET, THREADS, Commands, prepare
 def _train(args: argparse.Namespace) -> int:
     prepare(args)
     from asrkit.data import corpora
-    from asrkit.data.batching import Utterances
-    from asrkit.models import ConvConfig, FastConformerConfig, LSTMConfig, StatelessConfig, TransducerConfig, load_checkpoint
+    from asrkit.data.utterances import Utterances
+    from asrkit.models import (
+        ConvConfig,
+        FastConformerConfig,
+        LSTMConfig,
+        StatelessConfig,
+        TransducerConfig,
+        load_checkpoint,
+    )
     from asrkit.shapes import expect
     from asrkit.text import load_tokenizer
     from asrkit.training import TrainConfig, evaluate, train
 
-    progress, config = not args.no_progress, TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed)
+    progress, config = (
+        not args.no_progress,
+        TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed),
+    )
     tokenizer = load_tokenizer(args.tokenizer)
     expect(not args.out.exists() or args.out.is_dir(), "out", "a folder", repr(str(args.out)))
     encoder = ConvConfig() if args.encoder == "conv" else FastConformerConfig()
     predictor = StatelessConfig() if args.predictor == "stateless" else LSTMConfig()
-    model = TransducerConfig(vocab_size=tokenizer.vocab_size, encoder=encoder, predictor=predictor, durations=tuple(args.durations))
-    sets = corpora.load(args.manifest, hold_out=args.hold_out, join_digits=args.join_digits, kinds=args.kinds, progress=progress)
+    model = TransducerConfig(
+        vocab_size=tokenizer.vocab_size,
+        encoder=encoder,
+        predictor=predictor,
+        durations=tuple(args.durations),
+    )
+    sets = corpora.load(
+        args.manifest,
+        hold_out=args.hold_out,
+        join_digits=args.join_digits,
+        kinds=args.kinds,
+        progress=progress,
+    )
     counts = {name: len(cuts) for name, cuts in sets.items()}
-    expect(counts["train"] > 0, "manifest", "utterances to train on", counts, "Set another split, or no --hold-out.")
-    loaded = {name: Utterances.load(cuts, progress=progress) for name, cuts in sets.items() if len(cuts)}
+    expect(
+        counts["train"] > 0,
+        "manifest",
+        "utterances to train on",
+        counts,
+        "Set another split, or no --hold-out.",
+    )
+    loaded = {
+        name: Utterances.load(cuts, progress=progress) for name, cuts in sets.items() if len(cuts)
+    }
     for text in loaded["test"].texts if "test" in loaded else []:
         tokenizer.encode(text)  # refused now, not after training
-    how: dict[str, Any] = {"out": args.out, "device": args.device, "resume": not args.fresh, "progress": progress, "config": config}
+    how: dict[str, Any] = {
+        "out": args.out,
+        "device": args.device,
+        "resume": not args.fresh,
+        "progress": progress,
+        "config": config,
+    }
     result = train(model, tokenizer, loaded["train"], loaded.get("dev"), **how)
     summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
     for name in ("dev", "test"):
@@ -49,41 +84,77 @@ def _transcribe(args: argparse.Namespace) -> int:
     import torch
     from tqdm import tqdm
 
+    from asrkit.files import home
     from asrkit.models import limit_context, load_checkpoint, optimize
-    from asrkit.records import home
     from asrkit.shapes import expect
     from asrkit.transcribe import TIMED, Folder, Options, find, summary, transcribe
 
     timed = args.timestamps or args.format in TIMED
-    options = Options(batch_s=args.batch_s, window_s=args.window_s, overlap_s=args.overlap_s, timestamps=timed)
-    expect(args.out is not None or args.format not in TIMED, "format", "txt or json without --out", args.format, "Pass --out DIR.")
-    expect(not timed or args.format != "txt", "timestamps", "a --format with times: json, srt, vtt or ctm", args.format)
+    options = Options(
+        batch_s=args.batch_s, window_s=args.window_s, overlap_s=args.overlap_s, timestamps=timed
+    )
+    expect(
+        args.out is not None or args.format not in TIMED,
+        "format",
+        "txt or json without --out",
+        args.format,
+        "Pass --out DIR.",
+    )
+    expect(
+        not timed or args.format != "txt",
+        "timestamps",
+        "a --format with times: json, srt, vtt or ctm",
+        args.format,
+    )
     demo = home() / "demo"
     known = args.model is not None or (demo / "model.safetensors").is_file()
-    expect(known, "model", "the demo of notebook 00", f"none in {demo}", "Run it (make report), or pass --model.")
-    checkpoint = load_checkpoint(args.model or demo, device=args.device, dtype=getattr(torch, args.dtype))
+    expect(
+        known,
+        "model",
+        "the demo of notebook 00",
+        f"none in {demo}",
+        "Run it (make report), or pass --model.",
+    )
+    checkpoint = load_checkpoint(
+        args.model or demo, device=args.device, dtype=getattr(torch, args.dtype)
+    )
     if args.context:
         limit_context(checkpoint.model, tuple(args.context))
     found = find(args.files)
-    folder = Folder(args.out, found, checkpoint, options, kind=args.format, fresh=args.fresh) if args.out else None
+    folder = (
+        Folder(args.out, found, checkpoint, options, kind=args.format, fresh=args.fresh)
+        if args.out
+        else None
+    )
     todo, refused = folder.todo() if folder else ([file for file, _ in found], [])
     if folder and folder.anew:
         print(f"{folder.anew} made anew: other model, settings or recording", file=sys.stderr)
-    if torch.device(args.device).type == "cpu":  # what `optimize` does on CUDA waits for a measurement
+    if (
+        torch.device(args.device).type == "cpu"
+    ):  # what `optimize` does on CUDA waits for a measurement
         optimize(checkpoint.model)  # now that the folder has seen the weights
     counts = {"files": len(found), "failed": 0, "skipped": len(found) - len(todo) - len(refused)}
     audio_s, start = 0.0, time.perf_counter()
-    for one in itertools.chain(refused, transcribe(checkpoint, todo, options=options, progress=not args.no_progress)):
+    for one in itertools.chain(
+        refused, transcribe(checkpoint, todo, options=options, progress=not args.no_progress)
+    ):
         audio_s, counts["failed"] = audio_s + one.audio_s, counts["failed"] + bool(one.error)
         if one.error:
             tqdm.write(f"{one.path}: {one.error}", file=sys.stderr)
         elif folder:
             folder.write(one)
         else:
-            tqdm.write(json.dumps(summary(one)) if args.format == "json" else f"{one.path}\t{one.text}", file=sys.stdout)
+            tqdm.write(
+                json.dumps(summary(one)) if args.format == "json" else f"{one.path}\t{one.text}",
+                file=sys.stdout,
+            )
             sys.stdout.flush()  # a pipe shows each as it comes
-    rtfx = round(audio_s / (time.perf_counter() - start), 1)  # reading and writing included, loading the model not
-    last = sys.stderr if args.format == "json" and not folder else sys.stdout  # a file of JSON lines has recordings only
+    rtfx = round(
+        audio_s / (time.perf_counter() - start), 1
+    )  # reading and writing included, loading the model not
+    last = (
+        sys.stderr if args.format == "json" and not folder else sys.stdout
+    )  # a file of JSON lines has recordings only
     print(json.dumps({**counts, "audio_s": round(audio_s, 2), "rtfx": rtfx}), file=last)
     return 1 if counts["failed"] else 0
 

@@ -1,7 +1,9 @@
-"""Noise, rooms, telephone bands and gain for batches of waveforms, and SpecAugment masks for features.
+"""Noise, rooms, telephone bands and gain for batches of waveforms, and SpecAugment masks for
+features.
 
-A room, a band and a noise colour each multiply a spectrum, so a batch costs two transforms whatever is applied, and one
-more for the rows in a room. All draws come from the generator passed in: (seed, step) decides them.
+A room, a band and a noise colour each multiply a spectrum, so a batch costs two transforms whatever
+is applied, and one more for the rows in a room. All draws come from the generator passed in: (seed,
+step) decides them.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,10 @@ RATE_HZ = 16_000
 class AugmentConfig:
     """How often (share of utterances) and how strongly speech is altered."""
 
-    speed: tuple[float, float] = (0.85, 1.15)  # duration and pitch together, in steps of 0.225 s of the batch
+    speed: tuple[float, float] = (
+        0.85,
+        1.15,
+    )  # duration and pitch together, in steps of 0.225 s of the batch
     noise: float = 0.5  # white, pink or shaped like the long-term mean of speech
     snr_db: tuple[float, float] = (10.0, 30.0)
     room: float = 0.2
@@ -32,18 +37,31 @@ class AugmentConfig:
 
     def __post_init__(self) -> None:
         shares = (self.noise, self.room, self.telephone, self.time_share)
-        expect(all(0 <= share <= 1 for share in shares), "noise, room, telephone, time_share", "each in 0..1", shares)
+        expect(
+            all(0 <= share <= 1 for share in shares),
+            "noise, room, telephone, time_share",
+            "each in 0..1",
+            shares,
+        )
 
 
 def augment(
-    waveforms: Tensor, lengths: Tensor, generator: torch.Generator, *, config: AugmentConfig | None = None
+    waveforms: Tensor,
+    lengths: Tensor,
+    generator: torch.Generator,
+    *,
+    config: AugmentConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Altered copies of waveforms (B, S), 16 kHz, on the CPU, and their lengths (B,), all at one speed; the padding is zero."""
+    """Altered copies of waveforms (B, S), 16 kHz, on the CPU, and their lengths (B,), all at one
+    speed; the padding is zero.
+    """
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
     config = config or AugmentConfig()
     echo_samples = int(config.rt60_s[1] * RATE_HZ)
-    size = -(-(S + echo_samples) // 3600) * 3600  # nothing wraps round; 3600 = 2^4 3^2 5^2 keeps the transform fast
+    size = (
+        -(-(S + echo_samples) // 3600) * 3600
+    )  # nothing wraps round; 3600 = 2^4 3^2 5^2 keeps the transform fast
     draw = iter(torch.rand(7, B, 1, generator=generator))
 
     def chosen(share: float) -> Tensor:
@@ -64,17 +82,26 @@ def augment(
     hz = torch.linspace(0, RATE_HZ / 2, size // 2 + 1)
     rows, snr_db = chosen(config.noise), between(*config.snr_db)
     if len(rows):
-        colours = torch.stack([torch.ones_like(hz), hz.clamp(min=20) ** -0.5, 1 / (1 + (hz / 500) ** 1.5)])
+        colours = torch.stack(
+            [torch.ones_like(hz), hz.clamp(min=20) ** -0.5, 1 / (1 + (hz / 500) ** 1.5)]
+        )
         colours /= colours.square().mean(1, keepdim=True).sqrt()
         power = clean[rows].square().sum(1, keepdim=True) / lengths[rows, None].clamp(min=1)
         colours = colours[torch.randint(3, (len(rows),), generator=generator)]
-        noise = torch.view_as_complex(torch.rand(len(rows), len(hz), 2, generator=generator).sub_(0.5))  # power 1/6 a bin
-        spectrum[rows] += noise.mul_(colours * (power * 6 * size * 10 ** (-snr_db[rows] / 10)).sqrt())
+        noise = torch.view_as_complex(
+            torch.rand(len(rows), len(hz), 2, generator=generator).sub_(0.5)
+        )  # power 1/6 a bin
+        spectrum[rows] += noise.mul_(
+            colours * (power * 6 * size * 10 ** (-snr_db[rows] / 10)).sqrt()
+        )
     rows, band_hz = chosen(config.telephone), between(3400, 4000)
     spectrum[rows] *= torch.sigmoid((band_hz[rows] - hz) / 50)
-    # A spectrum read out at another size is the sound at another speed: resampling that costs nothing more.
+    # A spectrum read out at another size is the sound at another speed: resampling that costs
+    # nothing more.
     slowest, fastest = (round(size / 3600 * share) for share in config.speed)
-    new_size = 3600 * int(torch.randint(max(1, slowest), max(1, slowest, fastest) + 1, (), generator=generator))
+    new_size = 3600 * int(
+        torch.randint(max(1, slowest), max(1, slowest, fastest) + 1, (), generator=generator)
+    )
     speed = new_size / size
     altered = torch.fft.irfft(spectrum, new_size)[:, : max(1, round(S * speed))]
     altered = altered * (speed * 10 ** (between(*config.gain_db) / 20))
@@ -82,8 +109,16 @@ def augment(
     return altered.masked_fill_(~valid_mask(lengths, altered.shape[1]), 0), lengths
 
 
-def spec_augment(features: Tensor, lengths: Tensor, generator: torch.Generator, *, config: AugmentConfig | None = None) -> Tensor:
-    """features (B, T, F) with random spans of frames and of bins set to 0, their mean after normalisation (SpecAugment)."""
+def spec_augment(
+    features: Tensor,
+    lengths: Tensor,
+    generator: torch.Generator,
+    *,
+    config: AugmentConfig | None = None,
+) -> Tensor:
+    """features (B, T, F) with random spans of frames and of bins set to 0, their mean after
+    normalisation (SpecAugment).
+    """
     B, T, F = dims(features, "B T F", "features")
     dims(lengths, "B", "lengths", B=B)
     config = config or AugmentConfig()
@@ -96,5 +131,8 @@ def spec_augment(features: Tensor, lengths: Tensor, generator: torch.Generator, 
 
     frames, bins = lengths.cpu().float(), torch.full((B,), float(F))
     hidden = spans(config.time_masks, frames, frames * config.time_share, T)[:, :, None]
-    hidden = hidden | spans(config.frequency_masks, bins, bins.clamp(max=config.frequency_bins), F)[:, None, :]
+    hidden = (
+        hidden
+        | spans(config.frequency_masks, bins, bins.clamp(max=config.frequency_bins), F)[:, None, :]
+    )
     return features.masked_fill(hidden.to(features.device), 0)

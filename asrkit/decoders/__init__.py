@@ -9,6 +9,13 @@ from asrkit.decoders.transducer.beam_reference import transducer_beam_reference
 from asrkit.decoders.transducer.graphs import release_graphs
 
 __all__ = [
-    "Hypotheses", "NGram", "Transducer", "ctc_greedy", "ctc_greedy_sequential", "release_graphs", "transducer_beam",
-    "transducer_beam_reference", "transducer_greedy",
-]  # fmt: skip
+    "Hypotheses",
+    "NGram",
+    "Transducer",
+    "ctc_greedy",
+    "ctc_greedy_sequential",
+    "release_graphs",
+    "transducer_beam",
+    "transducer_beam_reference",
+    "transducer_greedy",
+]

@@ -1,7 +1,9 @@
-"""The one autograd node behind every loss on given logits: scores of the nodes, the lattice, the gradient over the logits.
+"""The one autograd node behind every loss on given logits: scores of the nodes, the lattice, the
+gradient over the logits.
 
-Rows (asrkit.losses.rows) turn logits into scores and shares into gradients; a lattice (asrkit.losses.rnnt, .tdt) turns
-scores into shares. Backward recomputes the softmax from the logits, so the only large tensor made is the gradient.
+Rows (asrkit.losses.rows) turn logits into scores and shares into gradients; a lattice
+(asrkit.losses.rnnt, .tdt) turns scores into shares. Backward recomputes the softmax from the
+logits, so the only large tensor made is the gradient.
 """
 
 from collections.abc import Callable
@@ -10,14 +12,16 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from asrkit.losses import pages
+from asrkit.losses import huge_pages as pages
 from asrkit.losses.nodes import Nodes, Options, Scores, Shares
 
 Lattice = Callable[[Scores, Nodes, Options, bool], Shares]
 
 
 class Saved(NamedTuple):
-    """What the gradient needs beside the logits: z and shares (N,), and the finished gradient by duration logits (N, n)."""
+    """What the gradient needs beside the logits: z and shares (N,), and the finished gradient by
+    duration logits (N, n).
+    """
 
     z: Tensor
     by_blank: Tensor
@@ -32,11 +36,19 @@ class Rows(Protocol):
         """Scores of all nodes."""
 
     def gradient(
-        self, logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor
+        self,
+        logits: Tensor,
+        out: Tensor,
+        targets: Tensor,
+        nodes: Nodes,
+        options: Options,
+        saved: Saved,
+        incoming: Tensor,
     ) -> None:
         """Write the gradient over all of `out`, padding included; `out` may be `logits`.
 
-        At a node: softmax (by_blank + by_label) - by_blank at blank - by_label at the label, clamped, times `incoming` (B,).
+        At a node: softmax (by_blank + by_label) - by_blank at blank - by_label at the label,
+        clamped, times `incoming` (B,).
         """
 
 
@@ -44,11 +56,26 @@ class LatticeLoss(torch.autograd.Function):
     """Negative log-likelihood in nats, (B,), of checked arguments."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, rows: Rows, lattice: Lattice) -> Tensor:
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        nodes: Nodes,
+        options: Options,
+        rows: Rows,
+        lattice: Lattice,
+    ) -> Tensor:
         scores = rows.scores(logits, targets, nodes, options)
         shares = lattice(scores.lowered(options.sigma), nodes, options, ctx.needs_input_grad[0])
         if shares.by_label is not None:
-            ctx.save_for_backward(logits, targets, scores.z, shares.by_blank, shares.by_label, by_duration(scores, shares))
+            ctx.save_for_backward(
+                logits,
+                targets,
+                scores.z,
+                shares.by_blank,
+                shares.by_label,
+                by_duration(scores, shares),
+            )
             ctx.rest, ctx.spent = (nodes, options, rows), False
         return -shares.total.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -57,26 +84,36 @@ class LatticeLoss(torch.autograd.Function):
         refuse_second_derivative()
         nodes, options, rows = ctx.rest
         if ctx.spent:
-            raise RuntimeError("overwrite_logits: the gradient of this graph already lies over the logits. "
-                               "Pass overwrite_logits=False to take it more than once.")  # fmt: skip
+            raise RuntimeError(
+                "overwrite_logits: the gradient of this graph already lies over the logits. "
+                "Pass overwrite_logits=False to take it more than once."
+            )
         logits, targets, *saved = ctx.saved_tensors
         if options.overwrite_logits:
             ctx.spent, out = True, logits.detach()
-            torch.autograd.graph.increment_version(logits)  # who else saved the logits shall hear that they are gone
+            torch.autograd.graph.increment_version(
+                logits
+            )  # who else saved the logits shall hear that they are gone
         else:
             out = pages.empty_like(logits)
         rows.gradient(logits, out, targets, nodes, options, Saved(*saved), incoming[0])
         return (out, *[None] * 5)
 
 
-def lattice_loss(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, rows: Rows, lattice: Lattice) -> Tensor:
+def lattice_loss(
+    logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, rows: Rows, lattice: Lattice
+) -> Tensor:
     """Negative log-likelihood in nats, (B,); without shares where no gradient will be asked for."""
-    given = logits if torch.is_grad_enabled() else logits.detach()  # inside forward nothing tells no_grad from training
+    given = (
+        logits if torch.is_grad_enabled() else logits.detach()
+    )  # inside forward nothing tells no_grad from training
     return LatticeLoss.apply(given, targets, nodes, options, rows, lattice)
 
 
 def by_duration(scores: Scores, shares: Shares) -> Tensor | None:
-    """Gradient over the duration logits, (N, n): softmax times the share of the node, less the share of the duration."""
+    """Gradient over the duration logits, (N, n): softmax times the share of the node, less the
+    share of the duration.
+    """
     if scores.durations is None:
         return None
     if shares.by_duration is None:  # a lattice without durations over logits that have some
@@ -87,4 +124,6 @@ def by_duration(scores: Scores, shares: Shares) -> Tensor | None:
 def refuse_second_derivative() -> None:
     """For backward passes: RuntimeError under create_graph, where the missing term would go unseen."""
     if torch.is_grad_enabled():
-        raise RuntimeError("this loss has no second derivative. Take the gradient without create_graph=True.")
+        raise RuntimeError(
+            "this loss has no second derivative. Take the gradient without create_graph=True."
+        )

@@ -1,9 +1,10 @@
-"""Where the nodes of a batch of lattices lie: in logits that are padded or packed, and packed among themselves.
+"""Where the nodes of a batch of lattices lie: in logits that are padded or packed, and packed among
+themselves.
 
-Every implementation works on nodes, not on (B, T, U1) tensors: node (t, u) of utterance b has its V logits at element
-`first_logit + t frame_step + u label_step` of the logits' storage, and its own numbers (log-normaliser, arcs, shares) at
-place `first_node + t (U + 1) + u` of vectors of N = sum of T (U + 1). So padding costs nothing and packed logits need no
-second kernel.
+Every implementation works on nodes, not on (B, T, U1) tensors: node (t, u) of utterance b has its V
+logits at element `first_logit + t frame_step + u label_step` of the logits' storage, and its own
+numbers (log-normaliser, arcs, shares) at place `first_node + t (U + 1) + u` of vectors of N = sum
+of T (U + 1). So padding costs nothing and packed logits need no second kernel.
 """
 
 from dataclasses import dataclass, replace
@@ -13,20 +14,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FRAMES, LABELS, FIRST_NODE, FIRST_LOGIT, FRAME_STEP, LABEL_STEP, ROW_FRAMES, ROW_NODES = range(8)  # columns of the table
+FRAMES, LABELS, FIRST_NODE, FIRST_LOGIT, FRAME_STEP, LABEL_STEP, ROW_FRAMES, ROW_NODES = range(
+    8
+)  # columns of the table
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The map: `table` (B, 8), int64, on the host; columns as named above. ROW_FRAMES x ROW_NODES is what padding spans."""
+    """The map: `table` (B, 8), int64, on the host; columns as named above. ROW_FRAMES x ROW_NODES
+    is what padding spans.
+    """
 
     table: Tensor
 
     @classmethod
     def padded(cls, logits: Tensor, lengths: Tensor) -> "Nodes":
-        """Map of logits (B, T, U1, V), any strides; `lengths` (B, 2): frames and labels of each utterance."""
+        """Map of logits (B, T, U1, V), any strides; `lengths` (B, 2): frames and labels of each
+        utterance.
+        """
         B, T, U1, _ = logits.shape
-        steps = torch.tensor([*logits.stride()[1:3], T, U1], device="cpu").expand(B, -1)  # whatever torch's default device is
+        steps = torch.tensor([*logits.stride()[1:3], T, U1], device="cpu").expand(
+            B, -1
+        )  # whatever torch's default device is
         return cls._of(lengths, torch.arange(B, device="cpu") * logits.stride(0), steps)
 
     @classmethod
@@ -39,7 +48,11 @@ class Nodes:
     @classmethod
     def _of(cls, lengths: Tensor, first_logit: Tensor, steps: Tensor) -> "Nodes":
         size = lengths[:, 0] * (lengths[:, 1] + 1)
-        return cls(torch.cat((lengths, (size.cumsum(0) - size)[:, None], first_logit[:, None], steps), 1).contiguous())
+        return cls(
+            torch.cat(
+                (lengths, (size.cumsum(0) - size)[:, None], first_logit[:, None], steps), 1
+            ).contiguous()
+        )
 
     @cached_property
     def count(self) -> int:
@@ -48,10 +61,14 @@ class Nodes:
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """(utterance, frame) of every row of the logits, int32 (sum of ROW_FRAMES, 2); frames of the padding included."""
+        """(utterance, frame) of every row of the logits, int32 (sum of ROW_FRAMES, 2); frames of
+        the padding included.
+        """
         counts = self.table[:, ROW_FRAMES].numpy()
         first = np.repeat(counts.cumsum() - counts, counts)
-        return np.stack((np.repeat(np.arange(len(counts)), counts), np.arange(len(first)) - first), 1).astype(np.int32)
+        return np.stack(
+            (np.repeat(np.arange(len(counts)), counts), np.arange(len(first)) - first), 1
+        ).astype(np.int32)
 
     def of(self, other: Tensor) -> "Nodes":
         """The map of a tensor of the same shape as the logits, with strides of its own."""
@@ -60,11 +77,16 @@ class Nodes:
     def grid(self, logits: Tensor, b: int) -> Tensor:
         """Logits of utterance b with their padding, (T, U1, V), as a view."""
         row = self.table[b].tolist()
-        size, stride = (row[ROW_FRAMES], row[ROW_NODES], logits.shape[-1]), (row[FRAME_STEP], row[LABEL_STEP], logits.stride(-1))
+        size, stride = (
+            (row[ROW_FRAMES], row[ROW_NODES], logits.shape[-1]),
+            (row[FRAME_STEP], row[LABEL_STEP], logits.stride(-1)),
+        )
         return logits.detach().as_strided(size, stride, logits.storage_offset() + row[FIRST_LOGIT])
 
     def on(self, device: torch.device) -> Tensor:
-        """The table on a device, copied there once, from pinned memory, so that nobody waits for it."""
+        """The table on a device, copied there once, from pinned memory, so that nobody waits for
+        it.
+        """
         if device.type == "cpu":
             return self.table
         if self._copies.get(device) is None:
@@ -83,7 +105,9 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a loss is asked for, checked; `blank` is not negative. `durations` are TDT's, none for RNN-T."""
+    """What a loss is asked for, checked; `blank` is not negative. `durations` are TDT's, none for
+    RNN-T.
+    """
 
     blank: int
     clamp: float = -1.0
@@ -96,9 +120,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of every node: log-normaliser z, log-probabilities of blank and of the next label, (N,), and of durations (N, n).
+    """Of every node: log-normaliser z, log-probabilities of blank and of the next label, (N,), and
+    of durations (N, n).
 
-    In float32, float64 for float64 logits. `emit` is -inf where no label is left. Without a softmax to form, z is 0.
+    In float32, float64 for float64 logits. `emit` is -inf where no label is left. Without a softmax
+    to form, z is 0.
     """
 
     z: Tensor
@@ -113,10 +139,11 @@ class Scores:
 
 @dataclass(frozen=True)
 class Shares:
-    """Log-likelihood of each utterance in nats, float64 (B,), and the share of it that takes each arc of each node.
+    """Log-likelihood of each utterance in nats, float64 (B,), and the share of it that takes each
+    arc of each node.
 
-    `by_blank` and `by_label` are (N,), `by_duration` (N, n), in the dtype of the scores, with label arcs times 1 + lambda of
-    FastEmit; all are None where no gradient was asked for.
+    `by_blank` and `by_label` are (N,), `by_duration` (N, n), in the dtype of the scores, with label
+    arcs times 1 + lambda of FastEmit; all are None where no gradient was asked for.
     """
 
     total: Tensor

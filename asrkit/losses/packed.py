@@ -1,9 +1,12 @@
-"""Packed lattices: the joint's hidden layer, logits and loss of valid nodes only, N = sum of T (U + 1) rows.
+"""Packed lattices: the joint's hidden layer, logits and loss of valid nodes only, N = sum of T (U +
+1) rows.
 
-Padding is neither made, multiplied nor read: on a batch of unequal lengths N is well below B T U1. Rows lie utterance after
-utterance, frame after frame, so utterance b owns rows packed_offsets(...)[b : b + 2], a lattice of (T, U + 1) rows.
-Peer: apex.contrib.transducer, TransducerJoint(pack_output=True) and TransducerLoss(packed_input=True), CUDA only, as in
-NVIDIA's submission to MLPerf Training v1.0. They take the rows' offsets as an argument; here lengths say it all.
+Padding is neither made, multiplied nor read: on a batch of unequal lengths N is well below B T U1.
+Rows lie utterance after utterance, frame after frame, so utterance b owns rows
+packed_offsets(...)[b : b + 2], a lattice of (T, U + 1) rows.
+Peer: apex.contrib.transducer, TransducerJoint(pack_output=True) and
+TransducerLoss(packed_input=True), CUDA only, as in NVIDIA's submission to MLPerf Training v1.0.
+They take the rows' offsets as an argument; here lengths say it all.
 """
 
 from collections.abc import Iterator
@@ -13,12 +16,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from asrkit.eager import eager
 from asrkit.losses import rnnt
 from asrkit.losses.autograd import refuse_second_derivative
 from asrkit.losses.availability import pick
-from asrkit.losses.checks import Reduction, as_index, check_lengths, check_options, check_scores, reduce
+from asrkit.losses.checks import (
+    Reduction,
+    as_index,
+    check_lengths,
+    check_options,
+    check_scores,
+    reduce,
+)
 from asrkit.losses.nodes import Nodes, Options
+from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
 Activation = Literal["none", "relu", "tanh"]
@@ -38,42 +48,72 @@ def packed_offsets(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
 
 @eager
 def pack_joint(
-    encoded: Tensor, predicted: Tensor, logit_lengths: Tensor, target_lengths: Tensor,
-    *, activation: Activation = "none", dropout: float = 0.0, seed: int | None = None,
-) -> Tensor:  # fmt: skip
+    encoded: Tensor,
+    predicted: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    activation: Activation = "none",
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> Tensor:
     """dropout(activation(encoded[b, t] + predicted[b, u])) of all valid nodes (b, t, u): (N, D).
 
-    encoded (B, T, D) and predicted (B, U1, D) are the halves of the joint, projected, of one dtype; lengths (B,) count frames
-    and labels. Padding may hold anything and has gradient 0. Backward reads the result, which must stay as it is, and makes
-    the dropout mask again from `seed` (asrkit.losses.dropout; drawn from torch.manual_seed's generator if None).
+    encoded (B, T, D) and predicted (B, U1, D) are the halves of the joint, projected, of one dtype;
+    lengths (B,) count frames and labels. Padding may hold anything and has gradient 0. Backward
+    reads the result, which must stay as it is, and makes the dropout mask again from `seed`
+    (asrkit.losses.dropout; drawn from torch.manual_seed's generator if None).
     Memory: the result, N D, and small tiles. Second derivatives are refused.
 
     >>> lengths = torch.tensor([2, 1]), torch.tensor([1, 0])
     >>> pack_joint(torch.ones(2, 2, 8), torch.ones(2, 2, 8), *lengths, activation="relu").shape
     torch.Size([5, 8])
     """
-    expect(activation in ("none", "relu", "tanh"), "activation", "'none', 'relu' or 'tanh'", repr(activation))
+    expect(
+        activation in ("none", "relu", "tanh"),
+        "activation",
+        "'none', 'relu' or 'tanh'",
+        repr(activation),
+    )
     B, _, D = dims(encoded, "B T D", "encoded")
     dims(predicted, "B U1 D", "predicted", B=B, D=D)
     lengths = check_halves(encoded, predicted, logit_lengths, target_lengths)
-    expect(predicted.dtype == encoded.dtype, "predicted", f"{encoded.dtype}, as encoded", predicted.dtype)
+    expect(
+        predicted.dtype == encoded.dtype,
+        "predicted",
+        f"{encoded.dtype}, as encoded",
+        predicted.dtype,
+    )
     if dropout:
         from asrkit.losses.dropout import threshold  # brings Numba along
 
         threshold(dropout)
         expect(seed is None or isinstance(seed, int), "seed", "an integer", seed)
         seed = int(torch.randint(2**31, ())) if seed is None else seed
-    return PackedJoint.apply(encoded, predicted, Nodes.packed(lengths, D), activation, dropout, seed)
+    return PackedJoint.apply(
+        encoded, predicted, Nodes.packed(lengths, D), activation, dropout, seed
+    )
 
 
-def check_halves(encoded: Tensor, predicted: Tensor, logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
-    """Frames and labels of each utterance, on the host, int64 (B, 2); ValueError for halves of a joint they do not fit."""
+def check_halves(
+    encoded: Tensor, predicted: Tensor, logit_lengths: Tensor, target_lengths: Tensor
+) -> Tensor:
+    """Frames and labels of each utterance, on the host, int64 (B, 2); ValueError for halves of a
+    joint they do not fit.
+    """
     B, T, _ = dims(encoded, "B T D", "encoded")
     _, U1, _ = dims(predicted, "B U1 D", "predicted", B=B)
     for name, half in {"encoded": encoded, "predicted": predicted}.items():
         check_scores(half, name)
-        expect(half.device == encoded.device, name, f"a tensor on {encoded.device}, as encoded", half.device)
-    labels = torch.zeros((B, U1 - 1), dtype=torch.int64, device=encoded.device)  # any will do: lengths alone are asked about
+        expect(
+            half.device == encoded.device,
+            name,
+            f"a tensor on {encoded.device}, as encoded",
+            half.device,
+        )
+    labels = torch.zeros(
+        (B, U1 - 1), dtype=torch.int64, device=encoded.device
+    )  # any will do: lengths alone are asked about
     return check_lengths(labels, logit_lengths, target_lengths, -1, like=encoded, T=T, U1=U1, V=2)
 
 
@@ -82,7 +122,13 @@ class PackedJoint(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, encoded: Tensor, predicted: Tensor, nodes: Nodes, activation: Activation, dropout: float, seed: int
+        ctx: Any,
+        encoded: Tensor,
+        predicted: Tensor,
+        nodes: Nodes,
+        activation: Activation,
+        dropout: float,
+        seed: int,
     ) -> Tensor:
         out = encoded.new_empty(nodes.count, encoded.shape[2])
         for b, frames, U1, where in _tiles(nodes, out):
@@ -91,7 +137,9 @@ class PackedJoint(torch.autograd.Function):
             if activation != "none":
                 (tile.relu_ if activation == "relu" else tile.tanh_)()
             if dropout:
-                tile.masked_fill_(_dropped(tile, b, frames, U1, dropout, seed), 0).mul_(1 / (1 - dropout))
+                tile.masked_fill_(_dropped(tile, b, frames, U1, dropout, seed), 0).mul_(
+                    1 / (1 - dropout)
+                )
         ctx.save_for_backward(out if activation != "none" else None)
         ctx.rest = nodes, activation, dropout, seed, (encoded.shape, predicted.shape)
         return out
@@ -105,7 +153,9 @@ class PackedJoint(torch.autograd.Function):
         for b, frames, U1, where in _tiles(nodes, incoming[0]):
             grad = incoming[0][where].to(wide) * (1 / (1 - dropout))
             if activation == "tanh":
-                y = out[where].to(wide) * (1 - dropout)  # dropped elements have no tanh here, and no gradient below
+                y = out[where].to(wide) * (
+                    1 - dropout
+                )  # dropped elements have no tanh here, and no gradient below
                 grad.mul_(1 - y * y)
             if activation == "relu":
                 grad.masked_fill_(out[where] <= 0, 0)  # what was dropped is 0 as well
@@ -118,7 +168,9 @@ class PackedJoint(torch.autograd.Function):
 
 
 def _tiles(nodes: Nodes, packed: Tensor) -> Iterator[tuple[int, slice, int, slice]]:
-    """Utterance, frames, lattice rows and packed rows of pieces whose masks and gradients fit in a core's cache."""
+    """Utterance, frames, lattice rows and packed rows of pieces whose masks and gradients fit in a
+    core's cache.
+    """
     tile_bytes = 1 << 20 if packed.device.type == "cpu" else 1 << 26
     for b in range(len(nodes.table)):
         T, U1, places = nodes.slices(b)
@@ -132,33 +184,52 @@ def _dropped(tile: Tensor, b: int, frames: slice, U1: int, dropout: float, seed:
     """True where an element of a tile (frames U1, D) is dropped."""
     from asrkit.losses.dropout import mask, node_keys
 
-    t, u = (torch.arange(size.start, size.stop, device=tile.device) for size in (frames, slice(0, U1)))
+    t, u = (
+        torch.arange(size.start, size.stop, device=tile.device) for size in (frames, slice(0, U1))
+    )
     return ~mask(node_keys(b, t[:, None], u, seed).flatten(), tile.shape[1], dropout)
 
 
 @eager
 def rnnt_loss_packed(
-    logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, blank: int = -1, clamp: float = -1,
-    reduction: Reduction = "mean", fused_log_softmax: bool = True,
-    *, fastemit_lambda: float = 0.0, overwrite_logits: bool = False, impl: Impl = "auto",
-) -> Tensor:  # fmt: skip
-    """rnnt_loss of packed logits (N, V): the same numbers in nats, without the padding; its notes on arguments hold.
+    logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int = -1,
+    clamp: float = -1,
+    reduction: Reduction = "mean",
+    fused_log_softmax: bool = True,
+    *,
+    fastemit_lambda: float = 0.0,
+    overwrite_logits: bool = False,
+    impl: Impl = "auto",
+) -> Tensor:
+    """rnnt_loss of packed logits (N, V): the same numbers in nats, without the padding; its notes
+    on arguments hold.
 
-    targets (B, U) and lengths (B,) are padded as ever. Memory beside the logits: their gradient, N V, and lattices; with
-    overwrite_logits=True lattices only.
+    targets (B, U) and lengths (B,) are padded as ever. Memory beside the logits: their gradient, N
+    V, and lattices; with overwrite_logits=True lattices only.
 
-    >>> rnnt_loss_packed(torch.zeros(4, 3), torch.tensor([[0]]), torch.tensor([2]), torch.tensor([1]))  # log(27 / 2)
-    tensor(2.6027)
+    >>> rnnt_loss_packed(torch.zeros(4, 3), torch.tensor([[0]]), torch.tensor([2]),
+    torch.tensor([1]))  # log(27 / 2) tensor(2.6027)
     """
     check_options(reduction, clamp, fastemit_lambda)
     N, V = dims(logits, "N V", "logits")
     check_scores(logits, "logits")
-    lengths = check_lengths(targets, logit_lengths, target_lengths, blank, like=logits, T=None, U1=None, V=V)
+    lengths = check_lengths(
+        targets, logit_lengths, target_lengths, blank, like=logits, T=None, U1=None, V=V
+    )
     nodes, remedy = Nodes.packed(lengths, V), "Pack with the lengths that the loss is given."
     expect(nodes.count == N, "logits", f"N={nodes.count} rows, the sum of T (U + 1)", N, remedy)
-    losses = import_module(f"asrkit.losses.rnnt.{pick(impl, IMPLS, logits, overwrite_logits)}").losses
+    losses = import_module(
+        f"asrkit.losses.rnnt.{pick(impl, IMPLS, logits, overwrite_logits)}"
+    ).losses
     options = Options(
-        blank=blank % V, clamp=clamp, fused_log_softmax=fused_log_softmax, fastemit_lambda=fastemit_lambda,
+        blank=blank % V,
+        clamp=clamp,
+        fused_log_softmax=fused_log_softmax,
+        fastemit_lambda=fastemit_lambda,
         overwrite_logits=overwrite_logits,
-    )  # fmt: skip
+    )
     return reduce(losses(logits.contiguous(), as_index(targets), nodes, options), reduction)

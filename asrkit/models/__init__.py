@@ -5,10 +5,32 @@ from asrkit.models.checkpoints import Checkpoint, load_checkpoint, save_checkpoi
 from asrkit.models.encoders import ConvConfig, ConvEncoder
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig, limit_context
 from asrkit.models.inference import optimize
-from asrkit.models.transducer import CTCConfig, CTCModel, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel, make_model
+from asrkit.models.transducer import (
+    CTCConfig,
+    CTCModel,
+    LSTMConfig,
+    StatelessConfig,
+    TransducerConfig,
+    TransducerModel,
+    make_model,
+)
 
 __all__ = [
-    "CTCConfig", "CTCModel", "Checkpoint", "ConvConfig", "ConvEncoder", "FastConformer", "FastConformerConfig",
-    "LSTMConfig", "StatelessConfig", "TransducerConfig", "TransducerModel", "limit_context", "load_checkpoint", "make_model",
-    "optimize", "presets", "save_checkpoint",
-]  # fmt: skip
+    "CTCConfig",
+    "CTCModel",
+    "Checkpoint",
+    "ConvConfig",
+    "ConvEncoder",
+    "FastConformer",
+    "FastConformerConfig",
+    "LSTMConfig",
+    "StatelessConfig",
+    "TransducerConfig",
+    "TransducerModel",
+    "limit_context",
+    "load_checkpoint",
+    "make_model",
+    "optimize",
+    "presets",
+    "save_checkpoint",
+]

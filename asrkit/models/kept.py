@@ -1,6 +1,8 @@
-"""What inference makes of a weight alone, kept for the next call where a caller has promised to leave weights as they are.
+"""What inference makes of a weight alone, kept for the next call where a caller has promised to
+leave weights as they are.
 
-That is asrkit.models.optimize and asrkit.models.fused.fuse. A promise that is broken is mostly seen: see Kept.
+That is asrkit.models.optimize and asrkit.models.fused.fuse. A promise that is broken is mostly
+seen: see Kept.
 """
 
 from collections.abc import Callable, Hashable
@@ -13,18 +15,22 @@ MOST = 2**21  # elements of what is kept, for each keeper: a model of many layer
 
 
 class Kept:
-    """The last value made of a weight. It is never copied, saved or moved along with the module that holds it.
+    """The last value made of a weight. It is never copied, saved or moved along with the module
+    that holds it.
 
-    The weight is known by its memory and by torch's count of changes in place (`Tensor._version`), which sees load_state_dict and
-    edits under no_grad. It sees neither a fused optimizer nor an edit through `weight.data`, by which averages of weights are
-    often swapped in: torch counts none of these. So a model as it was built keeps nothing.
+    The weight is known by its memory and by torch's count of changes in place (`Tensor._version`),
+    which sees load_state_dict and edits under no_grad. It sees neither a fused optimizer nor an
+    edit through `weight.data`, by which averages of weights are often swapped in: torch counts none
+    of these. So a model as it was built keeps nothing.
     """
 
     def __init__(self) -> None:
         self._held: tuple[Any, ...] | None = None
 
     def value(self, weight: Any, question: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """`make()`, or what it gave the last time, if `question` and `weight` are the same and the value may be kept at all."""
+        """`make()`, or what it gave the last time, if `question` and `weight` are the same and the
+        value may be kept at all.
+        """
         if not keeps(weight):
             return make()
         stream = torch.cuda.current_stream(weight.device).cuda_stream if weight.is_cuda else 0
@@ -50,16 +56,25 @@ class Kept:
 def _same(known: Tensor, weight: Tensor) -> bool:
     if weight.is_mkldnn:  # packed: its memory has no address, and nobody edits it
         return known is weight
-    return known.data_ptr() == weight.data_ptr() and known.dtype == weight.dtype and known.shape == weight.shape
+    return (
+        known.data_ptr() == weight.data_ptr()
+        and known.dtype == weight.dtype
+        and known.shape == weight.shape
+    )
 
 
 def keeps(weight: Any) -> bool:
     """Whether a value made of `weight` may outlive this call.
 
-    Not where it is part of a gradient, of a program that is being compiled or captured, or of a region of autocast; and not of
-    weights that count no changes: those made in inference mode, those without memory.
+    Not where it is part of a gradient, of a program that is being compiled or captured, or of a
+    region of autocast; and not of weights that count no changes: those made in inference mode,
+    those without memory.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(weight.device.type):
+    if (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch.is_autocast_enabled(weight.device.type)
+    ):
         return False
     if weight.is_inference() or type(weight) not in (Tensor, torch.nn.Parameter):
         return False

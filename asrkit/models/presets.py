@@ -1,7 +1,9 @@
-"""The Parakeet models as configs, under their published names, and a tiny one with all parts, for tests and lessons.
+"""The Parakeet models as configs, under their published names, and a tiny one with all parts, for
+tests and lessons.
 
-A preset has the sizes of the published checkpoint and random weights: `TransducerModel(presets.parakeet_rnnt_1_1b())`. What
-the published configs state, checkpoint by checkpoint, is tested against their parameter counts in tests/models/test_presets.py.
+A preset has the sizes of the published checkpoint and random weights:
+`TransducerModel(presets.parakeet_rnnt_1_1b())`. What the published configs state, checkpoint by
+checkpoint, is tested against their parameter counts in tests/models/test_presets.py.
 """
 
 from collections.abc import Callable
@@ -13,13 +15,25 @@ TDT = (0, 1, 2, 3, 4)
 
 
 def _encoder(layers: int, width: int = 1024, **changes: object) -> FastConformerConfig:
-    published = {"heads": 8, "subsampling_channels": 256, "dropout_attention": 0.1, "dropout_input": 0.1}
+    published = {
+        "heads": 8,
+        "subsampling_channels": 256,
+        "dropout_attention": 0.1,
+        "dropout_input": 0.1,
+    }
     return FastConformerConfig(width=width, layers=layers, **published | changes)  # type: ignore[arg-type]
 
 
-def _transducer(vocab_size: int, encoder: FastConformerConfig, *, layers: int = 2, **changes: object) -> TransducerConfig:
+def _transducer(
+    vocab_size: int, encoder: FastConformerConfig, *, layers: int = 2, **changes: object
+) -> TransducerConfig:
     rest = {"joint_width": 640, "dropout": 0.2, "activation": "relu", "ctc": False} | changes
-    return TransducerConfig(vocab_size=vocab_size, encoder=encoder, predictor=LSTMConfig(width=640, layers=layers), **rest)  # type: ignore[arg-type]
+    return TransducerConfig(
+        vocab_size=vocab_size,
+        encoder=encoder,
+        predictor=LSTMConfig(width=640, layers=layers),
+        **rest,  # type: ignore[arg-type]
+    )
 
 
 def parakeet_ctc_0_6b(vocab_size: int = 1024) -> CTCConfig:
@@ -48,7 +62,9 @@ def parakeet_tdt_0_6b(vocab_size: int = 1024) -> TransducerConfig:
 
 
 def parakeet_tdt_1_1b(vocab_size: int = 1024) -> TransducerConfig:
-    """nvidia/parakeet-tdt-1.1b: 42 layers of 1024, an LSTM of two layers of 640, jumps of 0 to 4 frames."""
+    """nvidia/parakeet-tdt-1.1b: 42 layers of 1024, an LSTM of two layers of 640, jumps of 0 to 4
+    frames.
+    """
     return _transducer(vocab_size, _encoder(42), durations=TDT)
 
 
@@ -58,18 +74,31 @@ def tdt_ctc_110m(vocab_size: int = 1024) -> TransducerConfig:
 
 
 def tiny(vocab_size: int = 32) -> TransducerConfig:
-    """All parts of `tdt_ctc_110m` in 72,000 weights, for tests, and to try a pipeline before a download."""
+    """All parts of `tdt_ctc_110m` in 72,000 weights, for tests, and to try a pipeline before a
+    download.
+    """
     encoder = _encoder(2, 32, heads=2, subsampling_channels=16)
     predictor = LSTMConfig(width=32, layers=1)
     return TransducerConfig(
-        vocab_size=vocab_size, encoder=encoder, predictor=predictor, joint_width=32, activation="relu", durations=TDT
+        vocab_size=vocab_size,
+        encoder=encoder,
+        predictor=predictor,
+        joint_width=32,
+        activation="relu",
+        durations=TDT,
     )
 
 
 PRESETS: dict[str, Callable[..., TransducerConfig | CTCConfig]] = {
     preset.__name__: preset
     for preset in (
-        parakeet_ctc_0_6b, parakeet_ctc_1_1b, parakeet_rnnt_0_6b, parakeet_rnnt_1_1b, parakeet_tdt_0_6b, parakeet_tdt_1_1b,
-        tdt_ctc_110m, tiny,
+        parakeet_ctc_0_6b,
+        parakeet_ctc_1_1b,
+        parakeet_rnnt_0_6b,
+        parakeet_rnnt_1_1b,
+        parakeet_tdt_0_6b,
+        parakeet_tdt_1_1b,
+        tdt_ctc_110m,
+        tiny,
     )
-}  # fmt: skip
+}

@@ -1,4 +1,6 @@
-"""Predictors, the joint, and the two assembled models: a transducer (with an optional CTC head) and CTC."""
+"""Predictors, the joint, and the two assembled models: a transducer (with an optional CTC head) and
+CTC.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,10 +42,11 @@ class LSTMConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TransducerConfig:
-    """A transducer. `vocab_size` counts tokens without blank; blank is the last index, V = vocab_size + 1.
+    """A transducer. `vocab_size` counts tokens without blank; blank is the last index, V =
+    vocab_size + 1.
 
-    With `durations` it is a token-and-duration transducer: the joint has one more logit for each of them, behind the tokens'.
-    `ctc` adds a CTC head on the encoder.
+    With `durations` it is a token-and-duration transducer: the joint has one more logit for each of
+    them, behind the tokens'. `ctc` adds a CTC head on the encoder.
     """
 
     vocab_size: int
@@ -60,10 +63,26 @@ class TransducerConfig:
         sizes = (self.vocab_size, self.joint_width)
         expect(min(sizes) >= 1, "vocab_size, joint_width", "at least 1", sizes)
         expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
-        frames = isinstance(self.durations, Sequence) and all(whole(duration, 0, MOST) for duration in self.durations)
-        moves = frames and len({*self.durations}) == len(self.durations) and (not self.durations or max(self.durations) > 0)
-        expect(moves, "durations", f"distinct whole numbers of frames up to {MOST}, one above 0", self.durations)
-        expect(self.activation in ("tanh", "relu"), "activation", "'tanh' or 'relu'", repr(self.activation))
+        frames = isinstance(self.durations, Sequence) and all(
+            whole(duration, 0, MOST) for duration in self.durations
+        )
+        moves = (
+            frames
+            and len({*self.durations}) == len(self.durations)
+            and (not self.durations or max(self.durations) > 0)
+        )
+        expect(
+            moves,
+            "durations",
+            f"distinct whole numbers of frames up to {MOST}, one above 0",
+            self.durations,
+        )
+        expect(
+            self.activation in ("tanh", "relu"),
+            "activation",
+            "'tanh' or 'relu'",
+            repr(self.activation),
+        )
         object.__setattr__(self, "durations", tuple(self.durations))  # JSON brings lists
 
 
@@ -95,11 +114,17 @@ def make_model(config: "TransducerConfig | CTCConfig") -> "TransducerModel | CTC
 
 
 class StatelessPredictor(nn.Module):
-    """Embeddings of the last labels, mixed by one linear map. State: the last context - 1 labels (B, context - 1)."""
+    """Embeddings of the last labels, mixed by one linear map. State: the last context - 1 labels
+    (B, context - 1).
+    """
 
     def __init__(self, V: int, config: StatelessConfig) -> None:
         super().__init__()
-        self.embedding, self.context, self.blank = nn.Embedding(V, config.width), config.context, V - 1
+        self.embedding, self.context, self.blank = (
+            nn.Embedding(V, config.width),
+            config.context,
+            V - 1,
+        )
         self.mix = nn.Linear(config.width * config.context, config.width)
 
     def forward(self, labels: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -119,12 +144,16 @@ class LSTMPredictor(nn.Module):
         self.embedding = nn.Embedding(V, config.width)
         self.lstm = nn.LSTM(config.width, config.width, config.layers, batch_first=True)
 
-    def forward(self, labels: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, labels: Tensor, state: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
         embedded = self.embedding(labels)  # (B, U, D)
         if labels.shape[1] == 1:
             return self.step(embedded[:, 0], state or self.silence(embedded))
-        before = None if state is None else tuple(part.transpose(0, 1).contiguous() for part in state)
+        before = (
+            None if state is None else tuple(part.transpose(0, 1).contiguous() for part in state)
+        )
         out, after = self.lstm(embedded, before)
         return out, tuple(part.transpose(0, 1) for part in after)
 
@@ -133,15 +162,22 @@ class LSTMPredictor(nn.Module):
         zeros = embedded.new_zeros(len(embedded), self.lstm.num_layers, self.lstm.hidden_size)
         return zeros, zeros
 
-    def step(self, below: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One label further, by cells: the kernels for sequences pack all weights anew at each call, for one product.
+    def step(
+        self, below: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One label further, by cells: the kernels for sequences pack all weights anew at each
+        call, for one product.
 
-        The first label goes this way too. Under autocast to bfloat16 cuDNN's LSTM takes and gives float16, a cell bfloat16, and a
-        captured loop needs one dtype from its first state to its last.
+        The first label goes this way too. Under autocast to bfloat16 cuDNN's LSTM takes and gives
+        float16, a cell bfloat16, and a captured loop needs one dtype from its first state to its
+        last.
         """
         after = list[tuple[Tensor, Tensor]]()
         for layer in range(self.lstm.num_layers):
-            weights = [getattr(self.lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+            weights = [
+                getattr(self.lstm, f"{name}_l{layer}")
+                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            ]
             below, cell = torch.lstm_cell(below, (state[0][:, layer], state[1][:, layer]), *weights)
             after.append((below, cell))
         if len(after) == 1:  # a view, where a stack would copy
@@ -153,36 +189,59 @@ class LSTMPredictor(nn.Module):
 class TransducerModel(nn.Module):
     """Encoder, predictor and joint; `predict` and `join` are all a decoder asks for.
 
-    Both halves are projected to the joint width by `encode` and `predict`, so `join` is an activation and one linear layer.
+    Both halves are projected to the joint width by `encode` and `predict`, so `join` is an
+    activation and one linear layer.
     """
 
     def __init__(self, config: TransducerConfig) -> None:
         super().__init__()
-        expect(isinstance(config, TransducerConfig), "config", "a TransducerConfig", type(config).__name__, "Try make_model.")
+        expect(
+            isinstance(config, TransducerConfig),
+            "config",
+            "a TransducerConfig",
+            type(config).__name__,
+            "Try make_model.",
+        )
         V, D = config.vocab_size + 1, config.joint_width
         self.config, self.blank, self.durations = config, config.vocab_size, tuple(config.durations)
         self.encoder = make_encoder(config.encoder)
-        stateless = isinstance(config.predictor, StatelessConfig)
-        self.predictor = StatelessPredictor(V, config.predictor) if stateless else LSTMPredictor(V, config.predictor)  # type: ignore[arg-type]
+        self.predictor: StatelessPredictor | LSTMPredictor
+        if isinstance(config.predictor, StatelessConfig):
+            self.predictor = StatelessPredictor(V, config.predictor)
+        else:
+            self.predictor = LSTMPredictor(V, config.predictor)
         self.encoder_projection = nn.Linear(self.encoder.width, D)
         self.predictor_projection = nn.Linear(config.predictor.width, D)
         self.activation = torch.tanh if config.activation == "tanh" else torch.relu
-        self.dropout, self.output = nn.Dropout(config.dropout), nn.Linear(D, V + len(self.durations))
+        self.dropout, self.output = (
+            nn.Dropout(config.dropout),
+            nn.Linear(D, V + len(self.durations)),
+        )
         self.ctc_head = nn.Linear(self.encoder.width, V) if config.ctc else None
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Projected frames (B, T, D), lengths (B,), and the CTC head's log-probs (B, T, V), (B, T, 0) where there is none."""
+        """Projected frames (B, T, D), lengths (B,), and the CTC head's log-probs (B, T, V), (B, T,
+        0) where there is none.
+        """
         encoded, lengths = self.encoder(features, lengths)
-        ctc = log_probs(self.ctc_head(encoded)) if self.ctc_head else encoded.new_empty((*encoded.shape[:2], 0))
+        ctc = (
+            log_probs(self.ctc_head(encoded))
+            if self.ctc_head
+            else encoded.new_empty((*encoded.shape[:2], 0))
+        )
         return self.encoder_projection(encoded), lengths, ctc
 
     def predict(self, labels: Tensor, state: object = None) -> tuple[Tensor, object]:
-        """Projected prediction (B, D) after one more label each (B,), and the new state. Blank without state starts."""
+        """Projected prediction (B, D) after one more label each (B,), and the new state. Blank
+        without state starts.
+        """
         predicted, state = self.predictor(labels[:, None], state)
         return self.predictor_projection(predicted[:, 0]), state
 
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
-        """Logits (..., V + durations) of projected frames and predictions (..., D) with broadcasting leading dimensions."""
+        """Logits (..., V + durations) of projected frames and predictions (..., D) with
+        broadcasting leading dimensions.
+        """
         return self.output(self.dropout(self.activation(encoded + predicted)))
 
     def rows(self, targets: Tensor) -> Tensor:
@@ -191,7 +250,9 @@ class TransducerModel(nn.Module):
         start = targets.new_full((len(targets), 1), self.blank)
         return self.predictor_projection(self.predictor(torch.cat([start, targets], 1), None)[0])
 
-    def forward(self, features: Tensor, lengths: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, features: Tensor, lengths: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Joint logits (B, T, U1, V + durations), encoded lengths (B,), CTC log-probs (B, T, V)."""
         encoded, lengths, ctc = self.encode(features, lengths)
         return self.join(encoded[:, :, None], self.rows(targets)[:, None]), lengths, ctc
@@ -202,7 +263,13 @@ class CTCModel(nn.Module):
 
     def __init__(self, config: CTCConfig) -> None:
         super().__init__()
-        expect(isinstance(config, CTCConfig), "config", "a CTCConfig", type(config).__name__, "Try make_model.")
+        expect(
+            isinstance(config, CTCConfig),
+            "config",
+            "a CTCConfig",
+            type(config).__name__,
+            "Try make_model.",
+        )
         self.config, self.blank = config, config.vocab_size
         self.encoder = make_encoder(config.encoder)
         self.output = nn.Linear(self.encoder.width, config.vocab_size + 1)

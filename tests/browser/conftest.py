@@ -17,8 +17,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "ASRKIT_TEST_MARK"  # in the environment of all that is started here, so that what is left over can be found
-FLAGS = [f"--disable-{what}" for what in ("quic", "background-networking", "component-update", "sync", "dev-shm-usage")]
-FLAGS += ["--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # a route would do, but turns the cache off
+FLAGS = [
+    f"--disable-{what}"
+    for what in ("quic", "background-networking", "component-update", "sync", "dev-shm-usage")
+]
+FLAGS += [
+    "--no-first-run",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]  # a route would do, but turns the cache off
 LOCAL = re.compile(r"(https?|wss?)://127\.0\.0\.1[:/]|(file|data|blob|about|chrome-error):")
 SETTINGS = {  # of JupyterLab: no pop-up about news, and what is off the screen is drawn all the same
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -35,8 +41,12 @@ class Window:
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **how})
         self.outside, self.errors = [], []
         self.context.on("request", lambda request: self._note(request.url))
-        self.context.on("page", lambda page: page.on("websocket", lambda socket: self._note(socket.url)))
-        self.context.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        self.context.on(
+            "page", lambda page: page.on("websocket", lambda socket: self._note(socket.url))
+        )
+        self.context.on(
+            "console", lambda message: message.type == "error" and self.errors.append(message.text)
+        )
         self.context.on("weberror", lambda error: self.errors.append(str(error.error)))
 
     def _note(self, url):
@@ -64,7 +74,9 @@ class Lab:
 
     def ask(self, where, method="GET", body=None):
         """What the server's API answers."""
-        request = urllib.request.Request(f"{self.base}/api/{where}?token={self.token}", method=method)
+        request = urllib.request.Request(
+            f"{self.base}/api/{where}?token={self.token}", method=method
+        )
         request.data = json.dumps(body).encode() if body else None
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer) if answer.status != 204 else None
@@ -80,7 +92,9 @@ class Lab:
         page = window.open(f"{self.base}/doc/tree/{name}?token={self.token}")
         try:
             page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
-            wait_until(lambda: is_ready(self.ask(here)["kernel"]), "a kernel that is connected and idle")
+            wait_until(
+                lambda: is_ready(self.ask(here)["kernel"]), "a kernel that is connected and idle"
+            )
             yield page
         finally:
             page.close()
@@ -173,12 +187,30 @@ def lab(environment, series_home, tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
-    command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={base / 'notebooks'}"]
-    quiet = {"ASRKIT_HOME": str(series_home), "OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99"}
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+    ]
+    command += [
+        "--ServerApp.port_retries=0",
+        f"--IdentityProvider.token={token}",
+        f"--ServerApp.root_dir={base / 'notebooks'}",
+    ]
+    quiet = {
+        "ASRKIT_HOME": str(series_home),
+        "OMP_WAIT_POLICY": "passive",
+        "KINETO_LOG_LEVEL": "99",
+    }
     lab, log = Lab(base / "notebooks", port, token), base / "log"
     with log.open("wb") as said:
-        server = subprocess.Popen(command, env=environment | own | quiet, stdout=said, stderr=said, start_new_session=True)
+        server = subprocess.Popen(
+            command, env=environment | own | quiet, stdout=said, stderr=said, start_new_session=True
+        )
     try:
         wait_until(lambda: answers(lab) or server.poll() is not None, "JupyterLab")
         assert server.poll() is None, log.read_text()[-2000:]

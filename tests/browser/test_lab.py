@@ -10,7 +10,11 @@ from playwright.sync_api import TimeoutError as TooLate
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTROL = re.compile(r"ipywidgets\.(\w*Slider|Dropdown|Checkbox)\(")
-KEYS = {"slider": ("ArrowRight", "ArrowLeft"), "combobox": ("End", "Home"), "checkbox": ("Space",)}  # Lab keeps the arrows of lists
+KEYS = {
+    "slider": ("ArrowRight", "ArrowLeft"),
+    "combobox": ("End", "Home"),
+    "checkbox": ("Space",),
+}  # Lab keeps the arrows of lists
 SMALL = {  # sizes that take seconds; where a notebook is not named it runs as it is
     "01_transducer": {"utterance": 0},
     "02_joint_memory": {"batch": 2, "frames": 60, "labels": 24, "tokens": 512, "width": 64},
@@ -44,15 +48,23 @@ def code(notebook):
 def with_a_control():
     """Notebooks of the series that make a slider, a list or a box to tick."""
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    return [path for path in paths if any(CONTROL.search(cell.source) for cell in code(nbformat.read(path, 4)))]
+    return [
+        path
+        for path in paths
+        if any(CONTROL.search(cell.source) for cell in code(nbformat.read(path, 4)))
+    ]
 
 
 def smaller(notebook, sizes):
     """`notebook` with a cell behind its parameters that sets `sizes`, which they declare."""
-    (at,) = (i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
+    (at,) = (
+        i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])
+    )
     declared = re.findall(r"^\w+(?=:)", notebook.cells[at].source, re.MULTILINE)
     assert set(sizes) <= set(declared)
-    notebook.cells.insert(at + 1, new_code_cell("\n".join(f"{name} = {value!r}" for name, value in sizes.items())))
+    notebook.cells.insert(
+        at + 1, new_code_cell("\n".join(f"{name} = {value!r}" for name, value in sizes.items()))
+    )
     return notebook
 
 
@@ -68,8 +80,14 @@ def trained(series_home):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("ASRKIT_HOME", str(series_home))
-            voices = Utterances.load(corpora.load(["spoken_commands"], kinds=["digits"], progress=False)["train"], progress=False)
-        config, how = TransducerConfig(vocab_size=CharTokenizer().vocab_size), TrainConfig(steps=300, seconds=600)
+            voices = Utterances.load(
+                corpora.load(["spoken_commands"], kinds=["digits"], progress=False)["train"],
+                progress=False,
+            )
+        config, how = (
+            TransducerConfig(vocab_size=CharTokenizer().vocab_size),
+            TrainConfig(steps=300, seconds=600),
+        )
         train(config, CharTokenizer(), voices, out=series_home / "demo", progress=False, config=how)
 
 
@@ -83,19 +101,25 @@ def run_all(page):
 def label(control):
     """(role, name) of a control. ipywidgets ties no name to the handle of a slider: there it is what stands before it."""
     role, name = re.match(r'- (\w+)(?: "(.*?)")?', control.aria_snapshot()).groups()
-    beside = control.locator("xpath=ancestor::*[contains(@class, 'widget-slider')]").locator("label")
+    beside = control.locator("xpath=ancestor::*[contains(@class, 'widget-slider')]").locator(
+        "label"
+    )
     return role, name or (beside.inner_text().strip() if beside.count() else "")
 
 
 def state(control):
     """What a control says its value is; a slider's aria-valuenow has one decimal only."""
-    return control.evaluate("one => one.getAttribute('aria-valuetext') ?? (one.type == 'checkbox' ? one.checked : one.value)")
+    return control.evaluate(
+        "one => one.getAttribute('aria-valuetext') ?? (one.type == 'checkbox' ? one.checked : one.value)"
+    )
 
 
 def move(page, control, patience_s):
     """What changes beside `control` once the keyboard has moved it: "picture", only its "words", or nothing, ""."""
     role, _ = label(control)
-    area = control.locator("xpath=ancestor::*[contains(concat(' ', @class, ' '), ' jp-OutputArea ')]")
+    area = control.locator(
+        "xpath=ancestor::*[contains(concat(' ', @class, ' '), ' jp-OutputArea ')]"
+    )
     shown = "one => [...one.querySelectorAll('img')].map(img => [img.src, img.alt])"
     before, value = area.evaluate(shown), state(control)
     control.scroll_into_view_if_needed()
@@ -108,23 +132,39 @@ def move(page, control, patience_s):
         return ""
     changed = f"([area, before]) => JSON.stringify(({shown})(area)) != JSON.stringify(before)"
     try:
-        page.wait_for_function(changed, arg=[area.element_handle(), before], polling=50, timeout=1000 * patience_s)
+        page.wait_for_function(
+            changed, arg=[area.element_handle(), before], polling=50, timeout=1000 * patience_s
+        )
     except TooLate:
         return ""
-    return "picture" if [src for src, _ in area.evaluate(shown)] != [src for src, _ in before] else "words"
+    return (
+        "picture"
+        if [src for src, _ in area.evaluate(shown)] != [src for src, _ in before]
+        else "words"
+    )
 
 
 def problems(page, patience_s=60.0):
     """What is wrong with a notebook that has run: its cells, controls and pictures."""
-    told = page.locator("[data-mime-type$=stderr]").all_inner_texts()  # JupyterLab puts exceptions there as well
+    told = page.locator(
+        "[data-mime-type$=stderr]"
+    ).all_inner_texts()  # JupyterLab puts exceptions there as well
     found, moved = [f"a cell says {text.strip().splitlines()[-1]}" for text in told], []
-    for control in page.locator(".jupyter-widgets").locator("[role=slider], select, input[type=checkbox]").all():
+    for control in (
+        page.locator(".jupyter-widgets")
+        .locator("[role=slider], select, input[type=checkbox]")
+        .all()
+    ):
         role, name = label(control)
         moved.append(move(page, control, patience_s))
         found += [] if name else [f"a {role} has no name"]
         found += [] if moved[-1] else [f"{role} {name!r} changes nothing"]
     found += [] if "picture" in moved else ["no control changes a picture"]
-    mute = [picture for picture in page.locator(".jp-OutputArea img").all() if not (picture.get_attribute("alt") or "").strip()]
+    mute = [
+        picture
+        for picture in page.locator(".jp-OutputArea img").all()
+        if not (picture.get_attribute("alt") or "").strip()
+    ]
     return found + ["a picture has no words"] * len(mute)
 
 
@@ -132,7 +172,7 @@ BROKEN = """\
 import ipywidgets
 from IPython.display import display
 from matplotlib.figure import Figure
-from asrkit import plots
+from asrkit.workbench import plots
 
 def picture(value):
     figure = Figure(figsize=(2, 2))
@@ -159,9 +199,13 @@ ipywidgets.HTML('<img alt="A picture from outside" src="http://outside.invalid/p
 1"""
 
 
-def test_a_control_that_does_nothing_a_picture_without_words_and_a_request_to_the_outside_are_found(lab, desk):
+def test_a_control_that_does_nothing_a_picture_without_words_and_a_request_to_the_outside_are_found(
+    lab, desk
+):
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    notebook = new_notebook(cells=[new_code_cell(part.strip()) for part in BROKEN.split("===")], metadata=metadata)
+    notebook = new_notebook(
+        cells=[new_code_cell(part.strip()) for part in BROKEN.split("===")], metadata=metadata
+    )
     nbformat.write(notebook, lab.folder / "broken.ipynb")
     with lab.opened(desk, "broken.ipynb") as page:
         run_all(page)
@@ -172,11 +216,15 @@ def test_a_control_that_does_nothing_a_picture_without_words_and_a_request_to_th
             "slider 'dead' changes nothing",
         ]
     outside, errors = desk.forget()
-    assert outside == ["http://outside.invalid/picture.png"] and "ERR_NAME_NOT_RESOLVED" in " ".join(errors)
+    assert outside == [
+        "http://outside.invalid/picture.png"
+    ] and "ERR_NAME_NOT_RESOLVED" in " ".join(errors)
 
 
 @pytest.mark.parametrize("path", with_a_control(), ids=lambda path: path.stem)
-def test_in_jupyterlab_every_cell_runs_and_every_control_changes_its_picture(path, lab, desk, trained, shots):
+def test_in_jupyterlab_every_cell_runs_and_every_control_changes_its_picture(
+    path, lab, desk, trained, shots
+):
     notebook = smaller(nbformat.read(path, 4), SMALL.get(path.stem, {}))
     nbformat.write(notebook, lab.folder / path.name)
     with lab.opened(desk, path.name) as page:

@@ -18,7 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
 
-from asrkit.report import compare, report
+from asrkit.workbench.report import compare, report
 
 pytestmark = pytest.mark.browser
 
@@ -34,13 +34,32 @@ for impl in ("wavefront", "numba_cpu"):
 TABLE = "import pandas\npandas.DataFrame({'T': [100, 200], 'bytes': [1e6, 2e6]}, index=['short', 'long'])"
 TEXT = "A joint takes 1.6 GB<!-- joint-memory-20s -->.\n\n$$\\alpha_{t, u} + \\beta_{t, u}$$"
 SMALL = {
-    "01_transducer": [new_markdown_cell("# How many paths?"), PARAMETERS, new_code_cell(PICTURE), new_code_cell(RECORD)],
-    "02_joint_memory": [new_markdown_cell(f"# How large?\n\n{TEXT}"), PARAMETERS, new_code_cell(PICTURE), new_code_cell(TABLE)],
-    "03_loss_kernels": [new_markdown_cell("# Does it fail?"), new_code_cell("print('before')"), new_code_cell("[][1]")],
+    "01_transducer": [
+        new_markdown_cell("# How many paths?"),
+        PARAMETERS,
+        new_code_cell(PICTURE),
+        new_code_cell(RECORD),
+    ],
+    "02_joint_memory": [
+        new_markdown_cell(f"# How large?\n\n{TEXT}"),
+        PARAMETERS,
+        new_code_cell(PICTURE),
+        new_code_cell(TABLE),
+    ],
+    "03_loss_kernels": [
+        new_markdown_cell("# Does it fail?"),
+        new_code_cell("print('before')"),
+        new_code_cell("[][1]"),
+    ],
 }
 
 
-PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
+PHONE = {
+    "viewport": {"width": 360, "height": 740},
+    "is_mobile": True,
+    "has_touch": True,
+    "device_scale_factor": 2,
+}
 LOOKS = {"report": {}, "report_dark": {"color_scheme": "dark"}, "report_phone": PHONE}
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 HEADINGS = {"heading-order": {"enabled": True}, "empty-heading": {"enabled": True}}
@@ -74,14 +93,21 @@ def index(window, pages):
 
 def shown(page):
     """Ids of the claims that are to be seen, in order."""
-    return page.locator("table tr[data-verdict]:visible").evaluate_all("rows => rows.map(row => row.id)")
+    return page.locator("table tr[data-verdict]:visible").evaluate_all(
+        "rows => rows.map(row => row.id)"
+    )
 
 
 def column(page, name):
     """What the claims that are to be seen have in column `name`: what they are sorted by."""
-    names = [text.strip().lower() for text in page.locator("#ledger").get_by_role("columnheader").all_inner_texts()]
+    names = [
+        text.strip().lower()
+        for text in page.locator("#ledger").get_by_role("columnheader").all_inner_texts()
+    ]
     value = "(rows, at) => rows.map(row => row.cells[at].dataset.value ?? row.cells[at].textContent.trim())"
-    return page.locator("table tr[data-verdict]:visible").evaluate_all(value, names.index(name.lower()))
+    return page.locator("table tr[data-verdict]:visible").evaluate_all(
+        value, names.index(name.lower())
+    )
 
 
 def head(page, name):
@@ -128,8 +154,15 @@ def test_words_and_verdicts_filter_the_claims_and_the_count_says_so(index):
         chip = index.get_by_role("button", name=re.compile(rf"^\W*{verdict} \d+$"))
         chip.press("Space")
         assert chip.get_attribute("aria-pressed") == "true"
-    wanted = [name for name, verdict in zip(every, verdicts, strict=True) if verdict in ("reproduced", "ill-defined")]
-    assert shown(index) == wanted and set(column_of_verdicts(index)) == {"reproduced", "ill-defined"}
+    wanted = [
+        name
+        for name, verdict in zip(every, verdicts, strict=True)
+        if verdict in ("reproduced", "ill-defined")
+    ]
+    assert shown(index) == wanted and set(column_of_verdicts(index)) == {
+        "reproduced",
+        "ill-defined",
+    }
     assert said.inner_text() == f"{len(wanted)} of {len(every)} claims shown"
     index.get_by_role("button", name="show all").click()
     assert shown(index) == every
@@ -137,7 +170,9 @@ def test_words_and_verdicts_filter_the_claims_and_the_count_says_so(index):
 
 def column_of_verdicts(page):
     """Verdicts of the claims that are to be seen."""
-    return page.locator("table tr[data-verdict]:visible").evaluate_all("rows => rows.map(row => row.dataset.verdict)")
+    return page.locator("table tr[data-verdict]:visible").evaluate_all(
+        "rows => rows.map(row => row.dataset.verdict)"
+    )
 
 
 def test_every_notebook_is_opened_from_the_index_and_leads_back(index, site):
@@ -145,7 +180,10 @@ def test_every_notebook_is_opened_from_the_index_and_leads_back(index, site):
     assert len(names) >= 3
     for name in names:
         index.get_by_role("link", name=name, exact=True).and_(index.locator("th a")).click()
-        assert index.url.endswith(f"/{name}.html") and index.get_by_role("heading", level=1).count() == 1
+        assert (
+            index.url.endswith(f"/{name}.html")
+            and index.get_by_role("heading", level=1).count() == 1
+        )
         index.get_by_role("link", name="Report", exact=True).first.click()
         assert index.url.endswith("/index.html")
 
@@ -168,7 +206,10 @@ def test_links_from_numbers_and_records_land_on_their_claim(window, pages):
 def test_without_a_script_every_claim_stands_in_a_plain_table(window, pages, index):
     plain = window(java_script_enabled=False).open(pages["index"])
     assert shown(plain) == shown(index)
-    assert plain.get_by_role("search").count() == 0 and plain.locator("#ledger").get_by_role("button").count() == 0
+    assert (
+        plain.get_by_role("search").count() == 0
+        and plain.locator("#ledger").get_by_role("button").count() == 0
+    )
 
 
 def test_no_page_is_wider_than_a_phone(window, pages):
@@ -184,13 +225,20 @@ def test_on_paper_every_claim_is_there(index):
     index.emulate_media(media="print")
     assert len(shown(index)) == index.locator("#ledger tr[data-verdict]").count() > 50
     printed = index.pdf(format="A4", tagged=True)
-    assert printed.startswith(b"%PDF") and len(re.findall(rb"/S /TR\b", printed)) >= len(shown(index))
+    assert printed.startswith(b"%PDF") and len(re.findall(rb"/S /TR\b", printed)) >= len(
+        shown(index)
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_against_wcag_a_and_aa(window, pages, scheme):
     tabs, found = window(color_scheme=scheme), {}
-    four = {"index", "compare", "01_transducer", "02_joint_memory"}  # it takes seconds a page; all of a report that is named
+    four = {
+        "index",
+        "compare",
+        "01_transducer",
+        "02_joint_memory",
+    }  # it takes seconds a page; all of a report that is named
     for name in pages if "ASRKIT_REPORT" in os.environ else four:
         page = tabs.open(pages[name])
         page.evaluate("document.querySelectorAll('details').forEach(fold => (fold.open = true))")
@@ -201,13 +249,22 @@ def test_axe_finds_nothing_against_wcag_a_and_aa(window, pages, scheme):
 
 def against(page):
     """Rules of WCAG A and AA that the page breaks, each with the first element that does."""
-    told = Axe().run(page, options={"runOnly": {"type": "tag", "values": WCAG}, "rules": HEADINGS, "resultTypes": ["violations"]})
+    told = Axe().run(
+        page,
+        options={
+            "runOnly": {"type": "tag", "values": WCAG},
+            "rules": HEADINGS,
+            "resultTypes": ["violations"],
+        },
+    )
     return [(rule["id"], rule["nodes"][0]["html"][:200]) for rule in told.response["violations"]]
 
 
 def test_axe_sees_faint_words_and_a_picture_without_any(window, pages):
     page = window().open(pages["01_transducer"])
-    page.evaluate("document.querySelector('h1').style.color = '#ddd'; document.querySelector('img').removeAttribute('alt')")
+    page.evaluate(
+        "document.querySelector('h1').style.color = '#ddd'; document.querySelector('img').removeAttribute('alt')"
+    )
     assert {rule for rule, _ in against(page)} == {"color-contrast", "image-alt"}
 
 

@@ -30,7 +30,9 @@ def a_home(tmp_path, monkeypatch):
 @pytest.fixture
 def utterances():
     """A hundred utterances of 0.05 to 5 s, each sample equal to the utterance's number + 1."""
-    samples = torch.randint(800, 80_000, (100,), generator=torch.Generator().manual_seed(0)).tolist()
+    samples = torch.randint(
+        800, 80_000, (100,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
     return Utterances(
         waveforms=[torch.full((size,), n + 1, dtype=torch.int16) for n, size in enumerate(samples)],
         ids=[f"u{n}" for n in range(100)],
@@ -85,7 +87,11 @@ def speak():
 
     def write(path, seconds, rate_hz=16_000):
         path.parent.mkdir(parents=True, exist_ok=True)
-        soundfile.write(path, np.random.default_rng(int(seconds * 1000)).normal(0, 0.1, int(seconds * rate_hz)), rate_hz)
+        soundfile.write(
+            path,
+            np.random.default_rng(int(seconds * 1000)).normal(0, 0.1, int(seconds * rate_hz)),
+            rate_hz,
+        )
 
     return write
 

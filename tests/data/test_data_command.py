@@ -6,7 +6,7 @@ import pytest
 
 from asrkit.cli import main, parser
 from asrkit.data import corpora
-from asrkit.data.lengths import Lengths, shipped_lengths
+from asrkit.data.batching.lengths import Lengths, shipped_lengths
 
 LEAVES = ["prepare", "stats", "lengths"]
 
@@ -14,7 +14,10 @@ LEAVES = ["prepare", "stats", "lengths"]
 @pytest.fixture
 def manifest(tmp_path):
     """Two lines of JSON with 1.5 and 3 s."""
-    rows = [{"audio": "none.wav", "duration": s, "text": text} for s, text in ((1.5, "hello"), (3.0, "a longer one"))]
+    rows = [
+        {"audio": "none.wav", "duration": s, "text": text}
+        for s, text in ((1.5, "hello"), (3.0, "a longer one"))
+    ]
     (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path / "m.jsonl"
 
@@ -50,28 +53,56 @@ def test_data_alone_says_what_there_is(capsys):
      "--mirror: expected here/1/waves_yesno.tar.gz to answer, got unknown url type"),
     (["lengths", "ami_segments", "--out", "a.txt"], "--out: expected a name that ends in .csv or .csv.gz"),
 ])  # fmt: skip
-def test_mistakes_give_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch, capsys):
+def test_mistakes_give_one_line_and_write_nothing(
+    arguments, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert main(["data", *arguments, *(["--no-progress"] if "prepare" not in arguments else [])]) == 2
+    assert (
+        main(["data", *arguments, *(["--no-progress"] if "prepare" not in arguments else [])]) == 2
+    )
     *said, line = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f"asrkit data {arguments[0]}: {message}") and all("MB to load" in one for one in said)
+    assert line.startswith(f"asrkit data {arguments[0]}: {message}") and all(
+        "MB to load" in one for one in said
+    )
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
 
 
 def test_a_prepared_folder_goes_into_training_stats_and_a_table(libri, tmp_path, capsys):
     folder, _ = libri("train-x")
-    assert main(["data", "prepare", str(folder.parent), "--out", str(tmp_path / "out"), "--no-progress"]) == 0
+    assert (
+        main(
+            ["data", "prepare", str(folder.parent), "--out", str(tmp_path / "out"), "--no-progress"]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
     summary = json.loads(out)
     assert summary["parts"] == {"train-x": 4} and err == ""
     assert len(corpora.load(summary["manifests"], progress=False)["train"]) == 4
     table = tmp_path / "lengths.csv.gz"
-    assert main(["data", "lengths", *summary["manifests"], "--out", str(table), "--tokenizer", "char", "--no-progress"]) == 0
+    assert (
+        main(
+            [
+                "data",
+                "lengths",
+                *summary["manifests"],
+                "--out",
+                str(table),
+                "--tokenizer",
+                "char",
+                "--no-progress",
+            ]
+        )
+        == 0
+    )
     written = json.loads(capsys.readouterr().out)
     lengths = Lengths.read(table)
-    assert lengths.seconds.tolist() == pytest.approx([0.3, 0.4, 0.5, 0.6]) and lengths.tokens.tolist() == [11, 17] * 2
+    assert (
+        lengths.seconds.tolist() == pytest.approx([0.3, 0.4, 0.5, 0.6])
+        and lengths.tokens.tolist() == [11, 17] * 2
+    )
     assert written == {"out": str(table), "utterances": 4, "hours": 0.0005, "tokens": 56}
     assert (
         main(["data", "stats", str(table), "--json"])
@@ -97,17 +128,24 @@ def test_the_picture_has_a_panel_for_each_thing_known(target, pictures, tmp_path
     assert json.loads(capsys.readouterr().out)["utterances"] == len(shipped_lengths(target))
 
 
-def test_without_matplotlib_a_picture_is_refused_in_one_line_and_the_numbers_still_come(monkeypatch, tmp_path, capsys):
+def test_without_matplotlib_a_picture_is_refused_in_one_line_and_the_numbers_still_come(
+    monkeypatch, tmp_path, capsys
+):
     import asrkit
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "asrkit.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "asrkit.workbench.plots", raising=False)
     monkeypatch.delattr(asrkit, "plots", raising=False)
     assert main(["data", "stats", "ami_segments", "--out", str(tmp_path / "a.png")]) == 2
-    assert capsys.readouterr().err.startswith("asrkit data stats: out: a picture needs matplotlib. Run pip install")
+    assert capsys.readouterr().err.startswith(
+        "asrkit data stats: out: a picture needs matplotlib. Run pip install"
+    )
     assert main(["data", "stats", "ami_segments", "--json"]) == 0 and not list(tmp_path.iterdir())
 
 
 def test_data_starts_without_importing_torch_or_matplotlib_for_its_help():
     code = "import sys, asrkit.cli as c; c.main(['data']); print({'torch', 'lhotse', 'matplotlib'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        == "set()"
+    )

@@ -38,7 +38,12 @@ class Table:
     """
 
     def __init__(self, seed, blank_share, blank=V - 1, durations=()):
-        self.seed, self.blank_share, self.blank, self.durations = seed, blank_share, blank, durations
+        self.seed, self.blank_share, self.blank, self.durations = (
+            seed,
+            blank_share,
+            blank,
+            durations,
+        )
 
     def predict(self, labels, state=None):
         history = labels * 0 + self.seed % 251 if state is None else (state * 7 + labels + 1) % 251
@@ -46,12 +51,16 @@ class Table:
 
     def join(self, encoded, predicted):
         frame = encoded.nan_to_num(0, 0, 0)[..., :1].long() % 251
-        mixed = ((frame * 1103 + predicted.long() * 7919 + self.seed) * 2654435761 >> 8)[..., 0] % 100_003
+        mixed = ((frame * 1103 + predicted.long() * 7919 + self.seed) * 2654435761 >> 8)[
+            ..., 0
+        ] % 100_003
         label = (self.blank + 1 + mixed // 100 % (V - 1)) % V
         token = torch.where(mixed % 100 < 100 * self.blank_share, self.blank, label)
         logits = [nn.functional.one_hot(token, V)]
         if self.durations:
-            logits.append(nn.functional.one_hot(mixed // 700 % len(self.durations), len(self.durations)))
+            logits.append(
+                nn.functional.one_hot(mixed // 700 % len(self.durations), len(self.durations))
+            )
         return (8 * torch.cat(logits, -1)).to(encoded.dtype)
 
 
@@ -71,9 +80,17 @@ def make():
         if kind == "foreign":
             model = Foreign(blank, durations)
         else:
-            predictor = StatelessConfig(width=6) if kind == "stateless" else LSTMConfig(width=6, layers=2)
-            sizes = {"encoder": ConvConfig(width=4, layers=1), "predictor": predictor, "joint_width": E}
-            model = TransducerModel(TransducerConfig(vocab_size=V - 1, durations=durations, activation="relu", **sizes))
+            predictor = (
+                StatelessConfig(width=6) if kind == "stateless" else LSTMConfig(width=6, layers=2)
+            )
+            sizes = {
+                "encoder": ConvConfig(width=4, layers=1),
+                "predictor": predictor,
+                "joint_width": E,
+            }
+            model = TransducerModel(
+                TransducerConfig(vocab_size=V - 1, durations=durations, activation="relu", **sizes)
+            )
             model.predictor_projection.weight.data.mul_(4)
         model.output.weight.data.mul_(4)  # else the bias decides
         model.output.bias.data[model.blank] += bias

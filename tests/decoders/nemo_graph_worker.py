@@ -15,7 +15,9 @@ def main(folder, plan):
     sys.path.append(folder)
     import peer_decoders
 
-    peer_decoders.cuda_python = lambda: True  # as on a GPU's machine, where NeMo imports cuda-python with its decoders
+    peer_decoders.cuda_python = lambda: (
+        True
+    )  # as on a GPU's machine, where NeMo imports cuda-python with its decoders
     peer_decoders.stub_nemo()
     from nemo.collections.asr.parts.submodules import rnnt_greedy_decoding as greedy
     from nemo.collections.asr.parts.utils.rnnt_utils import batched_hyps_to_hypotheses
@@ -23,15 +25,29 @@ def main(folder, plan):
     given = torch.load(plan)
     durations, encoded, lengths = given["durations"], given["encoded"], given["lengths"]
     predictor, joint = peer_decoders.modules(given["weights"], len(durations), encoded)
-    how = {"decoder_model": predictor, "joint_model": joint, "blank_index": predictor.blank_idx, "max_symbols_per_step": 10}
+    how = {
+        "decoder_model": predictor,
+        "joint_model": joint,
+        "blank_index": predictor.blank_idx,
+        "max_symbols_per_step": 10,
+    }
     kind = greedy.GreedyBatchedTDTInfer if durations else greedy.GreedyBatchedRNNTInfer
     how |= {"durations": durations} if durations else {"loop_labels": True}
     computer = kind(**how, use_cuda_graph_decoder=True).decoding_computer
-    computer.force_cuda_graphs_mode("no_graphs")  # the calls that it would record, one after another
+    computer.force_cuda_graphs_mode(
+        "no_graphs"
+    )  # the calls that it would record, one after another
     with torch.inference_mode():
         found, _ = computer.cuda_graphs_impl(encoded, lengths)
     hypotheses = batched_hyps_to_hypotheses(found, batch_size=len(lengths))
-    print(json.dumps([[[*map(int, getattr(one, field))] for one in hypotheses] for field in ("y_sequence", "timestamp")]))
+    print(
+        json.dumps(
+            [
+                [[*map(int, getattr(one, field))] for one in hypotheses]
+                for field in ("y_sequence", "timestamp")
+            ]
+        )
+    )
 
 
 if __name__ == "__main__":

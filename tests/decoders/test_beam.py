@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from asrkit.bench.planted import planted
 from asrkit.decoders import NGram, transducer_beam, transducer_beam_reference, transducer_greedy
 from asrkit.losses import rnnt_loss
+from asrkit.workbench.bench.planted import planted
 
 DURATIONS = [(), (0, 1, 2, 3, 4), (0, 1, 2, 4, 8), (1, 2), (0, 2)]
 Cell = namedtuple("Cell", "hidden")
@@ -24,8 +24,16 @@ class Random(nn.Module):
     def __init__(self, seed, V=4, durations=(), nest="gru", blank=None, bias=0.0, sharp=3.0):
         super().__init__()
         g = torch.Generator().manual_seed(seed)
-        self.blank, self.durations, self.nest, P = V - 1 if blank is None else blank, durations, nest, 6
-        new = lambda *shape: nn.Parameter(torch.randn(*shape, generator=g, dtype=torch.float64))  # noqa: E731
+        self.blank, self.durations, self.nest, P = (
+            V - 1 if blank is None else blank,
+            durations,
+            nest,
+            6,
+        )
+
+        def new(*shape):
+            return nn.Parameter(torch.randn(*shape, generator=g, dtype=torch.float64))
+
         self.embedding, self.mix, self.recall = new(V, P), new(P, P), new(P, P)
         self.encoded, self.out = new(4, P), new(P, V + len(durations))
         with torch.no_grad():
@@ -48,7 +56,9 @@ class Random(nn.Module):
 
 def frames(seed, B, T):
     g = torch.Generator().manual_seed(seed)
-    return 2 * torch.randn(B, T, 4, generator=g, dtype=torch.float64), torch.randint(0, T + 1, (B,), generator=g)
+    return 2 * torch.randn(B, T, 4, generator=g, dtype=torch.float64), torch.randint(
+        0, T + 1, (B,), generator=g
+    )
 
 
 def every(found):
@@ -69,7 +79,14 @@ models = st.builds(
 
 
 @settings(max_examples=300, deadline=None)
-@given(models, st.integers(0, 10**6), st.integers(1, 6), st.integers(0, 9), st.integers(1, 6), st.integers(1, 4))
+@given(
+    models,
+    st.integers(0, 10**6),
+    st.integers(1, 6),
+    st.integers(0, 9),
+    st.integers(1, 6),
+    st.integers(1, 4),
+)
 def test_the_batched_search_finds_what_plain_loops_find(model, seed, B, T, width, max_symbols):
     encoded, lengths = frames(seed, B, T)
     options = {"width": width, "nbest": width, "max_symbols": max_symbols}
@@ -81,7 +98,9 @@ def test_the_batched_search_finds_what_plain_loops_find(model, seed, B, T, width
 
 def sentences(V, blank, longest):
     tokens = [token for token in range(V) if token != blank]
-    return [list(labels) for U in range(longest + 1) for labels in itertools.product(tokens, repeat=U)]
+    return [
+        list(labels) for U in range(longest + 1) for labels in itertools.product(tokens, repeat=U)
+    ]
 
 
 def rows(model, labels):
@@ -95,7 +114,9 @@ def rows(model, labels):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 3), st.integers(1, 3), st.integers(1, 2), st.floats(-1, 3))
+@given(
+    st.integers(0, 10**6), st.integers(2, 3), st.integers(1, 3), st.integers(1, 2), st.floats(-1, 3)
+)
 def test_a_wide_beam_of_rnnt_is_exact(seed, V, T, max_symbols, bias):
     # Labels a frame are limited here, which the loss does not know: only what stays below the limit everywhere is compared.
     model, (encoded, _) = Random(seed, V=V, bias=bias), frames(seed, 1, T)
@@ -108,8 +129,14 @@ def test_a_wide_beam_of_rnnt_is_exact(seed, V, T, max_symbols, bias):
         for labels in every_one
     ]  # fmt: skip
     width = sum((V - 1) ** U for U in range(T * max_symbols + 1)) + 1
-    found = transducer_beam(model, encoded, torch.tensor([T]), width=width, nbest=width, max_symbols=max_symbols)
-    scores = {tuple(one.tokens()[0]): one.scores.item() for one in every(found) if one.scores.item() > -math.inf}
+    found = transducer_beam(
+        model, encoded, torch.tensor([T]), width=width, nbest=width, max_symbols=max_symbols
+    )
+    scores = {
+        tuple(one.tokens()[0]): one.scores.item()
+        for one in every(found)
+        if one.scores.item() > -math.inf
+    }
     assert len(scores) == width - 1
     for labels, nats in zip(every_one, cost, strict=True):
         assert scores[tuple(labels)] == pytest.approx(-nats, abs=1e-5)
@@ -122,19 +149,33 @@ def all_paths(model, encoded, max_symbols):
 
     def walk(t, labels, said, score, predicted, state):
         if t >= len(encoded):
-            total[labels] = torch.logaddexp(torch.tensor(total[labels]).double(), torch.tensor(score).double()).item()
+            total[labels] = torch.logaddexp(
+                torch.tensor(total[labels]).double(), torch.tensor(score).double()
+            ).item()
             return
         logits = model.join(encoded[None, t], predicted)[0]
         V = len(logits) - len(model.durations)
         logp = logits[:V].log_softmax(-1).tolist()
-        spread = zip(model.durations, logits[V:].log_softmax(-1).tolist(), strict=True) if model.durations else [(None, 0.0)]
+        spread = (
+            zip(model.durations, logits[V:].log_softmax(-1).tolist(), strict=True)
+            if model.durations
+            else [(None, 0.0)]
+        )
         for duration, cost in spread:
             blank = 1 if duration is None else max(1, duration)
             walk(t + blank, labels, 0, score + logp[model.blank] + cost, predicted, state)
-            for label in [] if said == max_symbols else [token for token in range(V) if token != model.blank]:
+            for label in (
+                [] if said == max_symbols else [token for token in range(V) if token != model.blank]
+            ):
                 moves = duration or 0
                 after = model.predict(torch.tensor([label]), state)
-                walk(t + moves, (*labels, label), 0 if moves else said + 1, score + logp[label] + cost, *after)
+                walk(
+                    t + moves,
+                    (*labels, label),
+                    0 if moves else said + 1,
+                    score + logp[label] + cost,
+                    *after,
+                )
 
     walk(0, (), 0, 0.0, *model.predict(torch.tensor([model.blank])))
     return total
@@ -150,8 +191,14 @@ def test_a_wide_beam_equals_the_sum_over_all_paths(seed, V, T, bias, durations):
     with torch.no_grad():
         wanted = all_paths(model, encoded[0], max_symbols=1)
     width = len(wanted) + 1
-    found = transducer_beam(model, encoded, torch.tensor([T]), width=width, nbest=width, max_symbols=1)
-    scores = {tuple(one.tokens()[0]): one.scores.item() for one in every(found) if one.scores.item() > -math.inf}
+    found = transducer_beam(
+        model, encoded, torch.tensor([T]), width=width, nbest=width, max_symbols=1
+    )
+    scores = {
+        tuple(one.tokens()[0]): one.scores.item()
+        for one in every(found)
+        if one.scores.item() > -math.inf
+    }
     assert scores == pytest.approx(wanted, abs=1e-5)
     assert math.exp(found.scores.item()) == pytest.approx(math.exp(max(wanted.values())), abs=1e-5)
     assert found.tokens() == [list(max(wanted, key=wanted.get))]
@@ -163,7 +210,9 @@ def test_an_utterance_is_the_same_alone_and_in_any_batch(model, seed, B, T, widt
     encoded, lengths = frames(seed, B, T)
     together = transducer_beam(model, encoded, lengths, width=width, nbest=width)
     for b in range(B):
-        alone = transducer_beam(model, encoded[b : b + 1, : lengths[b]], lengths[b : b + 1], width=width, nbest=width)
+        alone = transducer_beam(
+            model, encoded[b : b + 1, : lengths[b]], lengths[b : b + 1], width=width, nbest=width
+        )
         for one, other in zip(every(alone), every(together), strict=True):
             n = int(one.lengths)
             assert n == other.lengths[b]
@@ -174,12 +223,22 @@ def test_an_utterance_is_the_same_alone_and_in_any_batch(model, seed, B, T, widt
 
 def test_batches_without_frames_and_beams_wider_than_what_exists():
     model = Random(1)
-    found = transducer_beam(model, torch.zeros(2, 0, 4).double(), torch.tensor([0, 0]), width=3, nbest=3)
+    found = transducer_beam(
+        model, torch.zeros(2, 0, 4).double(), torch.tensor([0, 0]), width=3, nbest=3
+    )
     assert [one.tokens() for one in every(found)] == [[[], []]] * 3
-    assert [one.scores.tolist() for one in every(found)] == [[0, 0], [-math.inf] * 2, [-math.inf] * 2]
+    assert [one.scores.tolist() for one in every(found)] == [
+        [0, 0],
+        [-math.inf] * 2,
+        [-math.inf] * 2,
+    ]
     encoded, lengths = frames(1, 2, 1)
-    found = transducer_beam(Random(1, V=2), encoded, torch.tensor([1, 0]), width=9, nbest=9, max_symbols=2)
-    assert [one.lengths.tolist() for one in every(found)][3:] == [[0, 0]] * 6  # "", "a" and "aa" are all there is
+    found = transducer_beam(
+        Random(1, V=2), encoded, torch.tensor([1, 0]), width=9, nbest=9, max_symbols=2
+    )
+    assert [one.lengths.tolist() for one in every(found)][3:] == [
+        [0, 0]
+    ] * 6  # "", "a" and "aa" are all there is
     assert sum(math.exp(one.scores[0]) for one in every(found)) < 1
 
 
@@ -192,14 +251,18 @@ def test_a_model_that_is_sure_says_the_same_to_beam_and_greedy(durations, width)
     assert found.tokens() == greedy.tokens() == plan.labels
     torch.testing.assert_close(found.frames, greedy.frames, rtol=0, atol=0)
     torch.testing.assert_close(found.durations, greedy.durations, rtol=0, atol=0)
-    assert (found.scores >= greedy.scores - 1e-5).all()  # the same path, and what other alignments add
+    assert (
+        found.scores >= greedy.scores - 1e-5
+    ).all()  # the same path, and what other alignments add
 
 
 class Unsure:
     """Two alignments of the label 1 have 0.3 each; the one path without a label has 0.36, and greedy takes it."""
 
     blank, durations = 0, ()
-    table = torch.tensor([[[0.6, 0.4], [1.0, 1e-9]], [[0.6, 0.4], [1.0, 1e-9]]])  # frame, labels so far, token
+    table = torch.tensor(
+        [[[0.6, 0.4], [1.0, 1e-9]], [[0.6, 0.4], [1.0, 1e-9]]]
+    )  # frame, labels so far, token
 
     def predict(self, labels, state=None):
         said = torch.zeros_like(labels) if state is None else (state + 1).clamp(max=1)
@@ -224,11 +287,15 @@ def test_alignments_of_one_label_sequence_are_added():
 
 def test_uniform_models_count_alignments_even_where_all_are_equally_likely():
     model, T = Random(1, V=2, sharp=0.0), 3
-    found = transducer_beam(model, torch.zeros(1, T, 4).double(), torch.tensor([T]), width=12, nbest=10, max_symbols=3)
+    found = transducer_beam(
+        model, torch.zeros(1, T, 4).double(), torch.tensor([T]), width=12, nbest=10, max_symbols=3
+    )
     scores = {int(one.lengths): one.scores.item() for one in every(found)}
     assert len(scores) == 10  # no label sequence twice
     for U in range(4):  # up to here max_symbols limits nothing
-        assert scores[U] == pytest.approx(math.log(math.comb(T + U - 1, U)) - (T + U) * math.log(2), abs=1e-5)
+        assert scores[U] == pytest.approx(
+            math.log(math.comb(T + U - 1, U)) - (T + U) * math.log(2), abs=1e-5
+        )
 
 
 def test_results_may_serve_a_loss_and_name_the_search():
@@ -245,7 +312,11 @@ def test_results_may_serve_a_loss_and_name_the_search():
     ({"max_symbols": 0}, "max_symbols: expected 1 to 1000 labels on a frame, got 0."),
 ])  # fmt: skip
 def test_bad_input_is_one_line(change, wanted):
-    arguments = {"model": Unsure(), "encoded": torch.zeros(2, 3, 1), "lengths": torch.tensor([3, 2])}
+    arguments = {
+        "model": Unsure(),
+        "encoded": torch.zeros(2, 3, 1),
+        "lengths": torch.tensor([3, 2]),
+    }
     with pytest.raises(ValueError) as error:
         transducer_beam(**{**arguments, **change})
     assert str(error.value) == wanted
@@ -279,10 +350,22 @@ def lm(tmp_path_factory):
 
 
 @settings(max_examples=100, deadline=None)
-@given(model=models, seed=st.integers(0, 10**6), B=st.integers(1, 4), T=st.integers(0, 7), width=st.integers(1, 5))
+@given(
+    model=models,
+    seed=st.integers(0, 10**6),
+    B=st.integers(1, 4),
+    T=st.integers(0, 7),
+    width=st.integers(1, 5),
+)
 def test_fusion_finds_what_plain_loops_find(lm, model, seed, B, T, width):
     encoded, lengths = frames(seed, B, T)
-    options = {"width": width, "nbest": width, "lm": lm(len(model.embedding)), "lm_weight": 0.7, "label_bonus": 0.2}
+    options = {
+        "width": width,
+        "nbest": width,
+        "lm": lm(len(model.embedding)),
+        "lm_weight": 0.7,
+        "label_bonus": 0.2,
+    }
     wanted = transducer_beam_reference(model, encoded, lengths, max_symbols=2, **options)
     same(transducer_beam(model, encoded, lengths, max_symbols=2, **options), wanted)
 
@@ -291,7 +374,9 @@ def test_fusion_adds_the_language_models_score_and_a_bonus_for_every_label(lm):
     model, lm = Random(5, V=4, bias=1.0), lm(4)
     encoded, options = frames(5, 1, 3)[0], {"width": 60, "nbest": 20, "max_symbols": 1}
     plain = transducer_beam(model, encoded, torch.tensor([3]), **options)
-    fused = transducer_beam(model, encoded, torch.tensor([3]), lm=lm, lm_weight=0.5, label_bonus=-0.25, **options)
+    fused = transducer_beam(
+        model, encoded, torch.tensor([3]), lm=lm, lm_weight=0.5, label_bonus=-0.25, **options
+    )
     before = {tuple(one.tokens()[0]): one.scores.item() for one in every(plain)}
     compared = 0
     for one in every(fused):
@@ -302,7 +387,9 @@ def test_fusion_adds_the_language_models_score_and_a_bonus_for_every_label(lm):
         total += lm.final(states).item()
         if tuple(labels) in before:
             compared += 1
-            assert one.scores.item() == pytest.approx(before[tuple(labels)] + 0.5 * total - 0.25 * len(labels), abs=1e-4)
+            assert one.scores.item() == pytest.approx(
+                before[tuple(labels)] + 0.5 * total - 0.25 * len(labels), abs=1e-4
+            )
     assert compared > 10
 
 
@@ -314,11 +401,17 @@ class Torn(Unsure):
 
 def test_fusion_moves_the_result_towards_the_language_model(tmp_path):
     def likes(word, other):
-        text = f"\\data\\\nngram 1=4\n\\1-grams:\n-99 <s>\n-1 </s>\n-0.1 {word}\n-2 {other}\n\\end\\\n"
+        text = (
+            f"\\data\\\nngram 1=4\n\\1-grams:\n-99 <s>\n-1 </s>\n-0.1 {word}\n-2 {other}\n\\end\\\n"
+        )
         (tmp_path / "lm.arpa").write_text(text)
         return NGram.read(tmp_path / "lm.arpa", range(3))
 
-    search = lambda **options: transducer_beam(Torn(), torch.arange(2.0).view(1, 2, 1), torch.tensor([2]), **options)  # noqa: E731
+    def search(**options):
+        return transducer_beam(
+            Torn(), torch.arange(2.0).view(1, 2, 1), torch.tensor([2]), **options
+        )
+
     assert search().tokens() == [[1]]
     assert search(lm=likes(1, 2)).tokens() == [[1]]
     assert search(lm=likes(2, 1)).tokens() == [[2]]
@@ -337,5 +430,8 @@ def test_a_language_model_without_weight_changes_no_bit(lm, durations):
 
 
 def test_a_language_model_over_other_tokens_is_refused(lm):
-    with pytest.raises(ValueError, match=r"^lm: expected scores of V=2 tokens, got 3\. Blank has a place among them\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^lm: expected scores of V=2 tokens, got 3\. Blank has a place among them\.$",
+    ):
         transducer_beam(Unsure(), torch.zeros(1, 2, 1), torch.tensor([2]), lm=lm(3))

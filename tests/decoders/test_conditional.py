@@ -55,9 +55,16 @@ def test_the_loop_is_a_condition_around_the_body_and_then_the_kernel(monkeypatch
         "cuModuleLoadData", "cuModuleGetFunction", "cuGraphAddKernelNode", "cuGraphInstantiate",
     ]  # fmt: skip
     given = {call[0]: call[1] for call in calls if isinstance(call, tuple)}
-    assert given["cuGraphConditionalHandleCreate"][2:] == (1, driver.CU_GRAPH_COND_ASSIGN_DEFAULT)  # the first turn needs no flag
+    assert given["cuGraphConditionalHandleCreate"][2:] == (
+        1,
+        driver.CU_GRAPH_COND_ASSIGN_DEFAULT,
+    )  # the first turn needs no flag
     node = given["cuGraphAddNode"][4].conditional
-    assert node.type == driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE and node.size == 1 and int(node.handle) == 8
+    assert (
+        node.type == driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
+        and node.size == 1
+        and int(node.handle) == 8
+    )
     assert int(given["cuGraphAddChildGraphNode"][3]) == 99
     assert [int(before) for before in given["cuGraphAddKernelNode"][1]] == [10]
     assert [8, active.data_ptr()] in calls

@@ -9,13 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asrkit import compiled
+from asrkit import runtime
 from asrkit.decoders import ctc_greedy, ctc_greedy_sequential
 from asrkit.decoders.ctc import IMPLS, numba_cpu
-from asrkit.profiling import launch_profile
+from asrkit.workbench.profiling import launch_profile
 
 BATCHED = {impl: partial(ctc_greedy, impl=impl) for impl in IMPLS}
-BOTH = [pytest.param(decode, id=name) for name, decode in {**BATCHED, "sequential": ctc_greedy_sequential}.items()]
+BOTH = [
+    pytest.param(decode, id=name)
+    for name, decode in {**BATCHED, "sequential": ctc_greedy_sequential}.items()
+]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -66,7 +69,9 @@ def test_batched_equals_sequential_whatever_lies_in_the_padding(seed, B, T, V, b
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn(B, T, V, generator=g)
     logits[..., -1] += bias
-    logits = logits.round() if coarse else logits.log_softmax(-1)  # rounded: many equals, zeros of either sign among them
+    logits = (
+        logits.round() if coarse else logits.log_softmax(-1)
+    )  # rounded: many equals, zeros of either sign among them
     log_probs, lengths = logits.to(dtype), torch.randint(0, T + 1, (B,), generator=g)
     wanted = ctc_greedy_sequential(log_probs, lengths)
     for decode in BATCHED.values():
@@ -91,17 +96,26 @@ def test_the_compiled_maximum_is_that_of_torch_for_odd_numbers_too(row, dtype):
 
 
 def test_a_large_batch_is_shared_among_threads_and_comes_out_the_same(monkeypatch):
-    log_probs, lengths = torch.randn(7, 9, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([9, 0, 3, 9, 8, 1, 9])
+    log_probs, lengths = (
+        torch.randn(7, 9, 5, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([9, 0, 3, 9, 8, 1, 9]),
+    )
     monkeypatch.setattr(numba_cpu, "SHARED_FROM", 1)
     for threads in (1, 2, 3, 16):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        same(ctc_greedy(log_probs, lengths, impl="numba_cpu"), ctc_greedy_sequential(log_probs, lengths))
+        same(
+            ctc_greedy(log_probs, lengths, impl="numba_cpu"),
+            ctc_greedy_sequential(log_probs, lengths),
+        )
 
 
 def python_work(function):
     """Calls that Python itself makes, of its own functions and of others', during one call; not those of other threads."""
     calls = [0]
-    count = lambda frame, event, argument: calls.__setitem__(0, calls[0] + event.endswith("call"))  # noqa: E731
+
+    def count(frame, event, argument):
+        return calls.__setitem__(0, calls[0] + event.endswith("call"))
+
     before = sys.getprofile()
     sys.setprofile(count)
     try:
@@ -142,7 +156,9 @@ def test_launches_do_not_grow_and_a_gpu_is_waited_for_twice():
 def test_what_ran_is_in_the_result_and_auto_is_compiled_on_a_cpu():
     assert ctc_greedy(*one_hot(["01"], 3)).impl == "numba_cpu"
     assert ctc_greedy(*one_hot(["01"], 3), impl="batched").impl == "batched"
-    with pytest.raises(ValueError, match="^impl: expected one of 'auto', 'batched', 'numba_cpu', got 'cuda'.$"):
+    with pytest.raises(
+        ValueError, match="^impl: expected one of 'auto', 'batched', 'numba_cpu', got 'cuda'.$"
+    ):
         ctc_greedy(*one_hot(["01"], 3), impl="cuda")
 
 
@@ -152,8 +168,8 @@ def test_where_no_folder_can_be_written_the_kernel_is_compiled_anew(monkeypatch)
             raise RuntimeError("cannot cache function: no locator available")
         return lambda function: (function, options)
 
-    monkeypatch.setattr(compiled, "njit", no_cache)
-    assert compiled.compiled(len) == (len, {"nogil": True})
+    monkeypatch.setattr("numba.njit", no_cache)
+    assert runtime.compiled(len) == (len, {"nogil": True})
 
 
 def test_half_precision_adds_up_its_scores_in_float32():
@@ -167,7 +183,9 @@ def test_half_precision_adds_up_its_scores_in_float32():
 @pytest.mark.parametrize("decode", BOTH)
 def test_a_hypothesis_may_serve_as_target_of_a_loss(decode):
     log_probs, lengths = one_hot(["01", "2_"], 4)
-    assert not any(part.is_inference() for part in decode(log_probs.requires_grad_(), lengths).parts())
+    assert not any(
+        part.is_inference() for part in decode(log_probs.requires_grad_(), lengths).parts()
+    )
 
 
 @pytest.mark.parametrize("decode", BOTH)

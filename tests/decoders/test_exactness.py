@@ -14,7 +14,12 @@ from asrkit.decoders.transducer import STRATEGIES
 
 KINDS = ("stateless", "lstm", "foreign", "table")
 DURATIONS = ((), (0, 1, 2, 3, 4), (0, 1, 2, 4, 8), (1, 2), (0,), (2,), (0, 3))
-CASES = [(kind, durations) for kind in KINDS for durations in DURATIONS if durations != (0,) or kind in ("foreign", "table")]
+CASES = [
+    (kind, durations)
+    for kind in KINDS
+    for durations in DURATIONS
+    if durations != (0,) or kind in ("foreign", "table")
+]
 WINDOWS = (1, 2, 3, 5, 6, 8, 17, 64)
 SYMBOLS = (1, 2, 3, 5, 10)
 
@@ -22,7 +27,9 @@ SYMBOLS = (1, 2, 3, 5, 10)
 class Walk(NamedTuple):
     """One utterance, decoded by `walk`: five numbers a label, the score of the path, and what happened on the way."""
 
-    rows: list[tuple[int, int, int, float, float]]  # label, frame, duration, max_prob, entropy confidence
+    rows: list[
+        tuple[int, int, int, float, float]
+    ]  # label, frame, duration, max_prob, entropy confidence
     score: float
     events: Counter
 
@@ -47,7 +54,15 @@ def walk(model, frames, max_symbols):
             jump = max(1, jump)
         else:
             entropy = -float((logp.exp() * logp).sum())
-            rows.append((label, t, jump if durations else 0, math.exp(logp[label]), 1 - entropy / math.log(len(logp))))
+            rows.append(
+                (
+                    label,
+                    t,
+                    jump if durations else 0,
+                    math.exp(logp[label]),
+                    1 - entropy / math.log(len(logp)),
+                )
+            )
             predicted, state = model.predict(torch.tensor([label]), state)
             here += 1
             if jump == 0 and here == max_symbols:
@@ -67,7 +82,9 @@ def agree(found, walks, confidence="none"):
     N = found.labels.shape[1]
     assert max(len(one.rows) for one in walks) == N
     for column, part in enumerate((found.labels, found.frames, found.durations)):
-        assert part.tolist() == [[row[column] for row in one.rows] + [-1] * (N - len(one.rows)) for one in walks]
+        assert part.tolist() == [
+            [row[column] for row in one.rows] + [-1] * (N - len(one.rows)) for one in walks
+        ]
     wanted = torch.tensor([one.score for one in walks], dtype=torch.float64)
     torch.testing.assert_close(found.scores.double(), wanted, rtol=1e-5, atol=1e-5)
     assert found.scores.dtype == torch.float32
@@ -75,7 +92,9 @@ def agree(found, walks, confidence="none"):
     if found.confidence is not None:
         column = {"max_prob": 3, "entropy": 4}[confidence]
         sure = [[row[column] for row in one.rows] + [-1] * (N - len(one.rows)) for one in walks]
-        torch.testing.assert_close(found.confidence, torch.tensor(sure).view(found.confidence.shape), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            found.confidence, torch.tensor(sure).view(found.confidence.shape), rtol=0, atol=1e-5
+        )
 
 
 def soil(encoded, lengths):
@@ -90,27 +109,40 @@ def case():
     """What a random case is drawn from: seed, B, T, bias of blank, max_symbols, window, confidence, where blank is."""
     bias = st.sampled_from((-6.0, -2.0, 0.0, 1.0, 2.0, 4.0))
     sizes = st.integers(0, 10**6), st.integers(1, 17), st.integers(0, 12)
-    how = st.sampled_from(SYMBOLS), st.sampled_from(WINDOWS), st.sampled_from(("none", "max_prob", "entropy"))
+    how = (
+        st.sampled_from(SYMBOLS),
+        st.sampled_from(WINDOWS),
+        st.sampled_from(("none", "max_prob", "entropy")),
+    )
     return st.tuples(*sizes, bias, *how, st.sampled_from((0, 2, 4)))
 
 
 @pytest.mark.parametrize(("kind", "durations"), CASES)
 @settings(max_examples=40, deadline=None)  # over a thousand with those of CASES
 @given(drawn=case())
-def test_every_strategy_and_window_gives_what_the_definition_gives_in_any_batch(make, speak, kind, durations, drawn):
+def test_every_strategy_and_window_gives_what_the_definition_gives_in_any_batch(
+    make, speak, kind, durations, drawn
+):
     seed, B, T, bias, max_symbols, window, confidence, blank = drawn
     model = make(kind, seed, durations=durations, bias=bias, blank=blank)
     encoded, lengths = speak(kind, B, T, seed)
     with torch.inference_mode():
-        walks = [walk(model, encoded[b, :length], max_symbols) for b, length in enumerate(lengths.tolist())]
+        walks = [
+            walk(model, encoded[b, :length], max_symbols)
+            for b, length in enumerate(lengths.tolist())
+        ]
     how = {"max_symbols": max_symbols, "confidence": confidence}
     soiled = soil(encoded, lengths)
     for strategy in STRATEGIES:
         found = transducer_greedy(model, soiled, lengths, strategy=strategy, window=window, **how)
         agree(found, walks, confidence)
     company = torch.randperm(B, generator=torch.Generator().manual_seed(seed))[: 1 + seed % B]
-    for strategy in [*STRATEGIES][: len(STRATEGIES) - 1]:  # the last decodes one by one, whoever else is there
-        found = transducer_greedy(model, soiled[company], lengths[company], strategy=strategy, window=window, **how)
+    for strategy in [*STRATEGIES][
+        : len(STRATEGIES) - 1
+    ]:  # the last decodes one by one, whoever else is there
+        found = transducer_greedy(
+            model, soiled[company], lengths[company], strategy=strategy, window=window, **how
+        )
         agree(found, [walks[b] for b in company], confidence)
 
 
@@ -118,7 +150,12 @@ def test_every_strategy_and_window_gives_what_the_definition_gives_in_any_batch(
 def test_what_the_random_cases_are_meant_to_hit_does_occur(make, speak, durations):
     events = Counter()
     for seed in range(12):
-        model = make("foreign" if seed % 2 else "table", seed, durations=durations, bias=(-6.0, 0.0, 2.0)[seed % 3])
+        model = make(
+            "foreign" if seed % 2 else "table",
+            seed,
+            durations=durations,
+            bias=(-6.0, 0.0, 2.0)[seed % 3],
+        )
         encoded, lengths = speak("foreign" if seed % 2 else "table", 4, 12, seed)
         with torch.inference_mode():
             for b, length in enumerate(lengths.tolist()):
@@ -126,13 +163,17 @@ def test_what_the_random_cases_are_meant_to_hit_does_occur(make, speak, duration
     wanted = {"labels", "says nothing"}
     wanted |= {"frame is full"} if not durations or 0 in durations else set()
     wanted |= {"blank of duration 0"} if 0 in durations else set()
-    wanted |= {"jumps over frames", "lands beyond the end"} if durations and max(durations) > 1 else set()
+    wanted |= (
+        {"jumps over frames", "lands beyond the end"} if durations and max(durations) > 1 else set()
+    )
     assert {name for name, count in events.items() if count} == wanted
 
 
 @pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_utterances_come_out_alike_alone_and_in_each_batch_size_up_to_17(make, speak, strategy, durations):
+def test_utterances_come_out_alike_alone_and_in_each_batch_size_up_to_17(
+    make, speak, strategy, durations
+):
     model, (encoded, _) = make("lstm", 6, durations=durations), speak("lstm", 17, 20, 5)
     lengths = torch.tensor([20, 0, 13, 1, 0, 20, 7, 19, 2, 20, 0, 5, 11, 20, 3, 17, 6])
     encoded = soil(encoded, lengths)
@@ -141,25 +182,44 @@ def test_utterances_come_out_alike_alone_and_in_each_batch_size_up_to_17(make, s
     assert sum(len(one.rows) > 2 for one in walks) > 5
     for B in range(1, 18):
         for rows in (slice(0, B), slice(17 - B, 17)):
-            agree(transducer_greedy(model, encoded[rows], lengths[rows], strategy=strategy, max_symbols=3), walks[rows])
+            agree(
+                transducer_greedy(
+                    model, encoded[rows], lengths[rows], strategy=strategy, max_symbols=3
+                ),
+                walks[rows],
+            )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_batch_of_zero_lengths_says_nothing_at_no_cost(make, speak, strategy):
     for T in (0, 3):
         encoded, _ = speak("foreign", 3, T, 0)
-        found = transducer_greedy(make("foreign", 0), encoded * math.nan, torch.zeros(3, dtype=torch.int32), strategy=strategy)
+        found = transducer_greedy(
+            make("foreign", 0),
+            encoded * math.nan,
+            torch.zeros(3, dtype=torch.int32),
+            strategy=strategy,
+        )
         assert found.tokens() == [[], [], []] and found.scores.tolist() == [0, 0, 0]
         assert found.carry.frames.tolist() == found.carry.ahead.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("durations", [(), (0, 1, 2)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_scores_follow_one_rule_in_every_dtype_a_float32_softmax_of_the_logits(make, speak, strategy, durations):
+def test_scores_follow_one_rule_in_every_dtype_a_float32_softmax_of_the_logits(
+    make, speak, strategy, durations
+):
     model, (encoded, lengths) = make("table", 7, durations=durations), speak("table", 6, 30, 7)
     results = {}
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        found = transducer_greedy(model, encoded.to(dtype), lengths, strategy=strategy, confidence="entropy", max_symbols=3)
+        found = transducer_greedy(
+            model,
+            encoded.to(dtype),
+            lengths,
+            strategy=strategy,
+            confidence="entropy",
+            max_symbols=3,
+        )
         assert found.scores.dtype == found.confidence.dtype == torch.float32
         results[dtype] = found
     wanted = results.pop(torch.float64)
@@ -181,17 +241,26 @@ def test_tokens_and_durations_each_have_a_softmax_of_their_own(make, speak, stra
 def test_float32_modules_agree_where_no_margin_is_as_small_as_rounding(make, speak):
     compared = 0
     for seed in range(40):
-        model = make(("stateless", "lstm", "foreign")[seed % 3], seed, durations=DURATIONS[seed % 4], bias=0.5).float()
+        model = make(
+            ("stateless", "lstm", "foreign")[seed % 3],
+            seed,
+            durations=DURATIONS[seed % 4],
+            bias=0.5,
+        ).float()
         encoded, lengths = speak("foreign", 9, 16, seed)
         encoded = encoded.float()
         with torch.inference_mode():
-            walks = [walk(model, encoded[b, :length], 3) for b, length in enumerate(lengths.tolist())]
+            walks = [
+                walk(model, encoded[b, :length], 3) for b, length in enumerate(lengths.tolist())
+            ]
         pairs = enumerate(zip(lengths.tolist(), walks, strict=True))
         margins = [margin(model, encoded[b, :length], one) for b, (length, one) in pairs]
         wide = torch.tensor([b for b, one in enumerate(margins) if one > 1e-3])
         compared += len(wide)
         for strategy in STRATEGIES:
-            found = transducer_greedy(model, encoded[wide], lengths[wide], strategy=strategy, max_symbols=3)
+            found = transducer_greedy(
+                model, encoded[wide], lengths[wide], strategy=strategy, max_symbols=3
+            )
             agree(found, [walks[b] for b in wide])
     assert compared > 200
 

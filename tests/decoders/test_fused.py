@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from asrkit import compilers
+from asrkit import runtime
 from asrkit.decoders import transducer_greedy
 from asrkit.decoders.nests import leaves
 from asrkit.decoders.transducer import graphs
 from asrkit.decoders.transducer.reading import Options, Reader
 from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
-from asrkit.profiling import turn_launches
+from asrkit.workbench.profiling import turn_launches
 
 TDT = (0, 1, 2, 4)
 LSTM = LSTMConfig(width=6, layers=2)
@@ -32,7 +32,9 @@ STATELESS, NO_STATE = (StatelessConfig(width=6, context=context) for context in 
 def ours(predictor, durations, dtype=torch.float64):
     torch.manual_seed(3)
     sizes = {"encoder": ConvConfig(width=4, layers=1), "predictor": predictor, "joint_width": 5}
-    model = TransducerModel(TransducerConfig(vocab_size=6, durations=durations, activation="relu", **sizes))
+    model = TransducerModel(
+        TransducerConfig(vocab_size=6, durations=durations, activation="relu", **sizes)
+    )
     model.output.weight.data.mul_(4)
     model.output.bias.data[6] += 1 - 3 * bool(durations)
     return model.to(dtype).eval()
@@ -47,12 +49,19 @@ class Swapping(nn.Module):
 
     def predict(self, labels, state=None):
         if state is None:
-            state = {"now": labels[:, None].double(), "then": labels[:, None].double() + 1, "none": None}
+            state = {
+                "now": labels[:, None].double(),
+                "then": labels[:, None].double() + 1,
+                "none": None,
+            }
         new = {"now": state["then"], "then": state["now"], "none": None}
         return (new["now"] + labels[:, None]) * self.scale, new
 
     def join(self, encoded, predicted):
-        scores = [(encoded[..., :4] * predicted).round(), encoded[..., 4 : 4 + len(self.durations)].round()]
+        scores = [
+            (encoded[..., :4] * predicted).round(),
+            encoded[..., 4 : 4 + len(self.durations)].round(),
+        ]
         return torch.cat(scores, -1)  # whole numbers: the first of the largest is taken
 
 
@@ -83,12 +92,22 @@ def check_turns():
         model, generator = make(), torch.Generator().manual_seed(number)
         dtype = next(model.parameters()).dtype
         dtype = torch.float64 if isinstance(model, Swapping) else dtype
-        encoded = (2 * torch.randn(3, 5, 5 + isinstance(model, Swapping), generator=generator)).to(dtype)
+        encoded = (2 * torch.randn(3, 5, 5 + isinstance(model, Swapping), generator=generator)).to(
+            dtype
+        )
         lengths, read = torch.tensor([5, 0, 3]), Reader(model, confidence)
         carry = read.start(encoded)
         for _ in range(1 + (number < 2)):
             pair = [
-                graphs.Loop(3, 6, encoded, carry, Options(window=window, max_symbols=max_symbols), read, lacks)
+                graphs.Loop(
+                    3,
+                    6,
+                    encoded,
+                    carry,
+                    Options(window=window, max_symbols=max_symbols),
+                    read,
+                    lacks,
+                )
                 for lacks in ("as asked", "")
             ]
             for loop in pair:
@@ -98,7 +117,12 @@ def check_turns():
                     loop.turn(read)
                 plain, fused = ([*leaves(loop.place), loop.count, loop.active] for loop in pair)
                 for one, other in zip(plain, fused, strict=True):
-                    torch.testing.assert_close(one, other, equal_nan=True, msg=lambda text, number=number: f"{number}: {text}")
+                    torch.testing.assert_close(
+                        one,
+                        other,
+                        equal_nan=True,
+                        msg=lambda text, number=number: f"{number}: {text}",
+                    )
             plain, fused = (loop.hypotheses(lengths, carry, loop.way) for loop in pair)
             assert (plain.impl, fused.impl) == ("not fused: as asked", "fused")
             for one, other in zip(plain.parts(), fused.parts(), strict=True):
@@ -112,12 +136,21 @@ def check_large_vocabularies():
     """More logits than a program holds at once, in every format; of equal ones the first."""
     from asrkit.decoders.transducer import triton
 
-    for V, dtype in [(29, torch.float16), (1025, torch.float32), (8198, torch.bfloat16), (8198, torch.float32)]:
-        logits = (3 * torch.randn(2, 2, V + 3, generator=torch.Generator().manual_seed(V))).to(dtype)
+    for V, dtype in [
+        (29, torch.float16),
+        (1025, torch.float32),
+        (8198, torch.bfloat16),
+        (8198, torch.float32),
+    ]:
+        logits = (3 * torch.randn(2, 2, V + 3, generator=torch.Generator().manual_seed(V))).to(
+            dtype
+        )
         logits[0, 0, [V - 2, V // 2]] = logits[0, 0].max() + 1
         logits[0, 1, :V] = -torch.inf
         logits[0, 1, V - 1] = 0
-        model = SimpleNamespace(blank=V - 1, durations=(0, 1, 4), join=lambda *_, logits=logits: logits)
+        model = SimpleNamespace(
+            blank=V - 1, durations=(0, 1, 4), join=lambda *_, logits=logits: logits
+        )
         read = Reader(model, "entropy")
         wanted = read(torch.zeros(2, 2, 1), torch.zeros(2, 1, 1))
         found = triton.best(logits, read.table, V, V - 1, "entropy")
@@ -131,7 +164,9 @@ def check_windows():
     from asrkit.decoders.transducer import triton
 
     encoded, time = torch.arange(24.0).view(2, 4, 3), torch.tensor([1, 9])
-    assert torch.equal(triton.window(encoded, time, 4), encoded[[[0], [1]], [[1, 2, 3, 3], [3, 3, 3, 3]]])
+    assert torch.equal(
+        triton.window(encoded, time, 4), encoded[[[0], [1]], [[1, 2, 3, 3], [3, 3, 3, 3]]]
+    )
 
 
 def check_what_is_recorded():
@@ -142,7 +177,10 @@ def check_what_is_recorded():
         loop = graphs.Loop(3, 8, encoded, read.start(encoded), Options(), read, "")
         with graphs.Recordable() as seen:
             loop.turn(read)
-    at = {name: part.untyped_storage().data_ptr() in seen.read_at for name, part in model.named_parameters()}
+    at = {
+        name: part.untyped_storage().data_ptr() in seen.read_at
+        for name, part in model.named_parameters()
+    }
     assert all(found == (not name.startswith(("encoder", "ctc"))) for name, found in at.items()), at
 
 
@@ -153,7 +191,9 @@ def test_the_kernels_find_what_torch_finds_in_the_interpreter():
     calls = "; ".join(f"{here.stem}.{check}()" for check in checks)
     code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); import {here.stem}; {calls}"
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -185,7 +225,7 @@ def launched(request):
     from triton.runtime import JITFunction, driver
 
     from asrkit.decoders.transducer import triton as kernels
-    from asrkit.profiling import cubin
+    from asrkit.workbench.profiling import cubin
 
     if not hasattr(kernels._walk, "create_binder"):
         pytest.skip("TRITON_INTERPRET is set, which leaves nothing to compile")
@@ -194,7 +234,15 @@ def launched(request):
     def run(self, *given, grid, warmup, **options):
         compiled = compile_only(self, *given, grid=grid, warmup=True, **options)
         threads, shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
-        made.append(cubin.read(compiled.asm["cubin"], self.__name__, cc=request.param, threads=threads, shared_B=shared))
+        made.append(
+            cubin.read(
+                compiled.asm["cubin"],
+                self.__name__,
+                cc=request.param,
+                threads=threads,
+                shared_B=shared,
+            )
+        )
 
     compile_only = JITFunction.run
     with pytest.MonkeyPatch.context() as patch:
@@ -204,11 +252,17 @@ def launched(request):
         kernels.window(torch.zeros(B, 16, E, dtype=torch.bfloat16), whole, W)
         for V, dtype, durations in [(1025, torch.bfloat16, 0), (8198, torch.float32, 5)]:
             table = torch.zeros(durations, dtype=torch.int64) if durations else None
-            reading = kernels.best(torch.zeros(B, W, V + durations, dtype=dtype), table, V, V - 1, "entropy")
+            reading = kernels.best(
+                torch.zeros(B, W, V + durations, dtype=dtype), table, V, V - 1, "entropy"
+            )
         said, active = torch.zeros(3, B, 5121, dtype=torch.int64), torch.zeros((), dtype=torch.bool)
         clocks = whole, whole.clone(), whole.clone(), number, whole.clone()
         kernels.walk(*reading, *clocks, said, torch.zeros(B, 5121), active, V - 1, 10)
-        state = [torch.zeros(B, E), torch.zeros(B, 2, E, dtype=torch.bfloat16), torch.zeros(B, 2, dtype=torch.int64)]
+        state = [
+            torch.zeros(B, E),
+            torch.zeros(B, 2, E, dtype=torch.bfloat16),
+            torch.zeros(B, 2, dtype=torch.int64),
+        ]
         kernels.overwrite(whole.bool(), state, [part.clone() for part in state])
     return made
 
@@ -220,13 +274,22 @@ def test_every_launch_compiles_without_spills_and_fills_half_a_multiprocessor(la
         assert one.registers <= 64 and one.warps >= 32, one
 
 
-@pytest.mark.parametrize(("predictor", "most"), [(LSTMConfig(width=8), 12), (LSTM, 17), (STATELESS, 13)], ids=repr)
+@pytest.mark.parametrize(
+    ("predictor", "most"), [(LSTMConfig(width=8), 12), (LSTM, 17), (STATELESS, 13)], ids=repr
+)
 @pytest.mark.parametrize("durations", [(), TDT], ids=["RNN-T", "TDT"])
 def test_a_fused_turn_takes_a_dozen_launches(predictor, most, durations):
     pytest.importorskip("triton")
-    config = TransducerConfig(vocab_size=9, encoder=ConvConfig(width=4, layers=1), predictor=predictor, durations=durations)
+    config = TransducerConfig(
+        vocab_size=9,
+        encoder=ConvConfig(width=4, layers=1),
+        predictor=predictor,
+        durations=durations,
+    )
     for confidence in ("none", "entropy"):
-        plain, fused = (turn_launches(config, fused=way, confidence=confidence) for way in (False, True))
+        plain, fused = (
+            turn_launches(config, fused=way, confidence=confidence) for way in (False, True)
+        )
         assert fused.launches == most and plain.launches > 5 * most - 20
         assert fused.syncs == plain.syncs == 0
         assert all(fused.ops[name] == 1 for name in ("window", "best", "walk", "overwrite"))
@@ -236,7 +299,9 @@ def test_a_fused_turn_takes_a_dozen_launches(predictor, most, durations):
 @pytest.mark.parametrize("fused", [False, True])
 def test_under_autocast_a_turn_keeps_the_dtypes_that_it_began_with(predictor, fused):
     pytest.importorskip("triton")
-    config = TransducerConfig(vocab_size=9, encoder=ConvConfig(width=4, layers=1), predictor=predictor)
+    config = TransducerConfig(
+        vocab_size=9, encoder=ConvConfig(width=4, layers=1), predictor=predictor
+    )
     for dtype in (torch.bfloat16, torch.float16):
         assert turn_launches(config, fused=fused, autocast=dtype).syncs == 0
 
@@ -264,7 +329,9 @@ def tried(monkeypatch):
     return found
 
 
-def test_kernels_that_fail_leave_the_plain_turn_and_the_result_says_why(make, speak, same, monkeypatch, tried):
+def test_kernels_that_fail_leave_the_plain_turn_and_the_result_says_why(
+    make, speak, same, monkeypatch, tried
+):
     pytest.importorskip("triton")
     model, batch, store = make("lstm", 3), speak("lstm", 4, 11, 3), graphs.Graphs()
     monkeypatch.setattr(graphs, "_lacks", lambda encoded: "")
@@ -277,25 +344,38 @@ def test_kernels_that_fail_leave_the_plain_turn_and_the_result_says_why(make, sp
     for mode in ("step", "auto"):
         found = decoded(store, model, batch, mode)
         same(found, transducer_greedy(model, *batch))
-        assert found.impl == "label_looping, graphs=step, not fused: RuntimeError: Failed to find C compiler."
+        assert (
+            found.impl
+            == "windowed_looping, graphs=step, not fused: RuntimeError: Failed to find C compiler."
+        )
     assert tried == [True, False]
     found = decoded(store, model, batch, turn="plain")
-    assert found.impl == "label_looping, graphs=step, not fused: as asked"
-    with pytest.raises(RuntimeError, match=r"^graphs='step': capture failed, RuntimeError: turn='fused': RuntimeError: Failed to "):
+    assert found.impl == "windowed_looping, graphs=step, not fused: as asked"
+    with pytest.raises(
+        RuntimeError,
+        match=r"^graphs='step': capture failed, RuntimeError: turn='fused': RuntimeError: Failed to ",
+    ):
         decoded(store, model, batch, turn="fused")
 
 
-def test_auto_goes_on_with_plain_turns_if_fused_ones_find_other_labels(make, speak, same, monkeypatch, tried):
+def test_auto_goes_on_with_plain_turns_if_fused_ones_find_other_labels(
+    make, speak, same, monkeypatch, tried
+):
     pytest.importorskip("triton")
     model, batch, store = make("lstm", 3), speak("lstm", 4, 11, 3), graphs.Graphs()
     monkeypatch.setattr(graphs, "_lacks", lambda encoded: "")
     from asrkit.decoders.transducer import triton
 
-    monkeypatch.setattr(triton, "turn", lambda loop, read: (loop.plain_turn(read), loop.said[0].add_(1)))
+    monkeypatch.setattr(
+        triton, "turn", lambda loop, read: (loop.plain_turn(read), loop.said[0].add_(1))
+    )
     for _ in range(2):
         found = decoded(store, model, batch, "auto")
         same(found, transducer_greedy(model, *batch))
-        assert found.impl == "label_looping, graphs=step, not fused: the fused turn found other labels than the plain loop"
+        assert (
+            found.impl
+            == "windowed_looping, graphs=step, not fused: the fused turn found other labels than the plain loop"
+        )
     assert tried == [True, False] and len(store.loops) == 1
 
 
@@ -303,7 +383,7 @@ def test_what_is_lacking_is_said(monkeypatch):
     on_gpu = SimpleNamespace(is_cuda=True)
     assert graphs._lacks(torch.zeros(1)) == "Triton has nothing for cpu"
     for why in ("", "no package triton", "RuntimeError: built for another driver"):
-        monkeypatch.setattr(compilers, "lacks", {"triton": why}.__getitem__)
+        monkeypatch.setattr(runtime, "lacks", {"triton": why}.__getitem__)
         assert graphs._lacks(on_gpu) == why
 
 

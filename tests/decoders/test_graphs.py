@@ -16,7 +16,10 @@ from asrkit.decoders.nests import leaves, nest_map
 from asrkit.decoders.transducer import graphs
 from asrkit.decoders.transducer.reading import Options, Reader
 
-KINDS, DURATIONS = ("stateless", "lstm", "foreign", "table"), ((), (0, 1, 2, 3, 4), (0, 1, 2, 4, 8), (0, 3), (1, 2))
+KINDS, DURATIONS = (
+    ("stateless", "lstm", "foreign", "table"),
+    ((), (0, 1, 2, 3, 4), (0, 1, 2, 4, 8), (0, 3), (1, 2)),
+)
 CONFIDENCE = ("none", "max_prob", "entropy")
 
 
@@ -31,7 +34,11 @@ def eager(loop, read, mode="step"):
 def uncaptured(monkeypatch):
     """Graphs without a GPU; lists what would have been captured."""
     made = []
-    monkeypatch.setattr(graphs, "capture", lambda loop, read, mode: made.append((loop, mode)) or eager(loop, read, mode))
+    monkeypatch.setattr(
+        graphs,
+        "capture",
+        lambda loop, read, mode: made.append((loop, mode)) or eager(loop, read, mode),
+    )
     return made
 
 
@@ -50,10 +57,14 @@ def loop_for(B, T, model, encoded, confidence="none", **options):
         return graphs.Loop(B, T, encoded, read.start(encoded), Options(**options), read)
 
 
-def by_graphs(store, model, encoded, lengths, mode="auto", confidence="none", carry=None, **options):
+def by_graphs(
+    store, model, encoded, lengths, mode="auto", confidence="none", carry=None, **options
+):
     with torch.inference_mode():
         read = Reader(model, confidence)
-        return store.decode(read, encoded, lengths, carry or read.start(encoded), Options(graphs=mode, **options))
+        return store.decode(
+            read, encoded, lengths, carry or read.start(encoded), Options(graphs=mode, **options)
+        )
 
 
 @settings(max_examples=200, deadline=None)
@@ -66,23 +77,37 @@ def test_batches_that_share_buffers_decode_as_the_definition_says(
 ):
     model = make(kind, seed, durations=durations, bias=bias)
     generator = torch.Generator().manual_seed(seed)
-    sizes = [(4, 11)] + [tuple(torch.randint(1, high, (), generator=generator).item() for high in (5, 12)) for _ in range(2)]
+    sizes = [(4, 11)] + [
+        tuple(torch.randint(1, high, (), generator=generator).item() for high in (5, 12))
+        for _ in range(2)
+    ]
     loop = None
-    for number, (B, T) in enumerate(sizes):  # the first fills the buffers, so that what it leaves could leak
+    for number, (B, T) in enumerate(
+        sizes
+    ):  # the first fills the buffers, so that what it leaves could leak
         encoded, lengths = speak(kind, B, T, seed + number)
-        loop = loop or loop_for(4, 12, model, encoded, confidence, max_symbols=max_symbols, window=window)
+        loop = loop or loop_for(
+            4, 12, model, encoded, confidence, max_symbols=max_symbols, window=window
+        )
         options = {"confidence": confidence, "max_symbols": max_symbols}
         wanted = transducer_greedy(model, encoded, lengths, strategy="one_by_one", **options)
         same(by_loop(loop, model, encoded, lengths, confidence=confidence), wanted)
         half = T // 2
         before, after = lengths.clamp(max=half), (lengths - half).clamp(min=0)
-        carry = transducer_greedy(model, encoded[:, :half], before, strategy="one_by_one", **options).carry
-        wanted = transducer_greedy(model, encoded[:, half:], after, strategy="one_by_one", carry=carry, **options)
+        carry = transducer_greedy(
+            model, encoded[:, :half], before, strategy="one_by_one", **options
+        ).carry
+        wanted = transducer_greedy(
+            model, encoded[:, half:], after, strategy="one_by_one", carry=carry, **options
+        )
         same(by_loop(loop, model, encoded[:, half:], after, carry, confidence), wanted)
 
 
 def test_the_property_test_meets_labels_and_silence(make, speak):
-    found = [transducer_greedy(make("lstm", 1, bias=bias), *speak("lstm", 4, 11, 1)).lengths.sum() for bias in (-3, 0, 4)]
+    found = [
+        transducer_greedy(make("lstm", 1, bias=bias), *speak("lstm", 4, 11, 1)).lengths.sum()
+        for bias in (-3, 0, 4)
+    ]
     assert found[0] > found[1] > found[2] >= 0 and found[1] > 4
 
 
@@ -96,7 +121,15 @@ def test_whatever_lies_in_the_buffers_cannot_matter(make, speak, same, kind, dur
     with torch.inference_mode():
         for tensor in (loop.encoded, loop.sure, loop.place.predicted, *leaves(loop.place.state)):
             tensor.fill_(torch.nan if tensor.is_floating_point() else 1)
-        for tensor in (loop.said, loop.count, loop.lengths, loop.place.time, loop.place.symbols, loop.flags, loop.active):
+        for tensor in (
+            loop.said,
+            loop.count,
+            loop.lengths,
+            loop.place.time,
+            loop.place.symbols,
+            loop.flags,
+            loop.active,
+        ):
             tensor.fill_(3)
     same(by_loop(loop, model, encoded, lengths, confidence="entropy"), wanted)
 
@@ -137,7 +170,9 @@ def test_nothing_to_hear_gives_nothing(make, uncaptured, mode):
 # ---- what is kept, and until when
 
 
-def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(make, speak, same, uncaptured, monkeypatch):
+def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(
+    make, speak, same, uncaptured, monkeypatch
+):
     monkeypatch.setattr(graphs, "KEEP", 2)
     monkeypatch.setattr(graphs, "ROWS", 2)
     monkeypatch.setattr(graphs, "FRAMES", 8)
@@ -145,7 +180,10 @@ def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(m
     captured = []
     for B, T in [(4, 11), (3, 16), (2, 7), (4, 17), (3, 9), (1, 5), (2, 5), (4, 30), (4, 11)]:
         encoded, lengths = speak("lstm", B, T, 3)
-        same(by_graphs(store, model, encoded, lengths), transducer_greedy(model, encoded, lengths, strategy="one_by_one"))
+        same(
+            by_graphs(store, model, encoded, lengths),
+            transducer_greedy(model, encoded, lengths, strategy="one_by_one"),
+        )
         captured.append(len(uncaptured))
     #  four rows, again, two, four with more room, again, one which drops two, that again drops four, which comes again, again
     assert captured == [1, 1, 2, 3, 3, 4, 5, 6, 6]
@@ -153,7 +191,10 @@ def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(m
 
 
 def test_sizes_are_rounded_up_coarsely():
-    rounded = [graphs.rounded(*size) for size in [(1, 0), (2, 1), (8, 512), (9, 513), (64, 1500), (65, 400)]]
+    rounded = [
+        graphs.rounded(*size)
+        for size in [(1, 0), (2, 1), (8, 512), (9, 513), (64, 1500), (65, 400)]
+    ]
     assert rounded == [(1, 512), (8, 512), (8, 512), (16, 1024), (64, 2048), (128, 512)]
 
 
@@ -161,8 +202,16 @@ def test_a_stream_of_all_sizes_is_served_by_a_handful_of_loops(make, uncaptured)
     model, store, draw = make("lstm", 3), graphs.Graphs(), torch.Generator().manual_seed(0)
     for _ in range(100):
         B, T = (int(torch.randint(1, most, (), generator=draw)) for most in (65, 700))
-        by_graphs(store, model, torch.zeros(B, T, 4, dtype=torch.float64), torch.zeros(B, dtype=torch.int64), "step")
-    assert len(uncaptured) <= 9  # four numbers of rows, of which each grew once at most, and a single utterance
+        by_graphs(
+            store,
+            model,
+            torch.zeros(B, T, 4, dtype=torch.float64),
+            torch.zeros(B, dtype=torch.int64),
+            "step",
+        )
+    assert (
+        len(uncaptured) <= 9
+    )  # four numbers of rows, of which each grew once at most, and a single utterance
     assert len(store.loops) <= 5 <= graphs.KEEP
 
 
@@ -179,16 +228,23 @@ def test_what_a_graph_has_fixed_asks_for_another(make, speak, uncaptured, change
     if change.pop("batch", None):
         encoded, lengths = speak("lstm", 9, 11, 3)
     mode, dtype = change.pop("mode", "step"), change.pop("dtype", encoded.dtype)
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype != encoded.dtype):  # else float32 meets float64 weights
+    with torch.autocast(
+        "cpu", torch.bfloat16, enabled=dtype != encoded.dtype
+    ):  # else float32 meets float64 weights
         by_graphs(store, model, encoded.to(dtype), lengths, mode, **change)
     assert len(uncaptured) == 3
 
 
-def test_weights_that_move_are_captured_again_and_weights_that_change_are_not(make, speak, same, uncaptured):
+def test_weights_that_move_are_captured_again_and_weights_that_change_are_not(
+    make, speak, same, uncaptured
+):
     model, store, (encoded, lengths) = make("lstm", 3), graphs.Graphs(), speak("lstm", 4, 11, 3)
 
     def check(captures):
-        same(by_graphs(store, model, encoded, lengths), transducer_greedy(model, encoded, lengths, strategy="one_by_one"))
+        same(
+            by_graphs(store, model, encoded, lengths),
+            transducer_greedy(model, encoded, lengths, strategy="one_by_one"),
+        )
         assert len(uncaptured) == captures
         assert len(store.loops) == 1
 
@@ -269,24 +325,34 @@ def test_a_wrapper_is_followed_when_its_weights_move(make, speak, same, uncaptur
     by_graphs(store, model, encoded, lengths)
     by_graphs(store, model, encoded, lengths)
     net.float()
-    same(by_graphs(store, model, encoded.float(), lengths), transducer_greedy(net, encoded.float(), lengths))
+    same(
+        by_graphs(store, model, encoded.float(), lengths),
+        transducer_greedy(net, encoded.float(), lengths),
+    )
     assert len(uncaptured) == 2
 
 
 def test_a_model_that_shows_no_weights_is_refused_with_the_reason(make, speak, same, uncaptured):
     model, store, (encoded, lengths) = make("table", 3), graphs.Graphs(), speak("table", 4, 11, 3)
     with pytest.raises(
-        RuntimeError, match=r"^the model's attributes hold no tensors, so a change of its weights could not be seen$"
+        RuntimeError,
+        match=r"^the model's attributes hold no tensors, so a change of its weights could not be seen$",
     ):
         by_graphs(store, model, encoded, lengths, "step")
     found = by_graphs(store, model, encoded, lengths)
-    assert found.impl.startswith("label_looping, graphs=off: the model's attributes hold no tensors")
+    assert found.impl.startswith(
+        "windowed_looping, graphs=off: the model's attributes hold no tensors"
+    )
     same(found, transducer_greedy(model, encoded, lengths))
 
 
 @pytest.mark.parametrize("failure", ["capture", "other labels", "other dtype"])
 def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch, failure):
-    model, store, (encoded, lengths) = make("lstm", 3).float(), graphs.Graphs(), speak("lstm", 4, 11, 3)
+    model, store, (encoded, lengths) = (
+        make("lstm", 3).float(),
+        graphs.Graphs(),
+        speak("lstm", 4, 11, 3),
+    )
     encoded, tries = encoded.float(), []
 
     def broken(loop, read, mode):
@@ -297,7 +363,9 @@ def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch
             finally:
                 raise ValueError("and then the capture could not end")
         if failure == "other dtype":
-            read.model.predict = lambda *given: nest_map(lambda part: part.double(), type(model).predict(model, *given))
+            read.model.predict = lambda *given: nest_map(
+                lambda part: part.double(), type(model).predict(model, *given)
+            )
             try:
                 loop.turn(read)
             finally:
@@ -315,7 +383,7 @@ def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch
     for _ in range(2):
         found = by_graphs(store, model, encoded, lengths)
         same(found, wanted)
-        assert found.impl == f"label_looping, graphs=off: {reason}"
+        assert found.impl == f"windowed_looping, graphs=off: {reason}"
     assert tries == ["step"]
     assert not store.loops
     if failure != "other labels":  # a mode by name is tried again, and is not compared
@@ -324,16 +392,18 @@ def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch
         assert str(error.value) == reason
 
 
-def test_auto_compares_the_first_result_of_every_size_and_no_other(make, speak, uncaptured, monkeypatch):
+def test_auto_compares_the_first_result_of_every_size_and_no_other(
+    make, speak, uncaptured, monkeypatch
+):
     model, store, plain = make("lstm", 3), graphs.Graphs(), []
-    decode = graphs.label_looping.decode
+    decode = graphs.windowed_looping.decode
     monkeypatch.setattr(graphs, "FRAMES", 16)
-    monkeypatch.setattr(graphs.label_looping, "decode", lambda *a: plain.append(1) or decode(*a))
+    monkeypatch.setattr(graphs.windowed_looping, "decode", lambda *a: plain.append(1) or decode(*a))
     by_graphs(store, model, *speak("lstm", 4, 11, 3), "step")
     seen = [len(plain)]
     for B, T, seed in [(4, 11, 3), (4, 11, 4), (9, 14, 3), (12, 16, 4), (9, 17, 3), (9, 17, 4)]:
         found = by_graphs(store, model, *speak("lstm", B, T, seed))
-        assert found.impl == "label_looping, graphs=step, not fused: Triton has nothing for cpu"
+        assert found.impl == "windowed_looping, graphs=step, not fused: Triton has nothing for cpu"
         seen.append(len(plain))
     assert seen == [0, 1, 1, 2, 2, 3, 3]
 
@@ -379,7 +449,7 @@ def test_a_model_whose_end_cannot_be_seen_is_refused_with_the_reason(make, speak
             transducer_greedy(model, encoded, lengths, graphs=mode)
         assert str(error.value) == reason
     found = transducer_greedy(model, encoded, lengths)
-    assert found.impl == f"label_looping, graphs=off: {reason}"
+    assert found.impl == f"windowed_looping, graphs=off: {reason}"
     assert found.tokens() == transducer_greedy(net, encoded, lengths, graphs="off").tokens()
     assert not graphs.MODELS
 
@@ -401,8 +471,8 @@ def test_a_captured_loop_does_not_keep_the_model_alive(make, speak, monkeypatch)
 @pytest.mark.parametrize(("change", "wanted"), [
     ({"graphs": "fast"}, "graphs: expected one of 'auto', 'off', 'step', 'full', got 'fast'."),
     ({"graphs": "step"}, "graphs: expected 'auto' or 'off' on cpu, got 'step'. CUDA graphs need a CUDA device."),
-    ({"graphs": "full", "strategy": "nested_loops"},
-     "graphs: expected 'auto' or 'off' with nested_loops, got 'full'. Only label_looping runs as a graph."),
+    ({"graphs": "full", "strategy": "windowed_looping"},
+     "graphs: expected 'auto' or 'off' with windowed_looping, got 'full'. Only windowed_looping runs as a graph."),
 ])  # fmt: skip
 def test_a_mode_that_cannot_run_is_one_line(make, speak, change, wanted):
     with pytest.raises(ValueError) as error:
@@ -412,5 +482,9 @@ def test_a_mode_that_cannot_run_is_one_line(make, speak, change, wanted):
 
 def test_on_a_cpu_auto_is_off(make, speak):
     model, batch = make("lstm", 3), speak("lstm", 2, 5, 3)
-    assert transducer_greedy(model, *batch).impl == transducer_greedy(model, *batch, graphs="off").impl == "label_looping"
+    assert (
+        transducer_greedy(model, *batch).impl
+        == transducer_greedy(model, *batch, graphs="off").impl
+        == "windowed_looping"
+    )
     assert not graphs.MODELS

@@ -6,12 +6,16 @@ import threading
 import pytest
 import torch
 
-from asrkit.bench import checks
 from asrkit.decoders import release_graphs, transducer_greedy
 from asrkit.decoders.transducer import graphs
+from asrkit.workbench.bench import checks
 
 pytestmark = pytest.mark.gpu
-GPU_CASES = [(kind, durations) for kind in ("stateless", "lstm", "foreign") for durations in ((), (0, 1, 2, 4, 8))]
+GPU_CASES = [
+    (kind, durations)
+    for kind in ("stateless", "lstm", "foreign")
+    for durations in ((), (0, 1, 2, 4, 8))
+]
 
 
 def on_gpu(make, kind, durations=(), dtype=torch.float32, seed=3):
@@ -38,20 +42,26 @@ def test_graphs_give_what_the_plain_loop_gives(make, speak, same, mode, kind, du
         batch = heard(speak, kind, B, T, dtype, seed)
         options = {"confidence": "entropy", "max_symbols": 3}
         found = transducer_greedy(model, *batch, graphs=mode, **options)
-        assert found.impl == f"label_looping, graphs={'step' if mode == 'auto' else mode}, fused"
+        assert found.impl == f"windowed_looping, graphs={'step' if mode == 'auto' else mode}, fused"
         same(found, transducer_greedy(model, *batch, graphs="off", **options))
         assert found.lengths.sum() > 0
 
 
 @pytest.mark.parametrize("mode", ["step", "full"])
 @pytest.mark.parametrize(("kind", "durations"), GPU_CASES)
-def test_on_a_gpu_a_fused_turn_finds_what_a_plain_one_finds(make, speak, same, mode, kind, durations):
+def test_on_a_gpu_a_fused_turn_finds_what_a_plain_one_finds(
+    make, speak, same, mode, kind, durations
+):
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         model, batch = on_gpu(make, kind, durations, dtype), heard(speak, kind, 8, 48, dtype)
         for window, confidence in [(1, "none"), (2, "max_prob"), (8, "entropy")]:
             given = {"graphs": mode, "window": window, "confidence": confidence}
-            fused, plain = (transducer_greedy(model, *batch, turn=turn, **given) for turn in ("fused", "plain"))
-            assert fused.impl == f"label_looping, graphs={mode}, fused" and plain.impl.endswith("not fused: as asked")
+            fused, plain = (
+                transducer_greedy(model, *batch, turn=turn, **given) for turn in ("fused", "plain")
+            )
+            assert fused.impl == f"windowed_looping, graphs={mode}, fused" and plain.impl.endswith(
+                "not fused: as asked"
+            )
             same(fused, plain)
 
 
@@ -60,7 +70,9 @@ def test_on_a_gpu_a_carry_goes_on_and_padding_cannot_matter(make, speak, mode):
     model, (encoded, lengths) = on_gpu(make, "lstm"), heard(speak, "lstm", 5, 30)
     whole = transducer_greedy(model, encoded, lengths, graphs="off")
     first = transducer_greedy(model, encoded[:, :13], lengths.clamp(max=13), graphs=mode)
-    rest = transducer_greedy(model, encoded[:, 13:], (lengths - 13).clamp(min=0), graphs=mode, carry=first.carry)
+    rest = transducer_greedy(
+        model, encoded[:, 13:], (lengths - 13).clamp(min=0), graphs=mode, carry=first.carry
+    )
     assert [a + b for a, b in zip(first.tokens(), rest.tokens(), strict=True)] == whole.tokens()
     for b in range(5):
         encoded[b, lengths[b] :] = torch.nan
@@ -78,7 +90,10 @@ def test_on_a_gpu_weights_may_change_in_place_and_may_move(make, speak, same, mo
     assert after.tokens() != before.tokens()
     model.bfloat16()
     batch = batch[0].bfloat16(), batch[1]
-    same(transducer_greedy(model, *batch, graphs=mode), transducer_greedy(model, *batch, graphs="off"))
+    same(
+        transducer_greedy(model, *batch, graphs=mode),
+        transducer_greedy(model, *batch, graphs="off"),
+    )
 
 
 @pytest.mark.parametrize("kind", ["stateless", "lstm"])
@@ -88,7 +103,10 @@ def test_on_a_gpu_autocast_is_captured(make, speak, same, mode, kind):
     with torch.autocast("cuda", torch.bfloat16):
         for seed in (3, 4):
             batch = heard(speak, kind, 8, 48, seed=seed)
-            same(transducer_greedy(model, *batch, graphs=mode), transducer_greedy(model, *batch, graphs="off"))
+            same(
+                transducer_greedy(model, *batch, graphs=mode),
+                transducer_greedy(model, *batch, graphs="off"),
+            )
 
 
 @pytest.mark.parametrize("mode", ["step", "full"])

@@ -21,19 +21,36 @@ def arpa(grams):
         lines += ["", f"\\{n}-grams:"]
         for gram, (logp, backoff) in grams.items():
             if len(gram) == n:
-                lines.append(f"{logp}\t{' '.join(gram)}" + (f"\t{backoff}" if n < order and backoff else ""))
+                lines.append(
+                    f"{logp}\t{' '.join(gram)}" + (f"\t{backoff}" if n < order and backoff else "")
+                )
     return "\n".join([*lines, "", "\\end\\", ""])
 
 
 def random_grams(seed, order, tokens, unknown):
     """A random model: contexts of listed n-grams are listed, their suffixes need not be."""
     rng = random.Random(seed)
-    words = [*rng.sample(tokens, rng.randint(1, len(tokens))), "<s>", "</s>", *["<unk>"] * unknown, "elsewhere"]
-    number = lambda low, high: round(rng.uniform(low, high), 4)  # noqa: E731
+    words = [
+        *rng.sample(tokens, rng.randint(1, len(tokens))),
+        "<s>",
+        "</s>",
+        *["<unk>"] * unknown,
+        "elsewhere",
+    ]
+
+    def number(low, high):
+        return round(rng.uniform(low, high), 4)
+
     grams = {(word,): (number(-3, 0), number(-1, 0.3)) for word in words}
     level = list(grams)
     for _ in range(order - 1):
-        new = [(*gram, word) for gram in level if gram[-1] != "</s>" for word in words if word != "<s>" and rng.random() < 0.4]
+        new = [
+            (*gram, word)
+            for gram in level
+            if gram[-1] != "</s>"
+            for word in words
+            if word != "<s>" and rng.random() < 0.4
+        ]
         level = new or [(*level[0], "</s>")]
         grams.update((gram, (number(-3, 0), number(-1, 0.3))) for gram in level)
     return grams
@@ -50,27 +67,42 @@ def textbook(grams, history, word):
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 6), st.booleans(), st.booleans())
-def test_every_next_token_has_the_probability_of_the_textbook(tmp_path_factory, seed, order, V, unknown, ids):
+def test_every_next_token_has_the_probability_of_the_textbook(
+    tmp_path_factory, seed, order, V, unknown, ids
+):
     tokens = list(range(V)) if ids else [f"▁{n}" for n in range(V)]
     grams = random_grams(seed, order, [str(token) for token in tokens], unknown)
     path = tmp_path_factory.mktemp("lm") / "lm.arpa"
     path.write_text(arpa(grams), encoding="utf-8")
     lm, rng = NGram.read(path, tokens), random.Random(seed)
     histories, states = [("<s>",)] * 3, lm.start(3)
-    spell = lambda token: str(token) if (str(token),) in grams else "<unk>"  # noqa: E731
+
+    def spell(token):
+        return str(token) if (str(token),) in grams else "<unk>"
+
     for _ in range(6):
         past = [history[max(0, len(history) - order + 1) :] for history in histories]
-        wanted = torch.tensor([[textbook(grams, history, spell(token)) for token in tokens] for history in past])
+        wanted = torch.tensor(
+            [[textbook(grams, history, spell(token)) for token in tokens] for history in past]
+        )
         torch.testing.assert_close(lm.scores(states), wanted, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(lm.scores(states[:, None])[:, 0], wanted, rtol=1e-5, atol=1e-5)
         ends = torch.tensor([textbook(grams, history, "</s>") for history in past])
         torch.testing.assert_close(lm.final(states), ends, rtol=1e-5, atol=1e-5)
         said = [rng.randrange(V) for _ in histories]
-        histories = [(*history, spell(tokens[token])) for history, token in zip(histories, said, strict=True)]
+        histories = [
+            (*history, spell(tokens[token])) for history, token in zip(histories, said, strict=True)
+        ]
         states = lm.advance(states, torch.tensor(said))
 
 
-GOOD = {("<s>",): (-99, -0.5), ("</s>",): (-1.0, 0), ("a",): (-0.5, -0.25), ("b",): (-0.75, 0), ("a", "b"): (-0.125, 0)}
+GOOD = {
+    ("<s>",): (-99, -0.5),
+    ("</s>",): (-1.0, 0),
+    ("a",): (-0.5, -0.25),
+    ("b",): (-0.75, 0),
+    ("a", "b"): (-0.125, 0),
+}
 
 
 def test_files_may_be_gzipped_and_hold_more_than_the_tokens(tmp_path):
@@ -89,7 +121,9 @@ def test_to_moves_every_tensor(tmp_path):
     (tmp_path / "lm.arpa").write_text(arpa(GOOD))
     moved = NGram.read(tmp_path / "lm.arpa", ["a", "b"]).to("meta")
     assert moved.scores(moved.start(3)).shape == (3, 2)
-    assert {part.device.type for part in vars(moved).values() if isinstance(part, torch.Tensor)} == {"meta"}
+    assert {
+        part.device.type for part in vars(moved).values() if isinstance(part, torch.Tensor)
+    } == {"meta"}
 
 
 @pytest.mark.parametrize(("old", "new", "wanted"), [
@@ -126,14 +160,20 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
         with pytest.raises(ValueError, match=r"^lm\.arpa:\d+: expected"):
             NGram.read(tmp_path / "lm.arpa", ["a", "b"])
     whole = gzip.compress(text.encode())
-    for damaged in (whole[: len(whole) // 2], whole[:20] + b"\xff\xff\xff" + whole[23:], text.encode() + b"\n\xff"):
+    for damaged in (
+        whole[: len(whole) // 2],
+        whole[:20] + b"\xff\xff\xff" + whole[23:],
+        text.encode() + b"\n\xff",
+    ):
         (tmp_path / "lm.arpa").write_bytes(damaged)
         with pytest.raises(ValueError, match=r"^lm\.arpa:\d+: expected"):
             NGram.read(tmp_path / "lm.arpa", ["a", "b"])
 
 
 def test_tokens_that_are_the_same_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"^tokens: expected at least one, all different, got 2, 1 different\.$"):
+    with pytest.raises(
+        ValueError, match=r"^tokens: expected at least one, all different, got 2, 1 different\.$"
+    ):
         NGram.read(tmp_path / "lm.arpa", ["a", "a"])
 
 
@@ -144,13 +184,21 @@ def test_tokens_that_no_file_would_list_are_refused_and_not_scored_as_impossible
             NGram.read(tmp_path / "lm.arpa", tokens)
         wanted = f"lm.arpa: expected a word that is a token, got none. A token reads like this: {str(tokens[0])!r}."
         assert str(error.value) == wanted
-    with pytest.raises(ValueError, match=r"^tokens: expected words or numbers, got a tensor\. Pass tokens\.tolist\(\)\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^tokens: expected words or numbers, got a tensor\. Pass tokens\.tolist\(\)\.$",
+    ):
         NGram.read(tmp_path / "lm.arpa", torch.arange(3))
     for token in (" ", "", "two words"):  # the space of a character tokenizer, for one
-        with pytest.raises(ValueError, match=r"^tokens: expected words that an ARPA file can hold, got '.*'\. Write it otherwise"):
+        with pytest.raises(
+            ValueError,
+            match=r"^tokens: expected words that an ARPA file can hold, got '.*'\. Write it otherwise",
+        ):
             NGram.read(tmp_path / "lm.arpa", ["a", token])
 
 
 def test_a_byte_order_mark_and_lines_of_windows_are_read(tmp_path):
-    (tmp_path / "lm.arpa").write_bytes(b"\xef\xbb\xbf" + arpa(GOOD).partition("\n\n")[2].replace("\n", "\r\n").encode())
+    (tmp_path / "lm.arpa").write_bytes(
+        b"\xef\xbb\xbf" + arpa(GOOD).partition("\n\n")[2].replace("\n", "\r\n").encode()
+    )
     assert NGram.read(tmp_path / "lm.arpa", ["a", "b"]).order == 2

@@ -7,15 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrkit import bench
-from asrkit.bench.peer_decoders import write
-from asrkit.bench.peers import HERE, PYTHON
-from asrkit.bench.planted import planted
 from asrkit.decoders import transducer_greedy
 from asrkit.models import ConvConfig, LSTMConfig, TransducerConfig, TransducerModel
+from asrkit.workbench import bench
+from asrkit.workbench.bench.planted import planted
+from asrkit.workbench.bench.rivals.peer_decoders import write
+from asrkit.workbench.bench.rivals.peers import HERE, PYTHON
 
 TDT = [(0, 1, 2, 3, 4), (0, 1, 2, 4, 8)]
-SIZES = {"encoder": ConvConfig(width=4, layers=1), "predictor": LSTMConfig(width=16), "joint_width": 16, "activation": "relu"}
+SIZES = {
+    "encoder": ConvConfig(width=4, layers=1),
+    "predictor": LSTMConfig(width=16),
+    "joint_width": 16,
+    "activation": "relu",
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,9 @@ def nemo(peers, tmp_path):
     def ask(loop, model, encoded, lengths, max_symbols):
         path = tmp_path / f"{len([*tmp_path.iterdir()])}.pt"
         write(path, model, encoded, lengths)
-        rivals = peers.arms("tdt-greedy-loops", plan=str(path), max_symbols=max_symbols, keep_durations=True)
+        rivals = peers.arms(
+            "tdt-greedy-loops", plan=str(path), max_symbols=max_symbols, keep_durations=True
+        )
         if loop not in rivals:
             pytest.skip("needs nemo_toolkit: `make peers` installs it")
         answer = rivals[loop].ask(observe=True)
@@ -63,12 +70,18 @@ def test_label_looping_finds_what_nemos_finds(nemo, durations, max_symbols):
     spoken = 0
     for seed in range(6):
         model, encoded, lengths = batch(seed, durations)
-        found = transducer_greedy(model, encoded, lengths, max_symbols=max_symbols, confidence="max_prob")
-        (labels, counts, frames), answer = nemo("nemo_label_looping", model, encoded, lengths, max_symbols)
+        found = transducer_greedy(
+            model, encoded, lengths, max_symbols=max_symbols, confidence="max_prob"
+        )
+        (labels, counts, frames), answer = nemo(
+            "nemo_label_looping", model, encoded, lengths, max_symbols
+        )
         assert labels.tolist() == found.labels.tolist()
         assert counts.tolist() == found.lengths.tolist()
         assert frames.tolist() == found.frames.tolist()
-        if not durations:  # its score has the labels only, without blanks, and for TDT it has another softmax
+        if (
+            not durations
+        ):  # its score has the labels only, without blanks, and for TDT it has another softmax
             said = found.confidence.clamp(min=0).log().masked_fill(found.labels < 0, 0).sum(1)
             torch.testing.assert_close(torch.tensor(answer["scores"]), said, rtol=1e-4, atol=1e-4)
         spoken += int(counts.sum())
@@ -84,7 +97,9 @@ def test_durations_of_nemo_depend_on_the_batch_and_ours_do_not(nemo, durations):
     for b, n in enumerate(lengths):
         alone = transducer_greedy(model, encoded[b : b + 1, :n], lengths[b : b + 1])
         assert found.durations[b, : found.lengths[b]].tolist() == alone.durations[0].tolist()
-        (labels, _, _), answer = nemo("nemo_label_looping", model, encoded[b : b + 1, :n], lengths[b : b + 1], 10)
+        (labels, _, _), answer = nemo(
+            "nemo_label_looping", model, encoded[b : b + 1, :n], lengths[b : b + 1], 10
+        )
         assert labels[0].tolist() == alone.labels[0].tolist()
         assert answer["durations"][0] == alone.durations[0].tolist()  # alone it is right
         wrong += together["durations"][b] != answer["durations"][0]

@@ -10,14 +10,18 @@ from asrkit.decoders.nests import nest_map
 from asrkit.decoders.transducer import graphs
 from asrkit.decoders.transducer.reading import Options, Reader
 from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
-from asrkit.profiling import launch_profile
-from asrkit.profiling.launches import _Count
+from asrkit.workbench.profiling import launch_profile
+from asrkit.workbench.profiling.launches import _Count
 
 
 def ours(kind, durations=()):
     predictor = StatelessConfig(width=8) if kind == "stateless" else LSTMConfig(width=8, layers=2)
     config = TransducerConfig(
-        vocab_size=9, encoder=ConvConfig(width=4, layers=1), predictor=predictor, joint_width=8, durations=durations
+        vocab_size=9,
+        encoder=ConvConfig(width=4, layers=1),
+        predictor=predictor,
+        joint_width=8,
+        durations=durations,
     )
     return TransducerModel(config).eval()
 
@@ -27,7 +31,9 @@ def turn_of(make, device, confidence="entropy"):
     model = make()
     with torch.inference_mode():
         carry = Reader(model).start(torch.zeros(4, 16, 8))
-        carry = nest_map(lambda part: torch.zeros(part.shape, dtype=part.dtype, device=device), carry)
+        carry = nest_map(
+            lambda part: torch.zeros(part.shape, dtype=part.dtype, device=device), carry
+        )
         for module in model.modules():
             for name, value in module.named_parameters(recurse=False):  # .to cannot move fakes
                 module._parameters[name] = nn.Parameter(torch.zeros_like(value, device=device))
@@ -49,16 +55,22 @@ def test_a_turn_never_waits(kind, durations):
 
 @pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
 @pytest.mark.parametrize("kind", ["stateless", "lstm"])
-def test_a_turn_on_a_gpu_takes_few_launches_no_tensor_of_the_host_and_no_size_from_the_device(kind, durations):
+def test_a_turn_on_a_gpu_takes_few_launches_no_tensor_of_the_host_and_no_size_from_the_device(
+    kind, durations
+):
     with FakeTensorMode():
         turn = turn_of(lambda: ours(kind, durations), "cuda")
         count = _Count("cuda")
         with count:
             turn()
     assert count.result().syncs == 0
-    most = {"stateless": 71, "lstm": 77}[kind] + 5 * bool(durations) + 8  # of which 8 are the confidence's
+    most = (
+        {"stateless": 71, "lstm": 77}[kind] + 5 * bool(durations) + 8
+    )  # of which 8 are the confidence's
     assert 50 < count.launches <= most, count.ops
-    assert (kind == "lstm") == ("_thnn_fused_lstm_cell" in count.ops)  # what a GPU runs, one for each layer
+    assert (kind == "lstm") == (
+        "_thnn_fused_lstm_cell" in count.ops
+    )  # what a GPU runs, one for each layer
 
 
 class Waiting(nn.Module):
@@ -87,7 +99,10 @@ def test_both_proofs_can_fail(spoiler):
     found = launch_profile(turn_of(lambda: Waiting(SPOILERS[spoiler]), "cpu"))
     assert found.syncs == 1
     assert next(iter(found.sync_sites)).startswith("tests/decoders/test_recording.py:")
-    with pytest.raises(Exception, match=r"nonzero|_local_scalar_dense|data-dependent"), FakeTensorMode():
+    with (
+        pytest.raises(Exception, match=r"nonzero|_local_scalar_dense|data-dependent"),
+        FakeTensorMode(),
+    ):
         turn_of(lambda: Waiting(SPOILERS[spoiler]), "cuda")()
 
 
@@ -95,7 +110,9 @@ def masked_write(logits):
     return logits.index_put((logits[..., 0] < torch.inf,), logits.flatten(0, -2))
 
 
-@pytest.mark.parametrize("spoil", [*SPOILERS.values(), masked_write], ids=[*SPOILERS, "masked write"])
+@pytest.mark.parametrize(
+    "spoil", [*SPOILERS.values(), masked_write], ids=[*SPOILERS, "masked write"]
+)
 def test_a_capture_is_not_begun_with_what_it_cannot_hold(spoil):
     with pytest.raises(RuntimeError, match=r"^aten\.\S+ waits for the GPU$"), graphs.Recordable():
         turn_of(lambda: Waiting(spoil), "cpu")()
@@ -115,8 +132,11 @@ def test_the_proof_sees_tensors_that_stay_on_the_host():
 def test_on_a_gpu_a_model_that_waits_is_refused_and_auto_goes_on(speak, same):
     model, (encoded, lengths) = Waiting(SPOILERS["item"]).cuda(), speak("lstm", 4, 16, 3)
     batch = torch.cat([encoded, encoded], 2).float().cuda(), lengths.cuda()
-    with pytest.raises(RuntimeError, match=r"^graphs='step': capture failed, RuntimeError: aten\S+ waits for the GPU$"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^graphs='step': capture failed, RuntimeError: aten\S+ waits for the GPU$",
+    ):
         transducer_greedy(model, *batch, graphs="step")
     found = transducer_greedy(model, *batch)
-    assert found.impl.startswith("label_looping, graphs=off: graphs='step': capture failed, ")
+    assert found.impl.startswith("windowed_looping, graphs=off: graphs='step': capture failed, ")
     same(found, transducer_greedy(model, *batch, graphs="off"))

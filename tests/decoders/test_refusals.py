@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from asrkit.decoders import ctc_greedy, ctc_greedy_sequential, transducer_beam, transducer_beam_reference, transducer_greedy
+from asrkit.decoders import (
+    ctc_greedy,
+    ctc_greedy_sequential,
+    transducer_beam,
+    transducer_beam_reference,
+    transducer_greedy,
+)
 from asrkit.decoders.transducer import STRATEGIES
 from asrkit.decoders.transducer.reading import Carry
 
@@ -37,7 +43,12 @@ def refused(call):
 
 def doubled(model, **changes):
     """The model with some of its attributes replaced."""
-    parts = {"blank": model.blank, "durations": model.durations, "predict": model.predict, "join": model.join}
+    parts = {
+        "blank": model.blank,
+        "durations": model.durations,
+        "predict": model.predict,
+        "join": model.join,
+    }
     return SimpleNamespace(**{**parts, **changes})
 
 
@@ -45,7 +56,11 @@ def doubled(model, **changes):
 def given(make):
     """A model that speaks on every frame, and three utterances for it: one is silent."""
     generator = torch.Generator().manual_seed(1)
-    return make("foreign", 1, bias=-2), torch.randn(3, 5, 4, generator=generator).double(), torch.tensor([5, 0, 3])
+    return (
+        make("foreign", 1, bias=-2),
+        torch.randn(3, 5, 4, generator=generator).double(),
+        torch.tensor([5, 0, 3]),
+    )
 
 
 WRONG_JOINS = {
@@ -75,15 +90,27 @@ def test_logits_of_one_frame_do_not_stand_for_a_window(given):
     model, encoded, lengths = given
     spoilt = doubled(model, join=lambda frames, predicted: model.join(frames[:, :1], predicted))
     text = refused(lambda: transducer_greedy(spoilt, encoded, lengths, window=2))
-    assert text == "model.join: expected float logits (3, 2, more than 4), got (3, 1, 5) torch.float64."
+    assert (
+        text
+        == "model.join: expected float logits (3, 2, more than 4), got (3, 1, 5) torch.float64."
+    )
 
 
 WRONG_STARTS = {
-    "nothing": (lambda predicted, state: None, "model.predict: expected the pair predicted (B, P), state, got NoneType."),
+    "nothing": (
+        lambda predicted, state: None,
+        "model.predict: expected the pair predicted (B, P), state, got NoneType.",
+    ),
     "three": (lambda predicted, state: (predicted, None, None), "state, got tuple of ("),
     "a column": (lambda predicted, state: (predicted[:, 0], None), "state, got tuple of ("),
-    "one utterance": (lambda predicted, state: (predicted[:1].expand(9, -1), None), "model.predict: expected tensors with B="),
-    "layers first": (lambda predicted, state: (predicted, predicted.expand(9, -1, -1)), "got another. Transpose its state."),
+    "one utterance": (
+        lambda predicted, state: (predicted[:1].expand(9, -1), None),
+        "model.predict: expected tensors with B=",
+    ),
+    "layers first": (
+        lambda predicted, state: (predicted, predicted.expand(9, -1, -1)),
+        "got another. Transpose its state.",
+    ),
 }
 
 
@@ -102,17 +129,27 @@ WRONG_STATES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["label_looping", "nested_loops", "frame_looping"])
+@pytest.mark.parametrize("name", ["windowed_looping", "windowed_looping", "frame_looping"])
 @pytest.mark.parametrize("wrong", WRONG_STATES)
 def test_a_state_keeps_its_structure(given, name, wrong):
     model, encoded, lengths = given
     first, then = WRONG_STATES[wrong]
-    spoilt = doubled(model, predict=lambda labels, state: (model.predict(labels)[0], first if not (labels < 4).any() else then))
-    assert refused(lambda: decode(name, spoilt, encoded, lengths)).startswith("state: expected one structure throughout, got ")
+    spoilt = doubled(
+        model,
+        predict=lambda labels, state: (
+            model.predict(labels)[0],
+            first if not (labels < 4).any() else then,
+        ),
+    )
+    assert refused(lambda: decode(name, spoilt, encoded, lengths)).startswith(
+        "state: expected one structure throughout, got "
+    )
 
 
-@pytest.mark.parametrize("name", ["label_looping", "nested_loops", "frame_looping"])
-@pytest.mark.parametrize("cut", [lambda part: part[:1], lambda part: part[:, :1]], ids=["one utterance", "one column"])
+@pytest.mark.parametrize("name", ["windowed_looping", "windowed_looping", "frame_looping"])
+@pytest.mark.parametrize(
+    "cut", [lambda part: part[:1], lambda part: part[:, :1]], ids=["one utterance", "one column"]
+)
 def test_a_later_prediction_is_not_stretched_to_the_batch(given, name, cut):
     model, encoded, lengths = given
 
@@ -129,7 +166,10 @@ def test_a_later_prediction_is_not_stretched_to_the_batch(given, name, cut):
 def test_blank_is_an_int(given, name, blank):
     model, encoded, lengths = given
     text = refused(lambda: decode(name, doubled(model, blank=blank), encoded, lengths))
-    assert text == f"model.blank: expected an index from 0, got {blank!r}. Count it from the front: V - 1, not -1."
+    assert (
+        text
+        == f"model.blank: expected an index from 0, got {blank!r}. Count it from the front: V - 1, not -1."
+    )
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -140,7 +180,9 @@ def test_blank_is_an_int(given, name, blank):
 )
 def test_durations_are_a_short_sequence_of_ints(make, given, name, durations):
     model = doubled(make("foreign", 1, durations=(0, 1)), durations=durations)
-    assert refused(lambda: decode(name, model, *given[1:])).startswith("model.durations: expected a sequence of whole numbers")
+    assert refused(lambda: decode(name, model, *given[1:])).startswith(
+        "model.durations: expected a sequence of whole numbers"
+    )
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -150,7 +192,10 @@ def test_a_model_that_lacks_something_is_told_so(given, name):
         part = doubled(model)
         delattr(part, missing)
         text = refused(lambda part=part: decode(name, part, encoded, lengths))
-        assert text == f"model: expected blank, predict and join, got SimpleNamespace without {missing}."
+        assert (
+            text
+            == f"model: expected blank, predict and join, got SimpleNamespace without {missing}."
+        )
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -172,14 +217,24 @@ def test_options_of_a_beam_are_numbers_in_range(given, name, option, values):
 
 
 def test_options_of_greedy_decoding_that_are_no_options(given):
-    assert refused(lambda: transducer_greedy(*given, strategy=["label_looping"])).endswith("got ['label_looping'].")
-    assert refused(lambda: transducer_greedy(*given, window=True)) == "window: expected at least 1 frame, or None, got True."
+    assert refused(lambda: transducer_greedy(*given, strategy=["windowed_looping"])).endswith(
+        "got ['windowed_looping']."
+    )
+    assert (
+        refused(lambda: transducer_greedy(*given, window=True))
+        == "window: expected at least 1 frame, or None, got True."
+    )
 
 
 def test_a_window_costs_no_more_than_the_frames_there_are(given):
     model, encoded, lengths = given
     seen = []
-    wide = doubled(model, join=lambda frames, predicted: seen.append(frames.shape[1]) or model.join(frames, predicted))
+    wide = doubled(
+        model,
+        join=lambda frames, predicted: (
+            seen.append(frames.shape[1]) or model.join(frames, predicted)
+        ),
+    )
     found = transducer_greedy(wide, encoded, lengths, window=10**12)
     assert set(seen) == {5}
     assert found.tokens() == transducer_greedy(model, encoded, lengths, window=1).tokens()
@@ -194,22 +249,40 @@ def test_a_carry_that_was_taken_apart_is_refused(given, change):
     carry = change(transducer_greedy(*given).carry)
     for name in STRATEGIES:
         text = refused(lambda name=name: decode(name, *given, carry=carry))
-        assert text == "carry: expected predicted (B, P), and ahead and frames (B,) int64, got others. Pass hypotheses.carry."
+        assert (
+            text
+            == "carry: expected predicted (B, P), and ahead and frames (B,) int64, got others. Pass hypotheses.carry."
+        )
 
 
-@pytest.mark.parametrize("name", ["label_looping", "nested_loops", "frame_looping"])
+@pytest.mark.parametrize("name", ["windowed_looping", "windowed_looping", "frame_looping"])
 def test_a_carry_of_a_model_with_another_state_is_refused(make, speak, given, name):
-    carry = transducer_greedy(make("lstm", 1), *speak("lstm", 3, 5, 1)).carry._replace(predicted=torch.zeros(3, 6).double())
-    model = doubled(given[0], predict=lambda labels, state: given[0].predict(labels))  # takes any state
-    assert refused(lambda: decode(name, model, *given[1:], carry=carry)).startswith("state: expected one structure throughout")
+    carry = transducer_greedy(make("lstm", 1), *speak("lstm", 3, 5, 1)).carry._replace(
+        predicted=torch.zeros(3, 6).double()
+    )
+    model = doubled(
+        given[0], predict=lambda labels, state: given[0].predict(labels)
+    )  # takes any state
+    assert refused(lambda: decode(name, model, *given[1:], carry=carry)).startswith(
+        "state: expected one structure throughout"
+    )
 
 
 def test_carries_of_different_models_do_not_join(make, speak, given):
-    own, other = transducer_greedy(*given).carry, transducer_greedy(make("lstm", 1), *speak("lstm", 3, 5, 1)).carry
+    own, other = (
+        transducer_greedy(*given).carry,
+        transducer_greedy(make("lstm", 1), *speak("lstm", 3, 5, 1)).carry,
+    )
     text = refused(lambda: Carry.join([own, other]))
-    assert text == "carries: expected states of one model, got (4,) torch.float64 beside (6,) torch.float64."
+    assert (
+        text
+        == "carries: expected states of one model, got (4,) torch.float64 beside (6,) torch.float64."
+    )
     text = refused(lambda: Carry.join([own, own._replace(predicted=own.predicted.float())]))
-    assert text == "carries: expected states of one model, got (6,) torch.float32 beside (6,) torch.float64."
+    assert (
+        text
+        == "carries: expected states of one model, got (6,) torch.float32 beside (6,) torch.float64."
+    )
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -252,12 +325,18 @@ def test_scores_of_eight_bits_and_under_vmap_are_refused(name):
     log_probs, lengths = torch.zeros(2, 3, 4), torch.tensor([3, 2])
     text = refused(lambda: by_ctc(name, log_probs.to(torch.float8_e4m3fn), lengths))
     assert text == "log_probs: expected a float dtype of 16 bits or more, got torch.float8_e4m3fn."
-    text = refused(lambda: torch.vmap(lambda part: by_ctc(name, part, lengths).scores)(log_probs[None]))
+    text = refused(
+        lambda: torch.vmap(lambda part: by_ctc(name, part, lengths).scores)(log_probs[None])
+    )
     assert text == "log_probs: expected a dense tensor with numbers in it, got another kind."
 
 
 @pytest.mark.parametrize("name", CTC)
-@pytest.mark.parametrize("blank", [True, np.True_, 1.0, torch.tensor(1), torch.tensor([1, 2]), np.array([1]), None], ids=repr)
+@pytest.mark.parametrize(
+    "blank",
+    [True, np.True_, 1.0, torch.tensor(1), torch.tensor([1, 2]), np.array([1]), None],
+    ids=repr,
+)
 def test_blank_of_ctc_is_a_whole_number(name, blank):
     text = refused(lambda: by_ctc(name, torch.zeros(2, 3, 4), torch.tensor([3, 2]), blank=blank))
     assert text == f"blank: expected an index of V=4 tokens, got {blank}."
@@ -265,25 +344,38 @@ def test_blank_of_ctc_is_a_whole_number(name, blank):
 
 @pytest.mark.parametrize("name", CTC)
 def test_numbers_of_numpy_and_negated_views_are_what_they_stand_for(name):
-    log_probs, lengths = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([7, 5])
+    log_probs, lengths = (
+        torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([7, 5]),
+    )
     found = by_ctc(name, torch._neg_view(log_probs), lengths, blank=np.int32(-4))
-    assert found.tokens() == by_ctc(name, -log_probs, lengths, blank=0).tokens() != by_ctc(name, log_probs, lengths).tokens()
+    assert (
+        found.tokens()
+        == by_ctc(name, -log_probs, lengths, blank=0).tokens()
+        != by_ctc(name, log_probs, lengths).tokens()
+    )
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile's own
 def test_what_calls_a_decoder_may_be_compiled(make):
     model, generator = make("foreign", 1, durations=(0, 1)), torch.Generator().manual_seed(1)
     encoded, lengths = torch.randn(2, 3, 4, generator=generator).double(), torch.tensor([3, 2])
-    for name in ("numba_cpu", "sequential", "label_looping", "beam", "reference"):
+    for name in ("numba_cpu", "sequential", "windowed_looping", "beam", "reference"):
         plain = partial(by_ctc, name) if name in CTC else partial(decode, name, model)
-        found = torch.compile(lambda part, plain=plain: plain(2 * part, lengths).labels + 1, backend="eager")(encoded)
+        found = torch.compile(
+            lambda part, plain=plain: plain(2 * part, lengths).labels + 1, backend="eager"
+        )(encoded)
         assert torch.equal(found, plain(2 * encoded, lengths).labels + 1), name
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *CTC])
 def test_defaults_for_new_tensors_do_not_matter(given, name):
     model, encoded, lengths = given
-    call = (lambda: by_ctc(name, encoded, lengths)) if name in CTC else (lambda: decode(name, model, encoded, lengths))
+    call = (
+        (lambda: by_ctc(name, encoded, lengths))
+        if name in CTC
+        else (lambda: decode(name, model, encoded, lengths))
+    )
     wanted = call()
     with torch.device("meta"):
         found = call()
@@ -294,4 +386,7 @@ def test_defaults_for_new_tensors_do_not_matter(given, name):
     finally:
         torch.set_default_dtype(before)
     for other in (found, wide):
-        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(other.parts(), wanted.parts(), strict=True))
+        assert all(
+            torch.equal(a, b) and a.dtype == b.dtype
+            for a, b in zip(other.parts(), wanted.parts(), strict=True)
+        )

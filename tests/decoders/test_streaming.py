@@ -13,15 +13,26 @@ from asrkit.decoders.transducer import STRATEGIES
 from asrkit.decoders.transducer.reading import Carry
 
 NAMES = sorted(STRATEGIES)
-CASES = [("stateless", ()), ("lstm", ()), ("lstm", (0, 1, 2, 4, 8)), ("foreign", (0, 3)), ("foreign", (2,)), ("table", (0, 7))]
+CASES = [
+    ("stateless", ()),
+    ("lstm", ()),
+    ("lstm", (0, 1, 2, 4, 8)),
+    ("foreign", (0, 3)),
+    ("foreign", (2,)),
+    ("table", (0, 7)),
+]
 
 
 def pieces(encoded, lengths, cuts):
     """Chunks (frames (B, T', E), lengths (B,)) of encoded (B, T, E), cut for each utterance at its own row of cuts (B, n)."""
-    edges = torch.cat([torch.zeros_like(lengths)[:, None], cuts.sort(1).values, lengths[:, None]], 1)
+    edges = torch.cat(
+        [torch.zeros_like(lengths)[:, None], cuts.sort(1).values, lengths[:, None]], 1
+    )
     for start, end in zip(edges.T, edges.T[1:], strict=False):
         size = end - start
-        chunk = torch.full((len(encoded), int(size.max()) + 1, encoded.shape[-1]), math.nan, dtype=encoded.dtype)
+        chunk = torch.full(
+            (len(encoded), int(size.max()) + 1, encoded.shape[-1]), math.nan, dtype=encoded.dtype
+        )
         for b in range(len(encoded)):
             chunk[b, : size[b]] = encoded[b, start[b] : end[b]]
         yield chunk, size
@@ -31,7 +42,10 @@ def rows(found):
     """(label, frame, duration, confidence) of each label, a list an utterance."""
     parts = (found.labels, found.frames, found.durations, found.confidence)
     columns = zip(*(part.tolist() for part in parts), strict=True)
-    return [[*zip(*(part[:n] for part in one), strict=True)] for one, n in zip(columns, found.lengths.tolist(), strict=True)]
+    return [
+        [*zip(*(part[:n] for part in one), strict=True)]
+        for one, n in zip(columns, found.lengths.tolist(), strict=True)
+    ]
 
 
 def same_rows(found, wanted):
@@ -43,9 +57,20 @@ def same_rows(found, wanted):
 
 @pytest.mark.parametrize(("kind", "durations"), CASES)
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), B=st.integers(1, 6), T=st.integers(0, 14), n=st.integers(1, 6), most=st.sampled_from((1, 2, 5)))
-def test_pieces_say_what_the_whole_says_whoever_decodes_which_in_what_company(make, speak, kind, durations, seed, B, T, n, most):
-    model, (encoded, lengths) = make(kind, seed, durations=durations, bias=0.5), speak(kind, B, T, seed)
+@given(
+    seed=st.integers(0, 10**6),
+    B=st.integers(1, 6),
+    T=st.integers(0, 14),
+    n=st.integers(1, 6),
+    most=st.sampled_from((1, 2, 5)),
+)
+def test_pieces_say_what_the_whole_says_whoever_decodes_which_in_what_company(
+    make, speak, kind, durations, seed, B, T, n, most
+):
+    model, (encoded, lengths) = (
+        make(kind, seed, durations=durations, bias=0.5),
+        speak(kind, B, T, seed),
+    )
     how = {"max_symbols": most, "confidence": "max_prob"}
     whole = transducer_greedy(model, encoded, lengths, strategy="one_by_one", **how)
     generator = torch.Generator().manual_seed(seed)
@@ -53,7 +78,13 @@ def test_pieces_say_what_the_whole_says_whoever_decodes_which_in_what_company(ma
     said, scores, carry, order = [[] for _ in range(B)], torch.zeros(B), None, torch.arange(B)
     for turn, (chunk, size) in enumerate(pieces(encoded, lengths, cuts)):
         found = transducer_greedy(
-            model, chunk[order], size[order], carry=carry, strategy=NAMES[(seed + turn) % len(NAMES)], window=1 + turn, **how
+            model,
+            chunk[order],
+            size[order],
+            carry=carry,
+            strategy=NAMES[(seed + turn) % len(NAMES)],
+            window=1 + turn,
+            **how,
         )
         for b, new in zip(order.tolist(), rows(found), strict=True):
             said[b] += new
@@ -75,7 +106,9 @@ def test_a_jump_over_several_pieces_lands_where_it_would_have(strategy):
     assert whole.frames.tolist() == [[0, 8]] and whole.carry.ahead.tolist() == [4]
     carry, found, ahead = None, [], []
     for start in range(0, 12, 2):
-        piece = transducer_greedy(model, frames[:, start : start + 2], torch.tensor([2]), strategy=strategy, carry=carry)
+        piece = transducer_greedy(
+            model, frames[:, start : start + 2], torch.tensor([2]), strategy=strategy, carry=carry
+        )
         carry = piece.carry
         found += piece.frames[0].tolist()
         ahead.append(int(carry.ahead))
@@ -102,7 +135,14 @@ def test_a_frame_that_is_full_at_the_end_of_a_piece_is_not_asked_again(make, spe
     assert int(whole.lengths) > 12
     carry, labels = None, []
     for t in range(8):
-        piece = transducer_greedy(model, encoded[:, t : t + 1], torch.tensor([1]), strategy=strategy, max_symbols=2, carry=carry)
+        piece = transducer_greedy(
+            model,
+            encoded[:, t : t + 1],
+            torch.tensor([1]),
+            strategy=strategy,
+            max_symbols=2,
+            carry=carry,
+        )
         carry, labels = piece.carry, labels + piece.tokens()[0]
     assert labels == whole.tokens()[0]
 
@@ -111,7 +151,13 @@ def test_a_frame_that_is_full_at_the_end_of_a_piece_is_not_asked_again(make, spe
 def test_no_frames_change_nothing_but_what_is_said(make, speak, strategy):
     model, (encoded, _) = make("lstm", 2), speak("lstm", 3, 6, 2)
     before = transducer_greedy(model, encoded, torch.tensor([6, 3, 0]), strategy=strategy)
-    after = transducer_greedy(model, encoded[:, :0], torch.zeros(3, dtype=torch.long), strategy=strategy, carry=before.carry)
+    after = transducer_greedy(
+        model,
+        encoded[:, :0],
+        torch.zeros(3, dtype=torch.long),
+        strategy=strategy,
+        carry=before.carry,
+    )
     assert after.tokens() == [[], [], []] and after.scores.tolist() == [0, 0, 0]
     for ours, theirs in zip(leaves(after.carry), leaves(before.carry), strict=True):
         assert torch.equal(ours, theirs)
@@ -157,5 +203,8 @@ def test_a_carry_that_does_not_fit_is_one_line(make, speak, strategy):
 def test_a_state_whose_first_dimension_is_not_the_batch_is_refused(make, speak):
     model, (encoded, lengths) = make("foreign", 2), speak("foreign", 3, 6, 2)
     model.predict = lambda labels, state=None: (torch.zeros(3, 6), torch.zeros(2, 3, 6))
-    with pytest.raises(ValueError, match=r"^model.predict: expected tensors with B=3 as first dimension, got another\."):
+    with pytest.raises(
+        ValueError,
+        match=r"^model.predict: expected tensors with B=3 as first dimension, got another\.",
+    ):
         transducer_greedy(model, encoded, lengths)

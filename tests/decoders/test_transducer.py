@@ -32,7 +32,9 @@ class Scripted:
         self.joined += 1
         counts = predicted.expand(*encoded.shape[:-1], 1).flatten().tolist()
         logits = torch.zeros(len(counts), 10)
-        for row, (frame, count) in enumerate(zip(encoded.flatten(0, -2).tolist(), counts, strict=True)):
+        for row, (frame, count) in enumerate(
+            zip(encoded.flatten(0, -2).tolist(), counts, strict=True)
+        ):
             start, spelled = int(frame[0]), [int(x) for x in frame[1:] if x >= 0]
             at = count - start
             logits[row, spelled[at] if 0 <= at < len(spelled) else self.blank] = 3
@@ -57,7 +59,9 @@ def test_a_scripted_model_is_followed_to_the_letter(strategy):
     found = transducer_greedy(Scripted(), encoded, lengths, strategy=strategy)
     assert found.tokens() == [[1, 2, 3], [], [], [4, 5, 6, 7]]
     assert found.frames.tolist() == [[0, 2, 2, -1], [-1] * 4, [-1] * 4, [0, 0, 0, 0]]
-    each = 3 - math.log(math.exp(3) + 9)  # every step of a script has the same log-probability; blanks count too
+    each = 3 - math.log(
+        math.exp(3) + 9
+    )  # every step of a script has the same log-probability; blanks count too
     torch.testing.assert_close(found.scores, torch.tensor([7.0, 3, 0, 5]) * each)
     assert found.impl == strategy
 
@@ -65,10 +69,16 @@ def test_a_scripted_model_is_followed_to_the_letter(strategy):
 @pytest.mark.parametrize("strategy", NAMES)
 @pytest.mark.parametrize(("max_symbols", "wanted", "steps"), [
     (1, [4], 1), (2, [4, 5], 2), (4, [4, 5, 6, 7], 4), (5, [4, 5, 6, 7], 5), (10, [4, 5, 6, 7], 5)])  # fmt: skip
-def test_max_symbols_ends_a_frame_without_a_blank_in_the_score(strategy, max_symbols, wanted, steps):
-    found = transducer_greedy(Scripted(), *script(["4567"]), strategy=strategy, max_symbols=max_symbols)
+def test_max_symbols_ends_a_frame_without_a_blank_in_the_score(
+    strategy, max_symbols, wanted, steps
+):
+    found = transducer_greedy(
+        Scripted(), *script(["4567"]), strategy=strategy, max_symbols=max_symbols
+    )
     assert found.tokens() == [wanted]
-    torch.testing.assert_close(found.scores, torch.tensor([steps * (3 - math.log(math.exp(3) + 9))]))
+    torch.testing.assert_close(
+        found.scores, torch.tensor([steps * (3 - math.log(math.exp(3) + 9))])
+    )
 
 
 def test_frame_looping_calls_the_joint_as_often_as_the_most_talkative_utterance_needs():
@@ -111,16 +121,22 @@ def bare(**more):
     def join(encoded, predicted):
         speaks = (encoded % 3 == 0) & (encoded >= 3 * predicted)
         logits = [speaks & (predicted % 3 == label) for label in range(3)] + [~speaks]
-        return torch.cat([*logits, *(speaks == (span > 0) for span in more.get("durations", ()))], -1).float()
+        return torch.cat(
+            [*logits, *(speaks == (span > 0) for span in more.get("durations", ()))], -1
+        ).float()
 
     return SimpleNamespace(blank=3, predict=predict, join=join, **more)
 
 
 @pytest.mark.parametrize("strategy", NAMES)
-@pytest.mark.parametrize(("more", "jump"), [({}, 0), ({"durations": (0, 3)}, 3), ({"durations": ()}, 0)])
+@pytest.mark.parametrize(
+    ("more", "jump"), [({}, 0), ({"durations": (0, 3)}, 3), ({"durations": ()}, 0)]
+)
 def test_a_users_model_needs_blank_predict_and_join_and_nothing_else(strategy, more, jump):
     frames = torch.arange(10.0).expand(2, 10)[..., None]
-    found = transducer_greedy(bare(**more), frames, torch.tensor([10, 5]), strategy=strategy, confidence="entropy")
+    found = transducer_greedy(
+        bare(**more), frames, torch.tensor([10, 5]), strategy=strategy, confidence="entropy"
+    )
     assert found.tokens() == [[0, 1, 2, 0], [0, 1]]
     assert found.frames.tolist() == [[0, 3, 6, 9], [0, 3, -1, -1]]
     assert found.durations.tolist() == [[jump] * 4, [jump, jump, -1, -1]]
@@ -130,7 +146,9 @@ def test_a_users_model_needs_blank_predict_and_join_and_nothing_else(strategy, m
 def test_a_look_takes_in_8_frames_of_rnnt_and_2_of_tdt_unless_told_otherwise(more, frames_a_look):
     model, looked, silence = bare(**more), [], torch.ones(1, 48, 1)
     join = model.join
-    model.join = lambda encoded, predicted: looked.append(encoded.shape[1]) or join(encoded, predicted)
+    model.join = lambda encoded, predicted: (
+        looked.append(encoded.shape[1]) or join(encoded, predicted)
+    )
     for options in ({}, {"window": 3}):
         assert transducer_greedy(model, silence, torch.tensor([48]), **options).tokens() == [[]]
     assert looked == [frames_a_look] * (48 // frames_a_look) + [3] * 16
@@ -144,7 +162,9 @@ def test_states_may_be_any_nest_and_are_replaced_only_where_told():
     assert mixed["a"][1] is None
     assert isinstance(mixed["b"][0], Cell)
     assert mixed["b"][0].hidden[:, 0, 0].tolist() == [1, 0, 1]
-    with pytest.raises(ValueError, match=r"^state: expected tensors in tuples, lists or dicts, got int\.$"):
+    with pytest.raises(
+        ValueError, match=r"^state: expected tensors in tuples, lists or dicts, got int\.$"
+    ):
         choose(torch.tensor([True]), (1,), (2,))
 
 
@@ -153,20 +173,27 @@ def test_strategies_share_one_signature_and_results_may_serve_a_loss():
     assert all(signature == signatures[0] for signature in signatures)
     for strategy in NAMES:
         found = transducer_greedy(Scripted(), *script(["12", "3"]), strategy=strategy)
-        assert not any(part.is_inference() for part in (found.labels, found.frames, found.lengths, found.scores))
+        assert not any(
+            part.is_inference()
+            for part in (found.labels, found.frames, found.lengths, found.scores)
+        )
 
 
 @pytest.mark.parametrize(("change", "wanted"), [
     ({"encoded": torch.zeros(2, 5)}, "encoded: expected shape (B, T, E), got (2, 5)."),
     ({"lengths": torch.tensor([1, 5])}, "lengths: expected 0 to T=3 frames, got 1 to 5."),
     ({"strategy": "fastest"},
-     "strategy: expected one of 'label_looping', 'nested_loops', 'frame_looping', 'one_by_one', got 'fastest'."),
+     "strategy: expected one of 'windowed_looping', 'windowed_looping', 'frame_looping', 'one_by_one', got 'fastest'."),
     ({"max_symbols": 0}, "max_symbols: expected 1 to 1000 labels on a frame, got 0."),
     ({"window": 0}, "window: expected at least 1 frame, or None, got 0."),
     ({"confidence": "sure"}, "confidence: expected one of 'none', 'max_prob', 'entropy', got 'sure'."),
 ])  # fmt: skip
 def test_bad_input_is_one_line(change, wanted):
-    arguments = {"model": Scripted(), "encoded": torch.zeros(2, 3, 5), "lengths": torch.tensor([3, 2])}
+    arguments = {
+        "model": Scripted(),
+        "encoded": torch.zeros(2, 3, 5),
+        "lengths": torch.tensor([3, 2]),
+    }
     with pytest.raises(ValueError) as error:
         transducer_greedy(**{**arguments, **change})
     assert str(error.value) == wanted

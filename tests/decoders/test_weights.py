@@ -16,7 +16,11 @@ from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerCon
 
 
 def model_of(predictor, layers=1):
-    sizes = {"encoder": ConvConfig(width=4, layers=layers), "predictor": predictor, "joint_width": 4}
+    sizes = {
+        "encoder": ConvConfig(width=4, layers=layers),
+        "predictor": predictor,
+        "joint_width": 4,
+    }
     return TransducerModel(TransducerConfig(vocab_size=5, dropout=0.1, **sizes)).eval()
 
 
@@ -35,16 +39,22 @@ def swap(module, name, value):
 
 
 CHANGES = {
-    "a weight of its own": lambda net: swap(net.output, "bias", nn.Parameter(net.output.bias.clone())),
+    "a weight of its own": lambda net: swap(
+        net.output, "bias", nn.Parameter(net.output.bias.clone())
+    ),
     "a weight that another holds still": lambda net: swap(
-        net, "kept", [net.output.weight, swap(net.output, "weight", nn.Parameter(net.output.weight.clone()))]
+        net,
+        "kept",
+        [net.output.weight, swap(net.output, "weight", nn.Parameter(net.output.weight.clone()))],
     ),
     "a submodule": lambda net: swap(net, "output", nn.Linear(4, 6)),
     "a submodule's submodule": lambda net: swap(net.predictor, "embedding", nn.Embedding(6, 128)),
     "a submodule that is gone": lambda net: delattr(net, "predictor_projection"),
     "another dtype": lambda net: net.bfloat16(),
     "another dtype of one part": lambda net: net.predictor.double(),
-    "another shape in one place": lambda net: swap(net.output.weight, "data", net.output.weight.data.view(4, 6)),
+    "another shape in one place": lambda net: swap(
+        net.output.weight, "data", net.output.weight.data.view(4, 6)
+    ),
     "another place": lambda net: swap(net.output.weight, "data", net.output.weight.data.clone()),
     "the mode": lambda net: net.train(),
     "the mode of what has no weights": lambda net: net.dropout.train(),
@@ -79,13 +89,17 @@ def test_a_watch_is_not_disturbed_by(change):
 WRAPPERS = {
     "an object": lambda net: SimpleNamespace(inner=[SimpleNamespace(net=net)]),
     "methods": lambda net: SimpleNamespace(predict=net.predict, join=net.join),
-    "closures": lambda net: SimpleNamespace(predict=lambda *given: net.predict(*given), join=lambda *given: net.join(*given)),
+    "closures": lambda net: SimpleNamespace(
+        predict=lambda *given: net.predict(*given), join=lambda *given: net.join(*given)
+    ),
     "a dict": lambda net: {"net": net},
 }
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("change", ["a weight of its own", "a submodule", "another dtype", "the mode"])
+@pytest.mark.parametrize(
+    "change", ["a weight of its own", "a submodule", "another dtype", "the mode"]
+)
 def test_a_watch_sees_through(wrapper, change):
     net = model_of(LSTMConfig())
     model = WRAPPERS[wrapper](net)
@@ -106,7 +120,9 @@ def test_a_method_of_another_net_is_seen():
 def calls_of(function):
     """Calls of Python's and C's functions that it makes."""
     seen = []
-    sys.setprofile(lambda frame, event, argument: seen.append(event) if event in ("call", "c_call") else None)
+    sys.setprofile(
+        lambda frame, event, argument: seen.append(event) if event in ("call", "c_call") else None
+    )
     try:
         function()
     finally:
@@ -120,13 +136,19 @@ def test_a_look_costs_the_same_whatever_the_encoder_is():
     for net in (small, large):
         store = graphs.Graphs()
         store.watch = watched(net, net)
-        found.append((calls_of(lambda net=net, store=store: store.follow(net)), len(store.watch.steps)))
-        assert calls_of(lambda net=net: list(graphs.fingerprint(net))) > 10 * found[0][0] * (net is large)
+        found.append(
+            (calls_of(lambda net=net, store=store: store.follow(net)), len(store.watch.steps))
+        )
+        assert calls_of(lambda net=net: list(graphs.fingerprint(net))) > 10 * found[0][0] * (
+            net is large
+        )
     assert found[0] == found[1]
     assert found[0][0] <= 250 and found[0][1] <= 30, found
 
 
-def test_what_a_look_finds_changed_is_looked_at_whole_and_loops_stay_if_nothing_moved(make, speak, monkeypatch):
+def test_what_a_look_finds_changed_is_looked_at_whole_and_loops_stay_if_nothing_moved(
+    make, speak, monkeypatch
+):
     model, store, batch, whole = make("lstm", 3), graphs.Graphs(), speak("lstm", 4, 11, 3), []
     monkeypatch.setattr(graphs, "capture", lambda loop, read, mode: lambda: None)
     plain = graphs.fingerprint

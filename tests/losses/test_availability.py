@@ -8,17 +8,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from asrkit import compilers
+from asrkit import runtime
 from asrkit.losses import availability
 from asrkit.losses.nodes import Shares
 from asrkit.losses.rnnt import wavefront
 
-ON_GPU = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)  # all that is asked of scores
+ON_GPU = SimpleNamespace(
+    dtype=torch.float32, device=torch.device("cuda"), is_cuda=True
+)  # all that is asked of scores
 ASK = """
 import torch
 from types import SimpleNamespace
 from asrkit.losses import rnnt_loss
-from asrkit.compilers import lacks
+from asrkit.runtime import lacks
 from asrkit.losses.availability import lattice_beside
 on_gpu = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)
 print(lacks("numba_cuda"), lacks("triton"), lattice_beside(on_gpu), sep="|")
@@ -38,7 +40,12 @@ def test_a_broken_numba_cuda_costs_only_its_own_kernels(tmp_path, text, said):
     (tmp_path / "numba_cuda").mkdir()
     (tmp_path / "numba_cuda" / "__init__.py").write_text(text)
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run([sys.executable, "-c", ASK], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     broken, triton, lattice, error = done.stdout.replace("\n", "|").rstrip("|").split("|")
     assert (broken, triton, lattice, error) == (said, "", "wavefront", SAID.format(said))
@@ -51,25 +58,29 @@ def test_a_package_that_is_not_there_is_named_and_asked_for_once(monkeypatch):
         asked.append(name)
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(compilers, "import_module", absent)
-    compilers.lacks.cache_clear()
-    assert [compilers.lacks("triton") for _ in range(3)] == ["no package triton"] * 3 and asked == ["triton"]
-    compilers.lacks.cache_clear()
+    monkeypatch.setattr(runtime, "import_module", absent)
+    runtime.lacks.cache_clear()
+    assert [runtime.lacks("triton") for _ in range(3)] == ["no package triton"] * 3 and asked == [
+        "triton"
+    ]
+    runtime.lacks.cache_clear()
 
 
-def test_a_numba_cuda_that_finds_no_nvvm_fails_when_it_is_asked_for_and_not_in_the_middle_of_a_loss(monkeypatch):
+def test_a_numba_cuda_that_finds_no_nvvm_fails_when_it_is_asked_for_and_not_in_the_middle_of_a_loss(
+    monkeypatch,
+):
     cuda = pytest.importorskip("numba_cuda") and __import__("numba.cuda", fromlist=["cuda"])
 
     def compiles(*given, **how):
         raise OSError("libnvvm.so: cannot open shared object file")
 
     monkeypatch.setattr(cuda, "compile", compiles)
-    compilers.lacks.cache_clear()
-    assert compilers.lacks("numba_cuda") == "OSError: libnvvm.so: cannot open shared object file"
+    runtime.lacks.cache_clear()
+    assert runtime.lacks("numba_cuda") == "OSError: libnvvm.so: cannot open shared object file"
     assert availability.lattice_beside(ON_GPU) == "wavefront"
-    compilers.lacks.cache_clear()
+    runtime.lacks.cache_clear()
     monkeypatch.undo()
-    assert compilers.lacks("numba_cuda") == ""
+    assert runtime.lacks("numba_cuda") == ""
 
 
 class Faulting:
@@ -111,12 +122,14 @@ def test_the_toolkit_is_that_of_the_variable_then_of_nvcc_then_of_the_wheels(mon
     (own / "bin").mkdir()
     (own / "bin" / "nvcc").touch()
     (tmp_path / "nvcc").symlink_to(own / "bin" / "nvcc")
-    monkeypatch.setattr(compilers.sysconfig, "get_path", lambda name: str(tmp_path / "site"))
-    monkeypatch.setattr(compilers.shutil, "which", lambda name: str(tmp_path / "nvcc"))
-    assert compilers.toolkit() == own
+    monkeypatch.setattr(runtime.sysconfig, "get_path", lambda name: str(tmp_path / "site"))
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: str(tmp_path / "nvcc"))
+    assert runtime.toolkit() == own
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").write_text("#!/bin/sh")  # a script that calls another one: its folder is no toolkit
-    monkeypatch.setattr(compilers.shutil, "which", lambda name: str(tmp_path / "bin" / "nvcc"))
-    assert compilers.toolkit() == wheels
+    (tmp_path / "bin" / "nvcc").write_text(
+        "#!/bin/sh"
+    )  # a script that calls another one: its folder is no toolkit
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: str(tmp_path / "bin" / "nvcc"))
+    assert runtime.toolkit() == wheels
     monkeypatch.setenv("CUDA_HOME", "elsewhere")
-    assert str(compilers.toolkit()) == "elsewhere"
+    assert str(runtime.toolkit()) == "elsewhere"

@@ -50,7 +50,11 @@ def test_torch_and_compiled_twins_agree_bit_for_bit(seed):
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
 def test_the_rate_is_right_over_all_over_each_column_and_over_each_node(p):
     found, deviation = masks(12345, p).double(), (p * (1 - p)) ** 0.5
-    for rate, count in ((found.mean(), found.numel()), (found.mean(0), len(found)), (found.mean(1), found.shape[1])):
+    for rate, count in (
+        (found.mean(), found.numel()),
+        (found.mean(0), len(found)),
+        (found.mean(1), found.shape[1]),
+    ):
         assert (rate - (1 - p)).abs().max() < 5 * deviation / count**0.5
 
 
@@ -60,7 +64,9 @@ def test_seeds_utterances_frames_rows_and_columns_are_not_correlated():
     pairs = [(plain, masks(100)), (plain, masks(99, b=1)), (grid[1:], grid[:-1]), (grid[:, 1:], grid[:, :-1]),
              (plain[:, 1:], plain[:, :-1]), (plain[:, 256:], plain[:, :256]), (grid[1:, :-1], grid[:-1, 1:])]  # fmt: skip
     for one, other in pairs:
-        assert abs((one == other).double().mean() - 0.5) < 2.5 / one.numel() ** 0.5  # five standard deviations
+        assert (
+            abs((one == other).double().mean() - 0.5) < 2.5 / one.numel() ** 0.5
+        )  # five standard deviations
 
 
 def test_the_mask_of_a_node_does_not_depend_on_the_company_it_keeps():
@@ -75,4 +81,6 @@ def test_nothing_is_dropped_at_zero_and_what_is_no_probability_is_refused():
     for p in (-0.1, 1.0, float("nan")):
         with pytest.raises(ValueError) as error:
             threshold(p)
-        assert str(error.value) == f"dropout: expected a probability, at least 0 and below 1, got {p}."
+        assert (
+            str(error.value) == f"dropout: expected a probability, at least 0 and below 1, got {p}."
+        )

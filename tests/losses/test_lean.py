@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asrkit.losses import dropout, rnnt_loss, rnnt_loss_lean, tdt_loss, tdt_loss_lean
-from asrkit.profiling import peak_memory
+from asrkit.workbench.profiling import peak_memory
 
 IMPLS = ["plain", "numba_cpu"]
 NAMES = ["encoded", "predicted", "weight", "bias"]
@@ -42,7 +42,10 @@ def value_and_gradients(loss, given, weight=None):
 
 def assert_no_worse_than(rival, ours, truth, tiny):
     for name, theirs, got, wanted in zip(["loss", *NAMES], rival, ours, truth, strict=True):
-        error, allowed = (got - wanted).abs().max(), 2 * (theirs - wanted).abs().max() + tiny * wanted.abs().max().clamp(min=1)
+        error, allowed = (
+            (got - wanted).abs().max(),
+            2 * (theirs - wanted).abs().max() + tiny * wanted.abs().max().clamp(min=1),
+        )
         assert error <= allowed, (name, error.item(), allowed.item())
 
 
@@ -51,7 +54,9 @@ def assert_no_worse_than(rival, ours, truth, tiny):
     st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 7), st.integers(0, 5), st.integers(1, 20), st.integers(2, 9),
     st.sampled_from([0, -1]), st.sampled_from(["relu", "tanh"]), st.sampled_from([3, 1000]), st.sampled_from([0.0, 0.4]),
 )  # fmt: skip
-def test_values_and_gradients_are_those_of_the_joint(seed, B, T, U, D, V, blank, activation, tile, fastemit_lambda):
+def test_values_and_gradients_are_those_of_the_joint(
+    seed, B, T, U, D, V, blank, activation, tile, fastemit_lambda
+):
     given, (targets, *lengths) = halves(seed, B, T, U, D, V)
     rest = (targets + (blank == 0), *lengths)
     options = {"blank": blank, "reduction": "none", "fastemit_lambda": fastemit_lambda}
@@ -64,12 +69,19 @@ def test_values_and_gradients_are_those_of_the_joint(seed, B, T, U, D, V, blank,
         return rnnt_loss_lean(*given, *rest, activation=activation, tile=tile, impl=impl, **options)
 
     truth = value_and_gradients(lambda *x: dense(*x, impl="reference"), given, weight)
-    for wanted, got in zip(truth, value_and_gradients(lambda *x: lean(*x, impl="plain"), given, weight), strict=True):
+    for wanted, got in zip(
+        truth, value_and_gradients(lambda *x: lean(*x, impl="plain"), given, weight), strict=True
+    ):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-11)
     low = [tensor.float() for tensor in given]
     rival = value_and_gradients(lambda *x: dense(*x, impl="wavefront"), low, weight)
     for impl in IMPLS:
-        assert_no_worse_than(rival, value_and_gradients(lambda *x, impl=impl: lean(*x, impl=impl), low, weight), truth, 1e-5)
+        assert_no_worse_than(
+            rival,
+            value_and_gradients(lambda *x, impl=impl: lean(*x, impl=impl), low, weight),
+            truth,
+            1e-5,
+        )
 
 
 @settings(max_examples=200, deadline=None)
@@ -79,13 +91,24 @@ def test_values_and_gradients_are_those_of_the_joint(seed, B, T, U, D, V, blank,
 )  # fmt: skip
 def test_tdt_values_and_gradients_are_those_of_the_joint(seed, B, T, U, V, durations, sigma):
     given, (targets, *lengths) = halves(seed, B, T, U, 6, V + len(durations))
-    rest, options = (targets % (V - 1), *lengths), {"durations": durations, "sigma": sigma, "reduction": "none"}
-    truth = value_and_gradients(lambda *x: tdt_loss(joint(*x), *rest, impl="reference", **options), given)
-    ours = value_and_gradients(lambda *x: tdt_loss_lean(*x, *rest, impl="plain", tile=3, **options), given)
+    rest, options = (
+        (targets % (V - 1), *lengths),
+        {"durations": durations, "sigma": sigma, "reduction": "none"},
+    )
+    truth = value_and_gradients(
+        lambda *x: tdt_loss(joint(*x), *rest, impl="reference", **options), given
+    )
+    ours = value_and_gradients(
+        lambda *x: tdt_loss_lean(*x, *rest, impl="plain", tile=3, **options), given
+    )
     for wanted, got in zip(truth, ours, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-11)
     low = [tensor.float() for tensor in given]
-    for wanted, got in zip(truth, value_and_gradients(lambda *x: tdt_loss_lean(*x, *rest, tile=5, **options), low), strict=True):
+    for wanted, got in zip(
+        truth,
+        value_and_gradients(lambda *x: tdt_loss_lean(*x, *rest, tile=5, **options), low),
+        strict=True,
+    ):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -95,9 +118,15 @@ def test_tdt_values_and_gradients_are_those_of_the_joint(seed, B, T, U, V, durat
 def test_half_precision_is_no_worse_than_a_joint_in_half_precision(impl, activation, dtype):
     given, rest = halves(1, 3, 20, 8, 48, 30, dtype)
     options = {"reduction": "none"}
-    truth = value_and_gradients(lambda *x: rnnt_loss(joint(*x, activation), *rest, **options), [x.double() for x in given])
-    rival = value_and_gradients(lambda *x: rnnt_loss(joint(*x, activation), *rest, impl="wavefront", **options), given)
-    ours = value_and_gradients(lambda *x: rnnt_loss_lean(*x, *rest, activation=activation, impl=impl, **options), given)
+    truth = value_and_gradients(
+        lambda *x: rnnt_loss(joint(*x, activation), *rest, **options), [x.double() for x in given]
+    )
+    rival = value_and_gradients(
+        lambda *x: rnnt_loss(joint(*x, activation), *rest, impl="wavefront", **options), given
+    )
+    ours = value_and_gradients(
+        lambda *x: rnnt_loss_lean(*x, *rest, activation=activation, impl=impl, **options), given
+    )
     assert [tensor.dtype for tensor in ours] == [torch.float32, *[dtype] * 4]
     assert_no_worse_than(rival, ours, truth, torch.finfo(dtype).eps)
 
@@ -107,9 +136,13 @@ def test_half_precision_is_no_worse_than_a_joint_in_half_precision(impl, activat
 def test_dropout_is_that_of_the_joint_under_the_same_mask(impl, activation):
     B, T, U, D, p = 3, 6, 4, 24, 0.3
     given, rest = halves(2, B, T, U, D, 9, torch.float32)
-    keys = dropout.node_keys(torch.arange(B)[:, None, None], torch.arange(T)[:, None], torch.arange(U + 1), seed=77)
+    keys = dropout.node_keys(
+        torch.arange(B)[:, None, None], torch.arange(T)[:, None], torch.arange(U + 1), seed=77
+    )
     keep = dropout.mask(keys.flatten(), D, p).view(B, T, U + 1, D) / (1 - p)
-    wanted = value_and_gradients(lambda *x: rnnt_loss(joint(*x, activation, keep), *rest, reduction="none"), given)
+    wanted = value_and_gradients(
+        lambda *x: rnnt_loss(joint(*x, activation, keep), *rest, reduction="none"), given
+    )
     options = {"activation": activation, "dropout": p, "reduction": "none", "impl": impl, "tile": 7}
     got = value_and_gradients(lambda *x: rnnt_loss_lean(*x, *rest, seed=77, **options), given)
     for one, other in zip(got, wanted, strict=True):
@@ -125,12 +158,16 @@ def test_dropout_is_that_of_the_joint_under_the_same_mask(impl, activation):
 @pytest.mark.parametrize("impl", IMPLS)
 def test_what_lies_in_the_padding_cannot_matter(impl):
     given, (targets, frames, labels) = halves(3, 4, 6, 4, 8, 5, torch.float32)
-    plain = value_and_gradients(lambda *x: rnnt_loss_lean(*x, targets, frames, labels, impl=impl, reduction="none"), given)
+    plain = value_and_gradients(
+        lambda *x: rnnt_loss_lean(*x, targets, frames, labels, impl=impl, reduction="none"), given
+    )
     for b in range(4):
         given[0][b, frames[b] :] = math.nan
         given[1][b, labels[b] + 1 :] = math.inf
         targets[b, labels[b] :] = 10**6
-    dirty = value_and_gradients(lambda *x: rnnt_loss_lean(*x, targets, frames, labels, impl=impl, reduction="none"), given)
+    dirty = value_and_gradients(
+        lambda *x: rnnt_loss_lean(*x, targets, frames, labels, impl=impl, reduction="none"), given
+    )
     for one, other in zip(plain, dirty, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     for b in range(4):
@@ -144,7 +181,9 @@ def test_neither_threads_nor_the_size_of_tiles_change_the_result():
     for threads in (1, 2):
         torch.set_num_threads(threads)
         for tile in (64, 1000):
-            results[threads, tile] = value_and_gradients(lambda *x, tile=tile: rnnt_loss_lean(*x, *rest, tile=tile), given)
+            results[threads, tile] = value_and_gradients(
+                lambda *x, tile=tile: rnnt_loss_lean(*x, *rest, tile=tile), given
+            )
         assert torch.get_num_threads() == threads
     torch.set_num_threads(before)
     for tile in (64, 1000):
@@ -159,7 +198,10 @@ def test_skipping_leaves_out_no_more_than_it_says(impl):
     given, rest = halves(5, 2, 40, 12, 16, 8, torch.float32)
     given[2].mul_(2)  # a sharper joint, so that many nodes hold next to nothing
     exact, near, rough = (
-        value_and_gradients(lambda *x, skip=skip: rnnt_loss_lean(*x, *rest, impl=impl, skip=skip, reduction="sum"), given)
+        value_and_gradients(
+            lambda *x, skip=skip: rnnt_loss_lean(*x, *rest, impl=impl, skip=skip, reduction="sum"),
+            given,
+        )
         for skip in (0.0, 1e-6, 0.3)
     )
     N = int((rest[1] * (rest[2] + 1)).sum())
@@ -190,7 +232,9 @@ def test_autocast_decides_the_dtype_of_the_products():
     given, rest = halves(7, 2, 10, 4, 32, 16, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast = value_and_gradients(lambda *x: rnnt_loss_lean(*x, *rest, reduction="none"), given)
-    low = value_and_gradients(lambda e, p, w, b: rnnt_loss_lean(e, p, w.bfloat16(), b, *rest, reduction="none"), given)
+    low = value_and_gradients(
+        lambda e, p, w, b: rnnt_loss_lean(e, p, w.bfloat16(), b, *rest, reduction="none"), given
+    )
     for one, other in zip(cast, low, strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=0, atol=0)
@@ -202,7 +246,9 @@ def test_autocast_decides_the_dtype_of_the_products():
 def test_a_nan_is_heard_in_the_loss_and_in_the_gradients(impl):
     given, rest = halves(12, 2, 5, 3, 8, 6, torch.float32, ragged=False)
     given[0][1, 2, 3] = math.nan
-    cost, *grads = value_and_gradients(lambda *x: rnnt_loss_lean(*x, *rest, activation="tanh", impl=impl, reduction="none"), given)
+    cost, *grads = value_and_gradients(
+        lambda *x: rnnt_loss_lean(*x, *rest, activation="tanh", impl=impl, reduction="none"), given
+    )
     assert cost.isnan().tolist() == [False, True]
     assert all(grad.isnan().any() for grad in grads)
     assert grads[0][0].isfinite().all()
@@ -215,9 +261,13 @@ def test_strided_halves_and_a_bias_of_another_width_are_as_good():
     for impl in IMPLS:
         cost = rnnt_loss_lean(*strided, *rest, impl=impl, reduction="none")
         torch.testing.assert_close(cost, wanted[0])
-        rnnt_loss_lean(*given[:3], given[3].bfloat16().requires_grad_(), *rest, impl=impl).backward()
+        rnnt_loss_lean(
+            *given[:3], given[3].bfloat16().requires_grad_(), *rest, impl=impl
+        ).backward()
         zeros = torch.zeros_like(given[3])
-        assert rnnt_loss_lean(*given[:3], None, *rest, impl=impl) == rnnt_loss_lean(*given[:3], zeros, *rest, impl=impl)
+        assert rnnt_loss_lean(*given[:3], None, *rest, impl=impl) == rnnt_loss_lean(
+            *given[:3], zeros, *rest, impl=impl
+        )
 
 
 def test_one_gradient_may_be_asked_for_alone_and_the_graph_used_twice():
@@ -236,7 +286,8 @@ def test_one_gradient_may_be_asked_for_alone_and_the_graph_used_twice():
 def test_reductions_are_those_of_the_dense_loss(reduction):
     given, rest = halves(9, 3, 5, 3, 8, 6)
     torch.testing.assert_close(
-        rnnt_loss_lean(*given, *rest, reduction=reduction), rnnt_loss(joint(*given), *rest, reduction=reduction)
+        rnnt_loss_lean(*given, *rest, reduction=reduction),
+        rnnt_loss(joint(*given), *rest, reduction=reduction),
     )
 
 
@@ -247,7 +298,10 @@ def test_tdt_with_omega_one_is_the_plain_loss_and_no_path_costs_infinity():
     wanted = rnnt_loss_lean(given[0], given[1], given[2][:6], given[3][:6], *rest, reduction="none")
     assert torch.equal(tdt_loss_lean(*given, *rest, omega=1.0, **options), wanted)
     cost, *grads = value_and_gradients(
-        lambda *x: tdt_loss_lean(*x, rest[0], torch.tensor([5, 5]), rest[2], durations=(2, 4), reduction="none"), given
+        lambda *x: tdt_loss_lean(
+            *x, rest[0], torch.tensor([5, 5]), rest[2], durations=(2, 4), reduction="none"
+        ),
+        given,
     )
     assert (cost == math.inf).all()
     assert all((grad == 0).all() for grad in grads)
@@ -255,13 +309,19 @@ def test_tdt_with_omega_one_is_the_plain_loss_and_no_path_costs_infinity():
 
 def test_bad_input_is_one_line_that_names_argument_wanted_and_got():
     given, rest = halves(11, 2, 5, 3, 8, 6, torch.float32)
-    good = dict(zip([*NAMES, "targets", "logit_lengths", "target_lengths"], [*given, *rest], strict=True))
+    good = dict(
+        zip([*NAMES, "targets", "logit_lengths", "target_lengths"], [*given, *rest], strict=True)
+    )
     cases = {
-        "predicted: expected shape (B=2, U1, D=8), got (2, 4, 7).": {"predicted": torch.zeros(2, 4, 7)},
+        "predicted: expected shape (B=2, U1, D=8), got (2, 4, 7).": {
+            "predicted": torch.zeros(2, 4, 7)
+        },
         "encoded: expected shape (B, T, D), got (2, 5).": {"encoded": torch.zeros(2, 5)},
         "weight: expected shape (V, D=8), got (6, 9).": {"weight": torch.zeros(6, 9)},
         "bias: expected shape (V=6), got (5,).": {"bias": torch.zeros(5)},
-        "predicted: expected torch.float32, as encoded, got torch.float64.": {"predicted": given[1].double()},
+        "predicted: expected torch.float32, as encoded, got torch.float64.": {
+            "predicted": given[1].double()
+        },
         "encoded: expected floating point, got torch.int64.": {"encoded": given[0].long()},
         "activation: expected 'relu' or 'tanh', got 'gelu'.": {"activation": "gelu"},
         "dropout: expected a probability below 1, got 1.": {"dropout": 1},
@@ -269,20 +329,32 @@ def test_bad_input_is_one_line_that_names_argument_wanted_and_got():
         "tile: expected a number of nodes, at least 1, got 0.": {"tile": 0},
         "seed: expected an integer of 32 bits, got -1.": {"seed": -1},
         "blank: expected an index of V=6 tokens, got 6.": {"blank": 6},
-        "logit_lengths: expected 1 to T=5 frames, got 0 in utterance 1.": {"logit_lengths": torch.tensor([5, 0])},
-        "target_lengths: expected 0 to U=3 labels, got 4 in utterance 0.": {"target_lengths": torch.tensor([4, 0])},
-        "bias: expected a tensor on cpu, as encoded, got meta.": {"bias": torch.zeros(6, device="meta")},
-        "impl: expected one of 'auto', 'plain', 'numba_cpu', 'triton', got 'fast'.": {"impl": "fast"},
+        "logit_lengths: expected 1 to T=5 frames, got 0 in utterance 1.": {
+            "logit_lengths": torch.tensor([5, 0])
+        },
+        "target_lengths: expected 0 to U=3 labels, got 4 in utterance 0.": {
+            "target_lengths": torch.tensor([4, 0])
+        },
+        "bias: expected a tensor on cpu, as encoded, got meta.": {
+            "bias": torch.zeros(6, device="meta")
+        },
+        "impl: expected one of 'auto', 'plain', 'numba_cpu', 'triton', got 'fast'.": {
+            "impl": "fast"
+        },
     }
     assert rnnt_loss_lean(**good).isfinite()
     for wanted, change in cases.items():
         with pytest.raises(ValueError) as error:
             rnnt_loss_lean(**{**good, **change})
         assert str(error.value) == wanted
-    with pytest.raises(ValueError, match="encoded: expected float32, float16 or bfloat16 with impl='numba_cpu'"):
+    with pytest.raises(
+        ValueError, match="encoded: expected float32, float16 or bfloat16 with impl='numba_cpu'"
+    ):
         rnnt_loss_lean(*[x.double() for x in given], *rest, impl="numba_cpu")
     for durations in ((1, 1), 4):
         with pytest.raises(ValueError, match="durations: expected"):
             tdt_loss_lean(*given, *rest, durations=durations)
-    with pytest.raises(ValueError, match="bias: expected torch.float32 beside this weight, got torch.float64"):
+    with pytest.raises(
+        ValueError, match="bias: expected torch.float32 beside this weight, got torch.float64"
+    ):
         rnnt_loss_lean(*given[:3], given[3].double(), *rest)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from asrkit.losses import availability, rnnt_loss_lean, tdt_loss_lean
-from asrkit.profiling.fakes import lean_launches
+from asrkit.workbench.profiling.fakes import lean_launches
 
 
 class Case(NamedTuple):
@@ -64,11 +64,18 @@ def errors(case, device):
     truth = graded(case, [tensor.double() for tensor in given], rest, "plain")
     rival, ours = graded(case, given, rest, "plain"), graded(case, given, rest, "triton", device)
     assert torch.equal(ours[0].isinf().cpu(), truth[0].isinf())
-    cut_off = 2 if case.dtype == torch.bfloat16 and device == "cpu" else 1  # not rounded: twice the error
+    cut_off = (
+        2 if case.dtype == torch.bfloat16 and device == "cpu" else 1
+    )  # not rounded: twice the error
     found = []
-    for what, *results in zip(["loss", "encoded", "predicted", "weight", "bias"], truth, rival, ours, strict=True):
+    for what, *results in zip(
+        ["loss", "encoded", "predicted", "weight", "bias"], truth, rival, ours, strict=True
+    ):
         wanted, theirs, got = (result.double().cpu().nan_to_num(posinf=0) for result in results)
-        error, tiny = float((got - wanted).abs().max()), 4 * torch.finfo(case.dtype).eps * max(1.0, float(wanted.abs().max()))
+        error, tiny = (
+            float((got - wanted).abs().max()),
+            4 * torch.finfo(case.dtype).eps * max(1.0, float(wanted.abs().max())),
+        )
         allowed = cut_off * (2 * float((theirs - wanted).abs().max()) + tiny)
         if not error <= allowed:
             found.append((what, error, allowed))
@@ -89,14 +96,28 @@ def tensors(case):
         targets[b, labels[b] :] = 10**6
     given[2] /= D**0.5
     dtypes = [case.halves or case.dtype] * 2 + [case.dtype] * 2
-    return [tensor.to(dtype) for tensor, dtype in zip(given, dtypes, strict=True)], [targets, frames, labels]
+    return [tensor.to(dtype) for tensor, dtype in zip(given, dtypes, strict=True)], [
+        targets,
+        frames,
+        labels,
+    ]
 
 
 def graded(case, given, rest, impl, device="cpu"):
     """Loss (B,) and its gradients by the four tensors, weighted; 0 where a loss is infinite."""
     leaves = [tensor.to(device).detach().requires_grad_() for tensor in given]
-    loss = partial(tdt_loss_lean, durations=case.durations) if case.durations else partial(rnnt_loss_lean, fastemit_lambda=0.1)
-    how = {"activation": case.activation, "dropout": case.dropout, "seed": 2**32 - 5, "skip": case.skip, "tile": 200}
+    loss = (
+        partial(tdt_loss_lean, durations=case.durations)
+        if case.durations
+        else partial(rnnt_loss_lean, fastemit_lambda=0.1)
+    )
+    how = {
+        "activation": case.activation,
+        "dropout": case.dropout,
+        "seed": 2**32 - 5,
+        "skip": case.skip,
+        "tile": 200,
+    }
     costs = loss(*leaves, *[part.to(device) for part in rest], reduction="none", impl=impl, **how)
     weight = torch.linspace(-1, 2, case.B).to(costs) * costs.isfinite()
     return [costs.detach(), *torch.autograd.grad(costs, leaves, weight)]
@@ -105,10 +126,14 @@ def graded(case, given, rest, impl, device="cpu"):
 def test_kernels_err_no_more_than_plain_torch_in_the_interpreter():
     pytest.importorskip("triton")
     here = Path(__file__)
-    test = f"from {here.stem} import disagreements; assert not (found := disagreements('cpu')), found"
+    test = (
+        f"from {here.stem} import disagreements; assert not (found := disagreements('cpu')), found"
+    )
     code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); {test}"
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -127,13 +152,23 @@ def test_a_call_takes_few_launches_and_nobody_waits(loss, most):
     count = lean_launches(loss, **SHAPE, impl="triton", activation="tanh", dropout=0.1, skip=1e-7)
     kernels, runs = Counter(count.kernels), 6  # of at most 256 MiB of logits' gradient
     tdt = {"by_durations": runs} if loss is tdt_loss_lean else {}
-    assert kernels == {"scores": 1, "_sweep": 1, "_shares": 1, "by_logits": runs, "by_halves": runs, **tdt}
+    assert kernels == {
+        "scores": 1,
+        "_sweep": 1,
+        "_shares": 1,
+        "by_logits": runs,
+        "by_halves": runs,
+        **tdt,
+    }
     assert count.ops["addmm"] == runs
     assert count.launches <= most, (kernels, +count.ops)
 
 
 COMPILED = [(cc, torch.bfloat16, torch.bfloat16) for cc in (80, 90, 100)]
-COMPILED += [(90, torch.bfloat16, torch.float32), (90, torch.float32, torch.float32)]  # under autocast, and without
+COMPILED += [
+    (90, torch.bfloat16, torch.float32),
+    (90, torch.float32, torch.float32),
+]  # under autocast, and without
 
 
 @pytest.mark.parametrize("cc, dtype, halves", COMPILED, ids=str)
@@ -141,16 +176,26 @@ def test_what_a_call_launches_compiles_without_spills_and_fills_eight_warps(cc, 
     pytest.importorskip("triton")
     loss, half = (tdt_loss_lean, True) if dtype == torch.bfloat16 else (rnnt_loss_lean, False)
     options = {"impl": "triton", "activation": "tanh", "dropout": 0.1, "seed": 1}
-    made = lean_launches(loss, **SHAPE | {"B": 1}, dtype=dtype, halves=halves, cc=cc, compiles=True, **options).made
+    made = lean_launches(
+        loss, **SHAPE | {"B": 1}, dtype=dtype, halves=halves, cc=cc, compiles=True, **options
+    ).made
     unit = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[cc] if half else "FFMA"
     for name in ("scores", "by_logits", "by_halves"):
         kernel = made[name]
         taken = name, kernel.registers, kernel.stack_B, kernel.shared_B, kernel.opcodes
         assert (kernel.spills, kernel.stack_B) == (0, 0), taken
-        assert kernel.shared_B + 1024 <= {80: 164, 90: 228, 100: 228}[cc] * 1024 and kernel.warps >= 8, taken
-        assert kernel.opcodes[unit] >= 2 and half == any("MMA" in opcode.replace("FFMA", "") for opcode in kernel.opcodes), taken
-        copies = [one for one in kernel.instructions if one.opcode.startswith("LDGSTS")]  # under way while others are multiplied
-        assert copies and all(one.bytes >= 8 for one in copies), taken  # V = 1025 is aligned by the padded weight
+        assert (
+            kernel.shared_B + 1024 <= {80: 164, 90: 228, 100: 228}[cc] * 1024 and kernel.warps >= 8
+        ), taken
+        assert kernel.opcodes[unit] >= 2 and half == any(
+            "MMA" in opcode.replace("FFMA", "") for opcode in kernel.opcodes
+        ), taken
+        copies = [
+            one for one in kernel.instructions if one.opcode.startswith("LDGSTS")
+        ]  # under way while others are multiplied
+        assert copies and all(one.bytes >= 8 for one in copies), (
+            taken
+        )  # V = 1025 is aligned by the padded weight
 
 
 def test_float32_is_multiplied_as_such_unless_tf32_is_asked_for():
@@ -160,7 +205,9 @@ def test_float32_is_multiplied_as_such_unless_tf32_is_asked_for():
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
             asked = lean_launches(rnnt_loss_lean, **SHAPE, dtype=torch.float32, impl="triton").asked
-            assert [asked[name]["TF32"] for name in ("scores", "by_logits", "by_halves")] == [tf32] * 3
+            assert [asked[name]["TF32"] for name in ("scores", "by_logits", "by_halves")] == [
+                tf32
+            ] * 3
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 
@@ -170,8 +217,12 @@ def test_a_broken_numba_cuda_leaves_the_lattice_to_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "asrkit.losses.rnnt.numba_cuda", None)  # its import raises
     availability.numba_cuda_works.cache_clear()
     fake = torch.zeros(1, device="meta")
-    monkeypatch.setattr(availability, "expect_runs", lambda *given: None)  # installed, and the scores are on a GPU
-    with pytest.warns(RuntimeWarning, match="numba-cuda is installed and does not work: ModuleNotFoundError"):
+    monkeypatch.setattr(
+        availability, "expect_runs", lambda *given: None
+    )  # installed, and the scores are on a GPU
+    with pytest.warns(
+        RuntimeWarning, match="numba-cuda is installed and does not work: ModuleNotFoundError"
+    ):
         assert availability.lattice_beside(fake) == "wavefront"
     assert availability.lattice_beside(fake) == "wavefront"  # and says so once
     availability.numba_cuda_works.cache_clear()

@@ -9,7 +9,7 @@ import torch
 from asrkit.losses import pack_joint, packed_offsets, rnnt_loss, rnnt_loss_packed
 from asrkit.losses.dropout import mask, node_keys
 from asrkit.losses.packed import IMPLS
-from asrkit.profiling import peak_memory
+from asrkit.workbench.profiling import peak_memory
 
 EXACT = ["reference", "wavefront"]
 ON_GPU = {"numba_cuda", "triton"}
@@ -26,7 +26,9 @@ def valid(padded):
 
 def halves(dtype=torch.float64, D=7):
     g = torch.Generator().manual_seed(1)
-    encoded, predicted = (torch.randn(4, size, D, generator=g, dtype=torch.float64).to(dtype) for size in (6, 5))
+    encoded, predicted = (
+        torch.randn(4, size, D, generator=g, dtype=torch.float64).to(dtype) for size in (6, 5)
+    )
     return encoded.requires_grad_(), predicted.requires_grad_()
 
 
@@ -40,7 +42,9 @@ def differentiated(loss, logits, *rest, impl, **options):
     device = "cuda" if impl in ON_GPU else "cpu"
     logits, *rest = (tensor.detach().to(device) for tensor in (logits, *rest))
     costs = loss(logits.requires_grad_(), *rest, reduction="none", impl=impl, **options)
-    return costs.detach().cpu(), torch.autograd.grad(costs, logits, torch.arange(1.0, 5).to(costs))[0].cpu()
+    return costs.detach().cpu(), torch.autograd.grad(costs, logits, torch.arange(1.0, 5).to(costs))[
+        0
+    ].cpu()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -52,11 +56,17 @@ def test_the_packed_joint_is_the_padded_one_without_its_padding(activation):
     weight = torch.randn(dense.shape, dtype=torch.float64)
     wanted = torch.autograd.grad(dense, (encoded, predicted), weight, retain_graph=True)
     for _ in range(2):
-        for got, grad in zip(torch.autograd.grad(packed, (encoded, predicted), weight, retain_graph=True), wanted, strict=True):
+        for got, grad in zip(
+            torch.autograd.grad(packed, (encoded, predicted), weight, retain_graph=True),
+            wanted,
+            strict=True,
+        ):
             torch.testing.assert_close(got, grad)
     expanded = torch.ones((), dtype=torch.float64).expand(dense.shape)
     wanted = torch.autograd.grad(dense, (encoded, predicted), expanded)
-    for got, grad in zip(torch.autograd.grad(packed, (encoded, predicted), expanded), wanted, strict=True):
+    for got, grad in zip(
+        torch.autograd.grad(packed, (encoded, predicted), expanded), wanted, strict=True
+    ):
         torch.testing.assert_close(got, grad)
 
 
@@ -64,11 +74,20 @@ def test_the_packed_joint_is_the_padded_one_without_its_padding(activation):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_dropout_follows_the_counted_mask_in_both_passes(activation, dtype):
     encoded, predicted = halves(dtype)
-    keys = [node_keys(b, torch.arange(T)[:, None], torch.arange(U1), 5).flatten() for b, (T, U1) in enumerate(SHAPES)]
+    keys = [
+        node_keys(b, torch.arange(T)[:, None], torch.arange(U1), 5).flatten()
+        for b, (T, U1) in enumerate(SHAPES)
+    ]
     kept = mask(torch.cat(keys), 7, 0.4)
     wide = [half.detach().double().requires_grad_() for half in (encoded, predicted)]
-    dense = valid(ACTIVATIONS[activation]((wide[0][:, :, None] + wide[1][:, None]).to(dtype).double())) * kept / 0.6
-    packed = pack_joint(encoded, predicted, FRAMES, LABELS, activation=activation, dropout=0.4, seed=5)
+    dense = (
+        valid(ACTIVATIONS[activation]((wide[0][:, :, None] + wide[1][:, None]).to(dtype).double()))
+        * kept
+        / 0.6
+    )
+    packed = pack_joint(
+        encoded, predicted, FRAMES, LABELS, activation=activation, dropout=0.4, seed=5
+    )
     assert (packed[~kept] == 0).all()
     eps, weight = 4 * torch.finfo(dtype).eps, torch.randn(dense.shape).to(dtype)
     torch.testing.assert_close(packed.double(), dense, rtol=eps, atol=eps)
@@ -78,16 +97,26 @@ def test_dropout_follows_the_counted_mask_in_both_passes(activation, dtype):
 
 
 def test_tiles_do_not_show_and_the_seed_comes_from_torch_if_none_is_given():
-    encoded, predicted = torch.randn(2, 300, 40, requires_grad=True), torch.randn(2, 50, 40, requires_grad=True)
+    encoded, predicted = (
+        torch.randn(2, 300, 40, requires_grad=True),
+        torch.randn(2, 50, 40, requires_grad=True),
+    )
     frames, labels = torch.tensor([300, 217]), torch.tensor([49, 30])
     packed = pack_joint(encoded, predicted, frames, labels, activation="tanh", dropout=0.1, seed=3)
     first, second, last = packed_offsets(frames, labels).tolist()
     assert (first, last) == (0, len(packed))
     keys = node_keys(1, torch.arange(217)[:, None], torch.arange(31), 3).flatten()
-    wanted = (encoded[1, :217, None] + predicted[1, :31]).tanh().flatten(0, 1) * mask(keys, 40, 0.1) / 0.9
+    wanted = (
+        (encoded[1, :217, None] + predicted[1, :31]).tanh().flatten(0, 1)
+        * mask(keys, 40, 0.1)
+        / 0.9
+    )
     torch.testing.assert_close(packed[second:], wanted)
     weight = torch.randn(last, 40)
-    grads = [torch.autograd.grad(x, (encoded, predicted), w) for x, w in ((packed, weight), (wanted, weight[second:]))]
+    grads = [
+        torch.autograd.grad(x, (encoded, predicted), w)
+        for x, w in ((packed, weight), (wanted, weight[second:]))
+    ]
     for got, grad in zip(*grads, strict=True):
         torch.testing.assert_close(got[1], grad[1], rtol=1e-4, atol=1e-4)
     with torch.random.fork_rng():
@@ -126,14 +155,18 @@ def test_the_packed_joint_has_no_second_derivative_and_notices_that_its_result_w
 
 
 @pytest.mark.parametrize("impl", ALL)
-@pytest.mark.parametrize("options", [{}, {"clamp": 0.1, "fastemit_lambda": 0.2}, {"fused_log_softmax": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"clamp": 0.1, "fastemit_lambda": 0.2}, {"fused_log_softmax": False}]
+)
 def test_the_packed_loss_and_its_gradient_are_the_padded_ones(impl, options):
     dtype = torch.float64 if impl in EXACT else torch.float32
     logits, targets = lattice(dtype)
     logits = logits.log_softmax(-1)
     rest = targets, FRAMES, LABELS
     cost, grad = differentiated(rnnt_loss, logits, *rest, impl=impl, **options)
-    packed_cost, packed_grad = differentiated(rnnt_loss_packed, valid(logits), *rest, impl=impl, **options)
+    packed_cost, packed_grad = differentiated(
+        rnnt_loss_packed, valid(logits), *rest, impl=impl, **options
+    )
     torch.testing.assert_close(packed_cost, cost, rtol=1e-6, atol=0)
     torch.testing.assert_close(packed_grad, valid(grad), rtol=1e-6, atol=1e-7)
     truth = differentiated(rnnt_loss, logits.double(), *rest, impl="reference", **options)
@@ -146,7 +179,9 @@ def test_rows_that_do_not_lie_side_by_side_give_the_same_numbers(impl):
     wanted = differentiated(rnnt_loss_packed, valid(logits), targets, FRAMES, LABELS, impl=impl)
     view = valid(torch.cat((logits, torch.full_like(logits, math.nan)), -1))[:, :6]
     assert not view.is_contiguous()
-    got = differentiated(rnnt_loss_packed, view, targets.int(), FRAMES.int(), LABELS.int(), impl=impl)
+    got = differentiated(
+        rnnt_loss_packed, view, targets.int(), FRAMES.int(), LABELS.int(), impl=impl
+    )
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
@@ -158,9 +193,13 @@ def test_the_gradient_may_be_written_over_packed_logits(impl, dtype):
     wanted = differentiated(rnnt_loss_packed, valid(logits), targets, FRAMES, LABELS, impl=impl)
     leaf = valid(logits).requires_grad_()
     given = leaf * 1
-    costs = rnnt_loss_packed(given, targets, FRAMES, LABELS, reduction="none", impl=impl, overwrite_logits=True)
+    costs = rnnt_loss_packed(
+        given, targets, FRAMES, LABELS, reduction="none", impl=impl, overwrite_logits=True
+    )
     torch.testing.assert_close(costs, wanted[0], rtol=0, atol=0)
-    torch.testing.assert_close(torch.autograd.grad(costs, leaf, torch.arange(1.0, 5))[0], wanted[1], rtol=0, atol=0)
+    torch.testing.assert_close(
+        torch.autograd.grad(costs, leaf, torch.arange(1.0, 5))[0], wanted[1], rtol=0, atol=0
+    )
     torch.testing.assert_close(given.detach(), wanted[1], rtol=0, atol=0)
 
 
@@ -168,10 +207,21 @@ def test_from_halves_to_loss_packed_and_padded_agree_down_to_the_weights():
     linear, targets = torch.nn.Linear(7, 6).double(), lattice()[1]
     encoded, predicted = halves()
     wanted_from = encoded, predicted, linear.weight, linear.bias
-    dense = rnnt_loss(linear((encoded[:, :, None] + predicted[:, None]).relu()), targets, FRAMES, LABELS)
-    packed = rnnt_loss_packed(linear(pack_joint(encoded, predicted, FRAMES, LABELS, activation="relu")), targets, FRAMES, LABELS)
+    dense = rnnt_loss(
+        linear((encoded[:, :, None] + predicted[:, None]).relu()), targets, FRAMES, LABELS
+    )
+    packed = rnnt_loss_packed(
+        linear(pack_joint(encoded, predicted, FRAMES, LABELS, activation="relu")),
+        targets,
+        FRAMES,
+        LABELS,
+    )
     torch.testing.assert_close(packed, dense)
-    for got, wanted in zip(torch.autograd.grad(packed, wanted_from), torch.autograd.grad(dense, wanted_from), strict=True):
+    for got, wanted in zip(
+        torch.autograd.grad(packed, wanted_from),
+        torch.autograd.grad(dense, wanted_from),
+        strict=True,
+    ):
         torch.testing.assert_close(got, wanted)
 
 
@@ -181,17 +231,24 @@ def test_memory_is_that_of_the_valid_rows():
     N = packed_offsets(frames, labels)[-1].item()
     tile, made = 8 * 2**20, []  # masks and gradients of one tile
     for options in ({}, {"activation": "tanh", "dropout": 0.1, "seed": 1}):
-        size = peak_memory(lambda options=options: made.append(pack_joint(*halves, frames, labels, **options)))
+        size = peak_memory(
+            lambda options=options: made.append(pack_joint(*halves, frames, labels, **options))
+        )
         assert 4 * N * 64 <= size <= 4 * N * 64 + tile
         grad = torch.ones_like(made[-1])
         assert peak_memory(lambda grad=grad: torch.autograd.grad(made[-1], halves, grad)) <= tile
     logits, targets = torch.randn(N, 50, requires_grad=True), torch.zeros(8, 39, dtype=torch.long)
-    assert peak_memory(lambda: rnnt_loss_packed(logits, targets, frames, labels).backward()) <= 1.5 * logits.nbytes
+    assert (
+        peak_memory(lambda: rnnt_loss_packed(logits, targets, frames, labels).backward())
+        <= 1.5 * logits.nbytes
+    )
 
 
 def test_packed_and_padded_doors_share_one_signature():
     ours, theirs = (inspect.signature(f).parameters.values() for f in (rnnt_loss_packed, rnnt_loss))
-    assert [(p.name, p.default, p.kind) for p in ours] == [(p.name, p.default, p.kind) for p in theirs]
+    assert [(p.name, p.default, p.kind) for p in ours] == [
+        (p.name, p.default, p.kind) for p in theirs
+    ]
 
 
 HALVES = {"encoded": torch.zeros(2, 4, 8), "predicted": torch.zeros(2, 3, 8), "logit_lengths": torch.tensor([4, 3]),

@@ -52,7 +52,12 @@ def whole(logits, targets):
     """Arguments of logits (T, U1, V) or (B, T, U1, V) without padding; `targets` are lists."""
     logits = logits if logits.dim() == 4 else logits[None]
     B, T, U1, _ = logits.shape
-    return logits, torch.tensor(targets, dtype=torch.long).view(B, U1 - 1), torch.full((B,), T), torch.full((B,), U1 - 1)
+    return (
+        logits,
+        torch.tensor(targets, dtype=torch.long).view(B, U1 - 1),
+        torch.full((B,), T),
+        torch.full((B,), U1 - 1),
+    )
 
 
 def value_and_gradient(logits, *rest, weight=None, **options):
@@ -89,25 +94,39 @@ PUBLISHED = [  # logits, targets, blank, losses
 @pytest.mark.parametrize("case", range(len(PUBLISHED)))
 def test_published_losses(case, impl):
     logits, targets, blank, wanted = PUBLISHED[case]
-    got = rnnt_loss(*whole(torch.from_numpy(logits).to(precision(impl)), targets), blank, reduction="none", impl=impl)
+    got = rnnt_loss(
+        *whole(torch.from_numpy(logits).to(precision(impl)), targets),
+        blank,
+        reduction="none",
+        impl=impl,
+    )
     assert got.tolist() == pytest.approx(wanted, abs=2e-9 if impl in EXACT else 2e-5)
 
 
 @pytest.mark.parametrize("impl", ALL)
 def test_small_case_of_warp_transducer_has_the_published_loss_and_gradient(impl):
-    logits, gradient = (torch.tensor([float(x) for x in text.split()]).view(1, 2, 3, 5) for text in (SMALL, SMALL_GRADIENT))
+    logits, gradient = (
+        torch.tensor([float(x) for x in text.split()]).view(1, 2, 3, 5)
+        for text in (SMALL, SMALL_GRADIENT)
+    )
     cost, grad = value_and_gradient(*whole(logits, [1, 2]), blank=0, impl=impl)
     assert cost.item() == pytest.approx(4.4956667662, abs=1e-6)
     torch.testing.assert_close(grad, gradient, rtol=0, atol=3e-7)
     for last in (4, -1):
-        assert rnnt_loss(*whole(logits, [1, 2]), blank=last, impl=impl).item() == pytest.approx(5.0956667527, abs=1e-6)
+        assert rnnt_loss(*whole(logits, [1, 2]), blank=last, impl=impl).item() == pytest.approx(
+            5.0956667527, abs=1e-6
+        )
 
 
 @pytest.mark.parametrize("impl", ALL)
-@pytest.mark.parametrize(("T", "U", "V"), [(1, 0, 2), (1, 3, 4), (10, 2, 4), (5, 0, 3), (63, 31, 28), (200, 7, 2)])
+@pytest.mark.parametrize(
+    ("T", "U", "V"), [(1, 0, 2), (1, 3, 4), (10, 2, 4), (5, 0, 3), (63, 31, 28), (200, 7, 2)]
+)
 def test_uniform_logits_count_alignments(impl, T, U, V):
     cost = rnnt_loss(*whole(torch.full((T, U + 1, V), 0.1), [0] * U), impl=impl)
-    assert cost.item() == pytest.approx((T + U) * math.log(V) - math.log(math.comb(T + U - 1, U)), rel=3e-6)
+    assert cost.item() == pytest.approx(
+        (T + U) * math.log(V) - math.log(math.comb(T + U - 1, U)), rel=3e-6
+    )
 
 
 @pytest.mark.parametrize("impl", OURS)
@@ -125,7 +144,9 @@ def test_the_loss_is_the_sum_over_all_alignments(impl, T, U):
         paths.append(score)
     assert len(paths) == math.comb(T + U - 1, U)
     wanted = -torch.tensor(paths, dtype=torch.float64).logsumexp(0).item()
-    assert rnnt_loss(logits, targets, *lengths, impl=impl).item() == pytest.approx(wanted, rel=1e-13 if impl in EXACT else 1e-6)
+    assert rnnt_loss(logits, targets, *lengths, impl=impl).item() == pytest.approx(
+        wanted, rel=1e-13 if impl in EXACT else 1e-6
+    )
 
 
 def test_every_diagonal_of_the_lattice_holds_the_whole_likelihood():
@@ -141,7 +162,9 @@ def test_reference_gradient_is_the_numerical_one():
     logits, *rest = lattice(1, 2, 3, 2, 3)
     for fused in (True, False):
         assert torch.autograd.gradcheck(
-            lambda x, fused=fused: rnnt_loss(x, *rest, reduction="none", fused_log_softmax=fused, impl="reference"),
+            lambda x, fused=fused: rnnt_loss(
+                x, *rest, reduction="none", fused_log_softmax=fused, impl="reference"
+            ),
             logits.clone().requires_grad_(),
         )
 
@@ -151,7 +174,9 @@ def test_on_a_lattice_of_real_size_the_error_is_at_most_twice_torchaudios():
     truth = value_and_gradient(logits.double(), *rest, impl="wavefront")
     rival = value_and_gradient(logits, *rest, impl="torchaudio")
     for impl in FAST:
-        for wanted, theirs, got in zip(truth, rival, value_and_gradient(logits, *rest, impl=impl), strict=True):
+        for wanted, theirs, got in zip(
+            truth, rival, value_and_gradient(logits, *rest, impl=impl), strict=True
+        ):
             assert (got - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + 1e-12
 
 
@@ -162,7 +187,11 @@ def test_torchs_defaults_and_inference_targets_change_nothing(impl):
     with torch.inference_mode():
         targets = targets.clone()
     try:
-        for dtype, device in ((torch.float64, "cpu"), (torch.float16, "cpu"), (torch.float32, "meta")):
+        for dtype, device in (
+            (torch.float64, "cpu"),
+            (torch.float16, "cpu"),
+            (torch.float32, "meta"),
+        ):
             torch.set_default_dtype(dtype)
             torch.set_default_device(device)
             leaf = logits.clone().requires_grad_()
@@ -185,7 +214,10 @@ def test_gradients_hold_no_denormal_numbers():
 def test_kernels_run_where_no_cache_can_be_written():
     code = "import asrkit.losses.rows.numba_cpu as k; k._scores"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"NUMBA_CACHE_DIR": "/proc/none"}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env=os.environ | {"NUMBA_CACHE_DIR": "/proc/none"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
@@ -199,8 +231,17 @@ CASES = given(
 def case_and_truth(seed, B, T, U, V, blank, fused, clamp, dtype):
     logits, *rest = lattice(seed, B, T, U, V, dtype, blank=blank)
     logits = logits if fused else logits.log_softmax(-1)
-    options = {"blank": blank, "clamp": clamp, "fused_log_softmax": fused, "weight": torch.linspace(-1, 2, B)}
-    return (logits, *rest), options, value_and_gradient(logits.double(), *rest, impl="reference", **options)
+    options = {
+        "blank": blank,
+        "clamp": clamp,
+        "fused_log_softmax": fused,
+        "weight": torch.linspace(-1, 2, B),
+    }
+    return (
+        (logits, *rest),
+        options,
+        value_and_gradient(logits.double(), *rest, impl="reference", **options),
+    )
 
 
 @settings(max_examples=500)
@@ -218,7 +259,9 @@ def test_float32_agrees_with_the_reference_as_closely_as_torchaudio_does(**case)
 @CASES
 def test_wavefront_in_float64_is_the_reference(**case):
     arguments, options, truth = case_and_truth(dtype=torch.float64, **case)
-    for wanted, got in zip(truth, value_and_gradient(*arguments, impl="wavefront", **options), strict=True):
+    for wanted, got in zip(
+        truth, value_and_gradient(*arguments, impl="wavefront", **options), strict=True
+    ):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11)
 
 
@@ -248,7 +291,9 @@ def test_long_and_thin_lattices_agree(shape, impl):
 
 @pytest.mark.parametrize("impl", ALL)
 def test_what_lies_in_the_padding_cannot_matter(impl, expect_padding_cannot_matter):
-    expect_padding_cannot_matter(partial(value_and_gradient, impl=impl), *lattice(7, 4, 6, 4, 5, torch.float32))
+    expect_padding_cannot_matter(
+        partial(value_and_gradient, impl=impl), *lattice(7, 4, 6, 4, 5, torch.float32)
+    )
 
 
 @pytest.mark.parametrize("impl", ALL)
@@ -258,7 +303,12 @@ def test_rows_nobody_reaches_and_the_company_of_others_cannot_matter(impl):
     costs, grads = value_and_gradient(logits, targets, frames, labels, impl=impl)
     for b in range(3):
         T, U = int(frames[b]), int(labels[b])
-        alone = logits[b : b + 1, :T, : U + 1], targets[b : b + 1, :U], frames[b : b + 1], labels[b : b + 1]
+        alone = (
+            logits[b : b + 1, :T, : U + 1],
+            targets[b : b + 1, :U],
+            frames[b : b + 1],
+            labels[b : b + 1],
+        )
         cost, grad = value_and_gradient(*alone, impl=impl)
         torch.testing.assert_close(cost[0], costs[b])
         torch.testing.assert_close(grad[0], grads[b, :T, : U + 1], rtol=1e-5, atol=1e-6)
@@ -268,7 +318,9 @@ VIEWS = {
     "tokens first": lambda x: x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
     "frames and labels swapped": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
     "every other element": lambda x: torch.stack((x, x), -1)[..., 0],
-    "inside a larger tensor": lambda x: torch.nn.functional.pad(x, (2, 3, 1, 1, 2, 0))[:, 2:, 1:-1, 2:-3],
+    "inside a larger tensor": lambda x: torch.nn.functional.pad(x, (2, 3, 1, 1, 2, 0))[
+        :, 2:, 1:-1, 2:-3
+    ],
 }
 
 
@@ -289,14 +341,20 @@ def test_views_and_int32_are_as_good_as_contiguous_int64(view, impl):
 def test_expanded_logits_collect_the_gradient_of_every_place_they_stand_for(impl):
     small = lattice(17, 1, 5, 2, 4, torch.float32)[0][:, :1].requires_grad_()
     rest = torch.tensor([[0, 1], [2, 0]]), torch.tensor([5, 3]), torch.tensor([2, 1])
-    through_view = torch.autograd.grad(rnnt_loss(small.expand(2, 5, 3, 4), *rest, impl=impl), small)[0]
-    through_copy = torch.autograd.grad(rnnt_loss(small.repeat(2, 5, 1, 1), *rest, impl=impl), small)[0]
+    through_view = torch.autograd.grad(
+        rnnt_loss(small.expand(2, 5, 3, 4), *rest, impl=impl), small
+    )[0]
+    through_copy = torch.autograd.grad(
+        rnnt_loss(small.repeat(2, 5, 1, 1), *rest, impl=impl), small
+    )[0]
     torch.testing.assert_close(through_view, through_copy)
 
 
 @pytest.mark.parametrize("impl", OURS)
 def test_gradient_over_tokens_sums_to_zero_at_every_node(impl):
-    _, grad = value_and_gradient(*lattice(10, 3, 8, 5, 6, precision(impl)), impl=impl, fastemit_lambda=0.3)
+    _, grad = value_and_gradient(
+        *lattice(10, 3, 8, 5, 6, precision(impl)), impl=impl, fastemit_lambda=0.3
+    )
     assert grad.sum(-1).abs().max() < (1e-14 if impl in EXACT else 1e-6)
 
 
@@ -318,7 +376,9 @@ def test_fastemit_scales_label_arcs_alone_and_leaves_the_loss_as_it_is(impl, fus
     logits, *rest = lattice(12, 2, 6, 4, 5, precision(impl))
     logits = logits.log_softmax(-1)  # where both views of the logits hold the same numbers
     cost, wanted = value_and_gradient(logits, *rest, impl=impl, fused_log_softmax=False)
-    scaled_cost, scaled = value_and_gradient(logits, *rest, impl=impl, fused_log_softmax=fused, fastemit_lambda=0.25)
+    scaled_cost, scaled = value_and_gradient(
+        logits, *rest, impl=impl, fused_log_softmax=fused, fastemit_lambda=0.25
+    )
     torch.testing.assert_close(scaled_cost, cost)
     wanted[..., :-1] *= 1.25
     if fused:
@@ -351,7 +411,9 @@ def test_impossible_targets_cost_infinity_and_have_no_gradient(impl):
 
 @pytest.mark.parametrize("impl", OURS)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_no_probability_makes_the_loss_not_a_number_and_spares_other_utterances(impl, value):
+def test_what_is_no_probability_makes_the_loss_not_a_number_and_spares_other_utterances(
+    impl, value
+):
     logits, *rest = lattice(18, 2, 3, 2, 21, precision(impl), ragged=False)
     for t in range(3):
         for u in range(3):
@@ -368,9 +430,13 @@ def test_what_is_no_probability_makes_the_loss_not_a_number_and_spares_other_utt
 @pytest.mark.parametrize("impl", OURS)
 def test_tokens_ruled_out_by_minus_infinity_or_the_lowest_number_leave_exact_losses(impl):
     logits, *rest = lattice(19, 2, 4, 2, 5, precision(impl), ragged=False)
-    wanted = value_and_gradient(torch.cat((logits[..., :4], logits[..., :1] - 1e9, logits[..., 4:]), -1), *rest, impl=impl)
+    wanted = value_and_gradient(
+        torch.cat((logits[..., :4], logits[..., :1] - 1e9, logits[..., 4:]), -1), *rest, impl=impl
+    )
     for low in (-math.inf, torch.finfo(logits.dtype).min):
-        masked = torch.cat((logits[..., :4], torch.full_like(logits[..., :1], low), logits[..., 4:]), -1)
+        masked = torch.cat(
+            (logits[..., :4], torch.full_like(logits[..., :1], low), logits[..., 4:]), -1
+        )
         for got, same in zip(value_and_gradient(masked, *rest, impl=impl), wanted, strict=True):
             torch.testing.assert_close(got, same)
     lowest = torch.full_like(logits, torch.finfo(logits.dtype).min)
@@ -382,7 +448,9 @@ def test_scores_that_are_no_log_probabilities_need_no_softmax(impl):
     logits, *rest = lattice(20, 2, 4, 2, 5, precision(impl), ragged=False)
     cost, grad = value_and_gradient(logits, *rest, fused_log_softmax=False, impl=impl)
     for offset in (88.9, 1000.0):
-        higher, same = value_and_gradient(logits + offset, *rest, fused_log_softmax=False, impl=impl)
+        higher, same = value_and_gradient(
+            logits + offset, *rest, fused_log_softmax=False, impl=impl
+        )
         torch.testing.assert_close(higher, cost - 6 * offset)  # T + U arcs on every path
         torch.testing.assert_close(same, grad, rtol=1e-3, atol=1e-3)
 
@@ -399,7 +467,10 @@ def test_overwriting_gives_the_same_gradient_in_the_place_of_the_logits(impl, cl
     torch.testing.assert_close(ours.detach(), cost, rtol=0, atol=0)
     torch.testing.assert_close(written, grad, rtol=1e-6, atol=1e-8)
     assert written.data_ptr() == made.data_ptr()
-    with pytest.raises(RuntimeError, match="overwrite_logits: the gradient of this graph already lies over the logits"):
+    with pytest.raises(
+        RuntimeError,
+        match="overwrite_logits: the gradient of this graph already lies over the logits",
+    ):
         torch.autograd.grad(ours, made, weight)
 
 
@@ -454,7 +525,9 @@ def test_losses_and_backward_passes_may_run_in_threads_of_their_own(impl):
         torch.testing.assert_close(leaf.grad, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, at a graph break
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch's own, at a graph break
 def test_a_compiled_model_may_call_the_loss():
     x, *rest = lattice(25, 2, 4, 2, 5, torch.float32)
     x.requires_grad_()
@@ -472,17 +545,27 @@ def test_transforms_of_torch_func_are_refused():
     logits, *rest = lattice(26, 2, 4, 2, 5, torch.float32)
     with pytest.raises(ValueError) as error:
         torch.func.grad(lambda x: rnnt_loss(x, *rest))(logits)
-    assert str(error.value) == "logits: expected a plain tensor, got one inside torch.func. Take gradients with torch.autograd."
+    assert (
+        str(error.value)
+        == "logits: expected a plain tensor, got one inside torch.func. Take gradients with torch.autograd."
+    )
 
 
 def test_implementations_share_one_signature_and_the_door_starts_as_torchaudio_does():
     from torchaudio.functional import rnnt_loss as peer
 
-    first, *others = (inspect.signature(import_module(f"asrkit.losses.rnnt.{name}").losses) for name in ALL)
+    first, *others = (
+        inspect.signature(import_module(f"asrkit.losses.rnnt.{name}").losses) for name in ALL
+    )
     assert all(other == first for other in others)
     assert set(IMPLS) == {*ALL, "numba_cuda", "triton"}
-    ours, theirs = inspect.signature(rnnt_loss).parameters.values(), inspect.signature(peer).parameters.values()
-    assert [(p.name, p.default) for p in ours if p.kind != p.KEYWORD_ONLY] == [(p.name, p.default) for p in theirs]
+    ours, theirs = (
+        inspect.signature(rnnt_loss).parameters.values(),
+        inspect.signature(peer).parameters.values(),
+    )
+    assert [(p.name, p.default) for p in ours if p.kind != p.KEYWORD_ONLY] == [
+        (p.name, p.default) for p in theirs
+    ]
 
 
 def test_what_auto_picks_can_be_asked():
@@ -507,24 +590,63 @@ NAMES = "'auto', " + ", ".join(map(repr, IMPLS))
     ("change", "wanted"),
     [
         ({"logits": torch.zeros(2, 4, 5)}, "logits: expected shape (B, T, U1, V), got (2, 4, 5)."),
-        ({"logits": torch.zeros(2, 4, 3, 5).long()}, "logits: expected floating point, got torch.int64."),
-        ({"logits": torch.zeros(0, 4, 3, 5)}, "logits: expected no empty dimension, got (0, 4, 3, 5)."),
+        (
+            {"logits": torch.zeros(2, 4, 3, 5).long()},
+            "logits: expected floating point, got torch.int64.",
+        ),
+        (
+            {"logits": torch.zeros(0, 4, 3, 5)},
+            "logits: expected no empty dimension, got (0, 4, 3, 5).",
+        ),
         ({"targets": torch.zeros(2, 3).long()}, "targets: expected shape (B=2, U=2), got (2, 3)."),
         ({"targets": torch.zeros(2, 2)}, "targets: expected int32 or int64, got torch.float32."),
-        ({"targets": torch.zeros(2, 2, device="meta").long()}, "targets: expected a tensor on cpu, as the scores, got meta."),
-        ({"targets": torch.tensor([[0, 1], [4, 3]])}, "targets: expected labels 0..4 but blank=4, got 4 in utterance 1."),
-        ({"targets": torch.tensor([[0, 5], [2, 3]])}, "targets: expected labels 0..4 but blank=4, got 5 in utterance 0."),
-        ({"targets": torch.tensor([[-1, 0], [2, 3]])}, "targets: expected labels 0..4 but blank=4, got -1 in utterance 0."),
-        ({"logit_lengths": torch.tensor([4, 5])}, "logit_lengths: expected 1 to T=4 frames, got 5 in utterance 1."),
-        ({"logit_lengths": torch.tensor([0, 4])}, "logit_lengths: expected 1 to T=4 frames, got 0 in utterance 0."),
+        (
+            {"targets": torch.zeros(2, 2, device="meta").long()},
+            "targets: expected a tensor on cpu, as the scores, got meta.",
+        ),
+        (
+            {"targets": torch.tensor([[0, 1], [4, 3]])},
+            "targets: expected labels 0..4 but blank=4, got 4 in utterance 1.",
+        ),
+        (
+            {"targets": torch.tensor([[0, 5], [2, 3]])},
+            "targets: expected labels 0..4 but blank=4, got 5 in utterance 0.",
+        ),
+        (
+            {"targets": torch.tensor([[-1, 0], [2, 3]])},
+            "targets: expected labels 0..4 but blank=4, got -1 in utterance 0.",
+        ),
+        (
+            {"logit_lengths": torch.tensor([4, 5])},
+            "logit_lengths: expected 1 to T=4 frames, got 5 in utterance 1.",
+        ),
+        (
+            {"logit_lengths": torch.tensor([0, 4])},
+            "logit_lengths: expected 1 to T=4 frames, got 0 in utterance 0.",
+        ),
         ({"logit_lengths": torch.tensor([4])}, "logit_lengths: expected shape (B=2), got (1,)."),
-        ({"target_lengths": torch.tensor([3, 1])}, "target_lengths: expected 0 to U=2 labels, got 3 in utterance 0."),
-        ({"target_lengths": torch.tensor([-1, 1])}, "target_lengths: expected 0 to U=2 labels, got -1 in utterance 0."),
+        (
+            {"target_lengths": torch.tensor([3, 1])},
+            "target_lengths: expected 0 to U=2 labels, got 3 in utterance 0.",
+        ),
+        (
+            {"target_lengths": torch.tensor([-1, 1])},
+            "target_lengths: expected 0 to U=2 labels, got -1 in utterance 0.",
+        ),
         ({"blank": 5}, "blank: expected an index of V=5 tokens, got 5."),
         ({"blank": 1.5}, "blank: expected an index of V=5 tokens, got 1.5."),
-        ({"logit_lengths": [4, 3]}, "logit_lengths: expected a tensor, got list. Wrap it in torch.as_tensor."),
-        ({"fastemit_lambda": -0.5}, "fastemit_lambda: expected a finite number, at least 0, got -0.5."),
-        ({"fastemit_lambda": math.nan}, "fastemit_lambda: expected a finite number, at least 0, got nan."),
+        (
+            {"logit_lengths": [4, 3]},
+            "logit_lengths: expected a tensor, got list. Wrap it in torch.as_tensor.",
+        ),
+        (
+            {"fastemit_lambda": -0.5},
+            "fastemit_lambda: expected a finite number, at least 0, got -0.5.",
+        ),
+        (
+            {"fastemit_lambda": math.nan},
+            "fastemit_lambda: expected a finite number, at least 0, got nan.",
+        ),
         ({"clamp": math.nan}, "clamp: expected a number, got nan."),
         ({"reduction": "max"}, "reduction: expected 'none', 'mean' or 'sum', got 'max'."),
         ({"impl": "fastest"}, f"impl: expected one of {NAMES}, got 'fastest'."),
@@ -540,8 +662,14 @@ NAMES = "'auto', " + ", ".join(map(repr, IMPLS))
             {"impl": "torchaudio", "fastemit_lambda": 0.1},
             "fastemit_lambda: expected 0 with impl='torchaudio', got 0.1. Pass impl='wavefront'.",
         ),
-        ({OVER: True, "impl": "reference"}, f"{OVER}: expected False with impl='reference', got True. Pass impl='auto'."),
-        ({OVER: True, "impl": "torchaudio"}, f"{OVER}: expected False with impl='torchaudio', got True. Pass impl='auto'."),
+        (
+            {OVER: True, "impl": "reference"},
+            f"{OVER}: expected False with impl='reference', got True. Pass impl='auto'.",
+        ),
+        (
+            {OVER: True, "impl": "torchaudio"},
+            f"{OVER}: expected False with impl='torchaudio', got True. Pass impl='auto'.",
+        ),
         (
             {OVER: True, "logits": torch.zeros(2, 3, 4, 5).transpose(1, 2)},
             f"logits: expected contiguous with {OVER}=True, got (60, 5, 20, 1).",

@@ -38,12 +38,24 @@ def check(loss, logits, *rest, overwrite=False, **options):
     """Values and gradients within rounding of the reference, and off by at most twice what plain torch is in the same dtype."""
     exact = graded(loss, logits.double(), rest, impl="reference", **options)
     plain = graded(loss, logits, rest, impl="wavefront", **options)
-    found = graded(loss, logits.clone(memory_format=torch.preserve_format), rest, overwrite, impl="triton", **options)
+    found = graded(
+        loss,
+        logits.clone(memory_format=torch.preserve_format),
+        rest,
+        overwrite,
+        impl="triton",
+        **options,
+    )
     units = 1.0 if logits.dtype == torch.bfloat16 and not logits.is_cuda else 0.5
     torch.testing.assert_close(found[0], exact[0], rtol=1e-6, atol=2e-6)
-    torch.testing.assert_close(found[1], exact[1], rtol=units * torch.finfo(logits.dtype).eps, atol=2e-6)
+    torch.testing.assert_close(
+        found[1], exact[1], rtol=units * torch.finfo(logits.dtype).eps, atol=2e-6
+    )
     for ours, theirs, truth in zip(found, plain, exact, strict=True):
-        off, rival, size = (torch.where(truth.isfinite(), part, 0).abs().max() for part in (ours - truth, theirs - truth, truth))
+        off, rival, size = (
+            torch.where(truth.isfinite(), part, 0).abs().max()
+            for part in (ours - truth, theirs - truth, truth)
+        )
         cut = torch.finfo(logits.dtype).eps * size * (units == 1)
         assert off <= 2 * rival + size * torch.finfo(torch.float32).eps + cut
 
@@ -54,19 +66,42 @@ def cases(device):
     for seed, (layout, clamp, fused) in enumerate(choices):
         B, T, U, V = 1 + seed % 3, 1 + seed * 7 % 4, seed * 5 % 3, 29 + seed
         dtype, blank = DTYPES[seed % 3], (-1, 0, 1)[seed // 3 % 3]
-        given = batch(seed, B, T, U, V, dtype=dtype, blank=blank, fused=fused, layout=layout, device=device)
-        options = {"blank": blank, "clamp": clamp, "fused_log_softmax": fused, "fastemit_lambda": 0.3 * (seed % 2)}
+        given = batch(
+            seed, B, T, U, V, dtype=dtype, blank=blank, fused=fused, layout=layout, device=device
+        )
+        options = {
+            "blank": blank,
+            "clamp": clamp,
+            "fused_log_softmax": fused,
+            "fastemit_lambda": 0.3 * (seed % 2),
+        }
         yield lambda given=given, options=options: check(rnnt_loss, *given, **options)
     for seed, listed in enumerate(((0, 1, 2), (2,), (0, 1, 2, 3, 4))):
-        options = {"durations": listed, "clamp": (-1.0, 0.05)[seed % 2], "sigma": 0.05, "fastemit_lambda": 0.2 * (seed % 2)}
+        options = {
+            "durations": listed,
+            "clamp": (-1.0, 0.05)[seed % 2],
+            "sigma": 0.05,
+            "fastemit_lambda": 0.2 * (seed % 2),
+        }
         given = batch(seed, 2, 3, 1, 30, n=len(listed), dtype=DTYPES[seed], device=device)
         yield lambda given=given, options=options: check(tdt_loss, *given, **options)
-    for dtype, V in zip(DTYPES, (1024, 1025, 8193), strict=True):  # whole blocks; and the vocabularies of checkpoints
-        yield lambda dtype=dtype, V=V: check(rnnt_loss, *batch(1, 1, 1, 1, V, dtype=dtype, device=device), overwrite=True)
-    yield lambda: check(tdt_loss, *batch(1, 1, 2, 0, 8193, n=5, device=device), durations=(0, 1, 2, 3, 4), overwrite=True)
+    for dtype, V in zip(
+        DTYPES, (1024, 1025, 8193), strict=True
+    ):  # whole blocks; and the vocabularies of checkpoints
+        yield lambda dtype=dtype, V=V: check(
+            rnnt_loss, *batch(1, 1, 1, 1, V, dtype=dtype, device=device), overwrite=True
+        )
+    yield lambda: check(
+        tdt_loss,
+        *batch(1, 1, 2, 0, 8193, n=5, device=device),
+        durations=(0, 1, 2, 3, 4),
+        overwrite=True,
+    )
     yield lambda: check_packed(*batch(3, 3, 3, 2, 31, device=device))
     yield lambda: check_impossible(rnnt_loss, *batch(4, 2, 3, 2, 33, device=device))
-    yield lambda: check_impossible(tdt_loss, *batch(7, 2, 3, 2, 31, n=2, device=device), durations=(0, 1))
+    yield lambda: check_impossible(
+        tdt_loss, *batch(7, 2, 3, 2, 31, n=2, device=device), durations=(0, 1)
+    )
 
 
 def check_packed(logits, targets, frames, labels):
@@ -101,7 +136,9 @@ def test_kernels_agree_with_the_reference_in_the_interpreter():
     here = Path(__file__)
     code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); from {here.stem} import *; assert run_all('cpu') >= 20"
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -115,5 +152,7 @@ def test_kernels_agree_with_the_reference_on_a_gpu():
 
 
 def test_a_cpu_tensor_is_refused_and_the_remedy_named():
-    with pytest.raises(ValueError, match="logits: expected a cuda tensor with impl='triton', got cpu"):
+    with pytest.raises(
+        ValueError, match="logits: expected a cuda tensor with impl='triton', got cpu"
+    ):
         rnnt_loss(*batch(0, 1, 2, 1, 5), impl="triton")

@@ -5,9 +5,12 @@ import torch
 
 from asrkit.losses import rnnt_loss, split_batches, tdt_loss
 from asrkit.models import ConvConfig, TransducerConfig, TransducerModel
-from asrkit.profiling import peak_memory
+from asrkit.workbench.profiling import peak_memory
 
-FRAMES, LABELS = torch.tensor([3, 6, 1, 5, 2]), torch.tensor([4, 0, 2, 1, 3])  # no sub-batch is as long as the batch
+FRAMES, LABELS = (
+    torch.tensor([3, 6, 1, 5, 2]),
+    torch.tensor([4, 0, 2, 1, 3]),
+)  # no sub-batch is as long as the batch
 
 
 class Joint(torch.nn.Module):
@@ -25,16 +28,22 @@ class Joint(torch.nn.Module):
 def batch(dtype=torch.float64, D=5, V=7, dropout=0.0):
     torch.manual_seed(0)
     joint = Joint(D, V, dropout).to(dtype)
-    encoded, predicted = (torch.randn(5, size, D, dtype=dtype, requires_grad=True) for size in (6, 5))
+    encoded, predicted = (
+        torch.randn(5, size, D, dtype=dtype, requires_grad=True) for size in (6, 5)
+    )
     return joint, encoded, predicted, torch.randint(0, 3, (5, 4)), FRAMES, LABELS
 
 
 def differentiated(costs, joint, *halves):
-    return costs.detach(), *torch.autograd.grad(costs.sum() + costs.max(), (*halves[:2], *joint.parameters()))
+    return costs.detach(), *torch.autograd.grad(
+        costs.sum() + costs.max(), (*halves[:2], *joint.parameters())
+    )
 
 
 def whole(joint, encoded, predicted, *rest, loss=rnnt_loss, **options):
-    return differentiated(loss(joint(encoded, predicted), *rest, **options), joint, encoded, predicted)
+    return differentiated(
+        loss(joint(encoded, predicted), *rest, **options), joint, encoded, predicted
+    )
 
 
 def split(*given, **options):
@@ -45,7 +54,11 @@ def split(*given, **options):
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_values_and_gradients_are_those_of_the_whole_batch(size, reduction):
     given = batch()
-    for wanted, got in zip(whole(*given, reduction=reduction), split(*given, size=size, reduction=reduction), strict=True):
+    for wanted, got in zip(
+        whole(*given, reduction=reduction),
+        split(*given, size=size, reduction=reduction),
+        strict=True,
+    ):
         torch.testing.assert_close(got, wanted)
 
 
@@ -64,13 +77,19 @@ def test_each_sub_batch_is_cut_to_its_own_longest_and_its_joint_is_made_twice():
 ])  # fmt: skip
 def test_options_go_to_the_loss_and_any_transducer_loss_will_do(loss, options):
     given = batch()
-    for wanted, got in zip(whole(*given, loss=loss, **options), split(*given, size=2, loss=loss, **options), strict=True):
+    for wanted, got in zip(
+        whole(*given, loss=loss, **options),
+        split(*given, size=2, loss=loss, **options),
+        strict=True,
+    ):
         torch.testing.assert_close(got, wanted)
 
 
 def test_the_gradient_may_lie_over_the_logits_of_a_sub_batch():
     given = batch(torch.float32)
-    for wanted, got in zip(whole(*given), split(*given, size=2, overwrite_logits=True), strict=True):
+    for wanted, got in zip(
+        whole(*given), split(*given, size=2, overwrite_logits=True), strict=True
+    ):
         torch.testing.assert_close(got, wanted)
 
 
@@ -82,18 +101,33 @@ def test_dropout_in_the_joint_repeats_its_mask_in_backward():
              for b, (T, U) in enumerate(zip(FRAMES.tolist(), LABELS.tolist(), strict=True))]  # fmt: skip
     wanted = differentiated(torch.cat(parts), joint, encoded, predicted)
     torch.manual_seed(1)
-    for got, one in zip(split(joint, encoded, predicted, targets, *lengths, size=1, reduction="none"), wanted, strict=True):
+    for got, one in zip(
+        split(joint, encoded, predicted, targets, *lengths, size=1, reduction="none"),
+        wanted,
+        strict=True,
+    ):
         torch.testing.assert_close(got, one)
 
 
 def test_the_model_joins_through_a_lambda_and_its_encoder_learns():
-    model = TransducerModel(TransducerConfig(vocab_size=6, encoder=ConvConfig(width=8, layers=1, dropout=0.0), joint_width=8))
-    features, targets, labels = torch.randn(3, 40, 80), torch.randint(0, 6, (3, 2)), torch.tensor([2, 1, 0])
+    model = TransducerModel(
+        TransducerConfig(
+            vocab_size=6, encoder=ConvConfig(width=8, layers=1, dropout=0.0), joint_width=8
+        )
+    )
+    features, targets, labels = (
+        torch.randn(3, 40, 80),
+        torch.randint(0, 6, (3, 2)),
+        torch.tensor([2, 1, 0]),
+    )
     grads = []
     for size in (None, 2):
         encoded, frames, _ = model.encode(features, torch.tensor([40, 24, 12]))
         given = encoded, model.rows(targets)
-        join = lambda encoded, predicted: model.join(encoded[:, :, None], predicted[:, None])  # noqa: E731
+
+        def join(encoded, predicted):
+            return model.join(encoded[:, :, None], predicted[:, None])
+
         cost = split_batches(join, *given, targets, frames, labels, size=size) if size else \
             rnnt_loss(join(*given), targets, frames, labels)  # fmt: skip
         parts = [p for name, p in model.named_parameters() if not name.startswith("ctc_head")]
@@ -107,13 +141,20 @@ def test_one_sub_batch_of_the_joint_exists_at_a_time_in_both_passes():
     joint = Joint(D, V)
     halves = torch.randn(B, T, D, requires_grad=True), torch.randn(B, U + 1, D, requires_grad=True)
     rest = torch.randint(0, 9, (B, U)), torch.full((B,), T), torch.full((B,), U)
-    logits, constant = 4 * B * T * (U + 1) * V, 2**18  # the constant: gradients of halves and weights, lengths
+    logits, constant = (
+        4 * B * T * (U + 1) * V,
+        2**18,
+    )  # the constant: gradients of halves and weights, lengths
 
     def forward(size):
-        return peak_memory(lambda: split_batches(joint, *halves, *rest, size=size, impl="numba_cpu"))
+        return peak_memory(
+            lambda: split_batches(joint, *halves, *rest, size=size, impl="numba_cpu")
+        )
 
     def both(size):
-        return peak_memory(lambda: split_batches(joint, *halves, *rest, size=size, impl="numba_cpu").backward())
+        return peak_memory(
+            lambda: split_batches(joint, *halves, *rest, size=size, impl="numba_cpu").backward()
+        )
 
     dense = peak_memory(lambda: rnnt_loss(joint(*halves), *rest, impl="numba_cpu").backward())
     one, two = logits, 2 * logits  # the logits; with their gradient

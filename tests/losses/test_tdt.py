@@ -36,7 +36,9 @@ def lattice(seed, B, T, U, V, n, dtype=torch.float64, blank=-1):
 
 def one(logits, targets, T, **options):
     targets = torch.tensor([targets], dtype=torch.long)
-    return tdt_loss(logits, targets, torch.tensor([T]), torch.tensor([targets.shape[1]]), **options).item()
+    return tdt_loss(
+        logits, targets, torch.tensor([T]), torch.tensor([targets.shape[1]]), **options
+    ).item()
 
 
 def value_and_gradient(logits, *rest, weight=None, **options):
@@ -50,10 +52,18 @@ def value_and_gradient(logits, *rest, weight=None, **options):
 def test_published_cases(impl):
     sine = torch.arange(4.0 * 3 * 8).sin().to(precision(impl)).view(1, 4, 3, 8)
     near = {"abs": 1e-9 if impl in EXACT else 1e-6}
-    assert one(torch.zeros(1, 3, 2, 7), [0], 3, durations=(0, 1, 2), sigma=0.05, impl=impl) == pytest.approx(4.1557388251, abs=1e-6)
-    assert one(torch.zeros(1, 3, 2, 5), [0], 3, durations=[1], impl=impl) == pytest.approx(3.4657359028, abs=1e-6)
-    assert one(sine, [1, 2], 4, blank=4, durations=(0, 1, 2), sigma=0.05, impl=impl) == pytest.approx(7.0199886219, **near)
-    assert one(sine, [1, 2], 4, blank=4, durations=(1, 2, 3), impl=impl) == pytest.approx(9.3554420589, **near)
+    assert one(
+        torch.zeros(1, 3, 2, 7), [0], 3, durations=(0, 1, 2), sigma=0.05, impl=impl
+    ) == pytest.approx(4.1557388251, abs=1e-6)
+    assert one(torch.zeros(1, 3, 2, 5), [0], 3, durations=[1], impl=impl) == pytest.approx(
+        3.4657359028, abs=1e-6
+    )
+    assert one(
+        sine, [1, 2], 4, blank=4, durations=(0, 1, 2), sigma=0.05, impl=impl
+    ) == pytest.approx(7.0199886219, **near)
+    assert one(sine, [1, 2], 4, blank=4, durations=(1, 2, 3), impl=impl) == pytest.approx(
+        9.3554420589, **near
+    )
 
 
 @pytest.mark.parametrize("impl", ALL)
@@ -63,7 +73,11 @@ def test_the_loss_is_the_sum_over_all_paths(impl, durations, T, U):
     V, sigma = 4, 0.1
     logits, targets, *lengths = lattice(3, 1, T, U, V, len(durations), precision(impl))
     tokens, tail = logits[0].double().split([V, len(durations)], -1)
-    tokens, tail, paths = (tokens.log_softmax(-1) - sigma).tolist(), tail.log_softmax(-1).tolist(), []
+    tokens, tail, paths = (
+        (tokens.log_softmax(-1) - sigma).tolist(),
+        tail.log_softmax(-1).tolist(),
+        [],
+    )
 
     def walk(t, u, score):
         if (t, u) == (T, U):
@@ -85,7 +99,9 @@ def test_one_duration_of_one_frame_is_a_choice_of_frames(impl):
     # uniform logits: every path has T arcs, U of the first T - 1 are labels
     for T, U in [(1, 0), (6, 0), (6, 3), (9, 8)]:
         wanted = T * math.log(5) - math.log(math.comb(T - 1, U))
-        assert one(torch.zeros(1, T, U + 1, 6), [0] * U, T, durations=(1,), impl=impl) == pytest.approx(wanted, rel=1e-6)
+        assert one(
+            torch.zeros(1, T, U + 1, 6), [0] * U, T, durations=(1,), impl=impl
+        ) == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize("impl", ALL)
@@ -97,14 +113,18 @@ def test_certain_durations_of_no_frame_for_labels_and_one_for_blank_leave_one_pa
     logits[:, :, U, V:] = torch.tensor([-60.0, 60.0])
     logp = logits[0, ..., :V].double().log_softmax(-1)
     wanted = -sum(logp[0, u, targets[0, u]] for u in range(U)) - logp[:, U, -1].sum()
-    assert tdt_loss(logits, targets, *lengths, durations=(0, 1), impl=impl).item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert tdt_loss(logits, targets, *lengths, durations=(0, 1), impl=impl).item() == pytest.approx(
+        wanted.item(), rel=1e-6
+    )
 
 
 def test_reference_gradient_is_the_numerical_one():
     logits, *rest = lattice(1, 2, 3, 1, 2, 3)
     for durations in ((0, 1, 2), (1, 3, 2)):
         options = {"durations": durations, "sigma": 0.1, "reduction": "none", "impl": "reference"}
-        assert torch.autograd.gradcheck(lambda x, o=options: tdt_loss(x, *rest, **o), logits.clone().requires_grad_())
+        assert torch.autograd.gradcheck(
+            lambda x, o=options: tdt_loss(x, *rest, **o), logits.clone().requires_grad_()
+        )
 
 
 @pytest.mark.parametrize("impl", EXACT)
@@ -133,14 +153,20 @@ cases = given(
 def truth_and_rest(seed, B, T, U, V, durations, dtype, **options):
     logits, *rest = lattice(seed, B, T, U, V, len(durations), dtype, options["blank"])
     options |= {"durations": durations, "weight": torch.linspace(-1, 2, B)}
-    return value_and_gradient(logits.double(), *rest, impl="reference", **options), (logits, *rest), options
+    return (
+        value_and_gradient(logits.double(), *rest, impl="reference", **options),
+        (logits, *rest),
+        options,
+    )
 
 
 @settings(max_examples=500)
 @cases
 def test_wavefront_agrees_with_the_reference(**case):
     truth, arguments, options = truth_and_rest(dtype=torch.float64, **case)
-    for wanted, got in zip(truth, value_and_gradient(*arguments, impl="wavefront", **options), strict=True):
+    for wanted, got in zip(
+        truth, value_and_gradient(*arguments, impl="wavefront", **options), strict=True
+    ):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -149,10 +175,14 @@ def test_wavefront_agrees_with_the_reference(**case):
 def test_numba_cpu_agrees_with_the_reference_to_the_rounding_of_float32_and_of_the_gradient(**case):
     dtype = (torch.float32, torch.float16, torch.bfloat16)[case["seed"] % 3]
     truth, arguments, options = truth_and_rest(dtype=dtype, **case)
-    cost, grad = value_and_gradient(*arguments, impl="numba_cpu", overwrite_logits=case["seed"] % 2 == 0, **options)
+    cost, grad = value_and_gradient(
+        *arguments, impl="numba_cpu", overwrite_logits=case["seed"] % 2 == 0, **options
+    )
     assert (cost.dtype, grad.dtype) == (torch.float32, dtype)
     torch.testing.assert_close(cost.double(), truth[0], rtol=1e-6, atol=1e-5)
-    torch.testing.assert_close(grad.double(), truth[1].double(), rtol=torch.finfo(dtype).eps, atol=3e-6)
+    torch.testing.assert_close(
+        grad.double(), truth[1].double(), rtol=torch.finfo(dtype).eps, atol=3e-6
+    )
 
 
 @pytest.mark.parametrize("impl", ["wavefront", "numba_cpu"])
@@ -167,7 +197,9 @@ def test_long_and_thin_lattices_agree(impl, shape):
 
 @pytest.mark.parametrize("impl", ALL)
 def test_what_lies_in_the_padding_cannot_matter(impl, expect_padding_cannot_matter):
-    expect_padding_cannot_matter(partial(value_and_gradient, impl=impl), *lattice(7, 4, 6, 4, 5, 5, torch.float32))
+    expect_padding_cannot_matter(
+        partial(value_and_gradient, impl=impl), *lattice(7, 4, 6, 4, 5, 5, torch.float32)
+    )
 
 
 @pytest.mark.parametrize("impl", ALL)
@@ -208,7 +240,9 @@ def test_two_threads_give_what_one_gives_to_the_last_bit():
 
 @pytest.mark.parametrize("impl", ALL)
 def test_the_gradient_sums_to_zero_over_tokens_and_over_durations(impl):
-    _, grad = value_and_gradient(*lattice(10, 3, 8, 5, 6, 5, precision(impl)), impl=impl, fastemit_lambda=0.3)
+    _, grad = value_and_gradient(
+        *lattice(10, 3, 8, 5, 6, 5, precision(impl)), impl=impl, fastemit_lambda=0.3
+    )
     tiny = 1e-14 if impl in EXACT else 1e-6
     assert grad[..., :6].sum(-1).abs().max() < tiny
     assert grad[..., 6:].sum(-1).abs().max() < tiny
@@ -228,11 +262,15 @@ def test_the_same_graph_gives_its_gradient_twice_and_no_second_derivative(impl):
 @pytest.mark.parametrize("impl", ALL)
 def test_omega_of_one_is_the_transducer_loss_of_the_token_logits(impl):
     logits, *rest = lattice(13, 3, 6, 3, 4, 5, torch.float32)
-    cost, grad = value_and_gradient(logits, *rest, omega=1.0, sigma=0.3, fastemit_lambda=0.2, clamp=0.3, impl=impl)
+    cost, grad = value_and_gradient(
+        logits, *rest, omega=1.0, sigma=0.3, fastemit_lambda=0.2, clamp=0.3, impl=impl
+    )
     tokens = logits[..., :4].clone().requires_grad_()
     wanted = rnnt_loss(tokens, *rest, clamp=0.3, reduction="none", fastemit_lambda=0.2, impl=impl)
     torch.testing.assert_close(cost, wanted.detach(), rtol=0, atol=0)
-    torch.testing.assert_close(grad[..., :4], torch.autograd.grad(wanted.sum(), tokens)[0], rtol=0, atol=0)
+    torch.testing.assert_close(
+        grad[..., :4], torch.autograd.grad(wanted.sum(), tokens)[0], rtol=0, atol=0
+    )
     assert (grad[..., 4:] == 0).all()
 
 
@@ -251,10 +289,14 @@ def test_omega_is_drawn_once_a_call_as_the_seed_of_torch_rules_and_zero_draws_no
 
 
 def test_implementations_share_one_signature_and_auto_names_the_one_it_takes():
-    first, *others = (inspect.signature(import_module(f"asrkit.losses.tdt.{name}").losses) for name in ALL)
+    first, *others = (
+        inspect.signature(import_module(f"asrkit.losses.tdt.{name}").losses) for name in ALL
+    )
     assert all(other == first for other in others)
     assert set(ALL) <= set(IMPLS)
-    assert [resolve("auto", torch.zeros(1, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)] == ["wavefront", "numba_cpu"]
+    assert [
+        resolve("auto", torch.zeros(1, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)
+    ] == ["wavefront", "numba_cpu"]
 
 
 GOOD = {
@@ -267,21 +309,54 @@ ADVANCE = "Blank must be able to advance."
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        ({"durations": (0,)}, f"durations: expected distinct frame counts, one of them above 0, got (0,). {ADVANCE}"),
-        ({"durations": ()}, f"durations: expected distinct frame counts, one of them above 0, got (). {ADVANCE}"),
-        ({"durations": [1, 1]}, f"durations: expected distinct frame counts, one of them above 0, got [1, 1]. {ADVANCE}"),
-        ({"durations": (1, -1)}, f"durations: expected distinct frame counts, one of them above 0, got (1, -1). {ADVANCE}"),
-        ({"durations": (1.0,)}, f"durations: expected distinct frame counts, one of them above 0, got (1.0,). {ADVANCE}"),
-        ({"durations": 4}, f"durations: expected distinct frame counts, one of them above 0, got 4. {ADVANCE}"),
-        ({"durations": range(1, 8)}, f"durations: expected distinct frame counts, one of them above 0, got range(1, 8). {ADVANCE}"),
-        ({"durations": tuple(range(7))}, "logits: expected token logits before the 7 of the durations, got 7 logits in all."),
+        (
+            {"durations": (0,)},
+            f"durations: expected distinct frame counts, one of them above 0, got (0,). {ADVANCE}",
+        ),
+        (
+            {"durations": ()},
+            f"durations: expected distinct frame counts, one of them above 0, got (). {ADVANCE}",
+        ),
+        (
+            {"durations": [1, 1]},
+            f"durations: expected distinct frame counts, one of them above 0, got [1, 1]. {ADVANCE}",
+        ),
+        (
+            {"durations": (1, -1)},
+            f"durations: expected distinct frame counts, one of them above 0, got (1, -1). {ADVANCE}",
+        ),
+        (
+            {"durations": (1.0,)},
+            f"durations: expected distinct frame counts, one of them above 0, got (1.0,). {ADVANCE}",
+        ),
+        (
+            {"durations": 4},
+            f"durations: expected distinct frame counts, one of them above 0, got 4. {ADVANCE}",
+        ),
+        (
+            {"durations": range(1, 8)},
+            f"durations: expected distinct frame counts, one of them above 0, got range(1, 8). {ADVANCE}",
+        ),
+        (
+            {"durations": tuple(range(7))},
+            "logits: expected token logits before the 7 of the durations, got 7 logits in all.",
+        ),
         ({"sigma": -0.1}, "sigma: expected a finite number of nats, at least 0, got -0.1."),
         ({"omega": 1.5}, "omega: expected a probability, got 1.5."),
         ({"omega": math.nan}, "omega: expected a probability, got nan."),
         ({"blank": 5}, "blank: expected an index of V=5 tokens, got 5."),
-        ({"targets": torch.tensor([[0, 1], [4, 3]])}, "targets: expected labels 0..4 but blank=4, got 4 in utterance 1."),
-        ({"logit_lengths": torch.tensor([4, 5])}, "logit_lengths: expected 1 to T=4 frames, got 5 in utterance 1."),
-        ({"impl": "torchaudio"}, f"impl: expected one of 'auto', {', '.join(map(repr, IMPLS))}, got 'torchaudio'."),
+        (
+            {"targets": torch.tensor([[0, 1], [4, 3]])},
+            "targets: expected labels 0..4 but blank=4, got 4 in utterance 1.",
+        ),
+        (
+            {"logit_lengths": torch.tensor([4, 5])},
+            "logit_lengths: expected 1 to T=4 frames, got 5 in utterance 1.",
+        ),
+        (
+            {"impl": "torchaudio"},
+            f"impl: expected one of 'auto', {', '.join(map(repr, IMPLS))}, got 'torchaudio'.",
+        ),
         (
             {"impl": "reference", "overwrite_logits": True},
             "overwrite_logits: expected False with impl='reference', got True. Pass impl='auto'.",

@@ -30,7 +30,14 @@ def cases() -> dict[str, Case]:
         "ctc": {"kind": "ctc"},
         "ctc-bare-4": {"kind": "ctc", **bare, "subsampling": 4},
         "rnnt": {"kind": "rnnt", "lstm": 1, "durations": []},
-        "rnnt-bare-128": {"kind": "rnnt", "lstm": 2, "durations": [], **bare, "bins": 128, "blank": 2.5},
+        "rnnt-bare-128": {
+            "kind": "rnnt",
+            "lstm": 2,
+            "durations": [],
+            **bare,
+            "bins": 128,
+            "blank": 2.5,
+        },
         "tdt": {"kind": "tdt", "lstm": 2, "durations": [0, 1, 2, 3, 4], "scale": False},
         "tdt-leaps": {"kind": "tdt", "lstm": 1, "durations": [0, 1, 2, 4, 8], "subsampling": 4},
     }
@@ -38,19 +45,32 @@ def cases() -> dict[str, Case]:
 
 def nemo_cases() -> dict[str, Case]:
     """Those, and what NeMo alone has: a hybrid, encoders of limited context, and `keys` of its config with other values."""
-    local = {"kind": "ctc", "context": [6, 6], "subsampling": 4, "keys": {"encoder.self_attention_model": "rel_pos_local_attn"}}
+    local = {
+        "kind": "ctc",
+        "context": [6, 6],
+        "subsampling": 4,
+        "keys": {"encoder.self_attention_model": "rel_pos_local_attn"},
+    }
     magnitudes = {
         "preprocessor.window": "hamming", "preprocessor.normalize": "all_features", "preprocessor.mag_power": 1.0,
         "preprocessor.log_zero_guard_type": "clamp", "preprocessor.log_zero_guard_value": "eps", "preprocessor.preemph": None,
     }  # fmt: skip
-    plain = {"preprocessor.window": "blackman", "preprocessor.normalize": "NA", "preprocessor.window_size": 0.02}
+    plain = {
+        "preprocessor.window": "blackman",
+        "preprocessor.normalize": "NA",
+        "preprocessor.window_size": 0.02,
+    }
     others = {
         "ctc-local": local, "ctc-magnitudes": {"kind": "ctc", "keys": magnitudes}, "ctc-plain": {"kind": "ctc", "keys": plain},
         "rnnt-tanh": {**cases()["rnnt"], "keys": {"joint.jointnet.activation": "tanh"}},
     }  # fmt: skip
     hybrid = {"kind": "hybrid", "lstm": 1, "durations": [0, 1, 2, 3, 4]}
     near = {"context": [4, 2], "subsampling": 4}
-    others |= {"hybrid": hybrid, "ctc-near": {"kind": "ctc", **near}, "rnnt-past": {**cases()["rnnt"], "context": [8, 0]}}
+    others |= {
+        "hybrid": hybrid,
+        "ctc-near": {"kind": "ctc", **near},
+        "rnnt-past": {**cases()["rnnt"], "context": [8, 0]},
+    }
     return cases() | others
 
 
@@ -81,7 +101,9 @@ def seeded(name: str, shape: tuple[int, ...]) -> Tensor:
     elif len(shape) == 1:  # norms' weights around 1, everything else small
         values = (1.0 if name.endswith("weight") else 0.0) + 0.1 * values
     elif "embed" not in name:
-        values *= (3.0 if "joint.pred" in name or "decoder_projector" in name else 1.0) / math.sqrt(math.prod(shape[1:]))
+        values *= (3.0 if "joint.pred" in name or "decoder_projector" in name else 1.0) / math.sqrt(
+            math.prod(shape[1:])
+        )
         if spread(name):  # rows of sum zero: what all frames have in common favours no label
             values = 6.0 * (values - values.mean(1, keepdims=True))
     return torch.from_numpy(values).float()
@@ -89,7 +111,9 @@ def seeded(name: str, shape: tuple[int, ...]) -> Tensor:
 
 def spread(name: str) -> bool:
     """Whether `name` is a last layer's: its logits are spread, so that no arg-max is nearly a tie."""
-    return any(part in name for part in ("joint.head", "joint_net.2", "ctc_head", "decoder_layers.0"))
+    return any(
+        part in name for part in ("joint.head", "joint_net.2", "ctc_head", "decoder_layers.0")
+    )
 
 
 def fill(state: dict[str, Tensor], blank: float = 4.0) -> dict[str, Tensor]:
@@ -111,8 +135,15 @@ def speech(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     rows = np.zeros((len(lengths), max(lengths)))
     for b, n in enumerate(lengths):
         t = np.arange(n) / 16_000
-        phase = 2 * np.pi * np.cumsum(110 + 20 * b + 40 * np.sin(2 * np.pi * (1.3 + 0.2 * b) * t)) / 16_000
-        voiced = sum(np.sin(k * phase) / k * (1 + np.sin(2 * np.pi * (3 + k) * t + k)) for k in range(1, 13))
+        phase = (
+            2
+            * np.pi
+            * np.cumsum(110 + 20 * b + 40 * np.sin(2 * np.pi * (1.3 + 0.2 * b) * t))
+            / 16_000
+        )
+        voiced = sum(
+            np.sin(k * phase) / k * (1 + np.sin(2 * np.pi * (3 + k) * t + k)) for k in range(1, 13)
+        )
         rows[b, :n] = 0.1 * voiced + 0.01 * draws(f"noise {b}", (n,))
     return torch.from_numpy(rows).float(), torch.tensor(lengths)
 
@@ -138,7 +169,26 @@ def picked(stage: str, values: Tensor) -> Tensor:
 
 def pieces() -> list[tuple[str, float, int]]:
     """The vocabulary: (piece, score, type) of V SentencePiece pieces; type 1 is normal, 2 unknown."""
-    found = ["▁", *"etahsnoicrd", "▁t", "he", "at", "▁a", "▁the", "is", "ea", "in", "▁s", "on", "▁h", "▁se", "th", "ee", "an", "▁m"]
+    found = [
+        "▁",
+        *"etahsnoicrd",
+        "▁t",
+        "he",
+        "at",
+        "▁a",
+        "▁the",
+        "is",
+        "ea",
+        "in",
+        "▁s",
+        "on",
+        "▁h",
+        "▁se",
+        "th",
+        "ee",
+        "an",
+        "▁m",
+    ]
     return [("<unk>", 0.0, 2), *((piece, -float(i), 1) for i, piece in enumerate([*found, *"mf"]))]
 
 
@@ -148,7 +198,9 @@ def message(*fields: tuple[int, bytes | int | float]) -> bytes:
     for number, value in fields:
         if isinstance(value, bytes):
             size = len(value)
-            out += bytes([number << 3 | 2]) + bytes([size & 127 | 128, size >> 7]) + value  # two bytes of length: up to 16 383
+            out += (
+                bytes([number << 3 | 2]) + bytes([size & 127 | 128, size >> 7]) + value
+            )  # two bytes of length: up to 16 383
         elif isinstance(value, float):
             out += bytes([number << 3 | 5]) + np.float32(value).tobytes()
         else:
@@ -158,7 +210,9 @@ def message(*fields: tuple[int, bytes | int | float]) -> bytes:
 
 def sentencepiece_model() -> bytes:
     """The vocabulary as a BPE model of SentencePiece."""
-    rows = [(1, message((1, piece.encode()), (2, score), (3, kind))) for piece, score, kind in pieces()]
+    rows = [
+        (1, message((1, piece.encode()), (2, score), (3, kind))) for piece, score, kind in pieces()
+    ]
     return message(*rows, (2, message((3, 2))))
 
 
@@ -169,7 +223,13 @@ def tokenizer_json(blank: str) -> dict[str, Any]:
         [piece[:cut], piece[cut:]] for piece in vocab for cut in range(1, len(piece))
         if piece != "<unk>" and {piece[:cut], piece[cut:]} <= vocab.keys()
     ]  # fmt: skip
-    marks = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    marks = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     return {
         "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
@@ -193,7 +253,9 @@ def write_nemo(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -
         "./model_weights.ckpt": stored.getvalue(),
         "./0123_tokenizer.model": sentencepiece_model(),
         "./0123_vocab.txt": "\n".join(piece for piece, _, _ in pieces()[1:]).encode(),
-        "./0123_tokenizer.vocab": "".join(f"{piece}\t{score}\n" for piece, score, _ in pieces()).encode(),
+        "./0123_tokenizer.vocab": "".join(
+            f"{piece}\t{score}\n" for piece, score, _ in pieces()
+        ).encode(),
     }
     with tarfile.open(path, "w") as tar:
         for name, content in files.items():
@@ -250,21 +312,50 @@ def nemo_config(case: Case) -> dict[str, Any]:
             "stochastic_depth_start_layer": 1,
         },
     }  # fmt: skip
-    ctc = {"_target_": f"{modules}ConvASRDecoder", "feat_in": how["width"], "num_classes": V, "vocabulary": labels}
+    ctc = {
+        "_target_": f"{modules}ConvASRDecoder",
+        "feat_in": how["width"],
+        "num_classes": V,
+        "vocabulary": labels,
+    }
     if kind == "ctc":
-        config |= {"decoder": ctc, "decoding": {"strategy": "greedy_batch"}, "target": CLASSES[kind]}
+        config |= {
+            "decoder": ctc,
+            "decoding": {"strategy": "greedy_batch"},
+            "target": CLASSES[kind],
+        }
         return keyed(config, case)
     net = {"pred_hidden": 24, "pred_rnn_layers": case["lstm"], "t_max": None, "dropout": 0.2}
-    decoder = {"_target_": f"{modules}RNNTDecoder", "normalization_mode": None, "random_state_sampling": False}
-    sizes = {"joint_hidden": 20, "activation": "relu", "dropout": 0.2, "encoder_hidden": how["width"], "pred_hidden": 24}
-    joint = {"_target_": f"{modules}RNNTJoint", "log_softmax": None, "preserve_memory": False, "fuse_loss_wer": False}
+    decoder = {
+        "_target_": f"{modules}RNNTDecoder",
+        "normalization_mode": None,
+        "random_state_sampling": False,
+    }
+    sizes = {
+        "joint_hidden": 20,
+        "activation": "relu",
+        "dropout": 0.2,
+        "encoder_hidden": how["width"],
+        "pred_hidden": 24,
+    }
+    joint = {
+        "_target_": f"{modules}RNNTJoint",
+        "log_softmax": None,
+        "preserve_memory": False,
+        "fuse_loss_wer": False,
+    }
     joint |= {"fused_batch_size": 4, "jointnet": sizes, "num_classes": V, "vocabulary": labels}
     decoding: dict[str, Any] = {"strategy": "greedy_batch", "greedy": {"max_symbols": 10}}
     if case["durations"]:
         decoding |= {"model_type": "tdt", "durations": case["durations"]}
         joint["num_extra_outputs"] = len(case["durations"])
     if kind == "hybrid":
-        config["aux_ctc"] = {"ctc_loss_weight": 0.3, "use_cer": False, "decoder": ctc, "decoding": {"strategy": "greedy"}}
+        config["aux_ctc"] = {
+            "ctc_loss_weight": 0.3,
+            "use_cer": False,
+            "decoder": ctc,
+            "decoding": {"strategy": "greedy"},
+        }
     decoder |= {"blank_as_pad": True, "prednet": net, "vocab_size": V}
     config |= {"decoder": decoder, "joint": joint, "decoding": decoding, "target": CLASSES[kind]}
     return keyed(config, case)
@@ -302,10 +393,19 @@ def folder_config(case: Case) -> dict[str, Any]:
         "scale_input": how["scale"],
     }  # fmt: skip
     names = {"ctc": "CTC", "rnnt": "RNNT", "tdt": "TDT"}
-    config = {"architectures": [f"ParakeetFor{names[kind]}"], "model_type": f"parakeet_{kind}", "encoder_config": encoder}
+    config = {
+        "architectures": [f"ParakeetFor{names[kind]}"],
+        "model_type": f"parakeet_{kind}",
+        "encoder_config": encoder,
+    }
     config |= {"vocab_size": V + 1, "pad_token_id": V, "dtype": "float32"}
     if kind == "ctc":
         return config
-    config |= {"blank_token_id": V, "decoder_hidden_size": 24, "num_decoder_layers": case["lstm"], "hidden_act": "relu"}
+    config |= {
+        "blank_token_id": V,
+        "decoder_hidden_size": 24,
+        "num_decoder_layers": case["lstm"],
+        "hidden_act": "relu",
+    }
     config |= {"max_symbols_per_step": 10, "is_encoder_decoder": True}
     return config | ({"durations": case["durations"]} if kind == "tdt" else {})

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/bench")]
+sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/workbench/bench/rivals")]
 
-from parity_cases import (  # noqa: E402 - found by the line above, without asrkit
+from parity_cases import (  # noqa: E402
     LENGTHS,
     PLACES,
     TARGETS,
@@ -52,7 +52,11 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """A spec for the names in MISSING."""
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] in MISSING else None
+        return (
+            importlib.machinery.ModuleSpec(name, self, is_package=True)
+            if name.split(".")[0] in MISSING
+            else None
+        )
 
     def create_module(self, spec: Any) -> types.ModuleType:
         """A stub."""
@@ -83,11 +87,19 @@ def import_nemo() -> types.SimpleNamespace:
     ):
         sys.modules[name] = Stub(name)
         sys.modules[name].__path__ = []
-    for name in (f"{asr}parts.preprocessing", f"{asr}parts.mixins", f"{asr}parts.submodules.adapters"):
+    for name in (
+        f"{asr}parts.preprocessing",
+        f"{asr}parts.mixins",
+        f"{asr}parts.submodules.adapters",
+    ):
         package = sys.modules[name] = types.ModuleType(name)
         package.__path__ = [str(root / name.split(".", 1)[1].replace(".", "/"))]
     access = type("AccessMixin", (), {"is_access_enabled": lambda *_: False, "access_cfg": {}})
-    adapters = type("Adapters", (), {"set_accepted_adapter_types": same, "is_adapter_available": lambda _: False})
+    adapters = type(
+        "Adapters",
+        (),
+        {"set_accepted_adapter_types": same, "is_adapter_available": lambda _: False},
+    )
     given = {
         "nemo.core.classes": {"NeuralModule": nn.Module, "typecheck": lambda *_: same},
         "nemo.core.classes.common": {"typecheck": lambda *_: same},
@@ -108,7 +120,11 @@ def import_nemo() -> types.SimpleNamespace:
         f"{asr}conv_asr": ("ConvASRDecoder",), f"{asr}rnnt": ("RNNTDecoder", "RNNTJoint"),
         "nemo.collections.asr.parts.submodules.rnnt_greedy_decoding": ("GreedyBatchedRNNTInfer", "GreedyBatchedTDTInfer"),
     }  # fmt: skip
-    classes = {name: getattr(importlib.import_module(module), name) for module, names in found.items() for name in names}
+    classes = {
+        name: getattr(importlib.import_module(module), name)
+        for module, names in found.items()
+        for name in names
+    }
     return types.SimpleNamespace(**classes)
 
 
@@ -135,20 +151,35 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, path: Path | None = None) -
         joint.log_softmax = False  # None normalises on a CPU only
     if case["kind"] in ("ctc", "hybrid"):
         head = config["aux_ctc"] if transducer else config
-        made["ctc_decoder" if transducer else "decoder"] = ctc = nemo.ConvASRDecoder(**bare(head["decoder"]))
+        made["ctc_decoder" if transducer else "decoder"] = ctc = nemo.ConvASRDecoder(
+            **bare(head["decoder"])
+        )
     weights = fill(
-        {f"{part}.{name}": value for part, module in made.items() for name, value in module.state_dict().items()},
+        {
+            f"{part}.{name}": value
+            for part, module in made.items()
+            for name, value in module.state_dict().items()
+        },
         case.get("blank", 4.0),
     )
     for part, module in made.items():
-        own = {name.removeprefix(f"{part}."): value for name, value in weights.items() if name.startswith(f"{part}.")}
+        own = {
+            name.removeprefix(f"{part}."): value
+            for name, value in weights.items()
+            if name.startswith(f"{part}.")
+        }
         module.eval().load_state_dict(own)
     if path:
         write_nemo(path, config, weights)
     waveforms, lengths = speech(LENGTHS)
     features, frames = made["preprocessor"](waveforms, lengths)
     encoded, steps = made["encoder"](audio_signal=features, length=frames)
-    answer = {"waveforms": waveforms, "lengths": lengths, "features": features.transpose(1, 2), "frames": frames}
+    answer = {
+        "waveforms": waveforms,
+        "lengths": lengths,
+        "features": features.transpose(1, 2),
+        "frames": frames,
+    }
     answer |= {"encoded": encoded.transpose(1, 2), "steps": steps}
     if case["kind"] in ("ctc", "hybrid"):
         answer["log_probs"] = ctc(encoder_output=encoded)
@@ -156,9 +187,18 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, path: Path | None = None) -
     if transducer:
         predicted = made["decoder"].predict(TARGETS, state=None, add_sos=True)[0]  # (B, U1, H)
         answer["joint"] = joint.joint(encoded.transpose(1, 2), predicted)
-        how = {"decoder_model": made["decoder"], "joint_model": joint, "blank_index": V, "max_symbols_per_step": 10}
-        how |= {"use_cuda_graph_decoder": False} | ({"durations": case["durations"]} if case["durations"] else {})
-        infer = (nemo.GreedyBatchedTDTInfer if case["durations"] else nemo.GreedyBatchedRNNTInfer)(**how)
+        how = {
+            "decoder_model": made["decoder"],
+            "joint_model": joint,
+            "blank_index": V,
+            "max_symbols_per_step": 10,
+        }
+        how |= {"use_cuda_graph_decoder": False} | (
+            {"durations": case["durations"]} if case["durations"] else {}
+        )
+        infer = (nemo.GreedyBatchedTDTInfer if case["durations"] else nemo.GreedyBatchedRNNTInfer)(
+            **how
+        )
         found = infer.forward(encoder_output=encoded, encoded_lengths=steps)[0]
         answer["tokens"] = [[*map(int, one.y_sequence)] for one in found]
         answer["starts"] = [[*map(int, one.timestamp)] for one in found]
@@ -172,7 +212,10 @@ def bare(config: dict[str, Any]) -> dict[str, Any]:
 
 def collapsed(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
     """Greedy CTC tokens: repeats become one, blanks go."""
-    rows = [row[:n].argmax(-1).unique_consecutive().tolist() for row, n in zip(log_probs, lengths, strict=True)]
+    rows = [
+        row[:n].argmax(-1).unique_consecutive().tolist()
+        for row, n in zip(log_probs, lengths, strict=True)
+    ]
     return [[token for token in row if token != V] for row in rows]
 
 
@@ -183,7 +226,9 @@ def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") ->
 
     config, kind = folder_config(case), case["kind"]
     (name,) = config["architectures"]
-    model = getattr(transformers, name)(getattr(transformers, f"{name.replace('For', '')}Config")(**config)).eval()
+    model = getattr(transformers, name)(
+        getattr(transformers, f"{name.replace('For', '')}Config")(**config)
+    ).eval()
     weights = fill(model.state_dict(), case.get("blank", 4.0))
     model.load_state_dict(weights)
     bins = config["encoder_config"]["num_mel_bins"]
@@ -191,28 +236,48 @@ def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") ->
     if path:
         model.save_pretrained(path, max_shard_size=shard)
         extractor.save_pretrained(path)
-        (path / "tokenizer.json").write_text(json.dumps(tokenizer_json("<pad>" if kind == "ctc" else "<blank>")))
+        (path / "tokenizer.json").write_text(
+            json.dumps(tokenizer_json("<pad>" if kind == "ctc" else "<blank>"))
+        )
     waveforms, lengths = speech(LENGTHS)
     sounds = [row[:n].numpy() for row, n in zip(waveforms, lengths, strict=True)]
     inputs = extractor(sounds, sampling_rate=16_000, return_tensors="pt")
     features, mask = inputs["input_features"], inputs["attention_mask"]
     out = model.encoder(features, attention_mask=mask, output_attention_mask=True)
     encoded, steps = out.last_hidden_state, out.attention_mask.sum(-1)
-    answer = {"waveforms": waveforms, "lengths": lengths, "features": features, "frames": mask.sum(-1)}
-    answer |= {"encoded": encoded, "steps": steps, "shapes": {name: list(value.shape) for name, value in weights.items()}}
+    answer = {
+        "waveforms": waveforms,
+        "lengths": lengths,
+        "features": features,
+        "frames": mask.sum(-1),
+    }
+    answer |= {
+        "encoded": encoded,
+        "steps": steps,
+        "shapes": {name: list(value.shape) for name, value in weights.items()},
+    }
     if kind == "ctc":
         answer["log_probs"] = model(features, attention_mask=mask).logits.log_softmax(-1)
-        rows = [row[:n].unique_consecutive() for row, n in zip(model.generate(features, attention_mask=mask), steps, strict=True)]
+        rows = [
+            row[:n].unique_consecutive()
+            for row, n in zip(model.generate(features, attention_mask=mask), steps, strict=True)
+        ]
         return answer | {"ctc_tokens": [row[row != V].tolist() for row in rows]}
     start = torch.cat([torch.full((len(TARGETS), 1), V), TARGETS], 1)
     answer["joint"] = model(features, attention_mask=mask, decoder_input_ids=start).logits
     model.generation_config.decoder_start_token_id = V
-    model.generation_config.suppress_tokens = [*range(V + 1, V + 1 + len(case["durations"]))] or None  # as converted ones have
+    model.generation_config.suppress_tokens = [
+        *range(V + 1, V + 1 + len(case["durations"]))
+    ] or None  # as converted ones have
     said = model.generate(features, attention_mask=mask)
     starts = said.durations.cumsum(1) - said.durations
     label, inside = said.sequences != V, starts < steps[:, None]
-    answer["generated"] = [row[keep].tolist() for row, keep in zip(said.sequences, label & inside, strict=True)]
-    answer["generated_behind"] = (label & ~inside).sum(1).tolist()  # on padding, while a longer utterance goes on
+    answer["generated"] = [
+        row[keep].tolist() for row, keep in zip(said.sequences, label & inside, strict=True)
+    ]
+    answer["generated_behind"] = (
+        (label & ~inside).sum(1).tolist()
+    )  # on padding, while a longer utterance goes on
     answer |= greedy(model, out, steps, case["durations"])
     return answer
 
@@ -248,9 +313,15 @@ def advance(model: Any, token: int, state: Any) -> tuple[Tensor, Any]:
 
 def sampled(answer: Answer) -> dict[str, Any]:
     """What is committed of an answer: lengths, tokens, and some numbers of each stage."""
-    kept = {name: answer[name].tolist() for name in ("frames", "steps")} | {"shapes": answer["shapes"]}
+    kept = {name: answer[name].tolist() for name in ("frames", "steps")} | {
+        "shapes": answer["shapes"]
+    }
     kept |= {name: answer[name] for name in ("tokens", "starts", "ctc_tokens") if name in answer}
-    return kept | {name: [round(x, 6) for x in picked(name, answer[name]).tolist()] for name in PLACES if name in answer}
+    return kept | {
+        name: [round(x, 6) for x in picked(name, answer[name]).tolist()]
+        for name in PLACES
+        if name in answer
+    }
 
 
 @torch.no_grad()
@@ -267,7 +338,10 @@ def main(peer: str, folder: Path) -> None:
             answer = of_transformers(case, folder / name, "40KB" if name == "tdt" else "5GB")
             torch.save(answer, folder / f"{name}.pt")
     lines = [f'"peer": "{package} {version(package)}"']
-    lines += [f"{json.dumps(name)}: {json.dumps(sampled(compute(case)))}" for name, case in golden_cases().items()]
+    lines += [
+        f"{json.dumps(name)}: {json.dumps(sampled(compute(case)))}"
+        for name, case in golden_cases().items()
+    ]
     (folder / f"{peer}.json").write_text("{" + ",\n".join(lines) + "}\n")
 
 

@@ -28,25 +28,39 @@ from asrkit.text import CharTokenizer
 def small(**settings) -> TransducerModel:
     torch.manual_seed(0)
     sizes = {"vocab_size": 28, "encoder": ConvConfig(width=16, layers=1), "joint_width": 10}
-    return TransducerModel(TransducerConfig(**sizes | {"predictor": StatelessConfig(width=12, context=3)} | settings)).eval()
+    return TransducerModel(
+        TransducerConfig(**sizes | {"predictor": StatelessConfig(width=12, context=3)} | settings)
+    ).eval()
 
 
-@pytest.mark.parametrize("encoder", [ConvConfig(width=16, layers=2), FastConformerConfig(width=16, layers=1, heads=2)])
+@pytest.mark.parametrize(
+    "encoder", [ConvConfig(width=16, layers=2), FastConformerConfig(width=16, layers=1, heads=2)]
+)
 @pytest.mark.parametrize("kind", ["transducer", "ctc"])
 def test_a_checkpoint_brings_back_the_same_model(tmp_path, encoder, kind):
-    model = small(encoder=encoder) if kind == "transducer" else CTCModel(CTCConfig(vocab_size=28, encoder=encoder))
+    model = (
+        small(encoder=encoder)
+        if kind == "transducer"
+        else CTCModel(CTCConfig(vocab_size=28, encoder=encoder))
+    )
     path = tmp_path / "model.safetensors"
     save_checkpoint(path, Checkpoint(model, CharTokenizer(), {"bins": 80}, {"step": 3}))
     again = load_checkpoint(tmp_path)
     assert again.tokenizer == CharTokenizer()
-    assert (again.features, again.notes, again.model.config) == ({"bins": 80}, {"step": 3}, model.config)
+    assert (again.features, again.notes, again.model.config) == (
+        {"bins": 80},
+        {"step": 3},
+        model.config,
+    )
     for name, value in model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value), name
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]  # no temporary left behind
 
 
 def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match="model: expected a .safetensors file or a training folder, a .nemo file"):
+    with pytest.raises(
+        ValueError, match="model: expected a .safetensors file or a training folder, a .nemo file"
+    ):
         load_checkpoint(tmp_path / "none.safetensors")
     bad = tmp_path / "bad.safetensors"
     bad.write_bytes(b"not a model")
@@ -64,8 +78,10 @@ def test_missing_unknown_weights_and_fields_are_named(tmp_path):
 
     with safe_open(str(path), "pt") as file:
         header = json.loads(file.metadata()["asrkit"])
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    renamed = {name.replace("output.bias", "output.offset"): value for name, value in weights.items()}
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    renamed = {
+        name.replace("output.bias", "output.offset"): value for name, value in weights.items()
+    }
     save_file(renamed, path, metadata={"asrkit": json.dumps(header)})
     with pytest.raises(ValueError, match=r"missing \['output.bias'\], unknown \['output.offset'\]"):
         load_checkpoint(path)
@@ -86,12 +102,21 @@ def test_missing_unknown_weights_and_fields_are_named(tmp_path):
         lambda header: header.update(features=7),
         lambda header: header["features"].update(surprise=1),
     ],
-    ids=["no tokenizer", "no model", "no vocab_size", "other width", "an encoder", "features 7", "other features"],
+    ids=[
+        "no tokenizer",
+        "no model",
+        "no vocab_size",
+        "other width",
+        "an encoder",
+        "features 7",
+        "other features",
+    ],
 )
 def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp_path, damage):
     header = edit_header(tmp_path, damage)
     with pytest.raises(
-        ValueError, match="of (model.safetensors (is|are) (damaged|no dict)|model.safetensors to be of|a transducer or CTC)"
+        ValueError,
+        match="of (model.safetensors (is|are) (damaged|no dict)|model.safetensors to be of|a transducer or CTC)",
     ) as caught:
         load_checkpoint(tmp_path)
     assert "\n" not in str(caught.value) and header
@@ -99,26 +124,44 @@ def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp
 
 @pytest.mark.parametrize("part", ["encoder", "predictor"])
 def test_more_layers_than_the_file_has_tensors_are_refused_before_they_are_made(tmp_path, part):
-    edit_header(tmp_path, lambda header: header["model"][part].update(layers=10**4), predictor=LSTMConfig(width=12))
-    with pytest.raises(ValueError, match="^model: expected at most 31 layers, the number of its tensors, got 10000.$"):
+    edit_header(
+        tmp_path,
+        lambda header: header["model"][part].update(layers=10**4),
+        predictor=LSTMConfig(width=12),
+    )
+    with pytest.raises(
+        ValueError,
+        match="^model: expected at most 31 layers, the number of its tensors, got 10000.$",
+    ):
         load_checkpoint(tmp_path)
 
 
 def test_a_header_too_deep_to_read_is_damaged(tmp_path):
-    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"asrkit": "[" * 100_000})
+    save_file(
+        {"x": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"asrkit": "[" * 100_000}
+    )
     with pytest.raises(ValueError, match="the header of model.safetensors is damaged"):
         load_checkpoint(tmp_path)
 
 
 def test_features_of_other_bins_than_the_encoders_are_refused(tmp_path):
     edit_header(tmp_path, lambda header: header["features"].update(bins=40))
-    with pytest.raises(ValueError, match="^features: expected 80 bins, as the encoder has, got 40.$"):
+    with pytest.raises(
+        ValueError, match="^features: expected 80 bins, as the encoder has, got 40.$"
+    ):
         load_checkpoint(tmp_path)
 
 
 def test_a_field_that_an_older_header_lacks_has_its_default(tmp_path):
     """Fields that came later: a file from before has none of them."""
-    later = ("context", "scale_input", "bias", "dropout_attention", "dropout_input", "dropout_positions")
+    later = (
+        "context",
+        "scale_input",
+        "bias",
+        "dropout_attention",
+        "dropout_input",
+        "dropout_positions",
+    )
 
     def older(header):
         for field in ("ctc", "durations", "activation"):
@@ -136,7 +179,10 @@ def test_a_field_that_an_older_header_lacks_has_its_default(tmp_path):
     (fold, r"^model: .*missing \['encoder\.blocks\.0\.batch_norm\..* Save a model before it is optimized\.$"),
 ])  # fmt: skip
 def test_a_packed_or_folded_model_is_not_saved_in_part(tmp_path, change, said):
-    model, path = small(encoder=FastConformerConfig(width=16, layers=1, heads=2)).eval(), tmp_path / "model.safetensors"
+    model, path = (
+        small(encoder=FastConformerConfig(width=16, layers=1, heads=2)).eval(),
+        tmp_path / "model.safetensors",
+    )
     with pytest.raises(ValueError, match=said):
         save_checkpoint(path, Checkpoint(change(model), CharTokenizer(), {}, {}))
     assert not path.exists()
@@ -156,7 +202,7 @@ def edit_header(folder, change, **settings) -> dict:
     save_checkpoint(path, Checkpoint(small(**settings), CharTokenizer(), {}, {}))
     with safe_open(str(path), "pt") as file:
         header = json.loads(file.metadata()["asrkit"])
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     change(header)
     save_file(weights, path, metadata={"asrkit": json.dumps(header)})
     return header
@@ -165,7 +211,9 @@ def edit_header(folder, change, **settings) -> dict:
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_a_checkpoint_remembers_durations_and_activation(tmp_path, activation):
     model = small(activation=activation, durations=(0, 1, 2, 4))
-    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {"bins": 80}, {}))
+    save_checkpoint(
+        tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {"bins": 80}, {})
+    )
     again = load_checkpoint(tmp_path).model
     assert again.config == model.config and again.durations == (0, 1, 2, 4)
     encoded, predicted = torch.randn(3, 10), torch.randn(3, 10)
@@ -191,15 +239,22 @@ def test_weights_come_in_the_dtype_asked_for(tmp_path, dtype):
     loaded = load_checkpoint(tmp_path, dtype=dtype).model
     counter = "encoder.blocks.0.batch_norm.num_batches_tracked"
     for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value if name == counter else value.to(dtype)), name
-    with pytest.raises(ValueError, match="^dtype: expected a floating-point dtype, got torch.int8.$"):
+        assert torch.equal(
+            loaded.state_dict()[name], value if name == counter else value.to(dtype)
+        ), name
+    with pytest.raises(
+        ValueError, match="^dtype: expected a floating-point dtype, got torch.int8.$"
+    ):
         load_checkpoint(tmp_path, dtype=torch.int8)
 
 
 def test_a_path_of_nothing_is_refused_whatever_it_would_be(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("none", "none.nemo", "none.safetensors", "empty"):
-        with pytest.raises(ValueError, match="^model: expected a .safetensors file or a training folder, a .nemo file, or"):
+        with pytest.raises(
+            ValueError,
+            match="^model: expected a .safetensors file or a training folder, a .nemo file, or",
+        ):
             load_checkpoint(tmp_path / name)
 
 
@@ -221,16 +276,24 @@ def test_what_would_not_load_is_not_saved(tmp_path):
     for tokenizer, features, message in [
         (CharTokenizer("abc"), {}, "^tokenizer: expected 28 tokens, got 3"),
         (CharTokenizer(), {"bins": 40}, "^features: expected 80 bins"),
-        (CharTokenizer(), {"nmels": 80}, "^features: those of the checkpoint are no dict of settings"),
+        (
+            CharTokenizer(),
+            {"nmels": 80},
+            "^features: those of the checkpoint are no dict of settings",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
-            save_checkpoint(tmp_path / "model.safetensors", Checkpoint(small(), tokenizer, features, {}))
+            save_checkpoint(
+                tmp_path / "model.safetensors", Checkpoint(small(), tokenizer, features, {})
+            )
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_config_of_the_other_kind_is_refused_and_make_model_takes_either():
     for kind, config in [(CTCModel, presets.tiny()), (TransducerModel, CTCConfig(vocab_size=5))]:
-        with pytest.raises(ValueError, match="^config: expected a (CTC|Transducer)Config, got .* Try make_model.$"):
+        with pytest.raises(
+            ValueError, match="^config: expected a (CTC|Transducer)Config, got .* Try make_model.$"
+        ):
             kind(config)
         assert make_model(config).config == config
 
@@ -240,11 +303,17 @@ def test_a_checkpoint_from_before_the_projection_had_a_bias_loads_as_the_same_mo
     model.predictor_projection.bias.data.zero_()
     save_checkpoint(tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {}, {}))
     with safe_open(str(tmp_path / "model.safetensors"), "pt") as file:
-        kept = {name: file.get_tensor(name) for name in file.keys() if name != "predictor_projection.bias"}  # noqa: SIM118
+        kept = {
+            name: file.get_tensor(name)
+            for name in file.keys()  # noqa: SIM118
+            if name != "predictor_projection.bias"
+        }
         header = file.metadata()
     save_file(kept, tmp_path / "model.safetensors", metadata=header)
     again = load_checkpoint(tmp_path).model
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("damage", [
@@ -266,5 +335,8 @@ def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path):
         weights, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
     weights["output.bias"] = weights["output.bias"].long()
     save_file(weights, tmp_path / "model.safetensors", metadata=header)
-    with pytest.raises(ValueError, match="^output.bias: expected floating-point weights, whole counters, got torch.int64"):
+    with pytest.raises(
+        ValueError,
+        match="^output.bias: expected floating-point weights, whole counters, got torch.int64",
+    ):
         load_checkpoint(tmp_path)

@@ -16,7 +16,13 @@ from asrkit.models import (
     presets,
     save_checkpoint,
 )
-from asrkit.models.fastconformer import ConformerBlock, RelativeAttention, _windows, attended, relative_positions
+from asrkit.models.fastconformer import (
+    ConformerBlock,
+    RelativeAttention,
+    _windows,
+    attended,
+    relative_positions,
+)
 from asrkit.text import CharTokenizer
 
 SMALL = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
@@ -46,13 +52,17 @@ def attention_pair_by_pair(attention, x, context):
         for h in range(attention.heads):
             ours = [(q[i, h] + attention.content_bias[h, 0]) @ k[j, h] for j in near]
             theirs = [(q[i, h] + attention.position_bias[h, 0]) @ p[T - (i - j), h] for j in near]
-            share = ((torch.stack(ours) + torch.stack(theirs)) / (D // attention.heads) ** 0.5).softmax(0)
+            share = (
+                (torch.stack(ours) + torch.stack(theirs)) / (D // attention.heads) ** 0.5
+            ).softmax(0)
             rows.append(share @ v[near, h])
     return attention.out(torch.stack(rows).view(T, D))
 
 
 @pytest.mark.parametrize("T", [1, 2, 5, 13])
-@pytest.mark.parametrize("context", [(-1, -1), (2, 1), (0, 3), (3, 0), (0, 0), (-1, 0), (2, -1), (20, 20)])
+@pytest.mark.parametrize(
+    "context", [(-1, -1), (2, 1), (0, 3), (3, 0), (0, 0), (-1, 0), (2, -1), (20, 20)]
+)
 def test_attention_equals_its_definition_pair_by_pair(T, context):
     torch.manual_seed(0)
     attention = RelativeAttention(SMALL).double().eval()
@@ -107,23 +117,38 @@ def test_the_input_is_scaled_by_the_root_of_the_width_and_only_if_asked():
 
 
 def test_without_bias_only_norms_position_and_subsampling_keep_theirs():
-    kept = {name.rpartition(".")[0] for name, _ in build(bias=False).blocks.named_parameters() if name.endswith(".bias")}
+    kept = {
+        name.rpartition(".")[0]
+        for name, _ in build(bias=False).blocks.named_parameters()
+        if name.endswith(".bias")
+    }
     assert all("norm" in name or name.endswith(("feed.0.0", "feed.1.0")) for name in kept) and kept
 
 
 @pytest.mark.parametrize("T", [1, 2, 7, 8])
 @pytest.mark.parametrize("bins", [5, 6])
 def test_windows_of_four_by_four_give_what_those_of_three_by_three_give(T, bins):
-    subsampling, features, lengths = build(bins=bins).double().subsampling, torch.randn(2, T, bins).double(), torch.tensor([T, 1])
-    three, four = (subsampling._mix(_windows(features, side), subsampling.convs[0], lengths, side)[0] for side in (3, 4))
+    subsampling, features, lengths = (
+        build(bins=bins).double().subsampling,
+        torch.randn(2, T, bins).double(),
+        torch.tensor([T, 1]),
+    )
+    three, four = (
+        subsampling._mix(_windows(features, side), subsampling.convs[0], lengths, side)[0]
+        for side in (3, 4)
+    )
     torch.testing.assert_close(four, three)
 
 
 def test_on_cuda_no_product_of_the_subsampling_has_rows_of_nine(monkeypatch):
     seen, plain = [], torch.nn.functional.linear
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, *rest: seen.append(x.shape[-1]) or plain(x, *rest))
+    monkeypatch.setattr(
+        torch.nn.functional, "linear", lambda x, *rest: seen.append(x.shape[-1]) or plain(x, *rest)
+    )
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
-        FastConformer(dataclasses.replace(SMALL, layers=0)).eval()(torch.zeros(2, 40, 80), torch.full((2,), 40))
+        FastConformer(dataclasses.replace(SMALL, layers=0)).eval()(
+            torch.zeros(2, 40, 80), torch.full((2,), 40)
+        )
     assert seen == [16, 4, 80]
 
 
@@ -135,11 +160,15 @@ def test_it_compiles_into_one_graph_for_any_length(context):
     with torch.no_grad():
         for T, lengths in [(120, [120, 90]), (136, [100, 136]), (200, [200, 3])]:
             features, lengths = torch.randn(2, T, 80), torch.tensor(lengths)
-            torch.testing.assert_close(compiled(features, lengths)[0], encoder(features, lengths)[0], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                compiled(features, lengths)[0], encoder(features, lengths)[0], atol=1e-5, rtol=1e-4
+            )
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", ["dropout", "dropout_attention", "dropout_input", "dropout_positions"])
+@pytest.mark.parametrize(
+    "name", ["dropout", "dropout_attention", "dropout_input", "dropout_positions"]
+)
 def test_every_dropout_drops_in_training_and_never_otherwise(name):
     features, lengths = torch.randn(2, 40, 80), torch.tensor([40, 30])
     off = dict.fromkeys(("dropout", "dropout_attention", "dropout_input", "dropout_positions"), 0.0)
@@ -151,10 +180,14 @@ def test_every_dropout_drops_in_training_and_never_otherwise(name):
 
 @pytest.mark.parametrize("context", [(-1, -1), (3, 2)])
 def test_every_parameter_gets_a_gradient_that_agrees_with_differences(context):
-    encoder = build(layers=1, width=4, subsampling_channels=2, dropout=0.0, context=context).double()
+    encoder = build(
+        layers=1, width=4, subsampling_channels=2, dropout=0.0, context=context
+    ).double()
     features, lengths = torch.randn(2, 60, 80, dtype=torch.float64), torch.tensor([60, 41])
     weight = encoder.blocks[0].attention.position.weight
-    assert torch.autograd.gradcheck(lambda w: _with(encoder, w, features, lengths), weight.detach().clone().requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda w: _with(encoder, w, features, lengths), weight.detach().clone().requires_grad_()
+    )
     encoder(features, lengths)[0].square().sum().backward()
     assert [name for name, parameter in encoder.named_parameters() if parameter.grad is None] == []
 
@@ -164,19 +197,31 @@ def test_gradients_of_a_block_in_training_agree_with_differences_and_come_twice(
     """With the batch's own statistics, and what is computed in place; of the frames that count, as later blocks use no other."""
     torch.manual_seed(0)
     T, D = 6, 4
-    block = ConformerBlock(dataclasses.replace(SMALL, width=D, kernel=3, expansion=2, dropout=0.0)).double().train()
+    block = (
+        ConformerBlock(dataclasses.replace(SMALL, width=D, kernel=3, expansion=2, dropout=0.0))
+        .double()
+        .train()
+    )
     for bias in (block.attention.content_bias, block.attention.position_bias):
         torch.nn.init.normal_(bias)
-    x, valid = torch.randn(2, T, D, dtype=torch.double, requires_grad=True), torch.arange(T) < torch.tensor([[T], [T - 3]])
+    x, valid = (
+        torch.randn(2, T, D, dtype=torch.double, requires_grad=True),
+        torch.arange(T) < torch.tensor([[T], [T - 3]]),
+    )
     positions, given = relative_positions(*attended(T, context), D, x), (x, *block.parameters())
     assert torch.autograd.gradcheck(lambda x, *_: block(x, valid, positions, context)[valid], given)
     cost = block(x, valid, positions, context)[valid].square().sum()
-    first, second = torch.autograd.grad(cost, given, retain_graph=True), torch.autograd.grad(cost, given)
+    first, second = (
+        torch.autograd.grad(cost, given, retain_graph=True),
+        torch.autograd.grad(cost, given),
+    )
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def _with(encoder, weight, features, lengths):
-    return torch.func.functional_call(encoder, {"blocks.0.attention.position.weight": weight}, (features, lengths))[0]
+    return torch.func.functional_call(
+        encoder, {"blocks.0.attention.position.weight": weight}, (features, lengths)
+    )[0]
 
 
 def test_limited_context_reaches_as_far_as_the_layers_let_it_and_is_remembered(tmp_path):
@@ -189,7 +234,11 @@ def test_limited_context_reaches_as_far_as_the_layers_let_it_and_is_remembered(t
     moved = features.clone()
     moved[0, 400] += 1
     with torch.no_grad():
-        changed = (model.encoder(features, lengths)[0] != model.encoder(moved, lengths)[0]).any(-1)[0].nonzero()[:, 0]
+        changed = (
+            (model.encoder(features, lengths)[0] != model.encoder(moved, lengths)[0])
+            .any(-1)[0]
+            .nonzero()[:, 0]
+        )
     reach = model.encoder.config.layers * (2 + 4)  # attention and half the kernel
     assert 50 - reach - 1 <= changed.min() and changed.max() <= 50 + reach + 1 and len(changed) > 3
     limit_context(model, (-1, -1))
@@ -230,7 +279,9 @@ def test_compiled_training_has_the_gradients_of_eager_float64(context):
     found = _gradients(torch.compile(encoder, fullgraph=True), features, lengths)
     torch._dynamo.reset()
     for name, gradient in exact.items():
-        if name.endswith("depthwise.bias"):  # the batch norm behind it takes it away: zero but for rounding
+        if name.endswith(
+            "depthwise.bias"
+        ):  # the batch norm behind it takes it away: zero but for rounding
             continue
         error = (found[name].double() - gradient).norm() / (gradient.norm() + 1e-3)
         assert error < 1e-3, (name, error)
@@ -238,6 +289,11 @@ def test_compiled_training_has_the_gradients_of_eager_float64(context):
 
 def _gradients(encoder, features, lengths):
     encoded = encoder(features, lengths)[0]
-    weights = torch.randn(encoded.shape, generator=torch.Generator().manual_seed(1)).to(encoded.dtype)
+    weights = torch.randn(encoded.shape, generator=torch.Generator().manual_seed(1)).to(
+        encoded.dtype
+    )
     (encoded * weights).sum().backward()
-    return {name.removeprefix("_orig_mod."): parameter.grad for name, parameter in encoder.named_parameters()}
+    return {
+        name.removeprefix("_orig_mod."): parameter.grad
+        for name, parameter in encoder.named_parameters()
+    }

@@ -18,7 +18,9 @@ def test_a_row_keeps_four_digits_and_its_largest_number():
     values, scale = float8.quantize(x)
     back = values.float() * scale
     assert values.dtype == torch.float8_e4m3fn and scale.shape == (50, 1)
-    large = x.abs() > x.abs().amax(-1, keepdim=True) * 2.0**-14  # e4m3's normal numbers span 15 powers of two
+    large = (
+        x.abs() > x.abs().amax(-1, keepdim=True) * 2.0**-14
+    )  # e4m3's normal numbers span 15 powers of two
     away = ((back - x).abs() / x.abs())[large & (scale > float8.TINY)]
     assert len(away) > 1000 and away.max() <= 2**-4 * (1 + 1e-5)
     assert not back[3].any()
@@ -32,7 +34,9 @@ def test_a_product_is_that_of_the_rounded_numbers():
     (a, a_scale), (w, w_scale) = float8.silu_quantize(x), float8.quantize(weight)
     wanted = (a.double() * a_scale) @ (w.double() * w_scale).T + bias.double()
     found = float8.scaled_product(a, a_scale, w, w_scale, bias)
-    assert found.dtype == torch.bfloat16 and (found.double() - wanted).norm() <= 4e-3 * wanted.norm()
+    assert (
+        found.dtype == torch.bfloat16 and (found.double() - wanted).norm() <= 4e-3 * wanted.norm()
+    )
     exact = torch.nn.functional.silu(x).double() @ weight.double().T + bias.double()
     assert 5e-3 < (found.double() - exact).norm() / exact.norm() < 0.06
 
@@ -44,7 +48,9 @@ def test_an_encoder_loses_more_than_in_bfloat16_and_stays_near():
     with torch.inference_mode():
         exact = plain(features, lengths)[0]
         half = plain.to(torch.bfloat16)
-        rival, found = (fuse(half, feed_forward=kind)(features, lengths)[0] for kind in ("as_it_is", "float8"))
+        rival, found = (
+            fuse(half, feed_forward=kind)(features, lengths)[0] for kind in ("as_it_is", "float8")
+        )
     loss, least = ((one.float() - exact).norm() / exact.norm() for one in (found, rival))
     assert found.dtype == torch.bfloat16 and least < loss < 0.1
 
@@ -56,8 +62,15 @@ def test_the_feed_forwards_read_and_write_bytes_where_they_read_and_wrote_pairs(
     with FakeTensorMode():
         x = torch.zeros(2, 16, 32, dtype=torch.bfloat16, device="cuda")
         values, scale = ours.quantize(x)
-        weight, weight_scale = ours.quantize(torch.zeros(48, 32, dtype=torch.bfloat16, device="cuda"))
-        seen = values.dtype, values.shape, scale.shape, ours.scaled_product(values, scale, weight, weight_scale, None).shape
+        weight, weight_scale = ours.quantize(
+            torch.zeros(48, 32, dtype=torch.bfloat16, device="cuda")
+        )
+        seen = (
+            values.dtype,
+            values.shape,
+            scale.shape,
+            ours.scaled_product(values, scale, weight, weight_scale, None).shape,
+        )
     assert seen == (torch.float8_e4m3fn, (2, 16, 32), (2, 16, 1), (2, 16, 48))
 
 
@@ -73,7 +86,12 @@ def test_other_dtypes_and_widths_are_refused(change, given, message):
 
 def test_the_door_refuses_it_on_a_cpu_and_knows_no_other():
     encoder = FastConformer(SMALL).eval()
-    with pytest.raises(ValueError, match="^feed_forward: expected 'as_it_is' but for a FastConformer on CUDA, got 'float8'"):
+    with pytest.raises(
+        ValueError,
+        match="^feed_forward: expected 'as_it_is' but for a FastConformer on CUDA, got 'float8'",
+    ):
         optimize(encoder, feed_forward="float8")
-    with pytest.raises(ValueError, match="^feed_forward: expected one of 'as_it_is', 'float8', got 'int4'"):
+    with pytest.raises(
+        ValueError, match="^feed_forward: expected one of 'as_it_is', 'float8', got 'int4'"
+    ):
         fuse(encoder, feed_forward="int4")

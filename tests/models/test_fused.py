@@ -15,14 +15,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrkit import compilers
-from asrkit.bench.ceilings import tf32
-from asrkit.models import CTCConfig, CTCModel, FastConformer, FastConformerConfig, limit_context, optimize
+from asrkit import runtime
+from asrkit.models import (
+    CTCConfig,
+    CTCModel,
+    FastConformer,
+    FastConformerConfig,
+    limit_context,
+    optimize,
+)
 from asrkit.models import fused as ours
 from asrkit.models.fused import FusedFastConformer, float8, fuse, reference
+from asrkit.workbench.bench.ceilings import tf32
 
 SMALL = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
-KERNELS = ("add_norm", "add_norm_twice", "gated_conv", "position_bias", "first_convs", "masked_conv")
+KERNELS = (
+    "add_norm",
+    "add_norm_twice",
+    "gated_conv",
+    "position_bias",
+    "first_convs",
+    "masked_conv",
+)
 CONFIGS = [
     {}, {"subsampling": 8, "bins": 41}, {"subsampling": 2, "context": (2, 1)}, {"bias": False, "scale_input": True, "kernel": 3},
     {"context": (-1, 3)}, {"layers": 0, "subsampling": 8}, {"layers": 1, "subsampling": 8, "context": (4, 4)},
@@ -78,7 +92,11 @@ def test_it_errs_at_most_twice_as_much_as_the_eager_one_in_the_same_dtype(dtype)
 
 def test_inside_it_attends_over_whole_sixteens_of_frames(monkeypatch):
     seen, plain = [], ours.position_bias
-    monkeypatch.setattr(ours, "position_bias", lambda scores, *rest: seen.append(scores.shape) or plain(scores, *rest))
+    monkeypatch.setattr(
+        ours,
+        "position_bias",
+        lambda scores, *rest: seen.append(scores.shape) or plain(scores, *rest),
+    )
     for T in (8, 128, 129, 1000):
         found, _ = fuse(build(subsampling=8))(torch.randn(1, T, 80), torch.tensor([T]))
         assert found.shape[1] == -(-T // 8) and {shape[-1] for shape in seen} == {-(-T // 128) * 16}
@@ -89,7 +107,12 @@ def test_positions_of_a_limited_context_are_masked_as_in_the_eager_one():
     scores, constant, lengths = torch.zeros(1, 1, 4, 4), torch.arange(8.0)[None], torch.tensor([3])
     bias = reference.position_bias(scores, constant, lengths, 1, 4)[0, 0]
     never = torch.finfo(torch.float32).min / 2
-    assert bias.tolist() == [[4, 5, 6, never], [3, 4, 5, never], [never, 3, 4, never], [never, never, 3, never]]
+    assert bias.tolist() == [
+        [4, 5, 6, never],
+        [3, 4, 5, never],
+        [never, 3, 4, never],
+        [never, never, 3, never],
+    ]
 
 
 def test_a_fused_encoder_refuses_training_and_what_cannot_be_fused():
@@ -102,7 +125,9 @@ def test_a_fused_encoder_refuses_training_and_what_cannot_be_fused():
         fuse(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"^features: expected shape \(B, T, F=80\)"):
         encoder.eval()(torch.zeros(1, 5, 40), torch.tensor([5]))
-    with pytest.raises(ValueError, match="^model: expected one with a FastConformer, got FusedFastConformer"):
+    with pytest.raises(
+        ValueError, match="^model: expected one with a FastConformer, got FusedFastConformer"
+    ):
         limit_context(encoder, (1, 1))
 
 
@@ -116,7 +141,10 @@ def test_on_cuda_a_model_gets_a_fused_encoder_and_float64_is_refused():
         assert type(optimize(FastConformer(SMALL).eval())) is FusedFastConformer
         torch.set_default_dtype(torch.float64)
         try:
-            with pytest.raises(ValueError, match="^encoder: expected float32, bfloat16 or float16 on CUDA, got torch.float64"):
+            with pytest.raises(
+                ValueError,
+                match="^encoder: expected float32, bfloat16 or float16 on CUDA, got torch.float64",
+            ):
                 fuse(FastConformer(SMALL).eval())
         finally:
             torch.set_default_dtype(torch.float32)
@@ -128,12 +156,12 @@ def test_on_cuda_a_triton_that_is_there_and_broken_is_named_by_fuse(monkeypatch)
     def broken(name):
         raise RuntimeError("built for another driver")
 
-    monkeypatch.setattr(compilers, "import_module", broken)
-    compilers.lacks.cache_clear()
+    monkeypatch.setattr(runtime, "import_module", broken)
+    runtime.lacks.cache_clear()
     said = "^encoder: expected a triton that works, on a CUDA device, got RuntimeError: built for another driver"
     with FakeTensorMode(), torch.device("cuda"), pytest.raises(ValueError, match=said):
         fuse(FastConformer(SMALL).eval())
-    compilers.lacks.cache_clear()
+    runtime.lacks.cache_clear()
 
 
 @pytest.mark.parametrize("name", [*KERNELS, "quantize", "silu_quantize"])
@@ -168,12 +196,21 @@ def given(dtype, device):
     for b, length in enumerate(lengths.tolist()):
         for tensor, end in ((gate, length), (features, length), (image, (length + 1) // 2)):
             tensor[b, end:] = float("nan")
-    scores = torch.randn(H, B, T, 2 * T).to(device, dtype).flatten(-2)[..., T:].view(H, B, T, 2 * T - 1)[..., :T]
+    scores = (
+        torch.randn(H, B, T, 2 * T)
+        .to(device, dtype)
+        .flatten(-2)[..., T:]
+        .view(H, B, T, 2 * T - 1)[..., :T]
+    )
     first = torch.cat([torch.randn(10, C), torch.zeros(6, C)])
     halves, taps, shift = (lengths + 1) // 2, torch.randn(9, C), torch.randn(C)
-    x, y, vectors, gate, image, first = (part.to(device, dtype) for part in (x, y, vectors, gate, image, first))
+    x, y, vectors, gate, image, first = (
+        part.to(device, dtype) for part in (x, y, vectors, gate, image, first)
+    )
     rest = (lengths, halves, weight, bias, features, taps, shift, torch.randn(H, 2 * T))
-    lengths, halves, weight, bias, features, taps, shift, constant = (part.to(device) for part in rest)
+    lengths, halves, weight, bias, features, taps, shift, constant = (
+        part.to(device) for part in rest
+    )
     yield "add_norm", (x, y, 0.5, vectors[0], vectors[1], 1e-5)
     yield "add_norm_twice", (x, y, 1.0, vectors[0], vectors[1], 1e-5, vectors[2], vectors[3], 1e-5)
     yield "gated_conv", (gate, lengths, weight, bias)
@@ -192,7 +229,9 @@ def _quantizes(name, kernels, dtype, device):
     x[0, 0] = 0
     (values, scale), (wanted, its) = getattr(kernels, name)(x), getattr(float8, name)(x)
     values, wanted = values.float(), wanted.float()
-    near = (values - wanted).abs() <= (wanted.abs() / 8).clamp(min=2**-9)  # the step of the smallest numbers
+    near = (values - wanted).abs() <= (wanted.abs() / 8).clamp(
+        min=2**-9
+    )  # the step of the smallest numbers
     near |= torch.tensor(device == "cpu") & (values == wanted / 2) & (wanted.abs().log2() % 1 == 0)
     same = (values == wanted).float().mean() > 0.9
     return bool(same and near.all() and (scale - its).abs().max() <= 1e-5 * its.max())
@@ -204,18 +243,31 @@ def disagreements(device, *dtypes):
 
     limits, found = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}, []
     for dtype in dtypes:
-        found += [(name, dtype) for name in ("quantize", "silu_quantize") if not _quantizes(name, kernels, dtype, device)]
+        found += [
+            (name, dtype)
+            for name in ("quantize", "silu_quantize")
+            if not _quantizes(name, kernels, dtype, device)
+        ]
         for name, arguments in given(dtype, device):
             sides = [getattr(module, name)(*arguments) for module in (kernels, reference)]
             ones, others = (side if isinstance(side, tuple) else (side,) for side in sides)
             for one, other in zip(ones, others, strict=True):
-                alike = one.dtype == other.dtype == dtype and one.shape == other.shape and one.is_contiguous()
-                if not alike or not (one - other).double().norm() <= limits[dtype] * other.double().norm():
+                alike = (
+                    one.dtype == other.dtype == dtype
+                    and one.shape == other.shape
+                    and one.is_contiguous()
+                )
+                if (
+                    not alike
+                    or not (one - other).double().norm() <= limits[dtype] * other.double().norm()
+                ):
                     found.append((name, dtype, one.shape, other.shape, one.dtype, other.dtype))
     for name in KERNELS:
         setattr(ours, name, getattr(kernels, name))
     plain, (features, lengths) = build(subsampling=8, bins=9, layers=1).to(device), speech(20, 9)
-    wanted, out = (model(features.to(device), lengths.to(device))[0] for model in (plain, fuse(plain)))
+    wanted, out = (
+        model(features.to(device), lengths.to(device))[0] for model in (plain, fuse(plain))
+    )
     return found if (out - wanted).norm() <= 1e-5 * wanted.norm() else [*found, "encoder"]
 
 
@@ -246,8 +298,17 @@ SIZES = {  # as in a model of width 1024; what each kernel's launch passes for t
     "_masked_conv": (4, {"ROWS": 8, "BLOCK": 256}),
     "_quantize": (4, {"SILU": True, "BLOCK": 4096}),
 }
-FLOATS, LONGS = {"scale", "eps", "next_eps", "never", "largest", "tiny"}, {"by_head", "by_utterance"}
-POINTERS = {"lengths": "*i64", "features": "*fp32", "constant": "*fp32", "taps": "*fp32", "shift": "*fp32"}  # the rest is as x
+FLOATS, LONGS = (
+    {"scale", "eps", "next_eps", "never", "largest", "tiny"},
+    {"by_head", "by_utterance"},
+)
+POINTERS = {
+    "lengths": "*i64",
+    "features": "*fp32",
+    "constant": "*fp32",
+    "taps": "*fp32",
+    "shift": "*fp32",
+}  # the rest is as x
 INTEGERS = {"T", "D", "C", "bins", "frames", "out_bins", "left", "right", "by_row"}
 
 
@@ -255,7 +316,7 @@ INTEGERS = {"T", "D", "C", "bins", "frames", "out_bins", "left", "right", "by_ro
 def test_kernels_compile_for_every_gpu_without_spills_and_with_warps_to_hide_behind(cc, kind):
     pytest.importorskip("triton")
     from asrkit.models.fused import triton as kernels
-    from asrkit.profiling.cubin import compile_triton
+    from asrkit.workbench.profiling.cubin import compile_triton
 
     for name, (warps, constants) in SIZES.items():
         if name == "_quantize" and cc == 80:
@@ -263,10 +324,16 @@ def test_kernels_compile_for_every_gpu_without_spills_and_with_warps_to_hide_beh
         kernel, types = getattr(kernels, name), dict(constants)
         for argument in set(kernel.arg_names) - constants.keys():
             numbers = ("fp32", FLOATS), ("i64", LONGS), ("i32", INTEGERS)
-            types[argument] = next((one for one, names in numbers if argument in names), POINTERS.get(argument, kind))
+            types[argument] = next(
+                (one for one, names in numbers if argument in names), POINTERS.get(argument, kind)
+            )
         if name == "_quantize":
             types |= {"out": "*fp8e4nv", "scales": "*fp32"}
-        whole = [argument for argument, one in types.items() if str(one).startswith("*") or argument in ("D", "C", "T", "frames")]
+        whole = [
+            argument
+            for argument, one in types.items()
+            if str(one).startswith("*") or argument in ("D", "C", "T", "frames")
+        ]
         made = compile_triton(kernel, types, cc=cc, warps=warps, aligned=whole)
         assert (made.spills, made.stack_B) == (0, 0), made
         assert made.warps >= (16 if kind == "*bf16" else 8), (name, made.warps)

@@ -25,7 +25,9 @@ def folder(tmp_path):
     def write(kind="ctc"):
         shapes = json.loads((HERE.parent / "golden/transformers.json").read_text())[kind]["shapes"]
         weights = known.fill({name: torch.zeros(shape) for name, shape in shapes.items()})
-        known.write_folder(tmp_path / kind, known.folder_config(known.golden_cases()[kind]), weights)
+        known.write_folder(
+            tmp_path / kind, known.folder_config(known.golden_cases()[kind]), weights
+        )
         return tmp_path / kind
 
     return write
@@ -47,8 +49,13 @@ def edit(path, **changes):
 
 def change(folder, **changes):
     """Change tensors of the folder's weights; None takes one out. Dots are written as __."""
-    weights = load_file(folder / "model.safetensors") | {name.replace("__", "."): value for name, value in changes.items()}
-    save_file({name: value for name, value in weights.items() if value is not None}, folder / "model.safetensors")
+    weights = load_file(folder / "model.safetensors") | {
+        name.replace("__", "."): value for name, value in changes.items()
+    }
+    save_file(
+        {name: value for name, value in weights.items() if value is not None},
+        folder / "model.safetensors",
+    )
 
 
 def features(B=2, T=60):
@@ -60,7 +67,14 @@ def features(B=2, T=60):
 def test_what_the_config_says_is_in_ours(folder, kind):
     checkpoint, how = load_checkpoint(folder(kind)), known.ENCODER | known.golden_cases()[kind]
     encoder = checkpoint.model.config.encoder
-    read = (encoder.width, encoder.heads, encoder.subsampling_channels, encoder.bias, encoder.scale_input, encoder.dropout_input)
+    read = (
+        encoder.width,
+        encoder.heads,
+        encoder.subsampling_channels,
+        encoder.bias,
+        encoder.scale_input,
+        encoder.dropout_input,
+    )
     assert read == (how["width"], how["heads"], how["channels"], how["bias"], how["scale"], 0.1)
     assert isinstance(checkpoint.model, CTCModel if kind == "ctc" else TransducerModel)
     assert not checkpoint.model.training
@@ -101,16 +115,28 @@ def test_how_many_labels_a_frame_may_have_is_read_and_heeded(folder):
 
 def test_a_key_that_is_left_out_has_transformers_default(folder):
     path = folder("rnnt")
-    edit(path / "config.json", encoder_config__conv_kernel_size=None, encoder_config__dropout=None, hidden_act=None)
+    edit(
+        path / "config.json",
+        encoder_config__conv_kernel_size=None,
+        encoder_config__dropout=None,
+        hidden_act=None,
+    )
     config = load_checkpoint(path).model.config
-    assert (config.encoder.kernel, config.encoder.dropout_input, config.activation) == (9, 0.1, "relu")
+    assert (config.encoder.kernel, config.encoder.dropout_input, config.activation) == (
+        9,
+        0.1,
+        "relu",
+    )
 
 
 def test_a_processor_config_has_the_extractors_keys_too(folder):
     path = folder()
     extractor = json.loads((path / "preprocessor_config.json").read_text()) | {"hop_length": 128}
     (path / "preprocessor_config.json").unlink()
-    with pytest.raises(ValueError, match="preprocessor_config.json or a feature_extractor in processor_config.json, got neither"):
+    with pytest.raises(
+        ValueError,
+        match="preprocessor_config.json or a feature_extractor in processor_config.json, got neither",
+    ):
         load_checkpoint(path)
     (path / "processor_config.json").write_text(json.dumps({"feature_extractor": extractor}))
     assert load_checkpoint(path).features["hop_s"] == 128 / 16_000
@@ -124,12 +150,26 @@ def test_blank_may_stand_anywhere(folder, kind):
     durations = len(known.golden_cases()[kind].get("durations", ()))
     order = [*range(blank), V, *range(blank, V), *range(V + 1, V + 1 + durations)]
     weights = load_file(path / "model.safetensors")
-    moved = {name: weights[name][order] for name in weights if name.startswith(("ctc_head", "joint.head"))}
-    moved |= {name: weights[name][order[: V + 1]] for name in weights if name.startswith("decoder.embedding")}
+    moved = {
+        name: weights[name][order]
+        for name in weights
+        if name.startswith(("ctc_head", "joint.head"))
+    }
+    moved |= {
+        name: weights[name][order[: V + 1]]
+        for name in weights
+        if name.startswith("decoder.embedding")
+    }
     change(path, **{name.replace(".", "__"): value for name, value in moved.items()})
-    edit(path / "config.json", pad_token_id=blank, **({} if kind == "ctc" else {"blank_token_id": blank}))
+    edit(
+        path / "config.json",
+        pad_token_id=blank,
+        **({} if kind == "ctc" else {"blank_token_id": blank}),
+    )
     tokenizer = json.loads((path / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"] = {piece: id + (id >= blank) for piece, id in tokenizer["model"]["vocab"].items()}
+    tokenizer["model"]["vocab"] = {
+        piece: id + (id >= blank) for piece, id in tokenizer["model"]["vocab"].items()
+    }
     tokenizer["added_tokens"][1]["id"] = blank
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     after = load_checkpoint(path)
@@ -157,33 +197,68 @@ def test_shards_are_read_as_one_file_is(folder):
         load_checkpoint(path)
 
 
-@pytest.mark.parametrize("name", ["../ctc/model.safetensors", "/etc/model.safetensors", "model.bin", 7])
+@pytest.mark.parametrize(
+    "name", ["../ctc/model.safetensors", "/etc/model.safetensors", "model.bin", 7]
+)
 def test_an_index_names_safetensors_in_its_folder_only(folder, name):
     path = folder()
     (path / "model.safetensors").rename(path / "model-1.safetensors")
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"ctc_head.bias": name}}))
-    with pytest.raises(ValueError, match="^weight_map: expected names of .safetensors files in the folder, got"):
+    (path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"ctc_head.bias": name}})
+    )
+    with pytest.raises(
+        ValueError, match="^weight_map: expected names of .safetensors files in the folder, got"
+    ):
         load_checkpoint(path)
 
 
 def test_pickled_weights_are_not_read(folder):
     path = folder()
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"got none in ctc. Pickled weights \(.bin, .pt\) are not read."):
+    with pytest.raises(
+        ValueError, match=r"got none in ctc. Pickled weights \(.bin, .pt\) are not read."
+    ):
         load_checkpoint(path)
 
 
 CONFIG = [
-    ({"model_type": "whisper"}, "model_type: expected one of ['parakeet_ctc', 'parakeet_rnnt', 'parakeet_tdt'], got 'whisper'."),
-    ({"encoder_config__hidden_act": "relu"}, "encoder_config.hidden_act: expected 'silu', got 'relu'."),
-    ({"encoder_config__subsampling_conv_stride": 3}, "encoder_config.subsampling_conv_stride: expected 2, got 3."),
-    ({"encoder_config__convolution_bias": False}, "encoder_config.convolution_bias: expected True, as for attention, got False."),
-    ({"encoder_config__scale_input": "false"}, "encoder_config.scale_input: expected true or false, got 'false'."),
-    ({"encoder_config__num_key_value_heads": 1}, "encoder_config.num_key_value_heads: expected 2, as for attention, got 1."),
-    ({"encoder_config__sliding_window": 57}, "encoder_config: expected keys that asrkit knows, got ['sliding_window']."),
-    ({"encoder_config__intermediate_size": 40}, "encoder_config.intermediate_size: expected a multiple of 16, got 40."),
+    (
+        {"model_type": "whisper"},
+        "model_type: expected one of ['parakeet_ctc', 'parakeet_rnnt', 'parakeet_tdt'], got 'whisper'.",
+    ),
+    (
+        {"encoder_config__hidden_act": "relu"},
+        "encoder_config.hidden_act: expected 'silu', got 'relu'.",
+    ),
+    (
+        {"encoder_config__subsampling_conv_stride": 3},
+        "encoder_config.subsampling_conv_stride: expected 2, got 3.",
+    ),
+    (
+        {"encoder_config__convolution_bias": False},
+        "encoder_config.convolution_bias: expected True, as for attention, got False.",
+    ),
+    (
+        {"encoder_config__scale_input": "false"},
+        "encoder_config.scale_input: expected true or false, got 'false'.",
+    ),
+    (
+        {"encoder_config__num_key_value_heads": 1},
+        "encoder_config.num_key_value_heads: expected 2, as for attention, got 1.",
+    ),
+    (
+        {"encoder_config__sliding_window": 57},
+        "encoder_config: expected keys that asrkit knows, got ['sliding_window'].",
+    ),
+    (
+        {"encoder_config__intermediate_size": 40},
+        "encoder_config.intermediate_size: expected a multiple of 16, got 40.",
+    ),
     ({"encoder_config__subsampling_factor": 16}, "subsampling: expected 2, 4 or 8, got 16."),
-    ({"encoder_config__num_hidden_layers": 10**4}, "model: expected at most 86 layers, the number of its tensors, got 10000."),
+    (
+        {"encoder_config__num_hidden_layers": 10**4},
+        "model: expected at most 86 layers, the number of its tensors, got 10000.",
+    ),
     ({"vocab_size": 10**7}, "vocab_size: expected 2 to 1000000 classes, got 10000000."),
     ({"pad_token_id": 90}, "pad_token_id: expected one of vocab_size = 32 classes, got 90."),
     ({"encoder_config": None}, "damaged (KeyError: 'encoder_config')"),
@@ -192,7 +267,9 @@ CONFIG = [
 ]
 
 
-@pytest.mark.parametrize("changes, message", CONFIG, ids=[next(iter(changes)) for changes, _ in CONFIG])
+@pytest.mark.parametrize(
+    "changes, message", CONFIG, ids=[next(iter(changes)) for changes, _ in CONFIG]
+)
 def test_a_config_that_asrkit_does_not_do_is_refused_by_name(folder, changes, message):
     path = folder()
     edit(path / "config.json", **changes)
@@ -203,7 +280,10 @@ def test_a_config_that_asrkit_does_not_do_is_refused_by_name(folder, changes, me
 
 
 EXTRACTOR = [
-    ({"feature_extractor_type": "WhisperFeatureExtractor"}, "feature_extractor_type: expected 'ParakeetFeatureExtractor'"),
+    (
+        {"feature_extractor_type": "WhisperFeatureExtractor"},
+        "feature_extractor_type: expected 'ParakeetFeatureExtractor'",
+    ),
     ({"sampling_rate": 0}, "sampling_rate: expected a whole number in 1..1000000, got 0."),
     ({"n_fft": 10**11}, "n_fft: expected a whole number in 1..1000000, got 100000000000."),
     ({"feature_size": 128}, "feature_size: expected 80, the encoder's num_mel_bins, got 128."),
@@ -237,7 +317,9 @@ def test_weights_that_are_missing_unknown_or_of_another_shape_are_named(folder, 
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"]
+)
 @pytest.mark.parametrize("damage", ["empty", "cut", "noise", "list", "deep"])
 def test_a_damaged_file_is_refused_in_one_line(folder, name, damage):
     path = folder()
@@ -259,10 +341,15 @@ def test_a_damaged_file_is_refused_in_one_line(folder, name, damage):
 def test_a_tokenizer_of_another_size_or_kind_is_refused(folder):
     path = folder()
     edit(path / "tokenizer.json", model__type="WordPiece")
-    with pytest.raises(ValueError, match="tokenizer: expected a model of \\['BPE', 'Unigram'\\], got 'WordPiece'."):
+    with pytest.raises(
+        ValueError, match="tokenizer: expected a model of \\['BPE', 'Unigram'\\], got 'WordPiece'."
+    ):
         load_checkpoint(path)
     edit(path / "tokenizer.json", model__type="BPE", model__vocab={"<unk>": 0, "▁a": 1})
-    with pytest.raises(ValueError, match=r"tokenizer: expected a piece for each of 31 tokens, got none for \[2, 3, 4, 5, 6\]."):
+    with pytest.raises(
+        ValueError,
+        match=r"tokenizer: expected a piece for each of 31 tokens, got none for \[2, 3, 4, 5, 6\].",
+    ):
         load_checkpoint(path)
     (path / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="model: expected tokenizer.json, got none in ctc."):
@@ -272,7 +359,14 @@ def test_a_tokenizer_of_another_size_or_kind_is_refused(folder):
 def test_half_precision_weights_are_read_as_float32(folder):
     path = folder()
     weights = load_file(path / "model.safetensors")
-    change(path, **{name.replace(".", "__"): value.bfloat16() for name, value in weights.items() if value.is_floating_point()})
+    change(
+        path,
+        **{
+            name.replace(".", "__"): value.bfloat16()
+            for name, value in weights.items()
+            if value.is_floating_point()
+        },
+    )
     model = load_checkpoint(path).model
     assert {value.dtype for value in model.parameters()} == {torch.float32}
     assert torch.equal(model.output.bias, weights["ctc_head.bias"].bfloat16().float())

@@ -6,14 +6,24 @@ import pytest
 import torch
 from torch import nn
 
-from asrkit.models import ConvConfig, ConvEncoder, FastConformer, FastConformerConfig, TransducerModel, optimize, presets
+from asrkit.models import (
+    ConvConfig,
+    ConvEncoder,
+    FastConformer,
+    FastConformerConfig,
+    TransducerModel,
+    optimize,
+    presets,
+)
 from asrkit.models.folded import Folded, fold, folded
 from asrkit.models.packed import PackedLinear
 
 FAST = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
 ENCODERS = {
     "fastconformer": lambda: FastConformer(FAST),
-    "without bias": lambda: FastConformer(FastConformerConfig(width=16, layers=1, heads=2, subsampling_channels=4, bias=False)),
+    "without bias": lambda: FastConformer(
+        FastConformerConfig(width=16, layers=1, heads=2, subsampling_channels=4, bias=False)
+    ),
     "convolutions": lambda: ConvEncoder(ConvConfig(width=16, layers=3)),
 }
 
@@ -38,7 +48,11 @@ def norms(model):
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_a_folded_encoder_computes_the_same_in_float64(kind):
     plain = spread(ENCODERS[kind]()).double()
-    model, features, lengths = copy.deepcopy(plain), torch.randn(2, 90, 80).double(), torch.tensor([90, 33])
+    model, features, lengths = (
+        copy.deepcopy(plain),
+        torch.randn(2, 90, 80).double(),
+        torch.tensor([90, 33]),
+    )
     assert norms(plain) and fold(model) is model and norms(model) == 0 and fold(model) is model
     with torch.inference_mode():
         wanted, found = plain(features, lengths)[0], model(features, lengths)[0]
@@ -53,7 +67,10 @@ def test_folding_errs_at_most_twice_as_much_as_the_norm_that_it_replaces(dtype):
     with torch.inference_mode():
         exact = copy.deepcopy(plain).double()(features.double(), lengths)[0]
         half = plain.to(dtype)
-        error, rivals = ((model(features, lengths)[0].double() - exact).norm() for model in (fold(copy.deepcopy(half)), half))
+        error, rivals = (
+            (model(features, lengths)[0].double() - exact).norm()
+            for model in (fold(copy.deepcopy(half)), half)
+        )
     assert error <= 2 * rivals + 1e-9
 
 
@@ -67,12 +84,17 @@ def test_a_folded_convolution_is_the_formula():
 
 def test_training_is_refused_before_and_after_and_evaluation_goes_on():
     model, features, lengths = FastConformer(FAST), torch.randn(1, 40, 80), torch.tensor([40])
-    with pytest.raises(ValueError, match="^model: expected eval mode, got training mode. Call model.eval"):
+    with pytest.raises(
+        ValueError, match="^model: expected eval mode, got training mode. Call model.eval"
+    ):
         fold(model)
     assert norms(model) == 2
     fold(model.eval())
     before = model(features, lengths)[0]
-    with pytest.raises(ValueError, match="^model: expected eval mode: its batch norms are folded, got training mode."):
+    with pytest.raises(
+        ValueError,
+        match="^model: expected eval mode: its batch norms are folded, got training mode.",
+    ):
         model.train()(features, lengths)
     assert torch.equal(model.eval()(features, lengths)[0], before)
 
@@ -95,13 +117,17 @@ def test_on_a_cpu_an_optimized_model_is_folded_and_packed_and_says_the_same():
             for one, other in zip(model.encode(features, lengths), wanted, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
     parts = [*model.modules()]
-    assert sum(isinstance(part, Folded) for part in parts) == 2 and any(isinstance(part, PackedLinear) for part in parts)
+    assert sum(isinstance(part, Folded) for part in parts) == 2 and any(
+        isinstance(part, PackedLinear) for part in parts
+    )
 
 
 def test_in_a_dtype_without_packed_products_a_model_is_folded_alone():
     model = optimize(spread(TransducerModel(presets.tiny())).double())
     parts = [*model.modules()]
-    assert any(isinstance(part, Folded) for part in parts) and not any(isinstance(part, PackedLinear) for part in parts)
+    assert any(isinstance(part, Folded) for part in parts) and not any(
+        isinstance(part, PackedLinear) for part in parts
+    )
 
 
 def test_a_model_in_training_is_not_optimized():

@@ -7,12 +7,20 @@ import pytest
 import torch
 
 from asrkit.models import optimize
-from asrkit.models.fastconformer import FastConformer, FastConformerConfig, RelativeAttention, attended, relative_positions
+from asrkit.models.fastconformer import (
+    FastConformer,
+    FastConformerConfig,
+    RelativeAttention,
+    attended,
+    relative_positions,
+)
 from asrkit.models.fused import fuse
 from asrkit.models.kept import MOST, Kept, keeps
 
 SMALL = FastConformerConfig(width=8, heads=2)
-SMALL_ENCODER = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
+SMALL_ENCODER = FastConformerConfig(
+    width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4
+)
 T, EVERYWHERE = 5, (-1, -1)
 
 
@@ -28,7 +36,9 @@ def attention():
 def projected(attention, T=T):
     """What attention over T frames uses, kept or not."""
     distances = attended(T, EVERYWHERE)
-    return attention.projected(relative_positions(*distances, 8, attention.position.weight), distances)
+    return attention.projected(
+        relative_positions(*distances, 8, attention.position.weight), distances
+    )
 
 
 def anew(attention, T=T):
@@ -49,13 +59,21 @@ def another_weight_in_its_memory(attention):
 
 CHANGES = {
     "an edit in place": lambda attention: attention.position.weight.mul_(2),
-    "load_state_dict": lambda attention: attention.load_state_dict(RelativeAttention(SMALL).state_dict()),
-    "weights that are assigned": lambda attention: attention.load_state_dict(RelativeAttention(SMALL).state_dict(), assign=True),
-    "another parameter": lambda attention: setattr(attention.position, "weight", torch.nn.Parameter(torch.randn(8, 8))),
+    "load_state_dict": lambda attention: attention.load_state_dict(
+        RelativeAttention(SMALL).state_dict()
+    ),
+    "weights that are assigned": lambda attention: attention.load_state_dict(
+        RelativeAttention(SMALL).state_dict(), assign=True
+    ),
+    "another parameter": lambda attention: setattr(
+        attention.position, "weight", torch.nn.Parameter(torch.randn(8, 8))
+    ),
     "a step of an optimizer": step_of_an_optimizer,
     "a cast": lambda attention: attention.to(torch.bfloat16),
     "a cast and back": another_weight_in_its_memory,
-    "a new layer": lambda attention: setattr(attention, "position", torch.nn.Linear(8, 8, bias=False)),
+    "a new layer": lambda attention: setattr(
+        attention, "position", torch.nn.Linear(8, 8, bias=False)
+    ),
 }
 
 
@@ -93,7 +111,9 @@ def test_an_optimized_model_keeps_what_the_eager_one_does_not(made, monkeypatch)
     assert [block.attention.kept for block in model.blocks] == [None] * 2
     eager = copy.deepcopy(model)
     model = made(model)
-    monkeypatch.setattr(RelativeAttention, "projected", lambda *given: calls.append(plain(*given)) or calls[-1])
+    monkeypatch.setattr(
+        RelativeAttention, "projected", lambda *given: calls.append(plain(*given)) or calls[-1]
+    )
     with torch.inference_mode():
         for encoder, keeps in ((model, True), (eager, False)):
             for _ in range(2):
@@ -115,7 +135,9 @@ def test_each_length_and_dtype_of_positions_has_its_own(attention):
         for length in (T, 9, T):
             assert torch.equal(projected(attention, length), anew(attention, length))
         distances = attended(T, EVERYWHERE)
-        doubled = attention.double().projected(relative_positions(*distances, 8, torch.zeros(1).double()), distances)
+        doubled = attention.double().projected(
+            relative_positions(*distances, 8, torch.zeros(1).double()), distances
+        )
     assert doubled.dtype == torch.float64
 
 

@@ -33,8 +33,21 @@ from parity_cases import ENCODER, V, nemo_config, speech
 
 KINDS = {
     "ctc": {"kind": "ctc"},
-    "rnnt": {"kind": "rnnt", "lstm": 2, "durations": [], "bins": 128, "bias": False, "scale": False},
-    "tdt": {"kind": "tdt", "lstm": 1, "durations": [0, 1, 2, 4], "subsampling": 4, "context": [6, 3]},
+    "rnnt": {
+        "kind": "rnnt",
+        "lstm": 2,
+        "durations": [],
+        "bins": 128,
+        "bias": False,
+        "scale": False,
+    },
+    "tdt": {
+        "kind": "tdt",
+        "lstm": 1,
+        "durations": [0, 1, 2, 4],
+        "subsampling": 4,
+        "context": [6, 3],
+    },
     "hybrid": {"kind": "hybrid", "lstm": 1, "durations": [0, 1, 2, 3, 4]},
 }
 BLOCK = {  # of a layer: NeMo's name -> asrkit's
@@ -74,7 +87,9 @@ def model_of(case: dict) -> TransducerModel | CTCModel:
         torch.nn.init.zeros_(model.predictor.embedding.weight[-1])
     for name, value in model.state_dict().items():
         if value.ndim == 1 or name.endswith("_bias"):
-            value += 0.1 * torch.rand_like(value)  # biases, norms and their statistics are then no zeros and ones
+            value += 0.1 * torch.rand_like(
+                value
+            )  # biases, norms and their statistics are then no zeros and ones
     model.output.weight.data *= 4
     return model.eval()
 
@@ -92,7 +107,9 @@ def weights_of(model: TransducerModel | CTCModel) -> dict[str, torch.Tensor]:
         theirs, ours = f"encoder.layers.{N}.", f"encoder.blocks.{N}."
         for leaf in ("weight", "bias"):
             if f"{ours}attention.qkv.{leaf}" in found:
-                for letter, third in zip("qkv", found.pop(f"{ours}attention.qkv.{leaf}").chunk(3), strict=True):
+                for letter, third in zip(
+                    "qkv", found.pop(f"{ours}attention.qkv.{leaf}").chunk(3), strict=True
+                ):
                     named[f"{theirs}self_attn.linear_{letter}.{leaf}"] = third.clone()
         named[f"{theirs}self_attn.pos_bias_u"] = found.pop(f"{ours}attention.content_bias")[:, 0]
         named[f"{theirs}self_attn.pos_bias_v"] = found.pop(f"{ours}attention.position_bias")[:, 0]
@@ -100,7 +117,9 @@ def weights_of(model: TransducerModel | CTCModel) -> dict[str, torch.Tensor]:
     for theirs, ours in rest.items():
         for name in [name for name in found if name.startswith(f"{ours}.")]:
             value = found.pop(name)
-            if name.endswith("weight") and any(part in theirs for part in ("pointwise_conv", "decoder_layers")):
+            if name.endswith("weight") and any(
+                part in theirs for part in ("pointwise_conv", "decoder_layers")
+            ):
                 value = value[..., None]
             named[theirs + name.removeprefix(ours)] = value
     assert not found
@@ -113,7 +132,12 @@ def slaney(bins: int) -> torch.Tensor:
     return melscale_fbanks(257, 0.0, 8000.0, bins, 16_000, "slaney", "slaney").T[None].contiguous()
 
 
-TEXTS = ["the cat sat on the mat", "a dog had a bone", "she sells sea shells", "which pump jumps over five lazy boxes"] * 5
+TEXTS = [
+    "the cat sat on the mat",
+    "a dog had a bone",
+    "she sells sea shells",
+    "which pump jumps over five lazy boxes",
+] * 5
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +204,20 @@ def refused(path: Path, match: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_archive_becomes_the_model_it_was_made_of_and_so_does_its_copy_in_safetensors(kind, parts, pieces, tmp_path):
+def test_an_archive_becomes_the_model_it_was_made_of_and_so_does_its_copy_in_safetensors(
+    kind, parts, pieces, tmp_path
+):
     model, members = parts[kind]
     loaded = load_checkpoint(pack(tmp_path / "a.nemo", members))
     targets = {"ctc": "EncDecCTCModelBPE", "hybrid": "EncDecHybridRNNTCTCBPEModel"}
-    assert loaded.model.config == model.config and loaded.tokenizer == pieces and not loaded.model.training
-    assert loaded.notes["source"] == "a.nemo" and loaded.notes["target"] == targets.get(kind, "EncDecRNNTBPEModel")
+    assert (
+        loaded.model.config == model.config
+        and loaded.tokenizer == pieces
+        and not loaded.model.training
+    )
+    assert loaded.notes["source"] == "a.nemo" and loaded.notes["target"] == targets.get(
+        kind, "EncDecRNNTBPEModel"
+    )
     save_checkpoint(tmp_path / "b.safetensors", loaded)
     again = load_checkpoint(tmp_path / "b.safetensors")
     assert again[1:] == loaded[1:]
@@ -193,7 +225,10 @@ def test_an_archive_becomes_the_model_it_was_made_of_and_so_does_its_copy_in_saf
     wanted = decoded(model, features, frames)
     assert any(wanted.tokens())
     for one in (loaded, again):
-        assert all(torch.equal(value, model.state_dict()[name]) for name, value in one.model.state_dict().items())
+        assert all(
+            torch.equal(value, model.state_dict()[name])
+            for name, value in one.model.state_dict().items()
+        )
         assert decoded(one.model, features, frames).tokens() == wanted.tokens()
 
 
@@ -216,14 +251,21 @@ def test_gzip_archives_and_other_numbers_for_the_joint_are_read_alike(parts, tmp
     model, members = parts["tdt"]
 
     def undropped(weights):
-        return {name.replace("joint_net.2", "joint_net.1"): value for name, value in weights.items()}
+        return {
+            name.replace("joint_net.2", "joint_net.1"): value for name, value in weights.items()
+        }
 
-    for path in (pack(tmp_path / "a.nemo", members, mode="w:gz"), pack(tmp_path / "b.nemo", reweighted(members, undropped))):
+    for path in (
+        pack(tmp_path / "a.nemo", members, mode="w:gz"),
+        pack(tmp_path / "b.nemo", reweighted(members, undropped)),
+    ):
         assert torch.equal(load_checkpoint(path).model.output.weight, model.output.weight)
 
 
 def test_weights_come_in_the_dtype_asked_for_and_counters_stay_whole(parts, tmp_path):
-    model = load_checkpoint(pack(tmp_path / "a.nemo", parts["hybrid"][1]), dtype=torch.bfloat16).model
+    model = load_checkpoint(
+        pack(tmp_path / "a.nemo", parts["hybrid"][1]), dtype=torch.bfloat16
+    ).model
     dtypes = {name: value.dtype for name, value in model.state_dict().items()}
     counters = {name for name in dtypes if name.endswith("num_batches_tracked")}
     assert len(counters) == 2 and {dtypes[name] for name in counters} == {torch.int64}
@@ -233,7 +275,9 @@ def test_weights_come_in_the_dtype_asked_for_and_counters_stay_whole(parts, tmp_
     assert (encoded.dtype, ctc.dtype) == (torch.bfloat16, torch.float32)
 
 
-@pytest.mark.parametrize("name", ["model_config.yaml", "model_weights.ckpt", "0123_tokenizer.model"])
+@pytest.mark.parametrize(
+    "name", ["model_config.yaml", "model_weights.ckpt", "0123_tokenizer.model"]
+)
 def test_a_missing_member_is_named(name, parts, tmp_path):
     members = {key: value for key, value in parts["rnnt"][1].items() if key != name}
     refused(pack(tmp_path / "a.nemo", members), f"a.nemo: expected a member '{name}', got")
@@ -261,7 +305,9 @@ def test_members_that_reach_out_of_the_archive_are_refused(member, said, parts, 
     refused(pack(tmp_path / "a.nemo", parts["rnnt"][1], member), f"a.nemo: expected .*{said}")
 
 
-def test_nothing_is_written_beside_the_archive_or_under_the_names_of_members(parts, tmp_path, monkeypatch):
+def test_nothing_is_written_beside_the_archive_or_under_the_names_of_members(
+    parts, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     load_checkpoint(pack(tmp_path / "a.nemo", parts["rnnt"][1], mode="w:gz"))
     assert [path.name for path in tmp_path.iterdir()] == ["a.nemo"]
@@ -321,15 +367,25 @@ def test_records_that_are_compressed_or_overlap_are_refused(parts, tmp_path):
         for entry in old.infolist():
             new.writestr(entry.filename, old.read(entry), zipfile.ZIP_DEFLATED)
     members = members | {"model_weights.ckpt": packed.getvalue()}
-    refused(pack(tmp_path / "a.nemo", members), "records as torch stores them, got compressed or overlapping ones")
-    refused(pack(tmp_path / "b.nemo", members | {"model_weights.ckpt": b"PK"}), "weights saved by torch 1.6 or later")
+    refused(
+        pack(tmp_path / "a.nemo", members),
+        "records as torch stores them, got compressed or overlapping ones",
+    )
+    refused(
+        pack(tmp_path / "b.nemo", members | {"model_weights.ckpt": b"PK"}),
+        "weights saved by torch 1.6 or later",
+    )
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_an_archive_cut_anywhere_or_with_damaged_bytes_is_refused_or_read_but_never_fails_otherwise(mode, parts, tmp_path):
+def test_an_archive_cut_anywhere_or_with_damaged_bytes_is_refused_or_read_but_never_fails_otherwise(
+    mode, parts, tmp_path
+):
     whole = pack(tmp_path / "a.nemo", parts["ctc"][1], mode=mode).read_bytes()
     damaged, draw = tmp_path / "b.nemo", torch.Generator().manual_seed(0)
-    last = len(whole) - 10_240 if mode == "w" else len(whole)  # a plain tar ends in zeros that nobody needs
+    last = (
+        len(whole) - 10_240 if mode == "w" else len(whole)
+    )  # a plain tar ends in zeros that nobody needs
     for cut in [0, 1, 100, 512, 600, *torch.randint(0, last, (12,), generator=draw).tolist()]:
         damaged.write_bytes(whole[:cut])
         refused(damaged, "b.nemo|member|config")
@@ -356,7 +412,9 @@ def test_a_config_that_is_none_is_refused(text, said, parts, tmp_path):
     refused(pack(tmp_path / "a.nemo", parts["ctc"][1] | {"model_config.yaml": text}), said)
 
 
-NINEFOLD = "".join(f"{b}: &{b} [{', '.join(f'*{a}' for _ in range(9))}]\n" for a, b in pairwise("abcdefghij"))
+NINEFOLD = "".join(
+    f"{b}: &{b} [{', '.join(f'*{a}' for _ in range(9))}]\n" for a, b in pairwise("abcdefghij")
+)
 
 
 @pytest.mark.parametrize(
@@ -365,18 +423,46 @@ NINEFOLD = "".join(f"{b}: &{b} [{', '.join(f'*{a}' for _ in range(9))}]\n" for a
 )  # fmt: skip
 def test_aliases_that_stand_for_more_than_memory_holds_are_refused(text, parts, tmp_path):
     members = parts["ctc"][1] | {"model_config.yaml": text.encode()}
-    refused(pack(tmp_path / "a.nemo", members), "model_config.yaml: expected a config, got one that aliases make endless")
+    refused(
+        pack(tmp_path / "a.nemo", members),
+        "model_config.yaml: expected a config, got one that aliases make endless",
+    )
 
 
-ODD = ["x", -1, 0, 10**9, None, [], {}, [[1]], [1, 2], float("inf"), float("nan"), True, "1e5", {"a": 1}, 3.5, b"x"]
+ODD = [
+    "x",
+    -1,
+    0,
+    10**9,
+    None,
+    [],
+    {},
+    [[1]],
+    [1, 2],
+    float("inf"),
+    float("nan"),
+    True,
+    "1e5",
+    {"a": 1},
+    3.5,
+    b"x",
+]
 ODD += ["${encoder}", ["${encoder}"]]
 
 
 def test_odd_values_anywhere_in_the_config_are_refused_in_one_line_or_taken(parts, tmp_path):
     members, draw = parts["hybrid"][1], random.Random(0)
     config = yaml.safe_load(members["model_config.yaml"])
-    keys = [f"{name}.{key}" for name in ("preprocessor", "encoder", "decoder", "joint", "decoding") for key in config[name]]
-    keys += [f"decoder.prednet.{key}" for key in config["decoder"]["prednet"]] + ["tokenizer", "tokenizer.model_path", "aux_ctc"]
+    keys = [
+        f"{name}.{key}"
+        for name in ("preprocessor", "encoder", "decoder", "joint", "decoding")
+        for key in config[name]
+    ]
+    keys += [f"decoder.prednet.{key}" for key in config["decoder"]["prednet"]] + [
+        "tokenizer",
+        "tokenizer.model_path",
+        "aux_ctc",
+    ]
     for _ in range(60):
         change = draw.choice(keys), draw.choice(ODD)
         try:
@@ -410,15 +496,27 @@ UNSUPPORTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("key, value", UNSUPPORTED, ids=[f"{key}={value}" for key, value in UNSUPPORTED])
-def test_what_asrkit_does_not_compute_is_refused_by_the_name_of_its_key(key, value, parts, tmp_path):
+@pytest.mark.parametrize(
+    "key, value", UNSUPPORTED, ids=[f"{key}={value}" for key, value in UNSUPPORTED]
+)
+def test_what_asrkit_does_not_compute_is_refused_by_the_name_of_its_key(
+    key, value, parts, tmp_path
+):
     section, _, name = key.rpartition(".")
     said = f"^{section}: .*{name}" if name == "surprise" else f"^{section}.*{name}"
     refused(pack(tmp_path / "a.nemo", changed(parts["hybrid"][1], (key, value))), said)
 
 
 def test_references_to_other_keys_are_followed_and_circles_are_not(parts, tmp_path):
-    given = ("model_defaults", {"width": 32, "w": "${model_defaults.width}", "steps": [0, 1, "${model_defaults.two}"], "two": 2})
+    given = (
+        "model_defaults",
+        {
+            "width": 32,
+            "w": "${model_defaults.width}",
+            "steps": [0, 1, "${model_defaults.two}"],
+            "two": 2,
+        },
+    )
     members = changed(
         parts["hybrid"][1], given, ("encoder.d_model", "${model_defaults.w}"), ("encoder.feat_in", "${preprocessor.features}"),
         ("decoding.durations", [0, 1, "${model_defaults.two}", 3, 4]), ("optim", "${no.such.key}"),
@@ -444,7 +542,11 @@ def test_references_to_other_keys_are_followed_and_circles_are_not(parts, tmp_pa
 def test_weights_that_are_missing_unknown_or_others_are_named(change, said, parts, tmp_path):
     def kept(found):
         other = change(found)
-        return {name: found[name] for name in found if "featurizer" in name} | other if isinstance(other, dict) else found
+        return (
+            {name: found[name] for name in found if "featurizer" in name} | other
+            if isinstance(other, dict)
+            else found
+        )
 
     refused(pack(tmp_path / "a.nemo", reweighted(parts["hybrid"][1], kept)), said)
 
@@ -453,14 +555,19 @@ def test_weights_that_are_missing_unknown_or_others_are_named(change, said, part
     ("hann", torch.hann_window), ("hamming", torch.hamming_window), ("blackman", torch.blackman_window),
 ])  # fmt: skip
 @pytest.mark.parametrize("periodic", [False, True])
-def test_whether_the_window_is_periodic_is_read_from_its_numbers(name, make, periodic, parts, tmp_path):
+def test_whether_the_window_is_periodic_is_read_from_its_numbers(
+    name, make, periodic, parts, tmp_path
+):
     def rewindowed(weights):
         weights["preprocessor.featurizer.window"] = make(400, periodic=periodic)
 
     members = changed(reweighted(parts["ctc"][1], rewindowed), ("preprocessor.window", name))
     features = load_checkpoint(pack(tmp_path / "a.nemo", members)).features
     assert (features["window"], features["periodic"]) == (name, periodic)
-    refused(pack(tmp_path / "b.nemo", changed(members, ("preprocessor.window_size", 0.02))), "window of 320")
+    refused(
+        pack(tmp_path / "b.nemo", changed(members, ("preprocessor.window_size", 0.02))),
+        "window of 320",
+    )
 
 
 def test_settings_of_features_are_read_or_are_nemos_defaults(parts, tmp_path):
@@ -468,29 +575,44 @@ def test_settings_of_features_are_read_or_are_nemos_defaults(parts, tmp_path):
         "normalize": "all_features", "preemph": None, "log_zero_guard_type": "clamp", "log_zero_guard_value": "eps",
         "mag_power": 1.0, "dither": 0.5, "pad_to": 16,
     }  # fmt: skip
-    members = changed(parts["ctc"][1], *((f"preprocessor.{key}", value) for key, value in given.items()))
+    members = changed(
+        parts["ctc"][1], *((f"preprocessor.{key}", value) for key, value in given.items())
+    )
     features = FeatureConfig(**load_checkpoint(pack(tmp_path / "a.nemo", members)).features)
     assert features == FeatureConfig(
         normalization="all_features", preemphasis=0.0, guard="clamp", log_guard=2.0**-23, power=1
     )  # fmt: skip
     plain = load_checkpoint(pack(tmp_path / "b.nemo", parts["ctc"][1])).features
     assert FeatureConfig(**plain) == FeatureConfig()
-    members = changed(parts["ctc"][1], ("preprocessor.normalize", "NA"), ("preprocessor.log_zero_guard_value", "1e-5"))
+    members = changed(
+        parts["ctc"][1],
+        ("preprocessor.normalize", "NA"),
+        ("preprocessor.log_zero_guard_value", "1e-5"),
+    )
     features = FeatureConfig(**load_checkpoint(pack(tmp_path / "c.nemo", members)).features)
     assert (features.normalization, features.log_guard) == ("none", 1e-5)
 
 
 def test_a_tokenizer_that_is_none_or_of_another_size_is_refused(parts, tmp_path):
     members = parts["rnnt"][1]
-    refused(pack(tmp_path / "a.nemo", members | {"0123_tokenizer.model": b"none"}), "tokenizer: expected a SentencePiece model")
+    refused(
+        pack(tmp_path / "a.nemo", members | {"0123_tokenizer.model": b"none"}),
+        "tokenizer: expected a SentencePiece model",
+    )
     small = SentencePieceTokenizer.train(TEXTS, vocab_size=V - 3)
     refused(
-        pack(tmp_path / "b.nemo", members | {"0123_tokenizer.model": small.model}), f"tokenizer: expected {V} tokens, got {V - 3}"
+        pack(tmp_path / "b.nemo", members | {"0123_tokenizer.model": small.model}),
+        f"tokenizer: expected {V} tokens, got {V - 3}",
     )
 
 
 @pytest.mark.parametrize(
-    "kind, target", [("ctc", "EncDecCTCModel"), ("rnnt", "EncDecRNNTModel"), ("hybrid", "EncDecHybridRNNTCTCModel")]
+    "kind, target",
+    [
+        ("ctc", "EncDecCTCModel"),
+        ("rnnt", "EncDecRNNTModel"),
+        ("hybrid", "EncDecHybridRNNTCTCModel"),
+    ],
 )
 def test_models_of_characters_take_their_labels_as_tokenizer(kind, target, parts, tmp_path):
     labels = [*" abcdefghijklmnopqrstuvwxyz'?.,:"][:V]
@@ -498,18 +620,35 @@ def test_models_of_characters_take_their_labels_as_tokenizer(kind, target, parts
     named += [("decoder.vocabulary", "${labels}")] if kind == "ctc" else []
     members = changed(parts[kind][1], *named)
     loaded = load_checkpoint(pack(tmp_path / "a.nemo", members))
-    assert loaded.tokenizer == CharTokenizer("".join(labels)) and loaded.tokenizer.decode([1, 2, 3]) == "abc"
-    refused(
-        pack(tmp_path / "b.nemo", changed(members, ("labels", ["ab", *labels[1:]]))), "labels: expected distinct single characters"
+    assert (
+        loaded.tokenizer == CharTokenizer("".join(labels))
+        and loaded.tokenizer.decode([1, 2, 3]) == "abc"
     )
-    refused(pack(tmp_path / "c.nemo", changed(members, ("labels", ["a"] * V))), "labels: expected distinct single characters")
+    refused(
+        pack(tmp_path / "b.nemo", changed(members, ("labels", ["ab", *labels[1:]]))),
+        "labels: expected distinct single characters",
+    )
+    refused(
+        pack(tmp_path / "c.nemo", changed(members, ("labels", ["a"] * V))),
+        "labels: expected distinct single characters",
+    )
 
 
 def test_local_attention_is_read_where_its_sides_are_equal(parts, tmp_path):
-    members = changed(parts["ctc"][1], ("encoder.self_attention_model", "rel_pos_local_attn"), ("encoder.att_context_size", [8, 8]))
-    assert load_checkpoint(pack(tmp_path / "a.nemo", members)).model.config.encoder.context == (8, 8)
+    members = changed(
+        parts["ctc"][1],
+        ("encoder.self_attention_model", "rel_pos_local_attn"),
+        ("encoder.att_context_size", [8, 8]),
+    )
+    assert load_checkpoint(pack(tmp_path / "a.nemo", members)).model.config.encoder.context == (
+        8,
+        8,
+    )
     for sides in ([8, 4], [-1, -1], [0, 0]):
-        refused(pack(tmp_path / "b.nemo", changed(members, ("encoder.att_context_size", sides))), "encoder.att_context_size")
+        refused(
+            pack(tmp_path / "b.nemo", changed(members, ("encoder.att_context_size", sides))),
+            "encoder.att_context_size",
+        )
 
 
 def test_weights_that_share_memory_become_weights_of_their_own(parts, tmp_path):
@@ -519,11 +658,15 @@ def test_weights_that_share_memory_become_weights_of_their_own(parts, tmp_path):
             if ".lstm." in name:  # as cuDNN lays them out
                 part, flat = flat[: value.numel()].view(value.shape), flat[value.numel() :]
                 weights[name] = part
-        weights["encoder.layers.1.self_attn.pos_bias_u"] = weights["encoder.layers.0.self_attn.pos_bias_u"]  # tied biases
+        weights["encoder.layers.1.self_attn.pos_bias_u"] = weights[
+            "encoder.layers.0.self_attn.pos_bias_u"
+        ]  # tied biases
 
     loaded = load_checkpoint(pack(tmp_path / "a.nemo", reweighted(parts["rnnt"][1], shared)))
     values = [*loaded.model.parameters(), *loaded.model.buffers()]
     assert not any(value.is_meta for value in values)
     assert len({value.untyped_storage().data_ptr() for value in values}) == len(values)
-    assert all(value.untyped_storage().nbytes() == value.numel() * value.element_size() for value in values)
+    assert all(
+        value.untyped_storage().nbytes() == value.numel() * value.element_size() for value in values
+    )
     save_checkpoint(tmp_path / "b.safetensors", loaded)

@@ -8,7 +8,9 @@ from asrkit.models import TransducerModel, presets
 from asrkit.models.packed import PackedLinear, pack, packs
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)], ids=str)
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)], ids=str
+)
 @pytest.mark.parametrize("shape", [(1,), (3, 1), (2, 300), (2, 3, 4)], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_layer_computes_the_same(shape, dtype, tolerance, bias):
@@ -29,10 +31,18 @@ def test_a_model_is_packed_whole_and_in_place():
         assert pack(model) is model
         found = model.encode(features, lengths)
         label = model.predict(torch.tensor([model.blank] * 2))[0]
-        assert model.join(found[0], label[:, None]).shape == (2, wanted[0].shape[1], model.blank + 1 + len(model.durations))
-    assert all(torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(wanted, found, strict=True))
+        assert model.join(found[0], label[:, None]).shape == (
+            2,
+            wanted[0].shape[1],
+            model.blank + 1 + len(model.durations),
+        )
+    assert all(
+        torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(wanted, found, strict=True)
+    )
     parts = [*model.modules()]
-    assert sum(type(part) is PackedLinear for part in parts) == layers and not any(type(part) is nn.Linear for part in parts)
+    assert sum(type(part) is PackedLinear for part in parts) == layers and not any(
+        type(part) is nn.Linear for part in parts
+    )
 
 
 @pytest.mark.parametrize("change", [
@@ -52,7 +62,10 @@ def test_a_model_that_cannot_be_packed_is_refused_and_left_as_it_is(change):
 ], ids=["state_dict", "to"])  # fmt: skip
 def test_a_packed_model_is_not_saved_or_cast_with_its_layers_left_out(ask, what):
     model = pack(TransducerModel(presets.tiny()).eval())
-    with pytest.raises(ValueError, match=f"^model: expected layers that are not packed, got packed ones, which cannot be {what}"):
+    with pytest.raises(
+        ValueError,
+        match=f"^model: expected layers that are not packed, got packed ones, which cannot be {what}",
+    ):
         ask(model)
 
 
@@ -60,4 +73,6 @@ def test_a_packed_model_is_not_saved_or_cast_with_its_layers_left_out(ask, what)
 def test_a_cpu_without_products_of_half_precision_packs_float32_only(name, monkeypatch):
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[name]
     monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: False)
-    assert not packs(TransducerModel(presets.tiny()).eval().to(dtype)) and packs(TransducerModel(presets.tiny()).eval())
+    assert not packs(TransducerModel(presets.tiny()).eval().to(dtype)) and packs(
+        TransducerModel(presets.tiny()).eval()
+    )

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrkit.bench.peers import PYTHON
 from asrkit.decoders import ctc_greedy, transducer_greedy
 from asrkit.features import FeatureConfig, log_mel, mel_bands
 from asrkit.models import TransducerModel, load_checkpoint
+from asrkit.workbench.bench.rivals.peers import PYTHON
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"
@@ -24,7 +24,9 @@ spec = importlib.util.spec_from_file_location("parity_cases", HERE / "parity_cas
 known = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(known)
 
-CASES = [("nemo", name) for name in known.nemo_cases()] + [("transformers", name) for name in known.cases()]
+CASES = [("nemo", name) for name in known.nemo_cases()] + [
+    ("transformers", name) for name in known.cases()
+]
 CTC = [(peer, name) for peer, name in CASES if name.startswith(("ctc", "hybrid"))]
 TRANSDUCERS = [(peer, name) for peer, name in CASES if not name.startswith("ctc")]
 CLOSE = {"rtol": 0, "atol": 1e-4}
@@ -39,7 +41,15 @@ def peers(tmp_path_factory):
         if not PYTHON.exists():
             pytest.skip("needs .venv-peers: `make peers` installs NeMo and transformers")
         folder = tmp_path_factory.mktemp(peer)
-        command = [str(PYTHON), "-P", "-W", "ignore", str(HERE / "parity_worker.py"), peer, str(folder)]
+        command = [
+            str(PYTHON),
+            "-P",
+            "-W",
+            "ignore",
+            str(HERE / "parity_worker.py"),
+            peer,
+            str(folder),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-2000:]
         return folder
@@ -102,9 +112,15 @@ def test_ctc_log_probs_and_tokens_are_the_peers(peers, peer, case):
 def test_joint_and_tokens_and_their_frames_are_the_peers(peers, peer, case):
     checkpoint, theirs, ours = peers(peer, case)
     V = checkpoint.model.blank + 1
-    assert ours["joint"].shape[-1] == theirs["joint"].shape[-1] == V + len(checkpoint.model.durations)
+    assert (
+        ours["joint"].shape[-1] == theirs["joint"].shape[-1] == V + len(checkpoint.model.durations)
+    )
     for part in (slice(V), slice(V, None)):  # labels and durations have a softmax each
-        assert_close(ours["joint"][..., part].log_softmax(-1), theirs["joint"][..., part].log_softmax(-1), ours["steps"])
+        assert_close(
+            ours["joint"][..., part].log_softmax(-1),
+            theirs["joint"][..., part].log_softmax(-1),
+            ours["steps"],
+        )
     assert ours["tokens"] == theirs["tokens"]
     assert ours["starts"] == theirs["starts"]
     assert sum(map(len, ours["tokens"])) > 5
@@ -150,14 +166,20 @@ def test_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
     if peer == "nemo":
         window, bands = torch.hann_window(400, periodic=False), mel_bands(FeatureConfig()).T[None]
         states |= {"preprocessor.featurizer.window": window, "preprocessor.featurizer.fb": bands}
-        known.write_nemo(path := tmp_path / "model.nemo", known.nemo_config(how), known.fill(states))
+        known.write_nemo(
+            path := tmp_path / "model.nemo", known.nemo_config(how), known.fill(states)
+        )
     else:
         known.write_folder(path := tmp_path / "model", known.folder_config(how), known.fill(states))
     ours = computed(load_checkpoint(path), *known.speech(known.LENGTHS))
     for stage in theirs.keys() & known.PLACES.keys():
-        torch.testing.assert_close(known.picked(stage, ours[stage]), torch.tensor(theirs[stage]), **CLOSE)
+        torch.testing.assert_close(
+            known.picked(stage, ours[stage]), torch.tensor(theirs[stage]), **CLOSE
+        )
     for name in theirs.keys() & {"frames", "steps", "tokens", "starts", "ctc_tokens"}:
-        assert (ours[name].tolist() if torch.is_tensor(ours[name]) else ours[name]) == theirs[name], name
+        assert (ours[name].tolist() if torch.is_tensor(ours[name]) else ours[name]) == theirs[
+            name
+        ], name
 
 
 @pytest.mark.parametrize("peer", ["nemo", "transformers"])
@@ -169,6 +191,8 @@ def test_a_peer_still_says_what_is_committed(peers, peer):
         assert said[case].keys() == kept[case].keys()
         for name, wanted in kept[case].items():
             if name in known.PLACES:  # another processor rounds otherwise
-                torch.testing.assert_close(torch.tensor(said[case][name]), torch.tensor(wanted), rtol=0, atol=2e-5)
+                torch.testing.assert_close(
+                    torch.tensor(said[case][name]), torch.tensor(wanted), rtol=0, atol=2e-5
+                )
             else:
                 assert said[case][name] == wanted, (case, name)

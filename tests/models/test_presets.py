@@ -32,7 +32,9 @@ def test_a_preset_has_as_many_parameters_as_the_published_model(name):
 
 
 def test_the_multilingual_model_is_the_preset_with_its_vocabulary():
-    assert parameters(presets.parakeet_tdt_0_6b(vocab_size=8192)) == 627_008_134  # parakeet-tdt-0.6b-v3
+    assert (
+        parameters(presets.parakeet_tdt_0_6b(vocab_size=8192)) == 627_008_134
+    )  # parakeet-tdt-0.6b-v3
 
 
 def test_every_preset_but_the_tiny_one_is_published():
@@ -50,5 +52,10 @@ def test_a_preset_says_what_its_checkpoint_says(name):
     assert encoder.scale_input == (name in SCALED)
     assert encoder.bins == (128 if name == "parakeet_tdt_0_6b" else 80)
     assert encoder.bias == (name != "parakeet_tdt_0_6b")
-    assert (encoder.heads, encoder.kernel, encoder.subsampling, encoder.context) == (8, 9, 8, (-1, -1))
+    assert (encoder.heads, encoder.kernel, encoder.subsampling, encoder.context) == (
+        8,
+        9,
+        8,
+        (-1, -1),
+    )
     assert getattr(config, "durations", ()) == ((0, 1, 2, 3, 4) if "tdt" in name else ())

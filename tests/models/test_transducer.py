@@ -5,15 +5,30 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from asrkit.models import ConvConfig, FastConformerConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
+from asrkit.models import (
+    ConvConfig,
+    FastConformerConfig,
+    LSTMConfig,
+    StatelessConfig,
+    TransducerConfig,
+    TransducerModel,
+)
 
-PREDICTORS = [StatelessConfig(width=12, context=1), StatelessConfig(width=12, context=3), LSTMConfig(width=12, layers=2)]
+PREDICTORS = [
+    StatelessConfig(width=12, context=1),
+    StatelessConfig(width=12, context=3),
+    LSTMConfig(width=12, layers=2),
+]
 
 
 def small(predictor=PREDICTORS[1], vocab_size=28, encoder=None) -> TransducerModel:
     torch.manual_seed(0)
     encoder = encoder or ConvConfig(width=16, layers=1)
-    return TransducerModel(TransducerConfig(vocab_size=vocab_size, encoder=encoder, predictor=predictor, joint_width=10)).eval()
+    return TransducerModel(
+        TransducerConfig(
+            vocab_size=vocab_size, encoder=encoder, predictor=predictor, joint_width=10
+        )
+    ).eval()
 
 
 @pytest.mark.parametrize("predictor", PREDICTORS, ids=repr)
@@ -37,7 +52,9 @@ def test_the_joint_of_the_whole_lattice_is_the_joint_of_its_cells():
     encoded, _, _ = model.encode(features, torch.tensor([20, 13]))
     assert logits.shape == (2, 5, 5, 29)
     assert lengths.tolist() == [5, 4]
-    torch.testing.assert_close(logits[1, 2, 3], model.join(encoded[1, 2], model.rows(targets)[1, 3]))
+    torch.testing.assert_close(
+        logits[1, 2, 3], model.join(encoded[1, 2], model.rows(targets)[1, 3])
+    )
     torch.testing.assert_close(ctc.exp().sum(-1), torch.ones(2, 5))
 
 
@@ -52,13 +69,24 @@ def test_sizes_below_one_are_refused_at_birth(make):
 
 def tdt(activation="tanh", durations=(0, 1, 2, 4)) -> TransducerModel:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 28, "encoder": ConvConfig(width=16, layers=1), "predictor": PREDICTORS[0], "joint_width": 10}
-    return TransducerModel(TransducerConfig(durations=durations, activation=activation, **sizes)).eval()
+    sizes = {
+        "vocab_size": 28,
+        "encoder": ConvConfig(width=16, layers=1),
+        "predictor": PREDICTORS[0],
+        "joint_width": 10,
+    }
+    return TransducerModel(
+        TransducerConfig(durations=durations, activation=activation, **sizes)
+    ).eval()
 
 
 def test_durations_have_logits_behind_those_of_the_tokens_and_leave_the_rest_as_it_is():
     model, plain = tdt(), tdt(durations=())
-    assert model.blank == plain.blank == 28 and model.output.out_features == 29 + 4 and plain.output.out_features == 29
+    assert (
+        model.blank == plain.blank == 28
+        and model.output.out_features == 29 + 4
+        and plain.output.out_features == 29
+    )
     features, targets = torch.randn(2, 20, 80), torch.randint(0, 28, (2, 3))
     weights = model.state_dict()
     cut = weights | {name: weights[name][:29] for name in ("output.weight", "output.bias")}
@@ -76,9 +104,14 @@ def test_the_joint_is_the_named_activation_of_the_sum_and_one_linear_layer(activ
     torch.testing.assert_close(model.join(encoded, predicted), wanted)
 
 
-@pytest.mark.parametrize("durations", [(0,), (-1, 2), (1, 1), (0.5, 1), (True, 2), "12", (0, 1001), {0, 1}, None, 1])
+@pytest.mark.parametrize(
+    "durations", [(0,), (-1, 2), (1, 1), (0.5, 1), (True, 2), "12", (0, 1001), {0, 1}, None, 1]
+)
 def test_durations_that_describe_no_lattice_are_refused_at_birth(durations):
-    with pytest.raises(ValueError, match="^durations: expected distinct whole numbers of frames up to 1000, one above 0, got "):
+    with pytest.raises(
+        ValueError,
+        match="^durations: expected distinct whole numbers of frames up to 1000, one above 0, got ",
+    ):
         TransducerConfig(vocab_size=5, durations=durations)
 
 
@@ -91,7 +124,9 @@ def as_if_on_a_gpu(model, dtype):
     """The same model with fakes of a GPU's weights: .to cannot move fakes."""
     for module in model.modules():
         for name, value in module.named_parameters(recurse=False):
-            module._parameters[name] = nn.Parameter(torch.zeros_like(value, device="cuda", dtype=dtype))
+            module._parameters[name] = nn.Parameter(
+                torch.zeros_like(value, device="cuda", dtype=dtype)
+            )
     return model
 
 
@@ -133,6 +168,13 @@ def test_one_label_and_several_are_predicted_alike_and_teach_alike():
     for U in (0, 1):
         targets = torch.randint(0, 28, (3, U), generator=torch.Generator().manual_seed(U))
         first = model.rows(targets)[:, 0]
-        both.append([first, *torch.autograd.grad(first.square().sum(), [*model.predictor.parameters()], allow_unused=True)])
+        both.append(
+            [
+                first,
+                *torch.autograd.grad(
+                    first.square().sum(), [*model.predictor.parameters()], allow_unused=True
+                ),
+            ]
+        )
     for alone, among in zip(*both, strict=True):
         torch.testing.assert_close(alone, among)

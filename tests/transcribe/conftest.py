@@ -29,10 +29,20 @@ def learned(tiny_speech):
     config, tokenizer, steps = FeatureConfig(normalization="none"), CharTokenizer(), 45
     rows = [torch.randint(6, (3,), generator=generator).tolist() for _ in range(12)]
     waveforms = [torch.cat([tiny_speech.waveforms[n] for n in row]).float() / 32768 for row in rows]
-    features, frames = log_mel(pad_sequence(waveforms, batch_first=True), torch.tensor([*map(len, waveforms)]), config=config)
-    texts = [torch.tensor(tokenizer.encode(" ".join(tiny_speech.texts[n] for n in row))) for row in rows]
+    features, frames = log_mel(
+        pad_sequence(waveforms, batch_first=True),
+        torch.tensor([*map(len, waveforms)]),
+        config=config,
+    )
+    texts = [
+        torch.tensor(tokenizer.encode(" ".join(tiny_speech.texts[n] for n in row))) for row in rows
+    ]
     targets, sizes = torch.cat(texts), torch.tensor([*map(len, texts)])
-    model = CTCModel(CTCConfig(vocab_size=tokenizer.vocab_size, encoder=ConvConfig(width=64, layers=3, dropout=0.0)))
+    model = CTCModel(
+        CTCConfig(
+            vocab_size=tokenizer.vocab_size, encoder=ConvConfig(width=64, layers=3, dropout=0.0)
+        )
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 8e-3, total_steps=steps)
     for _ in range(steps):

@@ -12,15 +12,21 @@ RATES = [8_000, 11_025, 22_051, 44_100, 48_000, 96_001, 192_000]
 
 def noise(seconds, rate, channels=1, seed=0):
     """Low noise (samples, channels)."""
-    return 0.1 * np.random.default_rng(seed).standard_normal((round(seconds * rate), channels)).astype(np.float32)
+    return 0.1 * np.random.default_rng(seed).standard_normal(
+        (round(seconds * rate), channels)
+    ).astype(np.float32)
 
 
 @pytest.mark.parametrize("rate", RATES)
 def test_a_tone_keeps_its_frequency_and_phase_at_any_rate_over_all_blocks(tmp_path, rate):
     time = np.arange(21 * rate + 7) / rate
-    soundfile.write(str(tmp_path / "a.wav"), 0.5 * np.sin(2 * np.pi * 440 * time), rate, subtype="FLOAT")
+    soundfile.write(
+        str(tmp_path / "a.wav"), 0.5 * np.sin(2 * np.pi * 440 * time), rate, subtype="FLOAT"
+    )
     heard = read_audio(tmp_path / "a.wav", 16_000)
-    wanted = 0.5 * torch.sin(2 * torch.pi * 440 * torch.arange(len(heard), dtype=torch.float64) / 16_000)
+    wanted = 0.5 * torch.sin(
+        2 * torch.pi * 440 * torch.arange(len(heard), dtype=torch.float64) / 16_000
+    )
     assert len(heard) == -(-(21 * rate + 7) * 16_000 // rate)
     assert (heard - wanted)[4_000:-4_000].abs().max() < 1e-3
 
@@ -40,37 +46,57 @@ def test_an_odd_rate_has_no_clicks_between_blocks(tmp_path):
     speechlike = np.cumsum(noise(32, rate), 0) * 0.002
     soundfile.write(str(tmp_path / "a.wav"), speechlike, rate, subtype="FLOAT")
     heard = read_audio(tmp_path / "a.wav", 16_000)
-    padded = torch.nn.functional.pad(torch.from_numpy(speechlike[:, 0]).double(), (4 * rate, 4 * rate))
-    whole = torch.fft.irfft(torch.fft.rfft(padded), 40 * 16_000)[4 * 16_000 : -4 * 16_000] * 16_000 / rate
+    padded = torch.nn.functional.pad(
+        torch.from_numpy(speechlike[:, 0]).double(), (4 * rate, 4 * rate)
+    )
+    whole = (
+        torch.fft.irfft(torch.fft.rfft(padded), 40 * 16_000)[4 * 16_000 : -4 * 16_000]
+        * 16_000
+        / rate
+    )
     assert (heard - whole)[8_000:-8_000].abs().max() < 1e-3 * heard.abs().max()
 
 
 def test_channels_are_averaged(tmp_path):
     wave = noise(0.5, 16_000, channels=6)
     soundfile.write(str(tmp_path / "a.wav"), wave, 16_000, subtype="FLOAT")
-    torch.testing.assert_close(read_audio(tmp_path / "a.wav", 16_000), torch.from_numpy(wave.mean(1)), rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        read_audio(tmp_path / "a.wav", 16_000), torch.from_numpy(wave.mean(1)), rtol=0, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize(
-    ("total", "size", "overlap"), [(1, 10, 4), (10, 10, 4), (11, 10, 4), (16, 10, 4), (100, 10, 5), (95, 10, 0)]
+    ("total", "size", "overlap"),
+    [(1, 10, 4), (10, 10, 4), (11, 10, 4), (16, 10, 4), (100, 10, 5), (95, 10, 0)],
 )
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_windows_cover_every_sample_share_the_overlap_and_say_which_is_last(total, size, overlap, chunk):
+def test_windows_cover_every_sample_share_the_overlap_and_say_which_is_last(
+    total, size, overlap, chunk
+):
     signal = torch.arange(float(total))
     found = [*windows(signal.split(chunk), size, overlap)]
     assert [last for _, _, last in found] == [False] * (len(found) - 1) + [True]
     assert all(torch.equal(part, signal[start : start + len(part)]) for start, part, _ in found)
     assert [start for start, _, _ in found] == [n * (size - overlap) for n in range(len(found))]
-    assert all(len(part) == size for _, part, _ in found[:-1]) and found[-1][0] + len(found[-1][1]) == total
+    assert (
+        all(len(part) == size for _, part, _ in found[:-1])
+        and found[-1][0] + len(found[-1][1]) == total
+    )
     assert len(found) == 1 or overlap < len(found[-1][1]) <= size
 
 
 def test_a_long_window_is_put_together_once_not_chunk_by_chunk(monkeypatch):
     joined, cat = list[int](), torch.cat
-    monkeypatch.setattr(torch, "cat", lambda parts: joined.append(sum(map(len, parts))) or cat(parts))
+    monkeypatch.setattr(
+        torch, "cat", lambda parts: joined.append(sum(map(len, parts))) or cat(parts)
+    )
     found = [*windows((torch.full((10,), float(n)) for n in range(100)), 500, 100)]
     assert sum(joined) < 5 * 1000
-    assert [start for start, _, _ in found] == [0, 400, 800] and [last for *_, last in found] == [False, False, True]
+    assert [start for start, _, _ in found] == [0, 400, 800] and [last for *_, last in found] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_batches_hold_the_budget_with_padding_counted_and_every_piece_once():
@@ -78,17 +104,30 @@ def test_batches_hold_the_budget_with_padding_counted_and_every_piece_once():
     plan = fits(lengths, 250)
     assert sorted(row for batch in plan for row in batch) == [*range(200)]
     assert all(len(batch) * max(lengths[row] for row in batch) <= 250 for batch in plan)
-    assert sum(len(batch) * max(lengths[row] for row in batch) for batch in plan) < 1.1 * sum(lengths)
+    assert sum(len(batch) * max(lengths[row] for row in batch) for batch in plan) < 1.1 * sum(
+        lengths
+    )
     assert fits([300, 10], 250) == [[0], [1]] and fits([], 250) == []
 
 
 def test_a_folder_stands_for_the_sound_files_under_it_sorted_and_a_file_for_itself(tmp_path):
-    for name in (*(f"b/{n}.wav" for n in (7, 3, 9, 4, 1, 8)), "b/2.FLAC", "a.ogg", "notes.txt", ".hidden/x.wav", "._a.wav"):
+    for name in (
+        *(f"b/{n}.wav" for n in (7, 3, 9, 4, 1, 8)),
+        "b/2.FLAC",
+        "a.ogg",
+        "notes.txt",
+        ".hidden/x.wav",
+        "._a.wav",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     names = [str(name) for _, name in find([tmp_path])]
     assert names == ["a.ogg", "b/1.wav", "b/2.FLAC", *(f"b/{n}.wav" for n in (3, 4, 7, 8, 9))]
-    assert [str(name) for _, name in find([tmp_path / "notes.txt", tmp_path / "b"])][:3] == ["notes.txt", "1.wav", "2.FLAC"]
+    assert [str(name) for _, name in find([tmp_path / "notes.txt", tmp_path / "b"])][:3] == [
+        "notes.txt",
+        "1.wav",
+        "2.FLAC",
+    ]
 
 
 def bad_files(folder):
@@ -96,12 +135,18 @@ def bad_files(folder):
     wave = noise(3, 16_000)
     for name in ("cut.flac", "cut.mp3"):
         soundfile.write(str(folder / name), wave, 16_000)
-        (folder / name).write_bytes((folder / name).read_bytes()[: (folder / name).stat().st_size // 2])
+        (folder / name).write_bytes(
+            (folder / name).read_bytes()[: (folder / name).stat().st_size // 2]
+        )
     wave[12_000] = np.nan
     soundfile.write(str(folder / "nan.wav"), wave, 16_000, subtype="FLOAT")
     soundfile.write(str(folder / "empty.wav"), wave[:0], 16_000)
     soundfile.write(str(folder / "slow.wav"), noise(1, 1000)[:50], 50)
-    for name, data in (("zero.wav", b""), ("text.wav", b"hello there"), ("foreign.raw", b"0" * 1000)):
+    for name, data in (
+        ("zero.wav", b""),
+        ("text.wav", b"hello there"),
+        ("foreign.raw", b"0" * 1000),
+    ):
         (folder / name).write_bytes(data)
     (folder / "folder.wav").mkdir()
     said = {

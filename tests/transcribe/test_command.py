@@ -10,7 +10,15 @@ import torch
 
 from asrkit import models
 from asrkit.cli import main
-from asrkit.models import Checkpoint, ConvConfig, StatelessConfig, TransducerConfig, TransducerModel, presets, save_checkpoint
+from asrkit.models import (
+    Checkpoint,
+    ConvConfig,
+    StatelessConfig,
+    TransducerConfig,
+    TransducerModel,
+    presets,
+    save_checkpoint,
+)
 from asrkit.models.folded import Folded
 from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, train
@@ -23,10 +31,15 @@ def model(learned, tmp_path):
     return str(tmp_path / "model.safetensors")
 
 
-def test_without_a_model_the_one_in_the_home_is_used_as_training_left_it(tiny_speech, speech, tmp_path, monkeypatch, capsys):
+def test_without_a_model_the_one_in_the_home_is_used_as_training_left_it(
+    tiny_speech, speech, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
     config = TransducerConfig(
-        vocab_size=28, encoder=ConvConfig(width=24, layers=1), predictor=StatelessConfig(width=24), joint_width=24
+        vocab_size=28,
+        encoder=ConvConfig(width=24, layers=1),
+        predictor=StatelessConfig(width=24),
+        joint_width=24,
     )
     short = TrainConfig(steps=1, seconds=math.inf, batch_seconds=6.0, threads=1)
     train(config, CharTokenizer(), tiny_speech, out=tmp_path / "demo", config=short, progress=False)
@@ -34,7 +47,9 @@ def test_without_a_model_the_one_in_the_home_is_used_as_training_left_it(tiny_sp
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["files"] == 1
 
 
-def test_without_a_model_and_a_demo_the_notebook_that_makes_it_is_named(speech, tmp_path, monkeypatch, capsys):
+def test_without_a_model_and_a_demo_the_notebook_that_makes_it_is_named(
+    speech, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
     (tmp_path / "demo").mkdir()
     assert main(["transcribe", str(speech[0])]) == 2
@@ -47,10 +62,18 @@ def test_a_line_a_file_in_the_order_given_then_one_json_line(model, speech, tmp_
     assert main(["transcribe", *files, "--model", model]) == 1
     out, err = capsys.readouterr()
     *lines, last = out.splitlines()
-    assert [line.split("\t")[0] for line in lines] == [files[0], files[2]] and all(line.split("\t")[1] for line in lines)
-    assert err == f"{files[1]}: audio: expected a WAV, FLAC, OGG or MP3 file, got {files[1]!r}. Check the path.\n"
+    assert [line.split("\t")[0] for line in lines] == [files[0], files[2]] and all(
+        line.split("\t")[1] for line in lines
+    )
+    assert (
+        err
+        == f"{files[1]}: audio: expected a WAV, FLAC, OGG or MP3 file, got {files[1]!r}. Check the path.\n"
+    )
     summary = json.loads(last)
-    assert [*summary] == ["files", "failed", "skipped", "audio_s", "rtfx"] and (summary["files"], summary["failed"]) == (3, 1)
+    assert [*summary] == ["files", "failed", "skipped", "audio_s", "rtfx"] and (
+        summary["files"],
+        summary["failed"],
+    ) == (3, 1)
 
 
 def test_on_a_cpu_the_model_is_optimized_first(model, speech, monkeypatch, capsys):
@@ -62,7 +85,10 @@ def test_on_a_cpu_the_model_is_optimized_first(model, speech, monkeypatch, capsy
 
 def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(model, speech, capsys):
     for more, has in (([], False), (["--timestamps"], True)):
-        assert main(["transcribe", str(speech[0].parent), "--model", model, "--format", "json", *more]) == 0
+        assert (
+            main(["transcribe", str(speech[0].parent), "--model", model, "--format", "json", *more])
+            == 0
+        )
         out, err = capsys.readouterr()  # what is redirected to a file is of recordings only
         lines = [json.loads(line) for line in out.splitlines()]
         assert json.loads(err)["files"] == len(speech)
@@ -81,17 +107,39 @@ main(sys.argv[1:])
 
 
 def test_a_command_killed_in_its_third_batch_has_said_what_it_heard(model, speech):
-    command = [sys.executable, "-c", DIES, "transcribe", *map(str, speech), "--model", model, "--batch-seconds", "1"]
+    command = [
+        sys.executable,
+        "-c",
+        DIES,
+        "transcribe",
+        *map(str, speech),
+        "--model",
+        model,
+        "--batch-seconds",
+        "1",
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == -signal.SIGKILL
-    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [str(path) for path in speech[:2]]
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [
+        str(path) for path in speech[:2]
+    ]
 
 
 @pytest.mark.parametrize("read", [1, 0])
 def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(model, speech, read):
     files = [*map(str, speech)] * 20
-    command = [sys.executable, "-m", "asrkit.cli", "transcribe", *files, "--model", model, "--batch-seconds", "3"]
+    command = [
+        sys.executable,
+        "-m",
+        "asrkit.cli",
+        "transcribe",
+        *files,
+        "--model",
+        model,
+        "--batch-seconds",
+        "3",
+    ]
     pipe = {
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
@@ -101,19 +149,31 @@ def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(model, sp
         lines = [running.stdout.readline() for _ in range(read)]
         running.stdout.close()
         err = running.stderr.read()
-    assert all(line.startswith(files[0]) for line in lines) and (running.returncode, err) == (141, "")
+    assert all(line.startswith(files[0]) for line in lines) and (running.returncode, err) == (
+        141,
+        "",
+    )
 
 
-def test_local_attention_is_for_fastconformers_and_changes_what_they_hear(model, long_file, learned, tmp_path, capsys):
+def test_local_attention_is_for_fastconformers_and_changes_what_they_hear(
+    model, long_file, learned, tmp_path, capsys
+):
     command = ["transcribe", str(long_file), "--context", "4", "4"]
     assert main([*command, "--model", model]) == 2
-    assert capsys.readouterr().err.strip().endswith("model: expected one with a FastConformer, got ConvEncoder.")
+    assert (
+        capsys.readouterr()
+        .err.strip()
+        .endswith("model: expected one with a FastConformer, got ConvEncoder.")
+    )
     torch.manual_seed(0)
     fast = TransducerModel(presets.tiny(vocab_size=28)).eval()
     save_checkpoint(tmp_path / "fast.safetensors", Checkpoint(fast, CharTokenizer(), {}, {}))
     heard = set()
     for arguments in (command, command[:2], [*command[:2], "--context", "-1", "-1"]):
-        assert main([*arguments, "--window", "120", "--model", str(tmp_path / "fast.safetensors")]) == 0
+        assert (
+            main([*arguments, "--window", "120", "--model", str(tmp_path / "fast.safetensors")])
+            == 0
+        )
         heard.add(capsys.readouterr().out.splitlines()[0])
     assert len(heard) == 2
 
@@ -124,10 +184,19 @@ def test_local_attention_is_for_fastconformers_and_changes_what_they_hear(model,
         (["--batch-seconds", "0"], "--batch-seconds: expected more than 0 seconds, got 0.0"),
         (["--window", "0"], "--window: expected 1 to 86,400 seconds, got 0.0"),
         (["--overlap", "20"], "--overlap: expected 0 to half a window, got 20.0"),
-        (["--format", "vtt"], "--format: expected txt or json without --out, got vtt. Pass --out DIR."),
-        (["--timestamps"], "--timestamps: expected a --format with times: json, srt, vtt or ctm, got txt"),
+        (
+            ["--format", "vtt"],
+            "--format: expected txt or json without --out, got vtt. Pass --out DIR.",
+        ),
+        (
+            ["--timestamps"],
+            "--timestamps: expected a --format with times: json, srt, vtt or ctm, got txt",
+        ),
     ],
 )
 def test_bad_options_are_one_line(model, speech, arguments, message, capsys):
     assert main(["transcribe", str(speech[0]), "--model", model, *arguments]) == 2
-    assert capsys.readouterr().err == f"asrkit transcribe: {message}{'' if message.endswith('.') else '.'}\n"
+    assert (
+        capsys.readouterr().err
+        == f"asrkit transcribe: {message}{'' if message.endswith('.') else '.'}\n"
+    )

@@ -45,7 +45,9 @@ def counts(capsys):
 
 
 @pytest.mark.parametrize("format_", ["txt", "json", "srt", "vtt", "ctm"])
-def test_a_file_each_is_written_and_a_second_run_skips_all(command, tmp_path, capsys, format_, tiny_speech):
+def test_a_file_each_is_written_and_a_second_run_skips_all(
+    command, tmp_path, capsys, format_, tiny_speech
+):
     assert main([*command, "--format", format_]) == 0
     first = contents(tmp_path / "out")
     assert sorted(first) == [f"{n}.{format_}" for n in range(6)] and all(first.values())
@@ -55,25 +57,36 @@ def test_a_file_each_is_written_and_a_second_run_skips_all(command, tmp_path, ca
     said, err = counts(capsys)
     assert (said["files"], said["skipped"], said["audio_s"], err) == (6, 6, 0.0, "")
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert main([*command, "--format", format_, "--fresh"]) == 0 and counts(capsys)[0]["skipped"] == 0
+    assert (
+        main([*command, "--format", format_, "--fresh"]) == 0 and counts(capsys)[0]["skipped"] == 0
+    )
 
 
 @pytest.mark.parametrize("renames", [0, 3])
-def test_a_run_killed_with_signal_9_and_run_again_gives_what_one_run_gives(command, tmp_path, capsys, renames):
+def test_a_run_killed_with_signal_9_and_run_again_gives_what_one_run_gives(
+    command, tmp_path, capsys, renames
+):
     assert main(command) == 0
     whole = contents(tmp_path / "out")
     again = [*command[:-1], str(tmp_path / "again")]
-    done = subprocess.run([sys.executable, "-c", KILLED, str(renames), *again], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(renames), *again],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == -signal.SIGKILL
     finished = [name for name in contents(tmp_path / "again") if not name.startswith(".")]
-    assert len(finished) == renames and len(contents(tmp_path / "again")) == renames + 1  # and what it was writing
+    assert (
+        len(finished) == renames and len(contents(tmp_path / "again")) == renames + 1
+    )  # and what it was writing
     capsys.readouterr()
     assert main(again) == 0
     assert counts(capsys)[0]["skipped"] == renames
     assert contents(tmp_path / "again") == whole
 
 
-def test_other_settings_another_model_or_a_changed_recording_are_made_anew(command, learned, tmp_path, capsys, speech):
+def test_other_settings_another_model_or_a_changed_recording_are_made_anew(
+    command, learned, tmp_path, capsys, speech
+):
     mine = tmp_path / "mine.wav"
     mine.write_bytes(speech[0].read_bytes())
     command = ["transcribe", str(mine), *command[7:]]
@@ -107,52 +120,78 @@ def test_other_settings_another_model_or_a_changed_recording_are_made_anew(comma
     assert [skipped(), skipped()] == [0, 1]
 
 
-def test_what_asrkit_did_not_write_or_somebody_edited_is_left_alone_and_reported(command, tmp_path, capsys):
+def test_what_asrkit_did_not_write_or_somebody_edited_is_left_alone_and_reported(
+    command, tmp_path, capsys
+):
     out = tmp_path / "out"
     out.mkdir()
     (out / "2.txt").write_text("my own notes")
     assert main(command) == 1
     said, err = counts(capsys)
-    assert said["failed"] == 1 and "2.txt is not asrkit's or was edited since. Move it, or pass --fresh." in err
+    assert (
+        said["failed"] == 1
+        and "2.txt is not asrkit's or was edited since. Move it, or pass --fresh." in err
+    )
     (out / "4.txt").write_text("corrected by hand")
     (out / "5.txt").unlink()
     assert main(command) == 1
     said, err = counts(capsys)
     assert (said["failed"], said["skipped"]) == (2, 3) and (out / "5.txt").exists()
-    assert (out / "2.txt").read_text() == "my own notes" and (out / "4.txt").read_text() == "corrected by hand"
+    assert (out / "2.txt").read_text() == "my own notes" and (
+        out / "4.txt"
+    ).read_text() == "corrected by hand"
     assert main([*command, "--fresh"]) == 0 and (out / "4.txt").read_text() != "corrected by hand"
 
 
 def test_a_torn_log_and_a_lost_one_cost_no_transcript(command, tmp_path, capsys):
     assert main(command) == 0
     log, whole = tmp_path / "out" / LOG, contents(tmp_path / "out")
-    log.write_bytes(b"[" * 100_000 + b"\n" + log.read_bytes()[:-30])  # no JSON that Python reads, and a torn line
+    log.write_bytes(
+        b"[" * 100_000 + b"\n" + log.read_bytes()[:-30]
+    )  # no JSON that Python reads, and a torn line
     (tmp_path / "out/5.txt").unlink()
     assert main(command) == 0 and contents(tmp_path / "out") == whole
     capsys.readouterr()
     assert main(command) == 0 and counts(capsys)[0]["skipped"] == 6
 
 
-def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(command, speech, tmp_path, capsys):
+def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(
+    command, speech, tmp_path, capsys
+):
     for name in ("a/one.wav", "b/one.flac"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(str(tmp_path / "in" / name), soundfile.read(str(speech[0]))[0], 16_000)
     rest = command[7:]
     assert main(["transcribe", str(tmp_path / "in/a"), str(tmp_path / "in/b/one.flac"), *rest]) == 2
     err = capsys.readouterr().err.strip()
-    assert "out: expected recordings of different names, got" in err and "\n" not in err and not (tmp_path / "out").exists()
+    assert (
+        "out: expected recordings of different names, got" in err
+        and "\n" not in err
+        and not (tmp_path / "out").exists()
+    )
     assert main(["transcribe", str(tmp_path / "in"), *rest]) == 0
-    assert (tmp_path / "out/a/one.txt").read_bytes() == (tmp_path / "out/b/one.txt").read_bytes() != b""
+    assert (
+        (tmp_path / "out/a/one.txt").read_bytes()
+        == (tmp_path / "out/b/one.txt").read_bytes()
+        != b""
+    )
     assert main(["transcribe", str(tmp_path / "in"), *rest, "--format", "ctm"]) == 0
-    assert [(tmp_path / f"out/{name}.ctm").read_text().split()[0] for name in ("a/one", "b/one")] == ["a/one", "b/one"]
+    assert [
+        (tmp_path / f"out/{name}.ctm").read_text().split()[0] for name in ("a/one", "b/one")
+    ] == ["a/one", "b/one"]
 
 
-def test_a_name_too_long_for_a_transcript_is_reported_and_the_rest_is_done(command, speech, tmp_path, capsys):
+def test_a_name_too_long_for_a_transcript_is_reported_and_the_rest_is_done(
+    command, speech, tmp_path, capsys
+):
     long = tmp_path / ("é" * 123 + ".wav")
     long.write_bytes(speech[0].read_bytes())
     assert main([command[0], str(long), *command[1:]]) == 1
     said, err = counts(capsys)
-    assert (said["failed"], len(contents(tmp_path / "out"))) == (1, 6) and "is too long for a transcript. Rename" in err
+    assert (said["failed"], len(contents(tmp_path / "out"))) == (
+        1,
+        6,
+    ) and "is too long for a transcript. Rename" in err
 
 
 def test_a_failed_file_has_no_transcript_and_is_tried_again(command, tmp_path, capsys):
@@ -169,11 +208,18 @@ def test_a_failed_file_has_no_transcript_and_is_tried_again(command, tmp_path, c
 def test_the_mark_of_a_model_is_that_of_its_weights_and_not_of_its_file(learned):
     mark = made_by(learned, "settings")
     assert mark == made_by(learned, "settings") != made_by(learned, "others")
-    assert mark != made_by(learned._replace(features={**learned.features, "preemphasis": 0.9}), "settings")
+    assert mark != made_by(
+        learned._replace(features={**learned.features, "preemphasis": 0.9}), "settings"
+    )
 
 
-def test_subtitles_without_a_folder_and_a_folder_that_is_a_file_are_refused(command, tmp_path, capsys):
+def test_subtitles_without_a_folder_and_a_folder_that_is_a_file_are_refused(
+    command, tmp_path, capsys
+):
     assert main([*command[:-2], "--format", "srt"]) == 2
-    assert "format: expected txt or json without --out, got srt. Pass --out DIR." in capsys.readouterr().err
+    assert (
+        "format: expected txt or json without --out, got srt. Pass --out DIR."
+        in capsys.readouterr().err
+    )
     (tmp_path / "out").write_text("")
     assert main(command) == 2 and "out: expected a folder" in capsys.readouterr().err

@@ -11,7 +11,16 @@ import torch
 
 import asrkit.transcribe as room
 from asrkit.features import FeatureConfig
-from asrkit.models import Checkpoint, ConvConfig, CTCConfig, CTCModel, TransducerConfig, TransducerModel, presets, save_checkpoint
+from asrkit.models import (
+    Checkpoint,
+    ConvConfig,
+    CTCConfig,
+    CTCModel,
+    TransducerConfig,
+    TransducerModel,
+    presets,
+    save_checkpoint,
+)
 from asrkit.text import CharTokenizer, cer
 from asrkit.transcribe import Label, Options, recognize, transcribe
 from asrkit.transcribe.audio import blocks
@@ -39,18 +48,31 @@ def test_a_trained_model_hears_what_it_learned_when_the_words_are(learned, speec
     right = sum(one.text == text for one, text in zip(heard, tiny_speech.texts, strict=False))
     assert right >= 3  # it learned them three in a row: beginnings and ends are new
     for one, waveform in zip(heard, tiny_speech.waveforms, strict=False):
-        assert one.audio_s == len(waveform) / 16_000 and one.text == " ".join(word.text for word in one.words)
+        assert one.audio_s == len(waveform) / 16_000 and one.text == " ".join(
+            word.text for word in one.words
+        )
         times = [time for word in one.words for time in word[1:3]]
         assert times == sorted(times) and all(0 <= time <= one.audio_s for time in times)
         assert all(0 < word.confidence <= 1 for word in one.words)
 
 
 @pytest.mark.parametrize(("window_s", "overlap_s"), [(30, 4), (10, 4), (9, 3), (6, 2), (4, 2)])
-def test_windows_of_a_long_file_say_what_one_piece_says_no_word_doubled_or_lost(learned, long_file, window_s, overlap_s):
+def test_windows_of_a_long_file_say_what_one_piece_says_no_word_doubled_or_lost(
+    learned, long_file, window_s, overlap_s
+):
     (whole,) = transcribe(learned, [long_file], options=replace(WHOLE, timestamps=True))
-    (parts,) = transcribe(learned, [long_file], options=Options(window_s=window_s, overlap_s=overlap_s, timestamps=True))
-    assert parts.text == whole.text and len(whole.words) > 250 and parts.audio_s == whole.audio_s > 90
-    apart = [abs(one.start_s - other.start_s) for one, other in zip(whole.words, parts.words, strict=True)]
+    (parts,) = transcribe(
+        learned,
+        [long_file],
+        options=Options(window_s=window_s, overlap_s=overlap_s, timestamps=True),
+    )
+    assert (
+        parts.text == whole.text and len(whole.words) > 250 and parts.audio_s == whole.audio_s > 90
+    )
+    apart = [
+        abs(one.start_s - other.start_s)
+        for one, other in zip(whole.words, parts.words, strict=True)
+    ]
     assert max(apart) < 0.2
 
 
@@ -60,26 +82,48 @@ def test_without_overlap_words_at_the_seams_suffer(learned, long_file):
     assert parts.text != whole.text  # or the test above would show nothing
 
 
-def test_results_come_in_the_order_given_whatever_their_lengths_and_batches(learned, speech, long_file, monkeypatch):
-    alone = {path: next(transcribe(learned, [path], options=Options(window_s=10))).text for path in [*speech, long_file]}
+def test_results_come_in_the_order_given_whatever_their_lengths_and_batches(
+    learned, speech, long_file, monkeypatch
+):
+    alone = {
+        path: next(transcribe(learned, [path], options=Options(window_s=10))).text
+        for path in [*speech, long_file]
+    }
     order = [speech[3], long_file, *speech, long_file, speech[0]]
     sizes = []
-    monkeypatch.setattr(room, "recognize", lambda c, w, n, **how: (sizes.append((w.shape, n)), recognize(c, w, n, **how))[1])
+    monkeypatch.setattr(
+        room,
+        "recognize",
+        lambda c, w, n, **how: (sizes.append((w.shape, n)), recognize(c, w, n, **how))[1],
+    )
     heard = [*transcribe(learned, order, options=Options(window_s=10, batch_s=25))]
-    assert [one.path for one in heard] == order and [one.text for one in heard] == [alone[path] for path in order]
-    assert all(shape.numel() <= 25 * 16_000 for shape, _ in sizes) and max(len(n) for _, n in sizes) > 2
+    assert [one.path for one in heard] == order and [one.text for one in heard] == [
+        alone[path] for path in order
+    ]
+    assert (
+        all(shape.numel() <= 25 * 16_000 for shape, _ in sizes)
+        and max(len(n) for _, n in sizes) > 2
+    )
     assert sum(int(n.sum()) for _, n in sizes) > 0.85 * sum(shape.numel() for shape, _ in sizes)
     assert all(one.compute_s > 0 for one in heard)
 
 
-def test_a_transcript_comes_as_soon_as_it_and_those_before_it_are_heard(learned, speech, long_file, monkeypatch):
+def test_a_transcript_comes_as_soon_as_it_and_those_before_it_are_heard(
+    learned, speech, long_file, monkeypatch
+):
     batches = []
-    monkeypatch.setattr(room, "recognize", lambda *args, **how: (batches.append(1), recognize(*args, **how))[1])
+    monkeypatch.setattr(
+        room, "recognize", lambda *args, **how: (batches.append(1), recognize(*args, **how))[1]
+    )
     options = Options(window_s=10, overlap_s=0, batch_s=20)
-    assert next(transcribe(learned, speech * 20, options=options)).text and len(batches) <= 2  # of 17 or more
+    assert (
+        next(transcribe(learned, speech * 20, options=options)).text and len(batches) <= 2
+    )  # of 17 or more
     batches.clear()
     heard = [len(batches) for _ in transcribe(learned, [long_file] * 8, options=options)]
-    assert heard[0] <= 6 and max(after - before for before, after in itertools.pairwise(heard)) <= 6  # 10 windows, 2 a batch
+    assert (
+        heard[0] <= 6 and max(after - before for before, after in itertools.pairwise(heard)) <= 6
+    )  # 10 windows, 2 a batch
 
 
 def test_one_path_is_one_file_as_text_and_as_a_path(learned, speech):
@@ -93,24 +137,44 @@ def test_the_times_of_labels_are_frames_of_the_encoder_and_durations_count(learn
     generator = torch.Generator().manual_seed(0)
     path = save(tmp_path / "a.wav", 0.1 * torch.randn(32_000, generator=generator))
     (one,) = transcribe(tdt, [path], options=Options(timestamps=True))
-    found = recognize(tdt, torch.from_numpy(soundfile.read(str(path), dtype="float32")[0])[None], torch.tensor([32_000]))
+    found = recognize(
+        tdt,
+        torch.from_numpy(soundfile.read(str(path), dtype="float32")[0])[None],
+        torch.tensor([32_000]),
+    )
     N = int(found.lengths[0])
-    rows = [*zip(*(part[0, :N].tolist() for part in (found.labels, found.frames, found.durations)), strict=True)]
+    rows = [
+        *zip(
+            *(part[0, :N].tolist() for part in (found.labels, found.frames, found.durations)),
+            strict=True,
+        )
+    ]
 
     def timed(length):
-        return words([Label(t, f * 0.08, min((f + length(jump)) * 0.08, 2.0), 1.0) for t, f, jump in rows], tdt.tokenizer)
+        return words(
+            [Label(t, f * 0.08, min((f + length(jump)) * 0.08, 2.0), 1.0) for t, f, jump in rows],
+            tdt.tokenizer,
+        )
 
     wanted = timed(lambda jump: max(jump, 1))
-    assert one.text == tdt.tokenizer.decode(found.tokens()[0]) and wanted != timed(lambda jump: 1) != timed(lambda jump: jump)
+    assert one.text == tdt.tokenizer.decode(found.tokens()[0]) and wanted != timed(
+        lambda jump: 1
+    ) != timed(lambda jump: jump)
     for heard, word in zip(one.words, wanted, strict=True):
-        assert heard.text == word.text and heard[1:3] == pytest.approx(word[1:3]) and 0 < heard.confidence < 1
+        assert (
+            heard.text == word.text
+            and heard[1:3] == pytest.approx(word[1:3])
+            and 0 < heard.confidence < 1
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_model_in_half_precision_hears_nearly_the_same(learned, speech, dtype):
     half = learned._replace(model=CTCModel(learned.model.config).to(dtype).eval())
     half.model.load_state_dict(learned.model.state_dict())
-    full, low = (" ".join(one.text for one in transcribe(model, speech)) for model in (learned, half))
+    full, low = (
+        " ".join(one.text for one in transcribe(model, speech)) for model in (learned, half)
+    )
     assert cer([full], [low], resamples=1).rate < 0.05
 
 
@@ -126,7 +190,9 @@ def test_silence_a_sample_and_less_than_a_frame_have_no_text_and_are_no_error(tm
     with torch.no_grad():
         eager.model.output.bias[-1] = -10  # never blank
     silent, one, short, frame = transcribe(eager, paths)
-    assert {silent.text, one.text, short.text} == {""} and not silent.error + one.error + short.error + frame.error
+    assert {silent.text, one.text, short.text} == {
+        ""
+    } and not silent.error + one.error + short.error + frame.error
     assert frame.text and [one.audio_s, silent.audio_s] == [1 / 16_000, 2.0]
 
 
@@ -141,7 +207,9 @@ def test_a_bad_file_is_one_error_in_its_place_and_the_rest_goes_on(learned, spee
     assert heard[0].text and heard[3].text == next(transcribe(learned, [speech[1]])).text
 
 
-def test_a_batch_without_memory_is_halved_and_what_does_not_fit_alone_is_reported(learned, speech, long_file, monkeypatch):
+def test_a_batch_without_memory_is_halved_and_what_does_not_fit_alone_is_reported(
+    learned, speech, long_file, monkeypatch
+):
     wanted = [one.text for one in transcribe(learned, speech)]
     tried = []
 
@@ -164,13 +232,19 @@ def test_scores_that_are_nan_are_an_error_of_the_file(speech):
     assert "got NaN in torch.float32" in next(transcribe(broken, speech)).error
 
 
-def test_a_reader_is_at_most_one_pool_ahead_and_ends_with_the_iterator(learned, speech, monkeypatch):
+def test_a_reader_is_at_most_one_pool_ahead_and_ends_with_the_iterator(
+    learned, speech, monkeypatch
+):
     before, opened = threading.active_count(), []
-    monkeypatch.setattr(room, "blocks", lambda path, rate_hz: (opened.append(path), blocks(path, rate_hz))[1])
+    monkeypatch.setattr(
+        room, "blocks", lambda path, rate_hz: (opened.append(path), blocks(path, rate_hz))[1]
+    )
     running = transcribe(learned, speech * 20, options=Options(batch_s=1))
     next(running)
     running.close()
-    assert threading.active_count() == before and 1 < len(opened) <= 3  # pools of one batch and of two
+    assert (
+        threading.active_count() == before and 1 < len(opened) <= 3
+    )  # pools of one batch and of two
     assert [*transcribe(learned, [])] == []
 
 
@@ -180,15 +254,24 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("stream", "progress", "shown"), [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)]
+    ("stream", "progress", "shown"),
+    [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)],
 )
-def test_a_bar_with_rtfx_is_shown_on_a_terminal_only(learned, long_file, speech, tmp_path, monkeypatch, stream, progress, shown):
+def test_a_bar_with_rtfx_is_shown_on_a_terminal_only(
+    learned, long_file, speech, tmp_path, monkeypatch, stream, progress, shown
+):
     monkeypatch.setattr(sys, "stderr", stream())
     save(tmp_path / "silent.wav", torch.zeros(16_000))
-    heard = [*transcribe(learned, [long_file, tmp_path / "silent.wav", tmp_path / "none.wav"], progress=progress)]
+    heard = [
+        *transcribe(
+            learned, [long_file, tmp_path / "silent.wav", tmp_path / "none.wav"], progress=progress
+        )
+    ]
     said = sys.stderr.getvalue()
     assert len(heard) == 3 and bool(said) == shown
-    assert not shown or (" 97 of 97 s [" in said and ", RTFx " in said)  # what windows share counts once
+    assert not shown or (
+        " 97 of 97 s [" in said and ", RTFx " in said
+    )  # what windows share counts once
 
 
 @pytest.mark.parametrize(
@@ -220,7 +303,10 @@ print(long.audio_s, len(long.text) > 1000, (resource.getrusage(resource.RUSAGE_S
 
 @pytest.mark.slow
 def test_a_file_of_three_hours_needs_no_more_memory_than_its_windows(tmp_path):
-    hearing = untrained(CTCConfig(vocab_size=28, encoder=ConvConfig(bins=8, width=8, layers=0, subsampling=8)), bins=8)
+    hearing = untrained(
+        CTCConfig(vocab_size=28, encoder=ConvConfig(bins=8, width=8, layers=0, subsampling=8)),
+        bins=8,
+    )
     save_checkpoint(tmp_path / "m.safetensors", hearing)
     minute = (0.1 * torch.randn(8_000 * 60, generator=torch.Generator().manual_seed(0))).numpy()
     for name, minutes in (("short", 1), ("long", 180)):
@@ -228,7 +314,9 @@ def test_a_file_of_three_hours_needs_no_more_memory_than_its_windows(tmp_path):
             for _ in range(minutes):
                 file.write(minute)
     files = [str(tmp_path / name) for name in ("m.safetensors", "short.wav", "long.wav")]
-    done = subprocess.run([sys.executable, "-c", MEMORY, *files], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, *files], capture_output=True, text=True, check=True
+    )
     audio_s, spoke, more_mib = done.stdout.split()
     assert float(audio_s) == 10_800 and spoke == "True"
     assert float(more_mib) < 500  # its samples at 16 kHz alone are 660 MiB

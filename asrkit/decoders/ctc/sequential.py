@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, check
-from asrkit.eager import eager
+from asrkit.runtime import eager
 from asrkit.shapes import expect
 
 
 @eager
 def ctc_greedy_sequential(log_probs: Tensor, lengths: Tensor, *, blank: int = -1) -> Hypotheses:
-    """What `ctc_greedy` replaces: one utterance after another, runs merged in Python. The readable reference."""
+    """What `ctc_greedy` replaces: one utterance after another, runs merged in Python. The readable
+    reference.
+    """
     check(log_probs, lengths, "B T V", "log_probs")
     blank = blank_index(blank, log_probs.shape[-1])
     rows, scores = [], []

@@ -1,4 +1,6 @@
-"""Beam search for transducers, batched and time-synchronous: a hypothesis is a label sequence, its alignments are summed."""
+"""Beam search for transducers, batched and time-synchronous: a hypothesis is a label sequence, its
+alignments are summed.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,7 +14,7 @@ from asrkit.decoders.hypotheses import Hypotheses, Step, check
 from asrkit.decoders.nests import choose, nest_map
 from asrkit.decoders.transducer import Transducer
 from asrkit.decoders.transducer.reading import check_rules, first_prediction, vocabulary
-from asrkit.eager import eager
+from asrkit.runtime import eager
 from asrkit.shapes import MOST, expect, whole
 
 MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it loses nothing
@@ -21,7 +23,9 @@ EMPTY = {True: -torch.inf, False: 0}  # floats and integers of hypotheses that a
 
 
 class LanguageModel(Protocol):
-    """All that shallow fusion asks of a language model; `NGram` is one. A state is a nest of tensors, batch first."""
+    """All that shallow fusion asks of a language model; `NGram` is one. A state is a nest of
+    tensors, batch first.
+    """
 
     def start(self, B: int) -> Any:
         """States of B empty sentences."""
@@ -36,38 +40,62 @@ class LanguageModel(Protocol):
         """Log-probability in nats that the sentence ends here: (B,)."""
 
 
-def check_beam(model: Transducer, width: int, nbest: int, max_symbols: int, lm_weight: float, label_bonus: float) -> None:
+def check_beam(
+    model: Transducer,
+    width: int,
+    nbest: int,
+    max_symbols: int,
+    lm_weight: float,
+    label_bonus: float,
+) -> None:
     """ValueError for a beam that cannot be searched."""
     check_rules(model, max_symbols)
     expect(whole(width, 1, MOST), "width", f"1 to {MOST} hypotheses", repr(width))
     expect(whole(nbest, 1, width), "nbest", f"1 to width={width} hypotheses", repr(nbest))
     for name, value in (("lm_weight", lm_weight), ("label_bonus", label_bonus)):
-        expect(isinstance(value, int | float) and math.isfinite(value), name, "a finite number", repr(value))
+        expect(
+            isinstance(value, int | float) and math.isfinite(value),
+            name,
+            "a finite number",
+            repr(value),
+        )
 
 
 @eager
 def transducer_beam(
-    model: Transducer, encoded: Tensor, lengths: Tensor,
-    *, width: int = 4, nbest: int = 1, max_symbols: int = 10, lm: LanguageModel | None = None, lm_weight: float = 0.3,
+    model: Transducer,
+    encoded: Tensor,
+    lengths: Tensor,
+    *,
+    width: int = 4,
+    nbest: int = 1,
+    max_symbols: int = 10,
+    lm: LanguageModel | None = None,
+    lm_weight: float = 0.3,
     label_bonus: float = 0.0,
-) -> Hypotheses:  # fmt: skip
-    """The best label sequence of encoded (B, T, E) with lengths (B,) in frames, which may be 0; RNN-T and TDT.
+) -> Hypotheses:
+    """The best label sequence of encoded (B, T, E) with lengths (B,) in frames, which may be 0;
+    RNN-T and TDT.
 
-    Best first: `alternatives` are the second to nbest-th. Where fewer exist they are empty and score -inf; so is the best itself
-    where a NaN among the logits, or a blank that is impossible, leaves nothing.
-    `scores` are log-probabilities in nats of the label sequence, summed over the alignments that the beam kept; exact where
-    `width` is more than the number of label sequences there are. With fusion lm_weight * (log-probability of the labels and
-    of the end by `lm`) + label_bonus * labels is added, and ranks are by the sum. Every label costs what `lm` says of it, so
-    without a bonus to make up for that, texts come out short: begin with label_bonus near lm_weight * the nats a label costs.
-    `frames` and `durations` are of one alignment: wherever two meet, that of the likelier one goes on.
+    Best first: `alternatives` are the second to nbest-th. Where fewer exist they are empty and
+    score -inf; so is the best itself where a NaN among the logits, or a blank that is impossible,
+    leaves nothing. `scores` are log-probabilities in nats of the label sequence, summed over the
+    alignments that the beam kept; exact where `width` is more than the number of label sequences
+    there are. With fusion lm_weight * (log-probability of the labels and of the end by `lm`) +
+    label_bonus * labels is added, and ranks are by the sum. Every label costs what `lm` says of it,
+    so without a bonus to make up for that, texts come out short: begin with label_bonus near
+    lm_weight * the nats a label costs. `frames` and `durations` are of one alignment: wherever two
+    meet, that of the likelier one goes on.
 
-    A frame is a row of rounds. In round s stand at most `width` hypotheses with s labels on this frame; one call of the
-    joint serves those of the whole batch. Their blanks go into the set of the frame they lead to, their labels to the next
-    round; of TDT (arXiv 2304.06795) labels with a duration go into the set of the frame that they jump to. A set holds the
-    `width` best, merged by prefix. No hypothesis goes on from a frame when `width` in one set ahead are likelier, since
-    probabilities only fall (with a label_bonus they may rise: then it is a guess); what it would have added to one of them
-    is missing there. After `max_symbols` labels on a frame only blank may follow. A jump past the end ends there, a
-    blank of duration 0 moves 1 frame. `transducer_beam_reference` is the same search in plain loops.
+    A frame is a row of rounds. In round s stand at most `width` hypotheses with s labels on this
+    frame; one call of the joint serves those of the whole batch. Their blanks go into the set of
+    the frame they lead to, their labels to the next round; of TDT (arXiv 2304.06795) labels with a
+    duration go into the set of the frame that they jump to. A set holds the `width` best, merged by
+    prefix. No hypothesis goes on from a frame when `width` in one set ahead are likelier, since
+    probabilities only fall (with a label_bonus they may rise: then it is a guess); what it would
+    have added to one of them is missing there. After `max_symbols` labels on a frame only blank may
+    follow. A jump past the end ends there, a blank of duration 0 moves 1 frame.
+    `transducer_beam_reference` is the same search in plain loops.
     """
     longest = check(encoded, lengths, "B T E", "encoded")
     check_beam(model, width, nbest, max_symbols, lm_weight, label_bonus)
@@ -92,7 +120,9 @@ class Fusion(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """n hypotheses of each utterance, likeliest first, all (B, ..., n). A score of -inf marks an empty place."""
+    """n hypotheses of each utterance, likeliest first, all (B, ..., n). A score of -inf marks an
+    empty place.
+    """
 
     score: Tensor  # float
     key: Tensor  # int64, hash of the prefix
@@ -121,12 +151,16 @@ def join_sets(sets: Iterable[Kept]) -> Kept:
 
 
 def merge(kept: Kept, width: int) -> Kept:
-    """The `width` best label sequences of (B, ..., n): probabilities of equal ones are added, the likelier one stays.
+    """The `width` best label sequences of (B, ..., n): probabilities of equal ones are added, the
+    likelier one stays.
 
-    Two prefixes are equal if length and hash are: 64 bits, so a million comparisons go wrong once in 10^13 times.
+    Two prefixes are equal if length and hash are: 64 bits, so a million comparisons go wrong once
+    in 10^13 times.
     """
     mine, other = kept.score[..., :, None], kept.score[..., None, :]
-    same = (kept.key[..., :, None] == kept.key[..., None, :]) & (kept.length[..., :, None] == kept.length[..., None, :])
+    same = (kept.key[..., :, None] == kept.key[..., None, :]) & (
+        kept.length[..., :, None] == kept.length[..., None, :]
+    )
     total = torch.where(same, other, -torch.inf).logsumexp(-1)
     earlier = torch.ones_like(same).tril(-1)
     beaten = total.isnan() | (same & ((other > mine) | ((other == mine) & earlier))).any(-1)
@@ -137,19 +171,33 @@ def merge(kept: Kept, width: int) -> Kept:
 class Search:
     """One search of one batch: B utterances, K = width, hops of h >= 1 frames, R the longest.
 
-    Sets are small, (B, K) numbers; what is wide (logits, states) is computed for the n rows of B K that are alive.
+    Sets are small, (B, K) numbers; what is wide (logits, states) is computed for the n rows of B K
+    that are alive.
     """
 
-    def __init__(self, model: Transducer, fusion: Fusion, encoded: Tensor, width: int, max_symbols: int) -> None:
-        self.model, self.fusion, self.encoded, self.K, self.rounds = model, fusion, encoded, width, max_symbols + 1
+    def __init__(
+        self, model: Transducer, fusion: Fusion, encoded: Tensor, width: int, max_symbols: int
+    ) -> None:
+        self.model, self.fusion, self.encoded, self.K, self.rounds = (
+            model,
+            fusion,
+            encoded,
+            width,
+            max_symbols + 1,
+        )
         self.device, self.dtype = encoded.device, torch.promote_types(encoded.dtype, torch.float32)
         self.durations = tuple(getattr(model, "durations", ()))
         self.hops = sorted({1, *self.durations} - {0})
-        self.moves = [0, *self.hops] if self.durations else [0]  # what a label may do; of RNN-T it stays
+        self.moves = (
+            [0, *self.hops] if self.durations else [0]
+        )  # what a label may do; of RNN-T it stays
         self.slots = torch.tensor(self.hops, device=self.device) - 1
         self.by_label = self.table(self.moves, self.durations)
         self.by_blank = self.table(self.hops, [max(1, duration) for duration in self.durations])
-        self.history, self.frames = list[Tensor](), list[int]()  # a round each: (B, moves * K, 2) of parent and label; frame
+        self.history, self.frames = (
+            list[Tensor](),
+            list[int](),
+        )  # a round each: (B, moves * K, 2) of parent and label; frame
         self.pool: Any = None  # memories (turns B K, ...); a round writes B K of them
         self.turns, self.turn = (self.hops[-1] + 1) * self.rounds + 1, 0
 
@@ -164,25 +212,42 @@ class Search:
         now, ahead, final = self.start(), self.empty(B, R, self.K), self.empty(B, self.K)
         for t in range(T + 1):
             if t in ends:  # what lies beyond the end is there too
-                final = choose(lengths == t, self.finish(join_sets([now, *(self.at(ahead, r) for r in range(R))])), final)
+                final = choose(
+                    lengths == t,
+                    self.finish(join_sets([now, *(self.at(ahead, r) for r in range(R))])),
+                    final,
+                )
             if t < T:
-                now = now._replace(score=now.score.masked_fill((lengths <= t)[:, None], -torch.inf))  # padding is not read
+                now = now._replace(
+                    score=now.score.masked_fill((lengths <= t)[:, None], -torch.inf)
+                )  # padding is not read
                 ahead = self.frame(t, now, ahead)
                 now = self.at(ahead, 0)
-                ahead = nest_map(lambda part, new: torch.cat([part[:, 1:], new], 1), ahead, self.empty(B, 1, self.K))
+                ahead = nest_map(
+                    lambda part, new: torch.cat([part[:, 1:], new], 1),
+                    ahead,
+                    self.empty(B, 1, self.K),
+                )
         return final
 
     def frame(self, t: int, now: Kept, ahead: Kept) -> Kept:
         """The sets ahead (B, R, K) after all rounds of a frame, which `now` (B, K) have reached."""
         for s in range(self.rounds):
-            bar = ahead.score[..., -1].amax(1, keepdim=True)  # (B, 1), where K hypotheses of one set are ahead
+            bar = ahead.score[..., -1].amax(
+                1, keepdim=True
+            )  # (B, 1), where K hypotheses of one set are ahead
             now = now._replace(score=now.score.masked_fill(now.score <= bar, -torch.inf))
-            rows = (now.score > -torch.inf).flatten().nonzero()[:, 0]  # the GPU waits for Python here, once a round
+            rows = (
+                (now.score > -torch.inf).flatten().nonzero()[:, 0]
+            )  # the GPU waits for Python here, once a round
             if not len(rows):
                 break
             now, memory = self.remember(now, rows, s)
             blank, by_blank, best, token, by_label = self.read(t, rows, memory)
-            into = [nest_map(lambda part: part[:, self.slots], ahead), self.stay(now, blank + by_blank)]
+            into = [
+                nest_map(lambda part: part[:, self.slots], ahead),
+                self.stay(now, blank + by_blank),
+            ]
             if s + 1 < self.rounds:
                 children = self.extend(t, now, best, token, by_label)  # (B, moves, K)
                 now = self.at(children, 0)
@@ -193,7 +258,9 @@ class Search:
         return ahead
 
     def read(self, t: int, rows: Tensor, memory: Memory) -> list[Tensor]:
-        """Scores of blank (B, K, 1) and its hops, of the k best labels (B, K, k), these labels, and their moves."""
+        """Scores of blank (B, K, 1) and its hops, of the k best labels (B, K, k), these labels, and
+        their moves.
+        """
         heard = self.encoded[rows // self.K, t]
         logits = self.model.join(heard, memory.predicted)  # (n, V + durations)
         V = vocabulary(logits, heard, self.model.blank, self.durations)
@@ -202,44 +269,68 @@ class Search:
         others = logp.index_fill(1, torch.tensor(self.model.blank, device=self.device), -torch.inf)
         if memory.lm_scores is not None:
             size = memory.lm_scores.shape[-1]
-            expect(size == V, "lm", f"scores of V={V} tokens", size, "Blank has a place among them.")
+            expect(
+                size == V, "lm", f"scores of V={V} tokens", size, "Blank has a place among them."
+            )
             others = others + memory.lm_scores
         best, token = others.topk(min(self.K, V))  # no more than K of one prefix can be kept
         if self.durations:
             spread = logits[:, V:].log_softmax(-1, dtype=self.dtype)[:, None]
-            by_label, by_blank = (spread + self.by_label).logsumexp(-1), (spread + self.by_blank).logsumexp(-1)
+            by_label, by_blank = (
+                (spread + self.by_label).logsumexp(-1),
+                (spread + self.by_blank).logsumexp(-1),
+            )
         else:
             by_label = by_blank = torch.zeros_like(blank)
         found = [blank, by_blank, best + self.fusion.bonus, token, by_label]
-        whole = [part.new_full((self.encoded.shape[0] * self.K, part.shape[1]), EMPTY[part.is_floating_point()]) for part in found]
+        whole = [
+            part.new_full(
+                (self.encoded.shape[0] * self.K, part.shape[1]), EMPTY[part.is_floating_point()]
+            )
+            for part in found
+        ]
         pairs = zip(whole, found, strict=True)
-        return [full.index_copy_(0, rows, part).view(-1, self.K, part.shape[1]) for full, part in pairs]
+        return [
+            full.index_copy_(0, rows, part).view(-1, self.K, part.shape[1]) for full, part in pairs
+        ]
 
     def stay(self, now: Kept, score: Tensor) -> Kept:
-        """The same prefixes after a blank, in the sets that it leads to; score (B, K, hops) is what it costs."""
+        """The same prefixes after a blank, in the sets that it leads to; score (B, K, hops) is what
+        it costs.
+        """
         spread = nest_map(lambda part: part[:, None].expand(-1, len(self.hops), -1), now)
         return spread._replace(score=spread.score + score.transpose(1, 2))
 
     def extend(self, t: int, now: Kept, best: Tensor, token: Tensor, by_label: Tensor) -> Kept:
-        """The K best prefixes with one more label for each of its moves, (B, moves, K). Written into the history."""
-        extended = (now.score[..., None] + best)[:, None] + by_label.transpose(1, 2)[..., None]  # (B, moves, K, k)
+        """The K best prefixes with one more label for each of its moves, (B, moves, K). Written
+        into the history.
+        """
+        extended = (now.score[..., None] + best)[:, None] + by_label.transpose(1, 2)[
+            ..., None
+        ]  # (B, moves, K, k)
         score, place = extended.flatten(2).topk(self.K)
         which = place // token.shape[-1]
-        parents = nest_map(lambda part: part[:, None].expand(-1, len(self.moves), -1), now).gather(which)
+        parents = nest_map(lambda part: part[:, None].expand(-1, len(self.moves), -1), now).gather(
+            which
+        )
         label = token.flatten(1)[:, None].expand(-1, len(self.moves), -1).gather(-1, place)
         key = (parents.key ^ (label + 1)) * MIX
         key = key ^ ((key >> 29) & LOW)
         size = label[0].numel()
-        node = torch.arange(size, device=self.device).view(1, *label.shape[1:]) + size * len(self.history)
+        node = torch.arange(size, device=self.device).view(1, *label.shape[1:]) + size * len(
+            self.history
+        )
         self.history.append(torch.stack([parents.node, label], -1).flatten(1, 2))
         self.frames.append(t)
         return Kept(score, key, parents.length + 1, node.expand_as(label), parents.cell, label)
 
     def remember(self, now: Kept, rows: Tensor, s: int) -> tuple[Kept, Memory]:
-        """The memories of `rows` of `now`, (n, ...), stored in new cells. The predictor hears labels that are new.
+        """The memories of `rows` of `now`, (n, ...), stored in new cells. The predictor hears
+        labels that are new.
 
-        Memories stay where they are while hypotheses move: sets hold numbers of cells. A set is read at most R frames after
-        it was written, so the cells of R + 1 frames suffice and are used in turn.
+        Memories stay where they are while hypotheses move: sets hold numbers of cells. A set is
+        read at most R frames after it was written, so the cells of R + 1 frames suffice and are
+        used in turn.
         """
         memory = nest_map(lambda pool: pool[now.cell.flatten()[rows]], self.pool)
         label = now.label.flatten()[rows]
@@ -253,7 +344,9 @@ class Search:
         self.turn = (self.turn + 1) % self.turns
         cell = torch.arange(now.cell.numel(), device=self.device) + self.turn * now.cell.numel()
         nest_map(lambda pool, part: pool.index_copy_(0, cell[rows], part), self.pool, memory)
-        return now._replace(cell=cell.view_as(now.cell), label=torch.full_like(now.label, -1)), memory
+        return now._replace(
+            cell=cell.view_as(now.cell), label=torch.full_like(now.label, -1)
+        ), memory
 
     def predict(self, label: Tensor, memory: Memory) -> Memory:
         """The memories (n, ...) after one more label each (n,)."""
@@ -264,10 +357,14 @@ class Search:
     def start(self) -> Kept:
         """The empty prefix (B, K), of which one place is taken."""
         B, K = len(self.encoded), self.K
-        predicted, state = first_prediction(self.model, torch.full((B,), self.model.blank, device=self.device))
+        predicted, state = first_prediction(
+            self.model, torch.full((B,), self.model.blank, device=self.device)
+        )
         lm = None if self.fusion.lm is None else self.fusion.lm.start(B)
         first = Memory(predicted, state, lm, self.fusion.lm_scores(lm))
-        self.pool = nest_map(lambda part: part.new_zeros(self.turns * B * K, *part.shape[1:]), first)
+        self.pool = nest_map(
+            lambda part: part.new_zeros(self.turns * B * K, *part.shape[1:]), first
+        )
         nest_map(lambda pool, part: pool[: B * K : K].copy_(part), self.pool, first)
         now = self.empty(B, K)
         now.score[:, 0] = 0
@@ -281,26 +378,36 @@ class Search:
         states = nest_map(lambda pool: pool[best.cell.flatten()], self.pool.lm)
         label = best.label.flatten()
         states = choose(label >= 0, self.fusion.lm.advance(states, label.clamp(min=0)), states)
-        score, place = (best.score + self.fusion.weight * self.fusion.lm.final(states).view_as(best.score)).topk(self.K)
+        score, place = (
+            best.score + self.fusion.weight * self.fusion.lm.final(states).view_as(best.score)
+        ).topk(self.K)
         return best.gather(place)._replace(score=score)
 
     def trace(self, best: Kept) -> list[Hypotheses]:
-        """Hypotheses of (B, n), one for each of the n: all walk back through the history together, a label a step."""
+        """Hypotheses of (B, n), one for each of the n: all walk back through the history together,
+        a label a step.
+        """
         width, steps = len(self.moves) * self.K, list[Step]()
         node = best.node.masked_fill(best.score == -torch.inf, -1)
         rows = torch.arange(len(node), device=self.device)[:, None]
-        past = torch.cat([*self.history, best.node.new_full((len(node), 1, 2), -1)], 1)  # its last is where -1 leads
+        past = torch.cat(
+            [*self.history, best.node.new_full((len(node), 1, 2), -1)], 1
+        )  # its last is where -1 leads
         frames = torch.tensor([*self.frames, -1], device=self.device)
         moves = torch.tensor(self.moves, device=self.device)
         for _ in range(int(best.length.max())):
             parent, label = past[rows, node].unbind(-1)
-            steps.append(Step(label, frames[node // width], moves[node % width // self.K], node >= 0))
+            steps.append(
+                Step(label, frames[node // width], moves[node % width // self.K], node >= 0)
+            )
             node = parent
         steps = [*reversed(steps)]
         found = []
         for n in range(node.shape[1]):
             column = [nest_map(lambda part, n=n: part[:, n], step) for step in steps]
-            found.append(Hypotheses.from_steps(column, best.score[:, n].float(), f"beam, width {self.K}"))
+            found.append(
+                Hypotheses.from_steps(column, best.score[:, n].float(), f"beam, width {self.K}")
+            )
         return found
 
     def empty(self, *shape: int) -> Kept:

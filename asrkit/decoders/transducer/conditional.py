@@ -1,4 +1,6 @@
-"""A CUDA graph that repeats a captured one while a flag on the device is set: a whole loop in one launch, without the host."""
+"""A CUDA graph that repeats a captured one while a flag on the device is set: a whole loop in one
+launch, without the host.
+"""
 
 import ctypes
 from functools import cache
@@ -7,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# One thread copies the flag into the condition. NVRTC brings the type of the handle, and the driver the function.
+# One thread copies the flag into the condition. NVRTC brings the type of the handle, and the driver
+# the function.
 KERNEL = b"""
 extern "C" __device__ void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned int value);
 
@@ -15,14 +18,17 @@ extern "C" __global__ void go_on(cudaGraphConditionalHandle handle, const bool *
     cudaGraphSetConditional(handle, *active);
 }
 """
-OLDEST = "--gpu-architecture=compute_75"  # that CUDA 13 still compiles for; the driver compiles it on for its own GPU
+# that CUDA 13 still compiles for; the driver compiles it on for its own GPU
+OLDEST = "--gpu-architecture=compute_75"
 
 
 class WhileGraph:
-    """Repeats `body`, captured with keep_graph=True, as long as `active` () bool is set after a turn; there is one turn at least.
+    """Repeats `body`, captured with keep_graph=True, as long as `active` () bool is set after a
+    turn; there is one turn at least.
 
-    The graph is one conditional node (CUDA 12.4; arXiv 2406.03791 decodes so) around two: the body as a child graph, and the
-    kernel above. Being cloned there, the body was captured the ordinary way, and its memory stays with `body`, which is kept.
+    The graph is one conditional node (CUDA 12.4; arXiv 2406.03791 decodes so) around two: the body
+    as a child graph, and the kernel above. Being cloned there, the body was captured the ordinary
+    way, and its memory stays with `body`, which is kept.
     """
 
     def __init__(self, body: torch.cuda.CUDAGraph, active: Tensor) -> None:
@@ -39,10 +45,14 @@ class WhileGraph:
         loop.conditional.type = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
         told(driver.cuGraphAddNode(self.graph, None, None, 0, loop))
         inside = loop.conditional.phGraph_out[0]
-        turn = told(driver.cuGraphAddChildGraphNode(inside, None, 0, driver.CUgraph(body.raw_cuda_graph())))
+        turn = told(
+            driver.cuGraphAddChildGraphNode(inside, None, 0, driver.CUgraph(body.raw_cuda_graph()))
+        )
         decide = driver.CUDA_KERNEL_NODE_PARAMS()
         decide.func = told(driver.cuModuleGetFunction(_module(int(context)), b"go_on"))
-        decide.gridDimX = decide.gridDimY = decide.gridDimZ = decide.blockDimX = decide.blockDimY = decide.blockDimZ = 1
+        decide.gridDimX = decide.gridDimY = decide.gridDimZ = decide.blockDimX = (
+            decide.blockDimY
+        ) = decide.blockDimZ = 1
         decide.kernelParams = ((int(handle), active.data_ptr()), (ctypes.c_uint64, ctypes.c_void_p))
         told(driver.cuGraphAddKernelNode(inside, [turn], 1, decide))
         self.executable = told(driver.cuGraphInstantiate(self.graph, 0))
@@ -71,7 +81,9 @@ def ptx() -> bytes:
 
 
 def told(answer: tuple) -> Any:
-    """What a call of cuda-python gave back; RuntimeError with the name of its error if it gave none."""
+    """What a call of cuda-python gave back; RuntimeError with the name of its error if it gave
+    none.
+    """
     error, *values = answer
     if error.value != 0:
         raise RuntimeError(f"CUDA says {error.name}")

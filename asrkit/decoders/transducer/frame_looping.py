@@ -1,4 +1,6 @@
-"""Greedy transducer decoding, batched frame by frame: utterances that wait on blank idle while others emit labels."""
+"""Greedy transducer decoding, batched frame by frame: utterances that wait on blank idle while
+others emit labels.
+"""
 
 import torch
 from torch import Tensor
@@ -8,8 +10,12 @@ from asrkit.decoders.nests import choose
 from asrkit.decoders.transducer.reading import Carry, Options, Reader
 
 
-def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options) -> Hypotheses:
-    """One joint call serves the whole batch; each frame takes as many calls as its most talkative utterance needs."""
+def decode(
+    read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options
+) -> Hypotheses:
+    """One joint call serves the whole batch; each frame takes as many calls as its most talkative
+    utterance needs.
+    """
     B, T, _ = encoded.shape
     predicted, state, time, behind = carry
     scores, steps = torch.zeros_like(time, dtype=torch.float32), list[Step]()
@@ -20,10 +26,15 @@ def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options
             scores = scores + score.masked_fill(~asked, 0)
             time = time + jump.masked_fill(~asked, 0)
             emits = asked & (token != read.blank)
-            if not emits.any():  # the GPU waits for Python here, at every symbol: what graphs and label looping remove
+            # the GPU waits for Python here, at every symbol: what graphs and label looping remove
+            if not emits.any():
                 break
             steps.append(Step(token, t + behind, jump, emits, sure))
             after = read.model.predict(token.masked_fill(~emits, read.blank), state)
             predicted, state = choose(emits, after, (predicted, state))
-        time = time + ((time == t) & (t < lengths))  # this frame has said enough: on, without a blank
-    return Hypotheses.from_steps(steps, scores, "frame_looping", carry.after(time, lengths, predicted, state))
+        time = time + (
+            (time == t) & (t < lengths)
+        )  # this frame has said enough: on, without a blank
+    return Hypotheses.from_steps(
+        steps, scores, "frame_looping", carry.after(time, lengths, predicted, state)
+    )

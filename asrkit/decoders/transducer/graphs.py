@@ -1,4 +1,6 @@
-"""Label looping by CUDA graphs: its turn is recorded once, on buffers that stay, and replayed without Python launching anything."""
+"""Label looping by CUDA graphs: its turn is recorded once, on buffers that stay, and replayed
+without Python launching anything.
+"""
 
 import threading
 import weakref
@@ -13,34 +15,46 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from asrkit import compilers
+from asrkit import runtime
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.nests import leaves, nest_map
-from asrkit.decoders.transducer import label_looping
+from asrkit.decoders.transducer import windowed_looping
 from asrkit.decoders.transducer.conditional import WhileGraph
-from asrkit.decoders.transducer.label_looping import begin, look, speak
 from asrkit.decoders.transducer.reading import Carry, Options, Reader
 from asrkit.decoders.transducer.weights import Watch, fingerprint
+from asrkit.decoders.transducer.windowed_looping import begin, look, speak
+from asrkit.runtime import waits
 from asrkit.shapes import expect
-from asrkit.waits import waits
 
 MODES = ("auto", "off", "step", "full")
 WAYS = ("auto", "fused", "plain")  # to compute a captured turn
 TURNS = 4  # of the loop in one replay of "step"; those after the end change nothing
 KEEP = 8  # loops captured for one model
-ROWS, FRAMES = 8, 512  # the fewest that a loop has room for; a single utterance has a loop of its own
+ROWS, FRAMES = (
+    8,
+    512,
+)  # the fewest that a loop has room for; a single utterance has a loop of its own
 CAPTURING, REGISTERING = threading.Lock(), threading.Lock()  # torch records one graph at a time
 
 
 class Loop:
-    """Label looping on buffers that stay where they are: for B utterances of T frames, or for fewer and shorter ones.
+    """Label looping on buffers that stay where they are: for B utterances of T frames, or for fewer
+    and shorter ones.
 
-    `turn` sends nothing to the host, so it can be recorded. Rows and frames that a batch leaves unused lie beyond its lengths.
+    `turn` sends nothing to the host, so it can be recorded. Rows and frames that a batch leaves
+    unused lie beyond its lengths.
     """
 
     def __init__(
-        self, B: int, T: int, encoded: Tensor, carry: Carry, options: Options, read: Reader, lacks: str = "as asked"
-    ) -> None:  # fmt: skip
+        self,
+        B: int,
+        T: int,
+        encoded: Tensor,
+        carry: Carry,
+        options: Options,
+        read: Reader,
+        lacks: str = "as asked",
+    ) -> None:
         """`lacks`: why the turn cannot be fused; "" if it shall be."""
         cuda, columns = encoded.is_cuda, T * options.max_symbols + 1
         self.options, self.table = options, read.table  # kept: a graph has its address
@@ -49,12 +63,18 @@ class Loop:
         self.place = nest_map(lambda part: part.new_zeros(B, *part.shape[1:]), begin(carry))
         self.count = self.lengths.clone()  # labels so far
         self.said = self.lengths.new_zeros(3, B, columns)  # labels, frames, durations
-        self.sure = torch.zeros(B, columns, dtype=torch.float32, device=encoded.device) if read.confidence != "none" else None
+        self.sure = (
+            torch.zeros(B, columns, dtype=torch.float32, device=encoded.device)
+            if read.confidence != "none"
+            else None
+        )
         self.active = torch.zeros((), dtype=torch.bool, device=encoded.device)
         self.flags = torch.zeros(2, dtype=torch.bool, pin_memory=cuda)
         self.sent = [torch.cuda.Event() for _ in range(2)] if cuda else None
         self.fused, self.way = not lacks, f"not fused: {lacks}" if lacks else "fused"
-        self.read_at: set[int] | None = None  # where the tensors lie that a turn has read, once it was recorded
+        self.read_at: set[int] | None = (
+            None  # where the tensors lie that a turn has read, once it was recorded
+        )
 
     def load(self, encoded: Tensor, lengths: Tensor, carry: Carry) -> None:
         """Takes a batch in; what the last one left beyond it is never looked at."""
@@ -74,7 +94,9 @@ class Loop:
             self.plain_turn(read)
 
     def plain_turn(self, read: Reader) -> None:
-        """The turn to read. What is written without a label is overwritten by the next, or not counted."""
+        """The turn to read. What is written without a label is overwritten by the next, or not
+        counted.
+        """
         after, step = look(read, self.encoded, self.lengths, self.place, self.options)
         column = self.count[:, None]
         said = torch.stack([step.labels, step.frames, step.durations])
@@ -86,7 +108,9 @@ class Loop:
         torch.any(self.place.time < self.lengths, out=self.active)
 
     def repeat(self, turns: Callable[[], None]) -> None:
-        """`turns` until nobody has frames left. The flag travels, and is read, while the next turns are already under way."""
+        """`turns` until nobody has frames left. The flag travels, and is read, while the next turns
+        are already under way.
+        """
         turns()
         self._send(0)
         for slot in cycle((1, 0)):
@@ -113,21 +137,32 @@ class Loop:
         beyond = torch.arange(N, device=counts.device) >= counts[:, None]
         labels, frames, durations = (part[:B, :N] for part in self.said)
         return Hypotheses(
-            labels=labels.masked_fill(beyond, -1), frames=(frames + carry.frames[:, None]).masked_fill(beyond, -1),
-            durations=durations.masked_fill(beyond, -1), lengths=counts, scores=place.scores, impl=impl,
+            labels=labels.masked_fill(beyond, -1),
+            frames=(frames + carry.frames[:, None]).masked_fill(beyond, -1),
+            durations=durations.masked_fill(beyond, -1),
+            lengths=counts,
+            scores=place.scores,
+            impl=impl,
             confidence=None if self.sure is None else self.sure[:B, :N].masked_fill(beyond, -1),
             carry=carry.after(place.time, lengths, place.predicted, place.state),
-        )  # fmt: skip
+        )
 
 
 def _overwrite(own: Tensor, new: Tensor) -> Tensor:
     """`new` in the place of `own`."""
-    expect(own.dtype == new.dtype, "model.predict", f"{own.dtype}, as it began with", new.dtype, "Keep one dtype.")
+    expect(
+        own.dtype == new.dtype,
+        "model.predict",
+        f"{own.dtype}, as it began with",
+        new.dtype,
+        "Keep one dtype.",
+    )
     return own.copy_(new)
 
 
 class Recordable(TorchDispatchMode):
-    """RuntimeError for an op that decides a value or a size in Python: a capture that fails there may leave traces in torch.
+    """RuntimeError for an op that decides a value or a size in Python: a capture that fails there
+    may leave traces in torch.
 
     `read_at` collects where the tensors lie that ops were given.
     """
@@ -159,14 +194,25 @@ class Captured(NamedTuple):
 
 
 def capture(loop: Loop, read: Reader, mode: str) -> Callable[[], None]:
-    """Records turns of the loaded loop: `TURNS` in a graph that the host replays, or one in a graph that repeats itself."""
-    stream, kind = torch.cuda.Stream(), loop.encoded.device.type  # its own: matrix products keep a workspace for each stream
+    """Records turns of the loaded loop: `TURNS` in a graph that the host replays, or one in a graph
+    that repeats itself.
+    """
+    stream, kind = (
+        torch.cuda.Stream(),
+        loop.encoded.device.type,
+    )  # its own: matrix products keep a workspace for each stream
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph(keep_graph=mode == "full")
     # Casts that autocast remembers belong to whoever entered it, and may be gone at a replay.
-    cast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False)
+    cast = torch.autocast(
+        kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
+    )
     with CAPTURING, cast, torch.cuda.stream(stream):
-        for _ in range(2):  # libraries set themselves up, and kernels are compiled, at first calls: not within a capture
+        for _ in range(
+            2
+            # libraries set themselves up, and kernels are compiled, at first calls: not within a
+            # capture
+        ):
             with Recordable() as seen:
                 loop.turn(read)
         loop.read_at = seen.read_at
@@ -174,7 +220,11 @@ def capture(loop: Loop, read: Reader, mode: str) -> Callable[[], None]:
             for _ in range(1 if mode == "full" else TURNS):
                 loop.turn(read)
     torch.cuda.current_stream().wait_stream(stream)
-    return WhileGraph(graph, loop.active).launch if mode == "full" else lambda: loop.repeat(graph.replay)
+    return (
+        WhileGraph(graph, loop.active).launch
+        if mode == "full"
+        else lambda: loop.repeat(graph.replay)
+    )
 
 
 class Refused(RuntimeError):
@@ -182,7 +232,9 @@ class Refused(RuntimeError):
 
 
 class Graphs:
-    """The loops captured for one model, the one used last at the end. Whoever decodes with them holds `lock`."""
+    """The loops captured for one model, the one used last at the end. Whoever decodes with them
+    holds `lock`.
+    """
 
     def __init__(self) -> None:
         self.lock, self.loops = threading.Lock(), OrderedDict[tuple, Captured]()
@@ -192,13 +244,19 @@ class Graphs:
         self.unfused = ""  # why no turn is fused any more
         self.done: torch.cuda.Event | None = None  # when the device has finished with the buffers
 
-    def decode(self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options) -> Hypotheses:
-        """What `replay` finds; for "auto" the plain loop stands in, with the reason, once that was refused."""
+    def decode(
+        self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options
+    ) -> Hypotheses:
+        """What `replay` finds; for "auto" the plain loop stands in, with the reason, once that was
+        refused.
+        """
         auto = options.graphs == "auto"
         try:
             if auto and self.refused:
                 raise Refused(self.refused)
-            return self.replay(read, encoded, lengths, carry, options, "step" if auto else options.graphs)
+            return self.replay(
+                read, encoded, lengths, carry, options, "step" if auto else options.graphs
+            )
         except Refused as error:
             if not auto:
                 raise
@@ -207,8 +265,14 @@ class Graphs:
         return _plain(read, encoded, lengths, carry, options, self.refused)
 
     def replay(
-        self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options, mode: str
-    ) -> Hypotheses:  # fmt: skip
+        self,
+        read: Reader,
+        encoded: Tensor,
+        lengths: Tensor,
+        carry: Carry,
+        options: Options,
+        mode: str,
+    ) -> Hypotheses:
         """By a captured loop that fits, captured first if there is none."""
         if self.done:
             self.done.wait()  # another stream may have used these buffers last
@@ -221,12 +285,16 @@ class Graphs:
         self.loops.move_to_end(key)
         loop, run = self.loops[key]
         loop.load(encoded, lengths, carry)
-        start = Carry(loop.place.predicted, loop.place.state, loop.place.time, torch.zeros_like(loop.count))
+        start = Carry(
+            loop.place.predicted, loop.place.state, loop.place.time, torch.zeros_like(loop.count)
+        )
         wanted = None
-        if options.graphs == "auto" and key not in self.trusted:  # in the graph's own sizes: rounding depends on them
-            wanted = label_looping.decode(read, loop.encoded, loop.lengths, start, options)
+        if (
+            options.graphs == "auto" and key not in self.trusted
+        ):  # in the graph's own sizes: rounding depends on them
+            wanted = windowed_looping.decode(read, loop.encoded, loop.lengths, start, options)
         run()
-        found = loop.hypotheses(lengths, carry, f"label_looping, graphs={mode}, {loop.way}")
+        found = loop.hypotheses(lengths, carry, f"windowed_looping, graphs={mode}, {loop.way}")
         if wanted is not None:
             if not _same(loop.hypotheses(loop.lengths, start, ""), wanted):
                 if not loop.fused:
@@ -240,8 +308,17 @@ class Graphs:
             self.done.record()
         return found
 
-    def make(self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options, mode: str) -> Captured:
-        """A loop for batches of this size, captured with this batch in it; the one used least recently makes room.
+    def make(
+        self,
+        read: Reader,
+        encoded: Tensor,
+        lengths: Tensor,
+        carry: Carry,
+        options: Options,
+        mode: str,
+    ) -> Captured:
+        """A loop for batches of this size, captured with this batch in it; the one used least
+        recently makes room.
 
         Its turn is fused where it can be; if not, the loop's `way` has the reason.
         """
@@ -262,8 +339,15 @@ class Graphs:
             raise Refused(f"graphs={mode!r}: capture failed, {_cause(error)}") from error
 
     def record(
-        self, read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options, mode: str, lacks: str
-    ) -> Captured:  # fmt: skip
+        self,
+        read: Reader,
+        encoded: Tensor,
+        lengths: Tensor,
+        carry: Carry,
+        options: Options,
+        mode: str,
+        lacks: str,
+    ) -> Captured:
         """A captured loop, with its turn fused unless that `lacks` something."""
         loop = Loop(*rounded(*encoded.shape[:2]), encoded, carry, options, read, lacks)
         loop.load(encoded, lengths, carry)
@@ -274,15 +358,19 @@ class Graphs:
         return Captured(loop, run)
 
     def follow(self, model: Any) -> None:
-        """Drops all loops if weights have moved, or changed dtype or shape: a graph knows them by their addresses.
+        """Drops all loops if weights have moved, or changed dtype or shape: a graph knows them by
+        their addresses.
 
-        What the loops read is looked at every time; the whole model only where something of that has changed.
+        What the loops read is looked at every time; the whole model only where something of that
+        has changed.
         """
         if self.watch and self.watch.still(model):
             return
         weights = tuple(fingerprint(model))
         if not any(len(entry) > 2 for entry in weights):
-            raise Refused("the model's attributes hold no tensors, so a change of its weights could not be seen")
+            raise Refused(
+                "the model's attributes hold no tensors, so a change of its weights could not be seen"
+            )
         if weights != self.weights:
             self.drop(*self.loops)
             self.weights = weights
@@ -297,28 +385,41 @@ class Graphs:
             self.trusted.discard(key)
 
 
-def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options) -> Hypotheses:
-    """label_looping by CUDA graphs, which are kept for the model until it is gone or `release_graphs` is called.
+def decode(
+    read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options
+) -> Hypotheses:
+    """windowed_looping by CUDA graphs, which are kept for the model until it is gone or
+    `release_graphs` is called.
 
-    "step": the host replays `TURNS` turns at a time. "full": one graph that repeats itself on the device; by name only, until
-    it has been measured. "auto": "step" on a GPU, provided that its first result in each size is the plain loop's. If not, its
-    turns are fused no longer; if that was not it, or if capture failed, the plain loop runs from then on. `impl` says why. A mode
+    "step": the host replays `TURNS` turns at a time. "full": one graph that repeats itself on the
+    device; by name only, until it has been measured. "auto": "step" on a GPU, provided that its
+    first result in each size is the plain loop's. If not, its turns are fused no longer; if that
+    was not it, or if capture failed, the plain loop runs from then on. `impl` says why. A mode
     asked for by name is a RuntimeError if it cannot run, and a ValueError without a CUDA device.
 
-    The turn is fused into a dozen kernels by Triton (`asrkit.decoders.transducer.triton`); where that cannot be, it is
-    `Loop.plain_turn`, and `impl` says why. `turn` asks for one of them. None of this has met a GPU yet.
+    The turn is fused into a dozen kernels by Triton (`asrkit.decoders.transducer.triton`); where
+    that cannot be, it is `Loop.plain_turn`, and `impl` says why. `turn` asks for one of them. None
+    of this has met a GPU yet.
 
-    Few graphs serve many batches: rows are rounded up as `rounded` has it, and there is one loop for each number of rows, with
-    frames for the longest so far. `KEEP` of them stay. Weights may change in place; graphs are captured again when addresses,
-    dtypes or shapes change of what a turn reads, or a module's mode. Weights outside the model's attributes, and Python's numbers
-    and functions in `predict` and `join`, are as they were at the capture.
+    Few graphs serve many batches: rows are rounded up as `rounded` has it, and there is one loop
+    for each number of rows, with frames for the longest so far. `KEEP` of them stay. Weights may
+    change in place; graphs are captured again when addresses, dtypes or shapes change of what a
+    turn reads, or a module's mode. Weights outside the model's attributes, and Python's numbers and
+    functions in `predict` and `join`, are as they were at the capture.
 
-    Threads that decode with one model take turns. On another stream, a call waits for what the last one did to the buffers.
+    Threads that decode with one model take turns. On another stream, a call waits for what the last
+    one did to the buffers.
     """
     auto = options.graphs == "auto"
     if not encoded.is_cuda:
-        expect(auto, "graphs", f"'auto' or 'off' on {encoded.device}", repr(options.graphs), "CUDA graphs need a CUDA device.")
-        return label_looping.decode(read, encoded, lengths, carry, options)
+        expect(
+            auto,
+            "graphs",
+            f"'auto' or 'off' on {encoded.device}",
+            repr(options.graphs),
+            "CUDA graphs need a CUDA device.",
+        )
+        return windowed_looping.decode(read, encoded, lengths, carry, options)
     try:
         graphs = _graphs_of(read.model)
     except Refused as error:
@@ -329,9 +430,11 @@ def decode(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options
         return graphs.decode(read, encoded, lengths, carry, options)
 
 
-def _plain(read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options, why: str) -> Hypotheses:
-    found = label_looping.decode(read, encoded, lengths, carry, options)
-    return replace(found, impl=f"label_looping, graphs=off: {why}")
+def _plain(
+    read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options, why: str
+) -> Hypotheses:
+    found = windowed_looping.decode(read, encoded, lengths, carry, options)
+    return replace(found, impl=f"windowed_looping, graphs=off: {why}")
 
 
 MODELS = dict[int, Graphs]()  # by identity: a model need not be hashable
@@ -359,9 +462,11 @@ def release_graphs(model: Any = None) -> None:
 
 
 def rounded(B: int, T: int) -> tuple[int, int]:
-    """Sizes (B, T) of the buffers for B utterances of T frames: powers of two, not below `ROWS` and `FRAMES`; B = 1 stays.
+    """Sizes (B, T) of the buffers for B utterances of T frames: powers of two, not below `ROWS` and
+    `FRAMES`; B = 1 stays.
 
-    Rows that nobody needs are computed in each turn. Frames take memory only, 4 P + 24 max_symbols bytes each in float32.
+    Rows that nobody needs are computed in each turn. Frames take memory only, 4 P + 24 max_symbols
+    bytes each in float32.
     """
     rows = 1 if B == 1 else max(ROWS, 1 << (B - 1).bit_length())
     return rows, max(FRAMES, 1 << (T - 1).bit_length())
@@ -369,22 +474,39 @@ def rounded(B: int, T: int) -> tuple[int, int]:
 
 def _lacks(encoded: Tensor) -> str:
     """Why a turn on this device cannot be fused; "" if it can."""
-    if not (encoded.is_cuda or compilers.INTERPRETED):
+    if not (encoded.is_cuda or runtime.INTERPRETED):
         return f"Triton has nothing for {encoded.device}"
-    return compilers.lacks("triton")
+    return runtime.lacks("triton")
 
 
 def _key(read: Reader, encoded: Tensor, carry: Carry, options: Options) -> tuple:
     """What a captured loop is good for, weights and frames aside."""
     kind = encoded.device.type
     sizes = tuple((part.shape[1:], part.dtype) for part in leaves(carry))
-    rounding = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), compilers.tf32_asked()
-    asked = options.max_symbols, options.window, options.turn, read.confidence, read.blank, read.durations
-    return rounded(*encoded.shape[:2])[0], encoded.shape[2], encoded.dtype, encoded.device, sizes, rounding, asked
+    rounding = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), runtime.tf32_asked()
+    asked = (
+        options.max_symbols,
+        options.window,
+        options.turn,
+        read.confidence,
+        read.blank,
+        read.durations,
+    )
+    return (
+        rounded(*encoded.shape[:2])[0],
+        encoded.shape[2],
+        encoded.dtype,
+        encoded.device,
+        sizes,
+        rounding,
+        asked,
+    )
 
 
 def _same(found: Hypotheses, wanted: Hypotheses) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(found.parts()[:4], wanted.parts()[:4], strict=True))
+    return all(
+        torch.equal(a, b) for a, b in zip(found.parts()[:4], wanted.parts()[:4], strict=True)
+    )
 
 
 def _cause(error: BaseException) -> str:

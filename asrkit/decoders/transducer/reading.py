@@ -1,4 +1,6 @@
-"""One look at the joint: which token is best, how far it moves, how likely it is. One rule for every strategy and device."""
+"""One look at the joint: which token is best, how far it moves, how likely it is. One rule for
+every strategy and device.
+"""
 
 import math
 from collections.abc import Sequence
@@ -25,23 +27,48 @@ class Options:
 
 
 def check_rules(model: Any, max_symbols: int) -> None:
-    """ValueError unless blank, durations and `max_symbols` are such that every path comes to an end, and in bounded memory."""
+    """ValueError unless blank, durations and `max_symbols` are such that every path comes to an
+    end, and in bounded memory.
+    """
     missing = [name for name in ("blank", "predict", "join") if not hasattr(model, name)]
-    expect(not missing, "model", "blank, predict and join", f"{type(model).__name__} without {', '.join(missing)}")
-    expect(whole(max_symbols, 1, MOST), "max_symbols", f"1 to {MOST} labels on a frame", repr(max_symbols))
-    expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), "Count it from the front: V - 1, not -1.")
+    expect(
+        not missing,
+        "model",
+        "blank, predict and join",
+        f"{type(model).__name__} without {', '.join(missing)}",
+    )
+    expect(
+        whole(max_symbols, 1, MOST),
+        "max_symbols",
+        f"1 to {MOST} labels on a frame",
+        repr(max_symbols),
+    )
+    expect(
+        whole(model.blank, 0),
+        "model.blank",
+        "an index from 0",
+        repr(model.blank),
+        "Count it from the front: V - 1, not -1.",
+    )
     durations = getattr(model, "durations", ())
-    frames = isinstance(durations, Sequence) and all(whole(duration, 0, MOST) for duration in durations)
-    expect(frames, "model.durations", f"a sequence of whole numbers from 0 to {MOST}", repr(durations))
+    frames = isinstance(durations, Sequence) and all(
+        whole(duration, 0, MOST) for duration in durations
+    )
+    expect(
+        frames, "model.durations", f"a sequence of whole numbers from 0 to {MOST}", repr(durations)
+    )
 
 
 class Carry(NamedTuple):
-    """Where B utterances stand when their frames so far are used up; hand it on to decode the frames that follow."""
+    """Where B utterances stand when their frames so far are used up; hand it on to decode the
+    frames that follow.
+    """
 
     predicted: Tensor  # (B, P) of the labels so far
     state: Any  # of the predictor
     ahead: Tensor  # (B,) int64, frames still to come that a duration has jumped over already
-    frames: Tensor  # (B,) int64, frames that lie behind, so that labels are placed from the start of the utterance
+    # (B,) int64, frames that lie behind, so that labels are placed from the start of the utterance
+    frames: Tensor
 
     def select(self, rows: Tensor | slice) -> "Carry":
         """Some of the utterances, in the order that `rows` indexes them."""
@@ -60,13 +87,34 @@ class Carry(NamedTuple):
         return nest_map(chain, *carries)
 
     def check(self, encoded: Tensor) -> None:
-        """ValueError unless the carry is of as many utterances as encoded (B, T, E), and on the same device."""
+        """ValueError unless the carry is of as many utterances as encoded (B, T, E), and on the
+        same device.
+        """
         found, B, device = leaves(self), len(encoded), str(encoded.device)
         sizes = sorted({str(len(tensor)) if tensor.dim() else "none" for tensor in found})
-        expect(sizes == [str(B)], "carry", f"B={B} utterances", ", ".join(sizes), "Regroup it with select and join.")
-        columns = all(isinstance(part, Tensor) and part.dtype == torch.int64 for part in (self.ahead, self.frames))
-        own = columns and isinstance(self.predicted, Tensor) and [self.predicted.dim(), self.ahead.dim(), self.frames.dim()]
-        expect(own == [2, 1, 1], "carry", "predicted (B, P), and ahead and frames (B,) int64", "others", "Pass hypotheses.carry.")
+        expect(
+            sizes == [str(B)],
+            "carry",
+            f"B={B} utterances",
+            ", ".join(sizes),
+            "Regroup it with select and join.",
+        )
+        columns = all(
+            isinstance(part, Tensor) and part.dtype == torch.int64
+            for part in (self.ahead, self.frames)
+        )
+        own = (
+            columns
+            and isinstance(self.predicted, Tensor)
+            and [self.predicted.dim(), self.ahead.dim(), self.frames.dim()]
+        )
+        expect(
+            own == [2, 1, 1],
+            "carry",
+            "predicted (B, P), and ahead and frames (B,) int64",
+            "others",
+            "Pass hypotheses.carry.",
+        )
         devices = sorted({str(tensor.device) for tensor in found})
         expect(devices == [device], "carry", f"tensors on {device}", ", ".join(devices))
 
@@ -79,7 +127,9 @@ class Reading(NamedTuple):
     """The best token of each joint, all (...,)."""
 
     token: Tensor  # int64
-    jump: Tensor  # int64, frames to move: of RNN-T 1 for blank and 0 for a label; of TDT as predicted, blank at least 1
+    # int64, frames to move: of RNN-T 1 for blank and 0 for a label; of TDT as predicted, blank at
+    # least 1
+    jump: Tensor
     score: Tensor  # float32 log-probability in nats of token, and of TDT's duration
     confidence: Tensor | None  # float32 in 0..1
 
@@ -87,18 +137,24 @@ class Reading(NamedTuple):
 class Reader:
     """Calls `join` of a model, once a look. `reach` is the longest jump."""
 
-    def __init__(self, model: Any, confidence: Confidence = "none", device: torch.device | None = None) -> None:
+    def __init__(
+        self, model: Any, confidence: Confidence = "none", device: torch.device | None = None
+    ) -> None:
         self.model, self.confidence, self.blank = model, confidence, model.blank
         self.durations = tuple(getattr(model, "durations", ()))
         self.reach = max(1, *self.durations) if self.durations else 1
         self.table = torch.tensor(self.durations, device=device) if self.durations else None
 
     def __call__(self, encoded: Tensor, predicted: Tensor) -> Reading:
-        """The reading of frames (..., E) with predictions (..., P) whose leading dimensions broadcast."""
+        """The reading of frames (..., E) with predictions (..., P) whose leading dimensions
+        broadcast.
+        """
         logits = self.model.join(encoded, predicted)
         V = vocabulary(logits, encoded, self.blank, self.durations)
         wide = torch.promote_types(logits.dtype, torch.float32)
-        logp = logits[..., :V].log_softmax(-1, dtype=wide)  # a softmax for tokens and one for durations, always
+        logp = logits[..., :V].log_softmax(
+            -1, dtype=wide
+        )  # a softmax for tokens and one for durations, always
         score, token = logp.max(-1)
         blank = (token == self.blank).long()
         if self.table is None:
@@ -108,7 +164,9 @@ class Reader:
         return Reading(token, jump, (score + best).float(), self.certainty(logp, score))
 
     def certainty(self, logp: Tensor, score: Tensor) -> Tensor | None:
-        """How sure the tokens' softmax is: the best one's probability, or 1 - entropy / ln V; None unless asked for."""
+        """How sure the tokens' softmax is: the best one's probability, or 1 - entropy / ln V; None
+        unless asked for.
+        """
         if self.confidence == "none":
             return None
         if self.confidence == "max_prob":
@@ -124,21 +182,45 @@ class Reader:
 
 
 def first_prediction(model: Any, blank: Tensor) -> tuple[Tensor, Any]:
-    """(predicted, state) before the first label of len(blank) utterances; ValueError for what is no such pair."""
+    """(predicted, state) before the first label of len(blank) utterances; ValueError for what is no
+    such pair.
+    """
     found = model.predict(blank, None)
-    pair = isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[0], Tensor) and found[0].dim() == 2
+    pair = (
+        isinstance(found, tuple | list)
+        and len(found) == 2
+        and isinstance(found[0], Tensor)
+        and found[0].dim() == 2
+    )
     expect(pair, "model.predict", "the pair predicted (B, P), state", _told(found))
     batched = {tensor.shape[:1] for tensor in leaves(found)} == {blank.shape}
-    expect(batched, "model.predict", f"tensors with B={len(blank)} as first dimension", "another", "Transpose its state.")
+    expect(
+        batched,
+        "model.predict",
+        f"tensors with B={len(blank)} as first dimension",
+        "another",
+        "Transpose its state.",
+    )
     return found[0], found[1]
 
 
 def vocabulary(logits: Any, encoded: Tensor, blank: int, durations: Sequence[int]) -> int:
-    """V, of what `join` said of frames (..., E); ValueError for logits that are not (..., V + durations) with V > blank."""
-    fits = isinstance(logits, Tensor) and logits.is_floating_point() and logits.shape[:-1] == encoded.shape[:-1]
+    """V, of what `join` said of frames (..., E); ValueError for logits that are not (..., V +
+    durations) with V > blank.
+    """
+    fits = (
+        isinstance(logits, Tensor)
+        and logits.is_floating_point()
+        and logits.shape[:-1] == encoded.shape[:-1]
+    )
     if not fits or logits.shape[-1] <= blank + len(durations):
         sizes = ", ".join(map(str, encoded.shape[:-1]))
-        expect(False, "model.join", f"float logits ({sizes}, more than {blank + len(durations)})", _told(logits))
+        expect(
+            False,
+            "model.join",
+            f"float logits ({sizes}, more than {blank + len(durations)})",
+            _told(logits),
+        )
     return logits.shape[-1] - len(durations)
 
 
@@ -146,4 +228,6 @@ def _told(found: Any) -> str:
     """Shape and dtype of a tensor, or what it is; of a tuple, of its parts."""
     if isinstance(found, tuple | list):
         return f"{type(found).__name__} of {', '.join(map(_told, found))}"
-    return f"{tuple(found.shape)} {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+    return (
+        f"{tuple(found.shape)} {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+    )

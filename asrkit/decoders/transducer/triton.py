@@ -1,7 +1,9 @@
-"""A turn of label looping in four kernels and the model's own: what `Loop.plain_turn` needs some sixty for.
+"""A turn of label looping in four kernels and the model's own: what `Loop.plain_turn` needs some
+sixty for.
 
-Written for a GPU and so far run in Triton's interpreter only (TRITON_INTERPRET=1 before Python starts), where it finds what the
-plain turn finds; and compiled for GPUs that were not there. Nothing is known of its speed.
+Written for a GPU and so far run in Triton's interpreter only (TRITON_INTERPRET=1 before Python
+starts), where it finds what the plain turn finds; and compiled for GPUs that were not there.
+Nothing is known of its speed.
 
 Each kernel is an op of torch, so whoever counts or checks ops sees it, on fake tensors too.
 """
@@ -16,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from asrkit.decoders.nests import leaves, nest_map
-from asrkit.decoders.transducer.label_looping import Place
 from asrkit.decoders.transducer.reading import Options, Reader, vocabulary
+from asrkit.decoders.transducer.windowed_looping import Place
 from asrkit.shapes import expect
 
 LANES = 128  # utterances that `_walk` leads side by side, one a thread
@@ -38,28 +40,52 @@ class Buffers(Protocol):
 
 
 def turn(loop: Buffers, read: Reader) -> None:
-    """At most one label more for each utterance, written into the loop's buffers, which lie on the current device."""
+    """At most one label more for each utterance, written into the loop's buffers, which lie on the
+    current device.
+    """
     place, T = loop.place, loop.encoded.shape[1]
     frames = WINDOW(loop.encoded, place.time, min(loop.options.window, T))  # (B, W, E)
     logits = read.model.join(frames, place.predicted[:, None])
     V = vocabulary(logits, frames, read.blank, read.durations)
     reading = BEST(logits.contiguous(), read.table, V, read.blank, read.confidence)
     labels, emitted = WALK(
-        *reading, loop.lengths, place.time, place.symbols, place.scores, loop.count, loop.said, loop.sure, loop.active,
-        read.blank, loop.options.max_symbols,
-    )  # fmt: skip
+        *reading,
+        loop.lengths,
+        place.time,
+        place.symbols,
+        place.scores,
+        loop.count,
+        loop.said,
+        loop.sure,
+        loop.active,
+        read.blank,
+        loop.options.max_symbols,
+    )
     keep_said(emitted, read.model.predict(labels, place.state), (place.predicted, place.state))
 
 
 def keep_said(emitted: Tensor, new: Any, own: Any) -> None:
-    """`new` in the place of `own`, two nests alike, for the utterances where `emitted` (B,) is true."""
+    """`new` in the place of `own`, two nests alike, for the utterances where `emitted` (B,) is
+    true.
+    """
     pairs: list[tuple[Tensor, Tensor]] = []
     nest_map(lambda ours, theirs: pairs.append((ours, theirs)) or ours, own, new)  # type: ignore[func-returns-value]
     places = {part.untyped_storage()._cdata for part in leaves(own)}
     for ours, theirs in pairs:
-        expect(theirs.shape == ours.shape, "model.predict", f"shape {tuple(ours.shape)}, as before", tuple(theirs.shape))
+        expect(
+            theirs.shape == ours.shape,
+            "model.predict",
+            f"shape {tuple(ours.shape)}, as before",
+            tuple(theirs.shape),
+        )
         fits = torch.promote_types(ours.dtype, theirs.dtype) == ours.dtype
-        expect(fits, "model.predict", f"{ours.dtype}, as it began with", theirs.dtype, "Keep one dtype.")
+        expect(
+            fits,
+            "model.predict",
+            f"{ours.dtype}, as it began with",
+            theirs.dtype,
+            "Keep one dtype.",
+        )
     ready = [(ours, _rows_of(theirs, places)) for ours, theirs in pairs if ours.numel()]
     OVERWRITE(emitted, [ours for ours, _ in ready], [theirs for _, theirs in ready])
 
@@ -72,7 +98,9 @@ def _rows_of(part: Tensor, places: set[int]) -> Tensor:
 
 
 def window(encoded: Tensor, time: Tensor, W: int) -> Tensor:
-    """The W frames (B, W, E) of encoded (B, T, E) from time (B,) on; the last one again where there are no more."""
+    """The W frames (B, W, E) of encoded (B, T, E) from time (B,) on; the last one again where there
+    are no more.
+    """
     B, T, E = encoded.shape
     out = encoded.new_empty(B, W, E)
     _window[(B, W)](encoded, time, out, T, E, W, _block(E))
@@ -81,32 +109,77 @@ def window(encoded: Tensor, time: Tensor, W: int) -> Tensor:
 
 def best(
     logits: Tensor, table: Tensor | None, V: int, blank: int, confidence: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`Reader`'s token, jump, score and confidence, (B, W) each, of logits (B, W, V + durations)."""
     B, W, size = logits.shape
     token, jump, score, sure = _like_reading(logits, table, V, blank, confidence)
     wide = tl.float64 if logits.dtype == torch.float64 else tl.float32
     _best[(B * W,)](
-        logits, logits if table is None else table, token, jump, score, sure, blank, math.log(V),
-        V, size - V, confidence == "max_prob", confidence == "entropy", _block(V), _block(size - V), wide,
-    )  # fmt: skip
+        logits,
+        logits if table is None else table,
+        token,
+        jump,
+        score,
+        sure,
+        blank,
+        math.log(V),
+        V,
+        size - V,
+        confidence == "max_prob",
+        confidence == "entropy",
+        _block(V),
+        _block(size - V),
+        wide,
+    )
     return token, jump, score, sure
 
 
 def walk(
-    token: Tensor, jump: Tensor, score: Tensor, sure: Tensor, lengths: Tensor, time: Tensor, symbols: Tensor, scores: Tensor,
-    count: Tensor, said: Tensor, said_sure: Tensor | None, active: Tensor, blank: int, max_symbols: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Over the blanks of the window to the next label; what it is goes into the buffers. The labels (B,), and who emitted one.
+    token: Tensor,
+    jump: Tensor,
+    score: Tensor,
+    sure: Tensor,
+    lengths: Tensor,
+    time: Tensor,
+    symbols: Tensor,
+    scores: Tensor,
+    count: Tensor,
+    said: Tensor,
+    said_sure: Tensor | None,
+    active: Tensor,
+    blank: int,
+    max_symbols: int,
+) -> tuple[Tensor, Tensor]:
+    """Over the blanks of the window to the next label; what it is goes into the buffers. The labels
+    (B,), and who emitted one.
 
     said (3, B, columns): labels, frames, durations; active (): whether anybody has frames left.
     """
     B, W = token.shape
     labels, emitted = _like_labels(token)
     _walk[(1,)](
-        token, jump, score, sure, lengths, time, symbols, scores, count, said, sure if said_sure is None else said_sure,
-        active, labels, emitted, blank, max_symbols, said.shape[2], B, W, said_sure is not None, LANES,
-    )  # fmt: skip
+        token,
+        jump,
+        score,
+        sure,
+        lengths,
+        time,
+        symbols,
+        scores,
+        count,
+        said,
+        sure if said_sure is None else said_sure,
+        active,
+        labels,
+        emitted,
+        blank,
+        max_symbols,
+        said.shape[2],
+        B,
+        W,
+        said_sure is not None,
+        LANES,
+    )
     return labels, emitted
 
 
@@ -123,7 +196,10 @@ def _like_window(encoded: Tensor, time: Tensor, W: int) -> Tensor:
 
 
 def _like_reading(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    whole, part = ([logits.new_empty(logits.shape[:2], dtype=dtype) for _ in "ab"] for dtype in (torch.int64, torch.float32))
+    whole, part = (
+        [logits.new_empty(logits.shape[:2], dtype=dtype) for _ in "ab"]
+        for dtype in (torch.int64, torch.float32)
+    )
     return whole[0], whole[1], part[0], part[1]
 
 
@@ -139,8 +215,12 @@ def _block(size: int) -> int:
 LIBRARY = torch.library.Library("asrkit", "FRAGMENT")
 
 
-def _op(function: Callable[..., Any], like: Callable[..., Any], *mutates: str) -> Callable[..., Any]:
-    """`function`, which starts one kernel, as an op of torch; `like` makes what it returns, with nothing in it."""
+def _op(
+    function: Callable[..., Any], like: Callable[..., Any], *mutates: str
+) -> Callable[..., Any]:
+    """`function`, which starts one kernel, as an op of torch; `like` makes what it returns, with
+    nothing in it.
+    """
     name = function.__name__
     LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=mutates))
     for kind in ("CPU", "CUDA"):
@@ -168,7 +248,9 @@ def _window(encoded, time, out, T, E: tl.constexpr, W: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def _softmax(row, N: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    """The first of the largest of N logits, its log-probability, and the entropy in nats. With a NaN: 0, NaN and NaN."""
+    """The first of the largest of N logits, its log-probability, and the entropy in nats. With a
+    NaN: 0, NaN and NaN.
+    """
     largest = tl.full((), -float("inf"), WIDE)
     token = tl.full((), 0, tl.int32)
     for first in range(0, N, BLOCK):
@@ -190,8 +272,23 @@ def _softmax(row, N: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _best(logits, table, token, jump, score, sure, blank, log_V, V: tl.constexpr, DURATIONS: tl.constexpr, MAX_PROB: tl.constexpr,
-          ENTROPY: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+def _best(
+    logits,
+    table,
+    token,
+    jump,
+    score,
+    sure,
+    blank,
+    log_V,
+    V: tl.constexpr,
+    DURATIONS: tl.constexpr,
+    MAX_PROB: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * (V + DURATIONS)
     word, logp, entropy = _softmax(here, V, BLOCK, WIDE)
@@ -212,25 +309,58 @@ def _best(logits, table, token, jump, score, sure, blank, log_V, V: tl.constexpr
 
 
 @triton.jit
-def _walk(token, jump, score, sure, lengths, time, symbols, scores, count, said, said_sure, active, labels, emitted,
-          blank, max_symbols, columns, B: tl.constexpr, W: tl.constexpr, SURE: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
+def _walk(
+    token,
+    jump,
+    score,
+    sure,
+    lengths,
+    time,
+    symbols,
+    scores,
+    count,
+    said,
+    said_sure,
+    active,
+    labels,
+    emitted,
+    blank,
+    max_symbols,
+    columns,
+    B: tl.constexpr,
+    W: tl.constexpr,
+    SURE: tl.constexpr,
+    LANES: tl.constexpr,
+):
     """One program leads all utterances, so that it can tell whether anybody has frames left."""
     left = tl.zeros((LANES,), tl.int32)
     for first in range(0, B, LANES):
         b = (first + tl.arange(0, LANES)).to(tl.int64)
         here = b < B
-        length, start = tl.load(lengths + b, mask=here, other=0), tl.load(time + b, mask=here, other=0)
+        length, start = (
+            tl.load(lengths + b, mask=here, other=0),
+            tl.load(time + b, mask=here, other=0),
+        )
         total, at = tl.load(scores + b, mask=here, other=0.0), tl.zeros((LANES,), tl.int64)
-        for _ in range(W):  # over blanks, one a round at least, until a label, the window's end or the utterance's
+        for _ in range(
+            W
+        ):  # over blanks, one a round at least, until a label, the window's end or the utterance's
             inside = (at < W) & (start + at < length)
             silent = inside & (tl.load(token + b * W + at, mask=inside, other=0) == blank)
             total += tl.load(score + b * W + at, mask=silent, other=0.0)
             at += tl.load(jump + b * W + at, mask=silent, other=0)
         found, last = start + at, b * W + tl.minimum(at, W - 1)
         says = (at < W) & (found < length)
-        word, duration = tl.load(token + last, mask=here, other=0), tl.load(jump + last, mask=says, other=0)
-        here_so_far = tl.where(at == 0, tl.load(symbols + b, mask=here, other=0), 0) + says.to(tl.int64)
-        full = says & (duration == 0) & (here_so_far >= max_symbols)  # this frame has said enough: on, without a blank
+        word, duration = (
+            tl.load(token + last, mask=here, other=0),
+            tl.load(jump + last, mask=says, other=0),
+        )
+        here_so_far = tl.where(at == 0, tl.load(symbols + b, mask=here, other=0), 0) + says.to(
+            tl.int64
+        )
+        full = (
+            says & (duration == 0) & (here_so_far >= max_symbols)
+        )  # this frame has said enough: on, without a blank
         now, column = found + duration + full.to(tl.int64), tl.load(count + b, mask=here, other=0)
         row, each = said + b * columns + column, columns.to(tl.int64) * B
         tl.store(row, word, mask=says)

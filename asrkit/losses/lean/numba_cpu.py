@@ -1,7 +1,8 @@
 """The joint's tiles on a CPU: matrix products by BLAS, everything between them fused by Numba.
 
-A tile is made in place four times: hidden layer, logits, their gradient, the hidden layer's gradient. In half precision the
-products take and give half, what is summed over a tile or over tokens is float32.
+A tile is made in place four times: hidden layer, logits, their gradient, the hidden layer's
+gradient. In half precision the products take and give half, what is summed over a tile or over
+tokens is float32.
 """
 
 import numpy as np
@@ -15,24 +16,43 @@ from asrkit.losses.nodes import FIRST_NODE, LABELS, Nodes, Options, Scores
 from asrkit.losses.rows.numba_cpu import FLOAT, SUMS, array, pool
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store, tanh
 
-CHUNKS = 16  # of nodes that threads share out: fixed, so that sums do not depend on the number of threads
+# of nodes that threads share out: fixed, so that sums do not depend on the number of threads
+CHUNKS = 16
 
 
 class Tiles(NodeTiles):
     """asrkit.losses.lean.driver.Tiles."""
 
     def __init__(
-        self, encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Tensor,
-        nodes: Nodes, options: Options, joint: Joint,
-    ) -> None:  # fmt: skip
+        self,
+        encoded: Tensor,
+        predicted: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        nodes: Nodes,
+        options: Options,
+        joint: Joint,
+    ) -> None:
         (_, self.T, D), self.U1, V = encoded.shape, predicted.shape[1], len(weight)
         self.halves = [array(half.reshape(-1, D).contiguous()) for half in (encoded, predicted)]
-        self.weight, self.bias, self.targets = weight.detach(), bias.detach().float().numpy(), targets.numpy()
-        self.nodes, self.table, self.options, self.joint = nodes, nodes.table.numpy(), options, joint
+        self.weight, self.bias, self.targets = (
+            weight.detach(),
+            bias.detach().float().numpy(),
+            targets.numpy(),
+        )
+        self.nodes, self.table, self.options, self.joint = (
+            nodes,
+            nodes.table.numpy(),
+            options,
+            joint,
+        )
         self.tokens = V - len(options.durations)
         rows = min(joint.tile, nodes.count)
         self.hidden, self.logits = weight.new_empty(rows, D), weight.new_empty(rows, V)
-        self.where = torch.empty((rows, 4), dtype=torch.int64, device="cpu")  # rows of both halves, next label, dropout key
+        self.where = torch.empty(
+            (rows, 4), dtype=torch.int64, device="cpu"
+        )  # rows of both halves, next label, dropout key
         self.threshold = np.uint32(threshold(joint.dropout))
         self.shapes = encoded.shape, predicted.shape, weight.shape
         self.sums: tuple[Tensor, ...] = ()
@@ -41,19 +61,40 @@ class Tiles(NodeTiles):
         """Write the scores of nodes first..last-1 into `scores`."""
         where, _, logits = self._logits(torch.arange(first, last, device="cpu"))
         n = last - first
-        durations = scores.z.new_empty((n, 0)) if scores.durations is None else scores.durations[first:last]
+        durations = (
+            scores.z.new_empty((n, 0)) if scores.durations is None else scores.durations[first:last]
+        )
         parts = [part[first:last].numpy() for part in (scores.z, scores.stay, scores.emit)]
         with pool():
-            _scores(array(logits), self.bias, where, self.tokens, self.options.blank, *parts, durations.numpy())
+            _scores(
+                array(logits),
+                self.bias,
+                where,
+                self.tokens,
+                self.options.blank,
+                *parts,
+                durations.numpy(),
+            )
 
-    def accumulate(self, index: Tensor, z: Tensor, by_blank: Tensor, by_label: Tensor, durations: Tensor | None) -> None:
+    def accumulate(
+        self, index: Tensor, z: Tensor, by_blank: Tensor, by_label: Tensor, durations: Tensor | None
+    ) -> None:
         """Add what the nodes `index` contribute to the gradients."""
         where, hidden, logits = self._logits(index)
         encoded, predicted, weight, bias, by_hidden = self._sums()
         shares = [part.numpy() for part in (z, by_blank, by_label)]
         rest = (z.new_empty((len(index), 0)) if durations is None else durations).numpy()
         with pool():
-            _gradient(array(logits), self.bias, where, self.tokens, self.options.blank, *shares, rest, bias.numpy())
+            _gradient(
+                array(logits),
+                self.bias,
+                where,
+                self.tokens,
+                self.options.blank,
+                *shares,
+                rest,
+                bias.numpy(),
+            )
         by_hidden = torch.mm(logits, self.weight, out=by_hidden[: len(index)])
         if self.weight.dtype == torch.float32:
             weight.addmm_(logits.T, hidden)
@@ -61,8 +102,17 @@ class Tiles(NodeTiles):
             weight.add_(logits.T @ hidden)
         keep = 1 / (1 - self.joint.dropout)
         with pool():
-            _scatter(array(hidden), array(by_hidden), where, self.joint.activation == "tanh", F(keep), self.threshold,
-                     torch.get_num_threads(), encoded.numpy(), predicted.numpy())  # fmt: skip
+            _scatter(
+                array(hidden),
+                array(by_hidden),
+                where,
+                self.joint.activation == "tanh",
+                F(keep),
+                self.threshold,
+                torch.get_num_threads(),
+                encoded.numpy(),
+                predicted.numpy(),
+            )
 
     def totals(self) -> tuple[Tensor, ...]:
         """Sums by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,)."""
@@ -73,18 +123,33 @@ class Tiles(NodeTiles):
         if not self.sums:
             made = [
                 torch.zeros(size, **FLOAT)
-                for size in (*[half.shape for half in self.halves], self.weight.shape, (CHUNKS, len(self.weight)))
+                for size in (
+                    *[half.shape for half in self.halves],
+                    self.weight.shape,
+                    (CHUNKS, len(self.weight)),
+                )
             ]
             self.sums = (*made, torch.empty_like(self.hidden))
         return self.sums
 
     def _logits(self, index: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:
-        """Of nodes (n,): where they are, hidden layer (n, D), logits without bias (n, V), the last two in tiles."""
+        """Of nodes (n,): where they are, hidden layer (n, D), logits without bias (n, V), the last
+        two in tiles.
+        """
         n, keep = len(index), 1 / (1 - self.joint.dropout)
         where, hidden, logits = self.where[:n].numpy(), self.hidden[:n], self.logits[:n]
         with pool():
-            _locate(index.numpy(), self.table, self.targets, self.T, self.U1, self.joint.seed, where)
-            _join(*self.halves, where, self.joint.activation == "tanh", F(keep), self.threshold, array(hidden))
+            _locate(
+                index.numpy(), self.table, self.targets, self.T, self.U1, self.joint.seed, where
+            )
+            _join(
+                *self.halves,
+                where,
+                self.joint.activation == "tanh",
+                F(keep),
+                self.threshold,
+                array(hidden),
+            )
         return where, hidden, torch.mm(hidden, self.weight.T, out=logits)
 
 
@@ -153,7 +218,9 @@ def _normaliser(x, bias):
 
 @kernel
 def _gradient(logits, bias, where, V, blank, z, by_blank, by_label, durations, by_bias):
-    """Logits without bias into the gradient over them, in place; its sum over nodes into one of CHUNKS rows of by_bias."""
+    """Logits without bias into the gradient over them, in place; its sum over nodes into one of
+    CHUNKS rows of by_bias.
+    """
     size = -(-len(where) // CHUNKS)
     for chunk in prange(CHUNKS):
         for r in range(chunk * size, min(len(where), (chunk + 1) * size)):
@@ -183,12 +250,18 @@ def _row(x, bias, sums, z, share):
 
 @kernel
 def _scatter(hidden, grad, where, is_tanh, keep, least, chunks, by_encoded, by_predicted):
-    """Add the hidden layer's gradient to both halves; threads share out the columns, so no two write one place."""
+    """Add the hidden layer's gradient to both halves; threads share out the columns, so no two
+    write one place.
+    """
     D, size = hidden.shape[1], -(-hidden.shape[1] // chunks)
     for chunk in prange(chunks):
         low, high = min(D, chunk * size), min(D, (chunk + 1) * size)
         for r in range(len(where)):
-            key, e, p = np.uint32(where[r, 3]), by_encoded[where[r, 0], low:high], by_predicted[where[r, 1], low:high]
+            key, e, p = (
+                np.uint32(where[r, 3]),
+                by_encoded[where[r, 0], low:high],
+                by_predicted[where[r, 1], low:high],
+            )
             _add(hidden[r, low:high], grad[r, low:high], e, p, is_tanh, keep, key, least, low)
 
 

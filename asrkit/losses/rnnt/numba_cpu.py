@@ -1,4 +1,6 @@
-"""The transducer's lattice compiled for the CPU: the reference's two recursions, one utterance a thread, in float64."""
+"""The transducer's lattice compiled for the CPU: the reference's two recursions, one utterance a
+thread, in float64.
+"""
 
 from math import exp, inf, log1p
 
@@ -20,15 +22,22 @@ def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> T
 
 
 def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
-    """Log-likelihoods and shares. Memory: 8 bytes a node for the backward variables, 8 for both shares."""
+    """Log-likelihoods and shares. Memory: 8 bytes a node for the backward variables, 8 for both
+    shares.
+    """
     arcs = scores.stay.numpy(), scores.emit.numpy(), nodes.table.numpy()
-    beta, total = (torch.empty(size, dtype=torch.float64, device="cpu") for size in (nodes.count, len(nodes.table)))
+    beta, total = (
+        torch.empty(size, dtype=torch.float64, device="cpu")
+        for size in (nodes.count, len(nodes.table))
+    )
     by_blank, by_label = scores.stay.new_empty((2, nodes.count if grad else 0)).unbind()
     with numba_cpu.pool():
         _backward(*arcs, beta.numpy(), total.numpy())
         if not grad:
             return Shares(total)
-        _shares(*arcs, beta.numpy(), by_blank.numpy(), by_label.numpy(), 1 + options.fastemit_lambda)
+        _shares(
+            *arcs, beta.numpy(), by_blank.numpy(), by_label.numpy(), 1 + options.fastemit_lambda
+        )
     return Shares(total, by_blank, by_label)
 
 
@@ -68,9 +77,15 @@ def _shares(stay, emit, table, beta, by_blank, by_label, label_factor):
             for u in range(U + 1):
                 node = first + t * (U + 1) + u
                 if u > 0:
-                    alpha[u] = log_add(alpha[u], alpha[u - 1] + emit[node - 1]) if t > 0 else alpha[u - 1] + emit[node - 1]
+                    alpha[u] = (
+                        log_add(alpha[u], alpha[u - 1] + emit[node - 1])
+                        if t > 0
+                        else alpha[u - 1] + emit[node - 1]
+                    )
                 after = beta[node + U + 1] if t + 1 < T else 0.0 if u == U else -inf
                 by_blank[node] = exp(alpha[u] + stay[node] + after)
-                by_label[node] = exp(alpha[u] + emit[node] + beta[node + 1]) * label_factor if u < U else 0.0
+                by_label[node] = (
+                    exp(alpha[u] + emit[node] + beta[node + 1]) * label_factor if u < U else 0.0
+                )
             for u in range(U + 1):
                 alpha[u] += stay[first + t * (U + 1) + u]

@@ -1,8 +1,10 @@
-"""The transducer's lattice as CUDA kernels: anti-diagonal after anti-diagonal, forward and backward at the same time.
+"""The transducer's lattice as CUDA kernels: anti-diagonal after anti-diagonal, forward and backward
+at the same time.
 
-A block takes one direction of one utterance, T + U1 - 1 barriers long; its threads share out a diagonal, of which shared
-memory holds the latest two. Sums are float64: a diagonal waits for memory and barriers rather than for arithmetic, and
-float32 would lose what the other implementations keep. Memory: 16 bytes a node for both sums, 8 for both shares.
+A block takes one direction of one utterance, T + U1 - 1 barriers long; its threads share out a
+diagonal, of which shared memory holds the latest two. Sums are float64: a diagonal waits for memory
+and barriers rather than for arithmetic, and float32 would lose what the other implementations keep.
+Memory: 16 bytes a node for both sums, 8 for both shares.
 """
 
 from math import exp, inf, log1p
@@ -31,20 +33,38 @@ def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> T
 def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
     """Log-likelihoods and shares; arcs float32, sums float64."""
     U1, remedy = int(nodes.table[:, LABELS].max()) + 1, "Pass impl='auto'."
-    expect(U1 <= WIDEST, "target_lengths", f"at most {WIDEST - 1} labels with numba_cuda's lattice", U1 - 1, remedy)
+    expect(
+        U1 <= WIDEST,
+        "target_lengths",
+        f"at most {WIDEST - 1} labels with numba_cuda's lattice",
+        U1 - 1,
+        remedy,
+    )
     sums, total = empty_sums(scores, nodes, grad)
     arcs = scores.stay, scores.emit, nodes.on(total.device), sums
-    launch(_sweep, (len(total), len(sums)), min(LANES, -(-U1 // 32) * 32), *arcs, total, shared=16 * U1)
+    launch(
+        _sweep, (len(total), len(sums)), min(LANES, -(-U1 // 32) * 32), *arcs, total, shared=16 * U1
+    )
     if not grad:
         return Shares(total)
     by_blank, by_label = torch.empty_like(scores.stay), torch.empty_like(scores.stay)
     size = nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
-    launch(_shares, blocks_for(nodes, size, LANES), LANES, *arcs, 1.0 + options.fastemit_lambda, by_blank, by_label)
+    launch(
+        _shares,
+        blocks_for(nodes, size, LANES),
+        LANES,
+        *arcs,
+        1.0 + options.fastemit_lambda,
+        by_blank,
+        by_label,
+    )
     return Shares(total, by_blank, by_label)
 
 
 def empty_sums(scores: Scores, nodes: Nodes, grad: bool) -> tuple[Tensor, Tensor]:
-    """Room for backward and, with `grad`, forward variables, (1 or 2, N), and for log-likelihoods (B,), in float64."""
+    """Room for backward and, with `grad`, forward variables, (1 or 2, N), and for log-likelihoods
+    (B,), in float64.
+    """
     device = scores.stay.device
     sums = torch.empty((2 if grad else 1, nodes.count), dtype=torch.float64, device=device)
     return sums, torch.empty(len(nodes.table), dtype=torch.float64, device=device)
@@ -60,7 +80,9 @@ def log_add(a, b):
 
 @cuda.jit
 def _sweep(stay, emit, table, sums, total):
-    """log beta(t, u) in row 0 of `sums`; in row 1 log alpha(t, u), by the same steps through the lattice turned about."""
+    """log beta(t, u) in row 0 of `sums`; in row 1 log alpha(t, u), by the same steps through the
+    lattice turned about.
+    """
     b, forward = cuda.blockIdx.x, cuda.blockIdx.y == 1
     T, U1, first = table[b, FRAMES], table[b, LABELS] + 1, table[b, FIRST_NODE]
     last = first + T * U1 - 1
@@ -89,10 +111,14 @@ def _shares(stay, emit, table, sums, label_factor, by_blank, by_label):
     b = cuda.blockIdx.y
     U1, first = table[b, LABELS] + 1, table[b, FIRST_NODE]
     size = table[b, FRAMES] * U1
-    total = sums[0, first] if sums[0, first] != -inf else 0.0  # no path at all has no share, rather than 0 / 0
+    total = (
+        sums[0, first] if sums[0, first] != -inf else 0.0
+    )  # no path at all has no share, rather than 0 / 0
     for place in range(cuda.grid(2)[0], size, cuda.gridsize(2)[0]):
         node, u = first + place, place % U1
         alpha = sums[1, node] - total
         after = sums[0, node + U1] if place + U1 < size else 0.0 if u + 1 == U1 else -inf
         by_blank[node] = exp(alpha + stay[node] + after)
-        by_label[node] = exp(alpha + emit[node] + sums[0, node + 1]) * label_factor if u + 1 < U1 else 0.0
+        by_label[node] = (
+            exp(alpha + emit[node] + sums[0, node + 1]) * label_factor if u + 1 < U1 else 0.0
+        )

@@ -1,10 +1,13 @@
-"""The transducer loss as the textbook has it: loops over t and u, one utterance at a time, float64. Lesson and oracle.
+"""The transducer loss as the textbook has it: loops over t and u, one utterance at a time, float64.
+Lesson and oracle.
 
-A lattice has a node (t, u) for "frame t is read, u labels are out" and two arcs that leave it: blank, to (t+1, u), and the
-next label, to (t, u+1). An alignment is a path from (0, 0) through the blank that leaves (T-1, U). The likelihood is the
-sum over all C(T-1+U, U) paths of the products of their arcs; two recursions sum them in T U1 steps.
-Below, blank (T, U1) and label (T, U) are nested lists: the log-probability of the arcs that leave each node, in nats.
-Source: A. Graves, "Sequence Transduction with Recurrent Neural Networks", arXiv 1211.3711, sections 2.4 and 2.5.
+A lattice has a node (t, u) for "frame t is read, u labels are out" and two arcs that leave it:
+blank, to (t+1, u), and the next label, to (t, u+1). An alignment is a path from (0, 0) through the
+blank that leaves (T-1, U). The likelihood is the sum over all C(T-1+U, U) paths of the products of
+their arcs; two recursions sum them in T U1 steps. Below, blank (T, U1) and label (T, U) are nested
+lists: the log-probability of the arcs that leave each node, in nats.
+Source: A. Graves, "Sequence Transduction with Recurrent Neural Networks", arXiv 1211.3711, sections
+2.4 and 2.5.
 """
 
 from collections.abc import Callable
@@ -42,9 +45,11 @@ def forward_variables(blank: Lattice, label: Lattice) -> Lattice:
 
 
 def backward_variables(blank: Lattice, label: Lattice) -> Lattice:
-    """log beta(t, u), (T, U1): probability of all ways from (t, u) to the end; beta(0, 0) is the likelihood.
+    """log beta(t, u), (T, U1): probability of all ways from (t, u) to the end; beta(0, 0) is the
+    likelihood.
 
-    beta(t, u) = beta(t+1, u) blank(t, u) + beta(t, u+1) label(t, u), from beta(T-1, U) = blank(T-1, U).
+    beta(t, u) = beta(t+1, u) blank(t, u) + beta(t, u+1) label(t, u), from beta(T-1, U) = blank(T-1,
+    U).
     """
     beta = [[-inf for _ in row] for row in blank]
     beta[-1][-1] = blank[-1][-1]
@@ -58,41 +63,80 @@ def backward_variables(blank: Lattice, label: Lattice) -> Lattice:
 
 
 def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
-    """Derivative of -log likelihood by the log-probability of each arc: blank arcs (T, U1), label arcs (T, U).
+    """Derivative of -log likelihood by the log-probability of each arc: blank arcs (T, U1), label
+    arcs (T, U).
 
-    It is minus the share of the likelihood that takes the arc: -alpha(t, u) blank(t, u) beta(t+1, u) / beta(0, 0) and
-    -alpha(t, u) label(t, u) beta(t, u+1) / beta(0, 0); the last blank, which all paths take, has beta(T, U) = 1.
+    It is minus the share of the likelihood that takes the arc: -alpha(t, u) blank(t, u) beta(t+1,
+    u) / beta(0, 0) and
+    -alpha(t, u) label(t, u) beta(t, u+1) / beta(0, 0); the last blank, which all paths take, has
+    beta(T, U) = 1.
     """
     alpha, beta = forward_variables(blank, label), backward_variables(blank, label)
-    T, U1, total = len(beta), len(beta[0]), max(beta[0][0], -1e300)  # no path at all has no share, rather than 0 / 0
+    T, U1, total = (
+        len(beta),
+        len(beta[0]),
+        max(beta[0][0], -1e300),
+    )  # no path at all has no share, rather than 0 / 0
     after = [*beta[1:], [-inf] * (U1 - 1) + [0.0]]
-    by_blank = [[-exp(alpha[t][u] + blank[t][u] + after[t][u] - total) for u in range(U1)] for t in range(T)]
-    by_label = [[-exp(alpha[t][u] + label[t][u] + beta[t][u + 1] - total) for u in range(U1 - 1)] for t in range(T)]
+    by_blank = [
+        [-exp(alpha[t][u] + blank[t][u] + after[t][u] - total) for u in range(U1)] for t in range(T)
+    ]
+    by_label = [
+        [-exp(alpha[t][u] + label[t][u] + beta[t][u + 1] - total) for u in range(U1 - 1)]
+        for t in range(T)
+    ]
     return by_blank, by_label
 
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
-    return from_arcs(logits, targets, nodes, options, lambda *arcs: (backward_variables(*arcs[:2])[0][0], *gradient(*arcs[:2])))
+    return from_arcs(
+        logits,
+        targets,
+        nodes,
+        options,
+        lambda *arcs: (backward_variables(*arcs[:2])[0][0], *gradient(*arcs[:2])),
+    )
 
 
-def from_arcs(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, solve: Callable[[Any, Any, Any], tuple]) -> Tensor:
-    """Losses (B,), by `solve` for each utterance: from its arcs to log-likelihood and derivatives by blank and label arcs.
+def from_arcs(
+    logits: Tensor,
+    targets: Tensor,
+    nodes: Nodes,
+    options: Options,
+    solve: Callable[[Any, Any, Any], tuple],
+) -> Tensor:
+    """Losses (B,), by `solve` for each utterance: from its arcs to log-likelihood and derivatives
+    by blank and label arcs.
 
-    solve(blank, label, duration) takes nested lists of log-probabilities, (T, U1), (T, U) and (T, U1, n). A model with
-    durations has n arcs where others have one, so its derivatives have a last dimension n.
+    solve(blank, label, duration) takes nested lists of log-probabilities, (T, U1), (T, U) and (T,
+    U1, n). A model with durations has n arcs where others have one, so its derivatives have a last
+    dimension n.
     """
-    costs, grads = (torch.zeros(size, dtype=torch.float64, device="cpu") for size in (len(nodes.table), logits.shape))
+    costs, grads = (
+        torch.zeros(size, dtype=torch.float64, device="cpu")
+        for size in (len(nodes.table), logits.shape)
+    )
     V = logits.shape[-1] - len(options.durations)
     for b, (T, U) in enumerate(nodes.table[:, :2].tolist()):
         scores = nodes.grid(logits, b)[:T, : U + 1].double().cpu()
         index = targets[b, :U].cpu().expand(T, U)[..., None]
-        logp = scores[..., :V].log_softmax(-1) if options.fused_log_softmax else scores[..., :V]  # (T, U1, V)
+        logp = (
+            scores[..., :V].log_softmax(-1) if options.fused_log_softmax else scores[..., :V]
+        )  # (T, U1, V)
         duration, lowered = scores[..., V:].log_softmax(-1), logp - options.sigma  # (T, U1, n)
-        arcs = lowered[..., options.blank].tolist(), lowered[:, :U].gather(-1, index)[..., 0].tolist(), duration.tolist()
+        arcs = (
+            lowered[..., options.blank].tolist(),
+            lowered[:, :U].gather(-1, index)[..., 0].tolist(),
+            duration.tolist(),
+        )
         total, *derivatives = solve(*arcs)
-        by_blank, by_label = (torch.tensor(part, dtype=torch.float64, device="cpu") for part in derivatives)
-        by_label = (1 + options.fastemit_lambda) * by_label.view(T, U, *by_blank.shape[2:])  # an empty list has no width
+        by_blank, by_label = (
+            torch.tensor(part, dtype=torch.float64, device="cpu") for part in derivatives
+        )
+        by_label = (1 + options.fastemit_lambda) * by_label.view(
+            T, U, *by_blank.shape[2:]
+        )  # an empty list has no width
         whole = nodes.of(grads).grid(grads, b)[:T, : U + 1]
         grad, tail = whole[..., :V], whole[..., V:]
         if by_blank.dim() == 3:

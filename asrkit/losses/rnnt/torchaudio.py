@@ -13,5 +13,7 @@ def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> T
     T, U = lengths.amax(0).tolist()  # it refuses tensors longer than their longest utterance
     sizes = [column.contiguous() for column in lengths.to(logits.device, torch.int32).unbind(1)]
     given = logits[:, :T, : U + 1].contiguous(), targets[:, :U].int().contiguous(), *sizes
-    costs = torchaudio.functional.rnnt_loss(*given, options.blank, options.clamp, "none", options.fused_log_softmax)
+    costs = torchaudio.functional.rnnt_loss(
+        *given, options.blank, options.clamp, "none", options.fused_log_softmax
+    )
     return costs.to(torch.promote_types(costs.dtype, torch.float32))

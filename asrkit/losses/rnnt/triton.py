@@ -1,4 +1,6 @@
-"""The transducer loss with rows in Triton, and a lattice beside them: Numba's kernels on a GPU that has them, else torch's."""
+"""The transducer loss with rows in Triton, and a lattice beside them: Numba's kernels on a GPU that
+has them, else torch's.
+"""
 
 from importlib import import_module
 

@@ -1,10 +1,12 @@
-"""The transducer's lattice in plain torch: all nodes of an anti-diagonal t + u = k at once, of all utterances at once.
+"""The transducer's lattice in plain torch: all nodes of an anti-diagonal t + u = k at once, of all
+utterances at once.
 
-The nodes of a diagonal depend on the diagonal before it only, so T U1 steps become T + U1. The lattices lie skewed,
-diagonal after diagonal, and a strided view stands them upright again: nothing is copied from one layout to the other.
-Backward variables are forward variables of the lattice turned by 180 degrees: they ride along as B further rows.
-Memory beside the logits, with gradient: B T U1 V for the gradient, 16 B (T + U1) (2 U1 + 1) bytes of lattices
-and one tile. Three launches a diagonal.
+The nodes of a diagonal depend on the diagonal before it only, so T U1 steps become T + U1. The
+lattices lie skewed, diagonal after diagonal, and a strided view stands them upright again: nothing
+is copied from one layout to the other. Backward variables are forward variables of the lattice
+turned by 180 degrees: they ride along as B further rows. Memory beside the logits, with gradient: B
+T U1 V for the gradient, 16 B (T + U1) (2 U1 + 1) bytes of lattices and one tile. Three launches a
+diagonal.
 """
 
 import torch
@@ -21,19 +23,28 @@ def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> T
 
 
 def upright(skewed: Tensor, U1: int) -> Tensor:
-    """The view (N, T1, U1) of lattices stored by diagonals, (T1 + U1 - 1, N, U1): node (t, u) lies on row t + u."""
+    """The view (N, T1, U1) of lattices stored by diagonals, (T1 + U1 - 1, N, U1): node (t, u) lies
+    on row t + u.
+    """
     k, n, u = skewed.stride()
     size = skewed.shape[1], skewed.shape[0] - U1 + 1, U1
     return skewed.as_strided(size, (n, k, k + u), skewed.storage_offset())
 
 
 def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
-    """Log-likelihoods and shares by anti-diagonals; arcs in the dtype of the scores, sums in float64."""
+    """Log-likelihoods and shares by anti-diagonals; arcs in the dtype of the scores, sums in
+    float64.
+    """
     lengths, (B, _) = nodes.table[:, :2], nodes.table.shape
     T, U1 = (lengths.amax(0) + lengths.new_tensor([0, 1])).tolist()
     rows = 2 * B if grad else B
-    stay, emit = scores.stay.new_full((2, T + U1, rows, U1), -torch.inf)  # blank and label arcs INTO each node
-    stays, emits = upright(stay, U1), upright(emit, U1)  # (rows, T + 1, U1): row T holds the final node (T, U)
+    stay, emit = scores.stay.new_full(
+        (2, T + U1, rows, U1), -torch.inf
+    )  # blank and label arcs INTO each node
+    stays, emits = (
+        upright(stay, U1),
+        upright(emit, U1),
+    )  # (rows, T + 1, U1): row T holds the final node (T, U)
     for b in range(B):
         frames, width, where = nodes.slices(b)
         by_blank, by_label = stays[b, 1 : frames + 1, :width], emits[b, :frames, 1:width]
@@ -42,7 +53,9 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
         if grad:
             stays[B + b, 1 : frames + 1, :width] = by_blank.flip(0, 1)
             emits[B + b, 1 : frames + 1, 1:width] = by_label.flip(0, 1)
-    sums = scores.stay.new_full((T + U1, rows, U1 + 1), -torch.inf, dtype=torch.float64)  # first column: what precedes u = 0
+    sums = scores.stay.new_full(
+        (T + U1, rows, U1 + 1), -torch.inf, dtype=torch.float64
+    )  # first column: what precedes u = 0
     sums[0, :, 1] = 0
     here, left = sums[:, :, 1:].unbind(), sums[:, :, :-1].unbind()
     for k, (blanks, labels) in enumerate(zip(stay[1:].unbind(), emit[1:].unbind(), strict=True)):
@@ -52,11 +65,20 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
     if not grad:
         return Shares(total)
     by_blank, by_label = torch.empty_like(scores.stay), torch.empty_like(scores.stay)
-    floor = total.clamp(min=torch.finfo(total.dtype).min)  # no path at all has no share, rather than 0 / 0
+    floor = total.clamp(
+        min=torch.finfo(total.dtype).min
+    )  # no path at all has no share, rather than 0 / 0
     for b in range(B):
         frames, width, where = nodes.slices(b)
-        alpha, beta = whole[b, :frames, :width] - floor[b], whole[B + b, : frames + 1, :width].flip(0, 1)
-        by_blank[where] = (alpha + stays[b, 1 : frames + 1, :width] + beta[1:]).exp().flatten().to(by_blank)
-        onward = (alpha[:, :-1] + emits[b, :frames, 1:width] + beta[:-1, 1:]).exp() * (1 + options.fastemit_lambda)
+        alpha, beta = (
+            whole[b, :frames, :width] - floor[b],
+            whole[B + b, : frames + 1, :width].flip(0, 1),
+        )
+        by_blank[where] = (
+            (alpha + stays[b, 1 : frames + 1, :width] + beta[1:]).exp().flatten().to(by_blank)
+        )
+        onward = (alpha[:, :-1] + emits[b, :frames, 1:width] + beta[:-1, 1:]).exp() * (
+            1 + options.fastemit_lambda
+        )
         by_label[where] = torch.nn.functional.pad(onward, (0, 1)).flatten().to(by_label)
     return Shares(total, by_blank, by_label)

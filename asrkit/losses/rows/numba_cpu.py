@@ -1,8 +1,10 @@
-"""Both passes over the logits compiled for the CPU: log-softmax fused with the scores, softmax with the gradient.
+"""Both passes over the logits compiled for the CPU: log-softmax fused with the scores, softmax with
+the gradient.
 
-Parallel over frames. Floor: the logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32.
-Sums over tokens and exp are float32; the log-normaliser adds a float64 logarithm. Kernels are compiled on first use and
-cached beside this file. A process forked after a call cannot make one: OpenMP ends it (spawn it, or pass impl='wavefront').
+Parallel over frames. Floor: the logits are read twice and the gradient is written once, 3 x 4 B T
+U1 V bytes in float32. Sums over tokens and exp are float32; the log-normaliser adds a float64
+logarithm. Kernels are compiled on first use and cached beside this file. A process forked after a
+call cannot make one: OpenMP ends it (spawn it, or pass impl='wavefront').
 """
 
 import contextlib
@@ -16,12 +18,25 @@ from numba import config, get_num_threads, njit, prange, set_num_threads
 from torch import Tensor
 
 from asrkit.losses.autograd import Saved
-from asrkit.losses.nodes import FIRST_LOGIT, FIRST_NODE, FRAME_STEP, FRAMES, LABEL_STEP, LABELS, ROW_NODES, Nodes, Options, Scores
+from asrkit.losses.nodes import (
+    FIRST_LOGIT,
+    FIRST_NODE,
+    FRAME_STEP,
+    FRAMES,
+    LABEL_STEP,
+    LABELS,
+    ROW_NODES,
+    Nodes,
+    Options,
+    Scores,
+)
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
 
 SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
 FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
-ONE_AT_A_TIME = threading.RLock()  # Numba's fallback thread pool aborts the process when two threads enter it
+ONE_AT_A_TIME = (
+    threading.RLock()
+)  # Numba's fallback thread pool aborts the process when two threads enter it
 
 
 @contextlib.contextmanager
@@ -34,7 +49,9 @@ def pool() -> Iterator[None]:
             yield
         finally:
             set_num_threads(before)
-            if torch.get_num_threads() != threads:  # Numba's first launch sets it for the OpenMP that both share
+            if (
+                torch.get_num_threads() != threads
+            ):  # Numba's first launch sets it for the OpenMP that both share
                 torch.set_num_threads(threads)
 
 
@@ -45,8 +62,12 @@ def array(tensor: Tensor) -> np.ndarray:
 
 
 def flat(logits: Tensor) -> Tensor:
-    """The logits' storage from their first element on, one-dimensional; tokens must lie side by side."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(logits.shape, logits.stride(), strict=True))
+    """The logits' storage from their first element on, one-dimensional; tokens must lie side by
+    side.
+    """
+    extent = 1 + sum(
+        (size - 1) * stride for size, stride in zip(logits.shape, logits.stride(), strict=True)
+    )
     return logits.detach().as_strided((extent,), (1,))
 
 
@@ -55,13 +76,35 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     n = len(options.durations)
     z, stay, emit = torch.empty((3, nodes.count), **FLOAT).unbind()
     durations = torch.empty((nodes.count, n), **FLOAT)
-    given = array(flat(logits)), array(targets.contiguous()), nodes.table.numpy(), nodes.rows, logits.shape[-1] - n, options.blank
+    given = (
+        array(flat(logits)),
+        array(targets.contiguous()),
+        nodes.table.numpy(),
+        nodes.rows,
+        logits.shape[-1] - n,
+        options.blank,
+    )
     with pool():
-        _scores(*given, options.fused_log_softmax, z.numpy(), stay.numpy(), emit.numpy(), durations.numpy())
+        _scores(
+            *given,
+            options.fused_log_softmax,
+            z.numpy(),
+            stay.numpy(),
+            emit.numpy(),
+            durations.numpy(),
+        )
     return Scores(z, stay, emit, durations if n else None)
 
 
-def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor) -> None:
+def gradient(
+    logits: Tensor,
+    out: Tensor,
+    targets: Tensor,
+    nodes: Nodes,
+    options: Options,
+    saved: Saved,
+    incoming: Tensor,
+) -> None:
     """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
     tail = saved.z.new_empty((len(saved.z), 0)) if saved.by_duration is None else saved.by_duration
     given = (
@@ -71,10 +114,24 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
         nodes.rows,
         logits.shape[-1] - tail.shape[1],
     )
-    parts = [part.numpy() for part in (saved.z, saved.by_blank, saved.by_label, tail, incoming.float().contiguous())]
-    clamp, both = F(options.clamp if options.clamp > 0 else np.inf), (array(flat(logits)), array(flat(out)))
+    parts = [
+        part.numpy()
+        for part in (saved.z, saved.by_blank, saved.by_label, tail, incoming.float().contiguous())
+    ]
+    clamp, both = (
+        F(options.clamp if options.clamp > 0 else np.inf),
+        (array(flat(logits)), array(flat(out))),
+    )
     with pool():
-        _gradient(*both, *given, options.blank, options.fused_log_softmax, clamp, *parts, out.data_ptr() == logits.data_ptr())
+        _gradient(
+            *both,
+            *given,
+            options.blank,
+            options.fused_log_softmax,
+            clamp,
+            *parts,
+            out.data_ptr() == logits.data_ptr(),
+        )
 
 
 @njit
@@ -117,8 +174,24 @@ def _scores(logits, targets, table, rows, V, blank, fused, z, stay, emit, durati
 
 
 @kernel
-def _gradient(logits, out, targets, table, own, rows, V, blank, fused, clamp, z, by_blank, by_label, by_duration, incoming,
-              inplace):  # fmt: skip
+def _gradient(
+    logits,
+    out,
+    targets,
+    table,
+    own,
+    rows,
+    V,
+    blank,
+    fused,
+    clamp,
+    z,
+    by_blank,
+    by_label,
+    by_duration,
+    incoming,
+    inplace,
+):
     n = by_duration.shape[1]
     for row in prange(rows.shape[0]):
         b, t = rows[row, 0], rows[row, 1]
@@ -133,15 +206,28 @@ def _gradient(logits, out, targets, table, own, rows, V, blank, fused, clamp, z,
                 continue
             start = table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
             node = table[b, FIRST_NODE] + t * (U + 1) + u
-            _node(logits[start : start + V], g, z[node], by_blank[node], by_label[node], blank,
-                  targets[b, u] if u < U else -1, fused, clamp, scale, inplace)  # fmt: skip
+            _node(
+                logits[start : start + V],
+                g,
+                z[node],
+                by_blank[node],
+                by_label[node],
+                blank,
+                targets[b, u] if u < U else -1,
+                fused,
+                clamp,
+                scale,
+                inplace,
+            )
             for i in range(n):
                 g[V + i] = store(min(max(by_duration[node, i], -clamp), clamp) * scale, g[V + i])
 
 
 @njit(fastmath=SUMS)
 def _node(x, g, z, stay, emit, blank, label, fused, clamp, scale, inplace):
-    """Gradient over one node's logits, rounded once: the two entries with a share of their own are made apart."""
+    """Gradient over one node's logits, rounded once: the two entries with a share of their own are
+    made apart.
+    """
     share = stay + emit if fused else F(0.0)
     at_blank, at_label, factor = -stay, -emit, share * scale
     if fused:

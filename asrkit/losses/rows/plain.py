@@ -1,4 +1,6 @@
-"""Both passes over the logits in plain torch, on any device: tile by tile, so that no second tensor of their size is made."""
+"""Both passes over the logits in plain torch, on any device: tile by tile, so that no second tensor
+of their size is made.
+"""
 
 from collections.abc import Iterator
 
@@ -8,7 +10,8 @@ from torch import Tensor
 from asrkit.losses.autograd import Saved
 from asrkit.losses.nodes import Nodes, Options, Scores
 
-TINY = 1e-35  # smaller gradients become 0 on a CPU, whose products are slow below float32's normal range
+# smaller gradients become 0 on a CPU, whose products are slow below float32's normal range
+TINY = 1e-35
 
 
 def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
@@ -18,19 +21,38 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     durations = logits.new_empty((nodes.count, n), dtype=dtype) if n else None
     for b in range(len(nodes.table)):
         for tile, where in _tiles(nodes.grid(logits, b), nodes, b):
-            tokens, labels = tile[..., : tile.shape[-1] - n].to(dtype), _labels(tile, targets[b])  # (frames, U1, V), (frames, U, 1)
-            here = tokens.logsumexp(-1) if options.fused_log_softmax else torch.zeros_like(tokens[..., 0])
-            here.masked_fill_(here.isinf(), torch.nan)  # infinite logits have no softmax; none may pass for a finite loss
+            tokens, labels = (
+                tile[..., : tile.shape[-1] - n].to(dtype),
+                _labels(tile, targets[b]),
+            )  # (frames, U1, V), (frames, U, 1)
+            here = (
+                tokens.logsumexp(-1)
+                if options.fused_log_softmax
+                else torch.zeros_like(tokens[..., 0])
+            )
+            here.masked_fill_(
+                here.isinf(), torch.nan
+            )  # infinite logits have no softmax; none may pass for a finite loss
             z[where] = here.flatten()
             stay[where] = (tokens[..., options.blank] - here).flatten()
             emit[where] = -torch.inf
-            emit[where].view(here.shape)[:, :-1] = tokens[:, :-1].gather(-1, labels)[..., 0] - here[:, :-1]
+            emit[where].view(here.shape)[:, :-1] = (
+                tokens[:, :-1].gather(-1, labels)[..., 0] - here[:, :-1]
+            )
             if durations is not None:
                 durations[where] = tile[..., -n:].log_softmax(-1, dtype=dtype).flatten(0, 1)
     return Scores(z, stay, emit, durations)
 
 
-def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor) -> None:
+def gradient(
+    logits: Tensor,
+    out: Tensor,
+    targets: Tensor,
+    nodes: Nodes,
+    options: Options,
+    saved: Saved,
+    incoming: Tensor,
+) -> None:
     """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
     n, own = len(options.durations), nodes.of(out)
     for b in range(len(nodes.table)):
@@ -38,11 +60,21 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
         T, U1, _ = nodes.slices(b)
         written[T:].zero_()
         written[:T, U1:].zero_()
-        for (tile, where), (place, _) in zip(_tiles(grid, nodes, b), _tiles(written, nodes, b), strict=True):
-            tokens, labels, size = tile[..., : tile.shape[-1] - n], _labels(tile, targets[b]), tile.shape[:2]
+        for (tile, where), (place, _) in zip(
+            _tiles(grid, nodes, b), _tiles(written, nodes, b), strict=True
+        ):
+            tokens, labels, size = (
+                tile[..., : tile.shape[-1] - n],
+                _labels(tile, targets[b]),
+                tile.shape[:2],
+            )
             by_blank, by_label = saved.by_blank[where].view(size), saved.by_label[where].view(size)
             if options.fused_log_softmax:
-                grad = (tokens.to(by_blank.dtype) - saved.z[where].view(*size, 1)).exp_().mul_((by_blank + by_label)[..., None])
+                grad = (
+                    (tokens.to(by_blank.dtype) - saved.z[where].view(*size, 1))
+                    .exp_()
+                    .mul_((by_blank + by_label)[..., None])
+                )
             else:
                 grad = torch.zeros_like(tokens, dtype=by_blank.dtype)
             grad[..., options.blank] -= by_blank
@@ -59,7 +91,9 @@ def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options
 def _tiles(grid: Tensor, nodes: Nodes, b: int) -> Iterator[tuple[Tensor, slice]]:
     """The valid part of a grid by the few frames, (frames, U1, V), and the places of its nodes."""
     T, U1, places = nodes.slices(b)
-    tile_bytes = 1 << 20 if grid.device.type == "cpu" else 1 << 28  # fits a core's cache; few launches
+    tile_bytes = (
+        1 << 20 if grid.device.type == "cpu" else 1 << 28
+    )  # fits a core's cache; few launches
     step = max(1, tile_bytes // (4 * U1 * grid.shape[-1]))
     for t in range(0, T, step):
         stop = min(t + step, T)

@@ -1,15 +1,18 @@
-"""Both passes over the logits in Triton: log-softmax fused with the scores, softmax with the gradient.
+"""Both passes over the logits in Triton: log-softmax fused with the scores, softmax with the
+gradient.
 
-A program of one warp takes a node at a time and goes through its tokens block by block, with a running largest value and a sum
-below it, so that its registers do not grow with V. Floor: the logits are read twice and the gradient is written once,
-3 x 4 B T U1 V bytes in float32, half of that in half precision. Sums and exp are float32.
+A program of one warp takes a node at a time and goes through its tokens block by block, with a
+running largest value and a sum below it, so that its registers do not grow with V. Floor: the
+logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32, half of
+that in half precision. Sums and exp are float32.
 
-A row of V = 1025 starts at no multiple of 16 bytes, so a lane reads one logit with each load; neighbours lie side by side all the
-same, so no more sectors are fetched than the row has. Where every row starts and ends at such a multiple (V = 1024),
-a lane reads 16 bytes at once, which saves some instructions and no bytes.
+A row of V = 1025 starts at no multiple of 16 bytes, so a lane reads one logit with each load;
+neighbours lie side by side all the same, so no more sectors are fetched than the row has. Where
+every row starts and ends at such a multiple (V = 1024), a lane reads 16 bytes at once, which saves
+some instructions and no bytes.
 
-Written for a GPU; so far run in Triton's interpreter (TRITON_INTERPRET=1 before Python starts) and compiled for sm_80, sm_90
-and sm_100, which shows results, registers and instructions, and no times.
+Written for a GPU; so far run in Triton's interpreter (TRITON_INTERPRET=1 before Python starts) and
+compiled for sm_80, sm_90 and sm_100, which shows results, registers and instructions, and no times.
 """
 
 from math import e, log2
@@ -32,7 +35,7 @@ from asrkit.losses.nodes import (
     Nodes,
     Options,
     Scores,
-)  # fmt: skip
+)
 
 MOST = 1024  # tokens that a program holds at a time: 32 registers of a lane
 LEAST = 32  # tokens of the smallest block, one a lane
@@ -40,8 +43,11 @@ NODES = 8  # nodes that a program takes, one after another
 OPTIONS = {"num_warps": 1, "num_stages": 1}
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 LOG2E = tl.constexpr(log2(e))
-FRAMES_, LABELS_, FIRST_NODE_, FIRST_LOGIT_, FRAME_STEP_, LABEL_STEP_, ROW_FRAMES_, ROW_NODES_ = map(
-    tl.constexpr, (FRAMES, LABELS, FIRST_NODE, FIRST_LOGIT, FRAME_STEP, LABEL_STEP, ROW_FRAMES, ROW_NODES)
+FRAMES_, LABELS_, FIRST_NODE_, FIRST_LOGIT_, FRAME_STEP_, LABEL_STEP_, ROW_FRAMES_, ROW_NODES_ = (
+    map(
+        tl.constexpr,
+        (FRAMES, LABELS, FIRST_NODE, FIRST_LOGIT, FRAME_STEP, LABEL_STEP, ROW_FRAMES, ROW_NODES),
+    )
 )
 
 
@@ -53,42 +59,92 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
     V, size = logits.shape[-1] - n, nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
     with torch.cuda.device_of(logits):
         _scores[_grid(nodes, size)](
-            logits, targets.contiguous(), targets.shape[1], nodes.on(device), z, stay, emit, durations, options.blank, V=V, N=n,
-            FUSED=options.fused_log_softmax, TOGETHER=together(logits, nodes), **blocks(V, n), **OPTIONS,
-        )  # fmt: skip
+            logits,
+            targets.contiguous(),
+            targets.shape[1],
+            nodes.on(device),
+            z,
+            stay,
+            emit,
+            durations,
+            options.blank,
+            V=V,
+            N=n,
+            FUSED=options.fused_log_softmax,
+            TOGETHER=together(logits, nodes),
+            **blocks(V, n),
+            **OPTIONS,
+        )
     return Scores(z, stay, emit, durations if n else None)
 
 
-def gradient(logits: Tensor, out: Tensor, targets: Tensor, nodes: Nodes, options: Options, saved: Saved, incoming: Tensor) -> None:
+def gradient(
+    logits: Tensor,
+    out: Tensor,
+    targets: Tensor,
+    nodes: Nodes,
+    options: Options,
+    saved: Saved,
+    incoming: Tensor,
+) -> None:
     """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
     tail = saved.z.new_empty((len(saved.z), 0)) if saved.by_duration is None else saved.by_duration
     V, n = logits.shape[-1] - tail.shape[1], tail.shape[1]
     own = nodes if out.stride() == logits.stride() else nodes.of(out)
     tables = nodes.on(logits.device), own.on(logits.device)
-    shares = saved.z, saved.by_blank.contiguous(), saved.by_label.contiguous(), tail.contiguous(), incoming.float().contiguous()
+    shares = (
+        saved.z,
+        saved.by_blank.contiguous(),
+        saved.by_label.contiguous(),
+        tail.contiguous(),
+        incoming.float().contiguous(),
+    )
     size = nodes.table[:, ROW_FRAMES] * nodes.table[:, ROW_NODES]
     with torch.cuda.device_of(logits):
         _gradient[_grid(nodes, size)](
-            logits, out, targets.contiguous(), targets.shape[1], *tables, *shares, options.blank, options.clamp, V=V, N=n,
-            FUSED=options.fused_log_softmax, CLAMPS=options.clamp > 0, TOGETHER=min(together(logits, nodes), together(out, own)),
-            **blocks(V, n), **OPTIONS,
-        )  # fmt: skip
+            logits,
+            out,
+            targets.contiguous(),
+            targets.shape[1],
+            *tables,
+            *shares,
+            options.blank,
+            options.clamp,
+            V=V,
+            N=n,
+            FUSED=options.fused_log_softmax,
+            CLAMPS=options.clamp > 0,
+            TOGETHER=min(together(logits, nodes), together(out, own)),
+            **blocks(V, n),
+            **OPTIONS,
+        )
 
 
 def blocks(V: int, n: int) -> dict[str, int]:
-    """Constants of the kernels: tokens of a block, of the last one, which takes what whole ones leave, room for n durations.
+    """Constants of the kernels: tokens of a block, of the last one, which takes what whole ones
+    leave, room for n durations.
 
-    A block is a power of two that fits into V: of V = 513, 512 tokens and then 32 places for the last one, where one block
-    would have twice as many places as tokens.
+    A block is a power of two that fits into V: of V = 513, 512 tokens and then 32 places for the
+    last one, where one block would have twice as many places as tokens.
     """
     block = min(MOST, max(LEAST, 1 << (V.bit_length() - 1)))
-    return {"BLOCK": block, "TAIL": max(LEAST, triton.next_power_of_2(V % block)), "ROOM": triton.next_power_of_2(n)}
+    return {
+        "BLOCK": block,
+        "TAIL": max(LEAST, triton.next_power_of_2(V % block)),
+        "ROOM": triton.next_power_of_2(n),
+    }
 
 
 def together(logits: Tensor, nodes: Nodes) -> int:
-    """Logits that a lane can read at once, since every row starts at a multiple of so many: those of 16 bytes, or 1."""
+    """Logits that a lane can read at once, since every row starts at a multiple of so many: those
+    of 16 bytes, or 1.
+    """
     starts = nodes.table[:, FIRST_LOGIT : LABEL_STEP + 1] * logits.element_size()
-    return 16 // logits.element_size() if logits.data_ptr() % 16 == 0 and not bool((starts % 16).any()) else 1
+    return (
+        16 // logits.element_size()
+        if logits.data_ptr() % 16 == 0 and not bool((starts % 16).any())
+        else 1
+    )
 
 
 def _grid(nodes: Nodes, size: Tensor) -> tuple[int, int]:
@@ -113,8 +169,8 @@ def _first_logit(table, b, t, u, TOGETHER: tl.constexpr):
 def _exp(x):
     """exp in two instructions; what lies below float32's normal range is 0.
 
-    The product is rounded, so the relative error is about 1e-7 |x|, at -80 some 60 units in the last place: harmless, as exp
-    is small there.
+    The product is rounded, so the relative error is about 1e-7 |x|, at -80 some 60 units in the
+    last place: harmless, as exp is small there.
     """
     return tl.exp2(x * LOG2E)
 
@@ -128,7 +184,9 @@ def _joined(tokens, largest, total):
 
 @triton.jit
 def _normaliser(x, V: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
-    """Largest of the V logits at `x`, and log of the sum of exp below it; NaN where one is NaN or inf, or all are -inf."""
+    """Largest of the V logits at `x`, and log of the sum of exp below it; NaN where one is NaN or
+    inf, or all are -inf.
+    """
     largest, total = LOWEST, 0.0
     for first in range(0, V // BLOCK * BLOCK, BLOCK):
         tokens = tl.load(x + first + tl.arange(0, BLOCK)).to(tl.float32)
@@ -142,9 +200,23 @@ def _normaliser(x, V: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
 
 @triton.jit
 def _scores(
-    logits, targets, U, table, z, stay, emit, durations, blank, V: tl.constexpr, N: tl.constexpr, FUSED: tl.constexpr,
-    TOGETHER: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, ROOM: tl.constexpr,
-):  # fmt: skip
+    logits,
+    targets,
+    U,
+    table,
+    z,
+    stay,
+    emit,
+    durations,
+    blank,
+    V: tl.constexpr,
+    N: tl.constexpr,
+    FUSED: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TAIL: tl.constexpr,
+    ROOM: tl.constexpr,
+):
     b = tl.program_id(1)
     U1, place = _column(table, b, LABELS_).to(tl.int32) + 1, tl.program_id(0)
     size = _column(table, b, FRAMES_).to(tl.int32) * U1
@@ -157,7 +229,9 @@ def _scores(
         if FUSED:
             largest, rest = _normaliser(x, V, BLOCK, TAIL)
         tl.store(z + node, largest + rest)
-        tl.store(stay + node, at_blank - largest - rest)  # less is lost than with their sum, which is rounded
+        tl.store(
+            stay + node, at_blank - largest - rest
+        )  # less is lost than with their sum, which is rounded
         tl.store(emit + node, tl.where(u + 1 < U1, at_label - largest - rest, -float("inf")))
         if N > 0:
             i = tl.arange(0, ROOM)
@@ -183,8 +257,21 @@ def _limited(grad, clamp, scale, CLAMPS: tl.constexpr):
 
 
 @triton.jit
-def _softmax(x, out, z, share, clamp, scale, V: tl.constexpr, CLAMPS: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
-    """share exp(x - z), clamped and times `scale`; a block is read before it is written, so `out` may be `x`."""
+def _softmax(
+    x,
+    out,
+    z,
+    share,
+    clamp,
+    scale,
+    V: tl.constexpr,
+    CLAMPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TAIL: tl.constexpr,
+):
+    """share exp(x - z), clamped and times `scale`; a block is read before it is written, so `out`
+    may be `x`.
+    """
     for first in range(0, V // BLOCK * BLOCK, BLOCK):
         v = first + tl.arange(0, BLOCK)
         grad = share * _exp(tl.load(x + v).to(tl.float32) - z)
@@ -197,10 +284,28 @@ def _softmax(x, out, z, share, clamp, scale, V: tl.constexpr, CLAMPS: tl.constex
 
 @triton.jit
 def _gradient(
-    logits, out, targets, U, table, own, z, by_blank, by_label, by_duration, incoming, blank, clamp,
-    V: tl.constexpr, N: tl.constexpr, FUSED: tl.constexpr, CLAMPS: tl.constexpr, TOGETHER: tl.constexpr, BLOCK: tl.constexpr,
-    TAIL: tl.constexpr, ROOM: tl.constexpr,
-):  # fmt: skip
+    logits,
+    out,
+    targets,
+    U,
+    table,
+    own,
+    z,
+    by_blank,
+    by_label,
+    by_duration,
+    incoming,
+    blank,
+    clamp,
+    V: tl.constexpr,
+    N: tl.constexpr,
+    FUSED: tl.constexpr,
+    CLAMPS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TAIL: tl.constexpr,
+    ROOM: tl.constexpr,
+):
     b = tl.program_id(1)
     T, U1 = _column(table, b, FRAMES_).to(tl.int32), _column(table, b, LABELS_).to(tl.int32) + 1
     width, scale = _column(table, b, ROW_NODES_).to(tl.int32), tl.load(incoming + b)
@@ -211,8 +316,15 @@ def _gradient(
         if (t >= T) | (u >= U1):
             _zeros(g, V + N, BLOCK)
         else:
-            x, node = logits + _first_logit(table, b, t, u, TOGETHER), _column(table, b, FIRST_NODE_) + t * U1 + u
-            stay, emit, normaliser = tl.load(by_blank + node), tl.load(by_label + node), tl.load(z + node)
+            x, node = (
+                logits + _first_logit(table, b, t, u, TOGETHER),
+                _column(table, b, FIRST_NODE_) + t * U1 + u,
+            )
+            stay, emit, normaliser = (
+                tl.load(by_blank + node),
+                tl.load(by_label + node),
+                tl.load(z + node),
+            )
             label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=blank)
             share = stay + emit if FUSED else 0.0
             at_blank, at_label = -stay, -emit
@@ -226,7 +338,11 @@ def _gradient(
             if N > 0:
                 i = tl.arange(0, ROOM)
                 tail = tl.load(by_duration + node * N + i, mask=i < N, other=0.0)
-                tl.store(g + V + i, _limited(tail, clamp, scale, CLAMPS).to(g.dtype.element_ty), mask=i < N)
+                tl.store(
+                    g + V + i,
+                    _limited(tail, clamp, scale, CLAMPS).to(g.dtype.element_ty),
+                    mask=i < N,
+                )
             tl.debug_barrier()  # and written after what other lanes put there
             if u + 1 < U1:
                 tl.store(g + label, _limited(at_label, clamp, scale, CLAMPS).to(g.dtype.element_ty))

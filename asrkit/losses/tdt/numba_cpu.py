@@ -1,7 +1,8 @@
 """TDT's lattice compiled for the CPU: one utterance a thread, in float64.
 
-Shares need no forward variables: from the share of paths that reach a node, 1 at the first, each arc takes its own
-probability of being next, arc beta(t', u') / beta(t, u), to the node where it lands.
+Shares need no forward variables: from the share of paths that reach a node, 1 at the first, each
+arc takes its own probability of being next, arc beta(t', u') / beta(t, u), to the node where it
+lands.
 """
 
 from math import exp, inf
@@ -25,11 +26,16 @@ def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> T
 
 
 def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
-    """Log-likelihoods and shares. Memory: 16 bytes a node for backward variables and shares, 8 + 4 n for the result."""
+    """Log-likelihoods and shares. Memory: 16 bytes a node for backward variables and shares, 8 + 4
+    n for the result.
+    """
     assert scores.durations is not None
     tail = scores.durations.numpy(), np.array([min(d, 2**31) for d in options.durations])
     arcs = scores.stay.numpy(), scores.emit.numpy(), *tail, nodes.table.numpy()
-    beta, total = (torch.empty(size, dtype=torch.float64, device="cpu") for size in (nodes.count, len(nodes.table)))
+    beta, total = (
+        torch.empty(size, dtype=torch.float64, device="cpu")
+        for size in (nodes.count, len(nodes.table))
+    )
     with numba_cpu.pool():
         _backward(*arcs, beta.numpy(), total.numpy())
         if not grad:
@@ -43,7 +49,9 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
 
 @njit(inline="always")
 def _after(beta, node, t, u, d, T, U):
-    """log beta where blank of duration d leads, and where a label does; -inf for an arc that is not there."""
+    """log beta where blank of duration d leads, and where a label does; -inf for an arc that is not
+    there.
+    """
     there = node + d * (U + 1)
     if t + d < T:
         return beta[there] if d > 0 else -inf, beta[there + 1] if u < U else -inf
@@ -61,13 +69,17 @@ def _backward(stay, emit, tail, durations, table, beta, total):
                 here = -inf
                 for i in range(durations.shape[0]):
                     blank, label = _after(beta, node, t, u, durations[i], T, U)
-                    here = log_add(here, log_add(stay[node] + blank, emit[node] + label) + tail[node, i])
+                    here = log_add(
+                        here, log_add(stay[node] + blank, emit[node] + label) + tail[node, i]
+                    )
                 beta[node] = here
         total[b] = beta[first]
 
 
 @kernel
-def _shares(stay, emit, tail, durations, table, beta, share, by_blank, by_label, by_duration, label_factor):
+def _shares(
+    stay, emit, tail, durations, table, beta, share, by_blank, by_label, by_duration, label_factor
+):
     """Shares of the arcs, and of the nodes they lead to, in the order of the paths."""
     for b in prange(table.shape[0]):
         T, U, first = table[b, FRAMES], table[b, LABELS], table[b, FIRST_NODE]
@@ -80,7 +92,10 @@ def _shares(stay, emit, tail, durations, table, beta, share, by_blank, by_label,
                 for i in range(durations.shape[0]):
                     blank, label = _after(beta, node, t, u, durations[i], T, U)
                     there, here = node + durations[i] * (U + 1), tail[node, i] - beta[node]
-                    on, onward = share[node] * exp(stay[node] + here + blank), share[node] * exp(emit[node] + here + label)
+                    on, onward = (
+                        share[node] * exp(stay[node] + here + blank),
+                        share[node] * exp(emit[node] + here + label),
+                    )
                     if t + durations[i] < T:
                         share[there] += on
                         if u < U:

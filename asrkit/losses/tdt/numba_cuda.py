@@ -1,9 +1,10 @@
-"""TDT's lattice as CUDA kernels: the transducer's wavefront with arcs that reach back over several diagonals.
+"""TDT's lattice as CUDA kernels: the transducer's wavefront with arcs that reach back over several
+diagonals.
 
-An arc of duration d comes d diagonals down, or d + 1 for a label, so no two nodes of a diagonal depend on each other. What
-lies further back than shared memory would hold is read from the sums themselves: after a barrier a block sees what it
-wrote. Sums are float64, for the reason that asrkit.losses.rnnt.numba_cuda gives. Memory: 16 bytes a node for the sums,
-4 (n + 2) for the shares.
+An arc of duration d comes d diagonals down, or d + 1 for a label, so no two nodes of a diagonal
+depend on each other. What lies further back than shared memory would hold is read from the sums
+themselves: after a barrier a block sees what it wrote. Sums are float64, for the reason that
+asrkit.losses.rnnt.numba_cuda gives. Memory: 16 bytes a node for the sums, 4 (n + 2) for the shares.
 """
 
 from math import exp, inf
@@ -34,16 +35,29 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
     launch(_sweep, (len(total), len(sums)), min(LANES, -(-U1 // 32) * 32), *arcs, total)
     if not grad:
         return Shares(total)
-    by_blank, by_label, by_duration = (torch.empty_like(part) for part in (scores.stay, scores.emit, scores.durations))
+    by_blank, by_label, by_duration = (
+        torch.empty_like(part) for part in (scores.stay, scores.emit, scores.durations)
+    )
     size = nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
     factor = 1.0 + options.fastemit_lambda
-    launch(_shares, blocks_for(nodes, size, LANES), LANES, *arcs, factor, by_blank, by_label, by_duration)
+    launch(
+        _shares,
+        blocks_for(nodes, size, LANES),
+        LANES,
+        *arcs,
+        factor,
+        by_blank,
+        by_label,
+        by_duration,
+    )
     return Shares(total, by_blank, by_label, by_duration)
 
 
 @cuda.jit
 def _sweep(stay, emit, duration, table, durations, sums, total):
-    """log beta(t, u) in row 0 of `sums`; in row 1 log alpha(t, u), by the same steps through the lattice turned about."""
+    """log beta(t, u) in row 0 of `sums`; in row 1 log alpha(t, u), by the same steps through the
+    lattice turned about.
+    """
     b, row = cuda.blockIdx.x, cuda.blockIdx.y
     T, U1, first = table[b, FRAMES], table[b, LABELS] + 1, table[b, FIRST_NODE]
     last, sign = first + T * U1 - 1, 1 - 2 * row  # backward sums come from later nodes
@@ -71,10 +85,14 @@ def _sweep(stay, emit, duration, table, durations, sums, total):
 
 
 @cuda.jit
-def _shares(stay, emit, duration, table, durations, sums, label_factor, by_blank, by_label, by_duration):
+def _shares(
+    stay, emit, duration, table, durations, sums, label_factor, by_blank, by_label, by_duration
+):
     b = cuda.blockIdx.y
     T, U1, first = table[b, FRAMES], table[b, LABELS] + 1, table[b, FIRST_NODE]
-    total = sums[0, first] if sums[0, first] != -inf else 0.0  # no path at all has no share, rather than 0 / 0
+    total = (
+        sums[0, first] if sums[0, first] != -inf else 0.0
+    )  # no path at all has no share, rather than 0 / 0
     for place in range(cuda.grid(2)[0], T * U1, cuda.gridsize(2)[0]):
         t, u, node = place // U1, place % U1, first + place
         blanks = labels = 0.0

@@ -1,4 +1,6 @@
-"""Checkpoints: one door for asrkit's own files, NeMo's `.nemo` archives and Hugging Face folders. No pickled code is ever read."""
+"""Checkpoints: one door for asrkit's own files, NeMo's `.nemo` archives and Hugging Face folders.
+No pickled code is ever read.
+"""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +11,13 @@ from torch import Tensor
 from asrkit.features import FeatureConfig
 from asrkit.models.checkpoints import own
 from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
-from asrkit.models.transducer import CTCConfig, CTCModel, TransducerConfig, TransducerModel, make_model
+from asrkit.models.transducer import (
+    CTCConfig,
+    CTCModel,
+    TransducerConfig,
+    TransducerModel,
+    make_model,
+)
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
@@ -26,18 +34,32 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` to `path` (.safetensors), atomically; ValueError if its parts do not fit one another."""
+    """Write `checkpoint` to `path` (.safetensors), atomically; ValueError if its parts do not fit
+    one another.
+    """
     _fit(checkpoint.model.config, checkpoint.tokenizer, checkpoint.features, "the checkpoint")
-    weights = {name: value.detach().cpu().contiguous() for name, value in checkpoint.model.state_dict().items()}
-    _compare(_empty(checkpoint.model.config).state_dict(), weights, "model", "Save a model before it is optimized.")
+    weights = {
+        name: value.detach().cpu().contiguous()
+        for name, value in checkpoint.model.state_dict().items()
+    }
+    _compare(
+        _empty(checkpoint.model.config).state_dict(),
+        weights,
+        "model",
+        "Save a model before it is optimized.",
+    )
     own.write(Path(path), (checkpoint.model.config, weights, *checkpoint[1:]))
 
 
-def load_checkpoint(path: Path | str, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """The model of `path` in eval mode, its weights on `device` in `dtype` (counters stay whole numbers).
+def load_checkpoint(
+    path: Path | str, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> Checkpoint:
+    """The model of `path` in eval mode, its weights on `device` in `dtype` (counters stay whole
+    numbers).
 
-    path: asrkit's own .safetensors file or the folder that holds `model.safetensors`; a NeMo `.nemo` archive; a Hugging Face
-    folder (config.json beside the weights). ValueError says in one line what is wrong, missing or not supported.
+    path: asrkit's own .safetensors file or the folder that holds `model.safetensors`; a NeMo
+    `.nemo` archive; a Hugging Face folder (config.json beside the weights). ValueError says in one
+    line what is wrong, missing or not supported.
     """
     expect(dtype.is_floating_point, "dtype", "a floating-point dtype", dtype)
     path = Path(path)
@@ -59,7 +81,12 @@ def load_checkpoint(path: Path | str, *, device: str | torch.device = "cpu", dty
     config, weights, tokenizer, features, notes = contents
     _fit(config, tokenizer, features, path.name)
     layers = max(config.encoder.layers, getattr(getattr(config, "predictor", None), "layers", 0))
-    expect(layers <= len(weights), "model", f"at most {len(weights)} layers, the number of its tensors", layers)
+    expect(
+        layers <= len(weights),
+        "model",
+        f"at most {len(weights)} layers, the number of its tensors",
+        layers,
+    )
     model = _empty(config)
     _compare(model.state_dict(), weights, path.name, "Is it whole, and of this asrkit?")
     moved = dict[str, Tensor]()
@@ -67,19 +94,34 @@ def load_checkpoint(path: Path | str, *, device: str | torch.device = "cpu", dty
         kind = dtype if wanted.is_floating_point() else wanted.dtype
         same = weights[name].is_floating_point() == wanted.is_floating_point()
         expect(same, name, "floating-point weights, whole counters", weights[name].dtype)
-        # Tensors of safetensors are still mapped from the file: what changes it would change the model, and they are not aligned.
+        # Tensors of safetensors are still mapped from the file: what changes it would change the
+        # model, and they are not aligned.
         moved[name] = weights.pop(name).to(device, kind, copy=path.suffix != ".nemo")
     model.load_state_dict(moved, assign=True)
     return Checkpoint(model.eval(), tokenizer, features, notes)
 
 
-def _fit(config: TransducerConfig | CTCConfig, tokenizer: Tokenizer, features: dict[str, Any], name: str) -> None:
-    expect(tokenizer.vocab_size == config.vocab_size, "tokenizer", f"{config.vocab_size} tokens", tokenizer.vocab_size)
+def _fit(
+    config: TransducerConfig | CTCConfig, tokenizer: Tokenizer, features: dict[str, Any], name: str
+) -> None:
+    expect(
+        tokenizer.vocab_size == config.vocab_size,
+        "tokenizer",
+        f"{config.vocab_size} tokens",
+        tokenizer.vocab_size,
+    )
     try:
         bins = FeatureConfig(**features).bins
     except TypeError as error:
-        raise ValueError(f"features: those of {name} are no dict of settings of FeatureConfig ({error}).") from None
-    expect(bins == config.encoder.bins, "features", f"{config.encoder.bins} bins, as the encoder has", bins)
+        raise ValueError(
+            f"features: those of {name} are no dict of settings of FeatureConfig ({error})."
+        ) from None
+    expect(
+        bins == config.encoder.bins,
+        "features",
+        f"{config.encoder.bins} bins, as the encoder has",
+        bins,
+    )
 
 
 def _empty(config: TransducerConfig | CTCConfig) -> TransducerModel | CTCModel:
@@ -89,11 +131,16 @@ def _empty(config: TransducerConfig | CTCConfig) -> TransducerModel | CTCModel:
 
 
 def _compare(wanted: dict[str, Tensor], weights: dict[str, Tensor], name: str, remedy: str) -> None:
-    missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    missing, unknown = (
+        sorted(wanted.keys() - weights.keys()),
+        sorted(weights.keys() - wanted.keys()),
+    )
     named = f"missing {_few(missing)}, unknown {_few(unknown)}"
     expect(not missing and not unknown, "model", "weights of its config", named, remedy)
     shapes = {key: (tuple(weights[key].shape), tuple(value.shape)) for key, value in wanted.items()}
-    other = [f"{key} {found}, not {shape}" for key, (found, shape) in shapes.items() if found != shape]
+    other = [
+        f"{key} {found}, not {shape}" for key, (found, shape) in shapes.items() if found != shape
+    ]
     expect(not other, "model", f"the header of {name} to be of its weights", _few(other))
 
 

@@ -1,7 +1,9 @@
-"""Hugging Face folders of transformers' ParakeetForCTC, ParakeetForRNNT and ParakeetForTDT, read as asrkit's. No pickles.
+"""Hugging Face folders of transformers' ParakeetForCTC, ParakeetForRNNT and ParakeetForTDT, read as
+asrkit's. No pickles.
 
-A key that config.json lacks has the value transformers 5.23 gives it: its files leave defaults out. What the configs may say
-and asrkit does not do is refused by name. layerdrop, max_position_embeddings and the initialisers do not matter once trained.
+A key that config.json lacks has the value transformers 5.23 gives it: its files leave defaults out.
+What the configs may say and asrkit does not do is refused by name. layerdrop,
+max_position_embeddings and the initialisers do not matter once trained.
 """
 
 import json
@@ -19,11 +21,27 @@ from asrkit.text import SentencePieceTokenizer
 
 _KINDS = ("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt")
 _ENCODER: dict[str, Any] = {
-    "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 8, "intermediate_size": 4096, "num_mel_bins": 80,
-    "subsampling_factor": 8, "subsampling_conv_channels": 256, "conv_kernel_size": 9, "attention_bias": True, "scale_input": True,
-    "dropout": 0.1, "activation_dropout": 0.1, "attention_dropout": 0.1, "dropout_positions": 0.0,
-}  # fmt: skip
-_FIXED = {"model_type": "parakeet_encoder", "hidden_act": "silu", "subsampling_conv_kernel_size": 3, "subsampling_conv_stride": 2}
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "intermediate_size": 4096,
+    "num_mel_bins": 80,
+    "subsampling_factor": 8,
+    "subsampling_conv_channels": 256,
+    "conv_kernel_size": 9,
+    "attention_bias": True,
+    "scale_input": True,
+    "dropout": 0.1,
+    "activation_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "dropout_positions": 0.0,
+}
+_FIXED = {
+    "model_type": "parakeet_encoder",
+    "hidden_act": "silu",
+    "subsampling_conv_kernel_size": 3,
+    "subsampling_conv_stride": 2,
+}
 _IGNORED = {
     "layerdrop",
     "max_position_embeddings",
@@ -34,14 +52,25 @@ _IGNORED = {
     "transformers_version",
 }
 _EXTRACTOR: dict[str, Any] = {
-    "sampling_rate": 16_000, "win_length": 400, "hop_length": 160, "n_fft": 512, "feature_size": 80, "preemphasis": 0.97,
-}  # fmt: skip
+    "sampling_rate": 16_000,
+    "win_length": 400,
+    "hop_length": 160,
+    "n_fft": 512,
+    "feature_size": 80,
+    "preemphasis": 0.97,
+}
 _EXTRACTOR_CODE = {
-    "window": "hann", "periodic": False, "power": 2, "guard": "add", "log_guard": 2.0**-24, "normalization": "per_feature",
-}  # fmt: skip
+    "window": "hann",
+    "periodic": False,
+    "power": 2,
+    "guard": "add",
+    "log_guard": 2.0**-24,
+    "normalization": "per_feature",
+}
 _MOST = 10**6  # classes, samples: what says more is damaged
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-_NAMES = {  # parts of transformers' names, and asrkit's; the subsampling's numbers count activations too
+# parts of transformers' names, and asrkit's; the subsampling's numbers count activations too
+_NAMES = {
     "encoder.subsampling.linear.": "encoder.subsampling.out.",
     "encoder.subsampling.layers.0.": "encoder.subsampling.convs.0.",
     "encoder.subsampling.layers.2.": "encoder.subsampling.convs.1.0.",
@@ -79,7 +108,9 @@ _NAMES = {  # parts of transformers' names, and asrkit's; the subsampling's numb
 
 
 def read(path: Path) -> Contents:
-    """Contents of the folder `path`; blank, wherever it stands among transformers' classes, becomes the last."""
+    """Contents of the folder `path`; blank, wherever it stands among transformers' classes, becomes
+    the last.
+    """
     try:
         return _read(path)
     except (KeyError, TypeError, AttributeError) as error:
@@ -90,7 +121,13 @@ def read(path: Path) -> Contents:
 def _read(path: Path) -> Contents:
     values, own_extractor, processor = (_json(path, name) for name in ("config.json", *_PROCESSORS))
     kind = values.get("model_type")
-    expect(kind in _KINDS, "model_type", f"one of {[*_KINDS]}", repr(kind), "asrkit reads the Parakeet models of transformers.")
+    expect(
+        kind in _KINDS,
+        "model_type",
+        f"one of {[*_KINDS]}",
+        repr(kind),
+        "asrkit reads the Parakeet models of transformers.",
+    )
     encoder = _encoder(values["encoder_config"])
     classes = values.get("vocab_size", 1025 if kind == "parakeet_ctc" else 8193)
     key, usual = ("pad_token_id", 1024) if kind == "parakeet_ctc" else ("blank_token_id", 8192)
@@ -102,25 +139,46 @@ def _read(path: Path) -> Contents:
     if kind != "parakeet_ctc":
         width = values.get("decoder_hidden_size", 640)
         config = TransducerConfig(
-            vocab_size=len(tokens), encoder=encoder, joint_width=width, activation=values.get("hidden_act", "relu"), ctc=False,
+            vocab_size=len(tokens),
+            encoder=encoder,
+            joint_width=width,
+            activation=values.get("hidden_act", "relu"),
+            ctc=False,
             predictor=LSTMConfig(width=width, layers=values.get("num_decoder_layers", 2)),
             durations=values.get("durations", (0, 1, 2, 3, 4)) if kind == "parakeet_tdt" else (),
-        )  # fmt: skip
+        )
     extractor = {**(own_extractor or processor.get("feature_extractor") or {})}
-    expect(bool(extractor), "model", f"{_PROCESSORS[0]} or a feature_extractor in {_PROCESSORS[1]}", "neither")
+    expect(
+        bool(extractor),
+        "model",
+        f"{_PROCESSORS[0]} or a feature_extractor in {_PROCESSORS[1]}",
+        "neither",
+    )
     tokenizer = _json(path, "tokenizer.json")
     expect(bool(tokenizer), "model", "tokenizer.json", f"none in {path.name}")
     weights = _last(_renamed(_weights(path)), blank, classes)
     most = values.get("max_symbols_per_step", 10)
-    expect(kind == "parakeet_ctc" or whole(most, 1, MOST), "max_symbols_per_step", f"1 to {MOST}", most)
+    expect(
+        kind == "parakeet_ctc" or whole(most, 1, MOST), "max_symbols_per_step", f"1 to {MOST}", most
+    )
     notes = {} if kind == "parakeet_ctc" else {"max_symbols": most}
-    notes |= {"source": f"transformers {values.get('transformers_version', 'of unknown version')}, {kind}"}
-    return config, weights, SentencePieceTokenizer.from_json(tokenizer, tokens), _features(extractor, encoder.bins), notes
+    notes |= {
+        "source": f"transformers {values.get('transformers_version', 'of unknown version')}, {kind}"
+    }
+    return (
+        config,
+        weights,
+        SentencePieceTokenizer.from_json(tokenizer, tokens),
+        _features(extractor, encoder.bins),
+        notes,
+    )
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:
     try:
-        values = json.loads((path / name).read_text(encoding="utf-8")) if (path / name).is_file() else {}
+        values = (
+            json.loads((path / name).read_text(encoding="utf-8")) if (path / name).is_file() else {}
+        )
     except (ValueError, RecursionError) as error:  # its encoding, its syntax, its depth
         raise ValueError(f"model: {name} of {path.name} is no JSON ({error}).") from None
     expect(isinstance(values, dict), "model", f"a JSON object in {name}", type(values).__name__)
@@ -130,38 +188,81 @@ def _json(path: Path, name: str) -> dict[str, Any]:
 def _encoder(values: dict[str, Any]) -> FastConformerConfig:
     get = {**_ENCODER, **values}.__getitem__
     for key, only in _FIXED.items():
-        expect(values.get(key, only) == only, f"encoder_config.{key}", repr(only), repr(values.get(key)))
-    derived = {"convolution_bias": get("attention_bias"), "num_key_value_heads": get("num_attention_heads")}
+        expect(
+            values.get(key, only) == only,
+            f"encoder_config.{key}",
+            repr(only),
+            repr(values.get(key)),
+        )
+    derived = {
+        "convolution_bias": get("attention_bias"),
+        "num_key_value_heads": get("num_attention_heads"),
+    }
     for key, same in derived.items():
-        expect(values.get(key, same) == same, f"encoder_config.{key}", f"{same}, as for attention", values.get(key))
+        expect(
+            values.get(key, same) == same,
+            f"encoder_config.{key}",
+            f"{same}, as for attention",
+            values.get(key),
+        )
     for key in ("attention_bias", "scale_input"):
         expect(isinstance(get(key), bool), f"encoder_config.{key}", "true or false", repr(get(key)))
     unknown = sorted(values.keys() - {*_ENCODER, *_FIXED, *derived, *_IGNORED})
     expect(not unknown, "encoder_config", "keys that asrkit knows", unknown)
     D, wide = get("hidden_size"), get("intermediate_size")
-    expect(whole(D, 1) and whole(wide, D) and wide % D == 0, "encoder_config.intermediate_size", f"a multiple of {D}", wide)
+    expect(
+        whole(D, 1) and whole(wide, D) and wide % D == 0,
+        "encoder_config.intermediate_size",
+        f"a multiple of {D}",
+        wide,
+    )
     return FastConformerConfig(
-        bins=get("num_mel_bins"), width=D, layers=get("num_hidden_layers"), heads=get("num_attention_heads"),
-        subsampling=get("subsampling_factor"), subsampling_channels=get("subsampling_conv_channels"),
-        kernel=get("conv_kernel_size"), expansion=wide // D, bias=get("attention_bias"), scale_input=get("scale_input"),
-        dropout=get("activation_dropout"), dropout_input=get("dropout"), dropout_attention=get("attention_dropout"),
+        bins=get("num_mel_bins"),
+        width=D,
+        layers=get("num_hidden_layers"),
+        heads=get("num_attention_heads"),
+        subsampling=get("subsampling_factor"),
+        subsampling_channels=get("subsampling_conv_channels"),
+        kernel=get("conv_kernel_size"),
+        expansion=wide // D,
+        bias=get("attention_bias"),
+        scale_input=get("scale_input"),
+        dropout=get("activation_dropout"),
+        dropout_input=get("dropout"),
+        dropout_attention=get("attention_dropout"),
         dropout_positions=get("dropout_positions"),
-    )  # fmt: skip
+    )
 
 
 def _features(values: dict[str, Any], bins: int) -> dict[str, Any]:
-    """Arguments of FeatureConfig; those of _EXTRACTOR_CODE are no keys, but what transformers' extractor does."""
+    """Arguments of FeatureConfig; those of _EXTRACTOR_CODE are no keys, but what transformers'
+    extractor does.
+    """
     kind = values.get("feature_extractor_type", "ParakeetFeatureExtractor")
-    expect(kind == "ParakeetFeatureExtractor", "feature_extractor_type", "'ParakeetFeatureExtractor'", repr(kind))
+    expect(
+        kind == "ParakeetFeatureExtractor",
+        "feature_extractor_type",
+        "'ParakeetFeatureExtractor'",
+        repr(kind),
+    )
     get = {**_EXTRACTOR, **values}.__getitem__
-    expect(get("feature_size") == bins, "feature_size", f"{bins}, the encoder's num_mel_bins", get("feature_size"))
+    expect(
+        get("feature_size") == bins,
+        "feature_size",
+        f"{bins}, the encoder's num_mel_bins",
+        get("feature_size"),
+    )
     for key in ("sampling_rate", "win_length", "hop_length", "n_fft"):
         expect(whole(get(key), 1, _MOST), key, f"a whole number in 1..{_MOST}", repr(get(key)))
     rate = get("sampling_rate")
     return _EXTRACTOR_CODE | {
-        "rate_hz": rate, "window_s": get("win_length") / rate, "hop_s": get("hop_length") / rate, "fft": get("n_fft"), "bins": bins,
+        "rate_hz": rate,
+        "window_s": get("win_length") / rate,
+        "hop_s": get("hop_length") / rate,
+        "fft": get("n_fft"),
+        "bins": bins,
         "preemphasis": get("preemphasis") or 0.0,
-    }  # fmt: skip
+    }
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
@@ -175,17 +276,25 @@ def _weights(path: Path) -> dict[str, Tensor]:
     for name in files:
         plain = isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
         expect(plain, "weight_map", "names of .safetensors files in the folder", repr(name))
-        expect((path / name).is_file(), "model", name, f"none in {path.name}", "Pickled weights (.bin, .pt) are not read.")
+        expect(
+            (path / name).is_file(),
+            "model",
+            name,
+            f"none in {path.name}",
+            "Pickled weights (.bin, .pt) are not read.",
+        )
         try:
             with safe_open(str(path / name), "pt") as file:
-                weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+                weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"model: {name} is not a safetensors file ({error}).") from None
     return weights
 
 
 def _renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`weights` by asrkit's names: queries, keys and values one under the other, pointwise convolutions as linear layers."""
+    """`weights` by asrkit's names: queries, keys and values one under the other, pointwise
+    convolutions as linear layers.
+    """
     found: dict[str, Tensor] = {}
     for name, value in weights.items():
         ours = name
@@ -198,14 +307,20 @@ def _renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     for query in [name for name in found if ".attention.q." in name]:
         parts = [query.replace(".attention.q.", f".attention.{part}.") for part in "qkv"]
         if all(part in found for part in parts):  # if not, they are missing by their own names
-            found[query.replace(".attention.q.", ".attention.qkv.")] = torch.cat([found.pop(part) for part in parts])
+            found[query.replace(".attention.q.", ".attention.qkv.")] = torch.cat(
+                [found.pop(part) for part in parts]
+            )
     return found
 
 
 def _last(weights: dict[str, Tensor], blank: int, classes: int) -> dict[str, Tensor]:
-    """`weights` with the row of `blank` behind the tokens' in the embedding and the output; durations stay behind it."""
+    """`weights` with the row of `blank` behind the tokens' in the embedding and the output;
+    durations stay behind it.
+    """
     for name in ("output.weight", "output.bias", "predictor.embedding.weight"):
         if blank != classes - 1 and name in weights:
             rows = weights[name]
-            weights[name] = torch.cat([rows[:blank], rows[blank + 1 : classes], rows[blank : blank + 1], rows[classes:]])
+            weights[name] = torch.cat(
+                [rows[:blank], rows[blank + 1 : classes], rows[blank : blank + 1], rows[classes:]]
+            )
     return weights

@@ -1,6 +1,8 @@
-"""What the fused kernels compute, step by step in plain torch: to be read, and what the kernels are held to.
+"""What the fused kernels compute, step by step in plain torch: to be read, and what the kernels are
+held to.
 
-Inside, every function computes in the dtype of its float32 (or float64) arguments and rounds once, when it returns.
+Inside, every function computes in the dtype of its float32 (or float64) arguments and rounds once,
+when it returns.
 """
 
 import torch
@@ -10,23 +12,35 @@ from torch import Tensor
 from asrkit.shapes import valid_mask
 
 
-def add_norm(x: Tensor, y: Tensor, scale: float, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm(
+    x: Tensor, y: Tensor, scale: float, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """x + scale y and the layer norm of that, of rows (..., D)."""
     total = _wide(x) + scale * _wide(y)
     return total.to(x.dtype), _layer_norm(total, weight, bias, eps).to(x.dtype)
 
 
 def add_norm_twice(
-    x: Tensor, y: Tensor, scale: float, weight: Tensor, bias: Tensor, eps: float, next_weight: Tensor, next_bias: Tensor,
+    x: Tensor,
+    y: Tensor,
+    scale: float,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    next_weight: Tensor,
+    next_bias: Tensor,
     next_eps: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The layer norm of x + scale y, with which a block ends, and the layer norm of that, with which the next begins."""
+) -> tuple[Tensor, Tensor]:
+    """The layer norm of x + scale y, with which a block ends, and the layer norm of that, with
+    which the next begins.
+    """
     first = _layer_norm(_wide(x) + scale * _wide(y), weight, bias, eps)
     return first.to(x.dtype), _layer_norm(first, next_weight, next_bias, next_eps).to(x.dtype)
 
 
 def gated_conv(gate: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A block's convolution (B, T, D) of its gate (B, T, 2D): GLU, mask, depthwise convolution over time, SiLU.
+    """A block's convolution (B, T, D) of its gate (B, T, 2D): GLU, mask, depthwise convolution over
+    time, SiLU.
 
     Weight (K, D) and bias (D,) hold the batch norm too, in float32.
     """
@@ -37,11 +51,15 @@ def gated_conv(gate: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> T
     return F.silu(x).transpose(1, 2).to(gate.dtype).contiguous()
 
 
-def position_bias(scores: Tensor, constant: Tensor, lengths: Tensor, left: int, right: int) -> Tensor:
-    """What attention adds to its scores: (B, H, T, T), from products of q with positions (H, B, T, T), frame by frame.
+def position_bias(
+    scores: Tensor, constant: Tensor, lengths: Tensor, left: int, right: int
+) -> Tensor:
+    """What attention adds to its scores: (B, H, T, T), from products of q with positions (H, B, T,
+    T), frame by frame.
 
-    constant (H, 2T): what every frame of a head adds at a distance of T, T - 1, ..., 1 - T. Where a key lies in the padding,
-    more than `left` frames before the query or `right` after it, there is half of the most negative number.
+    constant (H, 2T): what every frame of a head adds at a distance of T, T - 1, ..., 1 - T. Where a
+    key lies in the padding, more than `left` frames before the query or `right` after it, there is
+    half of the most negative number.
     """
     T = scores.shape[-1]
     frame = torch.arange(T, device=scores.device)
@@ -53,23 +71,32 @@ def position_bias(scores: Tensor, constant: Tensor, lengths: Tensor, left: int, 
 
 def first_convs(
     features: Tensor, lengths: Tensor, frames: int, first: Tensor, weight: Tensor, bias: Tensor
-) -> Tensor:  # fmt: skip
-    """A 3 x 3 convolution of features (B, T, F) to C channels, mask, ReLU, a 3 x 3 depthwise one: (B, frames, F'', C).
+) -> Tensor:
+    """A 3 x 3 convolution of features (B, T, F) to C channels, mask, ReLU, a 3 x 3 depthwise one:
+    (B, frames, F'', C).
 
-    Both have stride 2. Rows 0 to 8 of `first` (16, C) are the weights of the first, row 9 its bias, the rest is zero. Weight
-    (9, C) and bias (C,) are those of the second, in float32.
+    Both have stride 2. Rows 0 to 8 of `first` (16, C) are the weights of the first, row 9 its bias,
+    the rest is zero. Weight (9, C) and bias (C,) are those of the second, in float32.
     """
     B, T, bins = features.shape
     more = max(4 * frames - T, 0)
     valid = valid_mask(lengths, T + more)[..., None]
-    x = F.pad(features, (0, 0, 0, more)).masked_fill(~valid, 0.0)[:, None].to(first.dtype)  # (B, 1, 4 frames or more, F)
+    x = (
+        F.pad(features, (0, 0, 0, more)).masked_fill(~valid, 0.0)[:, None].to(first.dtype)
+    )  # (B, 1, 4 frames or more, F)
     kernel, shift = first[:9].T.unflatten(1, (1, 3, 3)), first[9]
-    x = F.conv2d(_wide(x), _wide(kernel), _wide(shift), stride=2, padding=1).permute(0, 2, 3, 1)  # (B, T', F', C)
-    return masked_conv(x, torch.div(lengths + 1, 2, rounding_mode="floor"), frames, weight, bias).to(first.dtype)
+    x = F.conv2d(_wide(x), _wide(kernel), _wide(shift), stride=2, padding=1).permute(
+        0, 2, 3, 1
+    )  # (B, T', F', C)
+    return masked_conv(
+        x, torch.div(lengths + 1, 2, rounding_mode="floor"), frames, weight, bias
+    ).to(first.dtype)
 
 
 def masked_conv(x: Tensor, lengths: Tensor, frames: int, weight: Tensor, bias: Tensor) -> Tensor:
-    """Mask, ReLU and a 3 x 3 depthwise convolution of stride 2: (B, frames, F', C) from (B, T, F, C)."""
+    """Mask, ReLU and a 3 x 3 depthwise convolution of stride 2: (B, frames, F', C) from (B, T, F,
+    C).
+    """
     padding = ~valid_mask(lengths, x.shape[1])[:, :, None, None]
     image = x.to(weight.dtype).masked_fill(padding, 0.0).relu().permute(0, 3, 1, 2)
     kernel = weight.T.unflatten(1, (1, 3, 3))

@@ -1,7 +1,9 @@
-"""The fused steps of an encoder as Triton kernels; asrkit.models.fused.reference has what each computes, and its shapes.
+"""The fused steps of an encoder as Triton kernels; asrkit.models.fused.reference has what each
+computes, and its shapes.
 
-Written for a GPU and so far compiled for it and run in Triton's interpreter only (TRITON_INTERPRET=1 before Python starts), which
-shows what the kernels compute and nothing about their speed. All add up in float32, whatever they read and write.
+Written for a GPU and so far compiled for it and run in Triton's interpreter only
+(TRITON_INTERPRET=1 before Python starts), which shows what the kernels compute and nothing about
+their speed. All add up in float32, whatever they read and write.
 """
 
 import torch
@@ -9,29 +11,42 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asrkit.compilers import tf32_asked
 from asrkit.models.fused.float8 import LARGEST, TINY
+from asrkit.runtime import tf32_asked
 
 CHUNK = 32  # frames that a program of `gated_conv` walks; it reads K - 1 more around them
 
 
-def add_norm(x: Tensor, y: Tensor, scale: float, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm(
+    x: Tensor, y: Tensor, scale: float, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """x + scale y and its layer norm."""
     return _norms(x, y, scale, (weight, bias, eps), (weight, bias, eps), twice=False)
 
 
 def add_norm_twice(
-    x: Tensor, y: Tensor, scale: float, weight: Tensor, bias: Tensor, eps: float, next_weight: Tensor, next_bias: Tensor,
+    x: Tensor,
+    y: Tensor,
+    scale: float,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    next_weight: Tensor,
+    next_bias: Tensor,
     next_eps: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """The layer norm of x + scale y, and the layer norm of that."""
     return _norms(x, y, scale, (weight, bias, eps), (next_weight, next_bias, next_eps), twice=True)
 
 
-def _norms(x: Tensor, y: Tensor, scale: float, first: tuple, second: tuple, *, twice: bool) -> tuple[Tensor, Tensor]:
+def _norms(
+    x: Tensor, y: Tensor, scale: float, first: tuple, second: tuple, *, twice: bool
+) -> tuple[Tensor, Tensor]:
     x, y, D = x.contiguous(), y.contiguous(), x.shape[-1]
     total, normed = torch.empty_like(x), torch.empty_like(x)
-    _add_norm[(x.numel() // D,)](x, y, total, normed, scale, *first, *second, D, twice, triton.next_power_of_2(D))
+    _add_norm[(x.numel() // D,)](
+        x, y, total, normed, scale, *first, *second, D, twice, triton.next_power_of_2(D)
+    )
     return total, normed
 
 
@@ -45,20 +60,24 @@ def gated_conv(gate: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> T
     return out
 
 
-def position_bias(scores: Tensor, constant: Tensor, lengths: Tensor, left: int, right: int) -> Tensor:
+def position_bias(
+    scores: Tensor, constant: Tensor, lengths: Tensor, left: int, right: int
+) -> Tensor:
     """Scores by distance as a bias of attention."""
     H, B, T, _ = scores.shape
     out = scores.new_empty(B, H, T, T)
     ROWS, COLUMNS = 16, min(128, max(16, triton.next_power_of_2(T)))
     grid = triton.cdiv(T, ROWS) * triton.cdiv(T, COLUMNS), H, B
     never = torch.finfo(scores.dtype).min / 2
-    _position_bias[grid](scores, constant, lengths, out, *scores.stride()[:3], T, left, right, never, ROWS, COLUMNS)
+    _position_bias[grid](
+        scores, constant, lengths, out, *scores.stride()[:3], T, left, right, never, ROWS, COLUMNS
+    )
     return out
 
 
 def first_convs(
     features: Tensor, lengths: Tensor, frames: int, first: Tensor, weight: Tensor, bias: Tensor
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Convolution of one channel to C, mask, ReLU, depthwise convolution."""
     features, C = features.contiguous(), len(bias)
     B, T, bins = features.shape
@@ -67,7 +86,9 @@ def first_convs(
     grid = triton.cdiv(frames * out.shape[2], ROWS), triton.cdiv(C, BLOCK), B
     exact = not tf32_asked()
     sizes = T, bins, frames, out.shape[2], C
-    _first_convs[grid](features, lengths, first, weight, bias, out, *sizes, exact, ROWS, BLOCK, num_warps=8)
+    _first_convs[grid](
+        features, lengths, first, weight, bias, out, *sizes, exact, ROWS, BLOCK, num_warps=8
+    )
     return out
 
 
@@ -110,8 +131,22 @@ def _layer_norm(x, d, here, weight, bias, eps, D):
 
 
 @triton.jit
-def _add_norm(x, y, total, normed, scale, weight, bias, eps, next_weight, next_bias, next_eps, D, TWICE: tl.constexpr,
-              BLOCK: tl.constexpr):  # fmt: skip
+def _add_norm(
+    x,
+    y,
+    total,
+    normed,
+    scale,
+    weight,
+    bias,
+    eps,
+    next_weight,
+    next_bias,
+    next_eps,
+    D,
+    TWICE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """A program takes a row."""
     d = tl.arange(0, BLOCK)
     here = d < D
@@ -121,12 +156,18 @@ def _add_norm(x, y, total, normed, scale, weight, bias, eps, next_weight, next_b
     if TWICE:
         row = _layer_norm(row, d, here, weight, bias, eps, D)
     tl.store(total + place, row, mask=here)
-    tl.store(normed + place, _layer_norm(row, d, here, next_weight, next_bias, next_eps, D), mask=here)
+    tl.store(
+        normed + place, _layer_norm(row, d, here, next_weight, next_bias, next_eps, D), mask=here
+    )
 
 
 @triton.jit
-def _gated_conv(gate, lengths, taps, shift, out, T, D, K: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """A program walks CHUNK frames of an utterance with the last K in registers: each is read, and its sigmoid taken, once."""
+def _gated_conv(
+    gate, lengths, taps, shift, out, T, D, K: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A program walks CHUNK frames of an utterance with the last K in registers: each is read, and
+    its sigmoid taken, once.
+    """
     first, b = tl.program_id(0) * CHUNK, tl.program_id(2).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here, length = d < D, tl.load(lengths + b)
@@ -134,7 +175,7 @@ def _gated_conv(gate, lengths, taps, shift, out, T, D, K: tl.constexpr, CHUNK: t
     weights, window = (), ()
     for k in tl.static_range(K):
         tap = tl.load(taps + k * D + d, mask=here, other=0.0).to(tl.float32)
-        weights = weights + (tap,)  # type: ignore[assignment]  # noqa: RUF005  Triton knows no unpacking
+        weights = weights + (tap,)  # type: ignore[assignment]  # noqa: RUF005
         window = window + (tl.zeros((BLOCK,), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
     for step in range(CHUNK + K - 1):
         t = first + step - K // 2
@@ -152,15 +193,30 @@ def _gated_conv(gate, lengths, taps, shift, out, T, D, K: tl.constexpr, CHUNK: t
 
 
 @triton.jit
-def _position_bias(scores, constant, lengths, out, by_head, by_utterance, by_row, T, left, right, never, ROWS: tl.constexpr,
-                   COLUMNS: tl.constexpr):  # fmt: skip
+def _position_bias(
+    scores,
+    constant,
+    lengths,
+    out,
+    by_head,
+    by_utterance,
+    by_row,
+    T,
+    left,
+    right,
+    never,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """A program takes a tile of queries by keys of one head."""
     tiles = tl.cdiv(T, COLUMNS)
     t = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)[:, None]
     s = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     h, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     here = (t < T) & (s < T)
-    score = tl.load(scores + h * by_head + b * by_utterance + t * by_row + s, mask=here, other=0.0).to(tl.float32)
+    score = tl.load(
+        scores + h * by_head + b * by_utterance + t * by_row + s, mask=here, other=0.0
+    ).to(tl.float32)
     score += tl.load(constant + h * 2 * T + T - t + s, mask=here, other=0.0)
     allowed = (s < tl.load(lengths + b)) & (t - s <= left) & (s - t <= right)
     row = (b * tl.num_programs(1) + h) * T + t
@@ -168,12 +224,27 @@ def _position_bias(scores, constant, lengths, out, by_head, by_utterance, by_row
 
 
 @triton.jit
-def _first_convs(features, lengths, first, taps, shift, out, T, bins, frames, out_bins, C, EXACT: tl.constexpr,
-                 ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """A program makes ROWS places of BLOCK channels: nine products, one for each tap of the depthwise convolution.
+def _first_convs(
+    features,
+    lengths,
+    first,
+    taps,
+    shift,
+    out,
+    T,
+    bins,
+    frames,
+    out_bins,
+    C,
+    EXACT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program makes ROWS places of BLOCK channels: nine products, one for each tap of the
+    depthwise convolution.
 
-    A product's row is a window of nine features and a one, for the bias. Where the place that a tap reads is padding the whole
-    row is zero, and with it what the tap adds.
+    A product's row is a window of nine features and a one, for the bias. Where the place that a tap
+    reads is padding the whole row is zero, and with it what the tap adds.
     """
     b = tl.program_id(2).to(tl.int64)
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -184,9 +255,25 @@ def _first_convs(features, lengths, first, taps, shift, out, T, bins, frames, ou
     total = tl.zeros((ROWS, BLOCK), tl.float32) + tl.load(shift + c, mask=here, other=0.0)[None, :]
     for tap in range(9):
         half_t, half_f = 2 * t + tap // 3 - 1, 2 * f + tap % 3 - 1
-        valid = (half_t >= 0) & (half_t < (length + 1) // 2) & (half_f >= 0) & (half_f < (bins + 1) // 2)
-        from_t, from_f = (2 * half_t - 1)[:, None] + k // 3, (2 * half_f - 1)[:, None] + k % 3  # (ROWS, 16)
-        inside = valid[:, None] & (k < 9) & (from_t >= 0) & (from_t < length) & (from_t < T) & (from_f >= 0) & (from_f < bins)
+        valid = (
+            (half_t >= 0)
+            & (half_t < (length + 1) // 2)
+            & (half_f >= 0)
+            & (half_f < (bins + 1) // 2)
+        )
+        from_t, from_f = (
+            (2 * half_t - 1)[:, None] + k // 3,
+            (2 * half_f - 1)[:, None] + k % 3,
+        )  # (ROWS, 16)
+        inside = (
+            valid[:, None]
+            & (k < 9)
+            & (from_t >= 0)
+            & (from_t < length)
+            & (from_t < T)
+            & (from_f >= 0)
+            & (from_f < bins)
+        )
         window = tl.load(features + (b * T + from_t) * bins + from_f, mask=inside, other=0.0)
         window = tl.where(valid[:, None] & (k == 9), 1.0, window).to(kernel.dtype)
         made = tl.dot(window, kernel, input_precision="ieee" if EXACT else "tf32")  # (ROWS, BLOCK)
@@ -196,7 +283,20 @@ def _first_convs(features, lengths, first, taps, shift, out, T, bins, frames, ou
 
 
 @triton.jit
-def _masked_conv(x, lengths, taps, shift, out, T, bins, frames, out_bins, C, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _masked_conv(
+    x,
+    lengths,
+    taps,
+    shift,
+    out,
+    T,
+    bins,
+    frames,
+    out_bins,
+    C,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """A program makes ROWS places of BLOCK channels."""
     b = tl.program_id(2).to(tl.int64)
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

@@ -1,4 +1,6 @@
-"""First pass: log-normaliser, blank and next label of every node, from one launch in which no logit reaches memory."""
+"""First pass: log-normaliser, blank and next label of every node, from one launch in which no logit
+reaches memory.
+"""
 
 import triton
 import triton.language as tl
@@ -8,21 +10,44 @@ from asrkit.losses.lean.triton.tile import ROWS, VARIED, hidden_layer, locate, n
 
 @triton.jit
 def write_hidden(
-    hidden, encoded, predicted, b, t, u, valid, seed, least, keep, T, U1, D, DEPTH,
-    BK: tl.constexpr, is_tanh: tl.constexpr, drops: tl.constexpr,
-):  # fmt: skip
-    """Hidden layer of a tile into `hidden` (ROWS, DEPTH), zeros from column D on; all threads of the block may read it then."""
+    hidden,
+    encoded,
+    predicted,
+    b,
+    t,
+    u,
+    valid,
+    seed,
+    least,
+    keep,
+    T,
+    U1,
+    D,
+    DEPTH,
+    BK: tl.constexpr,
+    is_tanh: tl.constexpr,
+    drops: tl.constexpr,
+):
+    """Hidden layer of a tile into `hidden` (ROWS, DEPTH), zeros from column D on; all threads of
+    the block may read it then.
+    """
     r = tl.arange(0, ROWS)
     for k in range(0, DEPTH, BK):
         d = k + tl.arange(0, BK)
-        y, slope = hidden_layer(encoded, predicted, b, t, u, d, valid, seed, least, keep, T, U1, D, is_tanh, drops)
+        y, slope = hidden_layer(
+            encoded, predicted, b, t, u, d, valid, seed, least, keep, T, U1, D, is_tanh, drops
+        )
         tl.store(hidden + r[:, None] * DEPTH + d[None, :], y.to(hidden.dtype.element_ty))
     tl.debug_barrier()
 
 
 @triton.jit
-def tile_logits(hidden, weight, bias, first, V, DEPTH, BV: tl.constexpr, BK: tl.constexpr, TF32: tl.constexpr):
-    """Logits (ROWS, BV) of outputs first, first + 1, ... below V, and -inf beyond; which outputs these are."""
+def tile_logits(
+    hidden, weight, bias, first, V, DEPTH, BV: tl.constexpr, BK: tl.constexpr, TF32: tl.constexpr
+):
+    """Logits (ROWS, BV) of outputs first, first + 1, ... below V, and -inf beyond; which outputs
+    these are.
+    """
     r, k, v = tl.arange(0, ROWS), tl.arange(0, BK), tl.arange(0, BV) + first
     left, right = hidden + r[:, None] * DEPTH + k[None, :], weight + v[None, :] * DEPTH + k[:, None]
     x = product(left, right, 1, v < V, DEPTH, BK, TF32)
@@ -31,19 +56,68 @@ def tile_logits(hidden, weight, bias, first, V, DEPTH, BV: tl.constexpr, BK: tl.
 
 @triton.jit(do_not_specialize=VARIED)
 def scores(
-    encoded, predicted, weight, bias, targets, table, hidden, z, stay, emit, durations,
-    turns, B, T, U1, D, DEPTH, V, outputs, n, blank, seed, least, keep,
-    BATCH: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
-    is_tanh: tl.constexpr, drops: tl.constexpr, TF32: tl.constexpr,
-):  # fmt: skip
-    """Scores of all nodes; weight (V + n and more, DEPTH), hidden (programs, ROWS, DEPTH): each program's own, which L2 holds."""
+    encoded,
+    predicted,
+    weight,
+    bias,
+    targets,
+    table,
+    hidden,
+    z,
+    stay,
+    emit,
+    durations,
+    turns,
+    B,
+    T,
+    U1,
+    D,
+    DEPTH,
+    V,
+    outputs,
+    n,
+    blank,
+    seed,
+    least,
+    keep,
+    BATCH: tl.constexpr,
+    BV: tl.constexpr,
+    BK: tl.constexpr,
+    BN: tl.constexpr,
+    is_tanh: tl.constexpr,
+    drops: tl.constexpr,
+    TF32: tl.constexpr,
+):
+    """Scores of all nodes; weight (V + n and more, DEPTH), hidden (programs, ROWS, DEPTH): each
+    program's own, which L2 holds.
+    """
     hidden += tl.program_id(0).to(tl.int64) * ROWS * DEPTH
     for turn in range(turns):
         b, t0, u0 = locate(turn * tl.num_programs(0) + tl.program_id(0), table, B, BATCH)
         t, u, node, valid, has_label = nodes_of(b, t0, u0, table)
         label = tl.load(targets + b * (U1 - 1) + u, mask=has_label, other=-1)
-        write_hidden(hidden, encoded, predicted, b, t, u, valid, seed, least, keep, T, U1, D, DEPTH, BK, is_tanh, drops)
-        largest = tl.full((ROWS,), -3e38, tl.float32)  # finite: rows of -inf shall not become NaN on the way
+        write_hidden(
+            hidden,
+            encoded,
+            predicted,
+            b,
+            t,
+            u,
+            valid,
+            seed,
+            least,
+            keep,
+            T,
+            U1,
+            D,
+            DEPTH,
+            BK,
+            is_tanh,
+            drops,
+        )
+        largest = tl.full(
+            (ROWS,), -3e38, tl.float32
+        )  # finite: rows of -inf shall not become NaN on the way
         total = tl.zeros((ROWS,), tl.float32)
         at_blank = tl.zeros((ROWS,), tl.float32)
         at_label = tl.zeros((ROWS,), tl.float32)
@@ -55,7 +129,9 @@ def scores(
             at_blank += tl.sum(tl.where((v == blank)[None, :], x, 0.0), axis=1)
             at_label += tl.sum(tl.where(v[None, :] == label[:, None], x, 0.0), axis=1)
         here = largest + tl.log(total)
-        here = tl.where(tl.abs(here) == float("inf"), float("nan"), here)  # overflow is no missing path
+        here = tl.where(
+            tl.abs(here) == float("inf"), float("nan"), here
+        )  # overflow is no missing path
         tl.store(z + node, here, mask=valid)
         tl.store(stay + node, at_blank - here, mask=valid)
         tl.store(emit + node, tl.where(has_label, at_label - here, -float("inf")), mask=valid)
@@ -63,5 +139,9 @@ def scores(
             x, v = tile_logits(hidden, weight, bias, V, outputs, DEPTH, BN, BK, TF32)
             x -= tl.max(x, axis=1)[:, None]
             x -= tl.log(tl.sum(tl.exp(x), axis=1))[:, None]
-            tl.store(durations + node[:, None] * n + (v - V)[None, :], x, mask=valid[:, None] & (v < outputs)[None, :])
+            tl.store(
+                durations + node[:, None] * n + (v - V)[None, :],
+                x,
+                mask=valid[:, None] & (v < outputs)[None, :],
+            )
         tl.debug_barrier()  # the next tile's hidden layer takes this one's place

@@ -1,28 +1,52 @@
-"""Device functions of the kernels beside this file: where a tile of nodes lies, its hidden layer, and a matrix product.
+"""Device functions of the kernels beside this file: where a tile of nodes lies, its hidden layer,
+and a matrix product.
 
-A tile is FRAMES_OF x LABELS_OF nodes of one utterance: neighbours in both directions, so that what the gradient adds to one
-frame (or one row of labels) is summed over the tile first. Row r of a tile is node (t0 + r // LABELS_OF, u0 + r % LABELS_OF).
-The mask of dropout is that of asrkit.losses.dropout, whose hash stands here once more in Triton.
+A tile is FRAMES_OF x LABELS_OF nodes of one utterance: neighbours in both directions, so that what
+the gradient adds to one frame (or one row of labels) is summed over the tile first. Row r of a tile
+is node (t0 + r // LABELS_OF, u0 + r % LABELS_OF). The mask of dropout is that of
+asrkit.losses.dropout, whose hash stands here once more in Triton.
 """
 
 import triton
 import triton.language as tl
 
-from asrkit import compilers
+from asrkit import runtime
 from asrkit.losses import dropout, nodes
 
 FRAMES_OF, LABELS_OF = tl.constexpr(16), tl.constexpr(8)
 ROWS = tl.constexpr(128)  # their product
-FRAMES, LABELS, FIRST_NODE = tl.constexpr(nodes.FRAMES), tl.constexpr(nodes.LABELS), tl.constexpr(nodes.FIRST_NODE)
+FRAMES, LABELS, FIRST_NODE = (
+    tl.constexpr(nodes.FRAMES),
+    tl.constexpr(nodes.LABELS),
+    tl.constexpr(nodes.FIRST_NODE),
+)
 TABLE_COLUMNS = tl.constexpr(8)  # of the table of asrkit.losses.nodes.Nodes
-INTERPRETED = tl.constexpr(compilers.INTERPRETED)
-VARIED = ["B", "T", "U1", "V", "outputs", "n", "blank", "first_tile", "turns", "seed", "least"]  # not worth a kernel for each value
-FIRST, SECOND, GOLDEN = tl.constexpr(dropout.FIRST), tl.constexpr(dropout.SECOND), tl.constexpr(dropout.GOLDEN)
+INTERPRETED = tl.constexpr(runtime.INTERPRETED)
+VARIED = [
+    "B",
+    "T",
+    "U1",
+    "V",
+    "outputs",
+    "n",
+    "blank",
+    "first_tile",
+    "turns",
+    "seed",
+    "least",
+]  # not worth a kernel for each value
+FIRST, SECOND, GOLDEN = (
+    tl.constexpr(dropout.FIRST),
+    tl.constexpr(dropout.SECOND),
+    tl.constexpr(dropout.GOLDEN),
+)
 
 
 @triton.jit
 def locate(tile, table, B, BATCH: tl.constexpr):
-    """Utterance of a tile, its first frame and first row of labels, by `table` (B, 8). A tile too many has no valid node."""
+    """Utterance of a tile, its first frame and first row of labels, by `table` (B, 8). A tile too
+    many has no valid node.
+    """
     i = tl.arange(0, BATCH)
     frames = tl.load(table + i * TABLE_COLUMNS + FRAMES, mask=i < B, other=0).to(tl.int32)
     labels = tl.load(table + i * TABLE_COLUMNS + LABELS, mask=i < B, other=-1).to(tl.int32)
@@ -36,7 +60,9 @@ def locate(tile, table, B, BATCH: tl.constexpr):
 
 @triton.jit
 def nodes_of(b, t0, u0, table):
-    """Of a tile's rows: frame, row of labels, place among all nodes, whether there is such a node, and whether a label is left."""
+    """Of a tile's rows: frame, row of labels, place among all nodes, whether there is such a node,
+    and whether a label is left.
+    """
     r = tl.arange(0, ROWS)
     t, u = t0 + r // LABELS_OF, u0 + r % LABELS_OF
     T, U = tl.load(table + b * TABLE_COLUMNS + FRAMES), tl.load(table + b * TABLE_COLUMNS + LABELS)
@@ -46,8 +72,26 @@ def nodes_of(b, t0, u0, table):
 
 
 @triton.jit
-def hidden_layer(encoded, predicted, b, t, u, d, valid, seed, least, keep, T, U1, D, is_tanh: tl.constexpr, drops: tl.constexpr):
-    """Hidden layer of nodes (n,) at columns `d` (k,), and its derivative by the sum of both halves: (n, k) each, float32."""
+def hidden_layer(
+    encoded,
+    predicted,
+    b,
+    t,
+    u,
+    d,
+    valid,
+    seed,
+    least,
+    keep,
+    T,
+    U1,
+    D,
+    is_tanh: tl.constexpr,
+    drops: tl.constexpr,
+):
+    """Hidden layer of nodes (n,) at columns `d` (k,), and its derivative by the sum of both halves:
+    (n, k) each, float32.
+    """
     here = valid[:, None] & (d < D)[None, :]
     row_e, row_p = (b * T + t).to(tl.int64) * D, (b * U1 + u).to(tl.int64) * D
     x = tl.load(encoded + row_e[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
@@ -66,7 +110,9 @@ def hidden_layer(encoded, predicted, b, t, u, d, valid, seed, least, keep, T, U1
 
 @triton.jit
 def product(left, right, right_step, is_column, K, BK: tl.constexpr, TF32: tl.constexpr):
-    """left (n, K) @ right (K, m) in float32, from pointers to their first BK columns and rows; `right_step` leads a row on."""
+    """left (n, K) @ right (K, m) in float32, from pointers to their first BK columns and rows;
+    `right_step` leads a row on.
+    """
     total = tl.zeros((left.shape[0], right.shape[1]), tl.float32)
     for k in range(0, K, BK):
         x = tl.load(left + k)

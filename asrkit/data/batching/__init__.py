@@ -1,0 +1,3 @@
+"""Batches: lengths and what padding costs, buckets, strategies, samplers, and a search for what
+memory holds.
+"""

@@ -1,7 +1,0 @@
-"""Notebooks in, one offline HTML report out; two of them side by side."""
-
-from asrkit.report.compare import Comparison, compare
-from asrkit.report.run import NotebookRun, run_notebooks
-from asrkit.report.site import ReportResult, report
-
-__all__ = ["Comparison", "NotebookRun", "ReportResult", "compare", "report", "run_notebooks"]

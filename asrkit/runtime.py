@@ -1,0 +1,190 @@
+"""What torch, Numba and a GPU ask of us: eager calls, compiled kernels, compilers, waits of the
+CPU, peak memory.
+
+Importing this file tries no compiler and asks for no GPU.
+"""
+
+import functools
+import math
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from importlib import import_module
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from asrkit.shapes import expect
+
+P = ParamSpec("P")
+R = TypeVar("R")
+SIMULATED = (
+    os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+)  # Numba reads it once as well, when it is imported
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MODULES = {
+    "numba_cuda": ("numba_cuda", "numba.cuda", "numba.cuda.core.config"),
+    "triton": ("triton", "triton.language"),
+}
+DECIDES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+INDEXING = {
+    "index",
+    "index_put",
+    "index_put_",
+    "_unsafe_index",
+    "_unsafe_index_put",
+    "_index_put_impl_",
+}
+
+
+def eager(function: Callable[P, R]) -> Callable[P, R]:
+    """torch.compiler.disable when it is first needed: as a decorator it would load the whole
+    compiler on import.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return (torch.compiler.disable(function) if torch.compiler.is_compiling() else function)(
+            *args, **kwargs
+        )
+
+    return call
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Any:
+    """`function`, compiled on first use by `njit` with `options`; it runs without Python's lock."""
+    from numba import njit
+
+    try:
+        return njit(nogil=True, cache=True, **options)(function)
+    except (
+        RuntimeError
+    ):  # neither the package's folder nor the user's: it is compiled in every process
+        return njit(nogil=True, **options)(function)
+
+
+@functools.cache
+def lacks(package: str) -> str:
+    """Why the kernels written with "numba_cuda" or "triton" cannot be had here; "" where they can.
+    No GPU is asked for.
+
+    The package is really imported, and numba_cuda compiles a small kernel too, for it finds NVVM or
+    not only then. Tried once in a process: a package that is there and broken is named with what it
+    raised, and costs nothing but its own kernels.
+    """
+    try:
+        for name in MODULES[package]:
+            import_module(name)
+        if package == "numba_cuda" and not SIMULATED:
+            from numba import cuda
+
+            cuda.compile(_store_one, "void(float32[:])", cc=(8, 0), device=False, abi="numba")
+    except ModuleNotFoundError as error:
+        return (
+            f"no package {error.name}" if error.name == package else f"ModuleNotFoundError: {error}"
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return ""
+
+
+def _store_one(x):
+    x[0] = 1
+
+
+def toolkit() -> Path | None:
+    """Folder of a CUDA toolkit with NVVM, by which Numba compiles: $CUDA_HOME, nvcc's, that of
+    NVIDIA's wheels, the usual one.
+    """
+    if named := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+        return Path(named)
+    nvcc = shutil.which("nvcc")
+    wheels = Path(sysconfig.get_path("purelib"), "nvidia")
+    found = [Path(nvcc).resolve().parents[1]] if nvcc else []
+    found += [wheels / "cu13", wheels / "cuda_nvcc", Path("/usr/local/cuda")]
+    return next(
+        (folder for folder in found if [*folder.glob("nvvm/libdevice/libdevice*.bc")]), None
+    )
+
+
+def tf32_asked() -> bool:
+    """Whether products of float32 on CUDA may be taken in TF32, by whichever of torch's settings
+    that was said.
+
+    `allow_tf32` and `get_float32_matmul_precision` raise where a newer setting was used; this one
+    follows them all.
+    """
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def op_name(func: Any) -> str:
+    """The name of an op that a TorchDispatchMode sees, without namespace and overload."""
+    return func._schema.name.partition("::")[2]
+
+
+def waits(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether this call of an op reads from the GPU what Python needs to go on; copies between
+    devices are left out.
+    """
+    if op_name(func) in INDEXING:
+        return _masks(args)
+    return bool(DECIDES & set(func.tags)) and kwargs.get("output_size") is None
+
+
+def _masks(args: Any) -> bool:
+    """Whether indices hold a boolean mask, which is turned into positions first: their number is
+    not known before.
+    """
+    indices = [index for index in args[1] if index is not None]
+    if not any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+        return False
+    return not (
+        len(args) > 2 and args[2].numel() == 1 and len(indices) == 1
+    )  # x[mask] = scalar becomes masked_fill
+
+
+def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
+    """Bytes of tensor memory at the peak of one call of `fn`, beyond what was allocated when it
+    began.
+
+    CPU: the allocation events of torch's own (c10) allocator, which torchaudio's compiled code uses
+    too. Arrays of NumPy and Numba, and workspaces that a library keeps for itself (BLAS), are not
+    seen; memory from before that `fn` frees is not subtracted. CUDA:
+    torch.cuda.max_memory_allocated.
+    """
+    kind = torch.device(device).type
+    expect(kind in ("cpu", "cuda"), "device", "'cpu' or 'cuda'", repr(device))
+    if kind == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        fn()
+        return torch.cuda.max_memory_allocated(device) - before
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profile:
+        fn()
+    events = [
+        event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
+    events.sort(key=lambda event: event.start_ns())
+    return max(0, *accumulate((event.nbytes() for event in events), initial=0))
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use: fewer than the machine has under an affinity mask or a
+    container's quota.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if not quota.exists():
+        return cores
+    share, _, period = quota.read_text().partition(" ")
+    if not share.isdigit():  # "max": no quota
+        return cores
+    return min(cores, math.ceil(int(share) / int(period)))

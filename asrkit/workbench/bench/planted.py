@@ -1,0 +1,251 @@
+"""A transducer that says what it was told to: how dense labels lie decides how fast decoding is, so
+it is not left to chance.
+
+Random weights emit far too many labels or none, and a trained model has one density only. Here a
+real `TransducerModel` gets weights that follow a script. Label n of an utterance comes from the
+class n modulo 3 of the vocabulary, so the last label's class tells the model how far it is. The
+hidden layer of the joint has a block of units for each class, and the prediction lifts the block of
+the last label's class above the threshold of the relu. In that block the frame holds the code of
+what is to be said next, a random vector of signs, and the output layer's rows are these codes.
+Where the block is empty blank wins. The embedding of blank is zero, as it is in NeMo.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
+from asrkit.models.transducer import LSTMPredictor
+from asrkit.shapes import expect, whole
+
+CLASSES = 3  # two labels on a frame and the silence after them are told apart
+LIFT = 3.0  # by which the prediction raises its block; the largest value of a frame is about 2
+LOGIT = 20.0  # of the label that is meant; blank has 13, the other labels' spread around 0
+# standard deviation of what is added to all values, so that they look like a trained model's
+NOISE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """A model, a batch for it, and what every greedy decoder has to find in it."""
+
+    model: TransducerModel
+    encoded: Tensor  # (B, T, D)
+    lengths: Tensor  # (B,) int64
+    labels: list[list[int]]
+    frames: list[list[int]]  # of these labels
+
+    def looks(self) -> int:
+        """Joints that the paths take, of one frame and one prediction each: labels and blanks."""
+        durations, total = self.model.durations, 0
+        for frames, length in zip(self.frames, self.lengths.tolist(), strict=True):
+            t = 0
+            while t < length:
+                here = frames.count(t)
+                total += max(here, 1) if durations else here + 1
+                t += _jump(frames, t, durations) if durations else 1
+        return total
+
+
+def planted(
+    B: int,
+    T: int,
+    *,
+    durations: Sequence[int] = (),
+    V: int = 1025,
+    width: int = 640,
+    layers: int = 1,
+    labels_per_second: float = 3.5,
+    frames_per_second: float = 12.5,
+    seed: int = 0,
+    lengths: Sequence[int] | None = None,
+) -> Planted:
+    """B utterances of up to T frames, predictor of `layers` and joint of `width`, V tokens with
+    blank; TDT with `durations`.
+
+    `lengths`: of each utterance in frames; None: from T down to T / 2.
+
+    Labels come in bursts with pauses between them, two on a frame at most. The default density is
+    that of English in some thousand subwords. ValueError if `durations` lack 0 or 1, or if codes of
+    this width cannot keep V tokens apart.
+    """
+    sizes = whole(B, 1) and whole(T, 2) and whole(V, 2 * CLASSES)
+    expect(sizes, "B, T, V", "whole numbers of at least 1, 2 and 6", (B, T, V))
+    rates = labels_per_second, frames_per_second
+    expect(
+        0 < rates[0] <= 2 * rates[1] < inf,
+        "labels_per_second, frames_per_second",
+        "above 0, two labels a frame at most",
+        rates,
+    )
+    expect(
+        not durations or {0, 1} <= {*durations},
+        "durations",
+        "none, or 0 and 1 among them",
+        durations,
+    )
+    least = (
+        16 * np.log(V) * CLASSES * (4 if durations else 3) / 3
+    )  # 16 ln V signs a block: chance likeness stays below 1 / 2
+    expect(width >= least, "width", f"at least {ceil(least)} units for V={V}", width)
+    ends = torch.linspace(T, T // 2, B).long() if lengths is None else torch.tensor(lengths)
+    fit = ends.shape == (B,) and ends.min() >= 1 and ends.max() <= T
+    expect(bool(fit), "lengths", f"{B} of 1 to T={T} frames", lengths)
+    frames = [
+        speech(length, labels_per_second / frames_per_second, (seed, b))
+        for b, length in enumerate(ends.tolist())
+    ]
+    labels = [_labels(len(row), V, (seed, b, 1)) for b, row in enumerate(frames)]
+    generator = torch.Generator().manual_seed(seed)
+    predictor = LSTMConfig(width=width, layers=layers)
+    config = TransducerConfig(
+        vocab_size=V - 1,
+        predictor=predictor,
+        joint_width=width,
+        durations=durations,
+        activation="relu",
+    )
+    codes = _codes(V, len(config.durations), width // CLASSES, generator)
+    with torch.random.fork_rng(devices=[]):
+        model = TransducerModel(config).eval().requires_grad_(False)
+    _plant(model, codes, generator)
+    encoded = NOISE * torch.randn(B, T, width, generator=generator) - LIFT
+    for b, script in enumerate(zip(labels, frames, strict=True)):
+        encoded[b, :, : CLASSES * codes.shape[1]] += _spell(
+            codes, *script, T, config.durations
+        ).flatten(1)
+    return Planted(model=model, encoded=encoded, lengths=ends, labels=labels, frames=frames)
+
+
+def speech(T: int, density: float, seed: int | Sequence[int]) -> list[int]:
+    """Frames below T of labels that lie like subwords in speech, `density` a frame: bursts, pauses,
+    two on a frame at most.
+    """
+    draw = np.random.default_rng(seed)
+    many = int(2 * T * density) + 20
+    pauses = (draw.random(many) < 0.1) * draw.gamma(
+        2, 1.4, many
+    )  # one gap in ten, 28 % of the time
+    places = np.cumsum(
+        (draw.gamma(2, 0.36, many) + pauses) / density
+    )  # the mean gap is 1 / density
+    frames = list[int]()
+    for t in map(int, places):
+        t = max(t, *(frames[-1:] or [0]), frames[-2] + 1 if len(frames) > 1 else 0)
+        if t >= T:
+            break
+        frames.append(t)
+    return frames
+
+
+def ctc_log_probs(plan: Planted) -> Tensor:
+    """What a CTC model would say of the same speech, (B, T, V): a peak a label; of two on a frame
+    the second is one later.
+    """
+    B, T, _ = plan.encoded.shape
+    logits = torch.randn(B, T, plan.model.blank + 1, generator=torch.Generator().manual_seed(0))
+    logits[..., -1] += LOGIT / 2
+    for b, (labels, frames) in enumerate(zip(plan.labels, plan.frames, strict=True)):
+        place = -1
+        for label, t in zip(labels, frames, strict=True):
+            place = min(max(t, place + 1), T - 1)
+            logits[b, place, label] += LOGIT
+    return logits.log_softmax(-1)
+
+
+def _labels(N: int, V: int, seed: Sequence[int]) -> list[int]:
+    """N labels; that of place n is n modulo CLASSES, so neighbours differ."""
+    drawn = np.random.default_rng(seed).integers((V - 1) // CLASSES, size=N)
+    return [int(CLASSES * one + n % CLASSES) for n, one in enumerate(drawn)]
+
+
+def _codes(V: int, durations: int, size: int, generator: torch.Generator) -> Tensor:
+    """Signs for V tokens; a quarter of the units is shared out among the durations. (V + durations,
+    size).
+    """
+    each = size // (4 * durations) if durations else 0
+    codes = torch.randn(V + durations, size, generator=generator).sign()
+    codes[V - 1] = 0  # blank has a bias instead
+    codes[:, size - durations * each :] = 0
+    codes[V:] = torch.nn.functional.pad(
+        torch.eye(durations).repeat_interleave(each, 1), (size - durations * each, 0)
+    )
+    return codes
+
+
+def _plant(model: TransducerModel, codes: Tensor, generator: torch.Generator) -> None:
+    """Weights by which the prediction lifts the block of the last label's class, and the output
+    layer reads the codes.
+    """
+    predictor, V, size = model.predictor, model.blank + 1, codes.shape[1]
+    assert isinstance(predictor, LSTMPredictor)
+    lstm, H = predictor.lstm, predictor.lstm.hidden_size
+    for weight in (
+        *model.predictor.parameters(),
+        *model.predictor_projection.parameters(),
+        *model.output.parameters(),
+    ):
+        weight.normal_(0, NOISE / weight.shape[-1] ** 0.5, generator=generator)
+    units = torch.arange(H) * CLASSES // H  # the class that a unit of the predictor stands for
+    last = (
+        units == CLASSES - 1
+    ).float()  # also stands for the blank before the first label, whose embedding is zero
+    predictor.embedding.weight += 2.0 * (
+        (units == torch.arange(V)[:, None] % CLASSES).float() - last
+    )
+    predictor.embedding.weight[V - 1] = 0
+    said = torch.tensor(2.0)
+    for layer in range(lstm.num_layers):
+        gates = getattr(lstm, f"bias_ih_l{layer}").view(4, H)  # input, forget, candidate, output
+        gates += torch.tensor([6.0, -6.0, 0.0, 6.0])[:, None]  # the last label only
+        gates[2] += 2.0 * last * (layer == 0)
+        getattr(lstm, f"weight_ih_l{layer}").view(4, H, H)[2] += torch.eye(
+            H
+        )  # the candidate is the embedding, or what lies below
+        said = said.tanh().tanh()  # what the layer makes of it
+    for k in range(CLASSES):
+        own = units == k
+        model.predictor_projection.weight[k * size : (k + 1) * size, own] += LIFT / (
+            said * own.sum()
+        )
+    heard = (
+        codes.clamp(min=0).sum(1, keepdim=True).clamp(min=1)
+    )  # the relu lets pass what is positive
+    model.output.weight[:, : CLASSES * size] += LOGIT / heard * codes.repeat(1, CLASSES)
+    model.output.bias[V - 1] += 0.65 * LOGIT
+
+
+def _spell(
+    codes: Tensor, labels: list[int], frames: list[int], T: int, durations: Sequence[int]
+) -> Tensor:
+    """The codes (T, CLASSES, size) of an utterance's frames: each label's, and of TDT that of the
+    longest jump to the next.
+    """
+    made, n = torch.zeros(T, CLASSES, codes.shape[1]), 0
+    code_of = dict(zip(durations, codes[len(codes) - len(durations) :], strict=True))
+    for t in range(T):
+        here = frames.count(t)
+        jump = _jump(frames, t, durations)
+        for i in range(max(here, 1)):  # without a label there may be a duration still
+            block = made[t, (n + i - 1) % CLASSES]
+            if here:
+                block += codes[labels[n + i]]
+            if durations:
+                block += code_of[jump if i + 1 >= here else 0]
+        n += here
+    return made
+
+
+def _jump(frames: list[int], t: int, durations: Sequence[int]) -> int:
+    """The longest duration that does not jump over the next label; 0 of none."""
+    onward = next((frame for frame in frames if frame > t), t + max(durations, default=0)) - t
+    return max((duration for duration in durations if duration <= onward), default=0)
+
+
+def kind(durations: Sequence[int]) -> str:
+    """What names of cases call a transducer with these durations: "tdt", or "rnnt" without any."""
+    return "tdt" if durations else "rnnt"

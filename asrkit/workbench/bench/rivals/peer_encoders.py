@@ -1,0 +1,264 @@
+"""FastConformer encoders of NeMo and transformers in processes of their own, run by the Python of
+`make peers`.
+
+    python -P peer_encoders.py nemo_encoder
+    {"plan": "plan.pt", "mode": "bfloat16", "threads": 1, "observe": true}
+    {"wall_ms": ..., "cpu_ms": ..., "digest": [sketch, lengths], "version": "..."}
+
+`plan` is a file that `write` made: the weights of asrkit's encoder under asrkit's names, its sizes,
+and features. A request is one call, in eval mode: `mode` is float32, autocast (float32 weights,
+products in bfloat16) or bfloat16 (all of it). Protocol and timing are those of
+asrkit.workbench.bench.rivals.peer_worker. transformers is asked for its `sdpa` attention, and once
+more for its `eager` one.
+"""
+
+import functools
+import re
+import sys
+import time
+import types
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SIZES = "bins width layers heads subsampling subsampling_channels kernel expansion bias scale_input".split()
+NAMES = [  # asrkit's, NeMo's, transformers'
+    (r"subsampling\.convs\.0\.", "pre_encode.conv.0.", "subsampling.layers.0."),
+    (r"subsampling\.convs\.1\.0\.", "pre_encode.conv.2.", "subsampling.layers.2."),
+    (r"subsampling\.convs\.1\.1\.", "pre_encode.conv.3.", "subsampling.layers.3."),
+    (r"subsampling\.convs\.2\.0\.", "pre_encode.conv.5.", "subsampling.layers.5."),
+    (r"subsampling\.convs\.2\.1\.", "pre_encode.conv.6.", "subsampling.layers.6."),
+    (r"subsampling\.out", "pre_encode.out", "subsampling.linear"),
+    ("blocks", "layers", "layers"),
+    (r"feed\.0\.0", "norm_feed_forward1", "norm_feed_forward1"),
+    (r"feed\.1\.0", "norm_feed_forward2", "norm_feed_forward2"),
+    (r"feed\.0\.1", "feed_forward1.linear1", "feed_forward1.linear1"),
+    (r"feed\.0\.4", "feed_forward1.linear2", "feed_forward1.linear2"),
+    (r"feed\.1\.1", "feed_forward2.linear1", "feed_forward2.linear1"),
+    (r"feed\.1\.4", "feed_forward2.linear2", "feed_forward2.linear2"),
+    ("attention_norm", "norm_self_att", "norm_self_att"),
+    ("conv_norm", "norm_conv", "norm_conv"),
+    ("final_norm", "norm_out", "norm_out"),
+    (r"attention\.out", "self_attn.linear_out", "self_attn.o_proj"),
+    (r"attention\.position\.", "self_attn.linear_pos.", "self_attn.relative_k_proj."),
+    (r"attention\.content_bias", "self_attn.pos_bias_u", "self_attn.bias_u"),
+    (r"attention\.position_bias", "self_attn.pos_bias_v", "self_attn.bias_v"),
+    ("gate", "conv.pointwise_conv1", "conv.pointwise_conv1"),
+    ("depthwise", "conv.depthwise_conv", "conv.depthwise_conv"),
+    ("batch_norm", "conv.batch_norm", "conv.norm"),
+    (r"\.pointwise\.", ".conv.pointwise_conv2.", ".conv.pointwise_conv2."),
+]
+
+
+def write(path: Path, encoder: Any, features: Tensor, lengths: Tensor) -> None:
+    """What a rival needs to encode the same batch with the same weights."""
+    sizes = {name: getattr(encoder.config, name) for name in SIZES}
+    torch.save(
+        {"weights": encoder.state_dict(), "sizes": sizes, "features": features, "lengths": lengths},
+        path,
+    )
+
+
+def sketch(encoded: Tensor, lengths: Tensor) -> Tensor:
+    """Eight columns and the norm of every frame (B, T, 9) in float32, what lies in the padding as
+    0: enough to know it by.
+    """
+    columns = encoded[..., :: max(encoded.shape[-1] // 8, 1)][..., :8].float()
+    seen = torch.cat([columns, encoded.float().norm(dim=-1, keepdim=True)], -1)
+    return seen * (torch.arange(seen.shape[1], device=seen.device) < lengths[:, None])[..., None]
+
+
+def renamed(weights: Mapping[str, Tensor], peer: int) -> dict[str, Tensor]:
+    """`weights` by the names and in the shapes of NeMo (peer 1) or transformers (2)."""
+    found = dict[str, Tensor]()
+    parts = ("linear_q", "linear_k", "linear_v") if peer == 1 else ("q_proj", "k_proj", "v_proj")
+    for name, weight in weights.items():
+        if ".qkv." in name:
+            for part, rows in zip(parts, weight.chunk(3), strict=True):
+                found[
+                    name.replace("blocks", "layers").replace("attention.qkv", f"self_attn.{part}")
+                ] = rows
+            continue
+        if name.endswith("_bias"):
+            weight = weight.squeeze(1)  # (H, 1, D/H): ours broadcasts over frames
+        if re.search(r"\.(gate|pointwise)\.weight", name):
+            weight = weight[..., None]  # a convolution of one frame
+        for row in NAMES:
+            name = re.sub(row[0], row[peer], name)
+        found[name] = weight
+    return found
+
+
+def stub_nemo_encoder() -> None:
+    """Let NeMo's ConformerEncoder be imported without what it names and does not use here:
+    adapters, streaming, export.
+    """
+    from peer_decoders import Stub, stub_nemo
+
+    stub_nemo()
+    core, asr = "nemo.core.classes", "nemo.collections.asr"
+    access = type("AccessMixin", (), {"is_access_enabled": lambda self, guid=None: False})
+    adapters = type("AttentionAdapterModuleMixin", (), {"is_adapter_available": lambda self: False})
+    none = {"get_registered_adapter": lambda kind: None, "register_adapter": lambda **_: None}
+    registry = types.SimpleNamespace(AdapterModuleMixin=type("AdapterModuleMixin", (), {}), **none)
+    settings = type("Settings", (types.SimpleNamespace,), {"drop_extra_pre_encoded": 0})
+    stubs: dict[str, dict[str, Any]] = {
+        f"{core}.common": {"typecheck": lambda: lambda method: method},
+        f"{core}.module": {"NeuralModule": nn.Module},
+        f"{core}.mixins": {"AccessMixin": access, "adapter_mixins": registry},
+        f"{asr}.models": {},
+        f"{asr}.parts.mixins": {},
+        f"{asr}.parts.mixins.streaming": {},
+        f"{asr}.models.configs": {"CacheAwareStreamingConfig": settings},
+        f"{asr}.parts.submodules.adapters": {},
+        f"{asr}.parts.submodules.adapters.attention_adapter_mixin": {
+            "AttentionAdapterModuleMixin": adapters
+        },
+        "nemo.collections.common.parts.utils": {"activation_registry": {}},
+    }
+    for name, given in stubs.items():
+        sys.modules.setdefault(name, Stub(name))
+        vars(sys.modules[name]).update(given)
+    vars(sys.modules["omegaconf"])["open_dict"] = nullcontext
+    vars(sys.modules["nemo.utils"])["avoid_float16_autocast_context"] = (
+        nullcontext  # asks about CUDA only
+    )
+
+
+class NemoEncoder(nn.Module):
+    """NeMo's ConformerEncoder, set up as its FastConformer checkpoints are: features (B, T, F) in,
+    (B, T', D) and lengths out.
+    """
+
+    def __init__(self, sizes: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        stub_nemo_encoder()
+        from nemo.collections.asr.modules.conformer_encoder import ConformerEncoder
+
+        self.encoder = ConformerEncoder(
+            feat_in=sizes["bins"],
+            n_layers=sizes["layers"],
+            d_model=sizes["width"],
+            subsampling="dw_striding",
+            subsampling_factor=sizes["subsampling"],
+            subsampling_conv_channels=sizes["subsampling_channels"],
+            ff_expansion_factor=sizes["expansion"],
+            n_heads=sizes["heads"],
+            att_context_size=[-1, -1],
+            xscaling=sizes["scale_input"],
+            conv_kernel_size=sizes["kernel"],
+            use_bias=sizes["bias"],
+        )
+        load(self.encoder, renamed(weights, 1))
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encoded frames (B, T', D) and their lengths (B,)."""
+        encoded, lengths = self.encoder(audio_signal=features.transpose(1, 2), length=lengths)
+        return encoded.transpose(1, 2), lengths
+
+
+class TransformersEncoder(nn.Module):
+    """transformers' ParakeetEncoder: features (B, T, F) in, (B, T', D) and lengths out."""
+
+    def __init__(
+        self, sizes: Mapping[str, Any], weights: Mapping[str, Tensor], attention: str = "sdpa"
+    ) -> None:
+        super().__init__()
+        from transformers import ParakeetEncoder, ParakeetEncoderConfig
+
+        config = ParakeetEncoderConfig(
+            hidden_size=sizes["width"],
+            num_hidden_layers=sizes["layers"],
+            num_attention_heads=sizes["heads"],
+            intermediate_size=sizes["width"] * sizes["expansion"],
+            attention_bias=sizes["bias"],
+            convolution_bias=sizes["bias"],
+            conv_kernel_size=sizes["kernel"],
+            subsampling_factor=sizes["subsampling"],
+            num_mel_bins=sizes["bins"],
+            subsampling_conv_channels=sizes["subsampling_channels"],
+            scale_input=sizes["scale_input"],
+        )
+        config._attn_implementation = attention
+        self.encoder = ParakeetEncoder(config)
+        load(self.encoder, renamed(weights, 2))
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encoded frames (B, T', D) and their lengths (B,)."""
+        mask = torch.arange(features.shape[1]) < lengths[:, None]
+        found = self.encoder(features, attention_mask=mask)
+        return found.last_hidden_state, found.attention_mask.sum(-1)
+
+
+def load(encoder: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Give `encoder` these weights, strictly; RuntimeError names what does not fit."""
+    missing, unknown = encoder.load_state_dict(weights, strict=False, assign=True)
+    wrong = [
+        name for name in (*missing, *unknown) if not name.endswith((".inv_freq", "pos_enc.pe"))
+    ]  # made, not loaded
+    if wrong:
+        raise RuntimeError(f"its weights have other names: {', '.join(wrong[:4])}")
+
+
+ENCODERS: dict[str, tuple[str, Callable[..., nn.Module]]] = {
+    "nemo_encoder": ("nemo_toolkit", NemoEncoder),
+    "transformers_encoder": ("transformers", TransformersEncoder),
+    "transformers_encoder_eager": (
+        "transformers",
+        functools.partial(TransformersEncoder, attention="eager"),
+    ),
+}
+
+
+@functools.lru_cache(1)
+def prepared(peer: str, plan: str, mode: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """The peer's encoder with the weights of `plan`, and the features and lengths there."""
+    given = torch.load(
+        plan
+    )  # not mapped: weights in the page cache are 5 % faster than those that asrkit made in memory
+    dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
+    encoder = ENCODERS[peer][1](given["sizes"], given["weights"])
+    return (
+        encoder.eval().requires_grad_(False).to(dtype),
+        given["features"].to(dtype),
+        given["lengths"],
+    )
+
+
+def serve(peer: str, request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one request, as above."""
+    torch.set_num_threads(request["threads"])
+    encoder, features, lengths = prepared(peer, request["plan"], request["mode"])
+    with (
+        torch.inference_mode(),
+        torch.autocast("cpu", torch.bfloat16, enabled=request["mode"] == "autocast"),
+    ):
+        wall, cpu = time.perf_counter_ns(), time.process_time_ns()
+        encoded, ends = encoder(features, lengths)
+        cpu, wall = time.process_time_ns() - cpu, time.perf_counter_ns() - wall
+    package = ENCODERS[peer][0]
+    answer = {
+        "wall_ms": wall / 1e6,
+        "cpu_ms": cpu / 1e6,
+        "version": f"{package} {version(package)}",
+    }
+    if request["observe"]:
+        answer["digest"] = [sketch(encoded, ends).tolist(), ends.tolist()]
+    return answer
+
+
+def main(peer: str) -> None:
+    """Answer until the requests end."""
+    sys.path.append(str(Path(__file__).parent))
+    from peer_worker import answer_requests
+
+    answer_requests(functools.partial(serve, peer))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

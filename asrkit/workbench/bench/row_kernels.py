@@ -1,0 +1,199 @@
+"""What the row kernels of the losses on given logits ask of a GPU, read from their binaries:
+instructions and bytes a logit.
+
+Counted in the loop over tokens: of the innermost loops that read logits, the one that reads most of
+them in a trip; its instructions and the bytes that it moves, over the logits of a trip. What a node
+costs once (the sum over lanes, the blank, the label) is left out, and so is nothing else: these
+loops hold no branch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.workbench.profiling.cubin import Cubin, Instruction, compile_numba, compile_triton
+
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+MANY = 8  # whole blocks, of which no compiler unrolls all
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowKernel:
+    """A compiled pass over the logits."""
+
+    cubin: Cubin
+    instructions: float  # of a thread for each logit
+    bytes: float  # read and written for each logit
+
+
+def row_kernels(
+    impl: str, dtype: torch.dtype, *, V: int, n: int = 0, cc: int = 90, together: int = 1
+) -> dict[str, RowKernel]:
+    """The "scores" and "gradient" kernels of "triton" or "numba_cuda" for V tokens and n durations
+    on sm_`cc`.
+
+    `together`: see asrkit.losses.rows.triton. V is taken to have many blocks, so that a loop is
+    left to count; numba_cuda's kernels do not depend on it. RuntimeError where a compiler is
+    missing, see asrkit.workbench.profiling.cubin.
+    """
+    if impl != "triton":
+        return _compiled(impl, dtype, 0, 0, cc, 1)
+    from asrkit.losses.rows import triton as rows
+
+    return _compiled(impl, dtype, MANY * rows.MOST + V % rows.MOST, n, cc, together)
+
+
+@lru_cache
+def _compiled(
+    impl: str, dtype: torch.dtype, V: int, n: int, cc: int, together: int
+) -> dict[str, RowKernel]:
+    """Kept for the process: seconds are compiled at, and one kernel serves many a V."""
+    made = dict(_triton(dtype, V, n, cc, together) if impl == "triton" else _numba(dtype, cc))
+    return {name: counted(cubin, dtype.itemsize) for name, cubin in made.items()}
+
+
+def counts(impl: str, logits: Tensor, n: int = 0) -> dict[str, Any]:
+    """Params for the record of an arm on the GPU that holds `logits`; where its kernels cannot be
+    compiled and read, why not.
+    """
+    major, minor = torch.cuda.get_device_capability(logits.device)
+    V, wide = logits.shape[-1], 16 // logits.element_size()
+    together = wide if V % wide == 0 else 1
+    try:
+        found = row_kernels(
+            impl, logits.dtype, V=V - n, n=n, cc=10 * major + minor, together=together
+        )
+    except (
+        ImportError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # a time is worth keeping without what it is compared with
+        return {"sass": f"not counted: {error}"}
+    told = {
+        name: {"instructions_a_logit": one.instructions, "bytes_a_logit": one.bytes}
+        for name, one in found.items()
+    }
+    return {"sass": told}
+
+
+def triton_types(
+    dtype: torch.dtype, V: int, n: int = 0, **constants: Any
+) -> dict[str, dict[str, Any]]:
+    """What Triton's row kernels are called with: types of arguments, values of constants, with
+    other `constants` among them.
+    """
+    from asrkit.losses.rows import triton as rows
+
+    known: dict[str, Any] = dict.fromkeys(("targets", "table", "own"), "*i64") | dict.fromkeys(
+        ("logits", "out"), f"*{NAMES[dtype]}"
+    )
+    known |= {
+        "U": "i32",
+        "blank": "i32",
+        "clamp": "fp32",
+        "V": V,
+        "N": n,
+        "FUSED": True,
+        "CLAMPS": False,
+        "TOGETHER": 1,
+    }
+    known |= rows.blocks(V, n) | constants
+    kernels = {"scores": rows._scores, "gradient": rows._gradient}
+    return {
+        name: {one: known.get(one, "*fp32") for one in kernel.arg_names}
+        for name, kernel in kernels.items()
+    }
+
+
+def _triton(
+    dtype: torch.dtype, V: int, n: int, cc: int, together: int
+) -> Iterator[tuple[str, Cubin]]:
+    from asrkit.losses.rows import triton as rows
+
+    for name, types in triton_types(dtype, V, n, TOGETHER=together).items():
+        pointers = [argument for argument, kind in types.items() if str(kind).startswith("*")]
+        yield (
+            name,
+            compile_triton(
+                getattr(rows, f"_{name}"),
+                types,
+                cc=cc,
+                warps=rows.OPTIONS["num_warps"],
+                aligned=pointers,
+            ),
+        )
+
+
+def numba_types(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
+    """What Numba's row kernels are called with, for logits in `dtype`; bfloat16 as bit patterns."""
+    from numba import types
+
+    kinds = {
+        torch.float32: types.float32,
+        torch.float16: types.float16,
+        torch.bfloat16: types.uint16,
+    }
+    logits, floats, flag = (
+        types.Array(kinds[dtype], 1, "C"),
+        types.Array(types.float32, 1, "C"),
+        types.boolean,
+    )
+    whole, table, durations = (
+        types.int64,
+        types.Array(types.int64, 2, "C"),
+        types.Array(types.float32, 2, "C"),
+    )
+    saved = floats, floats, floats, durations
+    return {
+        "scores": (logits, table, table, whole, whole, flag, *saved),
+        "gradient": (
+            logits,
+            logits,
+            table,
+            table,
+            table,
+            whole,
+            whole,
+            flag,
+            types.float32,
+            *saved,
+            floats,
+        ),
+    }
+
+
+def _numba(dtype: torch.dtype, cc: int) -> Iterator[tuple[str, Cubin]]:
+    from asrkit.losses.rows import numba_cuda as rows
+
+    threads = rows.LANES * rows.ROWS
+    for name, types in numba_types(dtype).items():
+        shared = 8 * threads if name == "scores" else 0
+        yield (
+            name,
+            compile_numba(
+                getattr(rows, f"_{name}"), types, cc=cc, threads=threads, dynamic_B=shared
+            ),
+        )
+
+
+def counted(cubin: Cubin, size: int) -> RowKernel:
+    """A kernel's loop over logits of `size` bytes; one that writes them writes each once, one that
+    does not reads each once.
+    """
+    loop = max(cubin.loops, key=_read)
+    logits = (_written(loop) or _read(loop)) // size
+    return RowKernel(
+        cubin=cubin, instructions=len(loop) / logits, bytes=(_read(loop) + _written(loop)) / logits
+    )
+
+
+def _read(loop: tuple[Instruction, ...]) -> int:
+    return sum(one.bytes for one in loop if one.opcode.startswith("LDG"))
+
+
+def _written(loop: tuple[Instruction, ...]) -> int:
+    return sum(one.bytes for one in loop if one.opcode.startswith("STG"))

@@ -1,0 +1,23 @@
+"""How long, how much memory, how many launches, waits and casts: measured on whatever device the
+work runs on.
+"""
+
+from asrkit.runtime import peak_memory
+from asrkit.workbench.profiling.casts import CastProfile, Op, cast_profile
+from asrkit.workbench.profiling.launches import Launches, launch_profile
+from asrkit.workbench.profiling.timing import Sample, Timing, measure, ratio
+from asrkit.workbench.profiling.turns import turn_launches
+
+__all__ = [
+    "CastProfile",
+    "Launches",
+    "Op",
+    "Sample",
+    "Timing",
+    "cast_profile",
+    "launch_profile",
+    "measure",
+    "peak_memory",
+    "ratio",
+    "turn_launches",
+]

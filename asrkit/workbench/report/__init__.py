@@ -1,0 +1,7 @@
+"""Notebooks in, one offline HTML report out; two of them side by side."""
+
+from asrkit.workbench.report.compare import Comparison, compare
+from asrkit.workbench.report.run import NotebookRun, run_notebooks
+from asrkit.workbench.report.site import ReportResult, report
+
+__all__ = ["Comparison", "NotebookRun", "ReportResult", "compare", "report", "run_notebooks"]

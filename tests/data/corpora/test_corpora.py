@@ -1,0 +1,463 @@
+import gzip
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from asrkit.data import Utterances, corpora
+
+SIZES = {"train": 18, "dev": 6, "test": 6}
+ROOT = Path(corpora.__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A small corpus, the folder it lies in, and the folder's home."""
+    pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("home")
+        patch.setenv("ASRKIT_HOME", str(home))
+        cuts = corpora.spoken_commands(**SIZES, progress=False)
+        (folder,) = (home / "corpora").iterdir()
+        yield cuts, folder
+
+
+def python(code, home, *, wait=True):
+    """A Python process with `code`, in its own session (so that it can be killed with its children)."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "ASRKIT_HOME": str(home), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    return (*process.communicate(timeout=120), process.returncode) if wait else process
+
+
+def speak(jobs, folder):
+    """Hash of each job's WAV, by id."""
+    folder.mkdir()
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    subprocess.run([sys.executable, corpora.WORKER, folder / "jobs.json", folder], check=True)
+    return {
+        job["id"]: hashlib.sha256((folder / f"{job['id']}.wav").read_bytes()).hexdigest()
+        for job in jobs
+    }
+
+
+def test_an_utterance_depends_on_its_job_alone_whatever_came_before_and_in_which_process(tmp_path):
+    pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
+    jobs = corpora._jobs({"train": 12}, 0)
+    there = speak(jobs, tmp_path / "there")
+    assert there == speak(jobs[::-1], tmp_path / "back")
+    assert {jobs[5]["id"]: there[jobs[5]["id"]]} == speak([jobs[5]], tmp_path / "alone")
+    assert len(set(there.values())) == 12
+    other = speak([{**job, "seed": job["seed"] + 1} for job in jobs], tmp_path / "other")
+    assert any(
+        other[name] != there[name] for name in there
+    )  # not all: a voice without breath draws nothing at random
+
+
+def test_every_voice_exists_and_has_a_sound_of_its_own(tmp_path):
+    pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
+    voices = [(accent, variant) for accent in corpora.ACCENTS for variant in corpora.VARIANTS]
+    jobs = [
+        {"id": f"{n}", "text": "turn on the kitchen light", "voice": v, "variant": w, "seed": 1}
+        for n, (v, w) in enumerate(voices)
+    ]
+    assert len(set(speak(jobs, tmp_path / "voices").values())) == len(voices) == 112
+
+
+def test_voices_and_long_texts_are_in_one_split_only():
+    jobs = corpora._jobs({"train": 1500, "dev": 300, "test": 300}, 0)
+
+    def of(split, *keys):
+        rows = [job for job in jobs if job["id"].startswith(split)]
+        if keys == ("text",):
+            rows = [job for job in rows if "digits" not in job["id"] or job["text"].count(" ") > 2]
+        return {tuple(job[key] for key in keys) for job in rows}
+
+    for keys in (("voice", "variant"), ("text",)):
+        train, dev, test = (of(split, *keys) for split in ("train", "dev", "test"))
+        assert train and dev and test and not (train & dev or train & test or dev & test)
+    assert len(of("train", "voice", "variant")) >= 60
+    assert len({job["id"] for job in jobs}) == len(jobs) and len(
+        {job["seed"] for job in jobs}
+    ) > 0.99 * len(jobs)
+    assert 70 <= len({word for job in jobs for word in job["text"].split()}) <= 80
+
+
+def test_a_larger_corpus_begins_with_the_smaller_one():
+    assert corpora._jobs({"train": 30}, 0)[:10] == corpora._jobs({"train": 10}, 0)
+    assert corpora._jobs({"train": 10}, 1) != corpora._jobs({"train": 10}, 0)
+
+
+def test_cuts_are_16_khz_with_text_speaker_and_kind_and_can_be_heard(built):
+    cuts, _ = built
+    assert {split: len(some) for split, some in cuts.items()} == SIZES
+    for cut in (cut for some in cuts.values() for cut in some):
+        (said,) = cut.supervisions
+        assert cut.sampling_rate == 16_000 and said.text and said.custom["kind"] in corpora.KINDS
+        assert said.speaker.partition("+")[0] in corpora.ACCENTS
+        audio = cut.load_audio()
+        assert audio.shape == (1, cut.num_samples) and np.sqrt(np.mean(audio**2)) > 0.01
+        assert 0.2 < cut.duration < 12
+
+
+def test_a_second_call_reads_what_the_first_one_built_and_two_builds_are_equal(built, a_home):
+    _, folder = built
+    corpora.spoken_commands(**SIZES, workers=1, progress=False)
+    (again,) = (a_home / "corpora").iterdir()
+    assert (again / "index.json").read_bytes() == (folder / "index.json").read_bytes()
+    before = (again / "index.json").stat().st_mtime_ns
+    corpora.spoken_commands(**SIZES, progress=False)
+    assert (again / "index.json").stat().st_mtime_ns == before
+
+
+def test_a_corpus_can_be_moved_and_read_from_its_own_manifest(built, tmp_path):
+    _, folder = built
+    moved = tmp_path / "elsewhere"
+    subprocess.run(["cp", "-r", folder, moved], check=True)
+    cuts = corpora.from_manifest(moved / "cuts_test.jsonl.gz")
+    assert [cut.supervisions[0].text for cut in cuts] == [
+        cut.supervisions[0].text for cut in built[0]["test"]
+    ]
+    assert all(str(cut.recording.sources[0].source).startswith(str(moved)) for cut in cuts)
+    assert Utterances.load(cuts, progress=False).total_seconds == pytest.approx(
+        sum(cut.duration for cut in cuts)
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["audio/dev-digits-00000.flac", "cuts_train.jsonl.gz", "index.json"]
+)
+def test_a_damaged_corpus_is_noticed_and_built_anew(built, a_home, name):
+    _, folder = built
+    damaged = a_home / "corpora" / folder.name
+    subprocess.run(["mkdir", "-p", damaged.parent], check=True)
+    subprocess.run(["cp", "-r", folder, damaged], check=True)
+    assert corpora.intact(damaged, thorough=True)
+    (damaged / name).write_bytes((damaged / name).read_bytes()[:-7])
+    assert not corpora.intact(damaged)
+    corpora.spoken_commands(**SIZES, progress=False)
+    assert corpora.intact(damaged, thorough=True)
+    assert [path.name for path in damaged.parent.iterdir()] == [folder.name]
+
+
+def test_a_changed_sample_is_noticed_by_a_thorough_look(built, tmp_path):
+    _, folder = built
+    subprocess.run(["cp", "-r", folder, tmp_path / "copy"], check=True)
+    path = tmp_path / "copy/audio/dev-digits-00000.flac"
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    assert corpora.intact(tmp_path / "copy") and not corpora.intact(
+        tmp_path / "copy", thorough=True
+    )
+
+
+def test_two_processes_that_build_at_once_both_end_right_and_kill_9_leaves_nothing_that_counts(
+    tmp_path,
+):
+    pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
+    sizes = "train=200, dev=3, test=3, progress=False"
+    code = f"from asrkit.data import corpora; print(len(corpora.spoken_commands({sizes})['train']))"
+    killed = python(code, tmp_path, wait=False)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("corpora/.*/*/*.wav")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    left = list((tmp_path / "corpora").iterdir())
+    assert left and all(path.name.startswith(".") for path in left)
+    for process in [python(code, tmp_path, wait=False) for _ in range(2)]:
+        out, error = process.communicate(timeout=120)
+        assert (out.strip(), process.returncode) == ("200", 0), error
+    (whole,) = (path for path in (tmp_path / "corpora").iterdir() if not path.name.startswith("."))
+    assert corpora.intact(whole, thorough=True)
+
+
+def test_without_espeak_the_package_imports_and_the_corpus_says_in_one_line_what_to_do(tmp_path):
+    block = (
+        "import sys, importlib.metadata as m; version = m.version\n"
+        "def none(name):\n"
+        "    if name.replace('_', '-') == 'espeakng-loader': raise m.PackageNotFoundError(name)\n"
+        "    return version(name)\n"
+        "m.version = none; sys.modules['espeakng_loader'] = None\n"
+        "import asrkit.data; from asrkit.data import corpora\n"
+        "try: corpora.spoken_commands(progress=False)\n"
+        "except RuntimeError as error: print(error)\n"
+    )
+    out, error, status = python(block, tmp_path)
+    assert status == 0, error
+    assert re.fullmatch(
+        r'spoken_commands: .* not installed\. Run pip install -e "\.\[synth\]" in the checkout, or make report\.\n',
+        out,
+    )
+
+
+def test_a_voice_that_espeak_lacks_is_an_error(tmp_path):
+    pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
+    job = {
+        "id": "x",
+        "text": "one",
+        "voice": "en-gb",
+        "seed": 1,
+    }  # a name that fails, unlike en-gb-x-rp
+    with pytest.raises(subprocess.CalledProcessError):
+        speak([job], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["fsdd", "librispeech", "librivox"])
+def test_real_recordings_load_at_16_khz_with_their_texts_and_durations(shared_speech, name):
+    lines = [
+        json.loads(line)
+        for line in (shared_speech / f"manifests/{name}.jsonl").read_text().splitlines()
+    ][:40]
+    cuts = corpora.from_manifest(shared_speech / f"manifests/{name}.jsonl").subset(first=40)
+    held = Utterances.load(cuts, progress=False)
+    assert list(held.texts) == [line["text"] for line in lines] and list(held.ids) == [
+        line["id"] for line in lines
+    ]
+    assert list(held.speakers) == [line["speaker"] for line in lines]
+    assert held.durations == pytest.approx([line["duration"] for line in lines], abs=0.01)
+    assert all(waveform.abs().max() > 100 for waveform in held.waveforms)
+
+
+def tone(path, rate_hz=8000, channels=1, seconds=0.5):
+    """A WAV file of a loud 440 Hz tone."""
+    wave = 0.5 * np.sin(2 * np.pi * 440 * np.arange(int(rate_hz * seconds)) / rate_hz)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, np.stack([wave] * channels, axis=1), rate_hz)
+
+
+def manifest(folder, *rows):
+    """A manifest with `rows` in a folder of its own beside the audio."""
+    (folder / "manifests").mkdir()
+    path = folder / "manifests/m.jsonl"
+    path.write_text(
+        "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
+    )
+    return path
+
+
+@pytest.mark.parametrize("rate_hz, channels", [(8000, 1), (16_000, 1), (44_100, 2), (22_050, 2)])
+def test_any_rate_and_channel_count_becomes_16_khz_mono(tmp_path, rate_hz, channels):
+    tone(tmp_path / "audio/a.wav", rate_hz, channels)
+    cuts = corpora.from_manifest(manifest(tmp_path, {"audio": "audio/a.wav", "text": "hello"}))
+    held = Utterances.load(cuts, progress=False)
+    audio = held.waveforms[0].numpy() / 32768
+    assert (
+        list(held.texts) == ["hello"] and audio.shape == (8000,) and cuts[0].sampling_rate == 16_000
+    )
+    assert np.argmax(np.abs(np.fft.rfft(audio))) == 220 and np.abs(
+        audio[2000:6000]
+    ).max() == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_folder_of_recordings_and_supervisions_is_cut_at_its_supervisions(tmp_path):
+    from lhotse import AudioSource, Recording, RecordingSet, SupervisionSegment, SupervisionSet
+
+    tone(tmp_path / "a.wav", 16_000, seconds=2.0)
+    recording = Recording("r", [AudioSource("file", [0], "a.wav")], 16_000, 32_000, 2.0)
+    RecordingSet.from_recordings([recording]).to_file(tmp_path / "x_recordings.jsonl.gz")
+    said = [
+        SupervisionSegment(f"s{n}", "r", n, 0.5, text=f"text {n}", speaker="me") for n in range(2)
+    ]
+    SupervisionSet.from_segments(said).to_file(tmp_path / "x_supervisions.jsonl.gz")
+    held = Utterances.load(corpora.from_manifest(tmp_path), progress=False)
+    assert list(held.texts) == ["text 0", "text 1"] and held.durations == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        (
+            {"audio": "audio/none.wav", "text": "a"},
+            r"expected audio in .* got no file 'audio/none.wav'",
+        ),
+        (
+            {"audio": "audio/a.wav", "text": ""},
+            "expected text for each utterance, got none for 'audio/a.wav'",
+        ),
+        ({"audio": "audio/a.wav"}, "lines with audio and text, got KeyError"),
+        ({"text": "a"}, "lines with audio and text, got KeyError"),
+        ("{broken\n", "lines with audio and text, got"),
+        ("3\n", "lines with audio and text, got"),
+        ({"audio": "audio/not.wav", "text": "a"}, "audio"),
+        ("", "expected at least one utterance, got none"),
+    ],
+)
+def test_a_manifest_that_cannot_serve_is_refused_in_one_line(tmp_path, row, message):
+    tone(tmp_path / "audio/a.wav")
+    (tmp_path / "audio/not.wav").write_text("not audio")
+    with pytest.raises(ValueError, match=message) as raised:
+        corpora.from_manifest(manifest(tmp_path, row))
+    assert str(raised.value).startswith("manifest: expected") and "\n" not in str(raised.value)
+
+
+def test_a_missing_manifest_and_an_empty_folder_are_refused_in_one_line(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"manifest: expected a file or a folder, got .*none\.jsonl"
+    ):
+        corpora.from_manifest(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match="manifest: expected at least one utterance, got none"):
+        corpora.from_manifest(tmp_path)
+
+
+def test_resampling_to_flac_keeps_pitch_loudness_and_length(tmp_path):
+    tone(tmp_path / "a.wav", 22_050, seconds=1.0)
+    samples = corpora._flac(tmp_path / "a.wav", tmp_path / "a.flac")
+    audio, rate_hz = soundfile.read(tmp_path / "a.flac")
+    assert rate_hz == 16_000 and len(audio) == samples and 16_000 <= samples < 16_000 + 8 * 320
+    seconds = np.arange(1000, 15_000) / 16_000
+    assert np.abs(audio[1000:15_000] - 0.5 * np.sin(2 * np.pi * 440 * seconds)).max() < 2e-3
+
+
+def test_digit_strings_join_words_of_one_speaker_with_pauses_and_repeat_by_seed(tmp_path):
+    rows = []
+    for speaker, seconds in (("ann", 0.3), ("bob", 0.4)):
+        for word in ("one", "two"):
+            tone(tmp_path / f"audio/{speaker}-{word}.wav", seconds=seconds)
+            rows.append(
+                {
+                    "id": f"{speaker}-{word}",
+                    "audio": f"audio/{speaker}-{word}.wav",
+                    "text": word,
+                    "speaker": speaker,
+                }
+            )
+    cuts = corpora.from_manifest(manifest(tmp_path, *rows))
+    joined = corpora.digit_strings(cuts, count=20, seed=4)
+    held, again = (
+        Utterances.load(some, progress=False)
+        for some in (joined, corpora.digit_strings(cuts, count=20, seed=4))
+    )
+    assert list(held.texts) == list(again.texts) and held.durations == again.durations
+    assert {len(text.split()) for text in held.texts} > {1, 6} and set(held.speakers) == {
+        "ann",
+        "bob",
+    }
+    for text, speaker, seconds in zip(held.texts, held.speakers, held.durations, strict=True):
+        words, word_s = len(text.split()), {"ann": 0.3, "bob": 0.4}[speaker]
+        assert (
+            words * word_s + (words - 1) * 0.05 - 1e-3
+            <= seconds
+            <= words * word_s + (words - 1) * 0.25 + 1e-3
+        )
+    other = [cut.supervisions[0].text for cut in corpora.digit_strings(cuts, count=20, seed=5)]
+    assert other != list(held.texts)
+
+
+def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
+    rows = []
+    for n, speaker in enumerate(["ann", "bob", "ann", "bob"]):
+        tone(tmp_path / f"audio/{n}.wav")
+        rows.append(
+            {
+                "audio": f"audio/{n}.wav",
+                "text": "one",
+                "speaker": speaker,
+                "split": "test-other" if n == 2 else "train",
+            }
+        )
+    path = manifest(tmp_path, *rows)
+    assert {split: len(cuts) for split, cuts in corpora.load([path]).items()} == {
+        "train": 3,
+        "dev": 0,
+        "test": 1,
+    }
+    held_out = corpora.load([path, path], hold_out="bob")
+    assert {split: {cut.supervisions[0].speaker for cut in cuts} for split, cuts in held_out.items()} == {
+        "train": {"ann"}, "dev": set(), "test": {"bob"},
+    }  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"hold_out: expected one of the speakers \['ann', 'bob'\], got 'eve'"
+    ):
+        corpora.load([path], hold_out="eve")
+    joined = corpora.load([path], hold_out="bob", join_digits=20)
+    assert {split: len(cuts) for split, cuts in joined.items()} == {
+        "train": 22,
+        "dev": 0,
+        "test": 2,
+    }  # in train, beside the words
+
+
+def test_a_worker_that_fails_stops_the_build_with_its_reason_and_leaves_nothing(a_home):
+    pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
+    job = {**corpora._jobs({"train": 1}, 0)[0], "voice": "en-gb"}
+    with pytest.raises(
+        RuntimeError, match=r"exit status 1: RuntimeError: espeak-ng has no voice 'en-gb"
+    ):
+        corpora._build(a_home / "corpora/x", [job], 2, False)
+    assert not list((a_home / "corpora").iterdir())
+
+
+@pytest.mark.parametrize("text", [5, ["a"], None, "  "])
+def test_a_text_that_is_no_text_is_refused(tmp_path, text):
+    tone(tmp_path / "a.wav")
+    with pytest.raises(ValueError, match="manifest: expected text for each utterance"):
+        corpora.from_manifest(manifest(tmp_path, {"audio": "a.wav", "text": text}))
+
+
+@pytest.mark.parametrize("damage", [lambda packed: packed[:-9], lambda packed: b"{}" + packed])
+def test_a_torn_or_foreign_gzip_file_is_refused_in_one_line(tmp_path, damage):
+    (tmp_path / "m.jsonl.gz").write_bytes(
+        damage(gzip.compress(b'{"audio": "a.wav", "text": "x"}\n' * 50))
+    )
+    with pytest.raises(
+        ValueError, match="manifest: expected cuts, or lines with audio and text, got"
+    ):
+        corpora.from_manifest(tmp_path / "m.jsonl.gz")
+
+
+@pytest.mark.parametrize("damage", ["cut short", "nan"])
+def test_sound_that_cannot_be_read_is_refused_by_its_id(tmp_path, damage):
+    noise = np.random.default_rng(0).normal(size=64_000) * 0.1
+    noise[5] = np.nan if damage == "nan" else 0
+    path = tmp_path / ("a.wav" if damage == "nan" else "a.flac")
+    soundfile.write(path, noise, 16_000, **({"subtype": "FLOAT"} if damage == "nan" else {}))
+    path.write_bytes(path.read_bytes()[: None if damage == "nan" else 30_000])
+    cuts = corpora.from_manifest(
+        manifest(tmp_path, {"audio": path.name, "text": "x", "id": "mine"})
+    )
+    with pytest.raises(ValueError, match="^cuts: .*'mine'") as caught:
+        Utterances.load(cuts, progress=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_speakers_and_splits_may_be_numbers_null_or_capitalised(tmp_path):
+    rows = [{"speaker": 3}, {"speaker": "x", "split": None}, {"speaker": None, "split": "Test"}]
+    for n in range(3):
+        tone(tmp_path / f"{n}.wav")
+    path = manifest(
+        tmp_path, *({"audio": f"{n}.wav", "text": "a"} | row for n, row in enumerate(rows))
+    )
+    assert {split: len(cuts) for split, cuts in corpora.load([path]).items()} == {
+        "train": 2,
+        "dev": 0,
+        "test": 1,
+    }
+    assert [cut.supervisions[0].speaker for cut in corpora.load([path], hold_out="3")["test"]] == [
+        "3"
+    ]
+    with pytest.raises(ValueError, match="join_digits: expected a number of strings, got -1"):
+        corpora.load([path], join_digits=-1)
+
+
+@pytest.mark.parametrize("dot", ["", "./"])
+def test_lhotse_cuts_with_relative_audio_are_read_from_beside_their_manifest(tmp_path, dot):
+    from lhotse import CutSet, Recording, SupervisionSegment
+
+    tone(tmp_path / "wav/1.wav")
+    recording = Recording.from_file(tmp_path / "wav/1.wav", recording_id="r")
+    recording.sources[0].source = f"{dot}wav/1.wav"
+    cut = recording.to_cut()
+    cut.supervisions = [SupervisionSegment("s", "r", 0, cut.duration, text="one", speaker="ann")]
+    CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl")
+    (found,) = corpora.from_manifest(tmp_path / "cuts.jsonl")
+    assert found.load_audio().shape[1] == found.num_samples

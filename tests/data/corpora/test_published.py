@@ -1,0 +1,405 @@
+import fcntl
+import functools
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lhotse import CutSet, RecordingSet, SupervisionSegment, SupervisionSet
+from lhotse.recipes.librispeech import prepare_librispeech
+
+from asrkit.data import Utterances, corpora
+from asrkit.data.corpora import published as prepare
+from asrkit.data.corpora.published import ARCHIVES
+
+ROOT = Path(corpora.__file__).resolve().parents[3]
+
+
+def quiet(corpus, **how):
+    """`prepare` without bars; what it says is in `said`."""
+    said = []
+    return prepare.prepare(corpus, progress=False, say=said.append, **how), said
+
+
+def published(mirror, monkeypatch, corpus, number, **archives):
+    """Make `mirror` the source of `archives` (part=bytes), with their true checksums."""
+    for part, data in archives.items():
+        name = part.replace("_", "-") if corpus != "yesno" else part
+        mirror.files[f"/{number}/{name}.tar.gz"] = data
+        known = prepare.Archive(number, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}")
+        monkeypatch.setitem(ARCHIVES[corpus], name, known)
+
+
+@pytest.fixture
+def mini(mirror, libri, monkeypatch):
+    """`mirror` with a small mini_librispeech on it."""
+    archives = {part: libri(part.replace("_", "-"))[1] for part in ("dev_clean_2", "train_clean_5")}
+    published(mirror, monkeypatch, "mini_librispeech", 31, **archives)
+    return mirror
+
+
+def test_the_checksums_are_those_that_torchaudio_ships():
+    from torchaudio.datasets import librispeech, yesno
+
+    for part, one in ARCHIVES["librispeech"].items():
+        assert (
+            one.checksum
+            == "sha256:"
+            + librispeech._CHECKSUMS[f"http://www.openslr.org/resources/12/{part}.tar.gz"]
+        )
+    assert (
+        ARCHIVES["yesno"]["waves_yesno"].checksum
+        == "sha256:" + yesno._RELEASE_CONFIGS["release1"]["checksum"]
+    )
+    assert sum(one.size for one in ARCHIVES["librispeech"].values()) == pytest.approx(
+        61e9, rel=0.01
+    )
+    assert sum(
+        ARCHIVES["librispeech"][part].size for part in prepare.DEFAULT["librispeech"]
+    ) == pytest.approx(7e9, rel=0.02)
+
+
+def test_a_published_corpus_is_loaded_once_and_becomes_cuts_that_train_takes(mini, tmp_path):
+    summary, said = quiet("mini_librispeech", out=tmp_path / "out", mirror=mini.url)
+    assert said == [
+        f"dev-clean-2, train-clean-5: 0 MB to load from {mini.url}, 0 MB of disk in {tmp_path / 'out'}"
+    ]
+    assert summary["parts"] == {"dev-clean-2": 4, "train-clean-5": 4} and summary["utterances"] == 8
+    assert summary["hours"] == pytest.approx(2 * 1.8 / 3600, abs=1e-3) and summary["left_out"] == 0
+    sets = corpora.load(summary["manifests"], progress=False)
+    assert {split: len(cuts) for split, cuts in sets.items()} == {"train": 4, "dev": 4, "test": 0}
+    held = Utterances.load(sets["dev"], progress=False)
+    assert (
+        list(held.ids) == ["19-7-0000", "19-7-0001", "84-7-0000", "84-7-0001"]
+        and held.speakers[3] == "84"
+    )
+    assert held.texts[:2] == ["hello world", "hello world again"] and held.durations[
+        :2
+    ] == pytest.approx([0.3, 0.4])
+    theirs = CutSet.from_file(
+        summary["manifests"][0]
+    )  # paths are absolute: lhotse reads them from anywhere
+    assert sum(cut.load_audio().shape[1] for cut in theirs) == pytest.approx(1.8 * 16_000)
+    asked = len(mini.asked)
+    mini.close()
+    assert (
+        quiet("mini_librispeech", out=tmp_path / "out", mirror=mini.url) == (summary, [])
+        and len(mini.asked) == asked == 2
+    )
+
+
+def test_only_the_parts_asked_for_are_loaded_and_unknown_ones_refused_before_anything_is(
+    mini, tmp_path
+):
+    with pytest.raises(
+        ValueError, match="parts: expected some of dev-clean-2, train-clean-5, got dev-clean."
+    ):
+        quiet("mini_librispeech", out=tmp_path / "out", mirror=mini.url, parts=["dev-clean"])
+    assert not (tmp_path / "out").exists() and not mini.asked
+    summary, _ = quiet(
+        "mini_librispeech", out=tmp_path / "out", mirror=mini.url, parts=["dev-clean-2"]
+    )
+    assert summary["parts"] == {"dev-clean-2": 4} and len(mini.asked) == 1
+
+
+def test_an_archive_put_there_by_hand_is_taken_without_the_network(mini, tmp_path):
+    (tmp_path / "dev-clean-2.tar.gz").write_bytes(mini.files["/31/dev-clean-2.tar.gz"])
+    summary, _ = quiet("mini_librispeech", out=tmp_path, mirror=mini.url, parts=["dev-clean-2"])
+    assert summary["utterances"] == 4 and not mini.asked
+
+
+def test_a_corrupt_archive_is_refused_before_it_is_unpacked(mini, tmp_path):
+    good = mini.files["/31/dev-clean-2.tar.gz"]
+    mini.files["/31/dev-clean-2.tar.gz"] = good[:-9] + bytes(9)
+    with pytest.raises(
+        ValueError, match=r"mirror: expected sha256 .*dev-clean-2\.tar\.gz, got .* It was removed"
+    ):
+        quiet("mini_librispeech", out=tmp_path / "out", mirror=mini.url)
+    assert [one.name for one in (tmp_path / "out").iterdir()] == [".lock"]
+    mini.files["/31/dev-clean-2.tar.gz"] = good
+    assert quiet("mini_librispeech", out=tmp_path / "out", mirror=mini.url)[0]["utterances"] == 8
+
+
+def test_an_archive_of_right_checksum_that_is_no_archive_leaves_nothing_that_looks_whole(
+    mirror, tmp_path, monkeypatch, libri
+):
+    whole = libri("dev-clean-2")[1]
+    published(mirror, monkeypatch, "mini_librispeech", 31, dev_clean_2=whole[: len(whole) // 2])
+    with pytest.raises(
+        ValueError,
+        match=r"mirror: expected dev-clean-2 of .*dev-clean-2\.tar\.gz, got .*Remove the file",
+    ):
+        quiet("mini_librispeech", out=tmp_path / "out", mirror=mirror.url, parts=["dev-clean-2"])
+    assert not list((tmp_path / "out").rglob(".completed")) and not list(
+        (tmp_path / "out").rglob("cuts*")
+    )
+
+
+def test_a_disk_that_does_not_take_what_is_unpacked_is_no_reason_to_remove_the_archive(
+    mini, tmp_path
+):
+    (tmp_path / "LibriSpeech").write_text("in the way")
+    with pytest.raises(
+        ValueError,
+        match=r"^out: expected dev-clean-2 of .*dev-clean-2\.tar\.gz, got .*LibriSpeech.* Mend that",
+    ):
+        quiet("mini_librispeech", out=tmp_path, mirror=mini.url)
+    (tmp_path / "LibriSpeech").unlink()
+    assert quiet("mini_librispeech", out=tmp_path, mirror=mini.url)[0]["utterances"] == 8
+
+
+def test_what_was_unpacked_by_half_is_unpacked_anew(mini, tmp_path):
+    torn = tmp_path / "LibriSpeech" / "dev-clean-2"
+    (torn / "99" / "1").mkdir(parents=True)
+    (torn / "99" / "1" / "99-1.trans.txt").write_text("99-1-0000 NEVER SAID\n")
+    assert quiet("mini_librispeech", out=tmp_path, mirror=mini.url)[0]["parts"] == {
+        "dev-clean-2": 4,
+        "train-clean-5": 4,
+    }
+    assert not (torn / "99").exists()
+
+
+def test_a_run_killed_while_loading_is_finished_by_the_next(mini, tmp_path):
+    size = len(mini.files["/31/dev-clean-2.tar.gz"])
+    mini.cuts, mini.stall_s = [size - 10_000], 30.0
+    code = (
+        "import dataclasses, json, sys; from asrkit.data import prepare as p; from asrkit.cli import main\n"
+        f"p.ARCHIVES['mini_librispeech'] = {{n: p.Archive(*a) for n, a in json.loads(sys.argv[1]).items()}}\n"
+        f"sys.exit(main(['data', 'prepare', 'mini_librispeech', '--out', {str(tmp_path)!r}, '--mirror', {mini.url!r}]))"
+    )
+    known = {
+        name: (one.openslr, one.size, one.checksum)
+        for name, one in ARCHIVES["mini_librispeech"].items()
+    }
+    run = [sys.executable, "-c", code, json.dumps(known)]
+    env, part = {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path / "dev-clean-2.tar.gz.part"
+    process = subprocess.Popen(run, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and not (part.exists() and part.stat().st_size > 0):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    held = part.stat().st_size
+    assert 0 < held < size and sorted(one.name for one in tmp_path.glob("*")) == [
+        ".lock",
+        part.name,
+        "source",
+    ]
+    done = subprocess.run(run, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["utterances"] == 8
+    assert mini.asked[1] == ("/31/dev-clean-2.tar.gz", f"bytes={held}-")
+
+
+def test_two_at_once_are_kept_apart(mini, tmp_path):
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(
+            ValueError, match="out: expected a folder that nobody else is preparing"
+        ):
+            quiet("mini_librispeech", out=tmp_path, mirror=mini.url)
+    assert quiet("mini_librispeech", out=tmp_path, mirror=mini.url)[0]["utterances"] == 8
+
+
+def test_too_little_disk_is_said_before_anything_is_loaded(mini, tmp_path, monkeypatch):
+    one = ARCHIVES["mini_librispeech"]["dev-clean-2"]
+    monkeypatch.setitem(ARCHIVES["mini_librispeech"], "dev-clean-2", replace(one, size=10**18))
+    with (tmp_path / "dev-clean-2.tar.gz.part").open("wb") as held:
+        held.truncate(10**12)  # takes no room: nothing was written
+    with pytest.raises(
+        ValueError,
+        match=r"out: expected 2,099,999,000,\d{3} MB free, got .* Pass another --out, or fewer",
+    ):
+        quiet("mini_librispeech", out=tmp_path, mirror=mini.url)
+    assert not mini.asked
+
+
+def test_yesno_becomes_two_parts_at_16_khz(mirror, tmp_path, monkeypatch, speak):
+
+    for n in range(60):
+        speak(tmp_path / "waves_yesno" / ("_".join(f"{n:08b}") + ".wav"), 0.1, 8_000)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        tar.add(tmp_path / "waves_yesno", "waves_yesno")
+    published(mirror, monkeypatch, "yesno", 1, waves_yesno=packed.getvalue())
+    summary, _ = quiet("yesno", out=tmp_path / "out", mirror=mirror.url)
+    assert summary["parts"] == {"train": 30, "test": 30}
+    held = Utterances.load(CutSet.from_file(summary["manifests"][1]), progress=False)
+    assert held.texts[0] == "no no no no no no no yes" and held.durations == pytest.approx(
+        [0.1] * 30
+    )
+
+
+def test_digits_are_spoken_here_without_a_network(a_home, monkeypatch):
+    pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
+    small = functools.partial(corpora.spoken_commands, train=6, dev=3, test=3)
+    monkeypatch.setattr(corpora, "spoken_commands", small)
+    summary, _ = quiet("digits")
+    assert summary["parts"] == {"train": 2, "dev": 1, "test": 1} and summary["out"] == str(
+        a_home / "corpora" / "digits"
+    )
+    sets = corpora.load(summary["manifests"], progress=False)
+    assert {split: len(cuts) for split, cuts in sets.items()} == {"train": 2, "dev": 1, "test": 1}
+    assert {cut.supervisions[0].custom["kind"] for cut in sets["train"]} == {"digits"}
+    assert quiet("spoken_commands")[0]["utterances"] == 12
+
+
+def test_a_folder_in_librispeechs_layout_needs_no_official_part_names_and_lines_without_sound_are_counted(
+    libri, tmp_path
+):
+    part, _ = libri("my-train")
+    libri("dev-x")
+    (part / "19" / "7" / "19-7-0001.flac").unlink()
+    for folder in (part.parent, part.parent.parent):
+        summary, said = quiet(folder, out=tmp_path / "out")
+        assert summary["parts"] == {"dev-x": 4, "my-train": 3} and summary["left_out"] == 1
+        assert said == ["1 left out: no sound of 19-7-0001"]
+    alone, _ = quiet(part, out=tmp_path / "alone")
+    assert alone["parts"] == {"my-train": 3}
+    with pytest.raises(
+        ValueError, match="corpus: expected parts of different names, each speaker/chapter"
+    ):
+        quiet(part / "84", out=tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+
+
+def test_a_folder_of_lhotse_tables_keeps_its_parts_apart(libri, tmp_path):
+    tables = tmp_path / "tables"
+    for part in ("dev-clean", "clean"):
+        folder, _ = libri(part)
+        prepare_librispeech(folder.parent, dataset_parts=[part], output_dir=tables)
+    summary, _ = quiet(tables, out=tmp_path / "out")
+    assert summary["parts"] == {"clean": 4, "dev-clean": 4}
+    cuts = corpora.from_manifest(summary["manifests"][1])
+    assert {cut.supervisions[0].custom["split"] for cut in cuts} == {"dev-clean"}
+    assert (
+        Utterances.load(cuts, progress=False).texts[0].startswith("HELLO WORLD")
+    )  # a user's text stays as it is
+
+
+def test_a_split_that_supervisions_name_is_kept(tmp_path, libri):
+    folder, _ = libri("some")
+    sounds = RecordingSet.from_dir(folder, "*.flac")
+    said = [
+        SupervisionSegment(one.id, one.id, 0, one.duration, text="yes", custom={"split": "test"})
+        for one in sounds
+    ]
+    (tmp_path / "t").mkdir()
+    (
+        sounds.to_file(tmp_path / "t/recordings.jsonl.gz"),
+        SupervisionSet.from_segments(said).to_file(tmp_path / "t/supervisions.jsonl"),
+    )
+    summary, _ = quiet(tmp_path / "t", out=tmp_path / "out")
+    assert (
+        summary["parts"] == {"all": 4}
+        and len(corpora.load(summary["manifests"], progress=False)["test"]) == 4
+    )
+
+
+def test_sound_files_with_a_text_beside_them_are_a_corpus_and_those_without_are_counted(
+    tmp_path, speak, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    texts = {
+        "train/a.wav": "one",
+        "train/deep/b.flac": " two\n three ",
+        "test-x/c.ogg": "four",
+        "d.wav": "",
+        "e.wav": None,
+    }
+    texts |= {"test-1.wav": "five", "other/f.wav": "six"}
+    for name, text in texts.items():
+        speak(tmp_path / "in" / name, 0.3, 22_050)
+        if text is not None:
+            (tmp_path / "in" / name).with_suffix(".txt").write_text(text)
+    summary, said = quiet("in", out="out")
+    assert summary["parts"] == {"test-x": 1, "all": 2, "train": 2} and summary["left_out"] == 2
+    assert summary["out"] == str(tmp_path / "out")
+    monkeypatch.chdir("/")
+    assert said == [f"2 left out: no text of {tmp_path}/in/d.wav; no text of {tmp_path}/in/e.wav"]
+    held = Utterances.load(corpora.from_manifest(summary["manifests"][-1]), progress=False)
+    assert dict(zip(held.ids, held.texts, strict=True)) == {
+        "train/a": "one",
+        "train/deep/b": "two three",
+    }
+    assert held.durations == pytest.approx([0.3, 0.3], abs=1e-3)
+    (tmp_path / "in" / "train" / "a.wav").write_bytes(b"RIFF not really")
+    with pytest.raises(ValueError, match=r"corpus: .*train/a\.wav cannot be read"):
+        quiet(tmp_path / "in", out=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(("files", "said"), [
+    ({"a.wav": 0.1, "a.flac": 0.1, "a.txt": b"x"}, r"corpus: expected one sound file of each name, got several of .*a\. Keep one"),
+    ({"a.wav": 0, "a.txt": b"x"}, r"corpus: .*a\.wav cannot be read \(sound: expected samples, got none"),
+    ({"a.wav": 0.1, "a.txt": b"\xff"}, r"corpus: .*a\.wav cannot be read \('utf-8' codec"),
+    ({"a.wav": 0.1, "a.txt": b" "}, r"corpus: expected at least one utterance, got none in .*\. Left out: no text of .*a\.wav\."),
+    ({"p/1/2/1-2.trans.txt": b"1-2-0 A", "p/1/2/1-2-0.flac": b"x"}, r"corpus: lhotse's prepare_librispeech cannot read .*AudioLo"),
+    ({"p/1/2/1-2.trans.txt": b"1-2-0", "p/1/2/1-2-0.flac": b"x"}, r"cannot read .*\(ValueError not enough .*\)\. Mend what is"),
+])  # fmt: skip
+def test_a_damaged_folder_is_refused_in_one_line_and_nothing_is_written(
+    tmp_path, speak, files, said
+):
+    for name, content in files.items():
+        file = tmp_path / "in" / name
+        if isinstance(content, bytes):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        else:
+            speak(file, content)
+    with pytest.raises(ValueError, match=said) as error:
+        quiet(tmp_path / "in", out=tmp_path / "out")
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_yesno_with_recordings_missing_says_so(mirror, tmp_path, monkeypatch, speak):
+    speak(tmp_path / "waves_yesno" / "0_0_0_0_0_0_0_1.wav", 0.1, 8_000)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        tar.add(tmp_path / "waves_yesno", "waves_yesno")
+    published(mirror, monkeypatch, "yesno", 1, waves_yesno=packed.getvalue())
+    with pytest.raises(
+        ValueError,
+        match=r"corpus: lhotse's prepare_yesno cannot read .*waves_yesno \(AssertionError\)\. Mend",
+    ):
+        quiet("yesno", out=tmp_path / "out", mirror=mirror.url)
+
+
+def test_a_folder_that_is_none_of_these_is_refused_and_so_is_what_is_no_folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "notes.txt").write_text("hello")
+    with pytest.raises(
+        ValueError,
+        match=r"corpus: expected \*\.trans\.txt, lhotse recordings .* got none of them in ",
+    ):
+        quiet(tmp_path / "in", out=tmp_path / "out")
+    with pytest.raises(ValueError, match="corpus: expected digits, .* or a folder, got 'nowhere'"):
+        quiet("nowhere", out=tmp_path / "out")
+    with pytest.raises(ValueError, match="out: expected a folder"):
+        quiet(tmp_path / "in", out=tmp_path / "in" / "notes.txt")
+    assert not (tmp_path / "out").exists()
+
+
+def test_real_recordings_become_cuts(shared_speech, tmp_path):
+    rows = [
+        json.loads(line)
+        for line in (shared_speech / "manifests/librispeech.jsonl").read_text().splitlines()
+    ][:5]
+    (tmp_path / "in").mkdir()
+    for row in rows:
+        (tmp_path / "in" / f"{row['id']}.flac").symlink_to(shared_speech / row["audio"])
+        (tmp_path / "in" / f"{row['id']}.txt").write_text(row["text"])
+    summary, _ = quiet(tmp_path / "in", out=tmp_path / "out", jobs=1)
+    held = Utterances.load(corpora.from_manifest(summary["manifests"][0]), progress=False)
+    assert sorted(zip(held.ids, held.texts, strict=True)) == sorted(
+        (row["id"], row["text"]) for row in rows
+    )
+    assert sum(held.durations) == pytest.approx(sum(row["duration"] for row in rows), abs=0.01)

@@ -1,0 +1,470 @@
+"""The suite of batching: every arm's batches are right before they are recorded, and lhotse's arms are lhotse's own batches."""
+
+import contextlib
+import io
+import itertools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from asrkit import data
+from asrkit.cli import main
+from asrkit.workbench import bench, records
+from asrkit.workbench.bench.rivals import samplers
+from asrkit.workbench.bench.rivals.samplers import Epoch
+from asrkit.workbench.bench.suites import batching
+
+LIMIT = data.Limit(data.CANARY_MEMORY, 1.0)
+OURS = [
+    "random_safe_size",
+    "random_seconds",
+    "sorted",
+    "bucketed_1d",
+    "bucketed_2d",
+    "balanced",
+    "balanced_sharp",
+]
+THEIRS = ["lhotse_1d", "nemo_like_2d", "nemo_like_2d_drop_last"]
+TIMED = {"lhotse_1d", "nemo_like_2d", "bucketed_2d", "balanced"}
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(You are using Dynamic|Your 'buffer_size'|We have exceeded):UserWarning"
+)
+
+
+def comparison(lengths, ranks=2, cuts=False):
+    """What the suite makes of a table, without the shuffling."""
+    return batching.Comparison(
+        "x", lengths, LIMIT, samplers.cuts_of(lengths) if cuts else None, ranks, wide=True
+    )
+
+
+@pytest.fixture(scope="module")
+def few():
+    """Web-like lengths, some hundreds."""
+    return data.web_like(700)
+
+
+@pytest.fixture(scope="module")
+def found(few, tmp_path_factory):
+    """(records, stdout, stderr) of a table of one's own, through the command line."""
+    folder = tmp_path_factory.mktemp("batching")
+    few.save(folder / "mine.csv.gz")
+    out, err, file = io.StringIO(), io.StringIO(), folder / "records.jsonl"
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(
+            [
+                "bench",
+                "batching",
+                "--lengths",
+                str(folder / "mine.csv.gz"),
+                "--ranks",
+                "1",
+                "8",
+                "--out",
+                str(file),
+            ]
+        )
+    assert code == 0, err.getvalue()
+    assert records.verify([file]) == []
+    return records.read(file), out.getvalue(), err.getvalue()
+
+
+def test_each_arm_is_recorded_once_a_metric_and_says_all_about_itself(found):
+    made, out, err = found
+    assert json.loads(out.splitlines()[-1])["records"] == len(made)
+    keys = [(record["params"]["ranks"], record["impl"], record["metric"]) for record in made]
+    assert len(set(keys)) == len(keys)
+    assert {impl for _, impl, _ in keys} == {*OURS, *THEIRS}
+    for record in made:
+        params = record["params"]
+        assert (params["set"], params["utterances"], params["seed"]) == ("mine", 700, 0)
+        assert params["limit"] == "n (0.0004667 D + 2.896e-05 U + 7.721e-06 D²) of a GPU <= 1"
+        assert params["compute"] == "n (7.5 D + 0.4 U) GMAC"
+    assert {impl for _, impl, metric in keys if metric == "sampler_time"} == TIMED
+    for ranks, wide in ((1, False), (8, True)):
+        of_balanced = {
+            metric for count, impl, metric in keys if (count, impl) == (ranks, "balanced")
+        }
+        assert {"utilisation", "straggler", "kept"} <= of_balanced and (
+            "audio_padding" in of_balanced
+        ) == wide
+    assert err.splitlines() == [
+        f"batching mine: 700 utterances, 1.7 h, {ranks} ranks" for ranks in (1, 8)
+    ]
+
+
+def test_a_record_is_the_account_of_the_plan_that_it_names(found, few):
+    (record,) = [
+        one
+        for one in found[0]
+        if (one["impl"], one["metric"], one["params"]["ranks"]) == ("balanced", "utilisation", 8)
+    ]
+    shuffled = few.take(np.random.default_rng(0).permutation(len(few)))
+    accounts = []
+    for epoch in range(3):
+        steps = data.plan(
+            data.Balanced(limit=LIMIT, work=data.CANARY_COMPUTE), shuffled, ranks=8, epoch=epoch
+        ).steps
+        pairs = [(shuffled.seconds[rows], shuffled.tokens[rows]) for step in steps for rows in step]
+        accounts.append(data.padding_account(pairs, cost=data.CANARY_COMPUTE, limit=LIMIT, ranks=8))
+    assert record["samples"] == [account.utilisation for account in accounts]
+    assert record["params"]["account"]["steps"] == sorted(account.steps for account in accounts)[1]
+    assert record["stats"]["n"] == 3
+
+
+def test_ours_keep_every_utterance_within_the_limit_and_what_theirs_lose_is_told(found):
+    kept = {
+        (one["params"]["ranks"], one["impl"]): one["value"]
+        for one in found[0]
+        if one["metric"] == "kept"
+    }
+    most = {one["impl"]: one["value"] for one in found[0] if one["metric"] == "memory_max"}
+    assert all(kept[ranks, arm] == 1 for ranks in (1, 8) for arm in OURS)
+    assert all(most[arm] <= 1 for arm in OURS)
+    assert kept[8, "nemo_like_2d_drop_last"] == 0  # 700 utterances fill no bucket for 8 ranks
+    assert "utilisation" not in {
+        one["metric"] for one in found[0] if one["impl"] == "nemo_like_2d_drop_last"
+    }
+
+
+def test_the_table_has_a_line_an_arm_under_a_heading_for_each_number_of_ranks(found):
+    lines = bench.table(found[0])
+    heads = [number for number, line in enumerate(lines) if line.startswith("mine, 700 utterances")]
+    assert [lines[number].rsplit(" ", 1)[1] for number in heads] == ["1", "8"]
+    for head in heads:
+        columns, *arms = lines[head + 1 : head + 12]
+        assert [line.split()[0] for line in arms] == [*OURS[:3], *THEIRS, *OURS[3:]]
+        assert {len(line) for line in arms} == {len(columns)}
+    assert len(lines[heads[0] + 10].split()) == len(
+        batching.COLUMNS
+    )  # balanced, with all there is, though few of it are records
+    assert lines[-1] == batching.LEGEND and found[1].splitlines()[:-1] == lines
+    other = {
+        "what": "x",
+        "metric": "latency",
+        "unit": "ms",
+        "value": 2.0,
+        "impl": "y",
+        "stats": {"p25": 1.0, "p75": 3.0},
+    }
+    both = bench.table([*found[0], {**other, "params": {"shape": [1], "dtype": "float32"}}])
+    assert both[0].startswith("what") and both[1].startswith("x  ") and both[2:] == lines
+
+
+def test_a_wrong_arm_is_refused_and_says_why(few):
+    good, made = data.plan(data.Random(limit=LIMIT), few, ranks=2).steps, comparison(few)
+    (first, second), *rest = good
+    everything = np.arange(len(few))
+
+    def refused(steps, theirs=False, drawn=None):
+        epoch = Epoch(steps, drawn or [rows for step in steps for rows in step])
+        return made.checked(batching.Arm("bad", lambda number: epoch, None, {}, theirs), epoch)
+
+    assert refused(good) == 1
+    for steps, theirs, why in [
+        (
+            [(first[1:], second), *rest],
+            False,
+            r"bad, of which nothing was recorded, keeps 99\.857% of the utterances",
+        ),
+        ([(first, np.append(second, first[0])), *rest], False, "has 1 utterances twice"),
+        ([(first, np.append(second, first[:2])), *rest], True, "has 2 utterances twice"),
+        ([(first, second), *rest, (first[:0], second[:0])], True, "has ranks without a batch"),
+        ([(np.concatenate([first, second]),), *rest], True, "has ranks without a batch"),
+        ([np.array_split(everything, 2)], False, r"has a batch of \d+\.\d+ of the limit"),
+    ]:
+        with pytest.raises(AssertionError, match=why):
+            refused(steps, theirs)
+    assert refused([(first[1:], second), *rest], theirs=True) == 699 / 700
+    with pytest.raises(AssertionError, match="of the limit"):
+        refused(good, theirs=True, drawn=[everything])
+
+
+def test_no_record_is_made_where_an_arm_is_wrong_and_the_next_comparison_is(
+    few, tmp_path, monkeypatch
+):
+    few.save(tmp_path / "mine.csv")
+    right, out, lines = data.plan, tmp_path / "records.jsonl", []
+
+    def loses(strategy, lengths, *, ranks, epoch):
+        steps = right(strategy, lengths, ranks=ranks, epoch=epoch).steps
+        return data.Plan(
+            [[rows[1:] for rows in step] for step in steps] if ranks == 2 else steps, np.empty(0)
+        )
+
+    monkeypatch.setattr("asrkit.data.plan", loses)
+    monkeypatch.setattr(batching.Comparison, "of_lhotse", lambda self: ())
+    with pytest.raises(
+        AssertionError, match=r"2 ranks: random_safe_size, of which nothing was recorded, keeps"
+    ):
+        bench.run(
+            "batching", out=out, lengths=tmp_path / "mine.csv", ranks=[2, 3], say=lines.append
+        )
+    assert {one["params"]["ranks"] for one in records.read(out)} == {3}
+    assert len(lines) == 3 and "keeps" in lines[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_batches_of_all_ranks_are_those_that_lhotse_gives_to_each(few, ranks):
+    cuts = samplers.cuts_of(few)
+    for limits in ({"max_duration": 60.0}, {"max_duration": 300.0}):
+        epoch = samplers.every_rank(samplers.bucketing(cuts, ranks=ranks, **limits), 1)
+        for rank in range(ranks):
+            sampler = samplers.bucketing(cuts, ranks=ranks, **limits)
+            sampler.rank = rank
+            sampler.set_epoch(1)
+            seen = [samplers.rows_of(batch) for batch in sampler]
+            assert len(seen) == len(epoch.steps)
+            assert all(
+                np.array_equal(rows, step[rank])
+                for rows, step in zip(seen, epoch.steps, strict=True)
+            )
+        whole = len(epoch.drawn) // ranks * ranks
+        assert all(map(np.array_equal, epoch.drawn[:whole], epoch.batches))
+        assert (
+            sorted(np.concatenate(epoch.drawn))
+            == sorted(np.concatenate(epoch.batches))
+            == [*range(700)]
+        )
+    assert len(epoch.drawn) % 4  # so that the last step is one that lhotse splits anew
+
+
+def test_an_utterance_that_lhotse_repeats_for_a_rank_is_the_one_repeated():
+    tiny = data.Lengths(np.full(101, 20.0), np.full(101, 60))
+    epoch = samplers.every_rank(
+        samplers.bucketing(samplers.cuts_of(tiny), ranks=8, max_duration=20.0, num_buckets=2), 0
+    )
+    rows = np.concatenate(epoch.batches)
+    assert len(rows) == 104 and set(rows) == {*range(101)} and len(epoch.drawn) == 101
+    arm = batching.Arm("lhotse", lambda number: epoch, None, {}, theirs=True)
+    assert comparison(tiny, ranks=8).checked(arm, epoch) == 1
+
+
+def plainly(cells, seconds, tokens):
+    """Strict selection as a loop: the first duration that is long enough, of its cells the first with room for the tokens."""
+    for number, (longest, most) in enumerate(cells):
+        if seconds <= longest:
+            if tokens <= most:
+                return number
+            if number + 1 == len(cells) or cells[number + 1][0] != longest:
+                return None
+    return None
+
+
+def test_strict_selection_is_that_of_a_plain_loop():
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        cells = sorted(
+            {
+                (float(random.integers(1, 6)), int(random.integers(0, 9)))
+                for _ in range(random.integers(1, 12))
+            }
+        )
+        fixed = samplers.strict()(cells, [1] * len(cells))
+        for D, U in itertools.product(np.arange(0.5, 7, 0.5), range(11)):
+            assert fixed.select_bucket(None, example_len=(D, U)) == plainly(cells, D, U), (
+                cells,
+                D,
+                U,
+            )
+
+
+def test_nemo_like_batches_hold_one_bucket_each_and_leave_out_what_has_none(few):
+    wordy = np.append(few.tokens, [400, 500])
+    lengths = data.Lengths(np.append(few.seconds, [2.0, 30.0]), wordy)
+    buckets = batching.nemo_buckets(lengths, LIMIT)
+    assert 100 < len(buckets) <= 150
+    cells = [*zip(buckets.seconds, buckets.tokens, strict=True)]
+    of = [plainly(cells, *pair) for pair in zip(lengths.seconds, lengths.tokens, strict=True)]
+    assert of[700] is None and of.count(None) < 10
+    epoch = samplers.every_rank(samplers.nemo_like(samplers.cuts_of(lengths), buckets, ranks=1), 0)
+    assert sorted(np.concatenate(epoch.batches)) == [
+        row for row, cell in enumerate(of) if cell is not None
+    ]
+    for rows in epoch.batches:
+        (cell,) = {of[row] for row in rows}
+        assert len(rows) <= buckets.sizes[cell]
+
+
+def test_outliers_of_a_duration_are_those_far_above_its_tokens_a_second():
+    random = np.random.default_rng(0)
+    seconds = random.uniform(5, 6, 3000)
+    lengths = data.Lengths(seconds, np.rint(seconds * random.uniform(4, 5, 3000)))
+    said = np.append(lengths.tokens, [3, 60])
+    buckets = batching.nemo_buckets(data.Lengths(np.append(seconds, [5.5, 5.5]), said), LIMIT)
+    assert (
+        buckets.tokens.max() == lengths.tokens.max()
+    )  # not 60, while the 3 has its place among the fewest
+
+
+def test_the_limit_in_seconds_is_the_largest_that_fits():
+    same = data.Lengths(np.full(500, 10.0), np.zeros(500))
+    n = int(LIMIT.largest(10.0, 0))
+    made = comparison(same, ranks=1)
+    arm = made.most_seconds(
+        lambda seconds: made.planned("x", data.Random(limit=data.at_most_seconds(seconds)), a=1)
+    )
+    assert 10 * n / 1.02 <= arm.told["max_seconds"] < 10 * (n + 1) and arm.told["a"] == 1
+    assert made.worst(arm.epoch(0)) <= 1 < float(LIMIT.share(n + 1, 10.0, 0))
+
+    def grows(seconds):
+        return batching.Arm(
+            "x", lambda number: Epoch([], [np.arange(int(seconds / 10) + 20 * number)]), None, {}
+        )
+
+    arm = made.most_seconds(grows)  # the last epoch has the largest batch
+    assert 0.98 < made.worst(arm.epoch(batching.EPOCHS - 1)) <= 1
+    long = data.Lengths(
+        np.full(200, 320.0), np.zeros(200)
+    )  # fits alone, beyond where the search begins
+    made = comparison(long, ranks=1)
+    arm = made.most_seconds(
+        lambda seconds: made.planned("x", data.Random(limit=data.at_most_seconds(seconds)))
+    )
+    assert made.worst(arm.epoch(0)) <= 1
+
+
+def test_pairs_that_meet_again_are_counted_as_one_by_one():
+    random = np.random.default_rng(0)
+    one, other = (np.array_split(random.permutation(40)[:size], 7) for size in (40, 33))
+    pairs = {frozenset(pair) for rows in one for pair in itertools.combinations(rows.tolist(), 2)}
+    again = {frozenset(pair) for rows in other for pair in itertools.combinations(rows.tolist(), 2)}
+    epochs = [Epoch([[rows] for rows in batches], batches) for batches in (one, other)]
+    assert batching.met_again(*epochs) == pytest.approx(len(pairs & again) / len(pairs))
+    assert batching.met_again(epochs[0], epochs[0]) == 1
+    alone = Epoch([[np.array([0])]], [])
+    assert batching.met_again(alone, alone) == 0
+
+
+def test_a_sampler_that_draws_other_batches_than_accounted_for_is_not_timed(few):
+    cuts, balanced = samplers.cuts_of(few), data.Balanced(limit=LIMIT)
+    arm = comparison(few, cuts=True).planned("balanced", balanced)
+    epochs = [arm.epoch(0), arm.epoch(1)]
+    steps_ms, next_ms = samplers.pace(arm.sampler(), epochs)
+    assert len(steps_ms) == 2 and len(next_ms) == sum(len(epoch.steps) - 1 for epoch in epochs)
+    with pytest.raises(AssertionError, match="LengthSampler draws other batches"):
+        samplers.pace(samplers.ours(cuts, balanced, ranks=2), epochs[::-1])
+
+
+def test_quick_is_small_and_needs_no_device():
+    assert "batching" in bench.SUITES
+    sets = [*bench.SUITES["batching"]("cuda", True)]
+    assert [one.ranks for one in sets] == [1, 8] and max(len(one.lengths) for one in sets) <= 5000
+    seconds = sets[0].lengths.seconds
+    assert abs(np.corrcoef(seconds, np.arange(len(seconds)))[0, 1]) < 0.1
+
+
+def test_a_sorted_table_is_shuffled_and_too_many_ranks_are_left_out(tmp_path, capsys):
+    data.Lengths(np.linspace(1, 2, 100), np.arange(100)).save(tmp_path / "a.csv")
+    (one,) = batching.suite("cpu", True, lengths=tmp_path / "a.csv", ranks=[100, 101])
+    assert one.ranks == 100 and abs(np.corrcoef(one.lengths.seconds, np.arange(100))[0, 1]) < 0.5
+    assert capsys.readouterr().err == "batching a: 100 utterances are too few for 101 ranks\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        (None, [], "--lengths: expected "),
+        ("a,b\n1,2\n", [], "--lengths: expected CSV with the columns seconds and tokens"),
+        (
+            "seconds,tokens\n" + "-1,3\n" * 100,
+            [],
+            "--lengths: expected CSV with the columns seconds and tokens",
+        ),
+        (
+            "seconds,tokens\n" + "1.5,3\n" * 99,
+            [],
+            "--lengths: expected at least 100 utterances, got 99.",
+        ),
+        (
+            "seconds,tokens\n400,3\n" + "4,3\n" * 99,
+            [],
+            "--lengths: expected utterances that fit the limit of memory alone, got 1.",
+        ),
+        (
+            "seconds,tokens\n" + "4,3\n" * 100,
+            ["--ranks", "0", "1"],
+            "--ranks: expected 1 or more, got 0.",
+        ),
+    ],
+)
+def test_a_bad_table_is_one_line_and_nothing_is_written(
+    text, arguments, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    if text:
+        (tmp_path / "none.csv").write_text(text)
+    assert main(["bench", "batching", "--lengths", "none.csv", *arguments]) == 2
+    err = capsys.readouterr().err.strip()
+    assert err.startswith("asrkit bench: " + message) and "\n" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["none.csv"] * bool(text)
+
+
+def test_ranks_that_are_more_than_all_utterances_are_refused(capsys):
+    assert main(["bench", "batching", "--quick", "--ranks", "99999999"]) == 2
+    assert (
+        "\nasrkit bench: --ranks: expected at most 4000, the number of utterances, got 99999999.\n"
+        in capsys.readouterr().err
+    )
+
+
+def test_another_suite_takes_no_table(capsys):
+    assert main(["bench", "features", "--lengths", "x.csv", "--ranks", "2"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "asrkit bench: --lengths, --ranks: expected the suite batching, got features.\n"
+    )
+
+
+ABSENT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == sys.argv[1]: raise ModuleNotFoundError(f"No module named {name!r}")
+sys.meta_path.insert(0, Absent())
+from pathlib import Path
+from asrkit.workbench import bench
+found = bench.run("batching", lengths=Path(sys.argv[2]), ranks=[2])
+print(*sorted({record["impl"] for record in found}))
+print(*sorted({record["metric"] for record in found if record["metric"].endswith("time")}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("absent", "arms", "said"),
+    [
+        (
+            "lhotse",
+            OURS,
+            "lhotse's samplers are left out, and the time that samplers take: No module",
+        ),
+        ("tqdm", [], "batching is left"),
+    ],
+)
+def test_without_lhotse_ours_are_compared_and_without_more_nothing_is(
+    absent, arms, said, few, tmp_path
+):
+    few.save(tmp_path / "mine.csv")
+    command = [sys.executable, "-c", ABSENT, absent, str(tmp_path / "mine.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [" ".join(sorted(arms)), ""]
+    assert done.stderr.startswith(said) and len(done.stderr.splitlines()) == 1
+
+
+def test_an_arm_of_theirs_that_loses_some_is_recorded_with_what_it_kept(few):
+    steps = [
+        [rows[1:] for rows in step]
+        for step in data.plan(data.Random(limit=LIMIT), few, ranks=2).steps
+    ]
+    epoch = Epoch(steps, [rows for step in steps for rows in step])
+    arm = batching.Arm("theirs", lambda number: epoch, None, {"by": "others"}, theirs=True)
+    made = [one.sealed() for one in comparison(few).measured(arm)]
+    (kept,) = [one for one in made if one["metric"] == "kept"]
+    assert kept["value"] == 1 - 2 * len(steps) / 700 and kept["params"]["by"] == "others"
+    narrow = replace(comparison(few), wide=False).measured(arm)
+    assert [one.metric for one in narrow] == ["kept", "utilisation", "straggler"]

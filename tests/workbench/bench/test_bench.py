@@ -1,0 +1,504 @@
+"""The suites at their smallest: all run, all arms agree, records are whole, and a wrong arm leaves no record."""
+
+import contextlib
+import json
+import re
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from asrkit.decoders import ctc_greedy
+from asrkit.losses import rnnt_loss
+from asrkit.workbench import bench, records
+from asrkit.workbench.bench import guards, journal
+from asrkit.workbench.bench.cases import Refused
+from asrkit.workbench.bench.planted import planted
+from asrkit.workbench.bench.suites import claims, decoders, losses
+
+FAST = ["numba_cpu", "numba_cpu_overwrite"]
+LEAN = ["lean", "lean_skip", "lean_bfloat16"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+FLUSHED, LEANEST = "torchaudio_flushed", "lean_skip_bfloat16"
+LOOPS = [
+    ("frame_looping", "windowed_looping"),
+    ("windowed_looping", "windowed_looping"),
+    ("frame_looping", "windowed_looping"),
+]
+WINDOWS = [("window_1", f"window_{size}") for size in (2, 4, 6, 8, 16)]
+PAIRS = {
+    "losses": {
+        "rnnt-loss": [("torchaudio", name) for name in ["wavefront", *FAST]],
+        "tdt-loss": [("wavefront", name) for name in FAST],
+        "rnnt-loss-ragged": [("padded", "packed")],
+        "rnnt-loss-joint": {
+            *product(["torchaudio"], ["overwrite", "split", FLUSHED, *LEAN]),
+            *product([FLUSHED], LEAN),
+        },
+        "rnnt-loss-joint-aligned": {
+            *product(["torchaudio"], [FLUSHED, *LEAN, LEANEST]),
+            *product([FLUSHED], [*LEAN, LEANEST]),
+        },
+    },
+    "decoders": {
+        "ctc-greedy-batched": [("sequential", "batched"), ("sequential", "numba_cpu")],
+        **dict.fromkeys(["rnnt-greedy", "tdt-greedy"], LOOPS),
+        **dict.fromkeys(["rnnt-greedy-window", "tdt-greedy-window"], WINDOWS),
+    },
+    "features": {"feature-norm-batched": [("sequential", "batched")]},
+}
+
+
+@pytest.mark.parametrize("suite", PAIRS)
+def test_a_quick_suite_measures_every_arm_and_pairs_what_it_compares(suite, tmp_path):
+    state, lines = torch.get_rng_state(), []
+    out = tmp_path / "records.jsonl"
+    found = bench.run(suite, out=out, quick=True, say=lines.append)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert records.read(out) == found
+    assert records.verify([out]) == []
+    by_case = {}
+    for record in found:
+        assert {"threads", "device", "shape"} <= {*record["params"]}
+        assert record["params"]["dtype"] == (
+            "bfloat16" if record["impl"].endswith("bfloat16") else "float32"
+        )
+        assert any(key.startswith("floor_") for key in record["params"])
+        by_case.setdefault((record["what"], str(record["params"]["shape"])), []).append(record)
+    assert len(lines) == len(by_case)
+    assert {what for what, _ in by_case} == {*PAIRS[suite]}
+    for (what, _), case in by_case.items():
+        arms = {one["impl"]: one for one in case if one["metric"] == "latency"}
+        assert {one["impl"] for one in case if one["metric"] == "cpu_time"} == {*arms}
+        if suite == "losses":
+            assert {
+                one["impl"] for one in case if one["metric"] == "peak_memory" and one["value"] > 0
+            } == {*arms}
+        ratios = [one for one in case if one["metric"] == "ratio"]
+        alone = {("one_by_one", "windowed_looping")} if "one_by_one" in arms else set()
+        assert {tuple(one["params"]["arms"]) for one in ratios} == {*PAIRS[suite][what]} | alone
+        for one in ratios:
+            slow, fast = (arms[name]["samples"] for name in one["params"]["arms"])
+            assert one["samples"] == pytest.approx([a / b for a, b in zip(slow, fast, strict=True)])
+            assert one["stats"]["n"] >= 3
+
+
+def test_a_rows_least_work_is_that_of_its_arm():
+    case = losses.joint((2, 20, 6, 12, 16), "cpu", trained=True)
+    product = 2 * 2 * 20 * 6 * 12 * 16
+    assert (
+        case.params["floor_FLOP"] == 3 * product
+        and case.of_arm["lean"]["floor_FLOP"] == 4 * product
+    )
+    share = case.of_arm["lean_skip"]["active"]
+    assert 0 < share < 1 and case.of_arm["lean_skip"]["floor_FLOP"] == round(
+        (1 + 3 * share) * product
+    )
+    given = losses.given(rnnt_loss, (1, 12, 6, 9), "cpu")
+    assert given.params["floor_B"] == 3 * 4 * 12 * 6 * 9
+
+
+def test_few_nodes_matter_where_one_alignment_dominates():
+    shape = (2, 60, 21, 64, 32)
+    aligned, plain = (
+        losses.active(*losses.halves(shape, "cpu", trained)) for trained in (True, False)
+    )
+    assert 80 / (60 * 21) < aligned < 0.3 * plain  # an alignment has T + U nodes
+
+
+def test_a_rounded_arm_is_let_pass_within_its_own_tolerance_only():
+    one = torch.ones(4)
+    arms = {"exact": lambda: (one,), "rounded": lambda: (1.01 * one,)}
+    case = bench.Case(what="x", arms=arms, params={}, of_arm={"rounded": {"tolerance": 0.02}})
+    bench.check(case)
+    with pytest.raises(AssertionError, match="rounded disagrees with exact.* of 2; 0.005"):
+        bench.check(replace(case, of_arm={}, tolerance=0.005))
+    with pytest.raises(AssertionError, match="exact disagrees with nan"):
+        bench.check(
+            replace(case, arms={"nan": lambda: (one * float("nan"),), "exact": lambda: (one,)})
+        )
+
+
+@pytest.mark.parametrize("room", [0, 1, 5, 37, 1000, 5000])
+def test_the_search_for_the_largest_batch_survives_running_out_of_memory(room):
+    def train(B):
+        if room < B:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    found = losses.largest(train, most=4096)
+    assert found <= room and (found >= room - room // 16 or found == 4096)
+
+
+def test_sums_over_a_large_lattice_as_a_gpus_threads_make_them_pass_on_a_gpu_only():
+    draw, nodes = np.random.default_rng(0), 32 * 200 * 101
+    parts = draw.standard_normal((8, nodes), dtype=np.float32) * draw.random(
+        (8, nodes), dtype=np.float32
+    )
+    exact, chained = parts.sum(1, dtype=np.float64), np.cumsum(parts, 1, dtype=np.float32)[:, -1]
+    off = np.linalg.norm(chained - exact) / np.linalg.norm(exact)
+    assert losses.SUMMED["cpu"] < off < losses.SUMMED["cuda"] / 2
+    assert losses.joint((2, 4, 3, 12, 9), "cpu").tolerance == losses.SUMMED["cpu"]
+
+
+def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
+    good = next(iter(bench.SUITES["decoders"]("cpu", True)))
+    found = ctc_greedy(torch.zeros(1, 1, 2), torch.tensor([1]))
+    for field, wrong in (("labels", found.labels + 1), ("scores", found.scores + 1)):
+        bad = replace(
+            good,
+            arms={
+                "right": lambda: found,
+                "wrong": lambda f=field, w=wrong: replace(found, **{f: w}),
+            },
+        )
+        monkeypatch.setitem(bench.SUITES, "bad", lambda device, quick, bad=bad: iter([bad]))
+        with pytest.raises(
+            AssertionError, match="wrong disagrees with right, so it was not measured"
+        ):
+            bench.run("bad", out=tmp_path / "none.jsonl", quick=True)
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_one_arm_that_differs_or_raises_does_not_take_the_others_along_unless_it_is_the_first(
+    suite, tmp_path
+):
+    def fails():
+        raise RuntimeError("no such graph")
+
+    for wrong, said in (
+        (lambda: answer(2.0), "small: slow disagrees with plain"),
+        (fails, "^small: slow fails: no such graph$"),
+    ):
+        (tmp_path / "out.jsonl").unlink(missing_ok=True)
+        suite(small(slow=wrong), replace(small(), what="next"))
+        with pytest.raises(AssertionError, match=said):
+            bench.run("own", quick=True, out=tmp_path / "out.jsonl")
+        found = {(one["what"], one["impl"]) for one in records.read(tmp_path / "out.jsonl")}
+        assert found == {
+            *product(["small"], ["plain", "fast"]),
+            *product(["next"], ["plain", "slow", "fast"]),
+        }
+    suite(small(plain=fails))
+    with pytest.raises(AssertionError, match="^small 3: RuntimeError: no such graph$"):
+        bench.run("own", quick=True)
+
+
+def test_a_study_that_raises_or_a_case_that_could_not_be_made_does_not_end_the_suite(
+    suite, tmp_path
+):
+    def raises():
+        raise RuntimeError("no such kernel")
+
+    suite(claims.Study(("x",), raises), Refused("y", ValueError("y: too long")), small())
+    with pytest.raises(
+        AssertionError, match="^claims: x: RuntimeError: no such kernel y: ValueError: y: too long$"
+    ):
+        bench.run("own", quick=True, out=tmp_path / "out.jsonl")
+    assert {one["what"] for one in records.read(tmp_path / "out.jsonl")} == {"small"}
+    suite(claims.Study(("x",), lambda: exec("raise TimeoutError('late')")), small())
+    with pytest.raises(TimeoutError):
+        bench.run("own", quick=True)
+
+
+def test_a_study_is_known_by_records_of_its_own_suite_and_all_of_its_claims(suite):
+    def made():
+        for what in ("small", "other"):
+            yield records.Measurement(what, "ratio", "1", 1.0, params={"suite": "own"})
+
+    suite(small())
+    foreign = bench.run("own", quick=True)
+    suite(claims.Study(("small", "other"), made))
+    own = bench.run("own", quick=True, done=foreign)
+    assert len(own) == 2 and bench.run("own", quick=True, done=own) == []
+    assert len(bench.run("own", quick=True, done=own[:1])) == 2, "half a study is no study"
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError, ValueError, torch.OutOfMemoryError, torch.AcceleratorError]
+)
+def test_after_an_error_the_device_has_to_be_alive_or_the_run_ends_and_names_what_did_it(
+    suite, monkeypatch, error, tmp_path
+):
+    dead, noted = list[bool](), list[tuple]()
+
+    def synchronize(device):
+        if dead:
+            raise torch.AcceleratorError("CUDA error: dead\nmore")
+
+    def poisons():
+        dead.append(True)
+        raise error("an illegal memory access")
+
+    def fails():
+        raise error("no such kernel")
+
+    monkeypatch.setattr(guards, "synchronize", synchronize)
+    cases = [
+        small(slow=fails),
+        replace(small(slow=poisons), what="poisoned"),
+        replace(small(), what="next"),
+    ]
+    suite(*cases)
+    with pytest.raises(
+        guards.DeviceLost, match="^slow of poisoned 3: the device is lost: CUDA error: dead$"
+    ) as lost:
+        bench.run("own", quick=True, out=tmp_path / "out.jsonl", note=noted.append)
+    assert lost.value.blame == ("poisoned 3", "slow") == noted[-1]
+    done = records.read(tmp_path / "out.jsonl") if error is not torch.OutOfMemoryError else []
+    assert {one["what"] for one in done} <= {"small"}
+    dead.clear()
+    with contextlib.suppress(AssertionError):  # which says that slow fails in the first case
+        bench.run("own", quick=True, out=tmp_path / "out.jsonl", lost=[lost.value.blame], done=done)
+    arms = {
+        (one["what"], one["impl"])
+        for one in records.read(tmp_path / "out.jsonl")
+        if one["what"] != "small"
+    }
+    assert arms == {
+        *product(["poisoned"], ["plain", "fast"]),
+        *product(["next"], ["plain", "slow", "fast"]),
+    }
+    suite(cases[1])
+    assert bench.run("own", quick=True, lost=[guards.Blame("poisoned 3", "")]) == []
+
+
+def test_a_gpu_is_waited_for_to_prove_it_alive_and_a_cpu_need_not(monkeypatch):
+    def synchronize(device):
+        raise torch.AcceleratorError(f"CUDA error: an illegal address on {device}\nand more")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    guards.prove_alive("cpu", "small")
+    with pytest.raises(
+        guards.DeviceLost,
+        match="^small: the device is lost: CUDA error: an illegal address on cuda:1$",
+    ):
+        guards.prove_alive("cuda:1", "small")
+
+
+def test_a_case_that_was_made_on_a_dead_device_is_not_begun(suite, monkeypatch):
+    def synchronize(device):
+        raise RuntimeError("CUDA error: dead")
+
+    monkeypatch.setattr(guards, "synchronize", synchronize)
+    suite(small())
+    with pytest.raises(guards.DeviceLost) as lost:
+        bench.run("own", quick=True, say=pytest.fail)
+    assert lost.value.blame == ("small 3", "")
+
+
+def test_repeats_that_go_on_are_kept_and_those_of_a_case_that_ends_take_their_place(
+    suite, tmp_path, monkeypatch
+):
+    kept, calls = list[dict](), Counter()
+    monkeypatch.setattr(journal, "EVERY_S", 0.0)
+
+    def fast():
+        calls["fast"] += 1
+        if calls["fast"] == 5:
+            kept.extend(map(json.loads, (tmp_path / journal.NAME).read_text().splitlines()))
+        return answer()
+
+    suite(small(fast=fast))
+    found = bench.run(
+        "own", quick=True, out=tmp_path / "bench.jsonl", journal=journal.Journal(tmp_path)
+    )
+    assert not (tmp_path / journal.NAME).exists() and not [
+        one for one in found if "cut" in one["params"]
+    ]
+    assert {one["impl"] for one in kept if one["metric"] == "latency"} == {"plain", "slow", "fast"}
+    assert all(one["params"]["cut"] and records.problem(one) == "" for one in kept)
+    (tmp_path / journal.NAME).write_text("".join(json.dumps(one) + "\n" for one in kept) + "torn")
+    (tmp_path / f".{journal.NAME[:-6]}-ab.jsonl").write_text("killed while it was written")
+    assert (
+        journal.salvage(tmp_path) == [] and records.read(tmp_path / "bench.jsonl") == found
+    )  # the whole case is there
+    (tmp_path / "bench.jsonl").unlink()
+    (tmp_path / journal.NAME).write_text("".join(json.dumps(one) + "\n" for one in kept) + "torn")
+    assert journal.salvage(tmp_path) == kept == records.read(tmp_path / "bench.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.jsonl"]
+    assert {one["stats"]["n"] for one in kept if one["metric"] == "latency"} < {1, 2, 3}
+    assert bench.run(
+        "own", quick=True, done=[one for one in kept if one["stats"]["n"] < 3]
+    )  # too few repeats: once more
+
+
+def test_a_case_that_runs_when_the_time_is_over_ends_after_a_round(suite, monkeypatch):
+    until = time.monotonic() + 0.2
+    suite(replace(small(plain=lambda: time.sleep(0.15) or answer()), least_s=0.0))
+    found = bench.run("own", quick=True, until=until)
+    counts = {one["impl"]: one["stats"]["n"] for one in found if one["metric"] == "latency"}
+    assert counts == {"plain": 1, "slow": 1, "fast": 1}
+
+
+def test_an_arm_may_take_what_its_case_grants_however_little_time_is_left(suite, monkeypatch):
+    granted, plain = [], bench.measure
+    monkeypatch.setattr(
+        bench,
+        "measure",
+        lambda *given, **how: granted.append(how["most_s"]) or plain(*given, **how),
+    )
+    suite(small(), replace(small(), what="long", least_s=15.0))
+    found = bench.run("own", quick=True, until=time.monotonic() + 2)
+    assert (
+        granted[0] <= 1 and granted[1] == 15 and {one["params"]["quick"] for one in found} == {True}
+    )
+
+
+def test_the_table_has_a_line_an_arm_in_aligned_columns():
+    found = bench.run("features", quick=True)
+    head, *lines = bench.table(found)
+    assert len(found) == 5 and len(lines) == 2
+    assert [line.index("8×200×80") for line in lines] == [head.index("shape")] * 2
+    by = {(one["impl"], one["metric"]): f"{one['value']:.3g}" for one in found}
+    for line, name in zip(lines, ("sequential", "batched"), strict=True):
+        assert line[head.index("implementation") :].startswith(name)
+        assert line[head.index("time  ") :].startswith(f"{by[name, 'latency']} ms")
+        assert (
+            line[head.index("CPU time") :].startswith(f"{by[name, 'cpu_time']} ms")
+            and "GB/s" in line
+        )
+    assert (
+        f"sequential {by['batched', 'ratio']}" in lines[1]
+        and "sequential" not in lines[0][head.index("time  ") :]
+    )
+
+
+def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
+    case = next(case for case in bench.SUITES["decoders"]("cpu", True) if case.what == "tdt-greedy")
+    told, (_, _, D, V) = case.of_arm, case.params["shape"]
+    assert (
+        told["one_by_one"]["join"] == case.params["looks"]
+    )  # a call each: what the plan needs is what the definition does
+    assert told["one_by_one"]["predict"] == case.params["labels"] + 1
+    assert told["windowed_looping"]["join"] < told["frame_looping"]["join"]
+    assert all(count["syncs"] > 0 and count["launches"] > count["join"] for count in told.values())
+    step = 2 * (8 * D * D + D * D)
+    assert (
+        case.params["floor_FLOP"]
+        == case.params["looks"] * 2 * D * (V + 5) + case.params["labels"] * step
+    )
+    params = {**case.params, **told["windowed_looping"], "device": "cpu"}
+    record = {
+        "what": "x",
+        "metric": "latency",
+        "unit": "ms",
+        "value": 2.0,
+        "impl": "y",
+        "params": params,
+    }
+    (_, line) = bench.table([{**record, "stats": {"p25": 1.0, "p75": 3.0}}])
+    assert (
+        f"{params['join']} joint, {params['predict']} predictor, {params['launches']} launches"
+        in line
+    )
+    (_, line) = bench.table([{**record, "metric": "cpu_time", "stats": {"p25": 1.0, "p75": 3.0}}])
+    assert "joint" not in line
+
+
+def test_looks_of_rnnt_are_its_frames_and_labels():
+    case = next(
+        case for case in bench.SUITES["decoders"]("cpu", True) if case.what == "rnnt-greedy"
+    )
+    assert case.params["looks"] == case.params["frames"] + case.params["labels"] > 0
+
+
+def test_an_arm_that_cannot_run_is_named_and_left_out(capsys):
+    plan = planted(2, 30, V=33, width=240)
+    ways = {"windowed_looping": {}, "other": {"strategy": "other"}}
+    case = decoders.transducer(plan, "cpu", ways, torch.float32, "greedy")
+    assert [*case.arms] == [*case.of_arm] == ["windowed_looping"]
+    assert capsys.readouterr().err.startswith("other is left out: strategy: expected one of")
+
+
+def test_an_unknown_suite_is_one_line():
+    with pytest.raises(ValueError) as error:
+        bench.run("speed")
+    assert (
+        str(error.value)
+        == f"suite: expected one of {', '.join(map(repr, bench.SUITES))}, got 'speed'."
+    )
+
+
+def answer(value=1.0):
+    return (torch.full((3,), value),)
+
+
+def small(**arms):
+    arms = {"plain": answer, "slow": answer, "fast": answer} | arms
+    return bench.Case(
+        what="small",
+        arms=arms,
+        params={"shape": [3], "dtype": "float32", "size": 1},
+        ratios=[("plain", "fast"), ("slow", "fast")],
+    )
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """suite(case, ...): a suite "own" of these cases."""
+    return lambda *cases: monkeypatch.setitem(
+        bench.SUITES, "own", lambda device, quick: iter(cases)
+    )
+
+
+def test_arms_that_are_left_out_take_their_ratios_along_and_a_lone_arm_is_no_case(suite):
+    suite(small(slow=lambda: answer(2.0)))
+    found = bench.run("own", quick=True, without=re.compile("^slow$"))
+    assert {one["impl"] for one in found} == {"plain", "fast"}
+    assert [one["params"]["arms"] for one in found if one["metric"] == "ratio"] == [
+        ["plain", "fast"]
+    ]
+    for names in (
+        "^small$",
+        "plain|slow",
+        "^plain$",
+    ):  # the last: nothing is left to compare the others with
+        suite(small(slow=lambda: 1 / 0))
+        assert bench.run("own", quick=True, without=re.compile(names)) == []
+
+
+def test_what_was_measured_before_is_not_measured_again_unless_an_arm_is_new(suite):
+    suite(small())
+    before = bench.run("own", quick=True)
+    assert before and bench.run("own", quick=True, done=before) == []
+    suite(small(new=answer))
+    assert {one["impl"] for one in bench.run("own", quick=True, done=before)} == {
+        "plain",
+        "slow",
+        "fast",
+        "new",
+    }
+    suite(replace(small(), params={"shape": [3], "dtype": "float32", "size": 2}))
+    assert len(bench.run("own", quick=True, done=before)) == len(before)
+
+
+def test_a_case_that_would_begin_too_late_does_not_begin_and_what_was_measured_stays(
+    suite, tmp_path, monkeypatch
+):
+    now, out = [0.0], tmp_path / "out.jsonl"
+    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    suite(small(), replace(small(), what="late"))
+    with pytest.raises(TimeoutError, match="^no time for late 3, and what follows it$"):
+        bench.run("own", quick=True, out=out, until=5.0, say=lambda line: now.append(now.pop() + 5))
+    assert {one["what"] for one in records.read(out)} == {"small"}
+
+
+def test_arms_that_must_not_run_are_not_even_tried_while_cases_are_made(monkeypatch):
+    monkeypatch.setitem(
+        decoders.transducer.__globals__,
+        "counts",
+        lambda arm, device: pytest.fail("tried") if "nested" in str(arm) else {},
+    )
+    made = decoders.suite("cpu", True, without=re.compile("^windowed_looping$"))
+    case = next(case for case in made if case.what == "rnnt-greedy")
+    assert (
+        "windowed_looping" not in case.arms
+        and ("frame_looping", "windowed_looping") not in case.ratios
+    )
+    made = decoders.suite("cpu", True, without=re.compile("^frame_looping$"))
+    assert not next(case for case in made if case.what == "rnnt-greedy").arms

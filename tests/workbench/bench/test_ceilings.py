@@ -1,0 +1,68 @@
+"""Ceilings at their smallest: what is measured, what a floor is, and that nothing stays switched."""
+
+import pytest
+import torch
+
+from asrkit.workbench import records
+from asrkit.workbench.bench.ceilings import Ceilings, ceilings, tf32
+from asrkit.workbench.profiling import Timing
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_every_arithmetic_and_stream_is_measured_and_the_best_repeat_counts():
+    found = ceilings("cpu", quick=True)
+    by = {(one.metric, one.impl): one for one in found.measurements}
+    names = ["float32", "bfloat16", "float16"]
+    streams = [("copy", "float32"), *(("weight_stream", name) for name in names)]
+    assert set(by) == {*streams, *(("matrix_product", name) for name in names)}
+    assert found.flops == {name: max(by["matrix_product", name].samples) for name in names}
+    assert found.bytes_per_s == max(max(by[stream].samples) for stream in streams)
+    for one in found.measurements:
+        assert one.params["threads"] == 1 and records.problem(one.sealed()) == ""
+
+
+def test_a_rate_is_work_by_the_median_time(monkeypatch):
+    timing = Timing(samples_ms=(1.0, 2.0, 4.0), warmup=1, timer="none")
+    monkeypatch.setattr(
+        "asrkit.workbench.bench.ceilings.measure", lambda arms, **how: dict.fromkeys(arms, timing)
+    )
+    torch.set_num_threads(3)  # not measured by another test
+    rates = {
+        one.metric: (one.value, one.samples[0]) for one in ceilings("cpu", quick=True).measurements
+    }
+    product, stream = 2 * 512**3 / 2e-3, 2**27 / 2e-3
+    assert rates == {
+        "matrix_product": (product, 2 * product),
+        "copy": (stream, 2 * stream),
+        "weight_stream": (stream, 2 * stream),
+    }
+
+
+def test_a_ceiling_is_measured_once_for_each_number_of_threads():
+    first = ceilings("cpu", quick=True)
+    assert ceilings("cpu", quick=True) is first
+    torch.set_num_threads(2)
+    assert {one.params["threads"] for one in ceilings("cpu", quick=True).measurements} == {2}
+
+
+@pytest.mark.parametrize(
+    "FLOP, B, least_ms", [(4_000, 10, 2000.0), (4_000, 90, 3000.0), (0, 0, 0.0)]
+)
+def test_work_takes_as_long_as_the_slower_of_its_operations_and_its_bytes(FLOP, B, least_ms):
+    found = Ceilings(flops={"float32": 2e3, "bfloat16": 9e9}, bytes_per_s=30.0, measurements=())
+    assert found.floor_ms(FLOP, B, "float32") == pytest.approx(least_ms)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_tf32_is_as_it_was_afterwards_even_after_an_error(on):
+    def failing():
+        with tf32(on):
+            assert [one.allow_tf32 for one in settings] == [on, on]
+            raise KeyError
+
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [one.allow_tf32 for one in settings]
+    with pytest.raises(KeyError):
+        failing()
+    assert [one.allow_tf32 for one in settings] == before

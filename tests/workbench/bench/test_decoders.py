@@ -1,0 +1,143 @@
+"""How cases of decoding are made: what is counted of an arm, and that counting leaves the model as it was."""
+
+import pytest
+import torch
+
+from asrkit.decoders import transducer_greedy
+from asrkit.decoders.transducer.graphs import fingerprint
+from asrkit.workbench.bench.planted import planted
+from asrkit.workbench.bench.suites import decoders
+from asrkit.workbench.profiling import launch_profile
+
+
+@pytest.fixture
+def plan():
+    return planted(2, 30, V=33, width=240)
+
+
+def test_counting_leaves_the_model_as_its_graphs_know_it(plan, monkeypatch):
+    """Graphs are captured again where the fingerprint changes: counting would cost every arm its graph."""
+    known, seen = tuple(fingerprint(plan.model)), []
+
+    def watched(model, *given, **how):
+        seen.append((type(model).__name__, tuple(fingerprint(plan.model)) == known))
+        return transducer_greedy(model, *given, **how)
+
+    monkeypatch.setattr(decoders, "transducer_greedy", watched)
+    case = decoders.transducer(plan, "cpu", {"windowed_looping": {}}, torch.float32, "greedy")
+    assert seen == [("TransducerModel", True), ("Counting", True)]
+    case.run("windowed_looping")
+    assert seen[2:] == [("TransducerModel", True)]
+
+
+def test_an_arm_that_runs_but_cannot_be_counted_stays_and_says_why(plan, monkeypatch):
+    def broken(call, device):
+        raise RuntimeError("broken triton\nline 2")
+
+    monkeypatch.setattr(decoders, "counts", broken)
+    case = decoders.transducer(plan, "cpu", {"windowed_looping": {}}, torch.float32, "greedy")
+    assert case.of_arm == {"windowed_looping": {"not_counted": "broken triton"}} and [
+        *case.arms
+    ] == ["windowed_looping"]
+
+
+@pytest.mark.parametrize("mode", ["step", "full"])
+def test_counts_of_a_graph_are_of_its_replay_not_of_its_capture(plan, monkeypatch, mode):
+    models = []
+
+    def captures_once(model, encoded, lengths, **how):
+        for _ in range(1 if models else 50):
+            encoded + 1
+        models.append(model)
+
+    monkeypatch.setattr(decoders, "transducer_greedy", captures_once)
+    case = decoders.transducer(
+        plan, "cpu", {f"windowed_looping_{mode}": {"graphs": mode}}, torch.float32, "greedy"
+    )
+    assert case.of_arm == {
+        f"windowed_looping_{mode}": {"launches": 1, "syncs": 0}
+    }  # no joint: a replay has no calls to see
+    assert all(model is plan.model for model in models)  # which is what the graph was captured for
+
+
+def test_an_arm_is_counted_without_the_profiler(plan, monkeypatch):
+    """It keeps an event for each op, and frame looping has tens of thousands."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.profiler, "profile", lambda **_: pytest.fail("profiled"))
+    assert decoders.counts(lambda: torch.ones(3) + 1, "cuda") == {
+        "launches": 0,
+        "syncs": 0,
+    }  # these are the CPU's
+    with pytest.raises(pytest.fail.Exception, match="profiled"):
+        launch_profile(lambda: None, device="cuda")
+
+
+def test_an_arm_that_ends_the_gpus_context_ends_the_making_of_cases(plan, monkeypatch):
+    tried = []
+
+    def fails(model, encoded, lengths, **how):
+        tried.append(how["strategy"])
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(decoders, "transducer_greedy", fails)
+    monkeypatch.setattr(
+        decoders.guards, "synchronize", lambda device: fails(*3 * [None], strategy="synchronize")
+    )
+    ways = {name: {"strategy": name} for name in decoders.LOOPS}
+    with pytest.raises(decoders.guards.DeviceLost, match="illegal memory access") as lost:
+        decoders.transducer(plan, "cpu", ways, torch.float32, "greedy")
+    kind = "tdt" if plan.model.durations else "rnnt"
+    assert lost.value.blame == (f"{kind}-greedy", "frame_looping")
+    monkeypatch.setattr(decoders.guards, "synchronize", bool)
+    tried.clear()
+    without = decoders.guards.without_lost(
+        decoders.NONE, [lost.value.blame]
+    )  # the first of the arms: none is tried
+    assert (
+        not decoders.transducer(plan, "cpu", ways, torch.float32, "greedy", without).arms
+        and tried == []
+    )
+
+
+def test_graphs_have_an_arm_for_each_turn_and_one_that_cannot_be_fused_has_none(
+    plan, monkeypatch, capsys
+):
+    asked = dict[str, tuple]()
+
+    def transducer(plan, device, ways, dtype, what, without):
+        asked.update({name: (way["graphs"], way.get("turn", "")) for name, way in ways.items()})
+        return decoders.Case(what=what, arms=dict.fromkeys(ways, tuple), params={"shape": [1]})
+
+    made = decoders.transducer
+    monkeypatch.setattr(decoders, "transducer", transducer)
+    (case,) = decoders.versus_nemo(plan, "cuda")
+    wanted = {f"windowed_looping_{mode}{end}": (mode, turn) for mode in ("step", "full")
+              for end, turn in (("", "fused"), ("_plain", "plain"))}  # fmt: skip
+    assert {name: how for name, how in asked.items() if how[1]} == wanted
+    assert {
+        ("windowed_looping_full_plain", "windowed_looping_full"),
+        ("windowed_looping_step_plain", "windowed_looping_step"),
+    } <= {*case.ratios}
+    assert [*case.against.values()] == ["windowed_looping_full"]
+
+    def unfused(model, encoded, lengths, graphs="off", turn="auto", **how):
+        if turn == "fused":
+            raise RuntimeError(
+                "graphs='step': capture failed, RuntimeError: turn='fused': triton is not installed"
+            )
+        return transducer_greedy(model, encoded, lengths, **how)
+
+    monkeypatch.setattr(decoders, "transducer_greedy", unfused)
+    ways = (
+        {"windowed_looping": {}}
+        | decoders.by_graphs(["step"], "plain")
+        | decoders.by_graphs(["step"], "fused")
+    )
+    assert [*made(plan, "cpu", ways, torch.float32, "greedy").arms] == [
+        "windowed_looping",
+        "windowed_looping_step_plain",
+    ]
+    assert (
+        "windowed_looping_step is left out: graphs='step': capture failed"
+        in capsys.readouterr().err
+    )

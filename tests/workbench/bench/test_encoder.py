@@ -1,0 +1,235 @@
+"""The suite of encoders on its smallest preset: records, floors, rivals, and arms that are refused."""
+
+import os
+from itertools import islice
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from asrkit.models import FastConformerConfig, presets
+from asrkit.workbench import bench
+from asrkit.workbench.bench.rivals.peer_encoders import renamed, sketch
+from asrkit.workbench.bench.rivals.peers import PYTHON
+from asrkit.workbench.bench.suites import encoder
+from asrkit.workbench.bench.suites.encoder import Way
+from asrkit.workbench.cost import encoder_flops, encoder_parameters
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TINY = presets.tiny().encoder
+SIZES = {"bins": 80, "width": 32, "layers": 2, "channels": 16}
+
+
+@pytest.fixture(scope="module")
+def small():
+    """An encoder with random weights, and a batch of two."""
+    return encoder.random_encoder(TINY, "cpu"), encoder.speech(2, 1, 80, "cpu")
+
+
+def run(cases, monkeypatch, **how):
+    """Records of these cases."""
+    monkeypatch.setitem(bench.SUITES, "encoder", lambda device, quick: iter(cases))
+    return bench.run("encoder", quick=True, **how)
+
+
+def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_ceiling(
+    monkeypatch,
+):
+    found = run(islice(encoder.suite("cpu", True), 3), monkeypatch)
+    rates = {one["impl"]: max(one["samples"]) for one in found if one["metric"] == "matrix_product"}
+    timed = {(one["what"], one["impl"]): one for one in found if one["metric"] == "latency"}
+    kinds = ("float32", "autocast_bfloat16", "bfloat16")
+    assert {name for _, name in timed} == {
+        *kinds,
+        "packed_float32",
+        "packed_bfloat16",
+        "optimized_float32",
+        "optimized_bfloat16",
+    }
+    assert {what for what, _ in timed} == {"encoder-" + kind.replace("_", "-") for kind in kinds}
+    for (what, name), one in timed.items():
+        params = one["params"]
+        assert params["dtype"] == ("float32" if name.endswith("float32") else "bfloat16")
+        assert (
+            params["preset"] == "tiny"
+            and params["weights"] == "random"
+            and params["audio_s"] == 3.0
+        )
+        assert params["floor_FLOP"] == encoder_flops(B=2, T=200, **SIZES)
+        halved = name in ("bfloat16", "packed_bfloat16", "optimized_bfloat16")
+        assert params["floor_B"] == encoder_parameters(**SIZES) * (2 if halved else 4)
+        by_products = 1e3 * params["floor_FLOP"] / rates[params["dtype"]]
+        assert params["least_ms"] == pytest.approx(
+            max(by_products, 1e3 * params["floor_B"] / params["peak_B"])
+        )
+        speed = next(
+            r for r in found if (r["what"], r["impl"], r["metric"]) == (what, name, "rtfx")
+        )
+        assert speed["value"] == pytest.approx(3e3 / one["value"]) and speed["unit"] == "s/s"
+    line = bench.table(found)[1]
+    assert "GFLOP/s (" in line and "%)" in line
+
+
+def test_an_arm_further_from_float32_than_is_told_leaves_no_record(small, monkeypatch):
+    monkeypatch.setitem(encoder.TOLERANCE, "bfloat16", 1e-6)
+    made = encoder.case(
+        "encoder-bfloat16", encoder.groups(False, False)["encoder-bfloat16"], *small, "cpu", True
+    )
+    with pytest.raises(AssertionError, match="bfloat16 disagrees with float32"):
+        run([made], monkeypatch)
+
+
+def test_autocast_computes_otherwise_than_float32(small):
+    plain, cast = (
+        encoder.arm(small[0], small[1], Way(arithmetic="bfloat16", autocast=on))()[0]
+        for on in (False, True)
+    )
+    assert not torch.equal(plain, cast)
+
+
+def test_an_arm_without_cudnns_attention_forbids_it_for_itself_only(small, monkeypatch):
+    seen, attend = [], F.scaled_dot_product_attention
+
+    def watched(*given, **how):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*given, **how)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    ways = {
+        name: encoder.groups(True, False)["encoder-bfloat16"][name]
+        for name in ("bfloat16", "without_cudnn_bfloat16")
+    }
+    made = encoder.case("encoder-bfloat16", {"float32": Way(), **ways}, *small, "cpu", True)
+    layers = len(small[0].blocks)
+    bench.check(made)
+    assert seen == [True] * layers + [True] * layers + [False] * layers
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    assert ("bfloat16", "without_cudnn_bfloat16") in made.ratios
+
+
+def test_arms_of_a_gpu_are_written_down_without_one():
+    found = encoder.groups(True, True)
+    ways = ["", "compiled_", "graphed_", "optimized_", "optimized_graphed_"]
+    assert [*found["encoder-float32"]] == [f"{way}float32" for way in ways] + ["tf32"]
+    assert [*found["encoder-float16"]] == ["float32"] + [
+        f"{way}float16" for way in [*ways, "without_cudnn_"]
+    ]
+    assert found["encoder-autocast-float16"]["autocast_float16"].weights == torch.float32
+    assert "compiled_float32" not in encoder.groups(False, False)["encoder-float32"]
+
+
+def test_a_twin_has_the_same_weights_and_no_copy_of_them(small):
+    (model, inputs) = small
+    same, half = (encoder.twin(model, dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert all(
+        a.data_ptr() == b.data_ptr()
+        for a, b in zip(model.parameters(), same.parameters(), strict=True)
+    )
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
+    assert torch.equal(same(*inputs)[0], model(*inputs)[0])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile warns of its own
+def test_compiled_blocks_encode_the_same_and_leave_the_model_as_it_was(small, monkeypatch):
+    plain = torch.nn.Module.compile  # without inductor, whose code takes a minute
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **how: plain(self, backend="eager", **how)
+    )
+    made = encoder.case(
+        "x", {"float32": Way(), "compiled_float32": Way(compiled=True)}, *small, "cpu", True
+    )
+    bench.check(made)
+    compiled = torch._dynamo.utils.counters["frames"]
+    assert compiled.pop("ok") > 0
+    torch._dynamo.reset()
+    made.run("float32")
+    assert "ok" not in compiled
+    assert all(block._compiled_call_impl is None for block in small[0].blocks)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
+def test_a_graph_encodes_the_same_and_reads_its_inputs_anew(arithmetic):
+    model, (features, lengths) = (
+        encoder.random_encoder(TINY, "cuda"),
+        encoder.speech(2, 1, 80, "cuda"),
+    )
+    model = encoder.twin(model, getattr(torch, arithmetic))
+    way = {"arithmetic": arithmetic}
+    plain, graph = (
+        encoder.arm(model, (features, lengths), Way(graphed=on, **way)) for on in (False, True)
+    )
+    for _ in range(2):
+        assert torch.equal(plain()[0], graph()[0])
+        features.neg_()
+
+
+def test_a_sketch_sees_every_frame_and_nothing_in_the_padding():
+    frames, lengths = torch.randn(2, 5, 32), torch.tensor([5, 3])
+    seen = sketch(frames, lengths)
+    assert seen.shape == (2, 5, 9)
+    for b, t in [(0, 4), (1, 2), (1, 3)]:
+        other = frames.clone()
+        other[b, t, 7] += 1
+        assert torch.equal(sketch(other, lengths), seen) == (t >= lengths[b])
+
+
+@pytest.mark.parametrize(
+    "peer, parts", [(1, "linear_q linear_k linear_v"), (2, "q_proj k_proj v_proj")]
+)
+def test_weights_get_the_names_and_shapes_of_a_peer(peer, parts):
+    weights = encoder.random_encoder(
+        FastConformerConfig(width=24, heads=2, layers=1, subsampling_channels=4), "cpu"
+    ).state_dict()
+    found = renamed(weights, peer)
+    assert len(found) == len(weights) + 4  # weight and bias of q, k and v apart
+    q, k, v = (found[f"layers.0.self_attn.{part}.weight"] for part in parts.split())
+    assert torch.equal(torch.cat([q, k, v]), weights["blocks.0.attention.qkv.weight"])
+    assert found["layers.0.conv.pointwise_conv1.weight"].shape == (48, 24, 1)
+    assert found["layers.0.self_attn." + ("pos_bias_u" if peer == 1 else "bias_u")].shape == (2, 12)
+    assert not [
+        name for name in found if "blocks" in name or "attention." in name or "feed." in name
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs NeMo and transformers: make peers")
+def test_rivals_encode_the_same_with_the_same_weights(monkeypatch):
+    with bench.Peers() as peers:
+        found = run(islice(encoder.suite("cpu", True), 3), monkeypatch, peers=peers)
+    rivals = {"nemo_encoder", "transformers_encoder", "transformers_encoder_eager"}
+    for kind in ("float32", "autocast-bfloat16", "bfloat16"):
+        timed = {
+            one["impl"]: one["params"]
+            for one in found
+            if one["metric"] == "latency" and one["what"] == f"encoder-{kind}"
+        }
+        assert rivals < {*timed} and {timed[name]["dtype"] for name in rivals} == {
+            kind.rpartition("-")[2]
+        }
+        pairs = {
+            tuple(r["params"]["arms"])
+            for r in found
+            if r["metric"] == "ratio" and r["what"] == f"encoder-{kind}"
+        }
+        assert {(name, kind.replace("-", "_")) for name in rivals} <= pairs
+
+
+def test_one_core_says_what_was_planted_with_one_thread_on_one_core(monkeypatch):
+    where, plain, cores = [], encoder.log_mel, os.sched_getaffinity(0)
+
+    def watched(*given):
+        where.append((len(os.sched_getaffinity(0)), torch.get_num_threads()))
+        return plain(*given)
+
+    monkeypatch.setattr(encoder, "log_mel", watched)
+    torch.set_num_threads(2)
+    case = encoder.one_core(True)
+    bench.check(case)
+    assert where == [(1, 1)] * 3
+    assert os.sched_getaffinity(0) == cores and torch.get_num_threads() == 2
+    frames, labels = case.run("float32")
+    assert (
+        labels.shape[1] == case.params["labels"] > 0 and frames.shape[1] == case.params["shape"][1]
+    )
+    assert case.params["threads"] == case.params["cores"] == 1

@@ -1,0 +1,556 @@
+"""The ladder: every rung says what the script says; wrong order, lengths, numbers and lost batches are seen; records fit."""
+
+import contextlib
+import io
+import itertools
+import re
+import threading
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from asrkit.cli import main
+from asrkit.models.encoders import halve
+from asrkit.models.folded import Folded
+from asrkit.models.fused import FusedFastConformer, fuse
+from asrkit.models.packed import PackedLinear
+from asrkit.workbench import bench, records
+from asrkit.workbench.bench import guards, ladder_pipeline
+from asrkit.workbench.bench.cases import Refused, check
+from asrkit.workbench.bench.ladder_pipeline import (
+    Pipeline,
+    Recogniser,
+    read_wav,
+    rounded,
+    write_wav,
+)
+from asrkit.workbench.bench.suites import ladder
+from asrkit.workbench.ledger import Claim, verdict
+
+KINDS = {what: config for what, config, _ in ladder.configs("tiny")}
+FASTEST = {
+    "ladder-rnnt-tiny": "windowed_looping",
+    "ladder-tdt-tiny": "windowed_looping",
+    "ladder-ctc-tiny": "batched",
+}
+LAST = "to_overlapped"
+LEFT_OUT = {"graphed_encoder", "graph_of_steps", "graph_whole", "fused_turns"}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Five scripted utterances a kind of model, in batches of two."""
+    samples = [16_000, 40_000, 25_001, 33_333, 8_000]
+    return {
+        what: ladder.scripted(config, samples, tmp_path_factory.mktemp(what), batch=2)
+        for what, config in KINDS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    """(records, stdout, stderr) of the quick suite through the command line."""
+    out, err, file = (
+        io.StringIO(),
+        io.StringIO(),
+        tmp_path_factory.mktemp("ladder") / "records.jsonl",
+    )
+    threads = torch.get_num_threads()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["bench", "ladder", "--quick", "--threads", "1", "--out", str(file)])
+    torch.set_num_threads(threads)
+    assert code == 0, err.getvalue()
+    assert records.verify([file]) == []
+    return records.read(file), out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_every_rung_says_what_the_script_says(made, what):
+    one, said = made[what], []
+    arms = ladder.climb(one.task, say=said.append)
+    assert sum(map(len, one.labels)) > 10
+    for name, arm in arms.items():
+        assert arm.recogniser().tokens() == one.labels, name
+    left_out = LEFT_OUT - (ladder.OF_CTC if what == "ladder-ctc-tiny" else set())
+    assert {*said} == {f"{rung.replace('_', ' ')} is left out: needs a GPU" for rung in left_out}
+    check(ladder.case(what, one, arms, {}, quick=True))
+
+
+def test_each_rung_changes_what_it_is_named_after_and_the_last_has_them_all(made):
+    arms = ladder.climb(made["ladder-rnnt-tiny"].task)
+    last, first = asdict(arms["to_overlapped"].recogniser.how), asdict(Pipeline())
+    assert {name for name in last if last[name] == first[name]} == {"encoding", "graphs", "turn"}
+    climbed = [arm for arm in arms.values() if arm.how != "alone"]
+    for below, arm in itertools.pairwise(climbed):
+        assert arm.recogniser.how == replace(below.recogniser.how, **ladder.RUNGS[arm.rung])
+    for arm in arms.values():
+        if arm.how == "alone":
+            assert arm.recogniser.how == Pipeline(**ladder.RUNGS[arm.rung])
+
+
+def test_a_rung_that_fails_when_it_is_tried_is_left_out_and_the_next_goes_on_without(
+    made, monkeypatch
+):
+    def fail(self):
+        raise torch.OutOfMemoryError("no room for this\nand more")
+
+    monkeypatch.setattr(Recogniser, "probe", fail)
+    said = list[str]()
+    arms = ladder.climb(made["ladder-ctc-tiny"].task, say=said.append, probe=True)
+    assert "to_optimized_encoder is left out: no room for this" in said and not [
+        name for name in arms if "optimized" in name
+    ]
+    assert arms[LAST].recogniser.how == Pipeline(
+        frontend="batched",
+        decoder="batched",
+        arithmetic="bfloat16",
+        order="by_length",
+        loading="overlapped",
+    )
+
+
+def test_a_rung_that_hears_something_else_when_it_is_tried_is_left_out_and_those_above_stay_right(
+    made, monkeypatch
+):
+    one = made["ladder-rnnt-tiny"]
+
+    def spoiled(encoder):
+        encoder.subsampling.out.weight.neg_()
+        return encoder
+
+    monkeypatch.setattr(ladder_pipeline, "optimize", spoiled)
+    said = list[str]()
+    arms = ladder.climb(replace(one.task, made={}), say=said.append, probe=True)
+    assert "to_optimized_encoder is left out: it hears other labels than are known" in said
+    assert "to_optimized_encoder" not in arms and arms[LAST].recogniser().tokens() == one.labels
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_a_recogniser_with_the_encoder_of_a_gpu_says_what_the_script_says(made, what, monkeypatch):
+    """`optimize` fuses on CUDA; its steps are run by their reference here."""
+    monkeypatch.setattr(ladder_pipeline, "optimize", fuse)
+    task = replace(made[what].task, made={})
+    for arithmetic in ("float32", "autocast", "bfloat16"):
+        one = Recogniser(task, Pipeline(encoder="optimized", arithmetic=arithmetic))
+        assert (
+            isinstance(one.model.encoder, FusedFastConformer)
+            and one().tokens() == made[what].labels
+        )
+
+
+def test_graphs_of_an_encoder_are_not_those_of_another(made):
+    task = made["ladder-rnnt-tiny"].task
+    ways = [Pipeline(), Pipeline(encoder="optimized"), Pipeline(arithmetic="bfloat16")]
+    kept = [Recogniser(task, how).captured for how in (*ways, *ways)]
+    assert len({id(one) for one in kept}) == 3 and kept[0] is kept[3]
+
+
+def test_a_graph_is_decoded_by_the_turn_that_its_rung_names(made, monkeypatch):
+    asked = []
+    decode = ladder_pipeline.transducer_greedy
+
+    def watched(*given, strategy, **how):
+        asked.append(how)
+        return decode(*given, strategy=strategy)
+
+    monkeypatch.setattr(ladder_pipeline, "transducer_greedy", watched)
+    one = Recogniser(made["ladder-rnnt-tiny"].task, Pipeline())
+    for how in ({}, {"graphs": "step"}, {"graphs": "full", "turn": "fused"}):
+        one.how = Pipeline(decoder="windowed_looping", **how)
+        one()
+    wanted = [
+        {"graphs": "off", "turn": "auto"},
+        {"graphs": "step", "turn": "plain"},
+        {"graphs": "full", "turn": "fused"},
+    ]
+    assert asked[::3] == wanted and len(asked) == 9
+
+
+def test_a_ladder_goes_on_without_arms_that_must_not_run_and_may_leave_out_the_slowest(made):
+    task = made["ladder-rnnt-tiny"].task
+    arms = ladder.climb(task, without=re.compile("_autocast$"))
+    assert (
+        "to_bfloat16" in arms
+        and not [name for name in arms if name.endswith("_autocast")]
+        and LAST in arms
+    )
+    few = {name: arm.recogniser.how for name, arm in ladder.climb(task, few=True).items()}
+    assert [name for name in few if name.startswith("only_")] == [
+        "only_batched_decoder",
+        "only_windowed_looping",
+    ]
+    assert [name for name, how in few.items() if how.decoder == "one_by_one"] == [
+        "baseline",
+        "to_batched_frontend",
+    ]
+
+
+def test_a_ladder_leaves_out_an_arm_of_its_kind_and_arithmetic_only(made):
+    task = made["ladder-rnnt-tiny"].task
+    others = [r"^ladder-tdt\S* in \S+: only_windowed_looping$", "^.* in bfloat16: only_overlapped$"]
+    names = re.compile("|".join(["^ladder-rnnt-tiny in bfloat16: to_by_length$", *others]))
+    arms = ladder.climb(task, what="ladder-rnnt-tiny", without=names)
+    assert "to_by_length" not in arms and {
+        "only_by_length",
+        "only_windowed_looping",
+        "only_overlapped",
+    } <= {*arms}
+
+
+def test_a_probe_that_the_device_does_not_survive_ends_the_climb_and_is_named(made, monkeypatch):
+    def fail(self):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def synchronize(device):
+        raise RuntimeError("CUDA error: dead")
+
+    monkeypatch.setattr(Recogniser, "probe", fail)
+    monkeypatch.setattr(guards, "synchronize", synchronize)
+    with pytest.raises(guards.DeviceLost) as lost:
+        ladder.climb(made["ladder-ctc-tiny"].task, what="ladder-ctc-tiny", probe=True)
+    assert lost.value.blame == ("ladder-ctc-tiny", "to_optimized_encoder")
+    monkeypatch.undo()
+    without = guards.without_lost(re.compile("(?!)"), [lost.value.blame])
+    arms = ladder.climb(made["ladder-ctc-tiny"].task, what="ladder-ctc-tiny", without=without)
+    assert "to_optimized_encoder" not in arms and LAST in arms
+    assert [
+        *ladder.suite(
+            "cpu",
+            True,
+            without=guards.without_lost(without, [guards.Blame(what, "") for what in KINDS]),
+        )
+    ] == []
+
+
+def test_a_ladder_is_as_long_as_its_time_allows():
+    for what in ("ladder-rnnt", "ladder-tdt", "ladder-ctc"):
+        sizes = [
+            ladder.affordable(what, seconds) for seconds in (0, 40, 60, 80, 120, 1000, float("inf"))
+        ]
+        assert sizes == sorted(sizes) and sizes[0] == 8 and sizes[-1] == 128 and sizes[3] >= 32, (
+            what
+        )
+
+
+def test_a_kind_of_ladder_that_cannot_be_made_does_not_take_the_others_along(monkeypatch):
+    plain = ladder.scripted
+
+    def scripted(config, *given, **how):
+        if config == KINDS["ladder-rnnt-tiny"]:
+            raise AssertionError("no script")
+        return plain(config, *given, **how)
+
+    monkeypatch.setattr(ladder, "scripted", scripted)
+    said = [(case.what, isinstance(case, Refused)) for case in ladder.suite("cpu", True)]
+    assert said == [
+        ("ladder-rnnt-tiny", True),
+        ("ladder-tdt-tiny", False),
+        ("ladder-ctc-tiny", False),
+    ]
+    (only,) = ladder.suite("cpu", True, kind="ctc")
+    assert (
+        only.what == "ladder-ctc-tiny"
+        and only.params["utterances"] == 4
+        and only.params["audio_s"] <= 8
+    )
+
+
+def test_each_field_of_a_pipeline_reaches_what_it_is_about(made, monkeypatch):
+    for what, decoders in {
+        "ladder-ctc-tiny": {"one_by_one": "sequential", "batched": "numba_cpu"},
+        "ladder-rnnt-tiny": {
+            "one_by_one": "one_by_one",
+            "batched": "frame_looping",
+            "windowed_looping": "windowed_looping",
+        },
+    }.items():
+        task = made[what].task
+        for decoder, impl in decoders.items():
+            one = Recogniser(task, Pipeline(decoder=decoder))
+            assert one._decode(task.script[:1], torch.tensor([2])).impl == impl
+        for arithmetic, dtype in {
+            "float32": torch.float32,
+            "autocast": torch.bfloat16,
+            "bfloat16": torch.bfloat16,
+        }.items():
+            one = Recogniser(task, Pipeline(arithmetic=arithmetic))
+            assert one._encode(*one._frontend(one._load([0])))[0].dtype == dtype
+            assert next(one.model.parameters()).dtype == (
+                dtype if arithmetic != "autocast" else torch.float32
+            )
+        optimized = Recogniser(task, Pipeline(encoder="optimized"))
+        parts = [*optimized.model.encoder.modules()]
+        assert all(any(isinstance(part, kind) for part in parts) for kind in (PackedLinear, Folded))
+        assert not any(isinstance(part, PackedLinear | Folded) for part in task.model.modules()), (
+            "the baseline's was changed"
+        )
+    threads, loops, read, loop = (
+        list[str](),
+        list[int](),
+        ladder_pipeline.read_wav,
+        ladder_pipeline.normalize_sequential,
+    )
+    monkeypatch.setattr(
+        ladder_pipeline,
+        "read_wav",
+        lambda path: threads.append(threading.current_thread().name) or read(path),
+    )
+    monkeypatch.setattr(
+        ladder_pipeline, "normalize_sequential", lambda *given: loops.append(1) or loop(*given)
+    )
+    for loading, frontend, looped in (("before", "batched", 0), ("overlapped", "sequential", 3)):
+        threads.clear()
+        Recogniser(task, Pipeline(loading=loading, frontend=frontend))()
+        assert (
+            (threading.main_thread().name in threads) == (loading == "before")
+            and len(threads) == 5
+            and len(loops) == looped
+        )
+    assert Recogniser(task, Pipeline(order="by_length")).plan == [[1, 3], [2, 0], [4]]
+
+
+def test_half_precision_and_padding_reach_the_decoder(made):
+    one = made["ladder-rnnt-tiny"]
+    plain, half = (
+        Recogniser(one.task, Pipeline(arithmetic=name))() for name in ("float32", "bfloat16")
+    )
+    assert not torch.equal(plain.scores, half.scores)
+    assert [*plain.ends] == [-(-(S // 160) // 8) for S in one.task.samples]
+    assert torch.equal(plain.frames, half.frames)
+
+
+def _swapped(monkeypatch):
+    plain = Recogniser.__init__
+
+    def init(self, task, how):
+        plain(self, task, how)
+        self.plan[0] = self.plan[0][::-1]  # the rows of the script stay
+
+    monkeypatch.setattr(Recogniser, "__init__", init)
+
+
+def _unsorted(monkeypatch):
+    plain = ladder_pipeline._gathered
+    monkeypatch.setattr(
+        ladder_pipeline, "_gathered", lambda found, rows: plain(found, rows.sort().values)
+    )
+
+
+def _longer(monkeypatch):
+    plain = Recogniser._frontend
+
+    def frontend(self, sound):
+        features, frames = plain(self, sound)
+        return features, (frames + 1).clamp(max=features.shape[1])
+
+    monkeypatch.setattr(Recogniser, "_frontend", frontend)
+
+
+def _frame_short(monkeypatch):
+    plain = Recogniser._encode
+
+    def encode(self, features, frames):
+        encoded, ends = plain(self, features, frames)
+        return encoded, ends - 1
+
+    monkeypatch.setattr(Recogniser, "_encode", encode)
+
+
+def _dropped(monkeypatch):
+    plain = Recogniser.__call__
+    monkeypatch.setattr(Recogniser, "__call__", lambda self: plain(self, only=slice(0, -1)))
+
+
+def _not_a_number(monkeypatch):
+    plain = Recogniser._encode
+
+    def encode(self, features, frames):
+        encoded, ends = plain(self, features, frames)
+        encoded[-1, :8] = float("nan")
+        return encoded, ends
+
+    monkeypatch.setattr(Recogniser, "_encode", encode)
+
+
+def _not_normalised(monkeypatch):
+    monkeypatch.setattr(ladder_pipeline, "normalize_sequential", lambda features, frames: features)
+
+
+def _cut_short(monkeypatch):
+    plain = ladder_pipeline.read_wav
+    monkeypatch.setattr(ladder_pipeline, "read_wav", lambda path: plain(path)[:-161])
+
+
+def _one_coarser(monkeypatch):
+    plain = Recogniser._encode
+
+    def encode(self, features, frames):
+        return plain(self, (features * 4).round() / 4, frames)
+
+    monkeypatch.setattr(Recogniser, "_encode", encode)
+
+
+@pytest.mark.parametrize("what", KINDS)
+@pytest.mark.parametrize("spoil", [
+    _swapped, _unsorted, _longer, _frame_short, _dropped, _not_a_number, _not_normalised, _cut_short, _one_coarser,
+], ids=lambda spoil: spoil.__name__)  # fmt: skip
+def test_a_pipeline_with_a_mistake_is_not_measured(made, what, spoil, monkeypatch):
+    one = made[what]
+    how = Pipeline(order="by_length", decoder=FASTEST[what])
+    arms = {"baseline": ladder.Arm(Recogniser(one.task, Pipeline()), "", "baseline")}
+    case = ladder.case(what, one, arms, {}, quick=True)
+    spoil(monkeypatch)
+    spoiled = Recogniser(one.task, Pipeline() if spoil is _not_normalised else how)
+    plain = Recogniser(one.task, Pipeline())
+    monkeypatch.undo()
+    right = plain()
+    spoil(monkeypatch)
+
+    def wrong():
+        return spoiled()
+
+    with pytest.raises(AssertionError, match="disagrees with right"):
+        check(replace(case, arms={"right": lambda: right, "wrong": wrong}, ratios=[]))
+
+
+def test_the_script_catches_a_mistake_that_all_arms_share(made, monkeypatch):
+    one = made["ladder-tdt-tiny"]
+    arms = ladder.climb(one.task)
+    _cut_short(monkeypatch)
+    with pytest.raises(AssertionError, match="does not say what the script says"):
+        ladder.case("ladder-tdt-tiny", one, arms, {}, quick=True)
+
+
+def test_the_quick_suite_records_every_rung_both_ways(suite, made):
+    found, out, err = suite
+    seen = {
+        what: [arm.recogniser.how for arm in ladder.climb(one.task).values()]
+        for what, one in made.items()
+    }
+    for what in KINDS:
+        of = [record for record in found if record["what"] == what]
+        arms = {record["impl"]: record for record in of if record["metric"] == "latency"}
+        rtfx = {record["impl"]: record["value"] for record in of if record["metric"] == "rtfx"}
+        assert (
+            arms.keys()
+            == rtfx.keys()
+            >= {
+                "baseline",
+                "to_batched_frontend",
+                "only_bfloat16",
+                "only_overlapped",
+                "to_overlapped",
+            }
+        )
+        assert ("only_windowed_looping" in arms) == (what != "ladder-ctc-tiny")
+        ratios = {tuple(record["params"]["arms"]) for record in of if record["metric"] == "ratio"}
+        assert ratios >= {("baseline", name) for name in arms if name != "baseline"}
+        assert ("to_autocast", "to_bfloat16") in ratios
+        for name, record in arms.items():
+            params = record["params"]
+            assert (
+                params["utterances"] == 4
+                and params["labels"] > 5
+                and params["audio_s"] == pytest.approx(8, abs=0.5)
+            )
+            assert params["how"] == {"b": "baseline", "t": "cumulative", "o": "alone"}[name[0]]
+            assert Pipeline(**params["pipeline"]) in seen[what]
+            assert params["least_ms"] > 0 and params["floor_FLOP"] > 0 and params["device"] == "cpu"
+            assert rtfx[name] == pytest.approx(1e3 * params["audio_s"] / record["value"])
+    assert "ladder-rnnt-tiny: graph whole is left out: needs a GPU" in err
+    assert "only_by_length" in out
+
+
+def test_the_ledger_takes_the_whole_ladder_as_one_ratio(suite):
+    source = dict.fromkeys(("document", "title", "url", "section"), "x")
+    told = {
+        "text": "x",
+        "source": source,
+        "kind": "ratio",
+        "metric": "ratio",
+        "unit": "1",
+        "quoted": 10,
+        "notebook": "13_ten_x",
+    }
+    claim = Claim(id="ladder-rnnt-tiny", arms=["baseline", LAST], noise=100, **told)
+    assert verdict(claim, suite[0]).measured is None, "toy sizes settle something"
+    found = [
+        {**one, "params": {name: told for name, told in one["params"].items() if name != "quick"}}
+        for one in suite[0]
+    ]
+    assert verdict(claim, found).measured == next(
+        record["value"] for record in found
+        if record["what"] == "ladder-rnnt-tiny" and record["params"].get("arms") == ["baseline", LAST]
+    )  # fmt: skip
+
+
+def test_the_stages_of_a_call_add_up(made):
+    spent = Recogniser(made["ladder-ctc-tiny"].task, Pipeline(loading="overlapped")).spent()
+    assert [*spent] == ["loading", "frontend", "encoder", "decoder"] and min(spent.values()) >= 0
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    ({"frontend": "fast"}, "frontend: expected one of 'sequential', 'batched', got 'fast'."),
+    ({"arithmetic": "float16"}, "arithmetic: expected one of 'float32', 'autocast', 'bfloat16'"),
+    ({"graphs": "step"}, "graphs: expected 'off' with decoder='one_by_one'"),
+    ({"turn": "fused"}, "turn: expected 'plain' with graphs='off'"),
+])  # fmt: skip
+def test_a_pipeline_that_cannot_be_is_refused(how, said):
+    with pytest.raises(ValueError, match=said):
+        Pipeline(**how)
+
+
+def test_what_a_task_or_a_device_cannot_do_is_refused_in_one_line(made, tmp_path):
+    task = made["ladder-ctc-tiny"].task
+    for how, said in (
+        (Pipeline(encoding="replayed"), "encoding: expected 'launched' on a CPU"),
+        (
+            Pipeline(decoder="windowed_looping"),
+            "decoder: expected 'one_by_one' or 'batched' for CTC",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Recogniser(task, how)
+    with pytest.raises(ValueError, match="batch: expected at least 1"):
+        replace(task, batch=0)
+    with pytest.raises(ValueError, match="files, samples: expected as many of each"):
+        replace(task, samples=task.samples[1:])
+    with pytest.raises(ValueError, match="utterances: expected at least 1"):
+        ladder.lengths(0)
+    path = write_wav(tmp_path / "a.wav", read_wav(task.files[0]))
+    assert read_wav(path).tolist() == read_wav(task.files[0]).tolist()
+    raw = bytearray(path.read_bytes())
+    raw[22], raw[32] = 2, 4  # the header's channels, and bytes of a frame
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match="WAV with one channel of 2 bytes, got 2 of 2 in a.wav"):
+        read_wav(path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", KINDS)
+def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
+    made = ladder.scripted(
+        KINDS[what], [16_000, 40_000, 25_001, 33_333, 8_000], tmp_path, batch=2, device="cuda"
+    )
+    arms = ladder.climb(made.task, say=print)
+    assert {"to_graphed_encoder", "to_optimized_encoder"} <= {*arms}
+    assert ("to_fused_turns" in arms) == (what != "ladder-ctc-tiny")
+    for name, arm in arms.items():
+        for _ in range(2):  # graphs are captured, then replayed
+            assert arm.recogniser().tokens() == made.labels, name
+    assert bench.SUITES["ladder"] is ladder.suite
+
+
+def test_graphs_of_an_encoder_have_aligned_rows_and_little_padding():
+    frames = sorted((samples // ladder.HOP + 1 for samples in ladder.lengths(512)), reverse=True)
+    longest = frames[::16]  # of each batch of 16
+    sizes = [rounded(T) for T in longest]
+    encoded = torch.tensor(sizes)
+    for _ in range(3):
+        encoded = halve(encoded)
+    assert (encoded % 16 == 0).all()  # 32 bytes in half precision
+    assert all(size >= T for T, size in zip(longest, sizes, strict=True))
+    assert sum(sizes) < 1.1 * sum(longest)
+    assert len({*sizes}) <= 16

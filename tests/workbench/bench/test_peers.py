@@ -1,0 +1,266 @@
+"""Rivals in processes of their own: the protocol with a real loss, what is missing, what disagrees, what dies."""
+
+import itertools
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from asrkit.cli import main
+from asrkit.decoders import ctc_greedy
+from asrkit.losses import rnnt_loss
+from asrkit.workbench import bench
+from asrkit.workbench.bench import share
+from asrkit.workbench.bench.cases import digest
+from asrkit.workbench.bench.planted import planted
+from asrkit.workbench.bench.rivals import peers as rivals_of
+from asrkit.workbench.bench.rivals.peer_decoders import GRAPHS, LOOPS, expect_graphs, write
+from asrkit.workbench.bench.rivals.peers import COPY, NAMES, PYTHON, Answer, Rival
+from asrkit.workbench.bench.suites import decoders, losses
+from asrkit.workbench.profiling import measure
+
+installed = pytest.mark.skipif(not PYTHON.exists(), reason="needs nemo_toolkit: make peers")
+
+
+@pytest.fixture(scope="module")
+def peers():
+    """torchaudio as the rival: a real loss that every installation has."""
+    with bench.Peers(sys.executable, {"rnnt": ("torchaudio",)}) as rivals:
+        yield rivals
+
+
+@pytest.fixture
+def case():
+    """The smallest lattice, without our own arm of the same name."""
+    made = losses.given(rnnt_loss, (1, 12, 6, 9), "cpu")
+    return replace(
+        made, arms={name: arm for name, arm in made.arms.items() if name != "torchaudio"}, ratios=()
+    )
+
+
+def test_a_rival_computes_the_same_from_the_same_seed_and_times_itself(peers, case):
+    (rival,) = peers.arms(**case.peers).values()
+    answer, (cost, gradient) = rival(observe=True), case.run("reference")
+    assert torch.stack(answer.digest).tolist() == pytest.approx(
+        [one.item() for one in digest((cost, gradient), case.logits)], rel=1e-5
+    )
+    assert answer.wall_ms > 0 and answer.cpu_ms > 0 and answer.peak_B >= 0
+    assert rival().digest == ()  # only asked for once: it costs time
+
+
+def test_records_name_the_rival_and_its_version(peers, case, monkeypatch):
+    monkeypatch.setitem(bench.SUITES, "one", lambda device, quick: iter([case]))
+    found = [
+        record
+        for record in bench.run("one", quick=True, peers=peers)
+        if record["impl"] == "torchaudio"
+    ]
+    assert {record["metric"] for record in found} == {"latency", "cpu_time", "peak_memory"}
+    assert {record["params"]["peer"] for record in found} == {
+        f"torchaudio {torch.__version__.split('+')[0]}"
+    }
+    assert {record["timer"] for record in found if record["metric"] == "peak_memory"} == {
+        "VmHWM of its process"
+    }
+
+
+def test_a_rival_that_disagrees_is_not_measured(peers, case, monkeypatch):
+    turned = {
+        "wrong": lambda: (case.run("reference")[0], case.run("reference")[1].flip(1)),
+        "numba_cpu": lambda: turned["wrong"](),
+    }
+    monkeypatch.setitem(
+        bench.SUITES, "one", lambda device, quick: iter([replace(case, arms=turned, setups={})])
+    )
+    with pytest.raises(
+        AssertionError, match="torchaudio disagrees with wrong, so it was not measured"
+    ):
+        bench.run("one", quick=True, peers=peers)
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2], ids=["labels", "lengths", "frames"])
+def test_a_rival_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
+    found = ctc_greedy(torch.eye(3)[torch.tensor([[0, 2, 1], [2, 2, 1]])], torch.tensor([3, 3]))
+    parts = list(digest(found, None))
+
+    def check():
+        answer = Answer(wall_ms=1.0, cpu_ms=1.0, digest=tuple(parts))
+        arms = {"ours": lambda: found, "theirs": lambda: answer}
+        bench.check(bench.Case(what="x", arms=arms, params={}, peers={"loss": "x"}))
+
+    check()
+    parts[wrong] = parts[wrong] + 1
+    with pytest.raises(
+        AssertionError,
+        match=r"theirs disagrees with ours, so it was not measured\. Integers differ",
+    ):
+        check()
+
+
+def test_counts_that_a_rival_tells_are_in_its_records(monkeypatch):
+    found = ctc_greedy(torch.eye(3)[torch.tensor([[0, 2, 1]])], torch.tensor([3]))
+    answer = Answer(wall_ms=1.0, cpu_ms=1.0, digest=digest(found, None), told={"join": 7})
+    monkeypatch.setattr(Rival, "__call__", lambda self, observe=False: answer)
+    theirs = Rival(process=None, name="theirs", request={})
+    case = bench.Case(
+        what="x",
+        arms={"ours": lambda: found, "theirs": theirs},
+        params={"shape": [1]},
+        peers={"loss": "x"},
+    )
+    monkeypatch.setitem(bench.SUITES, "one", lambda device, quick: iter([case]))
+    by_arm = {
+        one["impl"]: one["params"]
+        for one in bench.run("one", quick=True)
+        if one["metric"] == "latency"
+    }
+    assert by_arm["theirs"]["join"] == 7 and "join" not in by_arm["ours"]
+
+
+def test_a_rival_that_is_not_installed_is_one_line_and_left_out(case, capfd):
+    with bench.Peers(sys.executable, {"rnnt": ("warprnnt_numba",)}) as absent:
+        assert absent.arms(**case.peers) == absent.arms(**case.peers) == {}
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "peer warprnnt_numba: ModuleNotFoundError" in line and "`make peers`" in line
+
+
+def test_a_rival_whose_process_dies_is_heard():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", "input()"], **pipes)
+    rival = Rival(process=process, name="frail", request={})
+    for _ in range(2):  # it ends instead of answering, then it is gone
+        with pytest.raises(RuntimeError, match="peer frail: its process ended"):
+            rival()
+        process.wait()
+    process.communicate()
+
+
+def test_peers_without_their_environment_are_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("asrkit.workbench.bench.rivals.peers.PYTHON", tmp_path / "none")
+    assert main(["bench", "losses", "--quick", "--peers", "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err.strip()
+    assert (
+        err
+        == "asrkit bench: --peers: expected the environment .venv-peers, got none. `make peers` installs it."
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """A planted batch, and the request for it."""
+    made, path = planted(2, 30, V=33, width=240), tmp_path_factory.mktemp("plan") / "plan.pt"
+    write(path, made.model, made.encoded, made.lengths)
+    return made, {"plan": str(path), "max_symbols": 10}
+
+
+@installed
+def test_nemos_decoders_are_a_small_folder_that_another_python_runs(plan, tmp_path):
+    worker = rivals_of.HERE / "peer_decoders.py"
+    subprocess.run([str(PYTHON), "-P", str(worker), "copy", str(tmp_path)], check=True)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 2 * 2**20
+    made, request = plan
+    with bench.Peers(sys.executable, {"one": LOOPS[:1]}, tmp_path) as copied:
+        (rival,) = copied.arms("one", **request).values()
+        labels, lengths, frames = rival(observe=True).digest
+    assert rival.version.startswith("nemo_toolkit ")
+    assert [
+        row[:n] for row, n in zip(labels.tolist(), lengths.tolist(), strict=True)
+    ] == made.labels
+    assert [
+        row[:n] for row, n in zip(frames.tolist(), lengths.tolist(), strict=True)
+    ] == made.frames
+
+
+def test_a_machine_without_the_environment_takes_the_copy_with_its_own_python(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(rivals_of, "PYTHON", tmp_path / "none")
+    monkeypatch.setattr(rivals_of, "COPY", tmp_path)
+    found = bench.Peers()
+    assert (str(found.python), found.folder) == (sys.executable, tmp_path)
+    assert COPY.relative_to(PYTHON.parents[2]).parts[0] == "build"  # which git ignores
+
+
+@installed
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_nemos_graphs_are_left_out_with_the_reason_where_it_would_decode_without_them(plan, capfd):
+    for device, why in (
+        ("cpu", "device: expected 'cuda' for nemo_label_looping_graphs"),
+        ("cuda", "CUDA is not available"),
+    ):
+        with bench.Peers(names={"one": (GRAPHS,)}) as absent:
+            assert absent.arms("one", device=device, **plan[1]) == {}
+        (line,) = capfd.readouterr().err.splitlines()
+        assert (
+            f"peer {GRAPHS}: " in line
+            and why in line
+            and line.endswith("left out. `make peers` installs what is missing.")
+        )
+
+
+def test_graphs_are_asked_for_on_a_gpu_only():
+    for kind, slow, device in itertools.product(("rnnt", "tdt"), (False, True), ("cpu", "cuda:0")):
+        request = decoders._rivals(f"{kind}-greedy", device, slow)
+        assert request["device"] == device
+        names = NAMES[request["loss"]]
+        assert (GRAPHS in names) == device.startswith("cuda") and names[0] == LOOPS[0]
+        assert (LOOPS[2] in names) == slow
+    with pytest.raises(
+        ValueError, match=r"^device: expected 'cuda' for nemo_label_looping_graphs, got 'cpu'\."
+    ):
+        expect_graphs("cpu")
+
+
+def test_a_rival_is_set_against_the_arm_named_for_it_and_against_none_that_is_left_out(monkeypatch):
+    rival = Rival(process=None, name="theirs", request={})
+    stub = SimpleNamespace(arms=lambda **_: {LOOPS[0]: rival, GRAPHS: rival})
+    arms = {"frame_looping": bool, "windowed_looping": bool, "windowed_looping_full": bool}
+    case = bench.Case(
+        what="x",
+        arms=arms,
+        params={},
+        ratios=[],
+        ours="windowed_looping",
+        against={GRAPHS: "windowed_looping_full"},
+        peers={},
+    )
+    assert bench._with_peers(case, stub).ratios == [
+        (LOOPS[0], "windowed_looping"),
+        (GRAPHS, "windowed_looping_full"),
+    ]
+    fewer = replace(case, arms={"frame_looping": bool, "windowed_looping_full": bool})
+    assert bench._with_peers(fewer, stub).ratios == [(GRAPHS, "windowed_looping_full")]
+
+
+def test_on_a_gpu_too_a_rivals_own_time_is_what_counts(monkeypatch):
+    """Only CUDA's events are stood in for: they would say 1,000 ms for the way to the rival's process and back."""
+    event = SimpleNamespace(record=bool, synchronize=bool, elapsed_time=lambda other: 1000.0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
+    monkeypatch.setattr(torch.cuda, "synchronize", bool)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    arms = {"ours": bool, "theirs": lambda: Answer(wall_ms=2.0, cpu_ms=None)}
+    times = measure(arms, repeats=1, warmup=0, device="cuda")
+    assert (times["ours"].samples_ms, times["theirs"].samples_ms) == ((1000.0,), (2.0,))
+
+
+@pytest.mark.parametrize(("device", "there"), [("cuda", True), ("cuda", False), ("cpu", True)])
+def test_a_share_on_a_gpu_asks_the_rivals_that_were_taken_along(
+    device, there, monkeypatch, tmp_path
+):
+    asked, copied = [], tmp_path / "peers"
+    if there:
+        copied.mkdir()
+    monkeypatch.setattr(rivals_of, "PYTHON", tmp_path / "none")
+    monkeypatch.setattr(rivals_of, "COPY", copied)
+    monkeypatch.setattr(bench, "run", lambda suite, *, peers, **how: asked.append(peers))
+    (tmp_path / "bench.jsonl").touch()
+    assert share._measure(tmp_path, "decoders", device, True, 0.0, "(?!)", {}, [], bool) == (
+        "done",
+        "",
+    )
+    assert [peers is not None for peers in asked] == [there and device == "cuda"]

@@ -1,0 +1,321 @@
+"""What rounding does to log-probs, features and tokens, held to arithmetic, and the casts of autocast, held to a count by hand."""
+
+import copy
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from asrkit.features import FeatureConfig, log_mel
+from asrkit.models import (
+    Checkpoint,
+    CTCConfig,
+    CTCModel,
+    FastConformer,
+    FastConformerConfig,
+    TransducerModel,
+    presets,
+)
+from asrkit.text import CharTokenizer
+from asrkit.workbench import bench
+from asrkit.workbench.bench.suites import precision
+from asrkit.workbench.bench.suites.precision import (
+    MODES,
+    Said,
+    autocast_casts,
+    balanced,
+    deviation,
+    gaps,
+    random_model,
+    reader,
+    rounded_features,
+)
+from asrkit.workbench.profiling import cast_profile
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+B, T, F = 2, 96, 80
+LAYERS = 2
+CONFIG = FastConformerConfig(width=32, layers=LAYERS, heads=4, subsampling_channels=8)
+
+
+@pytest.fixture
+def given():
+    return torch.randn(B, T, F, generator=torch.Generator().manual_seed(0)), torch.tensor([T, 60])
+
+
+@pytest.fixture
+def model():
+    return random_model("tiny")
+
+
+def said(log_probs, lengths, tokens):
+    return Said(torch.as_tensor(log_probs), torch.tensor(lengths), tokens)
+
+
+def test_a_deviation_is_what_a_hand_computes_and_blind_to_padding():
+    p = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]]]).log()
+    q = torch.tensor([[[0.2, 0.6, 0.2], [0.1, 0.8, 0.1], [torch.nan] * 3]]).log()
+    found = deviation(said(p, [2], [[0, 1]]), said(q, [2], [[1, 1, 2]]))
+    off = torch.tensor([math.log(0.5 / 0.2), math.log(0.6 / 0.3), 0, 0, 0, 0])
+    assert found.log_prob_max == pytest.approx(
+        off.max().item()
+    ) and found.log_prob_mean == pytest.approx(off.mean().item())
+    assert found.kl == pytest.approx((0.5 * math.log(0.5 / 0.2) + 0.3 * math.log(0.3 / 0.6)) / 2)
+    assert found.flips == 0.5 and found.token_errors == 1.0  # two edits of two tokens
+    apart = (p[0, 0] - p[0, 1]) / 2  # from the mean of two frames, of each
+    assert found.noise == pytest.approx(
+        (off.norm() / (math.sqrt(2) * apart.norm())).item(), rel=1e-5
+    )
+    assert gaps(said(p, [2], [[]])).tolist() == pytest.approx(
+        [math.log(0.5 / 0.3), math.log(0.8 / 0.1)]
+    )
+
+
+def test_nothing_is_no_deviation(model, given):
+    one = reader(model, "float32")(*given)
+    assert set(vars(deviation(one, one)).values()) == {0.0}
+
+
+@pytest.mark.parametrize("preset", ["tiny", "ctc"])
+def test_half_precision_is_off_by_its_digits_and_bfloat16_eight_times_as_far_as_float16(
+    preset, given
+):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = (
+            random_model("tiny")
+            if preset == "tiny"
+            else CTCModel(CTCConfig(vocab_size=30, encoder=CONFIG)).eval()
+        )
+    exact = reader(model, "float64")(*given)
+    assert exact.log_probs.dtype == torch.float64
+    found = {mode: deviation(exact, reader(model, mode)(*given)) for mode in MODES}
+    assert found["float32"].log_prob_max < 1e-5
+    assert 4 < found["bfloat16"].log_prob_mean / found["float16"].log_prob_mean < 16
+    assert (
+        1e-3 < found["bfloat16"].log_prob_mean < 0.05
+        and found["bfloat16"].kl > found["float16"].kl > 0
+    )
+    assert found["autocast"].log_prob_max > 100 * found["float32"].log_prob_max
+
+
+def test_a_cpus_autocast_computes_a_fastconformer_as_half_precision_does_but_for_the_order_of_sums(
+    given,
+):
+    """So what it is worth in accuracy on a GPU, whose norms are float32, cannot be seen on a CPU."""
+    model = FastConformer(CONFIG).eval()
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    with torch.inference_mode():
+        plain, moved = model(*given)[0], half(*given)[0]
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = model(*given)[0]
+    assert cast.dtype == moved.dtype == torch.bfloat16
+    assert (cast - moved).float().norm() < 0.2 * (moved.float() - plain).norm()
+
+
+def test_reading_leaves_the_model_and_autocast_as_they_were(model, given):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    reader(model, "float16")(*given)
+    reader(model, "autocast")(*given)
+    assert not torch.is_autocast_enabled("cpu")
+    for name, value in model.state_dict().items():
+        assert value.dtype == before[name].dtype and torch.equal(value, before[name])
+    assert reader(model, "float32")(*given, decode=False).tokens == []
+
+
+def test_a_balanced_head_favours_no_token(given):
+    model = random_model("tiny")
+    plain = reader(model, "float32")(*given)
+    lengths = plain.lengths
+    even = reader(balanced(model, *given), "float32")(*given)
+    mean = torch.cat(
+        [row[:length] for row, length in zip(even.log_probs, lengths, strict=True)]
+    ).mean(0)
+    assert mean.std() < 1e-2 < plain.log_probs[0].mean(0).std()
+    assert len(even.log_probs.argmax(-1).unique()) > len(plain.log_probs.argmax(-1).unique())
+
+
+def speech_like() -> tuple[torch.Tensor, torch.Tensor]:
+    time = torch.arange(16_000) / 16_000
+    tones = [
+        torch.sin(2 * math.pi * f * time) / f for f in (150, 450, 900)
+    ]  # falls with the frequency, as speech does
+    return (60 * torch.stack(tones).sum(0))[None] * torch.tensor([[0.5], [0.05]]), torch.tensor(
+        [16_000, 9_000]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_features_lose_least_when_they_are_rounded_last(dtype):
+    waveforms, lengths = speech_like()
+    exact, frames = log_mel(waveforms, lengths)
+    off = {
+        where: (
+            (rounded_features(waveforms, lengths, dtype, where=where) - exact).norm() / exact.norm()
+        ).item()
+        for where in precision.ROUNDED
+    }
+    assert 0 < off["features"] < off["log-mel"] < off["waveform"]
+    assert off["features"] < torch.finfo(dtype).eps / 2
+    for where in precision.ROUNDED:
+        rounded = rounded_features(waveforms, lengths, dtype, where=where)
+        assert rounded.dtype == torch.float32 and rounded.isfinite().all()
+        assert not rounded[1, frames[1] :].any()
+
+
+def test_features_are_those_of_the_config():
+    waveforms, lengths = speech_like()
+    config = FeatureConfig(bins=40)
+    for where in precision.ROUNDED:
+        assert (
+            rounded_features(waveforms, lengths, torch.float16, where=where, config=config).shape[
+                -1
+            ]
+            == 40
+        )
+
+
+def counted(casts):
+    return Counter((cast.operand, cast.source, cast.target) for cast in casts)
+
+
+def test_without_a_gpu_the_casts_of_a_cpu_are_those_that_it_makes(given):
+    without_memory = autocast_casts(lambda: FastConformer(CONFIG), B, T, F, device="cpu")
+    with torch.no_grad():
+        made = cast_profile(
+            FastConformer(CONFIG).eval(), given, "autocast", repeats=1, warmup=0
+        ).casts
+    assert counted(without_memory) == counted(made)
+    assert sorted(cast.bytes for cast in without_memory) == sorted(cast.bytes for cast in made)
+
+
+def test_on_a_gpu_norms_are_float32_and_what_they_feed_is_cast_again():
+    """A block has four products behind a norm, and a second query that meets a float32 bias as the first does."""
+    cpu, cuda = (
+        counted(autocast_casts(lambda: FastConformer(CONFIG), B, T, F, device=device))
+        for device in ("cpu", "cuda")
+    )
+    weights, down, up = (
+        ("weight", "float32", "bfloat16"),
+        ("activation", "float32", "bfloat16"),
+        ("activation", "bfloat16", "float32"),
+    )
+    assert (
+        cuda[weights] == cpu[weights] - 1
+    )  # there the first convolution's is widened to 4 x 4 before it is cast
+    assert cuda[down] == cpu[down] + 4 * LAYERS + 1
+    assert up not in cpu and cuda[up] == 5  # norms of the first block, until the sum is float32
+    assert not torch.is_autocast_enabled("cuda") and not torch.is_autocast_enabled("cpu")
+
+
+def test_casts_of_weights_are_six_bytes_each_and_do_not_grow_with_the_batch():
+    def of(B):
+        casts = autocast_casts(lambda: FastConformer(CONFIG), B, T, F, device="cuda")
+        return [
+            sum(cast.bytes for cast in casts if cast.operand == operand)
+            for operand in ("weight", "activation")
+        ]
+
+    (weights, few), (same, twice), (_, thrice) = of(1), of(2), of(3)
+    encoder = FastConformer(CONFIG)
+    products = [
+        part for part in encoder.modules() if isinstance(part, (nn.Linear, nn.Conv1d, nn.Conv2d))
+    ]
+    widened = encoder.subsampling.convs[
+        0
+    ].weight.numel()  # to 4 x 4 on a GPU: what is cast is no weight any more
+    assert (
+        weights
+        == same
+        == 6 * (sum(weight.numel() for part in products for weight in part.parameters()) - widened)
+    )
+    assert few < twice and thrice - twice == twice - few
+
+
+def test_bad_arguments_are_named(model):
+    with pytest.raises(
+        ValueError,
+        match=r"mode: expected one of float32, autocast, bfloat16, float16 or float64, got 'int8'",
+    ):
+        reader(model, "int8")
+    with pytest.raises(
+        ValueError, match="where: expected one of features, log-mel, waveform, got 'mel'"
+    ):
+        rounded_features(torch.zeros(1, 800), torch.tensor([800]), torch.float16, where="mel")
+    with pytest.raises(ValueError, match="preset: expected one of parakeet_ctc_0_6b"):
+        random_model("huge")
+    headless = TransducerModel(
+        presets.parakeet_rnnt_0_6b().__class__(vocab_size=5, encoder=CONFIG, ctc=False)
+    ).eval()
+    with pytest.raises(
+        ValueError, match="model: expected one with a CTC head, got TransducerModel"
+    ):
+        balanced(headless, torch.zeros(1, 80, 80), torch.tensor([80]))
+
+
+@pytest.fixture
+def small_suite(monkeypatch, tmp_path):
+    """The suite on the tiny preset, with an untrained model in place of the demo, and three seconds of noise to read."""
+    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
+    monkeypatch.setattr(precision, "PRESETS_MEASURED", ("tiny",))
+    return tmp_path
+
+
+def speech(checkpoint, **_):
+    waves, lengths = speech_like()
+    return precision.Speech(checkpoint, waves, lengths, ["one two", "three"])
+
+
+def test_the_suite_records_times_and_what_they_cost_in_accuracy(small_suite, monkeypatch):
+    tokenizer = CharTokenizer()
+    with torch.random.fork_rng(devices=[]):
+        demo = TransducerModel(presets.tiny(tokenizer.vocab_size)).eval()
+    monkeypatch.setattr(
+        precision, "load_checkpoint", lambda *_, **__: Checkpoint(demo, tokenizer, {}, {})
+    )
+    monkeypatch.setattr(precision, "unheard_digits", speech)
+    (small_suite / "demo").mkdir()
+    (small_suite / "demo" / "model.safetensors").touch()
+    found = bench.run("precision", quick=True)
+    by_case = {
+        what: [one for one in found if one["what"] == what]
+        for what in ("precision-demo", "precision-tiny")
+    }
+    assert sum(map(len, by_case.values())) == len(found)
+    for what, case in by_case.items():
+        assert {one["impl"] for one in case if one["metric"] == "latency"} == {*MODES}
+        assert {tuple(one["params"]["arms"]) for one in case if one["metric"] == "ratio"} == {
+            *precision.PAIRS
+        }
+        off = {one["impl"]: one["value"] for one in case if one["metric"] == "log_prob_mean"}
+        assert off["float32"] < off["float16"] < off["bfloat16"]
+        assert {one["params"]["weights"] for one in case} == {
+            "trained" if what == "precision-demo" else "random, head balanced"
+        }
+    rates = {one["impl"] for one in by_case["precision-demo"] if one["metric"] == "wer"}
+    assert rates == {*MODES} | {f"{where} in bfloat16" for where in precision.ROUNDED}
+    assert not [one for one in by_case["precision-tiny"] if one["metric"] in ("wer", "cer")]
+    shown = [line for line in bench.table(found) if " kl " in line]
+    assert len(shown) == 2 * len(MODES) and all(
+        ("random weights" in line) == line.startswith("precision-tiny") for line in shown
+    )
+
+
+def test_without_a_trained_model_the_suite_says_so_and_measures_the_rest(small_suite, caplog):
+    (case,) = precision.suite("cpu", True)
+    assert caplog.messages == ["No trained model: run notebook 00 first to have error rates too."]
+    assert case.what == "precision-tiny" and {*case.arms} == {*MODES}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_region_ends_with_autocast_as_it_was(device):
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    other = torch.bfloat16 if before[1] == torch.float16 else torch.float16
+    with precision._region(device, other):
+        assert (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) == (
+            True,
+            other,
+        )
+    assert (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) == before

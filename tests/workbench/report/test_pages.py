@@ -1,0 +1,439 @@
+"""Pages from executed notebooks that are written by hand: what a reader finds on them, without running a kernel."""
+
+import base64
+import hashlib
+import html
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from asrkit import files
+from asrkit.workbench import ledger, records
+from asrkit.workbench.report import NotebookRun
+from asrkit.workbench.report.pages import LEGEND, SIGNS, clean, measured, page, prose
+from asrkit.workbench.report.run import _told
+from asrkit.workbench.report.site import build, command, site
+
+PLAN = {"size": "quick", "device": "auto"}
+
+
+class Ledger(HTMLParser):
+    """Rows of the index's ledger: attributes of the row, and of each cell with its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.sorts = {}, []
+        self.row = None
+        self.feed(text[text.index('<table id="ledger"') : text.index('id="notebooks"')])
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        if tag == "tr":
+            self.row = self.rows.setdefault(attrs["id"], (attrs, [])) if "id" in attrs else None
+        elif tag == "td" and self.row:
+            self.row[1].append({**attrs, "text": "", "links": []})
+        elif tag == "a" and self.row:
+            self.row[1][-1]["links"].append(attrs["href"])
+
+    def handle_data(self, data):
+        if self.row and self.row[1]:
+            self.row[1][-1]["text"] += data
+
+
+@pytest.fixture(autouse=True)
+def no_shipped_records(tmp_path, monkeypatch):
+    """The project's claims with the records of `tmp_path`/data/records, of which there are none at first."""
+    real = files.shipped
+    monkeypatch.setattr(
+        records,
+        "shipped",
+        lambda name: tmp_path / "data/records" if name == "records" else real(name),
+    )
+
+
+def publish(what, metric="ratio", unit="1", value=2.0, **more):
+    """An output as `records.publish` leaves it."""
+    sealed = records.Measurement(what, metric, unit, value, **more).sealed()
+    return new_output(
+        "display_data", data={records.MIME: sealed, "text/plain": f"{what}: {metric}"}
+    )
+
+
+def built(folder, cells, name="01_transducer"):
+    """The folder of a report on one executed notebook with `cells`, and its index as text."""
+    (folder / "runs").mkdir(exist_ok=True)
+    for number, cell in enumerate(cells):
+        cell["id"] = f"c{number}"
+    executed = folder / "runs" / f"{name}.ipynb"
+    nbformat.write(new_notebook(cells=cells), executed)
+    _, defects = build(
+        folder, [NotebookRun(name=name, parameters={}, **_told(executed, None))], 1.0, PLAN
+    )
+    assert defects == []
+    return (folder / f"{name}.html").read_text(), (folder / "index.html").read_text()
+
+
+def test_a_tag_in_the_prose_leads_to_the_ledger_and_the_ledger_leads_back(tmp_path):
+    tag = "<!-- joint-memory-20s -->"
+    text = f"# Why?\n\n| takes |\n|---|\n| 1.6 GB{tag} |\n\nAgain 1.6 GB{tag}, `x{tag}`."
+    home = next(claim.notebook for claim in ledger.load_claims() if claim.id == "joint-memory-20s")
+    text, index = built(tmp_path, [new_markdown_cell(text), new_code_cell("1")], home)
+    name = "Claim joint-memory-20s: arithmetic checked"
+    assert (
+        text.count('href="index.html#joint-memory-20s"') == text.count(f'aria-label="{name}"') == 2
+    )
+    assert (
+        text.count('id="claim-joint-memory-20s"') == 1 and "&lt;!-- joint-memory-20s --&gt;" in text
+    )
+    row, cells = Ledger(index).rows["joint-memory-20s"]
+    assert (
+        row["data-notebook"] == home and f"{home}.html#claim-joint-memory-20s" in cells[-1]["links"]
+    )
+
+
+def test_every_claim_has_a_row_that_can_be_sorted_and_filtered(tmp_path):
+    _, index = built(tmp_path, [new_markdown_cell("# Why?")])
+    found, claims = Ledger(index), ledger.load_claims()
+    assert [*found.rows] == [
+        claim.id for claim in sorted(claims, key=lambda claim: claim.source["document"])
+    ]
+    for claim in claims:
+        row, cells = found.rows[claim.id]
+        assert row["data-document"] == claim.source["document"] and row["data-needs"] == claim.needs
+        assert row["data-verdict"] in ledger.LABELS and cells[4]["data-value"] == str(
+            ledger.LABELS.index(row["data-verdict"])
+        )
+        assert cells[1]["data-value"] == ("" if claim.quoted is None else str(claim.quoted))
+        assert [cell.get("data-label") for cell in cells[1:]] == [
+            "Published", "Recorded on reference GPU", "Measured here", "Verdict", "Notebook",
+        ]  # fmt: skip
+    counted = {
+        label: int(count)
+        for label, count in re.findall(r'data-verdict="([^"]+)">[^<]*<b>(\d+)</b>', index)
+    }
+    assert sum(counted.values()) == len(claims) and all(label in ledger.LABELS for label in counted)
+
+
+def test_the_index_says_what_each_verdict_means_and_which_notebooks_are_to_come(tmp_path):
+    assert [*LEGEND] == [*ledger.LABELS]
+    tag = "<!-- joint-memory-20s -->"
+    text, index = built(tmp_path, [new_markdown_cell(f"# Why?\n\n1.6 GB{tag}")])
+    legend = re.search(r'(?s)<details class="legend" open>.*?</details>', index)[0]
+    assert re.findall(r"<dt><span[^>]*>([^<]*)", legend) == [*LEGEND] and all(
+        words in legend for words in LEGEND.values()
+    )
+    assert "A mark after a number" in text and all(sign in legend for sign in SIGNS.values())
+    series = {path.stem for path in (files.HERE.parent / "notebooks").glob("*.ipynb")}
+    rows, grids = (
+        Ledger(index).rows,
+        {claim.id for claim in ledger.load_claims() if claim.unit == "lines"},
+    )
+    for name, (row, cells) in rows.items():
+        home = row["data-notebook"]
+        told = (
+            ""
+            if home == "01_transducer" or not series
+            else " not in this run"
+            if home in series
+            else " to come"
+        )
+        assert cells[5]["text"].strip() == home + told
+        assert cells[1]["text"].strip().endswith("lines of a table") == (name in grids)
+
+
+def test_what_a_gpu_recorded_is_told_with_its_machine_and_what_none_has_recorded_too(tmp_path):
+    claim = next(
+        c
+        for c in ledger.load_claims()
+        if c.needs == "cuda" and c.kind == "ratio" and c.arms and c.quoted and not c.formula
+    )
+    made = records.Measurement(
+        claim.id, "ratio", "1", 3.0, (3.0,) * 5, params={"arms": list(claim.arms), "device": "cuda"}
+    ).sealed()
+    gpu = {"name": "H200", "memory.total": "1 MiB", "driver_version": "570.1", "uuid": "0"}
+    made = {
+        **made,
+        "machine": {**made["machine"], "id": "f" * 12, "gpus": [gpu]},
+        "captured_at": "2026-01-02T00:00:00Z",
+    }
+    made["content_sha256"] = files.content_hash(
+        {key: item for key, item in made.items() if key != "content_sha256"}
+    )
+    cpu = next(
+        c
+        for c in ledger.load_claims()
+        if c.needs == "cpu" and c.kind == "ratio" and c.arms and c.quoted and not c.formula
+    )
+    other = records.Measurement(
+        cpu.id, "ratio", "1", 3.0, (3.0,) * 5, params={"arms": list(cpu.arms)}
+    ).sealed()
+    other = {
+        **other,
+        "machine": {**other["machine"], "id": "e" * 12, "gpus": [], "cpu_model": "Abacus"},
+    }
+    other["content_sha256"] = files.content_hash(
+        {key: item for key, item in other.items() if key != "content_sha256"}
+    )
+    records.append(tmp_path / "data/records/bench.jsonl", made, other)
+    _, index = built(tmp_path, [new_markdown_cell("# Why?")])
+    rows = Ledger(index).rows
+    told = rows[claim.id][1][2]["text"]
+    assert "3×" in told and all(
+        part in told for part in ("H200", "driver 570.1", "torch", "commit", "2026-01-02")
+    )
+    assert "another CPU: Abacus" in rows[cpu.id][1][2]["text"]
+    assert [rows[name][1][2]["data-label"] for name in (claim.id, cpu.id)] == [
+        "Recorded on reference GPU",
+        "Recorded on another machine",
+    ]
+    for name, (row, cells) in rows.items():
+        if row["data-needs"] == "cuda" and name != claim.id:
+            assert cells[2]["text"].strip() == "not recorded yet", name
+    assert (
+        index.index("H200", index.index('id="machine"'))
+        and "No record comes from a GPU machine yet" not in index
+    )
+
+
+def test_a_report_without_a_record_or_a_copy_of_the_notebook_is_a_report(tmp_path):
+    run = NotebookRun(
+        name="gone", status="failed", seconds=0.0, parameters={}, sha256="", error="killed"
+    )
+    sentence, defects = build(tmp_path, [run], 1.0, PLAN)
+    index = (tmp_path / "index.html").read_text()
+    assert sentence.startswith("0 of 1 notebooks ran.") and defects == []
+    assert (
+        "gone: killed" in index and 'id="measurements"' not in index and 'id="figures"' not in index
+    )
+    assert "<h1>gone</h1>" in (tmp_path / "gone.html").read_text()
+
+
+def test_records_of_a_page_stand_in_one_table_at_its_end(tmp_path):
+    shape = {"shape": [2, 80, 41], "dtype": "float16", "phase": "backward"}
+    cells = [
+        new_markdown_cell("# Why?"),
+        new_code_cell(
+            "one",
+            outputs=[
+                publish("joint-memory-20s"),
+                publish("peak", "peak", "B", 3.0 * 2**20, params=shape),
+            ],
+        ),
+        new_code_cell(
+            "two", outputs=[publish("share", "share", "fraction", 0.25, samples=(0.2, 0.25, 0.5))]
+        ),
+    ]
+    text, index = built(tmp_path, cells)
+    table = text[text.index('id="records"') :]
+    assert "joint-memory-20s: ratio" not in text and text.count("published</p>") == 2
+    assert '<a href="index.html#joint-memory-20s">' in table and "<details>" in table
+    for cell in ("3 MiB", "float16", "backward", "2×80×41", "25 %", "22.5 – 37.5"):
+        assert (
+            f">{cell}</td>" in table
+            and f">{cell}</td>" in index[index.index('id="measurements"') :]
+        ), cell
+
+
+def test_a_figure_names_its_cell_and_the_records_of_it(tmp_path):
+    png = new_output(
+        "display_data", data={"image/png": "AAAA"}, metadata={"image/png": {"alt": "bars"}}
+    )
+    _, index = built(
+        tmp_path, [new_code_cell("draw", outputs=[png, publish("peak", "peak", "B", 2.0**20)])]
+    )
+    figure = re.search(r"(?s)<figure>.*?</figure>", index)[0]
+    assert (
+        'href="01_transducer.html#cell-id=c0"' in figure
+        and "peak 1 MiB" in figure
+        and 'alt="bars"' in figure
+    )
+
+
+def test_styles_scripts_and_handlers_are_gone_and_text_that_speaks_of_them_stays(tmp_path):
+    made = '<style>p{}</style><p style="color:red" onclick="x()">kept</p><script>alert(1)</script>'
+    made += '<table><tr style="text-align: right;"><th></th><th>n</th></tr></table>'
+    cells = [
+        new_markdown_cell(
+            '# Why?\n\nIt says style="color:red" in prose and `style="x"` in code.\n\n| a |\n|--:|\n| 1 |'
+        ),
+        new_code_cell(
+            "x = '<p style=\"a\">'", outputs=[new_output("display_data", data={"text/html": made})]
+        ),
+    ]
+    text, _ = built(tmp_path, cells)
+    body = text[text.index("<main") : text.index("</main>")]
+    assert (
+        "<p>kept</p>" in body
+        and "alert" not in body
+        and "<style" not in body
+        and "onclick" not in body
+    )
+    assert body.count('style="color:red"') == 1 and "&lt;p style=" in body
+    assert body.count('data-align="right"') == 3 and '<div class="scroll"><table>' in body
+    assert "<th></th>" not in body and '<th scope="row">n</th>' in body
+
+
+@pytest.mark.parametrize(
+    ("before", "levels"),
+    [
+        ("<h1>a</h1><h3>b</h3><h2>c</h2>", "122"),
+        ("<h2>a</h2><h1>b</h1><h4>c</h4>", "123"),
+        ("<h1>a</h1><h2>b</h2><h3>c</h3><h2>d</h2>", "1232"),
+    ],
+)
+def test_headings_come_in_order_under_one_title(before, levels):
+    assert (
+        "".join(re.findall(r"<h(\d)", clean(before)))
+        == "".join(re.findall(r"</h(\d)", clean(before)))
+        == levels
+    )
+
+
+def test_an_id_stands_once_on_a_page_and_is_none_of_the_pages_own():
+    body = clean(
+        '<p id="a">1</p><p class="x" id="a">2</p><p id=\'main\'>3</p><p id=code>4</p><a href="#main">5</a>'
+    )
+    assert (
+        body
+        == '<p id="nb-a">1</p><p class="x">2</p><p id=\'nb-main\'>3</p><p id=nb-code>4</p><a href="#nb-main">5</a>'
+    )
+    kept = '<p id="cell-id=x"><a id="claim-y" href="#cell-id=x">1</a><a href="#records">2</a></p>'
+    assert clean(kept) == kept and clean('<h2 id="records">a</h2>') == '<h1 id="nb-records">a</h1>'
+
+
+@pytest.mark.parametrize(
+    "made",
+    ['<meta http-equiv="refresh" content="1;url=http://x">', "<META http-equiv=refresh content='1;url=//x'>", "<base href='//x'/>",
+     "<iframe src=x></iframe>", "<link rel=prefetch href=x>", "<meta http-equiv=refresh content=1;url=x'>", "<script src=x>"],
+)  # fmt: skip
+def test_nothing_on_a_page_leads_elsewhere_by_itself(made):
+    assert not re.search(r"(?i)<(meta|base|iframe|link|script)", clean(f"<p>kept {made} here</p>"))
+    assert clean(f"<p>kept {made} here</p>").startswith("<p>kept ")
+
+
+def test_a_picture_that_is_not_inside_the_page_leaves_its_words(tmp_path):
+    cell = new_markdown_cell(
+        '# Why?\n\n![a far bird](http://example.org/b.png) <img alt="dot" src="data:image/png;base64,AAAA">'
+    )
+    nbformat.write(new_notebook(cells=[cell]), tmp_path / "x.ipynb")
+    found = page(tmp_path / "x.ipynb", {})
+    assert found.defects == ["a picture is not inside the page"] and [
+        figure["alt"] for figure in found.figures
+    ] == ["dot"]
+    assert (
+        "example.org" not in found.body
+        and "a far bird" in found.body
+        and found.body.count("<img") == 1
+    )
+
+
+def test_comments_that_are_no_claims_are_left_out():
+    named = []
+    assert prose(
+        "1<!-- code: a.py --> 2<!-- = 1 + 1 --> 3<!-- joint-x -->", {}, named
+    ) == "1 2 3" and named == ["joint-x"]
+
+
+def contrast(a: str, b: str) -> float:
+    """Contrast of two colours `#rrggbb`, as WCAG counts it."""
+
+    def light(colour):
+        colour = colour if len(colour) == 7 else "#" + "".join(2 * digit for digit in colour[1:])
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        return sum(
+            w * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
+            for w, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True)
+        )
+
+    high, low = sorted((light(a), light(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_colour_of_text_and_code_can_be_read_in_both_schemes():
+    css = site()[1]["css"]
+    schemes = [
+        dict(re.findall(r"--(\w+): (#\w{6})", block))
+        for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    ]
+    dark = css.rindex("@media screen and (prefers-color-scheme: dark)")
+    assert len(schemes) == 2 and css.count(".highlight .") > 80
+    for scheme, code in zip(schemes, (css[:dark], css[dark:]), strict=True):
+        text = [scheme[name] for name in ("ink", "soft", "link", "good", "bad", "mild")]
+        assert (
+            min(
+                contrast(colour, ground)
+                for colour in text
+                for ground in (scheme["paper"], scheme["tint"])
+            )
+            >= 4.5
+        )
+        tokens = re.findall(r"\.highlight \.\w+ \{[^}]*?(?<!-)color: (#\w+)", code)
+        assert (
+            len(tokens) > 30
+            and min((contrast(colour, scheme["tint"]), colour) for colour in tokens)[0] >= 4.5
+        )
+
+
+@pytest.mark.parametrize(
+    ("unit", "metric", "value", "told"),
+    [("s/s", "rtfx", 4.5, "4.5× real time"), ("us", "latency", 2.0, "2 µs"),
+     ("B", "peak", 2.0**21, "2 MiB"), ("fraction", "wer", 0.125, "12.5 %"), ("1", "ratio", 2.0, "2 ×"), ("1", "count", 3.0, "3"),
+     ("ms", "latency", 1.5, "1.5 ms"), ("FLOP/s", "rate", 2e12, "2000 GFLOP/s")],
+)  # fmt: skip
+def test_values_come_with_their_unit(unit, metric, value, told):
+    assert measured(records.Measurement("x", metric, unit, value).sealed())["median"] == told
+
+
+def test_links_to_notebooks_lead_to_their_pages_where_there_are_some(tmp_path):
+    text = "# Where?\n\n[here](02_there.ipynb), [gone](03_gone.ipynb#x) and [far](https://example.org/04_far.ipynb)"
+    nbformat.write(new_notebook(cells=[new_markdown_cell(text)]), tmp_path / "x.ipynb")
+    body = page(tmp_path / "x.ipynb", {}, ["02_there"]).body
+    assert (
+        '<a href="02_there.html">here</a>, gone and <a href="https://example.org/04_far.ipynb">far</a>'
+        in body
+    )
+
+
+def test_the_command_is_told_as_it_was_typed():
+    assert (
+        command(["asrkit", "report", "02", "-p", "x", "a b"])
+        == "asrkit report 02 -p x 'a b'"
+        == command(["cli.py", "report", "02", "-p", "x", "a b"])
+    )
+    assert (
+        command([]) == ""
+        and command(["/srv/bin/asrkit", "report", "--out", "/srv/my reports"])
+        == "asrkit report --out '/srv/my reports'"
+    )
+    assert (
+        command(["asrkit", "report", "--out", str(Path.home() / "reports")])
+        == "asrkit report --out ~/reports"
+    )
+
+
+def test_the_title_is_the_first_heading_and_widgets_do_not_show(tmp_path):
+    view = new_output(
+        "display_data",
+        data={"application/vnd.jupyter.widget-view+json": {}, "text/plain": "HTML(value='live')"},
+    )
+    nbformat.write(
+        new_notebook(cells=[new_markdown_cell("# Heard?"), new_code_cell("1", outputs=[view])]),
+        tmp_path / "x.ipynb",
+    )
+    found = page(tmp_path / "x.ipynb", {})
+    assert found.title == "Heard?" and "live" not in found.body
+
+
+def test_the_policy_allows_this_style_and_this_script_and_no_other(tmp_path):
+    for text in built(tmp_path, [new_markdown_cell("# Why?")]):
+        (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+        for kind in ("style", "script"):
+            (inside,) = re.findall(rf"(?s)<{kind}>(.*?)</{kind}>", text)
+            digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+            assert (
+                f"{kind}-src 'sha256-{digest}'" in html.unescape(policy) and "unsafe" not in policy
+            )

@@ -1,0 +1,447 @@
+"""The report on small real notebooks, run by the real papermill: one good, one that fails, one that hangs, one that dies."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from asrkit import files
+from asrkit.cli import main
+from asrkit.workbench import ledger, records
+from asrkit.workbench.report import NotebookRun, ReportResult, compare, report, run_notebooks
+from asrkit.workbench.report.pages import prose
+from asrkit.workbench.report.run import _told
+from asrkit.workbench.report.site import build
+
+PNG = base64.b64encode(
+    bytes.fromhex(
+        "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8ffff3f0005fe02fe0def46b80000000049454e44ae426082"
+    )
+).decode()
+GOOD = [
+    new_markdown_cell(
+        "# Does it run?\n\nA formula $\\alpha_t + 1$, code `$x$`, and\n\n$$\\binom{T}{U} = 1$$"
+    ),
+    new_code_cell("from asrkit import records\nprint(machine.stamp())"),
+    new_code_cell("size: int = 2  # how many", metadata={"tags": ["parameters"]}),
+    new_code_cell("import sys; print('size', size, type(size).__name__, sys.executable)"),
+    new_code_cell(
+        "from IPython.display import display\n"
+        f"display({{'image/png': {PNG!r}}}, raw=True, metadata={{'image/png': {{'alt': 'A single black dot, nothing more'}}}})"
+    ),
+    new_code_cell(
+        "records.publish(records.Measurement(what='demo', metric='ratio', unit='1', value=2.0))"
+    ),
+    new_code_cell("import ipywidgets; ipywidgets.HTML('<b>live only</b>')"),
+    new_code_cell("from IPython.display import Audio; Audio([0.0, 0.5, -0.5] * 100, rate=8000)"),
+]
+
+
+PLAN = {"size": "quick", "device": "auto"}
+
+
+def write(folder: Path, name: str, cells, after=()) -> Path:
+    folder.mkdir(exist_ok=True)
+    notebook = new_notebook(
+        cells=[cell.copy() for cell in cells], metadata={"asrkit": {"after": list(after)}}
+    )
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"c{number}"
+    path = folder / f"{name}.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+class Loads(HTMLParser):
+    """Everything a page would load or run, pictures without words, headings, and attributes that the policy blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.outside, self.wordless, self.blocked, self.levels, self.inside = (
+            [],
+            [],
+            [],
+            [],
+            {"style": [], "script": []},
+        )
+
+    @classmethod
+    def of(cls, text):
+        loads = cls()
+        loads.feed(text)
+        return loads
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        loading = attrs.get("src") or (attrs.get("href") if tag in ("link", "base") else None)
+        if loading and not loading.startswith("data:"):
+            self.outside.append((tag, loading))
+        if tag == "img" and not (attrs.get("alt") or "").strip():
+            self.wordless.append(attrs.get("src", "")[:30])
+        self.blocked += [(tag, name) for name in attrs if name == "style" or name.startswith("on")]
+        self.levels += [int(tag[1]) for _ in re.findall("^h[1-6]$", tag)]
+        if tag in self.inside:
+            self.inside[tag].append("")
+
+    def handle_data(self, data):
+        if self.lasttag in self.inside and self.cdata_elem:
+            self.inside[self.lasttag][-1] += data
+
+
+def policy(text: str) -> dict[str, str]:
+    """The directives of a page's Content-Security-Policy."""
+    (content,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    return dict(one.strip().split(" ", 1) for one in unescape(content).split(";"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebooks")
+    paths = [
+        write(folder, "a_good", GOOD),
+        write(
+            folder,
+            "b_fails",
+            [new_code_cell("x = 1"), new_code_cell("raise ValueError('on purpose <b>')")],
+            after=["a_good"],
+        ),
+        write(folder, "c_hangs", [new_code_cell("print('before'); import time; time.sleep(600)")]),
+        write(folder, "d_dies", [new_code_cell("import os; os._exit(9)")]),
+    ]
+    out = tmp_path_factory.mktemp("reports")
+    result = report(paths, out, parameters={"size": 3}, jobs=2, timeout_s=6, progress=False)
+    return out, result
+
+
+def test_one_failing_hanging_or_dying_notebook_does_not_stop_the_rest(built):
+    _, result = built
+    assert {run.name: run.status for run in result.runs} == {
+        "a_good": "ran", "b_fails": "failed", "c_hangs": "failed", "d_dies": "failed",
+    }  # fmt: skip
+    assert result.exit_code == 1
+    assert "on purpose" in result.runs[1].error and "\x1b" not in result.runs[1].error
+    assert result.runs[2].error and result.runs[3].error
+
+
+def test_what_a_notebook_did_before_it_failed_is_kept(built):
+    out, _ = built
+    executed = nbformat.read(out / "latest/runs/c_hangs.ipynb", 4)
+    assert executed.cells[0].outputs[0].text.strip() == "before"
+    assert "on purpose &lt;b&gt;" in (out / "latest/index.html").read_text()
+
+
+def test_parameters_arrive_typed_and_the_kernel_is_this_python(built):
+    import sys
+
+    out, result = built
+    assert dict(result.runs[0].parameters) == {"size": 3}
+    text = (out / "latest/runs/a_good.ipynb").read_text()
+    assert "size 3 int" in text and sys.executable in text
+
+
+def test_records_come_out_of_the_notebook_whole(built):
+    out, result = built
+    (record,) = result.runs[0].records
+    assert (record["what"], record["value"]) == ("demo", 2.0) and records.problem(record) == ""
+    assert records.read(out / "latest/records/a_good.jsonl") == [record]
+
+
+def test_pages_load_nothing_and_every_picture_has_words(built):
+    out, result = built
+    pages = sorted((out / "latest").glob("*.html"))
+    assert [page.stem for page in pages] == ["a_good", "b_fails", "c_hangs", "d_dies", "index"]
+    for page in pages:
+        text = page.read_text()
+        loads, allowed = Loads.of(text), policy(text)
+        assert (
+            loads.outside == loads.wordless == loads.blocked == [] and '<html lang="en">' in text
+        ), page
+        assert (
+            allowed["default-src"] == "'none'"
+            and allowed["img-src"] == "data:"
+            and "unsafe" not in str(allowed)
+        )
+        for kind, inside in loads.inside.items():
+            (only,) = inside
+            assert (
+                allowed[f"{kind}-src"]
+                == f"'sha256-{base64.b64encode(hashlib.sha256(only.encode()).digest()).decode()}'"
+            )
+        assert loads.levels[0] == loads.levels.count(1) == 1, page
+        assert all(
+            after - before <= 1
+            for before, after in zip(loads.levels, loads.levels[1:], strict=False)
+        ), page
+    assert result.defects == []
+
+
+def test_the_good_page_has_formulas_sound_and_picture_and_no_dead_widget(built):
+    out, _ = built
+    text = (out / "latest/a_good.html").read_text()
+    assert text.count("<math") == 2 and "<code>$x$</code>" in text
+    assert 'alt="A single black dot, nothing more"' in text and "data:audio/wav" in text
+    assert "<b>live only" not in text and "widget-view" not in text
+
+
+def test_the_index_tells_in_order_what_ran_what_holds_and_what_failed(built):
+    out, result = built
+    text = (out / "latest/index.html").read_text()
+    assert "1 of 4 notebooks ran." in text
+    order = [
+        text.index(f'id="{name}"')
+        for name in ("claims", "notebooks", "figures", "machine", "slowest", "failures")
+    ]
+    assert order == sorted(order)
+    manifest = json.loads((out / "latest/manifest.json").read_text())
+    assert [run["status"] for run in manifest["runs"]] == ["ran", "failed", "failed", "failed"]
+    assert json.loads(result.summary().splitlines()[-1])["ran"] == 1
+    assert "b_fails: ValueError: on purpose <b> (cell c1)" in result.summary().splitlines()
+    assert "b_fails: ValueError: on purpose &lt;b&gt; (cell c1)" in text
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory):
+    """One small notebook reported twice into one folder, on the CPU only, with another parameter the second time."""
+    folder = tmp_path_factory.mktemp("twice")
+    cells = [
+        new_markdown_cell("# Only?"),
+        new_code_cell(
+            "size: float = 1.0  # of what is measured", metadata={"tags": ["parameters"]}
+        ),
+        new_code_cell(
+            "import os\nfrom asrkit import records\nprint(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))"
+        ),
+        new_code_cell(
+            "for what, spread in (('apart', 0.1), ('near', 9.0)):\n"
+            "    samples = tuple(size + spread * step for step in range(3))\n"
+            "    records.publish(records.Measurement(what, 'latency', 'ms', samples[1], samples, params={'jitter': size}))"
+        ),
+        new_code_cell(
+            "records.publish(records.Measurement('once', 'peak', 'B', 2.0**20 * size, params={'dtype': 'float16'}))"
+        ),
+    ]
+    path = write(folder, "only", cells)
+    return folder / "out", [
+        report([path], folder / "out", parameters={"size": size}, device="cpu", progress=False)
+        for size in (1.0, 2.0)
+    ]
+
+
+def test_latest_moves_to_the_newer_report_and_the_older_stays(twice):
+    out, (first, second) = twice
+    assert first.exit_code == second.exit_code == 0
+    runs = sorted(entry for entry in out.iterdir() if entry.name != "latest")
+    assert len(runs) == 2 and (out / "latest").resolve() == runs[1].resolve()
+
+
+def test_with_device_cpu_no_gpu_is_visible_to_a_notebook(twice):
+    assert (
+        nbformat.read(twice[0] / "latest/runs/only.ipynb", 4).cells[3].outputs[0].text == "''\n"
+    )  # after what papermill injects
+
+
+def test_a_comparison_pairs_what_both_measured_and_says_what_is_apart(twice, capsys):
+    out, _ = twice
+    a, b = sorted(entry.name for entry in out.iterdir() if entry.name.endswith(tuple("0123456789")))
+    assert main(["report", "compare", a, "latest", "--reports", str(out)]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    told = json.loads(last)
+    assert (told["records"], told["apart"], told["same_machine"], told["verdicts_changed"]) == (
+        3,
+        1,
+        True,
+        0,
+    )
+    (apart,) = [line.split() for line in lines if line.startswith("apart")]
+    assert apart[-7:] == ["1.1", "ms", "2.1", "ms", "1.91", "quartiles", "apart"]
+    assert [line.split()[-2:] for line in lines if line.startswith(("once", "near"))] == [
+        ["one", "observation"],
+        ["quartiles", "overlap"],
+    ]
+    page = (out / f"compare-{a}-{b}.html").read_text()
+    assert (
+        "1 MiB" in page and "2 MiB" in page and "None: both runs come to the same verdict" in page
+    )
+    assert policy(page)["style-src"] and Loads.of(page).outside == []
+
+
+def test_a_comparison_warns_where_machines_differ_and_shows_verdicts_that_do(twice, tmp_path):
+    out, _ = twice
+    a, b = (tmp_path / name for name in "ab")
+    for folder in (a, b):
+        shutil.copytree(out / "latest", folder)
+    manifest = json.loads((b / "manifest.json").read_text())
+    manifest["machine"]["id"] = "0" * 12
+    manifest["claims"]["joint-memory-20s"] = "not reproduced"
+    (b / "manifest.json").write_text(json.dumps(manifest))
+    found = compare(a, b)
+    assert found.warnings == ["The machines differ: a ratio between them is no claim about speed."]
+    assert found.verdicts == [("joint-memory-20s", "arithmetic checked", "not reproduced", "")]
+    assert (
+        found.path == tmp_path / "compare-a-b.html"
+        and "no claim about speed" in found.path.read_text()
+    )
+    with pytest.raises(ValueError, match="out: expected a file of HTML"):
+        compare(a, b, b / "manifest.json")
+    manifest["runs"], said = [], (b / "manifest.json").write_text
+    manifest["claims"] = dict.fromkeys(manifest["claims"], "not measured yet")
+    said(json.dumps(manifest))
+    told = json.loads((a / "manifest.json").read_text())
+    told["runs"][0]["name"] = "02_joint_memory"
+    (a / "manifest.json").write_text(json.dumps(told))
+    homes = {claim.id: claim.notebook == "02_joint_memory" for claim in ledger.load_claims()}
+    assert {(homes[name], how) for name, *_, how in compare(a, b).verdicts} == {
+        (True, "only A ran the notebook"),
+        (False, ""),
+    }
+    for wrong in (
+        "null",
+        "[]",
+        "{}",
+        '{"runs": 1',
+        json.dumps({**manifest, "machine": None}),
+        json.dumps({**manifest, "runs": [5]}),
+    ):
+        said(wrong)
+        with pytest.raises(
+            ValueError, match="runs: expected manifests of asrkit report, got another or a torn one"
+        ):
+            compare(a, b)
+    (b / "manifest.json").unlink()
+    with pytest.raises(
+        ValueError, match="runs: expected folders of whole runs, with a manifest.json, got 'b'"
+    ):
+        compare(a, b)
+
+
+def test_what_is_wrong_with_a_page_is_a_defect_and_costs_nothing_else(tmp_path):
+    sealed = records.Measurement("demo", "ratio", "1", 2.0).sealed()
+    forged = [
+        new_output("display_data", data={records.MIME: record})
+        for record in (sealed | {"value": 9.0}, sealed)
+    ]
+    dot = new_output("display_data", data={"image/png": PNG})
+    shown = new_output("display_data", data={"text/html": '<img src="data:image/png;base64,AAAA">'})
+    cells = [
+        new_markdown_cell(
+            "# Torn?\n\nIt says $\\frac{1}{$ and $a < b$, 2 GB<!-- no-such-claim --> and 3<!-- code: fine -->."
+        ),
+        new_markdown_cell("![a lattice of arcs](../figures/lattice.png)"),
+        new_code_cell("1", outputs=[dot, *forged, shown]),
+    ]
+    executed = write(tmp_path / "runs", "wrong", cells)
+    run = NotebookRun(name="wrong", parameters={}, **_told(executed, None))
+    assert [record["value"] for record in run.records] == [2.0]
+    _, defects = build(tmp_path, [run], 1.0, PLAN)
+    assert defects == [
+        "wrong: left out a record, changed after it was sealed",
+        "wrong: no LaTeX: $\\frac{1}{$",
+        "wrong: no claim: no-such-claim",
+        "wrong: a picture is not inside the page",
+        "wrong: a picture has no alt text",
+        "wrong: a picture has no alt text",
+    ]
+    assert (tmp_path / "wrong.html").read_text().count("<math") == 1
+    assert (
+        ReportResult(path=tmp_path, runs=[run], sentence="", seconds=1.0, defects=defects).exit_code
+        == 1
+    )
+
+
+def test_bad_requests_are_refused_before_anything_runs(tmp_path):
+    path = write(tmp_path, "x", GOOD[1:3])
+    with pytest.raises(ValueError, match=r"parameters: expected one of \['size'\], got \['sise'\]"):
+        run_notebooks([path], tmp_path / "out", parameters={"sise": 1}, progress=False)
+    with pytest.raises(ValueError, match="notebooks: expected an .ipynb file"):
+        run_notebooks([tmp_path / "none.ipynb"], tmp_path / "out", progress=False)
+    with pytest.raises(ValueError, match="notebooks: expected at least one"):
+        run_notebooks([], tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def alive(process: int) -> bool:
+    """Whether `process` still runs; one that has ended and waits for its parent does not."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_a_report_that_is_stopped_leaves_no_kernel_behind(tmp_path):
+    cell = "import os, pathlib, time\npathlib.Path(f'pid-{out}').write_text(str(os.getpid()))\ntime.sleep(600)"
+    write(
+        tmp_path,
+        "long",
+        [new_code_cell("out: str = ''", metadata={"tags": ["parameters"]}), new_code_cell(cell)],
+    )
+    program = (
+        "import signal, sys\nfrom pathlib import Path\nfrom asrkit.workbench.report import run_notebooks\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job would inherit that it is ignored
+        "if __name__ == '__main__':\n"
+        "    run_notebooks([Path('long.ipynb')], Path(sys.argv[1]), parameters={'out': sys.argv[1]}, progress=False)"
+    )
+    (tmp_path / "main.py").write_text(program)
+    how = {"interrupted": signal.SIGINT, "killed": signal.SIGKILL}
+    told = {name: tmp_path / f"pid-{name}" for name in how}
+    begin = {
+        "cwd": tmp_path,
+        "env": os.environ | {"PYTHONPATH": str(files.HERE.parent)},
+        "start_new_session": True,
+    }
+    mains = {
+        name: subprocess.Popen(
+            [sys.executable, "main.py", name], stderr=subprocess.DEVNULL, **begin
+        )
+        for name in how
+    }
+    try:
+        wait_until(lambda: all(path.exists() and path.read_text() for path in told.values()), 60)
+        for name, main in mains.items():
+            main.send_signal(how[name])
+            main.wait(30)
+        wait_until(lambda: not any(alive(int(path.read_text())) for path in told.values()))
+    finally:
+        for name, main in mains.items():
+            main.kill()
+            main.wait()
+            if told[name].exists() and alive(int(told[name].read_text())):
+                os.kill(int(told[name].read_text()), signal.SIGKILL)
+
+
+def wait_until(holds, seconds=30.0):
+    """Return once `holds()`, fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("markdown", "formulas"),
+    [
+        ("costs $5 and $6", 0),
+        ("~~~\n$a$\n~~~", 0),
+        ("``$a$ ` $b$``", 0),
+        ("`x` $a$ `y` $b$", 2),
+        ("$a$, $b$ and $x_1$.", 3),
+        ("$a$ and $b$", 2),
+        ("costs 5 \\$ or 6 \\$", 0),
+        ("`$a$`", 0),
+        ("```\n$a$\n```", 0),
+        ("$$a$$ then $b$", 2),
+    ],
+)
+def test_formulas_become_mathml_and_code_stays_code(markdown, formulas):
+    assert prose(markdown).count("<math") == formulas

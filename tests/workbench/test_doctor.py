@@ -1,0 +1,89 @@
+"""asrkit doctor: what is missing comes first, has a remedy, and only what is required makes it fail."""
+
+import json
+import sys
+
+import pytest
+
+from asrkit.cli import main
+from asrkit.workbench import doctor
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    """A cache of this test's own."""
+    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "home"))
+
+
+def status(name):
+    """The finding called `name`."""
+    (check,) = [check for check in doctor.diagnose() if check.name == name]
+    return check
+
+
+def test_everything_that_asrkit_needs_is_found_here():
+    checks = doctor.diagnose()
+    assert not [check for check in checks if check.status == "missing"]
+    assert {"packages", "pins", "cores", "memory", "cache", "GPU", "torchaudio", "espeak-ng"} <= {
+        c.name for c in checks
+    }
+
+
+@pytest.mark.parametrize("extra, state", [("", "missing"), ("notebooks", "note")])
+def test_only_a_required_package_that_is_absent_counts_as_missing(monkeypatch, extra, state):
+    monkeypatch.setitem(doctor.EXTRAS, extra, ("somebody", "torch no_such_module"))
+    check = status(extra or "packages")
+    assert (
+        check.status == state
+        and "absent: no_such_module" in check.detail
+        and check.remedy.startswith("pip install")
+    )
+
+
+def test_a_library_that_does_not_load_is_found_without_harm(monkeypatch):
+    monkeypatch.setattr(doctor, "LOADS", ("import os; os.abort()", "pass"))
+    monkeypatch.delitem(sys.modules, "espeakng_loader", raising=False)
+    assert status("torchaudio").status == "missing" and status("espeak-ng").status == "ok"
+    assert "espeakng_loader" not in sys.modules  # a GPL library stays out of this process
+
+
+def test_a_version_that_is_not_the_locks_is_named(monkeypatch, tmp_path):
+    (tmp_path / "lock").write_text("numpy==0.0.1\nnot-installed==1.0\n")
+    monkeypatch.setattr(doctor, "LOCK", tmp_path / "lock")
+    check = status("pins")
+    assert (
+        check.status == "note"
+        and check.detail.startswith("1 differ from requirements.lock: ")
+        and "numpy" in check.detail
+    )
+
+
+def test_the_command_ends_with_one_line_of_json(capsys):
+    code = main(["doctor"])
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (
+        code == bool(told["missing"])
+        and [*told] == ["missing", "note", "ok"]
+        and sum(told.values()) > 9
+    )
+
+
+def test_verify_names_a_file_that_is_not_there_in_one_line(tmp_path, capsys):
+    assert main(["verify", str(tmp_path / "none.jsonl")]) == 2
+    err = capsys.readouterr().err.strip()
+    assert (
+        "paths: expected files of records" in err
+        and "none.jsonl" in err
+        and "Errno" not in err
+        and "\n" not in err
+    )
+
+
+def test_what_is_missing_comes_first_with_its_remedy_below():
+    checks = [
+        doctor.Check(name=s, status=s, detail="d", remedy="" if s == "ok" else "do this")
+        for s in ("ok", "note", "missing")
+    ]
+    lines = doctor.render(checks).splitlines()
+    assert [line.split("]")[0].strip("[ ") for line in lines[::2]] == ["missing", "note", "ok"]
+    assert lines[1].strip() == lines[3].strip() == "do this"

@@ -1,0 +1,231 @@
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from asrkit.workbench import plots
+
+
+def test_a_picture_without_words_is_refused():
+    figure, _ = plots.canvas("title")
+    with pytest.raises(ValueError, match="alt: expected a sentence"):
+        plots.as_html(figure, "plot")
+
+
+def test_html_holds_the_picture_itself_and_its_escaped_alt_text():
+    figure, _ = plots.canvas("title")
+    html = plots.as_html(figure, 'A plot of "this" & that thing')
+    assert re.fullmatch(r'<img alt="[^"<]+" src="data:image/png;base64,[A-Za-z0-9+/=]+">', html)
+    assert "&quot;this&quot; &amp; that" in html
+
+
+def test_a_picture_is_shown_with_its_words_as_html_and_as_png(monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        "IPython.display.display", lambda data, **how: shown.append((data, how["metadata"]))
+    )
+    figure, _ = plots.canvas("title")
+    plots.show(figure, "A canvas with nothing on it")
+    ((data, metadata),) = shown
+    assert (
+        data["text/html"]
+        == f'<img alt="A canvas with nothing on it" src="data:image/png;base64,{data["image/png"]}">'
+    )
+    assert data["text/plain"] == metadata["image/png"]["alt"] == "A canvas with nothing on it"
+
+
+def test_the_lattice_names_its_rows_after_the_labels_and_draws_the_path():
+    _, ax = plots.canvas("title")
+    plots.lattice(torch.rand(5, 4), list("a b"), ax, path=[(0, 0), (1, 0), (1, 1)], caption="share")
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["∅", "a", "␣", "b"]
+    assert ax.lines[0].get_xydata().tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert ax.images[0].get_array().shape == (4, 5)
+    with pytest.raises(ValueError, match="labels: expected 3"):
+        plots.lattice(torch.rand(5, 4), ["a"], ax)
+
+
+def test_the_curve_shows_every_step_in_seconds_and_nats():
+    _, ax = plots.canvas("title")
+    plots.training_curve([{"seconds": float(i), "loss": 5.0 - i} for i in range(4)], ax)
+    assert ax.lines[0].get_xdata().tolist() == [0, 1, 2, 3]
+    assert ax.get_ylabel() == "loss, nats per label"
+
+
+def test_a_spectrogram_measures_time_in_seconds():
+    _, ax = plots.canvas("title")
+    plots.spectrogram(torch.rand(50, 80), 0.01, ax)
+    assert ax.images[0].get_extent() == [0, 0.5, 0, 80]
+
+
+def test_pictures_leave_no_state_behind():
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    before = dict(matplotlib.rcParams)
+    figure, ax = plots.canvas("title")
+    plots.waveform(torch.rand(100), 100, ax)
+    plots.as_html(figure, "A short random waveform drawn")
+    assert plt.get_fignums() == [] and dict(matplotlib.rcParams) == before
+
+
+def test_stacked_bars_add_up_and_measured_totals_are_marked():
+    figure, ax = plots.canvas("Two rows")
+    plots.stacked({"a": {"x": 1, "y": 2}, "b": {"y": 4}}, ax, measured={"b": 5}, unit="MB")
+    ends = {bar.get_y() + bar.get_height() / 2: 0.0 for bar in ax.patches}
+    for bar in ax.patches:
+        ends[bar.get_y() + bar.get_height() / 2] = max(
+            ends[bar.get_y() + bar.get_height() / 2], bar.get_x() + bar.get_width()
+        )
+    assert list(ends.values()) == [3, 4]
+    assert [float(x) for x in ax.lines[0].get_xdata()] == [5] and ax.get_xlabel() == "MB"
+    assert len({bar.get_facecolor() for bar in ax.patches}) == 2
+
+
+def test_a_timeline_keeps_the_order_and_gives_a_name_one_colour():
+    _, ax = plots.canvas("Two rows")
+    plots.timeline(
+        {
+            "a": [("cast", 1.0), ("product", 2.0), ("cast", 3.0)],
+            "b": [("norm", 4.0), ("cast", 1.0)],
+        },
+        ax,
+        unit="µs",
+    )
+    drawn = {}
+    for spans in ax.collections:
+        for path in spans.get_paths():
+            (left, low), (right, _) = path.vertices.min(0), path.vertices.max(0)
+            drawn[round(low + 0.4), left, right] = tuple(spans.get_facecolor()[0])
+    assert sorted(drawn) == [(0, 0, 1), (0, 1, 3), (0, 3, 6), (1, 0, 4), (1, 4, 5)]
+    assert drawn[0, 0, 1] == drawn[0, 3, 6] == drawn[1, 4, 5] and len(set(drawn.values())) == 3
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["cast", "product", "norm"]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == [
+        "a",
+        "b",
+    ] and ax.get_xlabel() == "time, µs"
+    with pytest.raises(ValueError, match="rows: expected at most 10 different names, got 11"):
+        plots.timeline({"a": [(str(i), 1.0) for i in range(11)]}, ax)
+
+
+def test_padded_batches_show_the_area_of_each_batch_and_what_of_it_is_used():
+    _, ax = plots.canvas("Two batches")
+    batches = [np.array([1.0, 3.0, 2.0]), np.array([5.0])]
+    plots.padded_batches(batches, ax)
+    pale = [bar for bar in ax.patches if bar.get_alpha()]
+    dark = [bar for bar in ax.patches if not bar.get_alpha()]
+    assert [bar.get_width() * bar.get_height() for bar in pale] == [9, 5]
+    assert [bar.get_width() * bar.get_height() for bar in dark] == [1, 3, 2, 5]
+    for area, bars in zip(pale, (dark[:3], dark[3:]), strict=True):
+        assert (area.get_x(), area.get_x() + area.get_width()) == (
+            bars[0].get_x(),
+            bars[-1].get_x() + bars[-1].get_width(),
+        )
+    assert (
+        pale[0].get_x() + pale[0].get_width() < pale[1].get_x() and ax.get_ylabel() == "length, s"
+    )
+
+
+def test_lengths_are_counted_by_seconds_and_by_rate_and_one_axes_shows_seconds_only():
+    seconds, tokens = np.array([1.0, 2.0, 2.0, 4.0]), np.array([5, 10, 20, 20])
+    _, axes = plots.canvas("title", columns=3)
+    plots.lengths(seconds, tokens, axes)
+    assert [sum(bar.get_height() for bar in ax.patches) for ax in axes[:2]] == [4, 4]
+    assert (
+        axes[1].get_xlabel() == "tokens per second" and sum(axes[2].collections[0].get_array()) == 4
+    )
+    _, ax = plots.canvas("title")
+    assert plots.lengths(seconds, tokens, [ax])[0].get_xlabel() == "length, s"
+
+
+def test_a_tornado_reaches_from_the_outcome_of_the_lowest_to_that_of_the_highest_input():
+    _, ax = plots.canvas("title")
+    plots.tornado({"rtfx": (30.0, 5.0), "price": (8.0, 12.0)}, 10.0, ax, unit="USD")
+    spans = [sorted((bar.get_x(), bar.get_x() + bar.get_width())) for bar in ax.patches]
+    assert spans == [[10, 30], [5, 10], [8, 10], [10, 12]]
+    assert [bar.get_facecolor() for bar in ax.patches[:2]] == [
+        bar.get_facecolor() for bar in ax.patches[2:]
+    ]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == [
+        "rtfx",
+        "price",
+    ] and ax.get_xlabel() == "USD"
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "input at its lowest",
+        "input at its highest",
+    ]
+
+
+def test_break_even_lines_pass_through_their_markers_and_fall_with_rtfx():
+    import dataclasses
+
+    from asrkit.workbench import cost
+
+    prices, (core, gpu) = cost.load_prices(), cost.published_speeds()[:2]
+    faster = dataclasses.replace(core, rtfx=cost.Range(8.0, 9.0, 10.0), origin="recorded")
+    pairs = [("c7a.48xlarge", core), ("p4de.24xlarge", gpu), ("c7a.48xlarge", faster)]
+    costs = [
+        cost.transcription_cost(prices[name], speed, hours=500, startup_s=60)
+        for name, speed in pairs
+    ]
+    _, ax = plots.canvas("title")
+    plots.break_even(costs, ax)
+    lines, markers = (
+        [line for line in ax.lines if (len(line.get_xdata()) > 2) is long] for long in (True, False)
+    )
+    assert len(lines) == 2 and len(markers) == 3
+    for one, marker in zip(
+        sorted(costs, key=lambda one: one.speed.rtfx.middle), markers, strict=True
+    ):
+        (x,), (y,) = marker.get_xdata(), marker.get_ydata()
+        line = next(line for line in lines if line.get_color() == marker.get_color())
+        assert (x, y) == (one.speed.rtfx.middle, one.usd_per_million_hours.middle)
+        assert np.exp(
+            np.interp(np.log(x), np.log(line.get_xdata()), np.log(line.get_ydata()))
+        ) == pytest.approx(y, rel=0.02)
+        assert (np.diff(line.get_ydata()) < 0).all()
+    assert [marker.get_markerfacecolor() for marker in markers] == [
+        "white",
+        markers[0].get_color(),
+        "white",
+    ]
+    assert [text.get_text() for text in ax.texts] == [
+        "4.5, published",
+        "9, recorded",
+        "2,053, published",
+    ]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "c7a.48xlarge, 192 cores",
+        "p4de.24xlarge, 8 GPUs",
+    ]
+
+
+def test_a_waterfall_begins_each_bar_where_the_one_above_ends():
+    rates = {"slow": 10.0, "better": 20.0, "worse": 16.0}
+    _, axes = plots.canvas("title", columns=2)
+    plots.waterfall(rates, axes, alone={"better": 1.5}, limits=dict.fromkeys(rates, 100.0))
+    spans = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes[0].patches]
+    assert spans == [(10 / 1.5, 10), (10, 20), (20, pytest.approx(16))]
+    colours = [bar.get_facecolor() for bar in axes[0].patches]
+    assert len({*colours}) == 3 and [text.get_text() for text in axes[0].texts] == [
+        "10 (10.0%)",
+        "20 (20.0%)",
+        "16 (16.0%)",
+    ]
+    filled, hollow = axes[1].lines[:2]
+    assert (
+        [*filled.get_xdata()] == [2, 0.8]
+        and [*hollow.get_xdata()] == [1.5]
+        and [*hollow.get_ydata()] == [1]
+    )
+    assert axes[0].get_xscale() == axes[1].get_xscale() == "log"
+    assert [text.get_text() for text in axes[0].get_xticklabels()] == ["7", "10", "15", "20"]
+    _, axes = plots.canvas("title", columns=2)
+    plots.waterfall(
+        rates, axes, alone={}, limits=dict.fromkeys(rates, 100.0), spread={"worse": (0.7, 0.9)}
+    )
+    assert ([0.7, 0.9], [2, 2]) in [
+        ([*line.get_xdata()], [*line.get_ydata()]) for line in axes[1].lines
+    ]
+    with pytest.raises(ValueError, match="rates: expected above 0"):
+        plots.waterfall({"slow": 0.0}, axes, alone={}, limits={})
