@@ -21,7 +21,8 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
         self.weight = torch.ops.mkldnn._reorder_linear_weight(
             linear.weight.detach(), ROWS
         )  # as torch.compile's freezing does

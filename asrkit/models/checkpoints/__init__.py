@@ -131,10 +131,8 @@ def _empty(config: TransducerConfig | CTCConfig) -> TransducerModel | CTCModel:
 
 
 def _compare(wanted: dict[str, Tensor], weights: dict[str, Tensor], name: str, remedy: str) -> None:
-    missing, unknown = (
-        sorted(wanted.keys() - weights.keys()),
-        sorted(weights.keys() - wanted.keys()),
-    )
+    missing = sorted(wanted.keys() - weights.keys())
+    unknown = sorted(weights.keys() - wanted.keys())
     named = f"missing {_few(missing)}, unknown {_few(unknown)}"
     expect(not missing and not unknown, "model", "weights of its config", named, remedy)
     shapes = {key: (tuple(weights[key].shape), tuple(value.shape)) for key, value in wanted.items()}

@@ -28,7 +28,8 @@ class Archive:
     """Plain files of an open tar archive, by their names."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
-        self.name, self._members = name, dict[str, tarfile.TarInfo]()
+        self.name = name
+        self._members = dict[str, tarfile.TarInfo]()
         self._tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
         for member in self._tar:
             path = Path(member.name)
@@ -76,10 +77,8 @@ class Archive:
         """Tensors by name of a file that `torch.save` wrote: read where they lie in the archive,
         into memory once.
         """
-        what, size = (
-            f"{self.name}: {member}",
-            self._members[member].size if member in self._members else 0,
-        )
+        what = f"{self.name}: {member}"
+        size = self._members[member].size if member in self._members else 0
         with self.open(member) as stream:
             expect(
                 zipfile.is_zipfile(stream),

@@ -209,7 +209,8 @@ def _encoder(values: dict[str, Any]) -> FastConformerConfig:
         expect(isinstance(get(key), bool), f"encoder_config.{key}", "true or false", repr(get(key)))
     unknown = sorted(values.keys() - {*_ENCODER, *_FIXED, *derived, *_IGNORED})
     expect(not unknown, "encoder_config", "keys that asrkit knows", unknown)
-    D, wide = get("hidden_size"), get("intermediate_size")
+    D = get("hidden_size")
+    wide = get("intermediate_size")
     expect(
         whole(D, 1) and whole(wide, D) and wide % D == 0,
         "encoder_config.intermediate_size",

@@ -101,7 +101,8 @@ def read(path: Path) -> Contents:
             repr(tokenizer)[:80],
             "Do not trust the file.",
         )
-        config, tokenizer = config_from_dict(config), load_tokenizer(tokenizer)
+        config = config_from_dict(config)
+        tokenizer = load_tokenizer(tokenizer)
     except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"model: the header of {path.name} is damaged ({why:.300}).") from None

@@ -84,7 +84,8 @@ def first_convs(
     x = (
         F.pad(features, (0, 0, 0, more)).masked_fill(~valid, 0.0)[:, None].to(first.dtype)
     )  # (B, 1, 4 frames or more, F)
-    kernel, shift = first[:9].T.unflatten(1, (1, 3, 3)), first[9]
+    kernel = first[:9].T.unflatten(1, (1, 3, 3))
+    shift = first[9]
     x = F.conv2d(_wide(x), _wide(kernel), _wide(shift), stride=2, padding=1).permute(
         0, 2, 3, 1
     )  # (B, T', F', C)
