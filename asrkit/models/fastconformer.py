@@ -56,8 +56,8 @@ class FastConformerConfig:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        sizes = (self.bins, self.width, self.heads)
-        sizes += (self.subsampling_channels, self.kernel, self.expansion)
+        sizes = [self.bins, self.width, self.heads]
+        sizes += [self.subsampling_channels, self.kernel, self.expansion]
         valid = all(whole(size, 1) for size in sizes) and whole(self.layers, 0)
         expect(valid, "config", "sizes of at least 1", self)
         expect(self.subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", self.subsampling)

@@ -1,4 +1,4 @@
-"""Predictors, the joint, and the two assembled models: transducer (with optional CTC head) and CTC."""
+"""Predictors, the joint, and the assembled models: transducer (with optional CTC head) and CTC."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -280,7 +280,7 @@ class TransducerModel(nn.Module):
         return self.output(self.dropout(self.activation(encoded + predicted)))
 
     def rows(self, targets: Tensor) -> Tensor:
-        """Projected predictions of all lattice rows (B, U1, D) for targets (B, U): teacher forcing."""
+        """Projected predictions of all lattice rows (B, U1, D), given targets (B, U)."""
         dims(targets, "B U", "targets")
         start = targets.new_full((len(targets), 1), self.blank)
         predicted, _ = self.predictor(torch.cat([start, targets], 1), None)
@@ -318,6 +318,14 @@ class CTCModel(nn.Module):
         self.output = nn.Linear(self.encoder.width, config.vocab_size + 1)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (B, T', V) of features (B, T, F) with lengths (B,), and lengths (B,)."""
+        """Log-probabilities of every encoded frame.
+
+        Args:
+            features: Log-mel features (B, T, F).
+            lengths: Frames of each utterance (B,), int64.
+
+        Returns:
+            Log-probabilities (B, T', V) and their lengths (B,).
+        """
         encoded, lengths = self.encoder(features, lengths)
         return log_probs(self.output(encoded)), lengths

@@ -33,7 +33,11 @@ TARGETS: dict[str, Kind] = {
 
 
 def read(path: Path) -> Contents:
-    """Contents of the archive `path`; ValueError names what is damaged, missing or not supported."""
+    """Contents of the archive `path`.
+
+    Raises:
+        ValueError: Something is damaged, missing or not supported; it is named.
+    """
     with archive.opened(path) as nemo:
         top = read_config(nemo)
         target = str(top.take("target", "")).rpartition(".")[2]
@@ -44,7 +48,7 @@ def read(path: Path) -> Contents:
         top.take("sample_rate", features["rate_hz"], of=(features["rate_hz"],))
         encoder = _encoder(top.section("encoder"), features["bins"])
         tokenizer = _tokenizer(top, nemo, target)
-        notes = {"source": path.name, "target": target}
+        notes: dict[str, Any] = {"source": path.name, "target": target}
         notes["nemo_version"] = str(top.take("nemo_version", ""))
         config: TransducerConfig | CTCConfig
         if kind == "ctc":
@@ -199,9 +203,10 @@ def _encoder(section: Section, bins: int) -> FastConformerConfig:
         context=context,
     )
     section.done(
-        "reduction_position reduction_factor pos_emb_max_len att_context_probs subsampling_conv_chunking_factor "
-        "stochastic_depth_drop_prob stochastic_depth_mode stochastic_depth_start_layer global_tokens_spacing "
-        "global_attn_separate use_pytorch_sdpa use_pytorch_sdpa_backends sync_max_audio_length"
+        "reduction_position reduction_factor pos_emb_max_len att_context_probs "
+        "subsampling_conv_chunking_factor stochastic_depth_drop_prob stochastic_depth_mode "
+        "stochastic_depth_start_layer global_tokens_spacing global_attn_separate "
+        "use_pytorch_sdpa use_pytorch_sdpa_backends sync_max_audio_length"
     )
     return config
 

@@ -1,9 +1,9 @@
-"""The fused steps of an encoder as Triton kernels; asrkit.models.fused.reference has what each
-computes, and its shapes.
+"""The fused steps of an encoder as Triton kernels.
 
-Written for a GPU and so far compiled for it and run in Triton's interpreter only
-(TRITON_INTERPRET=1 before Python starts), which shows what the kernels compute and nothing about
-their speed. All add up in float32, whatever they read and write.
+`asrkit.models.fused.reference` has a function of the same name, arguments and shapes for each, in
+plain torch. The kernels are written for a GPU and so far were only compiled for it and run in
+Triton's interpreter (TRITON_INTERPRET=1 before Python starts), which shows what they compute and
+nothing about their speed. All add up in float32, whatever they read and write.
 """
 
 import torch
@@ -20,7 +20,7 @@ CHUNK = 32  # frames that a program of `gated_conv` walks; it reads K - 1 more a
 def add_norm(
     x: Tensor, y: Tensor, scale: float, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """x + scale y and its layer norm."""
+    """See `reference.add_norm`."""
     return _norms(x, y, scale, (weight, bias, eps), (weight, bias, eps), twice=False)
 
 
@@ -35,7 +35,7 @@ def add_norm_twice(
     next_bias: Tensor,
     next_eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """The layer norm of x + scale y, and the layer norm of that."""
+    """See `reference.add_norm_twice`."""
     return _norms(x, y, scale, (weight, bias, eps), (next_weight, next_bias, next_eps), twice=True)
 
 
@@ -52,7 +52,7 @@ def _norms(
 
 
 def gated_conv(gate: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """GLU, mask, depthwise convolution, SiLU."""
+    """See `reference.gated_conv`."""
     gate = gate.contiguous()
     (B, T, _), (K, D) = gate.shape, weight.shape
     out = gate.new_empty(B, T, D)
@@ -65,7 +65,7 @@ def gated_conv(gate: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> T
 def position_bias(
     scores: Tensor, constant: Tensor, lengths: Tensor, left: int, right: int
 ) -> Tensor:
-    """Scores by distance as a bias of attention."""
+    """See `reference.position_bias`."""
     H, B, T, _ = scores.shape
     out = scores.new_empty(B, H, T, T)
     ROWS = 16
@@ -81,7 +81,7 @@ def position_bias(
 def first_convs(
     features: Tensor, lengths: Tensor, frames: int, first: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
-    """Convolution of one channel to C, mask, ReLU, depthwise convolution."""
+    """See `reference.first_convs`."""
     features = features.contiguous()
     C = len(bias)
     B, T, bins = features.shape
@@ -98,7 +98,7 @@ def first_convs(
 
 
 def masked_conv(x: Tensor, lengths: Tensor, frames: int, weight: Tensor, bias: Tensor) -> Tensor:
-    """Mask, ReLU, depthwise convolution."""
+    """See `reference.masked_conv`."""
     x = x.contiguous()
     B, T, bins, C = x.shape
     out = x.new_empty(B, frames, (bins + 1) // 2, C)
@@ -110,12 +110,12 @@ def masked_conv(x: Tensor, lengths: Tensor, frames: int, weight: Tensor, bias: T
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows over their scales in e4m3, and the scales."""
+    """See `float8.quantize`."""
     return _quantized(x, silu=False)
 
 
 def silu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of silu(x)."""
+    """See `float8.silu_quantize`."""
     return _quantized(x, silu=True)
 
 
@@ -154,7 +154,7 @@ def _add_norm(
     TWICE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program takes a row."""
+    """One program computes one row."""
     d = tl.arange(0, BLOCK)
     here = d < D
     place = tl.program_id(0).to(tl.int64) * D + d
@@ -332,7 +332,7 @@ def _masked_conv(
 
 @triton.jit
 def _quantize(x, out, scales, largest, tiny, D, SILU: tl.constexpr, BLOCK: tl.constexpr):
-    """A program takes a row."""
+    """One program computes one row."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     here = d < D
