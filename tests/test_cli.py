@@ -265,8 +265,8 @@ def test_what_is_taken_in_is_counted_and_settles_the_claims_it_is_about(
     other = {**machine.this_machine(), "id": "0123456789ab", "gpus": [gpu]}
     monkeypatch.setattr(records, "this_machine", lambda: other)
     told = {
-        "impl": "windowed_looping",
-        "params": {"arms": ["frame_looping", "windowed_looping"], "device": "cuda"},
+        "impl": "label_looping",
+        "params": {"arms": ["frame_looping", "label_looping"], "device": "cuda"},
     }
     one = records.Measurement("label-looping-2x", "ratio", "1", 2.1, (2.0, 2.1, 2.15), **told)
     other = records.Measurement("rnnt-greedy", "latency", "ms", 2.1, params={"device": "cuda"})

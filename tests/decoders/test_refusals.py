@@ -129,7 +129,7 @@ WRONG_STATES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["windowed_looping", "windowed_looping", "frame_looping"])
+@pytest.mark.parametrize("name", ["windowed_looping", "label_looping", "frame_looping"])
 @pytest.mark.parametrize("wrong", WRONG_STATES)
 def test_a_state_keeps_its_structure(given, name, wrong):
     model, encoded, lengths = given
@@ -146,7 +146,7 @@ def test_a_state_keeps_its_structure(given, name, wrong):
     )
 
 
-@pytest.mark.parametrize("name", ["windowed_looping", "windowed_looping", "frame_looping"])
+@pytest.mark.parametrize("name", ["windowed_looping", "label_looping", "frame_looping"])
 @pytest.mark.parametrize(
     "cut", [lambda part: part[:1], lambda part: part[:, :1]], ids=["one utterance", "one column"]
 )
@@ -255,7 +255,7 @@ def test_a_carry_that_was_taken_apart_is_refused(given, change):
         )
 
 
-@pytest.mark.parametrize("name", ["windowed_looping", "windowed_looping", "frame_looping"])
+@pytest.mark.parametrize("name", ["windowed_looping", "label_looping", "frame_looping"])
 def test_a_carry_of_a_model_with_another_state_is_refused(make, speak, given, name):
     carry = transducer_greedy(make("lstm", 1), *speak("lstm", 3, 5, 1)).carry._replace(
         predicted=torch.zeros(3, 6).double()

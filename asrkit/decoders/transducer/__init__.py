@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, check
-from asrkit.decoders.transducer import frame_looping, one_by_one, windowed_looping
+from asrkit.decoders.transducer import frame_looping, label_looping, one_by_one, windowed_looping
 from asrkit.decoders.transducer.graphs import MODES, WAYS
 from asrkit.decoders.transducer.graphs import decode as by_graphs
 from asrkit.decoders.transducer.reading import Carry, Confidence, Options, Reader, check_rules
@@ -18,7 +18,7 @@ from asrkit.shapes import expect, whole
 
 STRATEGIES = {
     "windowed_looping": windowed_looping.decode,
-    "windowed_looping": windowed_looping.decode,
+    "label_looping": label_looping.decode,
     "frame_looping": frame_looping.decode,
     "one_by_one": one_by_one.decode,
 }
@@ -56,7 +56,7 @@ def transducer_greedy(
     lengths: Tensor,
     *,
     strategy: Literal[
-        "windowed_looping", "windowed_looping", "frame_looping", "one_by_one"
+        "windowed_looping", "label_looping", "frame_looping", "one_by_one"
     ] = "windowed_looping",
     graphs: Literal["auto", "off", "step", "full"] = "auto",
     max_symbols: int = 10,
@@ -77,7 +77,7 @@ def transducer_greedy(
 
     strategy: "windowed_looping", the fastest or within a tenth of it, where every utterance has a
     clock of its own and one call of the joint looks `window` frames ahead (None: 8, or 2 for TDT,
-    whose durations skip most blanks; good at batches of 1 to 128 on a CPU); "windowed_looping", label
+    whose durations skip most blanks; good at batches of 1 to 128 on a CPU); "label_looping", label
     looping as published (arXiv 2406.06220); "frame_looping", where all wait at every frame;
     "one_by_one", the definition. `graphs` runs windowed_looping as a CUDA graph:
     `asrkit.decoders.transducer.graphs.decode` says which there are, when "auto" takes one, and what

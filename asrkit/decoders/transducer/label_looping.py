@@ -45,5 +45,5 @@ def decode(
         after = read.model.predict(labels.masked_fill(~found, read.blank), state)
         predicted, state = choose(found, after, (predicted, state))
     return Hypotheses.from_steps(
-        steps, scores, "windowed_looping", carry.after(time, lengths, predicted, state)
+        steps, scores, "label_looping", carry.after(time, lengths, predicted, state)
     )

@@ -204,7 +204,7 @@ def _loops(
     given = plan.model.to(device), plan.encoded.to(device), plan.lengths.to(device)
     ways: dict[str, Any] = {
         name: {"strategy": name, "graphs": "off"}
-        for name in ("frame_looping", "windowed_looping", "windowed_looping")
+        for name in ("frame_looping", "label_looping", "windowed_looping")
     }
     case = f"{kind_of(durations)}-greedy"
     ways |= _graphs(device)
@@ -222,13 +222,13 @@ def _loops(
         "durations": [*durations],
         "dtype": "float32",
     }
-    if {"frame_looping", "windowed_looping"} <= {*arms}:
+    if {"frame_looping", "label_looping"} <= {*arms}:
         for what in (
             ("label-looping-tdt-3.8x",)
             if durations
             else ("label-looping-2x", "label-looping-faster")
         ):
-            yield _ratio(what, times, "frame_looping", "windowed_looping", **params)
+            yield _ratio(what, times, "frame_looping", "label_looping", **params)
     graph = next((name for name in _graphs(device) if name in arms), None)
     if graph and "windowed_looping" in arms:
         yield _ratio(

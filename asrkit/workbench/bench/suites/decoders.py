@@ -28,7 +28,7 @@ from asrkit.workbench.bench.rivals.peer_decoders import GRAPHS, write
 from asrkit.workbench.profiling import launch_profile
 
 DURATIONS: Sequence[Sequence[int]] = ((), (0, 1, 2, 3, 4))
-LOOPS = ("frame_looping", "windowed_looping", "windowed_looping")
+LOOPS = ("frame_looping", "label_looping", "windowed_looping")
 WINDOWS = (1, 2, 4, 6, 8, 16)
 Size = tuple[int, int]  # utterances, frames of the longest
 
@@ -104,8 +104,8 @@ def versus_nemo(
     pairs = [(name, "windowed_looping") for name in case.arms if name != "windowed_looping"] * (
         "windowed_looping" in case.arms
     )
-    loops = [("frame_looping", "windowed_looping")] * (
-        {"frame_looping", "windowed_looping"} <= {*case.arms}
+    loops = [("frame_looping", "label_looping")] * (
+        {"frame_looping", "label_looping"} <= {*case.arms}
     )
     fused = [(f"{name}_plain", name) for name in case.arms if f"{name}_plain" in case.arms]
     largest = next(
