@@ -412,7 +412,7 @@ def test_continuous_integration_runs_the_two_commands():
     assert (
         lines[0] == "#!/usr/bin/env bash"
         and "set -euo pipefail" in lines
-        and lines[-2:] == ["make check", "make test"]
+        and lines[-3:] == ["make check", "make peers", "make test"]
     )
     assert "\n      - run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text()
 
