@@ -45,7 +45,8 @@ def names_of_losses(**_):
 def names_of_decoders(folder, **_):
     """A model of one's own, frames that it has encoded, and a language model."""
     (folder / "lm.arpa").write_text(ARPA)
-    letters = range(CharTokenizer().vocab_size)
+    tokenizer = CharTokenizer()
+    letters = [tokenizer.decode([token]).strip() for token in range(tokenizer.vocab_size)]
     return {
         "torch": torch,
         "model": small_model(),
@@ -53,7 +54,7 @@ def names_of_decoders(folder, **_):
         "lengths": torch.tensor([20, 12]),
         "later_frames": torch.randn(2, 5, 16),
         "later_lengths": torch.tensor([5, 5]),
-        "tokens": [CharTokenizer().decode([token]).strip() or "<space>" for token in letters],
+        "tokens": [*(letter or "<space>" for letter in letters), "<blank>"],
     }
 
 
