@@ -11,7 +11,7 @@ from asrkit.cli.options import QUIET, Commands
 
 
 def _data_prepare(args: argparse.Namespace) -> int:
-    from asrkit.data.corpora.published import prepare
+    from asrkit.data.corpora.published import prepare_corpora
 
     how: dict[str, Any] = {
         "out": args.out,
@@ -19,7 +19,7 @@ def _data_prepare(args: argparse.Namespace) -> int:
         "mirror": args.mirror,
         "jobs": args.jobs,
     }
-    summary = prepare(
+    summary = prepare_corpora(
         args.corpus,
         **how,
         progress=not args.no_progress,
