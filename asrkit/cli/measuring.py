@@ -19,7 +19,7 @@ def _bench(args: argparse.Namespace) -> int:
 
     expect(args.suite == "all" or not args.plan, "plan", "the suite all", args.suite)
     if args.plan:
-        from asrkit.workbench.bench import plan
+        from asrkit.workbench.bench.share import plan
 
         print("\n".join(plan.lines(args.minutes or MINUTES)))
         print(json.dumps({"parts": [part.name for part in plan.PARTS]}))
@@ -74,7 +74,7 @@ def _bench(args: argparse.Namespace) -> int:
                 say=say,
                 **own,
             )
-    print("\n".join([*bench.table(records), *[bench.LEGEND] * (args.suite != "batching")]))
+    print("\n".join([*bench.table(records), *bench.legend(records)]))
     print(json.dumps({"records": len(records), "out": str(args.out)}))
     return 0
 

@@ -19,9 +19,10 @@ from packaging.utils import canonicalize_name
 from asrkit import files
 from asrkit.cli import main
 from asrkit.workbench import machine, records
-from asrkit.workbench.bench import SUITES, journal, plan, share, takeover
-from asrkit.workbench.bench.checks import Check
-from asrkit.workbench.bench.share import PARTS
+from asrkit.workbench.bench import SUITES
+from asrkit.workbench.bench.checks.check import Check
+from asrkit.workbench.bench.share import journal, plan, supervisor, takeover
+from asrkit.workbench.bench.share.plan import PARTS
 from asrkit.workbench.bench.suites import claims, ladder
 
 ROOT = Path(files.HERE).parent
@@ -52,14 +53,14 @@ import os, signal, sys, time
 from pathlib import Path
 import torch
 from asrkit.workbench import bench
-from asrkit.workbench.bench import checks, guards, journal, share
-from asrkit.workbench.bench.cases import Case
-from asrkit.workbench.bench.checks import Check
-from asrkit.workbench.bench.suites.claims import Study
-from asrkit.workbench.bench.share import Part
-from asrkit.workbench import records
+from asrkit.workbench.bench import checks, guards
+from asrkit.workbench.bench.cases import Case, Suite
+from asrkit.workbench.bench.checks.check import Check
+from asrkit.workbench.bench.share import journal, supervisor as share
+from asrkit.workbench.bench.share.plan import Part
+from asrkit.workbench import machine, records
 told = {**machine.code(), "source": "of a test"}
-machine.code = lambda: told
+machine.code = records.code = lambda: told
 WAIT = Path(HERE) / "wait"
 torch.set_num_threads(1)
 def dies(): os.kill(os.getpid(), signal.SIGSEGV)
@@ -119,7 +120,7 @@ def half():
     yield records.Measurement("half-1", "share", "1", 0.5, params={"device": "cpu"})
     raise RuntimeError("no such kernel")
 def halves(device, quick):
-    yield Study(("half-1", "half-2"), half)
+    yield Case(what="claims: half-1, half-2", claims=("half-1", "half-2"), measure=half)
     yield case("halves-2")
 def hopeless(device, quick):
     for n in range(9):
@@ -127,7 +128,7 @@ def hopeless(device, quick):
 suites = {"good": good, "dead": dead, "raises": raises, "differs": differs, "poisoned": poisoned, "killed": killed,
           "halves": halves, "hopeless": hopeless, "hung": hung}
 bench.SUITES.clear()
-bench.SUITES.update(suites)
+bench.SUITES.update({name: Suite(name=name, cases=cases) for name, cases in suites.items()})
 share.PARTS = tuple(Part(name, 0.1 if name == "hung" else 1, "a test") for name in [*suites, "absent"])
 if __name__ == "__main__":
     from asrkit.cli import main
@@ -196,7 +197,7 @@ def installed_beyond(*names):
 
 def test_the_options_of_each_part_are_those_that_its_suite_takes():
     for part in PARTS:
-        suite = SUITES[part.suite or part.name]
+        suite = SUITES[part.suite or part.name].cases
         assert {*part.options} <= {*inspect.signature(suite).parameters}
     assert {part.options["kind"] for part in PARTS if part.suite == "ladder"} == {
         "rnnt",
@@ -455,7 +456,7 @@ def test_a_case_that_is_killed_between_its_repeats_keeps_those_that_it_has(doome
 def test_a_part_that_dies_of_one_case_after_another_is_not_started_for_ever(doomed):
     manifest = manifest_of(doomed[0] / "out")
     assert [one["case"] for one in manifest["lost"]["hopeless"]] == [
-        f"hopeless-{n} 3" for n in range(share.RESTARTS + 1)
+        f"hopeless-{n} 3" for n in range(supervisor.RESTARTS + 1)
     ]
     assert {one["arm"] for one in manifest["lost"]["hopeless"]} == {"plain"} and manifest["parts"][
         "hopeless"
@@ -492,7 +493,7 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(
     with pytest.raises(
         ValueError, match=r"out: expected a folder that nobody else writes to now\."
     ):
-        share.share(out, device="cpu", minutes=2)
+        supervisor.share(out, device="cpu", minutes=2)
     run.send_signal(signal.SIGKILL)
     run.communicate(timeout=60)
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
@@ -534,16 +535,19 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(
         ValueError,
         match=r"^out: expected a new folder, or one to go on with, got one of another source\. Name another folder\.$",
     ):
-        share.share(out, device="cpu", minutes=2)
+        supervisor.share(out, device="cpu", minutes=2)
     said, told = [], {**machine.code(), "source": "of a test"}
     monkeypatch.setattr(records, "code", lambda: told)
-    monkeypatch.setattr(share, "PARTS", (share.Part("good", 1, ""),))
-    monkeypatch.setattr(share.checks, "table", lambda device: [Check("a", "fine", "", int)])
-    share.share(out, device="cpu", minutes=2, say=said.append)
+    monkeypatch.setattr(machine, "code", lambda: told)
+    monkeypatch.setattr(supervisor, "PARTS", (plan.Part("good", 1, ""),))
+    monkeypatch.setattr(supervisor.checks, "table", lambda device: [Check("a", "fine", "", int)])
+    supervisor.share(out, device="cpu", minutes=2, say=said.append)
     assert said[-1].endswith("good: done before") and records.read(out / "bench.jsonl") == found
     assert manifest_of(out)["state"] == "ended"
     (out / "bench.jsonl").write_bytes((out / "bench.jsonl").read_bytes()[:-9])
-    share.share(out, device="cpu", minutes=2, say=said.append)  # what was lost may be of any part
+    supervisor.share(
+        out, device="cpu", minutes=2, say=said.append
+    )  # what was lost may be of any part
     assert (
         "good: done before" not in said[-1]
         and records.read(out / "bench.jsonl") == found[:-1]
@@ -676,4 +680,4 @@ def test_a_folder_with_a_broken_manifest_is_refused_in_one_line(tmp_path, conten
         ValueError,
         match="^out: expected a new folder, or one to go on with, got one with a broken manifest.json",
     ):
-        share.share(tmp_path, device="cpu", minutes=1, say=bool)
+        supervisor.share(tmp_path, device="cpu", minutes=1, say=bool)

@@ -34,9 +34,11 @@ from asrkit.models import (
     presets,
 )
 from asrkit.shapes import valid_mask
-from asrkit.workbench.bench.cases import Check, dtype_name, near
+from asrkit.workbench.bench.cases import dtype_name
+from asrkit.workbench.bench.checks.check import Check
+from asrkit.workbench.bench.checks.losses import DTYPES, kernels, tiles
+from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.ladder_pipeline import Pipeline, Recogniser
-from asrkit.workbench.bench.loss_checks import DTYPES, kernels, tiles
 from asrkit.workbench.bench.planted import Planted, ctc_log_probs, planted
 from asrkit.workbench.bench.planted import kind as kind_of
 from asrkit.workbench.bench.suites import encoder, ladder, precision

@@ -10,7 +10,7 @@ from typing import Any
 from asrkit import files
 from asrkit.shapes import expect
 from asrkit.workbench import records
-from asrkit.workbench.bench.journal import NAME
+from asrkit.workbench.bench.share.journal import NAME
 
 
 def take_over(earlier: Path, out: Path, same: Mapping[str, Any]) -> None:
