@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from asrkit.data import corpora
 from asrkit.data.corpora.fetch import fetch
-from asrkit.files import alone, atomic, home
+from asrkit.files import atomic, home, lock
 from asrkit.shapes import expect
 
 OPENSLR, MB, UNPACKED = (
@@ -198,7 +198,7 @@ def _published(
         else _chosen(parts, [*archives], DEFAULT.get(name, [*archives]))
     )
     busy = f"out: expected a folder that nobody else is preparing, got {to}. Wait, or pass another --out."
-    with alone(to, lock=".lock", refused=busy):
+    with lock(to, refused=busy):
         todo = {
             part: archives[part] for part in chosen if not (folder / part / ".completed").is_file()
         }
