@@ -114,13 +114,13 @@ def _share(args: argparse.Namespace) -> int:
 
 def _add(args: argparse.Namespace) -> int:
     from asrkit.shapes import expect
-    from asrkit.workbench import ledger, records
+    from asrkit.workbench import collect, ledger, records
 
     checkout = files.HERE.parent / "data" / "records"
     known = args.into is not None or (files.HERE.parent / ".git").exists()
     expect(known, "into", "a folder, for this is no checkout of asrkit", None)
     into = args.into or checkout
-    new = records.add(args.paths, into, dirty=args.dirty)
+    new = collect.add(args.paths, into, dirty=args.dirty)
     for (machine, what), number in sorted(
         Counter((one["machine"]["id"], one["what"]) for one in new).items()
     ):

@@ -27,7 +27,7 @@ from asrkit.data.corpora.folders import (
     run_recipe,
 )
 from asrkit.data.corpora.manifests import RATE_HZ
-from asrkit.files import alone, atomic, home
+from asrkit.files import atomic, home, lock
 from asrkit.shapes import expect
 
 OPENSLR = "https://www.openslr.org/resources"
@@ -245,7 +245,7 @@ def _load_archives(
         f"out: expected a folder that nobody else is preparing, got {to}. "
         "Wait, or pass another --out."
     )
-    with alone(to, lock=".lock", refused=busy):
+    with lock(to, refused=busy):
         todo = {
             part: ARCHIVES[name][part]
             for part in chosen

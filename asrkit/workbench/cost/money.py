@@ -458,7 +458,7 @@ def _speed(record: Mapping[str, Any], origin: str) -> Speed:
         model=params["preset"],
         batch=params.get("batch", 1),
         date=record["captured_at"][:10],
-        source=f"machine {kind['id']}, {records.written(record)}",
+        source=f"machine {kind['id']}, {records.code_version(record)}",
         note=f"{record['impl']}, weights {params.get('weights')}, whole recogniser, {params['audio_s']:g} s of speech",
     )
 

@@ -28,7 +28,7 @@ def take_over(earlier: Path, out: Path, same: Mapping[str, Any]) -> None:
         f"{str(earlier)!r} without manifest.json",
     )
     expect(
-        not any(out.iterdir()),
+        all(path.name == files.LOCK for path in out.iterdir()),
         "out",
         "an empty folder with --resume",
         f"{str(out)!r} with files",
