@@ -7,7 +7,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from asrkit.losses.nodes import Nodes, Options, Scores
+from asrkit.losses.nodes import ArcLogProbs, LatticeOptions, Nodes
 from asrkit.runtime import INTERPRETED, SIMULATED, lacks
 from asrkit.shapes import expect
 
@@ -48,12 +48,14 @@ def numba_cuda_works(device: torch.device) -> bool:
         lattice = import_module("asrkit.losses.rnnt.numba_cuda").lattice
         node = torch.zeros(1, device=device)
         found = lattice(
-            Scores(node, node, node),
+            ArcLogProbs(node, node, node),
             Nodes.packed(torch.tensor([[1, 0]]), 1),
-            Options(blank=0),
+            LatticeOptions(blank=0),
             False,
         )
-        (total,) = found.total.tolist()  # waits, for only then is an error of the kernel known
+        (total,) = (
+            found.log_likelihood.tolist()
+        )  # waits, for only then is an error of the kernel known
         if total != 0:
             raise RuntimeError(f"a node that is certain has log-likelihood {total}")
     except Exception as error:

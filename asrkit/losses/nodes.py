@@ -104,7 +104,7 @@ class Nodes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class LatticeOptions:
     """What a loss is asked for, checked; `blank` is not negative. `durations` are TDT's, none for
     RNN-T.
     """
@@ -119,34 +119,38 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ArcLogProbs:
     """Of every node: log-normaliser z, log-probabilities of blank and of the next label, (N,), and
     of durations (N, n).
 
-    In float32, float64 for float64 logits. `emit` is -inf where no label is left. Without a softmax
-    to form, z is 0.
+    In float32, float64 for float64 logits. `label_logp` is -inf where no label is left. Without a softmax
+    to form, log_z is 0.
     """
 
-    z: Tensor
-    stay: Tensor
-    emit: Tensor
-    durations: Tensor | None = None
+    log_z: Tensor
+    blank_logp: Tensor
+    label_logp: Tensor
+    duration_logp: Tensor | None = None
 
-    def lowered(self, sigma: float) -> "Scores":
+    def lowered(self, sigma: float) -> "ArcLogProbs":
         """The same with token log-probabilities `sigma` nats lower."""
-        return replace(self, stay=self.stay - sigma, emit=self.emit - sigma) if sigma else self
+        return (
+            replace(self, blank_logp=self.blank_logp - sigma, label_logp=self.label_logp - sigma)
+            if sigma
+            else self
+        )
 
 
 @dataclass(frozen=True)
-class Shares:
+class ArcPosteriors:
     """Log-likelihood of each utterance in nats, float64 (B,), and the share of it that takes each
     arc of each node.
 
-    `by_blank` and `by_label` are (N,), `by_duration` (N, n), in the dtype of the scores, with label
+    `blank_posterior` and `label_posterior` are (N,), `duration_posterior` (N, n), in the dtype of the scores, with label
     arcs times 1 + lambda of FastEmit; all are None where no gradient was asked for.
     """
 
-    total: Tensor
-    by_blank: Tensor | None = None
-    by_label: Tensor | None = None
-    by_duration: Tensor | None = None
+    log_likelihood: Tensor
+    blank_posterior: Tensor | None = None
+    label_posterior: Tensor | None = None
+    duration_posterior: Tensor | None = None

@@ -2,7 +2,7 @@
 1) rows.
 
 Padding is neither made, multiplied nor read: on a batch of unequal lengths N is well below B T U1.
-Rows lie utterance after utterance, frame after frame, so utterance b owns rows
+LogitRows lie utterance after utterance, frame after frame, so utterance b owns rows
 packed_offsets(...)[b : b + 2], a lattice of (T, U + 1) rows.
 Peer: apex.contrib.transducer, TransducerJoint(pack_output=True) and
 TransducerLoss(packed_input=True), CUDA only, as in NVIDIA's submission to MLPerf Training v1.0.
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from asrkit.losses import rnnt
-from asrkit.losses.autograd import refuse_second_derivative
 from asrkit.losses.availability import pick
 from asrkit.losses.checks import (
     Reduction,
@@ -27,7 +26,8 @@ from asrkit.losses.checks import (
     check_scores,
     reduce,
 )
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.gradient import refuse_second_derivative
+from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
@@ -225,7 +225,7 @@ def rnnt_loss_packed(
     losses = import_module(
         f"asrkit.losses.rnnt.{pick(impl, IMPLS, logits, overwrite_logits)}"
     ).losses
-    options = Options(
+    options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
         fused_log_softmax=fused_log_softmax,

@@ -21,7 +21,7 @@ from asrkit.losses.checks import (
     takes_plain_loss,
 )
 from asrkit.losses.lean.driver import Joint, LeanLoss
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
@@ -194,7 +194,14 @@ def _loss(
         f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{beside}"
     ).lattice
     tiles = import_module(f"{__name__}.{picked}").Tiles
-    arguments = as_index(targets), nodes, Options(blank=blank % V, **options), made, tiles, lattice
+    arguments = (
+        as_index(targets),
+        nodes,
+        LatticeOptions(blank=blank % V, **options),
+        made,
+        tiles,
+        lattice,
+    )
     given = (
         x if torch.is_grad_enabled() else x.detach() for x in (encoded, predicted, weight, bias)
     )

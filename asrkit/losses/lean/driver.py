@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from asrkit.losses.autograd import Lattice, by_duration, refuse_second_derivative
-from asrkit.losses.nodes import FRAMES, LABELS, Nodes, Options, Scores
+from asrkit.losses.gradient import Lattice, duration_gradient, refuse_second_derivative
+from asrkit.losses.nodes import FRAMES, LABELS, ArcLogProbs, LatticeOptions, Nodes
 
 SEGMENT = 32  # tiles whose active nodes are looked for at once, on a CPU
 NONE = 1e-30  # a share so small adds nothing to any float32 sum of shares
@@ -41,15 +41,15 @@ class Joint:
 class Tiles(Protocol):
     """Tiles of one call: an implementation keeps its buffers in it."""
 
-    def scores(self, scores: Scores) -> None:
+    def scores(self, scores: ArcLogProbs) -> None:
         """Write the scores of all nodes."""
 
     def gradients(
         self,
         z: Tensor,
-        by_blank: Tensor,
-        by_label: Tensor,
-        by_duration: Tensor | None,
+        blank_posterior: Tensor,
+        label_posterior: Tensor,
+        duration_gradient: Tensor | None,
         incoming: Tensor,
     ) -> tuple[Tensor, ...]:
         """Gradients by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), times
@@ -65,7 +65,7 @@ class NodeTiles:
     nodes: Nodes
     joint: Joint
 
-    def scores(self, scores: Scores) -> None:
+    def scores(self, scores: ArcLogProbs) -> None:
         """Write the scores of all nodes."""
         for first in range(0, self.nodes.count, self.joint.tile):
             self.score(first, min(first + self.joint.tile, self.nodes.count), scores)
@@ -73,9 +73,9 @@ class NodeTiles:
     def gradients(
         self,
         z: Tensor,
-        by_blank: Tensor,
-        by_label: Tensor,
-        by_duration: Tensor | None,
+        blank_posterior: Tensor,
+        label_posterior: Tensor,
+        duration_gradient: Tensor | None,
         incoming: Tensor,
     ) -> tuple[Tensor, ...]:
         """Gradients by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), times
@@ -83,20 +83,31 @@ class NodeTiles:
         """
         sizes = self.nodes.on(z.device)[:, FRAMES] * (self.nodes.on(z.device)[:, LABELS] + 1)
         scale = incoming.repeat_interleave(sizes, output_size=self.nodes.count)  # (N,)
-        for index in _active(by_blank + by_label, self.joint):
+        for index in _active(blank_posterior + label_posterior, self.joint):
             part = scale[index]
-            durations = None if by_duration is None else by_duration[index] * part[:, None]
+            durations = (
+                None if duration_gradient is None else duration_gradient[index] * part[:, None]
+            )
             self.accumulate(
-                index, z[index], by_blank[index] * part, by_label[index] * part, durations
+                index,
+                z[index],
+                blank_posterior[index] * part,
+                label_posterior[index] * part,
+                durations,
             )
         return self.totals()
 
-    def score(self, first: int, last: int, scores: Scores) -> None:
+    def score(self, first: int, last: int, scores: ArcLogProbs) -> None:
         """Write the scores of nodes first..last-1 into `scores`."""
         raise NotImplementedError
 
     def accumulate(
-        self, index: Tensor, z: Tensor, by_blank: Tensor, by_label: Tensor, durations: Tensor | None
+        self,
+        index: Tensor,
+        z: Tensor,
+        blank_posterior: Tensor,
+        label_posterior: Tensor,
+        durations: Tensor | None,
     ) -> None:
         """Add what the nodes `index` (n,) contribute to the gradients; the others are theirs,
         already scaled.
@@ -120,7 +131,7 @@ class LeanLoss(torch.autograd.Function):
         bias: Tensor,
         targets: Tensor,
         nodes: Nodes,
-        options: Options,
+        options: LatticeOptions,
         joint: Joint,
         make: Callable[..., Tiles],
         lattice: Lattice,
@@ -132,7 +143,7 @@ class LeanLoss(torch.autograd.Function):
         )
         dtype = torch.promote_types(weight.dtype, torch.float32)
         z, stay, emit = encoded.new_empty((3, nodes.count), dtype=dtype).unbind()
-        scores = Scores(
+        scores = ArcLogProbs(
             z, stay, emit, encoded.new_empty((nodes.count, n), dtype=dtype) if n else None
         )
         tiles = make(*given, nodes, options, joint)
@@ -141,18 +152,22 @@ class LeanLoss(torch.autograd.Function):
         shares = lattice(scores.lowered(options.sigma), nodes, options, grad)
         if grad:
             ctx.save_for_backward(
-                *given, z, shares.by_blank, shares.by_label, by_duration(scores, shares)
+                *given,
+                z,
+                shares.blank_posterior,
+                shares.label_posterior,
+                duration_gradient(scores, shares),
             )
             ctx.rest = nodes, options, joint, make
-        return -shares.total.to(dtype)
+        return -shares.log_likelihood.to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> Any:
         refuse_second_derivative()
-        *given, z, by_blank, by_label, durations = ctx.saved_tensors
+        *given, z, blank_posterior, label_posterior, durations = ctx.saved_tensors
         nodes, options, joint, make = ctx.rest
         made = make(*given, nodes, options, joint).gradients(
-            z, by_blank, by_label, durations, incoming[0].to(z).contiguous()
+            z, blank_posterior, label_posterior, durations, incoming[0].to(z).contiguous()
         )
         grads = (grad.to(like.dtype) for grad, like in zip(made, given, strict=False))
         return (*grads, *[None] * 6)

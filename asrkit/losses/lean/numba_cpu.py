@@ -12,8 +12,8 @@ from torch import Tensor
 
 from asrkit.losses.dropout import kept, node_key, threshold
 from asrkit.losses.lean.driver import Joint, NodeTiles
-from asrkit.losses.nodes import FIRST_NODE, LABELS, Nodes, Options, Scores
-from asrkit.losses.rows.numba_cpu import FLOAT, SUMS, array, pool
+from asrkit.losses.logit_rows.numba_cpu import FLOAT, SUMS, array, pool
+from asrkit.losses.nodes import FIRST_NODE, LABELS, ArcLogProbs, LatticeOptions, Nodes
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store, tanh
 
 # of nodes that threads share out: fixed, so that sums do not depend on the number of threads
@@ -31,7 +31,7 @@ class Tiles(NodeTiles):
         bias: Tensor,
         targets: Tensor,
         nodes: Nodes,
-        options: Options,
+        options: LatticeOptions,
         joint: Joint,
     ) -> None:
         (_, self.T, D), self.U1, V = encoded.shape, predicted.shape[1], len(weight)
@@ -57,14 +57,19 @@ class Tiles(NodeTiles):
         self.shapes = encoded.shape, predicted.shape, weight.shape
         self.sums: tuple[Tensor, ...] = ()
 
-    def score(self, first: int, last: int, scores: Scores) -> None:
+    def score(self, first: int, last: int, scores: ArcLogProbs) -> None:
         """Write the scores of nodes first..last-1 into `scores`."""
         where, _, logits = self._logits(torch.arange(first, last, device="cpu"))
         n = last - first
         durations = (
-            scores.z.new_empty((n, 0)) if scores.durations is None else scores.durations[first:last]
+            scores.log_z.new_empty((n, 0))
+            if scores.duration_logp is None
+            else scores.duration_logp[first:last]
         )
-        parts = [part[first:last].numpy() for part in (scores.z, scores.stay, scores.emit)]
+        parts = [
+            part[first:last].numpy()
+            for part in (scores.log_z, scores.blank_logp, scores.label_logp)
+        ]
         with pool():
             _scores(
                 array(logits),
@@ -77,12 +82,17 @@ class Tiles(NodeTiles):
             )
 
     def accumulate(
-        self, index: Tensor, z: Tensor, by_blank: Tensor, by_label: Tensor, durations: Tensor | None
+        self,
+        index: Tensor,
+        z: Tensor,
+        blank_posterior: Tensor,
+        label_posterior: Tensor,
+        durations: Tensor | None,
     ) -> None:
         """Add what the nodes `index` contribute to the gradients."""
         where, hidden, logits = self._logits(index)
         encoded, predicted, weight, bias, by_hidden = self._sums()
-        shares = [part.numpy() for part in (z, by_blank, by_label)]
+        shares = [part.numpy() for part in (z, blank_posterior, label_posterior)]
         rest = (z.new_empty((len(index), 0)) if durations is None else durations).numpy()
         with pool():
             _gradient(
@@ -217,7 +227,9 @@ def _normaliser(x, bias):
 
 
 @kernel
-def _gradient(logits, bias, where, V, blank, z, by_blank, by_label, durations, by_bias):
+def _gradient(
+    logits, bias, where, V, blank, z, blank_posterior, label_posterior, durations, by_bias
+):
     """Logits without bias into the gradient over them, in place; its sum over nodes into one of
     CHUNKS rows of by_bias.
     """
@@ -228,13 +240,13 @@ def _gradient(logits, bias, where, V, blank, z, by_blank, by_label, durations, b
             at_blank, at_label = load(x[blank]) + bias[blank] - z[r], F(0.0)
             if label >= 0:
                 at_label = load(x[label]) + bias[label] - z[r]
-            share = by_blank[r] + by_label[r]
+            share = blank_posterior[r] + label_posterior[r]
             _row(x[:V], bias, sums, z[r], share)
-            x[blank] = store(share * exp(at_blank) - by_blank[r], x[blank])
-            sums[blank] -= by_blank[r]
+            x[blank] = store(share * exp(at_blank) - blank_posterior[r], x[blank])
+            sums[blank] -= blank_posterior[r]
             if label >= 0:
-                x[label] = store(share * exp(at_label) - by_label[r], x[label])
-                sums[label] -= by_label[r]
+                x[label] = store(share * exp(at_label) - label_posterior[r], x[label])
+                sums[label] -= label_posterior[r]
             for i in range(durations.shape[1]):
                 x[V + i] = store(durations[r, i], x[V + i])
                 sums[V + i] += durations[r, i]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from asrkit.losses import dropout
 from asrkit.losses.lean.driver import Joint, NodeTiles
-from asrkit.losses.nodes import FIRST_NODE, LABELS, Nodes, Options, Scores
+from asrkit.losses.nodes import FIRST_NODE, LABELS, ArcLogProbs, LatticeOptions, Nodes
 
 
 class Where(NamedTuple):
@@ -34,7 +34,7 @@ class Tiles(NodeTiles):
         bias: Tensor,
         targets: Tensor,
         nodes: Nodes,
-        options: Options,
+        options: LatticeOptions,
         joint: Joint,
     ) -> None:
         self.T, self.U1, self.D = encoded.shape[1], predicted.shape[1], encoded.shape[2]
@@ -52,7 +52,7 @@ class Tiles(NodeTiles):
         self.bias = bias.detach().to(self.dtype).contiguous()
         self.sums: tuple[Tensor, ...] = ()
 
-    def score(self, first: int, last: int, scores: Scores) -> None:
+    def score(self, first: int, last: int, scores: ArcLogProbs) -> None:
         """Write the scores of nodes first..last-1 into `scores`."""
         where, to = (
             self.locate(torch.arange(first, last, device=self.weight.device)),
@@ -60,26 +60,36 @@ class Tiles(NodeTiles):
         )
         logits = self._logits(self._hidden(where)[0])
         tokens = logits[:, : self.tokens]
-        z = torch.logsumexp(tokens, -1, out=scores.z[to])
+        z = torch.logsumexp(tokens, -1, out=scores.log_z[to])
         z.masked_fill_(
             z.isinf(), torch.nan
-        )  # as in asrkit.losses.rows.plain: overflow is no missing path
-        torch.sub(tokens[:, self.options.blank], z, out=scores.stay[to])
+        )  # as in asrkit.losses.logit_rows.plain: overflow is no missing path
+        torch.sub(tokens[:, self.options.blank], z, out=scores.blank_logp[to])
         at_label = tokens.gather(1, where.label.clamp(min=0)[:, None])[:, 0] - z
-        scores.emit[to] = at_label.masked_fill(where.label < 0, -torch.inf)
-        if scores.durations is not None:
-            scores.durations[to] = logits[:, self.tokens :].log_softmax(-1)
+        scores.label_logp[to] = at_label.masked_fill(where.label < 0, -torch.inf)
+        if scores.duration_logp is not None:
+            scores.duration_logp[to] = logits[:, self.tokens :].log_softmax(-1)
 
     def accumulate(
-        self, index: Tensor, z: Tensor, by_blank: Tensor, by_label: Tensor, durations: Tensor | None
+        self,
+        index: Tensor,
+        z: Tensor,
+        blank_posterior: Tensor,
+        label_posterior: Tensor,
+        durations: Tensor | None,
     ) -> None:
         """Add what the nodes `index` contribute to the gradients."""
         where = self.locate(index)
         hidden, slope = self._hidden(where)
-        grad = self._logits(hidden).sub_(z[:, None]).exp_().mul_((by_blank + by_label)[:, None])
-        grad[:, self.options.blank] -= by_blank
+        grad = (
+            self._logits(hidden)
+            .sub_(z[:, None])
+            .exp_()
+            .mul_((blank_posterior + label_posterior)[:, None])
+        )
+        grad[:, self.options.blank] -= blank_posterior
         grad.scatter_add_(
-            1, where.label.clamp(min=0)[:, None], -by_label[:, None]
+            1, where.label.clamp(min=0)[:, None], -label_posterior[:, None]
         )  # 0 where no label is left
         if durations is not None:
             grad[:, self.tokens :] = durations

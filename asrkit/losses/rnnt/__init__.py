@@ -15,7 +15,7 @@ from asrkit.losses.checks import (
     check_scores,
     reduce,
 )
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
@@ -107,7 +107,7 @@ def rnnt_loss(
     picked = resolve(
         impl, logits, fastemit_lambda=fastemit_lambda, overwrite_logits=overwrite_logits
     )
-    options = Options(
+    options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
         fused_log_softmax=fused_log_softmax,

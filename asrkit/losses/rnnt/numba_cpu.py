@@ -9,36 +9,52 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-from asrkit.losses.autograd import lattice_loss
-from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
-from asrkit.losses.rows import numba_cpu
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.logit_rows import numba_cpu
+from asrkit.losses.nodes import (
+    FIRST_NODE,
+    FRAMES,
+    LABELS,
+    ArcLogProbs,
+    ArcPosteriors,
+    LatticeOptions,
+    Nodes,
+)
 from asrkit.losses.simd import kernel
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     return lattice_loss(logits, targets, nodes.of(logits), options, numba_cpu, lattice)
 
 
-def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
+def lattice(
+    scores: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
+) -> ArcPosteriors:
     """Log-likelihoods and shares. Memory: 8 bytes a node for the backward variables, 8 for both
     shares.
     """
-    arcs = scores.stay.numpy(), scores.emit.numpy(), nodes.table.numpy()
+    arcs = scores.blank_logp.numpy(), scores.label_logp.numpy(), nodes.table.numpy()
     beta, total = (
         torch.empty(size, dtype=torch.float64, device="cpu")
         for size in (nodes.count, len(nodes.table))
     )
-    by_blank, by_label = scores.stay.new_empty((2, nodes.count if grad else 0)).unbind()
+    blank_posterior, label_posterior = scores.blank_logp.new_empty(
+        (2, nodes.count if grad else 0)
+    ).unbind()
     with numba_cpu.pool():
         _backward(*arcs, beta.numpy(), total.numpy())
         if not grad:
-            return Shares(total)
+            return ArcPosteriors(total)
         _shares(
-            *arcs, beta.numpy(), by_blank.numpy(), by_label.numpy(), 1 + options.fastemit_lambda
+            *arcs,
+            beta.numpy(),
+            blank_posterior.numpy(),
+            label_posterior.numpy(),
+            1 + options.fastemit_lambda,
         )
-    return Shares(total, by_blank, by_label)
+    return ArcPosteriors(total, blank_posterior, label_posterior)
 
 
 @njit(inline="always")
@@ -66,7 +82,7 @@ def _backward(stay, emit, table, beta, total):
 
 
 @kernel
-def _shares(stay, emit, table, beta, by_blank, by_label, label_factor):
+def _shares(stay, emit, table, beta, blank_posterior, label_posterior, label_factor):
     """Shares of the arcs, row by row, beside the forward variables alpha(t, u) of that row alone."""
     for b in prange(table.shape[0]):
         T, U, first = table[b, FRAMES], table[b, LABELS], table[b, FIRST_NODE]
@@ -83,8 +99,8 @@ def _shares(stay, emit, table, beta, by_blank, by_label, label_factor):
                         else alpha[u - 1] + emit[node - 1]
                     )
                 after = beta[node + U + 1] if t + 1 < T else 0.0 if u == U else -inf
-                by_blank[node] = exp(alpha[u] + stay[node] + after)
-                by_label[node] = (
+                blank_posterior[node] = exp(alpha[u] + stay[node] + after)
+                label_posterior[node] = (
                     exp(alpha[u] + emit[node] + beta[node + 1]) * label_factor if u < U else 0.0
                 )
             for u in range(U + 1):

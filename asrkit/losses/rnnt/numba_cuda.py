@@ -14,23 +14,33 @@ import torch
 from numba import cuda, types
 from torch import Tensor
 
-from asrkit.losses.autograd import lattice_loss
-from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
-from asrkit.losses.rows import numba_cuda
-from asrkit.losses.rows.numba_cuda import blocks_for, launch
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.logit_rows import numba_cuda
+from asrkit.losses.logit_rows.numba_cuda import blocks_for, launch
+from asrkit.losses.nodes import (
+    FIRST_NODE,
+    FRAMES,
+    LABELS,
+    ArcLogProbs,
+    ArcPosteriors,
+    LatticeOptions,
+    Nodes,
+)
 from asrkit.shapes import expect
 
 LANES = 256  # threads of a block at most
 WIDEST = 3072  # two diagonals of float64 in the 48 KiB of shared memory that every device has
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     return lattice_loss(logits, targets, nodes.of(logits), options, numba_cuda, lattice)
 
 
-def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
+def lattice(
+    scores: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
+) -> ArcPosteriors:
     """Log-likelihoods and shares; arcs float32, sums float64."""
     U1, remedy = int(nodes.table[:, LABELS].max()) + 1, "Pass impl='auto'."
     expect(
@@ -41,13 +51,16 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
         remedy,
     )
     sums, total = empty_sums(scores, nodes, grad)
-    arcs = scores.stay, scores.emit, nodes.on(total.device), sums
+    arcs = scores.blank_logp, scores.label_logp, nodes.on(total.device), sums
     launch(
         _sweep, (len(total), len(sums)), min(LANES, -(-U1 // 32) * 32), *arcs, total, shared=16 * U1
     )
     if not grad:
-        return Shares(total)
-    by_blank, by_label = torch.empty_like(scores.stay), torch.empty_like(scores.stay)
+        return ArcPosteriors(total)
+    blank_posterior, label_posterior = (
+        torch.empty_like(scores.blank_logp),
+        torch.empty_like(scores.blank_logp),
+    )
     size = nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
     launch(
         _shares,
@@ -55,17 +68,17 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
         LANES,
         *arcs,
         1.0 + options.fastemit_lambda,
-        by_blank,
-        by_label,
+        blank_posterior,
+        label_posterior,
     )
-    return Shares(total, by_blank, by_label)
+    return ArcPosteriors(total, blank_posterior, label_posterior)
 
 
-def empty_sums(scores: Scores, nodes: Nodes, grad: bool) -> tuple[Tensor, Tensor]:
+def empty_sums(scores: ArcLogProbs, nodes: Nodes, grad: bool) -> tuple[Tensor, Tensor]:
     """Room for backward and, with `grad`, forward variables, (1 or 2, N), and for log-likelihoods
     (B,), in float64.
     """
-    device = scores.stay.device
+    device = scores.blank_logp.device
     sums = torch.empty((2 if grad else 1, nodes.count), dtype=torch.float64, device=device)
     return sums, torch.empty(len(nodes.table), dtype=torch.float64, device=device)
 
@@ -107,7 +120,7 @@ def _sweep(stay, emit, table, sums, total):
 
 
 @cuda.jit
-def _shares(stay, emit, table, sums, label_factor, by_blank, by_label):
+def _shares(stay, emit, table, sums, label_factor, blank_posterior, label_posterior):
     b = cuda.blockIdx.y
     U1, first = table[b, LABELS] + 1, table[b, FIRST_NODE]
     size = table[b, FRAMES] * U1
@@ -118,7 +131,7 @@ def _shares(stay, emit, table, sums, label_factor, by_blank, by_label):
         node, u = first + place, place % U1
         alpha = sums[1, node] - total
         after = sums[0, node + U1] if place + U1 < size else 0.0 if u + 1 == U1 else -inf
-        by_blank[node] = exp(alpha + stay[node] + after)
-        by_label[node] = (
+        blank_posterior[node] = exp(alpha + stay[node] + after)
+        label_posterior[node] = (
             exp(alpha + emit[node] + sums[0, node + 1]) * label_factor if u + 1 < U1 else 0.0
         )

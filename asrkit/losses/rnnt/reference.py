@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.losses.autograd import refuse_second_derivative
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.gradient import refuse_second_derivative
+from asrkit.losses.nodes import LatticeOptions, Nodes
 
 Lattice = list[list[float]]
 
@@ -78,17 +78,17 @@ def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
         max(beta[0][0], -1e300),
     )  # no path at all has no share, rather than 0 / 0
     after = [*beta[1:], [-inf] * (U1 - 1) + [0.0]]
-    by_blank = [
+    blank_posterior = [
         [-exp(alpha[t][u] + blank[t][u] + after[t][u] - total) for u in range(U1)] for t in range(T)
     ]
-    by_label = [
+    label_posterior = [
         [-exp(alpha[t][u] + label[t][u] + beta[t][u + 1] - total) for u in range(U1 - 1)]
         for t in range(T)
     ]
-    return by_blank, by_label
+    return blank_posterior, label_posterior
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
     return from_arcs(
         logits,
@@ -103,7 +103,7 @@ def from_arcs(
     logits: Tensor,
     targets: Tensor,
     nodes: Nodes,
-    options: Options,
+    options: LatticeOptions,
     solve: Callable[[Any, Any, Any], tuple],
 ) -> Tensor:
     """Losses (B,), by `solve` for each utterance: from its arcs to log-likelihood and derivatives
@@ -131,21 +131,21 @@ def from_arcs(
             duration.tolist(),
         )
         total, *derivatives = solve(*arcs)
-        by_blank, by_label = (
+        blank_posterior, label_posterior = (
             torch.tensor(part, dtype=torch.float64, device="cpu") for part in derivatives
         )
-        by_label = (1 + options.fastemit_lambda) * by_label.view(
-            T, U, *by_blank.shape[2:]
+        label_posterior = (1 + options.fastemit_lambda) * label_posterior.view(
+            T, U, *blank_posterior.shape[2:]
         )  # an empty list has no width
         whole = nodes.of(grads).grid(grads, b)[:T, : U + 1]
         grad, tail = whole[..., :V], whole[..., V:]
-        if by_blank.dim() == 3:
-            tail += by_blank
-            tail[:, :U] += by_label
+        if blank_posterior.dim() == 3:
+            tail += blank_posterior
+            tail[:, :U] += label_posterior
             tail -= duration.exp() * tail.sum(-1, keepdim=True)
-            by_blank, by_label = by_blank.sum(-1), by_label.sum(-1)
-        grad[..., options.blank] = by_blank
-        grad[:, :U].scatter_(-1, index, by_label[..., None])
+            blank_posterior, label_posterior = blank_posterior.sum(-1), label_posterior.sum(-1)
+        grad[..., options.blank] = blank_posterior
+        grad[:, :U].scatter_(-1, index, label_posterior[..., None])
         if options.fused_log_softmax:  # chain rule: d logp[k] / d logit[v] = (k == v) - softmax[v]
             grad -= logp.exp() * grad.sum(-1, keepdim=True)
         if options.clamp > 0:

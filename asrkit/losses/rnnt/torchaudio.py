@@ -4,10 +4,10 @@ import torch
 import torchaudio
 from torch import Tensor
 
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.nodes import LatticeOptions, Nodes
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments. Memory: 2 B T U1 V."""
     lengths = nodes.table[:, :2]
     T, U = lengths.amax(0).tolist()  # it refuses tensors longer than their longest utterance

@@ -12,12 +12,12 @@ diagonal.
 import torch
 from torch import Tensor
 
-from asrkit.losses.autograd import lattice_loss
-from asrkit.losses.nodes import Nodes, Options, Scores, Shares
-from asrkit.losses.rows import plain
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.logit_rows import plain
+from asrkit.losses.nodes import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
     return lattice_loss(logits, targets, nodes, options, plain, lattice)
 
@@ -31,14 +31,16 @@ def upright(skewed: Tensor, U1: int) -> Tensor:
     return skewed.as_strided(size, (n, k, k + u), skewed.storage_offset())
 
 
-def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
+def lattice(
+    scores: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
+) -> ArcPosteriors:
     """Log-likelihoods and shares by anti-diagonals; arcs in the dtype of the scores, sums in
     float64.
     """
     lengths, (B, _) = nodes.table[:, :2], nodes.table.shape
     T, U1 = (lengths.amax(0) + lengths.new_tensor([0, 1])).tolist()
     rows = 2 * B if grad else B
-    stay, emit = scores.stay.new_full(
+    stay, emit = scores.blank_logp.new_full(
         (2, T + U1, rows, U1), -torch.inf
     )  # blank and label arcs INTO each node
     stays, emits = (
@@ -47,13 +49,16 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
     )  # (rows, T + 1, U1): row T holds the final node (T, U)
     for b in range(B):
         frames, width, where = nodes.slices(b)
-        by_blank, by_label = stays[b, 1 : frames + 1, :width], emits[b, :frames, 1:width]
-        by_blank.copy_(scores.stay[where].view(frames, width))
-        by_label.copy_(scores.emit[where].view(frames, width)[:, :-1])
+        blank_posterior, label_posterior = (
+            stays[b, 1 : frames + 1, :width],
+            emits[b, :frames, 1:width],
+        )
+        blank_posterior.copy_(scores.blank_logp[where].view(frames, width))
+        label_posterior.copy_(scores.label_logp[where].view(frames, width)[:, :-1])
         if grad:
-            stays[B + b, 1 : frames + 1, :width] = by_blank.flip(0, 1)
-            emits[B + b, 1 : frames + 1, 1:width] = by_label.flip(0, 1)
-    sums = scores.stay.new_full(
+            stays[B + b, 1 : frames + 1, :width] = blank_posterior.flip(0, 1)
+            emits[B + b, 1 : frames + 1, 1:width] = label_posterior.flip(0, 1)
+    sums = scores.blank_logp.new_full(
         (T + U1, rows, U1 + 1), -torch.inf, dtype=torch.float64
     )  # first column: what precedes u = 0
     sums[0, :, 1] = 0
@@ -63,8 +68,11 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
     whole = upright(sums[:, :, 1:], U1)
     total = whole[(torch.arange(B, device=sums.device), *nodes.on(sums.device)[:, :2].unbind(1))]
     if not grad:
-        return Shares(total)
-    by_blank, by_label = torch.empty_like(scores.stay), torch.empty_like(scores.stay)
+        return ArcPosteriors(total)
+    blank_posterior, label_posterior = (
+        torch.empty_like(scores.blank_logp),
+        torch.empty_like(scores.blank_logp),
+    )
     floor = total.clamp(
         min=torch.finfo(total.dtype).min
     )  # no path at all has no share, rather than 0 / 0
@@ -74,11 +82,16 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
             whole[b, :frames, :width] - floor[b],
             whole[B + b, : frames + 1, :width].flip(0, 1),
         )
-        by_blank[where] = (
-            (alpha + stays[b, 1 : frames + 1, :width] + beta[1:]).exp().flatten().to(by_blank)
+        blank_posterior[where] = (
+            (alpha + stays[b, 1 : frames + 1, :width] + beta[1:])
+            .exp()
+            .flatten()
+            .to(blank_posterior)
         )
         onward = (alpha[:, :-1] + emits[b, :frames, 1:width] + beta[:-1, 1:]).exp() * (
             1 + options.fastemit_lambda
         )
-        by_label[where] = torch.nn.functional.pad(onward, (0, 1)).flatten().to(by_label)
-    return Shares(total, by_blank, by_label)
+        label_posterior[where] = (
+            torch.nn.functional.pad(onward, (0, 1)).flatten().to(label_posterior)
+        )
+    return ArcPosteriors(total, blank_posterior, label_posterior)

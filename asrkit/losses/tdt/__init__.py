@@ -19,7 +19,7 @@ from asrkit.losses.checks import (
     reduce,
     takes_plain_loss,
 )
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
@@ -91,7 +91,7 @@ def tdt_loss(
     )
     picked = resolve(impl, logits, overwrite_logits=overwrite_logits)
     sampled = takes_plain_loss(omega)
-    options = Options(
+    options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
         fastemit_lambda=fastemit_lambda,

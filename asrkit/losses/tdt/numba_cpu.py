@@ -12,26 +12,36 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-from asrkit.losses.autograd import lattice_loss
-from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.logit_rows import numba_cpu
+from asrkit.losses.nodes import (
+    FIRST_NODE,
+    FRAMES,
+    LABELS,
+    ArcLogProbs,
+    ArcPosteriors,
+    LatticeOptions,
+    Nodes,
+)
 from asrkit.losses.rnnt.numba_cpu import log_add
-from asrkit.losses.rows import numba_cpu
 from asrkit.losses.simd import kernel
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     return lattice_loss(logits, targets, nodes.of(logits), options, numba_cpu, lattice)
 
 
-def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
+def lattice(
+    scores: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
+) -> ArcPosteriors:
     """Log-likelihoods and shares. Memory: 16 bytes a node for backward variables and shares, 8 + 4
     n for the result.
     """
-    assert scores.durations is not None
-    tail = scores.durations.numpy(), np.array([min(d, 2**31) for d in options.durations])
-    arcs = scores.stay.numpy(), scores.emit.numpy(), *tail, nodes.table.numpy()
+    assert scores.duration_logp is not None
+    tail = scores.duration_logp.numpy(), np.array([min(d, 2**31) for d in options.durations])
+    arcs = scores.blank_logp.numpy(), scores.label_logp.numpy(), *tail, nodes.table.numpy()
     beta, total = (
         torch.empty(size, dtype=torch.float64, device="cpu")
         for size in (nodes.count, len(nodes.table))
@@ -39,12 +49,14 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
     with numba_cpu.pool():
         _backward(*arcs, beta.numpy(), total.numpy())
         if not grad:
-            return Shares(total)
-        by_blank, by_label = scores.stay.new_zeros((2, nodes.count)).unbind()
-        by_duration, share = torch.zeros_like(scores.durations), torch.zeros_like(beta)
-        parts = (part.numpy() for part in (share, by_blank, by_label, by_duration))
+            return ArcPosteriors(total)
+        blank_posterior, label_posterior = scores.blank_logp.new_zeros((2, nodes.count)).unbind()
+        duration_posterior, share = torch.zeros_like(scores.duration_logp), torch.zeros_like(beta)
+        parts = (
+            part.numpy() for part in (share, blank_posterior, label_posterior, duration_posterior)
+        )
         _shares(*arcs, beta.numpy(), *parts, 1 + options.fastemit_lambda)
-    return Shares(total, by_blank, by_label, by_duration)
+    return ArcPosteriors(total, blank_posterior, label_posterior, duration_posterior)
 
 
 @njit(inline="always")
@@ -78,7 +90,17 @@ def _backward(stay, emit, tail, durations, table, beta, total):
 
 @kernel
 def _shares(
-    stay, emit, tail, durations, table, beta, share, by_blank, by_label, by_duration, label_factor
+    stay,
+    emit,
+    tail,
+    durations,
+    table,
+    beta,
+    share,
+    blank_posterior,
+    label_posterior,
+    duration_posterior,
+    label_factor,
 ):
     """Shares of the arcs, and of the nodes they lead to, in the order of the paths."""
     for b in prange(table.shape[0]):
@@ -100,6 +122,6 @@ def _shares(
                         share[there] += on
                         if u < U:
                             share[there + 1] += onward
-                    by_blank[node] += on
-                    by_label[node] += onward * label_factor
-                    by_duration[node, i] += on + onward * label_factor
+                    blank_posterior[node] += on
+                    label_posterior[node] += onward * label_factor
+                    duration_posterior[node, i] += on + onward * label_factor

@@ -13,30 +13,48 @@ import torch
 from numba import cuda
 from torch import Tensor
 
-from asrkit.losses.autograd import lattice_loss
-from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.logit_rows import numba_cuda
+from asrkit.losses.logit_rows.numba_cuda import blocks_for, launch
+from asrkit.losses.nodes import (
+    FIRST_NODE,
+    FRAMES,
+    LABELS,
+    ArcLogProbs,
+    ArcPosteriors,
+    LatticeOptions,
+    Nodes,
+)
 from asrkit.losses.rnnt.numba_cuda import LANES, empty_sums, log_add
-from asrkit.losses.rows import numba_cuda
-from asrkit.losses.rows.numba_cuda import blocks_for, launch
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     return lattice_loss(logits, targets, nodes.of(logits), options, numba_cuda, lattice)
 
 
-def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
+def lattice(
+    scores: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
+) -> ArcPosteriors:
     """Log-likelihoods and shares; arcs float32, sums float64."""
-    assert scores.durations is not None
+    assert scores.duration_logp is not None
     sums, total = empty_sums(scores, nodes, grad)
     U1, device = int(nodes.table[:, LABELS].max()) + 1, total.device
-    arcs = scores.stay, scores.emit, scores.durations, nodes.on(device), options.durations, sums
+    arcs = (
+        scores.blank_logp,
+        scores.label_logp,
+        scores.duration_logp,
+        nodes.on(device),
+        options.durations,
+        sums,
+    )
     launch(_sweep, (len(total), len(sums)), min(LANES, -(-U1 // 32) * 32), *arcs, total)
     if not grad:
-        return Shares(total)
-    by_blank, by_label, by_duration = (
-        torch.empty_like(part) for part in (scores.stay, scores.emit, scores.durations)
+        return ArcPosteriors(total)
+    blank_posterior, label_posterior, duration_posterior = (
+        torch.empty_like(part)
+        for part in (scores.blank_logp, scores.label_logp, scores.duration_logp)
     )
     size = nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
     factor = 1.0 + options.fastemit_lambda
@@ -46,11 +64,11 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
         LANES,
         *arcs,
         factor,
-        by_blank,
-        by_label,
-        by_duration,
+        blank_posterior,
+        label_posterior,
+        duration_posterior,
     )
-    return Shares(total, by_blank, by_label, by_duration)
+    return ArcPosteriors(total, blank_posterior, label_posterior, duration_posterior)
 
 
 @cuda.jit
@@ -86,7 +104,16 @@ def _sweep(stay, emit, duration, table, durations, sums, total):
 
 @cuda.jit
 def _shares(
-    stay, emit, duration, table, durations, sums, label_factor, by_blank, by_label, by_duration
+    stay,
+    emit,
+    duration,
+    table,
+    durations,
+    sums,
+    label_factor,
+    blank_posterior,
+    label_posterior,
+    duration_posterior,
 ):
     b = cuda.blockIdx.y
     T, U1, first = table[b, FRAMES], table[b, LABELS] + 1, table[b, FIRST_NODE]
@@ -106,8 +133,8 @@ def _shares(
                 blank = exp(here + stay[node])
             if t + d < T and u + 1 < U1:
                 label = exp(here + emit[node] + sums[0, node + d * U1 + 1]) * label_factor
-            by_duration[node, i] = blank + label
+            duration_posterior[node, i] = blank + label
             blanks += blank
             labels += label
-        by_blank[node] = blanks
-        by_label[node] = labels
+        blank_posterior[node] = blanks
+        label_posterior[node] = labels

@@ -15,7 +15,7 @@ from math import exp, inf
 
 from torch import Tensor
 
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.losses.rnnt.reference import Lattice, from_arcs, log_add
 
 Arc = tuple[int, int, int, int, int, float]
@@ -59,7 +59,7 @@ def backward_variables(ways: list[Arc], T: int, U1: int) -> Lattice:
     return beta
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
 
     def solve(
@@ -72,14 +72,14 @@ def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> T
         )
         alpha, beta = forward_variables(ways, T, U1), backward_variables(ways, T, U1)
         total = max(beta[0][0], -1e300)  # no path at all has no share, rather than 0 / 0
-        by_blank, by_label = (
+        blank_posterior, label_posterior = (
             [[[0.0] * len(options.durations) for _ in row] for row in kind]
             for kind in (blank, label)
         )
         for t, u, i, t2, u2, score in ways:  # minus the share of the likelihood that takes the arc
-            (by_blank if u2 == u else by_label)[t][u][i] = -exp(
+            (blank_posterior if u2 == u else label_posterior)[t][u][i] = -exp(
                 alpha[t][u] + score + beta[t2][u2] - total
             )
-        return beta[0][0], by_blank, by_label
+        return beta[0][0], blank_posterior, label_posterior
 
     return from_arcs(logits, targets, nodes, options, solve)

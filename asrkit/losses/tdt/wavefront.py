@@ -10,26 +10,26 @@ lattices and one tile. Some sixteen launches a diagonal.
 import torch
 from torch import Tensor
 
-from asrkit.losses.autograd import lattice_loss
-from asrkit.losses.nodes import Nodes, Options, Scores, Shares
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.logit_rows import plain
+from asrkit.losses.nodes import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
 from asrkit.losses.rnnt.wavefront import upright
-from asrkit.losses.rows import plain
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
     """Negative log-likelihood in nats, (B,), of checked arguments."""
     return lattice_loss(logits, targets, nodes, options, plain, lattice)
 
 
-def leaving(scores: Scores, nodes: Nodes, b: int, i: int, d: int) -> tuple[Tensor, Tensor]:
+def leaving(scores: ArcLogProbs, nodes: Nodes, b: int, i: int, d: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the arcs of utterance b with its i-th duration d: blank (T+1-d, U1),
     none for d = 0, label (T-d, U).
     """
-    assert scores.durations is not None
+    assert scores.duration_logp is not None
     T, U1, where = nodes.slices(b)
     blank, label = (
-        (part[where] + scores.durations[where, i]).view(T, U1)
-        for part in (scores.stay, scores.emit)
+        (part[where] + scores.duration_logp[where, i]).view(T, U1)
+        for part in (scores.blank_logp, scores.label_logp)
     )
     return blank[: max(T + 1 - d, 0) if d else 0], label[: max(T - d, 0), :-1]
 
@@ -46,23 +46,29 @@ def sweep(ways: Tensor, durations: list[int]) -> Tensor:
     sums[reach, :, 1] = 0
     source = reach - torch.tensor(durations, device=ways.device)
     for k in range(1, diagonals):
-        by_blank, by_label = (
+        blank_posterior, label_posterior = (
             sums[source + k, :, 1:] + ways[:, 0, k],
             sums[source + (k - 1), :, :-1] + ways[:, 1, k],
         )
-        torch.logsumexp(torch.cat((by_blank, by_label)), 0, out=sums[reach + k, :, 1:])
+        torch.logsumexp(
+            torch.cat((blank_posterior, label_posterior)), 0, out=sums[reach + k, :, 1:]
+        )
     return upright(sums[reach:, :, 1:], U1)
 
 
-def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
+def lattice(
+    scores: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
+) -> ArcPosteriors:
     """Log-likelihoods and shares by anti-diagonals; arcs in the dtype of the scores, sums in
     float64.
     """
-    assert scores.durations is not None
-    lengths, B, device = nodes.table[:, :2], len(nodes.table), scores.stay.device
+    assert scores.duration_logp is not None
+    lengths, B, device = nodes.table[:, :2], len(nodes.table), scores.blank_logp.device
     T, U1 = (lengths.amax(0) + lengths.new_tensor([0, 1])).tolist()
     durations = [min(d, T + 1) for d in options.durations]
-    ways = scores.stay.new_full((len(durations), 2, T + U1, 2 * B if grad else B, U1), -torch.inf)
+    ways = scores.blank_logp.new_full(
+        (len(durations), 2, T + U1, 2 * B if grad else B, U1), -torch.inf
+    )
     for i, d in enumerate(durations):
         blanks, labels = upright(ways[i, 0], U1), upright(ways[i, 1], U1)
         for b in range(B):
@@ -75,9 +81,10 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
     whole = sweep(ways, durations)
     total = whole[(torch.arange(B, device=device), *nodes.on(device)[:, :2].unbind(1))]
     if not grad:
-        return Shares(total)
-    by_blank, by_label, by_duration = (
-        torch.zeros_like(part) for part in (scores.stay, scores.emit, scores.durations)
+        return ArcPosteriors(total)
+    blank_posterior, label_posterior, duration_posterior = (
+        torch.zeros_like(part)
+        for part in (scores.blank_logp, scores.label_logp, scores.duration_logp)
     )
     floor = total.clamp(
         min=torch.finfo(total.dtype).min
@@ -96,7 +103,7 @@ def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Share
                 1 + options.fastemit_lambda
             )
             onward = torch.nn.functional.pad(onward, (0, 1)).flatten()
-            for share, by_token in ((on, by_blank), (onward, by_label)):
+            for share, by_token in ((on, blank_posterior), (onward, label_posterior)):
                 by_token[where][: len(share)] += share
-                by_duration[where, i][: len(share)] += share
-    return Shares(total, by_blank, by_label, by_duration)
+                duration_posterior[where, i][: len(share)] += share
+    return ArcPosteriors(total, blank_posterior, label_posterior, duration_posterior)

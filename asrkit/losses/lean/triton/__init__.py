@@ -34,7 +34,7 @@ from torch import Tensor
 from asrkit.losses import dropout
 from asrkit.losses.lean.driver import NONE, Joint
 from asrkit.losses.lean.triton import backward, forward, tile
-from asrkit.losses.nodes import FRAMES, LABELS, Nodes, Options, Scores
+from asrkit.losses.nodes import FRAMES, LABELS, ArcLogProbs, LatticeOptions, Nodes
 from asrkit.runtime import INTERPRETED, tf32_asked
 
 MULTIPLE = 64  # of V and D in the padded weight
@@ -54,7 +54,7 @@ class Tiles:
         bias: Tensor,
         targets: Tensor,
         nodes: Nodes,
-        options: Options,
+        options: LatticeOptions,
         joint: Joint,
     ) -> None:
         (B, T, D), U1, n = encoded.shape, predicted.shape[1], len(options.durations)
@@ -88,11 +88,11 @@ class Tiles:
             "num_stages": 3,
         }
 
-    def scores(self, scores: Scores) -> None:
+    def scores(self, scores: ArcLogProbs) -> None:
         """Write the scores of all nodes."""
         programs = min(self.tiles, processors(self.weight.device))
         hidden = self.weight.new_empty(programs, ROWS, self.weight.shape[1])
-        durations = scores.z if scores.durations is None else scores.durations
+        durations = scores.log_z if scores.duration_logp is None else scores.duration_logp
         forward.scores[(programs,)](
             *self.halves,
             self.weight,
@@ -100,9 +100,9 @@ class Tiles:
             self.targets,
             self.table,
             hidden,
-            scores.z,
-            scores.stay,
-            scores.emit,
+            scores.log_z,
+            scores.blank_logp,
+            scores.label_logp,
             durations,
             turns=bound(triton.cdiv(self.tiles, programs)),
             outputs=len(self.bias),
@@ -115,9 +115,9 @@ class Tiles:
     def gradients(
         self,
         z: Tensor,
-        by_blank: Tensor,
-        by_label: Tensor,
-        by_duration: Tensor | None,
+        blank_posterior: Tensor,
+        label_posterior: Tensor,
+        duration_gradient: Tensor | None,
         incoming: Tensor,
     ) -> tuple[Tensor, ...]:
         """Gradients by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), summed
@@ -125,7 +125,7 @@ class Tiles:
         """
         wide, depth = self.weight.shape
         shares, runs = (
-            (by_blank.contiguous(), by_label.contiguous()),
+            (blank_posterior.contiguous(), label_posterior.contiguous()),
             min(self.tiles, triton.cdiv(self.tiles * ROWS, self.tile)),
         )
         each = triton.cdiv(self.tiles, runs)
@@ -155,12 +155,12 @@ class Tiles:
                 **self.outputs,
                 **self.common,
             )
-            if by_duration is not None:
+            if duration_gradient is not None:
                 backward.by_durations[(tiles,)](
                     self.table,
                     gradient,
                     *shares,
-                    by_duration.contiguous(),
+                    duration_gradient.contiguous(),
                     incoming,
                     by_bias,
                     V=self.outputs["V"],

@@ -23,13 +23,13 @@ from asrkit.losses.lean.triton.tile import (
 
 
 @triton.jit
-def shares_of(by_blank, by_label, node, valid, skip):
+def shares_of(blank_posterior, label_posterior, node, valid, skip):
     """Shares of blank and of the label at nodes (n,), 0 where both together are no larger than
     `skip`; and whether any is left.
     """
     stay, emit = (
-        tl.load(by_blank + node, mask=valid, other=0.0),
-        tl.load(by_label + node, mask=valid, other=0.0),
+        tl.load(blank_posterior + node, mask=valid, other=0.0),
+        tl.load(label_posterior + node, mask=valid, other=0.0),
     )
     active = valid & ~(stay + emit <= skip)  # NaN counts
     return (
@@ -51,8 +51,8 @@ def by_logits(
     hidden,
     gradient,
     z,
-    by_blank,
-    by_label,
+    blank_posterior,
+    label_posterior,
     incoming,
     by_bias,
     first_tile,
@@ -85,7 +85,7 @@ def by_logits(
     hidden, gradient = hidden + slot * ROWS * DEPTH, gradient + slot * ROWS * WIDE
     b, t0, u0 = locate(first_tile + tl.program_id(0), table, B, BATCH)
     t, u, node, valid, has_label = nodes_of(b, t0, u0, table)
-    stay, emit, active, any_active = shares_of(by_blank, by_label, node, valid, skip)
+    stay, emit, active, any_active = shares_of(blank_posterior, label_posterior, node, valid, skip)
     scale = tl.load(incoming + b)
     stay, emit = stay * scale, emit * scale
     label = tl.load(targets + b * (U1 - 1) + u, mask=has_label, other=-1)
@@ -130,9 +130,9 @@ def by_logits(
 def by_durations(
     table,
     gradient,
-    by_blank,
-    by_label,
-    by_duration,
+    blank_posterior,
+    label_posterior,
+    duration_gradient,
     incoming,
     by_bias,
     first_tile,
@@ -144,17 +144,17 @@ def by_durations(
     BATCH: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """Gradient over the n duration logits, finished in by_duration (N, n), into columns V, V + 1,
+    """Gradient over the n duration logits, finished in duration_gradient (N, n), into columns V, V + 1,
     ... of by_logits' result.
     """
     r, i = tl.arange(0, ROWS), tl.arange(0, BN)
     b, t0, u0 = locate(first_tile + tl.program_id(0), table, B, BATCH)
     t, u, node, valid, has_label = nodes_of(b, t0, u0, table)
-    stay, emit, active, any_active = shares_of(by_blank, by_label, node, valid, skip)
+    stay, emit, active, any_active = shares_of(blank_posterior, label_posterior, node, valid, skip)
     here = active[:, None] & (i < n)[None, :]
-    grad = tl.load(by_duration + node[:, None] * n + i[None, :], mask=here, other=0.0) * tl.load(
-        incoming + b
-    )
+    grad = tl.load(
+        duration_gradient + node[:, None] * n + i[None, :], mask=here, other=0.0
+    ) * tl.load(incoming + b)
     tl.atomic_add(by_bias + V + i, tl.sum(grad, axis=0), mask=i < n, sem="relaxed")
     place = (
         gradient + tl.program_id(0).to(tl.int64) * ROWS * WIDE + r[:, None] * WIDE + V + i[None, :]
@@ -169,8 +169,8 @@ def by_halves(
     weight,
     table,
     gradient,
-    by_blank,
-    by_label,
+    blank_posterior,
+    label_posterior,
     by_encoded,
     by_predicted,
     first_tile,
@@ -204,7 +204,7 @@ def by_halves(
     )  # neighbours read the same gradient
     b, t0, u0 = locate(first_tile + tile, table, B, BATCH)
     t, u, node, valid, has_label = nodes_of(b, t0, u0, table)
-    stay, emit, active, any_active = shares_of(by_blank, by_label, node, valid, skip)
+    stay, emit, active, any_active = shares_of(blank_posterior, label_posterior, node, valid, skip)
     if any_active:
         left = gradient + tile.to(tl.int64) * ROWS * WIDE + r[:, None] * WIDE + k[None, :]
         grad = product(

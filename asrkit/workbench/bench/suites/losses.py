@@ -24,9 +24,9 @@ from torch import Tensor
 
 from asrkit.losses import rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches, tdt_loss
 from asrkit.losses.availability import expect_runs
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.logit_rows import plain
+from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.losses.rnnt import wavefront
-from asrkit.losses.rows import plain
 from asrkit.shapes import valid_mask
 from asrkit.workbench.bench.cases import NONE, Arms, Case
 from asrkit.workbench.bench.rivals.peer_worker import inputs
@@ -464,12 +464,12 @@ def active(leaves: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> float:
         logits = torch.nn.functional.linear(
             torch.tanh(encoded[b, None, :, None] + predicted[b, None, None]), weight, bias
         )
-        nodes, options = Nodes.padded(logits, sizes[None]), Options(blank=len(bias) - 1)
+        nodes, options = Nodes.padded(logits, sizes[None]), LatticeOptions(blank=len(bias) - 1)
         shares = wavefront.lattice(
-            plain.scores(logits, targets[b, None], nodes, options), nodes, options, True
+            plain.arc_log_probs(logits, targets[b, None], nodes, options), nodes, options, True
         )
-        assert shares.by_blank is not None and shares.by_label is not None
-        above.append((shares.by_blank + shares.by_label > SKIP).float().mean())
+        assert shares.blank_posterior is not None and shares.label_posterior is not None
+        above.append((shares.blank_posterior + shares.label_posterior > SKIP).float().mean())
     return torch.stack(above).mean().item()
 
 

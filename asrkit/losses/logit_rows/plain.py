@@ -7,14 +7,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from asrkit.losses.autograd import Saved
-from asrkit.losses.nodes import Nodes, Options, Scores
+from asrkit.losses.gradient import Saved
+from asrkit.losses.nodes import ArcLogProbs, LatticeOptions, Nodes
 
 # smaller gradients become 0 on a CPU, whose products are slow below float32's normal range
 TINY = 1e-35
 
 
-def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
+def arc_log_probs(
+    logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
+) -> ArcLogProbs:
     """Scores of all nodes, (N,) each."""
     dtype, n = torch.promote_types(logits.dtype, torch.float32), len(options.durations)
     z, stay, emit = logits.new_zeros((3, nodes.count), dtype=dtype).unbind()
@@ -41,7 +43,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
             )
             if durations is not None:
                 durations[where] = tile[..., -n:].log_softmax(-1, dtype=dtype).flatten(0, 1)
-    return Scores(z, stay, emit, durations)
+    return ArcLogProbs(z, stay, emit, durations)
 
 
 def gradient(
@@ -49,11 +51,11 @@ def gradient(
     out: Tensor,
     targets: Tensor,
     nodes: Nodes,
-    options: Options,
+    options: LatticeOptions,
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
+    """Write the gradient over all of `out`; see asrkit.losses.gradient.LogitRows."""
     n, own = len(options.durations), nodes.of(out)
     for b in range(len(nodes.table)):
         grid, written = nodes.grid(logits, b), own.grid(out, b)
@@ -68,20 +70,23 @@ def gradient(
                 _labels(tile, targets[b]),
                 tile.shape[:2],
             )
-            by_blank, by_label = saved.by_blank[where].view(size), saved.by_label[where].view(size)
+            blank_posterior, label_posterior = (
+                saved.blank_posterior[where].view(size),
+                saved.label_posterior[where].view(size),
+            )
             if options.fused_log_softmax:
                 grad = (
-                    (tokens.to(by_blank.dtype) - saved.z[where].view(*size, 1))
+                    (tokens.to(blank_posterior.dtype) - saved.log_z[where].view(*size, 1))
                     .exp_()
-                    .mul_((by_blank + by_label)[..., None])
+                    .mul_((blank_posterior + label_posterior)[..., None])
                 )
             else:
-                grad = torch.zeros_like(tokens, dtype=by_blank.dtype)
-            grad[..., options.blank] -= by_blank
-            grad[:, :-1].scatter_add_(-1, labels, -by_label[:, :-1, None])
+                grad = torch.zeros_like(tokens, dtype=blank_posterior.dtype)
+            grad[..., options.blank] -= blank_posterior
+            grad[:, :-1].scatter_add_(-1, labels, -label_posterior[:, :-1, None])
             if n:
-                assert saved.by_duration is not None
-                grad = torch.cat((grad, saved.by_duration[where].view(*size, n)), -1)
+                assert saved.duration_gradient is not None
+                grad = torch.cat((grad, saved.duration_gradient[where].view(*size, n)), -1)
             if options.clamp > 0:
                 grad.clamp_(-options.clamp, options.clamp)
             grad.mul_(incoming[b])

@@ -17,7 +17,7 @@ import torch
 from numba import config, get_num_threads, njit, prange, set_num_threads
 from torch import Tensor
 
-from asrkit.losses.autograd import Saved
+from asrkit.losses.gradient import Saved
 from asrkit.losses.nodes import (
     FIRST_LOGIT,
     FIRST_NODE,
@@ -26,9 +26,9 @@ from asrkit.losses.nodes import (
     LABEL_STEP,
     LABELS,
     ROW_NODES,
+    ArcLogProbs,
+    LatticeOptions,
     Nodes,
-    Options,
-    Scores,
 )
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
 
@@ -71,7 +71,9 @@ def flat(logits: Tensor) -> Tensor:
     return logits.detach().as_strided((extent,), (1,))
 
 
-def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
+def arc_log_probs(
+    logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
+) -> ArcLogProbs:
     """Scores of all nodes, (N,) each, float32."""
     n = len(options.durations)
     z, stay, emit = torch.empty((3, nodes.count), **FLOAT).unbind()
@@ -93,7 +95,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
             emit.numpy(),
             durations.numpy(),
         )
-    return Scores(z, stay, emit, durations if n else None)
+    return ArcLogProbs(z, stay, emit, durations if n else None)
 
 
 def gradient(
@@ -101,12 +103,16 @@ def gradient(
     out: Tensor,
     targets: Tensor,
     nodes: Nodes,
-    options: Options,
+    options: LatticeOptions,
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
-    tail = saved.z.new_empty((len(saved.z), 0)) if saved.by_duration is None else saved.by_duration
+    """Write the gradient over all of `out`; see asrkit.losses.gradient.LogitRows."""
+    tail = (
+        saved.log_z.new_empty((len(saved.log_z), 0))
+        if saved.duration_gradient is None
+        else saved.duration_gradient
+    )
     given = (
         array(targets.contiguous()),
         nodes.table.numpy(),
@@ -116,7 +122,13 @@ def gradient(
     )
     parts = [
         part.numpy()
-        for part in (saved.z, saved.by_blank, saved.by_label, tail, incoming.float().contiguous())
+        for part in (
+            saved.log_z,
+            saved.blank_posterior,
+            saved.label_posterior,
+            tail,
+            incoming.float().contiguous(),
+        )
     ]
     clamp, both = (
         F(options.clamp if options.clamp > 0 else np.inf),
@@ -186,13 +198,13 @@ def _gradient(
     fused,
     clamp,
     z,
-    by_blank,
-    by_label,
-    by_duration,
+    blank_posterior,
+    label_posterior,
+    duration_gradient,
     incoming,
     inplace,
 ):
-    n = by_duration.shape[1]
+    n = duration_gradient.shape[1]
     for row in prange(rows.shape[0]):
         b, t = rows[row, 0], rows[row, 1]
         U, scale = table[b, LABELS], incoming[b]
@@ -210,8 +222,8 @@ def _gradient(
                 logits[start : start + V],
                 g,
                 z[node],
-                by_blank[node],
-                by_label[node],
+                blank_posterior[node],
+                label_posterior[node],
                 blank,
                 targets[b, u] if u < U else -1,
                 fused,
@@ -220,7 +232,9 @@ def _gradient(
                 inplace,
             )
             for i in range(n):
-                g[V + i] = store(min(max(by_duration[node, i], -clamp), clamp) * scale, g[V + i])
+                g[V + i] = store(
+                    min(max(duration_gradient[node, i], -clamp), clamp) * scale, g[V + i]
+                )
 
 
 @njit(fastmath=SUMS)

@@ -19,7 +19,8 @@ from numba import cuda, types
 from numba.cuda.core import config
 from torch import Tensor
 
-from asrkit.losses.autograd import Saved
+from asrkit.losses.gradient import Saved
+from asrkit.losses.logit_rows.numba_cpu import flat
 from asrkit.losses.nodes import (
     FIRST_LOGIT,
     FIRST_NODE,
@@ -29,11 +30,10 @@ from asrkit.losses.nodes import (
     LABELS,
     ROW_FRAMES,
     ROW_NODES,
+    ArcLogProbs,
+    LatticeOptions,
     Nodes,
-    Options,
-    Scores,
 )
-from asrkit.losses.rows.numba_cpu import flat
 from asrkit.runtime import SIMULATED
 
 if SIMULATED:
@@ -95,7 +95,9 @@ def blocks_for(nodes: Nodes, size: Tensor, each: int = 1) -> tuple[int, int]:
     return min(-(-int(size.max()) // each), BLOCKS), len(nodes.table)
 
 
-def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
+def arc_log_probs(
+    logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
+) -> ArcLogProbs:
     """Scores of all nodes, (N,) each, float32."""
     n, device = len(options.durations), logits.device
     z, stay, emit = torch.empty((3, nodes.count), device=device).unbind()
@@ -117,7 +119,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
         durations,
         shared=8 * LANES * ROWS,
     )
-    return Scores(z, stay, emit, durations if n else None)
+    return ArcLogProbs(z, stay, emit, durations if n else None)
 
 
 def gradient(
@@ -125,12 +127,16 @@ def gradient(
     out: Tensor,
     targets: Tensor,
     nodes: Nodes,
-    options: Options,
+    options: LatticeOptions,
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
-    tail = saved.z.new_empty((len(saved.z), 0)) if saved.by_duration is None else saved.by_duration
+    """Write the gradient over all of `out`; see asrkit.losses.gradient.LogitRows."""
+    tail = (
+        saved.log_z.new_empty((len(saved.log_z), 0))
+        if saved.duration_gradient is None
+        else saved.duration_gradient
+    )
     V, clamp = logits.shape[-1] - tail.shape[1], F(options.clamp if options.clamp > 0 else inf)
     own = nodes if out.stride() == logits.stride() else nodes.of(out)
     tables = nodes.on(logits.device), own.on(logits.device)
@@ -145,7 +151,13 @@ def gradient(
         options.fused_log_softmax,
         clamp,
     )
-    shares = saved.z, saved.by_blank, saved.by_label, tail, incoming.float().contiguous()
+    shares = (
+        saved.log_z,
+        saved.blank_posterior,
+        saved.label_posterior,
+        tail,
+        incoming.float().contiguous(),
+    )
     launch(_gradient, blocks, (LANES, ROWS), *given, *shares)
 
 
@@ -321,12 +333,12 @@ def _gradient(
     fused,
     clamp,
     z,
-    by_blank,
-    by_label,
-    by_duration,
+    blank_posterior,
+    label_posterior,
+    duration_gradient,
     incoming,
 ):
-    b, n, lane = cuda.blockIdx.y, by_duration.shape[1], cuda.threadIdx.x
+    b, n, lane = cuda.blockIdx.y, duration_gradient.shape[1], cuda.threadIdx.x
     T, U1, width, scale = table[b, FRAMES], table[b, LABELS] + 1, table[b, ROW_NODES], incoming[b]
     for place in range(
         cuda.blockIdx.x * ROWS + cuda.threadIdx.y,
@@ -352,9 +364,9 @@ def _gradient(
             fused,
             clamp,
             z[node],
-            by_blank[node],
-            by_label[node],
+            blank_posterior[node],
+            label_posterior[node],
             scale,
         )
         for i in range(lane, n, LANES):
-            _store(out, first + V + i, _limited(by_duration[node, i], clamp, scale))
+            _store(out, first + V + i, _limited(duration_gradient[node, i], clamp, scale))

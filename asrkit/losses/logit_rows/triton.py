@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asrkit.losses.autograd import Saved
+from asrkit.losses.gradient import Saved
 from asrkit.losses.nodes import (
     FIRST_LOGIT,
     FIRST_NODE,
@@ -32,9 +32,9 @@ from asrkit.losses.nodes import (
     LABELS,
     ROW_FRAMES,
     ROW_NODES,
+    ArcLogProbs,
+    LatticeOptions,
     Nodes,
-    Options,
-    Scores,
 )
 
 MOST = 1024  # tokens that a program holds at a time: 32 registers of a lane
@@ -51,7 +51,9 @@ FRAMES_, LABELS_, FIRST_NODE_, FIRST_LOGIT_, FRAME_STEP_, LABEL_STEP_, ROW_FRAME
 )
 
 
-def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
+def arc_log_probs(
+    logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
+) -> ArcLogProbs:
     """Scores of all nodes, (N,) each, float32."""
     n, device = len(options.durations), logits.device
     z, stay, emit = torch.empty((3, nodes.count), device=device).unbind()
@@ -75,7 +77,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
             **blocks(V, n),
             **OPTIONS,
         )
-    return Scores(z, stay, emit, durations if n else None)
+    return ArcLogProbs(z, stay, emit, durations if n else None)
 
 
 def gradient(
@@ -83,19 +85,23 @@ def gradient(
     out: Tensor,
     targets: Tensor,
     nodes: Nodes,
-    options: Options,
+    options: LatticeOptions,
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
-    tail = saved.z.new_empty((len(saved.z), 0)) if saved.by_duration is None else saved.by_duration
+    """Write the gradient over all of `out`; see asrkit.losses.gradient.LogitRows."""
+    tail = (
+        saved.log_z.new_empty((len(saved.log_z), 0))
+        if saved.duration_gradient is None
+        else saved.duration_gradient
+    )
     V, n = logits.shape[-1] - tail.shape[1], tail.shape[1]
     own = nodes if out.stride() == logits.stride() else nodes.of(out)
     tables = nodes.on(logits.device), own.on(logits.device)
     shares = (
-        saved.z,
-        saved.by_blank.contiguous(),
-        saved.by_label.contiguous(),
+        saved.log_z,
+        saved.blank_posterior.contiguous(),
+        saved.label_posterior.contiguous(),
         tail.contiguous(),
         incoming.float().contiguous(),
     )
@@ -291,9 +297,9 @@ def _gradient(
     table,
     own,
     z,
-    by_blank,
-    by_label,
-    by_duration,
+    blank_posterior,
+    label_posterior,
+    duration_gradient,
     incoming,
     blank,
     clamp,
@@ -321,8 +327,8 @@ def _gradient(
                 _column(table, b, FIRST_NODE_) + t * U1 + u,
             )
             stay, emit, normaliser = (
-                tl.load(by_blank + node),
-                tl.load(by_label + node),
+                tl.load(blank_posterior + node),
+                tl.load(label_posterior + node),
                 tl.load(z + node),
             )
             label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=blank)
@@ -337,7 +343,7 @@ def _gradient(
                 _zeros(g, V, BLOCK)
             if N > 0:
                 i = tl.arange(0, ROOM)
-                tail = tl.load(by_duration + node * N + i, mask=i < N, other=0.0)
+                tail = tl.load(duration_gradient + node * N + i, mask=i < N, other=0.0)
                 tl.store(
                     g + V + i,
                     _limited(tail, clamp, scale, CLAMPS).to(g.dtype.element_ty),

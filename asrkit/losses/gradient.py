@@ -1,7 +1,7 @@
 """The one autograd node behind every loss on given logits: scores of the nodes, the lattice, the
 gradient over the logits.
 
-Rows (asrkit.losses.rows) turn logits into scores and shares into gradients; a lattice
+LogitRows (asrkit.losses.logit_rows) turn logits into scores and shares into gradients; a lattice
 (asrkit.losses.rnnt, .tdt) turns scores into shares. Backward recomputes the softmax from the
 logits, so the only large tensor made is the gradient.
 """
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from asrkit.losses import huge_pages as pages
-from asrkit.losses.nodes import Nodes, Options, Scores, Shares
+from asrkit.losses.nodes import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
 
-Lattice = Callable[[Scores, Nodes, Options, bool], Shares]
+Lattice = Callable[[ArcLogProbs, Nodes, LatticeOptions, bool], ArcPosteriors]
 
 
 class Saved(NamedTuple):
@@ -23,16 +23,18 @@ class Saved(NamedTuple):
     duration logits (N, n).
     """
 
-    z: Tensor
-    by_blank: Tensor
-    by_label: Tensor
-    by_duration: Tensor | None
+    log_z: Tensor
+    blank_posterior: Tensor
+    label_posterior: Tensor
+    duration_gradient: Tensor | None
 
 
-class Rows(Protocol):
+class LogitRows(Protocol):
     """The two passes over the logits that an implementation brings."""
 
-    def scores(self, logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
+    def arc_log_probs(
+        self, logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
+    ) -> ArcLogProbs:
         """Scores of all nodes."""
 
     def gradient(
@@ -41,13 +43,13 @@ class Rows(Protocol):
         out: Tensor,
         targets: Tensor,
         nodes: Nodes,
-        options: Options,
+        options: LatticeOptions,
         saved: Saved,
         incoming: Tensor,
     ) -> None:
         """Write the gradient over all of `out`, padding included; `out` may be `logits`.
 
-        At a node: softmax (by_blank + by_label) - by_blank at blank - by_label at the label,
+        At a node: softmax (blank_posterior + label_posterior) - blank_posterior at blank - label_posterior at the label,
         clamped, times `incoming` (B,).
         """
 
@@ -61,23 +63,23 @@ class LatticeLoss(torch.autograd.Function):
         logits: Tensor,
         targets: Tensor,
         nodes: Nodes,
-        options: Options,
-        rows: Rows,
+        options: LatticeOptions,
+        rows: LogitRows,
         lattice: Lattice,
     ) -> Tensor:
-        scores = rows.scores(logits, targets, nodes, options)
+        scores = rows.arc_log_probs(logits, targets, nodes, options)
         shares = lattice(scores.lowered(options.sigma), nodes, options, ctx.needs_input_grad[0])
-        if shares.by_label is not None:
+        if shares.label_posterior is not None:
             ctx.save_for_backward(
                 logits,
                 targets,
-                scores.z,
-                shares.by_blank,
-                shares.by_label,
-                by_duration(scores, shares),
+                scores.log_z,
+                shares.blank_posterior,
+                shares.label_posterior,
+                duration_gradient(scores, shares),
             )
             ctx.rest, ctx.spent = (nodes, options, rows), False
-        return -shares.total.to(torch.promote_types(logits.dtype, torch.float32))
+        return -shares.log_likelihood.to(torch.promote_types(logits.dtype, torch.float32))
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> Any:
@@ -101,7 +103,12 @@ class LatticeLoss(torch.autograd.Function):
 
 
 def lattice_loss(
-    logits: Tensor, targets: Tensor, nodes: Nodes, options: Options, rows: Rows, lattice: Lattice
+    logits: Tensor,
+    targets: Tensor,
+    nodes: Nodes,
+    options: LatticeOptions,
+    rows: LogitRows,
+    lattice: Lattice,
 ) -> Tensor:
     """Negative log-likelihood in nats, (B,); without shares where no gradient will be asked for."""
     given = (
@@ -110,15 +117,18 @@ def lattice_loss(
     return LatticeLoss.apply(given, targets, nodes, options, rows, lattice)
 
 
-def by_duration(scores: Scores, shares: Shares) -> Tensor | None:
+def duration_gradient(scores: ArcLogProbs, shares: ArcPosteriors) -> Tensor | None:
     """Gradient over the duration logits, (N, n): softmax times the share of the node, less the
     share of the duration.
     """
-    if scores.durations is None:
+    if scores.duration_logp is None:
         return None
-    if shares.by_duration is None:  # a lattice without durations over logits that have some
-        return torch.zeros_like(scores.durations)
-    return scores.durations.exp() * shares.by_duration.sum(1, keepdim=True) - shares.by_duration
+    if shares.duration_posterior is None:  # a lattice without durations over logits that have some
+        return torch.zeros_like(scores.duration_logp)
+    return (
+        scores.duration_logp.exp() * shares.duration_posterior.sum(1, keepdim=True)
+        - shares.duration_posterior
+    )
 
 
 def refuse_second_derivative() -> None:
