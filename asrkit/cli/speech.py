@@ -29,7 +29,7 @@ def _train(args: argparse.Namespace) -> int:
 
     progress, config = (
         not args.no_progress,
-        TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed),
+        TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed, joint=args.joint),
     )
     tokenizer = load_tokenizer(args.tokenizer)
     expect(not args.out.exists() or args.out.is_dir(), "out", "a folder", repr(str(args.out)))
@@ -69,7 +69,11 @@ def _train(args: argparse.Namespace) -> int:
         "config": config,
     }
     result = train(model, tokenizer, loaded["train"], loaded.get("dev"), **how)
-    summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
+    summary: dict[str, Any] = {
+        "model": str(result.path),
+        "steps": len(result.history),
+        "joint": result.joint,
+    }
     for name in ("dev", "test"):
         if name in loaded:
             rate, _, rtfx = evaluate(load_checkpoint(result.path, device=args.device), loaded[name])
@@ -173,6 +177,9 @@ COMMANDS: Commands = {
         ("--predictor", {"choices": ["stateless", "lstm"], "default": "stateless", "help": "prediction network"}),
         ("--durations", {"type": int, "nargs": "+", "default": [], "metavar": "FRAMES",
                          "help": "train a token-and-duration transducer (TDT) with these jumps, e.g. 0 1 2 3 4"}),
+        ("--joint", {"choices": ["auto", "full", "lean"], "default": "auto",
+                     "help": "full: build the joint's logits; lean: compute the loss tile by tile, in less memory; "
+                             "auto: what is faster or fits, batch by batch"}),
         ("--tokenizer", {"default": "char", "help": "char, or a SentencePiece .model file"}),
         ("--seconds", {"type": float, "default": 300.0, "help": "training time; a run cannot be extended, only resumed"}),
         ("--steps", {"type": int, "default": 100_000, "help": "optimizer steps at most"}),

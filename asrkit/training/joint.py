@@ -16,9 +16,9 @@ from asrkit.shapes import expect
 from asrkit.training.config import TrainConfig
 
 MEMORY_SHARE = 0.5  # of the device that the joint may fill; weights and encoder need the rest
-PRODUCT_WIDTH = 256  # D V / (D + V) up to which lean was faster on a CPU; see chooses_lean
+PRODUCT_WIDTH = 224  # D V / (D + V) up to which lean was faster on a CPU; see chooses_lean
 PAGED_BYTES = 1 << 27  # joint from which lean was faster on a CPU whatever D and V are
-KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the compiled CPU kernels
+KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the compiled kernels
 
 
 def joint_bytes(*, B: int, T: int, U1: int, V: int, D: int, dtype: torch.dtype) -> int:
@@ -55,12 +55,32 @@ def chooses_lean(
 ) -> bool:
     """Whether joint="auto" takes the lean loss for a batch of this shape.
 
-    It does where the full joint would fill more than half of the device's memory, and on a CPU
-    where the lean loss was measured to be as fast or faster.
+    It does where the full joint would fill more than half of the device's memory. It also does on a
+    CPU in float32 or half precision where the lean loss is faster. That costs a product of D V
+    operations a node, and saves memory traffic of about D + V numbers a node, so it pays while
+    D V / (D + V) is small. It also pays where the joint is so large (128 MiB) that the system hands
+    out fresh pages for it at each step.
 
-    TABLE
+    Time of joint and loss, full / lean, forward and backward, medians of 4 to 5 interleaved rounds
+    on one core of an AMD EPYC with AVX-512 BF16, tanh (the suite "training" of `asrkit bench`
+    measures whole steps):
 
-    On a GPU neither has been measured against the other, so only memory decides there.
+        D V / (D + V)   D, V        nodes    float32   bfloat16
+         24             128, 29      4,200      1.61       1.14
+         64             128, 128     4,200      0.91       1.00
+        114             128, 1025    4,200      1.35       1.30
+        124             128, 4097    4,200      1.05       1.15
+        205             256, 1025    4,200      1.05       1.03
+        205             256, 1025   48,000      1.48       1.28
+        256             512, 512     8,000      0.98       0.98
+        256             512, 512    60,000      1.12       1.19
+        394             640, 1025    8,000      1.03       0.95
+        394             640, 1025   16,000      1.05       0.95
+        394             640, 1025   60,000      1.13       1.23
+        512             1024, 1025   8,000      0.91       0.90
+        512             1024, 1025  60,000      1.57       1.19
+
+    On a GPU the two have not been measured, so that only memory decides there.
 
     Args:
         B: Utterances.

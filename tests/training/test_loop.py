@@ -25,7 +25,8 @@ from asrkit.models import (
 )
 from asrkit.runtime import peak_memory
 from asrkit.text import CharTokenizer
-from asrkit.training import Prepared, TrainConfig, _Run, evaluate, train, training_step, update
+from asrkit.training import Prepared, TrainConfig, evaluate, train, training_step, update
+from asrkit.training.state import TrainingRun
 from asrkit.transcribe import recognize
 
 TOKENIZER = CharTokenizer()
@@ -43,7 +44,7 @@ RUN = """
 import sys, torch
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_training import *
+from test_loop import *
 speech = torch.load({speech!r}, weights_only=False)
 train(SMALL, TOKENIZER, speech, out=Path({out!r}), config=STEPS, progress=False)
 """
@@ -515,7 +516,7 @@ def test_sizes_that_oom_search_finds_are_those_that_a_run_survives(model_and_opt
     step = training_step(model, optimizer, STEPS)
     found = oom_search(step, buckets, budget_bytes=budget, state=(model, optimizer), progress=False)
     assert all(map(torch.equal, before, model.state_dict().values())) and not optimizer.state
-    run = _Run(SMALL, STEPS, torch.device("cpu"), {})
+    run = TrainingRun(SMALL, STEPS, torch.device("cpu"), {})
 
     def advance(n, seconds, tokens):
         def prepared():

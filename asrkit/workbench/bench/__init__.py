@@ -28,6 +28,7 @@ from asrkit.workbench.bench.suites import (
     ladder,
     losses,
     precision,
+    training,
 )
 from asrkit.workbench.profiling import Timing, measure, ratio
 from asrkit.workbench.records import Measurement, append
@@ -43,6 +44,7 @@ SUITES: dict[str, Callable[..., Iterator[Any]]] = {
     "batching": batching.suite,
     "claims": claims.suite,
     "ladder": ladder.suite,
+    "training": training.suite,
 }
 EAGER = (
     "losses",
