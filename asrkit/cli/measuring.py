@@ -186,7 +186,7 @@ def _verify(args: argparse.Namespace) -> int:
 # fmt: off
 COMMANDS: Commands = {
     "bench": (_bench, "Measure fast paths against their references and peers, both arms in one run.", [
-        ("suite", {"choices": ["losses", "decoders", "features", "precision", "encoder", "batching", "claims", "ladder", "all"],
+        ("suite", {"choices": ["losses", "decoders", "features", "precision", "encoder", "batching", "training", "claims", "ladder", "all"],
                    "help": "what to measure"}),
         DEVICE, THREADS,
         ("--quick", {"action": "store_true", "help": "small sizes and few repeats"}),

@@ -106,7 +106,7 @@ class TrainConfig:
         expect(numbers, "curriculum", "a pair (seconds, share)", repr(self.curriculum))
         for name, wanted in (("features", FeatureConfig), ("augment", AugmentConfig)):
             value = getattr(self, name)
-            expect(isinstance(value, wanted), name, f"a {wanted.__name__}", repr(value))
+            expect(isinstance(value, wanted), name, wanted.__name__, repr(value))
 
     def learning_rate(self, progress: float) -> float:
         """Learning rate at `progress` in 0..1: linear warm-up, then a half cosine to zero."""

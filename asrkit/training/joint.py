@@ -24,8 +24,9 @@ KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the compile
 def joint_bytes(*, B: int, T: int, U1: int, V: int, D: int, dtype: torch.dtype) -> int:
     """Bytes of the full joint at the peak of a training step, padding included.
 
-    Two moments can be the peak: the logits, their gradient and the hidden layer; or the gradient
-    of the logits, the hidden layer and its gradient.
+    Three moments can be the peak: the logits, their gradient and the hidden layer; the gradient of
+    the logits, the hidden layer and its gradient; or the hidden layer, its gradient and that of
+    the sum before it.
 
     Args:
         B: Utterances.
@@ -39,7 +40,7 @@ def joint_bytes(*, B: int, T: int, U1: int, V: int, D: int, dtype: torch.dtype) 
     2172992000
     """
     nodes = B * T * U1
-    return nodes * dtype.itemsize * max(2 * V + D, V + 2 * D)
+    return nodes * dtype.itemsize * max(2 * V + D, V + 2 * D, 3 * D)
 
 
 def chooses_lean(
@@ -111,9 +112,9 @@ def lean_obstacle(model: TransducerModel) -> str:
     if model.activation not in (torch.tanh, torch.relu):
         return "its activation is neither tanh nor relu"
     if type(model.output) is not nn.Linear:
-        return f"its output layer is a {type(model.output).__name__}"
+        return f"its output layer is {type(model.output).__name__}"
     if type(model.dropout) is not nn.Dropout:
-        return f"its dropout is a {type(model.dropout).__name__}"
+        return f"its dropout is {type(model.dropout).__name__}"
     for module in (model.output, model.dropout):
         if _has_hooks(module):
             return "hooks wait on its joint"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
@@ -131,7 +131,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         ValueError: An argument of the wrong type, a transcript without tokens, or `out` holds a
             damaged run or one with other settings.
     """
-    _check_arguments(model_config, train_set, dev_set, config, device)
+    _check_arguments(model_config, train_set, dev_set, out, config, device)
     config = config or TrainConfig()
     dev_set = dev_set or None  # an empty one is none
     wanted = str(tokenizer.vocab_size)
@@ -169,23 +169,26 @@ def _check_arguments(
     model_config: TransducerConfig,
     train_set: Utterances,
     dev_set: Utterances | None,
+    out: Path,
     config: TrainConfig | None,
     device: str,
 ) -> None:
     """ValueError for arguments of `train` that are of another type."""
-    typed = {
-        "model_config": (model_config, TransducerConfig),
-        "train_set": (train_set, Utterances),
-        "dev_set": (dev_set, Utterances | None),
-        "config": (config, TrainConfig | None),
-    }
-    for name, (value, kind) in typed.items():
-        wanted = getattr(kind, "__name__", str(kind))
-        expect(isinstance(value, kind), name, wanted, type(value).__name__)
+    _expect_instance(model_config, TransducerConfig, "model_config", "TransducerConfig")
+    _expect_instance(train_set, Utterances, "train_set", "Utterances")
+    _expect_instance(dev_set, Utterances | None, "dev_set", "Utterances or None")
+    _expect_instance(out, str | Path, "out", "a path")
+    _expect_instance(config, TrainConfig | None, "config", "TrainConfig or None")
+    known = True
     try:
         torch.device(device)
     except (RuntimeError, TypeError):
-        expect(False, "device", "'cpu' or 'cuda'", repr(device))
+        known = False
+    expect(known, "device", "'cpu' or 'cuda'", repr(device))
+
+
+def _expect_instance(value: object, kind: Any, name: str, wanted: str) -> None:
+    expect(isinstance(value, kind), name, wanted, type(value).__name__)
 
 
 def _expect_tokens(tokenizer: Tokenizer, train_set: Utterances, dev_set: Utterances | None) -> None:
