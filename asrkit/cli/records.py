@@ -12,7 +12,7 @@ from asrkit.cli.command import Command, count, finish, say
 
 def _add(args: argparse.Namespace) -> int:
     from asrkit.shapes import expect
-    from asrkit.workbench import collect
+    from asrkit.workbench import collect, records
 
     checkout = files.HERE.parent
     if args.into is None:

@@ -15,7 +15,9 @@ def _train(args: argparse.Namespace) -> int:
     from asrkit.text import load_tokenizer
     from asrkit.training import TrainConfig, evaluate, train
 
-    config = TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed)
+    config = TrainConfig(
+        seconds=args.seconds, steps=args.steps, seed=args.seed, joint=args.joint
+    )
     tokenizer = load_tokenizer(args.tokenizer)
     expect(not args.out.exists() or args.out.is_dir(), "out", "a folder", repr(str(args.out)))
     model_config = _model_config(args, tokenizer.vocab_size)
@@ -34,7 +36,11 @@ def _train(args: argparse.Namespace) -> int:
         progress=not args.no_progress,
         config=config,
     )
-    summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
+    summary: dict[str, Any] = {
+        "model": str(result.path),
+        "steps": len(result.history),
+        "joint": result.joint,
+    }
     for name in ("dev", "test"):
         if name in speech:
             checkpoint = load_checkpoint(result.path, device=args.device)
@@ -108,6 +114,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="seed of initial weights, batches and augmentation",
+    )
+    schedule.add_argument(
+        "--joint",
+        choices=["auto", "full", "lean"],
+        default="auto",
+        help="full: build the joint's logits; lean: compute the loss tile by tile, in less memory; "
+        "auto: whichever is faster or fits, batch by batch",
     )
     add_device(schedule, threads=False)
     output = parser.add_argument_group("output")

@@ -253,11 +253,11 @@ def test_kernels_compile_for_the_types_of_real_calls(monkeypatch):
         for name, types in numba_types(
             dtype
         ).items():  # these are compiled, and counted, in test_rows.py
-            assert launched.pop((f"rows_{name}", types)) is getattr(rows, f"_{name}")
+            assert launched.pop((f"logit_rows_{name}", types)) is getattr(rows, f"_{name}")
     assert sorted(name for name, _ in launched) == [
-        "rnnt_shares",
+        "rnnt_posteriors",
         "rnnt_sweep",
-        "tdt_shares",
+        "tdt_posteriors",
         "tdt_sweep",
     ]
     for (_, types), kernel in launched.items():

@@ -1,10 +1,10 @@
-"""Both passes over the logits compiled for the CPU: log-softmax fused with the scores, softmax with
-the gradient.
+"""Both passes over the logits compiled for the CPU, parallel over frames: log-softmax fused with
+the arc log-probabilities, softmax fused with the gradient.
 
-Parallel over frames. Floor: the logits are read twice and the gradient is written once, 3 x 4 B T
-U1 V bytes in float32. Sums over tokens and exp are float32; the log-normaliser adds a float64
-logarithm. Kernels are compiled on first use and cached beside this file. A process forked after a
-call cannot make one: OpenMP ends it (spawn it, or pass impl='wavefront').
+Floor: the logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32.
+Sums over tokens and exp are float32; the log-normaliser adds a float64 logarithm. Kernels are
+compiled on first use and kept on disk (asrkit.runtime.compiled). A process forked after a call
+cannot make one: OpenMP ends it (spawn it, or pass impl='wavefront').
 """
 
 import contextlib
@@ -34,68 +34,64 @@ from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
 
 SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
 FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
-ONE_AT_A_TIME = (
-    threading.RLock()
-)  # Numba's fallback thread pool aborts the process when two threads enter it
+BIT_PATTERNS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+# Numba's fallback thread pool aborts the process when two threads enter it
+ONE_AT_A_TIME = threading.RLock()
 
 
 @contextlib.contextmanager
 def pool() -> Iterator[None]:
     """Where compiled kernels run: one caller at a time, on as many threads as torch uses."""
     with ONE_AT_A_TIME:
-        threads, before = torch.get_num_threads(), get_num_threads()
+        threads = torch.get_num_threads()
+        before = get_num_threads()
         set_num_threads(max(1, min(threads, config.NUMBA_NUM_THREADS)))
         try:
             yield
         finally:
             set_num_threads(before)
-            if (
-                torch.get_num_threads() != threads
-            ):  # Numba's first launch sets it for the OpenMP that both share
+            # Numba's first launch sets it for the OpenMP that both share
+            if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
 
 
 def array(tensor: Tensor) -> np.ndarray:
     """The tensor's memory as a NumPy array; half precision as bit patterns."""
-    bits = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
-    return tensor.detach().view(bits.get(tensor.dtype, tensor.dtype)).numpy()
+    return tensor.detach().view(BIT_PATTERNS.get(tensor.dtype, tensor.dtype)).numpy()
 
 
 def flat(logits: Tensor) -> Tensor:
-    """The logits' storage from their first element on, one-dimensional; tokens must lie side by
-    side.
-    """
-    extent = 1 + sum(
-        (size - 1) * stride for size, stride in zip(logits.shape, logits.stride(), strict=True)
-    )
+    """The logits' storage from their first element on, as a vector; needs last stride 1."""
+    steps = zip(logits.shape, logits.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in steps)
     return logits.detach().as_strided((extent,), (1,))
 
 
 def arc_log_probs(
     logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
 ) -> ArcLogProbs:
-    """Scores of all nodes, (N,) each, float32."""
+    """Arc log-probabilities of all `nodes`, (N,) each, from `logits`, `targets` and `options`.
+
+    They are float32.
+    """
     n = len(options.durations)
-    z, stay, emit = torch.empty((3, nodes.count), **FLOAT).unbind()
-    durations = torch.empty((nodes.count, n), **FLOAT)
-    given = (
-        array(flat(logits)),
-        array(targets.contiguous()),
-        nodes.table.numpy(),
-        nodes.rows,
-        logits.shape[-1] - n,
-        options.blank,
-    )
+    log_z, blank_logp, label_logp = torch.empty((3, nodes.count), **FLOAT).unbind()
+    duration_logp = torch.empty((nodes.count, n), **FLOAT)
     with pool():
         _scores(
-            *given,
+            array(flat(logits)),
+            array(targets.contiguous()),
+            nodes.table.numpy(),
+            nodes.rows,
+            logits.shape[-1] - n,
+            options.blank,
             options.fused_log_softmax,
-            z.numpy(),
-            stay.numpy(),
-            emit.numpy(),
-            durations.numpy(),
+            log_z.numpy(),
+            blank_logp.numpy(),
+            label_logp.numpy(),
+            duration_logp.numpy(),
         )
-    return ArcLogProbs(z, stay, emit, durations if n else None)
+    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp if n else None)
 
 
 def gradient(
@@ -107,41 +103,31 @@ def gradient(
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over all of `out`; see asrkit.losses.gradient.LogitRows."""
-    tail = (
-        saved.log_z.new_empty((len(saved.log_z), 0))
-        if saved.duration_gradient is None
-        else saved.duration_gradient
-    )
-    given = (
-        array(targets.contiguous()),
-        nodes.table.numpy(),
-        nodes.of(out).table.numpy(),
-        nodes.rows,
-        logits.shape[-1] - tail.shape[1],
-    )
-    parts = [
-        part.numpy()
-        for part in (
-            saved.log_z,
-            saved.blank_posterior,
-            saved.label_posterior,
-            tail,
-            incoming.float().contiguous(),
-        )
-    ]
-    clamp, both = (
-        F(options.clamp if options.clamp > 0 else np.inf),
-        (array(flat(logits)), array(flat(out))),
-    )
+    """Write the gradient over the `logits` into all of `out`.
+
+    Takes logits, out, targets, nodes, options, saved and incoming as
+    asrkit.losses.gradient.LogitRows says.
+    """
+    by_duration = saved.duration_gradient
+    if by_duration is None:
+        by_duration = saved.log_z.new_empty((len(saved.log_z), 0))
     with pool():
         _gradient(
-            *both,
-            *given,
+            array(flat(logits)),
+            array(flat(out)),
+            array(targets.contiguous()),
+            nodes.table.numpy(),
+            nodes.strided_like(out).table.numpy(),
+            nodes.rows,
+            logits.shape[-1] - by_duration.shape[1],
             options.blank,
             options.fused_log_softmax,
-            clamp,
-            *parts,
+            F(options.clamp if options.clamp > 0 else np.inf),
+            saved.log_z.numpy(),
+            saved.blank_posterior.numpy(),
+            saved.label_posterior.numpy(),
+            by_duration.numpy(),
+            incoming.float().contiguous().numpy(),
             out.data_ptr() == logits.data_ptr(),
         )
 
@@ -155,34 +141,54 @@ def _largest(x):
 
 
 @njit(fastmath=SUMS)
-def _normaliser(x):
+def _log_normaliser(x):
     """log of the sum of exp over a row, in float64; NaN where the row holds one."""
-    largest, total = _largest(x), F(0.0)
+    largest = _largest(x)
+    total = F(0.0)
     for v in range(x.shape[0]):
         total += exp(load(x[v]) - largest)
     return np.float64(largest) + np.log(np.float64(total))
 
 
+@njit(inline="always")
+def _first_logit(table, b, t, u):
+    """Element of the logits' storage at which node (t, u) of utterance b starts."""
+    return table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
+
+
 @kernel
-def _scores(logits, targets, table, rows, V, blank, fused, z, stay, emit, durations):
-    n = durations.shape[1]
+def _scores(
+    logits,
+    targets,
+    table,
+    rows,
+    V,
+    blank,
+    fused,
+    log_z,
+    blank_logp,
+    label_logp,
+    duration_logp,
+):
+    n = duration_logp.shape[1]
     for row in prange(rows.shape[0]):
-        b, t = rows[row, 0], rows[row, 1]
+        b = rows[row, 0]
+        t = rows[row, 1]
         if t < table[b, FRAMES]:
             U = table[b, LABELS]
             for u in range(U + 1):
-                start = table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
+                start = _first_logit(table, b, t, u)
                 node = table[b, FIRST_NODE] + t * (U + 1) + u
                 x = logits[start : start + V]
-                here = _normaliser(x) if fused else 0.0
-                z[node] = here
-                stay[node] = load(x[blank]) - here
-                emit[node] = load(x[targets[b, u]]) - here if u < U else -np.inf
+                z = _log_normaliser(x) if fused else 0.0
+                log_z[node] = z
+                blank_logp[node] = load(x[blank]) - z
+                label_logp[node] = load(x[targets[b, u]]) - z if u < U else -np.inf
                 if n:
                     x = logits[start + V : start + V + n]
-                    here = _normaliser(x)
+                    z = _log_normaliser(x)
                     for i in range(n):
-                        durations[node, i] = load(x[i]) - here
+                        duration_logp[node, i] = load(x[i]) - z
 
 
 @kernel
@@ -191,13 +197,13 @@ def _gradient(
     out,
     targets,
     table,
-    own,
+    out_table,
     rows,
     V,
     blank,
     fused,
     clamp,
-    z,
+    log_z,
     blank_posterior,
     label_posterior,
     duration_gradient,
@@ -206,22 +212,24 @@ def _gradient(
 ):
     n = duration_gradient.shape[1]
     for row in prange(rows.shape[0]):
-        b, t = rows[row, 0], rows[row, 1]
-        U, scale = table[b, LABELS], incoming[b]
+        b = rows[row, 0]
+        t = rows[row, 1]
+        U = table[b, LABELS]
+        scale = incoming[b]
         valid = U + 1 if t < table[b, FRAMES] else 0
-        first = own[b, FIRST_LOGIT] + t * own[b, FRAME_STEP]
-        for u in range(own[b, ROW_NODES]):
-            g = out[first + u * own[b, LABEL_STEP] : first + u * own[b, LABEL_STEP] + V + n]
+        for u in range(out_table[b, ROW_NODES]):
+            first = _first_logit(out_table, b, t, u)
+            g = out[first : first + V + n]
             if u >= valid:
                 for v in range(V + n):
                     g[v] = store(F(0.0), g[v])
                 continue
-            start = table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
+            start = _first_logit(table, b, t, u)
             node = table[b, FIRST_NODE] + t * (U + 1) + u
-            _node(
+            _node_gradient(
                 logits[start : start + V],
                 g,
-                z[node],
+                log_z[node],
                 blank_posterior[node],
                 label_posterior[node],
                 blank,
@@ -232,33 +240,34 @@ def _gradient(
                 inplace,
             )
             for i in range(n):
-                g[V + i] = store(
-                    min(max(duration_gradient[node, i], -clamp), clamp) * scale, g[V + i]
-                )
+                grad = min(max(duration_gradient[node, i], -clamp), clamp)
+                g[V + i] = store(grad * scale, g[V + i])
 
 
 @njit(fastmath=SUMS)
-def _node(x, g, z, stay, emit, blank, label, fused, clamp, scale, inplace):
-    """Gradient over one node's logits, rounded once: the two entries with a share of their own are
-    made apart.
-    """
-    share = stay + emit if fused else F(0.0)
-    at_blank, at_label, factor = -stay, -emit, share * scale
+def _node_gradient(
+    x, g, log_z, blank_posterior, label_posterior, blank, label, fused, clamp, scale, inplace
+):
+    """Gradient over one node's logits, rounded once: blank and label are computed apart."""
+    posterior = blank_posterior + label_posterior if fused else F(0.0)
+    at_blank = -blank_posterior
+    at_label = -label_posterior
+    factor = posterior * scale
     if fused:
-        at_blank += share * exp(load(x[blank]) - z)
-        at_label += share * exp(load(x[label]) - z)  # of no use where no label is left
-    if share == F(0.0):
+        at_blank += posterior * exp(load(x[blank]) - log_z)
+        at_label += posterior * exp(load(x[label]) - log_z)  # unused where no label is left
+    if posterior == F(0.0):
         for v in range(x.shape[0]):
             g[v] = store(F(0.0), g[v])
     elif clamp < F(np.inf):
         for v in range(x.shape[0]):
-            g[v] = store(flush(min(share * exp(load(x[v]) - z), clamp) * scale), g[v])
-    elif inplace:  # the same loop on one array, so that the compiler sees no overlap to fear
+            g[v] = store(flush(min(posterior * exp(load(x[v]) - log_z), clamp) * scale), g[v])
+    elif inplace:  # the same loop on one array, so that the compiler need not fear an overlap
         for v in range(x.shape[0]):
-            g[v] = store(flush(factor * exp(load(g[v]) - z)), g[v])
+            g[v] = store(flush(factor * exp(load(g[v]) - log_z)), g[v])
     else:
         for v in range(x.shape[0]):
-            g[v] = store(flush(factor * exp(load(x[v]) - z)), g[v])
+            g[v] = store(flush(factor * exp(load(x[v]) - log_z)), g[v])
     g[blank] = store(flush(min(max(at_blank, -clamp), clamp) * scale), g[blank])
     if label >= 0:
         g[label] = store(flush(min(max(at_label, -clamp), clamp) * scale), g[label])
