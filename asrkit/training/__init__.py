@@ -42,7 +42,7 @@ from asrkit.models import Checkpoint, TransducerConfig, TransducerModel, save_ch
 from asrkit.models.checkpoints import config_to_dict
 from asrkit.runtime import usable_cores
 from asrkit.shapes import expect
-from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer, wer
+from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer, normalize_text, wer
 from asrkit.transcribe import recognize
 
 
@@ -260,10 +260,12 @@ def evaluate(
         tokens = recognize(checkpoint, batch.waveforms, batch.sample_lengths).tokens()
         busy += time.perf_counter() - start
         texts |= {
-            id_: checkpoint.tokenizer.decode(row).lower()
+            id_: normalize_text(checkpoint.tokenizer.decode(row))
             for id_, row in zip(batch.ids, tokens, strict=True)
         }
-        references |= {id_: text.lower() for id_, text in zip(batch.ids, batch.texts, strict=True)}
+        references |= {
+            id_: normalize_text(text) for id_, text in zip(batch.ids, batch.texts, strict=True)
+        }
     return (
         wer(list(references.values()), [texts[id_] for id_ in references]),
         texts,
