@@ -277,7 +277,7 @@ def normalize_text(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorRate:
-    """Errors over reference units, as a fraction, with a 95 % bootstrap interval over utterances."""
+    """Errors over reference units, as a fraction, with a 95 % interval by bootstrap."""
 
     rate: float
     low: float  # of the interval
