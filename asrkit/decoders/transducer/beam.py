@@ -105,7 +105,7 @@ def transducer_beam(  # noqa: PLR0913 - the one door to beam search; options key
             without it: begin with lm_weight times the nats that a label costs.
 
     Returns:
-        The best hypotheses; `alternatives` are the second to nbest-th. `scores` are log-probabilities
+        The best; `alternatives` are the second to nbest-th. `scores` are log-probabilities
         in nats, summed over the alignments that the beam kept (exact where `width` exceeds the
         number of label sequences there are), plus the terms of fusion. `frames` and `durations` are
         of one alignment: where two meet, that of the likelier one. Hypotheses that do not exist are

@@ -73,7 +73,8 @@ def transducer_beam_reference(  # noqa: PLR0913 - the arguments of transducer_be
         ]
     ranks = []
     for n in range(nbest):
-        rows, scores = [], []
+        rows = []
+        scores = []
         for ranked in results:
             steps, score = ranked[n] if n < len(ranked) else ((), -inf)
             rows.append(steps)
@@ -217,12 +218,10 @@ class PlainSearch:
         """The path with the states of predictor and language model after a label."""
         token = torch.tensor([label], device=path.predicted.device)
         predicted, state = self.model.predict(token, path.state)
-        return replace(
-            path,
-            predicted=predicted,
-            state=state,
-            lm=None if self.lm is None else self.lm.advance(path.lm, token),
-        )
+        lm = path.lm
+        if self.lm is not None:
+            lm = self.lm.advance(lm, token)
+        return replace(path, predicted=predicted, state=state, lm=lm)
 
     def end(self, path: Path) -> float:
         """What fusion adds at the end of the sentence."""
@@ -239,4 +238,6 @@ def _by_score(item: tuple[Prefix, Path]) -> float:
 def log_add(a: float, b: float) -> float:
     """log(exp(a) + exp(b))."""
     high = max(a, b)
-    return high if high == -inf else high + log(exp(a - high) + exp(b - high))
+    if high == -inf:
+        return high
+    return high + log(exp(a - high) + exp(b - high))
