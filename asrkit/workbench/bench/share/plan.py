@@ -57,7 +57,7 @@ PARTS = (
     Part(
         "loops",
         0.7,
-        "label looping with graphs, of RNN-T and TDT: six claims",
+        "windowed looping with graphs, of RNN-T and TDT: six claims",
         "claims",
         _claims("loops"),
         39,

@@ -91,7 +91,7 @@ def versus_nemo(
     dtype: torch.dtype = torch.float32,
     without: Pattern[str] = NOTHING,
 ) -> Iterator[Case]:
-    """Every loop, on CUDA label looping with graphs too; and NeMo's on the same weights and frames,
+    """Every loop, on CUDA windowed looping with graphs too; and NeMo's on the same weights and frames,
     if peers are wanted.
 
     Turns of graphs are fused, and plain in arms of their own. NeMo's slow loops join where our
@@ -128,7 +128,7 @@ def versus_nemo(
 def by_graphs(
     modes: Sequence[str], turn: str, name: str = "windowed_looping", **more: Any
 ) -> dict[str, dict[str, Any]]:
-    """Label looping by graphs of these modes, whose turn is "plain" or "fused": where it cannot be
+    """Windowed looping by graphs of these modes, whose turn is "plain" or "fused": where it cannot be
     fused such an arm cannot run.
     """
     return {
@@ -146,7 +146,7 @@ def _rivals(what: str, device: str, slow: bool) -> dict[str, Any]:
 
 
 def window(plan: Planted, device: str) -> Case:
-    """Label looping that looks at more frames in one call, or at fewer."""
+    """Windowed looping that looks at more frames in one call, or at fewer."""
     ways = {f"window_{size}": {"window": size} for size in WINDOWS}
     case = transducer(plan, device, ways, torch.float32, "greedy-window")
     return replace(case, ratios=[("window_1", name) for name in ways if name != "window_1"])
