@@ -122,7 +122,7 @@ def memory_model(trials: Iterable[Trial]) -> Cost:
         for term, value in zip(chosen, values / scale[chosen], strict=True)
     }
     source = f"fitted to {len(n)} training steps, {error:.1%} off in the root mean square"
-    return Cost(name="memory of a step", unit="B", source=source, **coefficients)  # type: ignore[arg-type]
+    return Cost(name="memory of a step", unit="B", source=source, **coefficients)
 
 
 def _fits(columns: np.ndarray) -> list[tuple[float, list[int], np.ndarray]]:

@@ -87,7 +87,7 @@ def simple_cut(row: dict[str, Any], folder: Path) -> Any:
     audio = row["audio"]
     file = _audio_folder(audio, folder) / audio
     recording = Recording.from_file(file, recording_id=str(row.get("id", audio)))
-    custom = {key: row[key] for key in ("kind", "split") if key in row}
+    custom: dict[str, Any] = {key: row[key] for key in ("kind", "split") if key in row}
     return transcribed_cut(recording, row["text"], str(row.get("speaker", "unknown")), custom)
 
 
