@@ -183,17 +183,26 @@ def oom_search(
         ValueError: A wrong argument, or not one utterance of a bucket fits.
     """
     _check_arguments(step, buckets, budget_bytes, device, tolerance, search)
+    with restored(state, device) as parameters:
+        trials = _Trials(step, device, parameters, tolerance)
+        return _search(trials, buckets, budget_bytes, search, progress)
+
+
+def _search(
+    trials: "_Trials", buckets: Buckets, budget_bytes: int | None, search: str, progress: bool
+) -> OOMResult:
+    """Run the steps of a search; see oom_search."""
     shapes = _shapes(buckets)
     probe_shapes = _probe_shapes(buckets) if search == "predicted" else []
     predicted = None
     sizes = np.ones_like(buckets.sizes)
     total = len(probe_shapes) + len(shapes)
     bar = tqdm(total=total, desc="largest batches", unit="shape", disable=not progress)
-    with bar, restored(state, device) as parameters:
-        trials = _Trials(step, device, parameters, tolerance, bar)
+    with bar:
+        trials.bar = bar
         trials.run(1, *shapes[0])  # makes the optimizer's state, compiles kernels
         if budget_bytes is None:
-            budget_bytes = int(FREE_SHARE * _free_bytes(device))
+            budget_bytes = int(FREE_SHARE * _free_bytes(trials.device))
         trials.budget = budget_bytes
         for shape in probe_shapes:
             trials.probe(*shape)
@@ -244,14 +253,13 @@ def _check_arguments(
 class _Trials:
     """The training steps of a search, what they took, and what follows from them."""
 
-    def __init__(
-        self, step: Step, device: str, parameters: list[Tensor], tolerance: float, bar: Any
-    ) -> None:
+    bar: Any  # of progress: one step of it a shape
+
+    def __init__(self, step: Step, device: str, parameters: list[Tensor], tolerance: float) -> None:
         self.step = step
         self.device = device
         self.parameters = parameters
         self.tolerance = tolerance
-        self.bar = bar
         self.budget = 2**62
         self.room = 2.0**62  # bytes there are, as far as allocators that gave up have told
         self.correction = 1.0  # bytes taken / predicted at the last step

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,8 @@ def attention(*, per_second: float = 1.0, quadratic: float = 20.0) -> Cost:
         per_second: Cost of a second in the linear term.
         quadratic: Seconds at which both terms are equal.
     """
-    expect(quadratic > 0, "quadratic", "seconds above 0", quadratic)
+    positive = isinstance(quadratic, Real) and quadratic > 0
+    expect(positive, "quadratic", "seconds above 0", quadratic)
     source = "quadratic_duration of lhotse.dataset.TimeConstraint"
     return Cost(
         name="attention",
@@ -166,8 +168,8 @@ class Limit:
 
     def __post_init__(self) -> None:
         expect(isinstance(self.cost, Cost), "cost", "asrkit.data.Cost", repr(self.cost))
-        number = isinstance(self.most, int | float | np.number)
-        expect(number and self.most > 0, "most", "above 0", self.most)
+        positive = isinstance(self.most, Real) and self.most > 0
+        expect(positive, "most", "above 0", self.most)
 
     def share(self, n: Any, D: Any, U: Any) -> Any:
         """Share of the limit that batches use; those above 1 do not fit.
