@@ -346,9 +346,11 @@ class _Trials:
         low = 0
         high = UNBOUNDED
         for trial in self.done:
-            if trial.ok and trial.seconds >= seconds and trial.tokens >= tokens:
+            as_long = trial.seconds >= seconds and trial.tokens >= tokens
+            as_short = trial.seconds <= seconds and trial.tokens <= tokens
+            if trial.ok and as_long:
                 low = max(low, trial.n)
-            if not trial.ok and trial.seconds <= seconds and trial.tokens <= tokens:
+            if not trial.ok and as_short:
                 high = min(high, trial.n)
         return low, high
 
@@ -449,4 +451,6 @@ def _probe_shapes(buckets: Buckets) -> list[tuple[float, int]]:
 def _free_bytes(device: str) -> int:
     """Bytes that a GPU has left, with those that torch's allocator holds for later."""
     free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    reserved = torch.cuda.memory_reserved(device)
+    allocated = torch.cuda.memory_allocated(device)
+    return free + reserved - allocated

@@ -170,8 +170,9 @@ def _check_and_tell(
         f"Left out: {reasons}.",
     )
     if left_out:
-        more = "; …" if len(left_out) > 3 else ""
-        say(f"{len(left_out)} left out: {reasons}{more}")
+        if len(left_out) > 3:
+            reasons += "; …"
+        say(f"{len(left_out)} left out: {reasons}")
 
 
 def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str]) -> list[str]:
