@@ -204,7 +204,9 @@ def test_float32_is_multiplied_as_such_unless_tf32_is_asked_for():
     try:
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
-            asked = lean_launches(rnnt_loss_lean, **SHAPE, dtype=torch.float32, impl="triton").arguments
+            asked = lean_launches(
+                rnnt_loss_lean, **SHAPE, dtype=torch.float32, impl="triton"
+            ).arguments
             assert [asked[name]["TF32"] for name in ("scores", "by_logits", "by_halves")] == [
                 tf32
             ] * 3
