@@ -6,8 +6,10 @@ to end.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from re import Pattern
 from typing import Any, NamedTuple
 
@@ -85,3 +87,14 @@ def without_lost(names: Pattern[str], lost: Iterable[Blame]) -> Pattern[str]:
         for one in lost
     ]
     return re.compile("|".join([names.pattern, *more]))
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of writing in this block name the file: the system's "No space left" names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise

@@ -352,7 +352,8 @@ def test_a_sampler_that_draws_other_batches_than_accounted_for_is_not_timed(few)
 
 def test_quick_is_small_and_needs_no_device():
     assert "batching" in bench.SUITES
-    sets = [*bench.SUITES["batching"]("cuda", True)]
+    cases = bench.SUITES["batching"].cases("cuda", True)
+    sets = [case.measure.__self__ for case in cases]
     assert [one.ranks for one in sets] == [1, 8] and max(len(one.lengths) for one in sets) <= 5000
     seconds = sets[0].lengths.seconds
     assert abs(np.corrcoef(seconds, np.arange(len(seconds)))[0, 1]) < 0.1
@@ -360,7 +361,8 @@ def test_quick_is_small_and_needs_no_device():
 
 def test_a_sorted_table_is_shuffled_and_too_many_ranks_are_left_out(tmp_path, capsys):
     data.Lengths(np.linspace(1, 2, 100), np.arange(100)).save(tmp_path / "a.csv")
-    (one,) = batching.suite("cpu", True, lengths=tmp_path / "a.csv", ranks=[100, 101])
+    (case,) = batching.suite("cpu", True, lengths=tmp_path / "a.csv", ranks=[100, 101])
+    one = case.measure.__self__
     assert one.ranks == 100 and abs(np.corrcoef(one.lengths.seconds, np.arange(100))[0, 1]) < 0.5
     assert capsys.readouterr().err == "batching a: 100 utterances are too few for 101 ranks\n"
 

@@ -16,10 +16,10 @@ import torch
 from asrkit.decoders import ctc_greedy
 from asrkit.losses import rnnt_loss
 from asrkit.workbench import bench, records
-from asrkit.workbench.bench import guards, journal
-from asrkit.workbench.bench.cases import Refused
+from asrkit.workbench.bench import guards, runner
 from asrkit.workbench.bench.planted import planted
-from asrkit.workbench.bench.suites import claims, decoders, losses
+from asrkit.workbench.bench.share import journal
+from asrkit.workbench.bench.suites import decoders, losses
 
 FAST = ["numba_cpu", "numba_cpu_overwrite"]
 LEAN = ["lean", "lean_skip", "lean_bfloat16"]
@@ -93,10 +93,10 @@ def test_a_rows_least_work_is_that_of_its_arm():
     product = 2 * 2 * 20 * 6 * 12 * 16
     assert (
         case.params["floor_FLOP"] == 3 * product
-        and case.of_arm["lean"]["floor_FLOP"] == 4 * product
+        and case.arm_params["lean"]["floor_FLOP"] == 4 * product
     )
-    share = case.of_arm["lean_skip"]["active"]
-    assert 0 < share < 1 and case.of_arm["lean_skip"]["floor_FLOP"] == round(
+    share = case.arm_params["lean_skip"]["active"]
+    assert 0 < share < 1 and case.arm_params["lean_skip"]["floor_FLOP"] == round(
         (1 + 3 * share) * product
     )
     given = losses.given(rnnt_loss, (1, 12, 6, 9), "cpu")
@@ -114,10 +114,10 @@ def test_few_nodes_matter_where_one_alignment_dominates():
 def test_a_rounded_arm_is_let_pass_within_its_own_tolerance_only():
     one = torch.ones(4)
     arms = {"exact": lambda: (one,), "rounded": lambda: (1.01 * one,)}
-    case = bench.Case(what="x", arms=arms, params={}, of_arm={"rounded": {"tolerance": 0.02}})
+    case = bench.Case(what="x", arms=arms, params={}, arm_params={"rounded": {"tolerance": 0.02}})
     bench.check(case)
     with pytest.raises(AssertionError, match="rounded disagrees with exact.* of 2; 0.005"):
-        bench.check(replace(case, of_arm={}, tolerance=0.005))
+        bench.check(replace(case, arm_params={}, tolerance=0.005))
     with pytest.raises(AssertionError, match="exact disagrees with nan"):
         bench.check(
             replace(case, arms={"nan": lambda: (one * float("nan"),), "exact": lambda: (one,)})
@@ -146,7 +146,7 @@ def test_sums_over_a_large_lattice_as_a_gpus_threads_make_them_pass_on_a_gpu_onl
 
 
 def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
-    good = next(iter(bench.SUITES["decoders"]("cpu", True)))
+    good = next(iter(bench.SUITES["decoders"].cases("cpu", True)))
     found = ctc_greedy(torch.zeros(1, 1, 2), torch.tensor([1]))
     for field, wrong in (("labels", found.labels + 1), ("scores", found.scores + 1)):
         bad = replace(
@@ -156,7 +156,8 @@ def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
                 "wrong": lambda f=field, w=wrong: replace(found, **{f: w}),
             },
         )
-        monkeypatch.setitem(bench.SUITES, "bad", lambda device, quick, bad=bad: iter([bad]))
+        declared = bench.Suite(name="bad", cases=lambda device, quick, bad=bad: iter([bad]))
+        monkeypatch.setitem(bench.SUITES, "bad", declared)
         with pytest.raises(
             AssertionError, match="wrong disagrees with right, so it was not measured"
         ):
@@ -194,13 +195,14 @@ def test_a_study_that_raises_or_a_case_that_could_not_be_made_does_not_end_the_s
     def raises():
         raise RuntimeError("no such kernel")
 
-    suite(claims.Study(("x",), raises), Refused("y", ValueError("y: too long")), small())
+    refused = bench.Case(what="y", refused="y: ValueError: y: too long")
+    suite(bench.Case(what="claims: x", claims=("x",), measure=raises), refused, small())
     with pytest.raises(
         AssertionError, match="^claims: x: RuntimeError: no such kernel y: ValueError: y: too long$"
     ):
         bench.run("own", quick=True, out=tmp_path / "out.jsonl")
     assert {one["what"] for one in records.read(tmp_path / "out.jsonl")} == {"small"}
-    suite(claims.Study(("x",), lambda: exec("raise TimeoutError('late')")), small())
+    suite(bench.Case(what="x", measure=lambda: exec("raise TimeoutError('late')")), small())
     with pytest.raises(TimeoutError):
         bench.run("own", quick=True)
 
@@ -212,7 +214,7 @@ def test_a_study_is_known_by_records_of_its_own_suite_and_all_of_its_claims(suit
 
     suite(small())
     foreign = bench.run("own", quick=True)
-    suite(claims.Study(("small", "other"), made))
+    suite(bench.Case(what="claims", claims=("small", "other"), measure=made))
     own = bench.run("own", quick=True, done=foreign)
     assert len(own) == 2 and bench.run("own", quick=True, done=own) == []
     assert len(bench.run("own", quick=True, done=own[:1])) == 2, "half a study is no study"
@@ -336,9 +338,9 @@ def test_a_case_that_runs_when_the_time_is_over_ends_after_a_round(suite, monkey
 
 
 def test_an_arm_may_take_what_its_case_grants_however_little_time_is_left(suite, monkeypatch):
-    granted, plain = [], bench.measure
+    granted, plain = [], runner.measure
     monkeypatch.setattr(
-        bench,
+        runner,
         "measure",
         lambda *given, **how: granted.append(how["most_s"]) or plain(*given, **how),
     )
@@ -369,8 +371,10 @@ def test_the_table_has_a_line_an_arm_in_aligned_columns():
 
 
 def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
-    case = next(case for case in bench.SUITES["decoders"]("cpu", True) if case.what == "tdt-greedy")
-    told, (_, _, D, V) = case.of_arm, case.params["shape"]
+    case = next(
+        case for case in bench.SUITES["decoders"].cases("cpu", True) if case.what == "tdt-greedy"
+    )
+    told, (_, _, D, V) = case.arm_params, case.params["shape"]
     assert (
         told["one_by_one"]["join"] == case.params["looks"]
     )  # a call each: what the plan needs is what the definition does
@@ -402,7 +406,7 @@ def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
 
 def test_looks_of_rnnt_are_its_frames_and_labels():
     case = next(
-        case for case in bench.SUITES["decoders"]("cpu", True) if case.what == "rnnt-greedy"
+        case for case in bench.SUITES["decoders"].cases("cpu", True) if case.what == "rnnt-greedy"
     )
     assert case.params["looks"] == case.params["frames"] + case.params["labels"] > 0
 
@@ -411,7 +415,7 @@ def test_an_arm_that_cannot_run_is_named_and_left_out(capsys):
     plan = planted(2, 30, V=33, width=240)
     ways = {"windowed_looping": {}, "other": {"strategy": "other"}}
     case = decoders.transducer(plan, "cpu", ways, torch.float32, "greedy")
-    assert [*case.arms] == [*case.of_arm] == ["windowed_looping"]
+    assert [*case.arms] == [*case.arm_params] == ["windowed_looping"]
     assert capsys.readouterr().err.startswith("other is left out: strategy: expected one of")
 
 
@@ -441,9 +445,12 @@ def small(**arms):
 @pytest.fixture
 def suite(monkeypatch):
     """suite(case, ...): a suite "own" of these cases."""
-    return lambda *cases: monkeypatch.setitem(
-        bench.SUITES, "own", lambda device, quick: iter(cases)
-    )
+
+    def declare(*cases):
+        declared = bench.Suite(name="own", cases=lambda device, quick, **_: iter(cases))
+        monkeypatch.setitem(bench.SUITES, "own", declared)
+
+    return declare
 
 
 def test_arms_that_are_left_out_take_their_ratios_along_and_a_lone_arm_is_no_case(suite):
@@ -481,7 +488,7 @@ def test_a_case_that_would_begin_too_late_does_not_begin_and_what_was_measured_s
     suite, tmp_path, monkeypatch
 ):
     now, out = [0.0], tmp_path / "out.jsonl"
-    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
     suite(small(), replace(small(), what="late"))
     with pytest.raises(TimeoutError, match="^no time for late 3, and what follows it$"):
         bench.run("own", quick=True, out=out, until=5.0, say=lambda line: now.append(now.pop() + 5))
@@ -497,8 +504,7 @@ def test_arms_that_must_not_run_are_not_even_tried_while_cases_are_made(monkeypa
     made = decoders.suite("cpu", True, without=re.compile("^label_looping$"))
     case = next(case for case in made if case.what == "rnnt-greedy")
     assert (
-        "label_looping" not in case.arms
-        and ("frame_looping", "label_looping") not in case.ratios
+        "label_looping" not in case.arms and ("frame_looping", "label_looping") not in case.ratios
     )
     made = decoders.suite("cpu", True, without=re.compile("^frame_looping$"))
     assert not next(case for case in made if case.what == "rnnt-greedy").arms

@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from asrkit.workbench.bench.cases import CHUNK, Case, apart, chunks, compared
+from asrkit.workbench.bench.cases import Case
+from asrkit.workbench.bench.compare import CHUNK, apart, chunks, compare_arms
 from asrkit.workbench.profiling import peak_memory
 
 MIB = 2**20
@@ -24,7 +25,7 @@ def test_a_check_holds_the_first_result_and_one_more():
     arms = {name: lambda: (torch.ones(LARGE),) for name in ("first", "second", "third")}
     case = Case(what="x", arms=arms, params={})
     wrong = []
-    assert peak_memory(lambda: wrong.append(compared(case)[1])) <= (2 * 64 + 32) * MIB
+    assert peak_memory(lambda: wrong.append(compare_arms(case)[1])) <= (2 * 64 + 32) * MIB
     assert wrong == [{}]
 
 
@@ -50,11 +51,11 @@ def test_an_error_that_ends_the_gpus_context_is_not_blamed_on_the_arms_that_foll
         "third": partial(call, "third"),
     }
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        compared(Case(what="x", arms=arms, params={}), "cuda")
+        compare_arms(Case(what="x", arms=arms, params={}), "cuda")
     assert ran == ["first", "bad"]
     dead.clear()
     arms["bad"] = lambda: (torch.zeros(1),)
-    assert [*compared(Case(what="x", arms=arms, params={}), "cuda")[1]] == [
+    assert [*compare_arms(Case(what="x", arms=arms, params={}), "cuda")[1]] == [
         "bad"
     ]  # alive: only that one is wrong
 

@@ -7,7 +7,8 @@ from itertools import product
 import pytest
 import torch
 
-from asrkit.workbench.bench import checks, guards, loss_checks
+from asrkit.workbench.bench import checks, guards
+from asrkit.workbench.bench.checks import losses as loss_checks
 from asrkit.workbench.bench.suites import decoders, encoder, ladder, losses
 
 pytestmark = pytest.mark.usefixtures("one_thread")

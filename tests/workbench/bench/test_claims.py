@@ -67,14 +67,14 @@ def test_records_have_metric_unit_and_arms_of_their_claims_and_a_cpu_settles_non
 def test_what_failed_its_check_is_not_among_the_arms():
     for names in ("^label_looping$", "^rnnt-greedy in float32: label_looping$"):
         study = next(claims.suite("cpu", True, only=("loops",), without=re.compile(names)))
-        assert "label_looping" not in {one.impl for one in study.measurements()}
+        assert "label_looping" not in {one.impl for one in study.measure()}
     (study,) = claims.suite(
         "cpu",
         True,
         only=("half",),
         without=re.compile("^half-over-autocast in bfloat16: bfloat16$"),
     )
-    assert [*study.measurements()] == []
+    assert [*study.measure()] == []
 
 
 def test_what_was_found_stays_when_the_rest_of_a_study_or_another_of_its_group_fails(
@@ -174,7 +174,7 @@ def test_a_front_end_that_differs_from_its_loop_is_not_measured(monkeypatch, nam
     (study,) = claims.suite("cpu", True, only=("frontends",))
     found = list[str]()
     with pytest.raises(AssertionError, match="apart, of|integers differ"):
-        found.extend(one.what for one in study.measurements())
+        found.extend(one.what for one in study.measure())
     assert found == [
         "preprocessor-norm-share",
         "preprocessor-10ms",
@@ -189,7 +189,7 @@ def test_a_decoder_that_hears_something_else_is_not_measured(monkeypatch):
         lambda model, encoded, lengths, **way: claims.ctc_greedy(encoded, lengths),
     )
     with pytest.raises(AssertionError, match="finds other labels than were planted"):
-        [*next(claims.suite("cpu", True, only=("loops",))).measurements()]
+        [*next(claims.suite("cpu", True, only=("loops",))).measure()]
 
 
 def decoding(monkeypatch, graph):
@@ -221,7 +221,7 @@ def test_turns_that_are_wrong_leave_the_others_and_the_loops_to_be_measured(
     with pytest.raises(
         AssertionError, match="^windowed_looping_\\w+ finds other labels than were planted"
     ):
-        found.update((one.what, one.params.get("graph", "")) for one in study.measurements())
+        found.update((one.what, one.params.get("graph", "")) for one in study.measure())
     assert found == {
         "label-looping-2x": "",
         "label-looping-faster": "",
@@ -266,5 +266,5 @@ def test_a_device_that_a_graph_has_ended_ends_the_study(monkeypatch):
     decoding(monkeypatch, graph)
     monkeypatch.setattr(claims.decoders.guards, "synchronize", dead)
     with pytest.raises(claims.decoders.guards.DeviceLost) as lost:
-        [*next(claims.suite("cpu", True, only=("loops",))).measurements()]
+        [*next(claims.suite("cpu", True, only=("loops",))).measure()]
     assert lost.value.blame == ("rnnt-greedy", "windowed_looping_full")

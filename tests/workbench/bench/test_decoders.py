@@ -36,7 +36,7 @@ def test_an_arm_that_runs_but_cannot_be_counted_stays_and_says_why(plan, monkeyp
 
     monkeypatch.setattr(decoders, "counts", broken)
     case = decoders.transducer(plan, "cpu", {"windowed_looping": {}}, torch.float32, "greedy")
-    assert case.of_arm == {"windowed_looping": {"not_counted": "broken triton"}} and [
+    assert case.arm_params == {"windowed_looping": {"not_counted": "broken triton"}} and [
         *case.arms
     ] == ["windowed_looping"]
 
@@ -54,7 +54,7 @@ def test_counts_of_a_graph_are_of_its_replay_not_of_its_capture(plan, monkeypatc
     case = decoders.transducer(
         plan, "cpu", {f"windowed_looping_{mode}": {"graphs": mode}}, torch.float32, "greedy"
     )
-    assert case.of_arm == {
+    assert case.arm_params == {
         f"windowed_looping_{mode}": {"launches": 1, "syncs": 0}
     }  # no joint: a replay has no calls to see
     assert all(model is plan.model for model in models)  # which is what the graph was captured for
@@ -91,7 +91,7 @@ def test_an_arm_that_ends_the_gpus_context_ends_the_making_of_cases(plan, monkey
     monkeypatch.setattr(decoders.guards, "synchronize", bool)
     tried.clear()
     without = decoders.guards.without_lost(
-        decoders.NONE, [lost.value.blame]
+        decoders.NOTHING, [lost.value.blame]
     )  # the first of the arms: none is tried
     assert (
         not decoders.transducer(plan, "cpu", ways, torch.float32, "greedy", without).arms
@@ -118,7 +118,7 @@ def test_graphs_have_an_arm_for_each_turn_and_one_that_cannot_be_fused_has_none(
         ("windowed_looping_full_plain", "windowed_looping_full"),
         ("windowed_looping_step_plain", "windowed_looping_step"),
     } <= {*case.ratios}
-    assert [*case.against.values()] == ["windowed_looping_full"]
+    assert [*case.peers.against.values()] == ["windowed_looping_full"]
 
     def unfused(model, encoded, lengths, graphs="off", turn="auto", **how):
         if turn == "fused":

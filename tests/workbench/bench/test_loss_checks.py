@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from asrkit.workbench.bench import loss_checks
+from asrkit.workbench.bench.checks import losses as loss_checks
 from asrkit.workbench.bench.suites import losses
 
 ARMS = {

@@ -14,12 +14,13 @@ from asrkit.cli import main
 from asrkit.decoders import ctc_greedy
 from asrkit.losses import rnnt_loss
 from asrkit.workbench import bench
-from asrkit.workbench.bench import share
-from asrkit.workbench.bench.cases import digest
+from asrkit.workbench.bench import runner
+from asrkit.workbench.bench.compare import digest
 from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.bench.rivals import peers as rivals_of
 from asrkit.workbench.bench.rivals.peer_decoders import GRAPHS, LOOPS, expect_graphs, write
 from asrkit.workbench.bench.rivals.peers import COPY, NAMES, PYTHON, Answer, Rival
+from asrkit.workbench.bench.share import supervisor
 from asrkit.workbench.bench.suites import decoders, losses
 from asrkit.workbench.profiling import measure
 
@@ -33,6 +34,12 @@ def peers():
         yield rivals
 
 
+def declare(monkeypatch, case):
+    """A suite "one" of this case."""
+    suite = bench.Suite(name="one", cases=lambda device, quick: iter([case]))
+    monkeypatch.setitem(bench.SUITES, "one", suite)
+
+
 @pytest.fixture
 def case():
     """The smallest lattice, without our own arm of the same name."""
@@ -43,17 +50,17 @@ def case():
 
 
 def test_a_rival_computes_the_same_from_the_same_seed_and_times_itself(peers, case):
-    (rival,) = peers.arms(**case.peers).values()
+    (rival,) = peers.arms(**case.peers.request).values()
     answer, (cost, gradient) = rival(observe=True), case.run("reference")
     assert torch.stack(answer.digest).tolist() == pytest.approx(
-        [one.item() for one in digest((cost, gradient), case.logits)], rel=1e-5
+        [one.item() for one in digest((cost, gradient), case.peers.logits)], rel=1e-5
     )
     assert answer.wall_ms > 0 and answer.cpu_ms > 0 and answer.peak_B >= 0
     assert rival().digest == ()  # only asked for once: it costs time
 
 
 def test_records_name_the_rival_and_its_version(peers, case, monkeypatch):
-    monkeypatch.setitem(bench.SUITES, "one", lambda device, quick: iter([case]))
+    declare(monkeypatch, case)
     found = [
         record
         for record in bench.run("one", quick=True, peers=peers)
@@ -73,9 +80,7 @@ def test_a_rival_that_disagrees_is_not_measured(peers, case, monkeypatch):
         "wrong": lambda: (case.run("reference")[0], case.run("reference")[1].flip(1)),
         "numba_cpu": lambda: turned["wrong"](),
     }
-    monkeypatch.setitem(
-        bench.SUITES, "one", lambda device, quick: iter([replace(case, arms=turned, setups={})])
-    )
+    declare(monkeypatch, replace(case, arms=turned, setups={}))
     with pytest.raises(
         AssertionError, match="torchaudio disagrees with wrong, so it was not measured"
     ):
@@ -90,7 +95,9 @@ def test_a_rival_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
     def check():
         answer = Answer(wall_ms=1.0, cpu_ms=1.0, digest=tuple(parts))
         arms = {"ours": lambda: found, "theirs": lambda: answer}
-        bench.check(bench.Case(what="x", arms=arms, params={}, peers={"loss": "x"}))
+        bench.check(
+            bench.Case(what="x", arms=arms, params={}, peers=bench.PeerArms(request={"loss": "x"}))
+        )
 
     check()
     parts[wrong] = parts[wrong] + 1
@@ -103,16 +110,16 @@ def test_a_rival_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
 
 def test_counts_that_a_rival_tells_are_in_its_records(monkeypatch):
     found = ctc_greedy(torch.eye(3)[torch.tensor([[0, 2, 1]])], torch.tensor([3]))
-    answer = Answer(wall_ms=1.0, cpu_ms=1.0, digest=digest(found, None), told={"join": 7})
+    answer = Answer(wall_ms=1.0, cpu_ms=1.0, digest=digest(found, None), counts={"join": 7})
     monkeypatch.setattr(Rival, "__call__", lambda self, observe=False: answer)
     theirs = Rival(process=None, name="theirs", request={})
     case = bench.Case(
         what="x",
         arms={"ours": lambda: found, "theirs": theirs},
         params={"shape": [1]},
-        peers={"loss": "x"},
+        peers=bench.PeerArms(request={"loss": "x"}),
     )
-    monkeypatch.setitem(bench.SUITES, "one", lambda device, quick: iter([case]))
+    declare(monkeypatch, case)
     by_arm = {
         one["impl"]: one["params"]
         for one in bench.run("one", quick=True)
@@ -123,7 +130,7 @@ def test_counts_that_a_rival_tells_are_in_its_records(monkeypatch):
 
 def test_a_rival_that_is_not_installed_is_one_line_and_left_out(case, capfd):
     with bench.Peers(sys.executable, {"rnnt": ("warprnnt_numba",)}) as absent:
-        assert absent.arms(**case.peers) == absent.arms(**case.peers) == {}
+        assert absent.arms(**case.peers.request) == absent.arms(**case.peers.request) == {}
     (line,) = capfd.readouterr().err.splitlines()
     assert "peer warprnnt_numba: ModuleNotFoundError" in line and "`make peers`" in line
 
@@ -225,16 +232,16 @@ def test_a_rival_is_set_against_the_arm_named_for_it_and_against_none_that_is_le
         arms=arms,
         params={},
         ratios=[],
-        ours="windowed_looping",
-        against={GRAPHS: "windowed_looping_full"},
-        peers={},
+        peers=bench.PeerArms(
+            request={}, ours="windowed_looping", against={GRAPHS: "windowed_looping_full"}
+        ),
     )
-    assert bench._with_peers(case, stub).ratios == [
+    assert runner.with_peers(case, stub).ratios == [
         (LOOPS[0], "windowed_looping"),
         (GRAPHS, "windowed_looping_full"),
     ]
     fewer = replace(case, arms={"frame_looping": bool, "windowed_looping_full": bool})
-    assert bench._with_peers(fewer, stub).ratios == [(GRAPHS, "windowed_looping_full")]
+    assert runner.with_peers(fewer, stub).ratios == [(GRAPHS, "windowed_looping_full")]
 
 
 def test_on_a_gpu_too_a_rivals_own_time_is_what_counts(monkeypatch):
@@ -259,7 +266,7 @@ def test_a_share_on_a_gpu_asks_the_rivals_that_were_taken_along(
     monkeypatch.setattr(rivals_of, "COPY", copied)
     monkeypatch.setattr(bench, "run", lambda suite, *, peers, **how: asked.append(peers))
     (tmp_path / "bench.jsonl").touch()
-    assert share._measure(tmp_path, "decoders", device, True, 0.0, "(?!)", {}, [], bool) == (
+    assert supervisor._measure(tmp_path, "decoders", device, True, 0.0, "(?!)", {}, [], bool) == (
         "done",
         "",
     )

@@ -18,10 +18,11 @@ from packaging.utils import canonicalize_name
 
 from asrkit import files
 from asrkit.cli import main
-from asrkit.workbench import machine, records
-from asrkit.workbench.bench import SUITES, journal, plan, share, takeover
-from asrkit.workbench.bench.checks import Check
-from asrkit.workbench.bench.share import PARTS
+from asrkit.workbench import collect, machine, records
+from asrkit.workbench.bench import SUITES
+from asrkit.workbench.bench.checks.check import Check
+from asrkit.workbench.bench.share import journal, plan, supervisor, takeover
+from asrkit.workbench.bench.share.plan import PARTS
 from asrkit.workbench.bench.suites import claims, ladder
 
 ROOT = Path(files.HERE).parent
@@ -52,14 +53,14 @@ import os, signal, sys, time
 from pathlib import Path
 import torch
 from asrkit.workbench import bench
-from asrkit.workbench.bench import checks, guards, journal, share
-from asrkit.workbench.bench.cases import Case
-from asrkit.workbench.bench.checks import Check
-from asrkit.workbench.bench.suites.claims import Study
-from asrkit.workbench.bench.share import Part
-from asrkit.workbench import records
+from asrkit.workbench.bench import checks, guards
+from asrkit.workbench.bench.cases import Case, Suite
+from asrkit.workbench.bench.checks.check import Check
+from asrkit.workbench.bench.share import journal, supervisor as share
+from asrkit.workbench.bench.share.plan import Part
+from asrkit.workbench import collect, machine, records
 told = {**machine.code(), "source": "of a test"}
-machine.code = lambda: told
+machine.code = records.code = lambda: told
 WAIT = Path(HERE) / "wait"
 torch.set_num_threads(1)
 def dies(): os.kill(os.getpid(), signal.SIGSEGV)
@@ -119,7 +120,7 @@ def half():
     yield records.Measurement("half-1", "share", "1", 0.5, params={"device": "cpu"})
     raise RuntimeError("no such kernel")
 def halves(device, quick):
-    yield Study(("half-1", "half-2"), half)
+    yield Case(what="claims: half-1, half-2", claims=("half-1", "half-2"), measure=half)
     yield case("halves-2")
 def hopeless(device, quick):
     for n in range(9):
@@ -127,7 +128,7 @@ def hopeless(device, quick):
 suites = {"good": good, "dead": dead, "raises": raises, "differs": differs, "poisoned": poisoned, "killed": killed,
           "halves": halves, "hopeless": hopeless, "hung": hung}
 bench.SUITES.clear()
-bench.SUITES.update(suites)
+bench.SUITES.update({name: Suite(name=name, cases=cases) for name, cases in suites.items()})
 share.PARTS = tuple(Part(name, 0.1 if name == "hung" else 1, "a test") for name in [*suites, "absent"])
 if __name__ == "__main__":
     from asrkit.cli import main
@@ -165,7 +166,7 @@ def edit(out, **told):
 def manifest_of(out):
     """The manifest, which is right about the other files."""
     manifest = json.loads((out / "manifest.json").read_text())
-    assert {path.name for path in out.iterdir()} == FILES
+    assert {path.name for path in out.iterdir()} == FILES | {files.LOCK}
     for name, told in manifest["files"].items():
         data = (out / name).read_bytes()
         assert (told["bytes"], told["sha256"]) == (len(data), files.content_hash(data))
@@ -196,7 +197,7 @@ def installed_beyond(*names):
 
 def test_the_options_of_each_part_are_those_that_its_suite_takes():
     for part in PARTS:
-        suite = SUITES[part.suite or part.name]
+        suite = SUITES[part.suite or part.name].cases
         assert {*part.options} <= {*inspect.signature(suite).parameters}
     assert {part.options["kind"] for part in PARTS if part.suite == "ladder"} == {
         "rnnt",
@@ -319,7 +320,7 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
         ValueError,
         match=r"share: expected a run of whole sizes, got a rehearsal: --quick, or on a CPU\. Nothing was",
     ):
-        records.add([out], tmp_path / "records", dirty=True)
+        collect.add([out], tmp_path / "records", dirty=True)
     kept = tmp_path / "records"
     shutil.copytree(ROOT / "data" / "records", kept)
     command = [sys.executable, "-m", "asrkit.cli"]
@@ -455,7 +456,7 @@ def test_a_case_that_is_killed_between_its_repeats_keeps_those_that_it_has(doome
 def test_a_part_that_dies_of_one_case_after_another_is_not_started_for_ever(doomed):
     manifest = manifest_of(doomed[0] / "out")
     assert [one["case"] for one in manifest["lost"]["hopeless"]] == [
-        f"hopeless-{n} 3" for n in range(share.RESTARTS + 1)
+        f"hopeless-{n} 3" for n in range(supervisor.RESTARTS + 1)
     ]
     assert {one["arm"] for one in manifest["lost"]["hopeless"]} == {"plain"} and manifest["parts"][
         "hopeless"
@@ -492,7 +493,7 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(
     with pytest.raises(
         ValueError, match=r"out: expected a folder that nobody else writes to now\."
     ):
-        share.share(out, device="cpu", minutes=2)
+        supervisor.share(out, device="cpu", minutes=2)
     run.send_signal(signal.SIGKILL)
     run.communicate(timeout=60)
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
@@ -505,7 +506,7 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(
         ValueError,
         match=r"expected a run that has ended\. Run its command again to go on, or add .*bench.jsonl\.$",
     ):
-        records.add([out], tmp_path / "records")
+        collect.add([out], tmp_path / "records")
     with (out / "bench.jsonl").open("a") as file:
         file.write('{"schema": "asrkit.rec')  # as a full disk or a lost machine leaves it
     (tmp_path / "wait").unlink()
@@ -534,16 +535,19 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(
         ValueError,
         match=r"^out: expected a new folder, or one to go on with, got one of another source\. Name another folder\.$",
     ):
-        share.share(out, device="cpu", minutes=2)
+        supervisor.share(out, device="cpu", minutes=2)
     said, told = [], {**machine.code(), "source": "of a test"}
     monkeypatch.setattr(records, "code", lambda: told)
-    monkeypatch.setattr(share, "PARTS", (share.Part("good", 1, ""),))
-    monkeypatch.setattr(share.checks, "table", lambda device: [Check("a", "fine", "", int)])
-    share.share(out, device="cpu", minutes=2, say=said.append)
+    monkeypatch.setattr(machine, "code", lambda: told)
+    monkeypatch.setattr(supervisor, "PARTS", (plan.Part("good", 1, ""),))
+    monkeypatch.setattr(supervisor.checks, "table", lambda device: [Check("a", "fine", "", int)])
+    supervisor.share(out, device="cpu", minutes=2, say=said.append)
     assert said[-1].endswith("good: done before") and records.read(out / "bench.jsonl") == found
     assert manifest_of(out)["state"] == "ended"
     (out / "bench.jsonl").write_bytes((out / "bench.jsonl").read_bytes()[:-9])
-    share.share(out, device="cpu", minutes=2, say=said.append)  # what was lost may be of any part
+    supervisor.share(
+        out, device="cpu", minutes=2, say=said.append
+    )  # what was lost may be of any part
     assert (
         "good: done before" not in said[-1]
         and records.read(out / "bench.jsonl") == found[:-1]
@@ -572,20 +576,20 @@ def test_what_was_changed_or_torn_on_the_way_is_refused_by_name_and_nothing_is_t
             ValueError,
             match=r"bench\.jsonl: expected what the manifest says, \d+ bytes, got others\. Nothing was taken",
         ):
-            records.add([out], kept, dirty=True)
+            collect.add([out], kept, dirty=True)
         manifest = json.loads((out / "manifest.json").read_text())
         manifest["files"]["bench.jsonl"]["sha256"] = files.content_hash(
             (out / "bench.jsonl").read_bytes()
         )
         (out / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(ValueError, match=said.replace(": 1", ":1")):
-            records.add([out], kept, dirty=True)
+            collect.add([out], kept, dirty=True)
     (out / "log.txt").unlink()
     with pytest.raises(ValueError, match=r"log\.txt: expected what the manifest says"):
-        records.add([out], kept, dirty=True)
+        collect.add([out], kept, dirty=True)
     assert not kept.exists()
-    new = records.add([doomed[0] / "out", doomed[0] / "out" / "bench.jsonl"], kept, dirty=True)
-    assert len(new) == len(lines) and records.add([doomed[0] / "out"], kept, dirty=True) == []
+    new = collect.add([doomed[0] / "out", doomed[0] / "out" / "bench.jsonl"], kept, dirty=True)
+    assert len(new) == len(lines) and collect.add([doomed[0] / "out"], kept, dirty=True) == []
     (file,) = kept.rglob("*.jsonl")
     assert file.relative_to(
         kept
@@ -676,4 +680,4 @@ def test_a_folder_with_a_broken_manifest_is_refused_in_one_line(tmp_path, conten
         ValueError,
         match="^out: expected a new folder, or one to go on with, got one with a broken manifest.json",
     ):
-        share.share(tmp_path, device="cpu", minutes=1, say=bool)
+        supervisor.share(tmp_path, device="cpu", minutes=1, say=bool)

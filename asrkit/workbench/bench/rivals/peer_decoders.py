@@ -305,7 +305,7 @@ def serve(loop: str, request: dict[str, Any]) -> dict[str, Any]:
     digest = [padded[0], lengths, padded[1]]
     return answer | {
         "digest": digest,
-        "told": calls,
+        "counts": calls,
         "durations": durations,
         "scores": found_scores,
     }

@@ -47,7 +47,7 @@ class Answer(Sample):
 
     digest: tuple[Tensor, ...] = ()
     peak_B: int | None = None
-    told: Mapping[str, int] = field(default_factory=dict)  # counts
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Rival:
     def __call__(self, observe: bool = False) -> Answer:
         answer = self.ask(observe=observe)
         seen = tuple(torch.tensor(part) for part in answer.get("digest", ()))
-        more = {"peak_B": answer.get("peak_B"), "told": answer.get("told", {})}
+        more = {"peak_B": answer.get("peak_B"), "counts": answer.get("counts", {})}
         return Answer(wall_ms=answer["wall_ms"], cpu_ms=answer["cpu_ms"], digest=seen, **more)
 
 

@@ -1,1 +1,30 @@
-"""The suites of benchmarks, one file each."""
+"""The suites by name, in the order in which `asrkit bench all` measures them.
+
+A new suite declares a `Suite` in a module of its own and is added to the list below.
+"""
+
+from asrkit.workbench.bench.suites import (
+    batching,
+    claims,
+    decoders,
+    encoder,
+    ladder,
+    losses,
+    precision,
+    training,
+)
+
+SUITES = {
+    suite.name: suite
+    for suite in [
+        losses.SUITE,
+        decoders.SUITE,
+        decoders.FEATURES,
+        precision.SUITE,
+        encoder.SUITE,
+        batching.SUITE,
+        training.SUITE,
+        claims.SUITE,
+        ladder.SUITE,
+    ]
+}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asrkit.shapes import expect
+from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.rivals import samplers
 from asrkit.workbench.bench.rivals.samplers import Epoch
 from asrkit.workbench.records import Measurement
@@ -67,7 +68,7 @@ class Arm(NamedTuple):
 
 def suite(
     device: str, quick: bool, *, lengths: Path | None = None, ranks: Sequence[int] = ()
-) -> Iterator["Comparison"]:
+) -> Iterator[Case]:
     """A comparison for each set of lengths, or for that in the file `lengths`, and each number of
     ranks; the same on any device.
     """
@@ -104,9 +105,9 @@ def suite(
             if count > len(table):
                 _say(f"batching {name}: {len(table)} utterances are too few for {count} ranks")
             else:
-                yield Comparison(
-                    name, table, limit, cuts, count, wide=count == (8 if 8 in ranks else ranks[0])
-                )
+                wide = count == (8 if 8 in ranks else ranks[0])
+                made = Comparison(name, table, limit, cuts, count, wide)
+                yield Case(what=str(made), measure=made.measurements)
     expect(
         min(ranks) <= most_ranks,
         "ranks",
@@ -410,3 +411,5 @@ LEGEND = (
     "what comes before its first step; a next: the median of the fifty calls after that. Batches of any size are as efficient "
     "here; where an epoch has few steps, an incomplete last one weighs much."
 )
+
+SUITE = Suite(name="batching", cases=suite, tables={"batching": table})

@@ -11,7 +11,7 @@ import gzip
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from re import Pattern
@@ -34,7 +34,8 @@ from asrkit.models import (
     TransducerModel,
     presets,
 )
-from asrkit.workbench.bench.cases import NONE, Case, near
+from asrkit.workbench.bench.cases import NOTHING, Case, Suite
+from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.guards import barred, prove_alive
 from asrkit.workbench.bench.planted import ctc_log_probs, planted
 from asrkit.workbench.bench.planted import kind as kind_of
@@ -56,26 +57,9 @@ MEL = partial(log_mel, config=FeatureConfig(normalization="none"))
 Make = Callable[[str, bool, Pattern[str]], Iterable[Measurement]]
 
 
-@dataclass(frozen=True)
-class Study:
-    """Claims that are measured together, and how."""
-
-    ids: tuple[str, ...]
-    make: Callable[[], Iterable[Measurement]]
-
-    def __str__(self) -> str:
-        return f"claims: {', '.join(self.ids)}"
-
-    def measurements(self) -> Iterator[Measurement]:
-        """What is found, one by one: what was found stays if the rest fails. AssertionError where
-        arms disagree.
-        """
-        yield from self.make()
-
-
 def suite(
-    device: str, quick: bool, *, only: Sequence[str] = (), without: Pattern[str] = NONE
-) -> Iterator[Study | Case]:
+    device: str, quick: bool, *, only: Sequence[str] = (), without: Pattern[str] = NOTHING
+) -> Iterator[Case]:
     """The studies of each group in STUDIES, and the windows; of toy sizes if quick and on a CPU.
 
     `only`: some of these groups. `without`: arms whose check failed.
@@ -85,7 +69,8 @@ def suite(
     for group, studies in STUDIES.items():
         for ids, study in studies.items() if not only or group in only else ():
             if here := tuple(name for name in ids if cuda or name not in OF_GPU):
-                yield Study(here, partial(study, device, quick, without))
+                measure = partial(study, device, quick, without)
+                yield Case(what=f"claims: {', '.join(here)}", claims=here, measure=measure)
     if not only or "windows" in only:
         yield from windows(device, quick, without)
 
@@ -645,3 +630,5 @@ OF_GPU = {
     "graphs-label-looping-rnnt",
     "launch-bound-small-batch",
 }  # which a CPU has not
+
+SUITE = Suite(name="claims", cases=suite, takes=("without",))

@@ -22,7 +22,7 @@ from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, trans
 from asrkit.features import normalize, normalize_sequential
 from asrkit.models import TransducerModel
 from asrkit.workbench.bench import guards
-from asrkit.workbench.bench.cases import NONE, Arms, Case, dtype_name, rows
+from asrkit.workbench.bench.cases import NOTHING, Arms, Case, PeerArms, Suite, dtype_name, rows
 from asrkit.workbench.bench.planted import Planted, ctc_log_probs, kind, planted
 from asrkit.workbench.bench.rivals.peer_decoders import GRAPHS, write
 from asrkit.workbench.profiling import launch_profile
@@ -33,7 +33,7 @@ WINDOWS = (1, 2, 4, 6, 8, 16)
 Size = tuple[int, int]  # utterances, frames of the longest
 
 
-def suite(device: str, quick: bool, *, without: Pattern[str] = NONE) -> Iterator[Case]:
+def suite(device: str, quick: bool, *, without: Pattern[str] = NOTHING) -> Iterator[Case]:
     """Greedy CTC over batch sizes; then RNN-T and TDT: every loop over batch sizes and lengths, in
     half precision, and windows.
 
@@ -78,7 +78,7 @@ def ctc(plan: Planted, device: str) -> Case:
         what="ctc-greedy-batched",
         arms=arms,
         params=params,
-        of_arm=told,
+        arm_params=told,
         ratios=pairs,
         tolerance=1e-4,
     )
@@ -89,7 +89,7 @@ def versus_nemo(
     device: str,
     names: Sequence[str] = LOOPS,
     dtype: torch.dtype = torch.float32,
-    without: Pattern[str] = NONE,
+    without: Pattern[str] = NOTHING,
 ) -> Iterator[Case]:
     """Every loop, on CUDA label looping with graphs too; and NeMo's on the same weights and frames,
     if peers are wanted.
@@ -117,9 +117,11 @@ def versus_nemo(
         yield replace(
             case,
             ratios=[*pairs, *loops, *fused],
-            peers=_rivals(case.what, device, "one_by_one" in names) | {"plan": str(path)},
-            ours="windowed_looping",
-            against={GRAPHS: largest},
+            peers=PeerArms(
+                request=_rivals(case.what, device, "one_by_one" in names) | {"plan": str(path)},
+                ours="windowed_looping",
+                against={GRAPHS: largest},
+            ),
         )
 
 
@@ -156,7 +158,7 @@ def transducer(
     ways: Mapping[str, dict[str, Any]],
     dtype: torch.dtype,
     what: str,
-    without: Pattern[str] = NONE,
+    without: Pattern[str] = NOTHING,
 ) -> Case:
     """A case with an arm for each way that can run, none where the first cannot; one that cannot is
     named on standard error.
@@ -206,7 +208,7 @@ def transducer(
         1e-3 if dtype == torch.float32 else 0.2
     )  # of scores near 0 that are sums of many logarithms
     return Case(
-        what=case, arms=arms, params=params, of_arm=told, warmup=int(B < 32), tolerance=rounding
+        what=case, arms=arms, params=params, arm_params=told, warmup=int(B < 32), tolerance=rounding
     )
 
 
@@ -270,3 +272,7 @@ def features(device: str, quick: bool) -> Iterator[Case]:
         arms=arms,
         params={"shape": [B, T, F], "floor_B": 2 * 4 * B * T * F},
     )
+
+
+SUITE = Suite(name="decoders", cases=suite, takes=("without",))
+FEATURES = Suite(name="features", cases=features)

@@ -35,7 +35,7 @@ from asrkit.models import (
     presets,
 )
 from asrkit.models.packed import pack
-from asrkit.workbench.bench.cases import Case
+from asrkit.workbench.bench.cases import Case, PeerArms, Suite
 from asrkit.workbench.bench.ceilings import ceilings, tf32
 from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.bench.rivals.peer_encoders import write
@@ -90,6 +90,7 @@ def suite(device: str, quick: bool, *, compiled: bool | None = None) -> Iterator
         batches = dict.fromkeys(batches, (1, 32, 128))
     if quick:
         batches = {"tiny": (2,), "tdt_ctc_110m": (1,)}
+    yield Case(what="machine-ceiling", measure=lambda: ceilings(device, quick).measurements)
     for preset, sizes in batches.items():
         config = presets.PRESETS[preset]().encoder
         assert isinstance(config, FastConformerConfig)
@@ -184,11 +185,10 @@ def case(
         what=what,
         arms=arms,
         params=params,
-        of_arm=told,
+        arm_params=told,
         ratios=ratios,
         warmup=1,
-        ours=ours,
-        of_peers=told[ours],
+        peers=PeerArms(request={}, ours=ours, params=told[ours]),
     )
 
 
@@ -299,19 +299,15 @@ def versus_peers(made: Case, encoder: FastConformer, inputs: Inputs) -> Iterator
     where they take part.
     """
     if inputs[0].is_cuda or sum(weight.numel() for weight in encoder.parameters()) > RIVALS_MOST:
-        yield made
+        yield replace(made, peers=None)
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.pt"
         write(path, encoder, *inputs)
-        yield replace(
-            made,
-            peers={
-                "loss": "encoder",
-                "plan": str(path),
-                "mode": made.ours.removesuffix("_bfloat16"),
-            },
-        )
+        assert made.peers
+        mode = made.peers.ours.removesuffix("_bfloat16")
+        request = {"loss": "encoder", "plan": str(path), "mode": mode}
+        yield replace(made, peers=replace(made.peers, request=request))
 
 
 def one_core(quick: bool) -> Case:
@@ -366,7 +362,12 @@ def one_core(quick: bool) -> Case:
         }
     ratios = [("float32", name) for name in arms if name != "float32"]
     return Case(
-        what="recogniser-one-core", arms=arms, params=params, of_arm=told, ratios=ratios, warmup=1
+        what="recogniser-one-core",
+        arms=arms,
+        params=params,
+        arm_params=told,
+        ratios=ratios,
+        warmup=1,
     )
 
 
@@ -391,3 +392,6 @@ def one_thread() -> Iterator[None]:
     finally:
         os.sched_setaffinity(0, cores)
         torch.set_num_threads(threads)
+
+
+SUITE = Suite(name="encoder", cases=suite)

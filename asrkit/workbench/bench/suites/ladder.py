@@ -50,7 +50,7 @@ from asrkit.models import (
 )
 from asrkit.shapes import expect, whole
 from asrkit.workbench.bench import guards
-from asrkit.workbench.bench.cases import NONE, Case, Refused
+from asrkit.workbench.bench.cases import NOTHING, Case, Suite, failure
 from asrkit.workbench.bench.ceilings import ceilings, tf32
 from asrkit.workbench.bench.guards import barred
 from asrkit.workbench.bench.ladder_pipeline import Pipeline, Recogniser, Task, read_wav, write_wav
@@ -125,9 +125,9 @@ def suite(
     batch: int = 0,
     kind: str = "",
     few: bool = False,
-    without: Pattern[str] = NONE,
+    without: Pattern[str] = NOTHING,
     until: float = inf,
-) -> Iterator[Case | Refused]:
+) -> Iterator[Case]:
     """A case each for RNN-T, TDT and CTC: of published sizes on CUDA, of 110 million weights on a
     CPU, tiny if quick.
 
@@ -150,7 +150,7 @@ def suite(
                     yield case(what, made, arms, {"preset": preset}, quick)
             except (AssertionError, RuntimeError, ValueError) as error:
                 guards.prove_alive(device, what)
-                yield Refused(what, error)
+                yield Case(what=what, refused=failure(what, error))
                 continue
             # before the next model is made, while the case is still held: gigabytes
             release_graphs()
@@ -352,7 +352,7 @@ def climb(
     say: Callable[[str], object] = bool,
     probe: bool | None = None,
     few: bool = False,
-    without: Pattern[str] = NONE,
+    without: Pattern[str] = NOTHING,
 ) -> dict[str, Arm]:
     """Arms by name: "baseline", then of every rung "to_…" with all rungs below, and "only_…" on the
     baseline.
@@ -431,7 +431,7 @@ def case(
         what=what,
         arms=recognisers,
         params=shared,
-        of_arm=told,
+        arm_params=told,
         ratios=ratios,
         warmup=0,
         least_s=15.0,
@@ -493,3 +493,6 @@ def told_of(made: Scripted, arm: Arm, quick: bool) -> dict[str, Any]:
         "peak_FLOP": top.flops[arithmetic],
         "peak_B": top.bytes_per_s,
     }
+
+
+SUITE = Suite(name="ladder", cases=suite, takes=("without", "until"))

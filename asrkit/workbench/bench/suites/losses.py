@@ -28,7 +28,7 @@ from asrkit.losses.logit_rows import plain
 from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.losses.rnnt import wavefront
 from asrkit.shapes import valid_mask
-from asrkit.workbench.bench.cases import NONE, Arms, Case
+from asrkit.workbench.bench.cases import NOTHING, Arms, Case, PeerArms, Suite, no_measurements
 from asrkit.workbench.bench.rivals.peer_worker import inputs
 from asrkit.workbench.bench.row_kernels import counts
 from asrkit.workbench.cost import card_called, lean_ms
@@ -56,7 +56,12 @@ Shape = tuple[int, ...]
 
 
 def suite(
-    device: str, quick: bool, *, first: bool = False, without: Pattern[str] = NONE
+    device: str,
+    quick: bool,
+    *,
+    first: bool = False,
+    without: Pattern[str] = NOTHING,
+    until: float = inf,
 ) -> Iterator[Case]:
     """All cases, the smallest also against the reference of plain loops. On a GPU: those arms that
     its memory holds.
@@ -120,9 +125,11 @@ def suite(
                     arms=arms,
                     ratios=[pair for pair in case.ratios or () if {*pair} <= {*arms}],
                 )
-                case = replace(case, more=tuple) if first else case
+                case = replace(case, more=no_measurements) if first else case
             if case.arms:
                 yield case
+    if gpu and not first:
+        yield Case(what="rnnt-loss-joint, largest", measure=partial(limits, device, until))
 
 
 def fits(train: Callable[[], object]) -> bool:
@@ -170,21 +177,20 @@ def given(
     counting = (
         partial(counted, what, _compiled(logits), logits, len(DURATIONS) * tdt)
         if logits.is_cuda
-        else tuple
+        else no_measurements
     )
     return Case(
         what=what,
         arms={name: partial(arm, name) for name in names + overwriting},
         setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()),
-        of_arm={"torchaudio": PEER},
+        arm_params={"torchaudio": PEER},
         more=counting,
         params=params,
         ratios=[(slow, name) for name in names + overwriting if name not in ("reference", slow)],
         tolerance=ROUNDED[dtype],
         memory=True,
         warmup=_warmup(logits),
-        logits=logits,
-        peers=request if device == "cpu" else None,
+        peers=PeerArms(request=request, logits=logits) if device == "cpu" else None,
     )
 
 
@@ -264,7 +270,7 @@ def ragged(shape: Shape, device: str) -> Case:
         what="rnnt-loss-ragged",
         arms=arms,
         params=params,
-        proof=proof,
+        compared_arms=proof,
         ratios=pair,
         memory=True,
         warmup=_warmup(logits),
@@ -290,21 +296,23 @@ def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
         "tolerance": 0.1 if trained else 0.05,
     }  # as far as a whole joint in bfloat16 is off
     twice = {"floor_FLOP": 4 * multiplying}  # the logits are computed again
-    of_arm: dict[str, dict[str, Any]] = {
+    arm_params: dict[str, dict[str, Any]] = {
         "torchaudio": PEER,
         "torchaudio_flushed": PEER,
         "lean_skip": skipping,
     }
-    of_arm |= dict.fromkeys(("split", "lean", "lean_triton"), twice)
-    of_arm |= {
-        f"{name}_bfloat16": told | half for name, told in of_arm.items() if name.startswith("lean")
+    arm_params |= dict.fromkeys(("split", "lean", "lean_triton"), twice)
+    arm_params |= {
+        f"{name}_bfloat16": told | half
+        for name, told in arm_params.items()
+        if name.startswith("lean")
     }
-    of_arm |= {
+    arm_params |= {
         "torchaudio_bfloat16": half,
-        LITTLE: of_arm["lean_triton_bfloat16"] | {"tile": little(D, V)},
+        LITTLE: arm_params["lean_triton_bfloat16"] | {"tile": little(D, V)},
     }
     for name, itemsize in (("lean_triton", 4), ("lean_triton_bfloat16", 2)):
-        of_arm[name] = of_arm[name] | predicted(device, shape, itemsize)
+        arm_params[name] = arm_params[name] | predicted(device, shape, itemsize)
     lattice = "built so that one alignment dominates" if trained else "of random weights"
     params: dict[str, Any] = {"shape": [*shape], "activation": "tanh", "lattice": lattice}
     params |= {
@@ -316,7 +324,7 @@ def joint(shape: Shape, device: str, *, trained: bool = False) -> Case:
         what="rnnt-loss-joint" + "-aligned" * trained,
         arms=arms,
         params=params,
-        of_arm=of_arm,
+        arm_params=arm_params,
         memory=True,
         tolerance=PEER["tolerance"] if trained else SUMMED[leaves[0].device.type],
         warmup=0 if T > 100 else 3,
@@ -513,3 +521,6 @@ def largest(train: Callable[[int], object], most: int = 2**12) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(partial(train, middle)) else (low, middle)
     return low
+
+
+SUITE = Suite(name="losses", cases=suite, takes=("without", "until"))

@@ -29,7 +29,7 @@ from asrkit.models import (
 from asrkit.runtime import op_name
 from asrkit.shapes import expect, valid_mask
 from asrkit.text import ErrorRate, cer, wer
-from asrkit.workbench.bench.cases import Case
+from asrkit.workbench.bench.cases import Case, Suite, dtype_name
 from asrkit.workbench.profiling.ops import EachOp
 from asrkit.workbench.records import Measurement
 
@@ -296,9 +296,8 @@ class _Casts(EachOp):
             and args[0].dtype != result.dtype
         ):
             operand = "weight" if args[0].untyped_storage()._cdata in self.weights else "activation"
-            source, target = (
-                str(tensor.dtype).removeprefix("torch.") for tensor in (args[0], result)
-            )
+            source = dtype_name(args[0].dtype)
+            target = dtype_name(result.dtype)
             self.casts.append(Cast(operand, source, target, args[0].nbytes + result.nbytes))
         return result
 
@@ -408,7 +407,7 @@ def _case(
         params=params,
         arms={mode: partial(_log_probs, one, given) for mode, one in read.items()},
         ratios=PAIRS,
-        of_arm={mode: {"dtype": _name(mode), "tolerance": 0.1} for mode in MODES},
+        arm_params={mode: {"dtype": _name(mode), "tolerance": 0.1} for mode in MODES},
         more=more,
     )
 
@@ -418,4 +417,7 @@ def _log_probs(read: Callable[..., Said], given: tuple[Tensor, Tensor]) -> tuple
 
 
 def _name(mode: str) -> str:
-    return str(MODES[mode]).removeprefix("torch.")
+    return dtype_name(MODES[mode])
+
+
+SUITE = Suite(name="precision", cases=suite)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from asrkit.models import TransducerConfig, TransducerModel
 from asrkit.training import Prepared, TrainConfig, training_loss, update
 from asrkit.training.config import Joint
-from asrkit.workbench.bench.cases import Case, dtype_name
+from asrkit.workbench.bench.cases import Case, Suite, dtype_name
 
 # utterances, feature frames of 10 ms, labels, tokens with blank
 DEMO = (7, 160, 27, 28)  # the median batch of `asrkit train` on the spoken digits
@@ -119,3 +119,6 @@ class Stepper:
         loss = training_loss(self.model, self.batch, self.config).per_label
         norm = update(self.model, self.optimizer, loss, self.config)
         return loss.detach(), norm
+
+
+SUITE = Suite(name="training", cases=suite)

@@ -10,7 +10,7 @@ from typing import Any
 from asrkit import files
 from asrkit.shapes import expect
 from asrkit.workbench import records
-from asrkit.workbench.bench.journal import NAME
+from asrkit.workbench.bench.share.journal import NAME
 
 
 def take_over(earlier: Path, out: Path, same: Mapping[str, Any]) -> None:
@@ -28,7 +28,7 @@ def take_over(earlier: Path, out: Path, same: Mapping[str, Any]) -> None:
         f"{str(earlier)!r} without manifest.json",
     )
     expect(
-        not any(out.iterdir()),
+        all(path.name == files.LOCK for path in out.iterdir()),
         "out",
         "an empty folder with --resume",
         f"{str(out)!r} with files",

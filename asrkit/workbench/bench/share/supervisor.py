@@ -34,13 +34,13 @@ from asrkit import files
 from asrkit.shapes import expect
 from asrkit.workbench import bench, machine, records
 from asrkit.workbench.bench import checks, guards
-from asrkit.workbench.bench.checks import Check
+from asrkit.workbench.bench.checks.check import Check
 from asrkit.workbench.bench.guards import Blame, DeviceLost
-from asrkit.workbench.bench.journal import Journal, salvage
-from asrkit.workbench.bench.plan import CHECKS_SHARE, ELSEWHERE, PARTS, Part, budget_s, ends
-from asrkit.workbench.bench.processes import LOST, NOTHING, Process, Tell
 from asrkit.workbench.bench.rivals.peers import installed
-from asrkit.workbench.bench.takeover import another, take_over
+from asrkit.workbench.bench.share.journal import Journal, salvage
+from asrkit.workbench.bench.share.plan import CHECKS_SHARE, ELSEWHERE, PARTS, Part, budget_s, ends
+from asrkit.workbench.bench.share.processes import LOST, NOTHING, Process, Tell
+from asrkit.workbench.bench.share.takeover import another, take_over
 
 CHECK_S = 150  # of one check, compiling included
 GRACE_S = 30  # of a suite that is over its time
@@ -75,7 +75,7 @@ def share(
         "machine": machine.this_machine(),
         "source": machine.code()["source"],
     }
-    with files.alone(out):
+    with files.lock(out):
         if resume:
             take_over(resume, out, same)
         run = _Run(out, minutes, same, say, begun)
@@ -304,10 +304,7 @@ class _Run:
             budget = budget_s(ahead, self.stop - time.monotonic())
             row: Row = {"status": "no time", "why": "", "seconds": 0.0, "records": 0}
             suite = part.suite or part.name
-            cases = (
-                f"ladder-{part.options.get('kind', '')}" if suite == "ladder" else f"{suite}-"
-            )  # what all its cases begin with
-            if suite not in bench.SUITES or re.search(pattern, cases):
+            if suite not in bench.SUITES or re.search(pattern, part.cases):
                 row["status"], row["why"] = "not measured", "its check did not pass"
             elif budget >= min(5.0, (self.last - self.begun) / 30):
                 self.tell(f"{part.name}, for {budget:.0f} s: {part.why}")

@@ -36,7 +36,7 @@ class Process:
         context = multiprocessing.get_context(
             "forkserver"
         )  # which imports torch once; CUDA begins in its children only
-        context.set_forkserver_preload(["__main__", "asrkit.workbench.bench.share"])
+        context.set_forkserver_preload(["__main__", "asrkit.workbench.bench.share.supervisor"])
         self.here, there = context.Pipe(duplex=False)
         self.said: tuple[str, str] | None = None
         self.at, self.blame, self.alarm_s = NOTHING, NOTHING, alarm_s

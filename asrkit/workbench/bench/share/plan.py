@@ -24,6 +24,7 @@ class Part(NamedTuple):
         0.0  # on an H100, of the whole part, its process included; estimated, not measured
     )
     owed: bool = False
+    cases: str = ""  # what the names of all its cases begin with, for a check that fails them all
 
     @property
     def owed_s(self) -> float:
@@ -79,6 +80,7 @@ PARTS = (
         _ladder("rnnt"),
         76,
         True,
+        cases="ladder-rnnt",
     ),
     Part(
         "ladder-tdt",
@@ -88,6 +90,7 @@ PARTS = (
         _ladder("tdt"),
         50,
         True,
+        cases="ladder-tdt",
     ),
     Part(
         "losses-large",
@@ -125,7 +128,15 @@ PARTS = (
         "all shapes, kernels counted, and the largest batches that train",
         estimate_s=230,
     ),
-    Part("ladder-ctc", 1, "the ladder without a loop over labels", "ladder", _ladder("ctc"), 40),
+    Part(
+        "ladder-ctc",
+        1,
+        "the ladder without a loop over labels",
+        "ladder",
+        _ladder("ctc"),
+        40,
+        cases="ladder-ctc",
+    ),
     Part("features", 0.2, "small, and part of the claims already", estimate_s=8),
     Part("precision", 1, "what half precision costs and loses, at published sizes", estimate_s=60),
     Part(

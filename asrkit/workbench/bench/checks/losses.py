@@ -20,7 +20,9 @@ from asrkit.losses import (
     tdt_loss_lean,
 )
 from asrkit.shapes import valid_mask
-from asrkit.workbench.bench.cases import Check, dtype_name, near
+from asrkit.workbench.bench.cases import dtype_name
+from asrkit.workbench.bench.checks.check import Check
+from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.suites import losses
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

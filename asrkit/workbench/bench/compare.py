@@ -1,0 +1,217 @@
+"""Whether the arms of a case return the same, before any of them is timed."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders import Hypotheses
+from asrkit.workbench.bench.cases import Case
+from asrkit.workbench.bench.guards import synchronize
+from asrkit.workbench.bench.rivals.peer_encoders import sketch
+from asrkit.workbench.bench.rivals.peers import Answer, Rival
+from asrkit.workbench.profiling import peak_memory
+
+CHUNK = 2**20  # elements converted to float64 at a time: 8 MiB
+
+
+class Observation(NamedTuple):
+    """What the comparison of an arm found out beside its result.
+
+    peak_B is its peak memory in bytes, None if it was not asked for; counts are a peer's.
+    """
+
+    peak_B: int | None = None
+    counts: Mapping[str, int] = {}
+
+
+class Reference(NamedTuple):
+    """Name and result of the first arm, and the digest that peers are compared with."""
+
+    name: str
+    result: Sequence[Tensor]
+    digest: Sequence[Tensor]
+
+
+def check(case: Case, device: str = "cpu") -> dict[str, Observation]:
+    """Observations of the arms by name; AssertionError unless all return what the first returns."""
+    observations, failures = compare_arms(case, device)
+    assert not failures, " ".join(failures.values())
+    return observations
+
+
+def compare_arms(case: Case, device: str = "cpu") -> tuple[dict[str, Observation], dict[str, str]]:
+    """Compare every arm with the first.
+
+    Held beside the inputs are the first arm's result and one other arm's peak, or its result and
+    24 MiB. Logits of (64, 500, 101, 1024) in float32 take 13.2 GB, their gradient as much: 40 GB.
+
+    Returns:
+        (observations, failure messages), each keyed by arm name.
+
+    Raises:
+        Exception: any error of the first arm.
+        torch.OutOfMemoryError: from any arm.
+        RuntimeError: an arm's error ended the GPU's context, so no later arm can be judged.
+    """
+    observations: dict[str, Observation] = {}
+    failures: dict[str, str] = {}
+    reference: Reference | None = None
+    for name in case.compared_arms or case.arms:
+        try:
+            if reference is None:
+                reference, observations[name] = _reference(case, name, device)
+            else:
+                observations[name] = _judge(case, name, device, reference)
+        except (AssertionError, RuntimeError, ValueError) as error:
+            if reference is None or isinstance(error, torch.OutOfMemoryError):
+                raise
+            synchronize(device)  # raises if the error has ended the GPU's context
+            if isinstance(error, AssertionError):
+                failures[name] = str(error)
+            else:
+                failures[name] = f"{case.what}: {name} fails: {error}"
+    if case.memory and case.compared_arms:
+        for name in case.arms:
+            if name not in failures:
+                _, observations[name] = observe(case.once(name), device, memory=True)
+    return observations, failures
+
+
+def observe(arm: Callable[..., Any], device: str, *, memory: bool) -> tuple[Any, Observation]:
+    """What one call of an arm returns, and an Observation with its peak memory if `memory`."""
+    if isinstance(arm, Rival):
+        answer = arm(observe=True)
+        return answer, Observation(answer.peak_B, answer.counts)
+    if not memory:
+        return arm(), Observation()
+    results: list[Any] = []
+    peak = peak_memory(lambda: results.append(arm()), device=device)
+    return results[0], Observation(peak)
+
+
+def _call(case: Case, name: str, device: str) -> tuple[Any, Observation]:
+    arms = case.compared_arms or case.arms
+    call = arms[name]
+    if case.compared_arms is None and not isinstance(call, Rival):
+        call = case.once(name)
+    return observe(call, device, memory=case.memory and not case.compared_arms)
+
+
+def _reference(case: Case, name: str, device: str) -> tuple[Reference, Observation]:
+    result, observation = _call(case, name, device)
+    known = digest(result, case.peers.logits) if case.peers else ()
+    return Reference(name, _tensors(result), known), observation
+
+
+def _judge(case: Case, name: str, device: str, reference: Reference) -> Observation:
+    """Raise AssertionError if the arm disagrees; its result is freed before the next arm runs."""
+    result, observation = _call(case, name, device)
+    if isinstance(result, Answer):
+        _expect_equal(case, name, reference.name, reference.digest, result.digest)
+    else:
+        _expect_equal(case, name, reference.name, reference.result, _tensors(result))
+    return observation
+
+
+def _tensors(result: Any) -> Sequence[Tensor]:
+    return result.parts() if isinstance(result, Hypotheses) else result
+
+
+def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:
+    """The small part of a result that a peer in another process sends back to be compared.
+
+    Args:
+        result: Hypotheses; or (cost, gradient) of a loss; or (frames, lengths) of an encoder.
+        logits: the logits of a loss, None for the others.
+
+    Returns:
+        Labels, lengths and frames of hypotheses, whose scores differ between packages. Cost, norm
+        of the gradient, and gradient times logits of a loss. A sketch of an encoder's frames, and
+        their lengths.
+    """
+    if isinstance(result, Hypotheses):
+        return result.labels, result.lengths, result.frames
+    if logits is None:
+        return sketch(*result), result[1]
+    cost, gradient = result
+    return cost, gradient.norm(), torch.sum(gradient * logits.detach())
+
+
+def _expect_equal(
+    case: Case, name: str, first: str, wanted: Iterable[Any], got: Iterable[Any]
+) -> None:
+    tolerance = case.arm_params.get(name, {}).get("tolerance", case.tolerance)
+    head = f"{case.what}: {name} disagrees with {first}, so it was not measured."
+    for x, y in zip(wanted, got, strict=True):
+        x = torch.as_tensor(x)
+        y = torch.as_tensor(y)
+        assert x.shape == y.shape, f"{head} Shapes {tuple(x.shape)} and {tuple(y.shape)}."
+        if not x.is_floating_point():
+            assert torch.equal(x, y.to(x.device)), f"{head} Integers differ."
+            continue
+        difference, size = apart(x, y)
+        assert difference <= tolerance * size, (
+            f"{head} They are {difference:.2g} apart, of {size:.2g};"
+            f" {tolerance:g} of that is let pass."
+        )
+
+
+def apart(x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Norms of x - y and of x, in float64.
+
+    Taken chunk by chunk: where these fill gigabytes there is no room for a copy of either.
+    """
+    differences: list[Tensor] = []
+    sizes: list[Tensor] = []
+    for a, b in chunks(x, y):
+        differences.append(_norm(a.double() - b.to(a.device)))
+        sizes.append(_norm(a))
+    return _norm(torch.stack(differences)).item(), _norm(torch.stack(sizes)).item()
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dtype=torch.float64)
+
+
+def chunks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of two tensors of one shape, of up to CHUNK elements each, whatever their strides."""
+    if x.numel() <= CHUNK:
+        yield x, y
+    elif x.is_contiguous() and y.is_contiguous():
+        yield from zip(x.view(-1).split(CHUNK), y.view(-1).split(CHUNK), strict=True)
+    elif x.numel() > CHUNK * len(x):  # its rows are longer than a chunk
+        for a, b in zip(x, y, strict=True):
+            yield from chunks(a, b)
+    else:
+        rows = CHUNK * len(x) // x.numel()
+        yield from zip(x.split(rows), y.split(rows), strict=True)
+
+
+def near(got: Iterable[Tensor], wanted: Iterable[Tensor], tolerance: float = 1e-5) -> None:
+    """Raise AssertionError unless tensors are equal up to `tolerance` of the largest value wanted.
+
+    Args:
+        got: tensors to judge.
+        wanted: as many, of the same shapes; integers among them must be equal.
+        tolerance: largest difference of a float, relative to the largest finite value wanted, or
+            to 1 where that is smaller. Infinities and NaN must lie in the same places.
+    """
+    for ours, theirs in zip(got, wanted, strict=True):
+        a = ours.detach().cpu()
+        b = theirs.detach().cpu()
+        assert a.shape == b.shape, f"shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        if not b.is_floating_point():
+            assert torch.equal(a, b), f"integers differ in {(a != b).sum()} of {a.numel()} places"
+            continue
+        a = a.double()
+        b = b.double()
+        same = (a == b) | (a.isnan() & b.isnan())  # infinities may be equal
+        difference = torch.where(same, 0, (a - b).abs())
+        finite = b[b.isfinite()].abs()
+        size = finite.amax().item() if finite.numel() else 0.0
+        worst = difference.amax().item() if difference.numel() else 0.0
+        assert worst <= tolerance * max(1.0, size), (
+            f"{worst:.2g} apart, of {size:.2g}; {tolerance:g} of that is let pass"
+        )
