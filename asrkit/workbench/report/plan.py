@@ -9,7 +9,7 @@ from typing import Any
 from asrkit.shapes import expect
 from asrkit.workbench.schemas import REPORT_PLAN, validator
 
-DEFAULTS = {"parameters": {}, "size": "quick", "device": "auto", "timeout_s": None}
+DEFAULTS: dict[str, Any] = {"parameters": {}, "size": "quick", "device": "auto", "timeout_s": None}
 PROGRAM_NAMES = ("asrkit", "cli.py", "__main__.py", "__init__.py")
 
 

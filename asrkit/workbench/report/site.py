@@ -79,7 +79,7 @@ def build(
     return sentence, defects
 
 
-def _shipped_records() -> list[Record]:
+def _shipped_records() -> Sequence[Record]:
     folder = files.shipped("records")
     if not any(folder.rglob("*.jsonl")):
         return []
