@@ -11,6 +11,9 @@ from asrkit.workbench.plots.canvas import COLOURS
 
 UNITS = {"core": "cores", "gpu": "GPUs"}
 NOT_MEASURED = ("published", "assumed")  # origins
+# Where the words of a marker are: offset in points, and alignment.
+ABOVE_RIGHT = ((6, 4), "left")
+BELOW_LEFT = ((-6, -11), "right")
 
 
 def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
@@ -70,11 +73,14 @@ def _draw_marker(cost: TranscriptionCost, colour: str, ax: Axes, *, above: bool)
     face = "white" if cost.speed.origin in NOT_MEASURED else colour
     ax.plot(x, y, "o", color=colour, mfc=face, zorder=3)
     origin = cost.speed.origin.partition(",")[0]
+    offset, alignment = BELOW_LEFT
+    if above:
+        offset, alignment = ABOVE_RIGHT
     ax.annotate(
         f"{x:,.4g}, {origin}",
         (x, y),
-        (6, 4) if above else (-6, -11),
+        offset,
         textcoords="offset points",
         fontsize=8,
-        ha="left" if above else "right",
+        ha=alignment,
     )

@@ -1,7 +1,6 @@
 """What each of several speed-ups gives, one on top of the other."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -70,9 +69,8 @@ def _draw_rates(
     lowest = values.min() / 1.5
     before = np.concatenate([values[:1], values[:-1]])
     start = np.concatenate([[lowest], values[:-1]])
-    colours = [GREY]
-    for above, own in pairwise(values):
-        colours.append(RED if own < above else BLUE)
+    colours = np.where(values < before, RED, BLUE)
+    colours[0] = GREY
     ax.barh(rows, values - start, left=start, height=0.65, color=colours)
     for row, name in enumerate(rates):
         rate = values[row]

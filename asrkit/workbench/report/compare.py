@@ -247,14 +247,26 @@ def _notebook_rows(first: _Run, second: _Run) -> list[Row]:
         rows.append(
             {
                 "name": name,
-                "a": f"{a['seconds']:.1f}" if a else "–",
-                "b": f"{b['seconds']:.1f}" if b else "–",
+                "a": _seconds(a),
+                "b": _seconds(b),
                 "ratio": _ratio_of_seconds(a, b),
-                "a_status": a["status"] if a else "not in this run",
-                "b_status": b["status"] if b else "not in this run",
+                "a_status": _status(a),
+                "b_status": _status(b),
             }
         )
     return rows
+
+
+def _seconds(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return "–"
+    return f"{run['seconds']:.1f}"
+
+
+def _status(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return "not in this run"
+    return run["status"]
 
 
 def _ratio_of_seconds(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> str:

@@ -11,6 +11,7 @@ from bs4 import BeautifulSoup, Tag
 from nbconvert import HTMLExporter
 
 from asrkit.workbench.records import MIME, problem
+from asrkit.workbench.report.notebook_run import count_of_records
 from asrkit.workbench.report.prose import BROKEN_FORMULA, prose
 from asrkit.workbench.report.sanitise import clean
 
@@ -95,7 +96,7 @@ def _take_records(cell: Any) -> list[Record]:
         if MIME not in data and WIDGET not in data:
             shown.append(output)
     if published:
-        count = "1 record" if len(published) == 1 else f"{len(published)} records"
+        count = count_of_records(published)
         note = f'<p class="kept"><a href="#records">{count}</a> published</p>'
         shown.append(nbformat.v4.new_output("display_data", data={"text/html": note}))
     cell.outputs = shown

@@ -47,13 +47,18 @@ class NotebookRun:
     def line(self) -> str:
         """The outcome in one line; for a failure the last line of the traceback and the cell."""
         if self.status == "ran":
-            count = len(self.records)
-            records = "1 record" if count == 1 else f"{count} records"
-            return f"{self.name}: ran in {self.seconds:.0f} s, {records}"
+            return f"{self.name}: ran in {self.seconds:.0f} s, {count_of_records(self.records)}"
         reason = (self.error.strip().splitlines() or ["failed"])[-1]
         if self.cell:
             reason += f" (cell {self.cell})"
         return f"{self.name}: {reason}"
+
+
+def count_of_records(records: Sequence[Any]) -> str:
+    """How many records there are, in words: "1 record", "2 records"."""
+    if len(records) == 1:
+        return "1 record"
+    return f"{len(records)} records"
 
 
 def kept_run(out: Path, name: str, job: Job) -> NotebookRun | None:
@@ -176,7 +181,7 @@ def _error(outputs: Sequence[Any], failure: BaseException | None) -> str:
         for output in outputs
         if output.output_type == "error"
     ]
-    text = errors[-1] if errors else ""
+    text = "".join(errors[-1:])
     if failure and not isinstance(failure, PapermillExecutionError):  # a timeout, a dead kernel
         text = f"{text}\n{type(failure).__name__}: {failure}".strip()
     return ANSI_COLOUR.sub("", text)

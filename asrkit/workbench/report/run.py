@@ -72,9 +72,8 @@ def report(  # noqa: PLR0913 - one option for each of the command's
 ) -> ReportResult:
     """Run notebooks and write `out/<time>/index.html`, to which `out/latest` then points.
 
-    The folder holds plan.json, runs/ (executed copies and results), records/, the pages and,
-    written last, manifest.json. `latest` moves when all of it is there, so a run that is cut short
-    leaves the last report in place.
+    `latest` moves when all of the folder is written, so a run that is cut short leaves the last
+    report in place.
 
     Args:
         notebooks: Paths of the notebooks; by default notebooks/*.ipynb.
@@ -94,20 +93,15 @@ def report(  # noqa: PLR0913 - one option for each of the command's
     start = time.perf_counter()
     out = Path(out)
     folder, plan, paths = _resumed(out, notebooks) if resume else _new(out, notebooks)
-    chosen = {
-        "parameters": parameters or None,
-        "size": size,
-        "device": device,
-        "timeout_s": timeout_s,
-    }
-    plan |= {name: value for name, value in chosen.items() if value is not None}
+    chosen = {"parameters": parameters or None, "size": size, "device": device}
+    for name, value in (chosen | {"timeout_s": timeout_s}).items():
+        if value is not None:
+            plan[name] = value
     _expect_runnable(paths, plan, jobs)  # before a folder is made
     busy = f"resume: expected a run that has ended, got one that is running now, {folder.name}."
     with files.lock(folder, refused=busy):
-        plan["commands"] = [*plan.get("commands", []), command_line(sys.argv)]
         plan["notebooks"] = [os.path.relpath(path, folder) for path in paths]
-        write_text(folder / "plan.json", json.dumps(plan, indent=1, default=str))
-        (folder / "manifest.json").unlink(missing_ok=True)
+        _begin(folder, plan)
         runs = run_notebooks(
             paths,
             folder / "runs",
@@ -122,8 +116,8 @@ def report(  # noqa: PLR0913 - one option for each of the command's
         _write_records(folder / "records", runs)
         seconds = time.perf_counter() - start  # one number, on the page and in the summary
         sentence, defects = build(folder, runs, seconds, plan)
-    index = _point(out / "latest", folder) / "index.html"
-    return ReportResult(path=index, runs=runs, sentence=sentence, seconds=seconds, defects=defects)
+    path = _point(out / "latest", folder) / "index.html"
+    return ReportResult(path=path, runs=runs, sentence=sentence, seconds=seconds, defects=defects)
 
 
 def _expect_runnable(paths: Sequence[Path], plan: Mapping[str, Any], jobs: int | None) -> None:
@@ -158,6 +152,13 @@ def _resumed(
         "Leave them or --resume away.",
     )
     return folder, plan, paths
+
+
+def _begin(folder: Path, plan: dict[str, Any]) -> None:
+    """Add this command to the plan and write it; the run does not count as complete any more."""
+    plan["commands"] = [*plan.get("commands", []), command_line(sys.argv)]
+    write_text(folder / "plan.json", json.dumps(plan, indent=1, default=str))
+    (folder / "manifest.json").unlink(missing_ok=True)
 
 
 def _write_records(folder: Path, runs: Sequence[NotebookRun]) -> None:

@@ -56,7 +56,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     asked = [
         sys.executable,
         "-m",
-        "asrkit.cli",
+        "asrkit",
         "report",
         "--jobs",
         "2",
