@@ -52,6 +52,7 @@ KERNELS = {
     "llvmlite",
     "triton",
 }  # a bare GPU machine: the last two come with the rest
+POSIX = ("fcntl", "resource", "pwd", "grp", "termios")  # modules of Python that Windows lacks
 SEPARATE = "asrkit/data/corpora/espeak_worker.py"  # a GPL program of its own
 
 FILE_LINES = 500
@@ -256,7 +257,10 @@ class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in blocked: raise ModuleNotFoundError(f"No module named {name!r} on this bare machine")
 sys.meta_path.insert(0, Absent())
-import torch, torchaudio, numpy, numba
+import importlib, torch
+for name in sys.argv[4].split(","): importlib.import_module(name)
+for name in sys.argv[3].split(","): sys.modules[name] = None
+for name in {"getloadavg", "sched_getaffinity", "getuid", "register_at_fork"} & {*dir(os)}: delattr(os, name)
 def state():
     tasks = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
     return (threading.active_count(), tasks, torch.get_num_threads(), torch.get_num_interop_threads(),
@@ -269,19 +273,26 @@ def watch(event, args):
         os._exit(3)
 sys.addaudithook(watch)
 sys.dont_write_bytecode = True
-import importlib
 for name in sys.argv[2].split(","): importlib.import_module(name)
 assert state() == before, (before, state())
 """
 
 
-def test_importing_asrkit_decides_nothing_and_needs_four_packages():
-    allowed = requirements(*KERNELS)
+FOUR = ("torch", "torchaudio", "numpy", "numba")
+
+
+@pytest.mark.parametrize(
+    ("rooms", "packages"),
+    [(BARE, FOUR), (LIBRARY - BARE, (*FOUR, "urllib3", "lhotse", "soundfile", "tqdm"))],
+    ids=["bare", "data"],
+)
+def test_importing_asrkit_decides_nothing_and_needs_few_packages_and_no_posix(rooms, packages):
+    allowed = requirements(*packages, *KERNELS)
     owners = importlib.metadata.packages_distributions()
     blocked = {
         top for top, names in owners.items() if not {canonicalize_name(n) for n in names} & allowed
     } - {"asrkit"}
-    assert {"lhotse", "yaml", "jiwer", "soundfile"} <= blocked
+    assert {"jiwer", "matplotlib", "sentencepiece"} <= blocked
     modules = ["asrkit"]
     for path in sources():
         dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -289,11 +300,13 @@ def test_importing_asrkit_decides_nothing_and_needs_four_packages():
             "numba_cpu",
             "numba_cuda",
             "triton",
+            "espeak_worker",
         )  # for an `impl` that names them; kernels make a cache folder
-        if room(path) in BARE - {"__init__", "__main__"} and not waits:
+        if room(path) in rooms - {"__init__", "__main__"} and not waits:
             modules.append(dotted)
+    lists = [",".join(names) for names in (blocked, modules, POSIX, packages)]
     done = subprocess.run(
-        [sys.executable, "-c", BARE_IMPORT, ",".join(blocked), ",".join(modules)],
+        [sys.executable, "-c", BARE_IMPORT, *lists],
         cwd=ROOT,
         capture_output=True,
         text=True,

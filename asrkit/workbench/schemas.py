@@ -191,7 +191,7 @@ def validator(schema: Schema) -> Callable[[Any], Mismatch | None]:
     """
     import fastjsonschema
 
-    check = fastjsonschema.compile(schema, use_default=False)
+    check = fastjsonschema.compile(dict(schema), use_default=False)
 
     def first_mismatch(value: Any) -> Mismatch | None:
         try:

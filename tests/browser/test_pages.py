@@ -23,11 +23,11 @@ from asrkit.workbench.report import compare, report
 pytestmark = pytest.mark.browser
 
 PARAMETERS = new_code_cell("size: int = 3  # bars", metadata={"tags": ["parameters"]})
-PICTURE = """from asrkit import plots
+PICTURE = """from asrkit.workbench import plots
 figure, ax = plots.canvas("Bars")
 ax.bar(range(size), range(1, size + 1))
 plots.show(figure, f"{size} bars, each higher than the one before")"""
-RECORD = """from asrkit import records
+RECORD = """from asrkit.workbench import records
 for impl in ("wavefront", "numba_cpu"):
     one = records.Measurement(what="joint-memory-measured", metric="ratio", unit="1", value=1.0, impl=impl)
     records.publish(one.sealed())"""

@@ -56,7 +56,6 @@ class Claim:
     notes: str = ""
 
     def __post_init__(self) -> None:
-        possible_arms = (0, 2) if self.kind == "ratio" else (0,)
         may_have_formula = self.kind in ("ratio", "arithmetic")
         needs_formula = self.kind == "arithmetic" or bool(self.grid)
         rules = {
@@ -64,7 +63,8 @@ class Claim:
             "a finite number or null as quoted": self.quoted is None or isfinite(self.quoted),
             "a formula, for arithmetic only": may_have_formula or not self.formula,
             "a formula for arithmetic and for a grid": bool(self.formula) or not needs_formula,
-            "two arms or none, for ratios only": len(self.arms) in possible_arms,
+            "two arms or none, for ratios only": len(self.arms) == 0
+            or (len(self.arms) == 2 and self.kind == "ratio"),
             "no status planned beside a formula, which settles it": not (
                 self.formula and self.status == "planned"
             ),

@@ -57,7 +57,8 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
     """
     if claim.formula and claim.quoted is not None:
         return _computed(claim)
-    machine = this_machine() if machine is None else machine
+    if machine is None:
+        machine = this_machine()
     here, recorded = _newest(claim, records, machine)
     if claim.quoted is None or (claim.kind == "ratio" and not claim.arms):
         return Verdict(
@@ -187,8 +188,8 @@ def _judge_grid(claim: Claim) -> Verdict:
 
 def _judge_extreme(claim: Claim, lines: Sequence[GridLine]) -> Verdict:
     """The verdict on a claim about the largest or the smallest value of a grid."""
-    choose = max if claim.take == "max" else min
-    extreme = choose(lines, key=lambda line: line.value)
+    ordered = sorted(lines, key=lambda line: line.value, reverse=claim.take == "max")
+    extreme = ordered[0]
     why = f"{claim.formula}: the {claim.take} of {len(lines)} lines is at {extreme.name}."
     value = extreme.value
     return Verdict(

@@ -1,59 +1,75 @@
-"""Two runs side by side: what both measured with ratios, seconds, verdicts that differ, and whether
-it is fair to compare.
-"""
+"""`asrkit report compare`: two runs side by side, and whether it is fair to compare them."""
 
 import json
-import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from asrkit.shapes import expect
-from asrkit.workbench import ledger
-from asrkit.workbench import records as store
-from asrkit.workbench.report.pages import measured
-from asrkit.workbench.report.site import FACTS, _write, facts, site
+from asrkit.workbench import records
+from asrkit.workbench.ledger import load_claims
+from asrkit.workbench.report.columns import Record, Row, machine_rows, record_columns
+from asrkit.workbench.report.frame import write_page
+from asrkit.workbench.schemas import REPORT_MANIFEST, validator
+from asrkit.workbench.tables import aligned
+
+OVERLAP_WORDS = {"no": "quartiles apart", "yes": "quartiles overlap"}
+SHOWN_RECORDS = 20  # on the terminal
+
+
+class ChangedVerdict(NamedTuple):
+    """A claim whose verdict differs; `reason` says so where only one run ran its notebook."""
+
+    claim: str
+    a: str
+    b: str
+    reason: str
+
+
+class _Run(NamedTuple):
+    """What is read of one run."""
+
+    name: str
+    manifest: Mapping[str, Any]
+    records: Mapping[str, Record]
+    load: float | None  # median of the records
+    notebooks: Mapping[str, Any]
+
+    @property
+    def ran(self) -> set[str]:
+        return {name for name, run in self.notebooks.items() if run["status"] == "ran"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The page, pairs of records (ratio is B over A) and verdicts that differ, as (id, of A, of B,
-    why if just one ran it).
-    """
+    """The page, and what is on it: pairs of records, notebooks, changed verdicts and warnings."""
 
     path: Path
     a: str  # name of the run
     b: str
-    pairs: Sequence[Mapping[str, Any]]
-    notebooks: Sequence[Mapping[str, Any]]
-    verdicts: Sequence[tuple[str, str, str, str]]
+    pairs: Sequence[Row]
+    notebooks: Sequence[Row]
+    verdicts: Sequence[ChangedVerdict]
     warnings: Sequence[str]
 
-    def summary(self, most: int = 20) -> str:
-        """Warnings, seconds of notebooks, the `most` records and all verdicts that differ."""
-        lines = [[row["name"], row["a"], row["b"], row["ratio"], ""] for row in self.notebooks]
-        alone = Counter(how for *_, how in self.verdicts if how)
-        said = {"no": "quartiles apart", "yes": "quartiles overlap"}
-        for pair in self.pairs[:most]:
-            x, y = pair["a"], pair["b"]
-            how = said.get(pair["overlap"], pair["overlap"])
-            of = " ".join(
-                filter(None, [x["metric"], x["impl"], x["phase"], x["dtype"], x["shape"]])
-            )
-            lines.append([f"{x['what']}, {of}", x["median"], y["median"], pair["ratio"], how])
-        lines = [["", "A", "B", "B / A", ""], *lines] if lines else []
-        widths = [max((len(line[column]) for line in lines), default=0) for column in range(5)]
-        table = [
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        changed = [f"{name}: {x} in A, {y} in B" for name, x, y, how in self.verdicts if not how]
-        changed += [f"{number} more verdicts differ: {how}" for how, number in alone.items()]
-        rest = [f"and {len(self.pairs) - most} more records on the page"] * (len(self.pairs) > most)
-        return "\n".join([*self.warnings, *table, *rest, *changed])
+    def summary(self) -> str:
+        """Warnings, a table of seconds and records, and changed verdicts.
+
+        The records that differ most come first; the others are on the page only.
+        """
+        lines = [*self.warnings, *aligned(self._table())]
+        if len(self.pairs) > SHOWN_RECORDS:
+            lines.append(f"and {len(self.pairs) - SHOWN_RECORDS} more records on the page")
+        for changed in self.verdicts:
+            if not changed.reason:
+                lines.append(f"{changed.claim}: {changed.a} in A, {changed.b} in B")
+        reasons = Counter(changed.reason for changed in self.verdicts if changed.reason)
+        for reason, number in reasons.items():
+            lines.append(f"{number} more verdicts differ: {reason}")
+        return "\n".join(lines)
 
     def facts(self) -> dict[str, Any]:
         """The result for programs: numbers of records and verdicts, and the path of the page."""
@@ -61,175 +77,260 @@ class Comparison:
             "a": self.a,
             "b": self.b,
             "records": len(self.pairs),
-            "apart": sum(pair["overlap"] == "no" for pair in self.pairs),
+            "apart": _number_apart(self.pairs),
             "verdicts_changed": len(self.verdicts),
             "same_machine": not any("machine" in warning for warning in self.warnings),
             "path": str(self.path),
         }
 
+    def _table(self) -> list[list[str]]:
+        rows = [[row["name"], row["a"], row["b"], row["ratio"], ""] for row in self.notebooks]
+        for pair in self.pairs[:SHOWN_RECORDS]:
+            a = pair["a"]
+            details = [a[column] for column in ("metric", "impl", "phase", "dtype", "shape")]
+            name = f"{a['what']}, {' '.join(filter(None, details))}"
+            note = OVERLAP_WORDS.get(pair["overlap"], pair["overlap"])
+            rows.append([name, a["median"], pair["b"]["median"], pair["ratio"], note])
+        if rows:
+            rows.insert(0, ["", "A", "B", "B / A", ""])
+        return rows
+
 
 def compare(a: Path, b: Path, out: Path | None = None) -> Comparison:
-    """Put two run folders side by side on one offline page, `out` or beside B as compare-A-B.html."""
+    """Put two runs side by side on one offline page.
+
+    Args:
+        a: Folder of a complete run.
+        b: Folder of another; ratios are B over A.
+        out: The page; by default compare-A-B.html beside B.
+
+    Raises:
+        ValueError: A folder holds no complete run, or `out` is not a file of HTML.
+    """
     a, b = a.resolve(), b.resolve()
-    expect(
-        out is None or (out.suffix == ".html" and (out.is_file() or not out.exists())),
-        "out",
-        "a file of HTML",
-        repr(str(out)),
-    )
-    manifests = [_manifest(folder) for folder in (a, b)]
-    first, second = [_records(folder) for folder in (a, b)]
-    pairs = [_pair(first[key], second[key]) for key in first if key in second]
+    if out is not None:
+        is_html = out.suffix == ".html" and (out.is_file() or not out.exists())
+        expect(is_html, "out", "a file of HTML", repr(str(out)))
+    first = _read_run(a)
+    second = _read_run(b)
+    pairs = [
+        _pair(record, second.records[key])
+        for key, record in first.records.items()
+        if key in second.records
+    ]
     pairs.sort(key=lambda pair: -pair["apart"])
-    runs = [{run["name"]: run for run in manifest["runs"]} for manifest in manifests]
-    notebooks = []
-    for name in sorted({*runs[0], *runs[1]}):
-        x, y = (run.get(name) for run in runs)
-        both = (
-            x
-            and y
-            and x["status"] == y["status"] == "ran"
-            and x["parameters"] == y["parameters"]
-            and x["seconds"]
-        )
-        notebooks.append(
-            {
-                "name": name,
-                "a": f"{x['seconds']:.1f}" if x else "–",
-                "b": f"{y['seconds']:.1f}" if y else "–",
-                "ratio": f"{y['seconds'] / x['seconds']:.2f}" if x and y and both else "–",
-                "a_status": x["status"] if x else "not in this run",
-                "b_status": y["status"] if y else "not in this run",
-            }
-        )
-    claims = [manifest["claims"] for manifest in manifests]
-    homes = {claim.id: claim.notebook for claim in ledger.load_claims()}
-    ran = [{name for name, run in some.items() if run["status"] == "ran"} for some in runs]
-    only = {
-        name: f"only {'A' if name in ran[0] else 'B'} ran the notebook" for name in ran[0] ^ ran[1]
-    }
-    verdicts = [
-        (name, x, y, only.get(homes.get(name, ""), ""))
-        for name in sorted({*claims[0], *claims[1]})
-        if (x := claims[0].get(name, "no such claim"))
-        != (y := claims[1].get(name, "no such claim"))
-    ]
-    machine = [manifest["machine"]["id"] for manifest in manifests]
-    warnings = ["The machines differ: a ratio between them is no claim about speed."] * (
-        machine[0] != machine[1]
-    )
-    warnings += [
-        f"{key.capitalize()} differs: {x} and {y}."
-        for key in ("size", "device")
-        if (x := manifests[0]["plan"][key]) != (y := manifests[1]["plan"][key])
-    ]
-    loads = [
-        statistics.median([record["load1"] for record in some.values()] or [math.nan])
-        for some in (first, second)
-    ]
-    columns = [{**manifest, "captured_at": manifest["now"]} for manifest in manifests]
-    told = [("run", [a.name, b.name]), *facts(columns)]
-    told += [
-        ("load, median of the records", [f"{load:.1f}".replace("nan", "–") for load in loads]),
-        ("command", [manifest["command"].replace("\n", "; ") for manifest in manifests]),
-    ]
-    some = sum(bool(how) for *_, how in verdicts)
-    sentence = (
-        f"{len(pairs)} records in both, {sum(pair['overlap'] == 'no' for pair in pairs)} with quartiles apart; "
-        f"{len(verdicts)} verdicts differ{f', {some} as only one run has the notebook' * bool(some)}."
-    )
-    if max(loads) > max(1.0, 2 * min(loads)):
-        warnings.append(
-            f"The load differs: {loads[0]:.1f} in A, {loads[1]:.1f} in B; what waits for a core is slower."
-        )
-    templates, common = site()
-    path = out or b.parent / f"compare-{a.name}-{b.name}.html"
-    alone = (len({*first} - {*second}), len({*second} - {*first}))
-    page = templates.get_template("compare.html.j2").render(
-        **common,
-        a=a,
-        b=b,
-        sentence=sentence,
-        warnings=warnings,
-        facts=told,
-        notebooks=notebooks,
-        pairs=pairs,
-        alone=alone,
-        verdicts=verdicts,
-    )
-    _write(path, page)
-    return Comparison(
-        path=path,
+    found = Comparison(
+        path=out or b.parent / f"compare-{a.name}-{b.name}.html",
         a=a.name,
         b=b.name,
         pairs=pairs,
-        notebooks=notebooks,
-        verdicts=verdicts,
-        warnings=warnings,
+        notebooks=_notebook_rows(first, second),
+        verdicts=_changed_verdicts(first, second),
+        warnings=_warnings(first, second),
+    )
+    only_first = {*first.records} - {*second.records}
+    only_second = {*second.records} - {*first.records}
+    write_page(
+        found.path,
+        "compare.html.j2",
+        a=a,
+        b=b,
+        sentence=_sentence(found),
+        warnings=found.warnings,
+        facts=_facts(first, second),
+        notebooks=found.notebooks,
+        pairs=pairs,
+        alone=(len(only_first), len(only_second)),
+        verdicts=found.verdicts,
+    )
+    return found
+
+
+def _read_run(folder: Path) -> _Run:
+    manifest = _manifest(folder)
+    by_key = _records_by_key(folder)
+    loads = [record["load1"] for record in by_key.values() if record["load1"] is not None]
+    return _Run(
+        name=folder.name,
+        manifest=manifest,
+        records=by_key,
+        load=statistics.median(loads) if loads else None,
+        notebooks={run["name"]: run for run in manifest["runs"]},
     )
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
     expect(
-        (folder / "manifest.json").is_file(),
+        path.is_file(),
         "runs",
         "folders of whole runs, with a manifest.json",
         repr(folder.name),
         "asrkit report --resume finishes one that was cut short.",
     )
+    manifest: Any = None
     try:
-        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text("utf-8"))
-        whole = {"id", "gpus", *FACTS} <= {*manifest["machine"]} and {"size", "device"} <= {
-            *manifest["plan"]
-        }
-        whole &= {"commit", "dirty"} <= {*manifest["code"]} and isinstance(
-            manifest["command"] + manifest["now"], str
-        )
-        whole &= all(
-            {"name", "status", "seconds", "parameters"} <= {*run} for run in manifest["runs"]
-        )
-        whole &= all(isinstance(manifest[name], dict) for name in ("machine", "software", "claims"))
-    except (ValueError, TypeError, KeyError):
-        whole = False
+        manifest = json.loads(path.read_text("utf-8"))
+        is_manifest = validator(REPORT_MANIFEST)(manifest) is None
+    except ValueError:
+        is_manifest = False
     expect(
-        whole,
+        is_manifest,
         "runs",
         "manifests of asrkit report",
-        f"another or a torn one, {folder / 'manifest.json'}",
+        f"another or a torn one, {path}",
         "Run the report again.",
     )
     return manifest
 
 
-def _records(folder: Path) -> dict[str, dict[str, Any]]:
-    """Records by what they are of: name, metric, implementation, parameters that are no fraction,
-    and which of several.
+def _records_by_key(folder: Path) -> dict[str, Record]:
+    """Records of a run by what they are of.
+
+    That is the name, metric, implementation, unit, parameters that are no fraction, and which of
+    several equal ones.
     """
-    found, times = {}, defaultdict[str, int](int)
-    for record in store.read(folder / "records") if (folder / "records").is_dir() else []:
+    if not (folder / "records").is_dir():
+        return {}
+    by_key = dict[str, Record]()
+    times = defaultdict[str, int](int)
+    for record in records.read(folder / "records"):
         params = {
             name: value for name, value in record["params"].items() if not isinstance(value, float)
         }
-        key = json.dumps(
-            [record["what"], record["metric"], record["impl"], record["unit"], params],
-            sort_keys=True,
-        )
+        identity = [record["what"], record["metric"], record["impl"], record["unit"], params]
+        key = json.dumps(identity, sort_keys=True)
         times[key] += 1
-        found[f"{key} {times[key]}"] = record
-    return found
+        by_key[f"{key} {times[key]}"] = record
+    return by_key
 
 
-def _pair(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    x, y = a["stats"], b["stats"]
-    several = x["n"] > 1 and y["n"] > 1
-    overlap = (
-        ("yes" if x["p25"] <= y["p75"] and y["p25"] <= x["p75"] else "no")
-        if several
-        else "one observation"
-    )
+def _pair(a: Record, b: Record) -> Row:
+    """Columns of a record in both runs; `apart` is the larger over the smaller value."""
     ratio = b["value"] / a["value"] if a["value"] else None
-    apart, shown = (
-        (max(ratio, 1 / ratio) if ratio and ratio > 0 else 1.0),
-        "–" if ratio is None else f"{ratio:.3g}",
+    apart = 1.0
+    if ratio is not None and ratio > 0:
+        apart = max(ratio, 1 / ratio)
+    return {
+        "a": record_columns(a),
+        "b": record_columns(b),
+        "ratio": "–" if ratio is None else f"{ratio:.3g}",
+        "overlap": _overlap(a["stats"], b["stats"]),
+        "apart": apart,
+    }
+
+
+def _overlap(a: Mapping[str, float], b: Mapping[str, float]) -> str:
+    """Whether quartiles overlap: "yes", "no" or "one observation"."""
+    if a["n"] < 2 or b["n"] < 2:
+        return "one observation"
+    if a["p25"] <= b["p75"] and b["p25"] <= a["p75"]:
+        return "yes"
+    return "no"
+
+
+def _number_apart(pairs: Sequence[Row]) -> int:
+    return sum(pair["overlap"] == "no" for pair in pairs)
+
+
+def _notebook_rows(first: _Run, second: _Run) -> list[Row]:
+    rows = []
+    for name in sorted({*first.notebooks, *second.notebooks}):
+        a = first.notebooks.get(name)
+        b = second.notebooks.get(name)
+        rows.append(
+            {
+                "name": name,
+                "a": _seconds(a),
+                "b": _seconds(b),
+                "ratio": _ratio_of_seconds(a, b),
+                "a_status": _status(a),
+                "b_status": _status(b),
+            }
+        )
+    return rows
+
+
+def _seconds(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return "–"
+    return f"{run['seconds']:.1f}"
+
+
+def _status(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return "not in this run"
+    return run["status"]
+
+
+def _ratio_of_seconds(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> str:
+    """B over A where both ran to the end with the same parameters, else a dash."""
+    if not a or not b or not a["seconds"]:
+        return "–"
+    both_ran = a["status"] == b["status"] == "ran"
+    if not both_ran or a["parameters"] != b["parameters"]:
+        return "–"
+    return f"{b['seconds'] / a['seconds']:.2f}"
+
+
+def _changed_verdicts(first: _Run, second: _Run) -> list[ChangedVerdict]:
+    notebook_of = {claim.id: claim.notebook for claim in load_claims()}
+    reasons = {}  # by notebook
+    for name in first.ran ^ second.ran:
+        only = "A" if name in first.ran else "B"
+        reasons[name] = f"only {only} ran the notebook"
+    labels_a = first.manifest["claims"]
+    labels_b = second.manifest["claims"]
+    changed = []
+    for claim in sorted({*labels_a, *labels_b}):
+        a = labels_a.get(claim, "no such claim")
+        b = labels_b.get(claim, "no such claim")
+        if a != b:
+            reason = reasons.get(notebook_of.get(claim, ""), "")
+            changed.append(ChangedVerdict(claim, a, b, reason))
+    return changed
+
+
+def _warnings(first: _Run, second: _Run) -> list[str]:
+    """What makes the comparison unfair."""
+    warnings = []
+    if first.manifest["machine"]["id"] != second.manifest["machine"]["id"]:
+        warnings.append("The machines differ: a ratio between them is no claim about speed.")
+    for setting in ("size", "device"):
+        a = first.manifest["plan"][setting]
+        b = second.manifest["plan"][setting]
+        if a != b:
+            warnings.append(f"{setting.capitalize()} differs: {a} and {b}.")
+    if first.load is not None and second.load is not None:
+        low, high = sorted((first.load, second.load))
+        if high > max(1.0, 2 * low):
+            warnings.append(
+                f"The load differs: {first.load:.1f} in A, {second.load:.1f} in B; "
+                "what waits for a core is slower."
+            )
+    return warnings
+
+
+def _facts(first: _Run, second: _Run) -> list[tuple[str, list[str]]]:
+    """Rows about both runs: names, machines, software, load and commands."""
+    runs = (first, second)
+    sources = [{**run.manifest, "captured_at": run.manifest["now"]} for run in runs]
+    loads = ["–" if run.load is None else f"{run.load:.1f}" for run in runs]
+    commands = [run.manifest["command"].replace("\n", "; ") for run in runs]
+    return [
+        ("run", [run.name for run in runs]),
+        *machine_rows(sources),
+        ("load, median of the records", loads),
+        ("command", commands),
+    ]
+
+
+def _sentence(found: Comparison) -> str:
+    sentence = (
+        f"{len(found.pairs)} records in both, {_number_apart(found.pairs)} with quartiles apart; "
+        f"{len(found.verdicts)} verdicts differ"
     )
-    return {"a": measured(a), "b": measured(b), "ratio": shown, "overlap": overlap, "apart": apart}
+    explained = sum(bool(changed.reason) for changed in found.verdicts)
+    if explained:
+        sentence += f", {explained} as only one run has the notebook"
+    return f"{sentence}."

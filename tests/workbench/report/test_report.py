@@ -22,8 +22,8 @@ from asrkit import files
 from asrkit.cli import main
 from asrkit.workbench import ledger, records
 from asrkit.workbench.report import NotebookRun, ReportResult, compare, report, run_notebooks
-from asrkit.workbench.report.pages import prose
-from asrkit.workbench.report.run import _told
+from asrkit.workbench.report.notebook_run import outcome
+from asrkit.workbench.report.prose import prose
 from asrkit.workbench.report.site import build
 
 PNG = base64.b64encode(
@@ -35,7 +35,7 @@ GOOD = [
     new_markdown_cell(
         "# Does it run?\n\nA formula $\\alpha_t + 1$, code `$x$`, and\n\n$$\\binom{T}{U} = 1$$"
     ),
-    new_code_cell("from asrkit import records\nprint(machine.stamp())"),
+    new_code_cell("from asrkit.workbench import machine, records\nprint(machine.stamp())"),
     new_code_cell("size: int = 2  # how many", metadata={"tags": ["parameters"]}),
     new_code_cell("import sys; print('size', size, type(size).__name__, sys.executable)"),
     new_code_cell(
@@ -222,7 +222,7 @@ def twice(tmp_path_factory):
             "size: float = 1.0  # of what is measured", metadata={"tags": ["parameters"]}
         ),
         new_code_cell(
-            "import os\nfrom asrkit import records\nprint(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))"
+            "import os\nfrom asrkit.workbench import records\nprint(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))"
         ),
         new_code_cell(
             "for what, spread in (('apart', 0.1), ('near', 9.0)):\n"
@@ -343,7 +343,7 @@ def test_what_is_wrong_with_a_page_is_a_defect_and_costs_nothing_else(tmp_path):
         new_code_cell("1", outputs=[dot, *forged, shown]),
     ]
     executed = write(tmp_path / "runs", "wrong", cells)
-    run = NotebookRun(name="wrong", parameters={}, **_told(executed, None))
+    run = NotebookRun(name="wrong", parameters={}, **outcome(executed, None))
     assert [record["value"] for record in run.records] == [2.0]
     _, defects = build(tmp_path, [run], 1.0, PLAN)
     assert defects == [

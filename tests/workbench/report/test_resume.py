@@ -16,8 +16,10 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from asrkit import files
 from asrkit.cli import main
 from asrkit.files import content_hash
-from asrkit.workbench.report.run import NotebookRun, _kept, jobs_of
-from asrkit.workbench.report.site import unfinished
+from asrkit.workbench.report import NotebookRun
+from asrkit.workbench.report.jobs import jobs_of
+from asrkit.workbench.report.notebook_run import kept_run
+from asrkit.workbench.report.plan import unfinished
 
 
 def notebook(path: Path, *sources: str, **told) -> Path:
@@ -54,7 +56,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     asked = [
         sys.executable,
         "-m",
-        "asrkit.cli",
+        "asrkit",
         "report",
         "--jobs",
         "2",
@@ -125,7 +127,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     )
 
 
-def test_only_a_result_that_is_whole_and_of_the_same_work_is_kept(tmp_path):
+def test_only_a_result_that_is_whole_and_of_the_same_work_iskept_run(tmp_path):
     path = notebook(tmp_path / "n/x.ipynb", "size: int = 1  # of it")
     (tmp_path / "x.ipynb").write_text("executed")
     (job,) = jobs_of([path], {"size": 2}).values()
@@ -141,7 +143,7 @@ def test_only_a_result_that_is_whole_and_of_the_same_work_is_kept(tmp_path):
 
     def kept(given=job, **change):
         result.write_text(json.dumps(vars(run) | change))
-        return _kept(tmp_path, "x", given) is not None
+        return kept_run(tmp_path, "x", given) is not None
 
     assert kept()
     assert (
@@ -154,7 +156,7 @@ def test_only_a_result_that_is_whole_and_of_the_same_work_is_kept(tmp_path):
         jobs_of([path], {"size": 2}, "quick", "cpu")["x"]
     )
     result.write_text(result.read_text()[:50])
-    assert _kept(tmp_path, "x", job) is None
+    assert kept_run(tmp_path, "x", job) is None
     (tmp_path / "x.ipynb").write_text("execu")
     assert not kept()
     (tmp_path / "x.ipynb").unlink()
@@ -313,7 +315,7 @@ def test_full_size_takes_the_parameters_that_the_notebook_names_and_what_is_type
     two = notebook(tmp_path / "two.ipynb", "size: int = 1")
 
     def given(which, **typed):
-        return [job.given for job in jobs_of([one, two], typed, which).values()]
+        return [job.parameters for job in jobs_of([one, two], typed, which).values()]
 
     assert given("quick") == [{}, {}]
     assert given("full") == [{"size": 100, "width": 200}, {}]

@@ -1,0 +1,36 @@
+"""Pictures: data in, matplotlib Axes out.
+
+No global style, and nothing is saved; `show` puts a picture on a page with its alt text.
+"""
+
+from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, tornado
+from asrkit.workbench.plots.canvas import COLOURS, as_html, canvas, show
+from asrkit.workbench.plots.costs import break_even
+from asrkit.workbench.plots.lean_tile import lean_tile
+from asrkit.workbench.plots.speech import (
+    lattice,
+    lengths,
+    spectrogram,
+    training_curve,
+    waveform,
+)
+from asrkit.workbench.plots.waterfall import waterfall
+
+__all__ = [
+    "COLOURS",
+    "as_html",
+    "break_even",
+    "canvas",
+    "lattice",
+    "lean_tile",
+    "lengths",
+    "padded_batches",
+    "show",
+    "spectrogram",
+    "stacked",
+    "timeline",
+    "tornado",
+    "training_curve",
+    "waterfall",
+    "waveform",
+]

@@ -1,0 +1,86 @@
+"""What transcription costs over how fast it is."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from asrkit.workbench.cost import Range, TranscriptionCost, transcription_cost
+from asrkit.workbench.plots.canvas import COLOURS
+
+UNITS = {"core": "cores", "gpu": "GPUs"}
+NOT_MEASURED = ("published", "assumed")  # origins
+# Where the words of a marker are: offset in points, and alignment.
+ABOVE_RIGHT = ((6, 4), "left")
+BELOW_LEFT = ((-6, -11), "right")
+
+
+def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
+    """USD of a million hours of speech over the RTFx of one core or GPU, a line a machine.
+
+    Lines are pale from the lowest to the highest price of their machine. A marker is an RTFx that
+    somebody has seen, with its origin; it is filled where this project measured. Two machines cost
+    the same where a level line cuts theirs.
+
+    Args:
+        costs: Costs of machines at the speeds that somebody has seen.
+        ax: Axes to draw on; returned.
+    """
+    first_of_machine = dict[str, TranscriptionCost]()
+    for cost in costs:
+        first_of_machine.setdefault(cost.instance.name, cost)
+    speeds = [end for cost in costs for end in cost.speed.rtfx.ends]
+    rtfx = np.geomspace(min(speeds) / 3, max(speeds) * 3, 100)
+    colours = dict(zip(first_of_machine, COLOURS, strict=False))
+    for name, cost in first_of_machine.items():
+        _draw_line(cost, rtfx, colours[name], ax)
+    by_speed = sorted(costs, key=lambda cost: cost.speed.rtfx.middle)
+    for place, cost in enumerate(by_speed):
+        _draw_marker(cost, colours[cost.instance.name], ax, above=place % 2 == 1)
+    usd = [end for cost in costs for end in cost.usd_per_million_hours.ends]
+    ax.set_ylim(min(usd) / 3, max(usd) * 2)
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="RTFx of one core or GPU",
+        ylabel="USD for a million hours of speech",
+    )
+    ax.yaxis.set_major_formatter("{x:,.0f}")
+    ax.xaxis.set_major_formatter("{x:,.4g}")
+    ax.legend(frameon=False, fontsize=8)
+    return ax
+
+
+def _draw_line(cost: TranscriptionCost, rtfx: np.ndarray, colour: str, ax: Axes) -> None:
+    """The costs of one machine at each speed in `rtfx`."""
+    terms = vars(cost.terms)
+    ends = []
+    for value in rtfx:
+        speed = replace(cost.speed, rtfx=Range.of(float(value)))
+        ends.append(transcription_cost(cost.instance, speed, **terms).usd_per_million_hours.ends)
+    low, middle, high = np.transpose(ends)
+    per = cost.speed.per
+    label = f"{cost.instance.name}, {cost.instance.units(per)} {UNITS[per]}"
+    ax.plot(rtfx, middle, color=colour, label=label)
+    ax.fill_between(rtfx, low, high, color=colour, alpha=0.2, lw=0)
+
+
+def _draw_marker(cost: TranscriptionCost, colour: str, ax: Axes, *, above: bool) -> None:
+    """A speed that somebody has seen; neighbours have their words on either side of the line."""
+    x = cost.speed.rtfx.middle
+    y = cost.usd_per_million_hours.middle
+    face = "white" if cost.speed.origin in NOT_MEASURED else colour
+    ax.plot(x, y, "o", color=colour, mfc=face, zorder=3)
+    origin = cost.speed.origin.partition(",")[0]
+    offset, alignment = BELOW_LEFT
+    if above:
+        offset, alignment = ABOVE_RIGHT
+    ax.annotate(
+        f"{x:,.4g}, {origin}",
+        (x, y),
+        offset,
+        textcoords="offset points",
+        fontsize=8,
+        ha=alignment,
+    )

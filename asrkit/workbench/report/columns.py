@@ -1,0 +1,216 @@
+"""What each column of the report's tables shows: of claims, of records and of machines."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from asrkit.workbench.ledger import LABELS, Claim, Verdict, load_claims, verdict
+from asrkit.workbench.records import code_version
+
+Record = Mapping[str, Any]
+Row = dict[str, Any]
+
+MARKS = {  # verdict -> colour; any other is "soft"
+    "reproduced": "good",
+    "arithmetic checked": "good",
+    "direction only": "mild",
+    "too noisy": "mild",
+    "not reproduced": "bad",
+}
+SIGNS = {"good": "✓", "mild": "≈", "bad": "✗", "soft": "○"}
+LEGEND = {
+    "reproduced": "Measured on this machine, and as published within the tolerance that the claim "
+    "names.",
+    "arithmetic checked": "Recomputed from published numbers, and right. Nothing was measured.",
+    "direction only": "Measured: faster or slower as published, but by another factor.",
+    "not reproduced": "Measured or recomputed, and it disagrees.",
+    "too noisy": "Measured, but with fewer than three repeats, or they lie too far apart for a "
+    "verdict.",
+    "ill-defined": "The text does not say what was compared with what, so there is nothing to "
+    "measure.",
+    "not measurable here": "It needs a GPU, or many machines, that are not here.",
+    "not measured yet": "No run has measured it: its notebook did not run or needs a larger size, "
+    "or what measures it is to come.",
+}
+
+UNITS = {  # unit of a record -> factor and text of what is shown
+    "1": (1, ""),
+    "B": (2**-20, " MiB"),
+    "B/s": (2**-30, " GiB/s"),
+    "fraction": (100, " %"),
+    "FLOP/s": (1e-9, " GFLOP/s"),
+    "s/s": (1, "× real time"),
+    "us": (1, " µs"),
+}
+SHAPE_LETTERS = ("B", "T", "U", "U1", "V", "D")
+MACHINE_FACTS = {
+    "id": "machine id",
+    "cpu_model": "CPU",
+    "cpu_usable": "cores",
+    "ram_gib": "memory, GiB",
+    "isa": "instructions",
+    "system": "system",
+    "kernel": "kernel",
+}
+GPU_FACTS = {"name": "GPU", "memory.total": "GPU memory", "driver_version": "driver"}
+PACKAGES = ("python", "torch", "cuda", "torchaudio", "numpy", "numba", "lhotse")
+
+
+def claim_rows(shipped: Sequence[Record], fresh: Sequence[Record]) -> list[Row]:
+    """A row for each claim of the ledger, with its verdict.
+
+    Args:
+        shipped: Records that the project ships.
+        fresh: Records of this run.
+    """
+    records = [*shipped, *fresh]
+    measured_now = {record["what"] for record in fresh}
+    return [
+        claim_columns(claim, verdict(claim, records), is_fresh=claim.id in measured_now)
+        for claim in load_claims()
+    ]
+
+
+def claim_columns(claim: Claim, judged: Verdict, *, is_fresh: bool) -> Row:
+    """The columns of a claim; those that end in `_value` are what the page sorts by.
+
+    Args:
+        claim: The claim.
+        judged: Its verdict.
+        is_fresh: Whether this run measured it.
+    """
+    published = claim.show(claim.quoted)
+    if claim.unit == "lines":
+        published += " of a table"
+    measured_note = ""
+    if judged.measured is not None and claim.formula:
+        measured_note = "computed"
+    elif judged.measured is not None and not is_fresh:
+        measured_note = "earlier, on a machine of this kind"
+    return {
+        "id": claim.id,
+        "claim": claim.text,
+        "document": claim.source["document"],
+        "section": claim.source["section"],
+        "title": claim.source["title"],
+        "url": claim.source["url"],
+        "notebook": claim.notebook,
+        "needs": claim.needs,
+        "published": published,
+        "published_value": _sortable(claim.quoted),
+        "measured": claim.show(judged.measured),
+        "measured_value": _sortable(judged.measured),
+        "measured_note": measured_note,
+        "verdict": judged.label,
+        "verdict_value": LABELS.index(judged.label),
+        "why": judged.why,
+        **_recorded_columns(claim, judged.recorded),
+    }
+
+
+def _sortable(value: float | None) -> float | str:
+    if value is None:
+        return ""
+    return value
+
+
+def _recorded_columns(claim: Claim, record: Record | None) -> Row:
+    """What another machine recorded, and which."""
+    if record is None:
+        return {
+            "recorded": "–" if claim.needs == "cpu" else "not recorded yet",
+            "recorded_value": "",
+            "recorded_note": "",
+            "recorded_on_gpu": True,
+        }
+    gpus = record["machine"]["gpus"]
+    if gpus:
+        device = f"{gpus[0]['name']}, driver {gpus[0]['driver_version']}"
+    else:
+        device = f"another CPU: {record['machine']['cpu_model']}"
+    parts = [
+        device,
+        f"torch {record['software']['torch']}",
+        code_version(record),
+        record["captured_at"][:10],
+    ]
+    return {
+        "recorded": claim.show(record["value"]),
+        "recorded_value": record["value"],
+        "recorded_note": ", ".join(parts),
+        "recorded_on_gpu": bool(gpus),
+    }
+
+
+def record_columns(record: Record, notebook: str = "", claim_ids: Collection[str] = ()) -> Row:
+    """The columns of a record: bytes are shown as MiB, fractions in per cent.
+
+    Args:
+        record: The record.
+        notebook: Name of the notebook that published it.
+        claim_ids: Claims to whose rows a record of that name may link.
+    """
+    params = record["params"]
+    stats = record["stats"]
+    scale, unit = UNITS.get(record["unit"], (1, f" {record['unit']}"))
+    if record["metric"] == "ratio":
+        unit = " ×"
+    quartiles = "–"
+    if stats["n"] > 1:
+        quartiles = f"{stats['p25'] * scale:.4g} – {stats['p75'] * scale:.4g}"
+    return {
+        "what": record["what"],
+        "metric": record["metric"].replace("_", " ").replace("rtfx", "RTFx"),
+        "value": record["value"],
+        "impl": " / ".join(map(str, params.get("arms", ()))) or record["impl"],
+        "notebook": notebook,
+        "phase": params.get("phase", ""),
+        "dtype": params.get("dtype", ""),
+        "device": params.get("device", ""),
+        "shape": _shape(params),
+        "median": f"{record['value'] * scale:.4g}{unit}",
+        "n": stats["n"],
+        "quartiles": quartiles,
+        "claim": record["what"] if record["what"] in claim_ids else "",
+    }
+
+
+def _shape(params: Mapping[str, Any]) -> str:
+    """A shape as "2×80×41", or single sizes as "B=2 T=80"."""
+    shape = params.get("shape")
+    if isinstance(shape, list):
+        return "×".join(map(str, shape))
+    return " ".join(f"{letter}={params[letter]}" for letter in SHAPE_LETTERS if letter in params)
+
+
+def machine_rows(sources: Sequence[Record]) -> list[tuple[str, list[str]]]:
+    """Rows (name, a value for each source) of machine, GPU, software, commit and day.
+
+    Args:
+        sources: Records, or manifests of reports, one for each column.
+    """
+    machines = [source["machine"] for source in sources]
+    rows = []
+    for key, name in MACHINE_FACTS.items():
+        rows.append((name, [_fact(machine[key]) for machine in machines]))
+    for key, name in GPU_FACTS.items():
+        values = [", ".join(gpu[key] for gpu in machine["gpus"]) for machine in machines]
+        rows.append((name, [value or "–" for value in values]))
+    for name in PACKAGES:
+        rows.append((name, [str(source["software"].get(name) or "–") for source in sources]))
+    rows.append(("commit", [_commit(source["code"]) for source in sources]))
+    days = [str(source.get("captured_at", ""))[:10] for source in sources]
+    rows.append(("recorded", [day or "now" for day in days]))
+    return rows
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(value)
+    return str(value)
+
+
+def _commit(code: Mapping[str, Any]) -> str:
+    commit = str(code["commit"] or "–")[:9]
+    if code["dirty"]:
+        commit += " with changes"
+    return commit

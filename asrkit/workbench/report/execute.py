@@ -1,0 +1,249 @@
+"""Notebooks through papermill, each in a process of its own.
+
+A failure or a hang stops that notebook only. A notebook is done when its result is beside its
+executed copy, both renamed into place. A run that is killed leaves no other trace that counts, so
+the next one with `resume` keeps what is done and runs the rest.
+"""
+
+import json
+import multiprocessing.connection
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from asrkit.shapes import expect
+from asrkit.workbench.machine import this_machine
+from asrkit.workbench.report.jobs import Job, jobs_of
+from asrkit.workbench.report.notebook_run import NotebookRun, finish, kept_run
+
+
+def run_notebooks(  # noqa: PLR0913 - the options of `report` that concern notebooks
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    size: str = "quick",
+    device: str = "auto",
+    jobs: int | None = None,
+    timeout_s: float = 600.0,
+    progress: bool = True,
+    resume: bool = False,
+) -> list[NotebookRun]:
+    """Execute notebooks into a folder; returns how each fared, in the order of `paths`.
+
+    Args:
+        paths: The notebooks. Those that a notebook's metadata names in `asrkit.after` run before
+            it.
+        out: Folder of the executed copies and their results.
+        parameters: Values for the notebooks that declare them.
+        size: "full" sets what a notebook's metadata names in `asrkit.full`; `parameters` win.
+        device: "auto", "cpu" (hides GPUs from the notebooks) or "cuda".
+        jobs: Notebooks that run at once; by default half as many as there are cores.
+        timeout_s: Limit of one notebook in seconds.
+        progress: Show a progress bar, or plain lines where there is no terminal.
+        resume: Keep what `out` holds of the same notebooks and parameters.
+
+    Raises:
+        ValueError: An argument cannot be served, for example a parameter that no notebook declares.
+    """
+    planned = jobs_of(paths, parameters or {}, size, device)
+    expect(jobs is None or jobs > 0, "jobs", "at least 1", jobs)
+    out.mkdir(parents=True, exist_ok=True)
+    for leftover in out.glob(".*"):
+        if leftover.is_file():  # of a run that was killed; Jupyter keeps a folder there
+            leftover.unlink()
+    done = dict[str, NotebookRun]()
+    if resume:
+        for name, job in planned.items():
+            kept = kept_run(out, name, job)
+            if kept is not None:
+                done[name] = kept
+    with (
+        _Progress(len(planned), shown=progress) as shown,
+        _Workers(planned, out, jobs, timeout_s) as workers,
+    ):
+        for run in done.values():
+            shown.keep(run)
+        workers.skip(done)
+        while workers.busy:
+            for name in workers.start_ready():
+                shown.say(f"{name}: started")
+            shown.name_running(workers.running_names)
+            for run in workers.wait_for_some():
+                done[run.name] = run
+                shown.finish(run)
+    return [done[name] for name in planned]
+
+
+class _Progress:
+    """A bar where there is a terminal, else a line for each event; or nothing."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        disable = None if shown else True  # None: a bar only where there is a terminal
+        self.bar = tqdm(total=total, desc="notebooks", unit="nb", disable=disable)
+        self.has_lines = shown and self.bar.disable
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def say(self, line: str) -> None:
+        if self.has_lines:
+            print(line, flush=True)
+
+    def keep(self, run: NotebookRun) -> None:
+        self.say(f"{run.line()}; kept")
+        self.bar.update()
+
+    def finish(self, run: NotebookRun) -> None:
+        self.say(run.line())
+        self.bar.update()
+
+    def name_running(self, names: Sequence[str]) -> None:
+        self.bar.set_postfix_str(", ".join(names))
+
+
+class _Workers:
+    """The jobs that wait and those that run, some at a time."""
+
+    def __init__(
+        self, jobs: Mapping[str, Job], out: Path, at_once: int | None, timeout_s: float
+    ) -> None:
+        cores = this_machine()["cpu_usable"]
+        self.jobs = jobs
+        self.out = out
+        self.at_once = at_once or max(1, cores // 2)
+        self.threads = max(1, cores // min(self.at_once, len(jobs)))
+        self.timeout_s = timeout_s
+        self.waiting = dict(jobs)
+        self.running = dict[Future[None], tuple[str, Path]]()
+
+    def __enter__(self) -> "_Workers":
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if error_type is None:
+            return
+        for process in multiprocessing.active_children():  # a signal may have reached us only
+            process.terminate()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def running_names(self) -> list[str]:
+        return [name for name, _ in self.running.values()]
+
+    def skip(self, done: Mapping[str, NotebookRun]) -> None:
+        """Leave out what an earlier run has done."""
+        for name in done:
+            del self.waiting[name]
+
+    def start_ready(self) -> list[str]:
+        """Start jobs that wait for no other one, as many as may run; returns their names."""
+        started = []
+        for name, job in list(self.waiting.items()):
+            unfinished = {*self.waiting, *self.running_names}
+            if len(self.running) < self.at_once and unfinished.isdisjoint(job.after):
+                self._start(name, job)
+                started.append(name)
+        return started
+
+    def _start(self, name: str, job: Job) -> None:
+        part = self.out / f".{name}-{os.urandom(4).hex()}.part.ipynb"
+        log = self.out / f"{name}.log"
+        # A pool of its own: a shared one breaks for all when the system kills a worker.
+        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        future = pool.submit(_execute, job, part, log, self.timeout_s, self.threads)
+        pool.shutdown(wait=False)
+        self.running[future] = (name, part)
+        del self.waiting[name]
+
+    def wait_for_some(self) -> list[NotebookRun]:
+        """Results of the jobs that end first."""
+        runs = []
+        for future in wait(self.running, return_when=FIRST_COMPLETED).done:
+            name, part = self.running.pop(future)
+            runs.append(finish(self.out, name, self.jobs[name], part, future.exception()))
+        return runs
+
+
+def _execute(job: Job, part: Path, log: Path, timeout_s: float, threads: int) -> None:
+    """In the worker: execute a notebook with this interpreter as kernel; output goes to `log`."""
+    _end_with_parent()
+    log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log_file, 1)
+    os.dup2(log_file, 2)
+    import papermill
+
+    os.environ |= {
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "passive",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "KINETO_LOG_LEVEL": "99",  # torch's profiler calls it an error that there is no GPU
+    }
+    if job.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with tempfile.TemporaryDirectory() as folder:
+        _install_kernel(Path(folder))
+        papermill.execute_notebook(
+            str(job.path),
+            str(part),
+            parameters=job.parameters,
+            kernel_name="asrkit",
+            language="python",
+            progress_bar=False,
+            execution_timeout=max(1, int(timeout_s)),
+            cwd=str(job.path.parent),
+            request_save_on_cell_execute=True,
+            config=_sockets_in(folder),
+        )
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent ends, however that ends; the kernel watches this process."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        multiprocessing.connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _install_kernel(folder: Path) -> None:
+    """Make this interpreter a kernel, whatever kernels the user has installed."""
+    spec = folder / "kernels" / "asrkit" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec.write_text(json.dumps({"argv": argv, "display_name": "asrkit", "language": "python"}))
+    path = [str(folder)]
+    if os.environ.get("JUPYTER_PATH"):
+        path.append(os.environ["JUPYTER_PATH"])
+    os.environ["JUPYTER_PATH"] = os.pathsep.join(path)
+
+
+def _sockets_in(folder: str) -> Any:
+    """Configuration that puts the kernel's sockets into a folder of their own.
+
+    Ports are raced for, and socket files of one name mix two kernels up. Windows has no such
+    sockets: None.
+    """
+    if os.name != "posix":
+        return None
+    from traitlets.config import Config
+
+    return Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/ipc"}})
