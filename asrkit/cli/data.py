@@ -84,6 +84,8 @@ def _draw(lengths: Any, target: str, path: Path) -> None:
             'or -e ".[notebooks]" in a checkout.'
         ) from None
     title = f"{target}: {len(lengths):,} utterances, {lengths.hours:,.1f} hours"
+    figure: Any
+    axes: Any
     if lengths.tokens.any():
         figure, axes = plots.canvas(title, columns=3, size=(11, 3.3))
     else:
