@@ -25,7 +25,7 @@ class Command:
 
 
 def text_stream(args: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
-    """A context in which all that is printed is text for people, so with --json it goes to stderr."""
+    """A context whose prints are all text for people: with --json they go to stderr."""
     if args.json:
         return contextlib.redirect_stdout(sys.stderr)
     return contextlib.nullcontext()

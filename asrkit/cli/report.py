@@ -71,13 +71,13 @@ def find_notebooks(names: list[str], folder: Path = Path("notebooks")) -> list[P
     from asrkit.shapes import expect
 
     known = sorted(folder.glob("*.ipynb"))
-    choices = ", ".join(path.stem for path in known)
+    wanted = "one of " + ", ".join(path.stem for path in known)
     if not known:
-        choices = f"a file: there is no folder {folder}/ here"
+        wanted = f"a file, as there is no folder {folder}/ here"
     paths: list[Path] = []
     for name in names:
         fitting = _fitting(name, known)
-        expect(bool(fitting), "notebooks", f"one of {choices}", repr(name))
+        expect(bool(fitting), "notebooks", wanted, repr(name))
         paths += fitting
     return list(dict.fromkeys(paths)) or None
 
