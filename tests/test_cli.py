@@ -10,6 +10,7 @@ import pytest
 import soundfile
 import torch
 
+from asrkit import files
 from asrkit.cli import main, parser
 from asrkit.features import FeatureConfig
 from asrkit.models import Checkpoint, ConvConfig, TransducerConfig, TransducerModel, save_checkpoint
@@ -68,7 +69,7 @@ def test_the_version_is_that_of_the_package(capsys):
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_is_gone_ends_any_command_without_a_word(unbuffered):
     command, env = (
-        [sys.executable, "-m", "asrkit.cli", "verify"],
+        [sys.executable, "-m", "asrkit", "verify"],
         {**os.environ, "PYTHONUNBUFFERED": unbuffered},
     )
     with subprocess.Popen(
@@ -94,9 +95,10 @@ def test_transcribe_takes_any_format_rate_and_channels(
 ):
     name = sine(tmp_path / f"tone.{format_}", rate=rate, channels=channels)
     assert main(["transcribe", name, "--model", str(model), "--format", "json"]) == 0
-    line, summary = (json.loads(text) for text in capsys.readouterr())
+    out, err = capsys.readouterr()
+    line = json.loads(out)
     assert line["file"] == name and line["audio_s"] == pytest.approx(0.5, abs=0.01)
-    assert summary["files"] == 1 and summary["failed"] == 0 and summary["rtfx"] > 0
+    assert err.startswith("1 of 1 file transcribed; 0.5 s of audio at RTFx ")
 
 
 def test_a_broken_file_is_reported_and_the_rest_is_done(model, tmp_path, capsys):
@@ -111,9 +113,10 @@ def test_a_broken_file_is_reported_and_the_rest_is_done(model, tmp_path, capsys)
     )
     out, err = capsys.readouterr()
     assert code == 1
-    assert good in out and json.loads(out.splitlines()[-1])["failed"] == 3
+    assert out.startswith(good) and out.count("\n") == 1
     assert (
-        "bad.wav cannot be read" in err
+        err.splitlines()[-1].startswith("1 of 4 files transcribed, 3 failed; ")
+        and "bad.wav cannot be read" in err
         and "none.wav" in err
         and "empty.wav" in err
         and "Traceback" not in err
@@ -206,8 +209,9 @@ def test_real_recordings_get_through(model, shared_speech, capsys):
         next((shared_speech / "audio/librispeech").glob("*.flac")),
     ]
     assert main(["transcribe", *map(str, files), "--model", str(model)]) == 0
-    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert summary["files"] == 2 and summary["failed"] == 0 and summary["audio_s"] > 1
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 2 and err.startswith("2 of 2 files transcribed; ")
+    assert float(err.split("; ")[1].split()[0]) > 1
 
 
 def test_training_without_training_speech_or_with_a_test_text_that_has_no_tokens_is_refused_at_once(
@@ -281,17 +285,22 @@ def test_what_is_taken_in_is_counted_and_settles_the_claims_it_is_about(
     ]
     assert main(command) == 0
     *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"2 records of 1 machine added to {tmp_path / 'records'}"
     assert lines[:2] == ["0123456789ab  label-looping-2x: 1", "0123456789ab  rnnt-greedy: 1"]
     assert (
         lines[2] == "label-looping-2x: reproduced, 2.1× where 2× is published" and len(lines) == 3
     )
-    assert json.loads(last) == {"added": 2, "machines": ["0123456789ab"], "claims": {"label-looping-2x": "reproduced"},
-                                "into": str(tmp_path / "records")}  # fmt: skip
-    assert main(command) == 0 and json.loads(capsys.readouterr().out)["added"] == 0
+    assert main([*command, "--json"]) == 0 and json.loads(capsys.readouterr().out)["added"] == 0
+    command[command.index("--into") + 1] = str(tmp_path / "others")
+    assert main([*command, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"added": 2, "machines": ["0123456789ab"], "claims": {"label-looping-2x": "reproduced"},
+                               "into": str(tmp_path / "others")}  # fmt: skip
+    assert err.splitlines() == lines
 
 
 def test_records_are_taken_into_a_checkout_or_where_one_says(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(records, "HERE", tmp_path / "site-packages" / "asrkit")
+    monkeypatch.setattr(files, "HERE", tmp_path / "site-packages" / "asrkit")
     records.append(tmp_path / "a.jsonl", records.Measurement("x", "latency", "ms", 2.1))
     assert main(["records", "add", str(tmp_path / "a.jsonl")]) == 2
     said = "--into: expected a folder, for this is no checkout of asrkit, got None."

@@ -8,12 +8,27 @@ from pathlib import Path
 import pytest
 import yaml
 
-from asrkit.cli import COMMANDS, GROUPS, parser
+from asrkit.cli import COMMANDS, PARENTS, parser
+from asrkit.cli import _join_words as join_words
 from asrkit.cli.docs import document
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "COMMANDS.md", "data/published/README.md"]
+
+
+def commands_of(top):
+    """The parser of each command by what is typed after `asrkit`."""
+    found = {}
+    for action in top._subparsers._group_actions:
+        for name, sub in action.choices.items():
+            if sub._subparsers:
+                found |= {f"{name} {leaf}": one for leaf, one in commands_of(sub).items()}
+            else:
+                found[name] = sub
+    return found
+
+
 SHELL = re.findall(r"^    (?:make \w+ && )?(asrkit .+?)(?:\s+#.*)?$", README, re.MULTILINE)
 INLINE = re.findall(r"`(asrkit [a-z][^`…]*)`", README)
 
@@ -23,16 +38,25 @@ def test_the_page_of_commands_says_what_help_says():
 
 
 def test_the_page_of_commands_has_every_command_and_every_option():
-    page = document()
-    for name, (_, text, arguments) in COMMANDS.items():
+    page, parsers = document(), commands_of(parser())
+    for name, command in COMMANDS.items():
         (section,) = re.findall(
             rf"^## asrkit {name}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL
         )
-        assert text in section
-        assert [
-            flag for flag, _ in arguments if flag.startswith("-") and f"`{flag}`" not in section
-        ] == []
-    assert all(f"## asrkit {group}\n" in page for group in GROUPS)
+        assert command.summary in section
+        flags = [flag for action in parsers[name]._actions for flag in action.option_strings]
+        assert "--json" in flags
+        assert [flag for flag in flags if f"`{flag}`" not in section] == ["-h", "--help"]
+
+
+def test_every_example_of_the_help_can_be_typed():
+    lines = [example for command in COMMANDS.values() for example in command.examples]
+    assert len(lines) > 20 and all(command.examples for command in COMMANDS.values())
+    for line in lines:
+        words = shlex.split(line.partition(" > ")[0])
+        assert words[0] == "asrkit"
+        args = parser().parse_args(join_words(words[1:]))
+        assert args.parser.prog.startswith("asrkit ") and args.run
 
 
 def test_there_are_examples_to_check():
@@ -42,7 +66,11 @@ def test_there_are_examples_to_check():
 @pytest.mark.parametrize("line", sorted({*SHELL, *INLINE}))
 def test_every_command_in_the_readme_can_be_typed(line):
     words = shlex.split(line)[1:]
-    if " ".join(words) not in {*COMMANDS, *GROUPS, "--version"}:  # a name alone is no whole command
+    if " ".join(words) not in {
+        *COMMANDS,
+        *PARENTS,
+        "--version",
+    }:  # a name alone is no whole command
         parser().parse_args(words)
 
 

@@ -23,8 +23,9 @@ def executed(series_home, series_reports):
     command = [
         sys.executable,
         "-m",
-        "asrkit.cli",
+        "asrkit",
         "report",
+        "--json",
         "--out",
         str(folder),
         "--no-progress",
@@ -43,7 +44,7 @@ def executed(series_home, series_reports):
     environment = {**os.environ, "ASRKIT_HOME": str(series_home)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "latest", json.loads(done.stdout.splitlines()[-1])
+    return folder / "latest", json.loads(done.stdout)
 
 
 @pytest.mark.slow

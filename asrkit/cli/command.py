@@ -1,6 +1,7 @@
 """What every command is made of, and how it says what it did."""
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,13 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     details: str = ""
     examples: Sequence[str] = ()
+
+
+def text_stream(args: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+    """A context whose prints are all text for people: with --json they go to stderr."""
+    if args.json:
+        return contextlib.redirect_stdout(sys.stderr)
+    return contextlib.nullcontext()
 
 
 def say(args: argparse.Namespace, *lines: str) -> None:

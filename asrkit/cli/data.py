@@ -79,11 +79,14 @@ def _draw(lengths: Any, target: str, path: Path) -> None:
     try:
         from asrkit.workbench import plots
     except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
         raise RuntimeError(
-            f'out: a picture needs {error.name}. Run pip install "asrkit[notebooks]", '
+            f'out: a picture needs {missing}. Run pip install "asrkit[notebooks]", '
             'or -e ".[notebooks]" in a checkout.'
         ) from None
     title = f"{target}: {len(lengths):,} utterances, {lengths.hours:,.1f} hours"
+    figure: Any
+    axes: Any
     if lengths.tokens.any():
         figure, axes = plots.canvas(title, columns=3, size=(11, 3.3))
     else:

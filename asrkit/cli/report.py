@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from asrkit.cli.command import Command, finish, say
+from asrkit.cli.command import Command, finish, say, text_stream
 from asrkit.cli.options import add_no_progress
 
 
@@ -13,17 +13,18 @@ def _report(args: argparse.Namespace) -> int:
     from asrkit.workbench.report import report
 
     names = [*args.notebooks, *(args.notebook_list or "").split(",")]
-    result = report(
-        find_notebooks([name.strip() for name in names if name.strip()]),
-        args.out,
-        parameters={name: parse_value(name, text) for name, text in args.parameter},
-        size=args.size,
-        device=args.device,
-        jobs=args.jobs,
-        timeout_s=args.timeout_s,
-        progress=not args.no_progress,
-        resume=args.resume,
-    )
+    with text_stream(args):
+        result = report(
+            find_notebooks([name.strip() for name in names if name.strip()]),
+            args.out,
+            parameters={name: parse_value(name, text) for name, text in args.parameter},
+            size=args.size,
+            device=args.device,
+            jobs=args.jobs,
+            timeout_s=args.timeout_s,
+            progress=not args.no_progress,
+            resume=args.resume,
+        )
     say(args, result.summary())
     finish(args, result.facts(), f"report: {result.path}")
     return result.exit_code
@@ -70,13 +71,13 @@ def find_notebooks(names: list[str], folder: Path = Path("notebooks")) -> list[P
     from asrkit.shapes import expect
 
     known = sorted(folder.glob("*.ipynb"))
-    choices = ", ".join(path.stem for path in known)
+    wanted = "one of " + ", ".join(path.stem for path in known)
     if not known:
-        choices = f"a file: there is no folder {folder}/ here"
+        wanted = f"a file, as there is no folder {folder}/ here"
     paths: list[Path] = []
     for name in names:
         fitting = _fitting(name, known)
-        expect(bool(fitting), "notebooks", f"one of {choices}", repr(name))
+        expect(bool(fitting), "notebooks", wanted, repr(name))
         paths += fitting
     return list(dict.fromkeys(paths)) or None
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from asrkit.cli.command import Command, finish, say
+from asrkit.cli.command import Command, finish, say, text_stream
 from asrkit.cli.options import add_device, add_no_progress, apply_runtime_options
 
 
@@ -23,17 +23,18 @@ def _train(args: argparse.Namespace) -> int:
     if "test" in speech:
         for text in speech["test"].texts:
             tokenizer.encode(text)  # a text that has no tokens is refused now, not after training
-    result = train(
-        model_config,
-        tokenizer,
-        speech["train"],
-        speech.get("dev"),
-        out=args.out,
-        device=args.device,
-        resume=not args.fresh,
-        progress=not args.no_progress,
-        config=config,
-    )
+    with text_stream(args):
+        result = train(
+            model_config,
+            tokenizer,
+            speech["train"],
+            speech.get("dev"),
+            out=args.out,
+            device=args.device,
+            resume=not args.fresh,
+            progress=not args.no_progress,
+            config=config,
+        )
     summary: dict[str, Any] = {
         "model": str(result.path),
         "steps": len(result.history),

@@ -31,7 +31,8 @@ def _transcribe(args: argparse.Namespace) -> int:
     checkpoint = _load_model(args)
     recordings = find(args.files)
     folder = None
-    todo, refused = [path for path, _ in recordings], []
+    todo = [path for path, _ in recordings]
+    refused: list[Any] = []
     if args.out:
         folder = Folder(args.out, recordings, checkpoint, options, kind=format_, fresh=args.fresh)
         todo, refused = folder.todo()

@@ -73,13 +73,21 @@ def test_a_prepared_folder_goes_into_training_stats_and_a_table(libri, tmp_path,
     folder, _ = libri("train-x")
     assert (
         main(
-            ["data", "prepare", str(folder.parent), "--out", str(tmp_path / "out"), "--no-progress"]
+            [
+                "data",
+                "prepare",
+                str(folder.parent),
+                "--out",
+                str(tmp_path / "out"),
+                "--no-progress",
+                "--json",
+            ]
         )
         == 0
     )
     out, err = capsys.readouterr()
     summary = json.loads(out)
-    assert summary["parts"] == {"train-x": 4} and err == ""
+    assert summary["parts"] == {"train-x": 4} and err == "train-x: 4 utterances\n"
     assert len(corpora.load(summary["manifests"], progress=False)["train"]) == 4
     table = tmp_path / "lengths.csv.gz"
     assert (
@@ -93,6 +101,7 @@ def test_a_prepared_folder_goes_into_training_stats_and_a_table(libri, tmp_path,
                 "--tokenizer",
                 "char",
                 "--no-progress",
+                "--json",
             ]
         )
         == 0
@@ -113,11 +122,20 @@ def test_a_prepared_folder_goes_into_training_stats_and_a_table(libri, tmp_path,
     assert of_table == of_manifest and json.loads(of_table)["tokens"] == 56
 
 
-def test_stats_are_a_table_a_histogram_and_a_line_of_json(manifest, capsys):
-    assert main(["data", "stats", str(manifest), "--no-progress"]) == 0
-    *text, line = capsys.readouterr().out.splitlines()
+def test_stats_are_a_table_and_a_histogram_or_json(manifest, capsys):
+    command = ["data", "stats", str(manifest), "--no-progress"]
+    assert main(command) == 0
+    text = capsys.readouterr().out.splitlines()
     assert "2 utterances, 0.00 hours, 17 tokens" in text and sum("█" in one for one in text) == 2
-    assert json.loads(line)["quantiles"]["seconds"]["median"] == 2.25
+    assert main([*command, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and json.loads(out)["quantiles"]["seconds"]["median"] == 2.25
+
+
+def test_the_last_line_says_where_a_table_lies(manifest, tmp_path, capsys):
+    table = tmp_path / "mine.csv"
+    assert main(["data", "lengths", str(manifest), "--out", str(table), "--no-progress"]) == 0
+    assert capsys.readouterr().out == f"2 utterances, 0.00 hours: {table}\n"
 
 
 @pytest.mark.parametrize(("target", "pictures"), [("librispeech_eval", 3), ("ami_segments", 1)])

@@ -490,9 +490,10 @@ def corpus(folder):
 
 
 def test_the_command_trains_tdt_and_says_what_is_wrong_with_durations_in_one_line(tmp_path, capsys):
-    command = ["train", "--manifest", corpus(tmp_path), "--steps", "2", "--no-progress", "--out"]
+    command = ["train", "--manifest", corpus(tmp_path), "--steps", "2", "--no-progress", "--json"]
+    command += ["--out"]
     assert main([*command, str(tmp_path / "tdt"), "--durations", "0", "1", "2"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] == 2
+    assert json.loads(capsys.readouterr().out)["steps"] == 2
     model = load_checkpoint(tmp_path / "tdt").model
     assert model.durations == (0, 1, 2) and model.output.out_features == model.blank + 1 + 3
     for durations, got in ((["0"], "(0,)"), (["-1", "2"], "(-1, 2)"), (["1", "1"], "(1, 1)")):

@@ -44,7 +44,7 @@ def test_without_a_model_the_one_in_the_home_is_used_as_training_left_it(
     short = TrainConfig(steps=1, seconds=math.inf, batch_seconds=6.0, threads=1)
     train(config, CharTokenizer(), tiny_speech, out=tmp_path / "demo", config=short, progress=False)
     assert main(["transcribe", str(speech[0])]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["files"] == 1
+    assert capsys.readouterr().err.startswith("1 of 1 file transcribed; ")
 
 
 def test_without_a_model_and_a_demo_the_notebook_that_makes_it_is_named(
@@ -57,23 +57,37 @@ def test_without_a_model_and_a_demo_the_notebook_that_makes_it_is_named(
     assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
 
 
-def test_a_line_a_file_in_the_order_given_then_one_json_line(model, speech, tmp_path, capsys):
+def test_a_line_a_file_in_the_order_given_and_the_counts_on_stderr(model, speech, tmp_path, capsys):
     files = [str(speech[1]), str(tmp_path / "none.wav"), str(speech[0])]
     assert main(["transcribe", *files, "--model", model]) == 1
     out, err = capsys.readouterr()
-    *lines, last = out.splitlines()
+    lines = out.splitlines()
     assert [line.split("\t")[0] for line in lines] == [files[0], files[2]] and all(
         line.split("\t")[1] for line in lines
     )
+    wrong, last = err.splitlines()
     assert (
-        err
-        == f"{files[1]}: audio: expected a WAV, FLAC, OGG or MP3 file, got {files[1]!r}. Check the path.\n"
+        wrong
+        == f"{files[1]}: audio: expected a WAV, FLAC, OGG or MP3 file, got {files[1]!r}. Check the path."
     )
-    summary = json.loads(last)
-    assert [*summary] == ["files", "failed", "skipped", "audio_s", "rtfx"] and (
-        summary["files"],
-        summary["failed"],
-    ) == (3, 1)
+    assert (
+        last.startswith("2 of 3 files transcribed, 1 failed; ") and " s of audio at RTFx " in last
+    )
+
+
+def test_with_a_folder_the_last_line_names_it_and_json_has_the_counts(
+    model, speech, tmp_path, capsys
+):
+    command = ["transcribe", str(speech[0]), "--model", model, "--out", str(tmp_path / "text")]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1 and out.endswith(f". Transcripts: {tmp_path / 'text'}\n")
+    assert err == "" and main([*command, "--json"]) == 0
+    out, err = capsys.readouterr()
+    counts = json.loads(out)
+    assert [*counts] == ["files", "failed", "skipped", "audio_s", "rtfx", "out"] and err == ""
+    assert (counts["files"], counts["failed"], counts["skipped"]) == (1, 0, 1)
+    assert counts["out"] == str(tmp_path / "text")
 
 
 def test_on_a_cpu_the_model_is_optimized_first(model, speech, monkeypatch, capsys):
@@ -84,14 +98,12 @@ def test_on_a_cpu_the_model_is_optimized_first(model, speech, monkeypatch, capsy
 
 
 def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(model, speech, capsys):
-    for more, has in (([], False), (["--timestamps"], True)):
-        assert (
-            main(["transcribe", str(speech[0].parent), "--model", model, "--format", "json", *more])
-            == 0
-        )
+    plain = ["--format", "json"]
+    for more, has in ((plain, False), (["--json"], False), ([*plain, "--timestamps"], True)):
+        assert main(["transcribe", str(speech[0].parent), "--model", model, *more]) == 0
         out, err = capsys.readouterr()  # what is redirected to a file is of recordings only
         lines = [json.loads(line) for line in out.splitlines()]
-        assert json.loads(err)["files"] == len(speech)
+        assert err.startswith(f"{len(speech)} of {len(speech)} files transcribed; ")
         assert [line["file"] for line in lines] == [str(path) for path in speech]
         assert all(("words" in line) == has for line in lines)
 
@@ -132,7 +144,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(model, sp
     command = [
         sys.executable,
         "-m",
-        "asrkit.cli",
+        "asrkit",
         "transcribe",
         *files,
         "--model",
@@ -187,6 +199,10 @@ def test_local_attention_is_for_fastconformers_and_changes_what_they_hear(
         (
             ["--format", "vtt"],
             "--format: expected txt or json without --out, got vtt. Pass --out DIR.",
+        ),
+        (
+            ["--format", "txt", "--json"],
+            "--json: expected --out DIR, or transcripts in JSON, got --format txt",
         ),
         (
             ["--timestamps"],

@@ -58,14 +58,24 @@ def test_a_version_that_is_not_the_locks_is_named(monkeypatch, tmp_path):
     )
 
 
-def test_the_command_ends_with_one_line_of_json(capsys):
+def test_the_command_prints_text_and_with_json_every_check(capsys):
     code = main(["doctor"])
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (
-        code == bool(told["missing"])
-        and [*told] == ["missing", "note", "ok"]
-        and sum(told.values()) > 9
-    )
+    *text, last = capsys.readouterr().out.splitlines()
+    assert main(["doctor", "--json"]) == code
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert err == "" and [*told] == ["missing", "note", "ok", "checks"]
+    assert code == bool(told["missing"]) and len(told["checks"]) > 9
+    assert last == "{missing} missing, {note} worth knowing, {ok} ok".format(**told)
+    for check in told["checks"]:
+        assert f"[{check['status']:^7}] {check['name']}: {check['detail']}" in text
+
+
+def test_outside_a_checkout_nothing_points_to_its_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "LOCK", tmp_path / "none.lock")
+    monkeypatch.setitem(doctor.EXTRAS, "synth", ("somebody", "no_such_module"))
+    assert status("pins").status == "ok" and "only a checkout has" in status("pins").detail
+    assert status("synth").remedy == "pip install 'asrkit[synth]'"
 
 
 def test_verify_names_a_file_that_is_not_there_in_one_line(tmp_path, capsys):

@@ -2,11 +2,10 @@
 `encoders`), and the money that transcription takes (`prices`, `speeds`, `transcription`).
 """
 
+from asrkit.workbench.cost.cards import CARDS, Card, card_called
 from asrkit.workbench.cost.counts import (
-    CARDS,
     GPU_TILE_BYTES,
     VARIANTS,
-    Card,
     Peak,
     encoder_flops,
     encoder_parameters,
@@ -17,7 +16,6 @@ from asrkit.workbench.cost.counts import (
 from asrkit.workbench.cost.encoders import predicted_ms
 from asrkit.workbench.cost.lean import (
     Phase,
-    card_called,
     lean_floor_ms,
     lean_ms,
     lean_peak,

@@ -1,28 +1,22 @@
-"""What models cost, counted: a joint's bytes at the peak of a training step, an encoder's weights,
-floating-point operations.
+"""What models cost, counted: floating-point operations, bytes of a joint at the peak of a training
+step, weights of an encoder.
 
-Pure integers: no tensor is made. Formulas of memory follow the docstrings of asrkit.losses;
-tests/workbench/cost/test_counts.py holds them to what torch's allocator counts, within 2 % in
-float32, and in half precision within 5 %, overwrite and lean left out. N is the number of lattice
-nodes held at once.
+Integers only; no tensor is made. The formulas of memory follow the docstrings of asrkit.losses. The
+tests compare them with what torch's allocator counts: within 2 % in float32, and in half precision,
+overwrite and lean left out, within 5 %. N is the number of lattice nodes held at once.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from asrkit.shapes import expect
 
 VARIANTS = ("torchaudio", "wavefront", "numba", "overwrite", "split", "packed", "lean")
-NODE_BYTES = (
-    20  # log-normaliser, two arcs and two shares of a node, float32: what backward still holds
-)
+# of a node in float32, what backward still holds: log-normaliser, two arcs and their posteriors
+NODE_BYTES = 20
 TILE_BYTES = {"wavefront": 1 << 20, "packed": 1 << 20, "lean": 4 << 20}  # on a CPU
-GPU_TILE_BYTES = {
-    "wavefront": 1 << 28,
-    "packed": 1 << 26,
-    "lean": 1 << 24,
-}  # in plain torch; in Triton: asrkit.workbench.cost.lean
+# on a GPU in plain torch; in Triton: asrkit.workbench.cost.lean
+GPU_TILE_BYTES = {"wavefront": 1 << 28, "packed": 1 << 26, "lean": 1 << 24}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +27,18 @@ class Peak:
 
     @property
     def total(self) -> int:
-        """All of them, bytes."""
+        """All of them, in bytes."""
         return sum(self.parts.values())
 
 
 def joint_flops(*, N: int, D: int, V: int, products: int = 3) -> int:
-    """Operations of the joint's matrix products: 2 N D V each. Three with gradient; four where the
-    logits are made twice.
+    """Operations of the joint's matrix products: 2 N D V each.
+
+    Args:
+        N: lattice nodes.
+        D: width of the hidden layer.
+        V: tokens, blank included.
+        products: three with the gradient; four where the logits are computed twice.
 
     >>> joint_flops(N=1, D=640, V=1024)
     3932160
@@ -47,7 +46,7 @@ def joint_flops(*, N: int, D: int, V: int, products: int = 3) -> int:
     return products * 2 * N * D * V
 
 
-def joint_bytes(
+def joint_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
     variant: str,
     *,
     B: int,
@@ -60,14 +59,24 @@ def joint_bytes(
     size: int = 1,
     tile_bytes: int | None = None,
 ) -> Peak:
-    """Peak of the joint and its loss, forward and backward, beyond their inputs: the halves (B, T,
-    D), (B, U1, D), weight, bias.
+    """Peak memory of the joint and its loss, forward and backward, beyond their inputs.
 
-    V N for the logits and again for their gradient is document 003's formula (with U1 for its U); D
-    N is the hidden layer that it first left out. D = 0 is the loss on given logits. `itemsize` 4 is
-    float32, 2 half precision. `nodes`, the sum of T (U + 1) over the batch, is what packed and lean
-    variants hold or walk through; None: no padding. `size` utterances share a sub-batch in `split`.
-    `tile_bytes` is the size of a tile of those variants that have some, by default a CPU's.
+    Inputs are the halves (B, T, D) and (B, U1, D), weight and bias. V N for the logits and again
+    for their gradient is document 003's formula (with U1 for its U); D N is the hidden layer, which
+    it leaves out at first.
+
+    Args:
+        variant: one of VARIANTS, how joint and loss are computed.
+        B: utterances.
+        T: encoder frames.
+        U1: labels and one.
+        V: tokens, blank included.
+        D: width of the hidden layer; 0 is the loss on given logits.
+        itemsize: bytes of a number, 4 for float32, 2 for half precision.
+        nodes: sum of T (U + 1) over the batch, which packed and lean variants hold or walk through;
+            None: no padding.
+        size: utterances of a sub-batch, for `split`.
+        tile_bytes: size of a tile of those variants that have tiles; by default a CPU's.
 
     >>> joint_bytes("numba", B=1, T=2000, U1=100, V=1024, D=0).parts["logits"] * 2
     1638400000
@@ -77,55 +86,143 @@ def joint_bytes(
     sizes = {"B": B, "T": T, "U1": U1, "V": V, "size": size, "nodes": 1 if nodes is None else nodes}
     for name, value in sizes.items():
         expect(value >= 1, name, "at least 1", value)
-    real = B * T * U1 if nodes is None else nodes
-    N = (
-        min(size, B) * T * U1
-        if variant == "split"
-        else real
-        if variant in ("packed", "lean")
-        else B * T * U1
+    N = B * T * U1
+    if variant == "split":
+        N = min(size, B) * T * U1
+    elif variant in ("packed", "lean") and nodes is not None:
+        N = nodes
+    joint = _Joint(
+        N=N,
+        U1=U1,
+        V=V,
+        D=D,
+        itemsize=itemsize,
+        halves=B * (T + U1) * D,
+        tile_bytes=tile_bytes or TILE_BYTES.get(variant, 0),
     )
-    halves, weight = B * (T + U1) * D, V * D
-    tile_bytes = tile_bytes or TILE_BYTES.get(variant, 0)
     if variant == "lean":
-        rows = min(N, max(64, tile_bytes // (max(V, D) * itemsize)))
-        tile = rows * ((2 * D + V) * itemsize + 32)  # hidden layer, its gradient, logits; indices
-        return Peak(
-            parts={"tile": tile, "lattice": 2 * NODE_BYTES * N, "gradients": 4 * (halves + weight)}
-        )
-    logits, hidden = N * V * itemsize, N * D * itemsize
-    tiles = 2 * max(1, tile_bytes // (4 * U1 * V)) * U1 * V * 4 if variant == "wavefront" else 0
-    if itemsize == 2:
-        tiles = tiles * 3 // 2  # one more, in float32
-    out = {"gradient of weights": weight * itemsize}
-    whole = {
-        "logits": logits,
-        "gradient of logits": 0 if variant == "overwrite" else logits,
-        "hidden layer": hidden,
-    }
+        return Peak(parts=joint.lean())
     moments = [
-        whole | {"lattice": NODE_BYTES * N, "tiles": tiles},
-        out
-        | {
-            "gradient of logits": logits,
-            "hidden layer": hidden,
-            "gradient of hidden layer": hidden,
-        },
-        out
-        | {
-            "hidden layer": hidden,
-            "gradient of hidden layer": hidden * (1 if variant == "packed" else 2),
-        },
+        joint.in_loss(overwrite=variant == "overwrite", tiled=variant == "wavefront"),
+        joint.in_weight_gradient(),
+        joint.in_hidden_gradient(packed=variant == "packed"),
     ]
-    if variant == "packed":
-        moments[2] |= {"gradient of halves": 4 * halves, "tiles": tile_bytes * 9 // 8}
-    if variant == "split" and size < B:  # what earlier sub-batches gave is kept
-        kept = {"gradient of earlier sub-batches": (weight + halves) * itemsize}
+    if variant == "split" and size < B:  # the gradients of earlier sub-batches are kept
+        kept = {"gradient of earlier sub-batches": (joint.weight + joint.halves) * itemsize}
         moments = [moment | kept for moment in moments]
     return Peak(parts=max(moments, key=lambda parts: sum(parts.values())))
 
 
-def encoder_flops(
+@dataclass(frozen=True, kw_only=True)
+class _Joint:
+    """Sizes of a joint, and the bytes by purpose at the moments that may take most."""
+
+    N: int
+    U1: int
+    V: int
+    D: int
+    itemsize: int
+    halves: int  # numbers of both encoder's and predictor's projections
+    tile_bytes: int
+
+    @property
+    def weight(self) -> int:
+        """Numbers of the output layer's weight."""
+        return self.V * self.D
+
+    @property
+    def logits_B(self) -> int:
+        """Bytes of the logits of all nodes."""
+        return self.N * self.V * self.itemsize
+
+    @property
+    def hidden_B(self) -> int:
+        """Bytes of the hidden layer of all nodes."""
+        return self.N * self.D * self.itemsize
+
+    def lean(self) -> dict[str, int]:
+        """The lean loss, which holds a tile of nodes at a time."""
+        widest_B = max(self.V, self.D) * self.itemsize
+        rows = min(self.N, max(64, self.tile_bytes // widest_B))
+        # hidden layer, its gradient and logits; indices
+        row_B = (2 * self.D + self.V) * self.itemsize + 32
+        return {
+            "tile": rows * row_B,
+            "lattice": 2 * NODE_BYTES * self.N,
+            "gradients": 4 * (self.halves + self.weight),
+        }
+
+    def in_loss(self, *, overwrite: bool, tiled: bool) -> dict[str, int]:
+        """Inside the loss: logits and their gradient."""
+        tiles = 0
+        if tiled:
+            row_B = 4 * self.U1 * self.V
+            tiles = 2 * max(1, self.tile_bytes // row_B) * row_B
+        if self.itemsize == 2:
+            tiles = tiles * 3 // 2  # one more, in float32
+        return {
+            "logits": self.logits_B,
+            "gradient of logits": 0 if overwrite else self.logits_B,
+            "hidden layer": self.hidden_B,
+            "lattice": NODE_BYTES * self.N,
+            "tiles": tiles,
+        }
+
+    def in_weight_gradient(self) -> dict[str, int]:
+        """Inside the backward pass of the output layer."""
+        return {
+            "gradient of weights": self.weight * self.itemsize,
+            "gradient of logits": self.logits_B,
+            "hidden layer": self.hidden_B,
+            "gradient of hidden layer": self.hidden_B,
+        }
+
+    def in_hidden_gradient(self, *, packed: bool) -> dict[str, int]:
+        """Inside the backward pass of the hidden layer."""
+        parts = {
+            "gradient of weights": self.weight * self.itemsize,
+            "hidden layer": self.hidden_B,
+            "gradient of hidden layer": self.hidden_B if packed else 2 * self.hidden_B,
+        }
+        if packed:
+            parts["gradient of halves"] = 4 * self.halves
+            parts["tiles"] = self.tile_bytes * 9 // 8
+        return parts
+
+
+def largest_batch(memory_bytes: int, variant: str, *, padding: float = 0.0, **shape: int) -> int:
+    """The most utterances whose joint and loss fit into memory.
+
+    Args:
+        memory_bytes: bytes of memory.
+        variant: as in `joint_bytes`.
+        padding: share of nodes that packing leaves out.
+        shape: T, U1, V and what else `joint_bytes` takes.
+
+    >>> largest_batch(16 * 2**30, "numba", T=2000, U1=101, V=1024, D=0)
+    10
+    """
+
+    def fits(B: int) -> bool:
+        nodes = int(B * shape["T"] * shape["U1"] * (1 - padding))
+        return joint_bytes(variant, B=B, nodes=max(1, nodes), **shape).total <= memory_bytes
+
+    expect(0 <= padding < 1, "padding", "a share below 1", padding)
+    fitting = 0
+    too_many = 1
+    while fits(too_many) and too_many < 2**31:  # some shapes cost nothing an utterance
+        fitting = too_many
+        too_many *= 2
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            too_many = middle
+    return fitting
+
+
+def encoder_flops(  # noqa: PLR0913  sizes of a FastConformerConfig, and of a batch
     *,
     B: int,
     T: int,
@@ -138,17 +235,28 @@ def encoder_flops(
     expansion: int = 4,
     context: tuple[int, int] = (-1, -1),
 ) -> int:
-    """Operations of a FastConformer's products and convolutions (arXiv 2305.05084), forward, on B x
-    T frames with their padding.
+    """Operations of a FastConformer's products and convolutions (arXiv 2305.05084), forward.
 
-    A multiplication and its addition are two. Norms, activations and softmax are left out: below
-    one in a hundred. `context` is (left, right) in encoder frames, -1 for all; a short one is
-    attended to block by block, as asrkit.models.FastConformer does.
+    A multiplication and its addition are two. Norms, activations and softmax are left out: below 1
+    %. Limited attention is computed block by block, as asrkit.models.FastConformer does.
 
-    >>> encoder_flops(B=1, T=1000, bins=80, width=1024, layers=42) // 10**9  # Parakeet 1.1B on ten
-    seconds 282
+    Args:
+        B: utterances.
+        T: feature frames of each, padding included.
+        bins: feature bins.
+        width: width of the layers.
+        layers: number of layers.
+        subsampling: 2, 4 or 8 frames to one.
+        channels: channels of the subsampling convolutions.
+        kernel: width of the layers' depthwise convolutions.
+        expansion: width of the feed-forward layers, in widths.
+        context: encoder frames attended to on the left and right, -1 for all.
+
+    >>> flops = encoder_flops(B=1, T=1000, bins=80, width=1024, layers=42)
+    >>> flops // 10**9  # Parakeet 1.1B on ten seconds
+    282
     """
-    _sizes(
+    _check_sizes(
         subsampling,
         B=B,
         T=T,
@@ -158,25 +266,23 @@ def encoder_flops(
         kernel=kernel,
         expansion=expansion,
     )
-    D, C, T0, F, work = width, channels, T, bins, 0  # work: multiplications
-    for stage in range(subsampling.bit_length() - 1):
-        T0, F = (T0 + 1) // 2, (F + 1) // 2
-        work += B * T0 * F * C * (9 + (C if stage else 0))  # 3 x 3 depthwise, then pointwise
-    work += B * T0 * C * F * D
-    around = sum(context)
-    if min(context) >= 0 and 2 * around < T0:
-        block = max(around, 1)
-        distances, products = (
-            around + 1,
-            -(-T0 // block) * block * (block + around),
-        )  # queries by keys
-    else:
-        distances, products = 2 * T0, T0 * T0
-    linear = (
-        4 * expansion + 7
-    ) * D * D + kernel * D  # two feed-forwards; q, k, v, out; gate, pointwise; depthwise
-    attention = distances * D * D + B * T0 * distances * D + 2 * B * products * D
-    return 2 * (work + layers * (B * T0 * linear + attention))
+    D = width
+    C = channels
+    F = bins
+    multiplications = 0
+    for stage in range(_halvings(subsampling)):
+        T = _half(T)
+        F = _half(F)
+        depthwise = 9 * C  # 3 x 3; the first stage is an ordinary convolution of one channel
+        pointwise = C * C if stage else 0
+        multiplications += B * T * F * (depthwise + pointwise)
+    multiplications += B * T * C * F * D
+    distances, scores = _attention_sizes(T, context)
+    # two feed-forwards; query, key, value, output; gate and pointwise convolution; depthwise
+    linear = (4 * expansion + 7) * D * D + kernel * D
+    attention = distances * D * D + B * T * distances * D + 2 * B * scores * D
+    multiplications += layers * (B * T * linear + attention)
+    return 2 * multiplications
 
 
 def encoder_parameters(
@@ -190,88 +296,61 @@ def encoder_parameters(
     expansion: int = 4,
     bias: bool = True,
 ) -> int:
-    """Trained numbers of a FastConformer; each is read at least once a batch, which is the least
-    memory traffic there is.
+    """Trained numbers of a FastConformer.
+
+    Each is read at least once a batch, which is the least memory traffic there is.
+
+    Args:
+        bins: feature bins.
+        width: width of the layers.
+        layers: number of layers.
+        subsampling: 2, 4 or 8 frames to one.
+        channels: channels of the subsampling convolutions.
+        kernel: width of the layers' depthwise convolutions.
+        expansion: width of the feed-forward layers, in widths.
+        bias: whether linear layers and convolutions of the layers have biases.
 
     >>> encoder_parameters(bins=80, width=1024, layers=42)  # Parakeet 1.1B
     1061489664
     """
-    _sizes(
+    _check_sizes(
         subsampling, bins=bins, width=width, channels=channels, kernel=kernel, expansion=expansion
     )
-    D, C, F, halvings = width, channels, bins, subsampling.bit_length() - 1
+    D = width
+    C = channels
+    F = bins
+    halvings = _halvings(subsampling)
     for _ in range(halvings):
-        F = (F + 1) // 2
+        F = _half(F)
     front = 10 * C + (halvings - 1) * (C * C + 11 * C) + (C * F + 1) * D
     products = (4 * expansion + 8) * D * D + kernel * D  # those of `encoder_flops`, and positions
-    vectors = (10 + 2 + 2) * D + (
-        2 * expansion + 10
-    ) * D * bias  # five layer norms, a batch norm, two biases of attention
+    vectors = (10 + 2 + 2) * D  # five layer norms, a batch norm, two biases of attention
+    if bias:
+        vectors += (2 * expansion + 10) * D
     return front + layers * (products + vectors)
 
 
-def _sizes(subsampling: int, **sizes: int) -> None:
+def _halvings(subsampling: int) -> int:
+    """The convolutions of stride 2 that subsample so much."""
+    return subsampling.bit_length() - 1
+
+
+def _half(size: int) -> int:
+    """Frames or bins after a convolution of stride 2."""
+    return (size + 1) // 2
+
+
+def _attention_sizes(T: int, context: tuple[int, int]) -> tuple[int, int]:
+    """(relative positions, scores of queries by keys) of an utterance of T encoder frames."""
+    attended = sum(context)
+    if min(context) < 0 or 2 * attended >= T:
+        return 2 * T, T * T
+    block = max(attended, 1)
+    blocks = -(-T // block)
+    return attended + 1, blocks * block * (block + attended)
+
+
+def _check_sizes(subsampling: int, **sizes: int) -> None:
     expect(subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", subsampling)
     for name, size in sizes.items():
         expect(size >= 1, name, "at least 1", size)
-
-
-class Card(NamedTuple):
-    """A GPU as it is sold; `gib` is what its memory is called, of which driver and context keep
-    about half a GiB.
-
-    The rates are those of its data sheet, of the SXM form where there is one; None was not looked
-    up. No data sheet rates an L2 cache: `cache_GB_per_s` is a third party's product of width and
-    clock for the full die (doi 10.1016/j.ultsonch.2023.106546, table 3), of A100 and H100; the H200
-    is taken to be as the H100.
-    """
-
-    name: str
-    gib: int
-    year: int
-    source: str
-    memory_GB_per_s: float | None = None
-    float32_TFLOP_per_s: float | None = None  # without tensor cores
-    half_TFLOP_per_s: float | None = None  # of tensor cores, float16 or bfloat16, without sparsity
-    cache_GB_per_s: float | None = None  # of L2: assumed from width and clock of the full die
-
-
-NVIDIA = "https://www.nvidia.com/en-us"
-CARDS = (
-    Card(
-        "GeForce RTX 3060", 12, 2021, f"{NVIDIA}/geforce/graphics-cards/30-series/rtx-3060-3060ti/"
-    ),
-    Card("Tesla T4", 16, 2018, f"{NVIDIA}/data-center/tesla-t4/"),
-    Card("Tesla V100 (16 GB)", 16, 2017, f"{NVIDIA}/data-center/v100/"),
-    Card("Tesla V100 (32 GB)", 32, 2018, f"{NVIDIA}/data-center/v100/"),
-    Card("A10", 24, 2021, f"{NVIDIA}/data-center/products/a10-gpu/"),
-    Card("L4", 24, 2023, f"{NVIDIA}/data-center/l4/", 300, 30.3),
-    Card("GeForce RTX 4090", 24, 2022, f"{NVIDIA}/geforce/graphics-cards/40-series/rtx-4090/"),
-    Card("GeForce RTX 5090", 32, 2025, f"{NVIDIA}/geforce/graphics-cards/50-series/rtx-5090/"),
-    Card("A100 (40 GB)", 40, 2020, f"{NVIDIA}/data-center/a100/"),
-    Card("A100 (80 GB)", 80, 2020, f"{NVIDIA}/data-center/a100/", 2039, 19.5, 312, 7219),
-    Card("H100", 80, 2022, f"{NVIDIA}/data-center/h100/", 3350, 67, 989.5, 8986),
-    Card("H200", 141, 2024, f"{NVIDIA}/data-center/h200/", 4800, 67, 989.5, 8986),
-)
-
-
-def largest_batch(memory_bytes: int, variant: str, *, padding: float = 0.0, **shape: int) -> int:
-    """Most utterances of (T, U1) whose joint fits into memory_bytes; `padding` is the share of
-    nodes that packing leaves out.
-
-    >>> largest_batch(16 * 2**30, "numba", T=2000, U1=101, V=1024, D=0)
-    10
-    """
-
-    def fits(B: int) -> bool:
-        nodes = int(B * shape["T"] * shape["U1"] * (1 - padding))
-        return joint_bytes(variant, B=B, nodes=max(1, nodes), **shape).total <= memory_bytes
-
-    expect(0 <= padding < 1, "padding", "a share below 1", padding)
-    low, high = 0, 1
-    while fits(high) and high < 2**31:  # some shapes cost nothing per utterance
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

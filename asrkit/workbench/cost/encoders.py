@@ -1,7 +1,7 @@
 """How long an encoder takes at the rates of a GPU's data sheet: predicted, not measured."""
 
 from asrkit.shapes import expect
-from asrkit.workbench.cost.counts import CARDS
+from asrkit.workbench.cost.cards import CARDS
 
 
 def predicted_ms(FLOP: float, B: float, card: str, *, reached: float = 1.0) -> float:

@@ -1,4 +1,4 @@
-"""RTFx of one core or one GPU: published by others, or taken from records; and the watts they take."""
+"""RTFx of one core or one GPU, published by others or taken from records; and its watts."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -180,7 +180,7 @@ def _fits(instance: Instance, speed: Speed) -> bool:
 
 
 def power(device: str) -> float | None:
-    """Watts of one core or GPU at its highest rated power, of data sheets; None if not looked up."""
+    """Watts of one core or GPU at its highest rated power (data sheets); None if not looked up."""
     for row in read_table("power.csv", dict):
         if _is_device(device, row["device"]):
             return float(row["watts"]) / int(row["units"])

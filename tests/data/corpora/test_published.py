@@ -174,7 +174,7 @@ def test_a_run_killed_while_loading_is_finished_by_the_next(mini, tmp_path):
     code = (
         "import dataclasses, json, sys; from asrkit.data.corpora import published as p; from asrkit.cli import main\n"
         f"p.ARCHIVES['mini_librispeech'] = {{n: p.Archive(*a) for n, a in json.loads(sys.argv[1]).items()}}\n"
-        f"sys.exit(main(['data', 'prepare', 'mini_librispeech', '--out', {str(tmp_path)!r}, '--mirror', {mini.url!r}]))"
+        f"sys.exit(main(['data', 'prepare', 'mini_librispeech', '--json', '--out', {str(tmp_path)!r}, '--mirror', {mini.url!r}]))"
     )
     known = {
         name: (one.openslr, one.size, one.checksum)

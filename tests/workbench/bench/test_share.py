@@ -146,7 +146,7 @@ def start(script, text, *arguments, **names):
         "OMP_NUM_THREADS": "1",
     }
     return subprocess.Popen(
-        [sys.executable, str(script), *map(str, arguments)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, str(script), *map(str, arguments), "--json"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=environment, cwd=script.parent,
     )  # fmt: skip
 
@@ -155,7 +155,7 @@ def ended(process, timeout=300):
     out, err = process.communicate(timeout=timeout)
     assert "Traceback" not in err, err
     assert out, err
-    return json.loads(out.splitlines()[-1]), out, err
+    return json.loads(out), err, err  # with --json all text is on stderr
 
 
 def edit(out, **told):
@@ -249,7 +249,7 @@ def test_with_too_little_time_what_comes_first_gets_it():
 def test_the_plan_is_printed_with_its_order_and_says_that_it_is_an_estimate(capsys):
     assert main(["bench", "all", "--plan"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert "estimates, not measured" in out[0] and [line.split()[0] for line in out[3:-3]] == [
+    assert "estimates, not measured" in out[0] and [line.split()[0] for line in out[3:-2]] == [
         part.name for part in PARTS
     ]
     assert main(["bench", "losses", "--plan"]) == 2 and main(["bench", "all", "--resume", "x"]) == 2
@@ -323,20 +323,20 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
         collect.add([out], tmp_path / "records", dirty=True)
     kept = tmp_path / "records"
     shutil.copytree(ROOT / "data" / "records", kept)
-    command = [sys.executable, "-m", "asrkit.cli"]
+    command = [sys.executable, "-m", "asrkit"]
     added = subprocess.run(
-        [*command, "records", "add", str(out / "bench.jsonl"), "--into", str(kept), "--dirty"],
+        [*command, "records", "add", "--json", str(out / "bench.jsonl"), "--into", str(kept), "--dirty"],
         capture_output=True,
         text=True,
         cwd=ROOT,
         check=True,
     )
-    assert json.loads(added.stdout.splitlines()[-1])["added"] == len(found)
+    assert json.loads(added.stdout)["added"] == len(found)
     files = map(str, kept.rglob("*.jsonl"))
     verified = subprocess.run(
-        [*command, "verify", *files], capture_output=True, text=True, cwd=ROOT, check=True
+        [*command, "verify", "--json", *files], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    assert json.loads(verified.stdout.splitlines()[-1])["problems"] == 0
+    assert json.loads(verified.stdout)["problems"] == 0
 
 
 @pytest.fixture(scope="module")

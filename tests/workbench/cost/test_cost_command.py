@@ -1,4 +1,4 @@
-"""`asrkit cost`: the table and the JSON line say the same, and nonsense is one line."""
+"""`asrkit cost`: the table and the JSON say the same, and nonsense is one line."""
 
 import json
 import re
@@ -12,11 +12,14 @@ from asrkit.workbench.cost import Range
 
 
 def run(capsys, *arguments):
+    """The lines of text of `asrkit cost`, and what it says with --json."""
     assert main(["cost", *arguments]) == 0
-    out, err = capsys.readouterr()
+    text, err = capsys.readouterr()
     assert err == ""
-    *lines, last = out.splitlines()
-    return lines, json.loads(last)
+    assert main(["cost", *arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and out.count("\n") == 1
+    return text.splitlines(), json.loads(out)
 
 
 def cells(lines):

@@ -207,7 +207,7 @@ def test_the_index_tells_in_order_what_ran_what_holds_and_what_failed(built):
     assert order == sorted(order)
     manifest = json.loads((out / "latest/manifest.json").read_text())
     assert [run["status"] for run in manifest["runs"]] == ["ran", "failed", "failed", "failed"]
-    assert json.loads(result.summary().splitlines()[-1])["ran"] == 1
+    assert result.facts()["ran"] == 1
     assert "b_fails: ValueError: on purpose <b> (cell c1)" in result.summary().splitlines()
     assert "b_fails: ValueError: on purpose &lt;b&gt; (cell c1)" in text
 
@@ -256,9 +256,9 @@ def test_with_device_cpu_no_gpu_is_visible_to_a_notebook(twice):
 def test_a_comparison_pairs_what_both_measured_and_says_what_is_apart(twice, capsys):
     out, _ = twice
     a, b = sorted(entry.name for entry in out.iterdir() if entry.name.endswith(tuple("0123456789")))
-    assert main(["report", "compare", a, "latest", "--reports", str(out)]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    told = json.loads(last)
+    assert main(["report", "compare", a, "latest", "--reports", str(out), "--json"]) == 0
+    stdout, text = capsys.readouterr()
+    told, lines = json.loads(stdout), text.splitlines()
     assert (told["records"], told["apart"], told["same_machine"], told["verdicts_changed"]) == (
         3,
         1,

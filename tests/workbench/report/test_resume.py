@@ -15,6 +15,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from asrkit import files
 from asrkit.cli import main
+from asrkit.cli.report import find_notebooks, parse_value
 from asrkit.files import content_hash
 from asrkit.workbench.report import NotebookRun
 from asrkit.workbench.report.jobs import jobs_of
@@ -91,8 +92,8 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     (tmp_path / "notebooks/go").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["asrkit", "report", "--resume", "--out", "out"])
-    assert main(sys.argv[1:]) == 0
-    said = capsys.readouterr().out
+    assert main([*sys.argv[1:], "--json"]) == 0
+    out, said = capsys.readouterr()
     assert [said[:12], said.splitlines()[0][-4:]] == ["01_done: ran", "kept"]
     assert (
         "01_done: started" not in said
@@ -102,7 +103,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     assert (folder / "runs/01_done.ipynb").read_bytes() == before and not [
         *(folder / "runs").glob(".*.*")
     ]
-    told = json.loads(said.splitlines()[-1])
+    told = json.loads(out)
     assert (told["notebooks"], told["ran"], Path(told["path"])) == (
         3,
         3,
@@ -211,7 +212,7 @@ def test_a_plan_that_is_torn_or_anothers_is_refused_by_name(plan, tmp_path, caps
     ],
 )
 def test_a_parameter_is_what_yaml_says_but_days_stay_text(text, value):
-    assert _value("x", text) == value and type(_value("x", text)) is type(value)
+    assert parse_value("x", text) == value and type(parse_value("x", text)) is type(value)
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, monkeypatch, capsys):
@@ -236,9 +237,9 @@ def test_notebooks_are_chosen_by_number_name_and_beginning(tmp_path):
     other = notebook(tmp_path / "elsewhere/mine.ipynb", "1")
 
     def stems(*named):
-        return [path.stem for path in choose([*named], tmp_path)]
+        return [path.stem for path in find_notebooks([*named], tmp_path)]
 
-    assert choose([], tmp_path) is None
+    assert find_notebooks([], tmp_path) is None
     assert stems("6", "00") == ["06_loop", "00_a"] and stems("02") == ["02_joint", "02_joint_more"]
     assert (
         stems("02_joint") == ["02_joint"]
