@@ -508,3 +508,15 @@ def test_arms_that_must_not_run_are_not_even_tried_while_cases_are_made(monkeypa
     )
     made = decoders.suite("cpu", True, without=re.compile("^frame_looping$"))
     assert not next(case for case in made if case.what == "rnnt-greedy").arms
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_run_is_named_with_the_file_and_no_folder(
+    suite, tmp_path, monkeypatch
+):
+    def full(path, *records):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(records, "append", full)
+    suite(small())
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device: 'out\.jsonl'$"):
+        bench.run("own", quick=True, out=tmp_path / "out.jsonl")

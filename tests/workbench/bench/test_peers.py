@@ -20,7 +20,7 @@ from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.bench.rivals import peers as rivals_of
 from asrkit.workbench.bench.rivals.peer_decoders import GRAPHS, LOOPS, expect_graphs, write
 from asrkit.workbench.bench.rivals.peers import COPY, NAMES, PYTHON, Answer, Rival
-from asrkit.workbench.bench.share import supervisor
+from asrkit.workbench.bench.share import work
 from asrkit.workbench.bench.suites import decoders, losses
 from asrkit.workbench.profiling import measure
 
@@ -266,8 +266,6 @@ def test_a_share_on_a_gpu_asks_the_rivals_that_were_taken_along(
     monkeypatch.setattr(rivals_of, "COPY", copied)
     monkeypatch.setattr(bench, "run", lambda suite, *, peers, **how: asked.append(peers))
     (tmp_path / "bench.jsonl").touch()
-    assert supervisor._measure(tmp_path, "decoders", device, True, 0.0, "(?!)", {}, [], bool) == (
-        "done",
-        "",
-    )
+    task = work.Task(out=tmp_path, suite="decoders", device=device, quick=True, until=0.0)
+    assert work.measure(task, bool) == ("done", "")
     assert [peers is not None for peers in asked] == [there and device == "cuda"]
