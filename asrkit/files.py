@@ -1,9 +1,6 @@
-"""Files that asrkit keeps: where they lie, how they are written whole or not at all, and hashes of
-what they hold.
-"""
+"""Files that asrkit keeps: where they are, how they are written and locked, and content hashes."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -12,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+LOCK = ".lock"  # the file in a folder that `lock` locks
 
 
 def home() -> Path:
-    """Folder for what asrkit builds and keeps between runs: $ASRKIT_HOME, or ~/.cache/asrkit;
-    created when missing.
+    """Folder for what asrkit builds and keeps between runs, created when missing.
+
+    It is $ASRKIT_HOME, or ~/.cache/asrkit.
     """
     path = Path(os.environ.get("ASRKIT_HOME") or "~/.cache/asrkit").expanduser()
     path.mkdir(parents=True, exist_ok=True)
@@ -24,8 +23,13 @@ def home() -> Path:
 
 
 def shipped(name: str) -> Path:
-    """Path of a file or folder of the repository's `data/`, in a checkout and in an installed wheel
-    alike.
+    """Path of a file or folder of the repository's `data/`, in a checkout or an installed wheel.
+
+    Args:
+        name: Path below `data/`, for example "claims.yaml".
+
+    Raises:
+        FileNotFoundError: This installation has no such file.
     """
     for path in (HERE / "_shipped" / name, HERE.parent / "data" / name):
         if path.exists():
@@ -35,60 +39,99 @@ def shipped(name: str) -> Path:
 
 @contextlib.contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`, same suffix: renamed over it when the block ends well,
-    removed when it raises.
+    """Write a file completely or not at all.
+
+    Yields a temporary path in the same folder with the same suffix. It replaces `path` when the
+    block ends normally, and is deleted when the block raises.
+
+    Args:
+        path: The file to write; missing parent folders are created.
+
+    Raises:
+        ValueError: `path` exists and is not a regular file.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: expected a file, or none yet, got a folder or a device.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.stem}-{os.urandom(4).hex()}{path.suffix}")
+    temporary = path.with_name(f".{path.stem}-{os.urandom(4).hex()}{path.suffix}")
     try:
-        yield part
-        with part.open("rb+") as file:
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(temporary, path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def alone(folder: Path, *, lock: str = "", wait: bool = False, refused: str = "") -> Iterator[None]:
-    """Holds `folder`, created when missing, or a file `lock` in it: others wait, or are `refused`,
-    until block or process end.
+def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[None]:
+    """Hold an exclusive lock on `folder` until the block or the process ends, however it ends.
+
+    The lock is a lock of the operating system on the file `folder/.lock`, which stays there.
+
+    Args:
+        folder: Folder to lock, created when missing.
+        wait: Wait for the present holder instead of raising.
+        refused: Message of the error, where the default does not say enough.
+
+    Raises:
+        ValueError: Another process holds the lock, and `wait` is False.
     """
+    import filelock  # torch depends on it, so it is always installed
+
     folder.mkdir(parents=True, exist_ok=True)
-    held = os.open(folder / lock, os.O_RDONLY | (os.O_CREAT if lock else 0), 0o644)
+    held = filelock.FileLock(folder / LOCK)
     try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            said = f"{folder}: expected a folder that nobody else writes to now. Wait, or name another."
-            raise ValueError(refused or said) from None
+        held.acquire(blocking=wait)
+    except filelock.Timeout:
+        default = f"{folder}: expected a folder that nobody else writes to now."
+        raise ValueError(refused or f"{default} Wait, or name another.") from None
+    try:
         yield
     finally:
-        os.close(held)
+        held.release()
 
 
 def content_hash(content: Any) -> str:
-    """sha256:… of bytes, or of a value's canonical JSON, in which 1.0 is 1 (JavaScript saves
-    notebooks so).
+    """SHA-256 of bytes, or of a value's canonical JSON, as "sha256:" and 64 hex digits.
+
+    1.0 and 1 have the same hash, because JavaScript saves the former as the latter in notebooks.
+
+    Raises:
+        ValueError: The value holds something that JSON cannot represent, such as NaN.
     """
     if not isinstance(content, bytes):
-        plain = _plain(
-            content, lambda text: int(float(text)) if float(text).is_integer() else float(text)
-        )
+        plain = plain_json(content, parse_float=_shortest_number)
         content = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def _plain(value: Any, number: Callable[[str], float] = float) -> Any:
-    try:  # scalars of numpy and torch become numbers
-        return json.loads(
-            json.dumps(value, allow_nan=False, default=lambda scalar: scalar.item()),
-            parse_float=number,
-        )
+def _shortest_number(text: str) -> int | float:
+    number = float(text)
+    if number.is_integer():
+        return int(number)
+    return number
+
+
+def plain_json(value: Any, parse_float: Callable[[str], float] = float) -> Any:
+    """A copy of `value` as JSON gives it back; scalars of NumPy and torch become numbers.
+
+    Args:
+        value: Numbers, text, lists and dicts.
+        parse_float: Makes a number of the text of one that has a fraction or an exponent.
+
+    Raises:
+        ValueError: JSON cannot represent the value.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, default=_scalar)
+        return json.loads(text, parse_float=parse_float)
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"record: expected finite numbers, text, lists and dicts, got {value!r:.200}."
         ) from error
+
+
+def _scalar(value: Any) -> Any:
+    return value.item()

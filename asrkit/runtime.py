@@ -5,6 +5,7 @@ Importing this file tries no compiler and asks for no GPU.
 """
 
 import functools
+import hashlib
 import math
 import os
 import shutil
@@ -55,15 +56,49 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
-    """`function`, compiled on first use by `njit` with `options`; it runs without Python's lock."""
+    """`function` compiled by Numba on first use; while it runs, other Python threads run too.
+
+    The machine code is kept in `__pycache__` beside the function's file, or in the user's cache
+    folder (or $NUMBA_CACHE_DIR); where none can be written, every process compiles anew. When a
+    Python file that the kernel may be made of has changed (`_source_hash`), it is compiled again
+    and replaces what was kept. Only kernels that were renamed or moved leave files behind there.
+
+    Args:
+        function: the kernel.
+        options: of numba.njit.
+    """
     from numba import njit
 
     try:
-        return njit(nogil=True, cache=True, **options)(function)
-    except (
-        RuntimeError
-    ):  # neither the package's folder nor the user's: it is compiled in every process
+        kernel = njit(nogil=True, cache=True, **options)(function)
+        # Numba's own stamp covers the function's file, not those of the functions that it calls
+        index = kernel._cache._cache_file
+        index._source_stamp = (index._source_stamp, _source_hash(function.__code__.co_filename))
+    except (RuntimeError, AttributeError):  # no folder, or a Numba that keeps its index elsewhere
         return njit(nogil=True, **options)(function)
+    return kernel
+
+
+def _source_hash(file: str) -> str:
+    """Hash of all Python files that a kernel defined in `file` may be compiled from.
+
+    Rooms of the library do not import each other's kernels, so these are the files of its own room
+    (`asrkit/losses/`, `asrkit/decoders/`) and this one. Outside asrkit it is `file` alone.
+    """
+    package = Path(__file__).resolve().parent
+    path = Path(file).resolve()
+    if not path.is_relative_to(package):
+        return _hash_of_files((path,))
+    room = package / path.relative_to(package).parts[0]
+    return _hash_of_files((Path(__file__), path, *sorted(room.rglob("*.py"))))
+
+
+@functools.cache
+def _hash_of_files(paths: tuple[Path, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @functools.cache

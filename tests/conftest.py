@@ -1,77 +1,90 @@
-"""What every test stands on: tests of a GPU or a browser are skipped, and counted, where there is none; fresh memory holds NaN."""
+"""What every test stands on: skips are counted by reason, fresh memory holds NaN, nothing asserts a time."""
 
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "passive"
-)  # read when torch is imported: threads that spin starve a busy machine
+# Read when torch is imported: threads that spin starve a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from hypothesis import settings
 
-settings.register_profile(
-    "asrkit", deadline=None
-)  # no test asserts a time: the first example may load a library
+# No test asserts a time: the first example may load a library.
+settings.register_profile("asrkit", deadline=None)
 settings.load_profile("asrkit")
-with torch.device(
-    "meta"
-):  # torch notes here, once, which functions it redirects: before a test replaces torch.empty
+# torch notes here, once, which functions it redirects: before a test replaces torch.empty.
+with torch.device("meta"):
     torch.empty(1)
 
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 LACKS = {
     "gpu": "" if torch.cuda.is_available() else "no CUDA device",
     "browser": "" if CHROMIUM else "no chromium",
 }
+# The reasons for a skip that FAIL_ON_SKIP lets pass: what no package index can bring.
+UNAVOIDABLE = ("no CUDA device", "needs real recordings")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skip what is marked `gpu` or `browser` where there is none (REQUIRE_BROWSER=1: fail); tests of a browser come last."""
-    items.sort(
-        key=lambda item: bool(item.get_closest_marker("browser"))
-    )  # what they need, others may have made
+    """Skip what is marked `gpu` or `browser` where there is none; sort the files."""
+    # What tests of a browser need, others may have made.
+    items.sort(key=lambda item: bool(item.get_closest_marker("browser")))
     if hasattr(config, "workerinput"):
         items.sort(key=turn)
     for item in items:
         for marker, lack in LACKS.items():
-            required = marker == "browser" and os.environ.get("REQUIRE_BROWSER", "") not in (
-                "",
-                "0",
-            )
-            if lack and not required and item.get_closest_marker(marker):
+            if lack and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=lack))
 
 
 def turn(item):
-    """When a test's file has its turn where two run at once: the longest first, and JupyterLab once the series has left a model."""
+    """When a test's file has its turn where two run at once: the longest first."""
     places = {"test_notebooks.py": 0, "test_lab.py": 2, "test_pages.py": 4}
     return places.get(item.path.name, 1 if item.path.parent.name == "bench" else 3)
 
 
+def skips(terminalreporter):
+    """How many tests were skipped, by reason."""
+    reports = terminalreporter.stats.get("skipped", [])
+    return Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
+
+
+def avoidable(reasons):
+    """The reasons for a skip that FAIL_ON_SKIP=1 makes a failure; none where it is not set."""
+    if os.environ.get("FAIL_ON_SKIP", "") in ("", "0"):
+        return []
+    return [reason for reason in reasons if not reason.startswith(UNAVOIDABLE)]
+
+
+def pytest_sessionfinish(session):
+    """Fail a run under FAIL_ON_SKIP=1 that skipped what it could have run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and avoidable(skips(reporter)) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter):
-    """Say how much of the suite this machine could not run."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    for marker, name in {"gpu": "GPU", "browser": "browser"}.items():
-        count = sum(marker in getattr(report, "keywords", ()) for report in skipped)
+    """Say in one line how many tests were skipped, and why."""
+    reasons = skips(terminalreporter)
+    if not reasons:
+        terminalreporter.write_line("no test was skipped")
+        return
+    listed = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    terminalreporter.write_line(f"{reasons.total()} tests were skipped: {listed}")
+    if wrong := avoidable(reasons):
         terminalreporter.write_line(
-            f"{count} {name} tests were skipped: {LACKS[marker]}"
-            if count
-            else f"no {name} test was skipped"
+            f"FAIL_ON_SKIP: these reasons can be mended: {'; '.join(wrong)}"
         )
 
 
 @pytest.fixture(scope="session")
 def chromium():
     """Path of the browser."""
-    return CHROMIUM or pytest.fail(
-        "REQUIRE_BROWSER is set, and there is no chromium, chromium-browser or google-chrome."
-    )
+    return CHROMIUM
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +94,12 @@ def series_home(request, tmp_path_factory):
     home = (base.parent if hasattr(request.config, "workerinput") else base) / "series_home"
     home.mkdir(exist_ok=True)
     return home
+
+
+@pytest.fixture(scope="session")
+def series_reports(series_home):
+    """Folder of the report of the whole series: $ASRKIT_SERIES_REPORTS, where somebody wants to keep it."""
+    return Path(os.environ.get("ASRKIT_SERIES_REPORTS", series_home / "reports")).resolve()
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asrkit.decoders.transducer import graphs
-from asrkit.decoders.transducer.reading import Carry, Options
+from asrkit.decoders.transducer.steps import Carry, GreedyOptions
 from asrkit.losses import rnnt_loss_lean
 from asrkit.runtime import tf32_asked
 from asrkit.workbench.profiling.fakes import lean_launches
@@ -78,12 +78,13 @@ def test_the_first_convolutions_take_tf32_by_old_and_new_settings(
 @pytest.mark.parametrize("way", ASKED)
 def test_a_captured_loop_is_another_in_tf32_by_old_and_new_settings(float32_throughout, way):
     read = SimpleNamespace(confidence="none", blank=0, durations=())
-    given = (
+    batch = graphs.Batch(
         read,
         torch.zeros(2, 4, 3),
+        torch.zeros(2, dtype=torch.int64),
         Carry(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.zeros(2)),
-        Options(),
+        GreedyOptions(),
     )
-    before = graphs._key(*given)
+    before = graphs._key(batch)
     ASKED[way]()
-    assert graphs._key(*given) != before
+    assert graphs._key(batch) != before

@@ -25,9 +25,9 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"models", "losses", "decoders"},
     {"data", "transcribe"},
     {"training"},
-    {"workbench.machine"},
+    {"workbench.machine", "workbench.schemas"},
     {"workbench.records"},
-    {"workbench.cost", "workbench.profiling", "workbench.ledger"},
+    {"workbench.cost", "workbench.profiling", "workbench.ledger", "workbench.collect"},
     {"workbench.plots", "workbench.bench", "workbench.report", "workbench.doctor"},
     {"cli"},
 ]
@@ -35,7 +35,7 @@ LAYER = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 LIBRARY = set().union(*FLOORS[:6])
 BARE = (  # what a bare GPU machine imports: it has torch, torchaudio, numpy and numba
     set().union(*FLOORS[:4])
-    | {"workbench.machine", "workbench.records", "workbench.profiling", "workbench.bench"}
+    | {"workbench.machine", "workbench.schemas", "workbench.records", "workbench.profiling", "workbench.bench"}
     | {"workbench.doctor", "cli", "__init__", "__main__"}
 )
 KERNELS = {
@@ -412,7 +412,7 @@ def test_continuous_integration_runs_the_two_commands():
     assert (
         lines[0] == "#!/usr/bin/env bash"
         and "set -euo pipefail" in lines
-        and lines[-2:] == ["make check", "make test"]
+        and lines[-3:] == ["make check", "make peers", "make test"]
     )
     assert "\n      - run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text()
 

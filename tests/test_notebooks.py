@@ -16,10 +16,10 @@ NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.fixture(scope="module")
-def executed(series_home):
+def executed(series_home, series_reports):
     """Folder of the report of the whole series, and what the command printed."""
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
-    folder = series_home / "reports"
+    folder = series_reports
     command = [
         sys.executable,
         "-m",

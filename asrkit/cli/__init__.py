@@ -1,110 +1,159 @@
-"""The command line: a thin parser over the doors. Errors are one line (exit code 2); results end
-with one JSON line.
+"""The command line: a thin parser over the package.
+
+Text for people goes to stdout, or one JSON document with --json. An error is one line on stderr and
+exit code 2.
 """
 
 import argparse
 import importlib.metadata
 import os
 import sys
+from collections.abc import Mapping
 
-from asrkit.cli import corpora, cost, measuring, pages, speech
-from asrkit.cli.options import Commands
+from asrkit.cli import (
+    bench,
+    compare,
+    cost,
+    data,
+    doctor,
+    records,
+    report,
+    train,
+    transcribe,
+    verify,
+)
+from asrkit.cli.command import Command
+from asrkit.cli.options import add_json
 
-GROUPS = {
-    "data": "Prepare speech corpora; see and write down how long their utterances are.",
-    "records": "Take in what was measured elsewhere.",
+SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
+    "recognise speech": (transcribe.COMMAND, train.COMMAND),
+    "prepare speech": (data.PREPARE, data.STATS, data.LENGTHS),
+    "measure this machine": (doctor.COMMAND, bench.COMMAND, cost.COMMAND),
+    "reports and records": (report.COMMAND, compare.COMMAND, verify.COMMAND, records.COMMAND),
 }
-COMMANDS: Commands = {
-    **pages.COMMANDS,
-    **measuring.COMMANDS,
-    **speech.COMMANDS,
-    **corpora.COMMANDS,
-    **cost.COMMANDS,
+COMMANDS = {command.name: command for section in SECTIONS.values() for command in section}
+PARENTS = {  # first words that do nothing by themselves
+    "data": "Prepare speech corpora, and list how long their utterances are.",
+    "records": "Import measurements that were made elsewhere.",
 }
+DESCRIPTION = "Speech recognition made fast, and measured on your machine."
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the defaults that say something: not None, off, or an empty list."""
+    """Shows defaults that say something (not None, False or []), and keeps lines of examples."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if isinstance(action.default, list) and action.default:
             return f"{action.help} (default: {' '.join(map(str, action.default))})"
-        said = action.default not in (None, []) and action.default is not False
-        return super()._get_help_string(action) if said else action.help
+        if action.default is None or action.default is False or action.default == []:
+            return action.help
+        return super()._get_help_string(action)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" not in text:
+            return super()._fill_text(text, width, indent)
+        return "\n".join(indent + line for line in text.splitlines())
 
 
 def _version() -> str:
     try:
         return importlib.metadata.version("asrkit")
-    except importlib.metadata.PackageNotFoundError:  # a copy of the tree, as on a bare GPU machine
+    except importlib.metadata.PackageNotFoundError:  # a copied source tree
         return "(not installed)"
 
 
+def _overview() -> str:
+    """The description of `asrkit --help`: every command under the heading of its section."""
+    lines = [DESCRIPTION]
+    for title, commands in SECTIONS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {command.name:15} {command.summary}" for command in commands]
+    return "\n".join(lines)
+
+
+def _print_help(args: argparse.Namespace) -> int:
+    args.parser.print_help(sys.stderr)
+    return 2
+
+
+def _add_command(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, command: Command
+) -> None:
+    examples = "".join(f"\n  {example}" for example in command.examples)
+    parser = subparsers.add_parser(
+        name,
+        help=command.summary,
+        description=" ".join(filter(None, [command.summary, command.details])),
+        epilog=f"examples:{examples}" if examples else None,
+        formatter_class=_Help,
+    )
+    parser.set_defaults(run=command.run, parser=parser)
+    command.add_arguments(parser)
+    add_json(parser)
+
+
 def parser() -> argparse.ArgumentParser:
-    """The whole grammar of `asrkit`, also what `--help` prints."""
+    """The parser of the `asrkit` command, with all subcommands."""
     top = argparse.ArgumentParser(
-        prog="asrkit", description="Speech recognition made fast, and measured on your machine."
+        prog="asrkit",
+        usage="asrkit [-h] [--version] COMMAND ...",
+        description=_overview(),
+        epilog="`asrkit COMMAND --help` explains a command and shows examples.",
+        formatter_class=_Help,
     )
     top.add_argument("--version", action="version", version=f"asrkit {_version()}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    groups = {"": commands}
-    for name, (run, text, arguments) in COMMANDS.items():
-        group, _, leaf = name.rpartition(" ")
-        if (
-            group in COMMANDS
-        ):  # `report compare` beside `report`: one name of two words, which main() puts together
-            group, leaf = "", name
-        if group not in groups:
-            sub = commands.add_parser(group, help=GROUPS[group], description=GROUPS[group])
-            sub.set_defaults(run=lambda args: args.parser.print_help(sys.stderr) or 2, parser=sub)
-            groups[group] = sub.add_subparsers(metavar="COMMAND")
-        sub = groups[group].add_parser(leaf, help=text, description=text, formatter_class=_Help)
-        sub.set_defaults(run=run, parser=sub)
-        for flag, rules in arguments:
-            sub.add_argument(*(["-p"] if flag == "--parameter" else []), flag, **rules)
+    top.set_defaults(run=_print_help, parser=top)
+    # the overview lists the commands by section, so argparse's own list is left out
+    commands = top.add_subparsers(prog="asrkit", metavar="COMMAND", help=argparse.SUPPRESS)
+    children = {}
+    for name, text in PARENTS.items():
+        parent = commands.add_parser(name, help=text, description=text)
+        parent.set_defaults(run=_print_help, parser=parent)
+        children[name] = parent.add_subparsers(metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        first, _, last = name.rpartition(" ")
+        if first in children:
+            _add_command(children[first], last, command)
+        else:  # one word, or `report compare` beside `report`: see _join_words
+            _add_command(commands, name, command)
     return top
 
 
+def _join_words(argv: list[str]) -> list[str]:
+    """Make one word of the two of `report compare`, which `report` would take for a notebook."""
+    first_two = " ".join(argv[:2])
+    if first_two in COMMANDS and argv[0] in COMMANDS:
+        return [first_two, *argv[2:]]
+    return argv
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of the `asrkit` command; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    argv = (
-        [" ".join(argv[:2]), *argv[2:]]
-        if " ".join(argv[:2]) in COMMANDS and argv[0] in COMMANDS
-        else argv
-    )
-    args = parser().parse_args(argv)
+    """Run the `asrkit` command; returns the exit code.
+
+    0 is success; 1: something failed, as the output says; 2: a wrong argument or an error, told in
+    one line on stderr; 130: stopped by Ctrl-C; 141: nobody reads the output any more.
+    """
+    args = parser().parse_args(_join_words(sys.argv[1:] if argv is None else argv))
     try:
         code = args.run(args)
         sys.stdout.flush()
         return code
-    except (
-        BrokenPipeError
-    ):  # nobody reads on, as in `| head -1`: quiet, with the code that a shell gives such a program
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # for what Python has yet to flush
+    except BrokenPipeError:  # as in `| head -1`: end quietly, with a shell's code for this
+        # Python flushes stdout once more at exit: give it somewhere to write
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (
-        ValueError,
-        RuntimeError,
-        OSError,
-        AssertionError,
-    ) as error:  # the last: arms of a benchmark disagree
-        print(
-            f"{args.parser.prog}: {_typed(' '.join(str(error).split()), args.parser)}",
-            file=sys.stderr,
-        )
+    # AssertionError: the arms of a benchmark disagree
+    except (ValueError, RuntimeError, OSError, AssertionError) as error:
+        message = _name_the_flag(" ".join(str(error).split()), args.parser)
+        print(f"{args.parser.prog}: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{args.parser.prog}: stopped", file=sys.stderr)
         return 130
 
 
-def _typed(message: str, command: argparse.ArgumentParser) -> str:
-    """An argument's error with the flag that was typed: `batch_s: expected …` is `--batch-seconds:
-    expected …`.
-    """
+def _name_the_flag(message: str, command: argparse.ArgumentParser) -> str:
+    """Name the flag that was typed: `batch_s: expected` becomes `--batch-seconds: expected`."""
     names, colon, rest = message.partition(": expected ")
     flags = {
         action.dest: action.option_strings[-1]

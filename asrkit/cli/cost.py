@@ -2,58 +2,236 @@
 
 import argparse
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from asrkit import files
-from asrkit.cli.options import Commands
+from asrkit.cli.command import Command, count
 
-PER = ("core", "gpu")
-LEGEND = "RTFx: seconds of speech a second, of one core or GPU. even at RTFx: what it would need to cost as much as the one beside it."
-SHOWN = ("c7a.48xlarge", "c7i.48xlarge", "p4de.24xlarge", "hf-h200")
-OWN = Path("reports/bench.jsonl")
-DOCUMENT = {
+LEGEND = (
+    "RTFx: seconds of speech a second, of one core or GPU. "
+    "even at RTFx: what it would need to cost as much as the one beside it."
+)
+SHOWN = ("c7a.48xlarge", "c7i.48xlarge", "p4de.24xlarge", "hf-h200")  # without --instance
+OWN_RECORDS = Path("reports/bench.jsonl")
+DOCUMENT = {  # what document 000 compares
     "instance": ["c7a.48xlarge", "p4de.24xlarge"],
     "on": "2024-09-24",
     "model": "parakeet_rnnt_1_1b",
 }
 DEFAULTS = {"hours": "1e6", "startup": "0", "instances": 1, "storage": "0", "months": "1"}
-BESIDE = {
-    "per": "rtfx",
-    "months": "storage",
-    "instances": "startup",
-}  # without the second the first says nothing
-INSTEAD = {
-    "document": "hours instance on model rtfx per measured price units",
-    "rtfx": "model measured",
-    "units": "instance on",
+NEEDS = {"per": "rtfx", "months": "storage", "instances": "startup"}  # no effect without these
+EXCLUDES = {  # what would have no effect beside each of these
+    "document": ("hours", "instance", "on", "model", "rtfx", "per", "measured", "price", "units"),
+    "rtfx": ("model", "measured"),
+    "units": ("instance", "on"),
 }
 
 
 def _cost(args: argparse.Namespace) -> int:
-    from asrkit.shapes import expect
-    from asrkit.workbench import cost, ledger
+    from asrkit.workbench import cost
 
-    _settle(args)
+    _check_combinations(args)
+    _fill_defaults(args)
     terms = {
-        "hours": _range(args.hours, "hours", width=False).middle,
-        "utilisation": _range(args.utilisation, "utilisation"),
-        "startup_s": _range(args.startup, "startup"),
+        "hours": _parse_range(args.hours, "hours", single=True).middle,
+        "utilisation": _parse_range(args.utilisation, "utilisation"),
+        "startup_s": _parse_range(args.startup, "startup"),
         "instances": args.instances,
-        "months": _range(args.months, "months"),
-        "storage_usd_per_GB_month": _range(args.storage, "storage"),
-        "egress_usd_per_GB": _range(args.egress, "egress"),
+        "months": _parse_range(args.months, "months"),
+        "storage_usd_per_GB_month": _parse_range(args.storage, "storage"),
+        "egress_usd_per_GB": _parse_range(args.egress, "egress"),
     }
-    machines, known = _machines(args), _known(args)
+    instances = _instances(args)
+    known_speeds = _known_speeds(args)
     costs = [
-        cost.transcription_cost(one, speed, **terms)
-        for one in machines
-        for speed in _speeds(args, one, known)
+        cost.transcription_cost(instance, speed, **terms)
+        for instance in instances
+        for speed in _speeds(args, instance, known_speeds)
     ]
-    here = any(one.speed.origin in ("measured here", cost.KIN) for one in costs)
+    _check_costs(args, costs)
+    result = _result(args, costs, terms["hours"])
+    with_speed = {one.instance.name for one in costs}
+    result["left_out"] = sorted({instance.name for instance in instances} - with_speed)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print("\n".join(_text(args, result)))
+    return 0
+
+
+def _passed(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that were passed, or that have a default of their own."""
+    return {
+        name: value
+        for name, value in vars(args).items()
+        if value is not None and value is not False
+    }
+
+
+def _check_combinations(args: argparse.Namespace) -> None:
+    """Raise ValueError for an option that would have no effect."""
+    from asrkit.shapes import expect
+
+    passed = _passed(args)
+    for name, needed in NEEDS.items():
+        if name in passed:
+            expect(needed in passed, name, f"--{needed} beside it", passed[name])
+    for name, excluded in EXCLUDES.items():
+        if name not in passed:
+            continue
+        for other in excluded:
+            expect(other not in passed, other, f"none beside --{name}", passed.get(other))
+
+
+def _fill_defaults(args: argparse.Namespace) -> None:
+    """Set the options that were not passed, after the check that has to tell them apart."""
+    defaults = DEFAULTS | DOCUMENT if args.document else DEFAULTS
+    vars(args).update(defaults | _passed(args))
+
+
+def _parse_range(text: str, option: str, *, single: bool = False) -> Any:
+    """The Range that `4`, `4:6` (with the mean in the middle) or `4:5:6` stands for.
+
+    Args:
+        text: what was typed.
+        option: whose value it is, for the error.
+        single: accept only one number.
+    """
+    from asrkit.shapes import expect
+    from asrkit.workbench.cost import Range
+
+    try:
+        ends = [float(part) for part in text.split(":")]
+    except ValueError:
+        ends = []
+    wanted = "a number, 0 or in 1e-12..1e12"
+    if not single:
+        wanted += ", or LOW:HIGH, or LOW:MIDDLE:HIGH"
+    right_number = 1 <= len(ends) <= (1 if single else 3)
+    in_bounds = all(end == 0 or 1e-12 <= end <= 1e12 for end in ends)
+    expect(right_number and in_bounds and ends == sorted(ends), option, wanted, repr(text))
+    middle = ends[1] if len(ends) == 3 else sum(ends) / len(ends)
+    return Range(ends[0], middle, ends[-1])
+
+
+def _instances(args: argparse.Namespace) -> list[Any]:
+    """The instances that were asked for, at the price that was asked for; or one of --units."""
+    from asrkit.shapes import expect
+    from asrkit.workbench.cost import load_prices
+
+    price = None if args.price is None else _parse_range(args.price, "price")
+    if args.units is not None:
+        return [_own_instance(args, price)]
+    known = load_prices() if args.on is None else load_prices(on=args.on)
+    expect(bool(known), "on", "a day of which there are prices", args.on)
+    names = args.instance or [name for name in SHOWN if name in known]
+    unknown = [name for name in names if name not in known]
+    expect(not unknown, "instance", "one of " + ", ".join(known), ", ".join(unknown))
+    instances = [known[name] for name in dict.fromkeys(names)]
+    if price is None:
+        return instances
+    one_named = len(names) == len(args.instance or ()) == 1
+    expect(one_named, "price", "one --instance, or --units", args.price)
+    return [replace(instances[0], usd_per_hour=price, prices=())]
+
+
+def _own_instance(args: argparse.Namespace, price: Any) -> Any:
+    """The machine that --units and --price describe."""
+    from asrkit.shapes import expect
+    from asrkit.workbench.cost import Instance
+
+    complete = price is not None and args.rtfx is not None
+    expect(complete, "units", "--price and --rtfx beside it", args.units)
+    expect(1 <= args.units <= 10**9, "units", "at least 1, at most 1e9", args.units)
+    if args.per == "gpu":
+        return Instance(name="own", usd_per_hour=price, gpus=args.units)
+    return Instance(name="own", usd_per_hour=price, cores=args.units)
+
+
+def _known_speeds(args: argparse.Namespace) -> list[Any]:
+    """RTFx that were published and, except for --document, those that were recorded."""
+    from asrkit.shapes import expect
+    from asrkit.workbench import cost, records
+
+    if args.document:
+        return cost.published_speeds()
+    own = [args.measured] if args.measured and args.measured.is_file() else []
     expect(
-        here or not args.measured,
+        bool(own) or args.measured in (None, OWN_RECORDS),
+        "measured",
+        "a file of records",
+        repr(str(args.measured)),
+    )
+    problems = records.verify(own)
+    expect(
+        not problems,
+        "measured",
+        "records as they were sealed",
+        "; ".join(problems[:3]),
+        "Leave those lines out.",
+    )
+    recorded = cost.recorded_speeds(files.shipped("records"), own=own)
+    speeds = [*cost.published_speeds(), *recorded]
+    models = dict.fromkeys(speed.model for speed in speeds)
+    expect(args.model in (None, *models), "model", "one of " + ", ".join(models), repr(args.model))
+    return speeds
+
+
+def _speeds(args: argparse.Namespace, instance: Any, known: list[Any]) -> list[Any]:
+    """The RTFx to use for `instance`: --rtfx, else what was measured here, else what is known.
+
+    None at all is an error only for an instance that was asked for by name.
+    """
+    from asrkit.shapes import expect
+    from asrkit.workbench import cost
+
+    if args.rtfx is not None:
+        rtfx = _parse_range(args.rtfx, "rtfx")
+        return [cost.Speed(rtfx=rtfx, per=args.per or instance.per, origin="assumed")]
+    measured = _measured_speeds(args, instance, known) if args.measured else []
+    if measured or (args.measured and instance.per == "core"):
+        known = measured
+    fitting = cost.speeds_for(instance, known, model=args.model or cost.DEFAULT_MODEL)
+    if not fitting and args.instance:  # of another maker's cores, but this was asked for
+        fitting = measured
+    if args.model is not None:
+        fitting = [speed for speed in fitting if speed.model == args.model]
+    expect(
+        bool(fitting) or not args.instance,
+        "rtfx",
+        f"yours for {instance.name}",
+        "none that is known",
+    )
+    return fitting[:1] if args.document else fitting
+
+
+def _measured_speeds(args: argparse.Namespace, instance: Any, known: list[Any]) -> list[Any]:
+    """Of the known RTFx those that --measured stands for, of a core or GPU like `instance`'s."""
+    from asrkit.shapes import expect
+    from asrkit.workbench import cost
+
+    origin = "measured here" if args.measured.is_file() else cost.SAME_KIND
+    measured = [speed for speed in known if speed.origin == origin]
+    expect(
+        bool(measured),
+        "measured",
+        "records of a whole recogniser on this machine",
+        "none",
+        "asrkit bench encoder makes them.",
+    )
+    return [speed for speed in measured if speed.per == instance.per]
+
+
+def _check_costs(args: argparse.Namespace, costs: Sequence[Any]) -> None:
+    from asrkit.shapes import expect
+    from asrkit.workbench import cost
+
+    measured = any(one.speed.origin in ("measured here", cost.SAME_KIND) for one in costs)
+    expect(
+        measured or not args.measured,
         "instance",
         "one with cores, for those of this machine",
         args.instance or "none of its maker",
@@ -64,258 +242,224 @@ def _cost(args: argparse.Namespace) -> int:
         f"one of which an RTFx of {args.model} is known",
         "none. Name it, or another day or model",
     )
-    missing = sorted({one.name for one in machines} - {one.instance.name for one in costs})
-    rows = cost.compare(costs)
-    told: dict[str, Any] = {
-        "hours": terms["hours"],
-        "on": args.on,
-        "rows": rows,
-        "left_out": missing,
-    }
-    print("\n".join(_table(rows, terms["hours"])))
-    print(f"\n{LEGEND}")
-    if missing:
-        told_of = f"of {args.model} " * bool(args.model) + "measured on such cores " * bool(
-            args.measured
-        )
-        print(f"left out: {', '.join(missing)}: no RTFx {told_of}is known")
-    taken = dict[str, list[str]]()
-    for row in rows:
-        for text in row["caveats"]:
-            taken.setdefault(text, []).append(row["instance"])
-    lines = [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in taken.items()]
-    if pair := cost.cheapest_pair(costs, model=args.model or cost.MODEL):
-        ratio, model, differ = (
-            pair[0].usd / pair[1].usd,
-            pair[0].speed.model,
-            cost.unequal(pair[0].speed, pair[1].speed),
-        )
-        told |= {"cores_over_gpus": ratio.ends, "model": model, "unequal": differ}
-        lines += [f"the cheapest of each: {text}" for text in differ]
-        print(
-            f"\n{model or 'at the RTFx given'}: the cheapest on cores costs {ratio} times as much as the cheapest on GPUs"
-        )
-    elif {one.speed.per for one in costs} == {*PER}:
-        told["cores_over_gpus"] = None
-        print("\nno model here has an RTFx on cores and on GPUs: what they cost is not compared")
-    if lines:
-        print("\n  ".join(["\ntaken for granted", *lines]))
-    if args.document:
-        unstated = [row for row in cost.stated_inputs() if not row["stated"]]
-        source = next(
-            claim.source for claim in ledger.load_claims() if claim.id == "cpu-rtfx-parakeet"
-        )
-        told["not_stated"] = [row["input"] for row in unstated]
-        said = f"\nnot stated in document 000, {source['title']} ({source['url']})"
-        print("\n  ".join([said, *(f"{row['input']}; here {row['taken']}" for row in unstated)]))
-    print(json.dumps(told))
-    return 0
 
 
-def _settle(args: argparse.Namespace) -> None:
-    """Refuses what would be ignored, then fills in what was not given."""
-    from asrkit.shapes import expect
-
-    given = {
-        name: value
-        for name, value in vars(args).items()
-        if value is not None and value is not False
-    }
-    for name, other in BESIDE.items():
-        expect(name not in given or other in given, name, f"--{other} beside it", given.get(name))
-    for name, others in INSTEAD.items():
-        for other in others.split():
-            expect(not {name, other} <= {*given}, other, f"none beside --{name}", given.get(other))
-    vars(args).update(DEFAULTS | (DOCUMENT if args.document else {}) | given)
-
-
-def _range(text: str, name: str, *, width: bool = True) -> Any:
-    """A range from `4`, `4:6` (the mean in the middle) or `4:5:6`; only the first without `width`."""
-    from asrkit.shapes import expect
-    from asrkit.workbench.cost import Range
-
-    try:
-        ends = [float(part) for part in text.split(":")]
-    except ValueError:
-        ends = []
-    wanted = "a number, 0 or in 1e-12..1e12" + ", or LOW:HIGH, or LOW:MIDDLE:HIGH" * width
-    fits = (
-        1 <= len(ends) <= (3 if width else 1)
-        and all(end == 0 or 1e-12 <= end <= 1e12 for end in ends)
-        and ends == sorted(ends)
-    )
-    expect(fits, name, wanted, repr(text))
-    return Range(ends[0], ends[1] if len(ends) == 3 else sum(ends) / len(ends), ends[-1])
-
-
-def _machines(args: argparse.Namespace) -> list[Any]:
-    """The instances that are asked for, at the price that is asked for; or one of the reader's own."""
-    from asrkit.shapes import expect
-    from asrkit.workbench.cost import Instance, load_prices
-
-    price = [] if args.price is None else [_range(args.price, "price")]
-    if args.units is not None:
-        expect(
-            bool(price) and args.rtfx is not None,
-            "units",
-            "--price and --rtfx beside it",
-            args.units,
-        )
-        expect(1 <= args.units <= 10**9, "units", "at least 1, at most 1e9", args.units)
-        return [
-            Instance(
-                name="own",
-                usd_per_hour=price[0],
-                **{"gpus" if args.per == "gpu" else "cores": args.units},
-            )
-        ]
-    known = load_prices(on="9999-12-31" if args.on is None else args.on)
-    expect(bool(known), "on", "a day of which there are prices", args.on)
-    names = args.instance or [name for name in SHOWN if name in known]
-    unknown = [name for name in names if name not in known]
-    expect(not unknown, "instance", "one of " + ", ".join(known), ", ".join(unknown))
-    expect(
-        not price or len(names) == len(args.instance or ()) == 1,
-        "price",
-        "one --instance, or --units",
-        args.price,
-    )
-    return [
-        replace(known[name], usd_per_hour=price[0], prices=()) if price else known[name]
-        for name in dict.fromkeys(names)
-    ]
-
-
-def _known(args: argparse.Namespace) -> list[Any]:
-    """RTFx that were published, and unless the document is asked for, those that were recorded."""
-    from asrkit.shapes import expect
-    from asrkit.workbench import cost, records
-
-    if args.document:
-        return cost.published_speeds()
-    own = [args.measured] if args.measured and args.measured.is_file() else []
-    expect(
-        bool(own) or args.measured in (None, OWN),
-        "measured",
-        "a file of records",
-        repr(str(args.measured)),
-    )
-    wrong = records.verify(own)
-    expect(
-        not wrong,
-        "measured",
-        "records as they were sealed",
-        "; ".join(wrong[:3]),
-        "Leave those lines out.",
-    )
-    known = [*cost.published_speeds(), *cost.recorded_speeds(files.shipped("records"), own=own)]
-    models = dict.fromkeys(speed.model for speed in known)
-    expect(args.model in (None, *models), "model", "one of " + ", ".join(models), repr(args.model))
-    return known
-
-
-def _speeds(args: argparse.Namespace, machine: Any, known: list[Any]) -> list[Any]:
-    """RTFx for `machine`: given, measured here, or what is known; none if nothing is and it was not
-    asked for by name.
-    """
-    from asrkit.shapes import expect
+def _result(args: argparse.Namespace, costs: Sequence[Any], hours: float) -> dict[str, Any]:
+    """What --json prints, and what the text is made of."""
     from asrkit.workbench import cost
 
-    if args.rtfx is not None:
-        return [
-            cost.Speed(
-                rtfx=_range(args.rtfx, "rtfx"), per=args.per or machine.per, origin="assumed"
-            )
-        ]
-    mine, model = [], args.model or cost.MODEL
-    if args.measured:
-        origin = "measured here" if args.measured.is_file() else cost.KIN
-        here = [speed for speed in known if speed.origin == origin]
-        expect(
-            bool(here),
-            "measured",
-            "records of a whole recogniser on this machine",
-            "none",
-            "asrkit bench encoder makes them.",
-        )
-        mine = [speed for speed in here if speed.per == machine.per]
-        known = mine if mine or machine.per == "core" else known
-    found = cost.speeds_for(machine, known, model=model) or mine * bool(
-        args.instance
-    )  # another maker's only if asked for
-    found = [speed for speed in found if args.model in (None, speed.model)]
-    expect(
-        bool(found) or not args.instance, "rtfx", f"yours for {machine.name}", "none that is known"
-    )
-    return found[:1] if args.document else found
+    result: dict[str, Any] = {"hours": hours, "on": args.on, "rows": cost.compare(costs)}
+    pair = cost.cheapest_pair(costs, model=args.model or cost.DEFAULT_MODEL)
+    if pair:
+        on_cores, on_gpus = pair
+        result["cores_over_gpus"] = (on_cores.usd / on_gpus.usd).ends
+        result["model"] = on_cores.speed.model
+        result["unequal"] = cost.unequal(on_cores.speed, on_gpus.speed)
+    elif {one.speed.per for one in costs} == {"core", "gpu"}:
+        result["cores_over_gpus"] = None
+    if args.document:
+        unstated = [row["input"] for row in cost.stated_inputs() if not row["stated"]]
+        result["not_stated"] = unstated
+    return result
 
 
-def _table(rows: list[dict[str, Any]], hours: float) -> list[str]:
-    """Aligned lines, one a cost; a range as middle (lowest–highest)."""
-    whole = f"USD/{hours:,.0f} hours"
-    lines = [
-        (
-            "instance",
-            "units",
-            "RTFx of one",
-            "batch",
-            "model",
-            "RTFx is from",
-            "USD/1M hours",
-            whole,
-            "even at RTFx",
-            "with",
-            "kWh",
-        )
-    ]
+def _text(args: argparse.Namespace, result: Mapping[str, Any]) -> Iterable[str]:
+    """The result as lines of text."""
+    rows = result["rows"]
+    yield from _table(rows, result["hours"])
+    yield ""
+    yield LEGEND
+    if result["left_out"]:
+        model = f"of {args.model} " if args.model else ""
+        cores = "measured on such cores " if args.measured else ""
+        yield f"left out: {', '.join(result['left_out'])}: no RTFx {model}{cores}is known"
+    if result.get("cores_over_gpus"):
+        ratio = _range_text(result["cores_over_gpus"])
+        model = result["model"] or "at the RTFx given"
+        yield ""
+        yield f"{model}: the cheapest on cores costs {ratio} times as much as the cheapest on GPUs"
+    elif "cores_over_gpus" in result:
+        yield ""
+        yield "no model here has an RTFx on cores and on GPUs: what they cost is not compared"
+    yield from _assumptions(rows, result.get("unequal", []))
+    if args.document:
+        yield from _unstated()
+
+
+def _assumptions(rows: Sequence[Mapping[str, Any]], unequal: Sequence[str]) -> Iterable[str]:
+    instances: dict[str, list[str]] = {}  # by caveat
     for row in rows:
-        lines.append(
-            (
-                row["instance"],
-                f"{row['units']} {row['per']}{'s' * (row['units'] > 1)}",
-                _text(row["rtfx"]),
-                str(row["batch"] or "–"),
-                row["model"] or "–",
-                ", ".join(filter(None, (row["origin"], row["device"], row["date"]))),
-                _text(row["usd_per_million_hours"]),
-                _text(row["usd"]),
-                _text(row["break_even_rtfx"]),
-                row["against"] or "–",
-                _text(row["kWh"]),
-            )
-        )
-    columns = [column for column in zip(*lines, strict=True) if hours != 1e6 or column[0] != whole]
-    padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
-    return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
+        for caveat in row["caveats"]:
+            names = instances.setdefault(caveat, [])
+            if row["instance"] not in names:
+                names.append(row["instance"])
+    if instances or unequal:
+        yield ""
+        yield "taken for granted"
+    for caveat, names in instances.items():
+        yield f"  {', '.join(names)}: {caveat}"
+    for difference in unequal:
+        yield f"  the cheapest of each: {difference}"
 
 
-def _text(ends: list[float] | None) -> str:
+def _unstated() -> Iterable[str]:
+    """What document 000 leaves open, and what is assumed here instead."""
+    from asrkit.workbench import cost, ledger
+
+    sources = {claim.id: claim.source for claim in ledger.load_claims()}
+    source = sources["cpu-rtfx-parakeet"]
+    yield ""
+    yield f"not stated in document 000, {source['title']} ({source['url']})"
+    for row in cost.stated_inputs():
+        if not row["stated"]:
+            yield f"  {row['input']}; here {row['taken']}"
+
+
+def _table(rows: Sequence[Mapping[str, Any]], hours: float) -> list[str]:
+    """Aligned lines, one a cost, below a header."""
+    table = [_cells(row, hours) for row in rows]
+    lines = [[*table[0]], *([*cells.values()] for cells in table)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def _cells(row: Mapping[str, Any], hours: float) -> dict[str, str]:
+    """The cells of a row by column, ranges as middle (lowest–highest)."""
+    origin = [row["origin"], row["device"], row["date"]]
+    cells = {
+        "instance": row["instance"],
+        "units": count(row["units"], row["per"]),
+        "RTFx of one": _range_text(row["rtfx"]),
+        "batch": str(row["batch"] or "–"),
+        "model": row["model"] or "–",
+        "RTFx is from": ", ".join(filter(None, origin)),
+        "USD/1M hours": _range_text(row["usd_per_million_hours"]),
+    }
+    if hours != 1e6:
+        cells[f"USD/{hours:,.0f} hours"] = _range_text(row["usd"])
+    return cells | {
+        "even at RTFx": _range_text(row["break_even_rtfx"]),
+        "with": row["against"] or "–",
+        "kWh": _range_text(row["kWh"]),
+    }
+
+
+def _range_text(ends: Sequence[float] | None) -> str:
     from asrkit.workbench.cost import Range
 
     return str(Range(*ends)) if ends else "–"
 
 
-# fmt: off
-COMMANDS: Commands = {
-    "cost": (_cost, "What speech costs to transcribe, on cores and on GPUs, and where each number is from. "
-                    "A RANGE is a number, LOW:HIGH or LOW:MIDDLE:HIGH.", [
-        ("--hours", {"help": "of speech (none: 1e6)"}),
-        ("--instance", {"nargs": "+", "metavar": "NAME", "help": f"of data/prices.csv (none: {' '.join(SHOWN)})"}),
-        ("--on", {"metavar": "DAY", "help": "prices as of this day, such as 2024-09-24 (none: the newest)"}),
-        ("--model", {"help": "whose RTFx is taken, and no other's (none: parakeet_rnnt_1_1b, or another where it is not known)"}),
-        ("--rtfx", {"metavar": "RANGE", "help": "your own RTFx, of one core or GPU"}),
-        ("--per", {"choices": PER, "help": "what --rtfx is of (none: gpu where the machine has one)"}),
-        ("--measured", {"nargs": "?", "type": Path, "const": OWN, "metavar": "FILE",
-                        "help": f"take this machine's records, of FILE (left out: {OWN}, or shipped, of a machine of this kind)"}),
-        ("--price", {"metavar": "RANGE", "help": "your own, USD an hour of the one --instance, or of --units"}),
-        ("--units", {"type": int, "metavar": "N", "help": "a machine of your own with N of --per; needs --price and --rtfx"}),
-        ("--utilisation", {"default": "1", "metavar": "RANGE", "help": "share of the time paid in which the machine transcribes"}),
-        ("--startup", {"metavar": "RANGE", "help": "seconds that are paid before an instance works (none: 0)"}),
-        ("--instances", {"type": int, "metavar": "N", "help": "how many are started in all; needs --startup (none: 1)"}),
-        ("--storage", {"metavar": "RANGE", "help": "USD a GB and month; an hour of speech is 0.1152 GB (none: 0)"}),
-        ("--months", {"metavar": "RANGE", "help": "that the speech is stored; needs --storage (none: 1)"}),
-        ("--egress", {"default": "0", "metavar": "RANGE", "help": "USD a GB of speech moved"}),
-        ("--document", {"action": "store_true",
-                        "help": "the comparison of document 000, NVIDIA's blog of 2024-09-24, and what it leaves out"})]),
-}
-# fmt: on
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hours", metavar="N", help="hours of speech to transcribe (default: 1e6)")
+    _add_machine_arguments(parser)
+    _add_speed_arguments(parser)
+    _add_other_costs(parser)
+    parser.add_argument(
+        "--document",
+        action="store_true",
+        help="repeat the comparison of document 000, NVIDIA's blog of 2024-09-24, and list what "
+        "it does not state",
+    )
+
+
+def _add_machine_arguments(parser: argparse.ArgumentParser) -> None:
+    machine = parser.add_argument_group("machines and prices")
+    machine.add_argument(
+        "--instance",
+        nargs="+",
+        metavar="NAME",
+        help=f"cloud instances, of data/prices.csv (default: {' '.join(SHOWN)})",
+    )
+    machine.add_argument(
+        "--on", metavar="DAY", help="use the prices of this day, as 2024-09-24 (default: newest)"
+    )
+    machine.add_argument(
+        "--price",
+        metavar="RANGE",
+        help="your own price in USD an hour, for one --instance or for --units",
+    )
+    machine.add_argument(
+        "--units",
+        type=int,
+        metavar="N",
+        help="a machine of your own with N cores or GPUs, as --per says; needs --price and --rtfx",
+    )
+    machine.add_argument(
+        "--utilisation",
+        default="1",
+        metavar="RANGE",
+        help="share of the paid time in which the machine transcribes",
+    )
+
+
+def _add_speed_arguments(parser: argparse.ArgumentParser) -> None:
+    speed = parser.add_argument_group("speed")
+    speed.add_argument(
+        "--model",
+        metavar="NAME",
+        help="use the RTFx of this model only (default: parakeet_rnnt_1_1b, or where it has none "
+        "any other)",
+    )
+    speed.add_argument("--rtfx", metavar="RANGE", help="your own RTFx, of one core or GPU")
+    speed.add_argument(
+        "--per",
+        choices=("core", "gpu"),
+        help="what --rtfx is of (default: gpu where the machine has one)",
+    )
+    speed.add_argument(
+        "--measured",
+        nargs="?",
+        type=Path,
+        const=OWN_RECORDS,
+        metavar="FILE",
+        help=f"use this machine's records in FILE (without FILE: {OWN_RECORDS}, or if there is "
+        "none the records that come with asrkit, of machines of this kind)",
+    )
+
+
+def _add_other_costs(parser: argparse.ArgumentParser) -> None:
+    other = parser.add_argument_group("startup, storage and transfer")
+    other.add_argument(
+        "--startup",
+        metavar="RANGE",
+        help="seconds that are paid before an instance works (default: 0)",
+    )
+    other.add_argument(
+        "--instances",
+        type=int,
+        metavar="N",
+        help="how many instances are started in all; needs --startup (default: 1)",
+    )
+    other.add_argument(
+        "--storage",
+        metavar="RANGE",
+        help="USD a GB and month; an hour of speech is 0.1152 GB (default: 0)",
+    )
+    other.add_argument(
+        "--months",
+        metavar="RANGE",
+        help="how long the speech is stored; needs --storage (default: 1)",
+    )
+    other.add_argument(
+        "--egress", default="0", metavar="RANGE", help="USD for moving a GB of speech"
+    )
+
+
+COMMAND = Command(
+    name="cost",
+    summary="Compute what transcription costs on CPUs and GPUs, with the source of each number.",
+    details="A RANGE is a number, LOW:HIGH or LOW:MIDDLE:HIGH.",
+    run=_cost,
+    add_arguments=_add_arguments,
+    examples=[
+        "asrkit cost",
+        "asrkit cost --instance p4de.24xlarge --on 2025-01-01",
+        "asrkit cost --units 10 --price 2 --rtfx 4:5:8 --hours 1000",
+        "asrkit cost --measured",
+        "asrkit cost --document",
+    ],
+)

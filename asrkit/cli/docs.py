@@ -1,62 +1,81 @@
-"""COMMANDS.md: every command with its arguments, from the same table that `--help` is made of
-(`make docs`).
-"""
+"""Write COMMANDS.md from the parser that `--help` uses (`make docs`)."""
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
-from asrkit.cli import parser
+from asrkit.cli import COMMANDS, SECTIONS, parser
 from asrkit.files import atomic
 
 HEAD = """# Commands
 
-What `asrkit COMMAND --help` says, on one page. `make docs` writes it from the parser, and a test holds it to that.
-Errors are one line on stderr and exit code 2; results end with one line of JSON on stdout.
+What `asrkit COMMAND --help` says, on one page. `make docs` writes it from the parser, and a test
+checks that it is up to date.
+
+Results are text for people; with `--json`, stdout has one JSON document instead. Errors are one
+line on stderr and exit code 2.
 """
 
 
-def commands(command: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """`command` and every command under it, in the order of the help."""
-    below = [
-        action.choices or {}
-        for action in command._actions
-        if isinstance(action, argparse._SubParsersAction)
-    ]
-    return [
-        command,
-        *(one for choices in below for sub in choices.values() for one in commands(sub)),
-    ]
-
-
-def section(command: argparse.ArgumentParser) -> str:
-    """Name, what it does and a table of arguments with their defaults, as Markdown."""
-    formatter, rows = command._get_formatter(), list[str]()
-    for action in command._actions:
-        if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
-            continue
-        name = ", ".join(f"`{flag}`" for flag in action.option_strings)
-        value = "" if action.nargs == 0 else f"`{formatter._format_args(action, _value(action))}`"
-        said = formatter._expand_help(action) + " (required)" * bool(
-            action.option_strings and action.required
-        )
-        rows.append(
-            f"| {f'{name} {value}'.strip()} | {said.replace('|', chr(92) + '|').replace('<', '&lt;')} |"
-        )
-    table = ["", "| Argument | What it is |", "|---|---|", *rows] if rows else []
-    return "\n".join([f"\n## {command.prog}\n", command.description or "", *table]) + "\n"
-
-
-def _value(action: argparse.Action) -> str:
-    return (
-        "{" + ",".join(map(str, action.choices)) + "}"
-        if action.choices and not action.metavar
-        else action.dest.upper()
-    )
-
-
 def document() -> str:
-    """The whole of COMMANDS.md."""
-    return HEAD + "".join(section(command) for command in commands(parser())[1:])
+    """The text of COMMANDS.md."""
+    parsers = _parsers(parser())
+    sections = []
+    for title, commands in SECTIONS.items():
+        links = [_link(command.name) for command in commands]
+        sections.append(f"- {title}: {', '.join(links)}\n")
+    pages = [_page(parsers[f"asrkit {name}"], name) for name in COMMANDS]
+    return "".join([HEAD, "\n", *sections, *pages])
+
+
+def _link(name: str) -> str:
+    anchor = name.replace(" ", "-")
+    return f"[{name}](#asrkit-{anchor})"
+
+
+def _parsers(command: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parser of `command` and those of all its subcommands, by what is typed."""
+    parsers = {command.prog: command}
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subcommand in action.choices.values():
+                parsers |= _parsers(subcommand)
+    return parsers
+
+
+def _page(command: argparse.ArgumentParser, name: str) -> str:
+    """What a command does, examples, and a table for each group of its arguments, as Markdown."""
+    lines = ["", f"## {command.prog}", "", command.description or ""]
+    examples = COMMANDS[name].examples
+    if examples:
+        lines += ["", *(f"    {example}" for example in examples)]
+    for group in command._action_groups:
+        rows = [*_rows(command, group._group_actions)]
+        if rows:
+            title = (group.title or "").replace("positional arguments", "arguments")
+            lines += ["", f"| {title.capitalize()} | |", "|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(command: argparse.ArgumentParser, actions: Iterable[argparse.Action]) -> Iterable[str]:
+    formatter = command._get_formatter()
+    for action in actions:
+        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+            continue
+        parts = [", ".join(f"`{flag}`" for flag in action.option_strings)]
+        if action.nargs != 0:
+            parts.append(f"`{formatter._format_args(action, _metavar(action))}`")
+        text = formatter._expand_help(action)
+        if action.option_strings and action.required:
+            text += " (required)"
+        text = text.replace("|", r"\|").replace("<", "&lt;")
+        yield f"| {' '.join(filter(None, parts))} | {text} |"
+
+
+def _metavar(action: argparse.Action) -> str:
+    if action.choices and not action.metavar:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return action.dest.upper()
 
 
 if __name__ == "__main__":

@@ -1,57 +1,74 @@
-"""What commands share: options, and what has to be set before torch is imported."""
+"""Options that commands share, and what has to be set before torch is imported."""
 
 import argparse
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
-
-Commands = dict[
-    str, tuple[Any, str, list[tuple[str, dict[str, Any]]]]
-]  # what runs, what it does, arguments
-
-# fmt: off
-DEVICE = ("--device", {"default": "cpu", "help": "cpu or cuda"})
-THREADS = ("--threads", {"type": int, "help": "CPU threads (none: torch's default)"})
-QUIET = ("--no-progress", {"action": "store_true", "help": "no progress bars"})
-# fmt: on
 
 
-def prepare(args: argparse.Namespace) -> None:
-    """Before torch is imported: OpenMP reads its settings then. --device and --threads are checked
-    before any work.
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add --json to `parser`."""
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the result as JSON on stdout; text for people goes to stderr",
+    )
+
+
+def add_no_progress(parser: argparse.ArgumentParser) -> None:
+    """Add --no-progress to `parser`."""
+    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+
+
+def add_device(group: argparse._ArgumentGroup, *, threads: bool = True) -> None:
+    """Add --device to `group`, and --threads unless `threads` is False."""
+    group.add_argument("--device", default="cpu", help="where to compute: cpu, cuda or cuda:N")
+    if threads:
+        group.add_argument(
+            "--threads", type=int, metavar="N", help="CPU threads (default: as many as torch takes)"
+        )
+
+
+def apply_runtime_options(args: argparse.Namespace) -> None:
+    """Set the environment that torch reads when it is imported, then check and apply --device and
+    --threads.
+
+    Call it before anything else imports torch.
+
+    Raises:
+        ValueError: the device is not there, or the number of threads is not positive.
     """
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "99"
-    )  # torch's profiler calls it an error that there is no GPU
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "passive"
-    )  # spinning threads slow two processes on two cores eightfold
+    # torch's profiler reports a missing GPU as an error
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # threads that spin while they wait make two processes on two cores eight times slower
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
 
     from asrkit.shapes import expect
 
-    ok = args.device == "cpu" or (
-        args.device.partition(":")[0] == "cuda" and torch.cuda.is_available()
-    )
+    is_cuda = args.device.partition(":")[0] == "cuda"
     expect(
-        ok, "device", "cpu, or cuda where there is a GPU", args.device, "asrkit doctor says more."
+        args.device == "cpu" or (is_cuda and torch.cuda.is_available()),
+        "device",
+        "cpu, or cuda where there is a GPU",
+        args.device,
+        "asrkit doctor says more.",
     )
-    count = getattr(args, "threads", None)
-    expect(count is None or count > 0, "threads", "at least 1", count)
-    if count:
-        torch.set_num_threads(count)
+    threads = getattr(args, "threads", None)
+    if threads is not None:
+        expect(threads > 0, "threads", "at least 1", threads)
+        torch.set_num_threads(threads)
 
 
-def writable(path: Path) -> None:
-    """OSError before the work, not after it, where `path` cannot be written; nothing is left of the
-    attempt.
+def check_writable(path: Path) -> None:
+    """Raise OSError now, rather than after the work, if `path` cannot be written.
+
+    Leaves nothing behind: the test file in the nearest folder that exists is removed.
     """
+    nearest = next(folder for folder in path.absolute().parents if folder.exists())
     try:
         if path.is_file():
             path.open("ab").close()
-        tempfile.TemporaryFile(
-            dir=next(folder for folder in path.absolute().parents if folder.exists())
-        ).close()
+        tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         raise OSError(f"{path} cannot be written: {error.strerror}") from error

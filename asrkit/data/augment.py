@@ -1,11 +1,11 @@
-"""Noise, rooms, telephone bands and gain for batches of waveforms, and SpecAugment masks for
-features.
+"""Augmentation: noise, rooms, telephone bands, speed and gain for waveforms; SpecAugment masks.
 
 A room, a band and a noise colour each multiply a spectrum, so a batch costs two transforms whatever
 is applied, and one more for the rows in a room. All draws come from the generator passed in: (seed,
 step) decides them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,16 +14,18 @@ from torch import Tensor
 from asrkit.shapes import dims, expect, valid_mask
 
 RATE_HZ = 16_000
+# Transforms have a multiple of this size: 3600 = 2^4 3^2 5^2 keeps them fast.
+SIZE_STEP = 3600
+ECHO_DECAY = 6.9  # exp(-6.9) is -60 dB
+ECHO_LEVEL = 0.7  # of the echo's norm, the direct sound being 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
     """How often (share of utterances) and how strongly speech is altered."""
 
-    speed: tuple[float, float] = (
-        0.85,
-        1.15,
-    )  # duration and pitch together, in steps of 0.225 s of the batch
+    # duration and pitch together, in steps of 0.225 s of the batch
+    speed: tuple[float, float] = (0.85, 1.15)
     noise: float = 0.5  # white, pink or shaped like the long-term mean of speech
     snr_db: tuple[float, float] = (10.0, 30.0)
     room: float = 0.2
@@ -37,12 +39,23 @@ class AugmentConfig:
 
     def __post_init__(self) -> None:
         shares = (self.noise, self.room, self.telephone, self.time_share)
-        expect(
-            all(0 <= share <= 1 for share in shares),
-            "noise, room, telephone, time_share",
-            "each in 0..1",
-            shares,
-        )
+        valid = all(0 <= share <= 1 for share in shares)
+        expect(valid, "noise, room, telephone, time_share", "each in 0..1", shares)
+
+
+class _Draws:
+    """Uniform random numbers of a batch, (B, 1) at a time, in a fixed order."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers: Iterator[Tensor] = iter(numbers)
+
+    def rows(self, share: float) -> Tensor:
+        """Numbers of the utterances that are among the `share` to alter."""
+        return (next(self.numbers)[:, 0] < share).nonzero()[:, 0]
+
+    def between(self, low: float, high: float) -> Tensor:
+        """A value for each utterance, (B, 1)."""
+        return low + (high - low) * next(self.numbers)
 
 
 def augment(
@@ -52,61 +65,82 @@ def augment(
     *,
     config: AugmentConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Altered copies of waveforms (B, S), 16 kHz, on the CPU, and their lengths (B,), all at one
-    speed; the padding is zero.
+    """Altered copies of waveforms, on the CPU.
+
+    Args:
+        waveforms: (B, S) float32, 16 kHz.
+        lengths: Samples of each waveform, (B,).
+        generator: Decides everything that is drawn.
+        config: How often and how strongly; None is AugmentConfig().
+
+    Returns:
+        Waveforms (B, S'), all at one new speed and zero in the padding, and their lengths (B,).
     """
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
     config = config or AugmentConfig()
     echo_samples = int(config.rt60_s[1] * RATE_HZ)
-    size = (
-        -(-(S + echo_samples) // 3600) * 3600
-    )  # nothing wraps round; 3600 = 2^4 3^2 5^2 keeps the transform fast
-    draw = iter(torch.rand(7, B, 1, generator=generator))
-
-    def chosen(share: float) -> Tensor:
-        return (next(draw)[:, 0] < share).nonzero()[:, 0]
-
-    def between(low: float, high: float) -> Tensor:
-        return low + (high - low) * next(draw)
-
+    # Room for the echo, so that nothing wraps round to the beginning.
+    size = -(-(S + echo_samples) // SIZE_STEP) * SIZE_STEP
+    draws = _Draws(torch.rand(7, B, 1, generator=generator))
     clean = waveforms.masked_fill(~valid_mask(lengths, S), 0)
     spectrum = torch.fft.rfft(clean, size)
-    rows, rt60_s = chosen(config.room), between(*config.rt60_s)
-    if len(rows):
-        echo = torch.rand(len(rows), echo_samples, generator=generator).sub_(0.5)
-        echo *= torch.exp(torch.arange(echo_samples) * (-6.9 / RATE_HZ) / rt60_s[rows])
-        echo *= 0.7 / echo.norm(dim=1, keepdim=True)
-        echo[:, 0] = 1.0  # the direct sound
-        spectrum[rows] *= torch.fft.rfft(echo, size)
     hz = torch.linspace(0, RATE_HZ / 2, size // 2 + 1)
-    rows, snr_db = chosen(config.noise), between(*config.snr_db)
+
+    rows = draws.rows(config.room)
+    rt60_s = draws.between(*config.rt60_s)
     if len(rows):
-        colours = torch.stack(
-            [torch.ones_like(hz), hz.clamp(min=20) ** -0.5, 1 / (1 + (hz / 500) ** 1.5)]
-        )
-        colours /= colours.square().mean(1, keepdim=True).sqrt()
+        spectrum[rows] *= torch.fft.rfft(_echo(rt60_s[rows], echo_samples, generator), size)
+
+    rows = draws.rows(config.noise)
+    snr_db = draws.between(*config.snr_db)
+    if len(rows):
         power = clean[rows].square().sum(1, keepdim=True) / lengths[rows, None].clamp(min=1)
-        colours = colours[torch.randint(3, (len(rows),), generator=generator)]
-        noise = torch.view_as_complex(
-            torch.rand(len(rows), len(hz), 2, generator=generator).sub_(0.5)
-        )  # power 1/6 a bin
-        spectrum[rows] += noise.mul_(
-            colours * (power * 6 * size * 10 ** (-snr_db[rows] / 10)).sqrt()
-        )
-    rows, band_hz = chosen(config.telephone), between(3400, 4000)
+        spectrum[rows] += _noise(hz, size, power, snr_db[rows], generator)
+
+    rows = draws.rows(config.telephone)
+    band_hz = draws.between(3400, 4000)
     spectrum[rows] *= torch.sigmoid((band_hz[rows] - hz) / 50)
+
     # A spectrum read out at another size is the sound at another speed: resampling that costs
     # nothing more.
-    slowest, fastest = (round(size / 3600 * share) for share in config.speed)
-    new_size = 3600 * int(
-        torch.randint(max(1, slowest), max(1, slowest, fastest) + 1, (), generator=generator)
-    )
+    new_size = _draw_size(size, config.speed, generator)
     speed = new_size / size
     altered = torch.fft.irfft(spectrum, new_size)[:, : max(1, round(S * speed))]
-    altered = altered * (speed * 10 ** (between(*config.gain_db) / 20))
+    altered = altered * (speed * 10 ** (draws.between(*config.gain_db) / 20))
     lengths = (lengths * speed).round().long().clamp(1, altered.shape[1])
     return altered.masked_fill_(~valid_mask(lengths, altered.shape[1]), 0), lengths
+
+
+def _echo(rt60_s: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    """Impulse responses of rooms, (rows, samples): the direct sound and noise that fades."""
+    echo = torch.rand(len(rt60_s), samples, generator=generator).sub_(0.5)
+    echo *= torch.exp(torch.arange(samples) * (-ECHO_DECAY / RATE_HZ) / rt60_s)
+    echo *= ECHO_LEVEL / echo.norm(dim=1, keepdim=True)
+    echo[:, 0] = 1.0  # the direct sound
+    return echo
+
+
+def _noise(
+    hz: Tensor, size: int, power: Tensor, snr_db: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Spectra of noise of a random colour, (rows, bins), `snr_db` below speech of `power`."""
+    white = torch.ones_like(hz)
+    pink = hz.clamp(min=20) ** -0.5
+    speech_like = 1 / (1 + (hz / 500) ** 1.5)
+    colours = torch.stack([white, pink, speech_like])
+    colours /= colours.square().mean(1, keepdim=True).sqrt()
+    colours = colours[torch.randint(3, (len(power),), generator=generator)]
+    bins = torch.rand(len(power), len(hz), 2, generator=generator).sub_(0.5)
+    noise = torch.view_as_complex(bins)  # of power 1/6 in each bin
+    return noise.mul_(colours * (power * 6 * size * 10 ** (-snr_db / 10)).sqrt())
+
+
+def _draw_size(size: int, speed: tuple[float, float], generator: torch.Generator) -> int:
+    """Size of the transform that makes a sound of `size` last longer or shorter."""
+    shortest = max(1, round(size / SIZE_STEP * speed[0]))
+    longest = max(shortest, round(size / SIZE_STEP * speed[1]))
+    return SIZE_STEP * int(torch.randint(shortest, longest + 1, (), generator=generator))
 
 
 def spec_augment(
@@ -116,23 +150,36 @@ def spec_augment(
     *,
     config: AugmentConfig | None = None,
 ) -> Tensor:
-    """features (B, T, F) with random spans of frames and of bins set to 0, their mean after
-    normalisation (SpecAugment).
+    """Features with random spans of frames and of bins set to 0 (SpecAugment, arXiv 1904.08779).
+
+    Args:
+        features: (B, T, F), normalised, so that 0 is their mean.
+        lengths: Frames of each utterance, (B,).
+        generator: Decides everything that is drawn.
+        config: Number and width of the masks; None is AugmentConfig().
+
+    Returns:
+        A masked copy, (B, T, F).
     """
     B, T, F = dims(features, "B T F", "features")
     dims(lengths, "B", "lengths", B=B)
     config = config or AugmentConfig()
-
-    def spans(masks: int, size: Tensor, widest: Tensor, places: int) -> Tensor:
-        width = torch.rand(masks, B, generator=generator) * widest
-        first = torch.rand(masks, B, generator=generator) * (size - width)
-        place = torch.arange(places) - first[..., None]
-        return ((place >= 0) & (place < width[..., None])).any(0)  # (B, places)
-
-    frames, bins = lengths.cpu().float(), torch.full((B,), float(F))
-    hidden = spans(config.time_masks, frames, frames * config.time_share, T)[:, :, None]
-    hidden = (
-        hidden
-        | spans(config.frequency_masks, bins, bins.clamp(max=config.frequency_bins), F)[:, None, :]
-    )
+    frames = lengths.cpu().float()
+    longest = frames * config.time_share
+    hidden_frames = _spans(config.time_masks, frames, longest, T, generator)
+    bins = torch.full((B,), float(F))
+    widest = bins.clamp(max=config.frequency_bins)
+    hidden_bins = _spans(config.frequency_masks, bins, widest, F, generator)
+    hidden = hidden_frames[:, :, None] | hidden_bins[:, None, :]
     return features.masked_fill(hidden.to(features.device), 0)
+
+
+def _spans(
+    count: int, size: Tensor, widest: Tensor, positions: int, generator: torch.Generator
+) -> Tensor:
+    """Where any of `count` random spans lies in each row, bool (B, positions)."""
+    B = len(size)
+    width = torch.rand(count, B, generator=generator) * widest
+    first = torch.rand(count, B, generator=generator) * (size - width)
+    offset = torch.arange(positions) - first[..., None]  # (count, B, positions)
+    return ((offset >= 0) & (offset < width[..., None])).any(0)

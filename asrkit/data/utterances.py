@@ -1,8 +1,7 @@
-"""Padded batches of (waveform, targets): once over a set (`batches`) or without end
-(`training_stream`).
+"""Padded batches of waveforms and targets: once over a set (`batches`), or an endless stream.
 
-For speech that fits in memory; cuts that are read while training goes on are LengthSampler's. Every
-batch follows from the seed and its number, so that a run resumes without replaying what went
+For speech that fits in memory; LengthSampler is for cuts that are read while training goes on.
+Every batch is a function of the seed and its number, so a run resumes without replaying the batches
 before, as lhotse's samplers have to.
 """
 
@@ -20,11 +19,13 @@ from tqdm import tqdm
 
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import at_most_seconds
-from asrkit.data.batching.strategies import cut
-from asrkit.shapes import expect
+from asrkit.data.batching.strategies import cut as cut_batches
+from asrkit.shapes import expect, whole
 from asrkit.text import Tokenizer
 
 RATE_HZ = 16_000
+FULL_SCALE = 32768  # of int16
+ORDERS = ("shuffled", "sorted", "as_given")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +42,9 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Utterances:
-    """Speech held in memory: for each utterance a 16 kHz int16 tensor (S,), an id, a text and a
-    speaker.
-    """
+    """Speech held in memory: one waveform, id, text and speaker for each utterance."""
 
-    waveforms: Sequence[Tensor]
+    waveforms: Sequence[Tensor]  # (S,) int16, 16 kHz
     ids: Sequence[str]
     texts: Sequence[str]
     speakers: Sequence[str]
@@ -54,35 +53,36 @@ class Utterances:
     def load(
         cls, cuts: Iterable[Any], *, workers: int | None = None, progress: bool = True
     ) -> "Utterances":
-        """All of `cuts` (lhotse, 16 kHz, with text; channels are averaged), in their order, read by
-        `workers` threads.
+        """Read lhotse cuts into memory, in their order.
+
+        Args:
+            cuts: With text, at 16 kHz; channels are averaged.
+            workers: Threads that read.
+            progress: Show a progress bar.
         """
         cuts = list(cuts)
+        texts = []
+        speakers = []
         with ThreadPoolExecutor(workers) as pool:
-            reading = tqdm(
-                pool.map(_pcm, cuts), "reading speech", len(cuts), unit="utt", disable=not progress
-            )
-            waveforms = list(reading)
-        said = [sorted(cut.supervisions, key=lambda one: one.start) for cut in cuts]
-        texts = [" ".join(one.text for one in several if one.text) for several in said]
-        speakers = [str(several[0].speaker) if several else "" for several in said]
-        return cls(
-            waveforms=waveforms, ids=[cut.id for cut in cuts], texts=texts, speakers=speakers
-        )
+            read = pool.map(_read_samples, cuts)
+            bar = tqdm(read, "reading speech", len(cuts), unit="utt", disable=not progress)
+            waveforms = list(bar)
+        for cut in cuts:
+            supervisions = sorted(cut.supervisions, key=lambda supervision: supervision.start)
+            texts.append(" ".join(part.text for part in supervisions if part.text))
+            speakers.append(str(supervisions[0].speaker) if supervisions else "")
+        ids = [cut.id for cut in cuts]
+        return cls(waveforms=waveforms, ids=ids, texts=texts, speakers=speakers)
 
     def __post_init__(self) -> None:
-        sizes = len(self.waveforms), len(self.ids), len(self.texts), len(self.speakers)
+        sizes = (len(self.waveforms), len(self.ids), len(self.texts), len(self.speakers))
         expect(len(set(sizes)) == 1, "waveforms, ids, texts, speakers", "equally many", sizes)
-        empty = [
-            id_ for id_, waveform in zip(self.ids, self.waveforms, strict=True) if not len(waveform)
-        ]
+        pairs = zip(self.ids, self.waveforms, strict=True)
+        empty = [id_ for id_, waveform in pairs if not len(waveform)]
         expect(not empty, "waveforms", "samples in each", f"none in {empty[:3]}")
-        expect(
-            len(set(self.ids)) == len(self.ids),
-            "ids",
-            "all different",
-            f"{len(set(self.ids))} among {len(self.ids)}",
-        )
+        different = len(set(self.ids))
+        got = f"{different} among {len(self.ids)}"
+        expect(different == len(self.ids), "ids", "all different", got)
 
     def __len__(self) -> int:
         return len(self.waveforms)
@@ -94,56 +94,60 @@ class Utterances:
 
     @property
     def total_seconds(self) -> float:
-        """Seconds of speech in all."""
+        """Seconds of all utterances together."""
         return sum(self.durations)
 
     def batch(self, rows: Iterable[int], tokenizer: Tokenizer) -> Batch:
-        """The utterances numbered `rows`, padded."""
+        """Some of the utterances as a padded batch.
+
+        Args:
+            rows: Their numbers.
+            tokenizer: Makes targets of the texts.
+        """
         rows = [int(row) for row in rows]
-        waveforms, texts = [self.waveforms[row] for row in rows], [self.texts[row] for row in rows]
+        waveforms = [self.waveforms[row] for row in rows]
+        texts = [self.texts[row] for row in rows]
         targets = [torch.tensor(tokenizer.encode(text), dtype=torch.int64) for text in texts]
         return Batch(
-            waveforms=pad_sequence(waveforms, batch_first=True) / 32768,
+            waveforms=pad_sequence(waveforms, batch_first=True) / FULL_SCALE,
             sample_lengths=torch.tensor([len(waveform) for waveform in waveforms]),
             targets=pad_sequence(targets, batch_first=True),
-            target_lengths=torch.tensor([len(row) for row in targets]),
+            target_lengths=torch.tensor([len(target) for target in targets]),
             texts=texts,
             ids=[self.ids[row] for row in rows],
         )
 
 
-def _pcm(cut: Any) -> Tensor:
+def _read_samples(cut: Any) -> Tensor:
+    """Samples of a cut, (S,) int16, the mean of its channels."""
     rate_hz = cut.sampling_rate
-    expect(
-        rate_hz == RATE_HZ,
-        "cuts",
-        "16 kHz",
-        f"{rate_hz} Hz in {cut.id!r}",
-        "Call cuts.resample(16000).",
-    )
+    got = f"{rate_hz} Hz in {cut.id!r}"
+    expect(rate_hz == RATE_HZ, "cuts", "16 kHz", got, "Call cuts.resample(16000).")
     try:
-        audio = cut.load_audio().mean(
-            0
-        )  # here: lhotse's own downmix sums channels, reads them at once and repeats the text
+        # Averaged here: lhotse's own downmix sums the channels, reads them all at once and repeats
+        # the text.
+        audio = cut.load_audio().mean(0)
     except Exception as error:  # lhotse wraps what a decoder raises, in classes of several modules
-        raise ValueError(
-            f"cuts: {cut.id!r} cannot be read ({' '.join(str(error).split()):.300})."
-        ) from None
-    expect(
-        bool(np.isfinite(audio).all()), "cuts", "finite samples", f"NaN or infinity in {cut.id!r}"
-    )
-    return torch.from_numpy(np.rint(audio * 32768).clip(-32768, 32767).astype(np.int16))
+        why = " ".join(str(error).split())[:300]
+        raise ValueError(f"cuts: {cut.id!r} cannot be read ({why}).") from None
+    finite = bool(np.isfinite(audio).all())
+    expect(finite, "cuts", "finite samples", f"NaN or infinity in {cut.id!r}")
+    samples = np.rint(audio * FULL_SCALE).clip(-FULL_SCALE, FULL_SCALE - 1)
+    return torch.from_numpy(samples.astype(np.int16))
 
 
-def _blurred(rows: np.ndarray, samples: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """`rows` from long to short, lengths blurred by 10 % so that an utterance meets others each
-    time.
+def _blurred_order(
+    rows: np.ndarray, samples: np.ndarray, random: np.random.Generator
+) -> np.ndarray:
+    """`rows` from long to short, their lengths blurred by 10 %.
+
+    The blur lets an utterance share batches with other ones each time.
     """
     return rows[np.argsort(-samples[rows] * random.uniform(0.9, 1.1, len(rows)))]
 
 
-def _samples(utterances: Utterances) -> Lengths:
-    """Samples of each in the place of seconds: whole numbers, so that budgets are kept exactly."""
+def _sample_lengths(utterances: Utterances) -> Lengths:
+    """Lengths in samples in place of seconds: whole numbers, so that budgets are kept exactly."""
     samples = np.array([len(waveform) for waveform in utterances.waveforms], dtype=np.float64)
     return Lengths(samples, np.zeros(len(samples)))
 
@@ -158,38 +162,39 @@ def batches(
     order: Literal["shuffled", "sorted", "as_given"] = "shuffled",
     max_seconds: float | None = None,
 ) -> Iterator[Batch]:
-    """Every utterance (or lhotse cut, read first) once, in batches of at most `batch_seconds`,
-    padding included.
+    """Every utterance once, in padded batches.
 
-    shuffled: similar lengths together, batches in random order, a function of (seed, epoch).
-    sorted: longest first. An utterance longer than `batch_seconds` is a batch of its own; one
-    longer than `max_seconds` is left out.
+    Args:
+        utterances: Held in memory, or lhotse cuts, which are read first.
+        tokenizer: Makes targets of the texts.
+        batch_seconds: Most seconds of a batch, padding included. A longer utterance is a batch of
+            its own.
+        seed: Of the order, together with `epoch`.
+        epoch: Number of the epoch, from 0.
+        order: "shuffled" puts similar lengths together and the batches into random order; "sorted"
+            begins with the longest utterance; "as_given" keeps the order of the utterances.
+        max_seconds: Leave out utterances that are longer.
     """
     expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
-    expect(
-        order in ("shuffled", "sorted", "as_given"),
-        "order",
-        "shuffled, sorted or as_given",
-        repr(order),
-    )
-    held = (
-        utterances
-        if isinstance(utterances, Utterances)
-        else Utterances.load(utterances, progress=False)
-    )
-    lengths, limit = _samples(held), at_most_seconds(batch_seconds * RATE_HZ)
+    expect(order in ORDERS, "order", "shuffled, sorted or as_given", repr(order))
+    valid = whole(seed, 0) and whole(epoch, 0)
+    expect(valid, "seed, epoch", "whole numbers from 0 up", (seed, epoch))
+    if not isinstance(utterances, Utterances):
+        utterances = Utterances.load(utterances, progress=False)
+    lengths = _sample_lengths(utterances)
     samples = lengths.seconds
-    rows = np.flatnonzero(samples <= (np.inf if max_seconds is None else max_seconds * RATE_HZ))
+    longest = np.inf if max_seconds is None else max_seconds * RATE_HZ
+    rows = np.flatnonzero(samples <= longest)
     random = np.random.default_rng([seed, epoch])
-    if order != "as_given":
-        rows = (
-            _blurred(rows, samples, random)
-            if order == "shuffled"
-            else rows[np.argsort(-samples[rows], kind="stable")]
-        )
-    plan = cut(rows, lengths, limit)
-    for number in random.permutation(len(plan)) if order == "shuffled" else range(len(plan)):
-        yield held.batch(plan[number], tokenizer)
+    if order == "shuffled":
+        rows = _blurred_order(rows, samples, random)
+    elif order == "sorted":
+        rows = rows[np.argsort(-samples[rows], kind="stable")]
+    plan = cut_batches(rows, lengths, at_most_seconds(batch_seconds * RATE_HZ))
+    if order == "shuffled":
+        plan = [plan[number] for number in random.permutation(len(plan))]
+    for batch_rows in plan:
+        yield utterances.batch(batch_rows, tokenizer)
 
 
 def training_stream(
@@ -201,22 +206,35 @@ def training_stream(
     start_step: int = 0,
     max_seconds: Callable[[int], float] | None = None,
 ) -> Iterator[Batch]:
-    """Endless batches of at most `batch_seconds` padded; that of step k depends on (seed, k,
-    max_seconds(k)) alone.
+    """Endless padded batches. That of step k is a function of (seed, k, max_seconds(k)) alone.
 
     So a resumed run goes on bit for bit from `start_step`, with nothing replayed. Each step plans
-    an epoch and takes one of its batches, whereby every utterance is equally likely.
-    max_seconds(k): longest utterance admitted at step k, a length curriculum; one batch of the
-    shortest always is.
+    an epoch and takes one of its batches at random.
+
+    Args:
+        utterances: At least one.
+        tokenizer: Makes targets of the texts.
+        batch_seconds: Most seconds of a batch, padding included.
+        seed: Of the random numbers.
+        start_step: Step to begin with.
+        max_seconds: max_seconds(k) is the longest utterance admitted at step k, for a length
+            curriculum. As many of the shortest as fill a batch always are.
     """
     expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
     expect(len(utterances) > 0, "utterances", "at least one", "none")
-    lengths, limit = _samples(utterances), at_most_seconds(batch_seconds * RATE_HZ)
+    valid = whole(seed, 0) and whole(start_step, 0)
+    expect(valid, "seed, start_step", "whole numbers from 0 up", (seed, start_step))
+    budget = batch_seconds * RATE_HZ
+    lengths = _sample_lengths(utterances)
+    limit = at_most_seconds(budget)
     samples = lengths.seconds
     ascending = np.sort(samples)
-    shortest = ascending[: np.searchsorted(np.cumsum(ascending), batch_seconds * RATE_HZ) + 1][-1]
+    always_admitted = ascending[: np.searchsorted(np.cumsum(ascending), budget) + 1][-1]
     for step in itertools.count(start_step):
         random = np.random.default_rng([seed, step])
-        longest = np.inf if max_seconds is None else max(shortest, max_seconds(step) * RATE_HZ)
-        plan = cut(_blurred(np.flatnonzero(samples <= longest), samples, random), lengths, limit)
+        longest = np.inf
+        if max_seconds is not None:
+            longest = max(always_admitted, max_seconds(step) * RATE_HZ)
+        rows = _blurred_order(np.flatnonzero(samples <= longest), samples, random)
+        plan = cut_batches(rows, lengths, limit)
         yield utterances.batch(plan[random.integers(len(plan))], tokenizer)

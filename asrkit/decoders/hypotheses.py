@@ -1,4 +1,4 @@
-"""What every decoder returns, and how it is packed."""
+"""`Hypotheses`, the result type of every decoder, and the checks that every decoder makes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,81 +7,86 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from asrkit.decoders.nests import nest_map
+from asrkit.decoders.states import map_state
 from asrkit.shapes import dims, expect
+
+PADDING = -1  # in labels, frames, durations and confidence
 
 
 class Step(NamedTuple):
-    """At most one label for each utterance of a batch, all (B,): what one turn of a decoder's loop
-    wrote.
-    """
+    """What one turn of a decoder's loop emitted: at most one label per utterance, all (B,)."""
 
     labels: Tensor  # int64
     frames: Tensor  # int64, the frame that the label is on
-    durations: Tensor  # int64, frames that TDT jumps after it; 0 for RNN-T
-    emitted: Tensor  # bool, whether there was a label; where it is false the rest means nothing
+    durations: Tensor  # int64, frames that TDT jumps after the label; 0 for RNN-T
+    emitted: Tensor  # bool; where it is false, the other tensors hold arbitrary values
     confidence: Tensor | None = None  # float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hypotheses:
-    """Labels of B utterances, padded with -1 to the N of the longest; ordinary tensors, fit for a
-    loss too.
+    """Label sequences of B utterances, padded with -1 to the length N of the longest.
+
+    The tensors are ordinary ones (not inference tensors), so a loss can take them.
     """
 
     labels: Tensor  # (B, N) int64
     lengths: Tensor  # (B,) int64, labels of each utterance
     frames: Tensor  # (B, N) int64, the frame that each label was emitted on
-    # (B, N) int64, frames that TDT jumps after the label (0 for RNN-T); for CTC the frames of its
-    # run
+    # (B, N) int64: frames that TDT jumps after the label, 0 for RNN-T, length of the run for CTC
     durations: Tensor
-    # (B,) log-probability in nats of the path that was taken, blanks and durations included
+    # (B,) log-probability in nats of the chosen path, blanks and durations included
     scores: Tensor
-    impl: str  # the strategy, and how it ran
-    confidence: Tensor | None = None  # (B, N) float32 in 0..1, padded with -1, if it was asked for
-    carry: Any = (
-        None  # transducers: what decodes the frames that follow, for `carry=` of the next call
-    )
-    alternatives: tuple["Hypotheses", ...] = ()  # beam search: second best, third best and so on
+    impl: str  # the decoding strategy, and how it was run
+    confidence: Tensor | None = None  # (B, N) float32 in 0..1, if it was asked for
+    carry: Any = None  # transducers: pass it as `carry=` to decode the frames that follow
+    alternatives: tuple["Hypotheses", ...] = ()  # beam search: the second best, third best, ...
 
     def tokens(self) -> list[list[int]]:
-        """The labels as one list an utterance, without padding."""
-        return [
-            row[:length]
-            for row, length in zip(self.labels.tolist(), self.lengths.tolist(), strict=True)
-        ]
+        """The labels as one list per utterance, without padding."""
+        rows = zip(self.labels.tolist(), self.lengths.tolist(), strict=True)
+        return [labels[:length] for labels, length in rows]
 
     def parts(self) -> list[Tensor]:
-        """The tensors that two decoders have to agree on."""
-        found = [self.labels, self.lengths, self.frames, self.durations, self.scores]
-        return found if self.confidence is None else [*found, self.confidence]
+        """The tensors in which two decoders of the same batch must agree."""
+        parts = [self.labels, self.lengths, self.frames, self.durations, self.scores]
+        if self.confidence is not None:
+            parts.append(self.confidence)
+        return parts
 
     @classmethod
     @torch.inference_mode(False)
     def from_steps(
         cls, steps: Sequence[Step], scores: Tensor, impl: str, carry: Any = None
     ) -> Self:
-        """What a loop over labels or frames emitted, in order; there may be no steps. Its one wait
-        for a GPU is for N.
+        """Hypotheses from the steps of a batched decoding loop. Waits for a GPU once, to learn N.
+
+        Args:
+            steps: The steps in order; there may be none.
+            scores: (B,) log-probabilities in nats.
+            impl: The decoding strategy.
+            carry: Stored in the result.
         """
-        nothing = scores.new_zeros((len(scores), 0), dtype=torch.int64)
-        every = Step(nothing, nothing, nothing, nothing.bool())
         if steps:
-            every = nest_map(lambda *parts: torch.stack(parts, 1), *steps)
-        lengths = every.emitted.sum(1)
+            emissions = map_state(lambda *columns: torch.stack(columns, 1), *steps)
+        else:
+            nothing = scores.new_zeros((len(scores), 0), dtype=torch.int64)
+            emissions = Step(nothing, nothing, nothing, nothing.bool())
+        lengths = emissions.emitted.sum(1)
         N = int(lengths.max())
-        place = torch.where(
-            every.emitted, every.emitted.cumsum(1) - 1, N
-        )  # what is dropped lands in a column of its own
-        kept = nest_map(
-            lambda part: part.new_full((len(part), N + 1), -1).scatter_(1, place, part)[:, :N],
-            every,
-        )
+        # steps without a label go to the extra column N, which is cut off
+        column = torch.where(emissions.emitted, emissions.emitted.cumsum(1) - 1, N)
+
+        def pack(values: Tensor) -> Tensor:
+            padded = values.new_full((len(values), N + 1), PADDING)
+            return padded.scatter_(1, column, values)[:, :N]
+
+        packed = map_state(pack, emissions)
         return cls(
-            labels=kept.labels,
-            frames=kept.frames,
-            durations=kept.durations,
-            confidence=kept.confidence,
+            labels=packed.labels,
+            frames=packed.frames,
+            durations=packed.durations,
+            confidence=packed.confidence,
             lengths=lengths,
             scores=scores.clone(),
             impl=impl,
@@ -93,41 +98,37 @@ class Hypotheses:
     def from_lists(
         cls, rows: Sequence[Sequence[tuple]], scores: Sequence[Tensor], impl: str, carry: Any = None
     ) -> Self:
-        """From a list of (label, frame, duration[, confidence]) an utterance, the sequential
-        decoders' way.
+        """Hypotheses from Python lists, as the sequential decoders build them.
+
+        Args:
+            rows: For each utterance a list of (label, frame, duration) or
+                (label, frame, duration, confidence).
+            scores: One scalar tensor per utterance, log-probability in nats.
+            impl: The decoding strategy.
+            carry: Stored in the result.
         """
-        device, N = scores[0].device, max(map(len, rows))
-        columns = [
-            [[item[i] for item in row] + [-1] * (N - len(row)) for row in rows]
-            for i in range(_width(rows))
-        ]
-        whole = [
-            torch.tensor(column, dtype=torch.int64, device=device).view(len(rows), N)
-            for column in columns[:3]
-        ]
-        sure = [
-            torch.tensor(column, dtype=torch.float32, device=device).view(len(rows), N)
-            for column in columns[3:]
-        ]
-        lengths = torch.tensor([len(row) for row in rows], device=device)
+        device = scores[0].device
+        N = max(len(row) for row in rows)
+
+        def column(index: int, dtype: torch.dtype) -> Tensor:
+            values = [[item[index] for item in row] + [PADDING] * (N - len(row)) for row in rows]
+            return torch.tensor(values, dtype=dtype, device=device).view(len(rows), N)
+
+        has_confidence = any(len(item) > 3 for row in rows for item in row)
         return cls(
-            labels=whole[0],
-            frames=whole[1],
-            durations=whole[2],
-            confidence=sure[0] if sure else None,
-            lengths=lengths,
+            labels=column(0, torch.int64),
+            frames=column(1, torch.int64),
+            durations=column(2, torch.int64),
+            confidence=column(3, torch.float32) if has_confidence else None,
+            lengths=torch.tensor([len(row) for row in rows], device=device),
             scores=torch.stack([*scores]).clone(),
             impl=impl,
             carry=carry,
         )
 
 
-def _width(rows: Sequence[Sequence[tuple]]) -> int:
-    return max((len(item) for row in rows for item in row), default=3)
-
-
-def _in_memory(tensor: Tensor) -> bool:
-    """Whether `tensor` is plain numbers: not sparse, nested, on "meta" or of torch.func."""
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether `tensor` has plain memory: not sparse, nested, on "meta" or a torch.func wrapper."""
     try:
         return (
             tensor.layout is torch.strided
@@ -139,11 +140,19 @@ def _in_memory(tensor: Tensor) -> bool:
 
 
 def check(scores: Tensor, lengths: Tensor, letters: str, argument: str) -> int:
-    """Frames of the longest utterance, after the checks every decoder makes: ranks, one device, 0
-    <= lengths <= T.
+    """Length in frames of the longest utterance, after the checks that every decoder makes.
+
+    Args:
+        scores: Log-probabilities or encoder frames: a dense float tensor of at least one utterance.
+        lengths: (B,) int32 or int64 on the same device, 0 <= length <= T.
+        letters: Dimensions of `scores`, as `asrkit.shapes.dims` takes them.
+        argument: Name of `scores` in error messages.
+
+    Raises:
+        ValueError: Names the argument that does not fit.
     """
-    plain = "a dense tensor with numbers in it"
-    expect(not isinstance(scores, Tensor) or _in_memory(scores), argument, plain, "another kind")
+    dense = "a dense tensor with numbers in it"
+    expect(not isinstance(scores, Tensor) or _is_dense(scores), argument, dense, "another kind")
     B, T = dims(scores, letters, argument)[:2]
     dims(lengths, "B", "lengths", B=B)
     expect(B > 0, argument, "at least one utterance", tuple(scores.shape))
@@ -154,10 +163,9 @@ def check(scores: Tensor, lengths: Tensor, letters: str, argument: str) -> int:
         scores.dtype,
     )
     expect(lengths.dtype in (torch.int32, torch.int64), "lengths", "int32 or int64", lengths.dtype)
-    expect(
-        lengths.device == scores.device, "lengths", f"a tensor on {scores.device}", lengths.device
-    )
-    expect(_in_memory(lengths), "lengths", plain, "another kind")
+    same_device = lengths.device == scores.device
+    expect(same_device, "lengths", f"a tensor on {scores.device}", lengths.device)
+    expect(_is_dense(lengths), "lengths", dense, "another kind")
     low, high = torch.stack(lengths.aminmax()).tolist()
     expect(0 <= low <= high <= T, "lengths", f"0 to T={T} frames", f"{low} to {high}")
     return high

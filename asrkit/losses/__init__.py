@@ -1,4 +1,18 @@
-"""Sequence losses on the lattice of frames and labels."""
+"""Sequence losses on the lattice of frames and labels.
+
+How a call travels, and where to look for what:
+
+    door        rnnt/, tdt/, packed.py (and lean/, which never builds the logits) check the
+                arguments, pick an implementation and reduce over the batch: `checks.py`,
+                `availability.py`
+    gradient.py the autograd function behind the doors: which of the following runs when
+    logit_rows/ logits -> log-probabilities of the lattice's arcs (forward), and posteriors of the
+                arcs -> gradient of the loss over the logits (backward)
+    rnnt/, tdt/ the lattices: log-probabilities of the arcs -> log-likelihood, arc posteriors
+    nodes.py    where the nodes of a lattice lie in memory, and what passes between these steps
+
+`rnnt/reference.py` and `tdt/reference.py` do all of this in plain loops: read them first.
+"""
 
 from asrkit.losses.lean import rnnt_loss_lean, tdt_loss_lean
 from asrkit.losses.packed import pack_joint, packed_offsets, rnnt_loss_packed

@@ -1,4 +1,4 @@
-"""Which implementation can run where, and why not."""
+"""Which implementation of a loss can run on which tensors, and why one cannot."""
 
 import functools
 import warnings
@@ -7,57 +7,53 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from asrkit.losses.nodes import Nodes, Options, Scores
+from asrkit.losses.nodes import ArcLogProbs, LatticeOptions, Nodes
 from asrkit.runtime import INTERPRETED, SIMULATED, lacks
 from asrkit.shapes import expect
 
 HALVES = (torch.float16, torch.bfloat16)
+KERNEL_DTYPES = (torch.float32, *HALVES)  # of Numba's and Triton's kernels
+AUTO = "Pass impl='auto'."
 
 
 def fastest(scores: Tensor) -> str:
-    """What `impl="auto"` stands for: the compiled kernels on a CPU, plain torch elsewhere and for
-    float64.
+    """Name of the implementation that impl="auto" runs on `scores`.
 
-    On CUDA the numba_cuda and triton kernels wait for a measurement before one of them becomes the
-    default.
+    numba_cpu on a CPU, wavefront elsewhere and for float64. On CUDA the numba_cuda and triton
+    kernels wait for a measurement before one of them becomes the default.
     """
-    return (
-        "numba_cpu"
-        if scores.device.type == "cpu" and scores.dtype in (torch.float32, *HALVES)
-        else "wavefront"
-    )
+    if scores.device.type == "cpu" and scores.dtype in KERNEL_DTYPES:
+        return "numba_cpu"
+    return "wavefront"
 
 
 def lattice_beside(scores: Tensor) -> str:
-    """Which lattice follows Triton's kernels: Numba's on a GPU where numba-cuda is found to work,
-    else that in plain torch.
+    """Name of the lattice to run between Triton's passes over `scores`.
+
+    numba_cuda on a GPU where numba-cuda works, else wavefront.
     """
     try:
         expect_runs("numba_cuda", scores)
     except ValueError:
         return "wavefront"
-    return "numba_cuda" if numba_cuda_works(scores.device) else "wavefront"
+    if numba_cuda_works(scores.device):
+        return "numba_cuda"
+    return "wavefront"
 
 
 @functools.cache
 def numba_cuda_works(device: torch.device) -> bool:
-    """Whether a numba-cuda that compiles also solves a lattice of one node; if not, a
-    RuntimeWarning says why. Asked once.
+    """Whether numba-cuda, which compiles here, also solves a lattice of one node on `device`.
+
+    Tried once in a process; a RuntimeWarning says why it does not.
     """
     try:
-        lattice = import_module("asrkit.losses.rnnt.numba_cuda").lattice
-        node = torch.zeros(1, device=device)
-        found = lattice(
-            Scores(node, node, node),
-            Nodes.packed(torch.tensor([[1, 0]]), 1),
-            Options(blank=0),
-            False,
-        )
-        (total,) = found.total.tolist()  # waits, for only then is an error of the kernel known
-        if total != 0:
-            raise RuntimeError(f"a node that is certain has log-likelihood {total}")
+        _solve_one_node(device)
     except Exception as error:
-        remedy = "The lattice runs in plain torch, three launches a diagonal. Reinstall with pip install 'asrkit[cuda]'."
+        remedy = (
+            "The lattice runs in plain torch, three launches a diagonal. "
+            "Reinstall with pip install 'asrkit[cuda]'."
+        )
         warnings.warn(
             f"numba-cuda is installed and does not work: {error!r}. {remedy}",
             RuntimeWarning,
@@ -67,78 +63,72 @@ def numba_cuda_works(device: torch.device) -> bool:
     return True
 
 
+def _solve_one_node(device: torch.device) -> None:
+    lattice = import_module("asrkit.losses.rnnt.numba_cuda").lattice
+    certain = torch.zeros(1, device=device)
+    arcs = ArcLogProbs(certain, certain, certain)
+    nodes = Nodes.packed(torch.tensor([[1, 0]]), 1)
+    solved = lattice(arcs, nodes, LatticeOptions(blank=0), False)
+    # tolist() waits for the kernel, whose errors are known only then
+    (log_likelihood,) = solved.log_likelihood.tolist()
+    if log_likelihood != 0:
+        raise RuntimeError(f"a node that is certain has log-likelihood {log_likelihood}")
+
+
 def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bool) -> str:
-    """Name of the implementation that `impl` stands for; ValueError where it is not one of `impls`
-    or cannot run.
+    """Name of the implementation that `impl` stands for.
+
+    Args:
+        impl: the caller's choice, "auto" or one of `impls`.
+        impls: the implementations of this loss.
+        logits: what it shall run on.
+        overwrite_logits: whether the gradient shall be written over the logits.
+
+    Raises:
+        ValueError: `impl` is none of `impls`, or cannot run on these logits.
     """
-    expect(
-        impl in ("auto", *impls),
-        "impl",
-        "one of 'auto', " + ", ".join(map(repr, impls)),
-        repr(impl),
-    )
+    choices = ", ".join(map(repr, impls))
+    expect(impl in ("auto", *impls), "impl", f"one of 'auto', {choices}", repr(impl))
     picked = fastest(logits) if impl == "auto" else impl
     expect_runs(picked, logits)
     if overwrite_logits:
         able = picked not in ("torchaudio", "reference")
-        expect(able, "overwrite_logits", f"False with impl={picked!r}", True, "Pass impl='auto'.")
-        expect(
-            logits.is_contiguous(),
-            "logits",
-            "contiguous with overwrite_logits=True",
-            tuple(logits.stride()),
-        )
+        expect(able, "overwrite_logits", f"False with impl={picked!r}", True, AUTO)
+        contiguous = logits.is_contiguous()
+        stride = tuple(logits.stride())
+        expect(contiguous, "logits", "contiguous with overwrite_logits=True", stride)
     return picked
 
 
 def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
-    """ValueError that says why `impl` cannot run on these scores, and what can."""
-    if impl in ("numba_cpu", "numba_cuda"):
-        ok = scores.dtype in (torch.float32, *HALVES)
-        expect(
-            ok,
-            name,
-            f"float32, float16 or bfloat16 with impl={impl!r}",
-            scores.dtype,
-            "Pass impl='auto'.",
-        )
+    """Check that `impl` runs on `scores`, an argument called `name`.
+
+    Raises:
+        ValueError: it does not; the message says why, and what does.
+    """
     if impl == "numba_cpu":
-        expect(
-            scores.device.type == "cpu",
-            name,
-            "a CPU tensor with impl='numba_cpu'",
-            scores.device,
-            "Pass impl='auto'.",
-        )
-    if impl == "numba_cuda":
+        _expect_dtype(impl, scores, name, AUTO)
+        on_cpu = scores.device.type == "cpu"
+        expect(on_cpu, name, "a CPU tensor with impl='numba_cpu'", scores.device, AUTO)
+    elif impl == "numba_cuda":
+        _expect_dtype(impl, scores, name, AUTO)
         why = lacks("numba_cuda")
-        expect(
-            not why,
-            "impl",
-            "'wavefront'",
-            f"'numba_cuda', which fails here: {why}",
-            "pip install 'asrkit[cuda]'.",
-        )
-    if impl == "triton":
+        got = f"'numba_cuda', which fails here: {why}"
+        expect(not why, "impl", "'wavefront'", got, "pip install 'asrkit[cuda]'.")
+        _expect_device("cpu" if SIMULATED else "cuda", impl, scores, name)
+    elif impl == "triton":
         why = lacks("triton")
-        expect(
-            not why,
-            "impl",
-            "another implementation",
-            f"'triton', which fails here: {why}",
-            "Pass impl='auto'.",
-        )
-        expect(
-            scores.dtype in (torch.float32, *HALVES),
-            name,
-            "float32, float16 or bfloat16 with impl='triton'",
-            scores.dtype,
-        )
-    if impl in ("numba_cuda", "triton"):
-        wanted = "cpu" if {"numba_cuda": SIMULATED, "triton": INTERPRETED}[impl] else "cuda"
-        expect(
-            scores.device.type == wanted,
-            name,
-            f"a {wanted} tensor with impl={impl!r}",
-            scores.device,
-        )
+        got = f"'triton', which fails here: {why}"
+        expect(not why, "impl", "another implementation", got, AUTO)
+        _expect_dtype(impl, scores, name)
+        _expect_device("cpu" if INTERPRETED else "cuda", impl, scores, name)
+
+
+def _expect_dtype(impl: str, scores: Tensor, name: str, remedy: str = "") -> None:
+    wanted = f"float32, float16 or bfloat16 with impl={impl!r}"
+    expect(scores.dtype in KERNEL_DTYPES, name, wanted, scores.dtype, remedy)
+
+
+def _expect_device(wanted: str, impl: str, scores: Tensor, name: str) -> None:
+    runs = scores.device.type == wanted
+    expect(runs, name, f"a {wanted} tensor with impl={impl!r}", scores.device)

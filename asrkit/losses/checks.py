@@ -1,6 +1,7 @@
-"""What every loss asks of its arguments, in one-line errors, and how it reduces."""
+"""Checks of the losses' arguments, as one-line errors, and the reduction over the batch."""
 
 from collections.abc import Sequence
+from math import inf, isnan
 from numbers import Real
 from typing import Literal
 
@@ -13,19 +14,15 @@ Reduction = Literal["none", "mean", "sum"]
 
 
 def check_scores(tensor: Tensor, argument: str) -> None:
-    """ValueError for what cannot carry scores: integers, nothing at all, or a tensor under a
-    torch.func transform.
+    """Raise ValueError where `tensor`, the argument of that name, cannot hold scores.
+
+    That is where it holds integers, has no element, or is inside a torch.func transform.
     """
     expect(tensor.is_floating_point(), argument, "floating point", tensor.dtype)
     expect(tensor.numel() > 0, argument, "no empty dimension", tuple(tensor.shape))
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # no public way to ask
-    expect(
-        not wrapped,
-        argument,
-        "a plain tensor",
-        "one inside torch.func",
-        "Take gradients with torch.autograd.",
-    )
+    remedy = "Take gradients with torch.autograd."
+    expect(not wrapped, argument, "a plain tensor", "one inside torch.func", remedy)
 
 
 def check_lengths(
@@ -39,99 +36,114 @@ def check_lengths(
     U1: int | None,
     V: int,
 ) -> Tensor:
-    """Frames and labels of each utterance, on the host, int64 (B, 2); ValueError for what has no
-    lattice.
+    """Frames and labels of each utterance: int64 (B, 2), on the host.
 
-    `like` is the tensor whose device the others share. T and U1 are the sizes of the padded tensor,
-    None for a packed one. On a GPU this fetches the lengths, and so waits for whatever was queued
-    before them.
+    On a GPU this fetches the lengths, and so waits for everything that was queued before them.
+
+    Args:
+        targets: labels (B, U), int32 or int64.
+        logit_lengths: frames (B,), int32 or int64.
+        target_lengths: labels (B,), int32 or int64.
+        blank: index of the blank, -V to V - 1.
+        like: the tensor of scores, whose device the others must share.
+        T: frames of the padded scores; None for packed ones.
+        U1: lattice rows of the padded scores; None for packed ones.
+        V: tokens, blank included.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit, or an utterance has no lattice.
     """
-    B = dims(target_lengths, "B", "target_lengths")[0] if U1 is None else len(like)
-    expect(
-        isinstance(blank, int) and blank in range(-V, V),
-        "blank",
-        f"an index of V={V} tokens",
-        repr(blank),
-    )
-    sizes = {"logit_lengths": logit_lengths, "target_lengths": target_lengths}
-    for name, tensor in {"targets": targets, **sizes}.items():
-        dims(
-            tensor,
-            "B" if name in sizes else "B U",
-            name,
-            B=B,
-            **({} if U1 is None else {"U": U1 - 1}),
-        )
-        expect(tensor.dtype in (torch.int32, torch.int64), name, "int32 or int64", tensor.dtype)
-        expect(
-            tensor.device == like.device,
-            name,
-            f"a tensor on {like.device}, as the scores",
-            tensor.device,
-        )
+    is_token = isinstance(blank, int) and blank in range(-V, V)
+    expect(is_token, "blank", f"an index of V={V} tokens", repr(blank))
+    _check_index_tensors(targets, logit_lengths, target_lengths, like, U1)
     U = targets.shape[1]
-    wrong = ((targets < 0) | (targets >= V) | (targets == blank % V)) & valid_mask(
-        target_lengths, U
-    )
-    found = torch.stack((logit_lengths, target_lengths, wrong.sum(1)), 1).cpu()
-    most = f"1 to T={T} frames" if T else "at least 1 frame"
-    for b, (frames, labels, mistakes) in enumerate(found.tolist()):
-        expect(0 < frames <= (T or frames), "logit_lengths", most, f"{frames} in utterance {b}")
-        expect(
-            0 <= labels <= U, "target_lengths", f"0 to U={U} labels", f"{labels} in utterance {b}"
-        )
-        label = int(targets[b][wrong[b]][0]) if mistakes else 0
-        expect(
-            not mistakes,
-            "targets",
-            f"labels 0..{V - 1} but blank={blank % V}",
-            f"{label} in utterance {b}",
-        )
-    return found[:, :2].long()
+    wrong = (targets < 0) | (targets >= V) | (targets == blank % V)
+    wrong &= valid_mask(target_lengths, U)
+    counts = torch.stack((logit_lengths, target_lengths, wrong.sum(1)), 1).cpu()
+    for b, (frames, labels, mistakes) in enumerate(counts.tolist()):
+        _check_sizes(b, frames, labels, T, U)
+        if mistakes:
+            label = int(targets[b][wrong[b]][0])
+            wanted = f"labels 0..{V - 1} but blank={blank % V}"
+            expect(False, "targets", wanted, f"{label} in utterance {b}")
+    return counts[:, :2].long()
+
+
+def _check_index_tensors(
+    targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor, like: Tensor, U1: int | None
+) -> None:
+    """Check shape, dtype and device of the integer arguments."""
+    if U1 is None:
+        B = dims(target_lengths, "B", "target_lengths")[0]
+        dims(targets, "B U", "targets", B=B)
+    else:
+        B = len(like)
+        dims(targets, "B U", "targets", B=B, U=U1 - 1)
+    dims(logit_lengths, "B", "logit_lengths", B=B)
+    dims(target_lengths, "B", "target_lengths", B=B)
+    integers = {
+        "targets": targets,
+        "logit_lengths": logit_lengths,
+        "target_lengths": target_lengths,
+    }
+    for name, tensor in integers.items():
+        expect(tensor.dtype in (torch.int32, torch.int64), name, "int32 or int64", tensor.dtype)
+        wanted = f"a tensor on {like.device}, as the scores"
+        expect(tensor.device == like.device, name, wanted, tensor.device)
+
+
+def _check_sizes(b: int, frames: int, labels: int, T: int | None, U: int) -> None:
+    """Check that utterance b has at least a frame, and no more of anything than its padding."""
+    if T is None:
+        expect(frames > 0, "logit_lengths", "at least 1 frame", f"{frames} in utterance {b}")
+    else:
+        fits = 0 < frames <= T
+        expect(fits, "logit_lengths", f"1 to T={T} frames", f"{frames} in utterance {b}")
+    fits = 0 <= labels <= U
+    expect(fits, "target_lengths", f"0 to U={U} labels", f"{labels} in utterance {b}")
 
 
 def as_index(targets: Tensor) -> Tensor:
-    """Targets as int64; a copy of those that inference mode made, which autograd would not keep."""
-    return targets.long().clone() if targets.is_inference() else targets.long()
+    """Targets as int64; a copy of those made in inference mode, which autograd would not save."""
+    if targets.is_inference():
+        return targets.long().clone()
+    return targets.long()
 
 
 def check_options(reduction: str, clamp: float = -1.0, fastemit_lambda: float = 0.0) -> None:
-    """ValueError for options outside their range."""
-    expect(
-        reduction in ("none", "mean", "sum"),
-        "reduction",
-        "'none', 'mean' or 'sum'",
-        repr(reduction),
-    )
-    ok = isinstance(fastemit_lambda, Real) and 0 <= fastemit_lambda < float("inf")
-    expect(ok, "fastemit_lambda", "a finite number, at least 0", fastemit_lambda)
-    expect(isinstance(clamp, Real) and clamp == clamp, "clamp", "a number", clamp)
+    """Raise ValueError where `reduction`, `clamp` or `fastemit_lambda` is outside its range."""
+    known = reduction in ("none", "mean", "sum")
+    expect(known, "reduction", "'none', 'mean' or 'sum'", repr(reduction))
+    finite = isinstance(fastemit_lambda, Real) and 0 <= fastemit_lambda < inf
+    expect(finite, "fastemit_lambda", "a finite number, at least 0", fastemit_lambda)
+    is_number = isinstance(clamp, Real) and not isnan(clamp)
+    expect(is_number, "clamp", "a number", clamp)
 
 
 def reduce(costs: Tensor, reduction: Reduction) -> Tensor:
     """Losses (B,) as they are, or their mean or sum; one infinite loss makes these infinite too."""
-    return costs if reduction == "none" else costs.mean() if reduction == "mean" else costs.sum()
+    if reduction == "mean":
+        return costs.mean()
+    if reduction == "sum":
+        return costs.sum()
+    return costs
 
 
 def check_durations(durations: Sequence[int], sigma: float, omega: float) -> None:
-    """ValueError for TDT options that describe no lattice."""
+    """Raise ValueError where `durations`, `sigma` or `omega` (TDT) describes no lattice."""
     listed = tuple(durations) if isinstance(durations, list | tuple) else ()
-    whole = all(isinstance(duration, int) and duration >= 0 for duration in listed)
-    ok = whole and len(set(listed)) == len(listed) and any(listed)
-    expect(
-        ok,
-        "durations",
-        "distinct frame counts, one of them above 0",
-        durations,
-        "Blank must be able to advance.",
-    )
-    ok = isinstance(sigma, Real) and 0 <= sigma < float("inf")
-    expect(ok, "sigma", "a finite number of nats, at least 0", sigma)
+    are_counts = all(isinstance(duration, int) and duration >= 0 for duration in listed)
+    usable = are_counts and len(set(listed)) == len(listed) and any(listed)
+    wanted = "distinct frame counts, one of them above 0"
+    expect(usable, "durations", wanted, durations, "Blank must be able to advance.")
+    finite = isinstance(sigma, Real) and 0 <= sigma < inf
+    expect(finite, "sigma", "a finite number of nats, at least 0", sigma)
     expect(isinstance(omega, Real) and 0 <= omega <= 1, "omega", "a probability", omega)
 
 
 def takes_plain_loss(omega: float) -> bool:
-    """Whether this call of a TDT loss is one of the share `omega` that take the RNN-T loss; drawn
-    as torch.manual_seed rules.
+    """Whether this call of a TDT loss takes the RNN-T loss instead, with probability `omega`.
+
+    One draw from torch's CPU generator, none for omega = 0.
     """
     return omega > 0 and float(torch.rand((), device="cpu")) < omega

@@ -1,10 +1,13 @@
-"""Where the nodes of a batch of lattices lie: in logits that are padded or packed, and packed among
-themselves.
+"""Where the nodes of a batch of lattices lie in memory, and what passes between a loss's steps.
 
-Every implementation works on nodes, not on (B, T, U1) tensors: node (t, u) of utterance b has its V
-logits at element `first_logit + t frame_step + u label_step` of the logits' storage, and its own
-numbers (log-normaliser, arcs, shares) at place `first_node + t (U + 1) + u` of vectors of N = sum
-of T (U + 1). So padding costs nothing and packed logits need no second kernel.
+Implementations work on a flat list of N = sum of T (U + 1) valid nodes instead of (B, T, U1)
+tensors. Node (t, u) of utterance b
+
+- has its V logits at element `first_logit + t frame_step + u label_step` of the logits' storage,
+- has its own numbers (log-normaliser, arc log-probabilities, arc posteriors) at index
+  `first_node + t (U + 1) + u` of vectors of length N.
+
+So padding costs nothing, and packed logits need no second kernel.
 """
 
 from dataclasses import dataclass, replace
@@ -14,79 +17,86 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FRAMES, LABELS, FIRST_NODE, FIRST_LOGIT, FRAME_STEP, LABEL_STEP, ROW_FRAMES, ROW_NODES = range(
-    8
-)  # columns of the table
+# Columns of the table of nodes, one row an utterance.
+FRAMES = 0  # T, valid frames
+LABELS = 1  # U, valid labels
+FIRST_NODE = 2  # index of node (0, 0) among all N nodes
+FIRST_LOGIT = 3  # element of the logits' storage at which node (0, 0) starts
+FRAME_STEP = 4  # elements from one frame to the next
+LABEL_STEP = 5  # elements from one lattice row to the next
+ROW_FRAMES = 6  # frames in memory, padding included
+ROW_NODES = 7  # lattice rows in memory, padding included
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The map: `table` (B, 8), int64, on the host; columns as named above. ROW_FRAMES x ROW_NODES
-    is what padding spans.
-    """
+    """Location of every lattice node: `table` (B, 8), int64, on the host; see the columns above."""
 
     table: Tensor
 
     @classmethod
     def padded(cls, logits: Tensor, lengths: Tensor) -> "Nodes":
-        """Map of logits (B, T, U1, V), any strides; `lengths` (B, 2): frames and labels of each
-        utterance.
-        """
+        """Nodes of `logits` (B, T, U1, V) of any strides; `lengths` (B, 2): frames and labels."""
         B, T, U1, _ = logits.shape
-        steps = torch.tensor([*logits.stride()[1:3], T, U1], device="cpu").expand(
-            B, -1
-        )  # whatever torch's default device is
-        return cls._of(lengths, torch.arange(B, device="cpu") * logits.stride(0), steps)
+        batch_step, frame_step, label_step, _ = logits.stride()
+        # "cpu" is named because torch's default device may be another
+        steps = torch.tensor([frame_step, label_step, T, U1], device="cpu").expand(B, -1)
+        return cls._of(lengths, torch.arange(B, device="cpu") * batch_step, steps)
 
     @classmethod
     def packed(cls, lengths: Tensor, V: int) -> "Nodes":
-        """Map of packed logits (N, V), utterance after utterance, frame after frame."""
-        T, U1 = lengths[:, 0], lengths[:, 1] + 1
+        """Nodes of packed logits (N, V), ordered by utterance, then frame; `lengths` is (B, 2)."""
+        T = lengths[:, 0]
+        U1 = lengths[:, 1] + 1
         steps = torch.stack((U1 * V, torch.full_like(T, V), T, U1), 1)
         return cls._of(lengths, (T * U1).cumsum(0).sub(T * U1) * V, steps)
 
     @classmethod
     def _of(cls, lengths: Tensor, first_logit: Tensor, steps: Tensor) -> "Nodes":
         size = lengths[:, 0] * (lengths[:, 1] + 1)
-        return cls(
-            torch.cat(
-                (lengths, (size.cumsum(0) - size)[:, None], first_logit[:, None], steps), 1
-            ).contiguous()
-        )
+        first_node = size.cumsum(0) - size
+        columns = (lengths, first_node[:, None], first_logit[:, None], steps)
+        return cls(torch.cat(columns, 1).contiguous())
 
     @cached_property
     def count(self) -> int:
-        """N, nodes of the whole batch."""
-        return int((self.table[:, FRAMES] * (self.table[:, LABELS] + 1)).sum())
+        """N, the number of valid nodes in the batch."""
+        return int(self.sizes.sum())
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """T (U + 1), the valid nodes of each utterance: int64 (B,), on the host."""
+        return self.table[:, FRAMES] * (self.table[:, LABELS] + 1)
+
+    @cached_property
+    def padded_sizes(self) -> Tensor:
+        """The nodes of each utterance in memory, padding included: int64 (B,), on the host."""
+        return self.table[:, ROW_FRAMES] * self.table[:, ROW_NODES]
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """(utterance, frame) of every row of the logits, int32 (sum of ROW_FRAMES, 2); frames of
-        the padding included.
-        """
+        """Utterance and frame of every frame in memory, padding included: int32 (rows, 2)."""
         counts = self.table[:, ROW_FRAMES].numpy()
         first = np.repeat(counts.cumsum() - counts, counts)
-        return np.stack(
-            (np.repeat(np.arange(len(counts)), counts), np.arange(len(first)) - first), 1
-        ).astype(np.int32)
+        utterance = np.repeat(np.arange(len(counts)), counts)
+        frame = np.arange(len(first)) - first
+        return np.stack((utterance, frame), 1).astype(np.int32)
 
-    def of(self, other: Tensor) -> "Nodes":
-        """The map of a tensor of the same shape as the logits, with strides of its own."""
-        return Nodes.padded(other, self.table[:, :2]) if other.dim() == 4 else self
+    def strided_like(self, other: Tensor) -> "Nodes":
+        """The same nodes in `other`, a tensor of the logits' shape with strides of its own."""
+        if other.dim() == 4:
+            return Nodes.padded(other, self.table[:, :2])
+        return self
 
     def grid(self, logits: Tensor, b: int) -> Tensor:
         """Logits of utterance b with their padding, (T, U1, V), as a view."""
         row = self.table[b].tolist()
-        size, stride = (
-            (row[ROW_FRAMES], row[ROW_NODES], logits.shape[-1]),
-            (row[FRAME_STEP], row[LABEL_STEP], logits.stride(-1)),
-        )
+        size = (row[ROW_FRAMES], row[ROW_NODES], logits.shape[-1])
+        stride = (row[FRAME_STEP], row[LABEL_STEP], logits.stride(-1))
         return logits.detach().as_strided(size, stride, logits.storage_offset() + row[FIRST_LOGIT])
 
     def on(self, device: torch.device) -> Tensor:
-        """The table on a device, copied there once, from pinned memory, so that nobody waits for
-        it.
-        """
+        """The table on `device`, copied there once, from pinned memory so that no CPU waits."""
         if device.type == "cpu":
             return self.table
         if self._copies.get(device) is None:
@@ -98,16 +108,14 @@ class Nodes:
         return {}
 
     def slices(self, b: int) -> tuple[int, int, slice]:
-        """Frames, lattice rows and places of the nodes of utterance b."""
+        """Of utterance b: frames T, lattice rows U + 1, and its slice of the N nodes."""
         T, U, start = self.table[b, : FIRST_NODE + 1].tolist()
         return T, U + 1, slice(start, start + T * (U + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a loss is asked for, checked; `blank` is not negative. `durations` are TDT's, none for
-    RNN-T.
-    """
+class LatticeOptions:
+    """Checked options of a loss. `blank` is not negative; `durations` is empty for RNN-T."""
 
     blank: int
     clamp: float = -1.0
@@ -119,34 +127,47 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Of every node: log-normaliser z, log-probabilities of blank and of the next label, (N,), and
-    of durations (N, n).
+class ArcLogProbs:
+    """Log-probabilities of the arcs that leave every node, in nats.
 
-    In float32, float64 for float64 logits. `emit` is -inf where no label is left. Without a softmax
-    to form, z is 0.
+    The dtype is float32, or float64 for float64 logits.
+
+    Attributes:
+        log_z: (N,) log-normaliser of the token logits; 0 where they are log-probabilities already.
+        blank_logp: (N,) of the blank arc.
+        label_logp: (N,) of the arc of the next label, -inf where no label is left.
+        duration_logp: (N, n) of the n durations (TDT), None for RNN-T.
     """
 
-    z: Tensor
-    stay: Tensor
-    emit: Tensor
-    durations: Tensor | None = None
+    log_z: Tensor
+    blank_logp: Tensor
+    label_logp: Tensor
+    duration_logp: Tensor | None = None
 
-    def lowered(self, sigma: float) -> "Scores":
-        """The same with token log-probabilities `sigma` nats lower."""
-        return replace(self, stay=self.stay - sigma, emit=self.emit - sigma) if sigma else self
+    def lowered(self, sigma: float) -> "ArcLogProbs":
+        """The same with token log-probabilities `sigma` nats lower, as TDT trains."""
+        if not sigma:
+            return self
+        blank_logp = self.blank_logp - sigma
+        return replace(self, blank_logp=blank_logp, label_logp=self.label_logp - sigma)
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Log-likelihood of each utterance in nats, float64 (B,), and the share of it that takes each
-    arc of each node.
+class ArcPosteriors:
+    """Log-likelihood of every utterance, and the posterior probability of every arc.
 
-    `by_blank` and `by_label` are (N,), `by_duration` (N, n), in the dtype of the scores, with label
-    arcs times 1 + lambda of FastEmit; all are None where no gradient was asked for.
+    The posterior of an arc is the share of the likelihood whose paths take it. Posteriors have the
+    dtype of the arc log-probabilities and are None where no gradient was asked for. Label arcs are
+    scaled by 1 + lambda (FastEmit).
+
+    Attributes:
+        log_likelihood: (B,), float64, in nats.
+        blank_posterior: (N,) of the blank arc of each node.
+        label_posterior: (N,) of the label arc of each node.
+        duration_posterior: (N, n) of blank and label arcs of each duration together (TDT).
     """
 
-    total: Tensor
-    by_blank: Tensor | None = None
-    by_label: Tensor | None = None
-    by_duration: Tensor | None = None
+    log_likelihood: Tensor
+    blank_posterior: Tensor | None = None
+    label_posterior: Tensor | None = None
+    duration_posterior: Tensor | None = None

@@ -1,10 +1,9 @@
-"""Scalar pieces that Numba's compiler turns into vector code: exp, bit patterns of half precision,
-NaN kept as NaN.
+"""Scalar functions that Numba's compiler turns into vector code: exp, tanh, half-precision formats.
 
 LLVM vectorises no call of exp here (Numba's wheels bring no vector library), so exp is range
 reduction and a polynomial: exp(x) = 2^n exp(r), |r| <= log(2) / 2, with the coefficients of Cephes'
-expf (S. Moshier). Half-precision arrays come as bit patterns, since NumPy knows no bfloat16: uint16
-is bfloat16, int16 is float16.
+expf (S. Moshier). NaN stays NaN in all of them. Half-precision arrays come as bit patterns, since
+NumPy knows no bfloat16: uint16 is bfloat16, int16 is float16.
 """
 
 from collections.abc import Callable
@@ -18,47 +17,44 @@ from numba.extending import intrinsic, overload
 from asrkit.runtime import compiled
 
 F = np.float32
-TINY = F(
-    1e-35
-    # smaller gradients become 0: products below float32's normal range take up to a hundred times as
-    # long
-)
+# Smaller gradients become 0: products below float32's normal range take up to a hundred times as
+# long.
+TINY = F(1e-35)
 MAGIC = F(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, kept in the lowest bits
-LOG2E, LN2_HIGH, LN2_LOW = F(1.44269504088896341), F(0.693359375), F(-2.12194440e-4)
-P0, P1, P2, P3, P4, P5 = (
-    F(c)
-    for c in (
-        1.9875691500e-4,
-        1.3981999507e-3,
-        8.3334519073e-3,
-        4.1665795894e-2,
-        1.6666665459e-1,
-        5.0000001201e-1,
-    )
-)
+LOG2E = F(1.44269504088896341)
+LN2_HIGH = F(0.693359375)
+LN2_LOW = F(-2.12194440e-4)
+P0 = F(1.9875691500e-4)
+P1 = F(1.3981999507e-3)
+P2 = F(8.3334519073e-3)
+P3 = F(4.1665795894e-2)
+P4 = F(1.6666665459e-1)
+P5 = F(5.0000001201e-1)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """A function compiled for parallel loops on first use, and kept on disk where some folder can
-    be written.
-    """
+    """`function` compiled for parallel loops on first use, and kept on disk if possible."""
     return compiled(function, parallel=True)
 
 
 @intrinsic
 def float_bits(typingctx, x):
     """The int32 whose bits are those of a float32."""
-    return types.int32(types.float32), lambda context, builder, signature, args: builder.bitcast(
-        args[0], ir.IntType(32)
-    )
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.int32(types.float32), build
 
 
 @intrinsic
 def bits_float(typingctx, x):
     """The float32 whose bits are those of an int32."""
-    return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(
-        args[0], ir.FloatType()
-    )
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), build
 
 
 @intrinsic
@@ -83,15 +79,15 @@ def float_half(typingctx, x):
 
 @intrinsic
 def larger(typingctx, x, y):
-    """The larger of two float32, any of them if one is NaN: what lets a loop that looks for a
-    maximum become vector code.
+    """The larger of two float32, either of them if one is NaN.
+
+    Unlike max(), it lets a loop that looks for a maximum become vector code.
     """
 
     def build(context, builder, signature, args):
-        one = ir.FloatType()
-        fn = builder.module.declare_intrinsic(
-            "llvm.maxnum", [one], ir.FunctionType(one, [one, one])
-        )
+        float32 = ir.FloatType()
+        of_two = ir.FunctionType(float32, [float32, float32])
+        fn = builder.module.declare_intrinsic("llvm.maxnum", [float32], of_two)
         return builder.call(fn, args, fastmath=("nnan", "nsz"))
 
     return types.float32(types.float32, types.float32), build
@@ -105,14 +101,12 @@ def exp(x):
     n = shifted - MAGIC
     r = (x - n * LN2_HIGH) - n * LN2_LOW
     p = ((((P0 * r + P1) * r + P2) * r + P3) * r + P4) * r + P5
-    return (p * (r * r) + r + F(1.0)) * bits_float(
-        (float_bits(shifted) << np.int32(23)) + np.int32(0x3F800000)
-    )
+    power_of_2 = (float_bits(shifted) << np.int32(23)) + np.int32(0x3F800000)
+    return (p * (r * r) + r + F(1.0)) * bits_float(power_of_2)
 
 
-@njit(
-    fastmath={"contract"}, error_model="numpy"
-)  # a check for division by zero would keep loops from becoming vector code
+# error_model: a check for division by zero would keep loops from becoming vector code
+@njit(fastmath={"contract"}, error_model="numpy")
 def tanh(x):
     """tanh(x) in float32 by exp(-2|x|); NaN stays NaN."""
     e = exp(F(-2.0) * abs(x))
@@ -138,16 +132,17 @@ def store(x, like):
 def _load(x):
     if x == types.uint16:
         return lambda x: bits_float(np.int32(np.uint32(x) << np.uint32(16)))
-    return (lambda x: half_float(x)) if x == types.int16 else (lambda x: x)
+    if x == types.int16:
+        return lambda x: half_float(x)
+    return lambda x: x
 
 
 @njit
 def to_bfloat16(x):
     """Bits of a float32 rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
     u = np.uint32(float_bits(x))
-    rounded = np.uint16(
-        (u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    )
+    odd = (u >> np.uint32(16)) & np.uint32(1)
+    rounded = np.uint16((u + np.uint32(0x7FFF) + odd) >> np.uint32(16))
     return rounded if x == x else np.uint16(0x7FC0)
 
 
@@ -155,4 +150,6 @@ def to_bfloat16(x):
 def _store(x, like):
     if like == types.uint16:
         return lambda x, like: to_bfloat16(x)
-    return (lambda x, like: float_half(x)) if like == types.int16 else (lambda x, like: x)
+    if like == types.int16:
+        return lambda x, like: float_half(x)
+    return lambda x, like: x

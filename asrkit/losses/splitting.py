@@ -1,14 +1,15 @@
 """Batch splitting: encoder and predictor see the whole batch, the joint and the loss a few
 utterances at a time.
 
-The joint is the only tensor of size B T U1 V, so it sets the memory of a transducer; encoder and
-predictor want large batches. What a sub-batch's joint needs for its gradient is computed again in
-backward (torch.utils.checkpoint), so no more than one sub-batch's joint exists at any time.
-Price: the joint's forward runs twice, four matrix products in place of three, and so does the
-loss's. Others pay otherwise. NVIDIA's MLPerf Training v1.0 submission (batch_split_factor) cuts the
-graph above the joint and calls backward on each sub-batch at once: three products, but a training
-loop of its own, that must know the scale of the loss. NeMo (fused_batch_size) splits the forward
-alone: one backward at the end, for which every sub-batch's graph waits.
+The joint is the only tensor of size B T U1 V, so it sets the memory of a transducer, while encoder
+and predictor want large batches. What a sub-batch's joint needs for its gradient is computed again
+in backward (torch.utils.checkpoint), so no more than one sub-batch's joint exists at any time.
+
+The price: the joint's forward runs twice, four matrix products instead of three, and so does the
+loss's. Others pay differently. NVIDIA's MLPerf Training v1.0 submission (batch_split_factor) cuts
+the graph above the joint and calls backward on each sub-batch at once: three products, but a
+training loop of its own, which must know the scale of the loss. NeMo (fused_batch_size) splits the
+forward only: one backward at the end, until which every sub-batch's graph is kept.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from asrkit.shapes import dims, expect
 
 
 @eager
-def split_batches(
+def split_batches(  # noqa: PLR0913 - a loss's arguments, and how to make its logits
     joint: Callable[[Tensor, Tensor], Tensor],
     encoded: Tensor,
     predicted: Tensor,
@@ -39,18 +40,32 @@ def split_batches(
     reduction: Reduction = "mean",
     **options: Any,
 ) -> Tensor:
-    """loss(joint(encoded, predicted), targets, ...) of the whole batch, in nats, from the joint of
-    `size` utterances at a time.
+    """loss(joint(encoded, predicted), targets, ...) of the whole batch, in nats.
 
-    joint(encoded (b, T, D), predicted (b, U1, D)) returns logits (b, T, U1, V); each sub-batch is
-    cut to its own longest T and U1. `options` go to `loss`: rnnt_loss, tdt_loss or one with the
-    same arguments (tdt_loss draws omega for each sub-batch). Values and gradients are the whole
-    batch's; dropout in the joint repeats its mask in backward, though the draw differs from the
-    whole batch's. Memory: the joint and its gradient of one sub-batch, min(size, B) T U1 V each.
+    Values and gradients are those of the whole batch. Dropout in the joint repeats its mask in
+    backward, though the draw differs from the whole batch's.
+    Memory: the joint and its gradient of one sub-batch, min(size, B) T U1 V each.
+
+    Args:
+        joint: takes encoded (b, T, D) and predicted (b, U1, D), returns logits (b, T, U1, V). Each
+            sub-batch is cut to its own longest T and U1.
+        encoded: (B, T, D).
+        predicted: (B, U1, D).
+        targets: labels (B, U), int32 or int64.
+        logit_lengths: frames (B,).
+        target_lengths: labels (B,).
+        size: utterances of a sub-batch.
+        loss: rnnt_loss, tdt_loss, or one with the same arguments. tdt_loss draws omega for each
+            sub-batch.
+        reduction: over the whole batch, "mean", "sum" or "none".
+        options: further arguments of `loss`.
+
+    Returns:
+        The loss in nats: a scalar, or (B,) with reduction="none".
 
     >>> from asrkit.models import ConvConfig, TransducerConfig, TransducerModel
-    >>> model = TransducerModel(TransducerConfig(vocab_size=5, encoder=ConvConfig(width=16,
-    layers=1)))
+    >>> encoder = ConvConfig(width=16, layers=1)
+    >>> model = TransducerModel(TransducerConfig(vocab_size=5, encoder=encoder))
     >>> targets, lengths = torch.tensor([[0, 1], [2, 0]]), torch.tensor([2, 1])
     >>> encoded, frames, _ = model.encode(torch.zeros(2, 40, 80), torch.tensor([40, 32]))
     >>> join = lambda encoded, predicted: model.join(encoded[:, :, None], predicted[:, None])
@@ -65,12 +80,10 @@ def split_batches(
     def losses(encoded: Tensor, predicted: Tensor, *rest: Tensor) -> Tensor:
         return loss(joint(encoded, predicted), *rest, reduction="none", **options)
 
-    costs, given = [], (lengths, encoded, predicted, targets, logit_lengths, target_lengths)
-    for longest, e, p, labels, *sizes in zip(
-        *(tensor.split(size) for tensor in given), strict=True
-    ):
+    whole = (lengths, encoded, predicted, targets, logit_lengths, target_lengths)
+    costs = []
+    for longest, e, p, labels, *sizes in zip(*(x.split(size) for x in whole), strict=True):
         T, U = longest.amax(0).tolist()
-        costs.append(
-            checkpoint(losses, e[:, :T], p[:, : U + 1], labels[:, :U], *sizes, use_reentrant=False)
-        )
+        batch = (e[:, :T], p[:, : U + 1], labels[:, :U], *sizes)
+        costs.append(checkpoint(losses, *batch, use_reentrant=False))
     return reduce(torch.cat(costs), reduction)

@@ -1,5 +1,6 @@
-"""Batch norms folded into the convolutions before them: in inference they multiply and add the same
-numbers every time.
+"""Batch norms folded into the convolutions before them.
+
+In inference a batch norm multiplies and adds the same numbers in every call.
 """
 
 from collections.abc import Iterator
@@ -16,41 +17,33 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Folded(nn.Module):
-    """Stands where a batch norm was that is now part of the convolution before it: hands on what it
-    gets, in eval mode only.
-    """
+    """Stands where a batch norm was that is now part of a convolution: returns what it gets."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` itself; ValueError in training, for which the statistics of the batch would be
-        needed.
-        """
-        expect(
-            not self.training,
-            "model",
-            "eval mode: its batch norms are folded",
-            "training mode",
-            "Load it again to train it.",
-        )
+        """`x` itself; ValueError in training, which needs the statistics of the batch."""
+        wanted = "eval mode: its batch norms are folded"
+        remedy = "Load it again to train it."
+        expect(not self.training, "model", wanted, "training mode", remedy)
         return x
 
 
 def fold(model: M) -> M:
-    """`model` itself, each batch norm of its encoder part of the convolution before it; ValueError
-    in training mode.
+    """Fold the batch norms of the model's encoder into the convolutions before them, in place.
 
-    What it computes is the same but for rounding. Its state_dict has no batch norms any more: it
-    loads no state_dict of a model that is not folded, and cannot be saved as a checkpoint. Folding
-    again changes nothing.
+    What the model computes is the same but for rounding. Its state_dict has no batch norms any
+    more: it loads no state_dict of a model that is not folded, and cannot be saved as a checkpoint.
+    Folding again changes nothing.
+
+    Args:
+        model: A model in eval mode. It is changed, and returned.
+
+    Raises:
+        ValueError: The model is in training mode.
     """
-    expect(
-        not model.training,
-        "model",
-        "eval mode",
-        "training mode",
-        "Call model.eval() first: training needs batch norms.",
-    )
-    for part in [*model.modules()]:
-        for conv, norms, name in _pairs(part):
+    remedy = "Call model.eval() first: training needs batch norms."
+    expect(not model.training, "model", "eval mode", "training mode", remedy)
+    for part in list(model.modules()):
+        for conv, norms, name in _convolutions(part):
             norm = getattr(norms, name)
             if isinstance(norm, nn.BatchNorm1d):
                 weight, bias = folded(conv, norm)
@@ -62,14 +55,20 @@ def fold(model: M) -> M:
 
 @torch.no_grad()
 def folded(conv: nn.Conv1d, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the convolution that equals `conv` and then `norm`, which may be folded;
-    float32 at least.
+    """Weight and bias, in float32 at least, of one convolution that equals `conv` and then `norm`.
 
     With scale = gamma / sqrt(variance + eps): weight * scale, and (bias - mean) * scale + beta.
+
+    Args:
+        conv: The convolution.
+        norm: The batch norm behind it, or the `Folded` that stands in its place.
     """
     wide = torch.promote_types(conv.weight.dtype, torch.float32)
     weight = conv.weight.detach().to(wide)
-    bias = weight.new_zeros(len(weight)) if conv.bias is None else conv.bias.detach().to(wide)
+    if conv.bias is None:
+        bias = weight.new_zeros(len(weight))
+    else:
+        bias = conv.bias.detach().to(wide)
     if not isinstance(norm, nn.BatchNorm1d):
         return weight, bias
     scale = norm.weight.to(wide) / (norm.running_var.to(wide) + norm.eps).sqrt()  # type: ignore[union-attr]
@@ -77,8 +76,8 @@ def folded(conv: nn.Conv1d, norm: nn.Module) -> tuple[Tensor, Tensor]:
     return weight * scale[:, None, None], centred * scale + norm.bias.to(wide)
 
 
-def _pairs(part: nn.Module) -> Iterator[tuple[Any, nn.Module, str]]:
-    """Convolutions of `part`, the module that holds the norm behind each, and its name there."""
+def _convolutions(part: nn.Module) -> Iterator[tuple[Any, nn.Module, str]]:
+    """Convolutions of `part`; of the norm behind each, the module that holds it, and its name."""
     if isinstance(part, ConformerBlock):
         yield part.depthwise, part, "batch_norm"
     if isinstance(part, ConvEncoder):

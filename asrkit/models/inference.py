@@ -1,6 +1,4 @@
-"""One door to fast inference: what can be worked out of the weights once is, for the device that
-the model is on.
-"""
+"""One door to fast inference: what can be computed from the weights once, is."""
 
 from typing import Any, TypeVar
 
@@ -17,31 +15,41 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def optimize(model: M, *, feed_forward: FeedForward = "as_it_is") -> M:
-    """`model`, which says the same but for rounding, sooner: after its weights are loaded, moved
-    and cast, and in eval mode.
+    """Make inference of `model` faster; what it computes is the same but for rounding.
 
-    On a CPU it is changed itself: batch norms are folded into convolutions, linear layers are
-    packed where oneDNN has products of their dtype. On CUDA its FastConformer becomes a fused one
-    (asrkit.models.fused); of an encoder given alone, that is what is returned. Afterwards the model
-    is for inference where it is, under no_grad, and no weight may change: what is made of weights
-    alone, such as projected positions, is kept. Training is refused, and saving or moving packed
-    layers; optimize a new model instead. ValueError in training mode. feed_forward="float8", for a
-    FastConformer in bfloat16 on CUDA, also computes its feed-forwards in 8-bit floats, which is
-    another arithmetic: what that loses is to be measured with the model in question.
+    On a CPU batch norms are folded into convolutions and linear layers are packed for oneDNN. On
+    CUDA its FastConformer becomes a fused one (`asrkit.models.fused`). What follows from weights
+    alone, such as projected positions, is cached. Afterwards the model is for inference on this
+    device, under no_grad, and no weight may change: to train, save, move or cast it, optimize
+    another copy instead.
+
+    Args:
+        model: A model or an encoder in eval mode, its weights loaded, moved and cast. It is
+            changed in place, but for a bare FastConformer on CUDA.
+        feed_forward: "float8", for a FastConformer in bfloat16 on CUDA, computes its feed-forwards
+            in 8-bit floats, which is another arithmetic: measure what your model loses by it.
+
+    Returns:
+        The model; of a bare FastConformer on CUDA, the fused encoder with its weights.
+
+    Raises:
+        ValueError: The model is in training mode, or `feed_forward` does not go with it.
     """
     expect(isinstance(model, nn.Module), "model", "a torch.nn.Module", type(model).__name__)
     expect(not model.training, "model", "eval mode", "training mode", "Call model.eval() first.")
-    made: Any = model
-    on_cuda = any(weight.is_cuda for weight in model.parameters())
-    if on_cuda and isinstance(model, FastConformer):
-        return fuse(model, feed_forward=feed_forward)  # type: ignore[return-value]
-    if on_cuda and isinstance(getattr(model, "encoder", None), FastConformer):
-        made.encoder = fuse(made.encoder, feed_forward=feed_forward)
-        return made
+    if any(weight.is_cuda for weight in model.parameters()):
+        if isinstance(model, FastConformer):
+            return fuse(model, feed_forward=feed_forward)  # type: ignore[return-value]
+        whole: Any = model
+        if isinstance(getattr(whole, "encoder", None), FastConformer):
+            whole.encoder = fuse(whole.encoder, feed_forward=feed_forward)
+            return model
     plain = feed_forward == "as_it_is"
     expect(plain, "feed_forward", "'as_it_is' but for a FastConformer on CUDA", repr(feed_forward))
     fold(model)
     for part in model.modules():
         if isinstance(part, RelativeAttention):
             part.kept = Kept()
-    return pack(model) if packs(model) else model
+    if packs(model):
+        pack(model)
+    return model

@@ -1,8 +1,7 @@
-"""What inference makes of a weight alone, kept for the next call where a caller has promised to
-leave weights as they are.
+"""A cache of one tensor that inference computes from a weight alone.
 
-That is asrkit.models.optimize and asrkit.models.fused.fuse. A promise that is broken is mostly
-seen: see Kept.
+Only `asrkit.models.optimize` and `asrkit.models.fused.fuse` use it, whose callers promise to change
+no weight. Most changes are noticed all the same: see `Kept`.
 """
 
 from collections.abc import Callable, Hashable
@@ -11,39 +10,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST = 2**21  # elements of what is kept, for each keeper: a model of many layers has one in each
+# Elements of a cached tensor; every layer of a model has a cache of its own.
+MOST = 2**21
 
 
 class Kept:
-    """The last value made of a weight. It is never copied, saved or moved along with the module
-    that holds it.
+    """The last value computed from a weight; never copied, saved or moved with its module.
 
-    The weight is known by its memory and by torch's count of changes in place (`Tensor._version`),
-    which sees load_state_dict and edits under no_grad. It sees neither a fused optimizer nor an
-    edit through `weight.data`, by which averages of weights are often swapped in: torch counts none
-    of these. So a model as it was built keeps nothing.
+    A weight is recognised by its memory and by torch's count of changes in place
+    (`Tensor._version`), which load_state_dict and edits under no_grad raise. A fused optimizer does
+    not raise it, nor does an edit through `weight.data`, by which averages of weights are often
+    swapped in. So a model as it was built caches nothing.
     """
 
     def __init__(self) -> None:
         self._held: tuple[Any, ...] | None = None
 
-    def value(self, weight: Any, question: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """`make()`, or what it gave the last time, if `question` and `weight` are the same and the
-        value may be kept at all.
+    def value(self, weight: Any, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """`make()`, or what it returned the last time if `weight` and `key` are the same.
+
+        Args:
+            weight: The weight that the value is computed from.
+            key: What else the value depends on.
+            make: Computes the value.
         """
         if not keeps(weight):
             return make()
         stream = torch.cuda.current_stream(weight.device).cuda_stream if weight.is_cuda else 0
-        question = question, stream  # another stream would not wait for what this one makes
-        held = self._held  # once: another thread may change it
+        key = (key, stream)  # another stream would not wait for what this one computes
+        held = self._held  # read once: another thread may change it
         if held is not None:
-            known, version, asked, value = held
-            if _same(known, weight) and version == weight._version and asked == question:
+            known, version, held_key, value = held
+            if _same(known, weight) and version == weight._version and held_key == key:
                 return value
         value = make()
         # `detach` keeps the old memory alive: no other weight can come to lie where this one was.
         known = weight if weight.is_mkldnn else weight.detach()
-        self._held = (known, weight._version, question, value) if value.numel() <= MOST else None
+        if value.numel() <= MOST:
+            self._held = (known, weight._version, key, value)
+        else:
+            self._held = None
         return value
 
     def __deepcopy__(self, memo: Any) -> "Kept":
@@ -64,17 +70,15 @@ def _same(known: Tensor, weight: Tensor) -> bool:
 
 
 def keeps(weight: Any) -> bool:
-    """Whether a value made of `weight` may outlive this call.
+    """Whether a value computed from `weight` may outlive this call.
 
     Not where it is part of a gradient, of a program that is being compiled or captured, or of a
-    region of autocast; and not of weights that count no changes: those made in inference mode,
-    those without memory.
+    region of autocast; and not of weights whose changes are not counted: those made in inference
+    mode, and those without memory.
     """
-    if (
-        torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-        or torch.is_autocast_enabled(weight.device.type)
-    ):
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    if torch.is_autocast_enabled(weight.device.type):
         return False
     if weight.is_inference() or type(weight) not in (Tensor, torch.nn.Parameter):
         return False

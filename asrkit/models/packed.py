@@ -1,5 +1,6 @@
-"""Linear layers for inference on a CPU: weights laid out once for oneDNN, which otherwise does so
-in every call.
+"""Linear layers for inference on a CPU, their weights laid out for oneDNN once.
+
+Otherwise oneDNN does so in every call.
 """
 
 from typing import Any, TypeVar
@@ -10,29 +11,28 @@ from torch import Tensor, nn
 from asrkit.shapes import expect
 
 M = TypeVar("M", bound=nn.Module)
-# the layout is chosen for products of about so many frames; others are as right, and about as fast
+# Frames of the products that the layout is chosen for; others are as right, and about as fast.
 ROWS = 128
 
 
 class PackedLinear(nn.Module):
-    """What `linear` computes in inference, with its weight in an opaque layout: it cannot be saved,
-    moved or trained.
+    """A linear layer for inference whose weight has an opaque layout.
+
+    It cannot be saved, moved or trained.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(
-            linear.weight.detach(), ROWS
-        )  # as torch.compile's freezing does
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        # As torch.compile's freezing does.
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
-    def _save_to_state_dict(self, *given: Any) -> None:
+    def _save_to_state_dict(self, *_: Any) -> None:
         self._refuse("cannot be saved", "Save the model before it is packed or optimized.")
 
-    def _apply(
-        self, *given: Any, **how: Any
-    ) -> Any:  # what .to(), .half(), .cuda() and their like call
+    def _apply(self, *_: Any, **__: Any) -> Any:  # .to(), .half(), .cuda() and their like call it
         self._refuse("cannot be moved or cast", "Do that before it is packed or optimized.")
 
     def _refuse(self, what: str, remedy: str) -> None:
@@ -44,35 +44,39 @@ class PackedLinear(nn.Module):
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether this CPU's oneDNN has products of weights in `dtype` that are laid out before."""
-    halves = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    """Whether this CPU's oneDNN multiplies packed weights of `dtype`."""
     if not torch.backends.mkldnn.is_available():
         return False
-    return dtype == torch.float32 or (
-        dtype in halves and getattr(torch.ops.mkldnn, f"_is_mkldnn_{halves[dtype]}_supported")()
-    )
+    if dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if dtype == torch.float16:
+        return torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return dtype == torch.float32
 
 
 def packs(model: nn.Module) -> bool:
-    """Whether `pack` takes the model: in eval mode, on a CPU, in dtypes for which oneDNN has
-    products there.
-    """
-    elsewhere = any(weight.device.type != "cpu" for weight in model.parameters())
-    return not (model.training or elsewhere) and all(
-        multiplies(dtype) for dtype in {weight.dtype for weight in model.parameters()}
-    )
+    """Whether `pack` takes the model: in eval mode, on a CPU, in dtypes that oneDNN multiplies."""
+    if model.training:
+        return False
+    if any(weight.device.type != "cpu" for weight in model.parameters()):
+        return False
+    dtypes = {weight.dtype for weight in model.parameters()}
+    return all(multiplies(dtype) for dtype in dtypes)
 
 
 def pack(model: M) -> M:
-    """`model` itself, every nn.Linear in it packed; ValueError where `packs` says no."""
-    expect(
-        packs(model),
-        "model",
-        "one in eval mode on a CPU, in a dtype that its oneDNN multiplies",
-        type(model).__name__,
-    )
-    for parent in [*model.modules()]:
-        for name, child in [*parent.named_children()]:
+    """Replace every nn.Linear of the model by a `PackedLinear`, in place, and return the model.
+
+    Args:
+        model: A model that `packs` says yes to.
+
+    Raises:
+        ValueError: `packs` says no.
+    """
+    wanted = "one in eval mode on a CPU, in a dtype that its oneDNN multiplies"
+    expect(packs(model), "model", wanted, type(model).__name__)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, PackedLinear(child))
     return model

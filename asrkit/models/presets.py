@@ -1,5 +1,4 @@
-"""The Parakeet models as configs, under their published names, and a tiny one with all parts, for
-tests and lessons.
+"""Configs of the Parakeet models under their published names, and a tiny one for tests and lessons.
 
 A preset has the sizes of the published checkpoint and random weights:
 `TransducerModel(presets.parakeet_rnnt_1_1b())`. What the published configs state, checkpoint by
@@ -62,21 +61,17 @@ def parakeet_tdt_0_6b(vocab_size: int = 1024) -> TransducerConfig:
 
 
 def parakeet_tdt_1_1b(vocab_size: int = 1024) -> TransducerConfig:
-    """nvidia/parakeet-tdt-1.1b: 42 layers of 1024, an LSTM of two layers of 640, jumps of 0 to 4
-    frames.
-    """
+    """nvidia/parakeet-tdt-1.1b: 42 layers of 1024, two LSTM layers of 640, durations 0 to 4."""
     return _transducer(vocab_size, _encoder(42), durations=TDT)
 
 
 def tdt_ctc_110m(vocab_size: int = 1024) -> TransducerConfig:
-    """nvidia/parakeet-tdt_ctc-110m: 17 layers of 512, an LSTM of one layer of 640, and a CTC head."""
+    """nvidia/parakeet-tdt_ctc-110m: 17 layers of 512, one LSTM layer of 640, and a CTC head."""
     return _transducer(vocab_size, _encoder(17, 512), layers=1, durations=TDT, ctc=True)
 
 
 def tiny(vocab_size: int = 32) -> TransducerConfig:
-    """All parts of `tdt_ctc_110m` in 72,000 weights, for tests, and to try a pipeline before a
-    download.
-    """
+    """All parts of `tdt_ctc_110m` in 72,000 weights: for tests, and to try a pipeline."""
     encoder = _encoder(2, 32, heads=2, subsampling_channels=16)
     predictor = LSTMConfig(width=32, layers=1)
     return TransducerConfig(

@@ -1,6 +1,4 @@
-"""Predictors, the joint, and the two assembled models: a transducer (with an optional CTC head) and
-CTC.
-"""
+"""Predictors, the joint, and the assembled models: transducer (with optional CTC head) and CTC."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +16,12 @@ EncoderConfig = ConvConfig | FastConformerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class StatelessConfig:
-    """Predictor that sees the last `context` labels only (arXiv 1911.01629, section 3)."""
+    """Predictor that sees only the last labels (arXiv 1911.01629, section 3).
+
+    Args:
+        width: Width of the embedding and of the prediction, D.
+        context: How many of the last labels it sees.
+    """
 
     width: int = 128
     context: int = 2
@@ -30,7 +33,12 @@ class StatelessConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMConfig:
-    """Recurrent predictor, as in Graves 2012."""
+    """Recurrent predictor, as in Graves 2012 (arXiv 1211.3711).
+
+    Args:
+        width: Width of the embedding, of every layer and of the prediction, D.
+        layers: LSTM layers.
+    """
 
     width: int = 128
     layers: int = 1
@@ -42,11 +50,18 @@ class LSTMConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TransducerConfig:
-    """A transducer. `vocab_size` counts tokens without blank; blank is the last index, V =
-    vocab_size + 1.
+    """Sizes of a `TransducerModel`.
 
-    With `durations` it is a token-and-duration transducer: the joint has one more logit for each of
-    them, behind the tokens'. `ctc` adds a CTC head on the encoder.
+    Args:
+        vocab_size: Tokens without blank. Blank is the last index, and V = vocab_size + 1.
+        encoder: Sizes of the encoder.
+        predictor: Sizes of the predictor.
+        joint_width: Width of the joint's hidden layer, D.
+        dropout: Share of the joint's hidden layer dropped in training.
+        durations: Frames that a token may last. Not empty for a token-and-duration transducer
+            (arXiv 2304.06795): its joint has one more logit for each of them, behind the tokens'.
+        activation: Activation of the joint's hidden layer, "tanh" or "relu".
+        ctc: Whether the encoder has a CTC head as well.
     """
 
     vocab_size: int
@@ -63,32 +78,36 @@ class TransducerConfig:
         sizes = (self.vocab_size, self.joint_width)
         expect(min(sizes) >= 1, "vocab_size, joint_width", "at least 1", sizes)
         expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
-        frames = isinstance(self.durations, Sequence) and all(
-            whole(duration, 0, MOST) for duration in self.durations
-        )
-        moves = (
-            frames
-            and len({*self.durations}) == len(self.durations)
-            and (not self.durations or max(self.durations) > 0)
-        )
         expect(
-            moves,
+            _are_durations(self.durations),
             "durations",
             f"distinct whole numbers of frames up to {MOST}, one above 0",
             self.durations,
         )
-        expect(
-            self.activation in ("tanh", "relu"),
-            "activation",
-            "'tanh' or 'relu'",
-            repr(self.activation),
-        )
+        known = self.activation in ("tanh", "relu")
+        expect(known, "activation", "'tanh' or 'relu'", repr(self.activation))
         object.__setattr__(self, "durations", tuple(self.durations))  # JSON brings lists
+
+
+def _are_durations(durations: object) -> bool:
+    """Whether `durations` are distinct whole numbers of frames, one of which moves on; or none."""
+    if not isinstance(durations, Sequence):
+        return False
+    if not all(whole(duration, 0, MOST) for duration in durations):
+        return False
+    if not durations:
+        return True
+    return len(set(durations)) == len(durations) and max(durations) > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CTCConfig:
-    """An encoder with one linear layer; blank is the last index."""
+    """Sizes of a `CTCModel`.
+
+    Args:
+        vocab_size: Tokens without blank. Blank is the last index, and V = vocab_size + 1.
+        encoder: Sizes of the encoder.
+    """
 
     vocab_size: int
     encoder: EncoderConfig = field(default_factory=ConvConfig)
@@ -99,32 +118,41 @@ class CTCConfig:
 
 
 def make_encoder(config: EncoderConfig) -> ConvEncoder | FastConformer:
-    """The encoder `config` describes."""
-    return ConvEncoder(config) if isinstance(config, ConvConfig) else FastConformer(config)
+    """The encoder that `config` describes, with random weights."""
+    if isinstance(config, ConvConfig):
+        return ConvEncoder(config)
+    return FastConformer(config)
 
 
 def log_probs(logits: Tensor) -> Tensor:
-    """Float32 log-probs: in half precision a frame's sum over V tokens would have three digits."""
+    """Log-probabilities over the last dimension of `logits`, in float32 at least.
+
+    In half precision the sum of a frame's V probabilities would have three digits.
+    """
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def make_model(config: "TransducerConfig | CTCConfig") -> "TransducerModel | CTCModel":
-    """The model `config` describes, with random weights: `make_model(presets.parakeet_ctc_0_6b())`."""
-    return CTCModel(config) if isinstance(config, CTCConfig) else TransducerModel(config)
+    """The model that `config` describes, with random weights.
+
+    >>> make_model(presets.parakeet_ctc_0_6b())  # doctest: +SKIP
+    """
+    if isinstance(config, CTCConfig):
+        return CTCModel(config)
+    return TransducerModel(config)
 
 
 class StatelessPredictor(nn.Module):
-    """Embeddings of the last labels, mixed by one linear map. State: the last context - 1 labels
-    (B, context - 1).
+    """Embeddings of the last labels, mixed by one linear layer.
+
+    Its state is the last context - 1 labels, (B, context - 1), int64.
     """
 
     def __init__(self, V: int, config: StatelessConfig) -> None:
         super().__init__()
-        self.embedding, self.context, self.blank = (
-            nn.Embedding(V, config.width),
-            config.context,
-            V - 1,
-        )
+        self.embedding = nn.Embedding(V, config.width)
+        self.context = config.context
+        self.blank = V - 1
         self.mix = nn.Linear(config.width * config.context, config.width)
 
     def forward(self, labels: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -137,7 +165,7 @@ class StatelessPredictor(nn.Module):
 
 
 class LSTMPredictor(nn.Module):
-    """Embedding and LSTM. State: (hidden, cell), batch first: (B, layers, D) each."""
+    """Embedding and LSTM. Its state is (hidden, cell), batch first: (B, layers, D) each."""
 
     def __init__(self, V: int, config: LSTMConfig) -> None:
         super().__init__()
@@ -150,60 +178,59 @@ class LSTMPredictor(nn.Module):
         """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
         embedded = self.embedding(labels)  # (B, U, D)
         if labels.shape[1] == 1:
-            return self.step(embedded[:, 0], state or self.silence(embedded))
-        before = (
-            None if state is None else tuple(part.transpose(0, 1).contiguous() for part in state)
-        )
-        out, after = self.lstm(embedded, before)
-        return out, tuple(part.transpose(0, 1) for part in after)
+            return self.step(embedded[:, 0], state or self.initial_state(embedded))
+        layers_first = None  # nn.LSTM wants (layers, B, D)
+        if state is not None:
+            layers_first = tuple(part.transpose(0, 1).contiguous() for part in state)
+        predicted, after = self.lstm(embedded, layers_first)
+        return predicted, tuple(part.transpose(0, 1) for part in after)
 
-    def silence(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
+    def initial_state(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """The state before the first label: zeros, in the dtype of the weights."""
         zeros = embedded.new_zeros(len(embedded), self.lstm.num_layers, self.lstm.hidden_size)
         return zeros, zeros
 
     def step(
-        self, below: Tensor, state: tuple[Tensor, Tensor]
+        self, embedded: Tensor, state: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One label further, by cells: the kernels for sequences pack all weights anew at each
-        call, for one product.
+        """One label (B, D) further, by LSTM cells: predictions (B, 1, D) and the new state.
 
-        The first label goes this way too. Under autocast to bfloat16 cuDNN's LSTM takes and gives
-        float16, a cell bfloat16, and a captured loop needs one dtype from its first state to its
-        last.
+        nn.LSTM packs all its weights anew in each call, which costs more than the one product of a
+        step. The first label goes this way too: under autocast to bfloat16 cuDNN's LSTM takes and
+        gives float16, a cell bfloat16, and a captured loop needs one dtype from first to last.
         """
-        after = list[tuple[Tensor, Tensor]]()
+        hidden_states = []
+        cells = []
+        below = embedded
         for layer in range(self.lstm.num_layers):
-            weights = [
-                getattr(self.lstm, f"{name}_l{layer}")
-                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            ]
-            below, cell = torch.lstm_cell(below, (state[0][:, layer], state[1][:, layer]), *weights)
-            after.append((below, cell))
-        if len(after) == 1:  # a view, where a stack would copy
+            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            weights = [getattr(self.lstm, f"{name}_l{layer}") for name in names]
+            before = (state[0][:, layer], state[1][:, layer])
+            below, cell = torch.lstm_cell(below, before, *weights)
+            hidden_states.append(below)
+            cells.append(cell)
+        if self.lstm.num_layers == 1:  # a view, where a stack would copy
             return below[:, None], (below[:, None], cell[:, None])
-        hidden, cells = (torch.stack(parts, 1) for parts in zip(*after, strict=True))
-        return below[:, None], (hidden, cells)
+        return below[:, None], (torch.stack(hidden_states, 1), torch.stack(cells, 1))
 
 
 class TransducerModel(nn.Module):
-    """Encoder, predictor and joint; `predict` and `join` are all a decoder asks for.
+    """Encoder, predictor and joint; `predict` and `join` are all that a decoder asks for.
 
-    Both halves are projected to the joint width by `encode` and `predict`, so `join` is an
-    activation and one linear layer.
+    `encode` and `predict` project both halves to the joint's width, so `join` is an activation and
+    one linear layer.
     """
 
     def __init__(self, config: TransducerConfig) -> None:
         super().__init__()
-        expect(
-            isinstance(config, TransducerConfig),
-            "config",
-            "a TransducerConfig",
-            type(config).__name__,
-            "Try make_model.",
-        )
-        V, D = config.vocab_size + 1, config.joint_width
-        self.config, self.blank, self.durations = config, config.vocab_size, tuple(config.durations)
+        right = isinstance(config, TransducerConfig)
+        got = type(config).__name__
+        expect(right, "config", "a TransducerConfig", got, "Try make_model.")
+        V = config.vocab_size + 1
+        D = config.joint_width
+        self.config = config
+        self.blank = config.vocab_size
+        self.durations = tuple(config.durations)
         self.encoder = make_encoder(config.encoder)
         self.predictor: StatelessPredictor | LSTMPredictor
         if isinstance(config.predictor, StatelessConfig):
@@ -213,49 +240,69 @@ class TransducerModel(nn.Module):
         self.encoder_projection = nn.Linear(self.encoder.width, D)
         self.predictor_projection = nn.Linear(config.predictor.width, D)
         self.activation = torch.tanh if config.activation == "tanh" else torch.relu
-        self.dropout, self.output = (
-            nn.Dropout(config.dropout),
-            nn.Linear(D, V + len(self.durations)),
-        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(D, V + len(self.durations))
         self.ctc_head = nn.Linear(self.encoder.width, V) if config.ctc else None
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Projected frames (B, T, D), lengths (B,), and the CTC head's log-probs (B, T, V), (B, T,
-        0) where there is none.
+        """Encode and project a batch of features.
+
+        Args:
+            features: Log-mel features (B, T, F).
+            lengths: Frames of each utterance (B,), int64.
+
+        Returns:
+            Projected frames (B, T', D), their lengths (B,), and log-probabilities of the CTC head
+            (B, T', V), which are (B, T', 0) where there is none.
         """
         encoded, lengths = self.encoder(features, lengths)
-        ctc = (
-            log_probs(self.ctc_head(encoded))
-            if self.ctc_head
-            else encoded.new_empty((*encoded.shape[:2], 0))
-        )
+        if self.ctc_head is None:
+            ctc = encoded.new_empty((*encoded.shape[:2], 0))
+        else:
+            ctc = log_probs(self.ctc_head(encoded))
         return self.encoder_projection(encoded), lengths, ctc
 
     def predict(self, labels: Tensor, state: object = None) -> tuple[Tensor, object]:
-        """Projected prediction (B, D) after one more label each (B,), and the new state. Blank
-        without state starts.
+        """Projected prediction (B, D) after one more label each, and the new state.
+
+        Args:
+            labels: The last label of each utterance (B,), int64; blank before the first.
+            state: What the previous call returned; None before the first.
         """
         predicted, state = self.predictor(labels[:, None], state)
         return self.predictor_projection(predicted[:, 0]), state
 
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
-        """Logits (..., V + durations) of projected frames and predictions (..., D) with
-        broadcasting leading dimensions.
+        """Logits (..., V + durations) of projected frames and predictions, both (..., D).
+
+        Leading dimensions are broadcast.
         """
         return self.output(self.dropout(self.activation(encoded + predicted)))
 
     def rows(self, targets: Tensor) -> Tensor:
-        """Projected predictions of all lattice rows (B, U1, D) for targets (B, U): teacher forcing."""
+        """Projected predictions of all lattice rows (B, U1, D), given targets (B, U)."""
         dims(targets, "B U", "targets")
         start = targets.new_full((len(targets), 1), self.blank)
-        return self.predictor_projection(self.predictor(torch.cat([start, targets], 1), None)[0])
+        predicted, _ = self.predictor(torch.cat([start, targets], 1), None)
+        return self.predictor_projection(predicted)
 
     def forward(
         self, features: Tensor, lengths: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Joint logits (B, T, U1, V + durations), encoded lengths (B,), CTC log-probs (B, T, V)."""
+        """Joint logits of every lattice node, the whole tensor at once.
+
+        Args:
+            features: Log-mel features (B, T, F).
+            lengths: Frames of each utterance (B,), int64.
+            targets: Labels (B, U), int64.
+
+        Returns:
+            Logits (B, T', U1, V + durations), encoded lengths (B,), and the CTC head's
+            log-probabilities (B, T', V).
+        """
         encoded, lengths, ctc = self.encode(features, lengths)
-        return self.join(encoded[:, :, None], self.rows(targets)[:, None]), lengths, ctc
+        logits = self.join(encoded[:, :, None], self.rows(targets)[:, None])
+        return logits, lengths, ctc
 
 
 class CTCModel(nn.Module):
@@ -263,18 +310,22 @@ class CTCModel(nn.Module):
 
     def __init__(self, config: CTCConfig) -> None:
         super().__init__()
-        expect(
-            isinstance(config, CTCConfig),
-            "config",
-            "a CTCConfig",
-            type(config).__name__,
-            "Try make_model.",
-        )
-        self.config, self.blank = config, config.vocab_size
+        right = isinstance(config, CTCConfig)
+        expect(right, "config", "a CTCConfig", type(config).__name__, "Try make_model.")
+        self.config = config
+        self.blank = config.vocab_size
         self.encoder = make_encoder(config.encoder)
         self.output = nn.Linear(self.encoder.width, config.vocab_size + 1)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs (B, T, V) and their lengths (B,)."""
+        """Log-probabilities of every encoded frame.
+
+        Args:
+            features: Log-mel features (B, T, F).
+            lengths: Frames of each utterance (B,), int64.
+
+        Returns:
+            Log-probabilities (B, T', V) and their lengths (B,).
+        """
         encoded, lengths = self.encoder(features, lengths)
         return log_probs(self.output(encoded)), lengths

@@ -1,15 +1,15 @@
-"""What this machine has, what is missing, which notebook wants it, and the remedy."""
+"""What this machine has, what is missing and which notebook needs it, and how to fix it."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -18,7 +18,10 @@ from asrkit.losses.availability import fastest
 from asrkit.runtime import MODULES, lacks, toolkit
 from asrkit.workbench.machine import this_machine
 
-EXTRAS = {  # extra of pyproject.toml ("": every installation) -> who wants it, its modules
+Status = Literal["missing", "note", "ok"]
+STATUSES: tuple[Status, ...] = ("missing", "note", "ok")  # worst first
+
+EXTRAS = {  # extra of pyproject.toml ("": every installation) -> (what needs it, its modules)
     "": (
         "every notebook",
         "torchaudio numba lhotse soundfile jiwer sentencepiece safetensors yaml",
@@ -30,120 +33,177 @@ EXTRAS = {  # extra of pyproject.toml ("": every installation) -> who wants it, 
     "synth": ("the speech of 00_start_here", "espeakng_loader"),
     "dev": ("make test", "pytest hypothesis"),
 }
-LOADS = (
+LOADS = (  # programs that load torchaudio and eSpeak NG
     "import torchaudio",
     "import ctypes, espeakng_loader as e; ctypes.CDLL(str(e.get_library_path()))",
 )
-LOCK, INSTALL = Path(__file__).parents[2] / "requirements.lock", "pip install -r requirements.lock"
+LOCK = files.HERE.parent / "requirements.lock"  # a checkout has one, an installed wheel does not
+LOW_MEMORY_GIB = 6
+LOW_DISK_GIB = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One finding; `missing` is required and not there, `note` is worth knowing. Both have a
-    remedy.
+    """One finding: "missing" is required and not there, "note" is worth knowing.
+
+    Every finding that is not "ok" has a remedy.
     """
 
     name: str
-    status: Literal["ok", "missing", "note"]
+    status: Status
     detail: str
-    remedy: str
+    remedy: str = ""
 
 
 def diagnose() -> list[Check]:
-    """Findings on packages, pins, cores, memory, disk and GPU, in some seconds; installs nothing."""
-    home, machine, rows = files.home(), this_machine(), list[tuple[str, str, str, bool]]()
-    gpus = ", ".join(gpu["name"] for gpu in machine["gpus"])
-    for extra, (who, modules) in EXTRAS.items():
-        absent = " ".join(name for name in modules.split() if not find_spec(name))
-        remedy = (f"pip install -e '.[{extra}]'" if extra else INSTALL) * bool(absent)
-        rows.append(
-            (
-                extra or "packages",
-                f"for {who}; {f'absent: {absent}' if absent else 'all there'}",
-                remedy,
-                not extra,
-            )
-        )
-    for name, test in zip(
-        ("torchaudio", "espeak-ng"), LOADS, strict=True
-    ):  # apart: one may crash, the other is GPL
-        fails = subprocess.run([sys.executable, "-c", test], capture_output=True).returncode != 0
-        rows.append(
-            (name, "does not load" if fails else "loads", INSTALL * fails, name == "torchaudio")
-        )
-    pins = set(
-        re.findall(
-            r"^([\w.-]+)==(\S+)", LOCK.read_text("utf-8") if LOCK.exists() else "", re.MULTILINE
-        )
-    )
-    have = {
-        (re.sub(r"[-_.]+", "-", str(d.metadata["Name"])).lower(), d.version)
-        for d in distributions()
-    }
-    other = sorted(" ".join(pair) for pair in have - pins if pair[0] in dict(pins))
-    free = shutil.disk_usage(home).free / 2**30 * os.access(home, os.W_OK)
-    threads, cores, ram = torch.get_num_threads(), machine["cpu_usable"], machine["ram_gib"] or 0
-    advice = (
-        f"update the driver for CUDA {torch.version.cuda}"
-        if gpus
-        else "no notebook needs one; claims about one stay 'not measurable here'"
-    )
-    kernels = {name: lacks(name) for name in MODULES}
-    broken = [f"{name} fails: {why}" for name, why in kernels.items() if why and find_spec(name)]
-    able = ", ".join(name for name, why in kernels.items() if not why) or "torch"
-    rows += [
-        ("Python, torch", f"{sys.version.split()[0]}, {torch.__version__}", "", True),
-        (
-            "pins",
-            f"{len(other)} differ from requirements.lock: {', '.join(other)}"
-            if other
-            else "as in requirements.lock",
-            INSTALL * bool(other),
-            False,
-        ),
-        (
-            "cores",
-            f"{cores}, torch takes {threads}",
-            f"set OMP_NUM_THREADS={cores}" * (threads > cores),
-            False,
-        ),
-        ("memory", f"{ram} GiB", "keep the notebooks at their quick sizes" * (ram < 6), False),
-        (
-            "cache",
-            f"{free:.0f} GiB to write",
-            "point ASRKIT_HOME to a folder with 2 GiB" * (free < 2),
-            free == 0,
-        ),
-        (
-            "losses",
-            "; ".join(
-                [
-                    f"{fastest(torch.zeros(1))} on a CPU, compiled on first use; CUDA: {able}",
-                    *broken,
-                ]
-            ),
-            "pip install 'asrkit[cuda]'" * bool(broken),
-            False,
-        ),
-        (
-            "CUDA toolkit",
-            f"NVVM in {folder}" if (folder := toolkit()) else "none with NVVM was found",
-            "set CUDA_HOME to a toolkit, for Numba's kernels" * bool(gpus and not folder),
-            False,
-        ),
-        ("GPU", gpus or "none", advice * (not torch.cuda.is_available()), False),
-    ]
-    state: dict[bool, Literal["missing", "note"]] = {True: "missing", False: "note"}
+    """Check packages, pins, cores, memory, disk and GPU, in some seconds; installs nothing."""
+    machine = this_machine()
     return [
-        Check(name=n, status=state[must] if r else "ok", detail=d, remedy=r)
-        for n, d, r, must in rows
+        *_packages(),
+        *_libraries(),
+        _python(),
+        _pins(),
+        _cores(machine),
+        _memory(machine),
+        _cache(),
+        _losses(),
+        _cuda_toolkit(machine),
+        _gpu(machine),
     ]
 
 
-def render(checks: list[Check]) -> str:
-    """`checks` as text, worst first; what is not ok has its remedy below."""
-    worst = sorted(checks, key=lambda check: ("missing", "note", "ok").index(check.status))
-    return "\n".join(
-        f"[{c.status:^7}] {c.name}: {c.detail}" + f"\n{'':10}{c.remedy}" * bool(c.remedy)
-        for c in worst
+def render(checks: Iterable[Check]) -> str:
+    """`checks` as text, worst first; what is not ok has its remedy on the next line."""
+    lines = []
+    for check in sorted(checks, key=lambda check: STATUSES.index(check.status)):
+        lines.append(f"[{check.status:^7}] {check.name}: {check.detail}")
+        if check.remedy:
+            lines.append(f"{'':10}{check.remedy}")
+    return "\n".join(lines)
+
+
+def _check(name: str, detail: str, remedy: str = "", *, required: bool = False) -> Check:
+    """A finding that is ok if it needs no remedy."""
+    if not remedy:
+        return Check(name=name, status="ok", detail=detail)
+    return Check(name=name, status="missing" if required else "note", detail=detail, remedy=remedy)
+
+
+def _install(extra: str = "") -> str:
+    """How to install asrkit, with an extra, in this checkout or without one."""
+    if not LOCK.exists():
+        return f"pip install 'asrkit[{extra}]'" if extra else "pip install asrkit"
+    return f"pip install -e '.[{extra}]'" if extra else f"pip install -r {LOCK.name}"
+
+
+def _packages() -> Iterable[Check]:
+    """One check an extra: whether Python finds its modules."""
+    for extra, (needed_by, modules) in EXTRAS.items():
+        absent = [name for name in modules.split() if not find_spec(name)]
+        detail = f"absent: {' '.join(absent)}" if absent else "all there"
+        yield _check(
+            extra or "packages",
+            f"for {needed_by}; {detail}",
+            _install(extra) if absent else "",
+            required=not extra,
+        )
+
+
+def _libraries() -> Iterable[Check]:
+    """Whether shared libraries load: tried in another process, for one may crash, and eSpeak NG is
+    GPL.
+    """
+    torchaudio, espeak = (_runs(program) for program in LOADS)
+    yield _check(
+        "torchaudio",
+        "loads" if torchaudio else "does not load",
+        "" if torchaudio else _install(),
+        required=True,
+    )
+    yield _check(
+        "espeak-ng", "loads" if espeak else "does not load", "" if espeak else _install("synth")
+    )
+
+
+def _runs(program: str) -> bool:
+    """Whether Python runs `program` without an error."""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+def _python() -> Check:
+    return _check("Python, torch", f"{sys.version.split()[0]}, {torch.__version__}")
+
+
+def _pins() -> Check:
+    """Which installed packages have another version than requirements.lock says."""
+    if not LOCK.exists():
+        return _check("pins", "not checked: only a checkout has requirements.lock")
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text("utf-8"), re.MULTILINE))
+    different = set()
+    for distribution in distributions():
+        name = re.sub(r"[-_.]+", "-", str(distribution.metadata["Name"])).lower()
+        if name in pins and distribution.version != pins[name]:
+            different.add(f"{name} {distribution.version}")
+    if not different:
+        return _check("pins", "as in requirements.lock")
+    listed = ", ".join(sorted(different))
+    return _check("pins", f"{len(different)} differ from requirements.lock: {listed}", _install())
+
+
+def _cores(machine: Mapping[str, Any]) -> Check:
+    threads = torch.get_num_threads()
+    cores = machine["cpu_usable"]
+    remedy = f"set OMP_NUM_THREADS={cores}" if threads > cores else ""
+    return _check("cores", f"{cores}, torch takes {threads}", remedy)
+
+
+def _memory(machine: Mapping[str, Any]) -> Check:
+    gib = machine["ram_gib"] or 0
+    remedy = "keep the notebooks at their quick sizes" if gib < LOW_MEMORY_GIB else ""
+    return _check("memory", f"{gib} GiB", remedy)
+
+
+def _cache() -> Check:
+    home = files.home()
+    free_gib = 0.0
+    if os.access(home, os.W_OK):
+        free_gib = shutil.disk_usage(home).free / 2**30
+    remedy = ""
+    if free_gib < LOW_DISK_GIB:
+        remedy = f"point ASRKIT_HOME to a folder with {LOW_DISK_GIB} GiB"
+    return _check("cache", f"{free_gib:.0f} GiB to write", remedy, required=free_gib == 0)
+
+
+def _losses() -> Check:
+    """Which implementations of the losses there are, and which are installed but do not work."""
+    problems = {name: lacks(name) for name in MODULES}
+    working = [name for name, problem in problems.items() if not problem] or ["torch"]
+    details = [
+        f"{fastest(torch.zeros(1))} on a CPU, compiled on first use; CUDA: {', '.join(working)}"
+    ]
+    for name, problem in problems.items():
+        if problem and find_spec(name):
+            details.append(f"{name} fails: {problem}")
+    remedy = "pip install 'asrkit[cuda]'" if len(details) > 1 else ""
+    return _check("losses", "; ".join(details), remedy)
+
+
+def _cuda_toolkit(machine: Mapping[str, Any]) -> Check:
+    folder = toolkit()
+    if folder:
+        return _check("CUDA toolkit", f"NVVM in {folder}")
+    remedy = ""
+    if machine["gpus"]:
+        remedy = "set CUDA_HOME to a toolkit, for Numba's kernels"
+    return _check("CUDA toolkit", "none with NVVM was found", remedy)
+
+
+def _gpu(machine: Mapping[str, Any]) -> Check:
+    names = ", ".join(gpu["name"] for gpu in machine["gpus"])
+    if torch.cuda.is_available():
+        return _check("GPU", names)
+    if names:
+        return _check("GPU", names, f"update the driver for CUDA {torch.version.cuda}")
+    return _check(
+        "GPU", "none", "no notebook needs one; claims about one stay 'not measurable here'"
     )

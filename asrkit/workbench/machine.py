@@ -1,5 +1,6 @@
-"""What measured: this machine, its software, and the code, as a record keeps them. No host, user or
-path is kept.
+"""The machine, software and code of a measurement, as a record keeps them.
+
+No host name, user name or path is kept.
 """
 
 import contextlib
@@ -18,143 +19,201 @@ from typing import Any
 from asrkit import files
 from asrkit.files import content_hash
 
-GPU = "name memory.total compute_cap power.limit driver_version uuid".split()
+GPU_FIELDS = ("name", "memory.total", "compute_cap", "power.limit", "driver_version", "uuid")
+STABLE_GPU_FIELDS = GPU_FIELDS[:4]  # those that no driver update changes
 ISA = frozenset(
-    "avx2 fma avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_bf16 amx_int8 asimd bf16 sve".split()
+    {"avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}
+    | {"asimd", "bf16", "sve"}
 )
-PACKAGES = "asrkit torch torchaudio numpy numba numba-cuda triton lhotse jiwer matplotlib papermill ipykernel".split()
+PACKAGES = (
+    "asrkit",
+    "torch",
+    "torchaudio",
+    "numpy",
+    "numba",
+    "numba-cuda",
+    "triton",
+    "lhotse",
+    "jiwer",
+    "matplotlib",
+    "papermill",
+    "ipykernel",
+)
 
 
 def _output(*command: str) -> str:
+    """Standard output of a command; empty where it fails or does not exist."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=20, check=True
-        ).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.strip()
     return ""
 
 
-def _found(pattern: str, file: str) -> str:
-    match = (
-        re.search(pattern, Path(file).read_text(), re.MULTILINE) if Path(file).exists() else None
-    )
-    return match[1].strip() if match else ""
+def _git(*arguments: str) -> str:
+    return _output("git", "-C", str(files.HERE.parent), *arguments)
+
+
+def _first_match(pattern: str, path: str) -> str:
+    """The first group of the first match in a file; empty where there is none."""
+    if not Path(path).exists():
+        return ""
+    match = re.search(pattern, Path(path).read_text(), re.MULTILINE)
+    if match is None:
+        return ""
+    return match[1].strip()
 
 
 @functools.cache
 def this_machine() -> dict[str, Any]:
-    """This machine; `id` is 12 hex digits of what no update changes. Cached: read it, do not change
-    it.
-    """
-    model = _found(r"^model name\s*:(.*)$", "/proc/cpuinfo") or _output(
-        "sysctl", "-n", "machdep.cpu.brand_string"
-    )
-    flags = _found(r"^(?:flags|Features)\s*:(.*)$", "/proc/cpuinfo").split()
-    ram = 1024 * int(_found(r"^MemTotal:\s*(\d+)", "/proc/meminfo") or 0) or int(
-        _output("sysctl", "-n", "hw.memsize") or 0
-    )
-    from asrkit.runtime import usable_cores  # here: it brings torch along
+    """Description of this machine; `id` is a hash, 12 hex digits, of what no update changes.
 
-    cores = usable_cores()
-    listed = _output("nvidia-smi", f"--query-gpu={','.join(GPU)}", "--format=csv,noheader")
-    gpus = [
-        dict(zip(GPU, map(str.strip, line.split(",")), strict=False))
-        for line in listed.splitlines()
-        if "," in line
-    ]
-    for gpu in gpus:
-        gpu["uuid"] = content_hash(gpu["uuid"].encode())[
-            7:19
-        ]  # tells devices apart, publishes none
-    lasting = {
+    The dict is cached: do not change it.
+    """
+    from asrkit.runtime import usable_cores  # imports torch, which reading records does not need
+
+    cpu_flags = _first_match(r"^(?:flags|Features)\s*:(.*)$", "/proc/cpuinfo").split()
+    gpus = _gpus()
+    stable = {
         "system": platform.system(),
         "arch": platform.machine(),
-        "cpu_model": model or platform.processor(),
+        "cpu_model": _cpu_model(),
         "cpu_logical": os.cpu_count(),
-        "cpu_usable": cores,
-        "isa": sorted(ISA & {*flags}),
-        "ram_gib": round(ram / 2**30),
-        "virtualised": "hypervisor" in flags,
+        "cpu_usable": usable_cores(),
+        "isa": sorted(ISA.intersection(cpu_flags)),
+        "ram_gib": round(_memory_bytes() / 2**30),
+        "virtualised": "hypervisor" in cpu_flags,
     }
-    kind = content_hash(
-        [lasting, *[[gpu[key] for key in GPU[:4]] for gpu in gpus]]
-    )  # a new driver is no new machine
+    stable_gpus = [[gpu[field] for field in STABLE_GPU_FIELDS] for gpu in gpus]
+    digest = content_hash([stable, *stable_gpus]).removeprefix("sha256:")
     return {
-        "id": kind[7:19],
-        **lasting,
+        "id": digest[:12],
+        **stable,
         "gpus": gpus,
         "kernel": ".".join(platform.release().split(".")[:2]),
     }
 
 
+def _cpu_model() -> str:
+    return (
+        _first_match(r"^model name\s*:(.*)$", "/proc/cpuinfo")  # Linux
+        or _output("sysctl", "-n", "machdep.cpu.brand_string")  # macOS
+        or platform.processor()
+    )
+
+
+def _memory_bytes() -> int:
+    """Memory of this machine in bytes; 0 where it is not known."""
+    kib = _first_match(r"^MemTotal:\s*(\d+)", "/proc/meminfo")
+    if kib:
+        return 1024 * int(kib)
+    return int(_output("sysctl", "-n", "hw.memsize") or 0)
+
+
+def _gpus() -> list[dict[str, str]]:
+    listed = _output("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader")
+    gpus = []
+    for line in listed.splitlines():
+        if "," not in line:  # a message such as "No devices were found"
+            continue
+        values = [value.strip() for value in line.split(",")]
+        gpu = dict(zip(GPU_FIELDS, values, strict=False))
+        serial_hash = content_hash(gpu["uuid"].encode()).removeprefix("sha256:")
+        gpu["uuid"] = serial_hash[:12]  # tells devices apart and publishes no serial number
+        gpus.append(gpu)
+    return gpus
+
+
+def load_average() -> float | None:
+    """Processes that ran or waited for a core, averaged over a minute; None on Windows."""
+    if not hasattr(os, "getloadavg"):
+        return None
+    return os.getloadavg()[0]
+
+
 @functools.cache
 def software() -> dict[str, Any]:
-    """Versions of Python and of the packages that matter, and one hash over every installed
-    distribution.
-    """
-    found = {str(d.metadata["Name"]).lower(): d.version for d in importlib.metadata.distributions()}
-    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
-    named = {"python": platform.python_version(), "cuda": cuda} | {
-        name: found.get(name) for name in PACKAGES
+    """Versions of Python and of the packages that matter, and a hash over all installed ones."""
+    versions = {
+        str(distribution.metadata["Name"]).lower(): distribution.version
+        for distribution in importlib.metadata.distributions()
     }
-    return {**named, "environment": content_hash(found)}
+    torch_version = getattr(sys.modules.get("torch"), "version", None)
+    return {
+        "python": platform.python_version(),
+        "cuda": getattr(torch_version, "cuda", None),
+        **{name: versions.get(name) for name in PACKAGES},
+        "environment": content_hash(versions),
+    }
 
 
 @functools.cache
 def code() -> dict[str, Any]:
-    """Commit of this checkout (None where there is no git), whether code was changed since, bare
-    arguments, a hash of the code.
+    """The code that runs: commit, whether it was changed since, command line and source hash.
+
+    `commit` and `dirty` are None where there is no git checkout. Folders are taken out of `argv`.
     """
-    git = ("git", "-C", str(files.HERE.parent))
-    commit = _output(*git, "rev-parse", "HEAD") if (files.HERE.parent / ".git").exists() else None
-    dirty = (
-        bool(_output(*git, "status", "--porcelain", "--", ".", ":!data/records", ":!figures"))
-        if commit
-        else None
-    )
+    commit, dirty = None, None
+    if (files.HERE.parent / ".git").exists():
+        commit = _git("rev-parse", "HEAD") or None
+    if commit:
+        # Records and figures are written by measurements themselves.
+        changes = _git("status", "--porcelain", "--", ".", ":!data/records", ":!figures")
+        dirty = bool(changes)
+    blobs = [
+        (path.relative_to(files.HERE.parent).as_posix(), _blob(path.read_bytes()))
+        for path in files.HERE.rglob("*.py")
+    ]
     return {
         "commit": commit,
         "dirty": dirty,
         "argv": [re.sub(r"[^=]*[/\\]", "", argument) for argument in sys.argv],
-        "source": _source(
-            (path.relative_to(files.HERE.parent).as_posix(), _blob(path.read_bytes()))
-            for path in files.HERE.rglob("*.py")
-        ),
+        "source": _source(blobs),
     }
 
 
 def _blob(data: bytes) -> str:
-    return hashlib.sha1(
-        b"blob %d\0" % len(data) + data, usedforsecurity=False
-    ).hexdigest()  # git's name for a file's content
+    """Git's object name for a file with this content."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
-def _source(files: Iterable[tuple[str, str]]) -> str:
-    return content_hash(sorted(list(file) for file in files if file[0].endswith(".py")))[7:19]
+def _source(blobs: Iterable[tuple[str, str]]) -> str:
+    """One hash, 12 hex digits, over (path, blob name) of Python files; others do not count."""
+    python_files = sorted([path, blob] for path, blob in blobs if path.endswith(".py"))
+    return content_hash(python_files).removeprefix("sha256:")[:12]
 
 
 def commit_of(source: str) -> str | None:
-    """The newest commit of this checkout, of the last 1000, whose code has this `code()["source"]`;
-    None if there is none.
+    """The newest commit of this checkout whose code has the source hash `source`, or None.
+
+    The last 1000 commits are searched.
     """
-    git = ("git", "-C", str(files.HERE.parent))
-    for commit in _output(*git, "rev-list", "--max-count=1000", "HEAD").split():
-        listed = (
-            line.split()
-            for line in _output(*git, "ls-tree", "-r", commit, "--", "asrkit").splitlines()
-        )
-        if _source((path, blob) for _, _, blob, path in listed) == source:
+    for commit in _git("rev-list", "--max-count=1000", "HEAD").split():
+        blobs = []
+        for line in _git("ls-tree", "-r", commit, "--", "asrkit").splitlines():
+            _, _, blob, path = line.split()
+            blobs.append((path, blob))
+        if _source(blobs) == source:
             return commit
     return None
 
 
-def _held(commit: str) -> bool:
-    return _output("git", "-C", str(files.HERE.parent), "cat-file", "-t", commit) == "commit"
+def has_commit(commit: str) -> bool:
+    """Whether this checkout holds `commit`."""
+    return _git("cat-file", "-t", commit) == "commit"
 
 
 def stamp() -> str:
     """Machine, versions and commit in one line: the first thing a notebook prints."""
-    m, versions = this_machine(), software()
-    gpus = " + ".join(gpu["name"] for gpu in m["gpus"]) or "no GPU"
-    commit = f"{(code()['commit'] or 'installed')[:9]}{' with changes' if code()['dirty'] else ''}"
-    kind = f"{m['cpu_model']}, {m['cpu_usable']} cores, {m['ram_gib']} GiB, {gpus}"
-    return f"{kind} | Python {versions['python']}, torch {versions['torch']} | asrkit {commit} | machine {m['id']}"
+    machine = this_machine()
+    versions = software()
+    gpus = " + ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
+    commit = (code()["commit"] or "installed")[:9]
+    if code()["dirty"]:
+        commit += " with changes"
+    parts = [
+        f"{machine['cpu_model']}, {machine['cpu_usable']} cores, {machine['ram_gib']} GiB, {gpus}",
+        f"Python {versions['python']}, torch {versions['torch']}",
+        f"asrkit {commit}",
+        f"machine {machine['id']}",
+    ]
+    return " | ".join(parts)

@@ -1,76 +1,40 @@
-"""One observation, one JSON line: what was measured, on which machine, with which software, from
-which commit.
+"""Records: one measurement each, one JSON line each, sealed with a hash of its content.
 
-A record ends in a hash of its content: it shows that a record changed, not that it is true. No
-host, user or path is kept.
+A record says what was measured, on which machine, with which software and from which commit. The
+hash shows whether a record was changed later, not whether it is true. No host, user or path is
+kept.
 """
 
-import contextlib
 import datetime
-import functools
 import json
 import os
 import re
 import statistics
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asrkit.files import _plain, alone, atomic, content_hash
-from asrkit.workbench.machine import _held, code, commit_of, software, this_machine
+from asrkit.files import atomic, content_hash, plain_json
+from asrkit.workbench.machine import code, load_average, software, this_machine
+from asrkit.workbench.schemas import record_validator
 
 MIME = "application/vnd.asrkit.record+json"
 SCHEMA = "asrkit.record/2"
 FIRST_SCHEMA = "asrkit.record/1"
 FILES = ("bench.jsonl", "checks.jsonl", "log.txt")  # of a share; manifest.json has their hashes
 
-# What must stand in a file: a type, a pattern, alternatives (... is missing), a list or a dict of
-# such; more keys may stand there.
-LINE, HASH = re.compile(r"[^\x00-\x1f\x7f-\x9f]*"), re.compile("sha256:[0-9a-f]{64}")
-WANTED = {
-    "schema": re.compile(r"asrkit\.record/[12]"),
-    "captured_at": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
-    **dict.fromkeys(("what", "metric", "unit", "impl", "timer", "origin"), LINE),
-    "value": float,
-    "samples": [float],
-    "warmup": int,
-    "load1": float,
-    "params": {"arms": ([LINE], ...)},
-    "stats": {"n": int, "warmup": int, "min": float, "p25": float, "p50": float, "p75": float},
-    "machine": {
-        "id": re.compile("[0-9a-f]{12}"),
-        **dict.fromkeys(("system", "cpu_model", "kernel"), LINE),
-        "isa": [LINE],
-        "cpu_usable": int,
-        "ram_gib": int,
-        "gpus": [dict.fromkeys(("name", "memory.total", "driver_version"), LINE)],
-    },
-    "software": {"torch": (LINE, None)},
-    "code": {
-        "commit": (re.compile("[0-9a-f]{40,64}"), None),
-        "dirty": (bool, None),
-        "argv": [str],
-        "source": (LINE, ...),
-    },
-}
-DELIVERED = {
-    "schema": re.compile("asrkit.share/1"),
-    "state": LINE,
-    "quick": bool,
-    "files": {name: {"bytes": int, "sha256": HASH} for name in FILES},
-}
-
 
 @dataclass(frozen=True)
 class Measurement:
-    """`value` of `metric` in `unit` for claim or benchmark `what`; `samples` are its repeats, in
-    the same unit.
+    """`value` of `metric` in `unit` for the claim or benchmark `what`.
 
-    A ratio takes both arms from one run: a sample is one repeat's ratio, params["arms"] =
-    [numerator, denominator].
+    `samples` are its repeats in the same unit. A ratio takes both arms from one run: a sample is
+    the ratio of one repeat, and params["arms"] is [numerator, denominator].
+
+    Raises:
+        ValueError: The value or a sample is not a finite number, or `params` are not JSON.
     """
 
     what: str
@@ -83,168 +47,185 @@ class Measurement:
     impl: str = ""
     timer: str = ""
     origin: str = "measured"
-    load1: float = field(
-        default_factory=lambda: os.getloadavg()[0]
-    )  # pass the load from before the run if you have it
+    load1: float | None = field(default_factory=load_average)  # better: from before the run
 
     def __post_init__(self) -> None:
-        data = _plain([*self.samples] or [self.value])
-        if not all(isinstance(number, int | float) for number in [_plain(self.value), *data]):
-            raise ValueError(
-                f"{self.what}: expected numbers, got value {self.value!r}, samples {data}."
-            )
-        p25, p50, p75 = statistics.quantiles(
-            data if len(data) > 1 else data * 2, method="inclusive"
-        )
-        record = {
-            "schema": SCHEMA,
-            **asdict(self),
-            "captured_at": f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
-        }
-        record |= {
-            "stats": {
-                "n": len(data),
-                "warmup": self.warmup,
-                "min": min(data),
-                "p25": p25,
-                "p50": p50,
-                "p75": p75,
+        data = plain_json([*self.samples] or [self.value])
+        for number in [plain_json(self.value), *data]:
+            if not isinstance(number, int | float):
+                raise ValueError(
+                    f"{self.what}: expected numbers, got value {self.value!r}, samples {data}."
+                )
+        record = plain_json(
+            {
+                "schema": SCHEMA,
+                **asdict(self),
+                "captured_at": f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
+                "stats": _statistics(data, self.warmup),
+                "machine": this_machine(),
+                "software": software(),
+                "code": code(),
             }
-        }
-        record = _plain(
-            record | {"machine": this_machine(), "software": software(), "code": code()}
         )
-        self.__dict__["record"] = record | {"content_sha256": content_hash(record)}
+        record["content_sha256"] = content_hash(record)
+        object.__setattr__(self, "_record", record)
 
     def sealed(self) -> dict[str, Any]:
-        """The record, made at birth: these fields, quartiles, UTC time, machine, software, code and
-        the hash of it all.
+        """A copy of the record, made at birth.
+
+        It holds the fields, quartiles, UTC time, machine, software, code and a hash of it all.
         """
-        return _plain(self.__dict__["record"])
+        return plain_json(self.__dict__["_record"])
+
+
+def _statistics(samples: Sequence[float], warmup: int) -> dict[str, float]:
+    at_least_two = [*samples] if len(samples) > 1 else [*samples] * 2
+    p25, p50, p75 = statistics.quantiles(at_least_two, method="inclusive")
+    return {
+        "n": len(samples),
+        "warmup": warmup,
+        "min": min(samples),
+        "p25": p25,
+        "p50": p50,
+        "p75": p75,
+    }
 
 
 def publish(record: Measurement | dict[str, Any]) -> None:
-    """Show `record` as one line of a notebook's output; the report takes the whole record from
-    there.
-    """
+    """Show `record` as one line of a notebook's output, from where the report collects it."""
     from IPython.display import display
 
-    sealed = record.sealed() if isinstance(record, Measurement) else record
-    unit = "" if sealed["unit"] == "1" else f" {sealed['unit']}"
-    line = "{what}: {metric} {value:.4g}".format(**sealed) + f"{unit} {sealed['impl']}"
-    display({MIME: sealed, "text/plain": line.rstrip()}, raw=True)
+    sealed = _sealed(record)
+    line = "{what}: {metric} {value:.4g}".format(**sealed)
+    if sealed["unit"] != "1":
+        line += f" {sealed['unit']}"
+    if sealed["impl"]:
+        line += f" {sealed['impl']}"
+    display({MIME: sealed, "text/plain": line}, raw=True)
 
 
-def written(record: Mapping[str, Any]) -> str:
-    """The code that measured a record in a few letters: its commit, or of a copy without git the
-    hash of its files.
-    """
+def _sealed(record: Measurement | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(record, Measurement):
+        return record.sealed()
+    return record
+
+
+def code_version(record: Mapping[str, Any]) -> str:
+    """The code that measured a record: "commit 1a2b3c4", or "source ..." for a copy without git."""
     code = record["code"]
-    return (
-        f"commit {code['commit'][:7]}"
-        if code["commit"]
-        else f"source {code.get('source') or 'unknown'}"
-    )
-
-
-def _misfit(value: Any, wanted: Any) -> str | None:
-    """Where `value` is not as `wanted`, as in ".stats.n"; None if nowhere. Numbers are finite, and
-    True is none.
-    """
-    if isinstance(wanted, tuple):
-        return None if any(_misfit(value, one) is None for one in wanted) else ""
-    if isinstance(wanted, list) and isinstance(value, list):
-        wanted, value = dict.fromkeys(range(len(value)), wanted[0]), dict(enumerate(value))
-    if isinstance(wanted, dict) and isinstance(value, dict):
-        inside = ((key, _misfit(value.get(key, ...), one)) for key, one in wanted.items())
-        return next((f".{key}{at}" for key, at in inside if at is not None), None)
-    if isinstance(wanted, re.Pattern):
-        fits = isinstance(value, str) and wanted.fullmatch(value) is not None
-    elif wanted is float:
-        fits = type(value) in (int, float) and abs(value) <= sys.float_info.max
-    else:
-        fits = value is wanted or type(value) is wanted
-    return None if fits else ""
+    if code["commit"]:
+        return f"commit {code['commit'][:7]}"
+    return f"source {code.get('source') or 'unknown'}"
 
 
 def problem(record: Any) -> str:
-    """Why `record` is none, or is not as it was sealed; empty when it is."""
-    if (where := _misfit(record, WANTED)) is not None:
-        return f"no record: {where[1:]}".rstrip(": ")
-    body = {key: item for key, item in record.items() if key != "content_sha256"}
+    """Why `record` is not a record, or how it differs from what was sealed; empty if it is sound.
+
+    Its fields are checked where fastjsonschema is installed. A bare GPU machine checks the hash
+    only; there, records are its own.
+    """
+    first_mismatch = record_validator()
+    if not isinstance(record, dict):
+        return "no record"
+    mismatch = first_mismatch(record) if first_mismatch else None
+    if mismatch is not None:
+        return f"no record: {mismatch.place}"
+    body = {key: value for key, value in record.items() if key != "content_sha256"}
     try:
-        return (
-            ""
-            if content_hash(body) == record.get("content_sha256")
-            else "changed after it was sealed"
-        )
+        digest = content_hash(body)
     except ValueError:
         return "no record: a number that is not finite"
+    if digest != record.get("content_sha256"):
+        return "changed after it was sealed"
+    return ""
 
 
 def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
-    """Add `records` to a JSON-lines file in one write of whole lines, safe beside other processes
-    that append too.
+    """Add records to a JSON-lines file; see `extend`.
+
+    Raises:
+        ValueError: A record is not as it was sealed; nothing is written then.
     """
-    sealed = [record.sealed() if isinstance(record, Measurement) else record for record in records]
-    if wrong := [why for record in sealed if (why := problem(record))]:
-        raise ValueError(
-            f"records: expected records as they were sealed, got one that is {wrong[0]}."
-        )
+    sealed = [_sealed(record) for record in records]
+    for record in sealed:
+        reason = problem(record)
+        if reason:
+            raise ValueError(
+                f"records: expected records as they were sealed, got one that is {reason}."
+            )
     extend(path, *sealed)
 
 
 def extend(path: str | Path, *rows: Mapping[str, Any]) -> None:
-    """Add `rows` to a JSON-lines file in one write of whole lines, safe beside others that do;
-    OSError where the disk is full.
+    """Add rows to a JSON-lines file in one write of whole lines.
+
+    Several processes may do so at once.
+
+    Raises:
+        OSError: The disk is full.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
+    data = json_lines(rows)
     with Path(path).open("ab+", buffering=0) as file:
-        torn = file.tell() and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
-        left = memoryview(
-            b"\n" * bool(torn) + _text(rows)
-        )  # a line torn by a crash must not swallow the next
-        while left:  # a disk that is full takes a part, and raises at the next
-            left = left[file.write(left) :]
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # torn by a crash: it must not swallow the next line
+                data = b"\n" + data
+        remaining = memoryview(data)
+        while remaining:  # a full disk takes a part, and raises at the next write
+            written = file.write(remaining)
+            remaining = remaining[written:]
         os.fsync(file.fileno())
 
 
-def _text(rows: Iterable[Mapping[str, Any]]) -> bytes:
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """The rows as JSON, one a line."""
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def files(path: Path) -> list[Path]:
-    """`path`, or every *.jsonl under it if it is a folder; what a killed process left half-written
-    is none of them.
+    """`path` itself, or every *.jsonl file below it if it is a folder.
+
+    Hidden files are left out: a process that was killed may have left them half-written.
     """
-    found = (
-        file
-        for file in sorted(path.rglob("*.jsonl"))
-        if file.is_file() and not file.name.startswith(".")
-    )
-    return [*found] if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    listed = sorted(path.rglob("*.jsonl"))
+    return [file for file in listed if file.is_file() and not file.name.startswith(".")]
 
 
-def _lines(path: Path) -> Iterator[tuple[Any, str]]:
+def checked_lines(path: Path) -> Iterator[tuple[Any, str]]:
+    """(record, problem) for each line of a file or folder; the problem is empty for a sound record.
+
+    A problem names the file and the line. The record is None where the line is not JSON.
+    """
     for file in files(path):
-        for number, line in (
-            (n, text) for n, text in enumerate(file.read_bytes().splitlines(), 1) if text
-        ):
-            try:  # an empty line is what two that append at once may leave
+        for number, line in enumerate(file.read_bytes().splitlines(), 1):
+            if not line:  # two processes that append at once may leave an empty line
+                continue
+            try:
                 record = json.loads(line)
-                yield record, (why := problem(record)) and f"{file}:{number}: {why}"
             except (ValueError, RecursionError):
                 yield None, f"{file}:{number}: torn, no whole JSON"
+                continue
+            reason = problem(record)
+            if reason:
+                reason = f"{file}:{number}: {reason}"
+            yield record, reason
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """Records of a file, or of every *.jsonl under a folder; leaves out, with a warning, what is
-    torn or changed.
+    """Records of a file, or of every *.jsonl file below a folder, with today's names.
+
+    Lines that are torn or were changed are left out, with a warning each.
     """
-    lines = list(_lines(Path(path)))
-    for wrong in filter(None, (wrong for _, wrong in lines)):
-        warnings.warn(f"left out {wrong}", stacklevel=2)
-    return [with_current_names(record) for record, wrong in lines if not wrong]
+    sound = []
+    for record, reason in checked_lines(Path(path)):
+        if reason:
+            warnings.warn(f"left out {reason}", stacklevel=2)
+        else:
+            sound.append(with_current_names(record))
+    return sound
 
 
 RENAMED = {"label_looping": "windowed_looping", "nested_loops": "label_looping"}
@@ -266,7 +247,7 @@ def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
 def _renamed(value: Any) -> Any:
     """`value` with the old names of strategies replaced in every text that it holds."""
     if isinstance(value, str):
-        return OLD_NAME.sub(lambda match: (match[1] or "") + RENAMED[match[2]], value)
+        return OLD_NAME.sub(_current_name, value)
     if isinstance(value, list):
         return [_renamed(item) for item in value]
     if isinstance(value, dict):
@@ -274,102 +255,37 @@ def _renamed(value: Any) -> Any:
     return value
 
 
+def _current_name(match: re.Match[str]) -> str:
+    return (match[1] or "") + RENAMED[match[2]]
+
+
 def verify(paths: Iterable[str | Path]) -> list[str]:
-    """One line for each record in `paths` (files or folders) that is torn, or whose recomputed hash
-    says it changed.
+    """One line for each record in `paths` (files or folders) that is torn or was changed.
+
+    Raises:
+        ValueError: fastjsonschema is not installed, so that fields cannot be checked.
     """
-    return [wrong for path in paths for _, wrong in _lines(Path(path)) if wrong]
+    expect_validator()
+    return [reason for path in paths for _, reason in checked_lines(Path(path)) if reason]
+
+
+def expect_validator() -> None:
+    """Raise ValueError where records cannot be checked against their schema."""
+    if record_validator() is None:
+        raise ValueError(
+            "records: expected the package fastjsonschema, which checks their fields, got none. "
+            "Run pip install fastjsonschema."
+        )
 
 
 def mend(path: Path) -> list[str]:
-    """Leaves out of a file what is torn or was changed, if nobody else writes to it, and says which
-    lines those were.
+    """Remove from a file the lines that are torn or were changed; returns a line about each.
+
+    Nobody else may write to the file at the same time.
     """
-    lines = [*_lines(path)]
-    if wrong := [why for _, why in lines if why]:
+    lines = [*checked_lines(path)]
+    problems = [reason for _, reason in lines if reason]
+    if problems:
         with atomic(path) as part:
-            part.write_bytes(_text(record for record, why in lines if not why))
-    return wrong
-
-
-def add(paths: Iterable[str | Path], into: Path, *, dirty: bool = False) -> list[dict[str, Any]]:
-    """Takes records in, from folders that `asrkit bench all --minutes` wrote and from files, and
-    returns those that are new.
-
-    They are appended to into/<machine id>/bench.jsonl. ValueError, and nothing is taken, where a
-    folder is of a rehearsal, a file is not as its manifest says, a record is torn or was changed,
-    or no commit of this checkout holds the code that measured; `dirty` lets the last pass. OSError,
-    and nothing is taken, where the disk is full. Killed, it goes on when run again.
-    """
-    given = {
-        record["content_sha256"]: record for path in paths for record in _delivered(Path(path))
-    }
-
-    def new() -> list[dict[str, Any]]:
-        known = {record["content_sha256"] for record in read(into)} if into.exists() else set()
-        return [record for key, record in given.items() if key not in known]
-
-    clean, held = functools.cache(commit_of), functools.cache(_held)
-    for record in [] if dirty else new():
-        code, name = record["code"], f"{record['what']} of {record['captured_at']}"
-        if code["dirty"] or not (
-            held(code["commit"]) if code["commit"] else clean(code.get("source", ""))
-        ):
-            got = "a checkout with changes" if code["dirty"] else "other code"
-            raise ValueError(
-                f"{name}: expected records of code that a commit here holds, got {got}. Pass --dirty to take it."
-            )
-    with (
-        alone(into, wait=True),
-        contextlib.ExitStack() as parts,
-    ):  # renamed together, when all are written
-        for left in into.glob("*/.bench-????????.jsonl"):
-            left.unlink()  # of an addition that was killed
-        taken = new()
-        for name in sorted({record["machine"]["id"] for record in taken}):
-            target, several = (
-                into / name / "bench.jsonl",
-                [one for one in taken if one["machine"]["id"] == name],
-            )
-            before = target.read_bytes() if target.exists() else b""
-            part = parts.enter_context(atomic(target))
-            part.write_bytes(before + b"\n" * (before[-1:] not in (b"", b"\n")) + _text(several))
-    return taken
-
-
-def _delivered(path: Path) -> list[dict[str, Any]]:
-    """Records of a file, or of a folder with a manifest; ValueError names what is not as it was
-    written.
-    """
-    if path.is_dir():
-        file = path / "manifest.json"
-        if not file.exists():
-            raise ValueError(
-                f"{path}: expected a folder that `asrkit bench all --minutes` wrote, got one without manifest.json."
-            )
-        manifest: Any = None
-        with contextlib.suppress(ValueError, RecursionError):
-            manifest = json.loads(file.read_text("utf-8"))
-        if (where := _misfit(manifest, DELIVERED)) is not None:
-            raise ValueError(
-                f"{file}: expected what `bench all --minutes` wrote, got another {where[1:] or 'text'}."
-            )
-        if manifest["state"] != "ended":
-            raise ValueError(
-                f"{path}: expected a run that has ended. Run its command again to go on, or add {path / 'bench.jsonl'}."
-            )
-        if manifest["quick"]:
-            raise ValueError(
-                f"{path}: expected a run of whole sizes, got a rehearsal: --quick, or on a CPU. Nothing was taken."
-            )
-        for name, told in ((name, manifest["files"][name]) for name in FILES):
-            data = (path / name).read_bytes() if (path / name).exists() else b""
-            if content_hash(data) != told["sha256"]:
-                raise ValueError(
-                    f"{path / name}: expected what the manifest says, {told['bytes']} bytes, got others. Nothing was taken."
-                )
-        path = path / "bench.jsonl"
-    lines = list(_lines(path))
-    if wrong := [why for _, why in lines if why]:
-        raise ValueError(f"{'; '.join(wrong[:3])}. Nothing was taken.")
-    return [record for record, _ in lines]
+            part.write_bytes(json_lines(record for record, reason in lines if not reason))
+    return problems

@@ -1,5 +1,10 @@
-"""Every notebook with a control in a real JupyterLab: all cells run, the keyboard moves each control, and its picture changes."""
+"""Controls in a real JupyterLab: the keyboard moves each one, and its picture changes.
 
+Of a notebook only the cells that its controls need are run, at small sizes: `tests/test_notebooks.py` runs the whole
+series top to bottom.
+"""
+
+import ast
 import re
 from pathlib import Path
 
@@ -66,6 +71,46 @@ def smaller(notebook, sizes):
         at + 1, new_code_cell("\n".join(f"{name} = {value!r}" for name, value in sizes.items()))
     )
     return notebook
+
+
+def controls_only(notebook):
+    """`notebook` without the code cells that its controls do not need."""
+    needed, names = [], set()
+    for cell in reversed(code(notebook)):
+        bound, used = bound_and_used(cell.source)
+        declares = "parameters" in cell.metadata.get("tags", [])
+        if declares or CONTROL.search(cell.source) or bound & names:
+            needed.append(cell)
+            names |= used
+    notebook.cells = needed[::-1]
+    return notebook
+
+
+def bound_and_used(source):
+    """Names that a cell binds, and names that it reads."""
+    bound, used = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).split(".")[0])
+    return bound, used
+
+
+def test_cells_that_a_control_needs_are_kept_in_order_and_others_are_not():
+    sources = [
+        "import a",
+        "b = a.c",
+        "print(1)",
+        "def d():\n    return b",
+        "ipywidgets.Dropdown(d())",
+        "e = b",
+    ]
+    notebook = new_notebook(cells=[new_code_cell(source) for source in sources])
+    kept = [cell.source for cell in controls_only(notebook).cells]
+    assert kept == ["import a", "b = a.c", "def d():\n    return b", "ipywidgets.Dropdown(d())"]
 
 
 @pytest.fixture(scope="module")
@@ -222,10 +267,8 @@ def test_a_control_that_does_nothing_a_picture_without_words_and_a_request_to_th
 
 
 @pytest.mark.parametrize("path", with_a_control(), ids=lambda path: path.stem)
-def test_in_jupyterlab_every_cell_runs_and_every_control_changes_its_picture(
-    path, lab, desk, trained, shots
-):
-    notebook = smaller(nbformat.read(path, 4), SMALL.get(path.stem, {}))
+def test_in_jupyterlab_every_control_changes_its_picture(path, lab, desk, trained, shots):
+    notebook = controls_only(smaller(nbformat.read(path, 4), SMALL.get(path.stem, {})))
     nbformat.write(notebook, lab.folder / path.name)
     with lab.opened(desk, path.name) as page:
         run_all(page)

@@ -66,9 +66,9 @@ HEADINGS = {"heading-order": {"enabled": True}, "empty-heading": {"enabled": Tru
 
 
 @pytest.fixture(scope="module")
-def site(series_home, tmp_path_factory):
+def site(series_reports, tmp_path_factory):
     """Folder of a run's report."""
-    folder = Path(os.environ.get("ASRKIT_REPORT", series_home / "reports/latest"))
+    folder = Path(os.environ.get("ASRKIT_REPORT", series_reports / "latest"))
     if not (folder / "index.html").exists():
         notebooks, paths = tmp_path_factory.mktemp("notebooks"), []
         for name, cells in SMALL.items():

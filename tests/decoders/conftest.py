@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from asrkit.decoders.nests import leaves
+from asrkit.decoders.states import state_tensors
 from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
 
 Cell = namedtuple("Cell", "hidden")
@@ -121,7 +121,7 @@ def same():
         assert found.tokens() == wanted.tokens()
         for a, b in zip(found.parts(), wanted.parts(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-        for a, b in zip(leaves(found.carry), leaves(wanted.carry), strict=True):
+        for a, b in zip(state_tensors(found.carry), state_tensors(wanted.carry), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
     return compare

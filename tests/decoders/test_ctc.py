@@ -100,7 +100,7 @@ def test_a_large_batch_is_shared_among_threads_and_comes_out_the_same(monkeypatc
         torch.randn(7, 9, 5, generator=torch.Generator().manual_seed(0)),
         torch.tensor([9, 0, 3, 9, 8, 1, 9]),
     )
-    monkeypatch.setattr(numba_cpu, "SHARED_FROM", 1)
+    monkeypatch.setattr(numba_cpu, "PARALLEL_FROM", 1)
     for threads in (1, 2, 3, 16):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         same(

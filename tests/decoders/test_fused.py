@@ -15,9 +15,10 @@ from torch import nn
 
 from asrkit import runtime
 from asrkit.decoders import transducer_greedy
-from asrkit.decoders.nests import leaves
-from asrkit.decoders.transducer import graphs
-from asrkit.decoders.transducer.reading import Options, Reader
+from asrkit.decoders.states import state_tensors
+from asrkit.decoders.transducer import graph_capture, graphs
+from asrkit.decoders.transducer.graph_loop import GraphLoop
+from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
 from asrkit.workbench.profiling import turn_launches
 
@@ -95,27 +96,29 @@ def check_turns():
         encoded = (2 * torch.randn(3, 5, 5 + isinstance(model, Swapping), generator=generator)).to(
             dtype
         )
-        lengths, read = torch.tensor([5, 0, 3]), Reader(model, confidence)
-        carry = read.start(encoded)
+        lengths, greedy = torch.tensor([5, 0, 3]), GreedyModel(model, confidence)
+        carry = greedy.initial_carry(encoded)
         for _ in range(1 + (number < 2)):
             pair = [
-                graphs.Loop(
+                GraphLoop(
                     3,
                     6,
+                    greedy,
                     encoded,
                     carry,
-                    Options(window=window, max_symbols=max_symbols),
-                    read,
+                    GreedyOptions(window=window, max_symbols=max_symbols),
                     lacks,
                 )
                 for lacks in ("as asked", "")
             ]
             for loop in pair:
                 loop.load(encoded, lengths, carry)
-            while pair[0].place.time.lt(pair[0].lengths).any():
+            while pair[0].state.time.lt(pair[0].lengths).any():
                 for loop in pair:
-                    loop.turn(read)
-                plain, fused = ([*leaves(loop.place), loop.count, loop.active] for loop in pair)
+                    loop.turn(greedy)
+                plain, fused = (
+                    [*state_tensors(loop.state), loop.counts, loop.active] for loop in pair
+                )
                 for one, other in zip(plain, fused, strict=True):
                     torch.testing.assert_close(
                         one,
@@ -123,7 +126,7 @@ def check_turns():
                         equal_nan=True,
                         msg=lambda text, number=number: f"{number}: {text}",
                     )
-            plain, fused = (loop.hypotheses(lengths, carry, loop.way) for loop in pair)
+            plain, fused = (loop.hypotheses(lengths, carry, loop.impl) for loop in pair)
             assert (plain.impl, fused.impl) == ("not fused: as asked", "fused")
             for one, other in zip(plain.parts(), fused.parts(), strict=True):
                 torch.testing.assert_close(one, other, equal_nan=True)
@@ -134,7 +137,7 @@ def check_turns():
 @torch.inference_mode()
 def check_large_vocabularies():
     """More logits than a program holds at once, in every format; of equal ones the first."""
-    from asrkit.decoders.transducer import triton
+    from asrkit.decoders.transducer import fused_turn
 
     for V, dtype in [
         (29, torch.float16),
@@ -151,9 +154,9 @@ def check_large_vocabularies():
         model = SimpleNamespace(
             blank=V - 1, durations=(0, 1, 4), join=lambda *_, logits=logits: logits
         )
-        read = Reader(model, "entropy")
-        wanted = read(torch.zeros(2, 2, 1), torch.zeros(2, 1, 1))
-        found = triton.best(logits, read.table, V, V - 1, "entropy")
+        greedy = GreedyModel(model, "entropy")
+        wanted = greedy.best_tokens(torch.zeros(2, 2, 1), torch.zeros(2, 1, 1))
+        found = fused_turn.best(logits, greedy.duration_table, V, V - 1, "entropy")
         assert found[0][0, 0] == V // 2 and wanted.jump[0, 1] >= 1
         for one, other in zip(wanted, found, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
@@ -161,11 +164,11 @@ def check_large_vocabularies():
 
 def check_windows():
     """Frames from each clock on; beyond the last one it comes again."""
-    from asrkit.decoders.transducer import triton
+    from asrkit.decoders.transducer import fused_turn
 
     encoded, time = torch.arange(24.0).view(2, 4, 3), torch.tensor([1, 9])
     assert torch.equal(
-        triton.window(encoded, time, 4), encoded[[[0], [1]], [[1, 2, 3, 3], [3, 3, 3, 3]]]
+        fused_turn.window(encoded, time, 4), encoded[[[0], [1]], [[1, 2, 3, 3], [3, 3, 3, 3]]]
     )
 
 
@@ -173,12 +176,12 @@ def check_what_is_recorded():
     """A capture sees the kernels, as ops that wait for nothing, and which weights a turn reads."""
     model = ours(LSTM, TDT)
     with torch.inference_mode():
-        read, encoded = Reader(model), torch.zeros(3, 7, 5, dtype=torch.float64)
-        loop = graphs.Loop(3, 8, encoded, read.start(encoded), Options(), read, "")
-        with graphs.Recordable() as seen:
-            loop.turn(read)
+        greedy, encoded = GreedyModel(model), torch.zeros(3, 7, 5, dtype=torch.float64)
+        loop = GraphLoop(3, 8, greedy, encoded, greedy.initial_carry(encoded), GreedyOptions(), "")
+        with graph_capture.CaptureGuard() as seen:
+            loop.turn(greedy)
     at = {
-        name: part.untyped_storage().data_ptr() in seen.read_at
+        name: part.untyped_storage().data_ptr() in seen.storages_read
         for name, part in model.named_parameters()
     }
     assert all(found == (not name.startswith(("encoder", "ctc"))) for name, found in at.items()), at
@@ -224,10 +227,11 @@ def launched(request):
     pytest.importorskip("triton")
     from triton.runtime import JITFunction, driver
 
-    from asrkit.decoders.transducer import triton as kernels
+    from asrkit.decoders.transducer import fused_turn as kernels
+    from asrkit.decoders.transducer import triton_kernels
     from asrkit.workbench.profiling import cubin
 
-    if not hasattr(kernels._walk, "create_binder"):
+    if not hasattr(triton_kernels._walk, "create_binder"):
         pytest.skip("TRITON_INTERPRET is set, which leaves nothing to compile")
     made = []
 
@@ -311,8 +315,9 @@ def test_under_autocast_a_turn_keeps_the_dtypes_that_it_began_with(predictor, fu
 
 def decoded(store, model, batch, mode="step", turn="auto"):
     with torch.inference_mode():
-        read = Reader(model)
-        return store.decode(read, *batch, read.start(batch[0]), Options(graphs=mode, turn=turn))
+        greedy = GreedyModel(model)
+        carry, options = greedy.initial_carry(batch[0]), GreedyOptions(graphs=mode, turn=turn)
+        return store.decode(graphs.Batch(greedy, *batch, carry, options))
 
 
 @pytest.fixture
@@ -320,10 +325,10 @@ def tried(monkeypatch):
     """A capture that runs a turn, as the real one does first, and then is turns run eagerly; lists which were fused."""
     found = []
 
-    def capture(loop, read, mode):
+    def capture(loop, greedy, mode):
         found.append(loop.fused)
-        loop.turn(read)
-        return lambda: loop.repeat(lambda: loop.turn(read))
+        loop.turn(greedy)
+        return lambda: loop.repeat(lambda: loop.turn(greedy))
 
     monkeypatch.setattr(graphs, "capture", capture)
     return found
@@ -333,14 +338,14 @@ def test_kernels_that_fail_leave_the_plain_turn_and_the_result_says_why(
     make, speak, same, monkeypatch, tried
 ):
     pytest.importorskip("triton")
-    model, batch, store = make("lstm", 3), speak("lstm", 4, 11, 3), graphs.Graphs()
-    monkeypatch.setattr(graphs, "_lacks", lambda encoded: "")
-    from asrkit.decoders.transducer import triton
+    model, batch, store = make("lstm", 3), speak("lstm", 4, 11, 3), graphs.GraphCache()
+    monkeypatch.setattr(graphs, "_why_not_fused", lambda encoded: "")
+    from asrkit.decoders.transducer import fused_turn
 
-    def broken(loop, read):
+    def broken(loop, greedy):
         raise RuntimeError("Failed to find C compiler.\nMore of it")
 
-    monkeypatch.setattr(triton, "turn", broken)
+    monkeypatch.setattr(fused_turn, "turn", broken)
     for mode in ("step", "auto"):
         found = decoded(store, model, batch, mode)
         same(found, transducer_greedy(model, *batch))
@@ -362,12 +367,12 @@ def test_auto_goes_on_with_plain_turns_if_fused_ones_find_other_labels(
     make, speak, same, monkeypatch, tried
 ):
     pytest.importorskip("triton")
-    model, batch, store = make("lstm", 3), speak("lstm", 4, 11, 3), graphs.Graphs()
-    monkeypatch.setattr(graphs, "_lacks", lambda encoded: "")
-    from asrkit.decoders.transducer import triton
+    model, batch, store = make("lstm", 3), speak("lstm", 4, 11, 3), graphs.GraphCache()
+    monkeypatch.setattr(graphs, "_why_not_fused", lambda encoded: "")
+    from asrkit.decoders.transducer import fused_turn
 
     monkeypatch.setattr(
-        triton, "turn", lambda loop, read: (loop.plain_turn(read), loop.said[0].add_(1))
+        fused_turn, "turn", lambda loop, greedy: (loop.plain_turn(greedy), loop.outputs[0].add_(1))
     )
     for _ in range(2):
         found = decoded(store, model, batch, "auto")
@@ -381,10 +386,10 @@ def test_auto_goes_on_with_plain_turns_if_fused_ones_find_other_labels(
 
 def test_what_is_lacking_is_said(monkeypatch):
     on_gpu = SimpleNamespace(is_cuda=True)
-    assert graphs._lacks(torch.zeros(1)) == "Triton has nothing for cpu"
+    assert graphs._why_not_fused(torch.zeros(1)) == "Triton has nothing for cpu"
     for why in ("", "no package triton", "RuntimeError: built for another driver"):
         monkeypatch.setattr(runtime, "lacks", {"triton": why}.__getitem__)
-        assert graphs._lacks(on_gpu) == why
+        assert graphs._why_not_fused(on_gpu) == why
 
 
 @pytest.mark.parametrize(("change", "wanted"), [
@@ -405,9 +410,9 @@ def test_a_turn_that_cannot_be_chosen_is_one_line(make, speak, change, wanted):
 ])  # fmt: skip
 def test_a_state_that_changes_its_kind_is_one_line(state, said):
     pytest.importorskip("triton")
-    from asrkit.decoders.transducer import triton
+    from asrkit.decoders.transducer import fused_turn
 
     own = torch.zeros(4, 3)
     with pytest.raises(ValueError) as error:
-        triton.keep_said(torch.ones(4, dtype=torch.bool), (state(own),), (own,))
+        fused_turn.keep_emitted(torch.ones(4, dtype=torch.bool), (state(own),), (own,))
     assert str(error.value) == said

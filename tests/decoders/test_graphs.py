@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asrkit.decoders import release_graphs, transducer_greedy
-from asrkit.decoders.nests import leaves, nest_map
-from asrkit.decoders.transducer import graphs
-from asrkit.decoders.transducer.reading import Options, Reader
+from asrkit.decoders.states import map_state, state_tensors
+from asrkit.decoders.transducer import graph_capture, graphs
+from asrkit.decoders.transducer.graph_loop import GraphLoop
+from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 
 KINDS, DURATIONS = (
     ("stateless", "lstm", "foreign", "table"),
@@ -23,11 +24,11 @@ KINDS, DURATIONS = (
 CONFIDENCE = ("none", "max_prob", "entropy")
 
 
-def eager(loop, read, mode="step"):
+def eager(loop, greedy, mode="step"):
     """Stands in for `capture`: the same turns on the same buffers."""
     if mode == "full":
-        return lambda: [loop.turn(read) for _ in range(1000)]
-    return lambda: loop.repeat(lambda: [loop.turn(read) for _ in range(graphs.TURNS)])
+        return lambda: [loop.turn(greedy) for _ in range(1000)]
+    return lambda: loop.repeat(lambda: [loop.turn(greedy) for _ in range(graph_capture.TURNS)])
 
 
 @pytest.fixture
@@ -37,34 +38,36 @@ def uncaptured(monkeypatch):
     monkeypatch.setattr(
         graphs,
         "capture",
-        lambda loop, read, mode: made.append((loop, mode)) or eager(loop, read, mode),
+        lambda loop, greedy, mode: made.append((loop, mode)) or eager(loop, greedy, mode),
     )
     return made
 
 
 def by_loop(loop, model, encoded, lengths, carry=None, confidence="none"):
     with torch.inference_mode():
-        read = Reader(model, confidence)
-        carry = carry or read.start(encoded)
+        greedy = GreedyModel(model, confidence)
+        carry = carry or greedy.initial_carry(encoded)
         loop.load(encoded, lengths, carry)
-        eager(loop, read)()
+        eager(loop, greedy)()
         return loop.hypotheses(lengths, carry, "here")
 
 
 def loop_for(B, T, model, encoded, confidence="none", **options):
     with torch.inference_mode():
-        read = Reader(model, confidence)
-        return graphs.Loop(B, T, encoded, read.start(encoded), Options(**options), read)
+        greedy = GreedyModel(model, confidence)
+        return GraphLoop(
+            B, T, greedy, encoded, greedy.initial_carry(encoded), GreedyOptions(**options)
+        )
 
 
 def by_graphs(
     store, model, encoded, lengths, mode="auto", confidence="none", carry=None, **options
 ):
     with torch.inference_mode():
-        read = Reader(model, confidence)
-        return store.decode(
-            read, encoded, lengths, carry or read.start(encoded), Options(graphs=mode, **options)
-        )
+        greedy = GreedyModel(model, confidence)
+        carry = carry or greedy.initial_carry(encoded)
+        options = GreedyOptions(graphs=mode, **options)
+        return store.decode(graphs.Batch(greedy, encoded, lengths, carry, options))
 
 
 @settings(max_examples=200, deadline=None)
@@ -119,15 +122,20 @@ def test_whatever_lies_in_the_buffers_cannot_matter(make, speak, same, kind, dur
     wanted = transducer_greedy(model, encoded, lengths, strategy="one_by_one", confidence="entropy")
     loop = loop_for(8, 16, model, encoded, "entropy")
     with torch.inference_mode():
-        for tensor in (loop.encoded, loop.sure, loop.place.predicted, *leaves(loop.place.state)):
+        for tensor in (
+            loop.encoded,
+            loop.confidence,
+            loop.state.predicted,
+            *state_tensors(loop.state.state),
+        ):
             tensor.fill_(torch.nan if tensor.is_floating_point() else 1)
         for tensor in (
-            loop.said,
-            loop.count,
+            loop.outputs,
+            loop.counts,
             loop.lengths,
-            loop.place.time,
-            loop.place.symbols,
-            loop.flags,
+            loop.state.time,
+            loop.state.symbols,
+            loop.host_flags,
             loop.active,
         ):
             tensor.fill_(3)
@@ -135,12 +143,12 @@ def test_whatever_lies_in_the_buffers_cannot_matter(make, speak, same, kind, dur
 
 
 def test_results_do_not_change_when_the_buffers_do(make, speak, uncaptured):
-    model, store = make("lstm", 3), graphs.Graphs()
+    model, store = make("lstm", 3), graphs.GraphCache()
     first = by_graphs(store, model, *speak("lstm", 4, 11, 3), confidence="max_prob")
-    kept = [part.clone() for part in (*first.parts(), *leaves(first.carry))]
+    kept = [part.clone() for part in (*first.parts(), *state_tensors(first.carry))]
     by_graphs(store, model, *speak("lstm", 4, 11, 4), confidence="max_prob")
     assert len(uncaptured) == 1
-    for now, then in zip((*first.parts(), *leaves(first.carry)), kept, strict=True):
+    for now, then in zip((*first.parts(), *state_tensors(first.carry)), kept, strict=True):
         assert torch.equal(now, then)
     assert not any(part.is_inference() for part in first.parts())
 
@@ -162,7 +170,7 @@ def test_the_flag_is_read_one_replay_late(make, speak):
 @pytest.mark.parametrize("mode", ["step", "full"])
 def test_nothing_to_hear_gives_nothing(make, uncaptured, mode):
     model, encoded = make("lstm", 3), torch.zeros(3, 0, 4, dtype=torch.float64)
-    found = by_graphs(graphs.Graphs(), model, encoded, torch.zeros(3, dtype=torch.int64), mode)
+    found = by_graphs(graphs.GraphCache(), model, encoded, torch.zeros(3, dtype=torch.int64), mode)
     assert found.tokens() == [[], [], []]
     assert found.labels.shape == (3, 0)
 
@@ -176,7 +184,7 @@ def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(
     monkeypatch.setattr(graphs, "KEEP", 2)
     monkeypatch.setattr(graphs, "ROWS", 2)
     monkeypatch.setattr(graphs, "FRAMES", 8)
-    model, store = make("lstm", 3), graphs.Graphs()
+    model, store = make("lstm", 3), graphs.GraphCache()
     captured = []
     for B, T in [(4, 11), (3, 16), (2, 7), (4, 17), (3, 9), (1, 5), (2, 5), (4, 30), (4, 11)]:
         encoded, lengths = speak("lstm", B, T, 3)
@@ -199,7 +207,7 @@ def test_sizes_are_rounded_up_coarsely():
 
 
 def test_a_stream_of_all_sizes_is_served_by_a_handful_of_loops(make, uncaptured):
-    model, store, draw = make("lstm", 3), graphs.Graphs(), torch.Generator().manual_seed(0)
+    model, store, draw = make("lstm", 3), graphs.GraphCache(), torch.Generator().manual_seed(0)
     for _ in range(100):
         B, T = (int(torch.randint(1, most, (), generator=draw)) for most in (65, 700))
         by_graphs(
@@ -219,7 +227,7 @@ def test_a_stream_of_all_sizes_is_served_by_a_handful_of_loops(make, uncaptured)
     {"max_symbols": 3}, {"window": 2}, {"confidence": "entropy"}, {"mode": "full"}, {"dtype": torch.float32}, {"batch": 9},
 ])  # fmt: skip
 def test_what_a_graph_has_fixed_asks_for_another(make, speak, uncaptured, change):
-    model, store, (encoded, lengths) = make("lstm", 3), graphs.Graphs(), speak("lstm", 4, 11, 3)
+    model, store, (encoded, lengths) = make("lstm", 3), graphs.GraphCache(), speak("lstm", 4, 11, 3)
     by_graphs(store, model, encoded, lengths, "step")
     with torch.autocast("cpu", torch.bfloat16):
         by_graphs(store, model, encoded, lengths, "step")
@@ -238,7 +246,7 @@ def test_what_a_graph_has_fixed_asks_for_another(make, speak, uncaptured, change
 def test_weights_that_move_are_captured_again_and_weights_that_change_are_not(
     make, speak, same, uncaptured
 ):
-    model, store, (encoded, lengths) = make("lstm", 3), graphs.Graphs(), speak("lstm", 4, 11, 3)
+    model, store, (encoded, lengths) = make("lstm", 3), graphs.GraphCache(), speak("lstm", 4, 11, 3)
 
     def check(captures):
         same(
@@ -320,7 +328,7 @@ def test_a_module_that_knows_its_owner_is_walked_to_an_end(make):
 
 
 def test_a_wrapper_is_followed_when_its_weights_move(make, speak, same, uncaptured):
-    net, store, (encoded, lengths) = make("lstm", 3), graphs.Graphs(), speak("lstm", 4, 11, 3)
+    net, store, (encoded, lengths) = make("lstm", 3), graphs.GraphCache(), speak("lstm", 4, 11, 3)
     model = Wrapper([SimpleNamespace(net=net)], net.blank)
     by_graphs(store, model, encoded, lengths)
     by_graphs(store, model, encoded, lengths)
@@ -333,7 +341,11 @@ def test_a_wrapper_is_followed_when_its_weights_move(make, speak, same, uncaptur
 
 
 def test_a_model_that_shows_no_weights_is_refused_with_the_reason(make, speak, same, uncaptured):
-    model, store, (encoded, lengths) = make("table", 3), graphs.Graphs(), speak("table", 4, 11, 3)
+    model, store, (encoded, lengths) = (
+        make("table", 3),
+        graphs.GraphCache(),
+        speak("table", 4, 11, 3),
+    )
     with pytest.raises(
         RuntimeError,
         match=r"^the model's attributes hold no tensors, so a change of its weights could not be seen$",
@@ -350,12 +362,12 @@ def test_a_model_that_shows_no_weights_is_refused_with_the_reason(make, speak, s
 def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch, failure):
     model, store, (encoded, lengths) = (
         make("lstm", 3).float(),
-        graphs.Graphs(),
+        graphs.GraphCache(),
         speak("lstm", 4, 11, 3),
     )
     encoded, tries = encoded.float(), []
 
-    def broken(loop, read, mode):
+    def broken(loop, greedy, mode):
         tries.append(mode)
         if failure == "capture":
             try:
@@ -363,14 +375,14 @@ def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch
             finally:
                 raise ValueError("and then the capture could not end")
         if failure == "other dtype":
-            read.model.predict = lambda *given: nest_map(
+            greedy.model.predict = lambda *given: map_state(
                 lambda part: part.double(), type(model).predict(model, *given)
             )
             try:
-                loop.turn(read)
+                loop.turn(greedy)
             finally:
-                del read.model.predict
-        return lambda: (eager(loop, read)(), loop.said[0, 0, 0].add_(1))
+                del greedy.model.predict
+        return lambda: (eager(loop, greedy)(), loop.outputs[0, 0, 0].add_(1))
 
     monkeypatch.setattr(graphs, "capture", broken)
     reason = {
@@ -395,7 +407,7 @@ def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch
 def test_auto_compares_the_first_result_of_every_size_and_no_other(
     make, speak, uncaptured, monkeypatch
 ):
-    model, store, plain = make("lstm", 3), graphs.Graphs(), []
+    model, store, plain = make("lstm", 3), graphs.GraphCache(), []
     decode = graphs.windowed_looping.decode
     monkeypatch.setattr(graphs, "FRAMES", 16)
     monkeypatch.setattr(graphs.windowed_looping, "decode", lambda *a: plain.append(1) or decode(*a))
@@ -410,13 +422,13 @@ def test_auto_compares_the_first_result_of_every_size_and_no_other(
 
 def test_graphs_go_with_the_model_or_when_told(make):
     first, second = make("lstm", 3), make("lstm", 3)
-    kept = graphs._graphs_of(first)
-    assert graphs._graphs_of(first) is kept is not graphs._graphs_of(second)
+    kept = graphs._cache_of(first)
+    assert graphs._cache_of(first) is kept is not graphs._cache_of(second)
     release_graphs(first)
     assert id(first) not in graphs.MODELS and id(second) in graphs.MODELS
-    kept = graphs._graphs_of(first)
+    kept = graphs._cache_of(first)
     release_graphs(first)
-    again = graphs._graphs_of(first)
+    again = graphs._cache_of(first)
     assert again is not kept
     name = id(first)
     del first
@@ -456,8 +468,8 @@ def test_a_model_whose_end_cannot_be_seen_is_refused_with_the_reason(make, speak
 
 def test_a_captured_loop_does_not_keep_the_model_alive(make, speak, monkeypatch):
     gone = []
-    monkeypatch.setattr(graphs, "capture", lambda loop, read, mode: lambda: None)
-    model, store = make("lstm", 3), graphs.Graphs()
+    monkeypatch.setattr(graphs, "capture", lambda loop, greedy, mode: lambda: None)
+    model, store = make("lstm", 3), graphs.GraphCache()
     by_graphs(store, model, *speak("lstm", 4, 11, 3), "step")
     graphs.weakref.finalize(model, gone.append, 1)
     del model

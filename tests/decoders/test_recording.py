@@ -6,9 +6,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asrkit.decoders import transducer_greedy
-from asrkit.decoders.nests import nest_map
-from asrkit.decoders.transducer import graphs
-from asrkit.decoders.transducer.reading import Options, Reader
+from asrkit.decoders.states import map_state
+from asrkit.decoders.transducer import graph_capture
+from asrkit.decoders.transducer.graph_loop import GraphLoop
+from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
 from asrkit.workbench.profiling import launch_profile
 from asrkit.workbench.profiling.launches import _Count
@@ -30,18 +31,18 @@ def turn_of(make, device, confidence="entropy"):
     """What a capture would record: the turn of a loop on `device`."""
     model = make()
     with torch.inference_mode():
-        carry = Reader(model).start(torch.zeros(4, 16, 8))
-        carry = nest_map(
+        carry = GreedyModel(model).initial_carry(torch.zeros(4, 16, 8))
+        carry = map_state(
             lambda part: torch.zeros(part.shape, dtype=part.dtype, device=device), carry
         )
         for module in model.modules():
             for name, value in module.named_parameters(recurse=False):  # .to cannot move fakes
                 module._parameters[name] = nn.Parameter(torch.zeros_like(value, device=device))
         encoded = torch.zeros(4, 16, 8, device=device)
-        read = Reader(model, confidence, encoded.device)
-        loop = graphs.Loop(4, 16, encoded, carry, Options(), read)
+        greedy = GreedyModel(model, confidence, encoded.device)
+        loop = GraphLoop(4, 16, greedy, encoded, carry, GreedyOptions())
         loop.load(encoded, torch.full((4,), 16, device=device), carry)
-    return torch.inference_mode()(lambda: loop.turn(read))
+    return torch.inference_mode()(lambda: loop.turn(greedy))
 
 
 @pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
@@ -114,11 +115,14 @@ def masked_write(logits):
     "spoil", [*SPOILERS.values(), masked_write], ids=[*SPOILERS, "masked write"]
 )
 def test_a_capture_is_not_begun_with_what_it_cannot_hold(spoil):
-    with pytest.raises(RuntimeError, match=r"^aten\.\S+ waits for the GPU$"), graphs.Recordable():
+    with (
+        pytest.raises(RuntimeError, match=r"^aten\.\S+ waits for the GPU$"),
+        graph_capture.CaptureGuard(),
+    ):
         turn_of(lambda: Waiting(spoil), "cpu")()
     for kind, durations in [("stateless", ()), ("lstm", (0, 1, 2))]:
         turn = turn_of(lambda kind=kind, durations=durations: ours(kind, durations), "cpu")
-        with graphs.Recordable():
+        with graph_capture.CaptureGuard():
             turn()
 
 

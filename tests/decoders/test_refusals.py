@@ -15,7 +15,7 @@ from asrkit.decoders import (
     transducer_greedy,
 )
 from asrkit.decoders.transducer import STRATEGIES
-from asrkit.decoders.transducer.reading import Carry
+from asrkit.decoders.transducer.steps import Carry
 
 BEAMS = {"beam": transducer_beam, "reference": transducer_beam_reference}
 DECODERS = [*STRATEGIES, *BEAMS]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asrkit.decoders import transducer_greedy
-from asrkit.decoders.nests import leaves
+from asrkit.decoders.states import state_tensors
 from asrkit.decoders.transducer import STRATEGIES
-from asrkit.decoders.transducer.reading import Carry
+from asrkit.decoders.transducer.steps import Carry
 
 NAMES = sorted(STRATEGIES)
 CASES = [
@@ -95,7 +95,9 @@ def test_pieces_say_what_the_whole_says_whoever_decodes_which_in_what_company(
             carry = Carry.join([carry.select(slice(0, 1)), carry.select(slice(1, None))])
     same_rows(said, rows(whole))
     torch.testing.assert_close(scores, whole.scores, rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(leaves(carry), leaves(whole.carry.select(order)), strict=True):
+    for ours, theirs in zip(
+        state_tensors(carry), state_tensors(whole.carry.select(order)), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, check_dtype=True)
 
 
@@ -159,18 +161,18 @@ def test_no_frames_change_nothing_but_what_is_said(make, speak, strategy):
         carry=before.carry,
     )
     assert after.tokens() == [[], [], []] and after.scores.tolist() == [0, 0, 0]
-    for ours, theirs in zip(leaves(after.carry), leaves(before.carry), strict=True):
+    for ours, theirs in zip(state_tensors(after.carry), state_tensors(before.carry), strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_a_carry_outlives_the_frames_and_the_call_that_it_came_from(make, speak):
     model, (encoded, lengths) = make("lstm", 2), speak("lstm", 3, 6, 2)
     first = transducer_greedy(model, encoded, lengths)
-    kept = [tensor.clone() for tensor in leaves(first.carry)]
+    kept = [tensor.clone() for tensor in state_tensors(first.carry)]
     for _ in range(2):
         transducer_greedy(model, encoded + 1, lengths, carry=first.carry)
         encoded.add_(1)
-    for tensor, copy in zip(leaves(first.carry), kept, strict=True):
+    for tensor, copy in zip(state_tensors(first.carry), kept, strict=True):
         assert torch.equal(tensor, copy)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asrkit.decoders import transducer_beam, transducer_beam_reference, transducer_greedy
-from asrkit.decoders.nests import choose
+from asrkit.decoders.states import select_state
 from asrkit.decoders.transducer import STRATEGIES
 
 NAMES = sorted(STRATEGIES)
@@ -157,7 +157,7 @@ def test_a_look_takes_in_8_frames_of_rnnt_and_2_of_tdt_unless_told_otherwise(mor
 def test_states_may_be_any_nest_and_are_replaced_only_where_told():
     old = {"a": (torch.zeros(3, 2), None), "b": [Cell(torch.zeros(3, 1, 2))]}
     new = {"a": (torch.ones(3, 2), None), "b": [Cell(torch.ones(3, 1, 2))]}
-    mixed = choose(torch.tensor([True, False, True]), new, old)
+    mixed = select_state(torch.tensor([True, False, True]), new, old)
     assert mixed["a"][0].tolist() == [[1, 1], [0, 0], [1, 1]]
     assert mixed["a"][1] is None
     assert isinstance(mixed["b"][0], Cell)
@@ -165,7 +165,7 @@ def test_states_may_be_any_nest_and_are_replaced_only_where_told():
     with pytest.raises(
         ValueError, match=r"^state: expected tensors in tuples, lists or dicts, got int\.$"
     ):
-        choose(torch.tensor([True]), (1,), (2,))
+        select_state(torch.tensor([True]), (1,), (2,))
 
 
 def test_strategies_share_one_signature_and_results_may_serve_a_loss():

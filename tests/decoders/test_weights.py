@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from asrkit.decoders.transducer import graphs
-from asrkit.decoders.transducer.reading import Options, Reader
+from asrkit.decoders.transducer import graph_capture, graphs
+from asrkit.decoders.transducer.graph_loop import GraphLoop
+from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 from asrkit.decoders.transducer.weights import Watch
 from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
 
@@ -27,11 +28,11 @@ def model_of(predictor, layers=1):
 def watched(net, model):
     """A watch of `model` on what a turn of `net` reads, as a capture makes it."""
     with torch.inference_mode():
-        read, encoded = Reader(net), torch.zeros(2, 8, 4)
-        loop = graphs.Loop(2, 8, encoded, read.start(encoded), Options(), read)
-        with graphs.Recordable() as seen:
-            loop.turn(read)
-    return Watch(model, seen.read_at)
+        greedy, encoded = GreedyModel(net), torch.zeros(2, 8, 4)
+        loop = GraphLoop(2, 8, greedy, encoded, greedy.initial_carry(encoded), GreedyOptions())
+        with graph_capture.CaptureGuard() as seen:
+            loop.turn(greedy)
+    return Watch(model, seen.storages_read)
 
 
 def swap(module, name, value):
@@ -134,7 +135,7 @@ def test_a_look_costs_the_same_whatever_the_encoder_is():
     small, large = (model_of(LSTMConfig(), layers) for layers in (1, 40))
     found = []
     for net in (small, large):
-        store = graphs.Graphs()
+        store = graphs.GraphCache()
         store.watch = watched(net, net)
         found.append(
             (calls_of(lambda net=net, store=store: store.follow(net)), len(store.watch.steps))
@@ -149,16 +150,17 @@ def test_a_look_costs_the_same_whatever_the_encoder_is():
 def test_what_a_look_finds_changed_is_looked_at_whole_and_loops_stay_if_nothing_moved(
     make, speak, monkeypatch
 ):
-    model, store, batch, whole = make("lstm", 3), graphs.Graphs(), speak("lstm", 4, 11, 3), []
-    monkeypatch.setattr(graphs, "capture", lambda loop, read, mode: lambda: None)
+    model, store, batch, whole = make("lstm", 3), graphs.GraphCache(), speak("lstm", 4, 11, 3), []
+    monkeypatch.setattr(graphs, "capture", lambda loop, greedy, mode: lambda: None)
     plain = graphs.fingerprint
     monkeypatch.setattr(graphs, "fingerprint", lambda held: whole.append(1) or plain(held))
     with torch.inference_mode():
-        read = Reader(model)
+        greedy = GreedyModel(model)
         for number in range(6):
             if number == 3:
                 model.note = object()
-            store.replay(read, *batch, read.start(batch[0]), Options(), "step")
+            carry = greedy.initial_carry(batch[0])
+            store.replay(graphs.Batch(greedy, *batch, carry, GreedyOptions()), "step")
     assert len(whole) == 2  # at first, and when there was one more attribute
     assert len(store.loops) == 1
 

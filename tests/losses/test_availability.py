@@ -10,7 +10,7 @@ import torch
 
 from asrkit import runtime
 from asrkit.losses import availability
-from asrkit.losses.nodes import Shares
+from asrkit.losses.nodes import ArcPosteriors
 from asrkit.losses.rnnt import wavefront
 
 ON_GPU = SimpleNamespace(
@@ -95,7 +95,7 @@ class Faulting:
     (torch.tensor([7.0]), "log-likelihood 7.0"),
 ])  # fmt: skip
 def test_a_lattice_that_launches_and_finds_nothing_right_does_not_work(monkeypatch, total, said):
-    launches = SimpleNamespace(lattice=lambda *given: Shares(total))
+    launches = SimpleNamespace(lattice=lambda *given: ArcPosteriors(total))
     monkeypatch.setitem(sys.modules, "asrkit.losses.rnnt.numba_cuda", launches)
     availability.numba_cuda_works.cache_clear()
     with pytest.warns(RuntimeWarning, match=f"numba-cuda is installed and does not work: .*{said}"):

@@ -155,7 +155,7 @@ def test_a_call_takes_few_launches_and_nobody_waits(loss, most):
     assert kernels == {
         "scores": 1,
         "_sweep": 1,
-        "_shares": 1,
+        "_posteriors": 1,
         "by_logits": runs,
         "by_halves": runs,
         **tdt,

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from asrkit.losses import rnnt_loss
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.losses.tdt import tdt_loss
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -110,7 +110,7 @@ def check_packed(loss, logits, targets, frames, labels, **options):
         ]
     )
     flat, padded = flat.requires_grad_(), logits.detach().requires_grad_()
-    costs = losses(flat, targets, Nodes.packed(lengths, V), Options(blank=V - 1))
+    costs = losses(flat, targets, Nodes.packed(lengths, V), LatticeOptions(blank=V - 1))
     wanted = loss(padded, targets, frames, labels, reduction="none", impl="numba_cuda")
     torch.testing.assert_close(costs, wanted, rtol=0, atol=0)
     (grad,), (whole,) = (
@@ -223,8 +223,8 @@ def test_kernels_agree_with_the_reference_in_the_simulator():
 def test_kernels_compile_for_the_types_of_real_calls(monkeypatch):
     from numba import typeof
 
+    from asrkit.losses.logit_rows import numba_cuda as rows
     from asrkit.losses.rnnt import numba_cuda as rnnt
-    from asrkit.losses.rows import numba_cuda as rows
     from asrkit.losses.tdt import numba_cuda as tdt
     from asrkit.workbench.bench.row_kernels import numba_types
     from asrkit.workbench.profiling.cubin import compile_numba
@@ -248,16 +248,16 @@ def test_kernels_compile_for_the_types_of_real_calls(monkeypatch):
             monkeypatch.setattr(module, "launch", noted)
         logits, targets, *lengths = batch(0, 2, 3, 2, 5, n=n, dtype=dtype)
         nodes = Nodes.padded(logits, torch.stack(lengths, 1))
-        options = Options(blank=4, clamp=0.1, fastemit_lambda=0.1, durations=tuple(range(n)))
+        options = LatticeOptions(blank=4, clamp=0.1, fastemit_lambda=0.1, durations=tuple(range(n)))
         loss.losses(logits.requires_grad_(), targets, nodes, options).sum().backward()
         for name, types in numba_types(
             dtype
         ).items():  # these are compiled, and counted, in test_rows.py
-            assert launched.pop((f"rows_{name}", types)) is getattr(rows, f"_{name}")
+            assert launched.pop((f"logit_rows_{name}", types)) is getattr(rows, f"_{name}")
     assert sorted(name for name, _ in launched) == [
-        "rnnt_shares",
+        "rnnt_posteriors",
         "rnnt_sweep",
-        "tdt_shares",
+        "tdt_posteriors",
         "tdt_sweep",
     ]
     for (_, types), kernel in launched.items():
@@ -293,8 +293,8 @@ def main():
     """The worker: all cases in the simulator, with blocks so small that every loop goes round."""
     start = time.perf_counter()
     assert "numba.cuda" not in sys.modules  # importing the losses has not brought it in
+    from asrkit.losses.logit_rows import numba_cuda as rows
     from asrkit.losses.rnnt import numba_cuda as rnnt
-    from asrkit.losses.rows import numba_cuda as rows
     from asrkit.losses.tdt import numba_cuda as tdt
 
     sys.setswitchinterval(1e-5)  # the simulator polls its threads

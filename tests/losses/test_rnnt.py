@@ -212,7 +212,7 @@ def test_gradients_hold_no_denormal_numbers():
 
 
 def test_kernels_run_where_no_cache_can_be_written():
-    code = "import asrkit.losses.rows.numba_cpu as k; k._scores"
+    code = "import asrkit.losses.logit_rows.numba_cpu as k; k._scores"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"NUMBA_CACHE_DIR": "/proc/none"},

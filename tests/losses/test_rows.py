@@ -41,7 +41,7 @@ def test_row_kernels_move_each_logit_once_a_pass_with_few_instructions(
 @pytest.mark.parametrize("dtype, size", [(FP32, 4), (BF16, 8)], ids=str)
 def test_lanes_read_together_only_where_every_row_is_known_to_start_at_16_bytes(dtype, size):
     """A wider access than that is an error on a GPU, which the interpreter would not see."""
-    from asrkit.losses.rows.triton import together
+    from asrkit.losses.logit_rows.triton import together
 
     def asked(logits):
         return together(logits, Nodes.padded(logits, torch.tensor([[4, 2], [3, 1]])))
@@ -79,7 +79,7 @@ def test_rows_that_start_at_multiples_of_16_bytes_are_read_by_so_many():
 @pytest.mark.parametrize("n, FUSED, CLAMPS", [(0, False, True), (2, True, True)])
 def test_every_option_of_the_triton_rows_compiles(n, FUSED, CLAMPS):
     """The interpreter takes what the compiler does not: a name that changes its type, a branch that leaves one undefined."""
-    from asrkit.losses.rows import triton as rows
+    from asrkit.losses.logit_rows import triton as rows
 
     small = {
         "FUSED": FUSED,

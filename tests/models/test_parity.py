@@ -192,7 +192,7 @@ def test_a_peer_still_says_what_is_committed(peers, peer):
         for name, wanted in kept[case].items():
             if name in known.PLACES:  # another processor rounds otherwise
                 torch.testing.assert_close(
-                    torch.tensor(said[case][name]), torch.tensor(wanted), rtol=0, atol=2e-5
+                    torch.tensor(said[case][name]), torch.tensor(wanted), **CLOSE
                 )
             else:
                 assert said[case][name] == wanted, (case, name)

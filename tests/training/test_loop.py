@@ -25,7 +25,8 @@ from asrkit.models import (
 )
 from asrkit.runtime import peak_memory
 from asrkit.text import CharTokenizer
-from asrkit.training import Prepared, TrainConfig, _Run, evaluate, train, training_step, update
+from asrkit.training import Prepared, TrainConfig, evaluate, train, training_step, update
+from asrkit.training.state import TrainingRun
 from asrkit.transcribe import recognize
 
 TOKENIZER = CharTokenizer()
@@ -43,7 +44,7 @@ RUN = """
 import sys, torch
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_training import *
+from test_loop import *
 speech = torch.load({speech!r}, weights_only=False)
 train(SMALL, TOKENIZER, speech, out=Path({out!r}), config=STEPS, progress=False)
 """
@@ -501,6 +502,13 @@ def test_the_command_trains_tdt_and_says_what_is_wrong_with_durations_in_one_lin
         assert not (tmp_path / "bad").exists()
 
 
+def test_the_command_takes_a_joint_and_says_which_it_was(tmp_path, capsys):
+    command = ["train", "--manifest", corpus(tmp_path), "--steps", "2", "--no-progress", "--out"]
+    for choice, took in (("full", "full"), ("lean", "lean"), ("auto", "lean")):
+        assert main([*command, str(tmp_path / choice), "--joint", choice]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["joint"] == took
+
+
 @pytest.fixture
 def model_and_optimizer():
     torch.manual_seed(0)
@@ -515,7 +523,7 @@ def test_sizes_that_oom_search_finds_are_those_that_a_run_survives(model_and_opt
     step = training_step(model, optimizer, STEPS)
     found = oom_search(step, buckets, budget_bytes=budget, state=(model, optimizer), progress=False)
     assert all(map(torch.equal, before, model.state_dict().values())) and not optimizer.state
-    run = _Run(SMALL, STEPS, torch.device("cpu"), {})
+    run = TrainingRun(SMALL, STEPS, torch.device("cpu"), {})
 
     def advance(n, seconds, tokens):
         def prepared():

@@ -6,6 +6,8 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,12 @@ import yaml
 
 from asrkit import files
 from asrkit.data import CANARY_MEMORY, at_most_seconds, shipped_lengths
-from asrkit.workbench import ledger, records
+from asrkit.workbench import ledger, records, schemas
 from asrkit.workbench.ledger import (
     LABELS,
     Claim,
-    by_document,
     evaluate,
+    grids,
     load_claims,
     summary,
     table,
@@ -190,16 +192,16 @@ def test_a_formula_is_arithmetic_and_nothing_else(formula):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"surprise": 1}, "unknown field surprise"), ({"text": None}, "missing field text"), ({"kind": "guess"}, "kind one of"),
-        ({"source": {"title": "x"}}, "a source with"), ({"quoted": "two"}, "quoted: expected int or float"),
-        ({"quoted": float("inf")}, "a finite number or null"), ({"text": 5}, "text: expected str"), ({"id": ["c"]}, ""),
-        ({"params": [1], "formula": "1"}, ""), ({"tolerance": 3}, ""), ({"formula": "9**9**9"}, ""), ({"formula": "10**10**7"}, ""),
+        ({"surprise": 1}, "unknown field surprise"), ({"text": None}, "missing field text"), ({"kind": "guess"}, "kind must be one of"),
+        ({"source": {"title": "x"}}, "missing field source.document"), ({"quoted": "two"}, "quoted must be number or null"),
+        ({"quoted": float("inf")}, "a finite number or null"), ({"text": 5}, "text must be string, got 5"), ({"id": ["c"]}, "id must be string"),
+        ({"params": [1], "formula": "1"}, "params must be object"), ({"tolerance": 3}, "tolerance must be object"), ({"formula": "9**9**9"}, ""), ({"formula": "10**10**7"}, ""),
         ({"formula": "1/0"}, "division"), ({"formula": "2*"}, "invalid syntax"), ({"formula": "(-8)**0.5"}, "a finite number"),
         ({"formula": "max(1)"}, "not iterable"), ({"formula": "1e308 * 10"}, "formula: expected a finite number"),
         ({"kind": "latency", "arms": [], "formula": "1"}, "a formula"), ({"kind": "arithmetic", "arms": []}, "a formula"),
-        ({"arms": ["one"]}, "two arms or none"), ({"tolerance": {"rel": 1, "abs": 1}}, "one tolerance"),
-        ({"needs": "luck"}, "needs one of"), ({"formula": "1", "status": "planned"}, "no status planned"),
-        ({"grid": "jasper_seeds.csv"}, "a grid with"), ({"keys": ["set"]}, "a grid with"), ({"take": "mean"}, "take max or min"),
+        ({"arms": ["one"]}, "two arms or none"), ({"tolerance": {"rel": 1, "abs": 1}}, "tolerance must contain less than or equal to 1"),
+        ({"needs": "luck"}, "needs must be one of"), ({"formula": "1", "status": "planned"}, "no status planned"),
+        ({"grid": "jasper_seeds.csv"}, "a grid with"), ({"keys": ["set"]}, "a grid with"), ({"take": "mean"}, "take must be one of"),
     ],
 )  # fmt: skip
 def test_a_claim_that_breaks_the_schema_is_named(tmp_path, change, message):
@@ -213,7 +215,7 @@ def test_a_claim_that_breaks_the_schema_is_named(tmp_path, change, message):
 
 
 @pytest.mark.parametrize("text, message", [
-    ("- a\n- b", "claim 'a': claim: expected fields"), ("a: 1", "claims.yaml: expected a list"), ("hello", "expected a list"),
+    ("- a\n- b", "claim 'a': value must be object"), ("a: 1", "claims.yaml: expected a list"), ("hello", "expected a list"),
     ("- {a: [1", "claims.yaml: expected YAML"), (b"- id: \xff\xfe", "claims.yaml: expected YAML"), ("- {id: c, {a: 1}: 2}", "YAML"),
 ])  # fmt: skip
 def test_a_file_that_holds_no_claims_is_named(tmp_path, text, message):
@@ -288,7 +290,7 @@ def grid(tmp_path, monkeypatch):
         (tmp_path / "published" / name).write_text(text)
         ledger.published.cache_clear()
 
-    monkeypatch.setattr(ledger, "shipped", lambda name: tmp_path / name)
+    monkeypatch.setattr(grids, "shipped", lambda name: tmp_path / name)
     yield write
     ledger.published.cache_clear()
 
@@ -357,11 +359,14 @@ def test_the_shipped_ledger_holds_and_its_arithmetic_is_right():
         name: label for name, label in computed.items() if label != "arithmetic checked"
     } == FINDINGS
     assert summary(rows).startswith(f"{len(claims)} claims: ")
-    told = by_document(rows)
-    assert sum(int(sentence.split()[0]) for sentence in told.values()) == len(claims)
-    assert {
-        name: int(sentence.split()[0]) for name, sentence in told.items() if name.startswith("00")
-    } == COUNTS
+    documents = Counter(row["document"] for row in rows if row["document"].startswith("00"))
+    assert documents == COUNTS
+
+
+def test_the_schema_of_claims_names_the_fields_of_a_claim():
+    required = {item.name for item in fields(Claim) if item.default is item.default_factory}
+    assert {*schemas.CLAIM["properties"]} == {item.name for item in fields(Claim)}
+    assert {*schemas.CLAIM["required"]} == required
 
 
 def test_a_ratio_over_a_baseline_that_nobody_named_has_a_value_and_no_verdict():

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from asrkit import files as kept
-from asrkit.workbench import machine, records
+from asrkit.workbench import collect, machine, records, schemas
 from asrkit.workbench.records import Measurement
 
 
@@ -126,7 +126,7 @@ def test_the_command_line_is_kept_without_its_folders(monkeypatch):
 
 def test_an_installed_package_reports_no_commit_of_the_repository_around_it(monkeypatch, tmp_path):
     assert machine.code.__wrapped__()["commit"] or not (kept.HERE.parent / ".git").exists()
-    monkeypatch.setattr(records, "HERE", tmp_path / "asrkit")
+    monkeypatch.setattr(kept, "HERE", tmp_path / "asrkit")
     found = machine.code.__wrapped__()
     assert (found["commit"], found["dirty"]) == (None, None)
 
@@ -285,19 +285,19 @@ def test_only_records_of_code_that_a_commit_here_holds_are_taken_in(measured_by,
     for number, code in enumerate(bad):
         path = measured_by(tmp_path / f"bad-{number}.jsonl", **code)
         with pytest.raises(ValueError, match=refused):
-            records.add([path], into)
+            collect.add([path], into)
         assert not into.exists()
     for number, code in enumerate(good):
-        assert len(records.add([measured_by(tmp_path / f"good-{number}.jsonl", **code)], into)) == 1
+        assert len(collect.add([measured_by(tmp_path / f"good-{number}.jsonl", **code)], into)) == 1
     mixed = [
         tmp_path / "bad-0.jsonl",
         measured_by(tmp_path / "more.jsonl", **good[0], argv=["new"]),
     ]
     with pytest.raises(ValueError, match=refused):
-        records.add(mixed, into)
+        collect.add(mixed, into)
     assert (
         len(records.read(into)) == 2
-        and len(records.add(mixed, into, dirty=True)) == 2
+        and len(collect.add(mixed, into, dirty=True)) == 2
         and len(records.read(into)) == 4
     )
 
@@ -358,7 +358,7 @@ def test_what_is_sealed_but_no_record_is_never_read_appended_or_taken_in(tmp_pat
         assert records.read(path) == []
     for take in (
         lambda: records.append(tmp_path / "b.jsonl", bad),
-        lambda: records.add([path], tmp_path / "in", dirty=True),
+        lambda: collect.add([path], tmp_path / "in", dirty=True),
     ):
         with pytest.raises(ValueError, match="no record"):
             take()
@@ -385,10 +385,8 @@ def test_no_number_that_json_has_not_is_a_reason_to_raise():
 
 def adding(tmp_path, paths, before):
     """A process that adds `paths` to tmp_path/in after it has run `before`."""
-    program = (
-        f"import os, sys, time\nfrom pathlib import Path\nfrom asrkit import records\n{before}\n"
-    )
-    program += "print(len(records.add(sys.argv[1:], Path('in'), dirty=True)))"
+    program = f"import os, sys, time\nfrom pathlib import Path\nfrom asrkit.workbench import collect, records\n{before}\n"
+    program += "print(len(collect.add(sys.argv[1:], Path('in'), dirty=True)))"
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, paths)], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(kept.HERE.parent)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -434,7 +432,7 @@ def test_a_disk_that_is_full_is_an_error_and_nothing_is_half_taken(tmp_path):
 def test_two_that_add_at_once_lose_nothing(tmp_path):
     slow = adding(tmp_path, [measured(tmp_path / "a.jsonl", A)], SLOW.format(1))
     assert waited(lambda: [*(tmp_path / "in").rglob(".bench-*")])
-    assert len(records.add([measured(tmp_path / "b.jsonl", A)], tmp_path / "in", dirty=True)) == 1
+    assert len(collect.add([measured(tmp_path / "b.jsonl", A)], tmp_path / "in", dirty=True)) == 1
     assert slow.communicate(timeout=60)[0] == "1\n"
     assert [record["what"] for record in records.read(tmp_path / "in")] == ["a-0", "b-0"]
 
@@ -460,7 +458,7 @@ def test_an_addition_that_is_killed_is_finished_by_the_next(tmp_path, before):
         and [*into.rglob(".bench-*")]
         and records.verify([into]) == []
     )
-    assert len(records.add([path], into, dirty=True)) == 2 - had
+    assert len(collect.add([path], into, dirty=True)) == 2 - had
     assert sorted(record["machine"]["id"] for record in records.read(into)) == [A, B] and not [
         *into.rglob(".bench-*")
     ]
@@ -475,7 +473,7 @@ def test_where_one_machine_cannot_be_written_none_is(tmp_path, hinder):
     into.mkdir()
     hinder(into)
     with pytest.raises((ValueError, OSError), match=B):
-        records.add([path], into, dirty=True)
+        collect.add([path], into, dirty=True)
     assert (
         records.read(into) == [] and records.verify([into]) == [] and not [*into.rglob(".bench-*")]
     )
@@ -483,12 +481,61 @@ def test_where_one_machine_cannot_be_written_none_is(tmp_path, hinder):
 
 def test_a_folder_one_holds_is_lent_to_nobody_else_until_it_ends(tmp_path):
     with (
-        kept.alone(tmp_path / "out"),
+        kept.lock(tmp_path / "out"),
         pytest.raises(ValueError, match="out: expected a folder that nobody else writes"),
     ):
-        kept.alone(tmp_path / "out").__enter__()
-    with kept.alone(tmp_path / "out"):
-        assert not [*(tmp_path / "out").iterdir()]
+        kept.lock(tmp_path / "out").__enter__()
+    with kept.lock(tmp_path / "out"):
+        assert [path.name for path in (tmp_path / "out").iterdir()] == [kept.LOCK]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from asrkit.files import lock
+with lock(Path("out")):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lock_ends_with_its_process_even_when_that_is_killed(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(kept.HERE.parent)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout.readline() == "held\n"
+        with (
+            pytest.raises(ValueError, match="in use"),
+            kept.lock(tmp_path / "out", refused="in use"),
+        ):
+            pass
+        holder.kill()
+    with kept.lock(tmp_path / "out"):
+        pass
+
+
+def test_a_bare_machine_reads_its_records_and_refuses_to_verify_or_add_any(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    monkeypatch.setitem(sys.modules, "fastjsonschema", None)
+    schemas.record_validator.cache_clear()
+    try:
+        records.append(path, ratio())
+        assert len(records.read(path)) == 1
+        assert records.problem(ratio().sealed() | {"value": 9.0}) == "changed after it was sealed"
+        assert records.problem([]) == "no record"
+        for check in (
+            records.verify,
+            lambda paths: collect.add(paths, tmp_path / "in", dirty=True),
+        ):
+            with pytest.raises(ValueError, match="expected the package fastjsonschema"):
+                check([path])
+    finally:
+        schemas.record_validator.cache_clear()
 
 
 def test_an_atomic_file_replaces_a_file_and_nothing_else(tmp_path):
@@ -531,13 +578,13 @@ def test_a_folder_without_a_whole_manifest_is_refused_by_name(tmp_path, text):
     with pytest.raises(
         ValueError, match=r"out/manifest\.json: expected what `bench all --minutes` wrote"
     ):
-        records.add([folder], tmp_path / "in")
+        collect.add([folder], tmp_path / "in")
 
 
 def test_a_manifest_names_its_own_files_and_each_with_its_hash(tmp_path):
     line = json.dumps(ratio().sealed()).encode() + b"\n"
     told = json.loads((delivered(tmp_path / "good", line) / "manifest.json").read_text())["files"]
-    assert len(records.add([tmp_path / "good"], tmp_path / "in", dirty=True)) == 1
+    assert len(collect.add([tmp_path / "good"], tmp_path / "in", dirty=True)) == 1
     os.mkfifo(tmp_path / "secret")  # to open it would wait for ever
     lies = [
         None,
@@ -553,7 +600,7 @@ def test_a_manifest_names_its_own_files_and_each_with_its_hash(tmp_path):
             else files
         )
         with pytest.raises(ValueError, match=r"manifest\.json: expected .* another files"):
-            records.add(
+            collect.add(
                 [delivered(tmp_path / f"bad-{number}", line, files=files)],
                 tmp_path / "in",
                 dirty=True,
@@ -563,4 +610,4 @@ def test_a_manifest_names_its_own_files_and_each_with_its_hash(tmp_path):
         line,
         files={**told, "../secret": {"bytes": 1, "sha256": "sha256:" + "0" * 64}},
     )
-    assert records.add([other], tmp_path / "in", dirty=True) == []
+    assert collect.add([other], tmp_path / "in", dirty=True) == []

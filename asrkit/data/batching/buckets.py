@@ -1,6 +1,4 @@
-"""Batch tables: cells of seconds (and tokens) with a batch size each, and where to put their
-borders.
-"""
+"""Bucket tables: cells of seconds and tokens with a batch size each, and where to put borders."""
 
 import json
 from dataclasses import dataclass, replace
@@ -14,15 +12,20 @@ from asrkit.data.batching.padding import Limit
 from asrkit.files import atomic
 from asrkit.shapes import expect
 
-ENDLESS = 2**62  # tokens of a cell that does not ask for them
+ENDLESS = 2**62  # tokens of a cell without a bound on tokens
+DTYPES = {"seconds": np.float64, "tokens": np.int64, "sizes": np.int64}
 
 
 @dataclass(frozen=True, eq=False)
 class Buckets:
-    """K cells: utterances of at most seconds[k] (float64) and tokens[k] (int64), of which sizes[k]
-    (int64) make a batch.
+    """A table of K buckets, sorted by seconds, then by tokens.
 
-    Sorted by seconds, then tokens; an utterance belongs to the first cell that has room for it.
+    An utterance belongs to the first bucket that has room for it.
+
+    Attributes:
+        seconds: Longest utterance of each bucket in seconds, (K,) float64.
+        tokens: Most tokens of an utterance of each bucket, (K,) int64.
+        sizes: Utterances in a batch of each bucket, (K,) int64.
     """
 
     seconds: np.ndarray
@@ -30,61 +33,60 @@ class Buckets:
     sizes: np.ndarray
 
     def __post_init__(self) -> None:
-        for name, kind in (("seconds", np.float64), ("tokens", np.int64), ("sizes", np.int64)):
-            object.__setattr__(self, name, np.array(getattr(self, name), dtype=kind))
-        K, shapes = len(self.seconds), (self.seconds.shape, self.tokens.shape, self.sizes.shape)
+        for name, dtype in DTYPES.items():
+            object.__setattr__(self, name, np.array(getattr(self, name), dtype=dtype))
+        K = len(self.seconds)
+        shapes = (self.seconds.shape, self.tokens.shape, self.sizes.shape)
         expect(
             K > 0 and shapes == ((K,),) * 3,
             "buckets",
             "as many seconds as tokens as sizes, and one at least",
             shapes,
         )
-        real = bool((self.seconds > 0).all() and (self.tokens >= 0).all())
-        expect(
-            real,
-            "buckets",
-            "seconds above 0, tokens not below",
-            list(zip(self.seconds, self.tokens, strict=True))[:5],
-        )
-        sorted_ = np.array_equal(np.lexsort((self.tokens, self.seconds)), np.arange(K))
-        expect(
-            sorted_,
-            "buckets",
-            "cells sorted by seconds, then tokens",
-            list(zip(self.seconds, self.tokens, strict=True))[:5],
-        )
-        expect(
-            bool((self.sizes >= 1).all()), "sizes", "at least 1 in each bucket", self.sizes.min()
-        )
+        first_cells = list(zip(self.seconds, self.tokens, strict=True))[:5]
+        positive = bool((self.seconds > 0).all() and (self.tokens >= 0).all())
+        expect(positive, "buckets", "seconds above 0, tokens not below", first_cells)
+        ascending = np.array_equal(np.lexsort((self.tokens, self.seconds)), np.arange(K))
+        expect(ascending, "buckets", "cells sorted by seconds, then tokens", first_cells)
+        smallest = self.sizes.min()
+        expect(bool(smallest >= 1), "sizes", "at least 1 in each bucket", smallest)
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     def cell(self, lengths: Lengths, *, above: int = -1) -> np.ndarray:
-        """(N,): the first cell after `above` with room for each utterance, -1 where there is none."""
-        found = np.full(len(lengths), -1)
+        """Number of the first bucket with room for each utterance, (N,) int64; -1 for none.
+
+        Args:
+            lengths: Of N utterances.
+            above: Only buckets after this one are considered.
+        """
+        numbers = np.full(len(lengths), -1)
         for k in range(len(self) - 1, above, -1):
-            found[(lengths.seconds <= self.seconds[k]) & (lengths.tokens <= self.tokens[k])] = k
-        return found
+            fits = (lengths.seconds <= self.seconds[k]) & (lengths.tokens <= self.tokens[k])
+            numbers[fits] = k
+        return numbers
 
     def sized(self, limit: Limit) -> "Buckets":
-        """The same cells, with as many utterances a batch as fit the limit at a cell's full length,
-        but at least one.
+        """The same buckets with the largest batch sizes, at least 1, that a limit allows.
+
+        Args:
+            limit: Applied to batches in which every utterance is as long as its bucket allows.
         """
         return replace(self, sizes=np.maximum(1, limit.largest(self.seconds, self.tokens)))
 
     def save(self, path: str | Path) -> None:
-        """Write the table as JSON."""
-        table = {name: getattr(self, name).tolist() for name in ("seconds", "tokens", "sizes")}
+        """Write the table as JSON to `path`."""
+        table = {name: getattr(self, name).tolist() for name in DTYPES}
         with atomic(path) as part:
             part.write_text(json.dumps(table))
 
     @classmethod
     def read(cls, path: str | Path) -> "Buckets":
-        """A table as `save` wrote it."""
+        """Read a table that `save` wrote to `path`."""
         try:
             table: dict[str, Any] = json.loads(Path(path).read_text())
-            return cls(*(np.array(table[name]) for name in ("seconds", "tokens", "sizes")))
+            return cls(**{name: np.array(table[name]) for name in DTYPES})
         except (OSError, UnicodeDecodeError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"buckets: expected JSON with seconds, tokens and sizes, got {error!r} in {path}."
@@ -92,41 +94,63 @@ class Buckets:
 
 
 def duration_bins(lengths: Lengths, count: int) -> np.ndarray:
-    """Upper borders of at most `count` bins with the same seconds of speech in each, over all
-    lengths; the last is the longest.
+    """Upper borders in seconds of bins that hold the same duration of speech each.
 
-    lhotse's estimate_duration_buckets looks at the first 10,000 cuts by default.
+    All lengths are taken into account; lhotse's estimate_duration_buckets looks at the first
+    10,000 cuts by default.
+
+    Args:
+        lengths: Of at least one utterance.
+        count: Most bins.
+
+    Returns:
+        At most `count` borders, ascending; the last is the longest utterance.
     """
     expect(len(lengths) > 0, "lengths", "at least one utterance", "none")
     return _borders(np.sort(lengths.seconds), count)
 
 
 def _borders(ascending: np.ndarray, count: int) -> np.ndarray:
+    """At most `count` upper borders that split the sum of sorted values into equal parts."""
     expect(count >= 1, "count", "at least 1", count)
-    total = np.cumsum(ascending)
-    at = np.searchsorted(total, total[-1] * np.arange(1, count) / count)
-    return np.unique(np.append(ascending[at.clip(max=len(ascending) - 1)], ascending[-1]))
+    cumulated = np.cumsum(ascending)
+    targets = cumulated[-1] * np.arange(1, count) / count
+    positions = np.searchsorted(cumulated, targets).clip(max=len(ascending) - 1)
+    return np.unique(np.append(ascending[positions], ascending[-1]))
 
 
 def buckets_1d(lengths: Lengths, limit: Limit, *, count: int = 30) -> Buckets:
-    """Bins of seconds, each sized for the most tokens that occur in it."""
+    """Buckets of seconds alone.
+
+    Args:
+        lengths: Of the utterances that are to be batched.
+        limit: Sizes each bucket, for its longest utterance and the most tokens that occur in it.
+        count: Most buckets.
+    """
     seconds = duration_bins(lengths, count)
     bins = np.searchsorted(seconds, lengths.seconds)
-    tokens = np.array([lengths.tokens[bins == k].max() for k in range(len(seconds))])
-    tokens = np.maximum.accumulate(tokens)  # so that a tail finds room in the next bin
+    most_tokens = np.array([lengths.tokens[bins == k].max() for k in range(len(seconds))])
+    # Never fewer tokens than the bin before, so that its tail finds room in the next one.
+    tokens = np.maximum.accumulate(most_tokens)
     return Buckets(seconds, tokens, np.ones_like(tokens)).sized(limit)
 
 
 def buckets_2d(lengths: Lengths, limit: Limit, *, count: int = 30, parts: int = 5) -> Buckets:
-    """Bins of seconds, in each at most `parts` cells with the same number of tokens; the last holds
-    the most that occur there.
+    """Buckets of seconds, each divided by tokens.
+
+    Args:
+        lengths: Of the utterances that are to be batched.
+        limit: Sizes each bucket, for its longest utterance and most tokens.
+        count: Most bins of seconds.
+        parts: Most cells in each bin. They hold the same number of tokens each; the last has room
+            for the most tokens that occur in the bin.
     """
     bins = duration_bins(lengths, count)
-    of_bin = np.searchsorted(bins, lengths.seconds)
-    cells = [
-        (edge, most)
-        for k, edge in enumerate(bins)
-        for most in _borders(np.sort(lengths.tokens[of_bin == k]), parts)
-    ]
-    seconds, tokens = zip(*cells, strict=True)
-    return Buckets(np.array(seconds), np.array(tokens), np.ones(len(cells))).sized(limit)
+    bin_of_row = np.searchsorted(bins, lengths.seconds)
+    seconds = []
+    tokens = []
+    for k, longest in enumerate(bins):
+        borders = _borders(np.sort(lengths.tokens[bin_of_row == k]), parts)
+        seconds += [longest] * len(borders)
+        tokens += borders.tolist()
+    return Buckets(np.array(seconds), np.array(tokens), np.ones(len(tokens))).sized(limit)

@@ -1,4 +1,4 @@
-"""How long utterances are, in seconds and in tokens: all that batching has to know of them."""
+"""How long utterances are, in seconds and in tokens: all that batching needs to know of them."""
 
 import csv
 import gzip
@@ -13,62 +13,62 @@ import numpy as np
 from tqdm import tqdm
 
 from asrkit.files import atomic, shipped
-from asrkit.shapes import expect
+from asrkit.shapes import expect, whole
 from asrkit.text import Tokenizer
+
+GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """N utterances: their seconds (N,) float64 and tokens (N,) int64, which are 0 where nobody
-    knows them.
+    """Lengths of N utterances.
+
+    Attributes:
+        seconds: Duration of each utterance, (N,) float64, above 0.
+        tokens: Number of tokens of each utterance, (N,) int64; 0 where it is not known.
     """
 
     seconds: np.ndarray
     tokens: np.ndarray
 
     def __post_init__(self) -> None:
-        given = self.tokens
-        for name, kind in (("seconds", np.float64), ("tokens", np.int64)):
+        tokens_as_passed = self.tokens
+        for name, dtype in (("seconds", np.float64), ("tokens", np.int64)):
             try:
-                object.__setattr__(
-                    self, name, np.array(getattr(self, name), dtype=kind)
-                )  # a copy: nobody changes it later
+                # A copy, so that the caller cannot change it later.
+                column = np.array(getattr(self, name), dtype=dtype)
             except (TypeError, ValueError, OverflowError) as error:
                 raise ValueError(
                     f"{name}: expected one number an utterance, got some that are none ({error})."
                 ) from None
-        N, sizes = self.seconds.size, (self.seconds.shape, self.tokens.shape)
-        expect(sizes == ((N,), (N,)), "seconds, tokens", "one number each an utterance", sizes)
-        wrong = np.flatnonzero(~(np.isfinite(self.seconds) & (self.seconds > 0)))
-        expect(
-            not len(wrong),
-            "seconds",
-            "finite and above 0",
-            f"{self.seconds[wrong][:3]} for utterances {wrong[:3]}",
-        )
-        wrong = np.flatnonzero((self.tokens < 0) | (self.tokens != given))
-        expect(
-            not len(wrong),
-            "tokens",
-            "whole numbers, 0 or more",
-            f"{np.array(given)[wrong][:3]} for utterances {wrong[:3]}",
-        )
+            object.__setattr__(self, name, column)
+        N = self.seconds.size
+        shapes = (self.seconds.shape, self.tokens.shape)
+        expect(shapes == ((N,), (N,)), "seconds, tokens", "one number each an utterance", shapes)
+        bad_seconds = ~(np.isfinite(self.seconds) & (self.seconds > 0))
+        _expect_none(bad_seconds, "seconds", "finite and above 0", self.seconds)
+        bad_tokens = (self.tokens < 0) | (self.tokens != tokens_as_passed)
+        _expect_none(bad_tokens, "tokens", "whole numbers, 0 or more", np.array(tokens_as_passed))
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     @property
     def hours(self) -> float:
-        """Hours of speech in all."""
+        """Total duration in hours."""
         return float(self.seconds.sum()) / 3600
 
     @property
     def tokens_per_second(self) -> np.ndarray:
-        """(N,)."""
+        """Tokens per second of each utterance, (N,) float64."""
         return self.tokens / self.seconds
 
     def take(self, rows: np.ndarray) -> "Lengths":
-        """Those of `rows`, numbers or a mask."""
+        """Lengths of a subset.
+
+        Args:
+            rows: Row numbers, or a boolean mask (N,).
+        """
         return Lengths(self.seconds[rows], self.tokens[rows])
 
     @classmethod
@@ -79,50 +79,35 @@ class Lengths:
         tokens: Tokenizer | Callable[[str], int] | None = None,
         progress: bool = False,
     ) -> "Lengths":
-        """Of lhotse cuts, read once. `tokens`: a tokenizer, or what counts the tokens of a text;
-        None: characters.
+        """Lengths of lhotse cuts, in their order. No audio is read.
+
+        Args:
+            cuts: lhotse cuts; iterated once.
+            tokens: A tokenizer, or a function that counts the tokens of a text. None counts
+                characters. Cuts without text have 0 tokens.
+            progress: Show a progress bar.
         """
-        encode = getattr(
-            tokens, "encode", None
-        )  # first, as some tokenizers can be called too, for something else
-        count: Any = (lambda text: len(encode(text))) if encode else tokens or len
-        rows = [
-            (
-                cut.duration,
-                count(text)
-                if (text := " ".join(one.text for one in cut.supervisions if one.text))
-                else 0,
-            )
-            for cut in tqdm(cuts, "lengths", unit="utt", disable=not progress)
-        ]
-        return (
-            cls(*(np.array(column) for column in zip(*rows, strict=True)))
-            if rows
-            else cls(np.empty(0), np.empty(0))
-        )
+        count_tokens = _token_counter(tokens)
+        rows = []
+        for cut in tqdm(cuts, "lengths", unit="utt", disable=not progress):
+            text = " ".join(part.text for part in cut.supervisions if part.text)
+            rows.append((cut.duration, count_tokens(text) if text else 0))
+        return cls._of_rows(rows)
 
     @classmethod
     def read(cls, path: str | Path) -> "Lengths":
-        """Of a table as `save` writes it: CSV or CSV.gz with a header that has `seconds`, and
-        `tokens` where known.
+        """Read a table as `save` writes it.
+
+        Args:
+            path: A CSV file, compressed with gzip or not. Its header must have `seconds`; a
+                missing or empty `tokens` means 0.
+
+        Raises:
+            ValueError: The file cannot be read, or is not such a table.
         """
         path = Path(path)
         try:
-            raw = path.read_bytes()
-            text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
-            table = csv.DictReader(io.StringIO(text))
-            expect(
-                "seconds" in (table.fieldnames or ()),
-                "header",
-                "a column `seconds`",
-                table.fieldnames,
-            )
-            rows = [(float(row["seconds"]), int(row.get("tokens") or 0)) for row in table]
-            return (
-                cls(*(np.array(column) for column in zip(*rows, strict=True)))
-                if rows
-                else cls(np.empty(0), np.empty(0))
-            )
+            return cls._of_rows(_csv_rows(path.read_bytes()))
         except (
             OSError,
             EOFError,
@@ -137,25 +122,68 @@ class Lengths:
                 f"lengths: expected CSV with the columns seconds and tokens, got {got}."
             ) from None
 
+    @classmethod
+    def _of_rows(cls, rows: list[tuple[float, int]]) -> "Lengths":
+        seconds = np.array([row[0] for row in rows])
+        tokens = np.array([row[1] for row in rows])
+        return cls(seconds, tokens)
+
     def save(self, path: str | Path) -> None:
-        """Write the table, one utterance a row, compressed where the name ends in .gz."""
-        rows = zip(self.seconds.tolist(), self.tokens.tolist(), strict=True)
-        text = "seconds,tokens\n" + "".join(f"{seconds},{tokens}\n" for seconds, tokens in rows)
+        """Write the lengths as CSV, one utterance a line.
+
+        Args:
+            path: Where to write; compressed with gzip where the name ends in `.gz`.
+        """
+        lines = ["seconds,tokens\n"]
+        for seconds, tokens in zip(self.seconds.tolist(), self.tokens.tolist(), strict=True):
+            lines.append(f"{seconds},{tokens}\n")
+        content = "".join(lines).encode()
+        if str(path).endswith(".gz"):
+            content = gzip.compress(content, mtime=0)
         with atomic(path) as part:
-            part.write_bytes(
-                gzip.compress(text.encode(), mtime=0)
-                if str(path).endswith(".gz")
-                else text.encode()
-            )
+            part.write_bytes(content)
+
+
+def _expect_none(bad: np.ndarray, name: str, wanted: str, values: np.ndarray) -> None:
+    """Raise ValueError that shows the first three `values` where `bad` is true."""
+    rows = np.flatnonzero(bad)
+    if len(rows):
+        expect(False, name, wanted, f"{values[rows][:3]} for utterances {rows[:3]}")
+
+
+def _token_counter(tokens: Tokenizer | Callable[[str], int] | None) -> Callable[[str], int]:
+    # `encode` is looked for first: some tokenizers can also be called, for something else.
+    encode = getattr(tokens, "encode", None)
+    if encode is not None:
+        return lambda text: len(encode(text))
+    if callable(tokens):
+        return tokens
+    expect(tokens is None, "tokens", "a tokenizer, a function of a text, or None", repr(tokens))
+    return len
+
+
+def _csv_rows(content: bytes) -> list[tuple[float, int]]:
+    """(seconds, tokens) of each line of a table."""
+    if content.startswith(GZIP_MAGIC):
+        content = gzip.decompress(content)
+    table = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
+    header = table.fieldnames
+    expect("seconds" in (header or ()), "header", "a column `seconds`", header)
+    return [(float(row["seconds"]), int(row.get("tokens") or 0)) for row in table]
+
+
+def shipped_names() -> list[str]:
+    """Names that `shipped_lengths` knows, sorted."""
+    return sorted(path.name.removesuffix(".csv.gz") for path in shipped("lengths").glob("*.csv.gz"))
 
 
 def shipped_lengths(name: str) -> Lengths:
-    """A table of data/lengths, which says in its README what the tables hold: librispeech_eval,
-    ami_segments, …
+    """Lengths of a corpus that asrkit ships as a table, such as `librispeech_eval`.
+
+    Args:
+        name: A table of data/lengths, whose README says what the tables hold.
     """
-    known = sorted(
-        path.name.removesuffix(".csv.gz") for path in shipped("lengths").glob("*.csv.gz")
-    )
+    known = shipped_names()
     expect(name in known, "name", "one of " + ", ".join(known), repr(name))
     return Lengths.read(shipped("lengths") / f"{name}.csv.gz")
 
@@ -170,12 +198,22 @@ def web_like(
     rate: float = 4.2,
     rate_spread: float = 0.4,
 ) -> Lengths:
-    """Lengths as wide as those of speech from the web: log-normal seconds, and log-normal tokens
-    per second.
+    """Random lengths that vary as widely as those of speech from the web.
 
-    `spread` and `rate_spread` are deviations of the logarithms. No corpus was measured for them:
-    they are chosen so that half of a random batch is padding, which document 002 says of its data.
+    Seconds and tokens per second are log-normal. No corpus was measured for the defaults: they are
+    chosen so that half of a random batch is padding, as document 002 says of its data.
+
+    Args:
+        count: Number of utterances.
+        seed: Of the random numbers.
+        median_s: Median duration in seconds.
+        spread: Standard deviation of the logarithm of the seconds.
+        most_s: Longest duration; longer ones are clipped to it, short ones to 0.5 s.
+        rate: Median of the tokens per second.
+        rate_spread: Standard deviation of the logarithm of the tokens per second.
     """
+    expect(whole(count, 0), "count", "a whole number, 0 or more", repr(count))
+    expect(whole(seed, 0), "seed", "a whole number, 0 or more", repr(seed))
     random = np.random.default_rng(seed)
     seconds = np.clip(random.lognormal(np.log(median_s), spread, count), 0.5, most_s).round(3)
     rates = np.clip(random.lognormal(np.log(rate), rate_spread, count), 0.5, 25)

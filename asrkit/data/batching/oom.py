@@ -1,57 +1,61 @@
-"""The largest batch of each bucket that training survives: foreseen from a few small steps, found
-by real ones.
+"""Search for the largest batch of each bucket that training survives.
 
 The job of NeMo's OOMptimizer (scripts/speech_recognition/oomptimizer.py), which starts at 32
 utterances, doubles or halves them until a step fails or passes, bisects, and takes twice the size
-found as the start of the next shorter bucket. A model of the memory starts beside the goal instead,
-and takes about two steps a bucket.
+found as the start of the next shorter bucket. Here a memory model, fitted to a few small steps,
+predicts where to start, which takes about two steps a bucket.
 """
 
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from asrkit.data.batching.buckets import ENDLESS, Buckets
 from asrkit.data.batching.padding import TERMS, Cost, Limit
+from asrkit.data.batching.snapshot import restored
 from asrkit.runtime import peak_memory
 from asrkit.shapes import expect
 
-# of a GPU's free memory, as in NeMo: fragments, and what is allocated beside torch, need some
+# Of a GPU's free memory, as in NeMo: fragments, and what is allocated beside torch, need some.
 FREE_SHARE = 0.9
 PROBE_SHARE = 0.2  # of the budget, for the largest probe of a shape
 PLAIN_START = 32  # utterances, as in NeMo
-# cuFFT's word for no workspace
+UNBOUNDED = 2**31  # utterances: more than any step is tried with
+# Messages of an allocator that gives up; the last is what cuFFT says when its workspace does not
+# fit.
 GAVE_UP = r"out of memory|can't allocate memory|bad_alloc|ALLOC_FAILED|CUFFT_INTERNAL_ERROR"
 Step = Callable[[int, float, int], object]
 
 
 class Trial(NamedTuple):
-    """One training step: n utterances of (seconds, tokens), the bytes it took, None where an
-    allocator gave up, and if it fits.
-    """
+    """One training step on n utterances of `seconds` and `tokens` each."""
 
     n: int
     seconds: float
     tokens: int
-    bytes: int | None
-    ok: bool
+    bytes: int | None  # that the step took; None where an allocator gave up
+    ok: bool  # whether it stayed within the budget
 
 
 @dataclass(frozen=True, kw_only=True)
 class OOMResult:
-    """`table` has the sizes found, `predicted` (K,) those that the memory model `cost` (fitted to
-    `probes`) foresaw.
+    """What a search found, and from which steps.
 
-    Where `search` was "plain" there are no probes, and `cost` and `predicted` are None.
+    Attributes:
+        table: The buckets with the sizes found.
+        predicted: Sizes that the memory model predicted, (K,); None for a plain search.
+        cost: The memory model, fitted to `probes`; None for a plain search.
+        budget_bytes: What a step may take.
+        probes: Small steps that the model was fitted to; none for a plain search.
+        attempts: Steps that sizes were tried with.
     """
 
     table: Buckets
@@ -63,73 +67,81 @@ class OOMResult:
 
     @property
     def steps(self) -> int:
-        """Training steps run, the one for warming up included."""
+        """Number of training steps, the one for warming up included."""
         return 1 + len(self.probes) + len(self.attempts)
 
     @property
     def errors(self) -> np.ndarray:
-        """Bytes foreseen / taken - 1 in each attempt of which the bytes are known; none of them
-        took part in the fit.
+        """Predicted bytes / bytes taken - 1 for each attempt of which the bytes are known.
+
+        The model was not fitted to these attempts.
         """
-        seen = [trial for trial in self.attempts if trial.bytes and self.cost]
-        return np.array([self.cost(*trial[:3]) / trial.bytes - 1 for trial in seen])  # type: ignore[misc]
+        if self.cost is None:
+            return np.array([])
+        known = [trial for trial in self.attempts if trial.bytes]
+        return np.array([self.cost(*trial[:3]) / trial.bytes - 1 for trial in known])
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a bucket: seconds, tokens, predicted, found, steps it took, and the share of the
-        budget that it fills.
-        """
-        rows = []
-        for k, (seconds, tokens) in enumerate(_cells(self.table)):
-            tried, found = (
-                [trial for trial in self.attempts if trial[1:3] == (seconds, tokens)],
-                int(self.table.sizes[k]),
-            )
-            filled = next(
-                (
-                    trial.bytes / self.budget_bytes
-                    for trial in tried
-                    if trial.n == found and trial.bytes
-                ),
-                None,
-            )
-            predicted = None if self.predicted is None else int(self.predicted[k])
-            told = {"predicted": predicted, "found": found, "steps": len(tried), "filled": filled}
-            rows.append({"seconds": seconds, "tokens": tokens, **told})
-        return rows
+        """A row a bucket: seconds, tokens, predicted and found size, steps, share of the budget."""
+        return [self._row(k, *shape) for k, shape in enumerate(_shapes(self.table))]
+
+    def _row(self, k: int, seconds: float, tokens: int) -> dict[str, Any]:
+        size = int(self.table.sizes[k])
+        trials = [trial for trial in self.attempts if trial[1:3] == (seconds, tokens)]
+        taken = [trial.bytes for trial in trials if trial.n == size and trial.bytes]
+        return {
+            "seconds": seconds,
+            "tokens": tokens,
+            "predicted": None if self.predicted is None else int(self.predicted[k]),
+            "found": size,
+            "steps": len(trials),
+            "filled": taken[0] / self.budget_bytes if taken else None,
+        }
 
 
 def memory_model(trials: Iterable[Trial]) -> Cost:
-    """Bytes of a step as a Cost: non-negative least squares of the relative errors, so that small
-    and large trials count alike.
+    """Memory of a training step in bytes, as a Cost fitted to trials.
 
-    Of all sets of terms the smallest one whose error (root mean square) is within 0.1 % of the
-    best, so a term the trials cannot tell from another, such as tokens from seconds where one
-    follows from the other, is left out, the later first.
+    Non-negative least squares of the relative errors, so that small and large trials count alike.
+    The terms are the smallest set whose error (root mean square) is within 0.1 % of the best. So a
+    term that the trials cannot tell from another one, such as tokens where they follow from
+    seconds, is left out, the later one first.
     """
     known = [trial[:4] for trial in trials if trial.bytes is not None]
     n, D, U, taken = np.array(known, dtype=np.float64).T
-    columns = np.stack([np.ones_like(n), n, n * D, n * U, n * D * D, n * D * U], 1) / taken[:, None]
-    columns /= (scale := np.linalg.norm(columns, axis=0).clip(1e-300))
-    fits = []
-    for terms in (list(terms) for count in range(1, 7) for terms in combinations(range(6), count)):
-        values, _, rank, _ = np.linalg.lstsq(columns[:, terms], np.ones_like(n), rcond=1e-6)
-        if (
-            rank == len(terms) and (values >= 0).all()
-        ):  # the best without negative values is the plain best of its own terms
-            fits.append(
-                (
-                    float(np.sqrt(np.mean((columns[:, terms] @ values - 1) ** 2))),
-                    terms,
-                    values / scale[terms],
-                )
-            )
-    near = [fit for fit in fits if fit[0] <= min(fits, key=lambda fit: fit[0])[0] + 1e-3]
-    error, terms, values = min(near, key=lambda fit: (len(fit[1]), round(fit[0], 9)))
-    found = {
-        ["per_batch", *TERMS][term]: float(value) for term, value in zip(terms, values, strict=True)
+    terms = np.stack([np.ones_like(n), n, n * D, n * U, n * D * D, n * D * U], 1)
+    columns = terms / taken[:, None]
+    scale = np.linalg.norm(columns, axis=0).clip(1e-300)
+    fits = _fits(columns / scale)
+    best_error = min(error for error, _, _ in fits)
+    good = [fit for fit in fits if fit[0] <= best_error + 1e-3]
+    error, chosen, values = min(good, key=lambda fit: (len(fit[1]), round(fit[0], 9)))
+    names = ["per_batch", *TERMS]
+    coefficients = {
+        names[term]: float(value)
+        for term, value in zip(chosen, values / scale[chosen], strict=True)
     }
     source = f"fitted to {len(n)} training steps, {error:.1%} off in the root mean square"
-    return Cost(name="memory of a step", unit="B", source=source, **found)
+    return Cost(name="memory of a step", unit="B", source=source, **coefficients)  # type: ignore[arg-type]
+
+
+def _fits(columns: np.ndarray) -> list[tuple[float, list[int], np.ndarray]]:
+    """(error, terms, values) of every set of terms that has a fit without negative values.
+
+    The best fit without negative values is the unconstrained fit of its own terms, so trying all
+    sets finds it.
+    """
+    fits = []
+    count = columns.shape[1]
+    ones = np.ones(len(columns))
+    for size in range(1, count + 1):
+        for combination in combinations(range(count), size):
+            terms = list(combination)
+            values, _, rank, _ = np.linalg.lstsq(columns[:, terms], ones, rcond=1e-6)
+            if rank == len(terms) and (values >= 0).all():
+                errors = columns[:, terms] @ values - 1
+                fits.append((float(np.sqrt(np.mean(errors**2))), terms, values))
+    return fits
 
 
 def oom_search(
@@ -143,27 +155,77 @@ def oom_search(
     search: Literal["predicted", "plain"] = "predicted",
     progress: bool = True,
 ) -> OOMResult:
-    """The batch size of each bucket: the largest n whose `step(n, seconds, tokens)`, a whole
-    training step, is survived.
+    """The largest batch size of each bucket with which a training step is survived.
 
-    A size n is found when n passes and some n' > n fails, with n' = n + 1 or (n' - n) / n' <=
-    tolerance. Longest bucket first; what passes at one shape passes at shorter ones, what fails
-    there fails at longer ones. search="plain" is the way of NeMo.
+    Longest bucket first. What passes at one shape passes at shorter ones, and what fails there
+    fails at longer ones. A step fails where an allocator gives up, or where it takes more than
+    `budget_bytes` beyond what was allocated before it: weights, and the optimizer's state, which a
+    first step makes. Each step begins without gradients, as after zero_grad(); one that clears
+    them only after its forward pass takes more in training than here.
 
-    A step fails where an allocator gives up, or where it takes more than `budget_bytes` beyond what
-    was there before it: weights, and the optimizer's state, which a first step makes. On a GPU the
-    default is 0.9 of what is free then. On a CPU it has to be given, and counts as peak_memory
-    does: torch's tensors to the byte, nothing of NumPy, Numba and BLAS. Stay below what the machine
-    has: where memory runs out, Linux rather ends a process than refuses it more.
+    Args:
+        step: `step(n, seconds, tokens)` runs a whole training step on n such utterances.
+        buckets: The table whose sizes are searched for; buckets_2d makes one.
+        budget_bytes: What a step may take. By default 0.9 of what is free on a GPU. On a CPU it has
+            to be given, and counts as peak_memory does: torch's tensors to the byte, nothing of
+            NumPy, Numba and BLAS. Stay below what the machine has: where memory runs out, Linux
+            would sooner end the process than refuse it more.
+        device: That the step computes on.
+        tolerance: A size n is found when n passes and some n' > n fails, with n' = n + 1 or
+            (n' - n) / n' <= tolerance.
+        state: The modules and optimizers that `step` changes, and whatever else with a state_dict.
+            They, their gradients and torch's random numbers are bit for bit as before when this
+            returns or raises.
+        search: "predicted" uses a memory model; "plain" doubles and bisects, as NeMo does.
+        progress: Show a progress bar.
 
-    state: the modules and optimizers that `step` changes, and whatever else with a state_dict.
-    They, their gradients and torch's random numbers are bit for bit as before when this returns or
-    raises. Each step begins without gradients, as after zero_grad(); one that clears them only
-    after its forward pass takes more in training than here.
+    Raises:
+        ValueError: A wrong argument, or not one utterance of a bucket fits.
     """
-    kind = torch.device(device).type
+    _check_arguments(step, buckets, budget_bytes, device, tolerance, search)
+    shapes = _shapes(buckets)
+    probe_shapes = _probe_shapes(buckets) if search == "predicted" else []
+    predicted = None
+    sizes = np.ones_like(buckets.sizes)
+    total = len(probe_shapes) + len(shapes)
+    bar = tqdm(total=total, desc="largest batches", unit="shape", disable=not progress)
+    with bar, restored(state, device) as parameters:
+        trials = _Trials(step, device, parameters, tolerance, bar)
+        trials.run(1, *shapes[0])  # makes the optimizer's state, compiles kernels
+        if budget_bytes is None:
+            budget_bytes = int(FREE_SHARE * _free_bytes(device))
+        trials.budget = budget_bytes
+        for shape in probe_shapes:
+            trials.probe(*shape)
+        probes = trials.done[1:]
+        if search == "predicted":
+            trials.cost = memory_model(probes)
+            predicted = Limit(trials.cost, budget_bytes).largest(buckets.seconds, buckets.tokens)
+        start = PLAIN_START
+        for k in reversed(range(len(shapes))):
+            sizes[k] = trials.largest(*shapes[k], start=start)
+            start = 2 * int(sizes[k])
+    return OOMResult(
+        table=replace(buckets, sizes=sizes),
+        predicted=predicted,
+        cost=trials.cost,
+        budget_bytes=budget_bytes,
+        probes=probes,
+        attempts=trials.done[1 + len(probes) :],
+    )
+
+
+def _check_arguments(
+    step: Step,
+    buckets: Buckets,
+    budget_bytes: int | None,
+    device: str,
+    tolerance: float,
+    search: str,
+) -> None:
     expect(callable(step), "step", "a function of (n, seconds, tokens)", type(step).__name__)
-    expect(isinstance(buckets, Buckets), "buckets", "asrkit.data.Buckets", type(buckets).__name__)
+    is_table = isinstance(buckets, Buckets)
+    expect(is_table, "buckets", "asrkit.data.Buckets", type(buckets).__name__)
     expect(
         buckets.tokens.max() < ENDLESS,
         "buckets",
@@ -171,298 +233,212 @@ def oom_search(
         "a cell without",
         "Make them with buckets_2d.",
     )
-    expect(
-        budget_bytes is not None or kind == "cuda",
-        "budget_bytes",
-        "how many bytes a step may take",
-        None,
-    )
+    has_default = torch.device(device).type == "cuda"
+    known = budget_bytes is not None or has_default
+    expect(known, "budget_bytes", "how many bytes a step may take", None)
     expect(budget_bytes is None or budget_bytes > 0, "budget_bytes", "above 0", budget_bytes)
     expect(0 <= tolerance < 1, "tolerance", "a share from 0 to below 1", tolerance)
     expect(search in ("predicted", "plain"), "search", "predicted or plain", repr(search))
-    cells, predicted, sizes = _cells(buckets), None, np.ones_like(buckets.sizes)
-    shapes = _corners(buckets) if search == "predicted" else []
-    bar = tqdm(
-        total=len(shapes) + len(cells), desc="largest batches", unit="shape", disable=not progress
-    )
-    with bar, _restored(state, device) as parameters:
-        trials = _Trials(step, device, parameters, tolerance, bar)
-        trials.run(1, *cells[0])  # makes the optimizer's state, compiles kernels
-        trials.budget = int(FREE_SHARE * _free(device)) if budget_bytes is None else budget_bytes
-        for shape in shapes:
-            trials.probe(*shape)
-        probes = trials.done[1:]
-        if search == "predicted":
-            trials.cost = memory_model(probes)
-            predicted = Limit(trials.cost, trials.budget).largest(buckets.seconds, buckets.tokens)
-        for k in reversed(range(len(cells))):
-            sizes[k] = trials.largest(
-                *cells[k], start=2 * int(sizes[k + 1]) if k + 1 < len(cells) else PLAIN_START
-            )
-    return OOMResult(
-        table=replace(buckets, sizes=sizes),
-        predicted=predicted,
-        cost=trials.cost,
-        budget_bytes=trials.budget,
-        probes=probes,
-        attempts=trials.done[1 + len(probes) :],
-    )
 
 
 class _Trials:
-    """Training steps of a search, what they took, and what follows from them."""
+    """The training steps of a search, what they took, and what follows from them."""
 
     def __init__(
         self, step: Step, device: str, parameters: list[Tensor], tolerance: float, bar: Any
     ) -> None:
-        self.step, self.device, self.parameters, self.tolerance, self.bar = (
-            step,
-            device,
-            parameters,
-            tolerance,
-            bar,
-        )
-        self.budget, self.room, self.off = (
-            2**62,
-            2.0**62,
-            1.0,
-        )  # off: bytes taken / foreseen, at the last step
-        self.cost: Cost | None = None
+        self.step = step
+        self.device = device
+        self.parameters = parameters
+        self.tolerance = tolerance
+        self.bar = bar
+        self.budget = 2**62
+        self.room = 2.0**62  # bytes there are, as far as allocators that gave up have told
+        self.correction = 1.0  # bytes taken / predicted at the last step
+        self.cost: Cost | None = None  # the memory model; None for a plain search
         self.done: list[Trial] = []
 
     def run(self, n: int, seconds: float, tokens: int) -> Trial:
-        """One step; nothing of it stays but what it did to the model."""
+        """Run one step. Nothing of it stays but what it did to the model."""
+        taken = self._bytes_taken(n, seconds, tokens)
+        remedy = "Pass the device that it computes on."
+        expect(taken != 0, "step", f"tensors on {self.device!r}", "none", remedy)
+        trial = Trial(n, seconds, tokens, taken, taken is not None and taken <= self.budget)
+        self.done.append(trial)
+        self.bar.set_postfix(steps=len(self.done))
+        if n == 1 and not trial.ok:
+            self._refuse(trial)
+        return trial
+
+    def _bytes_taken(self, n: int, seconds: float, tokens: int) -> int | None:
+        """Bytes that a step took; None where an allocator gave up."""
         taken = None
         try:
             taken = peak_memory(lambda: self.step(n, seconds, tokens), device=self.device)
         except (RuntimeError, MemoryError) as error:
-            if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not re.search(
-                GAVE_UP, str(error)
-            ):
+            is_out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+            if not is_out_of_memory and not re.search(GAVE_UP, str(error)):
                 raise
         finally:
             for parameter in self.parameters:
                 parameter.grad = None
         if taken is None:
-            # frames of the traceback may hold the error, and so each other and the tensors of the
-            # step
+            # Frames of the traceback may hold the error, and so each other and the step's tensors.
             gc.collect()
+        return taken
+
+    def _refuse(self, trial: Trial) -> None:
+        """Raise ValueError: not even one utterance fits."""
+        if trial.bytes is None:
+            needed = "more than there is"
+        else:
+            mib = 2**20
+            needed = f"{trial.bytes / mib:.1f} MiB, more than {self.budget / mib:.1f}"
         expect(
-            taken != 0,
-            "step",
-            f"tensors on {self.device!r}",
-            "none",
-            "Pass the device that it computes on.",
+            False,
+            "budget_bytes",
+            f"room for one utterance of {trial.seconds:g} s and {trial.tokens} tokens",
+            f"a step that takes {needed}",
+            "Split such utterances, or leave them out.",
         )
-        self.done.append(
-            Trial(n, seconds, tokens, taken, taken is not None and taken <= self.budget)
-        )
-        self.bar.set_postfix(steps=len(self.done))
-        if n == 1 and not self.done[-1].ok:
-            needed = (
-                "more than there is"
-                if taken is None
-                else f"{taken / 2**20:.1f} MiB, more than {self.budget / 2**20:.1f}"
-            )
-            wanted = f"room for one utterance of {seconds:g} s and {tokens} tokens"
-            expect(
-                False,
-                "budget_bytes",
-                wanted,
-                f"a step that takes {needed}",
-                "Split such utterances, or leave them out.",
-            )
-        return self.done[-1]
 
     def probe(self, seconds: float, tokens: int) -> None:
-        """One utterance, then as many as take half the share or more: in bounds, for what a batch
-        takes once does not grow.
+        """Run steps of a shape for the memory model: small, but large enough to tell its slopes.
+
+        One utterance first, then as many as take half of the probes' share of the budget or more.
+        That stays in bounds: bytes that a batch takes only once do not grow with it.
         """
-        share, last = PROBE_SHARE * self.budget, self.run(1, seconds, tokens)
+        share = PROBE_SHARE * self.budget
+        last = self.run(1, seconds, tokens)
         while last.bytes is not None and (last.n == 1 or last.bytes < share / 2):
-            expect(
-                last.n < 2**31,
-                "step",
-                "more bytes for more utterances",
-                f"{last.bytes} for {last.n}",
-            )
+            got = f"{last.bytes} for {last.n}"
+            expect(last.n < UNBOUNDED, "step", "more bytes for more utterances", got)
             last = self.run(max(last.n + 1, int(last.n * share / last.bytes)), seconds, tokens)
         if last.bytes is None and last.n > 2:
             self.run(2, seconds, tokens)
         self.bar.update()
 
     def aim(self, seconds: float, tokens: int) -> int:
-        """The largest n that the model foresees, corrected by how far it was off at the last step."""
-        most = min(self.budget, self.room) / self.off
-        limit = Limit(self.cost, most)  # type: ignore[arg-type]
-        return int(limit.largest(seconds, tokens))
+        """The largest n that the model predicts, corrected by its error at the last step."""
+        assert self.cost is not None
+        most = min(self.budget, self.room) / self.correction
+        return int(Limit(self.cost, most).largest(seconds, tokens))
 
     def learn(self, trial: Trial) -> None:
-        """Correct the model, or, where an allocator gave up, what is believed to be there."""
-        foreseen = self.cost(*trial[:3])  # type: ignore[misc]
+        """Correct the model; or, where an allocator gave up, the room that is believed to be."""
+        assert self.cost is not None
+        predicted = self.cost(*trial[:3])
         if trial.bytes is None:
-            self.room = min(self.room, self.off * foreseen)
+            self.room = min(self.room, self.correction * predicted)
         else:
-            self.off = trial.bytes / foreseen
+            self.correction = trial.bytes / predicted
+
+    def bounds(self, seconds: float, tokens: int) -> tuple[int, int]:
+        """Sizes of a shape that pass and that fail, as follows from trials at other shapes."""
+        low = 0
+        high = UNBOUNDED
+        for trial in self.done:
+            if trial.ok and trial.seconds >= seconds and trial.tokens >= tokens:
+                low = max(low, trial.n)
+            if not trial.ok and trial.seconds <= seconds and trial.tokens <= tokens:
+                high = min(high, trial.n)
+        return low, high
 
     def largest(self, seconds: float, tokens: int, *, start: int) -> int:
-        """The largest n that passes, up to the tolerance: from the model's, or else from `start`,
-        in growing strides until the other outcome, then by bisection."""
-        shorter = [
-            trial
-            for trial in self.done
-            if not trial.ok and trial.seconds <= seconds and trial.tokens <= tokens
-        ]
-        longer = [
-            trial
-            for trial in self.done
-            if trial.ok and trial.seconds >= seconds and trial.tokens >= tokens
-        ]
-        plain = self.cost is None
-        low = 0 if plain else max((trial.n for trial in longer), default=0)
-        high = 2**31 if plain else min((trial.n for trial in shorter), default=2**31)
-        n, stride, aims = start if plain else self.aim(seconds, tokens), 0, 2
-        while high - low > max(1, self.tolerance * high):
-            trial = self.run(min(max(n, low + 1), high - 1), seconds, tokens)
-            low, high = (trial.n, high) if trial.ok else (low, trial.n)
-            near = max(
-                1, int(self.tolerance * trial.n)
-            )  # what fails so far above ends the search, or passes so far below
-            if not plain:
-                self.learn(trial)
-                n, aims = self.aim(seconds, tokens), aims - (trial.bytes is not None)
-                if (
-                    trial.bytes is not None
-                    and aims >= 0
-                    and (n > low + near if trial.ok else n > low)
-                ):
-                    continue
-            stride = 2 * stride or (trial.n if plain else near)
-            n = (
-                min(low + stride, (low + high) // 2)
-                if trial.ok
-                else max(high - stride, (low + high) // 2)
-            )
+        """The largest n that passes, up to the tolerance.
+
+        From the model's prediction, or from `start` without a model, in growing strides until one
+        step has passed and one failed, then by bisection.
+        """
+        if self.cost is None:
+            size = self._largest_plain(seconds, tokens, start)
+        else:
+            size = self._largest_predicted(seconds, tokens)
         self.bar.update()
-        return low
+        return size
+
+    def _largest_plain(self, seconds: float, tokens: int, start: int) -> int:
+        interval = _Interval(0, UNBOUNDED, self.tolerance)
+        n = start
+        while interval.is_open:
+            trial = self.run(interval.inside(n), seconds, tokens)
+            interval.narrow(trial)
+            n = interval.stride_on(trial, first_stride=trial.n)
+        return interval.low
+
+    def _largest_predicted(self, seconds: float, tokens: int) -> int:
+        interval = _Interval(*self.bounds(seconds, tokens), self.tolerance)
+        n = self.aim(seconds, tokens)
+        aims = 2  # how often the corrected model may aim anew
+        while interval.is_open:
+            trial = self.run(interval.inside(n), seconds, tokens)
+            interval.narrow(trial)
+            # What fails so far above ends the search, or what passes so far below.
+            near = max(1, int(self.tolerance * trial.n))
+            self.learn(trial)
+            n = self.aim(seconds, tokens)
+            if trial.bytes is not None:
+                aims -= 1
+                least = interval.low + near if trial.ok else interval.low
+                if aims >= 0 and n > least:
+                    continue
+            n = interval.stride_on(trial, first_stride=near)
+        return interval.low
 
 
-def _cells(buckets: Buckets) -> list[tuple[float, int]]:
+class _Interval:
+    """Between the largest size that passed and the smallest that failed, which strides narrow."""
+
+    def __init__(self, low: int, high: int, tolerance: float) -> None:
+        self.low = low
+        self.high = high
+        self.tolerance = tolerance
+        self.stride = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the sizes are further apart than the tolerance allows."""
+        return self.high - self.low > max(1, self.tolerance * self.high)
+
+    def inside(self, n: int) -> int:
+        """`n`, or the nearest size between both ends."""
+        return min(max(n, self.low + 1), self.high - 1)
+
+    def narrow(self, trial: Trial) -> None:
+        """Move one end to the size that was tried."""
+        if trial.ok:
+            self.low = trial.n
+        else:
+            self.high = trial.n
+
+    def stride_on(self, trial: Trial, *, first_stride: int) -> int:
+        """The next size: a stride further, twice as long each time, but not beyond the middle."""
+        self.stride = 2 * self.stride or first_stride
+        middle = (self.low + self.high) // 2
+        if trial.ok:
+            return min(self.low + self.stride, middle)
+        return max(self.high - self.stride, middle)
+
+
+def _shapes(buckets: Buckets) -> list[tuple[float, int]]:
+    """(seconds, tokens) of each bucket."""
     return list(zip(buckets.seconds.tolist(), buckets.tokens.tolist(), strict=True))
 
 
-def _corners(buckets: Buckets) -> list[tuple[float, int]]:
-    """Where a model that is right is right in between: shortest, middle and longest cells of fewest
-    and of most tokens.
+def _probe_shapes(buckets: Buckets) -> list[tuple[float, int]]:
+    """Shapes to fit the memory model to: a model that is right there is right in between.
+
+    Of the shortest, middle and longest buckets those with fewest and with most tokens.
     """
-    seconds, cells = np.unique(buckets.seconds), _cells(buckets)
-    ends = [[cell for cell in cells if cell[0] == seconds[k]] for k in (0, len(seconds) // 2, -1)]
-    return list(dict.fromkeys(cell for same in ends for cell in (same[0], same[-1])))
+    seconds = np.unique(buckets.seconds)
+    shapes = []
+    for k in (0, len(seconds) // 2, -1):
+        same = [shape for shape in _shapes(buckets) if shape[0] == seconds[k]]
+        shapes += [same[0], same[-1]]
+    return list(dict.fromkeys(shapes))
 
 
-def _free(device: str) -> int:
+def _free_bytes(device: str) -> int:
     """Bytes that a GPU has left, with those that torch's allocator holds for later."""
-    return (
-        torch.cuda.mem_get_info(device)[0]
-        + torch.cuda.memory_reserved(device)
-        - torch.cuda.memory_allocated(device)
-    )
-
-
-def _kept(value: Any) -> Callable[[], Any]:
-    """A function that returns `value` as it is now: the same tensors, with the contents of now,
-    which wait in host memory.
-    """
-    if isinstance(value, Tensor):
-        content = value.detach().to("cpu", copy=True)
-        return lambda: value.copy_(content)
-    if isinstance(value, dict):
-        parts = {key: _kept(part) for key, part in value.items()}
-        return lambda: {key: part() for key, part in parts.items()}
-    if isinstance(value, list | tuple):
-        several = [_kept(part) for part in value]
-        return lambda: type(value)(part() for part in several)
-    return lambda: value
-
-
-def _keep(one: Any) -> Callable[[], object]:
-    """What puts a module, an optimizer, or another thing with a state_dict back as it is now."""
-    if isinstance(one, nn.Module):
-        parts = [
-            (
-                m,
-                m.training,
-                _kept(
-                    {
-                        **dict(m.named_parameters(recurse=False)),
-                        **dict(m.named_buffers(recurse=False)),
-                    }
-                ),
-            )
-            for m in one.modules()
-        ]
-
-        def back() -> None:
-            for module, training, tensors in parts:
-                module.training = training
-                for name, tensor in tensors().items():
-                    setattr(module, name, tensor)
-    elif isinstance(
-        one, torch.optim.Optimizer
-    ):  # not load_state_dict, which casts moments to the dtype of their weights
-        moments = _kept(dict(one.state))
-        groups = [
-            (group, _kept({key: value for key, value in group.items() if key != "params"}))
-            for group in one.param_groups
-        ]
-
-        def back() -> None:
-            one.state.clear()
-            one.state.update(moments())
-            for group, settings in groups:
-                group.update(settings())
-    else:
-        expect(
-            hasattr(one, "state_dict"),
-            "state",
-            "modules, optimizers and others with a state_dict",
-            type(one).__name__,
-        )
-        state = _kept(one.state_dict())
-
-        def back() -> None:
-            one.load_state_dict(state())
-
-    return back
-
-
-@contextmanager
-def _restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
-    """The parameters in `state`, without gradients; however the block ends, all is as it was."""
-    backs = [_keep(one) for one in state]
-    groups = [
-        group["params"]
-        for one in state
-        if isinstance(one, torch.optim.Optimizer)
-        for group in one.param_groups
-    ]
-    parameters = [p for one in state if isinstance(one, nn.Module) for p in one.parameters()] + [
-        p for group in groups for p in group
-    ]
-    gradients = [parameter.grad for parameter in parameters]
-    cuda = torch.device(device).type == "cuda"
-    with torch.random.fork_rng([device] if cuda else []):
-        try:
-            for parameter in parameters:
-                parameter.grad = None
-            yield parameters
-        finally:
-            with torch.no_grad():
-                for back in backs:
-                    back()
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-            # and only here: before it gives up the allocator frees what it holds, and training has
-            # fragments as well
-            if cuda:
-                torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,6 +1,4 @@
-"""What padding costs: cost models of a padded batch, and the account of any sampler's batches under
-one.
-"""
+"""What padding costs: cost models of a padded batch, limits, and an account of any batches."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,10 +20,10 @@ TERMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a batch of n utterances, padded to D seconds and U tokens, costs in `unit`.
+    """Cost of a batch of n utterances that are padded to D seconds and U tokens.
 
     cost(n, D, U) = per_batch + n (per_utterance + per_second D + per_token U + per_second2 D² +
-    per_pair D U).
+    per_pair D U), in `unit`. `source` says where the numbers come from.
     """
 
     name: str
@@ -40,46 +38,57 @@ class Cost:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        known = {name: getattr(self, name) for name in ("per_batch", *TERMS)}
-        bad = {name: value for name, value in known.items() if not 0 <= value < float("inf")}
+        coefficients = {name: getattr(self, name) for name in ("per_batch", *TERMS)}
+        bad = {name: value for name, value in coefficients.items() if not 0 <= value < np.inf}
         expect(not bad, ", ".join(bad), "finite and not below 0", [*bad.values()])
 
     def __call__(self, n: Any, D: Any, U: Any) -> Any:
-        """Cost of padded batches; n, D and U are numbers or arrays of one shape, which the result
-        has too.
+        """Cost of padded batches, in `unit`.
+
+        Args:
+            n: Utterances of each batch.
+            D: Seconds that they are padded to.
+            U: Tokens that they are padded to.
+
+        All three are numbers, or arrays of one shape, which the result then has too.
         """
         D = np.asarray(D, dtype=np.float64)
         per_second = self.per_second + self.per_second2 * D + self.per_pair * U
         return self.per_batch + n * (self.per_utterance + per_second * D + self.per_token * U)
 
     def slopes(self, D: float, U: float) -> tuple[float, float]:
-        """What a second and a token more cost an utterance of D seconds and U tokens."""
-        return (
-            self.per_second + 2 * self.per_second2 * D + self.per_pair * U,
-            self.per_token + self.per_pair * D,
-        )
+        """What one more second and one more token cost an utterance of D seconds and U tokens."""
+        one_second = self.per_second + 2 * self.per_second2 * D + self.per_pair * U
+        one_token = self.per_token + self.per_pair * D
+        return one_second, one_token
 
     def useful(self, seconds: Any, tokens: Any) -> float:
-        """What the utterances themselves cost, each at its own length and without `per_batch`."""
+        """Cost of the utterances without padding, each at its own length, without `per_batch`.
+
+        Args:
+            seconds: Of each utterance, (N,).
+            tokens: Of each utterance, (N,).
+        """
         return float(np.sum(self(1, seconds, tokens) - self.per_batch))
 
     @property
     def formula(self) -> str:
-        """Its terms as text, e.g. `n (7.5 D + 0.4 U) GMAC`."""
-        terms = [
-            f"{value:.4g} {what}".removesuffix(" 1")
-            for name, what in TERMS.items()
-            if (value := getattr(self, name))
-        ]
-        return (
-            f"{self.per_batch:.4g} + " * bool(self.per_batch)
-            + f"n ({' + '.join(terms) or '0'}) {self.unit}"
-        )
+        """The terms as text, e.g. `n (7.5 D + 0.4 U) GMAC`."""
+        terms = []
+        for name, symbol in TERMS.items():
+            value = getattr(self, name)
+            if value:
+                terms.append(f"{value:.4g} {symbol}".removesuffix(" 1"))
+        per_batch = f"{self.per_batch:.4g} + " if self.per_batch else ""
+        return f"{per_batch}n ({' + '.join(terms) or '0'}) {self.unit}"
 
 
 def linear(*, per_second: float = 1.0, per_token: float = 0.0) -> Cost:
-    """Convolutions, recurrences and products: so much a second, so much a token, padded ones as
-    well.
+    """Cost of convolutions, recurrences and matrix products, which compute padding as well.
+
+    Args:
+        per_second: Cost of a second, real or padded.
+        per_token: Cost of a token, real or padded.
     """
     source = "each padded frame and token is computed like a real one"
     return Cost(
@@ -88,11 +97,14 @@ def linear(*, per_second: float = 1.0, per_token: float = 0.0) -> Cost:
 
 
 def attention(*, per_second: float = 1.0, quadratic: float = 20.0) -> Cost:
-    """Linear plus attention of every frame to every frame: D + D² / quadratic, so that at
-    `quadratic` seconds both weigh the same.
+    """Linear cost plus that of attention of every frame to every frame: D + D² / quadratic.
 
     The form of lhotse's `quadratic_duration` (lhotse.dataset.TimeConstraint), for which NeMo's
     documentation recommends 15 to 40.
+
+    Args:
+        per_second: Cost of a second in the linear term.
+        quadratic: Seconds at which both terms are equal.
     """
     expect(quadratic > 0, "quadratic", "seconds above 0", quadratic)
     source = "quadratic_duration of lhotse.dataset.TimeConstraint"
@@ -106,16 +118,22 @@ def attention(*, per_second: float = 1.0, quadratic: float = 20.0) -> Cost:
 
 
 def transducer_joint(*, frames_per_second: float = 12.5, V: int = 1025, itemsize: int = 4) -> Cost:
-    """Bytes of the joint's logits and their gradient: B T (U + 1) V numbers, twice (document 003;
-    asrkit.workbench.cost.joint_bytes).
+    """Bytes of the joint's logits and their gradient: B T (U + 1) V numbers, twice.
+
+    The formula of document 003, as in asrkit.workbench.cost.joint_bytes.
+
+    Args:
+        frames_per_second: Encoder frames.
+        V: Tokens, blank included.
+        itemsize: Bytes of a number.
     """
-    node = 2 * V * itemsize * frames_per_second
+    bytes_per_node = 2 * V * itemsize * frames_per_second
     return Cost(
         name="transducer joint",
         unit="B",
         source="2 B T (U + 1) V itemsize, document 003",
-        per_second=node,
-        per_pair=node,
+        per_second=bytes_per_node,
+        per_pair=bytes_per_node,
     )
 
 
@@ -124,7 +142,8 @@ CANARY_COMPUTE = Cost(
     unit="GMAC",
     per_second=7.5,
     per_token=0.4,
-    source="12.5 frames a second through 0.6 G parameters of an encoder, a token through 0.4 G of a decoder",
+    source="12.5 frames a second through 0.6 G parameters of an encoder, a token through 0.4 G of "
+    "a decoder",
 )
 CANARY_MEMORY = Cost(
     name="encoder-decoder",
@@ -132,121 +151,140 @@ CANARY_MEMORY = Cost(
     per_second=4.667e-4,
     per_token=2.896e-5,
     per_second2=7.721e-6,
-    source="fitted to the batch sizes that NeMo's documentation prints for its OOMptimizer (docs/source/asr/datasets.rst): 60 "
-    "cells of up to 40 s and 480 tokens, 2 % off in the mean, 7 % at most; which GPU is not said",
+    source="fitted to the batch sizes that NeMo's documentation prints for its OOMptimizer "
+    "(docs/source/asr/datasets.rst): 60 cells of up to 40 s and 480 tokens, 2 % off in the mean, "
+    "7 % at most; which GPU is not said",
 )
 
 
 @dataclass(frozen=True)
 class Limit:
-    """No batch may cost more than `most`."""
+    """A bound on batches: none may cost more than `most`, in the unit of `cost`."""
 
     cost: Cost
     most: float
 
     def __post_init__(self) -> None:
-        expect(self.most > 0, "most", "above 0", self.most)
+        expect(isinstance(self.cost, Cost), "cost", "asrkit.data.Cost", repr(self.cost))
+        number = isinstance(self.most, int | float | np.number)
+        expect(number and self.most > 0, "most", "above 0", self.most)
 
     def share(self, n: Any, D: Any, U: Any) -> Any:
-        """What batches of n utterances, padded to D seconds and U tokens, use of the limit; above 1
-        they do not fit.
+        """Share of the limit that batches use; those above 1 do not fit.
+
+        Args:
+            n: Utterances of each batch.
+            D: Seconds that they are padded to.
+            U: Tokens that they are padded to.
         """
         return self.cost(n, D, U) / self.most
 
     def largest(self, D: Any, U: Any) -> Any:
         """Most utterances of at most D seconds and U tokens that fit; 0 where not even one does."""
-        one = self.cost(1, D, U) - self.cost.per_batch
-        room = (
-            self.most - self.cost.per_batch + 1e-290
-        )  # so that what costs nothing fits where nothing is left, too
-        n = np.floor(room / np.maximum(one, 1e-300)).clip(0, 2**31).astype(np.int64)
-        fits = self.share(n, D, U) <= 1, self.share(n + 1, D, U) <= 1
-        return np.where(fits[1], n + 1, np.where(fits[0], n, (n - 1).clip(0)))  # as rounding has it
+        per_utterance = self.cost(1, D, U) - self.cost.per_batch
+        # The tiny summand makes what costs nothing fit where no room is left.
+        room = self.most - self.cost.per_batch + 1e-290
+        n = np.floor(room / np.maximum(per_utterance, 1e-300)).clip(0, 2**31).astype(np.int64)
+        # The division may have been rounded up or down: correct n by one where it was.
+        n_fits = self.share(n, D, U) <= 1
+        next_fits = self.share(n + 1, D, U) <= 1
+        return np.where(next_fits, n + 1, np.where(n_fits, n, (n - 1).clip(0)))
 
 
 def at_most_utterances(n: int) -> Limit:
-    """Batches of one size, whatever their length."""
+    """Limit of n utterances a batch, whatever their length."""
     return Limit(Cost(name="batch size", unit="utterances", source="n", per_utterance=1.0), n)
 
 
 def at_most_seconds(seconds: float, *, quadratic: float | None = None) -> Limit:
-    """Padded seconds a batch, as lhotse's `max_duration`; `quadratic` makes of each D seconds D +
-    D² / quadratic.
+    """Limit of padded seconds a batch, as lhotse's `max_duration`.
+
+    Args:
+        seconds: The limit.
+        quadratic: Count an utterance of D seconds as D + D² / quadratic, as `attention` does.
     """
-    return Limit(linear() if quadratic is None else attention(quadratic=quadratic), seconds)
+    cost = linear() if quadratic is None else attention(quadratic=quadratic)
+    return Limit(cost, seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Where the work of a run went. Shares are of 1; `utilisation` is what was useful of all that
-    the ranks could have done.
-    """
+    """Where the work of a run went. Paddings, memory, straggler and utilisation are shares of 1."""
 
     batches: int
     steps: int
     utterances: int
     hours: float  # of speech
-    batch_size: float  # utterances a batch, mean
-    audio_padding: float  # share of padded seconds n D that is padding
-    token_padding: float  # of padded tokens n U
-    lattice_padding: float  # of n D U, a transducer's lattice: what packing leaves out
-    compute_padding: float  # of the cost
-    memory: float | None  # share of the limit that a batch uses, mean; None without a limit
+    batch_size: float  # mean utterances a batch
+    audio_padding: float  # share of the padded seconds n D that is padding
+    token_padding: float  # share of the padded tokens n U that is padding
+    lattice_padding: float  # share of n D U, a transducer's lattices, that packing would leave out
+    compute_padding: float  # share of the cost that is spent on padding
+    memory: float | None  # mean share of the limit that a batch uses; None without a limit
     memory_max: float | None
-    straggler: float  # share of the ranks' time in which they wait for the slowest of their step
+    straggler: float  # share of the ranks' time spent waiting for the slowest rank of a step
     utilisation: float  # useful cost over ranks x slowest rank, summed over the steps
 
 
 def padding_account(
     batches: Iterable[Pair], *, cost: Cost, limit: Limit | None = None, ranks: int = 1
 ) -> Account:
-    """The account of batches of (seconds, tokens), two arrays or lists each, in the order in which
-    they are trained on.
+    """Account of the padding and waiting of a sequence of batches.
 
-    Batch k belongs to step k // ranks. Every step lasts as long as its costliest batch; ranks
-    without a batch wait. What small kernels, launches and communication cost is not in it, so
-    utilisation is an upper bound.
+    Every step lasts as long as its costliest batch; ranks without a batch wait. Small kernels,
+    launches and communication are not counted, so `utilisation` is an upper bound.
+
+    Args:
+        batches: (seconds, tokens) of each batch, two arrays or lists each, in training order.
+            Batch k belongs to step k // ranks.
+        cost: What a batch costs in compute.
+        limit: Memory limit, for `memory` and `memory_max`.
+        ranks: Number of ranks that train together.
     """
+    expect(isinstance(cost, Cost), "cost", "asrkit.data.Cost", repr(cost))
     expect(ranks >= 1, "ranks", "at least 1", ranks)
     table = np.array([_row(cost, *pair) for pair in batches], dtype=np.float64).reshape(-1, 7)
     expect(len(table) > 0, "batches", "at least one", "none")
     n, D, U, seconds, tokens, nodes, useful = table.T
-    padded = cost(n, D, U)
+    padded_cost = cost(n, D, U)
     steps = -(-len(table) // ranks)
-    slowest = np.pad(padded, (0, steps * ranks - len(padded))).reshape(steps, ranks).max(1).sum()
-    memory = None if limit is None else limit.share(n, D, U)
+    of_ranks = np.pad(padded_cost, (0, steps * ranks - len(padded_cost))).reshape(steps, ranks)
+    slowest = of_ranks.max(1).sum()
     expect(slowest > 0, "cost", "above 0 for these batches", slowest)
-
-    def padding(real: np.ndarray, of: np.ndarray) -> float:
-        return 1 - float(real.sum() / of.sum()) if of.sum() else 0.0
-
+    memory = memory_max = None
+    if limit is not None:
+        shares = limit.share(n, D, U)
+        memory = float(shares.mean())
+        memory_max = float(shares.max())
     return Account(
         batches=len(table),
         steps=steps,
         utterances=int(n.sum()),
         hours=float(seconds.sum()) / 3600,
         batch_size=float(n.mean()),
-        audio_padding=padding(seconds, n * D),
-        token_padding=padding(tokens, n * U),
-        lattice_padding=padding(nodes, n * D * U),
-        compute_padding=padding(useful, padded - cost.per_batch),
-        memory=None if memory is None else float(memory.mean()),
-        memory_max=None if memory is None else float(memory.max()),
-        straggler=1 - float(padded.sum() / (ranks * slowest)),
+        audio_padding=_padding(seconds, n * D),
+        token_padding=_padding(tokens, n * U),
+        lattice_padding=_padding(nodes, n * D * U),
+        compute_padding=_padding(useful, padded_cost - cost.per_batch),
+        memory=memory,
+        memory_max=memory_max,
+        straggler=1 - float(padded_cost.sum() / (ranks * slowest)),
         utilisation=float(useful.sum() / (ranks * slowest)),
     )
 
 
+def _padding(real: np.ndarray, padded: np.ndarray) -> float:
+    """Share of `padded` that is not `real`."""
+    total = padded.sum()
+    return 1 - float(real.sum() / total) if total else 0.0
+
+
 def _row(cost: Cost, seconds: Sequence[float], tokens: Sequence[int]) -> tuple[float, ...]:
-    D, U = (
-        np.asarray(part, dtype=np.float64) for part in (seconds, tokens)
-    )  # whole numbers have an end
-    expect(
-        D.ndim == 1 and D.shape == U.shape and len(D) > 0,
-        "batches",
-        "seconds and tokens of each utterance",
-        (D.shape, U.shape),
-    )
+    """n, D, U, sums of seconds, of tokens and of their products, and useful cost of a batch."""
+    D = np.asarray(seconds, dtype=np.float64)
+    U = np.asarray(tokens, dtype=np.float64)  # float64, for sums of integers may overflow
+    fits = D.ndim == 1 and D.shape == U.shape and len(D) > 0
+    expect(fits, "batches", "seconds and tokens of each utterance", (D.shape, U.shape))
     real = bool(D.min() > 0 and U.min() >= 0 and np.isfinite(D.sum() + U.sum()))
     expect(real, "batches", "finite seconds above 0, and tokens not below", (D.min(), U.min()))
     return len(D), D.max(), U.max(), D.sum(), U.sum(), float(D @ U), cost.useful(D, U)

@@ -1,6 +1,4 @@
-"""Lengths of a corpus at a glance: read from any manifest, and told in numbers that a terminal can
-show.
-"""
+"""Lengths of a corpus at a glance: read from any manifest, as numbers, a table and a histogram."""
 
 import json
 import zlib
@@ -13,16 +11,21 @@ import numpy as np
 from lhotse.audio import AudioLoadingError
 from lhotse.serialization import deserialize_item, load_jsonl
 
-from asrkit.data import corpora
-from asrkit.data.batching.lengths import Lengths, shipped_lengths
-from asrkit.files import shipped
+from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
+from asrkit.data.corpora.manifests import TABLES, simple_cut
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
-TABLE, QUANTILES = (
-    (".csv", ".csv.gz"),
-    {"min": 0.0, "p1": 0.01, "p25": 0.25, "median": 0.5, "p75": 0.75, "p99": 0.99, "max": 1.0},
-)
+TABLE = (".csv", ".csv.gz")
+QUANTILES = {
+    "min": 0.0,
+    "p1": 0.01,
+    "p25": 0.25,
+    "median": 0.5,
+    "p75": 0.75,
+    "p99": 0.99,
+    "max": 1.0,
+}
 
 
 def read_lengths(
@@ -31,19 +34,24 @@ def read_lengths(
     tokens: Tokenizer | Callable[[str], int] | None = None,
     progress: bool = False,
 ) -> Lengths:
-    """Lengths of a table (.csv, .csv.gz), of a manifest read line by line, or of the table in
-    data/lengths of this name.
+    """Lengths of the utterances of a manifest or a table. Manifests are read line by line.
 
-    Manifest: a file of lhotse cuts, supervisions or recordings, or of JSON lines with duration and
-    text, as NeMo writes them; or a folder that holds such files of lhotse. `tokens`: what counts
-    those of a text; None: characters. Without text: 0.
+    Args:
+        target: A table (.csv, .csv.gz); a file of lhotse cuts, supervisions or recordings; a file
+            of JSON lines with duration and text, as NeMo writes them; a folder that holds such
+            files of lhotse; or the name of a table of data/lengths.
+        tokens: A tokenizer, or a function that counts the tokens of a text. None counts
+            characters. Utterances without text have 0 tokens.
+        progress: Show a progress bar.
+
+    Raises:
+        ValueError: `target` is none of these, cannot be read, or holds no utterance.
     """
-    path, name = Path(target), str(target)
+    path = Path(target)
+    name = str(target)
     if name.endswith(TABLE):
         return Lengths.read(path)
-    known = sorted(
-        table.name.removesuffix(".csv.gz") for table in shipped("lengths").glob("*.csv.gz")
-    )
+    known = shipped_names()
     if name in known and not path.exists():
         return shipped_lengths(name)
     expect(
@@ -52,34 +60,33 @@ def read_lengths(
         f"a manifest, a table (.csv, .csv.gz) or one of {', '.join(known)}",
         repr(name),
     )
-    kinds = "cuts*.jsonl*", *(table.format("*") for table in reversed(corpora.TABLES))
-    files = (
-        [path]
-        if path.is_file()
-        else next((found for kind in kinds if (found := sorted(path.glob(kind)))), [])
-    )
-    lengths = Lengths.of_cuts(
-        (one for file in files for one in _utterances(file)), tokens=tokens, progress=progress
-    )
+    utterances = (row for file in _manifest_files(path) for row in _utterances(file))
+    lengths = Lengths.of_cuts(utterances, tokens=tokens, progress=progress)
     expect(len(lengths) > 0, "target", "at least one utterance", f"none in {path}")
     return lengths
 
 
+def _manifest_files(path: Path) -> list[Path]:
+    """`path`, or the files of a folder: its cuts, else its supervisions, else its recordings."""
+    if path.is_file():
+        return [path]
+    recordings, supervisions = (pattern.format("*") for pattern in TABLES)
+    for pattern in ("cuts*.jsonl*", supervisions, recordings):
+        files = sorted(path.glob(pattern))
+        if files:
+            return files
+    return []
+
+
 def _utterances(file: Path) -> Iterator[Any]:
-    """What has `duration` and `supervisions` with `text`, one for each line; no audio is read where
-    a line says its duration.
+    """An object with `duration` and `supervisions`, which have `text`, for each line of a file.
+
+    No audio is read where the line states its duration.
     """
     number = 1
     try:
         for row in load_jsonl(file):
-            if "duration" in row:
-                said = [
-                    SimpleNamespace(text="".join([one.get("text") or ""]))
-                    for one in row.get("supervisions", [row])
-                ]
-                yield SimpleNamespace(duration=0.0 + row["duration"], supervisions=said)
-            else:
-                yield deserialize_item(row) if "type" in row else corpora._simple(row, file.parent)
+            yield _utterance(row, file.parent)
             number += 1
     except (
         json.JSONDecodeError,
@@ -101,94 +108,110 @@ def _utterances(file: Path) -> Iterator[Any]:
         ) from None
 
 
+def _utterance(row: dict[str, Any], folder: Path) -> Any:
+    if "duration" not in row:
+        return deserialize_item(row) if "type" in row else simple_cut(row, folder)
+    supervisions = [
+        # `join` refuses a text that is none.
+        SimpleNamespace(text="".join([part.get("text") or ""]))
+        for part in row.get("supervisions", [row])
+    ]
+    return SimpleNamespace(duration=0.0 + row["duration"], supervisions=supervisions)
+
+
 def padding_of_random(values: np.ndarray, batch: int) -> float:
-    """Share of padding in random batches of `batch`: 1 - mean / expected longest, over all batches
-    that there are.
+    """Expected share of padding in random batches: 1 - mean / expected longest.
+
+    Exact, over all batches that can be drawn.
+
+    Args:
+        values: Lengths, (N,).
+        batch: Utterances in a batch, at most N.
     """
     N = len(values)
-    shorter = np.ones(N)  # probability that a whole batch is among the k shortest, k = 1..N
+    all_among_shortest = np.ones(N)  # [k - 1]: probability that a batch is among the k shortest
     for drawn in range(batch):
-        shorter *= np.maximum(np.arange(1, N + 1) - drawn, 0) / (N - drawn)
-    longest = np.sort(values) @ np.diff(shorter, prepend=0)
+        all_among_shortest *= np.maximum(np.arange(1, N + 1) - drawn, 0) / (N - drawn)
+    longest = np.sort(values) @ np.diff(all_among_shortest, prepend=0)
     return float(1 - np.mean(values) / longest) if longest else 0.0
 
 
 def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
-    """Utterances, hours, quantiles of seconds, tokens and tokens per second, and the padding of
-    random batches of `batch`.
+    """Utterances, hours, quantiles of lengths, and the padding of random batches, as JSON.
 
-    The padding is exact, not simulated; tokens are left out where none are known.
+    Args:
+        lengths: Of at least one utterance. Tokens are left out of the result where none are known.
+        batch: Utterances in a random batch. Its padding is exact, not simulated.
     """
     expect(len(lengths) > 0, "lengths", "at least one utterance", "none")
     expect(batch >= 1, "batch", "at least 1", batch)
     batch = min(batch, len(lengths))
     columns = {"seconds": lengths.seconds}
     if lengths.tokens.any():
-        columns |= {
-            "tokens": lengths.tokens.astype(float),
-            "tokens_per_second": lengths.tokens_per_second,
-        }
-    stats: dict[str, Any] = {
+        columns["tokens"] = lengths.tokens.astype(float)
+    padding = {name: round(padding_of_random(row, batch), 4) for name, row in columns.items()}
+    if "tokens" in columns:
+        columns["tokens_per_second"] = lengths.tokens_per_second
+    return {
         "utterances": len(lengths),
         "hours": round(lengths.hours, 4),
         "tokens": int(lengths.tokens.sum()),
-    }
-    stats |= {
         "quantiles": {name: _quantiles(values) for name, values in columns.items()},
         "random_batch": batch,
-    }
-    columns.pop("tokens_per_second", None)
-    return {
-        **stats,
-        "random_batch_padding": {
-            name: round(padding_of_random(row, batch), 4) for name, row in columns.items()
-        },
+        "random_batch_padding": padding,
     }
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:
-    return {
-        name: round(float(value), 3)
-        for name, value in zip(QUANTILES, np.quantile(values, [*QUANTILES.values()]), strict=True)
-    }
+    quantiles = np.quantile(values, [*QUANTILES.values()])
+    return {name: round(float(value), 3) for name, value in zip(QUANTILES, quantiles, strict=True)}
 
 
 def length_table(stats: dict[str, Any]) -> str:
-    """What `length_stats` found, as lines of text."""
+    """The result of `length_stats` as lines of text."""
     lines = [f"{'':18}" + "".join(f"{name:>10}" for name in QUANTILES)]
     for name, values in stats["quantiles"].items():
-        lines.append(
-            f"{name.replace('_', ' '):18}" + "".join(f"{value:10.2f}" for value in values.values())
-        )
-    shares = " and ".join(
-        f"{share:.1%} of their {name}" for name, share in stats["random_batch_padding"].items()
-    )
+        cells = "".join(f"{value:10.2f}" for value in values.values())
+        lines.append(f"{name.replace('_', ' '):18}{cells}")
     tokens = f"{stats['tokens']:,} tokens" if stats["tokens"] else "tokens not known"
-    lines += [f"{stats['utterances']:,} utterances, {stats['hours']:,.2f} hours, {tokens}"]
-    return "\n".join(
-        [*lines, f"random batches of {stats['random_batch']} would be padding for {shares}"]
-    )
+    lines.append(f"{stats['utterances']:,} utterances, {stats['hours']:,.2f} hours, {tokens}")
+    padding = stats["random_batch_padding"]
+    shares = " and ".join(f"{share:.1%} of their {name}" for name, share in padding.items())
+    lines.append(f"random batches of {stats['random_batch']} would be padding for {shares}")
+    return "\n".join(lines)
 
 
 def histogram(seconds: np.ndarray, *, rows: int = 16, width: int = 50) -> str:
-    """Utterances by length as lines of text; the last one also holds the longest half percent,
-    however long they are.
+    """Number of utterances by length, as lines of text.
+
+    Args:
+        seconds: Duration of each utterance, (N,).
+        rows: Most lines. The last one also counts the longest half percent, however long.
+        width: Characters of the longest bar.
     """
     end = float(np.quantile(seconds, 0.995))
-    step = next(
-        step
-        for step in (c * 10.0**e for e in range(-3, 308) for c in (1, 2, 5))
-        if step * rows >= end
-    )
-    last, digits = int(np.ceil(end / step)) - 1, max(0, -int(np.floor(np.log10(step))))
+    step = _round_step(end, rows)
+    last = int(np.ceil(end / step)) - 1
+    digits = max(0, -int(np.floor(np.log10(step))))
     counts = np.bincount(np.minimum(seconds // step, last).astype(int)).tolist()
+    longest = seconds.max()
     lines = []
     for cell, count in enumerate(counts):
-        high = (
-            f"to {(cell + 1) * step:5.{digits}f} s"
-            if cell < last or seconds.max() < (cell + 1) * step
-            else "s or more"
-        )
+        upper = (cell + 1) * step
+        if cell < last or longest < upper:
+            border = f"to {upper:5.{digits}f} s"
+        else:
+            border = "s or more"
         bar = "█" * round(width * count / max(counts)) or "▏" * min(count, 1)
-        lines.append(f"{cell * step:8.{digits}f} {high:10} {bar:{width}} {count:,}")
+        lines.append(f"{cell * step:8.{digits}f} {border:10} {bar:{width}} {count:,}")
     return "\n".join(lines)
+
+
+def _round_step(end: float, rows: int) -> float:
+    """The smallest of 1, 2 or 5 times a power of ten with which `rows` steps reach `end`."""
+    for exponent in range(-3, 308):
+        for factor in (1, 2, 5):
+            step = factor * 10.0**exponent
+            if step * rows >= end:
+                return step
+    raise ValueError(f"seconds: expected lengths below 1e308, got {end}.")

@@ -1,12 +1,13 @@
-"""Which utterances share a batch, and which batches a step: an epoch planned from lengths alone,
-before any audio is read.
+"""Which utterances share a batch, and which batches a step: plans of an epoch.
 
-A plan is a function of (strategy, lengths, ranks, seed, epoch). So each rank makes the same one and
-keeps its own part of it, any step can be resumed without the steps before it, and what a step costs
-does not depend on the number of ranks.
+A plan is made from lengths alone, before any audio is read, and is a function of (strategy,
+lengths, ranks, seed, epoch). So every rank makes the same plan and keeps its own part of it, any
+step can be resumed without the steps before it, and the cost of a step does not depend on the
+number of ranks.
 """
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -17,15 +18,19 @@ from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import CANARY_COMPUTE, Cost
 from asrkit.shapes import expect, whole
 
-Batches = list[np.ndarray]  # rows of each batch
+Batches = list[np.ndarray]  # row numbers of each batch
 
 
 class Constraint(Protocol):
-    """What a batch may hold; asrkit.data.Limit is one, and any object with this method will do."""
+    """A bound on batches: asrkit.data.Limit, or any object with this method."""
 
     def share(self, n: Any, D: Any, U: Any) -> Any:
-        """What n utterances padded to D seconds and U tokens use of the limit, elementwise; above 1
-        they do not fit.
+        """Share of the limit that batches use, elementwise; those above 1 do not fit.
+
+        Args:
+            n: Utterances of each batch.
+            D: Seconds that they are padded to.
+            U: Tokens that they are padded to.
         """
         ...
 
@@ -34,22 +39,37 @@ class Strategy(Protocol):
     """A way to batch: Random, Sorted, Bucketed, Balanced or one's own."""
 
     @property
-    def alike(self) -> Cost | None:
-        """What the batches of a step should have alike, their steps in random order; None: batches
-        stay in their order.
+    def balance_by(self) -> Cost | None:
+        """Cost by which a step's batches are matched across ranks; step order is then random.
+
+        None keeps batch order.
         """
         ...
 
     def batches(
         self, lengths: Lengths, ranks: int, random: np.random.Generator
     ) -> tuple[Batches, np.ndarray]:
-        """Batches, and the rows that are in none of them."""
+        """Divide the utterances of an epoch into batches.
+
+        Args:
+            lengths: Of all N utterances.
+            ranks: Number of ranks that the batches will be dealt out to.
+            random: The only source of randomness.
+
+        Returns:
+            The row numbers of each batch, and the rows that are in none of them.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An epoch: steps[k][rank] are the rows of one batch. `dropped` are the rows in none of them."""
+    """An epoch.
+
+    Attributes:
+        steps: steps[k][rank] are the row numbers of one batch.
+        dropped: Row numbers that are in no batch.
+    """
 
     steps: list[Batches]
     dropped: np.ndarray
@@ -70,138 +90,174 @@ def plan(
     epoch: int = 0,
     drop_last: bool = False,
 ) -> Plan:
-    """The epoch of a strategy. Every rank gets a batch in every step: for the last one, the largest
-    batches are halved.
+    """Plan an epoch. Every rank gets a batch in every step.
 
-    drop_last: leave the batches of an incomplete last step out instead, into `dropped`.
+    Args:
+        strategy: Random, Sorted, Bucketed, Balanced or one's own.
+        lengths: Of at least as many utterances as there are ranks.
+        ranks: Number of ranks that train together.
+        seed: Of the random numbers, together with `epoch`.
+        epoch: Number of the epoch, from 0.
+        drop_last: Leave the batches of an incomplete last step out, into `Plan.dropped`. By
+            default the largest batches are halved until every rank has one.
+
+    Raises:
+        ValueError: A wrong argument, or too few batches for the ranks that cannot be halved.
     """
-    expect(
-        hasattr(strategy, "batches"),
-        "strategy",
-        "Random, Sorted, Bucketed, Balanced or one's own",
-        repr(strategy),
-    )
+    check_strategy(strategy)
     expect(whole(ranks, 1), "ranks", "a whole number of at least 1", repr(ranks))
-    expect(
-        whole(seed, 0) and whole(epoch, 0), "seed, epoch", "whole numbers from 0 up", (seed, epoch)
-    )
-    expect(
-        len(lengths) >= ranks, "lengths", f"an utterance for each of {ranks} ranks", len(lengths)
-    )
+    counters = (seed, epoch)
+    expect(whole(seed, 0) and whole(epoch, 0), "seed, epoch", "whole numbers from 0 up", counters)
+    enough = len(lengths) >= ranks
+    expect(enough, "lengths", f"an utterance for each of {ranks} ranks", len(lengths))
     random = np.random.default_rng([seed, epoch])
     batches, dropped = strategy.batches(lengths, ranks, random)
     if not drop_last:
-        batches = _completed(batches, ranks)
-    if strategy.alike:
-        batches = _side_by_side(batches, lengths, ranks, strategy.alike, random)
+        batches = _complete_last_step(batches, ranks)
+    if strategy.balance_by:
+        batches = _balance_steps(batches, lengths, ranks, strategy.balance_by, random)
     end = len(batches) // ranks * ranks
     steps = [batches[first : first + ranks] for first in range(0, end, ranks)]
     return Plan(steps, np.concatenate([dropped, *batches[end:]]))
 
 
-def _completed(batches: Batches, ranks: int) -> Batches:
-    """`batches`, the largest of them halved until their number is a multiple of `ranks`; halves
-    stay neighbours.
+def check_strategy(strategy: Any) -> None:
+    """Raise ValueError unless `strategy` has what the protocol Strategy asks for."""
+    expect(
+        hasattr(strategy, "batches") and hasattr(strategy, "balance_by"),
+        "strategy",
+        "Random, Sorted, Bucketed, Balanced or one's own",
+        repr(strategy),
+    )
+
+
+def _complete_last_step(batches: Batches, ranks: int) -> Batches:
+    """Halve the largest batches until their number is a multiple of `ranks`.
+
+    The parts of a batch stay neighbours.
     """
     parts = [[rows] for rows in batches]
     heap = [(-len(rows), number, 0) for number, rows in enumerate(batches)]
     heapq.heapify(heap)
     for _ in range(-len(batches) % ranks):
-        size, number, place = heapq.heappop(heap)
-        got = f"{sum(map(len, batches))} utterances in {len(batches)} batches"
+        negative_size, number, position = heapq.heappop(heap)
         expect(
-            size < -1,
+            negative_size < -1,
             "strategy",
             f"batches to halve for {ranks} ranks",
-            got,
+            f"{sum(map(len, batches))} utterances in {len(batches)} batches",
             "Pass drop_last=True, or allow larger batches.",
         )
-        rows = parts[number][place]
-        parts[number][place] = rows[::2]
-        parts[number].append(rows[1::2])
-        for half in (place, len(parts[number]) - 1):
-            heapq.heappush(heap, (-len(parts[number][half]), number, half))
+        group = parts[number]
+        rows = group[position]
+        group[position] = rows[::2]
+        group.append(rows[1::2])
+        for half in (position, len(group) - 1):
+            heapq.heappush(heap, (-len(group[half]), number, half))
     return [rows for group in parts for rows in group]
 
 
 def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 1.0) -> Batches:
-    """`rows`, in their order, in batches that use at most the share `most` of the limit, each as
-    long as can be.
+    """Cut a sequence of utterances into batches, each as large as the limit allows.
 
-    An utterance that does not fit is a batch of its own.
+    Args:
+        rows: Row numbers, in the order in which they are batched.
+        lengths: Of all utterances.
+        limit: Bound on each batch. An utterance that alone exceeds it is a batch of its own.
+        most: Largest share of the limit that a batch may use.
+
+    Returns:
+        Consecutive parts of `rows`.
     """
-    seconds, tokens = lengths.seconds[rows], lengths.tokens[rows]
-    batches, first, window = [], 0, 64
+    expect(hasattr(limit, "share"), "limit", "asrkit.data.Limit or one's own", repr(limit))
+    seconds = lengths.seconds[rows]
+    tokens = lengths.tokens[rows]
+    batches = []
+    first = 0
+    window = 64  # how far ahead the end of a batch is looked for
     while first < len(rows):
-        D, U = (np.maximum.accumulate(part[first : first + window]) for part in (seconds, tokens))
-        over = limit.share(np.arange(1, len(D) + 1), D, U) > most
-        size = int(over.argmax())  # that fit, unless all do
-        if not over[size] and first + window < len(rows):
-            window *= 2
-            continue
-        size = max(1, size if over[size] else len(D))
+        D = np.maximum.accumulate(seconds[first : first + window])
+        U = np.maximum.accumulate(tokens[first : first + window])
+        too_large = limit.share(np.arange(1, len(D) + 1), D, U) > most
+        size = int(too_large.argmax())  # 0 where none is too large
+        if not too_large[size]:
+            if first + window < len(rows):
+                window *= 2
+                continue
+            size = len(D)
+        size = max(1, size)
         batches.append(rows[first : first + size])
-        first, window = first + size, max(16, 2 * size)
+        first += size
+        window = max(16, 2 * size)
     return batches
 
 
-def _side_by_side(
-    batches: Batches, lengths: Lengths, ranks: int, work: Cost, random: np.random.Generator
+def _balance_steps(
+    batches: Batches, lengths: Lengths, ranks: int, cost: Cost, random: np.random.Generator
 ) -> Batches:
-    """Batches of like work side by side in a step, and the steps in random order; an incomplete one
-    is the last.
+    """Put batches of similar cost into one step, and the steps into random order.
+
+    An incomplete step, of the cheapest batches, is the last.
     """
-    shapes = [
-        (len(rows), lengths.seconds[rows].max(), lengths.tokens[rows].max()) for rows in batches
-    ]
-    order = np.argsort(-work(*np.array(shapes).reshape(-1, 3).T), kind="stable")
-    whole = len(order) // ranks * ranks
-    steps = order[:whole].reshape(-1, ranks)
-    return [batches[number] for number in [*random.permutation(steps).ravel(), *order[whole:]]]
+    n = np.array([len(rows) for rows in batches], dtype=np.float64)
+    D = np.array([lengths.seconds[rows].max() for rows in batches], dtype=np.float64)
+    U = np.array([lengths.tokens[rows].max() for rows in batches], dtype=np.float64)
+    order = np.argsort(-cost(n, D, U), kind="stable")
+    end = len(order) // ranks * ranks
+    steps = random.permutation(order[:end].reshape(-1, ranks))
+    return [batches[number] for number in [*steps.ravel(), *order[end:]]]
+
+
+def _no_rows() -> np.ndarray:
+    return np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """Shuffled, nothing else."""
+    """Shuffled utterances, cut into batches."""
 
     limit: Constraint
-    alike = None
+    balance_by = None
 
     def batches(
         self, lengths: Lengths, ranks: int, random: np.random.Generator
     ) -> tuple[Batches, np.ndarray]:
-        """See Strategy."""
-        return cut(random.permutation(len(lengths)), lengths, self.limit), np.empty(
-            0, dtype=np.int64
-        )
+        """See Strategy.batches for `lengths`, `ranks` and `random`."""
+        order = random.permutation(len(lengths))
+        return cut(order, lengths, self.limit), _no_rows()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sorted:
-    """Longest first, the same in every epoch: for evaluation. Training on it sees lengths in order,
-    and most do not want that.
+    """Longest utterances first, the same in every epoch: for evaluation.
+
+    Training on it meets lengths in descending order, which is rarely wanted.
     """
 
     limit: Constraint
-    alike = None
+    balance_by = None
 
     def batches(
         self, lengths: Lengths, ranks: int, random: np.random.Generator
     ) -> tuple[Batches, np.ndarray]:
-        """See Strategy."""
-        return cut(np.argsort(-lengths.seconds, kind="stable"), lengths, self.limit), np.empty(
-            0, dtype=np.int64
-        )
+        """See Strategy.batches for `lengths`, `ranks` and `random`."""
+        order = np.argsort(-lengths.seconds, kind="stable")
+        return cut(order, lengths, self.limit), _no_rows()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucketed:
-    """Batches of one bucket each, of its size; 1D or 2D is up to the buckets.
+    """Batches of one bucket each, of the bucket's size, in random order.
 
-    tails, what does not fill a batch: carry it into the next larger bucket; keep it as a small
-    batch; drop it. synchronized: the batches of a step have like work, as batches of neighbouring
-    buckets do; where not, a step lasts as long as the worst of any. In either case the order is
-    random. misfits, utterances larger than every bucket: an error, or drop them.
+    Attributes:
+        buckets: The table; buckets_1d and buckets_2d make one.
+        tails: What to do with utterances that do not fill a batch: `carry` them into the next
+            larger bucket, `keep` them as a small batch, or `drop` them.
+        synchronized: Give the ranks of a step batches of similar cost, as those of neighbouring
+            buckets are. Without it a step lasts as long as the costliest of any batches.
+        misfits: What to do with utterances larger than every bucket: raise an `error`, or `drop`
+            them.
+        work: The cost that `synchronized` goes by.
     """
 
     buckets: Buckets
@@ -211,145 +267,205 @@ class Bucketed:
     work: Cost = CANARY_COMPUTE
 
     def __post_init__(self) -> None:
-        expect(
-            self.tails in ("carry", "keep", "drop"),
-            "tails",
-            "carry, keep or drop",
-            repr(self.tails),
-        )
+        is_table = isinstance(self.buckets, Buckets)
+        expect(is_table, "buckets", "asrkit.data.Buckets", repr(self.buckets))
+        tails = ("carry", "keep", "drop")
+        expect(self.tails in tails, "tails", "carry, keep or drop", repr(self.tails))
         expect(self.misfits in ("error", "drop"), "misfits", "error or drop", repr(self.misfits))
 
     @property
-    def alike(self) -> Cost | None:
-        """`work` where synchronized."""
+    def balance_by(self) -> Cost | None:
+        """`work` where synchronized, else None."""
         return self.work if self.synchronized else None
 
     def batches(
         self, lengths: Lengths, ranks: int, random: np.random.Generator
     ) -> tuple[Batches, np.ndarray]:
-        """See Strategy."""
-        cells = self.buckets.cell(lengths)
-        (dropped,) = np.nonzero(cells < 0)
-        remedy = "Estimate the buckets on these lengths, or pass misfits='drop'."
+        """See Strategy.batches for `lengths`, `ranks` and `random`."""
+        bucket_of_row = self.buckets.cell(lengths)
+        misfits = np.flatnonzero(bucket_of_row < 0)
         expect(
-            self.misfits == "drop" or not len(dropped),
+            self.misfits == "drop" or not len(misfits),
             "buckets",
             "room for every utterance",
-            f"{len(dropped)} misfits",
-            remedy,
+            f"{len(misfits)} misfits",
+            "Estimate the buckets on these lengths, or pass misfits='drop'.",
         )
-        waiting = [np.flatnonzero(cells == number) for number in range(len(self.buckets))]
-        batches, left = [], [dropped]
-        for number, size in enumerate(self.buckets.sizes.tolist()):
-            rows = random.permutation(waiting[number])
-            batches += [
-                rows[first : first + size] for first in range(0, len(rows) - size + 1, size)
-            ]
-            tail = rows[len(rows) // size * size :]
-            onward = (
-                self.buckets.cell(lengths.take(tail), above=number)
-                if self.tails == "carry"
-                else np.full(len(tail), -1)
-            )
-            for there in np.unique(onward[onward >= 0]):
-                waiting[there] = np.concatenate([waiting[there], tail[onward == there]])
-            if len(rest := tail[onward < 0]):
-                (left if self.tails == "drop" else batches).append(rest)
-        return [batches[number] for number in random.permutation(len(batches))], np.concatenate(
-            left
-        )
+        waiting = [np.flatnonzero(bucket_of_row == k) for k in range(len(self.buckets))]
+        batches: Batches = []
+        dropped = [misfits]
+        for k, size in enumerate(self.buckets.sizes.tolist()):
+            rows = random.permutation(waiting[k])
+            end = len(rows) // size * size
+            batches += [rows[first : first + size] for first in range(0, end, size)]
+            tail = rows[end:]
+            if self.tails == "carry":
+                tail = self._carry(tail, lengths, waiting, above=k)
+            if not len(tail):
+                continue
+            if self.tails == "drop":
+                dropped.append(tail)
+            else:
+                batches.append(tail)
+        order = random.permutation(len(batches))
+        return [batches[number] for number in order], np.concatenate(dropped)
+
+    def _carry(
+        self, tail: np.ndarray, lengths: Lengths, waiting: Batches, *, above: int
+    ) -> np.ndarray:
+        """Move a tail to buckets after `above` that have room; return the rows that none has."""
+        larger = self.buckets.cell(lengths.take(tail), above=above)
+        for k in np.unique(larger[larger >= 0]):
+            waiting[k] = np.concatenate([waiting[k], tail[larger == k]])
+        return tail[larger < 0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Balanced:
-    """Ours: no fixed buckets. The whole set is cut into slabs of like seconds, each slab into
-    batches of like tokens.
+    """asrkit's own strategy, without fixed buckets. Nothing is dropped and few batches are small.
 
-    Each batch is filled to the limit; what a slab leaves over begins the next, so nothing is
-    dropped and few batches are small. The ranks of a step get like work, and their number divides
-    that of the batches. Neither slabs nor batches begin where they did the epoch before, and
-    lengths are blurred by the shares `blur` (seconds, tokens) while likes are sought: the larger
-    these, the more an utterance meets others, and the more is padded.
+    The utterances are sorted by seconds and cut into slabs; each slab is sorted by tokens and cut
+    into batches that fill the limit. What is left over at the end of a slab begins the next one.
+    The number of batches is a multiple of the ranks, and the ranks of a step get batches of
+    similar cost. Slabs and batches begin elsewhere in each epoch, and lengths are blurred while
+    they are sorted: the more they are, the more different utterances an utterance shares batches
+    with over the epochs, and the more is padded.
+
+    Attributes:
+        limit: Bound on each batch.
+        work: The cost of which padding should waste least, and that the ranks are balanced by.
+        blur: Largest random change of seconds and of tokens, as shares below 1.
     """
 
     limit: Constraint
-    work: Cost = CANARY_COMPUTE  # what padding should waste least of
+    work: Cost = CANARY_COMPUTE
     blur: tuple[float, float] = (0.005, 0.05)
 
     def __post_init__(self) -> None:
-        expect(
-            len(self.blur) == 2 and all(0 <= share < 1 for share in self.blur),
-            "blur",
-            "two shares below 1",
-            self.blur,
-        )
+        is_pair = isinstance(self.blur, tuple | list) and len(self.blur) == 2
+        shares = is_pair and all(0 <= share < 1 for share in self.blur)
+        expect(shares, "blur", "two shares below 1", self.blur)
 
     @property
-    def alike(self) -> Cost:
+    def balance_by(self) -> Cost:
         """`work`."""
         return self.work
 
     def batches(
         self, lengths: Lengths, ranks: int, random: np.random.Generator
     ) -> tuple[Batches, np.ndarray]:
-        """See Strategy."""
-        noise, phase = random.uniform(-1, 1, (2, len(lengths))), random.random()
+        """See Strategy.batches for `lengths`, `ranks` and `random`."""
+        noise = random.uniform(-1, 1, (2, len(lengths)))
+        phase = random.random()
         blurred = Lengths(lengths.seconds * (1 + self.blur[0] * noise[0]), lengths.tokens)
-        ranking = (
-            lengths.tokens * (1 + self.blur[1] * noise[1]) + 1e-6 * noise[1]
-        )  # likes are in random order
-        low, high, most = 0.0, 1.0, 1.0
-        best = batches = self._filled(lengths, blurred, ranking, phase, 1.0)
-        aim = -(-len(batches) // ranks) * ranks
-        for _ in range(
-            8
-            # a little less than the limit allows, so that in the last step too every rank has a batch
-        ):
-            if len(best) >= 0.99 * aim:
-                break
-            low, high = (most, high) if len(batches) > aim else (low, most)
-            most = min(
-                max(most * len(batches) / aim, 0.9 * low + 0.1 * high), 0.1 * low + 0.9 * high
-            )
-            batches = self._filled(lengths, blurred, ranking, phase, most)
-            best = batches if len(best) < len(batches) <= aim else best
-        return best, np.empty(0, dtype=np.int64)
-
-    def _filled(
-        self, lengths: Lengths, blurred: Lengths, ranking: np.ndarray, phase: float, most: float
-    ) -> Batches:
+        # The small summand puts utterances of equal length in random order.
+        ranking = lengths.tokens * (1 + self.blur[1] * noise[1]) + 1e-6 * noise[1]
         order = np.argsort(-blurred.seconds, kind="stable")
-        batches, left, sign = Batches(), order[:0], -1
-        for rows in np.split(order, self._slabs(order, lengths, ranking, phase, most)):
-            rows = rows[np.argsort(sign * ranking[rows], kind="stable")]
-            *full, left = cut(np.concatenate([left, rows]), lengths, self.limit, most=most) or [
-                left
-            ]
-            batches, sign = batches + full, -sign  # to and fro, so that what is left meets its like
-        return [*batches, left]
 
-    def _slabs(
-        self, order: np.ndarray, lengths: Lengths, ranking: np.ndarray, phase: float, most: float
+        def fill(most: float) -> Batches:
+            return self._fill(order, lengths, ranking, phase, most)
+
+        return _fill_last_step(fill, ranks), _no_rows()
+
+    def _fill(
+        self,
+        order: np.ndarray,
+        lengths: Lengths,
+        ranking: np.ndarray,
+        phase: float,
+        most: float,
+    ) -> Batches:
+        """Batches that use at most the share `most` of the limit.
+
+        `order` lists the rows by blurred seconds, `ranking` holds the blurred tokens of each row,
+        and `phase` says where in its slot a slab begins, 0 to 1.
+        """
+        batches: Batches = []
+        rest = order[:0]
+        slabs = np.split(order, self._slab_starts(order, lengths, ranking, phase, most))
+        for number, slab in enumerate(slabs):
+            # Slabs are sorted down and up in turns, so that the rest meets similar utterances.
+            sign = -1 if number % 2 == 0 else 1
+            by_tokens = slab[np.argsort(sign * ranking[slab], kind="stable")]
+            pieces = cut(np.concatenate([rest, by_tokens]), lengths, self.limit, most=most)
+            if pieces:
+                rest = pieces.pop()
+            batches += pieces
+        return [*batches, rest]
+
+    def _slab_starts(
+        self,
+        order: np.ndarray,
+        lengths: Lengths,
+        ranking: np.ndarray,
+        phase: float,
+        most: float,
     ) -> np.ndarray:
-        """Where in `order` slabs begin.
+        """Positions in `order` at which slabs begin, but for the first.
 
         Where the lengths span w seconds and R tokens and fill m batches, s slabs of m / s batches
         pad a w / 2s + b R s / 2m an utterance, a and b being what a second and a token cost. That
         is least at s² = m a w / (b R). Seven tenths as many are made, so that utterances meet more
         others, which costs about 1 % of utilisation (measured).
+
+        The formula is applied to 64 parts of `order` one by one, since rates and limits differ
+        between short and long utterances; `slabs_before` adds up what the parts want.
         """
-        parts, slabs = [part for part in np.array_split(order, 64) if len(part)], [0.0]
+        parts = [part for part in np.array_split(order, 64) if len(part)]
+        slabs_before = [0.0]
         for rows in parts:
-            seconds, tokens = lengths.seconds[rows], np.sort(ranking[rows])
-            one, two = (self.limit.share(n, seconds, lengths.tokens[rows]) for n in (1, 2))
-            full = float(np.sum(two - one)) / most  # what a batch costs for itself left out
-            a, b = self.work.slopes(float(seconds.mean()), float(tokens.mean()))
-            R = float(tokens[-1 - len(tokens) // 32] - tokens[len(tokens) // 32])
-            b, R = b * bool(lengths.tokens[rows].any()), max(R, 1e-12)
-            slabs.append(
-                slabs[-1]
-                + 0.7 * min(full, (a * float(np.ptp(seconds)) * full / max(b * R, 1e-12)) ** 0.5)
-            )
-        count = max(1, round(min(slabs[-1], len(order))))
-        starts = (np.arange(1, count) + phase - 0.5) / count * slabs[-1]
-        return np.interp(starts, slabs, np.cumsum([0, *map(len, parts)])).astype(np.int64)
+            slabs = 0.7 * self._best_slabs(rows, lengths, ranking, most)
+            slabs_before.append(slabs_before[-1] + slabs)
+        count = max(1, round(min(slabs_before[-1], len(order))))
+        starts = (np.arange(1, count) + phase - 0.5) / count * slabs_before[-1]
+        rows_before = np.cumsum([0, *map(len, parts)])
+        return np.interp(starts, slabs_before, rows_before).astype(np.int64)
+
+    def _best_slabs(
+        self, rows: np.ndarray, lengths: Lengths, ranking: np.ndarray, most: float
+    ) -> float:
+        """Number of slabs, a fraction, into which padding least is to cut `rows`."""
+        seconds = lengths.seconds[rows]
+        tokens = lengths.tokens[rows]
+        ranked = np.sort(ranking[rows])
+        # The difference of two and one utterances: without what a batch costs for itself.
+        one = self.limit.share(1, seconds, tokens)
+        two = self.limit.share(2, seconds, tokens)
+        full_batches = float(np.sum(two - one)) / most
+        second_cost, token_cost = self.work.slopes(float(seconds.mean()), float(ranked.mean()))
+        if not tokens.any():
+            token_cost = 0.0
+        outliers = len(ranked) // 32  # left out at either end
+        token_span = max(float(ranked[-1 - outliers] - ranked[outliers]), 1e-12)
+        second_span = float(np.ptp(seconds))
+        token_padding = max(token_cost * token_span, 1e-12)
+        return min(full_batches, (second_cost * second_span * full_batches / token_padding) ** 0.5)
+
+
+def _fill_last_step(fill: Callable[[float], Batches], ranks: int) -> Batches:
+    """Search for a share of the limit at which the batches fill the last step of all ranks.
+
+    `fill(most)` makes batches that use at most the share `most`. A full limit leaves ranks without
+    a batch in the last step; a little less makes a few more batches. Of up to eight trials that
+    with most batches is returned that does not need one more step.
+    """
+    batches = fill(1.0)
+    best = batches
+    target = -(-len(batches) // ranks) * ranks
+    low = 0.0
+    high = 1.0
+    most = 1.0
+    for _ in range(8):
+        if len(best) >= 0.99 * target:
+            break
+        if len(batches) > target:
+            low = most
+        else:
+            high = most
+        # In proportion to the batches, but well inside of the interval that is left.
+        proportional = most * len(batches) / target
+        most = min(max(proportional, 0.9 * low + 0.1 * high), 0.1 * low + 0.9 * high)
+        batches = fill(most)
+        if len(best) < len(batches) <= target:
+            best = batches
+    return best

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # This one file is GPL-3: it loads the GPL-3 library espeak-ng through ctypes. asrkit only starts it
 # as a separate program.
-"""Spoken WAV files (mono, 16 bit, 22,050 Hz) from a list of jobs: `python espeak_worker.py
-JOBS.json OUTDIR`.
+"""Speak a list of jobs into WAV files: `python espeak_worker.py JOBS.json OUTDIR`.
 
-Each job {id, text, voice, seed, optional variant, rate, pitch, range} becomes OUTDIR/<id>.wav. Its
-bytes depend on the job
-alone: espeak-ng keeps state that neither a seed nor espeak_Terminate clears, so the library is
-loaded anew for each.
+Each job {id, text, voice, seed, optional variant, rate, pitch, range} becomes OUTDIR/<id>.wav
+(mono, 16 bit, 22,050 Hz). Its bytes depend on the job alone: espeak-ng keeps state that neither a
+seed nor espeak_Terminate clears, so the library is loaded anew for each job.
 """
 
 import _ctypes
@@ -21,7 +19,11 @@ from typing import Any
 
 import espeakng_loader
 
-SYNCHRONOUS, DONT_EXIT, UTF8, PARAMETERS = 2, 0x8000, 1, {"rate": 1, "pitch": 3, "range": 4}
+# Constants of speak_lib.h.
+SYNCHRONOUS = 2
+DONT_EXIT = 0x8000
+UTF8 = 1
+PARAMETERS = {"rate": 1, "pitch": 3, "range": 4}
 Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 unload = getattr(_ctypes, "dlclose" if os.name == "posix" else "FreeLibrary")
 
@@ -36,15 +38,16 @@ def speak(job: dict[str, Any]) -> tuple[bytes, int]:
 
     callback = Callback(collect)
     library = ctypes.CDLL(espeakng_loader.get_library_path())
-    rate_hz = library.espeak_Initialize(
-        SYNCHRONOUS, 0, b".", DONT_EXIT
-    )  # relative: long data paths are cut off unsaid
+    # A relative path of the data: espeak-ng silently cuts off long ones.
+    rate_hz = library.espeak_Initialize(SYNCHRONOUS, 0, b".", DONT_EXIT)
+    if rate_hz <= 0:
+        raise RuntimeError("espeak-ng cannot read its data")
     library.espeak_SetSynthCallback(callback)
-    voice = job["voice"] + (f"+{job['variant']}" if job.get("variant") else "")
-    if rate_hz <= 0 or library.espeak_SetVoiceByName(voice.encode()):
-        raise RuntimeError(
-            f"espeak-ng has no voice {voice!r}" if rate_hz > 0 else "espeak-ng cannot read its data"
-        )
+    voice = job["voice"]
+    if job.get("variant"):
+        voice += f"+{job['variant']}"
+    if library.espeak_SetVoiceByName(voice.encode()):
+        raise RuntimeError(f"espeak-ng has no voice {voice!r}")
     for name in PARAMETERS.keys() & job.keys():
         library.espeak_SetParameter(PARAMETERS[name], int(job[name]), 0)
     library.espeak_ng_SetRandSeed(ctypes.c_long(job["seed"]))
@@ -56,8 +59,9 @@ def speak(job: dict[str, Any]) -> tuple[bytes, int]:
 
 
 def main(jobs_path: str, out: str) -> None:
-    """Write one WAV a job, each renamed into place when whole."""
-    jobs, folder = json.loads(Path(jobs_path).read_text()), Path(out).resolve()
+    """Write one WAV file a job, each renamed into place when it is complete."""
+    jobs = json.loads(Path(jobs_path).read_text())
+    folder = Path(out).resolve()
     os.chdir(espeakng_loader.get_data_path())
     for job in jobs:
         pcm, rate_hz = speak(job)

@@ -1,5 +1,4 @@
-"""A file from the network that goes on where it was cut off, and bears its name only once its
-checksum is right.
+"""Load a file from the network: resumed where it was cut off, and checked before it gets its name.
 
 Not lhotse's `resumable_download`, which takes a connection that ended early for the end of the
 file, appends the whole file to its part where a server ignores Range, and waits for ever for a
@@ -20,42 +19,55 @@ from tqdm import tqdm
 from asrkit.files import atomic
 from asrkit.shapes import expect
 
-WAITS_S, SILENCE_S, BLOCK = (0, 2, 10, 30), 60, 1 << 20
+WAITS_S = (0, 2, 10, 30)  # before each attempt after one that brought nothing
+SILENCE_S = 60  # after which a connection is given up
+BLOCK = 1 << 20  # bytes read at once
+RANGE_NOT_SATISFIABLE = 416
+PARTIAL_CONTENT = 206
 
 
 def fetch(url: str, path: str | Path, *, checksum: str = "", progress: bool = True) -> str:
-    """sha256 of `path`, which then holds the file at `url` and has `path`.sha256 beside it; loaded
-    only where it is absent.
+    """Load a file where it is absent, and check it.
 
-    `path`.part holds what has come so far; a connection that ends early is taken up again as long
-    as anything comes.
-    checksum: "sha256:…" or "md5:…"; a copy that differs is removed. Proxies are those of the
-    environment, such as https_proxy.
+    `path`.part holds what has been loaded so far. A connection that ends early is resumed for as
+    long as each attempt brings something. Proxies are those of the environment, such as
+    https_proxy.
+
+    Args:
+        url: Where to load from.
+        path: The file; `path`.sha256 is written beside it.
+        checksum: "sha256:…" or "md5:…". A newly loaded file that differs is removed.
+        progress: Show progress bars.
+
+    Returns:
+        The file's sha256.
+
+    Raises:
+        ValueError: The checksum differs.
+        ConnectionError: Nothing comes any more.
     """
-    path, remedy = Path(path), "Remove the file, or pass another --out."
-    held = path if path.exists() else path.with_name(f"{path.name}.part")
-    if held != path:
-        _load(url, held, progress)
-    kind, _, wanted = (checksum or "sha256:").partition(":")
-    found = _digests(held, {kind, "sha256"}, progress)
-    if held != path and found[kind] != (wanted or found[kind]):
-        held.unlink()
-        remedy = "It was removed: run again, or pass another --mirror."
-    expect(
-        found[kind] == (wanted or found[kind]),
-        "mirror",
-        f"{kind} {wanted} of {path}",
-        found[kind],
-        remedy,
-    )
+    path = Path(path)
+    is_new = not path.exists()
+    file = path.with_name(f"{path.name}.part") if is_new else path
+    if is_new:
+        _load(url, file, progress)
+    algorithm, _, wanted = (checksum or "sha256:").partition(":")
+    digests = _digests(file, {algorithm, "sha256"}, progress)
+    if wanted and digests[algorithm] != wanted:
+        remedy = "Remove the file, or pass another --out."
+        if is_new:
+            file.unlink()
+            remedy = "It was removed: run again, or pass another --mirror."
+        expect(False, "mirror", f"{algorithm} {wanted} of {path}", digests[algorithm], remedy)
     with atomic(f"{path}.sha256") as note:
-        note.write_text(f"{found['sha256']}  {path.name}\n")
-    os.replace(held, path)
-    return found["sha256"]
+        note.write_text(f"{digests['sha256']}  {path.name}\n")
+    os.replace(file, path)
+    return digests["sha256"]
 
 
-def _digests(path: Path, kinds: set[str], progress: bool) -> dict[str, str]:
-    digests = {kind: hashlib.new(kind, usedforsecurity=False) for kind in kinds}
+def _digests(path: Path, algorithms: set[str], progress: bool) -> dict[str, str]:
+    """Hexadecimal digest of a file by each algorithm; the file is read once."""
+    digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
     bar = tqdm(
         desc=f"checking {path.name}",
         total=path.stat().st_size,
@@ -68,65 +80,74 @@ def _digests(path: Path, kinds: set[str], progress: bool) -> dict[str, str]:
             for digest in digests.values():
                 digest.update(block)
             bar.update(len(block))
-    return {kind: digest.hexdigest() for kind, digest in digests.items()}
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def _load(url: str, part: Path, progress: bool) -> None:
-    """Connect until `part` is whole; ConnectionError in one line where nothing comes any more."""
+    """Connect until `part` is complete; ConnectionError in one line where nothing comes."""
     waits: Iterator[int] = iter(())
     while True:
-        before = part.stat().st_size if part.exists() else 0
+        size_before = _size(part)
         try:
-            if _connect(url, part, before, progress):
+            if _connect(url, part, size_before, progress):
                 return
             why = "a connection that ended early"
-        except (
-            OSError,
-            http.client.HTTPException,
-            ValueError,
-        ) as error:  # the last where an URL or a length is none
-            reason = getattr(
-                error, "reason", error
-            )  # of an URLError, which may say more than errno
-            why = str(getattr(reason, "strerror", None) or reason) or type(error).__name__
-            why = f"{error.code} {why}" if isinstance(error, urllib.error.HTTPError) else why
-        if part.exists() and part.stat().st_size > before:
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # ValueError: the URL, or a length that the server states, is malformed.
+            why = _reason(error)
+        if _size(part) > size_before:
             waits = iter(WAITS_S)
         wait = next(waits, None)
         if wait is None:
-            remedy = f"Run again to go on, pass another --mirror, or put the file at {part.with_suffix('')} yourself."
             raise ConnectionError(
-                f"mirror: expected {url} to answer, got {why}. {remedy}"
+                f"mirror: expected {url} to answer, got {why}. Run again to go on, pass another "
+                f"--mirror, or put the file at {part.with_suffix('')} yourself."
             ) from None
         time.sleep(wait)
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _reason(error: Exception) -> str:
+    """Why a connection failed, in few words."""
+    # The reason of an URLError may say more than its errno.
+    reason = getattr(error, "reason", error)
+    why = str(getattr(reason, "strerror", None) or reason) or type(error).__name__
+    if isinstance(error, urllib.error.HTTPError):
+        return f"{error.code} {why}"
+    return why
+
+
 def _connect(url: str, part: Path, have: int, progress: bool) -> bool:
-    """Append to the `have` bytes of `part` what one connection brings; whether the file is whole
-    then.
-    """
-    request = urllib.request.Request(
-        url, headers={"Range": f"bytes={have}-", "User-Agent": "asrkit"}
-    )
+    """Append what one connection brings to the `have` bytes of `part`; whether it is complete."""
+    headers = {"Range": f"bytes={have}-", "User-Agent": "asrkit"}
+    request = urllib.request.Request(url, headers=headers)
     try:
         answer = urllib.request.urlopen(request, timeout=SILENCE_S)
     except urllib.error.HTTPError as error:
-        if error.code != 416 or not have:
+        if error.code != RANGE_NOT_SATISFIABLE or not have:
             raise
-        whole = error.headers.get("Content-Range") == f"bytes */{have}"
-        return whole or _connect(
-            url, part, 0, progress
-        )  # what is longer than the file is not of it
+        complete = error.headers.get("Content-Range") == f"bytes */{have}"
+        # A part that is longer than the file is none of it: start anew.
+        return complete or _connect(url, part, 0, progress)
     part.parent.mkdir(parents=True, exist_ok=True)
     with answer, part.open("ab") as file:
-        have = have if answer.status == 206 else 0  # this server knows no Range and sends all
+        if answer.status != PARTIAL_CONTENT:
+            have = 0  # this server ignores Range and sends the whole file
         file.truncate(have)
         size = answer.headers.get("Content-Length")
         total = have + int(size) if size else None
-        name = f"loading {part.stem}"
-        with tqdm(
-            desc=name, initial=have, total=total, unit="B", unit_scale=True, disable=not progress
-        ) as bar:
+        bar = tqdm(
+            desc=f"loading {part.stem}",
+            initial=have,
+            total=total,
+            unit="B",
+            unit_scale=True,
+            disable=not progress,
+        )
+        with bar:
             while block := answer.read1(BLOCK):
                 file.write(block)
                 bar.update(len(block))

@@ -1,42 +1,40 @@
-"""Corpora made ready for training: loaded, checked and unpacked, or found in a folder, and written
-as lhotse cuts.
+"""Corpora made ready for training, as lhotse cuts in a folder.
+
+They are synthesised, loaded from the network, checked and unpacked, or read from a local folder.
 """
 
-import contextlib
 import gzip
-import io
 import json
-import re
 import shutil
-import sys
 import tarfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lhotse import Recording
-from lhotse.recipes.librispeech import prepare_librispeech
 from lhotse.recipes.yesno import prepare_yesno
 from lhotse.utils import fastcopy
 from tqdm import tqdm
 
-from asrkit.data import corpora
+from asrkit.data.corpora import synthetic
 from asrkit.data.corpora.fetch import fetch
-from asrkit.files import alone, atomic, home
+from asrkit.data.corpora.folders import (
+    Parts,
+    read_folder,
+    read_librispeech,
+    recipe_cuts,
+    run_recipe,
+)
+from asrkit.data.corpora.manifests import RATE_HZ
+from asrkit.files import atomic, home, lock
 from asrkit.shapes import expect
 
-OPENSLR, MB, UNPACKED = (
-    "https://www.openslr.org/resources",
-    1e6,
-    1.1,
-)  # FLAC hardly shrinks in an archive
-SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3"}
-SPOKEN: dict[str, tuple[str, ...]] = {"digits": ("digits",), "spoken_commands": corpora.KINDS}
-Parts = tuple[dict[str, list[Any]], list[str]]  # cuts of each part, and what was left out
+OPENSLR = "https://www.openslr.org/resources"
+MB = 1e6
+UNPACKED = 1.1  # bytes of unpacked files for one of an archive, which hardly shrinks FLAC
+# Kinds of utterances of the corpora that are synthesised.
+SPOKEN: dict[str, tuple[str, ...]] = {"digits": ("digits",), "spoken_commands": synthetic.KINDS}
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ ARCHIVES = {
 DEFAULT = {"librispeech": ("dev-clean", "test-clean", "train-clean-100")}  # 7 of 61 GB
 
 
-def prepare(
+def prepare_corpora(
     corpus: str | Path,
     *,
     out: str | Path | None = None,
@@ -111,268 +109,205 @@ def prepare(
     progress: bool = True,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """{out, utterances, hours, left_out, parts, manifests} of a corpus, now in
-    out/cuts_<part>.jsonl.gz, 16 kHz when read.
+    """Make a corpus ready for training: write cuts_<part>.jsonl.gz, 16 kHz when read.
 
-    corpus: digits or spoken_commands (synthesised here); yesno, mini_librispeech or librispeech
-    (from `mirror`); or a folder of LibriSpeech's layout (*.trans.txt), of lhotse recordings and
-    supervisions, or of sound files each with a .txt beside it. Texts come in lower case but for the
-    last two. out: home()/corpora/<name> by default. parts: none is all of them, but of librispeech
-    7 of its 61 GB; "all" is all. A run that was killed is finished by the next: archives go on
-    where they were, unpacking and writing start anew.
+    A run that was killed is finished by the next one: archives are loaded from where they were cut
+    off; unpacking and writing start anew.
+
+    Args:
+        corpus: digits or spoken_commands (synthesised here); yesno, mini_librispeech or librispeech
+            (from `mirror`); or a folder of LibriSpeech's layout (*.trans.txt), of lhotse recordings
+            and supervisions, or of sound files each with a .txt beside it. Texts become lower case
+            but for the last two.
+        out: Folder for archives and cuts; default home()/corpora/<name>.
+        parts: Names of the parts to prepare, or "all". By default all parts, but of librispeech
+            only 7 of its 61 GB.
+        mirror: Where archives are loaded from.
+        jobs: Threads that read, or processes that synthesise.
+        progress: Show progress bars.
+        say: Called with lines for the user.
+
+    Returns:
+        `out`, `utterances`, `hours`, `left_out` (number of utterances), `parts` (utterances of
+        each) and `manifests` (paths of the files written), as JSON.
+
+    Raises:
+        ValueError: A wrong argument, or a corpus that is damaged or empty.
+        ConnectionError: The mirror does not answer.
     """
-    name, folder = str(corpus), Path(corpus).resolve()
+    name = str(corpus)
+    folder = Path(corpus).resolve()
     expect(jobs >= 1, "jobs", "at least 1", jobs)
     known = [*SPOKEN, *ARCHIVES]
-    expect(
-        name in known or folder.is_dir(), "corpus", f"{', '.join(known)} or a folder", repr(name)
-    )
-    to = Path(out or home() / "corpora" / (name if name in known else folder.name)).resolve()
+    exists = name in known or folder.is_dir()
+    expect(exists, "corpus", f"{', '.join(known)} or a folder", repr(name))
+    default_out = home() / "corpora" / (name if name in known else folder.name)
+    to = Path(out or default_out).resolve()
     expect(not to.exists() or to.is_dir(), "out", "a folder", repr(str(to)))
     if name in SPOKEN:
-        sets, left_out = _spoken(SPOKEN[name], jobs, progress)
+        sets = _spoken(SPOKEN[name], jobs, progress)
+        left_out: list[str] = []
     elif name in ARCHIVES:
-        sets, left_out = _published(name, to, parts, mirror, jobs, progress, say)
+        _load_archives(name, to, parts, mirror, progress, say)
+        sets, left_out = _read_archives(name, to, parts, jobs, progress)
     else:
-        sets, left_out = _local(folder, jobs, progress)
+        sets, left_out = read_folder(folder, jobs, progress)
     sets = {part: sets[part] for part in _chosen(parts, [*sets], [*sets])}
+    reasons = "; ".join(left_out[:3])
     expect(
         any(sets.values()),
         "corpus",
         "at least one utterance",
         f"none in {folder}",
-        f"Left out: {'; '.join(left_out[:3])}.",
+        f"Left out: {reasons}.",
     )
-    manifests = [_write(to / f"cuts_{part}.jsonl.gz", part, cuts) for part, cuts in sets.items()]
     if left_out:
-        say(f"{len(left_out)} left out: {'; '.join(left_out[:3])}{'; …' * (len(left_out) > 3)}")
+        more = "; …" if len(left_out) > 3 else ""
+        say(f"{len(left_out)} left out: {reasons}{more}")
+    return _write(to, sets, left_out)
+
+
+def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str]) -> list[str]:
+    """Those of the `known` parts that `parts` names, or by default `default`."""
+    unknown = sorted({*parts} - {*known, "all"})
+    expect(not unknown, "parts", f"some of {', '.join(known)}", ", ".join(unknown))
+    if "all" in parts:
+        return list(known)
+    return [part for part in known if part in (parts or default)]
+
+
+def _write(to: Path, sets: dict[str, list[Any]], left_out: Sequence[str]) -> dict[str, Any]:
+    """Write the cuts of each part into the folder `to`; the summary."""
+    manifests = []
+    for part, cuts in sets.items():
+        path = to / f"cuts_{part}.jsonl.gz"
+        _write_cuts(path, part, cuts)
+        manifests.append(str(path))
     counts = {part: len(cuts) for part, cuts in sets.items()}
     hours = sum(cut.duration for cuts in sets.values() for cut in cuts) / 3600
-    summary = {
+    return {
         "out": str(to),
         "utterances": sum(counts.values()),
         "hours": round(hours, 3),
         "left_out": len(left_out),
+        "parts": counts,
+        "manifests": manifests,
     }
-    return {**summary, "parts": counts, "manifests": manifests}
 
 
-def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str]) -> list[str]:
-    unknown = sorted({*parts} - {*known, "all"})
-    expect(not unknown, "parts", f"some of {', '.join(known)}", ", ".join(unknown))
-    return [part for part in known if part in (parts or default) or "all" in parts]
+def _write_cuts(path: Path, part: str, cuts: Iterable[Any]) -> None:
+    """Write cuts as JSON lines, resampled when read; those without a split get that of the part."""
 
+    def add_split(supervision: Any) -> Any:
+        return fastcopy(supervision, custom={"split": part, **(supervision.custom or {})})
 
-def _write(path: Path, part: str, cuts: Iterable[Any]) -> str:
     with atomic(path) as new, gzip.open(new, "wt", encoding="utf-8") as file:
         for cut in cuts:
-            cut = cut.map_supervisions(
-                lambda said: fastcopy(said, custom={"split": part, **(said.custom or {})})
-            )
-            cut = cut if cut.sampling_rate == corpora.RATE_HZ else cut.resample(corpora.RATE_HZ)
+            cut = cut.map_supervisions(add_split)
+            if cut.sampling_rate != RATE_HZ:
+                cut = cut.resample(RATE_HZ)
             file.write(json.dumps(cut.to_dict(), ensure_ascii=False) + "\n")
-    return str(path)
 
 
-def _spoken(kinds: Sequence[str], jobs: int, progress: bool) -> Parts:
-    sets = corpora.spoken_commands(workers=jobs, progress=progress)
+def _spoken(kinds: Sequence[str], jobs: int, progress: bool) -> dict[str, list[Any]]:
+    sets = synthetic.spoken_commands(workers=jobs, progress=progress)
     return {
-        part: [cut for cut in cuts if cut.supervisions[0].custom["kind"] in kinds]
-        for part, cuts in sets.items()
-    }, []
+        split: [cut for cut in cuts if cut.supervisions[0].custom["kind"] in kinds]
+        for split, cuts in sets.items()
+    }
 
 
-def _published(
+def _archive_parts(name: str, parts: Sequence[str]) -> list[str]:
+    """Archives of a corpus to load; yesno has one, whose parts are known once it is read."""
+    archives = [*ARCHIVES[name]]
+    if name == "yesno":
+        return archives
+    return _chosen(parts, archives, DEFAULT.get(name, archives))
+
+
+def _unpacked_folder(name: str, to: Path) -> Path:
+    """Where the archives of a corpus put their parts."""
+    return to if name == "yesno" else to / "LibriSpeech"
+
+
+def _load_archives(
     name: str,
     to: Path,
     parts: Sequence[str],
     mirror: str,
-    jobs: int,
     progress: bool,
     say: Callable[[str], None],
-) -> Parts:
-    archives, folder = ARCHIVES[name], to if name == "yesno" else to / "LibriSpeech"
-    chosen = (
-        [*archives]
-        if name == "yesno"
-        else _chosen(parts, [*archives], DEFAULT.get(name, [*archives]))
+) -> None:
+    """Load and unpack those archives of a corpus that are not complete yet."""
+    folder = _unpacked_folder(name, to)
+    chosen = _archive_parts(name, parts)
+    busy = (
+        f"out: expected a folder that nobody else is preparing, got {to}. "
+        "Wait, or pass another --out."
     )
-    busy = f"out: expected a folder that nobody else is preparing, got {to}. Wait, or pass another --out."
-    with alone(to, lock=".lock", refused=busy):
+    with lock(to, refused=busy):
         todo = {
-            part: archives[part] for part in chosen if not (folder / part / ".completed").is_file()
+            part: ARCHIVES[name][part]
+            for part in chosen
+            if not (folder / part / ".completed").is_file()
         }
         if todo:
-            size = sum(one.size for one in todo.values())
-            held = sum(path.stat().st_size for part in todo for path in to.glob(f"{part}.tar.gz*"))
-            need, free = (size * (1 + UNPACKED) - held) / MB, shutil.disk_usage(to).free / MB
-            say(
-                f"{', '.join(todo)}: {max(0, size - held) / MB:,.0f} MB to load from {mirror}, {need:,.0f} MB of disk in {to}"
-            )
-            expect(
-                need < free,
-                "out",
-                f"{need:,.0f} MB free",
-                f"{free:,.0f} in {to}",
-                "Pass another --out, or fewer --parts.",
-            )
+            _check_disk(todo, to, mirror, say)
         for part, one in todo.items():
             archive = to / f"{part}.tar.gz"
-            fetch(
-                f"{mirror.rstrip('/')}/{one.openslr}/{archive.name}",
-                archive,
-                checksum=one.checksum,
-                progress=progress,
-            )
+            url = f"{mirror.rstrip('/')}/{one.openslr}/{archive.name}"
+            fetch(url, archive, checksum=one.checksum, progress=progress)
             _unpack(archive, to, folder / part, progress)
-    if name == "yesno":
-        found = _by_recipe(prepare_yesno, folder / "waves_yesno")
-        return _cuts({part: tables.values() for part, tables in found.items()}), []
-    return _libri(folder, chosen, jobs, progress)
+
+
+def _check_disk(
+    todo: dict[str, Archive], to: Path, mirror: str, say: Callable[[str], None]
+) -> None:
+    """Say what will be loaded; ValueError where the disk has no room for it."""
+    size = sum(archive.size for archive in todo.values())
+    held = sum(path.stat().st_size for part in todo for path in to.glob(f"{part}.tar.gz*"))
+    load = max(0, size - held) / MB
+    need = (size * (1 + UNPACKED) - held) / MB
+    free = shutil.disk_usage(to).free / MB
+    say(f"{', '.join(todo)}: {load:,.0f} MB to load from {mirror}, {need:,.0f} MB of disk in {to}")
+    expect(
+        need < free,
+        "out",
+        f"{need:,.0f} MB free",
+        f"{free:,.0f} in {to}",
+        "Pass another --out, or fewer --parts.",
+    )
+
+
+def _read_archives(name: str, to: Path, parts: Sequence[str], jobs: int, progress: bool) -> Parts:
+    """Cuts of each part of an unpacked corpus, and what was left out."""
+    folder = _unpacked_folder(name, to)
+    if name != "yesno":
+        return read_librispeech(folder, _archive_parts(name, parts), jobs, progress)
+    tables = run_recipe(prepare_yesno, folder / "waves_yesno")
+    return recipe_cuts({part: manifests.values() for part, manifests in tables.items()}), []
 
 
 def _unpack(archive: Path, to: Path, folder: Path, progress: bool) -> None:
-    """Make `folder` of `archive`, from nothing; whole once it holds .completed, as lhotse's recipes
-    mark it too.
+    """Unpack `archive` into `to`, where it makes `folder`, from nothing.
+
+    The folder is complete once it holds .completed, which lhotse's recipes use as well.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    how: dict[str, Any] = (
-        {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-    )  # since 3.11.4
+    # Python 3.11.4 and later can refuse members that would leave the folder.
+    options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     try:
         with tarfile.open(archive) as tar:
             for member in tqdm(tar, f"unpacking {archive.name}", unit="file", disable=not progress):
-                tar.extract(member, to, **how)
+                tar.extract(member, to, **options)
         (folder / ".completed").touch()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        what, remedy = (
-            ("out", "Mend that") if getattr(error, "errno", None) else ("mirror", "Remove the file")
-        )  # a disk is full
+        if getattr(error, "errno", None):  # the disk is at fault: it is full, for example
+            argument = "out"
+            remedy = "Mend that"
+        else:
+            argument = "mirror"
+            remedy = "Remove the file"
         raise ValueError(
-            f"{what}: expected {folder.name} of {archive}, got {error}. {remedy} and run again."
+            f"{argument}: expected {folder.name} of {archive}, got {error}. {remedy} and run again."
         ) from None
-
-
-def _by_recipe(recipe: Callable[..., Any], folder: Path, **how: Any) -> Any:
-    try:
-        return recipe(folder, **how)
-    except Exception as error:  # an assert without words, unpacking, lhotse's own
-        why = f"{type(error).__name__} {' '.join(str(error).split()):.200}".strip()
-        raise ValueError(
-            f"corpus: lhotse's {recipe.__name__} cannot read {folder} ({why}). Mend what is damaged there."
-        ) from None
-
-
-def _libri(folder: Path, parts: Sequence[str], jobs: int, progress: bool) -> Parts:
-    """`parts` of a folder in LibriSpeech's layout, by lhotse's recipe, in lower case; left out:
-    lines without their sound.
-    """
-    with contextlib.redirect_stderr(
-        sys.stderr if progress else io.StringIO()
-    ):  # its bars know no switch
-        found = _by_recipe(prepare_librispeech, folder, dataset_parts=parts, num_jobs=jobs)
-    sets = _cuts({part: found[part].values() for part in parts})
-    lines = [
-        line.split()[0]
-        for part in parts
-        for file in sorted((folder / part).rglob("*.trans.txt"))
-        for line in file.read_text(encoding="utf-8").splitlines()
-        if line.strip()
-    ]
-    heard = {cut.id for cuts in sets.values() for cut in cuts}
-    return sets, [f"no sound of {name}" for name in lines if name not in heard]
-
-
-def _cuts(tables: dict[str, Iterable[Any]]) -> dict[str, list[Any]]:
-    """A cut a recording, from (recordings, supervisions) of each part, with text in lower case."""
-    sets: dict[str, list[Any]] = {}
-    for part, (recordings, supervisions) in tables.items():
-        said = {one.recording_id: one.transform_text(str.lower) for one in supervisions}
-        cuts = [fastcopy(one.to_cut(), supervisions=[said[one.id]]) for one in recordings]
-        sets[part] = sorted(cuts, key=lambda cut: cut.id)  # else in the order of the disk
-    return sets
-
-
-def _local(folder: Path, jobs: int, progress: bool) -> Parts:
-    texts, tables = (
-        sorted(folder.rglob("*.trans.txt")),
-        sorted(folder.glob(corpora.TABLES[1].format("*"))),
-    )
-    if texts:
-        parts = sorted({path.parents[2] for path in texts})
-        ok = len({part.name for part in parts}) == len(parts) and all(
-            part.is_relative_to(folder) for part in parts
-        )
-        expect(
-            ok,
-            "corpus",
-            "parts of different names, each speaker/chapter/*.trans.txt",
-            ", ".join(map(str, parts[:3])),
-        )
-        sets, left_out = dict[str, list[Any]](), list[str]()
-        for part in parts:
-            some, without = _libri(part.parent, [part.name], jobs, progress)
-            sets, left_out = {**sets, **some}, [*left_out, *without]
-        return sets, left_out
-    if tables:
-        ends = {
-            found[1]
-            for path in tables
-            if (found := re.search(r"supervisions(.*?)\.jsonl", path.name))
-        }
-        return {
-            end.strip("_-.") or "all": [*corpora.from_manifest(folder, part=end)]
-            for end in sorted(ends)
-        }, []
-    sounds = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SOUNDS)
-    wanted = (
-        "*.trans.txt, lhotse recordings and supervisions, or sound files each with a .txt beside it"
-    )
-    expect(
-        any(path.with_suffix(".txt").is_file() for path in sounds),
-        "corpus",
-        wanted,
-        f"none of them in {folder}",
-    )
-    return _sounds(folder, sounds, jobs, progress)
-
-
-def _sounds(folder: Path, sounds: Sequence[Path], jobs: int, progress: bool) -> Parts:
-    """Sound files with their texts; a part is the first folder where that is called train, dev or
-    test, or like train-x.
-    """
-
-    def read(path: Path) -> Any:
-        file = path.with_suffix(".txt")
-        id_ = path.relative_to(folder).with_suffix("").as_posix()
-        try:
-            text = " ".join(file.read_text(encoding="utf-8").split()) if file.is_file() else ""
-            recording = Recording.from_file(path, recording_id=id_) if text else None
-            expect(recording is None or recording.num_samples > 0, "sound", "samples", "none")
-            return recording and corpora._said(recording, text, "unknown", {})
-        except Exception as error:  # soundfile's, audioread's and lhotse's own
-            raise ValueError(
-                f"corpus: {path} cannot be read ({' '.join(str(error).split()):.200}). Mend or remove it."
-            ) from None
-
-    names = Counter(path.with_suffix("") for path in sounds)
-    twice = [str(name) for name, count in names.items() if count > 1]
-    expect(
-        not twice,
-        "corpus",
-        "one sound file of each name",
-        f"several of {', '.join(twice[:3])}",
-        "Keep one of each.",
-    )
-    sets, left_out = dict[str, list[Any]](), list[str]()
-    with ThreadPoolExecutor(jobs) as pool:
-        found = tqdm(
-            pool.map(read, sounds), "reading", len(sounds), unit="utt", disable=not progress
-        )
-        for path, cut in zip(sounds, found, strict=True):
-            top = path.relative_to(folder).parts[0]
-            part = (
-                top if top.partition("-")[0] in corpora.SPLITS and path.parent != folder else "all"
-            )
-            sets.setdefault(part, []).append(cut) if cut else left_out.append(f"no text of {path}")
-    return sets, left_out

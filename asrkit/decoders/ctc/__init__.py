@@ -1,96 +1,99 @@
-"""Greedy CTC: the best token of every frame, repeats merged, blanks dropped. The batch at once,
-beside one by one.
+"""Greedy CTC: the best token of every frame, repeats merged, blanks dropped.
 
-A run is the frames on which one token stays the best. A label stands for each run but those of the
-blank: `frames` has the run's first frame and `durations` how many it has. The source is Graves et
-al. 2006, section 3.2 (best path decoding).
+A run is a stretch of frames on which one token stays the best. Each run but those of the blank is
+one label: `Hypotheses.frames` has the run's first frame and `durations` its length in frames.
+Source: Graves et al. 2006, section 3.2 (best path decoding).
 """
 
 import torch
 from torch import Tensor
 
 from asrkit.decoders.ctc.sequential import blank_index, ctc_greedy_sequential
-from asrkit.decoders.hypotheses import Hypotheses, check
+from asrkit.decoders.hypotheses import PADDING, Hypotheses, check
 from asrkit.runtime import eager
 from asrkit.shapes import expect, valid_mask
 
 __all__ = ["IMPLS", "ctc_greedy", "ctc_greedy_sequential"]
 
 IMPLS = ("batched", "numba_cpu")
+NUMBA_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @eager
 def ctc_greedy(
     log_probs: Tensor, lengths: Tensor, *, blank: int = -1, impl: str = "auto"
 ) -> Hypotheses:
-    """Greedy hypotheses of log_probs (B, T, V) with lengths (B,) in frames: no Python work an
-    utterance or a frame.
+    """Greedy `Hypotheses` of a batch, without a Python loop over utterances or frames.
 
-    `impl="batched"` is torch throughout, on any device: two waits for a GPU, one to check the
-    lengths and one for the number of labels. `"numba_cpu"` finds the best tokens in one compiled
-    pass over the frames that hold speech, which torch's `max` takes longer for; "auto" picks it on
-    a CPU. Equal to `ctc_greedy_sequential`, scores up to the order of summation.
+    Equal to `ctc_greedy_sequential`; scores up to the order of summation.
+
+    Args:
+        log_probs: (B, T, V) log-probabilities in nats, float of 16 bits or more.
+        lengths: (B,) valid frames, int32 or int64; 0 is allowed.
+        blank: Index of the blank; negative counts from the end.
+        impl: "batched" is torch on any device and waits for a GPU twice, to check the lengths and
+            for the number of labels. "numba_cpu" finds the best tokens in one compiled pass over
+            the valid frames, which is faster than torch's `max`. "auto" takes it on a CPU.
+
+    Raises:
+        ValueError: An argument does not fit.
     """
     check(log_probs, lengths, "B T V", "log_probs")
-    blank, picked = blank_index(blank, log_probs.shape[-1]), _pick(impl, log_probs)
+    blank = blank_index(blank, log_probs.shape[-1])
+    impl = _choose_impl(impl, log_probs)
     with torch.inference_mode():
-        best, tokens = _best(log_probs, lengths, picked)  # (B, T) each
+        best, tokens = _best_tokens(log_probs, lengths, impl)  # (B, T) each
         valid = valid_mask(lengths, log_probs.shape[1])
-        spoken = valid & (tokens != blank)
-        first = spoken.clone()  # frames that a run of labels begins on
-        first[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]
-        counts = first.sum(1)
+        in_label = valid & (tokens != blank)
+        starts_label = in_label.clone()
+        starts_label[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]
+        counts = starts_label.sum(1)
         N = int(counts.max())
-        run = torch.where(
-            spoken, first.cumsum(1) - 1, N
-        )  # which label a frame belongs to; column N takes what is dropped
-        start = torch.where(first, run, N)
+        # the label that each frame belongs to; column N collects what is dropped
+        label_of_frame = torch.where(in_label, starts_label.cumsum(1) - 1, N)
+        label_started = torch.where(starts_label, label_of_frame, N)
         frames = torch.arange(valid.shape[1], device=valid.device).expand_as(tokens)
-        scores = best.masked_fill(~valid, 0).sum(
-            1, dtype=torch.promote_types(best.dtype, torch.float32)
-        )
-    held = tokens.new_zeros(len(tokens), N + 1).scatter_add_(1, run, torch.ones_like(run))[:, :N]
+        dtype = torch.promote_types(best.dtype, torch.float32)
+        scores = best.masked_fill(~valid, 0).sum(1, dtype=dtype)
+    B = len(tokens)
+    ones = torch.ones_like(label_of_frame)
+    durations = tokens.new_zeros(B, N + 1).scatter_add_(1, label_of_frame, ones)[:, :N]
+    padding = tokens.new_full((B, N + 1), PADDING)
     return Hypotheses(
-        labels=tokens.new_full((len(tokens), N + 1), -1).scatter_(1, start, tokens)[:, :N],
-        frames=tokens.new_full((len(tokens), N + 1), -1).scatter_(1, start, frames)[:, :N],
-        durations=held.masked_fill(held == 0, -1),
+        labels=padding.scatter(1, label_started, tokens)[:, :N],
+        frames=padding.scatter(1, label_started, frames)[:, :N],
+        durations=durations.masked_fill(durations == 0, PADDING),
         lengths=counts.clone(),
         scores=scores.clone(),
-        impl=picked,
+        impl=impl,
     )
 
 
-def _best(log_probs: Tensor, lengths: Tensor, impl: str) -> tuple[Tensor, Tensor]:
-    """Log-probability and index of each frame's best token, the first of equals: (B, T). Padding:
-    anything.
+def _best_tokens(log_probs: Tensor, lengths: Tensor, impl: str) -> tuple[Tensor, Tensor]:
+    """Log-probability and index of each frame's best token (the first of equals), (B, T) each.
+
+    What stands in the padding is undefined.
     """
-    if impl == "batched":
-        best, tokens = log_probs.max(-1)
-        return best, tokens
-    from asrkit.decoders.ctc import numba_cpu
+    if impl == "numba_cpu":
+        from asrkit.decoders.ctc import numba_cpu
 
-    return numba_cpu.best_tokens(log_probs, lengths)
+        return numba_cpu.best_tokens(log_probs, lengths)
+    best, tokens = log_probs.max(-1)
+    return best, tokens
 
 
-def _pick(impl: str, log_probs: Tensor) -> str:
+def _choose_impl(impl: str, log_probs: Tensor) -> str:
+    """The implementation to use; ValueError if the one asked for is unknown or cannot run."""
+    names = "one of 'auto', " + ", ".join(map(repr, IMPLS))
+    expect(impl in ("auto", *IMPLS), "impl", names, repr(impl))
+    numba_can = log_probs.device.type == "cpu" and log_probs.dtype in NUMBA_DTYPES
     expect(
-        impl in ("auto", *IMPLS),
-        "impl",
-        "one of 'auto', " + ", ".join(map(repr, IMPLS)),
-        repr(impl),
-    )
-    able = log_probs.device.type == "cpu" and log_probs.dtype in (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-    )
-    got = f"{log_probs.dtype} on {log_probs.device}"
-    expect(
-        able or impl != "numba_cpu",
+        numba_can or impl != "numba_cpu",
         "log_probs",
         "a CPU tensor of 16 to 64 bits with impl='numba_cpu'",
-        got,
+        f"{log_probs.dtype} on {log_probs.device}",
         "Pass 'auto'.",
     )
-    return impl if impl != "auto" else "numba_cpu" if able else "batched"
+    if impl != "auto":
+        return impl
+    return "numba_cpu" if numba_can else "batched"

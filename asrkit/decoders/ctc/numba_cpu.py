@@ -1,9 +1,10 @@
-"""The best token of every frame, compiled for the CPU: each row of V scores is read from memory
-once.
+"""The best token of every frame, compiled for the CPU.
+
+Each row of V scores is read from memory once.
 
 Floats are compared by their bits, read as integers: without the sign bit, the larger float is the
-larger integer, so one loop serves every width, float16 and bfloat16 too, and an integer maximum is
-one the compiler turns into vector instructions. (It leaves a float maximum alone, since NaN makes
+larger integer. So one loop serves every width, float16 and bfloat16 too, and the compiler turns an
+integer maximum into vector instructions. (It does not do so for a float maximum, where NaN makes
 the order of comparisons matter.) Floor: 4 V bytes a valid frame in float32.
 """
 
@@ -19,44 +20,53 @@ from torch import Tensor
 from asrkit.runtime import compiled
 
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by bytes of the float
-SHARED_FROM = 1 << 20  # scores in a batch; below, starting threads takes longer than they save
+# scores in a batch; below, starting threads takes longer than they save
+PARALLEL_FROM = 1 << 20
 
 
 def best_tokens(log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Score and index of the best of V tokens for each frame within lengths (B,), as `max(-1)`
-    finds them: (B, T), padding 0.
+    """Score and index of the best token of each valid frame, as `max(-1)`: (B, T) each, padding 0.
+
+    Args:
+        log_probs: (B, T, V) on the CPU, of 16 to 64 bits, with any strides.
+        lengths: (B,) valid frames.
     """
     B, T, V = log_probs.shape
     log_probs = log_probs.detach().resolve_neg()
     bits = log_probs.view(BITS[log_probs.element_size()])
-    best, tokens = bits.new_zeros(B, T), bits.new_zeros(B, T, dtype=torch.int64)
-    if T:
-        bits = bits if bits.stride(-1) == 1 else bits.contiguous()
-        along_B, along_T, _ = bits.stride()
-        memory = bits.as_strided(((B - 1) * along_B + (T - 1) * along_T + V,), (1,)).numpy()
-        most = memory.dtype.type(torch.iinfo(bits.dtype).max)
-        infinity = log_probs.new_tensor(torch.inf).view(bits.dtype).numpy()[()]
-        given = (
-            memory,
-            along_B,
-            along_T,
-            V,
-            lengths.long().contiguous().numpy(),
-            most,
-            infinity,
-            best.numpy(),
-            tokens.numpy(),
-        )
-        _share(
-            partial(_best_tokens, *given),
-            min(torch.get_num_threads(), B) if log_probs.numel() >= SHARED_FROM else 1,
-        )
+    best = bits.new_zeros(B, T)
+    tokens = bits.new_zeros(B, T, dtype=torch.int64)
+    if T == 0:
+        return best.view(log_probs.dtype), tokens
+    if bits.stride(-1) != 1:
+        bits = bits.contiguous()
+    stride_B, stride_T, _ = bits.stride()
+    extent = (B - 1) * stride_B + (T - 1) * stride_T + V
+    infinity = log_probs.new_tensor(torch.inf).view(bits.dtype).numpy()[()]
+    memory = bits.as_strided((extent,), (1,)).numpy()
+    work = partial(
+        _best_tokens,
+        memory,
+        stride_B,
+        stride_T,
+        V,
+        lengths.long().contiguous().numpy(),
+        memory.dtype.type(torch.iinfo(bits.dtype).max),
+        infinity,
+        best.numpy(),
+        tokens.numpy(),
+    )
+    threads = 1
+    if log_probs.numel() >= PARALLEL_FROM:
+        threads = min(torch.get_num_threads(), B)
+    _run_in_threads(work, threads)
     return best.view(log_probs.dtype), tokens
 
 
-def _share(work: Callable[[int, int], None], threads: int) -> None:
-    """`work(first, step)` for every first < step = threads, at once, in threads that end here: a
-    fork finds none to miss.
+def _run_in_threads(work: Callable[[int, int], None], threads: int) -> None:
+    """Call work(first, threads) for every first < threads at once.
+
+    The threads end here: a process that forks later has none to miss.
     """
     if threads == 1:
         return work(0, 1)
@@ -66,33 +76,36 @@ def _share(work: Callable[[int, int], None], threads: int) -> None:
 
 @njit
 def _key(bits, most, infinity):
-    """An integer ordered as the float with these bits is: both zeros equal, every NaN alike and
-    largest, as for torch's `max`.
+    """An integer ordered as the float with these bits is.
+
+    As for torch's `max`, both zeros are equal, and every NaN is alike and largest.
     """
     integer = type(most)
-    size = integer(bits & most)  # without the sign
-    ordered = integer(-size) if bits < 0 else size
-    return most if size > infinity else ordered
+    magnitude = integer(bits & most)  # without the sign
+    ordered = integer(-magnitude) if bits < 0 else magnitude
+    return most if magnitude > infinity else ordered
 
 
 @njit
 def _first_best(row, most, infinity):
-    best, place = _key(row[0], most, infinity), np.int32(row.shape[0])
-    for v in range(row.shape[0]):
+    """Index of the largest score, the first of equals."""
+    V = row.shape[0]
+    best = _key(row[0], most, infinity)
+    for v in range(V):
         best = max(best, _key(row[v], most, infinity))
-    for v in range(
-        row.shape[0]
-    ):  # the row is in the nearest cache now; the first of equals is the least
-        place = min(
-            place, np.int32(v) if _key(row[v], most, infinity) == best else np.int32(row.shape[0])
-        )
-    return place
+    # the row is in the nearest cache now; the first of equals is the least index
+    first = np.int32(V)
+    for v in range(V):
+        index = np.int32(v) if _key(row[v], most, infinity) == best else np.int32(V)
+        first = min(first, index)
+    return first
 
 
 @compiled
-def _best_tokens(memory, along_B, along_T, V, lengths, most, infinity, best, tokens, first, step):
+def _best_tokens(memory, stride_B, stride_T, V, lengths, most, infinity, best, tokens, first, step):
+    """Fill best and tokens (B, T) for utterances first, first + step, ..."""
     for b in range(first, lengths.shape[0], step):
         for t in range(lengths[b]):
-            row = memory[b * along_B + t * along_T :][:V]
+            row = memory[b * stride_B + t * stride_T :][:V]
             tokens[b, t] = _first_best(row, most, infinity)
             best[b, t] = row[tokens[b, t]]

@@ -1,4 +1,4 @@
-"""What batched greedy CTC replaces, and is tested against."""
+"""Greedy CTC, one utterance after another: the reference for `ctc_greedy`."""
 
 from numbers import Integral
 
@@ -12,24 +12,36 @@ from asrkit.shapes import expect
 
 @eager
 def ctc_greedy_sequential(log_probs: Tensor, lengths: Tensor, *, blank: int = -1) -> Hypotheses:
-    """What `ctc_greedy` replaces: one utterance after another, runs merged in Python. The readable
-    reference.
+    """Greedy `Hypotheses`, with runs merged in Python: the readable reference of `ctc_greedy`.
+
+    Args:
+        log_probs: (B, T, V) log-probabilities in nats.
+        lengths: (B,) valid frames.
+        blank: Index of the blank; negative counts from the end.
     """
     check(log_probs, lengths, "B T V", "log_probs")
     blank = blank_index(blank, log_probs.shape[-1])
     rows, scores = [], []
     for row, length in zip(log_probs.detach(), lengths.tolist(), strict=True):
         best, tokens = row[:length].max(-1)
-        chosen = tokens.tolist()  # the GPU waits for Python here, once an utterance
-        starts = [t for t in range(length) if t == 0 or chosen[t] != chosen[t - 1]]
-        runs = zip(starts, [*starts[1:], length], strict=True) if starts else ()
-        rows.append([(chosen[t], t, end - t) for t, end in runs if chosen[t] != blank])
         scores.append(best.sum(dtype=torch.promote_types(best.dtype, torch.float32)))
+        rows.append(_merge_runs(tokens.tolist(), blank))  # the GPU waits for Python here
     return Hypotheses.from_lists(rows, scores, "sequential")
 
 
+def _merge_runs(tokens: list[int], blank: int) -> list[tuple[int, int, int]]:
+    """(label, first frame, frames) of each run of one token, but for the blank's."""
+    starts = [t for t, token in enumerate(tokens) if t == 0 or token != tokens[t - 1]]
+    ends = [*starts[1:], len(tokens)]
+    labels = []
+    for start, end in zip(starts, ends, strict=False):  # no tokens: no start, but an end
+        if tokens[start] != blank:
+            labels.append((tokens[start], start, end - start))
+    return labels
+
+
 def blank_index(blank: int, V: int) -> int:
-    """The index of the blank among V tokens, counted from the front."""
-    whole = isinstance(blank, Integral) and not isinstance(blank, bool)
-    expect(whole and -V <= blank < V, "blank", f"an index of V={V} tokens", blank)
+    """The index of the blank among V tokens, counted from the front; ValueError if out of range."""
+    is_index = isinstance(blank, Integral) and not isinstance(blank, bool)
+    expect(is_index and -V <= blank < V, "blank", f"an index of V={V} tokens", blank)
     return int(blank) % V

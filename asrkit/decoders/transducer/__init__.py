@@ -1,7 +1,6 @@
-"""The door to transducer decoding: any model that can `predict` and `join`, any strategy, one
-result.
-"""
+"""Greedy transducer decoding: `transducer_greedy`, for any model that can `predict` and `join`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -11,8 +10,14 @@ from torch import Tensor
 from asrkit.decoders.hypotheses import Hypotheses, check
 from asrkit.decoders.transducer import frame_looping, label_looping, one_by_one, windowed_looping
 from asrkit.decoders.transducer.graphs import MODES, WAYS
-from asrkit.decoders.transducer.graphs import decode as by_graphs
-from asrkit.decoders.transducer.reading import Carry, Confidence, Options, Reader, check_rules
+from asrkit.decoders.transducer.graphs import decode as decode_with_graphs
+from asrkit.decoders.transducer.steps import (
+    Carry,
+    Confidence,
+    GreedyModel,
+    GreedyOptions,
+    check_rules,
+)
 from asrkit.runtime import eager
 from asrkit.shapes import expect, whole
 
@@ -23,34 +28,39 @@ STRATEGIES = {
     "one_by_one": one_by_one.decode,
 }
 CONFIDENCE = get_args(Confidence)
+TDT_WINDOW = 2  # default window for TDT, whose durations skip most blanks
 
 
 class Transducer(Protocol):
-    """All that a decoder asks of a model; P is the width that `predict` and `join` agree on.
+    """What a decoder asks of a model; `predict` and `join` agree on a width P.
 
-    What needs only one side (a projection to the joint's width) belongs into the encoder or
-    `predict`, where it is done once. A TDT model also has `durations`, a sequence of whole numbers:
-    the last logits of `join` are one for each of them.
+    Work that depends on one side only (a projection to the joint's width) belongs into the encoder
+    or `predict`, where it is done once. A TDT model also has `durations`, a sequence of whole
+    numbers: the last logits of `join` are one for each of them.
     """
 
     blank: int
 
     def predict(self, labels: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """(predicted (B, P), state) after one more label each (B,). The label blank with state None
-        starts.
+        """(predicted (B, P), state) after one more label for each utterance.
 
-        A state is a tensor, None, or a tuple, list or dict of states; its tensors have the batch as
-        first dimension.
+        Args:
+            labels: (B,) int64; the blank at the start of the text.
+            state: What the last call returned: a tensor, None, or a tuple, list or dict of states,
+                with the batch as first dimension of every tensor. None at the start.
         """
 
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
-        """Logits (..., V), or (..., V + durations), of frames (..., E) and predictions (..., P)
-        that broadcast in front.
+        """Logits (..., V), or (..., V + durations).
+
+        Args:
+            encoded: Frames (..., E).
+            predicted: Predictions (..., P); the leading dimensions of both broadcast.
         """
 
 
 @eager
-def transducer_greedy(
+def transducer_greedy(  # noqa: PLR0913 - the one door to greedy decoding; all options keyword-only
     model: Transducer,
     encoded: Tensor,
     lengths: Tensor,
@@ -65,85 +75,96 @@ def transducer_greedy(
     carry: Carry | None = None,
     turn: Literal["auto", "fused", "plain"] = "auto",
 ) -> Hypotheses:
-    """Greedy hypotheses of encoded (B, T, E) with lengths (B,) in frames, which may be 0; the same
-    for every strategy.
+    """Greedy `Hypotheses` of a batch of encoded utterances; the same labels by every strategy.
 
-    The best token of a frame is taken until it is blank, or until `max_symbols` labels are out:
-    then the next frame comes without a blank, and none is in the score. A TDT model (arXiv
-    2304.06795) jumps by the best duration of the same joint, after a blank by 1 at least;
-    `max_symbols` ends a frame that labels of duration 0 stay on. `model` is a `Transducer`, used in
-    the mode it is in: call model.eval() first. An utterance with a NaN among its logits has NaN as
-    its score.
+    On each frame the best token is taken until it is blank. After `max_symbols` labels on a frame
+    decoding moves to the next one without a blank, and without a blank's score. A TDT model (arXiv
+    2304.06795) moves on by the best duration of the same joint, after a blank by at least 1 frame.
 
-    strategy: "windowed_looping", the fastest or within a tenth of it, where every utterance has a
-    clock of its own and one call of the joint looks `window` frames ahead (None: 8, or 2 for TDT,
-    whose durations skip most blanks; good at batches of 1 to 128 on a CPU); "label_looping", label
-    looping as published (arXiv 2406.06220); "frame_looping", where all wait at every frame;
-    "one_by_one", the definition. `graphs` runs windowed_looping as a CUDA graph:
-    `asrkit.decoders.transducer.graphs.decode` says which there are, when "auto" takes one, and what
-    is kept until `release_graphs`. `turn` of a captured loop: "fused" by Triton, "plain" torch, or
-    "auto", fused where that can be; the result's `impl` says which it was.
+    Args:
+        model: Used in the mode it is in: call model.eval() first.
+        encoded: (B, T, E) encoder frames.
+        lengths: (B,) valid frames, int32 or int64; 0 is allowed.
+        strategy: "windowed_looping", the fastest or within a tenth of it: every utterance has its
+            own clock, and one joint call covers `window` frames. "label_looping": label looping as
+            published (arXiv 2406.06220). "frame_looping": all utterances wait at every frame.
+            "one_by_one": the definition, one utterance and one symbol at a time.
+        graphs: Whether windowed_looping runs as a CUDA graph: "off", "step" (the host replays a few
+            turns at a time), "full" (one graph that loops on the device), or "auto". See
+            `asrkit.decoders.transducer.graphs.decode`.
+        max_symbols: Most labels on one frame.
+        window: Frames of one joint call of windowed_looping; None is 8, and 2 for TDT (good at
+            batches of 1 to 128 on a CPU).
+        confidence: Confidence of each label: "max_prob", its probability; "entropy",
+            1 - entropy / ln V of the tokens. Both are 1 where the model is sure.
+        carry: `carry` of earlier hypotheses, to go on where their frames ended.
+        turn: How a captured loop computes one turn: "fused" by Triton, "plain" torch, or "auto",
+            fused where possible. The result's `impl` says which it was.
 
-    confidence of each label: "max_prob", its probability; "entropy", 1 - entropy / ln V of the
-    tokens; both 1 where the model is sure. `carry` of earlier hypotheses goes on where their frames
-    ended.
+    Returns:
+        Hypotheses with scores in nats; an utterance with a NaN among its logits has score NaN.
 
-    >>> found = transducer_greedy(model, encoded, lengths)  # doctest: +SKIP
-    >>> more = transducer_greedy(model, later, its_lengths, carry=found.carry)  # doctest: +SKIP
+    Raises:
+        ValueError: An argument does not fit, or the model does not follow the protocol.
+        RuntimeError: `graphs` or `turn` asked by name for something that cannot run here.
+
+    >>> first = transducer_greedy(model, encoded, lengths)  # doctest: +SKIP
+    >>> rest = transducer_greedy(model, later, its_lengths, carry=first.carry)  # doctest: +SKIP
     """
     longest = check(encoded, lengths, "B T E", "encoded")
+    _check_strategy(strategy, graphs, turn)
+    expect(window is None or whole(window, 1), "window", "at least 1 frame, or None", repr(window))
+    _expect_choice("confidence", confidence, CONFIDENCE)
+    check_rules(model, max_symbols)
+    if carry is not None:
+        _check_carry(carry, encoded)
+    with torch.inference_mode():
+        greedy = GreedyModel(model, confidence, encoded.device)
+        if window is None:
+            window = TDT_WINDOW if greedy.durations else GreedyOptions.window
+        options = GreedyOptions(max_symbols=max_symbols, window=window, graphs=graphs, turn=turn)
+        decode = STRATEGIES[strategy]
+        if strategy == "windowed_looping" and graphs != "off":
+            decode = decode_with_graphs
+        start = carry or greedy.initial_carry(encoded)
+        hypotheses = decode(greedy, encoded[:, :longest], lengths.long(), start, options)
+    if confidence != "none" and hypotheses.confidence is None:  # no labels at all
+        empty = torch.empty(hypotheses.labels.shape, device=encoded.device)
+        return replace(hypotheses, confidence=empty)
+    return hypotheses
+
+
+def _expect_choice(argument: str, value: object, choices: Sequence[str]) -> None:
+    expect(value in choices, argument, "one of " + ", ".join(map(repr, choices)), repr(value))
+
+
+def _check_strategy(strategy: str, graphs: str, turn: str) -> None:
+    """ValueError for names that do not exist, or that do not go together."""
+    _expect_choice("strategy", strategy, list(STRATEGIES))
+    _expect_choice("graphs", graphs, MODES)
     expect(
-        strategy in [*STRATEGIES],
-        "strategy",
-        "one of " + ", ".join(map(repr, STRATEGIES)),
-        repr(strategy),
-    )
-    expect(graphs in MODES, "graphs", "one of " + ", ".join(map(repr, MODES)), repr(graphs))
-    captures = graphs in ("auto", "off") or strategy == "windowed_looping"
-    expect(
-        captures,
+        graphs in ("auto", "off") or strategy == "windowed_looping",
         "graphs",
         f"'auto' or 'off' with {strategy}",
         repr(graphs),
         "Only windowed_looping runs as a graph.",
     )
-    expect(turn in WAYS, "turn", "one of " + ", ".join(map(repr, WAYS)), repr(turn))
-    captured = turn == "auto" or graphs in ("step", "full")
+    _expect_choice("turn", turn, WAYS)
     expect(
-        captured,
+        turn == "auto" or graphs in ("step", "full"),
         "turn",
         f"'auto' with graphs={graphs!r}",
         repr(turn),
         "Only a graph asked for by name has a choice.",
     )
-    expect(window is None or whole(window, 1), "window", "at least 1 frame, or None", repr(window))
+
+
+def _check_carry(carry: Any, encoded: Tensor) -> None:
     expect(
-        confidence in CONFIDENCE,
-        "confidence",
-        "one of " + ", ".join(map(repr, CONFIDENCE)),
-        repr(confidence),
+        isinstance(carry, Carry),
+        "carry",
+        "what hypotheses hold as carry",
+        type(carry).__name__,
+        "Pass hypotheses.carry.",
     )
-    check_rules(model, max_symbols)
-    if carry is not None:
-        expect(
-            isinstance(carry, Carry),
-            "carry",
-            "what hypotheses hold as carry",
-            type(carry).__name__,
-            "Pass hypotheses.carry.",
-        )
-        carry.check(encoded)
-    with torch.inference_mode():
-        read = Reader(model, confidence, encoded.device)
-        start = carry or read.start(encoded)
-        ahead = window or (2 if read.durations else Options.window)
-        options = Options(max_symbols=max_symbols, window=ahead, graphs=graphs, turn=turn)
-        decode = (
-            by_graphs
-            if strategy == "windowed_looping" and graphs != "off"
-            else STRATEGIES[strategy]
-        )
-        found = decode(read, encoded[:, :longest], lengths.long(), start, options)
-    if confidence != "none" and found.confidence is None:  # nobody said anything
-        return replace(found, confidence=torch.empty(found.labels.shape, device=encoded.device))
-    return found
+    carry.check(encoded)

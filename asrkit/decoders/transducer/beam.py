@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, Step, check
-from asrkit.decoders.nests import choose, nest_map
+from asrkit.decoders.states import map_state, select_state
 from asrkit.decoders.transducer import Transducer
-from asrkit.decoders.transducer.reading import check_rules, first_prediction, vocabulary
+from asrkit.decoders.transducer.steps import check_rules, first_prediction, vocabulary
 from asrkit.runtime import eager
 from asrkit.shapes import MOST, expect, whole
 
@@ -103,7 +103,7 @@ def transducer_beam(
         fusion = Fusion(lm if lm_weight else None, lm_weight, label_bonus)
         search = Search(model, fusion, encoded[:, :longest], width, max_symbols)
         best = search.run(lengths.long())
-        first, *rest = search.trace(nest_map(lambda part: part[:, :nbest], best))
+        first, *rest = search.trace(map_state(lambda part: part[:, :nbest], best))
     return replace(first, alternatives=tuple(rest))
 
 
@@ -147,7 +147,7 @@ class Memory(NamedTuple):
 
 def join_sets(sets: Iterable[Kept]) -> Kept:
     """All hypotheses of several sets as one set, unmerged."""
-    return nest_map(lambda *parts: torch.cat(parts, -1), *sets)
+    return map_state(lambda *parts: torch.cat(parts, -1), *sets)
 
 
 def merge(kept: Kept, width: int) -> Kept:
@@ -212,7 +212,7 @@ class Search:
         now, ahead, final = self.start(), self.empty(B, R, self.K), self.empty(B, self.K)
         for t in range(T + 1):
             if t in ends:  # what lies beyond the end is there too
-                final = choose(
+                final = select_state(
                     lengths == t,
                     self.finish(join_sets([now, *(self.at(ahead, r) for r in range(R))])),
                     final,
@@ -223,7 +223,7 @@ class Search:
                 )  # padding is not read
                 ahead = self.frame(t, now, ahead)
                 now = self.at(ahead, 0)
-                ahead = nest_map(
+                ahead = map_state(
                     lambda part, new: torch.cat([part[:, 1:], new], 1),
                     ahead,
                     self.empty(B, 1, self.K),
@@ -245,16 +245,16 @@ class Search:
             now, memory = self.remember(now, rows, s)
             blank, by_blank, best, token, by_label = self.read(t, rows, memory)
             into = [
-                nest_map(lambda part: part[:, self.slots], ahead),
+                map_state(lambda part: part[:, self.slots], ahead),
                 self.stay(now, blank + by_blank),
             ]
             if s + 1 < self.rounds:
                 children = self.extend(t, now, best, token, by_label)  # (B, moves, K)
                 now = self.at(children, 0)
                 if len(self.moves) > 1:
-                    into.append(nest_map(lambda part: part[:, 1:], children))
+                    into.append(map_state(lambda part: part[:, 1:], children))
             merged = merge(join_sets(into), self.K)
-            ahead = nest_map(lambda old, new: old.index_copy(1, self.slots, new), ahead, merged)
+            ahead = map_state(lambda old, new: old.index_copy(1, self.slots, new), ahead, merged)
         return ahead
 
     def read(self, t: int, rows: Tensor, memory: Memory) -> list[Tensor]:
@@ -298,7 +298,7 @@ class Search:
         """The same prefixes after a blank, in the sets that it leads to; score (B, K, hops) is what
         it costs.
         """
-        spread = nest_map(lambda part: part[:, None].expand(-1, len(self.hops), -1), now)
+        spread = map_state(lambda part: part[:, None].expand(-1, len(self.hops), -1), now)
         return spread._replace(score=spread.score + score.transpose(1, 2))
 
     def extend(self, t: int, now: Kept, best: Tensor, token: Tensor, by_label: Tensor) -> Kept:
@@ -310,7 +310,7 @@ class Search:
         ]  # (B, moves, K, k)
         score, place = extended.flatten(2).topk(self.K)
         which = place // token.shape[-1]
-        parents = nest_map(lambda part: part[:, None].expand(-1, len(self.moves), -1), now).gather(
+        parents = map_state(lambda part: part[:, None].expand(-1, len(self.moves), -1), now).gather(
             which
         )
         label = token.flatten(1)[:, None].expand(-1, len(self.moves), -1).gather(-1, place)
@@ -332,18 +332,20 @@ class Search:
         read at most R frames after it was written, so the cells of R + 1 frames suffice and are
         used in turn.
         """
-        memory = nest_map(lambda pool: pool[now.cell.flatten()[rows]], self.pool)
+        memory = map_state(lambda pool: pool[now.cell.flatten()[rows]], self.pool)
         label = now.label.flatten()[rows]
         if s > 0:
             memory = self.predict(label, memory)
         elif len(self.moves) > 1:  # TDT: a label may have jumped here
             new = (label >= 0).nonzero()[:, 0]
             if len(new):
-                after = self.predict(label[new], nest_map(lambda part: part[new], memory))
-                memory = nest_map(lambda part, heard: part.index_copy(0, new, heard), memory, after)
+                after = self.predict(label[new], map_state(lambda part: part[new], memory))
+                memory = map_state(
+                    lambda part, heard: part.index_copy(0, new, heard), memory, after
+                )
         self.turn = (self.turn + 1) % self.turns
         cell = torch.arange(now.cell.numel(), device=self.device) + self.turn * now.cell.numel()
-        nest_map(lambda pool, part: pool.index_copy_(0, cell[rows], part), self.pool, memory)
+        map_state(lambda pool, part: pool.index_copy_(0, cell[rows], part), self.pool, memory)
         return now._replace(
             cell=cell.view_as(now.cell), label=torch.full_like(now.label, -1)
         ), memory
@@ -362,10 +364,10 @@ class Search:
         )
         lm = None if self.fusion.lm is None else self.fusion.lm.start(B)
         first = Memory(predicted, state, lm, self.fusion.lm_scores(lm))
-        self.pool = nest_map(
+        self.pool = map_state(
             lambda part: part.new_zeros(self.turns * B * K, *part.shape[1:]), first
         )
-        nest_map(lambda pool, part: pool[: B * K : K].copy_(part), self.pool, first)
+        map_state(lambda pool, part: pool[: B * K : K].copy_(part), self.pool, first)
         now = self.empty(B, K)
         now.score[:, 0] = 0
         return now._replace(cell=torch.arange(B * K, device=self.device).view(B, K))
@@ -375,9 +377,11 @@ class Search:
         best = merge(kept, self.K)
         if self.fusion.lm is None:
             return best
-        states = nest_map(lambda pool: pool[best.cell.flatten()], self.pool.lm)
+        states = map_state(lambda pool: pool[best.cell.flatten()], self.pool.lm)
         label = best.label.flatten()
-        states = choose(label >= 0, self.fusion.lm.advance(states, label.clamp(min=0)), states)
+        states = select_state(
+            label >= 0, self.fusion.lm.advance(states, label.clamp(min=0)), states
+        )
         score, place = (
             best.score + self.fusion.weight * self.fusion.lm.final(states).view_as(best.score)
         ).topk(self.K)
@@ -404,7 +408,7 @@ class Search:
         steps = [*reversed(steps)]
         found = []
         for n in range(node.shape[1]):
-            column = [nest_map(lambda part, n=n: part[:, n], step) for step in steps]
+            column = [map_state(lambda part, n=n: part[:, n], step) for step in steps]
             found.append(
                 Hypotheses.from_steps(column, best.score[:, n].float(), f"beam, width {self.K}")
             )
@@ -419,4 +423,4 @@ class Search:
     @staticmethod
     def at(sets: Kept, index: int) -> Kept:
         """One of the sets (B, n, K)."""
-        return nest_map(lambda part: part[:, index], sets)
+        return map_state(lambda part: part[:, index], sets)

@@ -13,7 +13,7 @@ from torch import Tensor
 from asrkit.decoders.hypotheses import Hypotheses, check
 from asrkit.decoders.transducer import Transducer
 from asrkit.decoders.transducer.beam import LanguageModel, check_beam
-from asrkit.decoders.transducer.reading import first_prediction, vocabulary
+from asrkit.decoders.transducer.steps import first_prediction, vocabulary
 from asrkit.runtime import eager
 
 Prefix = tuple[int, ...]

@@ -1,5 +1,6 @@
-"""A CUDA graph that repeats a captured one while a flag on the device is set: a whole loop in one
-launch, without the host.
+"""`WhileGraph`: a CUDA graph that repeats a captured one while a flag on the device is set.
+
+A whole decoding loop is then one launch, and the host takes no part in it.
 """
 
 import ctypes
@@ -9,58 +10,83 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# One thread copies the flag into the condition. NVRTC brings the type of the handle, and the driver
-# the function.
+# One thread copies the flag into the condition. NVRTC knows the type of the handle, and the driver
+# brings the function.
 KERNEL = b"""
-extern "C" __device__ void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned int value);
+extern "C" __device__ void cudaGraphSetConditional(
+    cudaGraphConditionalHandle handle, unsigned int value
+);
 
 extern "C" __global__ void go_on(cudaGraphConditionalHandle handle, const bool *active) {
     cudaGraphSetConditional(handle, *active);
 }
 """
-# that CUDA 13 still compiles for; the driver compiles it on for its own GPU
+# The oldest that CUDA 13 still compiles for; the driver compiles the PTX for its own GPU.
 OLDEST = "--gpu-architecture=compute_75"
 
 
 class WhileGraph:
-    """Repeats `body`, captured with keep_graph=True, as long as `active` () bool is set after a
-    turn; there is one turn at least.
+    """Repeats a captured graph as long as a flag is set after a turn; there is at least one turn.
 
-    The graph is one conditional node (CUDA 12.4; arXiv 2406.03791 decodes so) around two: the body
-    as a child graph, and the kernel above. Being cloned there, the body was captured the ordinary
-    way, and its memory stays with `body`, which is kept.
+    The graph is a single WHILE node (CUDA 12.4; arXiv 2406.03791 decodes so) that contains two:
+    the body as a child graph, and the kernel above. The child is a clone, so the body was captured
+    the ordinary way, and its memory stays with it.
     """
 
     def __init__(self, body: torch.cuda.CUDAGraph, active: Tensor) -> None:
+        """Build and instantiate the graph.
+
+        Args:
+            body: One turn, captured with keep_graph=True; kept alive.
+            active: () bool on the device, written by the turn; kept alive.
+
+        Raises:
+            RuntimeError: The driver refuses.
+        """
         from cuda.bindings import driver
 
-        self.driver, self.kept = driver, (body, active)
-        context = told(driver.cuCtxGetCurrent())
-        self.graph = told(driver.cuGraphCreate(0))
+        self.driver = driver
+        self.kept_alive = body, active
+        context = _checked(driver.cuCtxGetCurrent())
+        self.graph = _checked(driver.cuGraphCreate(0))
         default = driver.CU_GRAPH_COND_ASSIGN_DEFAULT
-        handle = told(driver.cuGraphConditionalHandleCreate(self.graph, context, 1, default))
+        handle = _checked(driver.cuGraphConditionalHandleCreate(self.graph, context, 1, default))
+        inside = self._add_while_node(context, handle)
+        child = driver.CUgraph(body.raw_cuda_graph())
+        turn = _checked(driver.cuGraphAddChildGraphNode(inside, None, 0, child))
+        self._add_condition_kernel(inside, turn, context, handle, active)
+        self.executable = _checked(driver.cuGraphInstantiate(self.graph, 0))
+
+    def _add_while_node(self, context: Any, handle: Any) -> Any:
+        """The empty graph inside a new WHILE node."""
+        driver = self.driver
         loop = driver.CUgraphNodeParams()
         loop.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
-        loop.conditional.handle, loop.conditional.ctx, loop.conditional.size = handle, context, 1
+        loop.conditional.handle = handle
+        loop.conditional.ctx = context
+        loop.conditional.size = 1
         loop.conditional.type = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
-        told(driver.cuGraphAddNode(self.graph, None, None, 0, loop))
-        inside = loop.conditional.phGraph_out[0]
-        turn = told(
-            driver.cuGraphAddChildGraphNode(inside, None, 0, driver.CUgraph(body.raw_cuda_graph()))
-        )
-        decide = driver.CUDA_KERNEL_NODE_PARAMS()
-        decide.func = told(driver.cuModuleGetFunction(_module(int(context)), b"go_on"))
-        decide.gridDimX = decide.gridDimY = decide.gridDimZ = decide.blockDimX = (
-            decide.blockDimY
-        ) = decide.blockDimZ = 1
-        decide.kernelParams = ((int(handle), active.data_ptr()), (ctypes.c_uint64, ctypes.c_void_p))
-        told(driver.cuGraphAddKernelNode(inside, [turn], 1, decide))
-        self.executable = told(driver.cuGraphInstantiate(self.graph, 0))
+        _checked(driver.cuGraphAddNode(self.graph, None, None, 0, loop))
+        return loop.conditional.phGraph_out[0]
+
+    def _add_condition_kernel(
+        self, inside: Any, turn: Any, context: Any, handle: Any, active: Tensor
+    ) -> None:
+        """Let the kernel copy `active` into the condition after each turn."""
+        driver = self.driver
+        kernel = driver.CUDA_KERNEL_NODE_PARAMS()
+        kernel.func = _checked(driver.cuModuleGetFunction(_module(int(context)), b"go_on"))
+        for axis in "XYZ":
+            setattr(kernel, f"gridDim{axis}", 1)
+            setattr(kernel, f"blockDim{axis}", 1)
+        values = int(handle), active.data_ptr()
+        kernel.kernelParams = (values, (ctypes.c_uint64, ctypes.c_void_p))
+        _checked(driver.cuGraphAddKernelNode(inside, [turn], 1, kernel))
 
     def launch(self) -> None:
-        """Starts the loop on the current stream."""
+        """Start the loop on the current stream."""
         stream = self.driver.CUstream(torch.cuda.current_stream().cuda_stream)
-        told(self.driver.cuGraphLaunch(self.executable, stream))
+        _checked(self.driver.cuGraphLaunch(self.executable, stream))
 
     def __del__(self) -> None:
         for destroy, handle in (("cuGraphExecDestroy", "executable"), ("cuGraphDestroy", "graph")):
@@ -69,25 +95,25 @@ class WhileGraph:
 
 
 def ptx() -> bytes:
-    """The kernel for the driver; needs NVRTC and no GPU."""
+    """PTX of the kernel for the driver. Needs NVRTC, and no GPU."""
     from cuda.bindings import nvrtc
 
-    program = told(nvrtc.nvrtcCreateProgram(KERNEL, b"go_on.cu", 0, [], []))
-    told(nvrtc.nvrtcCompileProgram(program, 1, [OLDEST.encode()]))
-    text = bytearray(told(nvrtc.nvrtcGetPTXSize(program)))
-    told(nvrtc.nvrtcGetPTX(program, text))
-    told(nvrtc.nvrtcDestroyProgram(program))
+    program = _checked(nvrtc.nvrtcCreateProgram(KERNEL, b"go_on.cu", 0, [], []))
+    _checked(nvrtc.nvrtcCompileProgram(program, 1, [OLDEST.encode()]))
+    text = bytearray(_checked(nvrtc.nvrtcGetPTXSize(program)))
+    _checked(nvrtc.nvrtcGetPTX(program, text))
+    _checked(nvrtc.nvrtcDestroyProgram(program))
     return bytes(text)
 
 
-def told(answer: tuple) -> Any:
-    """What a call of cuda-python gave back; RuntimeError with the name of its error if it gave
-    none.
-    """
+def _checked(answer: tuple) -> Any:
+    """The result of a cuda-python call; RuntimeError with the name of its error if it failed."""
     error, *values = answer
     if error.value != 0:
         raise RuntimeError(f"CUDA says {error.name}")
-    return values[0] if values else None
+    if not values:
+        return None
+    return values[0]
 
 
 @cache
@@ -95,4 +121,4 @@ def _module(context: int) -> Any:
     """The kernel, loaded once in each context, which is the current one."""
     from cuda.bindings import driver
 
-    return told(driver.cuModuleLoadData(ptx()))
+    return _checked(driver.cuModuleLoadData(ptx()))

@@ -1,40 +1,49 @@
-"""Greedy transducer decoding, batched frame by frame: utterances that wait on blank idle while
-others emit labels.
+"""Frame looping: batched greedy transducer decoding, one frame at a time for all utterances.
+
+Utterances whose frame is blank idle while others emit labels on it.
 """
 
 import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, Step
-from asrkit.decoders.nests import choose
-from asrkit.decoders.transducer.reading import Carry, Options, Reader
+from asrkit.decoders.states import select_state
+from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 
 
 def decode(
-    read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options
+    greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry, options: GreedyOptions
 ) -> Hypotheses:
-    """One joint call serves the whole batch; each frame takes as many calls as its most talkative
-    utterance needs.
+    """Greedy hypotheses by frame looping.
+
+    One joint call serves the whole batch; a frame takes as many calls as the utterance with the
+    most labels on it needs.
+
+    Args:
+        greedy: The model.
+        encoded: (B, T, E).
+        lengths: (B,) int64, valid frames.
+        carry: State before the first frame.
+        options: Uses `max_symbols`.
     """
-    B, T, _ = encoded.shape
-    predicted, state, time, behind = carry
-    scores, steps = torch.zeros_like(time, dtype=torch.float32), list[Step]()
+    T = encoded.shape[1]
+    predicted, state, time, earlier_frames = carry
+    scores = torch.zeros_like(time, dtype=torch.float32)
+    steps = list[Step]()
     for t in range(T):
         for _ in range(options.max_symbols):
-            asked = (time == t) & (t < lengths)
-            token, jump, score, sure = read(encoded[:, t], predicted)
-            scores = scores + score.masked_fill(~asked, 0)
-            time = time + jump.masked_fill(~asked, 0)
-            emits = asked & (token != read.blank)
-            # the GPU waits for Python here, at every symbol: what graphs and label looping remove
+            active = (time == t) & (t < lengths)
+            token, jump, score, confidence = greedy.best_tokens(encoded[:, t], predicted)
+            scores = scores + score.masked_fill(~active, 0)
+            time = time + jump.masked_fill(~active, 0)
+            emits = active & (token != greedy.blank)
+            # The GPU waits for Python here, at every symbol. Label looping and graphs avoid that.
             if not emits.any():
                 break
-            steps.append(Step(token, t + behind, jump, emits, sure))
-            after = read.model.predict(token.masked_fill(~emits, read.blank), state)
-            predicted, state = choose(emits, after, (predicted, state))
-        time = time + (
-            (time == t) & (t < lengths)
-        )  # this frame has said enough: on, without a blank
-    return Hypotheses.from_steps(
-        steps, scores, "frame_looping", carry.after(time, lengths, predicted, state)
-    )
+            steps.append(Step(token, t + earlier_frames, jump, emits, confidence))
+            after = greedy.model.predict(token.masked_fill(~emits, greedy.blank), state)
+            predicted, state = select_state(emits, after, (predicted, state))
+        # a frame with max_symbols labels ends without a blank
+        time = time + ((time == t) & (t < lengths))
+    after_all = carry.after(time, lengths, predicted, state)
+    return Hypotheses.from_steps(steps, scores, "frame_looping", after_all)

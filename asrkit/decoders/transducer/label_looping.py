@@ -1,49 +1,64 @@
-"""Label looping as it was published (arXiv 2406.06220): an outer loop over labels, an inner loop
-over blanks.
-"""
+"""Label looping as published (arXiv 2406.06220): a loop over labels around a loop over blanks."""
 
 import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, Step
-from asrkit.decoders.nests import choose
-from asrkit.decoders.transducer.reading import Carry, Options, Reader
+from asrkit.decoders.states import select_state
+from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 
 
 def decode(
-    read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options
+    greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry, options: GreedyOptions
 ) -> Hypotheses:
-    """Each turn of the outer loop finds one more label for every utterance that has one: one call
-    of the predictor.
+    """Greedy hypotheses by label looping.
 
-    Utterances keep a clock each. Whoever has found a label waits, while the joint goes on through
-    the others' blanks.
+    A turn of the outer loop finds one more label for every utterance that has one, with one
+    predictor call. Utterances have a clock each; one that has found its label waits while the inner
+    loop goes on through the blanks of the others.
+
+    Args:
+        greedy: The model.
+        encoded: (B, T, E).
+        lengths: (B,) int64, valid frames.
+        carry: State before the first frame.
+        options: Uses `max_symbols`.
     """
     B, T, _ = encoded.shape
-    predicted, state, time, behind = carry
-    rows, symbols = torch.arange(B, device=encoded.device), torch.zeros_like(time)
-    scores, steps = torch.zeros_like(time, dtype=torch.float32), list[Step]()
+    predicted, state, time, earlier_frames = carry
+    rows = torch.arange(B, device=encoded.device)
+    symbols = torch.zeros_like(time)
+    scores = torch.zeros_like(time, dtype=torch.float32)
+    steps = list[Step]()
     while (time < lengths).any():
-        searching, found = time < lengths, torch.zeros_like(time, dtype=torch.bool)
-        labels, frames, durations, confidence = time, time, time, None
+        searching = time < lengths
+        emitted = torch.zeros_like(searching)
+        labels = frames = durations = time
+        confidence = None
         while searching.any():
-            token, jump, score, sure = read(encoded[rows, time.clamp(max=T - 1)], predicted)
-            scores = scores + score.masked_fill(~searching, 0)
-            emits, blank = searching & (token != read.blank), searching & (token == read.blank)
-            labels, frames, durations = choose(
-                emits, (token, time, jump), (labels, frames, durations)
-            )
-            confidence = (
-                sure if confidence is None or sure is None else choose(emits, sure, confidence)
-            )
-            time, symbols = time + jump.masked_fill(~blank, 0), symbols.masked_fill(blank, 0)
-            found, searching = found | emits, blank & (time < lengths)
-        time, symbols = time + durations.masked_fill(~found, 0), symbols + found
-        full = found & (durations == 0) & (symbols == options.max_symbols)  # on, without a blank
-        time, symbols = time + full, symbols.masked_fill(full | (durations > 0), 0)
-        steps.append(Step(labels, frames + behind, durations, found, confidence))
-        after = read.model.predict(labels.masked_fill(~found, read.blank), state)
-        predicted, state = choose(found, after, (predicted, state))
-    return Hypotheses.from_steps(
-        steps, scores, "label_looping", carry.after(time, lengths, predicted, state)
-    )
+            best = greedy.best_tokens(encoded[rows, time.clamp(max=T - 1)], predicted)
+            scores = scores + best.score.masked_fill(~searching, 0)
+            emits = searching & (best.token != greedy.blank)
+            skips = searching & (best.token == greedy.blank)
+            labels = torch.where(emits, best.token, labels)
+            frames = torch.where(emits, time, frames)
+            durations = torch.where(emits, best.jump, durations)
+            if confidence is None or best.confidence is None:
+                confidence = best.confidence
+            else:
+                confidence = torch.where(emits, best.confidence, confidence)
+            time = time + best.jump.masked_fill(~skips, 0)
+            symbols = symbols.masked_fill(skips, 0)
+            emitted = emitted | emits
+            searching = skips & (time < lengths)
+        time = time + durations.masked_fill(~emitted, 0)
+        symbols = symbols + emitted
+        # a frame with max_symbols labels ends without a blank
+        full = emitted & (durations == 0) & (symbols == options.max_symbols)
+        time = time + full
+        symbols = symbols.masked_fill(full | (durations > 0), 0)
+        steps.append(Step(labels, frames + earlier_frames, durations, emitted, confidence))
+        after = greedy.model.predict(labels.masked_fill(~emitted, greedy.blank), state)
+        predicted, state = select_state(emitted, after, (predicted, state))
+    after_all = carry.after(time, lengths, predicted, state)
+    return Hypotheses.from_steps(steps, scores, "label_looping", after_all)

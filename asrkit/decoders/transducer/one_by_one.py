@@ -1,44 +1,58 @@
-"""Greedy transducer decoding as the definition has it: one utterance, one frame, one symbol at a
-time.
-"""
+"""The definition of greedy transducer decoding: one utterance, one frame, one symbol at a time."""
 
 import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses
-from asrkit.decoders.transducer.reading import Carry, Options, Reader
+from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 
 
 def decode(
-    read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options
+    greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry, options: GreedyOptions
 ) -> Hypotheses:
-    """The readable reference: batch size 1 throughout, the GPU waits for Python at every symbol."""
+    """Greedy hypotheses at batch size 1: the readable reference.
+
+    Args:
+        greedy: The model.
+        encoded: (B, T, E).
+        lengths: (B,) int64, valid frames.
+        carry: State before the first frame.
+        options: Uses `max_symbols`.
+    """
     rows, scores, carries = [], [], []
     for b, length in enumerate(lengths.tolist()):
-        before = carry.select(slice(b, b + 1))
-        predicted, state, t, behind = (
-            before.predicted,
-            before.state,
-            int(before.ahead),
-            int(before.frames),
-        )
-        row, total, symbols = [], torch.zeros((), dtype=torch.float32, device=encoded.device), 0
-        while t < length:
-            token, jump, score, sure = read(encoded[b : b + 1, t], predicted)
-            total = total + score[0]
-            if token != read.blank:
-                row.append(
-                    (int(token), t + behind, int(jump), *([] if sure is None else [float(sure)]))
-                )
-                predicted, state = read.model.predict(token, state)
-                symbols += 1
-            if not jump and symbols == options.max_symbols:
-                jump = jump + 1  # this frame has said enough: on, without a blank
-            symbols = 0 if jump else symbols
-            t += int(jump)
+        own_carry = carry.select(slice(b, b + 1))
+        row, score, after = _decode_one(greedy, encoded[b : b + 1], length, own_carry, options)
         rows.append(row)
-        scores.append(total)
-        carries.append(
-            before.after(lengths.new_full((1,), t), lengths[b : b + 1], predicted, state)
-        )
+        scores.append(score)
+        carries.append(after)
     return Hypotheses.from_lists(rows, scores, "one_by_one", Carry.join(carries))
+
+
+def _decode_one(
+    greedy: GreedyModel, encoded: Tensor, length: int, carry: Carry, options: GreedyOptions
+) -> tuple[list[tuple], Tensor, Carry]:
+    """Labels with frames and durations, score () and carry of encoded (1, T, E)."""
+    predicted = carry.predicted
+    state = carry.state
+    t = int(carry.ahead)
+    earlier_frames = int(carry.frames)
+    labels: list[tuple] = []
+    total = torch.zeros((), dtype=torch.float32, device=encoded.device)
+    symbols = 0
+    while t < length:
+        token, jump, score, confidence = greedy.best_tokens(encoded[:, t], predicted)
+        total = total + score[0]
+        if token != greedy.blank:
+            label = int(token), t + earlier_frames, int(jump)
+            labels.append(label if confidence is None else (*label, float(confidence)))
+            predicted, state = greedy.model.predict(token, state)
+            symbols += 1
+        if not jump and symbols == options.max_symbols:
+            jump = jump + 1  # a frame with max_symbols labels ends without a blank
+        if jump:
+            symbols = 0
+        t += int(jump)
+    time = carry.ahead.new_full((1,), t)
+    lengths = carry.ahead.new_full((1,), length)
+    return labels, total, carry.after(time, lengths, predicted, state)

@@ -1,5 +1,7 @@
-"""Where a model holds the weights that a captured loop reads: a graph knows them by their
-addresses.
+"""Whether the weights that a captured loop reads are still where they were.
+
+A CUDA graph knows weights by their addresses, so it must be captured again when one moves. `Watch`
+answers that before every replay, and so has to be cheap.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,19 +13,18 @@ from torch import Tensor, nn
 
 # containers, closures and objects that are looked through, one in another; modules to any depth
 DEPTH = 3
-PLAIN, OWN = (
-    {type(None), bool, int, float, str},
-    frozenset(vars(nn.Module())),
-)  # what holds no tensor; what every module has
-GONE = (LookupError, AttributeError, TypeError, ValueError)  # of a step that leads nowhere any more
+PLAIN = {type(None), bool, int, float, str}  # types that hold no tensor
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # what every module has
+GONE = (LookupError, AttributeError, TypeError, ValueError)  # of a path that has been broken
 
 
 def fingerprint(held: Any, depth: int = DEPTH) -> Iterator[tuple]:
-    """Address, dtype, shape and device of each tensor that `held` leads to, and the mode of each
-    module.
+    """Yield (address, dtype, shape, device) of each tensor of a model and (mode,) of each module.
 
-    Through modules all the way; through containers, closures and attributes of other objects
-    `depth` times.
+    Args:
+        held: A model, or any object that holds tensors.
+        depth: How many containers, closures and attributes of objects to look through; submodules
+            are followed to any depth.
     """
     if isinstance(held, Tensor):
         yield mark(held)
@@ -38,86 +39,97 @@ def fingerprint(held: Any, depth: int = DEPTH) -> Iterator[tuple]:
 
 
 def mark(held: Any) -> tuple:
-    """What may not change: where a tensor lies and how it is read, the mode of a module and how
-    many attributes it has.
+    """What must not change of an object for a captured graph to stay valid.
+
+    Address, dtype, shape and device of a tensor; mode and number of attributes of anything else.
     """
     if isinstance(held, Tensor):
         return held.data_ptr(), held.dtype, held.shape, held.device
     return getattr(held, "training", None), len(getattr(held, "__dict__", ()))
 
 
-class Watch:
-    """The ways through a model to the tensors that lie at the addresses `read` (None: to all), by
-    names: it keeps nothing alive.
+class _Step(NamedTuple):
+    """Leads from the object number `parent` to the next one: get(parent, name)."""
 
-    `still` goes these ways only. An encoder of a thousand modules that no turn has read costs
-    nothing.
+    parent: int
+    get: Callable[[Any, Any], Any]
+    name: Any
+
+
+class Watch:
+    """The attribute paths of a model that lead to the tensors a turn reads.
+
+    The paths are kept as names, so a watch keeps nothing alive. `still` follows only these paths:
+    an encoder of a thousand modules that no turn reads costs nothing.
+
+    Attributes:
+        read: Addresses of the memory that was read; None for every tensor.
+        steps: The paths, as a tree: step n leads to object n + 1; the model is object 0.
+        marked: Numbers of the objects that must not change.
+        marks: Their marks when the watch was made.
     """
 
     def __init__(self, model: Any, read: set[int] | None) -> None:
-        self.read, self.steps, self.marked = (
-            read,
-            list[tuple[int, Callable[[Any, Any], Any], Any]](),
-            list[int](),
-        )
-        self.within = set[
-            int
-        ]()  # whose parts are being looked at: owners that their parts know are not entered again
+        self.read = read
+        self.steps = list[_Step]()
+        self.marked = list[int]()
+        self._entered = set[int]()  # owners being looked through; a cycle does not enter them again
         self._follow(model, 0, DEPTH)
         self.marks = self.now(model)
 
     def still(self, model: Any) -> bool:
-        """Whether each of these tensors is held where it was and lies where it lay, and modules are
-        in their modes.
-        """
+        """Whether every watched tensor and module is unchanged and in its place."""
         try:
             return self.now(model) == self.marks
         except GONE:
             return False
 
     def now(self, model: Any) -> list[tuple]:
-        """The marks of all that is watched."""
-        places = [model]
+        """The marks of all that is watched, as of now."""
+        objects = [model]
         for parent, get, name in self.steps:
-            places.append(get(places[parent], name))
-        return [mark(places[number]) for number in self.marked]
+            objects.append(get(objects[parent], name))
+        return [mark(objects[number]) for number in self.marked]
 
     def _follow(self, held: Any, number: int, depth: int) -> bool:
-        """Whether `held`, which is place `number`, leads to a tensor that was read; if not, nothing
-        of it is watched.
-        """
+        """Whether object `number` leads to a tensor that was read; if not, it is not watched."""
         if isinstance(held, Tensor):
             leads = self.read is None or held.untyped_storage().data_ptr() in self.read
         else:
-            leads = self._through(held, number, depth)
+            leads = self._follow_parts(held, number, depth)
         if leads:
             self.marked.append(number)
         return leads
 
-    def _through(self, held: Any, number: int, depth: int) -> bool:
-        module = isinstance(held, nn.Module)
-        if depth < 0 or (depth == 0 and not module) or id(held) in self.within:
+    def _follow_parts(self, held: Any, number: int, depth: int) -> bool:
+        is_module = isinstance(held, nn.Module)
+        if depth < 0 or (depth == 0 and not is_module) or id(held) in self._entered:
             return False
-        self.within.add(id(held))
-        silent, leads = list[_Part](), False
+        self._entered.add(id(held))
+        weightless = list[_Part]()
+        leads = False
         for part in _parts(held, submodules=True):
-            below = isinstance(part.held, nn.Module) and module and part.get is _submodule
-            many = len(self.steps), len(self.marked)
-            self.steps.append((number, part.get, part.name))
-            if self._follow(part.held, len(self.steps), depth if below else depth - 1):
+            is_submodule = is_module and isinstance(part.held, nn.Module) and part.get is _submodule
+            steps_before = len(self.steps)
+            marked_before = len(self.marked)
+            self.steps.append(_Step(number, part.get, part.name))
+            if self._follow(part.held, len(self.steps), depth if is_submodule else depth - 1):
                 leads = True
-            else:
-                del self.steps[many[0] :], self.marked[many[1] :]
-                silent += [part] * (below and _empty(part.held))
-        self.within.discard(id(held))
-        for part in silent if leads else ():  # a dropout has no weights and may not wake either
-            self.steps.append((number, part.get, part.name))
-            self.marked.append(len(self.steps))
+                continue
+            del self.steps[steps_before:]
+            del self.marked[marked_before:]
+            if is_submodule and _has_no_weights(part.held):
+                weightless.append(part)
+        self._entered.discard(id(held))
+        if leads:
+            for part in weightless:  # the mode of a dropout must not change either
+                self.steps.append(_Step(number, part.get, part.name))
+                self.marked.append(len(self.steps))
         return leads
 
 
 class _Part(NamedTuple):
-    """`get(owner, name)` is `held`."""
+    """Something that an owner holds: get(owner, name) is `held`."""
 
     get: Callable[[Any, Any], Any]
     name: Any
@@ -137,7 +149,9 @@ def _all_parts(held: Any, submodules: bool) -> Iterator[_Part]:
             _Part(_submodule, name, part) for name, part in held._modules.items() if submodules
         )
         yield from (
-            _Part(_attribute, name, part) for name, part in vars(held).items() if name not in OWN
+            _Part(_attribute, name, part)
+            for name, part in vars(held).items()
+            if name not in MODULE_ATTRIBUTES
         )
     elif isinstance(held, dict | list | tuple):
         names = held if isinstance(held, dict) else range(len(held))
@@ -175,5 +189,5 @@ def _enclosed(function: FunctionType, number: int) -> Any:
     return function.__closure__[number].cell_contents  # type: ignore[index]
 
 
-def _empty(module: nn.Module) -> bool:
+def _has_no_weights(module: nn.Module) -> bool:
     return next(module.parameters(), None) is None and next(module.buffers(), None) is None

@@ -1,5 +1,14 @@
-"""Greedy transducer decoding, label by label: every utterance keeps its own clock, and none waits
-for another.
+"""Greedy transducer decoding by windowed looping: no utterance waits for another.
+
+Every utterance keeps its own clock. One turn of the loop, for the whole batch at once:
+
+    encoded frames   . . . . [ . . . . . . . . ] . . .    a window of W frames from each clock on
+                              |               |
+    joint_step         blank blank LABEL           the first label in the window, or none:
+                              \\_________/           the blanks before it are followed, not looped over
+    predictor_step     utterances that emitted get a new prediction; the others keep theirs
+
+The loop ends when every clock has passed the end of its utterance.
 """
 
 from typing import Any, NamedTuple
@@ -8,88 +17,120 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, Step
-from asrkit.decoders.nests import choose
-from asrkit.decoders.transducer.reading import Carry, Options, Reader
+from asrkit.decoders.states import select_state
+from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 
 
-class Place(NamedTuple):
-    """Where every utterance stands; a turn of the loop makes a new one."""
+class LoopState(NamedTuple):
+    """Decoder state of B utterances between two turns of the loop."""
 
-    time: Tensor  # (B,) int64, the frame to look at next
-    symbols: Tensor  # (B,) int64, labels that this frame has already
-    scores: Tensor  # (B,) float32
+    time: Tensor  # (B,) int64, the frame to decode next
+    symbols: Tensor  # (B,) int64, labels emitted on that frame so far
+    scores: Tensor  # (B,) float32, log-probability in nats of the path so far
     predicted: Tensor  # (B, P)
     state: Any  # of the predictor
 
 
-def look(
-    read: Reader, encoded: Tensor, lengths: Tensor, place: Place, options: Options
-) -> tuple[Place, Step]:
-    """The next label of every utterance that has one within `window` frames; one joint call, one
-    prediction for all of them.
+def joint_step(
+    greedy: GreedyModel,
+    encoded: Tensor,
+    lengths: Tensor,
+    loop_state: LoopState,
+    options: GreedyOptions,
+) -> tuple[LoopState, Step]:
+    """Find the next label of every utterance that has one within `options.window` frames.
 
-    Blanks change no prediction, so the joint can be asked for W frames at once. Which of them are
-    reached is settled by pointer jumping: after r rounds `hop` has followed 2 ** r blanks from
-    every frame, and stands still on labels and ends. No size depends on what is found and nothing
-    is sent to the host, so the turn can be captured in a CUDA graph.
+    A blank changes no prediction, so one joint call serves W frames of all utterances. Which of
+    these frames the path reaches is found by pointer jumping: after r rounds `hop` has followed
+    2 ** r blanks from every frame; labels and ends point at themselves. No size depends on the
+    result and nothing is sent to the host, so a CUDA graph can capture this function.
+
+    Args:
+        greedy: The model.
+        encoded: (B, T, E).
+        lengths: (B,) int64, valid frames.
+        loop_state: The state before the step.
+        options: Uses `window` and `max_symbols`.
+
+    Returns:
+        The state with clocks and scores advanced and the predictor unchanged, and the labels.
     """
     B, T, _ = encoded.shape
     W = min(options.window, T)
-    ahead = torch.arange(
-        W + read.reach, device=encoded.device
-    )  # of the window, then where a hop may land outside
-    frames = place.time[:, None] + ahead[:W]  # (B, W)
+    # offsets within the window, then the places outside it where a jump may land
+    offsets = torch.arange(W + greedy.longest_jump, device=encoded.device)
+    frames = loop_state.time[:, None] + offsets[:W]  # (B, W)
     rows = torch.arange(B, device=encoded.device)[:, None]
-    token, jump, score, sure = read(
-        encoded[rows, frames.clamp(max=T - 1)], place.predicted[:, None]
-    )
-    stays = (token != read.blank) | (frames >= lengths[:, None])
-    hop = torch.cat(
-        [ahead[:W] + jump.masked_fill(stays, 0), ahead[W:].expand(B, -1)], 1
-    )  # (B, W + reach)
-    total = torch.nn.functional.pad(score.masked_fill(stays, 0), (0, read.reach))
+    window = encoded[rows, frames.clamp(max=T - 1)]  # (B, W, E)
+    token, jump, score, confidence = greedy.best_tokens(window, loop_state.predicted[:, None])
+
+    stops = (token != greedy.blank) | (frames >= lengths[:, None])
+    landing = offsets[:W] + jump.masked_fill(stops, 0)
+    hop = torch.cat([landing, offsets[W:].expand(B, -1)], 1)  # (B, W + longest_jump)
+    path_score = torch.nn.functional.pad(score.masked_fill(stops, 0), (0, greedy.longest_jump))
     for _ in range((W - 1).bit_length()):
-        total, hop = total + total.gather(1, hop), hop.gather(1, hop)
+        path_score = path_score + path_score.gather(1, hop)
+        hop = hop.gather(1, hop)
     stop = hop[:, 0]
-    at = stop.clamp(max=W - 1)[:, None]
-    label, duration, last = (part.gather(1, at)[:, 0] for part in (token, jump, score))
-    confidence = None if sure is None else sure.gather(1, at)[:, 0]
-    found = place.time + stop
-    emitted = (stop < W) & (found < lengths)
-    symbols = place.symbols * (stop == 0) + emitted
-    full = (duration == 0) & (
-        symbols >= options.max_symbols
-    )  # this frame has said enough: on, without a blank
-    time = found + (duration + full) * emitted
-    scores = place.scores + total[:, 0] + last.masked_fill(~emitted, 0)
-    after = Place(time, symbols * (time == found), scores, place.predicted, place.state)
-    return after, Step(label, found, duration, emitted, confidence)
+
+    in_window = stop.clamp(max=W - 1)[:, None]
+    label, duration, label_score = (
+        part.gather(1, in_window)[:, 0] for part in (token, jump, score)
+    )
+    if confidence is not None:
+        confidence = confidence.gather(1, in_window)[:, 0]
+    frame = loop_state.time + stop
+    emitted = (stop < W) & (frame < lengths)
+    symbols = loop_state.symbols * (stop == 0) + emitted
+    # a frame with max_symbols labels ends without a blank
+    full = (duration == 0) & (symbols >= options.max_symbols)
+    time = frame + (duration + full) * emitted
+    scores = loop_state.scores + path_score[:, 0] + label_score.masked_fill(~emitted, 0)
+    advanced = loop_state._replace(time=time, symbols=symbols * (time == frame), scores=scores)
+    return advanced, Step(label, frame, duration, emitted, confidence)
 
 
-def speak(read: Reader, place: Place, step: Step) -> Place:
-    """One call of the predictor, which moves those who found a label; what it says of the others'
-    tokens is not taken.
+def predictor_step(greedy: GreedyModel, loop_state: LoopState, step: Step) -> LoopState:
+    """Advance the predictor for utterances that emitted; the others keep their state.
+
+    Args:
+        greedy: The model.
+        loop_state: The state after `joint_step`.
+        step: The labels that `joint_step` found.
     """
-    after = read.model.predict(step.labels, place.state)
-    predicted, state = choose(step.emitted, after, (place.predicted, place.state))
-    return place._replace(predicted=predicted, state=state)
+    after = greedy.model.predict(step.labels, loop_state.state)
+    before = loop_state.predicted, loop_state.state
+    predicted, state = select_state(step.emitted, after, before)
+    return loop_state._replace(predicted=predicted, state=state)
 
 
-def begin(carry: Carry) -> Place:
-    """The place from which the loop starts."""
+def initial_state(carry: Carry) -> LoopState:
+    """The loop state before the first turn."""
     zero = torch.zeros_like(carry.ahead)
-    return Place(carry.ahead, zero, zero.float(), carry.predicted, carry.state)
+    return LoopState(carry.ahead, zero, zero.float(), carry.predicted, carry.state)
 
 
 def decode(
-    read: Reader, encoded: Tensor, lengths: Tensor, carry: Carry, options: Options
+    greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry, options: GreedyOptions
 ) -> Hypotheses:
-    """As many turns as the utterance with the most labels needs, and a few for long silences."""
-    place, steps = begin(carry), list[Step]()
-    while bool((place.time < lengths).any()):
-        place, step = look(read, encoded, lengths, place, options)
+    """Greedy hypotheses by windowed looping.
+
+    Takes about as many turns as the utterance with the most labels has labels, and some more for
+    silences longer than the window.
+
+    Args:
+        greedy: The model.
+        encoded: (B, T, E).
+        lengths: (B,) int64, valid frames.
+        carry: State before the first frame.
+        options: Uses `window` and `max_symbols`.
+    """
+    loop_state = initial_state(carry)
+    steps = list[Step]()
+    while bool((loop_state.time < lengths).any()):
+        loop_state, step = joint_step(greedy, encoded, lengths, loop_state, options)
         if bool(step.emitted.any()):
             steps.append(step._replace(frames=step.frames + carry.frames))
-            place = speak(read, place, step)
-    done = carry.after(place.time, lengths, place.predicted, place.state)
-    return Hypotheses.from_steps(steps, place.scores, "windowed_looping", done)
+            loop_state = predictor_step(greedy, loop_state, step)
+    after = carry.after(loop_state.time, lengths, loop_state.predicted, loop_state.state)
+    return Hypotheses.from_steps(steps, loop_state.scores, "windowed_looping", after)

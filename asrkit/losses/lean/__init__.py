@@ -1,10 +1,10 @@
-"""The doors to the losses that never build the joint: from its two halves and the output layer to
-the loss.
+"""The lean losses: from the two halves of the joint and its output layer to the loss, without ever
+building the joint's logits.
 """
 
+from dataclasses import replace
 from importlib import import_module
-from numbers import Real
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,31 +16,28 @@ from asrkit.losses.checks import (
     check_durations,
     check_lengths,
     check_options,
-    check_scores,
     reduce,
     takes_plain_loss,
 )
-from asrkit.losses.lean.driver import Joint, LeanLoss
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.lean.driver import LeanLoss
+from asrkit.losses.lean.inputs import (
+    Activation,
+    JointRequest,
+    JointTensors,
+    check_tensors,
+    resolve_joint,
+)
+from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
-from asrkit.shapes import dims, expect
+from asrkit.shapes import expect
 
-Activation = Literal["relu", "tanh"]
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
-LATTICES = {
-    "plain": "wavefront",
-    "numba_cpu": "numba_cpu",
-    "triton": "",
-}  # beside each implementation's tiles; "": what works
-TILE_BYTES = {
-    "cpu": 1 << 22,
-    "cuda": 1 << 24,
-    "triton": 1 << 28,
-}  # a core's cache; a GPU's; launches of some milliseconds each
+# The lattice beside each implementation's tiles; "" is decided by `lattice_beside`.
+LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": ""}
 
 
 @eager
-def rnnt_loss_lean(
+def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's in place of logits
     encoded: Tensor,
     predicted: Tensor,
     weight: Tensor,
@@ -59,34 +56,59 @@ def rnnt_loss_lean(
     tile: int | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
-    """rnnt_loss of logits = activation(encoded[:, :, None] + predicted[:, None]) @ weight.T + bias,
-    which never exist.
+    """RNN-T loss in nats of a joint that is never built: a scalar, or (B,) without reduction.
 
-    encoded (B, T, D) and predicted (B, U1, D) are the halves of the joint, projected; weight (V,
-    D), bias (V,) or None. Exact: values and all four gradients are those of the joint, in nats.
-    Memory: one tile of `tile` nodes (D + V + D each on a CPU, some four times that in plain torch,
-    D + V in the second pass of Triton's kernels), about 40 bytes a node, and the gradients. A tile
-    is by default what fits a cache. With impl="triton" `tile` counts the nodes of a run of small
-    tiles, by default those of 256 MiB, since each run takes three launches. Price: the logits are
-    computed twice, four matrix products instead of three.
+    It equals `rnnt_loss` of logits = activation(encoded[:, :, None] + predicted[:, None]) @
+    weight.T + bias, and so do its four gradients. The logits are computed twice, tile by tile: four
+    matrix products in place of three.
 
-    dropout drops hidden elements by a mask that depends on `seed` (drawn from torch.manual_seed's
-    generator if None), the utterance, the node and the column alone: computed again, never stored.
-    skip > 0 leaves nodes with no larger share of the likelihood out of the second pass; the
-    gradient then misses at most 2 skip for each node left out. Products run in weight's dtype, or
-    in autocast's, sums in float32. Nothing else here differs from rnnt_loss, whose notes hold.
+    Memory: one tile of `tile` nodes (D + V + D numbers a node on a CPU, some four times that in
+    plain torch, D + V in the second pass of Triton's kernels), about 40 bytes for each node of the
+    lattice, and the gradients. Products run in weight's dtype, or in autocast's; sums in float32.
+    What `rnnt_loss` says of its losses, infinite ones and gradients holds here too.
+
+    Args:
+        encoded: Projected encoder frames (B, T, D).
+        predicted: Projected predictions of the lattice rows (B, U1, D), in encoded's dtype.
+        weight: Weight of the output layer (V, D).
+        bias: Bias of the output layer (V,), or None.
+        targets: Labels (B, U), int32 or int64; padding may hold anything.
+        logit_lengths: Frames of each utterance (B,), int32 or int64.
+        target_lengths: Labels of each utterance (B,), int32 or int64.
+        activation: "relu" or "tanh", of the hidden layer.
+        blank: Index of blank; negative ones count from the end.
+        reduction: "mean" or "sum" over the batch, or "none".
+        fastemit_lambda: Scales the gradient of label arcs by 1 + lambda (arXiv 2010.11148).
+        dropout: Probability that an element of the hidden layer is dropped. The mask is a hash of
+            seed, utterance, node and column: computed again, never stored.
+        seed: Seed of that mask, 32 bits; None draws one from torch's default generator.
+        skip: Nodes whose share of the likelihood is no larger are left out of the second pass; the
+            gradient then misses at most 2 skip for each of them. 0 is exact.
+        tile: Nodes of a tile; None takes what fits a cache. With impl="triton" the nodes of a run
+            of small tiles, None taking 256 MiB, for each run takes three launches.
+        impl: "plain" (torch), "numba_cpu", "triton", or "auto": numba_cpu on a CPU, else plain.
+
+    Raises:
+        ValueError: Arguments that do not fit together, or an `impl` that cannot run here.
 
     >>> halves = torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)
-    >>> rnnt_loss_lean(*halves, torch.zeros(3, 4), torch.zeros(3), torch.tensor([[0]]),
-    torch.tensor([2]), torch.tensor([1])) tensor(2.6027)
+    >>> output = torch.zeros(3, 4), torch.zeros(3)
+    >>> lengths = torch.tensor([2]), torch.tensor([1])
+    >>> rnnt_loss_lean(*halves, *output, torch.tensor([[0]]), *lengths)
+    tensor(2.6027)
     """
-    given = encoded, predicted, weight, bias, targets, logit_lengths, target_lengths
-    joint = {"activation": activation, "dropout": dropout, "seed": seed, "skip": skip, "tile": tile}
-    return _loss(*given, joint, blank, reduction, impl, fastemit_lambda=fastemit_lambda)
+    return _lean_loss(
+        JointTensors(encoded, predicted, weight, bias),
+        (targets, logit_lengths, target_lengths),
+        JointRequest(activation, dropout, seed, skip, tile),
+        LatticeOptions(blank=blank, fastemit_lambda=fastemit_lambda),
+        reduction,
+        impl,
+    )
 
 
 @eager
-def tdt_loss_lean(
+def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in place of logits
     encoded: Tensor,
     predicted: Tensor,
     weight: Tensor,
@@ -108,146 +130,112 @@ def tdt_loss_lean(
     tile: int | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
-    """tdt_loss without the joint: as rnnt_loss_lean, with weight (V + n, D) and bias (V + n,), the
-    n durations last.
+    """TDT loss in nats of a joint that is never built: a scalar, or (B,) without reduction.
+
+    It equals `tdt_loss` of the joint's logits, with the n duration logits behind those of the V
+    tokens; see `rnnt_loss_lean` for memory and precision.
+
+    Args:
+        encoded: Projected encoder frames (B, T, D).
+        predicted: Projected predictions of the lattice rows (B, U1, D), in encoded's dtype.
+        weight: Weight of the output layer (V + n, D).
+        bias: Bias of the output layer (V + n,), or None.
+        targets: Labels (B, U), int32 or int64; padding may hold anything.
+        logit_lengths: Frames of each utterance (B,), int32 or int64.
+        target_lengths: Labels of each utterance (B,), int32 or int64.
+        durations: The n jumps in frames, one of them above 0.
+        sigma: Logit under-normalisation, in nats; see `tdt_loss`.
+        omega: Share of calls that take the RNN-T loss of the token logits; see `tdt_loss`.
+        activation: "relu" or "tanh", of the hidden layer.
+        blank: Index of blank among the tokens; negative ones count from their end.
+        reduction: "mean" or "sum" over the batch, or "none".
+        fastemit_lambda: Scales the gradient of label arcs by 1 + lambda (arXiv 2010.11148).
+        dropout: Probability that an element of the hidden layer is dropped.
+        seed: Seed of dropout's mask, 32 bits; None draws one from torch's default generator.
+        skip: Nodes whose share of the likelihood is no larger are left out of the second pass.
+        tile: Nodes of a tile; None takes what fits a cache.
+        impl: "plain" (torch), "numba_cpu", "triton", or "auto": numba_cpu on a CPU, else plain.
+
+    Raises:
+        ValueError: Arguments that do not fit together, or an `impl` that cannot run here.
     """
     check_durations(durations, sigma, omega)
-    n, joint = (
-        len(durations),
-        {"activation": activation, "dropout": dropout, "seed": seed, "skip": skip, "tile": tile},
-    )
-    given = targets, logit_lengths, target_lengths, joint, blank, reduction, impl
+    tensors = JointTensors(encoded, predicted, weight, bias)
+    options = LatticeOptions(blank=blank, fastemit_lambda=fastemit_lambda)
     if takes_plain_loss(omega):
-        return _loss(
-            encoded,
-            predicted,
-            weight[:-n],
-            None if bias is None else bias[:-n],
-            *given,
-            fastemit_lambda=fastemit_lambda,
-        )
-    options: dict[str, Any] = {
-        "durations": tuple(durations),
-        "sigma": sigma,
-        "fastemit_lambda": fastemit_lambda,
-    }
-    return _loss(encoded, predicted, weight, bias, *given, **options)
+        n = len(durations)
+        token_bias = None if bias is None else bias[:-n]
+        tensors = JointTensors(encoded, predicted, weight[:-n], token_bias)
+    else:
+        options = replace(options, durations=tuple(durations), sigma=sigma)
+    return _lean_loss(
+        tensors,
+        (targets, logit_lengths, target_lengths),
+        JointRequest(activation, dropout, seed, skip, tile),
+        options,
+        reduction,
+        impl,
+    )
 
 
-def _loss(
-    encoded: Tensor,
-    predicted: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    joint: dict[str, Any],
-    blank: int,
+def _lean_loss(
+    tensors: JointTensors,
+    alignment: tuple[Tensor, Tensor, Tensor],
+    request: JointRequest,
+    options: LatticeOptions,
     reduction: Reduction,
     impl: Impl,
-    **options: Any,
 ) -> Tensor:
-    B, T, D = dims(encoded, "B T D", "encoded")
-    _, U1, _ = dims(predicted, "B U1 D", "predicted", B=B, D=D)
-    outputs, _ = dims(weight, "V D", "weight", D=D)
-    bias = weight.new_zeros(outputs) if bias is None else bias
-    dims(bias, "V", "bias", V=outputs)
-    for name, tensor in {
-        "encoded": encoded,
-        "predicted": predicted,
-        "weight": weight,
-        "bias": bias,
-    }.items():
-        check_scores(tensor, name)
-        expect(
-            tensor.device == encoded.device,
-            name,
-            f"a tensor on {encoded.device}, as encoded",
-            tensor.device,
-        )
-    expect(
-        predicted.dtype == encoded.dtype,
-        "predicted",
-        f"{encoded.dtype}, as encoded",
-        predicted.dtype,
-    )
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    expect(
-        torch.promote_types(bias.dtype, torch.float32) == wide,
-        "bias",
-        f"{wide} beside this weight",
-        bias.dtype,
-    )
-    check_options(reduction, fastemit_lambda=options["fastemit_lambda"])
-    V = outputs - len(options.get("durations", ()))
+    """Check, pick an implementation, run it. `alignment` is targets and both lengths."""
+    bias = check_tensors(tensors)
+    encoded, predicted, weight, _ = tensors
+    targets, logit_lengths, target_lengths = alignment
+    check_options(reduction, fastemit_lambda=options.fastemit_lambda)
+    outputs = len(weight)
+    V = outputs - len(options.durations)
     expect(V > 1, "weight", "rows for a blank, labels and durations", tuple(weight.shape))
     lengths = check_lengths(
-        targets, logit_lengths, target_lengths, blank, like=encoded, T=T, U1=U1, V=V
+        targets,
+        logit_lengths,
+        target_lengths,
+        options.blank,
+        like=encoded,
+        T=encoded.shape[1],
+        U1=predicted.shape[1],
+        V=V,
     )
     if torch.is_autocast_enabled(encoded.device.type):
         weight = weight.to(torch.get_autocast_dtype(encoded.device.type))
     picked = _pick(impl, encoded, weight)
-    made, nodes = _joint(weight, picked, **joint), Nodes.packed(lengths, outputs)
-    beside = LATTICES[picked] or lattice_beside(encoded)
-    lattice = import_module(
-        f"asrkit.losses.{'tdt' if 'durations' in options else 'rnnt'}.{beside}"
-    ).lattice
-    tiles = import_module(f"{__name__}.{picked}").Tiles
-    arguments = as_index(targets), nodes, Options(blank=blank % V, **options), made, tiles, lattice
-    given = (
-        x if torch.is_grad_enabled() else x.detach() for x in (encoded, predicted, weight, bias)
-    )
+    joint = resolve_joint(request, weight, picked)
+    lattice_impl = LATTICES[picked] or lattice_beside(encoded)
+    family = "tdt" if options.durations else "rnnt"
+    lattice = import_module(f"asrkit.losses.{family}.{lattice_impl}").lattice
+    make_tiles = import_module(f"{__name__}.{picked}").Tiles
+    inputs = [encoded, predicted, weight, bias]
+    if not torch.is_grad_enabled():
+        inputs = [tensor.detach() for tensor in inputs]
     with torch.autocast(encoded.device.type, enabled=False), torch.cuda.device_of(encoded):
-        return reduce(LeanLoss.apply(*given, *arguments), reduction)
+        costs = LeanLoss.apply(
+            *inputs,
+            as_index(targets),
+            Nodes.packed(lengths, outputs),
+            replace(options, blank=options.blank % V),
+            joint,
+            make_tiles,
+            lattice,
+        )
+        return reduce(costs, reduction)
 
 
 def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
-    expect(
-        impl in ("auto", *LATTICES),
-        "impl",
-        "one of 'auto', " + ", ".join(map(repr, LATTICES)),
-        repr(impl),
-    )
+    """Name of the implementation that runs; ValueError where a named one cannot."""
+    listed = ", ".join(map(repr, LATTICES))
+    expect(impl in ("auto", *LATTICES), "impl", f"one of 'auto', {listed}", repr(impl))
     if impl == "auto":
-        return "numba_cpu" if fastest(encoded) == fastest(weight) == "numba_cpu" else "plain"
+        compiled = fastest(encoded) == fastest(weight) == "numba_cpu"
+        return "numba_cpu" if compiled else "plain"
     if impl != "plain":
         expect_runs(impl, encoded, "encoded")
         expect_runs(impl, weight, "weight")
     return impl
-
-
-def _joint(
-    weight: Tensor,
-    impl: str,
-    activation: str,
-    dropout: float,
-    seed: int | None,
-    skip: float,
-    tile: int | None,
-) -> Joint:
-    expect(activation in ("relu", "tanh"), "activation", "'relu' or 'tanh'", repr(activation))
-    expect(
-        isinstance(dropout, Real) and 0 <= dropout < 1, "dropout", "a probability below 1", dropout
-    )
-    expect(
-        isinstance(skip, Real) and 0 <= skip < 1, "skip", "a share of the likelihood, below 1", skip
-    )
-    expect(
-        tile is None or (type(tile) is int and tile > 0),
-        "tile",
-        "a number of nodes, at least 1",
-        tile,
-    )
-    expect(
-        seed is None or (isinstance(seed, int) and 0 <= seed < 2**32),
-        "seed",
-        "an integer of 32 bits",
-        seed,
-    )
-    drawn = int(torch.randint(2**31, ())) if dropout and seed is None else seed or 0
-    tile_bytes = TILE_BYTES[
-        "triton" if impl == "triton" else "cpu" if weight.device.type == "cpu" else "cuda"
-    ]
-    nodes = tile or max(64, tile_bytes // (max(weight.shape) * weight.element_size()))
-    return Joint(activation=activation, dropout=dropout, seed=drawn, skip=skip, tile=nodes)

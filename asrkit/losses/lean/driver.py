@@ -1,12 +1,12 @@
-"""Transducer losses from the two halves of the joint: two passes over tiles of logits, and never
-more than one tile.
+"""Two passes over tiles of logits, of which never more than one tile exists.
 
-First pass: logits of some nodes at a time, of which the log-normaliser and the arcs'
-log-probabilities stay. Then the lattice. Second pass, in backward: the same logits again, made into
-their gradient, and that into gradients of encoded, predicted, weight and bias. FLOPs: 2 N D V for
-each of four matrix products (two for the logits, one by hidden layer, one by weight), where a joint
-that is kept needs three. Memory: a tile, N (z, arcs, shares, backward variables), and the
-gradients.
+First pass: for each tile the logits, of which the log-normaliser and the arcs' log-probabilities
+are kept. Then the lattice. Second pass, in backward: the same logits again, turned into their
+gradient, and that into the gradients of encoded, predicted, weight and bias.
+
+Operations: 2 N D V for each of four matrix products (two for the logits, one for the hidden layer's
+gradient, one for the weight's), where a joint that is kept needs three. Memory: a tile, N numbers
+each of log-normalisers, arcs, posteriors and backward variables, and the gradients.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,91 +16,94 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from asrkit.losses.autograd import Lattice, by_duration, refuse_second_derivative
-from asrkit.losses.nodes import FRAMES, LABELS, Nodes, Options, Scores
+from asrkit.losses.gradient import (
+    Lattice,
+    Saved,
+    duration_gradient,
+    refuse_second_derivative,
+)
+from asrkit.losses.nodes import FRAMES, LABELS, ArcLogProbs, LatticeOptions, Nodes
 
-SEGMENT = 32  # tiles whose active nodes are looked for at once, on a CPU
-NONE = 1e-30  # a share so small adds nothing to any float32 sum of shares
+SEGMENT = 32  # tiles whose active nodes are looked up at once, on a CPU
+NEGLIGIBLE = 1e-30  # a posterior so small adds nothing to any float32 sum of posteriors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joint:
-    """The joint's hidden layer, activation(encoded + predicted) with dropout, and how it is worked
-    through.
+    """The joint's hidden layer, activation(encoded + predicted) with dropout, and how it is tiled.
+
+    Args:
+        activation: "relu" or "tanh".
+        dropout: Probability that an element of the hidden layer is dropped.
+        seed: Seed of dropout's mask.
+        tile: Nodes whose logits, or these logits' gradient, exist at once.
+        skip: Nodes whose share of the likelihood is no larger are left out of the second pass.
     """
 
     activation: str = "relu"
     dropout: float = 0.0
     seed: int = 0
-    tile: int = 1024  # nodes whose logits, or these logits' gradient, exist at once
-    skip: float = (
-        0.0  # nodes whose share of the likelihood is no larger are left out of the second pass
-    )
+    tile: int = 1024
+    skip: float = 0.0
 
 
 class Tiles(Protocol):
-    """Tiles of one call: an implementation keeps its buffers in it."""
+    """The tiles of one call; an implementation keeps its buffers in it."""
 
-    def scores(self, scores: Scores) -> None:
-        """Write the scores of all nodes."""
+    def arc_log_probs(self, out: ArcLogProbs) -> None:
+        """Write the arcs' log-probabilities of all nodes into `out`."""
 
-    def gradients(
-        self,
-        z: Tensor,
-        by_blank: Tensor,
-        by_label: Tensor,
-        by_duration: Tensor | None,
-        incoming: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Gradients by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), times
-        `incoming` (B,).
+    def gradients(self, saved: Saved, incoming: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,).
+
+        Args:
+            saved: Of all nodes, from the first pass and the lattice.
+            incoming: Gradient of the losses (B,), which scales those of each utterance.
         """
 
 
 class NodeTiles:
-    """Tiles of consecutive nodes, one after another: what the plain tiles and those of Numba have
-    in common.
-    """
+    """Tiles of consecutive nodes, one after another: the base of the plain and the Numba tiles."""
 
     nodes: Nodes
     joint: Joint
 
-    def scores(self, scores: Scores) -> None:
-        """Write the scores of all nodes."""
+    def arc_log_probs(self, out: ArcLogProbs) -> None:
+        """Write the arcs' log-probabilities of all nodes into `out`."""
         for first in range(0, self.nodes.count, self.joint.tile):
-            self.score(first, min(first + self.joint.tile, self.nodes.count), scores)
+            last = min(first + self.joint.tile, self.nodes.count)
+            self.tile_log_probs(first, last, out)
 
-    def gradients(
-        self,
-        z: Tensor,
-        by_blank: Tensor,
-        by_label: Tensor,
-        by_duration: Tensor | None,
-        incoming: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Gradients by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), times
-        `incoming` (B,).
+    def gradients(self, saved: Saved, incoming: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,).
+
+        Args:
+            saved: Of all nodes, from the first pass and the lattice.
+            incoming: Gradient of the losses (B,), which scales those of each utterance.
         """
-        sizes = self.nodes.on(z.device)[:, FRAMES] * (self.nodes.on(z.device)[:, LABELS] + 1)
+        log_z, blank_posterior, label_posterior, by_duration = saved
+        table = self.nodes.on(log_z.device)
+        sizes = table[:, FRAMES] * (table[:, LABELS] + 1)
         scale = incoming.repeat_interleave(sizes, output_size=self.nodes.count)  # (N,)
-        for index in _active(by_blank + by_label, self.joint):
-            part = scale[index]
-            durations = None if by_duration is None else by_duration[index] * part[:, None]
-            self.accumulate(
-                index, z[index], by_blank[index] * part, by_label[index] * part, durations
+        for index in _active_nodes(blank_posterior + label_posterior, self.joint):
+            tile_scale = scale[index]
+            tile = Saved(
+                log_z=log_z[index],
+                blank_posterior=blank_posterior[index] * tile_scale,
+                label_posterior=label_posterior[index] * tile_scale,
+                duration_gradient=None,
             )
+            if by_duration is not None:
+                tile = tile._replace(duration_gradient=by_duration[index] * tile_scale[:, None])
+            self.add_gradients(index, tile)
         return self.totals()
 
-    def score(self, first: int, last: int, scores: Scores) -> None:
-        """Write the scores of nodes first..last-1 into `scores`."""
+    def tile_log_probs(self, first: int, last: int, out: ArcLogProbs) -> None:
+        """Write the arcs' log-probabilities of nodes first..last-1 into `out`."""
         raise NotImplementedError
 
-    def accumulate(
-        self, index: Tensor, z: Tensor, by_blank: Tensor, by_label: Tensor, durations: Tensor | None
-    ) -> None:
-        """Add what the nodes `index` (n,) contribute to the gradients; the others are theirs,
-        already scaled.
-        """
+    def add_gradients(self, index: Tensor, saved: Saved) -> None:
+        """Add what the nodes `index` (n,) contribute to the gradients; `saved` is scaled."""
         raise NotImplementedError
 
     def totals(self) -> tuple[Tensor, ...]:
@@ -112,7 +115,7 @@ class LeanLoss(torch.autograd.Function):
     """Negative log-likelihood in nats, (B,), of checked arguments."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913 - autograd takes tensors one by one
         ctx: Any,
         encoded: Tensor,
         predicted: Tensor,
@@ -120,54 +123,66 @@ class LeanLoss(torch.autograd.Function):
         bias: Tensor,
         targets: Tensor,
         nodes: Nodes,
-        options: Options,
+        options: LatticeOptions,
         joint: Joint,
-        make: Callable[..., Tiles],
+        make_tiles: Callable[..., Tiles],
         lattice: Lattice,
     ) -> Tensor:
-        given, n, grad = (
-            (encoded, predicted, weight, bias, targets),
-            len(options.durations),
-            any(ctx.needs_input_grad),
-        )
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        z, stay, emit = encoded.new_empty((3, nodes.count), dtype=dtype).unbind()
-        scores = Scores(
-            z, stay, emit, encoded.new_empty((nodes.count, n), dtype=dtype) if n else None
-        )
-        tiles = make(*given, nodes, options, joint)
-        tiles.scores(scores)
-        del tiles
-        shares = lattice(scores.lowered(options.sigma), nodes, options, grad)
-        if grad:
+        inputs = (encoded, predicted, weight, bias, targets)
+        needs_gradient = any(ctx.needs_input_grad)
+        arcs = _empty_arcs(encoded, weight, nodes, len(options.durations))
+        tiles = make_tiles(*inputs, nodes, options, joint)
+        tiles.arc_log_probs(arcs)
+        del tiles  # its buffers
+        posteriors = lattice(arcs.lowered(options.sigma), nodes, options, needs_gradient)
+        if needs_gradient:
             ctx.save_for_backward(
-                *given, z, shares.by_blank, shares.by_label, by_duration(scores, shares)
+                *inputs,
+                arcs.log_z,
+                posteriors.blank_posterior,
+                posteriors.label_posterior,
+                duration_gradient(arcs, posteriors),
             )
-            ctx.rest = nodes, options, joint, make
-        return -shares.total.to(dtype)
+            ctx.rest = (nodes, options, joint, make_tiles)
+        return -posteriors.log_likelihood.to(arcs.log_z.dtype)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> Any:
         refuse_second_derivative()
-        *given, z, by_blank, by_label, durations = ctx.saved_tensors
-        nodes, options, joint, make = ctx.rest
-        made = make(*given, nodes, options, joint).gradients(
-            z, by_blank, by_label, durations, incoming[0].to(z).contiguous()
-        )
-        grads = (grad.to(like.dtype) for grad, like in zip(made, given, strict=False))
-        return (*grads, *[None] * 6)
+        tensors = ctx.saved_tensors
+        inputs = tensors[:5]
+        saved = Saved(*tensors[5:])
+        nodes, options, joint, make_tiles = ctx.rest
+        tiles = make_tiles(*inputs, nodes, options, joint)
+        made = tiles.gradients(saved, incoming[0].to(saved.log_z).contiguous())
+        gradients = [
+            gradient.to(tensor.dtype) for gradient, tensor in zip(made, inputs[:4], strict=True)
+        ]
+        no_gradients = [None] * 6  # targets, nodes, options, joint, make_tiles, lattice
+        return (*gradients, *no_gradients)
 
 
-def _active(share: Tensor, joint: Joint) -> Iterator[Tensor]:
-    """Indices of the nodes with a share above joint.skip, or of NaN, a tile at a time."""
-    for start in range(0, len(share), joint.tile * SEGMENT):
-        part = share[start : start + joint.tile * SEGMENT]
-        found = (
-            (~(part <= max(joint.skip, NONE))).nonzero()[:, 0]
-            if share.device.type == "cpu" or joint.skip
-            else None
-        )
-        everything = (
-            torch.arange(len(part), device=share.device) if found is None else found
-        )  # no wait for a GPU
-        yield from (everything + start).split(joint.tile)
+def _empty_arcs(encoded: Tensor, weight: Tensor, nodes: Nodes, durations: int) -> ArcLogProbs:
+    """Room for the arcs' log-probabilities of all nodes, in float32 or better."""
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    log_z, blank_logp, label_logp = encoded.new_empty((3, nodes.count), dtype=dtype).unbind()
+    duration_logp = None
+    if durations:
+        duration_logp = encoded.new_empty((nodes.count, durations), dtype=dtype)
+    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
+
+
+def _active_nodes(posterior: Tensor, joint: Joint) -> Iterator[Tensor]:
+    """Indices of the nodes with a posterior above joint.skip, or of NaN, a tile at a time.
+
+    On a GPU without `skip` all nodes: to select some, the CPU would have to wait.
+    """
+    select = posterior.device.type == "cpu" or joint.skip > 0
+    step = joint.tile * SEGMENT
+    for start in range(0, len(posterior), step):
+        part = posterior[start : start + step]
+        if select:
+            index = (~(part <= max(joint.skip, NEGLIGIBLE))).nonzero()[:, 0]
+        else:
+            index = torch.arange(len(part), device=posterior.device)
+        yield from (index + start).split(joint.tile)

@@ -1,7 +1,7 @@
 """The joint's tiles on a CPU: matrix products by BLAS, everything between them fused by Numba.
 
-A tile is made in place four times: hidden layer, logits, their gradient, the hidden layer's
-gradient. In half precision the products take and give half, what is summed over a tile or over
+A tile is written in place four times: hidden layer, logits, their gradient, the hidden layer's
+gradient. In half precision the products take and give half; what is summed over a tile or over
 tokens is float32.
 """
 
@@ -11,17 +11,24 @@ from numba import njit, prange
 from torch import Tensor
 
 from asrkit.losses.dropout import kept, node_key, threshold
+from asrkit.losses.gradient import Saved
 from asrkit.losses.lean.driver import Joint, NodeTiles
-from asrkit.losses.nodes import FIRST_NODE, LABELS, Nodes, Options, Scores
-from asrkit.losses.rows.numba_cpu import FLOAT, SUMS, array, pool
+from asrkit.losses.logit_rows.numba_cpu import SUMS, array, pool
+from asrkit.losses.nodes import FIRST_NODE, LABELS, ArcLogProbs, LatticeOptions, Nodes
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store, tanh
 
-# of nodes that threads share out: fixed, so that sums do not depend on the number of threads
+# Parts of a tile that threads share out: fixed, so that sums do not depend on the thread count.
 CHUNKS = 16
+# Columns of the array that says where nodes take their inputs from.
+ENCODED_ROW = 0  # row of encoded (B T, D)
+PREDICTED_ROW = 1  # row of predicted (B U1, D)
+LABEL = 2  # next label, -1 where none is left
+KEY = 3  # of dropout's mask
+INPUT_COLUMNS = 4
 
 
 class Tiles(NodeTiles):
-    """asrkit.losses.lean.driver.Tiles."""
+    """`asrkit.losses.lean.driver.Tiles` on a CPU, in float32 or half precision."""
 
     def __init__(
         self,
@@ -31,151 +38,180 @@ class Tiles(NodeTiles):
         bias: Tensor,
         targets: Tensor,
         nodes: Nodes,
-        options: Options,
+        options: LatticeOptions,
         joint: Joint,
     ) -> None:
-        (_, self.T, D), self.U1, V = encoded.shape, predicted.shape[1], len(weight)
-        self.halves = [array(half.reshape(-1, D).contiguous()) for half in (encoded, predicted)]
-        self.weight, self.bias, self.targets = (
-            weight.detach(),
-            bias.detach().float().numpy(),
-            targets.numpy(),
-        )
-        self.nodes, self.table, self.options, self.joint = (
-            nodes,
-            nodes.table.numpy(),
-            options,
-            joint,
-        )
+        _, self.T, D = encoded.shape
+        self.U1 = predicted.shape[1]
+        V = len(weight)
+        self.encoded = array(encoded.reshape(-1, D).contiguous())  # (B T, D)
+        self.predicted = array(predicted.reshape(-1, D).contiguous())  # (B U1, D)
+        self.weight = weight.detach()
+        self.bias = bias.detach().float().numpy()
+        self.targets = targets.numpy()
+        self.nodes = nodes
+        self.table = nodes.table.numpy()
+        self.joint = joint
+        self.is_tanh = joint.activation == "tanh"
+        self.keep = F(1 / (1 - joint.dropout))  # scale of the elements that dropout keeps
+        self.threshold = np.uint32(threshold(joint.dropout))
+        self.blank = options.blank
         self.tokens = V - len(options.durations)
         rows = min(joint.tile, nodes.count)
-        self.hidden, self.logits = weight.new_empty(rows, D), weight.new_empty(rows, V)
-        self.where = torch.empty(
-            (rows, 4), dtype=torch.int64, device="cpu"
-        )  # rows of both halves, next label, dropout key
-        self.threshold = np.uint32(threshold(joint.dropout))
-        self.shapes = encoded.shape, predicted.shape, weight.shape
-        self.sums: tuple[Tensor, ...] = ()
+        self.hidden = weight.new_empty(rows, D)
+        self.logits = weight.new_empty(rows, V)
+        self.inputs = np.empty((rows, INPUT_COLUMNS), dtype=np.int64)
+        self.shapes = (encoded.shape, predicted.shape)
+        self.sums: Sums | None = None
 
-    def score(self, first: int, last: int, scores: Scores) -> None:
-        """Write the scores of nodes first..last-1 into `scores`."""
-        where, _, logits = self._logits(torch.arange(first, last, device="cpu"))
-        n = last - first
-        durations = (
-            scores.z.new_empty((n, 0)) if scores.durations is None else scores.durations[first:last]
-        )
-        parts = [part[first:last].numpy() for part in (scores.z, scores.stay, scores.emit)]
+    def tile_log_probs(self, first: int, last: int, out: ArcLogProbs) -> None:
+        """Write the arcs' log-probabilities of nodes first..last-1 into `out`."""
+        inputs, _, logits = self._logits(torch.arange(first, last, device="cpu"))
+        if out.duration_logp is None:
+            durations = out.log_z.new_empty((last - first, 0))
+        else:
+            durations = out.duration_logp[first:last]
         with pool():
-            _scores(
+            _arc_log_probs(
                 array(logits),
                 self.bias,
-                where,
+                inputs,
                 self.tokens,
-                self.options.blank,
-                *parts,
+                self.blank,
+                out.log_z[first:last].numpy(),
+                out.blank_logp[first:last].numpy(),
+                out.label_logp[first:last].numpy(),
                 durations.numpy(),
             )
 
-    def accumulate(
-        self, index: Tensor, z: Tensor, by_blank: Tensor, by_label: Tensor, durations: Tensor | None
-    ) -> None:
-        """Add what the nodes `index` contribute to the gradients."""
-        where, hidden, logits = self._logits(index)
-        encoded, predicted, weight, bias, by_hidden = self._sums()
-        shares = [part.numpy() for part in (z, by_blank, by_label)]
-        rest = (z.new_empty((len(index), 0)) if durations is None else durations).numpy()
+    def add_gradients(self, index: Tensor, saved: Saved) -> None:
+        """Add what the nodes `index` (n,) contribute to the gradients; `saved` is scaled."""
+        inputs, hidden, logits = self._logits(index)
+        sums = self._sums()
+        if saved.duration_gradient is None:
+            by_duration = saved.log_z.new_empty((len(index), 0))
+        else:
+            by_duration = saved.duration_gradient
         with pool():
-            _gradient(
+            _logits_gradient(
                 array(logits),
                 self.bias,
-                where,
+                inputs,
                 self.tokens,
-                self.options.blank,
-                *shares,
-                rest,
-                bias.numpy(),
+                self.blank,
+                saved.log_z.numpy(),
+                saved.blank_posterior.numpy(),
+                saved.label_posterior.numpy(),
+                by_duration.numpy(),
+                sums.bias.numpy(),
             )
-        by_hidden = torch.mm(logits, self.weight, out=by_hidden[: len(index)])
+        by_logits = logits  # written in place
+        by_hidden = torch.mm(by_logits, self.weight, out=sums.by_hidden[: len(index)])
         if self.weight.dtype == torch.float32:
-            weight.addmm_(logits.T, hidden)
+            sums.weight.addmm_(by_logits.T, hidden)
         else:
-            weight.add_(logits.T @ hidden)
-        keep = 1 / (1 - self.joint.dropout)
+            sums.weight.add_(by_logits.T @ hidden)
         with pool():
-            _scatter(
+            _add_to_halves(
                 array(hidden),
                 array(by_hidden),
-                where,
-                self.joint.activation == "tanh",
-                F(keep),
+                inputs,
+                self.is_tanh,
+                self.keep,
                 self.threshold,
                 torch.get_num_threads(),
-                encoded.numpy(),
-                predicted.numpy(),
+                sums.encoded.numpy(),
+                sums.predicted.numpy(),
             )
 
     def totals(self) -> tuple[Tensor, ...]:
-        """Sums by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,)."""
-        encoded, predicted, weight, bias, _ = self._sums()
-        return encoded.view(self.shapes[0]), predicted.view(self.shapes[1]), weight, bias.sum(0)
+        """Gradients of encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,)."""
+        sums = self._sums()
+        encoded_shape, predicted_shape = self.shapes
+        encoded = sums.encoded.view(encoded_shape)
+        predicted = sums.predicted.view(predicted_shape)
+        return encoded, predicted, sums.weight, sums.bias.sum(0)
 
-    def _sums(self) -> tuple[Tensor, ...]:
-        if not self.sums:
-            made = [
-                torch.zeros(size, **FLOAT)
-                for size in (
-                    *[half.shape for half in self.halves],
-                    self.weight.shape,
-                    (CHUNKS, len(self.weight)),
-                )
-            ]
-            self.sums = (*made, torch.empty_like(self.hidden))
+    def _sums(self) -> "Sums":
+        if self.sums is None:
+            self.sums = Sums(self)
         return self.sums
 
     def _logits(self, index: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:
-        """Of nodes (n,): where they are, hidden layer (n, D), logits without bias (n, V), the last
-        two in tiles.
+        """Inputs of nodes (n,), their hidden layer (n, D) and logits without bias (n, V).
+
+        All three are buffers, which the next tile overwrites.
         """
-        n, keep = len(index), 1 / (1 - self.joint.dropout)
-        where, hidden, logits = self.where[:n].numpy(), self.hidden[:n], self.logits[:n]
+        n = len(index)
+        inputs = self.inputs[:n]
+        hidden = self.hidden[:n]
+        logits = self.logits[:n]
         with pool():
             _locate(
-                index.numpy(), self.table, self.targets, self.T, self.U1, self.joint.seed, where
+                index.numpy(),
+                self.table,
+                self.targets,
+                self.T,
+                self.U1,
+                self.joint.seed,
+                inputs,
             )
-            _join(
-                *self.halves,
-                where,
-                self.joint.activation == "tanh",
-                F(keep),
+            _hidden_layer(
+                self.encoded,
+                self.predicted,
+                inputs,
+                self.is_tanh,
+                self.keep,
                 self.threshold,
                 array(hidden),
             )
-        return where, hidden, torch.mm(hidden, self.weight.T, out=logits)
+        return inputs, hidden, torch.mm(hidden, self.weight.T, out=logits)
+
+
+class Sums:
+    """Gradients summed over tiles, float32, and a buffer for the hidden layer's gradient."""
+
+    def __init__(self, tiles: Tiles) -> None:
+        self.encoded = _zeros(tiles.encoded.shape)
+        self.predicted = _zeros(tiles.predicted.shape)
+        self.weight = _zeros(tiles.weight.shape)
+        self.bias = _zeros((CHUNKS, len(tiles.weight)))  # a row for each part of a tile
+        self.by_hidden = torch.empty_like(tiles.hidden)
+
+
+def _zeros(shape: tuple[int, ...]) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float32, device="cpu")
 
 
 @kernel
-def _locate(index, table, targets, T, U1, seed, where):
-    """Row of encoded, row of predicted, next label (-1: none left) and dropout key of every node."""
+def _locate(index, table, targets, T, U1, seed, inputs):
+    """Where every node takes its inputs from: the four columns named above."""
     for r in prange(len(index)):
         b = np.searchsorted(table[:, FIRST_NODE], index[r], side="right") - 1
-        width, place = table[b, LABELS] + 1, index[r] - table[b, FIRST_NODE]
-        t, u = place // width, place % width
-        where[r, 0], where[r, 1] = b * T + t, b * U1 + u
-        where[r, 2] = targets[b, u] if u + 1 < width else -1
-        where[r, 3] = node_key(seed, b, t, u)
+        rows = table[b, LABELS] + 1
+        place = index[r] - table[b, FIRST_NODE]
+        t = place // rows
+        u = place % rows
+        inputs[r, ENCODED_ROW] = b * T + t
+        inputs[r, PREDICTED_ROW] = b * U1 + u
+        inputs[r, LABEL] = targets[b, u] if u + 1 < rows else -1
+        inputs[r, KEY] = node_key(seed, b, t, u)
 
 
 @kernel
-def _join(encoded, predicted, where, is_tanh, keep, least, hidden):
-    """activation(encoded + predicted) of every node, dropped out."""
-    for r in prange(len(where)):
-        _activate(encoded[where[r, 0]], predicted[where[r, 1]], hidden[r], is_tanh, keep)
+def _hidden_layer(encoded, predicted, inputs, is_tanh, keep, least, hidden):
+    """activation(encoded + predicted) of every node, with dropout."""
+    for r in prange(len(inputs)):
+        e = encoded[inputs[r, ENCODED_ROW]]
+        p = predicted[inputs[r, PREDICTED_ROW]]
+        _activate(e, p, hidden[r], is_tanh, keep)
         if least:
-            _drop(hidden[r], np.uint32(where[r, 3]), least)
+            _drop(hidden[r], np.uint32(inputs[r, KEY]), least)
 
 
 @njit(fastmath=SUMS)
 def _activate(e, p, h, is_tanh, keep):
+    """activation(e + p) keep into h, all (D,)."""
     if is_tanh:
         for k in range(h.shape[0]):
             h[k] = store(tanh(load(e[k]) + load(p[k])) * keep, h[k])
@@ -187,28 +223,35 @@ def _activate(e, p, h, is_tanh, keep):
 
 @njit
 def _drop(h, key, least):
+    """Zeros where dropout does not keep an element of h (D,)."""
     for k in range(h.shape[0]):
         h[k] = h[k] if kept(key, k, least) else store(F(0.0), h[k])
 
 
 @kernel
-def _scores(logits, bias, where, V, blank, z, stay, emit, durations):
-    for r in prange(len(where)):
-        x, n, label = logits[r], durations.shape[1], where[r, 2]
-        here = _normaliser(x[:V], bias[:V])
-        z[r] = here
-        stay[r] = load(x[blank]) + bias[blank] - here
-        emit[r] = load(x[label]) + bias[label] - here if label >= 0 else -np.inf
-        if n:
-            here = _normaliser(x[V:], bias[V:])
-            for i in range(n):
-                durations[r, i] = load(x[V + i]) + bias[V + i] - here
+def _arc_log_probs(logits, bias, inputs, V, blank, log_z, blank_logp, label_logp, duration_logp):
+    """Log-normaliser and log-probabilities of the arcs, from logits (n, V + durations) without
+    bias.
+    """
+    for r in prange(len(inputs)):
+        x = logits[r]
+        label = inputs[r, LABEL]
+        normaliser = _log_normaliser(x[:V], bias[:V])
+        log_z[r] = normaliser
+        blank_logp[r] = load(x[blank]) + bias[blank] - normaliser
+        label_logp[r] = load(x[label]) + bias[label] - normaliser if label >= 0 else -np.inf
+        durations = duration_logp.shape[1]
+        if durations:
+            normaliser = _log_normaliser(x[V:], bias[V:])
+            for i in range(durations):
+                duration_logp[r, i] = load(x[V + i]) + bias[V + i] - normaliser
 
 
 @njit(fastmath=SUMS)
-def _normaliser(x, bias):
+def _log_normaliser(x, bias):
     """log of the sum of exp(x + bias), in float64; NaN where the row holds one."""
-    largest, total = F(-np.inf), F(0.0)
+    largest = F(-np.inf)
+    total = F(0.0)
     for v in range(x.shape[0]):
         largest = larger(largest, load(x[v]) + bias[v])
     for v in range(x.shape[0]):
@@ -217,56 +260,78 @@ def _normaliser(x, bias):
 
 
 @kernel
-def _gradient(logits, bias, where, V, blank, z, by_blank, by_label, durations, by_bias):
-    """Logits without bias into the gradient over them, in place; its sum over nodes into one of
-    CHUNKS rows of by_bias.
+def _logits_gradient(
+    logits,
+    bias,
+    inputs,
+    V,
+    blank,
+    log_z,
+    blank_posterior,
+    label_posterior,
+    duration_gradient,
+    by_bias,
+):
+    """Turn logits without bias into the gradient over them, in place.
+
+    Its sum over the nodes of a part of the tile is added to that part's row of by_bias (CHUNKS, V).
     """
-    size = -(-len(where) // CHUNKS)
+    size = -(-len(inputs) // CHUNKS)
     for chunk in prange(CHUNKS):
-        for r in range(chunk * size, min(len(where), (chunk + 1) * size)):
-            x, sums, label = logits[r], by_bias[chunk], where[r, 2]
-            at_blank, at_label = load(x[blank]) + bias[blank] - z[r], F(0.0)
+        sums = by_bias[chunk]
+        for r in range(chunk * size, min(len(inputs), (chunk + 1) * size)):
+            x = logits[r]
+            label = inputs[r, LABEL]
+            at_blank = load(x[blank]) + bias[blank] - log_z[r]
+            at_label = F(0.0)
             if label >= 0:
-                at_label = load(x[label]) + bias[label] - z[r]
-            share = by_blank[r] + by_label[r]
-            _row(x[:V], bias, sums, z[r], share)
-            x[blank] = store(share * exp(at_blank) - by_blank[r], x[blank])
-            sums[blank] -= by_blank[r]
+                at_label = load(x[label]) + bias[label] - log_z[r]
+            posterior = blank_posterior[r] + label_posterior[r]
+            _row_gradient(x[:V], bias, sums, log_z[r], posterior)
+            x[blank] = store(posterior * exp(at_blank) - blank_posterior[r], x[blank])
+            sums[blank] -= blank_posterior[r]
             if label >= 0:
-                x[label] = store(share * exp(at_label) - by_label[r], x[label])
-                sums[label] -= by_label[r]
-            for i in range(durations.shape[1]):
-                x[V + i] = store(durations[r, i], x[V + i])
-                sums[V + i] += durations[r, i]
+                x[label] = store(posterior * exp(at_label) - label_posterior[r], x[label])
+                sums[label] -= label_posterior[r]
+            for i in range(duration_gradient.shape[1]):
+                x[V + i] = store(duration_gradient[r, i], x[V + i])
+                sums[V + i] += duration_gradient[r, i]
 
 
 @njit(fastmath=SUMS)
-def _row(x, bias, sums, z, share):
+def _row_gradient(x, bias, sums, log_z, posterior):
+    """Turn logits x (V,) without bias into posterior * softmax, in place, and add that to sums."""
     for v in range(x.shape[0]):
-        grad = flush(share * exp(load(x[v]) + bias[v] - z))
-        sums[v] += grad
-        x[v] = store(grad, x[v])
+        gradient = flush(posterior * exp(load(x[v]) + bias[v] - log_z))
+        sums[v] += gradient
+        x[v] = store(gradient, x[v])
 
 
 @kernel
-def _scatter(hidden, grad, where, is_tanh, keep, least, chunks, by_encoded, by_predicted):
-    """Add the hidden layer's gradient to both halves; threads share out the columns, so no two
-    write one place.
+def _add_to_halves(
+    hidden, by_hidden, inputs, is_tanh, keep, least, chunks, by_encoded, by_predicted
+):
+    """Add the hidden layer's gradient, times its slope, to the gradients of both halves.
+
+    Threads share out the columns, so that no two write to one place.
     """
-    D, size = hidden.shape[1], -(-hidden.shape[1] // chunks)
+    D = hidden.shape[1]
+    size = -(-D // chunks)
     for chunk in prange(chunks):
-        low, high = min(D, chunk * size), min(D, (chunk + 1) * size)
-        for r in range(len(where)):
-            key, e, p = (
-                np.uint32(where[r, 3]),
-                by_encoded[where[r, 0], low:high],
-                by_predicted[where[r, 1], low:high],
-            )
-            _add(hidden[r, low:high], grad[r, low:high], e, p, is_tanh, keep, key, least, low)
+        low = min(D, chunk * size)
+        high = min(D, (chunk + 1) * size)
+        for r in range(len(inputs)):
+            key = np.uint32(inputs[r, KEY])
+            e = by_encoded[inputs[r, ENCODED_ROW], low:high]
+            p = by_predicted[inputs[r, PREDICTED_ROW], low:high]
+            h = hidden[r, low:high]
+            g = by_hidden[r, low:high]
+            _add_node(h, g, e, p, is_tanh, keep, key, least, low)
 
 
 @njit(fastmath=SUMS, error_model="numpy")
-def _add(h, g, e, p, is_tanh, keep, key, least, low):
+def _add_node(h, g, e, p, is_tanh, keep, key, least, low):
+    """Add g times the slope of h to e and p: the columns of one node from `low` on."""
     if least and is_tanh:
         for k in range(h.shape[0]):
             y = load(h[k]) / keep
@@ -279,7 +344,7 @@ def _add(h, g, e, p, is_tanh, keep, key, least, low):
             step = load(g[k]) * (F(1.0) - y * y)
             e[k] += step
             p[k] += step
-    else:  # what was dropped is 0 here, like what relu cut off
+    else:  # an element that was dropped is 0 here, like one that relu cut off
         for k in range(h.shape[0]):
             step = load(g[k]) * keep if load(h[k]) > F(0.0) else F(0.0)
             e[k] += step

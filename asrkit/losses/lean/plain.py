@@ -1,4 +1,5 @@
 """The joint's tiles in plain torch: any device, any floating type, matrix products by the library.
+
 The one to read.
 """
 
@@ -8,13 +9,16 @@ import torch
 from torch import Tensor
 
 from asrkit.losses import dropout
+from asrkit.losses.gradient import Saved
 from asrkit.losses.lean.driver import Joint, NodeTiles
-from asrkit.losses.nodes import FIRST_NODE, LABELS, Nodes, Options, Scores
+from asrkit.losses.nodes import FIRST_NODE, LABELS, ArcLogProbs, LatticeOptions, Nodes
 
 
-class Where(NamedTuple):
-    """Of nodes (n,): rows of encoded and predicted, the next label or -1, and the key of dropout's
-    mask.
+class NodeInputs(NamedTuple):
+    """Where nodes (n,) take their inputs from.
+
+    Rows of encoded (B T, D) and predicted (B U1, D), the next label or -1, and the key of
+    dropout's mask.
     """
 
     encoded: Tensor
@@ -24,7 +28,7 @@ class Where(NamedTuple):
 
 
 class Tiles(NodeTiles):
-    """asrkit.losses.lean.driver.Tiles; sums of gradients in float32 or better."""
+    """`asrkit.losses.lean.driver.Tiles`; sums of gradients are in float32 or better."""
 
     def __init__(
         self,
@@ -34,96 +38,109 @@ class Tiles(NodeTiles):
         bias: Tensor,
         targets: Tensor,
         nodes: Nodes,
-        options: Options,
+        options: LatticeOptions,
         joint: Joint,
     ) -> None:
-        self.T, self.U1, self.D = encoded.shape[1], predicted.shape[1], encoded.shape[2]
-        self.halves = [
-            half.detach().reshape(-1, self.D).contiguous() for half in (encoded, predicted)
-        ]  # (B T, D), (B U1, D)
-        self.weight, self.shapes = (
-            weight.detach(),
-            (encoded.shape, predicted.shape, weight.shape, bias.shape),
-        )
-        self.targets, self.nodes, self.options, self.joint = targets, nodes, options, joint
-        self.table, self.tokens = nodes.on(encoded.device), len(weight) - len(options.durations)
-        self.first = self.table[:, FIRST_NODE].contiguous()
+        _, self.T, self.D = encoded.shape
+        self.U1 = predicted.shape[1]
+        self.encoded = encoded.detach().reshape(-1, self.D).contiguous()  # (B T, D)
+        self.predicted = predicted.detach().reshape(-1, self.D).contiguous()  # (B U1, D)
+        self.weight = weight.detach()
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
         self.bias = bias.detach().to(self.dtype).contiguous()
+        self.shapes = (encoded.shape, predicted.shape, weight.shape, bias.shape)
+        self.targets = targets
+        self.nodes = nodes
+        self.table = nodes.on(encoded.device)
+        self.first_node = self.table[:, FIRST_NODE].contiguous()
+        self.joint = joint
+        self.blank = options.blank
+        self.tokens = len(weight) - len(options.durations)  # V; the durations' logits follow
         self.sums: tuple[Tensor, ...] = ()
 
-    def score(self, first: int, last: int, scores: Scores) -> None:
-        """Write the scores of nodes first..last-1 into `scores`."""
-        where, to = (
-            self.locate(torch.arange(first, last, device=self.weight.device)),
-            slice(first, last),
-        )
-        logits = self._logits(self._hidden(where)[0])
+    def tile_log_probs(self, first: int, last: int, out: ArcLogProbs) -> None:
+        """Write the arcs' log-probabilities of nodes first..last-1 into `out`."""
+        inputs = self.locate(torch.arange(first, last, device=self.weight.device))
+        hidden, _ = self._hidden(inputs)
+        logits = self._logits(hidden)
         tokens = logits[:, : self.tokens]
-        z = torch.logsumexp(tokens, -1, out=scores.z[to])
-        z.masked_fill_(
-            z.isinf(), torch.nan
-        )  # as in asrkit.losses.rows.plain: overflow is no missing path
-        torch.sub(tokens[:, self.options.blank], z, out=scores.stay[to])
-        at_label = tokens.gather(1, where.label.clamp(min=0)[:, None])[:, 0] - z
-        scores.emit[to] = at_label.masked_fill(where.label < 0, -torch.inf)
-        if scores.durations is not None:
-            scores.durations[to] = logits[:, self.tokens :].log_softmax(-1)
+        tile = slice(first, last)
+        log_z = torch.logsumexp(tokens, -1, out=out.log_z[tile])
+        # as in the rows of logits: an overflow is not a missing path
+        log_z.masked_fill_(log_z.isinf(), torch.nan)
+        torch.sub(tokens[:, self.blank], log_z, out=out.blank_logp[tile])
+        label_logp = tokens.gather(1, inputs.label.clamp(min=0)[:, None])[:, 0] - log_z
+        out.label_logp[tile] = label_logp.masked_fill(inputs.label < 0, -torch.inf)
+        if out.duration_logp is not None:
+            out.duration_logp[tile] = logits[:, self.tokens :].log_softmax(-1)
 
-    def accumulate(
-        self, index: Tensor, z: Tensor, by_blank: Tensor, by_label: Tensor, durations: Tensor | None
-    ) -> None:
-        """Add what the nodes `index` contribute to the gradients."""
-        where = self.locate(index)
-        hidden, slope = self._hidden(where)
-        grad = self._logits(hidden).sub_(z[:, None]).exp_().mul_((by_blank + by_label)[:, None])
-        grad[:, self.options.blank] -= by_blank
-        grad.scatter_add_(
-            1, where.label.clamp(min=0)[:, None], -by_label[:, None]
-        )  # 0 where no label is left
-        if durations is not None:
-            grad[:, self.tokens :] = durations
-        low, (by_encoded, by_predicted, by_weight, by_bias) = (
-            grad.to(self.weight.dtype),
-            self.totals(),
-        )
-        by_hidden = (low @ self.weight).to(self.dtype).mul_(slope)
-        by_encoded.view(-1, self.D).index_add_(0, where.encoded, by_hidden)
-        by_predicted.view(-1, self.D).index_add_(0, where.predicted, by_hidden)
-        by_weight += low.T @ hidden
-        by_bias += grad.sum(0)
+    def add_gradients(self, index: Tensor, saved: Saved) -> None:
+        """Add what the nodes `index` (n,) contribute to the gradients; `saved` is scaled."""
+        inputs = self.locate(index)
+        hidden, slope = self._hidden(inputs)
+        by_logits = self._logits_gradient(hidden, inputs.label, saved)
+        rounded = by_logits.to(self.weight.dtype)
+        by_hidden = (rounded @ self.weight).to(self.dtype).mul_(slope)
+        by_encoded, by_predicted, by_weight, by_bias = self.totals()
+        by_encoded.view(-1, self.D).index_add_(0, inputs.encoded, by_hidden)
+        by_predicted.view(-1, self.D).index_add_(0, inputs.predicted, by_hidden)
+        by_weight += rounded.T @ hidden
+        by_bias += by_logits.sum(0)
 
     def totals(self) -> tuple[Tensor, ...]:
         """The sums so far, zeros at first."""
-        self.sums = self.sums or tuple(
-            torch.zeros(size, dtype=self.dtype, device=self.weight.device) for size in self.shapes
-        )
+        if not self.sums:
+            self.sums = tuple(
+                torch.zeros(size, dtype=self.dtype, device=self.weight.device)
+                for size in self.shapes
+            )
         return self.sums
 
-    def locate(self, index: Tensor) -> Where:
+    def locate(self, index: Tensor) -> NodeInputs:
         """Where nodes (n,) take their hidden layer and their label from."""
-        b = torch.searchsorted(self.first, index, right=True) - 1
-        width, place = self.table[b, LABELS] + 1, index - self.first[b]
-        t, u = place // width, place % width
-        label = (
-            torch.full_like(u, -1) if self.U1 == 1 else self.targets[b, u.clamp(max=self.U1 - 2)]
-        )
-        keys = dropout.node_keys(b, t, u, self.joint.seed) if self.joint.dropout else u
-        return Where(b * self.T + t, b * self.U1 + u, label.where(u + 1 < width, -1), keys)
-
-    def _hidden(self, where: Where) -> tuple[Tensor, Tensor]:
-        """Hidden layer and its derivative by the sum of both halves, (n, D) each."""
-        total = torch.add(*(half[row] for half, row in zip(self.halves, where[:2], strict=True)))
-        hidden = total.tanh() if self.joint.activation == "tanh" else total.relu()
-        slope = (1 - hidden * hidden if self.joint.activation == "tanh" else (total > 0)).to(
-            self.dtype
-        )
+        b = torch.searchsorted(self.first_node, index, right=True) - 1
+        rows = self.table[b, LABELS] + 1
+        place = index - self.first_node[b]
+        t = place // rows
+        u = place % rows
+        if self.U1 == 1:
+            label = torch.full_like(u, -1)
+        else:
+            label = self.targets[b, u.clamp(max=self.U1 - 2)]
+        label = label.where(u + 1 < rows, -1)
+        keys = u  # not used without dropout
         if self.joint.dropout:
-            keep = dropout.mask(where.keys, self.D, self.joint.dropout).to(self.dtype) / (
-                1 - self.joint.dropout
-            )
-            hidden, slope = hidden * keep, slope * keep
+            keys = dropout.node_keys(b, t, u, self.joint.seed)
+        return NodeInputs(b * self.T + t, b * self.U1 + u, label, keys)
+
+    def _hidden(self, inputs: NodeInputs) -> tuple[Tensor, Tensor]:
+        """Hidden layer and its derivative by the sum of both halves, (n, D) each."""
+        total = self.encoded[inputs.encoded] + self.predicted[inputs.predicted]
+        if self.joint.activation == "tanh":
+            hidden = total.tanh()
+            slope = (1 - hidden * hidden).to(self.dtype)
+        else:
+            hidden = total.relu()
+            slope = (total > 0).to(self.dtype)
+        if self.joint.dropout:
+            kept = dropout.mask(inputs.keys, self.D, self.joint.dropout)
+            scale = kept.to(self.dtype) / (1 - self.joint.dropout)
+            hidden = hidden * scale
+            slope = slope * scale
         return hidden.to(self.weight.dtype), slope
 
     def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits (n, V) of the hidden layer (n, D), in float32 or better."""
         return (hidden @ self.weight.T).to(self.dtype) + self.bias
+
+    def _logits_gradient(self, hidden: Tensor, label: Tensor, saved: Saved) -> Tensor:
+        """Gradient over the logits (n, V): posterior times softmax, minus the arcs' posteriors."""
+        posterior = saved.blank_posterior + saved.label_posterior
+        softmax = self._logits(hidden).sub_(saved.log_z[:, None]).exp_()
+        gradient = softmax.mul_(posterior[:, None])
+        gradient[:, self.blank] -= saved.blank_posterior
+        # a node without a next label has a label posterior of 0
+        gradient.scatter_add_(1, label.clamp(min=0)[:, None], -saved.label_posterior[:, None])
+        if saved.duration_gradient is not None:
+            gradient[:, self.tokens :] = saved.duration_gradient
+        return gradient

@@ -9,36 +9,53 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-from asrkit.losses.autograd import lattice_loss
-from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
-from asrkit.losses.rows import numba_cpu
+from asrkit.losses.gradient import kernel_loss
+from asrkit.losses.logit_rows import numba_cpu
+from asrkit.losses.nodes import (
+    FIRST_NODE,
+    FRAMES,
+    LABELS,
+    ArcLogProbs,
+    ArcPosteriors,
+    LatticeOptions,
+    Nodes,
+)
 from asrkit.losses.simd import kernel
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
-    """Negative log-likelihood in nats, (B,), of checked arguments."""
-    logits = logits if logits.stride(-1) == 1 else logits.contiguous()
-    return lattice_loss(logits, targets, nodes.of(logits), options, numba_cpu, lattice)
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
+    """Loss of each utterance in nats, (B,), from checked logits, targets, nodes and options."""
+    return kernel_loss(logits, targets, nodes, options, numba_cpu, lattice)
 
 
-def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
-    """Log-likelihoods and shares. Memory: 8 bytes a node for the backward variables, 8 for both
-    shares.
+def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
+    """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
+
+    Memory: 8 bytes a node for the backward variables, 8 for both posteriors. Of `options` it reads
+    fastemit_lambda.
     """
-    arcs = scores.stay.numpy(), scores.emit.numpy(), nodes.table.numpy()
-    beta, total = (
-        torch.empty(size, dtype=torch.float64, device="cpu")
-        for size in (nodes.count, len(nodes.table))
-    )
-    by_blank, by_label = scores.stay.new_empty((2, nodes.count if grad else 0)).unbind()
+    logps = (arcs.blank_logp.numpy(), arcs.label_logp.numpy(), nodes.table.numpy())
+    beta, log_likelihood = empty_sums(nodes)
+    blank_posterior = arcs.blank_logp.new_empty(nodes.count if grad else 0)
+    label_posterior = torch.empty_like(blank_posterior)
     with numba_cpu.pool():
-        _backward(*arcs, beta.numpy(), total.numpy())
+        _backward_variables(*logps, beta.numpy(), log_likelihood.numpy())
         if not grad:
-            return Shares(total)
-        _shares(
-            *arcs, beta.numpy(), by_blank.numpy(), by_label.numpy(), 1 + options.fastemit_lambda
+            return ArcPosteriors(log_likelihood)
+        _posteriors(
+            *logps,
+            beta.numpy(),
+            blank_posterior.numpy(),
+            label_posterior.numpy(),
+            1 + options.fastemit_lambda,
         )
-    return Shares(total, by_blank, by_label)
+    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
+
+
+def empty_sums(nodes: Nodes) -> tuple[Tensor, Tensor]:
+    """Room for backward variables (N,) and log-likelihoods (B,), in float64."""
+    beta = torch.empty(nodes.count, dtype=torch.float64, device="cpu")
+    return beta, torch.empty(len(nodes.table), dtype=torch.float64, device="cpu")
 
 
 @njit(inline="always")
@@ -50,42 +67,54 @@ def log_add(a, b):
 
 
 @kernel
-def _backward(stay, emit, table, beta, total):
-    """log beta(t, u): probability of all ways from (t, u) to the end."""
+def _backward_variables(blank_logp, label_logp, table, beta, log_likelihood):
+    """log beta(t, u): probability of all paths from (t, u) to the end."""
     for b in prange(table.shape[0]):
-        T, U, first = table[b, FRAMES], table[b, LABELS], table[b, FIRST_NODE]
+        T = table[b, FRAMES]
+        U = table[b, LABELS]
+        first = table[b, FIRST_NODE]
         for t in range(T - 1, -1, -1):
             for u in range(U, -1, -1):
                 node = first + t * (U + 1) + u
                 if t + 1 < T:
-                    here = beta[node + U + 1] + stay[node]
+                    total = beta[node + U + 1] + blank_logp[node]
+                elif u == U:
+                    total = np.float64(blank_logp[node])
                 else:
-                    here = np.float64(stay[node]) if u == U else -inf
-                beta[node] = log_add(here, beta[node + 1] + emit[node]) if u < U else here
-        total[b] = beta[first]
+                    total = -inf
+                if u < U:
+                    total = log_add(total, beta[node + 1] + label_logp[node])
+                beta[node] = total
+        log_likelihood[b] = beta[first]
 
 
 @kernel
-def _shares(stay, emit, table, beta, by_blank, by_label, label_factor):
-    """Shares of the arcs, row by row, beside the forward variables alpha(t, u) of that row alone."""
+def _posteriors(
+    blank_logp, label_logp, table, beta, blank_posterior, label_posterior, label_factor
+):
+    """Posteriors of the arcs, frame by frame, with the forward variables of that frame only."""
     for b in prange(table.shape[0]):
-        T, U, first = table[b, FRAMES], table[b, LABELS], table[b, FIRST_NODE]
-        total = max(beta[first], -1e300)  # no path at all has no share, rather than 0 / 0
-        alpha = np.full(U + 1, -inf)
-        alpha[0] = -total
+        T = table[b, FRAMES]
+        U = table[b, LABELS]
+        first = table[b, FIRST_NODE]
+        alpha = np.full(U + 1, -inf)  # minus the log-likelihood, of frame t
+        # an utterance without any path gets posteriors of 0 rather than 0 / 0
+        alpha[0] = -max(beta[first], -1e300)
         for t in range(T):
             for u in range(U + 1):
                 node = first + t * (U + 1) + u
                 if u > 0:
-                    alpha[u] = (
-                        log_add(alpha[u], alpha[u - 1] + emit[node - 1])
-                        if t > 0
-                        else alpha[u - 1] + emit[node - 1]
-                    )
-                after = beta[node + U + 1] if t + 1 < T else 0.0 if u == U else -inf
-                by_blank[node] = exp(alpha[u] + stay[node] + after)
-                by_label[node] = (
-                    exp(alpha[u] + emit[node] + beta[node + 1]) * label_factor if u < U else 0.0
-                )
+                    by_label = alpha[u - 1] + label_logp[node - 1]
+                    alpha[u] = log_add(alpha[u], by_label) if t > 0 else by_label
+                after_blank = -inf
+                if t + 1 < T:
+                    after_blank = beta[node + U + 1]
+                elif u == U:
+                    after_blank = 0.0
+                blank_posterior[node] = exp(alpha[u] + blank_logp[node] + after_blank)
+                posterior = 0.0
+                if u < U:
+                    posterior = exp(alpha[u] + label_logp[node] + beta[node + 1]) * label_factor
+                label_posterior[node] = posterior
             for u in range(U + 1):
-                alpha[u] += stay[first + t * (U + 1) + u]
+                alpha[u] += blank_logp[first + t * (U + 1) + u]

@@ -1,11 +1,12 @@
-"""The transducer loss as the textbook has it: loops over t and u, one utterance at a time, float64.
-Lesson and oracle.
+"""The transducer loss as the textbook has it: loops over t and u, one utterance at a time, in
+float64. Lesson and oracle.
 
 A lattice has a node (t, u) for "frame t is read, u labels are out" and two arcs that leave it:
 blank, to (t+1, u), and the next label, to (t, u+1). An alignment is a path from (0, 0) through the
 blank that leaves (T-1, U). The likelihood is the sum over all C(T-1+U, U) paths of the products of
 their arcs; two recursions sum them in T U1 steps. Below, blank (T, U1) and label (T, U) are nested
 lists: the log-probability of the arcs that leave each node, in nats.
+
 Source: A. Graves, "Sequence Transduction with Recurrent Neural Networks", arXiv 1211.3711, sections
 2.4 and 2.5.
 """
@@ -17,19 +18,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.losses.autograd import refuse_second_derivative
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.gradient import refuse_second_derivative
+from asrkit.losses.nodes import LatticeOptions, Nodes
 
 Lattice = list[list[float]]
+NO_PATH = -1e300  # in place of log 0, so that a posterior is 0 rather than 0 / 0
 
 
 def log_add(a: float, b: float) -> float:
     """log(exp(a) + exp(b)), for terms that exp() would flush to zero."""
-    return b if a == -inf else a if b == -inf else max(a, b) + log1p(exp(-abs(a - b)))
+    if a == -inf:
+        return b
+    if b == -inf:
+        return a
+    return max(a, b) + log1p(exp(-abs(a - b)))
 
 
 def forward_variables(blank: Lattice, label: Lattice) -> Lattice:
-    """log alpha(t, u), (T, U1): probability of all ways from (0, 0) to (t, u).
+    """log alpha(t, u), (T, U1): probability of all paths from (0, 0) to (t, u).
 
     alpha(t, u) = alpha(t-1, u) blank(t-1, u) + alpha(t, u-1) label(t, u-1), from alpha(0, 0) = 1.
     """
@@ -45,11 +51,10 @@ def forward_variables(blank: Lattice, label: Lattice) -> Lattice:
 
 
 def backward_variables(blank: Lattice, label: Lattice) -> Lattice:
-    """log beta(t, u), (T, U1): probability of all ways from (t, u) to the end; beta(0, 0) is the
-    likelihood.
+    """log beta(t, u), (T, U1): probability of all paths from (t, u) to the end.
 
-    beta(t, u) = beta(t+1, u) blank(t, u) + beta(t, u+1) label(t, u), from beta(T-1, U) = blank(T-1,
-    U).
+    beta(t, u) = beta(t+1, u) blank(t, u) + beta(t, u+1) label(t, u), from
+    beta(T-1, U) = blank(T-1, U); beta(0, 0) is the likelihood.
     """
     beta = [[-inf for _ in row] for row in blank]
     beta[-1][-1] = blank[-1][-1]
@@ -66,17 +71,18 @@ def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
     """Derivative of -log likelihood by the log-probability of each arc: blank arcs (T, U1), label
     arcs (T, U).
 
-    It is minus the share of the likelihood that takes the arc: -alpha(t, u) blank(t, u) beta(t+1,
-    u) / beta(0, 0) and
-    -alpha(t, u) label(t, u) beta(t, u+1) / beta(0, 0); the last blank, which all paths take, has
-    beta(T, U) = 1.
+    It is minus the posterior of the arc:
+
+        -alpha(t, u) blank(t, u) beta(t+1, u) / beta(0, 0)
+        -alpha(t, u) label(t, u) beta(t, u+1) / beta(0, 0)
+
+    where beta(T, U) = 1 follows the last blank, which all paths take.
     """
-    alpha, beta = forward_variables(blank, label), backward_variables(blank, label)
-    T, U1, total = (
-        len(beta),
-        len(beta[0]),
-        max(beta[0][0], -1e300),
-    )  # no path at all has no share, rather than 0 / 0
+    alpha = forward_variables(blank, label)
+    beta = backward_variables(blank, label)
+    T = len(beta)
+    U1 = len(beta[0])
+    total = max(beta[0][0], NO_PATH)
     after = [*beta[1:], [-inf] * (U1 - 1) + [0.0]]
     by_blank = [
         [-exp(alpha[t][u] + blank[t][u] + after[t][u] - total) for u in range(U1)] for t in range(T)
@@ -88,87 +94,89 @@ def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
     return by_blank, by_label
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
-    """Negative log-likelihood in nats, (B,), of checked arguments."""
-    return from_arcs(
-        logits,
-        targets,
-        nodes,
-        options,
-        lambda *arcs: (backward_variables(*arcs[:2])[0][0], *gradient(*arcs[:2])),
-    )
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
+    """Loss of each utterance in nats, (B,), from checked logits, targets, nodes and options."""
+
+    def solve(blank: Lattice, label: Lattice, _: Any) -> tuple[float, Lattice, Lattice]:
+        return backward_variables(blank, label)[0][0], *gradient(blank, label)
+
+    return from_arcs(logits, targets, nodes, options, solve)
 
 
 def from_arcs(
     logits: Tensor,
     targets: Tensor,
     nodes: Nodes,
-    options: Options,
+    options: LatticeOptions,
     solve: Callable[[Any, Any, Any], tuple],
 ) -> Tensor:
-    """Losses (B,), by `solve` for each utterance: from its arcs to log-likelihood and derivatives
-    by blank and label arcs.
+    """Losses in nats, (B,), by `solve` for one utterance at a time.
 
-    solve(blank, label, duration) takes nested lists of log-probabilities, (T, U1), (T, U) and (T,
-    U1, n). A model with durations has n arcs where others have one, so its derivatives have a last
-    dimension n.
+    Args:
+        logits: (B, T, U1, V + n), or packed (N, V).
+        targets: (B, U), int64.
+        nodes: where the lattice's nodes lie in `logits`.
+        options: of the loss, checked.
+        solve: solve(blank, label, duration) of nested lists of log-probabilities, (T, U1), (T, U)
+            and (T, U1, n), returns the log-likelihood and the derivatives of its negative by blank
+            and label arcs. With durations there are n arcs where there was one, so derivatives have
+            a last dimension n.
     """
-    costs, grads = (
-        torch.zeros(size, dtype=torch.float64, device="cpu")
-        for size in (len(nodes.table), logits.shape)
-    )
+    costs = torch.zeros(len(nodes.table), dtype=torch.float64, device="cpu")
+    grads = torch.zeros(logits.shape, dtype=torch.float64, device="cpu")
+    grad_nodes = nodes.strided_like(grads)
     V = logits.shape[-1] - len(options.durations)
     for b, (T, U) in enumerate(nodes.table[:, :2].tolist()):
         scores = nodes.grid(logits, b)[:T, : U + 1].double().cpu()
-        index = targets[b, :U].cpu().expand(T, U)[..., None]
-        logp = (
-            scores[..., :V].log_softmax(-1) if options.fused_log_softmax else scores[..., :V]
-        )  # (T, U1, V)
-        duration, lowered = scores[..., V:].log_softmax(-1), logp - options.sigma  # (T, U1, n)
-        arcs = (
-            lowered[..., options.blank].tolist(),
-            lowered[:, :U].gather(-1, index)[..., 0].tolist(),
-            duration.tolist(),
-        )
-        total, *derivatives = solve(*arcs)
+        labels = targets[b, :U].cpu().expand(T, U)[..., None]
+        tokens = scores[..., :V]  # (T, U1, V)
+        logp = tokens.log_softmax(-1) if options.fused_log_softmax else tokens
+        duration = scores[..., V:].log_softmax(-1)  # (T, U1, n)
+        lowered = logp - options.sigma
+        blank = lowered[..., options.blank].tolist()
+        label = lowered[:, :U].gather(-1, labels)[..., 0].tolist()
+        log_likelihood, *derivatives = solve(blank, label, duration.tolist())
+        costs[b] = -log_likelihood
         by_blank, by_label = (
             torch.tensor(part, dtype=torch.float64, device="cpu") for part in derivatives
         )
-        by_label = (1 + options.fastemit_lambda) * by_label.view(
-            T, U, *by_blank.shape[2:]
-        )  # an empty list has no width
-        whole = nodes.of(grads).grid(grads, b)[:T, : U + 1]
-        grad, tail = whole[..., :V], whole[..., V:]
+        # the view gives a width to an empty list, U = 0
+        by_label = (1 + options.fastemit_lambda) * by_label.view(T, U, *by_blank.shape[2:])
+        grad = grad_nodes.grid(grads, b)[:T, : U + 1]
+        by_token = grad[..., :V]
         if by_blank.dim() == 3:
-            tail += by_blank
-            tail[:, :U] += by_label
-            tail -= duration.exp() * tail.sum(-1, keepdim=True)
-            by_blank, by_label = by_blank.sum(-1), by_label.sum(-1)
-        grad[..., options.blank] = by_blank
-        grad[:, :U].scatter_(-1, index, by_label[..., None])
+            by_duration = grad[..., V:]
+            by_duration += by_blank
+            by_duration[:, :U] += by_label
+            by_duration -= duration.exp() * by_duration.sum(-1, keepdim=True)
+            by_blank = by_blank.sum(-1)
+            by_label = by_label.sum(-1)
+        by_token[..., options.blank] = by_blank
+        by_token[:, :U].scatter_(-1, labels, by_label[..., None])
         if options.fused_log_softmax:  # chain rule: d logp[k] / d logit[v] = (k == v) - softmax[v]
-            grad -= logp.exp() * grad.sum(-1, keepdim=True)
+            by_token -= logp.exp() * by_token.sum(-1, keepdim=True)
         if options.clamp > 0:
-            whole.clamp_(-options.clamp, options.clamp)
-        costs[b] = -total
+            grad.clamp_(-options.clamp, options.clamp)
     costs = costs.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
-    return Given.apply(logits, costs, grads.to(logits), nodes)
+    return KnownGradient.apply(logits, costs, grads.to(logits), nodes)
 
 
-class Given(torch.autograd.Function):
+class KnownGradient(torch.autograd.Function):
     """Losses (B,) whose gradient over the logits is known already."""
 
     @staticmethod
-    def forward(ctx, logits, costs, grads, nodes):
+    def forward(ctx: Any, logits: Tensor, costs: Tensor, grads: Tensor, nodes: Nodes) -> Tensor:
+        """The `costs` of `logits`; `ctx` keeps `grads`, and the `nodes` that they belong to."""
         ctx.save_for_backward(grads)
         ctx.nodes = nodes
         return costs
 
     @staticmethod
-    def backward(ctx, incoming):
+    def backward(ctx: Any, *incoming: Tensor) -> Any:
         refuse_second_derivative()
         (grads,) = ctx.saved_tensors
         grads = grads.clone()
-        for b in range(len(incoming)):
-            ctx.nodes.of(grads).grid(grads, b).mul_(incoming[b])
+        nodes = ctx.nodes.strided_like(grads)
+        for b, by_cost in enumerate(incoming[0]):
+            nodes.grid(grads, b).mul_(by_cost)
         return grads, None, None, None

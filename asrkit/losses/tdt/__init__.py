@@ -1,5 +1,5 @@
-"""The door to the token-and-duration transducer (TDT) loss: check once, pick an implementation,
-reduce.
+"""The door to the token-and-duration transducer (TDT) loss: check the arguments, pick an
+implementation, reduce.
 """
 
 from collections.abc import Sequence
@@ -19,29 +19,26 @@ from asrkit.losses.checks import (
     reduce,
     takes_plain_loss,
 )
-from asrkit.losses.nodes import Nodes, Options
+from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
 Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton"]
-IMPLS = (
-    "reference",
-    "wavefront",
-    "numba_cpu",
-    "numba_cuda",
-    "triton",
-)  # modules of this folder, each with `losses`
+# modules of this folder, each with `losses(logits, targets, nodes, options)`
+IMPLS = ("reference", "wavefront", "numba_cpu", "numba_cuda", "triton")
 
 
 def resolve(impl: Impl, logits: Tensor, *, overwrite_logits: bool = False) -> str:
-    """Name of the implementation that `tdt_loss` runs for these arguments; ValueError where a named
-    one cannot run.
+    """Name of the implementation that `tdt_loss` runs for these arguments.
+
+    Raises ValueError where `impl` names one that cannot run on `logits`, or not with
+    `overwrite_logits`.
     """
     return pick(impl, IMPLS, logits, overwrite_logits)
 
 
 @eager
-def tdt_loss(
+def tdt_loss(  # noqa: PLR0913 - rnnt_loss's arguments and those of the durations
     logits: Tensor,
     targets: Tensor,
     logit_lengths: Tensor,
@@ -57,47 +54,67 @@ def tdt_loss(
     overwrite_logits: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """Negative log-likelihood of the targets in nats: its mean or sum over the batch, or one per
-    utterance, (B,).
+    """Negative log-likelihood of the targets in nats (TDT loss), float32 or float64.
 
-    logits (B, T, U1, V + n): V token logits, blank = -1 the last of these, then one logit for each
-    of the n `durations`; both parts have a softmax of their own. A token moves by a duration of its
-    node: a label by any, blank by those above 0, and the last blank has to land on the end of the
-    frames. An utterance that no such path crosses (odd T with durations=(2,)) costs inf, as does
-    then the mean or sum of its batch, and has no gradient.
-    Source: H. Xu et al., arXiv 2304.06795, equations 5 to 9. All else is as in `rnnt_loss`.
+    A token moves by a duration of its node: a label by any, blank by those above 0, and the last
+    blank has to land on the end of the frames. An utterance that no such path crosses (odd T with
+    durations=(2,)) costs inf, as does then the mean or sum of its batch, and has no gradient. All
+    else is as in `rnnt_loss`.
 
-    sigma (paper: 0.05) is subtracted from every token's log-probability, so long durations pay; the
-    loss contains it. omega (paper: 0.1) is the probability that a call takes the RNN-T loss of the
-    token logits instead, without sigma and with no gradient over durations: one draw for the batch
-    from torch's CPU generator, which omega=0 leaves alone.
+    Source: H. Xu et al., arXiv 2304.06795, equations 5 to 9.
 
-    >>> tdt_loss(torch.zeros(1, 2, 2, 5), torch.tensor([[0]]), torch.tensor([2]), torch.tensor([1]),
-    durations=(0, 1)) tensor(3.2958)
+    Args:
+        logits: (B, T, U1, V + n): V token logits, then one for each of the n durations. Both parts
+            have a softmax of their own.
+        targets: labels (B, U), int32 or int64, on the logits' device as the lengths are.
+        logit_lengths: frames of each utterance, (B,).
+        target_lengths: labels of each utterance, (B,).
+        blank: index of the blank among the V tokens, -V to V - 1.
+        clamp: limits each element of the gradient of an utterance's loss to +-clamp, if > 0.
+        reduction: "mean" or "sum" over the batch, or "none".
+        durations: in frames, distinct, one of them above 0.
+        sigma: nats subtracted from every token's log-probability, which favours long durations
+            (paper: 0.05); the loss contains it.
+        omega: probability that a call takes the RNN-T loss of the token logits instead, without
+            sigma and with no gradient over durations (paper: 0.1). One draw for the batch from
+            torch's CPU generator, which omega=0 leaves alone.
+        fastemit_lambda: scales the gradient of label arcs by 1 + lambda, as in `rnnt_loss`.
+        overwrite_logits: write the gradient over the logits, as in `rnnt_loss`.
+        impl: the implementation; "auto" takes the fastest that is known to be.
+
+    Returns:
+        A scalar, or (B,) with reduction="none". Losses of half-precision logits are float32.
+
+    Raises:
+        ValueError: an argument does not fit; the message names it and a remedy.
+
+    >>> logits, targets = torch.zeros(1, 2, 2, 5), torch.tensor([[0]])
+    >>> tdt_loss(logits, targets, torch.tensor([2]), torch.tensor([1]), durations=(0, 1))
+    tensor(3.2958)
     """
     check_options(reduction, clamp, fastemit_lambda)
     check_durations(durations, sigma, omega)
     _, T, U1, width = dims(logits, "B T U1 V", "logits")
     V = width - len(durations)
     check_scores(logits, "logits")
-    expect(
-        V > 0,
-        "logits",
-        f"token logits before the {len(durations)} of the durations",
-        f"{width} logits in all",
-    )
+    wanted = f"token logits before the {len(durations)} of the durations"
+    expect(V > 0, "logits", wanted, f"{width} logits in all")
     lengths = check_lengths(
         targets, logit_lengths, target_lengths, blank, like=logits, T=T, U1=U1, V=V
     )
     picked = resolve(impl, logits, overwrite_logits=overwrite_logits)
-    sampled = takes_plain_loss(omega)
-    options = Options(
+    model = "tdt"
+    if takes_plain_loss(omega):
+        model = "rnnt"
+        sigma = 0.0
+    losses = import_module(f"asrkit.losses.{model}.{picked}").losses
+    options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
         fastemit_lambda=fastemit_lambda,
         overwrite_logits=overwrite_logits,
         durations=tuple(durations),
-        sigma=0.0 if sampled else sigma,
+        sigma=sigma,
     )
-    run = import_module(f"asrkit.losses.{'rnnt' if sampled else 'tdt'}.{picked}").losses
-    return reduce(run(logits, as_index(targets), Nodes.padded(logits, lengths), options), reduction)
+    nodes = Nodes.padded(logits, lengths)
+    return reduce(losses(logits, as_index(targets), nodes, options), reduction)

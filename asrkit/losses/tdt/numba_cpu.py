@@ -1,8 +1,8 @@
 """TDT's lattice compiled for the CPU: one utterance a thread, in float64.
 
-Shares need no forward variables: from the share of paths that reach a node, 1 at the first, each
-arc takes its own probability of being next, arc beta(t', u') / beta(t, u), to the node where it
-lands.
+Posteriors need no forward variables. A node's own posterior, 1 at the first node, is passed on
+along its arcs: an arc takes the part arc beta(t', u') / beta(t, u) of it to the node (t', u') where
+it lands.
 """
 
 from math import exp, inf
@@ -12,46 +12,63 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-from asrkit.losses.autograd import lattice_loss
-from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
-from asrkit.losses.rnnt.numba_cpu import log_add
-from asrkit.losses.rows import numba_cpu
+from asrkit.losses.gradient import kernel_loss
+from asrkit.losses.logit_rows import numba_cpu
+from asrkit.losses.nodes import (
+    FIRST_NODE,
+    FRAMES,
+    LABELS,
+    ArcLogProbs,
+    ArcPosteriors,
+    LatticeOptions,
+    Nodes,
+)
+from asrkit.losses.rnnt.numba_cpu import empty_sums, log_add
 from asrkit.losses.simd import kernel
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
-    """Negative log-likelihood in nats, (B,), of checked arguments."""
-    logits = logits if logits.stride(-1) == 1 else logits.contiguous()
-    return lattice_loss(logits, targets, nodes.of(logits), options, numba_cpu, lattice)
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
+    """Loss of each utterance in nats, (B,), from checked logits, targets, nodes and options."""
+    return kernel_loss(logits, targets, nodes, options, numba_cpu, lattice)
 
 
-def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
-    """Log-likelihoods and shares. Memory: 16 bytes a node for backward variables and shares, 8 + 4
-    n for the result.
+def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
+    """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
+
+    Memory: 16 bytes a node for backward variables and node posteriors, 8 + 4 n for the result. Of
+    `options` it reads durations and fastemit_lambda.
     """
-    assert scores.durations is not None
-    tail = scores.durations.numpy(), np.array([min(d, 2**31) for d in options.durations])
-    arcs = scores.stay.numpy(), scores.emit.numpy(), *tail, nodes.table.numpy()
-    beta, total = (
-        torch.empty(size, dtype=torch.float64, device="cpu")
-        for size in (nodes.count, len(nodes.table))
+    assert arcs.duration_logp is not None
+    given = (
+        arcs.blank_logp.numpy(),
+        arcs.label_logp.numpy(),
+        arcs.duration_logp.numpy(),
+        np.array([min(d, 2**31) for d in options.durations]),
+        nodes.table.numpy(),
     )
+    beta, log_likelihood = empty_sums(nodes)
     with numba_cpu.pool():
-        _backward(*arcs, beta.numpy(), total.numpy())
+        _backward_variables(*given, beta.numpy(), log_likelihood.numpy())
         if not grad:
-            return Shares(total)
-        by_blank, by_label = scores.stay.new_zeros((2, nodes.count)).unbind()
-        by_duration, share = torch.zeros_like(scores.durations), torch.zeros_like(beta)
-        parts = (part.numpy() for part in (share, by_blank, by_label, by_duration))
-        _shares(*arcs, beta.numpy(), *parts, 1 + options.fastemit_lambda)
-    return Shares(total, by_blank, by_label, by_duration)
+            return ArcPosteriors(log_likelihood)
+        blank_posterior = torch.zeros_like(arcs.blank_logp)
+        label_posterior = torch.zeros_like(arcs.blank_logp)
+        duration_posterior = torch.zeros_like(arcs.duration_logp)
+        _posteriors(
+            *given,
+            beta.numpy(),
+            torch.zeros_like(beta).numpy(),
+            blank_posterior.numpy(),
+            label_posterior.numpy(),
+            duration_posterior.numpy(),
+            1 + options.fastemit_lambda,
+        )
+    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, duration_posterior)
 
 
 @njit(inline="always")
 def _after(beta, node, t, u, d, T, U):
-    """log beta where blank of duration d leads, and where a label does; -inf for an arc that is not
-    there.
-    """
+    """log beta where blank of duration d leads, and where a label does; -inf if nowhere."""
     there = node + d * (U + 1)
     if t + d < T:
         return beta[there] if d > 0 else -inf, beta[there + 1] if u < U else -inf
@@ -59,47 +76,62 @@ def _after(beta, node, t, u, d, T, U):
 
 
 @kernel
-def _backward(stay, emit, tail, durations, table, beta, total):
-    """log beta(t, u): probability of all ways from (t, u) to the end."""
+def _backward_variables(
+    blank_logp, label_logp, duration_logp, durations, table, beta, log_likelihood
+):
+    """log beta(t, u): probability of all paths from (t, u) to the end."""
     for b in prange(table.shape[0]):
-        T, U, first = table[b, FRAMES], table[b, LABELS], table[b, FIRST_NODE]
+        T = table[b, FRAMES]
+        U = table[b, LABELS]
+        first = table[b, FIRST_NODE]
         for t in range(T - 1, -1, -1):
             for u in range(U, -1, -1):
                 node = first + t * (U + 1) + u
-                here = -inf
+                total = -inf
                 for i in range(durations.shape[0]):
                     blank, label = _after(beta, node, t, u, durations[i], T, U)
-                    here = log_add(
-                        here, log_add(stay[node] + blank, emit[node] + label) + tail[node, i]
-                    )
-                beta[node] = here
-        total[b] = beta[first]
+                    tokens = log_add(blank_logp[node] + blank, label_logp[node] + label)
+                    total = log_add(total, tokens + duration_logp[node, i])
+                beta[node] = total
+        log_likelihood[b] = beta[first]
 
 
 @kernel
-def _shares(
-    stay, emit, tail, durations, table, beta, share, by_blank, by_label, by_duration, label_factor
+def _posteriors(
+    blank_logp,
+    label_logp,
+    duration_logp,
+    durations,
+    table,
+    beta,
+    node_posterior,
+    blank_posterior,
+    label_posterior,
+    duration_posterior,
+    label_factor,
 ):
-    """Shares of the arcs, and of the nodes they lead to, in the order of the paths."""
+    """Posteriors of the arcs, and of the nodes they lead to, in the order of the paths."""
     for b in prange(table.shape[0]):
-        T, U, first = table[b, FRAMES], table[b, LABELS], table[b, FIRST_NODE]
-        share[first] = 0.0 if beta[first] == -inf else 1.0
+        T = table[b, FRAMES]
+        U = table[b, LABELS]
+        first = table[b, FIRST_NODE]
+        node_posterior[first] = 0.0 if beta[first] == -inf else 1.0
         for t in range(T):
             for u in range(U + 1):
                 node = first + t * (U + 1) + u
-                if share[node] == 0.0:
+                here = node_posterior[node]
+                if here == 0.0:
                     continue
                 for i in range(durations.shape[0]):
                     blank, label = _after(beta, node, t, u, durations[i], T, U)
-                    there, here = node + durations[i] * (U + 1), tail[node, i] - beta[node]
-                    on, onward = (
-                        share[node] * exp(stay[node] + here + blank),
-                        share[node] * exp(emit[node] + here + label),
-                    )
+                    rest = duration_logp[node, i] - beta[node]
+                    by_blank = here * exp(blank_logp[node] + rest + blank)
+                    by_label = here * exp(label_logp[node] + rest + label)
                     if t + durations[i] < T:
-                        share[there] += on
+                        there = node + durations[i] * (U + 1)
+                        node_posterior[there] += by_blank
                         if u < U:
-                            share[there + 1] += onward
-                    by_blank[node] += on
-                    by_label[node] += onward * label_factor
-                    by_duration[node, i] += on + onward * label_factor
+                            node_posterior[there + 1] += by_label
+                    blank_posterior[node] += by_blank
+                    label_posterior[node] += by_label * label_factor
+                    duration_posterior[node, i] += by_blank + by_label * label_factor

@@ -2,9 +2,10 @@
 diagonals.
 
 An arc of duration d comes d diagonals down, or d + 1 for a label, so no two nodes of a diagonal
-depend on each other. What lies further back than shared memory would hold is read from the sums
+depend on each other. Diagonals further back than shared memory would hold are read from the sums
 themselves: after a barrier a block sees what it wrote. Sums are float64, for the reason that
-asrkit.losses.rnnt.numba_cuda gives. Memory: 16 bytes a node for the sums, 4 (n + 2) for the shares.
+asrkit.losses.rnnt.numba_cuda gives. Memory: 16 bytes a node for the sums, 4 (n + 2) for the
+posteriors.
 """
 
 from math import exp, inf
@@ -13,54 +14,68 @@ import torch
 from numba import cuda
 from torch import Tensor
 
-from asrkit.losses.autograd import lattice_loss
-from asrkit.losses.nodes import FIRST_NODE, FRAMES, LABELS, Nodes, Options, Scores, Shares
-from asrkit.losses.rnnt.numba_cuda import LANES, empty_sums, log_add
-from asrkit.losses.rows import numba_cuda
-from asrkit.losses.rows.numba_cuda import blocks_for, launch
+from asrkit.losses.gradient import kernel_loss
+from asrkit.losses.logit_rows import numba_cuda
+from asrkit.losses.logit_rows.numba_cuda import blocks_for, launch
+from asrkit.losses.nodes import (
+    FIRST_NODE,
+    FRAMES,
+    LABELS,
+    ArcLogProbs,
+    ArcPosteriors,
+    LatticeOptions,
+    Nodes,
+)
+from asrkit.losses.rnnt.numba_cuda import LANES, empty_sums, log_add, threads_for
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
-    """Negative log-likelihood in nats, (B,), of checked arguments."""
-    logits = logits if logits.stride(-1) == 1 else logits.contiguous()
-    return lattice_loss(logits, targets, nodes.of(logits), options, numba_cuda, lattice)
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
+    """Loss of each utterance in nats, (B,), from checked logits, targets, nodes and options."""
+    return kernel_loss(logits, targets, nodes, options, numba_cuda, lattice)
 
 
-def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
-    """Log-likelihoods and shares; arcs float32, sums float64."""
-    assert scores.durations is not None
-    sums, total = empty_sums(scores, nodes, grad)
-    U1, device = int(nodes.table[:, LABELS].max()) + 1, total.device
-    arcs = scores.stay, scores.emit, scores.durations, nodes.on(device), options.durations, sums
-    launch(_sweep, (len(total), len(sums)), min(LANES, -(-U1 // 32) * 32), *arcs, total)
+def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
+    """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
+
+    Arcs are float32, sums float64. Of `options` it reads durations and fastemit_lambda.
+    """
+    assert arcs.duration_logp is not None
+    sums, log_likelihood = empty_sums(arcs, nodes, grad)
+    U1 = int(nodes.table[:, LABELS].max()) + 1
+    given = (
+        arcs.blank_logp,
+        arcs.label_logp,
+        arcs.duration_logp,
+        nodes.on(sums.device),
+        options.durations,
+        sums,
+    )
+    blocks = (len(log_likelihood), len(sums))
+    launch(_sweep, blocks, threads_for(U1), *given, log_likelihood)
     if not grad:
-        return Shares(total)
-    by_blank, by_label, by_duration = (
-        torch.empty_like(part) for part in (scores.stay, scores.emit, scores.durations)
+        return ArcPosteriors(log_likelihood)
+    posteriors = (
+        torch.empty_like(arcs.blank_logp),
+        torch.empty_like(arcs.label_logp),
+        torch.empty_like(arcs.duration_logp),
     )
-    size = nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
-    factor = 1.0 + options.fastemit_lambda
-    launch(
-        _shares,
-        blocks_for(nodes, size, LANES),
-        LANES,
-        *arcs,
-        factor,
-        by_blank,
-        by_label,
-        by_duration,
-    )
-    return Shares(total, by_blank, by_label, by_duration)
+    blocks = blocks_for(nodes, nodes.sizes, LANES)
+    launch(_posteriors, blocks, LANES, *given, 1.0 + options.fastemit_lambda, *posteriors)
+    return ArcPosteriors(log_likelihood, *posteriors)
 
 
 @cuda.jit
-def _sweep(stay, emit, duration, table, durations, sums, total):
-    """log beta(t, u) in row 0 of `sums`; in row 1 log alpha(t, u), by the same steps through the
-    lattice turned about.
+def _sweep(blank_logp, label_logp, duration_logp, table, durations, sums, log_likelihood):
+    """log beta(t, u) in row 0 of `sums`; log alpha(t, u) in row 1, by the same steps through the
+    lattice turned by 180 degrees.
     """
-    b, row = cuda.blockIdx.x, cuda.blockIdx.y
-    T, U1, first = table[b, FRAMES], table[b, LABELS] + 1, table[b, FIRST_NODE]
-    last, sign = first + T * U1 - 1, 1 - 2 * row  # backward sums come from later nodes
+    b = cuda.blockIdx.x
+    row = cuda.blockIdx.y
+    T = table[b, FRAMES]
+    U1 = table[b, LABELS] + 1
+    first = table[b, FIRST_NODE]
+    last = first + T * U1 - 1
+    sign = 1 - 2 * row  # backward sums come from later nodes
     for k in range(T + U1 - 1):
         for u in range(max(0, k - T + 1) + cuda.threadIdx.x, min(k + 1, U1), cuda.blockDim.x):
             t = k - u
@@ -71,43 +86,57 @@ def _sweep(stay, emit, duration, table, durations, sums, total):
                 if 0 < d <= t:
                     other = node + sign * d * U1
                     arc = other if row == 1 else node
-                    x = log_add(x, sums[row, other] + stay[arc] + duration[arc, i])
+                    x = log_add(x, sums[row, other] + blank_logp[arc] + duration_logp[arc, i])
                 if d <= t and u > 0:
                     other = node + sign * (d * U1 + 1)
                     arc = other if row == 1 else node
-                    x = log_add(x, sums[row, other] + emit[arc] + duration[arc, i])
+                    x = log_add(x, sums[row, other] + label_logp[arc] + duration_logp[arc, i])
                 if d == t + 1 and u == 0 and row == 0:  # the blank that ends the path
-                    x = log_add(x, stay[node] + duration[node, i])
+                    x = log_add(x, blank_logp[node] + duration_logp[node, i])
             sums[row, node] = x
         cuda.syncthreads()
     if cuda.threadIdx.x == 0 and row == 0:
-        total[b] = sums[0, first]
+        log_likelihood[b] = sums[0, first]
 
 
 @cuda.jit
-def _shares(
-    stay, emit, duration, table, durations, sums, label_factor, by_blank, by_label, by_duration
+def _posteriors(
+    blank_logp,
+    label_logp,
+    duration_logp,
+    table,
+    durations,
+    sums,
+    label_factor,
+    blank_posterior,
+    label_posterior,
+    duration_posterior,
 ):
     b = cuda.blockIdx.y
-    T, U1, first = table[b, FRAMES], table[b, LABELS] + 1, table[b, FIRST_NODE]
-    total = (
-        sums[0, first] if sums[0, first] != -inf else 0.0
-    )  # no path at all has no share, rather than 0 / 0
+    T = table[b, FRAMES]
+    U1 = table[b, LABELS] + 1
+    first = table[b, FIRST_NODE]
+    # an utterance without any path gets posteriors of 0 rather than 0 / 0
+    total = sums[0, first] if sums[0, first] != -inf else 0.0
     for place in range(cuda.grid(2)[0], T * U1, cuda.gridsize(2)[0]):
-        t, u, node = place // U1, place % U1, first + place
-        blanks = labels = 0.0
+        t = place // U1
+        u = place % U1
+        node = first + place
+        blanks = 0.0
+        labels = 0.0
         for i in range(len(durations)):
             d = durations[i]
-            here = sums[1, node] + duration[node, i] - total
-            blank = label = 0.0
+            here = sums[1, node] + duration_logp[node, i] - total
+            blank = 0.0
             if d > 0 and t + d < T:
-                blank = exp(here + stay[node] + sums[0, node + d * U1])
+                blank = exp(here + blank_logp[node] + sums[0, node + d * U1])
             elif t + d == T and u + 1 == U1:
-                blank = exp(here + stay[node])
+                blank = exp(here + blank_logp[node])
+            label = 0.0
             if t + d < T and u + 1 < U1:
-                label = exp(here + emit[node] + sums[0, node + d * U1 + 1]) * label_factor
-            by_duration[node, i] = blank + label
+                label = exp(here + label_logp[node] + sums[0, node + d * U1 + 1]) * label_factor
+            duration_posterior[node, i] = blank + label
             blanks += blank
             labels += label
-        by_blank[node] = blanks
-        by_label[node] = labels
+        blank_posterior[node] = blanks
+        label_posterior[node] = labels

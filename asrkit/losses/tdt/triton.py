@@ -1,19 +1,19 @@
-"""The TDT loss with rows in Triton, and a lattice beside them: Numba's kernels on a GPU that has
-them, else torch's.
+"""The TDT loss with Triton's passes over the logits.
+
+The lattice between them is Numba's CUDA kernel on a GPU where numba-cuda works, else plain torch.
 """
 
 from importlib import import_module
 
 from torch import Tensor
 
-from asrkit.losses.autograd import lattice_loss
 from asrkit.losses.availability import lattice_beside
-from asrkit.losses.nodes import Nodes, Options
-from asrkit.losses.rows import triton
+from asrkit.losses.gradient import kernel_loss
+from asrkit.losses.logit_rows import triton
+from asrkit.losses.nodes import LatticeOptions, Nodes
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
-    """Negative log-likelihood in nats, (B,), of checked arguments."""
-    logits = logits if logits.stride(-1) == 1 else logits.contiguous()
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
+    """Loss of each utterance in nats, (B,), from checked logits, targets, nodes and options."""
     lattice = import_module(f"asrkit.losses.tdt.{lattice_beside(logits)}").lattice
-    return lattice_loss(logits, targets, nodes.of(logits), options, triton, lattice)
+    return kernel_loss(logits, targets, nodes, options, triton, lattice)

@@ -1,8 +1,8 @@
 """TDT's lattice in plain torch: all nodes of an anti-diagonal t + u = k at once, of all utterances
 at once.
 
-An arc of duration d comes from d diagonals before, or d + 1 for a label, so that a diagonal needs
-few others. Layout and turned lattices are those of asrkit.losses.rnnt.wavefront. Memory beside the
+An arc of duration d comes from d diagonals before, or d + 1 for a label, so a diagonal needs few
+others. Layout and turned lattices are those of asrkit.losses.rnnt.wavefront. Memory beside the
 logits, with gradient: B T U1 (V + n) for the gradient, 16 B (T + U1) ((n + 1) U1 + 1) bytes of
 lattices and one tile. Some sixteen launches a diagonal.
 """
@@ -10,93 +10,116 @@ lattices and one tile. Some sixteen launches a diagonal.
 import torch
 from torch import Tensor
 
-from asrkit.losses.autograd import lattice_loss
-from asrkit.losses.nodes import Nodes, Options, Scores, Shares
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.logit_rows import plain
+from asrkit.losses.nodes import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
 from asrkit.losses.rnnt.wavefront import upright
-from asrkit.losses.rows import plain
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Tensor:
-    """Negative log-likelihood in nats, (B,), of checked arguments."""
+def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
+    """Loss of each utterance in nats, (B,), from checked logits, targets, nodes and options."""
     return lattice_loss(logits, targets, nodes, options, plain, lattice)
 
 
-def leaving(scores: Scores, nodes: Nodes, b: int, i: int, d: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the arcs of utterance b with its i-th duration d: blank (T+1-d, U1),
-    none for d = 0, label (T-d, U).
+def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int, i: int, d: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the blank and label arcs of one duration that stay in the lattice.
+
+    Args:
+        arcs: of all nodes.
+        nodes: of the batch.
+        b: the utterance.
+        i: index of the duration.
+        d: the duration in frames.
+
+    Returns:
+        Blank arcs (T + 1 - d, U1), none for d = 0, and label arcs (T - d, U).
     """
-    assert scores.durations is not None
+    assert arcs.duration_logp is not None
     T, U1, where = nodes.slices(b)
-    blank, label = (
-        (part[where] + scores.durations[where, i]).view(T, U1)
-        for part in (scores.stay, scores.emit)
-    )
-    return blank[: max(T + 1 - d, 0) if d else 0], label[: max(T - d, 0), :-1]
+    duration = arcs.duration_logp[where, i]
+    blank = (arcs.blank_logp[where] + duration).view(T, U1)
+    label = (arcs.label_logp[where] + duration).view(T, U1)
+    last_blank = max(T + 1 - d, 0) if d else 0
+    return blank[:last_blank], label[: max(T - d, 0), :-1]
 
 
-def sweep(ways: Tensor, durations: list[int]) -> Tensor:
-    """Forward variables in float64, (rows, T + 1, U1), from blank and label arcs into each node,
-    (n, 2, T + U1, rows, U1).
+def sweep(arcs_in: Tensor, durations: list[int]) -> Tensor:
+    """Forward variables, float64 (lattices, T + 1, U1), from the arcs into each node.
+
+    `arcs_in` (n, 2, T + U1, lattices, U1) holds blank and label arcs of each of the `durations`.
     """
-    _, _, diagonals, rows, U1 = ways.shape
+    _, _, diagonals, lattices, U1 = arcs_in.shape
     reach = max(durations) + 1
-    sums = ways.new_full(
-        (reach + diagonals, rows, U1 + 1), -torch.inf, dtype=torch.float64
-    )  # a column precedes u = 0
+    # a first column precedes u = 0
+    size = (reach + diagonals, lattices, U1 + 1)
+    sums = arcs_in.new_full(size, -torch.inf, dtype=torch.float64)
     sums[reach, :, 1] = 0
-    source = reach - torch.tensor(durations, device=ways.device)
+    source = reach - torch.tensor(durations, device=arcs_in.device)
     for k in range(1, diagonals):
-        by_blank, by_label = (
-            sums[source + k, :, 1:] + ways[:, 0, k],
-            sums[source + (k - 1), :, :-1] + ways[:, 1, k],
-        )
+        by_blank = sums[source + k, :, 1:] + arcs_in[:, 0, k]
+        by_label = sums[source + (k - 1), :, :-1] + arcs_in[:, 1, k]
         torch.logsumexp(torch.cat((by_blank, by_label)), 0, out=sums[reach + k, :, 1:])
     return upright(sums[reach:, :, 1:], U1)
 
 
-def lattice(scores: Scores, nodes: Nodes, options: Options, grad: bool) -> Shares:
-    """Log-likelihoods and shares by anti-diagonals; arcs in the dtype of the scores, sums in
-    float64.
+def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
+    """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
+
+    Arcs have their own dtype, sums are float64. Of `options` it reads durations and
+    fastemit_lambda.
     """
-    assert scores.durations is not None
-    lengths, B, device = nodes.table[:, :2], len(nodes.table), scores.stay.device
-    T, U1 = (lengths.amax(0) + lengths.new_tensor([0, 1])).tolist()
+    lengths = nodes.table[:, :2]
+    B = len(lengths)
+    T, _ = lengths.amax(0).tolist()
     durations = [min(d, T + 1) for d in options.durations]
-    ways = scores.stay.new_full((len(durations), 2, T + U1, 2 * B if grad else B, U1), -torch.inf)
+    sums = sweep(_arcs_in(arcs, nodes, durations, grad), durations)
+    device = sums.device
+    log_likelihood = sums[(torch.arange(B, device=device), *nodes.on(device)[:, :2].unbind(1))]
+    if not grad:
+        return ArcPosteriors(log_likelihood)
+    assert arcs.duration_logp is not None
+    blank_posterior = torch.zeros_like(arcs.blank_logp)
+    label_posterior = torch.zeros_like(arcs.label_logp)
+    duration_posterior = torch.zeros_like(arcs.duration_logp)
+    # an utterance without any path gets posteriors of 0 rather than 0 / 0
+    floor = log_likelihood.clamp(min=torch.finfo(log_likelihood.dtype).min)
+    for b in range(B):
+        frames, width, where = nodes.slices(b)
+        alpha = sums[b, :frames, :width] - floor[b]
+        beta = sums[B + b, : frames + 1, :width].flip(0, 1)
+        for i, d in enumerate(durations):
+            blank, label = leaving(arcs, nodes, b, i, d)
+            m, k = len(blank), len(label)
+            by_blank = (alpha[:m] + blank + beta[d : d + m]).exp().flatten()
+            by_label = (alpha[:k, :-1] + label + beta[d : d + k, 1:]).exp()
+            by_label *= 1 + options.fastemit_lambda
+            by_label = torch.nn.functional.pad(by_label, (0, 1)).flatten()
+            blank_posterior[where][: len(by_blank)] += by_blank
+            duration_posterior[where, i][: len(by_blank)] += by_blank
+            label_posterior[where][: len(by_label)] += by_label
+            duration_posterior[where, i][: len(by_label)] += by_label
+    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, duration_posterior)
+
+
+def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, durations: list[int], grad: bool) -> Tensor:
+    """Blank and label arcs into each node, skewed: (n, 2, T + U1, B or with `grad` 2 B, U1).
+
+    The second B lattices are the first turned by 180 degrees.
+    """
+    B = len(nodes.table)
+    T, U1 = (nodes.table[:, :2].amax(0) + nodes.table.new_tensor([0, 1])).tolist()
+    size = (len(durations), 2, T + U1, 2 * B if grad else B, U1)
+    arcs_in = arcs.blank_logp.new_full(size, -torch.inf)
     for i, d in enumerate(durations):
-        blanks, labels = upright(ways[i, 0], U1), upright(ways[i, 1], U1)
+        blanks = upright(arcs_in[i, 0], U1)
+        labels = upright(arcs_in[i, 1], U1)
         for b in range(B):
-            blank, label = leaving(scores, nodes, b, i, d)
-            (m, width), k = blank.shape, len(label)
-            blanks[b, d : d + m, :width], labels[b, d : d + k, 1:width] = blank, label
+            blank, label = leaving(arcs, nodes, b, i, d)
+            m, width = blank.shape
+            k = len(label)
+            blanks[b, d : d + m, :width] = blank
+            labels[b, d : d + k, 1:width] = label
             if grad:
                 blanks[B + b, d : d + m, :width] = blank.flip(0, 1)
                 labels[B + b, d + 1 : d + 1 + k, 1:width] = label.flip(0, 1)
-    whole = sweep(ways, durations)
-    total = whole[(torch.arange(B, device=device), *nodes.on(device)[:, :2].unbind(1))]
-    if not grad:
-        return Shares(total)
-    by_blank, by_label, by_duration = (
-        torch.zeros_like(part) for part in (scores.stay, scores.emit, scores.durations)
-    )
-    floor = total.clamp(
-        min=torch.finfo(total.dtype).min
-    )  # no path at all has no share, rather than 0 / 0
-    for b in range(B):
-        frames, width, where = nodes.slices(b)
-        alpha, beta = (
-            whole[b, :frames, :width] - floor[b],
-            whole[B + b, : frames + 1, :width].flip(0, 1),
-        )
-        for i, d in enumerate(durations):
-            blank, label = leaving(scores, nodes, b, i, d)
-            (m, _), k = blank.shape, len(label)
-            on = (alpha[:m] + blank + beta[d : d + m]).exp().flatten()
-            onward = (alpha[:k, :-1] + label + beta[d : d + k, 1:]).exp() * (
-                1 + options.fastemit_lambda
-            )
-            onward = torch.nn.functional.pad(onward, (0, 1)).flatten()
-            for share, by_token in ((on, by_blank), (onward, by_label)):
-                by_token[where][: len(share)] += share
-                by_duration[where, i][: len(share)] += share
-    return Shares(total, by_blank, by_label, by_duration)
+    return arcs_in

@@ -1,5 +1,6 @@
-"""Checkpoints: one door for asrkit's own files, NeMo's `.nemo` archives and Hugging Face folders.
-No pickled code is ever read.
+"""Checkpoints: asrkit's own files, NeMo's `.nemo` archives and Hugging Face folders, by one door.
+
+No pickled code is ever run.
 """
 
 from pathlib import Path
@@ -25,41 +26,55 @@ __all__ = ["Checkpoint", "config_from_dict", "config_to_dict", "load_checkpoint"
 
 
 class Checkpoint(NamedTuple):
-    """A model ready to use, with what it was trained on and how."""
+    """A model ready to use, with all that it needs.
+
+    Args:
+        model: The model.
+        tokenizer: Turns its tokens into text.
+        features: Arguments of the `FeatureConfig` that it was trained on.
+        notes: Where it comes from and how it was trained; `max_symbols` for its greedy decoding.
+    """
 
     model: TransducerModel | CTCModel
     tokenizer: Tokenizer
-    features: dict[str, Any]  # arguments of FeatureConfig
+    features: dict[str, Any]
     notes: dict[str, Any]
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` to `path` (.safetensors), atomically; ValueError if its parts do not fit
-    one another.
+    """Write a checkpoint to a .safetensors file, whole or not at all.
+
+    Args:
+        path: The file.
+        checkpoint: Model, tokenizer, features and notes.
+
+    Raises:
+        ValueError: The parts do not fit one another, or the model was optimized.
     """
-    _fit(checkpoint.model.config, checkpoint.tokenizer, checkpoint.features, "the checkpoint")
-    weights = {
-        name: value.detach().cpu().contiguous()
-        for name, value in checkpoint.model.state_dict().items()
-    }
-    _compare(
-        _empty(checkpoint.model.config).state_dict(),
-        weights,
-        "model",
-        "Save a model before it is optimized.",
+    _expect_fits(
+        checkpoint.model.config, checkpoint.tokenizer, checkpoint.features, "the checkpoint"
     )
+    weights = {}
+    for name, value in checkpoint.model.state_dict().items():
+        weights[name] = value.detach().cpu().contiguous()
+    wanted = _without_memory(checkpoint.model.config).state_dict()
+    _expect_same(wanted, weights, "model", "Save a model before it is optimized.")
     own.write(Path(path), (checkpoint.model.config, weights, *checkpoint[1:]))
 
 
 def load_checkpoint(
     path: Path | str, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> Checkpoint:
-    """The model of `path` in eval mode, its weights on `device` in `dtype` (counters stay whole
-    numbers).
+    """A checkpoint, its model in eval mode.
 
-    path: asrkit's own .safetensors file or the folder that holds `model.safetensors`; a NeMo
-    `.nemo` archive; a Hugging Face folder (config.json beside the weights). ValueError says in one
-    line what is wrong, missing or not supported.
+    Args:
+        path: asrkit's own .safetensors file, or the folder that holds `model.safetensors`; a NeMo
+            `.nemo` archive; a Hugging Face folder (config.json beside the weights).
+        device: Where the weights are to lie.
+        dtype: Floating-point dtype of the weights; counters stay whole numbers.
+
+    Raises:
+        ValueError: What is wrong, missing or not supported, in one line.
     """
     expect(dtype.is_floating_point, "dtype", "a floating-point dtype", dtype)
     path = Path(path)
@@ -79,70 +94,66 @@ def load_checkpoint(
     else:
         contents = own.read(path)
     config, weights, tokenizer, features, notes = contents
-    _fit(config, tokenizer, features, path.name)
-    layers = max(config.encoder.layers, getattr(getattr(config, "predictor", None), "layers", 0))
-    expect(
-        layers <= len(weights),
-        "model",
-        f"at most {len(weights)} layers, the number of its tensors",
-        layers,
-    )
-    model = _empty(config)
-    _compare(model.state_dict(), weights, path.name, "Is it whole, and of this asrkit?")
+    _expect_fits(config, tokenizer, features, path.name)
+    predictor = getattr(config, "predictor", None)
+    layers = max(config.encoder.layers, getattr(predictor, "layers", 0))
+    most = f"at most {len(weights)} layers, the number of its tensors"
+    expect(layers <= len(weights), "model", most, layers)
+    model = _without_memory(config)
+    _expect_same(model.state_dict(), weights, path.name, "Is it whole, and of this asrkit?")
     moved = dict[str, Tensor]()
-    for name, wanted in model.state_dict().items():  # one by one, so that all are in memory once
-        kind = dtype if wanted.is_floating_point() else wanted.dtype
-        same = weights[name].is_floating_point() == wanted.is_floating_point()
-        expect(same, name, "floating-point weights, whole counters", weights[name].dtype)
-        # Tensors of safetensors are still mapped from the file: what changes it would change the
-        # model, and they are not aligned.
-        moved[name] = weights.pop(name).to(device, kind, copy=path.suffix != ".nemo")
+    for name, wanted in model.state_dict().items():  # one by one, so that none is in memory twice
+        weight = weights.pop(name)
+        same = weight.is_floating_point() == wanted.is_floating_point()
+        expect(same, name, "floating-point weights, whole counters", weight.dtype)
+        to_dtype = dtype if wanted.is_floating_point() else wanted.dtype
+        # Tensors of safetensors are still mapped from the file: what changes the file would change
+        # the model, and they are not aligned.
+        moved[name] = weight.to(device, to_dtype, copy=path.suffix != ".nemo")
     model.load_state_dict(moved, assign=True)
     return Checkpoint(model.eval(), tokenizer, features, notes)
 
 
-def _fit(
+def _expect_fits(
     config: TransducerConfig | CTCConfig, tokenizer: Tokenizer, features: dict[str, Any], name: str
 ) -> None:
-    expect(
-        tokenizer.vocab_size == config.vocab_size,
-        "tokenizer",
-        f"{config.vocab_size} tokens",
-        tokenizer.vocab_size,
-    )
+    same = tokenizer.vocab_size == config.vocab_size
+    expect(same, "tokenizer", f"{config.vocab_size} tokens", tokenizer.vocab_size)
     try:
         bins = FeatureConfig(**features).bins
     except TypeError as error:
         raise ValueError(
             f"features: those of {name} are no dict of settings of FeatureConfig ({error})."
         ) from None
-    expect(
-        bins == config.encoder.bins,
-        "features",
-        f"{config.encoder.bins} bins, as the encoder has",
-        bins,
-    )
+    wanted = f"{config.encoder.bins} bins, as the encoder has"
+    expect(bins == config.encoder.bins, "features", wanted, bins)
 
 
-def _empty(config: TransducerConfig | CTCConfig) -> TransducerModel | CTCModel:
+def _without_memory(config: TransducerConfig | CTCConfig) -> TransducerModel | CTCModel:
     """The model of `config` without memory for its weights."""
     with torch.device("meta"):
         return make_model(config)
 
 
-def _compare(wanted: dict[str, Tensor], weights: dict[str, Tensor], name: str, remedy: str) -> None:
-    missing, unknown = (
-        sorted(wanted.keys() - weights.keys()),
-        sorted(weights.keys() - wanted.keys()),
-    )
+def _expect_same(
+    wanted: dict[str, Tensor], weights: dict[str, Tensor], name: str, remedy: str
+) -> None:
+    """Expect `weights` to have the names and shapes of `wanted`."""
+    missing = sorted(wanted.keys() - weights.keys())
+    unknown = sorted(weights.keys() - wanted.keys())
     named = f"missing {_few(missing)}, unknown {_few(unknown)}"
     expect(not missing and not unknown, "model", "weights of its config", named, remedy)
-    shapes = {key: (tuple(weights[key].shape), tuple(value.shape)) for key, value in wanted.items()}
-    other = [
-        f"{key} {found}, not {shape}" for key, (found, shape) in shapes.items() if found != shape
-    ]
+    other = []
+    for key, value in wanted.items():
+        shape = tuple(weights[key].shape)
+        if shape != tuple(value.shape):
+            other.append(f"{key} {shape}, not {tuple(value.shape)}")
     expect(not other, "model", f"the header of {name} to be of its weights", _few(other))
 
 
 def _few(names: list[str]) -> str:
-    return str(names[:5])[:300] + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    """The first of `names`, and how many more there are."""
+    text = str(names[:5])[:300]
+    if len(names) > 5:
+        text += f" and {len(names) - 5} more"
+    return text

@@ -1,5 +1,6 @@
-"""A tar file from anyone, read without trust: nothing is unpacked by its own name, no code is run,
-and sizes have limits.
+"""Tar files from strangers, read without trust.
+
+Nothing is unpacked under a name of the archive's choice, no code is run, and sizes have limits.
 """
 
 import contextlib
@@ -18,49 +19,37 @@ from torch import Tensor
 
 from asrkit.shapes import expect
 
-SMALL = 16 * 2**20  # bytes of a config or a tokenizer: published ones have less than 1 MiB
-UNPACKED = (
-    100  # times a gzip file's own size: float weights shrink by a tenth, a bomb by a thousandfold
-)
+# Bytes of a config or a tokenizer: published ones have less than 1 MiB.
+SMALL = 16 * 2**20
+# Times a gzip file's own size: float weights shrink by a tenth, a bomb by a thousandfold.
+UNPACKED = 100
+DISTRUST = "Do not trust it."
 
 
 class Archive:
     """Plain files of an open tar archive, by their names."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
-        self.name, self._members = name, dict[str, tarfile.TarInfo]()
+        self.name = name
+        self._members = dict[str, tarfile.TarInfo]()
         self._tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
         for member in self._tar:
             path = Path(member.name)
             inside = not path.is_absolute() and ".." not in path.parts
             shown = repr(member.name)[:80]
-            expect(inside, name, "members inside the archive", shown, "Do not trust it.")
+            expect(inside, name, "members inside the archive", shown, DISTRUST)
             plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
-            expect(
-                plain or member.isdir(),
-                name,
-                "files, no links or devices",
-                shown,
-                "Do not trust it.",
-            )
+            allowed = plain or member.isdir()
+            expect(allowed, name, "files, no links or devices", shown, DISTRUST)
             if plain:
-                expect(
-                    str(path) not in self._members,
-                    name,
-                    "each member once",
-                    shown,
-                    "Do not trust it.",
-                )
+                new = str(path) not in self._members
+                expect(new, name, "each member once", shown, DISTRUST)
                 self._members[str(path)] = member
 
     def open(self, member: str) -> IO[bytes]:
         """The member as a seekable file; ValueError names it where it is missing."""
-        expect(
-            member in self._members,
-            self.name,
-            f"a member {member!r}",
-            str(sorted(self._members))[:200],
-        )
+        known = str(sorted(self._members))[:200]
+        expect(member in self._members, self.name, f"a member {member!r}", known)
         stream = self._tar.extractfile(self._members[member])
         assert stream is not None  # plain files only
         return stream
@@ -73,74 +62,67 @@ class Archive:
             return stream.read()
 
     def weights(self, member: str) -> dict[str, Tensor]:
-        """Tensors by name of a file that `torch.save` wrote: read where they lie in the archive,
-        into memory once.
+        """Tensors by name of a member that `torch.save` wrote.
+
+        They are read where they lie in the archive, so none is in memory twice.
+
+        Raises:
+            ValueError: The member is missing, damaged, or holds anything but plain tensors.
         """
-        what, size = (
-            f"{self.name}: {member}",
-            self._members[member].size if member in self._members else 0,
-        )
+        what = f"{self.name}: {member}"
+        size = self._members[member].size if member in self._members else 0
         with self.open(member) as stream:
-            expect(
-                zipfile.is_zipfile(stream),
-                what,
-                "weights saved by torch 1.6 or later",
-                "something else or a part of it",
-            )
+            wanted = "weights saved by torch 1.6 or later"
+            zipped = zipfile.is_zipfile(stream)
+            expect(zipped, what, wanted, "something else or a part of it")
             with zipfile.ZipFile(stream) as records:
                 entries = records.infolist()
             stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
             within = stored and sum(entry.file_size for entry in entries) <= size
-            expect(
-                within,
-                what,
-                "records as torch stores them",
-                "compressed or overlapping ones",
-                "Do not trust it.",
-            )
+            wanted = "records as torch stores them"
+            expect(within, what, wanted, "compressed or overlapping ones", DISTRUST)
             stream.seek(0)
             try:
                 weights: Any = torch.load(stream, map_location="cpu", weights_only=True)
             except Exception as error:  # a damaged pickle raises anything
-                why = " ".join(
-                    str(error).rpartition("WeightsUnpickler error: ")[2].split(". ")[0].split()
-                )
+                message = str(error).rpartition("WeightsUnpickler error: ")[2].split(". ")[0]
+                why = " ".join(message.split())
                 raise ValueError(f"{what} cannot be read as tensors alone ({why:.200}).") from None
         named = isinstance(weights, dict) and all(
-            isinstance(n, str) and _dense(v) for n, v in weights.items()
+            isinstance(name, str) and _dense(value) for name, value in weights.items()
         )
         expect(named, what, "dense tensors by name", type(weights).__name__)
         total = sum(value.numel() * value.element_size() for value in weights.values())
-        expect(
-            total <= 2 * size,
-            what,
-            "tensors that share little memory",
-            f"{total} bytes of them in {size}",
-            "Do not trust it.",
-        )
-        owners = Counter(value.untyped_storage().data_ptr() for value in weights.values())
-        return {
-            name: value.clone()
-            if owners[value.untyped_storage().data_ptr()] > 1
-            else value  # an LSTM's lie in one piece
-            for name, value in weights.items()
-        }
+        got = f"{total} bytes of them in {size}"
+        expect(total <= 2 * size, what, "tensors that share little memory", got, DISTRUST)
+        return _separate(weights)
+
+
+def _separate(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`weights`, copied where several lie in one piece of memory, as an LSTM's do."""
+    owners = Counter(value.untyped_storage().data_ptr() for value in weights.values())
+    separate = {}
+    for name, value in weights.items():
+        shared = owners[value.untyped_storage().data_ptr()] > 1
+        separate[name] = value.clone() if shared else value
+    return separate
 
 
 def _dense(value: object) -> bool:
-    """Whether `value` is a tensor with memory of its own for each number: not one number shown a
-    trillion times.
-    """
-    plain = (
-        isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
-    )
-    return plain and value.numel() * value.element_size() <= value.untyped_storage().nbytes()  # type: ignore[attr-defined]
+    """Whether `value` is a tensor with memory for each number, not one number shown many times."""
+    if not isinstance(value, Tensor):
+        return False
+    if value.layout != torch.strided or value.device.type != "cpu":
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Archive]:
-    """The tar archive at `path`, plain or gzip; ValueError in one line for whatever is no whole tar
-    of plain files.
+    """The tar archive at `path`, plain or gzip.
+
+    Raises:
+        ValueError: It is no whole tar archive of plain files.
     """
     try:
         with path.open("rb") as file, contextlib.ExitStack() as stack:
@@ -163,19 +145,15 @@ def opened(path: Path) -> Iterator[Archive]:
 
 @contextlib.contextmanager
 def _unpacked(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
-    """The contents in a nameless temporary file: weights are read from their end first, and gzip
-    cannot go back.
+    """The gzip file's contents in a nameless temporary file.
+
+    Weights are read from their end first, and gzip cannot go back.
     """
     limit = path.stat().st_size * UNPACKED
     with tempfile.TemporaryFile() as unpacked, gzip.open(file) as stream:
         while block := stream.read(2**20):
-            expect(
-                unpacked.tell() + len(block) <= limit,
-                path.name,
-                f"at most {limit} bytes unpacked",
-                "more",
-                "Do not trust it.",
-            )
+            fits = unpacked.tell() + len(block) <= limit
+            expect(fits, path.name, f"at most {limit} bytes unpacked", "more", DISTRUST)
             unpacked.write(block)
         unpacked.seek(0)
         yield unpacked

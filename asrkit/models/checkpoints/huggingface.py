@@ -1,9 +1,8 @@
-"""Hugging Face folders of transformers' ParakeetForCTC, ParakeetForRNNT and ParakeetForTDT, read as
-asrkit's. No pickles.
+"""Hugging Face folders of transformers' ParakeetForCTC, ParakeetForRNNT and ParakeetForTDT.
 
-A key that config.json lacks has the value transformers 5.23 gives it: its files leave defaults out.
-What the configs may say and asrkit does not do is refused by name. layerdrop,
-max_position_embeddings and the initialisers do not matter once trained.
+Pickled weights are not read. A key that config.json lacks has the value that transformers 5.23
+gives it: its files leave defaults out. What a config may ask for and asrkit does not do is refused
+by name. layerdrop, max_position_embeddings and the initialisers do not matter once trained.
 """
 
 import json
@@ -108,8 +107,10 @@ _NAMES = {
 
 
 def read(path: Path) -> Contents:
-    """Contents of the folder `path`; blank, wherever it stands among transformers' classes, becomes
-    the last.
+    """Contents of the folder `path`. Blank becomes the last class, wherever it was.
+
+    Raises:
+        ValueError: A file is damaged or missing, or asks for what is not supported.
     """
     try:
         return _read(path)
@@ -119,66 +120,73 @@ def read(path: Path) -> Contents:
 
 
 def _read(path: Path) -> Contents:
-    values, own_extractor, processor = (_json(path, name) for name in ("config.json", *_PROCESSORS))
+    values = _json(path, "config.json")
     kind = values.get("model_type")
-    expect(
-        kind in _KINDS,
-        "model_type",
-        f"one of {[*_KINDS]}",
-        repr(kind),
-        "asrkit reads the Parakeet models of transformers.",
-    )
+    remedy = "asrkit reads the Parakeet models of transformers."
+    expect(kind in _KINDS, "model_type", f"one of {[*_KINDS]}", repr(kind), remedy)
     encoder = _encoder(values["encoder_config"])
-    classes = values.get("vocab_size", 1025 if kind == "parakeet_ctc" else 8193)
-    key, usual = ("pad_token_id", 1024) if kind == "parakeet_ctc" else ("blank_token_id", 8192)
-    blank = values.get(key, usual)
+    if kind == "parakeet_ctc":
+        key = "pad_token_id"
+        classes = values.get("vocab_size", 1025)
+        blank = values.get(key, 1024)
+    else:
+        key = "blank_token_id"
+        classes = values.get("vocab_size", 8193)
+        blank = values.get(key, 8192)
     expect(whole(classes, 2, _MOST), "vocab_size", f"2 to {_MOST} classes", classes)
     expect(whole(blank, 0, classes - 1), key, f"one of vocab_size = {classes} classes", blank)
     tokens = [token for token in range(classes) if token != blank]
-    config: CTCConfig | TransducerConfig = CTCConfig(vocab_size=len(tokens), encoder=encoder)
-    if kind != "parakeet_ctc":
-        width = values.get("decoder_hidden_size", 640)
-        config = TransducerConfig(
-            vocab_size=len(tokens),
-            encoder=encoder,
-            joint_width=width,
-            activation=values.get("hidden_act", "relu"),
-            ctc=False,
-            predictor=LSTMConfig(width=width, layers=values.get("num_decoder_layers", 2)),
-            durations=values.get("durations", (0, 1, 2, 3, 4)) if kind == "parakeet_tdt" else (),
-        )
-    extractor = {**(own_extractor or processor.get("feature_extractor") or {})}
-    expect(
-        bool(extractor),
-        "model",
-        f"{_PROCESSORS[0]} or a feature_extractor in {_PROCESSORS[1]}",
-        "neither",
+    version = values.get("transformers_version", "of unknown version")
+    notes: dict[str, Any] = {"source": f"transformers {version}, {kind}"}
+    config: CTCConfig | TransducerConfig
+    if kind == "parakeet_ctc":
+        config = CTCConfig(vocab_size=len(tokens), encoder=encoder)
+    else:
+        config = _transducer(values, len(tokens), encoder)
+        most = values.get("max_symbols_per_step", 10)
+        expect(whole(most, 1, MOST), "max_symbols_per_step", f"1 to {MOST}", most)
+        notes["max_symbols"] = most
+    features = _features(_extractor(path), encoder.bins)
+    contents = _json(path, "tokenizer.json")
+    expect(bool(contents), "model", "tokenizer.json", f"none in {path.name}")
+    tokenizer = SentencePieceTokenizer.from_json(contents, tokens)
+    weights = _with_blank_last(_renamed(_weights(path)), blank, classes)
+    return config, weights, tokenizer, features, notes
+
+
+def _transducer(
+    values: dict[str, Any], vocab_size: int, encoder: FastConformerConfig
+) -> TransducerConfig:
+    width = values.get("decoder_hidden_size", 640)
+    durations = ()
+    if values["model_type"] == "parakeet_tdt":
+        durations = values.get("durations", (0, 1, 2, 3, 4))
+    return TransducerConfig(
+        vocab_size=vocab_size,
+        encoder=encoder,
+        joint_width=width,
+        activation=values.get("hidden_act", "relu"),
+        ctc=False,
+        predictor=LSTMConfig(width=width, layers=values.get("num_decoder_layers", 2)),
+        durations=durations,
     )
-    tokenizer = _json(path, "tokenizer.json")
-    expect(bool(tokenizer), "model", "tokenizer.json", f"none in {path.name}")
-    weights = _last(_renamed(_weights(path)), blank, classes)
-    most = values.get("max_symbols_per_step", 10)
-    expect(
-        kind == "parakeet_ctc" or whole(most, 1, MOST), "max_symbols_per_step", f"1 to {MOST}", most
-    )
-    notes = {} if kind == "parakeet_ctc" else {"max_symbols": most}
-    notes |= {
-        "source": f"transformers {values.get('transformers_version', 'of unknown version')}, {kind}"
-    }
-    return (
-        config,
-        weights,
-        SentencePieceTokenizer.from_json(tokenizer, tokens),
-        _features(extractor, encoder.bins),
-        notes,
-    )
+
+
+def _extractor(path: Path) -> dict[str, Any]:
+    """Settings of the feature extractor, which stand in either of two files."""
+    own, processor = _PROCESSORS
+    settings = _json(path, own) or _json(path, processor).get("feature_extractor") or {}
+    wanted = f"{own} or a feature_extractor in {processor}"
+    expect(bool(settings), "model", wanted, "neither")
+    return {**settings}
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:
+    """The JSON object in file `name` of the folder, empty where there is no such file."""
+    if not (path / name).is_file():
+        return {}
     try:
-        values = (
-            json.loads((path / name).read_text(encoding="utf-8")) if (path / name).is_file() else {}
-        )
+        values = json.loads((path / name).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # its encoding, its syntax, its depth
         raise ValueError(f"model: {name} of {path.name} is no JSON ({error}).") from None
     expect(isinstance(values, dict), "model", f"a JSON object in {name}", type(values).__name__)
@@ -188,34 +196,23 @@ def _json(path: Path, name: str) -> dict[str, Any]:
 def _encoder(values: dict[str, Any]) -> FastConformerConfig:
     get = {**_ENCODER, **values}.__getitem__
     for key, only in _FIXED.items():
-        expect(
-            values.get(key, only) == only,
-            f"encoder_config.{key}",
-            repr(only),
-            repr(values.get(key)),
-        )
+        same = values.get(key, only) == only
+        expect(same, f"encoder_config.{key}", repr(only), repr(values.get(key)))
     derived = {
         "convolution_bias": get("attention_bias"),
         "num_key_value_heads": get("num_attention_heads"),
     }
-    for key, same in derived.items():
-        expect(
-            values.get(key, same) == same,
-            f"encoder_config.{key}",
-            f"{same}, as for attention",
-            values.get(key),
-        )
+    for key, wanted in derived.items():
+        got = values.get(key, wanted)
+        expect(got == wanted, f"encoder_config.{key}", f"{wanted}, as for attention", got)
     for key in ("attention_bias", "scale_input"):
         expect(isinstance(get(key), bool), f"encoder_config.{key}", "true or false", repr(get(key)))
     unknown = sorted(values.keys() - {*_ENCODER, *_FIXED, *derived, *_IGNORED})
     expect(not unknown, "encoder_config", "keys that asrkit knows", unknown)
-    D, wide = get("hidden_size"), get("intermediate_size")
-    expect(
-        whole(D, 1) and whole(wide, D) and wide % D == 0,
-        "encoder_config.intermediate_size",
-        f"a multiple of {D}",
-        wide,
-    )
+    D = get("hidden_size")
+    wide = get("intermediate_size")
+    multiple = whole(D, 1) and whole(wide, D) and wide % D == 0
+    expect(multiple, "encoder_config.intermediate_size", f"a multiple of {D}", wide)
     return FastConformerConfig(
         bins=get("num_mel_bins"),
         width=D,
@@ -235,23 +232,16 @@ def _encoder(values: dict[str, Any]) -> FastConformerConfig:
 
 
 def _features(values: dict[str, Any], bins: int) -> dict[str, Any]:
-    """Arguments of FeatureConfig; those of _EXTRACTOR_CODE are no keys, but what transformers'
-    extractor does.
+    """Arguments of FeatureConfig.
+
+    Those of _EXTRACTOR_CODE are not in the file: transformers' extractor has them in its code.
     """
-    kind = values.get("feature_extractor_type", "ParakeetFeatureExtractor")
-    expect(
-        kind == "ParakeetFeatureExtractor",
-        "feature_extractor_type",
-        "'ParakeetFeatureExtractor'",
-        repr(kind),
-    )
+    known = "ParakeetFeatureExtractor"
+    kind = values.get("feature_extractor_type", known)
+    expect(kind == known, "feature_extractor_type", repr(known), repr(kind))
     get = {**_EXTRACTOR, **values}.__getitem__
-    expect(
-        get("feature_size") == bins,
-        "feature_size",
-        f"{bins}, the encoder's num_mel_bins",
-        get("feature_size"),
-    )
+    size = get("feature_size")
+    expect(size == bins, "feature_size", f"{bins}, the encoder's num_mel_bins", size)
     for key in ("sampling_rate", "win_length", "hop_length", "n_fft"):
         expect(whole(get(key), 1, _MOST), key, f"a whole number in 1..{_MOST}", repr(get(key)))
     rate = get("sampling_rate")
@@ -276,13 +266,8 @@ def _weights(path: Path) -> dict[str, Tensor]:
     for name in files:
         plain = isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
         expect(plain, "weight_map", "names of .safetensors files in the folder", repr(name))
-        expect(
-            (path / name).is_file(),
-            "model",
-            name,
-            f"none in {path.name}",
-            "Pickled weights (.bin, .pt) are not read.",
-        )
+        remedy = "Pickled weights (.bin, .pt) are not read."
+        expect((path / name).is_file(), "model", name, f"none in {path.name}", remedy)
         try:
             with safe_open(str(path / name), "pt") as file:
                 weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -292,35 +277,39 @@ def _weights(path: Path) -> dict[str, Tensor]:
 
 
 def _renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`weights` by asrkit's names: queries, keys and values one under the other, pointwise
-    convolutions as linear layers.
+    """Weights by asrkit's names, in its shapes.
+
+    Queries, keys and values are one layer, and pointwise convolutions are linear layers.
     """
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, value in weights.items():
         ours = name
         for part, own in _NAMES.items():
             ours = ours.replace(part, own)
-        expect(ours not in found, "model", "weights of one model", f"two for {ours}")
+        expect(ours not in renamed, "model", "weights of one model", f"two for {ours}")
         if ours.endswith((".gate.weight", ".pointwise.weight")) or ours == "output.weight":
             value = value.flatten(1)  # a kernel of 1
-        found[ours] = value[:, None] if ours.endswith(("content_bias", "position_bias")) else value
-    for query in [name for name in found if ".attention.q." in name]:
+        if ours.endswith(("content_bias", "position_bias")):
+            value = value[:, None]  # (H, D/H) -> (H, 1, D/H)
+        renamed[ours] = value
+    for query in [name for name in renamed if ".attention.q." in name]:
         parts = [query.replace(".attention.q.", f".attention.{part}.") for part in "qkv"]
-        if all(part in found for part in parts):  # if not, they are missing by their own names
-            found[query.replace(".attention.q.", ".attention.qkv.")] = torch.cat(
-                [found.pop(part) for part in parts]
-            )
-    return found
+        if all(part in renamed for part in parts):  # if not, they are missing by their own names
+            joined = torch.cat([renamed.pop(part) for part in parts])
+            renamed[query.replace(".attention.q.", ".attention.qkv.")] = joined
+    return renamed
 
 
-def _last(weights: dict[str, Tensor], blank: int, classes: int) -> dict[str, Tensor]:
-    """`weights` with the row of `blank` behind the tokens' in the embedding and the output;
-    durations stay behind it.
+def _with_blank_last(weights: dict[str, Tensor], blank: int, classes: int) -> dict[str, Tensor]:
+    """`weights` with the row of blank behind the tokens' in embedding and output.
+
+    Rows of durations stay behind it.
     """
+    if blank == classes - 1:
+        return weights
     for name in ("output.weight", "output.bias", "predictor.embedding.weight"):
-        if blank != classes - 1 and name in weights:
+        if name in weights:
             rows = weights[name]
-            weights[name] = torch.cat(
-                [rows[:blank], rows[blank + 1 : classes], rows[blank : blank + 1], rows[classes:]]
-            )
+            tokens = [rows[:blank], rows[blank + 1 : classes]]
+            weights[name] = torch.cat([*tokens, rows[blank : blank + 1], rows[classes:]])
     return weights

@@ -1,4 +1,4 @@
-"""asrkit's own checkpoint: safetensors weights whose header carries the configs and the tokenizer."""
+"""asrkit's own checkpoint: safetensors weights, with configs and tokenizer in the file's header."""
 
 import dataclasses
 import json
@@ -15,10 +15,12 @@ from asrkit.models.transducer import CTCConfig, LSTMConfig, StatelessConfig, Tra
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, dump_tokenizer, load_tokenizer
 
+# What every reader returns: config, weights by asrkit's names, tokenizer, arguments of
+# FeatureConfig, notes.
 Contents = tuple[
     TransducerConfig | CTCConfig, dict[str, Tensor], Tokenizer, dict[str, Any], dict[str, Any]
 ]
-"""What every reader returns: config, weights by asrkit's names, tokenizer, arguments of FeatureConfig, notes."""
+NEWER = "Is the checkpoint from a newer asrkit?"
 
 _CONFIGS = (
     ConvConfig,
@@ -33,32 +35,27 @@ _KINDS: dict[str, type] = {kind.__name__: kind for kind in _CONFIGS}
 
 def config_to_dict(config: Any) -> dict[str, Any]:
     """Fields of a config dataclass, nested, each with its `kind`."""
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    nested = {
-        name: config_to_dict(v) if dataclasses.is_dataclass(v) else v for name, v in values.items()
-    }
-    return {"kind": type(config).__name__, **nested}
+    values: dict[str, Any] = {"kind": type(config).__name__}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        values[field.name] = config_to_dict(value) if dataclasses.is_dataclass(value) else value
+    return values
 
 
 def config_from_dict(values: dict[str, Any]) -> Any:
-    """The config that `config_to_dict` wrote; an unknown kind or field is an error that names it."""
+    """The config that `config_to_dict` wrote.
+
+    Raises:
+        ValueError: A kind or a field is unknown; it is named.
+    """
     kind = str(values.get("kind"))
-    expect(
-        kind in _KINDS,
-        "kind",
-        f"one of {sorted(_KINDS)}",
-        repr(kind),
-        "Is the checkpoint from a newer asrkit?",
-    )
-    fields = {
-        name: config_from_dict(v) if isinstance(v, dict) else v
-        for name, v in values.items()
-        if name != "kind"
-    }
-    unknown = set(fields) - {f.name for f in dataclasses.fields(_KINDS[kind])}
-    expect(
-        not unknown, kind, "known fields", sorted(unknown), "Is the checkpoint from a newer asrkit?"
-    )
+    expect(kind in _KINDS, "kind", f"one of {sorted(_KINDS)}", repr(kind), NEWER)
+    fields = {}
+    for name, value in values.items():
+        if name != "kind":
+            fields[name] = config_from_dict(value) if isinstance(value, dict) else value
+    unknown = fields.keys() - {field.name for field in dataclasses.fields(_KINDS[kind])}
+    expect(not unknown, kind, "known fields", sorted(unknown), NEWER)
     return _KINDS[kind](**fields)
 
 
@@ -87,35 +84,26 @@ def read(path: Path) -> Contents:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"model: {path.name} is not a safetensors file ({error}).") from None
-    expect(
-        bool(header), "model", "a checkpoint written by asrkit", f"{path.name} without its header"
-    )
+    got = f"{path.name} without its header"
+    expect(bool(header), "model", "a checkpoint written by asrkit", got)
     try:
-        config, tokenizer, features, notes = (
-            json.loads(header)[key] for key in ("model", "tokenizer", "features", "notes")
-        )
-        expect(
-            isinstance(tokenizer, dict),
-            "tokenizer",
-            "the contents of one",
-            repr(tokenizer)[:80],
-            "Do not trust the file.",
-        )
-        config, tokenizer = config_from_dict(config), load_tokenizer(tokenizer)
+        parts = json.loads(header)
+        features = parts["features"]
+        notes = parts["notes"]
+        contents = parts["tokenizer"]
+        held = isinstance(contents, dict)
+        got = repr(contents)[:80]
+        expect(held, "tokenizer", "the contents of one", got, "Do not trust the file.")
+        config = config_from_dict(parts["model"])
+        tokenizer = load_tokenizer(contents)
     except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"model: the header of {path.name} is damaged ({why:.300}).") from None
-    whole = isinstance(config, TransducerConfig | CTCConfig)
-    expect(
-        whole,
-        "model",
-        "a header of a transducer or CTC model",
-        f"{path.name} of a {type(config).__name__}",
-    )
-    if (
-        isinstance(config, TransducerConfig) and "predictor_projection.weight" in weights
-    ):  # written before it had a bias: zero
-        weights.setdefault(
-            "predictor_projection.bias", torch.zeros(len(weights["predictor_projection.weight"]))
-        )
+    known = isinstance(config, TransducerConfig | CTCConfig)
+    got = f"{path.name} of a {type(config).__name__}"
+    expect(known, "model", "a header of a transducer or CTC model", got)
+    if isinstance(config, TransducerConfig) and "predictor_projection.weight" in weights:
+        # Files of before this layer had a bias: zeros change nothing.
+        bias = torch.zeros(len(weights["predictor_projection.weight"]))
+        weights.setdefault("predictor_projection.bias", bias)
     return config, weights, tokenizer, features, notes

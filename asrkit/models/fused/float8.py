@@ -1,5 +1,6 @@
-"""Feed-forwards in floats of 8 bits (e4m3), if asked for: half the bytes of bfloat16, and on Hopper
-twice the rate of products.
+"""Feed-forwards in 8-bit floats (e4m3), on request.
+
+They take half the bytes of bfloat16, and on Hopper products have twice the rate.
 
 A row of numbers is divided by its scale, so that the largest becomes LARGEST; e4m3 then keeps four
 significant binary digits. Rows of activations get their scales in every call, rows of weights (one
@@ -34,18 +35,26 @@ def silu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 def scaled_product(
     x: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """bfloat16 rows (..., out) of e4m3 rows (..., D) and an e4m3 weight (out, D), each row times
-    its scale.
+    """The product of quantized rows and a quantized weight, (..., out) in bfloat16.
+
+    Args:
+        x: Rows (..., D) in e4m3.
+        scale: Their scales (..., 1), float32.
+        weight: A weight (out, D) in e4m3.
+        weight_scale: Scales of its rows (out, 1), float32.
+        bias: A bias (out,), or None.
     """
-    return F.linear(
-        x.float() * scale, weight.float() * weight_scale, None if bias is None else bias.float()
-    ).bfloat16()
+    rows = x.float() * scale
+    weights = weight.float() * weight_scale
+    if bias is not None:
+        bias = bias.float()
+    return F.linear(rows, weights, bias).bfloat16()
 
 
 def scaled_product_on_cuda(
     x: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """The same by torch's product of 8-bit floats, whose sums are float32."""
+    """`scaled_product` by torch's product of 8-bit floats, whose sums are float32."""
     rows = torch._scaled_mm(
         x.flatten(0, -2),
         weight.t(),
@@ -66,19 +75,12 @@ class Float8Linear(nn.Module):
 
     def __init__(self, linear: Any) -> None:
         super().__init__()
-        sizes = linear.in_features, linear.out_features
-        expect(
-            all(size % 16 == 0 for size in sizes),
-            "feed_forward",
-            "widths that 16 divides with 'float8'",
-            sizes,
-        )
-        expect(
-            linear.weight.dtype == torch.bfloat16,
-            "feed_forward",
-            "a model in bfloat16 with 'float8'",
-            linear.weight.dtype,
-        )
+        sizes = (linear.in_features, linear.out_features)
+        divided = all(size % 16 == 0 for size in sizes)
+        expect(divided, "feed_forward", "widths that 16 divides with 'float8'", sizes)
+        dtype = linear.weight.dtype
+        wanted = "a model in bfloat16 with 'float8'"
+        expect(dtype == torch.bfloat16, "feed_forward", wanted, dtype)
         weight, scale = quantize(linear.weight.detach())
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)

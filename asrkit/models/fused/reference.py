@@ -1,5 +1,4 @@
-"""What the fused kernels compute, step by step in plain torch: to be read, and what the kernels are
-held to.
+"""What the fused kernels compute, in plain torch: to be read, and to test the kernels against.
 
 Inside, every function computes in the dtype of its float32 (or float64) arguments and rounds once,
 when it returns.
@@ -15,12 +14,21 @@ from asrkit.shapes import valid_mask
 def add_norm(
     x: Tensor, y: Tensor, scale: float, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """x + scale y and the layer norm of that, of rows (..., D)."""
-    total = _wide(x) + scale * _wide(y)
+    """x + scale * y, and the layer norm of that.
+
+    Args:
+        x: Rows (..., D).
+        y: Rows (..., D) to be added.
+        scale: What `y` is multiplied by.
+        weight: Weight (D,) of the norm.
+        bias: Bias (D,) of the norm.
+        eps: Epsilon of the norm.
+    """
+    total = _at_least_float32(x) + scale * _at_least_float32(y)
     return total.to(x.dtype), _layer_norm(total, weight, bias, eps).to(x.dtype)
 
 
-def add_norm_twice(
+def add_norm_twice(  # noqa: PLR0913 - the sibling of a kernel
     x: Tensor,
     y: Tensor,
     scale: float,
@@ -31,18 +39,31 @@ def add_norm_twice(
     next_bias: Tensor,
     next_eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """The layer norm of x + scale y, with which a block ends, and the layer norm of that, with
-    which the next begins.
+    """The layer norm of x + scale * y, which ends a block, and the layer norm of that.
+
+    Args:
+        x: Rows (..., D).
+        y: Rows (..., D) to be added.
+        scale: What `y` is multiplied by.
+        weight: Weight (D,) of the first norm.
+        bias: Bias (D,) of the first norm.
+        eps: Epsilon of the first norm.
+        next_weight: Weight (D,) of the next block's first norm.
+        next_bias: Its bias (D,).
+        next_eps: Its epsilon.
     """
-    first = _layer_norm(_wide(x) + scale * _wide(y), weight, bias, eps)
+    first = _layer_norm(_at_least_float32(x) + scale * _at_least_float32(y), weight, bias, eps)
     return first.to(x.dtype), _layer_norm(first, next_weight, next_bias, next_eps).to(x.dtype)
 
 
 def gated_conv(gate: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A block's convolution (B, T, D) of its gate (B, T, 2D): GLU, mask, depthwise convolution over
-    time, SiLU.
+    """A block's convolution: GLU, mask, depthwise convolution over time, SiLU; (B, T, D).
 
-    Weight (K, D) and bias (D,) hold the batch norm too, in float32.
+    Args:
+        gate: What the GLU takes (B, T, 2D).
+        lengths: Frames of each utterance (B,).
+        weight: Weight (K, D) of the convolution with the batch norm folded in, float32.
+        bias: Its bias (D,), float32.
     """
     K, D = weight.shape
     x = F.glu(gate.to(weight.dtype), -1)
@@ -54,48 +75,61 @@ def gated_conv(gate: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> T
 def position_bias(
     scores: Tensor, constant: Tensor, lengths: Tensor, left: int, right: int
 ) -> Tensor:
-    """What attention adds to its scores: (B, H, T, T), from products of q with positions (H, B, T,
-    T), frame by frame.
+    """The bias of attention (B, H, T, T): scores by position, the constant, and the mask.
 
-    constant (H, 2T): what every frame of a head adds at a distance of T, T - 1, ..., 1 - T. Where a
-    key lies in the padding, more than `left` frames before the query or `right` after it, there is
-    half of the most negative number.
+    Args:
+        scores: Products of queries with positions, by key (H, B, T, T).
+        constant: What every frame of a head adds at a distance of T, T - 1, ..., 1 - T: (H, 2T).
+        lengths: Frames of each utterance (B,). A key behind them gets half the lowest number.
+        left: Frames that a frame attends to before it; keys beyond get the same.
+        right: Frames that it attends to behind it.
     """
     T = scores.shape[-1]
     frame = torch.arange(T, device=scores.device)
     distance = frame[:, None] - frame  # (T, T), of query and key
-    added = _wide(scores) + constant[:, T - distance][:, None]
-    allowed = valid_mask(lengths, T)[:, None, None] & (distance <= left) & (-distance <= right)
-    return added.to(scores.dtype).transpose(0, 1).where(allowed, torch.finfo(scores.dtype).min / 2)
+    bias = _at_least_float32(scores) + constant[:, T - distance][:, None]
+    near = (distance <= left) & (-distance <= right)
+    allowed = valid_mask(lengths, T)[:, None, None] & near
+    lowest = torch.finfo(scores.dtype).min / 2
+    return bias.to(scores.dtype).transpose(0, 1).where(allowed, lowest)
 
 
 def first_convs(
     features: Tensor, lengths: Tensor, frames: int, first: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
-    """A 3 x 3 convolution of features (B, T, F) to C channels, mask, ReLU, a 3 x 3 depthwise one:
-    (B, frames, F'', C).
+    """A 3 x 3 convolution to C channels, mask, ReLU, a 3 x 3 depthwise one: (B, frames, F'', C).
 
-    Both have stride 2. Rows 0 to 8 of `first` (16, C) are the weights of the first, row 9 its bias,
-    the rest is zero. Weight (9, C) and bias (C,) are those of the second, in float32.
+    Both have stride 2.
+
+    Args:
+        features: Features (B, T, F).
+        lengths: Frames of each utterance (B,).
+        frames: Frames of the result.
+        first: The first convolution (16, C): nine rows of weights, one of biases, zeros.
+        weight: Weight (9, C) of the second, float32.
+        bias: Bias (C,) of the second, float32.
     """
     B, T, bins = features.shape
     more = max(4 * frames - T, 0)
     valid = valid_mask(lengths, T + more)[..., None]
-    x = (
-        F.pad(features, (0, 0, 0, more)).masked_fill(~valid, 0.0)[:, None].to(first.dtype)
-    )  # (B, 1, 4 frames or more, F)
-    kernel, shift = first[:9].T.unflatten(1, (1, 3, 3)), first[9]
-    x = F.conv2d(_wide(x), _wide(kernel), _wide(shift), stride=2, padding=1).permute(
-        0, 2, 3, 1
-    )  # (B, T', F', C)
-    return masked_conv(
-        x, torch.div(lengths + 1, 2, rounding_mode="floor"), frames, weight, bias
-    ).to(first.dtype)
+    x = F.pad(features, (0, 0, 0, more)).masked_fill(~valid, 0.0)
+    x = _at_least_float32(x[:, None].to(first.dtype))  # (B, 1, 4 frames or more, F)
+    kernel = _at_least_float32(first[:9].T.unflatten(1, (1, 3, 3)))
+    shift = _at_least_float32(first[9])
+    x = F.conv2d(x, kernel, shift, stride=2, padding=1).permute(0, 2, 3, 1)  # (B, T', F', C)
+    halved = torch.div(lengths + 1, 2, rounding_mode="floor")
+    return masked_conv(x, halved, frames, weight, bias).to(first.dtype)
 
 
 def masked_conv(x: Tensor, lengths: Tensor, frames: int, weight: Tensor, bias: Tensor) -> Tensor:
-    """Mask, ReLU and a 3 x 3 depthwise convolution of stride 2: (B, frames, F', C) from (B, T, F,
-    C).
+    """Mask, ReLU and a 3 x 3 depthwise convolution of stride 2: (B, frames, F', C).
+
+    Args:
+        x: (B, T, F, C).
+        lengths: Frames of each utterance (B,).
+        frames: Frames of the result.
+        weight: Weight (9, C), float32.
+        bias: Bias (C,), float32.
     """
     padding = ~valid_mask(lengths, x.shape[1])[:, :, None, None]
     image = x.to(weight.dtype).masked_fill(padding, 0.0).relu().permute(0, 3, 1, 2)
@@ -104,7 +138,7 @@ def masked_conv(x: Tensor, lengths: Tensor, frames: int, weight: Tensor, bias: T
     return out.permute(0, 2, 3, 1)[:, :frames].to(x.dtype).contiguous()
 
 
-def _wide(x: Tensor) -> Tensor:
+def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

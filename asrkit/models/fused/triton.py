@@ -1,9 +1,9 @@
-"""The fused steps of an encoder as Triton kernels; asrkit.models.fused.reference has what each
-computes, and its shapes.
+"""The fused steps of an encoder as Triton kernels.
 
-Written for a GPU and so far compiled for it and run in Triton's interpreter only
-(TRITON_INTERPRET=1 before Python starts), which shows what the kernels compute and nothing about
-their speed. All add up in float32, whatever they read and write.
+`asrkit.models.fused.reference` has a function of the same name, arguments and shapes for each, in
+plain torch. The kernels are written for a GPU and so far were only compiled for it and run in
+Triton's interpreter (TRITON_INTERPRET=1 before Python starts), which shows what they compute and
+nothing about their speed. All add up in float32, whatever they read and write.
 """
 
 import torch
@@ -20,7 +20,7 @@ CHUNK = 32  # frames that a program of `gated_conv` walks; it reads K - 1 more a
 def add_norm(
     x: Tensor, y: Tensor, scale: float, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """x + scale y and its layer norm."""
+    """See `reference.add_norm`."""
     return _norms(x, y, scale, (weight, bias, eps), (weight, bias, eps), twice=False)
 
 
@@ -35,7 +35,7 @@ def add_norm_twice(
     next_bias: Tensor,
     next_eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """The layer norm of x + scale y, and the layer norm of that."""
+    """See `reference.add_norm_twice`."""
     return _norms(x, y, scale, (weight, bias, eps), (next_weight, next_bias, next_eps), twice=True)
 
 
@@ -43,7 +43,8 @@ def _norms(
     x: Tensor, y: Tensor, scale: float, first: tuple, second: tuple, *, twice: bool
 ) -> tuple[Tensor, Tensor]:
     x, y, D = x.contiguous(), y.contiguous(), x.shape[-1]
-    total, normed = torch.empty_like(x), torch.empty_like(x)
+    total = torch.empty_like(x)
+    normed = torch.empty_like(x)
     _add_norm[(x.numel() // D,)](
         x, y, total, normed, scale, *first, *second, D, twice, triton.next_power_of_2(D)
     )
@@ -51,10 +52,11 @@ def _norms(
 
 
 def gated_conv(gate: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """GLU, mask, depthwise convolution, SiLU."""
+    """See `reference.gated_conv`."""
     gate = gate.contiguous()
     (B, T, _), (K, D) = gate.shape, weight.shape
-    out, BLOCK = gate.new_empty(B, T, D), min(256, triton.next_power_of_2(D))
+    out = gate.new_empty(B, T, D)
+    BLOCK = min(256, triton.next_power_of_2(D))
     grid = triton.cdiv(T, CHUNK), triton.cdiv(D, BLOCK), B
     _gated_conv[grid](gate, lengths, weight, bias, out, T, D, K, CHUNK, BLOCK, num_warps=2)
     return out
@@ -63,10 +65,11 @@ def gated_conv(gate: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> T
 def position_bias(
     scores: Tensor, constant: Tensor, lengths: Tensor, left: int, right: int
 ) -> Tensor:
-    """Scores by distance as a bias of attention."""
+    """See `reference.position_bias`."""
     H, B, T, _ = scores.shape
     out = scores.new_empty(B, H, T, T)
-    ROWS, COLUMNS = 16, min(128, max(16, triton.next_power_of_2(T)))
+    ROWS = 16
+    COLUMNS = min(128, max(16, triton.next_power_of_2(T)))
     grid = triton.cdiv(T, ROWS) * triton.cdiv(T, COLUMNS), H, B
     never = torch.finfo(scores.dtype).min / 2
     _position_bias[grid](
@@ -78,11 +81,13 @@ def position_bias(
 def first_convs(
     features: Tensor, lengths: Tensor, frames: int, first: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
-    """Convolution of one channel to C, mask, ReLU, depthwise convolution."""
-    features, C = features.contiguous(), len(bias)
+    """See `reference.first_convs`."""
+    features = features.contiguous()
+    C = len(bias)
     B, T, bins = features.shape
     out = torch.empty(B, frames, (bins + 3) // 4, C, dtype=first.dtype, device=features.device)
-    ROWS, BLOCK = 64, min(128, max(16, triton.next_power_of_2(C)))
+    ROWS = 64
+    BLOCK = min(128, max(16, triton.next_power_of_2(C)))
     grid = triton.cdiv(frames * out.shape[2], ROWS), triton.cdiv(C, BLOCK), B
     exact = not tf32_asked()
     sizes = T, bins, frames, out.shape[2], C
@@ -93,23 +98,24 @@ def first_convs(
 
 
 def masked_conv(x: Tensor, lengths: Tensor, frames: int, weight: Tensor, bias: Tensor) -> Tensor:
-    """Mask, ReLU, depthwise convolution."""
+    """See `reference.masked_conv`."""
     x = x.contiguous()
     B, T, bins, C = x.shape
     out = x.new_empty(B, frames, (bins + 1) // 2, C)
-    ROWS, BLOCK = 8, min(256, triton.next_power_of_2(C))
+    ROWS = 8
+    BLOCK = min(256, triton.next_power_of_2(C))
     grid = triton.cdiv(frames * out.shape[2], ROWS), triton.cdiv(C, BLOCK), B
     _masked_conv[grid](x, lengths, weight, bias, out, T, bins, frames, out.shape[2], C, ROWS, BLOCK)
     return out
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows over their scales in e4m3, and the scales."""
+    """See `float8.quantize`."""
     return _quantized(x, silu=False)
 
 
 def silu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of silu(x)."""
+    """See `float8.silu_quantize`."""
     return _quantized(x, silu=True)
 
 
@@ -126,7 +132,8 @@ def _layer_norm(x, d, here, weight, bias, eps, D):
     mean = tl.sum(tl.where(here, x, 0.0), axis=0) / D
     off = tl.where(here, x - mean, 0.0)
     y = off * tl.rsqrt(tl.sum(off * off, axis=0) / D + eps)
-    w, b = tl.load(weight + d, mask=here, other=0.0), tl.load(bias + d, mask=here, other=0.0)
+    w = tl.load(weight + d, mask=here, other=0.0)
+    b = tl.load(bias + d, mask=here, other=0.0)
     return y * w.to(tl.float32) + b.to(tl.float32)
 
 
@@ -147,7 +154,7 @@ def _add_norm(
     TWICE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program takes a row."""
+    """One program computes one row."""
     d = tl.arange(0, BLOCK)
     here = d < D
     place = tl.program_id(0).to(tl.int64) * D + d
@@ -168,11 +175,14 @@ def _gated_conv(
     """A program walks CHUNK frames of an utterance with the last K in registers: each is read, and
     its sigmoid taken, once.
     """
-    first, b = tl.program_id(0) * CHUNK, tl.program_id(2).to(tl.int64)
+    first = tl.program_id(0) * CHUNK
+    b = tl.program_id(2).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    here, length = d < D, tl.load(lengths + b)
+    here = d < D
+    length = tl.load(lengths + b)
     added = tl.load(shift + d, mask=here, other=0.0).to(tl.float32)
-    weights, window = (), ()
+    weights = ()
+    window = ()
     for k in tl.static_range(K):
         tap = tl.load(taps + k * D + d, mask=here, other=0.0).to(tl.float32)
         weights = weights + (tap,)  # type: ignore[assignment]  # noqa: RUF005
@@ -212,7 +222,8 @@ def _position_bias(
     tiles = tl.cdiv(T, COLUMNS)
     t = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)[:, None]
     s = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    h, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    h = tl.program_id(1).to(tl.int64)
+    b = tl.program_id(2).to(tl.int64)
     here = (t < T) & (s < T)
     score = tl.load(
         scores + h * by_head + b * by_utterance + t * by_row + s, mask=here, other=0.0
@@ -248,23 +259,25 @@ def _first_convs(
     """
     b = tl.program_id(2).to(tl.int64)
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    c, k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, 16)
-    here, length = c < C, tl.load(lengths + b)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.arange(0, 16)
+    here = c < C
+    length = tl.load(lengths + b)
     kernel = tl.load(first + k[:, None] * C + c, mask=here[None, :], other=0.0)  # (16, BLOCK)
-    t, f = at // out_bins, at % out_bins
+    t = at // out_bins
+    f = at % out_bins
     total = tl.zeros((ROWS, BLOCK), tl.float32) + tl.load(shift + c, mask=here, other=0.0)[None, :]
     for tap in range(9):
-        half_t, half_f = 2 * t + tap // 3 - 1, 2 * f + tap % 3 - 1
+        half_t = 2 * t + tap // 3 - 1
+        half_f = 2 * f + tap % 3 - 1
         valid = (
             (half_t >= 0)
             & (half_t < (length + 1) // 2)
             & (half_f >= 0)
             & (half_f < (bins + 1) // 2)
         )
-        from_t, from_f = (
-            (2 * half_t - 1)[:, None] + k // 3,
-            (2 * half_f - 1)[:, None] + k % 3,
-        )  # (ROWS, 16)
+        from_t = (2 * half_t - 1)[:, None] + k // 3
+        from_f = (2 * half_f - 1)[:, None] + k % 3  # (ROWS, 16)
         inside = (
             valid[:, None]
             & (k < 9)
@@ -301,11 +314,14 @@ def _masked_conv(
     b = tl.program_id(2).to(tl.int64)
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    here, length = c < C, tl.load(lengths + b)
-    t, f = at // out_bins, at % out_bins
+    here = c < C
+    length = tl.load(lengths + b)
+    t = at // out_bins
+    f = at % out_bins
     total = tl.zeros((ROWS, BLOCK), tl.float32) + tl.load(shift + c, mask=here, other=0.0)[None, :]
     for tap in range(9):
-        from_t, from_f = 2 * t + tap // 3 - 1, 2 * f + tap % 3 - 1
+        from_t = 2 * t + tap // 3 - 1
+        from_f = 2 * f + tap % 3 - 1
         inside = (from_t >= 0) & (from_t < length) & (from_t < T) & (from_f >= 0) & (from_f < bins)
         place = x + ((b * T + from_t) * bins + from_f)[:, None] * C + c
         read = tl.load(place, mask=inside[:, None] & here[None, :], other=0.0).to(tl.float32)
@@ -316,8 +332,9 @@ def _masked_conv(
 
 @triton.jit
 def _quantize(x, out, scales, largest, tiny, D, SILU: tl.constexpr, BLOCK: tl.constexpr):
-    """A program takes a row."""
-    row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    """One program computes one row."""
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
     here = d < D
     value = tl.load(x + row * D + d, mask=here, other=0.0).to(tl.float32)
     if SILU:

@@ -36,13 +36,13 @@ def row_kernels(
     """The "scores" and "gradient" kernels of "triton" or "numba_cuda" for V tokens and n durations
     on sm_`cc`.
 
-    `together`: see asrkit.losses.rows.triton. V is taken to have many blocks, so that a loop is
+    `together`: see asrkit.losses.logit_rows.triton. V is taken to have many blocks, so that a loop is
     left to count; numba_cuda's kernels do not depend on it. RuntimeError where a compiler is
     missing, see asrkit.workbench.profiling.cubin.
     """
     if impl != "triton":
         return _compiled(impl, dtype, 0, 0, cc, 1)
-    from asrkit.losses.rows import triton as rows
+    from asrkit.losses.logit_rows import triton as rows
 
     return _compiled(impl, dtype, MANY * rows.MOST + V % rows.MOST, n, cc, together)
 
@@ -86,7 +86,7 @@ def triton_types(
     """What Triton's row kernels are called with: types of arguments, values of constants, with
     other `constants` among them.
     """
-    from asrkit.losses.rows import triton as rows
+    from asrkit.losses.logit_rows import triton as rows
 
     known: dict[str, Any] = dict.fromkeys(("targets", "table", "own"), "*i64") | dict.fromkeys(
         ("logits", "out"), f"*{NAMES[dtype]}"
@@ -112,7 +112,7 @@ def triton_types(
 def _triton(
     dtype: torch.dtype, V: int, n: int, cc: int, together: int
 ) -> Iterator[tuple[str, Cubin]]:
-    from asrkit.losses.rows import triton as rows
+    from asrkit.losses.logit_rows import triton as rows
 
     for name, types in triton_types(dtype, V, n, TOGETHER=together).items():
         pointers = [argument for argument, kind in types.items() if str(kind).startswith("*")]
@@ -167,7 +167,7 @@ def numba_types(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
 
 
 def _numba(dtype: torch.dtype, cc: int) -> Iterator[tuple[str, Cubin]]:
-    from asrkit.losses.rows import numba_cuda as rows
+    from asrkit.losses.logit_rows import numba_cuda as rows
 
     threads = rows.LANES * rows.ROWS
     for name, types in numba_types(dtype).items():

@@ -1,5 +1,5 @@
-"""What models cost: bytes and operations counted (`counts`), a GPU's milliseconds predicted
-(`lean`), dollars (`money`).
+"""What models cost: operations and bytes counted (`counts`), a GPU's time predicted (`lean`,
+`encoders`), and the money that transcription takes (`prices`, `speeds`, `transcription`).
 """
 
 from asrkit.workbench.cost.counts import (
@@ -23,33 +23,34 @@ from asrkit.workbench.cost.lean import (
     lean_peak,
     lean_phases,
 )
-from asrkit.workbench.cost.money import (
-    KIN,
-    MODEL,
-    Instance,
+from asrkit.workbench.cost.prices import Instance, load_prices
+from asrkit.workbench.cost.ranges import Range
+from asrkit.workbench.cost.speeds import (
+    DEFAULT_MODEL,
+    SAME_KIND,
     Speed,
+    power,
+    published_speeds,
+    recorded_speeds,
+    speeds_for,
+)
+from asrkit.workbench.cost.transcription import (
     Terms,
     TranscriptionCost,
     break_even_rtfx,
     cheapest_pair,
     compare,
-    load_prices,
-    power,
-    published_speeds,
-    recorded_speeds,
     sensitivity,
-    speeds_for,
     stated_inputs,
     transcription_cost,
     unequal,
 )
-from asrkit.workbench.cost.ranges import Range
 
 __all__ = [
     "CARDS",
+    "DEFAULT_MODEL",
     "GPU_TILE_BYTES",
-    "KIN",
-    "MODEL",
+    "SAME_KIND",
     "VARIANTS",
     "Card",
     "Instance",

@@ -1,4 +1,4 @@
-"""Quantities that are known within ends."""
+"""Quantities that are known only within bounds."""
 
 from dataclasses import dataclass
 from math import inf
@@ -8,11 +8,10 @@ from asrkit.shapes import expect, expect_types
 
 @dataclass(frozen=True)
 class Range:
-    """What a quantity may be: lowest, middle, highest, none below zero. Ranges add, multiply and
-    divide to ranges.
+    """What a quantity may be: lowest, middle and highest value, none below zero.
 
-    One that occurs twice in a formula counts as two that vary by themselves; so the formulas here
-    use each once.
+    Ranges add, multiply and divide to ranges. A range that occurs twice in a formula counts as two
+    that vary independently; so the formulas here use each once.
 
     >>> Range(1, 2, 4) / Range(1, 2, 2) + 1
     Range(low=1.5, middle=2.0, high=5.0)
@@ -24,17 +23,15 @@ class Range:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        expect(
-            0 <= self.low <= self.middle <= self.high,
-            "range",
-            "0 <= lowest <= middle <= highest",
-            self.ends,
-        )
+        ordered = 0 <= self.low <= self.middle <= self.high
+        expect(ordered, "range", "0 <= lowest <= middle <= highest", self.ends)
 
     @classmethod
     def of(cls, value: "Range | float", argument: str = "value") -> "Range":
-        """`value`, a number as a range without width; ValueError names `argument` if it is below
-        zero or not finite.
+        """`value` itself, or a number as a range without width.
+
+        Raises:
+            ValueError: a number below zero or not finite; the message names `argument`.
         """
         if isinstance(value, Range):
             return value
@@ -43,22 +40,23 @@ class Range:
         return cls(value, value, value)
 
     def __add__(self, other: "Range | float") -> "Range":
-        more = Range.of(other)
-        return Range(self.low + more.low, self.middle + more.middle, self.high + more.high)
+        addend = Range.of(other)
+        return Range(self.low + addend.low, self.middle + addend.middle, self.high + addend.high)
 
     def __mul__(self, other: "Range | float") -> "Range":
-        by = Range.of(other)
-        return Range(self.low * by.low, self.middle * by.middle, self.high * by.high)
+        factor = Range.of(other)
+        return Range(self.low * factor.low, self.middle * factor.middle, self.high * factor.high)
 
     def __truediv__(self, other: "Range | float") -> "Range":
-        by = Range.of(other)
-        expect(by.low > 0, "divisor", "above 0", by.low)
-        return Range(self.low / by.high, self.middle / by.middle, self.high / by.low)
+        divisor = Range.of(other)
+        expect(divisor.low > 0, "divisor", "above 0", divisor.low)
+        return Range(self.low / divisor.high, self.middle / divisor.middle, self.high / divisor.low)
 
     def __rtruediv__(self, other: float) -> "Range":
         return Range.of(other) / self
 
-    __radd__, __rmul__ = __add__, __mul__
+    __radd__ = __add__
+    __rmul__ = __mul__
 
     @property
     def ends(self) -> list[float]:

@@ -1,13 +1,13 @@
-"""What a turn of label looping asks of a GPU, counted on tensors of that device which have no
+"""What a turn of windowed looping asks of a GPU, counted on tensors of that device which have no
 memory: no GPU is needed.
 """
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from asrkit.decoders.nests import nest_map
-from asrkit.decoders.transducer.graphs import Loop
-from asrkit.decoders.transducer.reading import Confidence, Options, Reader
+from asrkit.decoders.states import map_state
+from asrkit.decoders.transducer.graph_loop import GraphLoop
+from asrkit.decoders.transducer.steps import Confidence, GreedyModel, GreedyOptions
 from asrkit.models import TransducerConfig, TransducerModel
 from asrkit.workbench.profiling.launches import Launches, _Count
 
@@ -16,7 +16,7 @@ def turn_launches(
     config: TransducerConfig,
     *,
     fused: bool,
-    window: int = Options.window,
+    window: int = GreedyOptions.window,
     confidence: Confidence = "none",
     autocast: torch.dtype | None = None,
 ) -> Launches:
@@ -37,20 +37,20 @@ def turn_launches(
             )  # torch.autocast turns itself off where there is no GPU
             torch.set_autocast_dtype("cuda", autocast or torch.float16)
             torch.set_autocast_cache_enabled(False)  # as at a capture
-            read = Reader(model, confidence, encoded.device)
-            carry = nest_map(torch.zeros_like, read.start(encoded))
-            loop = Loop(
+            greedy = GreedyModel(model, confidence, encoded.device)
+            carry = map_state(torch.zeros_like, greedy.initial_carry(encoded))
+            loop = GraphLoop(
                 4,
                 16,
+                greedy,
                 encoded,
                 carry,
-                Options(window=window),
-                read,
-                lacks="" if fused else "as asked",
+                GreedyOptions(window=window),
+                unfused_because="" if fused else "as asked",
             )
             loop.load(encoded, torch.full((4,), 16, device="cuda"), carry)
             with _Count("cuda") as count:
-                loop.turn(read)
+                loop.turn(greedy)
         finally:
             torch.set_autocast_enabled("cuda", False)
             torch.set_autocast_dtype("cuda", torch.float16)

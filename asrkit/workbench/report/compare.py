@@ -33,10 +33,7 @@ class Comparison:
     warnings: Sequence[str]
 
     def summary(self, most: int = 20) -> str:
-        """Warnings, seconds of the notebooks, the `most` records that differ most, verdicts that
-        differ, path and one JSON line.
-        """
-        apart = sum(pair["overlap"] == "no" for pair in self.pairs)
+        """Warnings, seconds of notebooks, the `most` records and all verdicts that differ."""
         lines = [[row["name"], row["a"], row["b"], row["ratio"], ""] for row in self.notebooks]
         alone = Counter(how for *_, how in self.verdicts if how)
         said = {"no": "quartiles apart", "yes": "quartiles overlap"}
@@ -53,21 +50,22 @@ class Comparison:
             "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
         ]
-        told = {
+        changed = [f"{name}: {x} in A, {y} in B" for name, x, y, how in self.verdicts if not how]
+        changed += [f"{number} more verdicts differ: {how}" for how, number in alone.items()]
+        rest = [f"and {len(self.pairs) - most} more records on the page"] * (len(self.pairs) > most)
+        return "\n".join([*self.warnings, *table, *rest, *changed])
+
+    def facts(self) -> dict[str, Any]:
+        """The result for programs: numbers of records and verdicts, and the path of the page."""
+        return {
             "a": self.a,
             "b": self.b,
             "records": len(self.pairs),
-            "apart": apart,
+            "apart": sum(pair["overlap"] == "no" for pair in self.pairs),
             "verdicts_changed": len(self.verdicts),
             "same_machine": not any("machine" in warning for warning in self.warnings),
             "path": str(self.path),
         }
-        changed = [f"{name}: {x} in A, {y} in B" for name, x, y, how in self.verdicts if not how]
-        changed += [f"{number} more verdicts differ: {how}" for how, number in alone.items()]
-        rest = [f"and {len(self.pairs) - most} more records on the page"] * (len(self.pairs) > most)
-        return "\n".join(
-            [*self.warnings, *table, *rest, *changed, str(self.path), json.dumps(told)]
-        )
 
 
 def compare(a: Path, b: Path, out: Path | None = None) -> Comparison:

@@ -66,18 +66,20 @@ class ReportResult:
         return int(any(run.status != "ran" for run in self.runs) or bool(self.defects))
 
     def summary(self) -> str:
-        """Failures and defects, sentence, path and one JSON line."""
-        ran = sum(run.status == "ran" for run in self.runs)
-        line = {
+        """Failures and defects, one a line, then a sentence on the whole."""
+        problems = [run.line() for run in self.runs if run.status != "ran"]
+        return "\n".join([*problems, *self.defects, self.sentence])
+
+    def facts(self) -> dict[str, Any]:
+        """The result for programs: numbers of notebooks, records and defects, seconds, and path."""
+        return {
             "notebooks": len(self.runs),
-            "ran": ran,
-            "records": sum(len(r.records) for r in self.runs),
+            "ran": sum(run.status == "ran" for run in self.runs),
+            "records": sum(len(run.records) for run in self.runs),
             "seconds": round(self.seconds, 1),
             "defects": len(self.defects),
             "path": str(self.path),
         }
-        problems = [run.line() for run in self.runs if run.status != "ran"] + [*self.defects]
-        return "\n".join([*problems, self.sentence, str(self.path), json.dumps(line)])
 
 
 def report(

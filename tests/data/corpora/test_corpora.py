@@ -14,6 +14,7 @@ import pytest
 import soundfile
 
 from asrkit.data import Utterances, corpora
+from asrkit.data.corpora import synthetic
 
 SIZES = {"train": 18, "dev": 6, "test": 6}
 ROOT = Path(corpora.__file__).resolve().parents[3]
@@ -44,7 +45,7 @@ def speak(jobs, folder):
     """Hash of each job's WAV, by id."""
     folder.mkdir()
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    subprocess.run([sys.executable, corpora.WORKER, folder / "jobs.json", folder], check=True)
+    subprocess.run([sys.executable, synthetic.WORKER, folder / "jobs.json", folder], check=True)
     return {
         job["id"]: hashlib.sha256((folder / f"{job['id']}.wav").read_bytes()).hexdigest()
         for job in jobs
@@ -53,7 +54,7 @@ def speak(jobs, folder):
 
 def test_an_utterance_depends_on_its_job_alone_whatever_came_before_and_in_which_process(tmp_path):
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
-    jobs = corpora._jobs({"train": 12}, 0)
+    jobs = synthetic._jobs({"train": 12}, 0)
     there = speak(jobs, tmp_path / "there")
     assert there == speak(jobs[::-1], tmp_path / "back")
     assert {jobs[5]["id"]: there[jobs[5]["id"]]} == speak([jobs[5]], tmp_path / "alone")
@@ -66,7 +67,7 @@ def test_an_utterance_depends_on_its_job_alone_whatever_came_before_and_in_which
 
 def test_every_voice_exists_and_has_a_sound_of_its_own(tmp_path):
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
-    voices = [(accent, variant) for accent in corpora.ACCENTS for variant in corpora.VARIANTS]
+    voices = [(accent, variant) for accent in synthetic.ACCENTS for variant in synthetic.VARIANTS]
     jobs = [
         {"id": f"{n}", "text": "turn on the kitchen light", "voice": v, "variant": w, "seed": 1}
         for n, (v, w) in enumerate(voices)
@@ -75,7 +76,7 @@ def test_every_voice_exists_and_has_a_sound_of_its_own(tmp_path):
 
 
 def test_voices_and_long_texts_are_in_one_split_only():
-    jobs = corpora._jobs({"train": 1500, "dev": 300, "test": 300}, 0)
+    jobs = synthetic._jobs({"train": 1500, "dev": 300, "test": 300}, 0)
 
     def of(split, *keys):
         rows = [job for job in jobs if job["id"].startswith(split)]
@@ -94,8 +95,8 @@ def test_voices_and_long_texts_are_in_one_split_only():
 
 
 def test_a_larger_corpus_begins_with_the_smaller_one():
-    assert corpora._jobs({"train": 30}, 0)[:10] == corpora._jobs({"train": 10}, 0)
-    assert corpora._jobs({"train": 10}, 1) != corpora._jobs({"train": 10}, 0)
+    assert synthetic._jobs({"train": 30}, 0)[:10] == synthetic._jobs({"train": 10}, 0)
+    assert synthetic._jobs({"train": 10}, 1) != synthetic._jobs({"train": 10}, 0)
 
 
 def test_cuts_are_16_khz_with_text_speaker_and_kind_and_can_be_heard(built):
@@ -104,7 +105,7 @@ def test_cuts_are_16_khz_with_text_speaker_and_kind_and_can_be_heard(built):
     for cut in (cut for some in cuts.values() for cut in some):
         (said,) = cut.supervisions
         assert cut.sampling_rate == 16_000 and said.text and said.custom["kind"] in corpora.KINDS
-        assert said.speaker.partition("+")[0] in corpora.ACCENTS
+        assert said.speaker.partition("+")[0] in synthetic.ACCENTS
         audio = cut.load_audio()
         assert audio.shape == (1, cut.num_samples) and np.sqrt(np.mean(audio**2)) > 0.01
         assert 0.2 < cut.duration < 12
@@ -311,7 +312,7 @@ def test_a_missing_manifest_and_an_empty_folder_are_refused_in_one_line(tmp_path
 
 def test_resampling_to_flac_keeps_pitch_loudness_and_length(tmp_path):
     tone(tmp_path / "a.wav", 22_050, seconds=1.0)
-    samples = corpora._flac(tmp_path / "a.wav", tmp_path / "a.flac")
+    samples = synthetic._to_flac(tmp_path / "a.wav", tmp_path / "a.flac")
     audio, rate_hz = soundfile.read(tmp_path / "a.flac")
     assert rate_hz == 16_000 and len(audio) == samples and 16_000 <= samples < 16_000 + 8 * 320
     seconds = np.arange(1000, 15_000) / 16_000
@@ -389,11 +390,11 @@ def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
 
 def test_a_worker_that_fails_stops_the_build_with_its_reason_and_leaves_nothing(a_home):
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
-    job = {**corpora._jobs({"train": 1}, 0)[0], "voice": "en-gb"}
+    job = {**synthetic._jobs({"train": 1}, 0)[0], "voice": "en-gb"}
     with pytest.raises(
         RuntimeError, match=r"exit status 1: RuntimeError: espeak-ng has no voice 'en-gb"
     ):
-        corpora._build(a_home / "corpora/x", [job], 2, False)
+        synthetic._build(a_home / "corpora/x", [job], 2, False)
     assert not list((a_home / "corpora").iterdir())
 
 

@@ -17,16 +17,17 @@ from lhotse import CutSet, RecordingSet, SupervisionSegment, SupervisionSet
 from lhotse.recipes.librispeech import prepare_librispeech
 
 from asrkit.data import Utterances, corpora
-from asrkit.data.corpora import published as prepare
-from asrkit.data.corpora.published import ARCHIVES
+from asrkit.data.corpora import published as module
+from asrkit.data.corpora import synthetic
+from asrkit.data.corpora.published import ARCHIVES, prepare_corpora
 
 ROOT = Path(corpora.__file__).resolve().parents[3]
 
 
 def quiet(corpus, **how):
-    """`prepare` without bars; what it says is in `said`."""
+    """`prepare_corpora` without bars; what it says is in `said`."""
     said = []
-    return prepare.prepare(corpus, progress=False, say=said.append, **how), said
+    return prepare_corpora(corpus, progress=False, say=said.append, **how), said
 
 
 def published(mirror, monkeypatch, corpus, number, **archives):
@@ -34,7 +35,7 @@ def published(mirror, monkeypatch, corpus, number, **archives):
     for part, data in archives.items():
         name = part.replace("_", "-") if corpus != "yesno" else part
         mirror.files[f"/{number}/{name}.tar.gz"] = data
-        known = prepare.Archive(number, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}")
+        known = module.Archive(number, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}")
         monkeypatch.setitem(ARCHIVES[corpus], name, known)
 
 
@@ -63,7 +64,7 @@ def test_the_checksums_are_those_that_torchaudio_ships():
         61e9, rel=0.01
     )
     assert sum(
-        ARCHIVES["librispeech"][part].size for part in prepare.DEFAULT["librispeech"]
+        ARCHIVES["librispeech"][part].size for part in module.DEFAULT["librispeech"]
     ) == pytest.approx(7e9, rel=0.02)
 
 
@@ -171,7 +172,7 @@ def test_a_run_killed_while_loading_is_finished_by_the_next(mini, tmp_path):
     size = len(mini.files["/31/dev-clean-2.tar.gz"])
     mini.cuts, mini.stall_s = [size - 10_000], 30.0
     code = (
-        "import dataclasses, json, sys; from asrkit.data import prepare as p; from asrkit.cli import main\n"
+        "import dataclasses, json, sys; from asrkit.data.corpora import published as p; from asrkit.cli import main\n"
         f"p.ARCHIVES['mini_librispeech'] = {{n: p.Archive(*a) for n, a in json.loads(sys.argv[1]).items()}}\n"
         f"sys.exit(main(['data', 'prepare', 'mini_librispeech', '--out', {str(tmp_path)!r}, '--mirror', {mini.url!r}]))"
     )
@@ -239,8 +240,8 @@ def test_yesno_becomes_two_parts_at_16_khz(mirror, tmp_path, monkeypatch, speak)
 
 def test_digits_are_spoken_here_without_a_network(a_home, monkeypatch):
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
-    small = functools.partial(corpora.spoken_commands, train=6, dev=3, test=3)
-    monkeypatch.setattr(corpora, "spoken_commands", small)
+    small = functools.partial(synthetic.spoken_commands, train=6, dev=3, test=3)
+    monkeypatch.setattr(synthetic, "spoken_commands", small)
     summary, _ = quiet("digits")
     assert summary["parts"] == {"train": 2, "dev": 1, "test": 1} and summary["out"] == str(
         a_home / "corpora" / "digits"

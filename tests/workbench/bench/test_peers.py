@@ -43,7 +43,7 @@ def declare(monkeypatch, case):
 @pytest.fixture
 def case():
     """The smallest lattice, without our own arm of the same name."""
-    made = losses.given(rnnt_loss, (1, 12, 6, 9), "cpu")
+    made = losses.logits_case(rnnt_loss, (1, 12, 6, 9), "cpu")
     return replace(
         made, arms={name: arm for name, arm in made.arms.items() if name != "torchaudio"}, ratios=()
     )
@@ -212,7 +212,7 @@ def test_nemos_graphs_are_left_out_with_the_reason_where_it_would_decode_without
 
 def test_graphs_are_asked_for_on_a_gpu_only():
     for kind, slow, device in itertools.product(("rnnt", "tdt"), (False, True), ("cpu", "cuda:0")):
-        request = decoders._rivals(f"{kind}-greedy", device, slow)
+        request = decoders.nemo_request(f"{kind}-greedy", device, slow)
         assert request["device"] == device
         names = NAMES[request["loss"]]
         assert (GRAPHS in names) == device.startswith("cuda") and names[0] == LOOPS[0]

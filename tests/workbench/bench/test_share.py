@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from asrkit import files
 from asrkit.cli import main
-from asrkit.workbench import machine, records
+from asrkit.workbench import collect, machine, records
 from asrkit.workbench.bench import SUITES
 from asrkit.workbench.bench.checks.check import Check
 from asrkit.workbench.bench.share import journal, plan, supervisor, takeover
@@ -58,7 +58,7 @@ from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.checks.check import Check
 from asrkit.workbench.bench.share import journal, supervisor as share
 from asrkit.workbench.bench.share.plan import Part
-from asrkit.workbench import machine, records
+from asrkit.workbench import collect, machine, records
 told = {**machine.code(), "source": "of a test"}
 machine.code = records.code = lambda: told
 WAIT = Path(HERE) / "wait"
@@ -166,7 +166,7 @@ def edit(out, **told):
 def manifest_of(out):
     """The manifest, which is right about the other files."""
     manifest = json.loads((out / "manifest.json").read_text())
-    assert {path.name for path in out.iterdir()} == FILES
+    assert {path.name for path in out.iterdir()} == FILES | {files.LOCK}
     for name, told in manifest["files"].items():
         data = (out / name).read_bytes()
         assert (told["bytes"], told["sha256"]) == (len(data), files.content_hash(data))
@@ -320,7 +320,7 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
         ValueError,
         match=r"share: expected a run of whole sizes, got a rehearsal: --quick, or on a CPU\. Nothing was",
     ):
-        records.add([out], tmp_path / "records", dirty=True)
+        collect.add([out], tmp_path / "records", dirty=True)
     kept = tmp_path / "records"
     shutil.copytree(ROOT / "data" / "records", kept)
     command = [sys.executable, "-m", "asrkit.cli"]
@@ -506,7 +506,7 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(
         ValueError,
         match=r"expected a run that has ended\. Run its command again to go on, or add .*bench.jsonl\.$",
     ):
-        records.add([out], tmp_path / "records")
+        collect.add([out], tmp_path / "records")
     with (out / "bench.jsonl").open("a") as file:
         file.write('{"schema": "asrkit.rec')  # as a full disk or a lost machine leaves it
     (tmp_path / "wait").unlink()
@@ -576,20 +576,20 @@ def test_what_was_changed_or_torn_on_the_way_is_refused_by_name_and_nothing_is_t
             ValueError,
             match=r"bench\.jsonl: expected what the manifest says, \d+ bytes, got others\. Nothing was taken",
         ):
-            records.add([out], kept, dirty=True)
+            collect.add([out], kept, dirty=True)
         manifest = json.loads((out / "manifest.json").read_text())
         manifest["files"]["bench.jsonl"]["sha256"] = files.content_hash(
             (out / "bench.jsonl").read_bytes()
         )
         (out / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(ValueError, match=said.replace(": 1", ":1")):
-            records.add([out], kept, dirty=True)
+            collect.add([out], kept, dirty=True)
     (out / "log.txt").unlink()
     with pytest.raises(ValueError, match=r"log\.txt: expected what the manifest says"):
-        records.add([out], kept, dirty=True)
+        collect.add([out], kept, dirty=True)
     assert not kept.exists()
-    new = records.add([doomed[0] / "out", doomed[0] / "out" / "bench.jsonl"], kept, dirty=True)
-    assert len(new) == len(lines) and records.add([doomed[0] / "out"], kept, dirty=True) == []
+    new = collect.add([doomed[0] / "out", doomed[0] / "out" / "bench.jsonl"], kept, dirty=True)
+    assert len(new) == len(lines) and collect.add([doomed[0] / "out"], kept, dirty=True) == []
     (file,) = kept.rglob("*.jsonl")
     assert file.relative_to(
         kept

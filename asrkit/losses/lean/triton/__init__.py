@@ -1,25 +1,27 @@
-"""The lean losses as fused Triton kernels: logits live in registers, and of their gradient a run of
-tiles exists at once.
+"""The lean losses as fused Triton kernels: the logits live in registers, and their gradient exists
+for one run of tiles at a time.
 
-    forward   scores        H = act(encoded + predicted) of a tile, once; W in chunks of V; online
-    log-sum-exp     1 launch backward  by_logits     the same product, made into the logits'
-    gradient G; H and G of a run of tiles          1 each run
-              by_durations  TDT only: the duration columns of G
-              1 (cuBLAS)      by_weight += G^T H, summed in float32
-              1 by_halves     G W times the slope of H, summed over the tile, then added to both
-              halves' gradients   1
+    forward.scores         Hidden layer H of a tile, once; the weight in chunks of V; log-sum-exp
+                           online. One launch for all tiles.
+    backward.by_logits     The same product, turned into the logits' gradient G; writes H and G of
+                           a run of tiles. One launch a run, as each of the following.
+    backward.by_durations  TDT only: the duration columns of G.
+    cuBLAS                 Gradient of the weight += G^T H, summed in float32.
+    backward.by_halves     G W times the slope of H, summed over the tile and added to the gradients
+                           of both halves.
 
-Between them stands the lattice: Numba's two kernels with asrkit[cuda], else torch's. Counted, a
-call with its gradient at B = 32, T = 200, U1 = 101, D = 640, V = 1025 in bfloat16 takes 35 launches
-with the one and 1,611 with the other.
+Between forward and backward stands the lattice: Numba's two kernels with asrkit[cuda], else
+torch's. Counted, a call with its gradient at B = 32, T = 200, U1 = 101, D = 640, V = 1025 in
+bfloat16 takes 35 launches with the one and 1,611 with the other.
 
-Memory: a run's G and H, tile (V + D) in the weight's dtype; forward D for each node of the tiles at
-work, which stay in L2. V and D are rounded up to multiples of 64 (a copy of the weight), so that
-every row is aligned. A tile all of whose nodes are skipped costs its zeros, their part of by_weight
-and nothing else; other skipped nodes save nothing. In float32 products run without tensor cores
-unless torch is told to allow TF32; sums over tiles are taken in any order. Held to the plain tiles
-in Triton's interpreter and compiled for A100, H100 and B200; not yet run on a GPU.
-asrkit.workbench.cost.lean predicts its time.
+Memory: a run's G and H, V + D numbers a node in the weight's dtype; forward, D for each node of
+the tiles at work, which stay in L2. V and D are rounded up to multiples of 64 (a copy of the
+weight), so that every row is aligned. A tile all of whose nodes are skipped costs its zeros and
+their part of the weight's gradient; a single skipped node saves nothing. In float32 products run
+without tensor cores unless torch is told to allow TF32; sums over tiles are taken in any order.
+
+Held to the plain tiles in Triton's interpreter and compiled for A100, H100 and B200; not yet run on
+a GPU. asrkit.workbench.cost.lean predicts its time.
 """
 
 from collections.abc import Sequence
@@ -32,19 +34,22 @@ import triton.language as tl
 from torch import Tensor
 
 from asrkit.losses import dropout
-from asrkit.losses.lean.driver import NONE, Joint
+from asrkit.losses.gradient import Saved
+from asrkit.losses.lean.driver import NEGLIGIBLE, Joint
 from asrkit.losses.lean.triton import backward, forward, tile
-from asrkit.losses.nodes import FRAMES, LABELS, Nodes, Options, Scores
+from asrkit.losses.nodes import FRAMES, LABELS, ArcLogProbs, LatticeOptions, Nodes
 from asrkit.runtime import INTERPRETED, tf32_asked
 
 MULTIPLE = 64  # of V and D in the padded weight
-FRAMES_OF, LABELS_OF, ROWS = tile.FRAMES_OF.value, tile.LABELS_OF.value, tile.ROWS.value
+FRAMES_OF = tile.FRAMES_OF.value
+LABELS_OF = tile.LABELS_OF.value
+ROWS = tile.ROWS.value
 COLUMNS = {2: 128, 4: 64}  # of a product that a program computes at once, by bytes of a number
 DEEP = {2: 64, 4: 16}  # of the two matrices that it multiplies at once
 
 
 class Tiles:
-    """asrkit.losses.lean.driver.Tiles."""
+    """`asrkit.losses.lean.driver.Tiles` on CUDA, in float32 or half precision."""
 
     def __init__(
         self,
@@ -54,33 +59,35 @@ class Tiles:
         bias: Tensor,
         targets: Tensor,
         nodes: Nodes,
-        options: Options,
+        options: LatticeOptions,
         joint: Joint,
     ) -> None:
-        (B, T, D), U1, n = encoded.shape, predicted.shape[1], len(options.durations)
-        self.halves = encoded.detach().contiguous(), predicted.detach().contiguous()
-        self.weight, self.targets, self.table = (
-            padded(weight.detach()),
-            targets.contiguous(),
-            nodes.on(encoded.device),
-        )
-        self.bias, self.shape = bias.detach().float().contiguous(), weight.shape
-        self.tiles, self.tile, self.skip = count_tiles(nodes), joint.tile, max(joint.skip, NONE)
+        B, T, D = encoded.shape
+        self.halves = (encoded.detach().contiguous(), predicted.detach().contiguous())
+        self.weight = padded(weight.detach())
+        self.bias = bias.detach().float().contiguous()
+        self.shape = weight.shape
+        self.targets = targets.contiguous()
+        self.table = nodes.on(encoded.device)
+        self.tiles = count_tiles(nodes)
+        self.joint = joint
         self.columns = COLUMNS[weight.element_size()]
-        depth, p = self.weight.shape[1], joint.dropout
-        self.outputs = {"V": bound(len(weight) - n), "blank": options.blank}
-        self.durations = {"n": n, "BN": triton.next_power_of_2(max(16, n)) if n else 0}
+        durations = len(options.durations)
+        self.outputs = {"V": bound(len(weight) - durations), "blank": options.blank}
+        self.durations = {"n": durations, "BN": 0}
+        if durations:
+            self.durations["BN"] = triton.next_power_of_2(max(16, durations))
         self.common = {  # arguments of every kernel with a hidden layer
             "B": B,
             "T": T,
-            "U1": U1,
+            "U1": predicted.shape[1],
             "D": D,
-            "DEPTH": bound(depth),
+            "DEPTH": bound(self.weight.shape[1]),
             "BATCH": triton.next_power_of_2(B),
             "seed": signed(joint.seed),
-            "least": signed(dropout.threshold(p)),
-            "keep": 1 / (1 - p),
-            "drops": p > 0,
+            "least": signed(dropout.threshold(joint.dropout)),
+            "keep": 1 / (1 - joint.dropout),
+            "drops": joint.dropout > 0,
             "is_tanh": joint.activation == "tanh",
             "BK": DEEP[weight.element_size()],
             "TF32": tf32_asked(),
@@ -88,11 +95,11 @@ class Tiles:
             "num_stages": 3,
         }
 
-    def scores(self, scores: Scores) -> None:
-        """Write the scores of all nodes."""
+    def arc_log_probs(self, out: ArcLogProbs) -> None:
+        """Write the arcs' log-probabilities of all nodes into `out`."""
         programs = min(self.tiles, processors(self.weight.device))
         hidden = self.weight.new_empty(programs, ROWS, self.weight.shape[1])
-        durations = scores.z if scores.durations is None else scores.durations
+        unused = out.log_z
         forward.scores[(programs,)](
             *self.halves,
             self.weight,
@@ -100,10 +107,10 @@ class Tiles:
             self.targets,
             self.table,
             hidden,
-            scores.z,
-            scores.stay,
-            scores.emit,
-            durations,
+            out.log_z,
+            out.blank_logp,
+            out.label_logp,
+            unused if out.duration_logp is None else out.duration_logp,
             turns=bound(triton.cdiv(self.tiles, programs)),
             outputs=len(self.bias),
             BV=self.columns,
@@ -112,32 +119,29 @@ class Tiles:
             **self.common,
         )
 
-    def gradients(
-        self,
-        z: Tensor,
-        by_blank: Tensor,
-        by_label: Tensor,
-        by_duration: Tensor | None,
-        incoming: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Gradients by encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), summed
+    def gradients(self, saved: Saved, incoming: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), summed
         in float32.
+
+        Args:
+            saved: Of all nodes, from the first pass and the lattice.
+            incoming: Gradient of the losses (B,), which scales those of each utterance.
         """
         wide, depth = self.weight.shape
-        shares, runs = (
-            (by_blank.contiguous(), by_label.contiguous()),
-            min(self.tiles, triton.cdiv(self.tiles * ROWS, self.tile)),
-        )
+        posteriors = (saved.blank_posterior.contiguous(), saved.label_posterior.contiguous())
+        runs = min(self.tiles, triton.cdiv(self.tiles * ROWS, self.joint.tile))
         each = triton.cdiv(self.tiles, runs)
-        hidden, gradient = (
-            self.weight.new_empty(each, ROWS, depth),
-            self.weight.new_empty(each, ROWS, wide),
-        )
+        hidden = self.weight.new_empty(each, ROWS, depth)
+        gradient = self.weight.new_empty(each, ROWS, wide)
         sizes = [self.weight.shape, (wide,), *(half.shape for half in self.halves)]
-        by_weight, by_bias, by_encoded, by_predicted = zeros(sizes, like=z)
+        by_weight, by_bias, by_encoded, by_predicted = zeros(sizes, like=saved.log_z)
         for first in range(0, self.tiles, each):
             tiles = min(each, self.tiles - first)
-            place = {"first_tile": first, "WIDE": bound(wide), "skip": self.skip}
+            place = {
+                "first_tile": first,
+                "WIDE": bound(wide),
+                "skip": max(self.joint.skip, NEGLIGIBLE),
+            }
             backward.by_logits[(tiles,)](
                 *self.halves,
                 self.weight,
@@ -146,8 +150,8 @@ class Tiles:
                 self.table,
                 hidden,
                 gradient,
-                z,
-                *shares,
+                saved.log_z,
+                *posteriors,
                 incoming,
                 by_bias,
                 BV=self.columns,
@@ -155,12 +159,12 @@ class Tiles:
                 **self.outputs,
                 **self.common,
             )
-            if by_duration is not None:
+            if saved.duration_gradient is not None:
                 backward.by_durations[(tiles,)](
                     self.table,
                     gradient,
-                    *shares,
-                    by_duration.contiguous(),
+                    *posteriors,
+                    saved.duration_gradient.contiguous(),
                     incoming,
                     by_bias,
                     V=self.outputs["V"],
@@ -175,7 +179,7 @@ class Tiles:
                 self.weight,
                 self.table,
                 gradient,
-                *shares,
+                *posteriors,
                 by_encoded,
                 by_predicted,
                 BD=self.columns,
@@ -187,18 +191,23 @@ class Tiles:
 
 
 def count_tiles(nodes: Nodes) -> int:
-    """Tiles of the whole batch, those at an utterance's edges being partly empty; from the lengths
-    on the host.
+    """Tiles of the whole batch, from the lengths on the host. Those at an utterance's edges are
+    partly empty.
     """
-    frames, labels = nodes.table[:, FRAMES], nodes.table[:, LABELS]
-    return int((-(-frames // FRAMES_OF) * -(-(labels + 1) // LABELS_OF)).sum())
+    frames = nodes.table[:, FRAMES]
+    rows = nodes.table[:, LABELS] + 1
+    down = (frames + FRAMES_OF - 1) // FRAMES_OF
+    across = (rows + LABELS_OF - 1) // LABELS_OF
+    return int((down * across).sum())
 
 
 def processors(device: torch.device) -> int:
     """Programs of the forward kernel, which share out the tiles: one for each multiprocessor, as
     its registers allow.
     """
-    return 2 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+    if INTERPRETED:
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def bound(size: int) -> Any:
@@ -214,9 +223,10 @@ def signed(number: int) -> int:
 
 
 def padded(weight: Tensor) -> Tensor:
-    """The weight with zero rows and columns up to multiples of MULTIPLE."""
+    """The weight (V, D) with zero rows and columns up to multiples of MULTIPLE."""
     V, D = weight.shape
-    wide, depth = (triton.cdiv(size, MULTIPLE) * MULTIPLE for size in (V, D))
+    wide = triton.cdiv(V, MULTIPLE) * MULTIPLE
+    depth = triton.cdiv(D, MULTIPLE) * MULTIPLE
     if (wide, depth) == (V, D):
         return weight.contiguous()
     larger = weight.new_zeros(wide, depth)
@@ -227,15 +237,17 @@ def padded(weight: Tensor) -> Tensor:
 def zeros(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
     """Tensors of zeros in one piece of memory, which one launch fills."""
     sizes = [prod(shape) for shape in shapes]
-    return [
-        part.view(*shape)
-        for part, shape in zip(like.new_zeros(sum(sizes)).split(sizes), shapes, strict=True)
-    ]
+    parts = like.new_zeros(sum(sizes)).split(sizes)
+    return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total (n, m), float32, += left (k, n)^T @ right (k, m); on CUDA no part of the sum is rounded
-    to half precision.
+    """Add left^T @ right to `total`; on CUDA no part of the sum is rounded to half precision.
+
+    Args:
+        total: The sum (n, m), float32, changed in place.
+        left: (k, n).
+        right: (k, m).
     """
     if left.is_cuda and left.dtype != total.dtype:
         torch.addmm(total, left.T, right, out_dtype=total.dtype, out=total)

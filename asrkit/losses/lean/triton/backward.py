@@ -1,5 +1,5 @@
 """Second pass, on a run of tiles: the logits' gradient and the hidden layer as matrices, then the
-gradient by both halves.
+gradients of both halves.
 
 Between the two kernels stands one product of the library, gradient^T @ hidden, which is the
 weight's gradient. Sums over tiles are atomic additions in float32, so their order, and with it the
@@ -23,21 +23,18 @@ from asrkit.losses.lean.triton.tile import (
 
 
 @triton.jit
-def shares_of(by_blank, by_label, node, valid, skip):
-    """Shares of blank and of the label at nodes (n,), 0 where both together are no larger than
-    `skip`; and whether any is left.
+def active_posteriors(blank_posterior, label_posterior, node, valid, skip):
+    """Posteriors of blank and of the label at nodes (n,), which nodes are active, and whether any
+    is.
+
+    A node is not where both posteriors together are no larger than `skip`; they are 0 then.
     """
-    stay, emit = (
-        tl.load(by_blank + node, mask=valid, other=0.0),
-        tl.load(by_label + node, mask=valid, other=0.0),
-    )
-    active = valid & ~(stay + emit <= skip)  # NaN counts
-    return (
-        tl.where(active, stay, 0.0),
-        tl.where(active, emit, 0.0),
-        active,
-        tl.max(active.to(tl.int32)) > 0,
-    )
+    at_blank = tl.load(blank_posterior + node, mask=valid, other=0.0)
+    at_label = tl.load(label_posterior + node, mask=valid, other=0.0)
+    active = valid & ~(at_blank + at_label <= skip)  # NaN counts
+    at_blank = tl.where(active, at_blank, 0.0)
+    at_label = tl.where(active, at_label, 0.0)
+    return at_blank, at_label, active, tl.max(active.to(tl.int32)) > 0
 
 
 @triton.jit(do_not_specialize=VARIED)
@@ -50,9 +47,9 @@ def by_logits(
     table,
     hidden,
     gradient,
-    z,
-    by_blank,
-    by_label,
+    log_z,
+    blank_posterior,
+    label_posterior,
     incoming,
     by_bias,
     first_tile,
@@ -75,23 +72,27 @@ def by_logits(
     drops: tl.constexpr,
     TF32: tl.constexpr,
 ):
-    """Gradient over the logits (tiles, ROWS, WIDE), made of them as they are computed, and the
-    hidden layer (tiles, ROWS, DEPTH).
+    """Write the gradient over the logits (tiles, ROWS, WIDE) and the hidden layer (tiles, ROWS,
+    DEPTH), the logits being computed on the way.
 
-    Sums over nodes are added to by_bias (WIDE,). Without an active node nothing is multiplied, and
-    the gradient is 0.
+    The gradient's sums over nodes are added to by_bias (WIDE,). Without an active node nothing is
+    multiplied, and the gradient is 0.
     """
-    slot, r = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
-    hidden, gradient = hidden + slot * ROWS * DEPTH, gradient + slot * ROWS * WIDE
+    slot = tl.program_id(0).to(tl.int64)
+    r = tl.arange(0, ROWS)
+    hidden += slot * ROWS * DEPTH
+    gradient += slot * ROWS * WIDE
     b, t0, u0 = locate(first_tile + tl.program_id(0), table, B, BATCH)
     t, u, node, valid, has_label = nodes_of(b, t0, u0, table)
-    stay, emit, active, any_active = shares_of(by_blank, by_label, node, valid, skip)
+    at_blank, at_label, active, any_active = active_posteriors(
+        blank_posterior, label_posterior, node, valid, skip
+    )
     scale = tl.load(incoming + b)
-    stay, emit = stay * scale, emit * scale
+    at_blank *= scale
+    at_label *= scale
     label = tl.load(targets + b * (U1 - 1) + u, mask=has_label, other=-1)
-    here = tl.load(
-        z + node, mask=active, other=float("inf")
-    )  # exp(x - here) is 0 where nothing is to be done
+    # infinite, and so exp(x - normaliser) 0, where nothing is to be done
+    normaliser = tl.load(log_z + node, mask=active, other=float("inf"))
     write_hidden(
         hidden,
         encoded,
@@ -112,12 +113,13 @@ def by_logits(
         drops,
     )
     for first in range(0, WIDE, BV):
-        v, grad = first + tl.arange(0, BV), tl.zeros((ROWS, BV), tl.float32)
+        v = first + tl.arange(0, BV)
+        grad = tl.zeros((ROWS, BV), tl.float32)
         if any_active:
             x, v = tile_logits(hidden, weight, bias, first, V, DEPTH, BV, BK, TF32)
-            grad = (stay + emit)[:, None] * tl.exp(x - here[:, None])
-            grad -= tl.where((v == blank)[None, :], stay[:, None], 0.0)
-            grad -= tl.where(v[None, :] == label[:, None], emit[:, None], 0.0)
+            grad = (at_blank + at_label)[:, None] * tl.exp(x - normaliser[:, None])
+            grad -= tl.where((v == blank)[None, :], at_blank[:, None], 0.0)
+            grad -= tl.where(v[None, :] == label[:, None], at_label[:, None], 0.0)
             tl.atomic_add(by_bias + v, tl.sum(grad, axis=0), mask=v < WIDE, sem="relaxed")
         tl.store(
             gradient + r[:, None] * WIDE + v[None, :],
@@ -130,9 +132,9 @@ def by_logits(
 def by_durations(
     table,
     gradient,
-    by_blank,
-    by_label,
-    by_duration,
+    blank_posterior,
+    label_posterior,
+    duration_gradient,
     incoming,
     by_bias,
     first_tile,
@@ -144,21 +146,22 @@ def by_durations(
     BATCH: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """Gradient over the n duration logits, finished in by_duration (N, n), into columns V, V + 1,
-    ... of by_logits' result.
+    """Write the gradient over the n duration logits, finished in duration_gradient (N, n), into
+    columns V, V + 1, ... of what by_logits wrote.
     """
-    r, i = tl.arange(0, ROWS), tl.arange(0, BN)
+    slot = tl.program_id(0).to(tl.int64)
+    r = tl.arange(0, ROWS)
+    i = tl.arange(0, BN)
     b, t0, u0 = locate(first_tile + tl.program_id(0), table, B, BATCH)
     t, u, node, valid, has_label = nodes_of(b, t0, u0, table)
-    stay, emit, active, any_active = shares_of(by_blank, by_label, node, valid, skip)
+    at_blank, at_label, active, any_active = active_posteriors(
+        blank_posterior, label_posterior, node, valid, skip
+    )
     here = active[:, None] & (i < n)[None, :]
-    grad = tl.load(by_duration + node[:, None] * n + i[None, :], mask=here, other=0.0) * tl.load(
-        incoming + b
-    )
+    finished = duration_gradient + node[:, None] * n + i[None, :]
+    grad = tl.load(finished, mask=here, other=0.0) * tl.load(incoming + b)
     tl.atomic_add(by_bias + V + i, tl.sum(grad, axis=0), mask=i < n, sem="relaxed")
-    place = (
-        gradient + tl.program_id(0).to(tl.int64) * ROWS * WIDE + r[:, None] * WIDE + V + i[None, :]
-    )
+    place = gradient + slot * ROWS * WIDE + r[:, None] * WIDE + V + i[None, :]
     tl.store(place, grad.to(gradient.dtype.element_ty), mask=(i < n)[None, :])
 
 
@@ -169,8 +172,8 @@ def by_halves(
     weight,
     table,
     gradient,
-    by_blank,
-    by_label,
+    blank_posterior,
+    label_posterior,
     by_encoded,
     by_predicted,
     first_tile,
@@ -191,20 +194,21 @@ def by_halves(
     drops: tl.constexpr,
     TF32: tl.constexpr,
 ):
-    """gradient @ weight, times the slope of the hidden layer, summed over a tile's labels and over
-    its frames.
+    """Add gradient @ weight, times the slope of the hidden layer, to the gradients of both halves.
 
-    The first sums are added to by_encoded (B, T, D), the others to by_predicted (B, U1, D). A
-    program takes BD columns of a tile.
+    Its sums over a tile's labels go to by_encoded (B, T, D), those over its frames to by_predicted
+    (B, U1, D). A program takes BD columns of a tile; its neighbours read the same gradient.
     """
-    r, k, across = tl.arange(0, ROWS), tl.arange(0, BK), tl.cdiv(DEPTH, BD)
-    tile, d = (
-        tl.program_id(0) // across,
-        tl.program_id(0) % across * BD + tl.arange(0, BD),
-    )  # neighbours read the same gradient
+    r = tl.arange(0, ROWS)
+    k = tl.arange(0, BK)
+    across = tl.cdiv(DEPTH, BD)
+    tile = tl.program_id(0) // across
+    d = tl.program_id(0) % across * BD + tl.arange(0, BD)
     b, t0, u0 = locate(first_tile + tile, table, B, BATCH)
     t, u, node, valid, has_label = nodes_of(b, t0, u0, table)
-    stay, emit, active, any_active = shares_of(by_blank, by_label, node, valid, skip)
+    at_blank, at_label, active, any_active = active_posteriors(
+        blank_posterior, label_posterior, node, valid, skip
+    )
     if any_active:
         left = gradient + tile.to(tl.int64) * ROWS * WIDE + r[:, None] * WIDE + k[None, :]
         grad = product(
@@ -214,18 +218,19 @@ def by_halves(
             encoded, predicted, b, t, u, d, valid, seed, least, keep, T, U1, D, is_tanh, drops
         )
         grad = tl.reshape(grad * slope, (FRAMES_OF, LABELS_OF, BD))
-        frames, labels = t0 + tl.arange(0, FRAMES_OF), u0 + tl.arange(0, LABELS_OF)
-        row_e, row_p = (b * T + frames).to(tl.int64) * D, (b * U1 + labels).to(tl.int64) * D
-        to_e, to_p = (
-            (frames < T)[:, None] & (d < D)[None, :],
-            (labels < U1)[:, None] & (d < D)[None, :],
+        frames = t0 + tl.arange(0, FRAMES_OF)
+        labels = u0 + tl.arange(0, LABELS_OF)
+        encoded_row = (b * T + frames).to(tl.int64) * D
+        predicted_row = (b * U1 + labels).to(tl.int64) * D
+        tl.atomic_add(
+            by_encoded + encoded_row[:, None] + d[None, :],
+            tl.sum(grad, axis=1),
+            mask=(frames < T)[:, None] & (d < D)[None, :],
+            sem="relaxed",
         )
         tl.atomic_add(
-            by_encoded + row_e[:, None] + d[None, :], tl.sum(grad, axis=1), mask=to_e, sem="relaxed"
-        )
-        tl.atomic_add(
-            by_predicted + row_p[:, None] + d[None, :],
+            by_predicted + predicted_row[:, None] + d[None, :],
             tl.sum(grad, axis=0),
-            mask=to_p,
+            mask=(labels < U1)[:, None] & (d < D)[None, :],
             sem="relaxed",
         )

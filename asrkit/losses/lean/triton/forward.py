@@ -1,5 +1,5 @@
-"""First pass: log-normaliser, blank and next label of every node, from one launch in which no logit
-reaches memory.
+"""First pass: log-normaliser and log-probabilities of blank and next label of every node, in one
+launch. No logit reaches memory.
 """
 
 import triton
@@ -28,8 +28,9 @@ def write_hidden(
     is_tanh: tl.constexpr,
     drops: tl.constexpr,
 ):
-    """Hidden layer of a tile into `hidden` (ROWS, DEPTH), zeros from column D on; all threads of
-    the block may read it then.
+    """Write the hidden layer of a tile into `hidden` (ROWS, DEPTH), zeros from column D on.
+
+    All threads of the block may read it afterwards.
     """
     r = tl.arange(0, ROWS)
     for k in range(0, DEPTH, BK):
@@ -48,8 +49,11 @@ def tile_logits(
     """Logits (ROWS, BV) of outputs first, first + 1, ... below V, and -inf beyond; which outputs
     these are.
     """
-    r, k, v = tl.arange(0, ROWS), tl.arange(0, BK), tl.arange(0, BV) + first
-    left, right = hidden + r[:, None] * DEPTH + k[None, :], weight + v[None, :] * DEPTH + k[:, None]
+    r = tl.arange(0, ROWS)
+    k = tl.arange(0, BK)
+    v = tl.arange(0, BV) + first
+    left = hidden + r[:, None] * DEPTH + k[None, :]
+    right = weight + v[None, :] * DEPTH + k[:, None]
     x = product(left, right, 1, v < V, DEPTH, BK, TF32)
     return x + tl.load(bias + v, mask=v < V, other=-float("inf"))[None, :], v
 
@@ -63,10 +67,10 @@ def scores(
     targets,
     table,
     hidden,
-    z,
-    stay,
-    emit,
-    durations,
+    log_z,
+    blank_logp,
+    label_logp,
+    duration_logp,
     turns,
     B,
     T,
@@ -88,8 +92,10 @@ def scores(
     drops: tl.constexpr,
     TF32: tl.constexpr,
 ):
-    """Scores of all nodes; weight (V + n and more, DEPTH), hidden (programs, ROWS, DEPTH): each
-    program's own, which L2 holds.
+    """Write the arcs' log-probabilities of all nodes.
+
+    weight is (V + n and more, DEPTH); of hidden (programs, ROWS, DEPTH) each program has its own
+    part, which L2 holds.
     """
     hidden += tl.program_id(0).to(tl.int64) * ROWS * DEPTH
     for turn in range(turns):
@@ -115,9 +121,8 @@ def scores(
             is_tanh,
             drops,
         )
-        largest = tl.full(
-            (ROWS,), -3e38, tl.float32
-        )  # finite: rows of -inf shall not become NaN on the way
+        # finite, so that rows of -inf do not become NaN on the way
+        largest = tl.full((ROWS,), -3e38, tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         at_blank = tl.zeros((ROWS,), tl.float32)
         at_label = tl.zeros((ROWS,), tl.float32)
@@ -128,19 +133,19 @@ def scores(
             largest = above
             at_blank += tl.sum(tl.where((v == blank)[None, :], x, 0.0), axis=1)
             at_label += tl.sum(tl.where(v[None, :] == label[:, None], x, 0.0), axis=1)
-        here = largest + tl.log(total)
-        here = tl.where(
-            tl.abs(here) == float("inf"), float("nan"), here
-        )  # overflow is no missing path
-        tl.store(z + node, here, mask=valid)
-        tl.store(stay + node, at_blank - here, mask=valid)
-        tl.store(emit + node, tl.where(has_label, at_label - here, -float("inf")), mask=valid)
+        normaliser = largest + tl.log(total)
+        # an overflow is not a missing path
+        normaliser = tl.where(tl.abs(normaliser) == float("inf"), float("nan"), normaliser)
+        label_or_none = tl.where(has_label, at_label - normaliser, -float("inf"))
+        tl.store(log_z + node, normaliser, mask=valid)
+        tl.store(blank_logp + node, at_blank - normaliser, mask=valid)
+        tl.store(label_logp + node, label_or_none, mask=valid)
         if BN > 0:
             x, v = tile_logits(hidden, weight, bias, V, outputs, DEPTH, BN, BK, TF32)
             x -= tl.max(x, axis=1)[:, None]
             x -= tl.log(tl.sum(tl.exp(x), axis=1))[:, None]
             tl.store(
-                durations + node[:, None] * n + (v - V)[None, :],
+                duration_logp + node[:, None] * n + (v - V)[None, :],
                 x,
                 mask=valid[:, None] & (v < outputs)[None, :],
             )

@@ -1,5 +1,4 @@
-"""Device functions of the kernels beside this file: where a tile of nodes lies, its hidden layer,
-and a matrix product.
+"""Device functions of the kernels: where a tile of nodes lies, its hidden layer, a matrix product.
 
 A tile is FRAMES_OF x LABELS_OF nodes of one utterance: neighbours in both directions, so that what
 the gradient adds to one frame (or one row of labels) is summed over the tile first. Row r of a tile
@@ -13,15 +12,15 @@ import triton.language as tl
 from asrkit import runtime
 from asrkit.losses import dropout, nodes
 
-FRAMES_OF, LABELS_OF = tl.constexpr(16), tl.constexpr(8)
+FRAMES_OF = tl.constexpr(16)  # of a tile
+LABELS_OF = tl.constexpr(8)  # of a tile
 ROWS = tl.constexpr(128)  # their product
-FRAMES, LABELS, FIRST_NODE = (
-    tl.constexpr(nodes.FRAMES),
-    tl.constexpr(nodes.LABELS),
-    tl.constexpr(nodes.FIRST_NODE),
-)
+FRAMES = tl.constexpr(nodes.FRAMES)
+LABELS = tl.constexpr(nodes.LABELS)
+FIRST_NODE = tl.constexpr(nodes.FIRST_NODE)
 TABLE_COLUMNS = tl.constexpr(8)  # of the table of asrkit.losses.nodes.Nodes
 INTERPRETED = tl.constexpr(runtime.INTERPRETED)
+# Arguments that are not worth a kernel for each value.
 VARIED = [
     "B",
     "T",
@@ -34,18 +33,17 @@ VARIED = [
     "turns",
     "seed",
     "least",
-]  # not worth a kernel for each value
-FIRST, SECOND, GOLDEN = (
-    tl.constexpr(dropout.FIRST),
-    tl.constexpr(dropout.SECOND),
-    tl.constexpr(dropout.GOLDEN),
-)
+]
+FIRST = tl.constexpr(dropout.FIRST)
+SECOND = tl.constexpr(dropout.SECOND)
+GOLDEN = tl.constexpr(dropout.GOLDEN)
 
 
 @triton.jit
 def locate(tile, table, B, BATCH: tl.constexpr):
-    """Utterance of a tile, its first frame and first row of labels, by `table` (B, 8). A tile too
-    many has no valid node.
+    """Utterance of a tile, its first frame and its first lattice row, by `table` (B, 8).
+
+    A tile beyond the last has no valid node.
     """
     i = tl.arange(0, BATCH)
     frames = tl.load(table + i * TABLE_COLUMNS + FRAMES, mask=i < B, other=0).to(tl.int32)
@@ -60,12 +58,14 @@ def locate(tile, table, B, BATCH: tl.constexpr):
 
 @triton.jit
 def nodes_of(b, t0, u0, table):
-    """Of a tile's rows: frame, row of labels, place among all nodes, whether there is such a node,
-    and whether a label is left.
+    """Of a tile's rows (ROWS,): frame, lattice row, index among all nodes, whether there is such a
+    node, and whether it has a next label.
     """
     r = tl.arange(0, ROWS)
-    t, u = t0 + r // LABELS_OF, u0 + r % LABELS_OF
-    T, U = tl.load(table + b * TABLE_COLUMNS + FRAMES), tl.load(table + b * TABLE_COLUMNS + LABELS)
+    t = t0 + r // LABELS_OF
+    u = u0 + r % LABELS_OF
+    T = tl.load(table + b * TABLE_COLUMNS + FRAMES)
+    U = tl.load(table + b * TABLE_COLUMNS + LABELS)
     node = tl.load(table + b * TABLE_COLUMNS + FIRST_NODE) + t * (U + 1) + u
     valid = (t < T) & (u <= U)
     return t, u, node, valid, valid & (u < U)
@@ -93,9 +93,12 @@ def hidden_layer(
     (n, k) each, float32.
     """
     here = valid[:, None] & (d < D)[None, :]
-    row_e, row_p = (b * T + t).to(tl.int64) * D, (b * U1 + u).to(tl.int64) * D
-    x = tl.load(encoded + row_e[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
-    x += tl.load(predicted + row_p[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
+    encoded_row = (b * T + t).to(tl.int64) * D
+    predicted_row = (b * U1 + u).to(tl.int64) * D
+    x = tl.load(encoded + encoded_row[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
+    x += tl.load(predicted + predicted_row[:, None] + d[None, :], mask=here, other=0.0).to(
+        tl.float32
+    )
     if is_tanh:
         y = _tanh(x)
         slope = 1.0 - y * y
@@ -104,21 +107,24 @@ def hidden_layer(
         slope = tl.where(x > 0, 1.0, 0.0)
     if drops:
         scale = tl.where(_kept(b, t, u, d, seed, least), keep, 0.0)
-        y, slope = y * scale, slope * scale
+        y *= scale
+        slope *= scale
     return y, slope
 
 
 @triton.jit
 def product(left, right, right_step, is_column, K, BK: tl.constexpr, TF32: tl.constexpr):
-    """left (n, K) @ right (K, m) in float32, from pointers to their first BK columns and rows;
-    `right_step` leads a row on.
+    """left (n, K) @ right (K, m) in float32, from pointers to their first BK columns and rows.
+
+    `right_step` numbers lie between the rows of `right`.
     """
     total = tl.zeros((left.shape[0], right.shape[1]), tl.float32)
     for k in range(0, K, BK):
         x = tl.load(left + k)
         y = tl.load(right + k * right_step, mask=is_column[None, :], other=0.0)
-        if INTERPRETED:  # which multiplies bfloat16 as bit patterns
-            x, y = x.to(tl.float32), y.to(tl.float32)
+        if INTERPRETED:  # the interpreter multiplies bfloat16 as bit patterns
+            x = x.to(tl.float32)
+            y = y.to(tl.float32)
         total = tl.dot(x, y, total, input_precision="tf32" if TF32 else "ieee")
     return total
 

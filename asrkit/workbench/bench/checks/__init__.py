@@ -23,7 +23,7 @@ from asrkit.decoders import ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.decoders.transducer import STRATEGIES, graphs
 from asrkit.decoders.transducer.beam import transducer_beam
 from asrkit.decoders.transducer.beam_reference import transducer_beam_reference
-from asrkit.decoders.transducer.reading import Reader
+from asrkit.decoders.transducer.steps import GreedyModel
 from asrkit.features import log_mel, normalize, normalize_sequential
 from asrkit.models import (
     CTCConfig,
@@ -313,13 +313,13 @@ def _never_waits(device: str, mode: Any, turn: Any) -> None:
     transducer_greedy(model, encoded, lengths, graphs=mode, turn=turn)
     [(loop, run)] = graphs.MODELS[id(model)].loops.values()
     with torch.inference_mode():
-        read = Reader(model, device=encoded.device)
-        carry = read.start(encoded)
+        greedy = GreedyModel(model, device=encoded.device)
+        carry = greedy.initial_carry(encoded)
         loop.load(encoded, lengths, carry)
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            loop.turn(read)
+            loop.turn(greedy)
             if mode == "full":
                 run()
         finally:

@@ -90,7 +90,7 @@ def share(
         "machine": machine.this_machine(),
         "source": machine.code()["source"],
     }
-    with files.alone(out):
+    with files.lock(out):
         if resume:
             take_over(resume, out, same)
         run = _Share(out, minutes, same, say, begun)

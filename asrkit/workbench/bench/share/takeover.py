@@ -30,7 +30,7 @@ def take_over(earlier: Path, out: Path, same: Mapping[str, Any]) -> None:
     """
     has_manifest = (earlier / "manifest.json").is_file()
     expect(has_manifest, "resume", WANTED, f"{str(earlier)!r} without manifest.json")
-    empty = not any(out.iterdir())
+    empty = all(path.name == files.LOCK for path in out.iterdir())
     got = f"{str(out)!r} with files"
     expect(empty, "out", "an empty folder with --resume", got, "Name a new one.")
     contents = {}

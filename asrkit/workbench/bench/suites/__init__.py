@@ -11,6 +11,7 @@ from asrkit.workbench.bench.suites import (
     ladder,
     losses,
     precision,
+    training,
 )
 
 SUITES = {
@@ -22,6 +23,7 @@ SUITES = {
         precision.SUITE,
         encoder.SUITE,
         batching.SUITE,
+        training.SUITE,
         claims.SUITE,
         ladder.SUITE,
     ]

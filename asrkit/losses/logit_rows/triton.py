@@ -1,5 +1,5 @@
-"""Both passes over the logits in Triton: log-softmax fused with the scores, softmax with the
-gradient.
+"""Both passes over the logits in Triton: log-softmax fused with the arc log-probabilities, softmax
+fused with the gradient.
 
 A program of one warp takes a node at a time and goes through its tokens block by block, with a
 running largest value and a sum below it, so that its registers do not grow with V. Floor: the
@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asrkit.losses.autograd import Saved
+from asrkit.losses.gradient import Saved
 from asrkit.losses.nodes import (
     FIRST_LOGIT,
     FIRST_NODE,
@@ -32,9 +32,9 @@ from asrkit.losses.nodes import (
     LABELS,
     ROW_FRAMES,
     ROW_NODES,
+    ArcLogProbs,
+    LatticeOptions,
     Nodes,
-    Options,
-    Scores,
 )
 
 MOST = 1024  # tokens that a program holds at a time: 32 registers of a lane
@@ -43,30 +43,40 @@ NODES = 8  # nodes that a program takes, one after another
 OPTIONS = {"num_warps": 1, "num_stages": 1}
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 LOG2E = tl.constexpr(log2(e))
-FRAMES_, LABELS_, FIRST_NODE_, FIRST_LOGIT_, FRAME_STEP_, LABEL_STEP_, ROW_FRAMES_, ROW_NODES_ = (
-    map(
-        tl.constexpr,
-        (FRAMES, LABELS, FIRST_NODE, FIRST_LOGIT, FRAME_STEP, LABEL_STEP, ROW_FRAMES, ROW_NODES),
-    )
-)
+
+# Columns of the table of nodes, as constants of the kernels.
+FRAMES_ = tl.constexpr(FRAMES)
+LABELS_ = tl.constexpr(LABELS)
+FIRST_NODE_ = tl.constexpr(FIRST_NODE)
+FIRST_LOGIT_ = tl.constexpr(FIRST_LOGIT)
+FRAME_STEP_ = tl.constexpr(FRAME_STEP)
+LABEL_STEP_ = tl.constexpr(LABEL_STEP)
+ROW_FRAMES_ = tl.constexpr(ROW_FRAMES)
+ROW_NODES_ = tl.constexpr(ROW_NODES)
 
 
-def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> Scores:
-    """Scores of all nodes, (N,) each, float32."""
-    n, device = len(options.durations), logits.device
-    z, stay, emit = torch.empty((3, nodes.count), device=device).unbind()
-    durations = torch.empty((nodes.count, n), device=device)
-    V, size = logits.shape[-1] - n, nodes.table[:, FRAMES] * (nodes.table[:, LABELS] + 1)
+def arc_log_probs(
+    logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
+) -> ArcLogProbs:
+    """Arc log-probabilities of all `nodes`, (N,) each, from `logits`, `targets` and `options`.
+
+    They are float32.
+    """
+    n = len(options.durations)
+    device = logits.device
+    V = logits.shape[-1] - n
+    log_z, blank_logp, label_logp = torch.empty((3, nodes.count), device=device).unbind()
+    duration_logp = torch.empty((nodes.count, n), device=device)
     with torch.cuda.device_of(logits):
-        _scores[_grid(nodes, size)](
+        _scores[_grid(nodes, nodes.sizes)](
             logits,
             targets.contiguous(),
             targets.shape[1],
             nodes.on(device),
-            z,
-            stay,
-            emit,
-            durations,
+            log_z,
+            blank_logp,
+            label_logp,
+            duration_logp,
             options.blank,
             V=V,
             N=n,
@@ -75,7 +85,7 @@ def scores(logits: Tensor, targets: Tensor, nodes: Nodes, options: Options) -> S
             **blocks(V, n),
             **OPTIONS,
         )
-    return Scores(z, stay, emit, durations if n else None)
+    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp if n else None)
 
 
 def gradient(
@@ -83,49 +93,53 @@ def gradient(
     out: Tensor,
     targets: Tensor,
     nodes: Nodes,
-    options: Options,
+    options: LatticeOptions,
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over all of `out`; see asrkit.losses.autograd.Rows."""
-    tail = saved.z.new_empty((len(saved.z), 0)) if saved.by_duration is None else saved.by_duration
-    V, n = logits.shape[-1] - tail.shape[1], tail.shape[1]
-    own = nodes if out.stride() == logits.stride() else nodes.of(out)
-    tables = nodes.on(logits.device), own.on(logits.device)
-    shares = (
-        saved.z,
-        saved.by_blank.contiguous(),
-        saved.by_label.contiguous(),
-        tail.contiguous(),
-        incoming.float().contiguous(),
-    )
-    size = nodes.table[:, ROW_FRAMES] * nodes.table[:, ROW_NODES]
+    """Write the gradient over the `logits` into all of `out`.
+
+    Takes logits, out, targets, nodes, options, saved and incoming as
+    asrkit.losses.gradient.LogitRows says.
+    """
+    by_duration = saved.duration_gradient
+    if by_duration is None:
+        by_duration = saved.log_z.new_empty((len(saved.log_z), 0))
+    n = by_duration.shape[1]
+    V = logits.shape[-1] - n
+    out_nodes = nodes if out.stride() == logits.stride() else nodes.strided_like(out)
     with torch.cuda.device_of(logits):
-        _gradient[_grid(nodes, size)](
+        _gradient[_grid(nodes, nodes.padded_sizes)](
             logits,
             out,
             targets.contiguous(),
             targets.shape[1],
-            *tables,
-            *shares,
+            nodes.on(logits.device),
+            out_nodes.on(logits.device),
+            saved.log_z,
+            saved.blank_posterior.contiguous(),
+            saved.label_posterior.contiguous(),
+            by_duration.contiguous(),
+            incoming.float().contiguous(),
             options.blank,
             options.clamp,
             V=V,
             N=n,
             FUSED=options.fused_log_softmax,
             CLAMPS=options.clamp > 0,
-            TOGETHER=min(together(logits, nodes), together(out, own)),
+            TOGETHER=min(together(logits, nodes), together(out, out_nodes)),
             **blocks(V, n),
             **OPTIONS,
         )
 
 
 def blocks(V: int, n: int) -> dict[str, int]:
-    """Constants of the kernels: tokens of a block, of the last one, which takes what whole ones
-    leave, room for n durations.
+    """Constants of the kernels for V tokens and n durations.
 
-    A block is a power of two that fits into V: of V = 513, 512 tokens and then 32 places for the
-    last one, where one block would have twice as many places as tokens.
+    BLOCK is the tokens of a block, a power of two that fits into V; TAIL those of the last block,
+    which takes what whole ones leave; ROOM is room for n durations. Of V = 513, 512 tokens come
+    first and then 32 places for the last one, where one block would have twice as many places as
+    there are tokens.
     """
     block = min(MOST, max(LEAST, 1 << (V.bit_length() - 1)))
     return {
@@ -136,20 +150,15 @@ def blocks(V: int, n: int) -> dict[str, int]:
 
 
 def together(logits: Tensor, nodes: Nodes) -> int:
-    """Logits that a lane can read at once, since every row starts at a multiple of so many: those
-    of 16 bytes, or 1.
-    """
+    """Logits that a lane can read at once: 16 bytes of them where all rows are aligned, else 1."""
     starts = nodes.table[:, FIRST_LOGIT : LABEL_STEP + 1] * logits.element_size()
-    return (
-        16 // logits.element_size()
-        if logits.data_ptr() % 16 == 0 and not bool((starts % 16).any())
-        else 1
-    )
+    aligned = logits.data_ptr() % 16 == 0 and not bool((starts % 16).any())
+    return 16 // logits.element_size() if aligned else 1
 
 
-def _grid(nodes: Nodes, size: Tensor) -> tuple[int, int]:
-    """Programs for `size` (B,) nodes in each utterance."""
-    return triton.cdiv(int(size.max()), NODES), len(nodes.table)
+def _grid(nodes: Nodes, sizes: Tensor) -> tuple[int, int]:
+    """Programs for `sizes` (B,) nodes in the utterances."""
+    return triton.cdiv(int(sizes.max()), NODES), len(nodes.table)
 
 
 @triton.jit
@@ -161,7 +170,8 @@ def _column(table, b, column: tl.constexpr):
 @triton.jit
 def _first_logit(table, b, t, u, TOGETHER: tl.constexpr):
     """Place of the first logit of a node."""
-    frame, label = t * _column(table, b, FRAME_STEP_), u * _column(table, b, LABEL_STEP_)
+    frame = t * _column(table, b, FRAME_STEP_)
+    label = u * _column(table, b, LABEL_STEP_)
     return tl.multiple_of(_column(table, b, FIRST_LOGIT_) + frame + label, TOGETHER)
 
 
@@ -177,17 +187,18 @@ def _exp(x):
 
 @triton.jit
 def _joined(tokens, largest, total):
-    """`largest` value and `total` of exp below it, with further tokens."""
+    """The `largest` value and the `total` of exp below it, updated with further tokens."""
     above = tl.maximum(largest, tl.max(tokens, axis=0))
     return above, total * _exp(largest - above) + tl.sum(_exp(tokens - above), axis=0)
 
 
 @triton.jit
-def _normaliser(x, V: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
+def _log_normaliser(x, V: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
     """Largest of the V logits at `x`, and log of the sum of exp below it; NaN where one is NaN or
     inf, or all are -inf.
     """
-    largest, total = LOWEST, 0.0
+    largest = LOWEST
+    total = 0.0
     for first in range(0, V // BLOCK * BLOCK, BLOCK):
         tokens = tl.load(x + first + tl.arange(0, BLOCK)).to(tl.float32)
         largest, total = _joined(tokens, largest, total)
@@ -204,10 +215,10 @@ def _scores(
     targets,
     U,
     table,
-    z,
-    stay,
-    emit,
-    durations,
+    log_z,
+    blank_logp,
+    label_logp,
+    duration_logp,
     blank,
     V: tl.constexpr,
     N: tl.constexpr,
@@ -218,26 +229,29 @@ def _scores(
     ROOM: tl.constexpr,
 ):
     b = tl.program_id(1)
-    U1, place = _column(table, b, LABELS_).to(tl.int32) + 1, tl.program_id(0)
+    U1 = _column(table, b, LABELS_).to(tl.int32) + 1
+    place = tl.program_id(0)
     size = _column(table, b, FRAMES_).to(tl.int32) * U1
     while place < size:
-        u, node = place % U1, _column(table, b, FIRST_NODE_) + place
+        u = place % U1
+        node = _column(table, b, FIRST_NODE_) + place
         x = logits + _first_logit(table, b, place // U1, u, TOGETHER)
         label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=0)
-        at_blank, at_label = tl.load(x + blank).to(tl.float32), tl.load(x + label).to(tl.float32)
-        largest, rest = 0.0, 0.0
+        at_blank = tl.load(x + blank).to(tl.float32)
+        at_label = tl.load(x + label).to(tl.float32)
+        largest = 0.0
+        rest = 0.0
         if FUSED:
-            largest, rest = _normaliser(x, V, BLOCK, TAIL)
-        tl.store(z + node, largest + rest)
-        tl.store(
-            stay + node, at_blank - largest - rest
-        )  # less is lost than with their sum, which is rounded
-        tl.store(emit + node, tl.where(u + 1 < U1, at_label - largest - rest, -float("inf")))
+            largest, rest = _log_normaliser(x, V, BLOCK, TAIL)
+        # less is lost by subtracting both than with their sum, which is rounded
+        tl.store(log_z + node, largest + rest)
+        tl.store(blank_logp + node, at_blank - largest - rest)
+        tl.store(label_logp + node, tl.where(u + 1 < U1, at_label - largest - rest, -float("inf")))
         if N > 0:
             i = tl.arange(0, ROOM)
             tail = tl.load(x + V + i, mask=i < N, other=-float("inf")).to(tl.float32)
             largest, total = _joined(tail, LOWEST, 0.0)
-            tl.store(durations + node * N + i, tail - largest - tl.log(total), mask=i < N)
+            tl.store(duration_logp + node * N + i, tail - largest - tl.log(total), mask=i < N)
         place += tl.num_programs(0)
 
 
@@ -260,8 +274,8 @@ def _limited(grad, clamp, scale, CLAMPS: tl.constexpr):
 def _softmax(
     x,
     out,
-    z,
-    share,
+    log_z,
+    posterior,
     clamp,
     scale,
     V: tl.constexpr,
@@ -269,16 +283,16 @@ def _softmax(
     BLOCK: tl.constexpr,
     TAIL: tl.constexpr,
 ):
-    """share exp(x - z), clamped and times `scale`; a block is read before it is written, so `out`
-    may be `x`.
+    """posterior exp(x - log_z), clamped and times `scale`; a block is read before it is written, so
+    `out` may be `x`.
     """
     for first in range(0, V // BLOCK * BLOCK, BLOCK):
         v = first + tl.arange(0, BLOCK)
-        grad = share * _exp(tl.load(x + v).to(tl.float32) - z)
+        grad = posterior * _exp(tl.load(x + v).to(tl.float32) - log_z)
         tl.store(out + v, _limited(grad, clamp, scale, CLAMPS).to(out.dtype.element_ty))
     if V % BLOCK > 0:
         v = V // BLOCK * BLOCK + tl.arange(0, TAIL)
-        grad = share * _exp(tl.load(x + v, mask=v < V, other=0.0).to(tl.float32) - z)
+        grad = posterior * _exp(tl.load(x + v, mask=v < V, other=0.0).to(tl.float32) - log_z)
         tl.store(out + v, _limited(grad, clamp, scale, CLAMPS).to(out.dtype.element_ty), mask=v < V)
 
 
@@ -289,11 +303,11 @@ def _gradient(
     targets,
     U,
     table,
-    own,
-    z,
-    by_blank,
-    by_label,
-    by_duration,
+    own,  # the table of `out`
+    log_z,
+    blank_posterior,
+    label_posterior,
+    duration_gradient,
     incoming,
     blank,
     clamp,
@@ -307,42 +321,40 @@ def _gradient(
     ROOM: tl.constexpr,
 ):
     b = tl.program_id(1)
-    T, U1 = _column(table, b, FRAMES_).to(tl.int32), _column(table, b, LABELS_).to(tl.int32) + 1
-    width, scale = _column(table, b, ROW_NODES_).to(tl.int32), tl.load(incoming + b)
-    place, size = tl.program_id(0), _column(table, b, ROW_FRAMES_).to(tl.int32) * width
+    T = _column(table, b, FRAMES_).to(tl.int32)
+    U1 = _column(table, b, LABELS_).to(tl.int32) + 1
+    width = _column(table, b, ROW_NODES_).to(tl.int32)
+    scale = tl.load(incoming + b)
+    place = tl.program_id(0)
+    size = _column(table, b, ROW_FRAMES_).to(tl.int32) * width
     while place < size:
-        t, u = place // width, place % width
+        t = place // width
+        u = place % width
         g = out + _first_logit(own, b, t, u, TOGETHER)
         if (t >= T) | (u >= U1):
             _zeros(g, V + N, BLOCK)
         else:
-            x, node = (
-                logits + _first_logit(table, b, t, u, TOGETHER),
-                _column(table, b, FIRST_NODE_) + t * U1 + u,
-            )
-            stay, emit, normaliser = (
-                tl.load(by_blank + node),
-                tl.load(by_label + node),
-                tl.load(z + node),
-            )
+            x = logits + _first_logit(table, b, t, u, TOGETHER)
+            node = _column(table, b, FIRST_NODE_) + t * U1 + u
+            by_blank = tl.load(blank_posterior + node)
+            by_label = tl.load(label_posterior + node)
+            z = tl.load(log_z + node)
             label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=blank)
-            share = stay + emit if FUSED else 0.0
-            at_blank, at_label = -stay, -emit
-            if share != 0.0:
-                at_blank += share * _exp(tl.load(x + blank).to(tl.float32) - normaliser)
-                at_label += share * _exp(tl.load(x + label).to(tl.float32) - normaliser)
+            posterior = by_blank + by_label if FUSED else 0.0
+            at_blank = -by_blank
+            at_label = -by_label
+            if posterior != 0.0:
+                at_blank += posterior * _exp(tl.load(x + blank).to(tl.float32) - z)
+                at_label += posterior * _exp(tl.load(x + label).to(tl.float32) - z)
                 tl.debug_barrier()  # both are read before another lane writes over them
-                _softmax(x, g, normaliser, share, clamp, scale, V, CLAMPS, BLOCK, TAIL)
+                _softmax(x, g, z, posterior, clamp, scale, V, CLAMPS, BLOCK, TAIL)
             else:
                 _zeros(g, V, BLOCK)
             if N > 0:
                 i = tl.arange(0, ROOM)
-                tail = tl.load(by_duration + node * N + i, mask=i < N, other=0.0)
-                tl.store(
-                    g + V + i,
-                    _limited(tail, clamp, scale, CLAMPS).to(g.dtype.element_ty),
-                    mask=i < N,
-                )
+                by_duration = tl.load(duration_gradient + node * N + i, mask=i < N, other=0.0)
+                limited = _limited(by_duration, clamp, scale, CLAMPS)
+                tl.store(g + V + i, limited.to(g.dtype.element_ty), mask=i < N)
             tl.debug_barrier()  # and written after what other lanes put there
             if u + 1 < U1:
                 tl.store(g + label, _limited(at_label, clamp, scale, CLAMPS).to(g.dtype.element_ty))

@@ -1,0 +1,226 @@
+"""`asrkit bench`."""
+
+import argparse
+import contextlib
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from asrkit.cli.command import Command, count, finish, say
+from asrkit.cli.options import add_device, apply_runtime_options, check_writable
+
+SUITES = "losses decoders features precision encoder batching claims ladder all".split()
+PLANNED_MINUTES = 9.0  # of --plan without --minutes
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from asrkit.shapes import expect
+
+    expect(args.suite == "all" or not args.plan, "plan", "the suite all", args.suite)
+    if args.plan:
+        return _print_plan(args)
+    apply_runtime_options(args)
+    expect(
+        args.minutes is not None or not args.resume,
+        "resume",
+        "--minutes beside it",
+        "none",
+        "Only a share can be resumed.",
+    )
+    if args.minutes is not None:
+        return _run_share(args)
+    return _run_suites(args)
+
+
+def _print_plan(args: argparse.Namespace) -> int:
+    from asrkit.workbench.bench.share import plan
+
+    if args.json:
+        print(json.dumps({"parts": [part.name for part in plan.PARTS]}))
+    else:
+        print("\n".join(plan.lines(args.minutes or PLANNED_MINUTES)))
+    return 0
+
+
+def _batching_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of the suite batching that were passed."""
+    options = {"lengths": args.lengths, "ranks": args.ranks}
+    return {name: value for name, value in options.items() if value}
+
+
+def _run_suites(args: argparse.Namespace) -> int:
+    from asrkit.shapes import expect
+    from asrkit.workbench import bench
+
+    out = args.out or Path("reports/bench.jsonl")
+    expect(
+        not out.is_dir(),
+        "out",
+        "a file",
+        repr(str(out)),
+        "A folder takes what `bench all --minutes` finds.",
+    )
+    options = _batching_options(args)
+    expect(
+        not options or args.suite == "batching",
+        ", ".join(options),
+        "the suite batching",
+        args.suite,
+    )
+    check_writable(out)
+    records = []
+    with bench.Peers() if args.peers else contextlib.nullcontext() as peers:
+        for suite in bench.SUITES if args.suite == "all" else [args.suite]:
+            records += bench.run(
+                suite,
+                device=args.device,
+                out=out,
+                quick=args.quick,
+                peers=peers,
+                say=functools.partial(print, file=sys.stderr),
+                **options,
+            )
+    say(args, *bench.table(records), *bench.legend(records))
+    result = {"records": len(records), "out": str(out)}
+    finish(args, result, f"{count(len(records), 'record')} appended to {out}")
+    return 0
+
+
+def _run_share(args: argparse.Namespace) -> int:
+    from asrkit.shapes import expect
+    from asrkit.workbench import bench
+    from asrkit.workbench.bench.share import report, share
+    from asrkit.workbench.records import read
+
+    expect(
+        args.suite == "all",
+        "minutes",
+        "the suite all",
+        args.suite,
+        "Other suites take the time they take.",
+    )
+    unfit = [*_batching_options(args)]
+    if args.peers:
+        unfit.append("peers")
+    expect(
+        not unfit,
+        ", ".join(unfit),
+        "nothing with --minutes",
+        "both",
+        "What these measure needs no GPU.",
+    )
+    out = args.out or Path("reports/share")
+    expect(
+        not out.is_file(),
+        "out",
+        "a folder",
+        repr(str(out)),
+        "A file takes what `bench all` without --minutes finds.",
+    )
+    manifest = share(
+        out,
+        device=args.device,
+        minutes=args.minutes,
+        quick=args.quick,
+        resume=args.resume,
+        say=functools.partial(print, file=sys.stderr, flush=True),
+    )
+    records = read(out / "bench.jsonl")
+    say(args, *bench.table(records), *report(manifest))
+    return _finish_share(args, manifest, len(records), out)
+
+
+def _finish_share(
+    args: argparse.Namespace, manifest: dict[str, Any], records: int, out: Path
+) -> int:
+    checks = manifest["checks"]
+    parts = {name: part["status"] for name, part in manifest["parts"].items()}
+    result = {
+        "records": records,
+        "passed": checks["passed"],
+        "not_passed": [*checks["not_passed"]],
+        "not_checked": [*checks["not_checked"]],
+        "parts": parts,
+        "seconds": manifest["seconds"],
+        "out": str(out),
+    }
+    failures = count(len(result["not_passed"]), "check")
+    finish(args, result, f"{count(records, 'record')}, {failures} not passed: {out}")
+    as_planned = set(parts.values()) <= {"done", "stopped", "no time"}
+    return 0 if as_planned and not checks["not_passed"] else 1
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to measure")
+    what.add_argument("suite", choices=SUITES, help="a suite, or all of them")
+    what.add_argument("--quick", action="store_true", help="small sizes and few repeats")
+    what.add_argument(
+        "--peers",
+        action="store_true",
+        help="also time the rivals that `make peers` installed, in a checkout; on a GPU NeMo's "
+        "decoders",
+    )
+    add_device(parser.add_argument_group("device"))
+    batching = parser.add_argument_group("suite batching")
+    batching.add_argument(
+        "--lengths",
+        type=Path,
+        metavar="FILE",
+        help="a table of your own: CSV with the columns seconds and tokens",
+    )
+    batching.add_argument(
+        "--ranks",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="numbers of ranks (default: 1 8 64 1024)",
+    )
+    _add_share_arguments(parser)
+    parser.add_argument_group("output").add_argument(
+        "--out",
+        type=Path,
+        help="file that records are appended to (default: reports/bench.jsonl); with --minutes a "
+        "folder of records, checks, log and manifest (default: reports/share)",
+    )
+
+
+def _add_share_arguments(parser: argparse.ArgumentParser) -> None:
+    share = parser.add_argument_group("a time limit, with the suite all")
+    share.add_argument(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help="measure what matters most in N minutes: first check every path, then run the suites "
+        "in processes of their own, most important first; run it again and it goes on. Without a "
+        "GPU it is a rehearsal, with --quick",
+    )
+    share.add_argument(
+        "--plan",
+        action="store_true",
+        help="only print what --minutes (default: 9) would measure, in which order and why",
+    )
+    share.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="with --minutes: go on from the folder of an earlier run, of the same code on the "
+        "same kind of machine; it is copied into --out, which has to be empty. For a second "
+        "lease, carry it along in the checkout",
+    )
+
+
+COMMAND = Command(
+    name="bench",
+    summary="Measure fast implementations against their references, side by side in one run.",
+    run=_bench,
+    add_arguments=_add_arguments,
+    examples=[
+        "asrkit bench losses",
+        "asrkit bench decoders --threads 1 --quick",
+        "asrkit bench batching --lengths mine.csv.gz",
+        "asrkit bench all --device cuda --minutes 9 --out share",
+        "asrkit bench all --device cuda --minutes 9 --plan",
+    ],
+)

@@ -1,0 +1,62 @@
+"""What every command is made of, and how it says what it did."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command of `asrkit`: what `--help` says of it, its arguments, and the function behind it.
+
+    `name` is what is typed after `asrkit`, one word or two ("data prepare").
+    """
+
+    name: str
+    summary: str
+    run: Callable[[argparse.Namespace], int]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    details: str = ""
+    examples: Sequence[str] = ()
+
+
+def say(args: argparse.Namespace, *lines: str) -> None:
+    """Print text for people: on stdout, or on stderr where --json keeps stdout for the result.
+
+    Args:
+        args: the parsed arguments.
+        lines: lines of text.
+    """
+    stream = sys.stderr if args.json else sys.stdout
+    for line in lines:
+        print(line, file=stream)
+
+
+def finish(args: argparse.Namespace, result: Mapping[str, Any], sentence: str) -> None:
+    """End a command: with --json one JSON document on stdout, else one line for people.
+
+    Args:
+        args: the parsed arguments.
+        result: what a program wants to know; has to be JSON.
+        sentence: what a person wants to know, and where the result lies.
+    """
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print(sentence)
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """A number and its noun: "1 record", "1,200 records".
+
+    Args:
+        number: how many.
+        noun: the singular.
+        plural: the plural where it is not `noun` with an s.
+    """
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {plural or noun + 's'}"

@@ -1,0 +1,257 @@
+"""`asrkit transcribe`."""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from asrkit.cli.command import Command, count, finish
+from asrkit.cli.options import add_device, add_no_progress, apply_runtime_options
+
+
+def _transcribe(args: argparse.Namespace) -> int:
+    apply_runtime_options(args)
+    import torch
+
+    from asrkit.models import optimize
+    from asrkit.transcribe import TIMED, Folder, Options, find, transcribe
+
+    format_ = _transcript_format(args)
+    options = Options(
+        batch_s=args.batch_s,
+        window_s=args.window_s,
+        overlap_s=args.overlap_s,
+        timestamps=args.timestamps or format_ in TIMED,
+    )
+    _check_format(args, format_, TIMED)
+    checkpoint = _load_model(args)
+    recordings = find(args.files)
+    folder = None
+    todo, refused = [path for path, _ in recordings], []
+    if args.out:
+        folder = Folder(args.out, recordings, checkpoint, options, kind=format_, fresh=args.fresh)
+        todo, refused = folder.todo()
+        if folder.anew:
+            print(f"{folder.anew} made anew: other model, settings or recording", file=sys.stderr)
+    skipped = len(recordings) - len(todo) - len(refused)
+    if torch.device(args.device).type == "cpu":  # on CUDA it is not measured yet
+        optimize(checkpoint.model)  # after the folder has hashed the weights
+    start = time.perf_counter()
+    transcripts = transcribe(checkpoint, todo, options=options, progress=not args.no_progress)
+    failed, audio_s = _write(itertools.chain(refused, transcripts), folder, format_)
+    elapsed_s = time.perf_counter() - start  # with reading and writing, without loading the model
+    result = {
+        "files": len(recordings),
+        "failed": failed,
+        "skipped": skipped,
+        "audio_s": round(audio_s, 2),
+        "rtfx": round(audio_s / elapsed_s, 1),
+    }
+    _report(args, result)
+    return 1 if failed else 0
+
+
+def _transcript_format(args: argparse.Namespace) -> str:
+    """The format that was asked for; --json without --out prints transcripts as JSON lines."""
+    if args.format:
+        return args.format
+    return "json" if args.json and not args.out else "txt"
+
+
+def _check_format(args: argparse.Namespace, format_: str, timed: Iterable[str]) -> None:
+    from asrkit.shapes import expect
+
+    expect(
+        args.out is not None or format_ not in timed,
+        "format",
+        "txt or json without --out",
+        format_,
+        "Pass --out DIR.",
+    )
+    expect(
+        args.out is not None or not args.json or format_ == "json",
+        "json",
+        "--out DIR, or transcripts in JSON",
+        f"--format {format_}",
+    )
+    expect(
+        not args.timestamps or format_ != "txt",
+        "timestamps",
+        "a --format with times: json, srt, vtt or ctm",
+        format_,
+    )
+
+
+def _load_model(args: argparse.Namespace) -> Any:
+    """The checkpoint of --model, or the one that notebook 00 left, on the device."""
+    import torch
+
+    from asrkit.files import home
+    from asrkit.models import limit_context, load_checkpoint
+    from asrkit.shapes import expect
+
+    demo = home() / "demo"
+    expect(
+        args.model is not None or (demo / "model.safetensors").is_file(),
+        "model",
+        "the demo of notebook 00",
+        f"none in {demo}",
+        "Run it (make report), or pass --model.",
+    )
+    dtype = getattr(torch, args.dtype)
+    checkpoint = load_checkpoint(args.model or demo, device=args.device, dtype=dtype)
+    if args.context:
+        limit_context(checkpoint.model, tuple(args.context))
+    return checkpoint
+
+
+def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, float]:
+    """Write each transcript as it comes, to `folder` or else to stdout, and errors to stderr.
+
+    Returns (number of files that failed, seconds of audio transcribed).
+    """
+    from tqdm import tqdm
+
+    from asrkit.transcribe import summary
+
+    failed = 0
+    audio_s = 0.0
+    for transcript in transcripts:
+        audio_s += transcript.audio_s
+        if transcript.error:
+            failed += 1
+            tqdm.write(f"{transcript.path}: {transcript.error}", file=sys.stderr)
+        elif folder:
+            folder.write(transcript)
+        else:
+            line = f"{transcript.path}\t{transcript.text}"
+            if format_ == "json":
+                line = json.dumps(summary(transcript))
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()  # so that a reader of a pipe sees each as it comes
+    return failed, audio_s
+
+
+def _report(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Say how many files were transcribed; on stderr where stdout holds the transcripts."""
+    done = result["files"] - result["failed"] - result["skipped"]
+    sentence = f"{done} of {count(result['files'], 'file')} transcribed"
+    if result["skipped"]:
+        sentence += f", {result['skipped']} done before"
+    if result["failed"]:
+        sentence += f", {result['failed']} failed"
+    sentence += f"; {result['audio_s']:,} s of audio at RTFx {result['rtfx']:,}"
+    if args.out:
+        finish(args, result | {"out": str(args.out)}, f"{sentence}. Transcripts: {args.out}")
+    else:
+        print(sentence, file=sys.stderr)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    speech = parser.add_argument_group("what to transcribe")
+    speech.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        help="sound files of any sample rate, or folders, searched to any depth",
+    )
+    _add_output_arguments(parser)
+    _add_model_arguments(parser)
+    windows = parser.add_argument_group("windows and batches")
+    windows.add_argument(
+        "--window",
+        type=float,
+        default=30.0,
+        dest="window_s",
+        metavar="SECONDS",
+        help="files longer than this are cut into windows of this length",
+    )
+    windows.add_argument(
+        "--overlap",
+        type=float,
+        default=4.0,
+        dest="overlap_s",
+        metavar="SECONDS",
+        help="what neighbouring windows share",
+    )
+    windows.add_argument(
+        "--batch-seconds",
+        type=float,
+        default=120.0,
+        dest="batch_s",
+        metavar="SECONDS",
+        help="most audio in a batch, padding included",
+    )
+    add_device(parser.add_argument_group("device"))
+    add_no_progress(parser)
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--format",
+        choices=["txt", "json", "srt", "vtt", "ctm"],
+        help="text, JSON, subtitles or CTM; without --out one line a file, so txt or json "
+        "(default: txt)",
+    )
+    output.add_argument(
+        "--timestamps",
+        action="store_true",
+        help="json: add the time of each word (srt, vtt and ctm have them anyway). RNN-T labels "
+        "have no length, so with an RNN-T a word ends where its last label was emitted",
+    )
+    output.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write one transcript a file into this folder, and skip those already done",
+    )
+    output.add_argument(
+        "--fresh",
+        action="store_true",
+        help="with --out: transcribe all files again and overwrite their transcripts",
+    )
+
+
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model",
+        type=Path,
+        help="training folder, .safetensors, .nemo or Hugging Face folder (default: the model "
+        "that notebook 00 trained)",
+    )
+    model.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        default="float32",
+        help="precision of the model; features stay float32",
+    )
+    model.add_argument(
+        "--context",
+        type=int,
+        nargs=2,
+        metavar=("LEFT", "RIGHT"),
+        help="FastConformer: limit attention to so many encoder frames to the left and right",
+    )
+
+
+COMMAND = Command(
+    name="transcribe",
+    summary="Transcribe sound files, long ones in windows.",
+    details="A file that cannot be read is reported, the others are transcribed, and the exit "
+    "code is 1. With --json, stdout has one JSON line a file, or with --out one JSON document of "
+    "counts.",
+    run=_transcribe,
+    add_arguments=_add_arguments,
+    examples=[
+        "asrkit transcribe talk.wav",
+        "asrkit transcribe talks/ call.mp3 --model models/mine --format srt --out text",
+        "asrkit transcribe talk.wav --model parakeet.nemo --dtype bfloat16",
+        "asrkit transcribe talks/ --json --timestamps > talks.jsonl",
+    ],
+)

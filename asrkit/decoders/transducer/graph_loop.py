@@ -1,0 +1,185 @@
+"""`GraphLoop`: windowed looping on buffers with fixed addresses, so that it can be recorded."""
+
+from collections.abc import Callable
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders.hypotheses import PADDING, Hypotheses
+from asrkit.decoders.states import map_state
+from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
+from asrkit.decoders.transducer.windowed_looping import (
+    initial_state,
+    joint_step,
+    predictor_step,
+)
+from asrkit.shapes import expect
+
+
+class GraphLoop:
+    """Windowed looping for batches of up to B utterances of up to T frames, in fixed buffers.
+
+    `turn` sends nothing to the host, so it can be recorded. Rows and frames that a batch leaves
+    unused lie beyond its lengths and are never read.
+
+    Attributes:
+        options: The options that `turn` uses.
+        encoded: (B, T, E) frames of the batch.
+        lengths: (B,) valid frames.
+        state: The `LoopState` of the batch.
+        counts: (B,) labels so far.
+        outputs: (3, B, columns) labels, frames and durations so far.
+        confidence: (B, columns) confidence of these labels, or None.
+        active: () bool, whether any utterance has frames left.
+        fused: Whether Triton computes the turn.
+        impl: How the turn is computed, in words.
+        storages_read: Addresses of the memory that a recorded turn reads; None before that.
+    """
+
+    def __init__(
+        self,
+        B: int,
+        T: int,
+        greedy: GreedyModel,
+        encoded: Tensor,
+        carry: Carry,
+        options: GreedyOptions,
+        unfused_because: str = "as asked",
+    ) -> None:
+        """Allocate buffers; nothing is loaded.
+
+        Args:
+            B: Most utterances.
+            T: Most frames.
+            greedy: The model.
+            encoded: Gives width, dtype and device of the frames.
+            carry: Gives sizes and dtypes of the model's state.
+            options: Uses `window` and `max_symbols`.
+            unfused_because: Why the turn cannot be fused; "" to fuse it.
+        """
+        device = encoded.device
+        columns = T * options.max_symbols + 1
+        self.options = options
+        self.duration_table = greedy.duration_table  # kept: a graph knows its address
+        self.encoded = encoded.new_zeros(B, T, encoded.shape[2])
+        self.lengths = carry.ahead.new_zeros(B)
+        self.state = map_state(
+            lambda part: part.new_zeros(B, *part.shape[1:]), initial_state(carry)
+        )
+        self.counts = self.lengths.clone()
+        self.outputs = self.lengths.new_zeros(3, B, columns)
+        self.confidence: Tensor | None = None
+        if greedy.confidence != "none":
+            self.confidence = torch.zeros(B, columns, dtype=torch.float32, device=device)
+        self.active = torch.zeros((), dtype=torch.bool, device=device)
+        self.host_flags = torch.zeros(2, dtype=torch.bool, pin_memory=encoded.is_cuda)
+        self.flag_sent: list[torch.cuda.Event] = []
+        if encoded.is_cuda:
+            self.flag_sent = [torch.cuda.Event(), torch.cuda.Event()]
+        self.fused = not unfused_because
+        self.impl = f"not fused: {unfused_because}" if unfused_because else "fused"
+        self.storages_read: set[int] | None = None
+
+    def load(self, encoded: Tensor, lengths: Tensor, carry: Carry) -> None:
+        """Copy a batch into the buffers.
+
+        Args:
+            encoded: Frames, no larger than the buffers.
+            lengths: (B,) valid frames.
+            carry: State before the first frame.
+        """
+        B, T, _ = encoded.shape
+        self.encoded[:B, :T].copy_(encoded)
+        self.lengths.zero_()[:B].copy_(lengths)
+        map_state(lambda own, new: own[:B].copy_(new), self.state, initial_state(carry))
+        self.counts.zero_()
+
+    def turn(self, greedy: GreedyModel) -> None:
+        """Decode at most one more label of each utterance."""
+        if self.fused:
+            from asrkit.decoders.transducer import fused_turn
+
+            fused_turn.turn(self, greedy)
+        else:
+            self.plain_turn(greedy)
+
+    def plain_turn(self, greedy: GreedyModel) -> None:
+        """The turn in torch.
+
+        Utterances that emit nothing write too: their next label overwrites it, or it lies beyond
+        `counts`.
+        """
+        advanced, step = joint_step(greedy, self.encoded, self.lengths, self.state, self.options)
+        column = self.counts[:, None]
+        outputs = torch.stack([step.labels, step.frames, step.durations])
+        self.outputs.scatter_(2, column.expand(3, -1, -1), outputs[..., None])
+        if self.confidence is not None:
+            self.confidence.scatter_(1, column, step.confidence[:, None])  # type: ignore[index]
+        self.counts += step.emitted
+        map_state(_overwrite, self.state, predictor_step(greedy, advanced, step))
+        torch.any(self.state.time < self.lengths, out=self.active)
+
+    def repeat(self, turns: Callable[[], None]) -> None:
+        """Call `turns` until no utterance has frames left.
+
+        The flag `active` travels to the host while the next turns already run, so there is one call
+        more than needed; turns after the end change nothing.
+        """
+        turns()
+        self._send_flag(0)
+        for slot in cycle((1, 0)):
+            turns()
+            self._send_flag(slot)
+            if not self._received_flag(1 - slot):
+                return
+
+    def _send_flag(self, slot: int) -> None:
+        self.host_flags[slot].copy_(self.active, non_blocking=True)
+        if self.flag_sent:
+            self.flag_sent[slot].record()
+
+    def _received_flag(self, slot: int) -> bool:
+        if self.flag_sent:
+            self.flag_sent[slot].synchronize()
+        return bool(self.host_flags[slot])
+
+    @torch.inference_mode(False)
+    def hypotheses(self, lengths: Tensor, carry: Carry, impl: str) -> Hypotheses:
+        """The result of the loaded batch, in tensors of its own.
+
+        Args:
+            lengths: (B,) as it was loaded.
+            carry: As it was loaded.
+            impl: How the result was computed.
+        """
+        B = len(lengths)
+        N = int(self.counts[:B].max())
+        state, counts = map_state(lambda part: part[:B].clone(), (self.state, self.counts))
+        beyond = torch.arange(N, device=counts.device) >= counts[:, None]
+        labels, frames, durations = (part[:B, :N] for part in self.outputs)
+        confidence = None
+        if self.confidence is not None:
+            confidence = self.confidence[:B, :N].masked_fill(beyond, PADDING)
+        return Hypotheses(
+            labels=labels.masked_fill(beyond, PADDING),
+            frames=(frames + carry.frames[:, None]).masked_fill(beyond, PADDING),
+            durations=durations.masked_fill(beyond, PADDING),
+            lengths=counts,
+            scores=state.scores,
+            impl=impl,
+            confidence=confidence,
+            carry=carry.after(state.time, lengths, state.predicted, state.state),
+        )
+
+
+def _overwrite(buffer: Tensor, new: Tensor) -> Tensor:
+    """Copy `new` into `buffer`; ValueError for another dtype, which would be cast silently."""
+    expect(
+        buffer.dtype == new.dtype,
+        "model.predict",
+        f"{buffer.dtype}, as it began with",
+        new.dtype,
+        "Keep one dtype.",
+    )
+    return buffer.copy_(new)

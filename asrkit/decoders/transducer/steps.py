@@ -1,0 +1,265 @@
+"""What all greedy strategies share: options, the carry between calls, and the best-token rule.
+
+`GreedyModel.best_tokens` decides for every strategy and device which token of a joint is best, how
+many frames it moves on, and how likely it is.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders.states import map_state, state_tensors
+from asrkit.shapes import MOST, expect, whole
+
+Confidence = Literal["none", "max_prob", "entropy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreedyOptions:
+    """Options of `transducer_greedy` that a strategy needs."""
+
+    max_symbols: int = 10  # labels on one frame
+    window: int = 8  # frames that one joint call of windowed_looping covers
+    graphs: str = "off"
+    turn: str = "auto"
+
+
+def check_rules(model: Any, max_symbols: int) -> None:
+    """Check that every path of `model` ends, in bounded memory.
+
+    Args:
+        model: A `Transducer`.
+        max_symbols: Most labels on one frame.
+
+    Raises:
+        ValueError: Names what is missing or out of range.
+    """
+    missing = [name for name in ("blank", "predict", "join") if not hasattr(model, name)]
+    got = f"{type(model).__name__} without {', '.join(missing)}"
+    expect(not missing, "model", "blank, predict and join", got)
+    expect(
+        whole(max_symbols, 1, MOST),
+        "max_symbols",
+        f"1 to {MOST} labels on a frame",
+        repr(max_symbols),
+    )
+    expect(
+        whole(model.blank, 0),
+        "model.blank",
+        "an index from 0",
+        repr(model.blank),
+        "Count it from the front: V - 1, not -1.",
+    )
+    durations = getattr(model, "durations", ())
+    valid = isinstance(durations, Sequence) and all(whole(frames, 0, MOST) for frames in durations)
+    wanted = f"a sequence of whole numbers from 0 to {MOST}"
+    expect(valid, "model.durations", wanted, repr(durations))
+
+
+class Carry(NamedTuple):
+    """Decoder state of B utterances after their frames so far; decodes the frames that follow."""
+
+    predicted: Tensor  # (B, P), predictor output after the labels so far
+    state: Any  # of the predictor
+    ahead: Tensor  # (B,) int64, frames still to come that a duration has already jumped over
+    frames: Tensor  # (B,) int64, frames decoded so far; labels are counted from the first of all
+
+    def select(self, rows: Tensor | slice) -> "Carry":
+        """The carry of the utterances `rows`, in that order."""
+        return map_state(lambda tensor: tensor[rows], self)
+
+    @staticmethod
+    def join(carries: Sequence["Carry"]) -> "Carry":
+        """One carry for the utterances of several batches, in the order of `carries`."""
+        expect(len(carries) > 0, "carries", "at least one", "none")
+
+        def concatenate(*tensors: Tensor) -> Tensor:
+            kinds = sorted({f"{tuple(tensor.shape[1:])} {tensor.dtype}" for tensor in tensors})
+            expect(len(kinds) == 1, "carries", "states of one model", " beside ".join(kinds))
+            return torch.cat(tensors)
+
+        return map_state(concatenate, *carries)
+
+    def check(self, encoded: Tensor) -> None:
+        """ValueError unless the carry has the batch size and the device of encoded (B, T, E)."""
+        tensors = state_tensors(self)
+        B = len(encoded)
+        sizes = sorted({str(len(tensor)) if tensor.dim() else "none" for tensor in tensors})
+        remedy = "Regroup it with select and join."
+        expect(sizes == [str(B)], "carry", f"B={B} utterances", ", ".join(sizes), remedy)
+        expect(
+            _is_matrix(self.predicted) and _is_column(self.ahead) and _is_column(self.frames),
+            "carry",
+            "predicted (B, P), and ahead and frames (B,) int64",
+            "others",
+            "Pass hypotheses.carry.",
+        )
+        device = str(encoded.device)
+        devices = sorted({str(tensor.device) for tensor in tensors})
+        expect(devices == [device], "carry", f"tensors on {device}", ", ".join(devices))
+
+    def after(self, time: Tensor, lengths: Tensor, predicted: Tensor, state: Any) -> "Carry":
+        """The carry once these utterances have been decoded by `lengths` more frames.
+
+        Args:
+            time: (B,) the frame that each utterance would look at next.
+            lengths: (B,) frames of this call.
+            predicted: (B, P) predictor output after the last label.
+            state: Predictor state after the last label.
+        """
+        return Carry(predicted, state, time - lengths, self.frames + lengths)
+
+
+def _is_matrix(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dim() == 2
+
+
+def _is_column(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dim() == 1 and part.dtype == torch.int64
+
+
+class BestTokens(NamedTuple):
+    """The best token of each joint; all tensors (...,)."""
+
+    token: Tensor  # int64
+    # int64, frames to move on. RNN-T: 1 after a blank, 0 after a label. TDT: the best duration, at
+    # least 1 after a blank.
+    jump: Tensor
+    score: Tensor  # float32, log-probability in nats of the token, plus that of TDT's duration
+    confidence: Tensor | None  # float32 in 0..1
+
+
+class GreedyModel:
+    """A `Transducer` and what greedy decoding derives from it.
+
+    Attributes:
+        model: The transducer.
+        confidence: Which confidence `best_tokens` computes.
+        blank: Index of the blank.
+        durations: Durations of TDT in frames; () for RNN-T.
+        longest_jump: The most frames that one token moves on.
+        duration_table: `durations` as an int64 tensor; None for RNN-T.
+    """
+
+    def __init__(
+        self, model: Any, confidence: Confidence = "none", device: torch.device | None = None
+    ) -> None:
+        """Wrap `model`.
+
+        Args:
+            model: A `Transducer`.
+            confidence: "none", "max_prob" or "entropy".
+            device: Where the frames will lie.
+        """
+        self.model = model
+        self.confidence = confidence
+        self.blank = model.blank
+        self.durations = tuple(getattr(model, "durations", ()))
+        self.longest_jump = max(1, *self.durations) if self.durations else 1
+        self.duration_table: Tensor | None = None
+        if self.durations:
+            self.duration_table = torch.tensor(self.durations, device=device)
+
+    def best_tokens(self, encoded: Tensor, predicted: Tensor) -> BestTokens:
+        """The best tokens of one joint call.
+
+        Args:
+            encoded: Frames (..., E).
+            predicted: Predictor outputs (..., P) whose leading dimensions broadcast with them.
+        """
+        logits = self.model.join(encoded, predicted)
+        V = vocabulary(logits, encoded, self.blank, self.durations)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        logp = logits[..., :V].log_softmax(-1, dtype=dtype)  # durations have their own softmax
+        score, token = logp.max(-1)
+        confidence = self._token_confidence(logp, score)
+        blank = (token == self.blank).long()
+        if self.duration_table is None:
+            return BestTokens(token, blank, score.float(), confidence)
+        duration_score, index = logits[..., V:].log_softmax(-1, dtype=dtype).max(-1)
+        jump = torch.maximum(self.duration_table[index], blank)
+        return BestTokens(token, jump, (score + duration_score).float(), confidence)
+
+    def _token_confidence(self, logp: Tensor, score: Tensor) -> Tensor | None:
+        """Probability of the best token, or 1 - entropy / ln V; None unless asked for."""
+        if self.confidence == "none":
+            return None
+        if self.confidence == "max_prob":
+            return score.exp().float()
+        entropy = torch.special.entr(logp.exp()).sum(-1)
+        return (1 - entropy / math.log(logp.shape[-1])).clamp(0, 1).float()
+
+    def initial_carry(self, encoded: Tensor) -> Carry:
+        """The carry of the utterances of encoded (B, T, E) before their first frame."""
+        blank = torch.full((len(encoded),), self.blank, dtype=torch.int64, device=encoded.device)
+        predicted, state = first_prediction(self.model, blank)
+        zero = torch.zeros_like(blank)
+        return Carry(predicted, state, zero, zero.clone())
+
+
+def first_prediction(model: Any, blank: Tensor) -> tuple[Tensor, Any]:
+    """(predictor output (B, P), predictor state) before the first label.
+
+    Args:
+        model: A `Transducer`.
+        blank: (B,) filled with the index of the blank.
+
+    Raises:
+        ValueError: `model.predict` returns something else, or tensors that are not batch first.
+    """
+    prediction = model.predict(blank, None)
+    valid = (
+        isinstance(prediction, tuple | list)
+        and len(prediction) == 2
+        and isinstance(prediction[0], Tensor)
+        and prediction[0].dim() == 2
+    )
+    expect(valid, "model.predict", "the pair predicted (B, P), state", _describe(prediction))
+    batch_first = {tensor.shape[:1] for tensor in state_tensors(prediction)} == {blank.shape}
+    expect(
+        batch_first,
+        "model.predict",
+        f"tensors with B={len(blank)} as first dimension",
+        "another",
+        "Transpose its state.",
+    )
+    return prediction[0], prediction[1]
+
+
+def vocabulary(logits: Any, encoded: Tensor, blank: int, durations: Sequence[int]) -> int:
+    """The vocabulary size V, blank included.
+
+    Args:
+        logits: What `model.join` returned, (..., V + durations).
+        encoded: The frames (..., E) that it was given.
+        blank: Index of the blank, below V.
+        durations: Durations of TDT; empty for RNN-T.
+
+    Raises:
+        ValueError: The logits have another shape or dtype.
+    """
+    least = blank + len(durations)
+    valid = (
+        isinstance(logits, Tensor)
+        and logits.is_floating_point()
+        and logits.shape[:-1] == encoded.shape[:-1]
+        and logits.shape[-1] > least
+    )
+    if not valid:
+        sizes = ", ".join(map(str, encoded.shape[:-1]))
+        wanted = f"float logits ({sizes}, more than {least})"
+        expect(False, "model.join", wanted, _describe(logits))
+    return logits.shape[-1] - len(durations)
+
+
+def _describe(value: Any) -> str:
+    """Shape and dtype of a tensor, the same of a tuple's parts, or a type's name."""
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {', '.join(map(_describe, value))}"
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {value.dtype}"
+    return type(value).__name__

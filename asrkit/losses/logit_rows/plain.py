@@ -1,0 +1,111 @@
+"""Both passes over the logits in plain torch, on any device: tile by tile, so that no second tensor
+of their size is made.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from asrkit.losses.gradient import Saved
+from asrkit.losses.nodes import ArcLogProbs, LatticeOptions, Nodes
+
+# smaller gradients become 0 on a CPU, whose products are slow below float32's normal range
+TINY = 1e-35
+
+
+def arc_log_probs(
+    logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
+) -> ArcLogProbs:
+    """Arc log-probabilities of all `nodes`, (N,) each, from `logits`, `targets` and `options`."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    n = len(options.durations)
+    log_z, blank_logp, label_logp = logits.new_zeros((3, nodes.count), dtype=dtype).unbind()
+    duration_logp = logits.new_empty((nodes.count, n), dtype=dtype) if n else None
+    for b in range(len(nodes.table)):
+        for tile, where in _tiles(nodes.grid(logits, b), nodes, b):
+            tokens = tile[..., : tile.shape[-1] - n].to(dtype)  # (frames, U1, V)
+            labels = _labels(tile, targets[b])
+            if options.fused_log_softmax:
+                z = tokens.logsumexp(-1)
+            else:
+                z = torch.zeros_like(tokens[..., 0])
+            # infinite logits have no softmax; they must not pass for a finite loss
+            z.masked_fill_(z.isinf(), torch.nan)
+            at_label = tokens[:, :-1].gather(-1, labels)[..., 0]
+            log_z[where] = z.flatten()
+            blank_logp[where] = (tokens[..., options.blank] - z).flatten()
+            label_logp[where] = -torch.inf
+            label_logp[where].view(z.shape)[:, :-1] = at_label - z[:, :-1]
+            if duration_logp is not None:
+                logps = tile[..., -n:].log_softmax(-1, dtype=dtype)
+                duration_logp[where] = logps.flatten(0, 1)
+    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
+
+
+def gradient(
+    logits: Tensor,
+    out: Tensor,
+    targets: Tensor,
+    nodes: Nodes,
+    options: LatticeOptions,
+    saved: Saved,
+    incoming: Tensor,
+) -> None:
+    """Write the gradient over the `logits` into all of `out`.
+
+    Takes logits, out, targets, nodes, options, saved and incoming as
+    asrkit.losses.gradient.LogitRows says.
+    """
+    out_nodes = nodes.strided_like(out)
+    for b in range(len(nodes.table)):
+        grid = out_nodes.grid(out, b)
+        T, U1, _ = nodes.slices(b)
+        grid[T:].zero_()
+        grid[:T, U1:].zero_()
+        tiles = _tiles(nodes.grid(logits, b), nodes, b)
+        out_tiles = _tiles(grid, nodes, b)
+        for (tile, where), (out_tile, _) in zip(tiles, out_tiles, strict=True):
+            grad = _tile_gradient(tile, where, targets[b], options, saved).mul_(incoming[b])
+            out_tile.copy_(grad if grad.is_cuda else torch.hardshrink(grad, TINY))
+
+
+def _tile_gradient(
+    tile: Tensor, where: slice, targets: Tensor, options: LatticeOptions, saved: Saved
+) -> Tensor:
+    """Gradient over a tile (frames, U1, V + n) of the nodes `where`, clamped."""
+    n = len(options.durations)
+    size = tile.shape[:2]
+    tokens = tile[..., : tile.shape[-1] - n]
+    blank_posterior = saved.blank_posterior[where].view(size)
+    label_posterior = saved.label_posterior[where].view(size)
+    if options.fused_log_softmax:
+        log_p = tokens.to(blank_posterior.dtype) - saved.log_z[where].view(*size, 1)
+        grad = log_p.exp_().mul_((blank_posterior + label_posterior)[..., None])
+    else:
+        grad = torch.zeros_like(tokens, dtype=blank_posterior.dtype)
+    grad[..., options.blank] -= blank_posterior
+    grad[:, :-1].scatter_add_(-1, _labels(tile, targets), -label_posterior[:, :-1, None])
+    if n:
+        assert saved.duration_gradient is not None
+        grad = torch.cat((grad, saved.duration_gradient[where].view(*size, n)), -1)
+    if options.clamp > 0:
+        grad.clamp_(-options.clamp, options.clamp)
+    return grad
+
+
+def _tiles(grid: Tensor, nodes: Nodes, b: int) -> Iterator[tuple[Tensor, slice]]:
+    """Some frames at a time of a grid's valid part, (frames, U1, V), and the slice of its nodes."""
+    T, U1, places = nodes.slices(b)
+    # fits a core's cache; on a GPU large enough for few launches
+    tile_bytes = 1 << 20 if grid.device.type == "cpu" else 1 << 28
+    step = max(1, tile_bytes // (4 * U1 * grid.shape[-1]))
+    for t in range(0, T, step):
+        stop = min(t + step, T)
+        yield grid[t:stop, :U1], slice(places.start + t * U1, places.start + stop * U1)
+
+
+def _labels(tile: Tensor, targets: Tensor) -> Tensor:
+    """The next label of every node that has one, as an index: (frames, U, 1)."""
+    frames, U1, _ = tile.shape
+    return targets[: U1 - 1].expand(frames, U1 - 1)[..., None]

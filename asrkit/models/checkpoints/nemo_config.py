@@ -1,0 +1,140 @@
+"""The config of a `.nemo` archive, read key by key.
+
+What nobody asks for is refused, so that no setting that changes the numbers is overlooked.
+"""
+
+import math
+import re
+from typing import Any
+
+from asrkit.models.checkpoints.archive import Archive
+from asrkit.shapes import expect, whole
+
+# Of a layer, and how many: what asks for more is damaged.
+SIZE = 65_536
+# Values of a config: published ones list their vocabulary two or three times, some thousands each.
+NODES = 10**6
+
+
+class Section:
+    """A section of the config. Each key is taken with NeMo's default; `done` refuses the others."""
+
+    def __init__(self, name: str, values: dict[str, Any], root: dict[str, Any]) -> None:
+        self.name = name
+        self.values = values
+        self.root = root
+        self.taken = {"_target_"}
+
+    def take(self, key: str, *default: Any, of: tuple[Any, ...] = ()) -> Any:
+        """The value of `key`, with references resolved.
+
+        Args:
+            key: The key.
+            default: What it is where the config lacks it; without it the key must be there.
+            of: The values that are supported; empty for any.
+
+        Raises:
+            ValueError: The key is missing, unset or not one of `of`.
+        """
+        known = short(sorted(map(str, self.values)))
+        expect(key in self.values or bool(default), self.name, f"a key {key!r}", known)
+        if key in self.values:
+            value = self._resolve(self.values[key])
+        else:
+            value = default[0]
+        self.taken.add(key)
+        unset = isinstance(value, str) and (value == "???" or "${" in value)
+        expect(not unset, f"{self.name}.{key}", "a value", short(value))
+        supported = f"{' or '.join(map(repr, of))} (others are not supported)"
+        expect(not of or value in of, f"{self.name}.{key}", supported, short(value))
+        return value
+
+    def number(self, key: str, *default: Any) -> float:
+        """The finite number that `key` has; YAML reads 1e-5 as text."""
+        value = self.take(key, *default)
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        expect(math.isfinite(number), f"{self.name}.{key}", "a number", short(value))
+        return number
+
+    def count(self, key: str, *default: Any) -> int:
+        """The whole number that `key` has, of a size that some model may have."""
+        value = self.take(key, *default)
+        wanted = f"a whole number in 1..{SIZE}"
+        expect(whole(value, 1, SIZE), f"{self.name}.{key}", wanted, short(value))
+        return value
+
+    def section(self, key: str) -> "Section":
+        """The section under `key`."""
+        values = self.take(key)
+        expect(isinstance(values, dict), f"{self.name}.{key}", "a section", short(values))
+        return Section(f"{self.name}.{key}".removeprefix("config."), values, self.root)
+
+    def done(self, ignored: str) -> None:
+        """Refuse keys that were not taken.
+
+        Args:
+            ignored: Keys, separated by spaces, that bear on training, speed or memory only.
+        """
+        unknown = sorted(map(str, self.values.keys() - self.taken - {*ignored.split()}))
+        remedy = "What they change is not supported."
+        expect(not unknown, self.name, "known keys", short(unknown), remedy)
+
+    def _resolve(self, value: Any) -> Any:
+        """`value` with references like ${encoder.d_model} replaced, in a list item by item."""
+        value = self._resolve_one(value)
+        if isinstance(value, list):
+            return [self._resolve_one(item) for item in value]
+        return value
+
+    def _resolve_one(self, value: Any) -> Any:
+        for _ in range(8):  # a reference may lead to another, not in circles
+            if not isinstance(value, str):
+                return value
+            reference = re.fullmatch(r"\$\{([\w.]+)\}", value)
+            if reference is None:
+                return value
+            value = self.root
+            for part in reference[1].split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+
+def short(value: Any) -> str:
+    """`value` as an error shows it."""
+    return repr(value)[:120]
+
+
+def read_config(nemo: Archive) -> Section:
+    """The config of the archive `nemo`; ValueError where it is damaged."""
+    import yaml
+
+    try:
+        config = yaml.safe_load(nemo.small("model_config.yaml"))
+    except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        damaged = f"{nemo.name}: model_config.yaml is damaged ({reason:.200})."
+        raise ValueError(damaged) from None
+    expect(isinstance(config, dict), "model_config.yaml", "keys and values", type(config).__name__)
+    _expect_finite(config)
+    return Section("config", config, config)
+
+
+def _expect_finite(config: dict[str, Any]) -> None:
+    """Refuse a config whose aliases stand for more values than memory holds."""
+    nodes: list[Any] = [config]
+    count = 1
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            children = list(node.values())
+        elif isinstance(node, list):
+            children = node
+        else:
+            continue
+        count += len(children)
+        endless = "one that aliases make endless"
+        expect(count <= NODES, "model_config.yaml", "a config", endless, "Do not trust it.")
+        nodes += children

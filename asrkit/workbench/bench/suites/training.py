@@ -1,0 +1,124 @@
+"""The suite of training steps: the joint whole, with logits made float32 or left as they are, and
+the lean loss.
+
+All arms start from one model and take one step on one batch: forward, backward, clipping, AdamW.
+The learning rate is 0, so that every call computes the same loss and its gradient.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asrkit.models import TransducerConfig, TransducerModel
+from asrkit.training import Prepared, TrainConfig, training_loss, update
+from asrkit.training.config import Joint
+from asrkit.workbench.bench.cases import Case, Suite, dtype_name
+
+# utterances, feature frames of 10 ms, labels, tokens with blank
+DEMO = (7, 160, 27, 28)  # the median batch of `asrkit train` on the spoken digits
+SIZES = (DEMO, (*DEMO[:3], 1024), (16, 400, 40, 1024))
+QUICK = ((2, 80, 6, 28),)
+# relative distance of losses and gradient norms that rounding of the joint's products excuses
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+class Float32Linear(nn.Linear):
+    """A linear layer whose output is float32 under autocast too, as training had it before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (..., V) of inputs (..., D)."""
+        return super().forward(x).float()
+
+
+def suite(device: str, quick: bool) -> Iterator[Case]:
+    """A case for each size and dtype: float32, and bfloat16 where the hardware computes in it.
+
+    Args:
+        device: "cpu" or "cuda".
+        quick: One small size only.
+    """
+    dtypes = [torch.float32]
+    native = TrainConfig().dtype(torch.device(device))
+    if native != torch.float32:
+        dtypes.append(native)
+    for size in QUICK if quick else SIZES:
+        for dtype in dtypes:
+            yield training_case(size, dtype, device)
+
+
+def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Case:
+    """One training step of the default model: both ways to compute the loss, in one autocast dtype.
+
+    Args:
+        size: Utterances, feature frames, labels, and tokens with blank.
+        dtype: Autocast dtype; float32 for none.
+        device: "cpu" or "cuda".
+    """
+    B, frames, U, V = size
+    generator = torch.Generator().manual_seed(0)
+    batch = Prepared(
+        features=torch.randn(B, frames, 80, generator=generator).to(device),
+        lengths=torch.linspace(frames, 0.7 * frames, B).long().to(device),
+        targets=torch.randint(V - 1, (B, U), generator=generator).to(device),
+        target_lengths=torch.linspace(U, 0.7 * U, B).long().to(device),
+        speech_s=0.0,
+    )
+    torch.manual_seed(0)
+    model = TransducerModel(TransducerConfig(vocab_size=V - 1)).to(device).train()
+    before = copy.deepcopy(model)
+    before.output.__class__ = Float32Linear
+    arms: dict[str, Callable[..., Any]] = {
+        "full_float32_logits": Stepper(before, batch, "full", dtype),
+        "full": Stepper(copy.deepcopy(model), batch, "full", dtype),
+        "lean": Stepper(model, batch, "lean", dtype),
+    }
+    pairs = [("full", "lean")]
+    if dtype == torch.float32:
+        del arms["full_float32_logits"]  # the same
+    else:
+        pairs = [("full_float32_logits", "full"), ("full_float32_logits", "lean"), *pairs]
+    T = model.encode(batch.features, batch.lengths)[0].shape[1]
+    return Case(
+        what="training-step",
+        arms=arms,
+        params={
+            "shape": [B, T, U + 1, V],
+            "joint_width": model.config.joint_width,
+            "dtype": dtype_name(dtype),
+        },
+        ratios=pairs,
+        tolerance=TOLERANCES[dtype],
+        memory=True,
+    )
+
+
+class Stepper:
+    """Calls make one training step on a batch; loss per label in nats and norm of the gradient.
+
+    Args:
+        model: In training mode.
+        batch: Features and targets.
+        joint: "full" or "lean".
+        dtype: Autocast dtype; float32 for none.
+    """
+
+    def __init__(
+        self, model: TransducerModel, batch: Prepared, joint: Joint, dtype: torch.dtype
+    ) -> None:
+        precision: Any = dtype_name(dtype)
+        self.model = model
+        self.batch = batch
+        self.config = TrainConfig(joint=joint, precision=precision)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)  # the encoder's dropout
+        loss = training_loss(self.model, self.batch, self.config).per_label
+        norm = update(self.model, self.optimizer, loss, self.config)
+        return loss.detach(), norm
+
+
+SUITE = Suite(name="training", cases=suite)

@@ -1,0 +1,118 @@
+"""One published number, and what would count as measuring it again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+Record = Mapping[str, Any]
+
+# Units as tables show them behind a number; any other follows after a space.
+UNITS = {"1": "", "us": " µs", "s/s": "× real time"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One published number: who says it, in our words, and what would count as measuring it again.
+
+    `asrkit.workbench.schemas.CLAIM` says which values the fields may have in claims.yaml.
+
+    Raises:
+        ValueError: Fields contradict each other.
+    """
+
+    id: str
+    text: str
+    source: Mapping[str, str]
+    kind: str
+    metric: str
+    unit: str
+    quoted: int | float | None  # None where the text gives no number
+    notebook: str
+    needs: str = "cpu"
+    status: str = "measured"
+    # For arithmetic, or a ratio that is estimated: an expression over `params`, and over the
+    # columns of a grid.
+    formula: str = ""
+    params: Mapping[str, float] = field(default_factory=dict)
+    # A table of data/published: the formula is computed for each of its lines, and `quoted` is the
+    # number of lines that agree.
+    grid: str = ""
+    keys: Sequence[str] = ()  # the columns that name a line
+    # The lines that are meant: a value, or a list of values, for a column.
+    where: Mapping[str, Any] = field(default_factory=dict)
+    # The line that a line is compared with: these keys differ, and `base_x` is its column x.
+    base: Mapping[str, Any] = field(default_factory=dict)
+    # What a line prints and the formula should give; without it the formula says whether a line
+    # agrees.
+    column: str = ""
+    take: str = ""  # max or min: the formula's largest or smallest value is what was quoted
+    # For a ratio: numerator and denominator; empty where the text names no baseline.
+    arms: Sequence[str] = ()
+    tolerance: Mapping[str, float] = field(default_factory=lambda: {"rel": 0.1})
+    # Smallest params of a record; with less it confirms the direction at most.
+    least: Mapping[str, float] = field(default_factory=dict)
+    noise: float = 0.5  # largest interquartile range over median that still carries a verdict
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        possible_arms = (0, 2) if self.kind == "ratio" else (0,)
+        may_have_formula = self.kind in ("ratio", "arithmetic")
+        needs_formula = self.kind == "arithmetic" or bool(self.grid)
+        rules = {
+            "a grid with keys": bool(self.grid) == bool(self.keys),
+            "a finite number or null as quoted": self.quoted is None or isfinite(self.quoted),
+            "a formula, for arithmetic only": may_have_formula or not self.formula,
+            "a formula for arithmetic and for a grid": bool(self.formula) or not needs_formula,
+            "two arms or none, for ratios only": len(self.arms) in possible_arms,
+            "no status planned beside a formula, which settles it": not (
+                self.formula and self.status == "planned"
+            ),
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise ValueError(f"expected {rule}.")
+
+    def agrees(self, value: float, printed: float | None = None) -> bool:
+        """Whether `value` is `printed` within the tolerance.
+
+        Args:
+            value: What was measured or computed, in the claim's unit.
+            printed: What it is compared with; by default what is quoted.
+        """
+        if printed is None:
+            printed = self.quoted or 0.0
+        gap = value - printed
+        ((rule, size),) = self.tolerance.items()
+        match rule:
+            case "above":
+                return gap >= size
+            case "below":
+                return -gap >= size
+            case "rel":
+                return abs(gap) <= size * abs(printed)
+            case _:
+                return abs(gap) <= size
+
+    @property
+    def rule(self) -> str:
+        """What a measurement has to be, in words: "within 10% of 1×", "above 0.5"."""
+        ((rule, size),) = self.tolerance.items()
+        match rule:
+            case "rel":
+                words = f"within {size:.0%} of"
+            case "abs":
+                words = f"within {size:g} of"
+            case _ if size:
+                words = f"at least {size:g} {rule}"
+            case _:
+                words = rule
+        return f"{words} {self.show(self.quoted)}"
+
+    def show(self, value: float | None) -> str:
+        """`value` with the claim's unit, as tables show it; a dash for None."""
+        if value is None:
+            return "–"
+        if self.metric == "ratio":
+            return f"{value:.4g}×"
+        return f"{value:.4g}{UNITS.get(self.unit, f' {self.unit}')}"

@@ -1,0 +1,97 @@
+"""Kernels kept on disk are compiled again when a file that they are made of changes, and only then."""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from asrkit import runtime
+
+PACKAGE = Path(runtime.__file__).parent
+KERNEL = "def kernel(x):\n    return flush(x)\n"  # flush comes from simd.py, another file
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package of two rooms; the kernel is in `losses/`."""
+    (tmp_path / "losses").mkdir()
+    (tmp_path / "models").mkdir()
+    shutil.copy(PACKAGE / "runtime.py", tmp_path)
+    shutil.copy(PACKAGE / "losses/simd.py", tmp_path / "losses")
+    (tmp_path / "losses/kernel.py").write_text(KERNEL)
+    (tmp_path / "models/encoder.py").write_text("")
+    return tmp_path
+
+
+@pytest.fixture
+def start(package, monkeypatch):
+    """What a new process makes of the package: its kernel, loaded afresh."""
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+
+    def load(name):
+        path = package / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(f"copied_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    def start():
+        module = load("losses/kernel")
+        module.flush = load("losses/simd").flush
+        return load("runtime").compiled(module.kernel)
+
+    return start
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def hits(kernel):
+    return sum(kernel.stats.cache_hits.values())
+
+
+def test_a_kernel_is_kept_and_follows_a_change_of_a_file_that_it_calls(package, start):
+    first, second = start(), start()
+    assert (first(0.5), hits(first)) == (0.5, 0)
+    assert (second(0.5), hits(second)) == (0.5, 1)
+    assert list((package / "losses/__pycache__").glob("*.nbi"))
+    edit(package / "losses/simd.py", "TINY = F(1e-35)", "TINY = F(1.0)")
+    changed, kept = start(), start()
+    assert (changed(0.5), hits(changed)) == (0.0, 0)
+    assert (kept(0.5), hits(kept)) == (0.0, 1)
+    assert len(list((package / "losses/__pycache__").glob("*.nbc"))) == 1  # the old code is gone
+
+
+def test_a_change_of_the_compiler_options_compiles_again_and_one_of_another_room_does_not(
+    package, start
+):
+    start()(0.5)
+    (package / "models/encoder.py").write_text("x = 1\n")
+    kernel = start()
+    assert (kernel(0.5), hits(kernel)) == (0.5, 1)
+    edit(package / "runtime.py", "cache=True, **options", "cache=True, fastmath=True, **options")
+    kernel = start()
+    assert (kernel(0.5), hits(kernel)) == (0.5, 0)
+
+
+def test_a_numba_that_keeps_its_index_elsewhere_costs_the_cache_and_nothing_else(
+    package, start, monkeypatch
+):
+    from numba.core.caching import FunctionCache
+
+    init = FunctionCache.__init__
+
+    def without_index(self, function):
+        init(self, function)
+        del self._cache_file
+
+    monkeypatch.setattr(FunctionCache, "__init__", without_index)
+    kernel = start()
+    assert kernel(0.5) == 0.5
+    assert not list((package / "losses").rglob("*.nbi"))

@@ -1,0 +1,391 @@
+"""The joint in training: built or lean, by a rule, with the same losses."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from asrkit.losses import rnnt_loss, tdt_loss
+from asrkit.models import ConvConfig, StatelessConfig, TransducerConfig, TransducerModel
+from asrkit.text import CharTokenizer
+from asrkit.training import (
+    Prepared,
+    TrainConfig,
+    TrainResult,
+    chooses_lean,
+    joint,
+    joint_bytes,
+    objective,
+    train,
+    training_loss,
+)
+from asrkit.workbench import cost
+
+TOKENIZER = CharTokenizer()
+SMALL = TransducerConfig(
+    vocab_size=TOKENIZER.vocab_size,
+    encoder=ConvConfig(width=24, layers=1, dropout=0.0),
+    predictor=StatelessConfig(width=24),
+    joint_width=24,
+)
+MODELS = {
+    "rnnt": SMALL,
+    "rnnt_relu": replace(SMALL, activation="relu"),
+    "tdt": replace(SMALL, durations=(0, 1, 2, 4)),
+    "without_ctc": replace(SMALL, ctc=False),
+}
+FLOAT32 = TrainConfig(precision="float32", omega=0.0, threads=1)
+STEPS = TrainConfig(
+    steps=4, seconds=math.inf, batch_seconds=6.0, checkpoint_s=0.0, threads=1, precision="float32"
+)
+SHAPE = {"B": 8, "T": 100, "U1": 30, "V": 1025, "D": 640}
+ON_CPU = SHAPE | {"dtype": torch.float32, "device_type": "cpu", "memory_bytes": None}
+
+
+def make(config, seed=0):
+    torch.manual_seed(seed)
+    return TransducerModel(config).train()
+
+
+def batch(V=SMALL.vocab_size):
+    generator = torch.Generator().manual_seed(1)
+    return Prepared(
+        features=torch.randn(3, 80, 80, generator=generator),
+        lengths=torch.tensor([80, 66, 40]),
+        targets=torch.randint(V, (3, 7), generator=generator),
+        target_lengths=torch.tensor([7, 0, 5]),
+        speech_s=2.0,
+    )
+
+
+def loss_and_gradients(model, config):
+    torch.manual_seed(5)
+    loss, lean = training_loss(model, batch(), config)
+    return loss.detach(), torch.autograd.grad(loss, [*model.parameters()]), lean
+
+
+# --- the rule
+
+
+@pytest.mark.parametrize(
+    ("change", "lean"),
+    [
+        ({"D": 128}, True),  # a cheap product
+        ({"V": 29}, True),
+        ({}, False),  # a dear one
+        ({"D": 128, "dtype": torch.bfloat16}, True),
+        ({"dtype": torch.bfloat16}, False),
+        ({"D": 128, "dtype": torch.float64}, False),  # no compiled kernel
+        ({"B": 64}, True),  # a joint of 2 GB
+        ({"B": 64, "dtype": torch.float64}, False),
+        ({"D": 128, "device_type": "cuda"}, False),  # not measured there
+        ({"B": 64, "device_type": "cuda", "memory_bytes": 80 * 2**30}, False),
+        ({"B": 64, "device_type": "cuda", "memory_bytes": 2**30}, True),  # does not fit
+        ({"device_type": "cuda", "memory_bytes": 2**28}, False),
+        ({"T": 200, "device_type": "cuda", "memory_bytes": 2**28}, True),
+        ({"U1": 60, "device_type": "cuda", "memory_bytes": 2**28}, True),
+        ({"T": 200, "dtype": torch.bfloat16, "device_type": "cuda", "memory_bytes": 2**28}, False),
+    ],
+)
+def test_the_rule_takes_lean_where_it_is_faster_or_the_joint_does_not_fit(change, lean):
+    shape = ON_CPU | {"B": 1} | change
+    if change.get("device_type") == "cuda" and "B" not in change:
+        shape |= {"B": 4}
+    assert chooses_lean(**shape) is lean
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("V", "D"), [(1024, 640), (300, 320), (128, 1024)])
+def test_the_bytes_of_the_joint_are_those_that_cost_counts(V, D, dtype):
+    shape = {"B": 4, "T": 200, "U1": 50, "V": V, "D": D}
+    counted = cost.joint_bytes("numba", itemsize=dtype.itemsize, **shape).total
+    assert joint_bytes(dtype=dtype, **shape) == pytest.approx(counted, rel=0.05)
+
+
+def test_memory_decides_where_the_clock_says_full(monkeypatch):
+    model, device = make(SMALL), torch.device("cpu")
+    shape = {"B": 4, "T": 50, "U1": 20, "dtype": torch.float32, "device": device}
+    monkeypatch.setattr(joint, "PRODUCT_WIDTH", 0)
+    assert not joint.takes_lean(model, TrainConfig(), **shape)
+    needed = joint_bytes(B=4, T=50, U1=20, V=29, D=24, dtype=torch.float32)
+    for memory_bytes, lean in ((2 * needed, False), (2 * needed - 1, True)):
+        monkeypatch.setattr(joint, "device_memory", lambda device, size=memory_bytes: size)
+        assert joint.takes_lean(model, TrainConfig(), **shape) is lean
+        assert not joint.takes_lean(model, TrainConfig(joint="full"), **shape)
+
+
+def test_the_memory_of_this_machine_is_known_and_plausible():
+    assert 2**28 < joint.device_memory(torch.device("cpu")) < 2**50
+    assert joint.device_memory(torch.device("meta")) is None
+
+
+# --- the losses
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lean_trains_on_the_same_loss_and_gradients_as_the_joint(name):
+    model = make(MODELS[name])
+    config = FLOAT32
+    if name == "without_ctc":
+        config = replace(config, ctc_weight=0.0)
+    full, gradients, was_lean = loss_and_gradients(model, replace(config, joint="full"))
+    assert not was_lean
+    for choice in ("lean", "auto"):
+        loss, ours, was_lean = loss_and_gradients(model, replace(config, joint=choice))
+        assert was_lean
+        torch.testing.assert_close(loss, full, rtol=1e-5, atol=1e-5)
+        for got, wanted in zip(ours, gradients, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rnnt", "tdt"])
+def test_under_autocast_lean_is_as_near_to_float32_as_the_joint(name):
+    model = make(MODELS[name])
+    exact = loss_and_gradients(model, replace(FLOAT32, joint="full"))[1]
+    errors = {}
+    for choice in ("full", "lean"):
+        config = replace(FLOAT32, joint=choice, precision="bfloat16")
+        loss, gradients, _ = loss_and_gradients(model, config)
+        assert loss.dtype == torch.float32
+        pairs = zip(gradients, exact, strict=True)
+        errors[choice] = sum(float((got - wanted).norm()) for got, wanted in pairs)
+    assert errors["lean"] <= 1.5 * errors["full"]
+
+
+@pytest.mark.parametrize("name", ["rnnt", "tdt"])
+def test_logits_go_to_the_loss_in_the_dtype_they_are_computed_in(name, monkeypatch):
+    seen = []
+    door = "tdt_loss" if name == "tdt" else "rnnt_loss"
+    loss = getattr(objective, door)
+
+    def spy(logits, *rest, **options):
+        seen.append(logits.dtype)
+        return loss(logits, *rest, **options)
+
+    monkeypatch.setattr(objective, door, spy)
+    for precision in ("float32", "bfloat16"):
+        training_loss(
+            make(MODELS[name]), batch(), replace(FLOAT32, joint="full", precision=precision)
+        )
+    assert seen == [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("durations", [(), (0, 1, 2)])
+def test_losses_of_half_precision_logits_are_those_of_the_same_numbers_in_float32(half, durations):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 30, 9, 40 + len(durations), generator=generator).to(half)
+    targets = torch.randint(39, (3, 8), generator=generator)
+    rest = (targets, torch.tensor([30, 21, 9]), torch.tensor([8, 0, 5]))
+    made = {}
+    for dtype in (half, torch.float32):
+        given = logits.to(dtype).requires_grad_()
+        if durations:
+            costs = tdt_loss(given, *rest, durations=durations, reduction="none")
+        else:
+            costs = rnnt_loss(given, *rest, reduction="none")
+        made[dtype] = costs.detach(), *torch.autograd.grad(costs.sum(), given)
+    assert made[half][0].dtype == torch.float32 and made[half][1].dtype == half
+    torch.testing.assert_close(made[half][0], made[torch.float32][0], rtol=1e-6, atol=1e-5)
+    rounding = torch.finfo(half).eps
+    torch.testing.assert_close(
+        made[half][1].float(), made[torch.float32][1], rtol=rounding, atol=1e-5
+    )
+
+
+def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only():
+    model = make(replace(SMALL, dropout=0.4))
+    lean, full = replace(FLOAT32, joint="lean"), replace(FLOAT32, joint="full")
+
+    def losses(config, seeds):
+        found = []
+        for seed in seeds:
+            torch.manual_seed(seed)
+            with torch.no_grad():
+                found.append(float(training_loss(model, batch(), config).per_label))
+        return torch.tensor(found)
+
+    assert torch.equal(losses(lean, [1, 2]), losses(lean, [1, 2]))
+    ours, theirs = losses(lean, range(60)), losses(full, range(60))
+    assert ours.unique().numel() == 60
+    error = (ours.var() / 60 + theirs.var() / 60).sqrt()
+    assert abs(ours.mean() - theirs.mean()) < 4 * error
+    assert 0.5 < ours.std() / theirs.std() < 2
+    model.dropout.eval()
+    torch.testing.assert_close(losses(lean, [1]), losses(full, [2]), rtol=1e-5, atol=1e-5)
+
+
+# --- joints that the lean losses cannot express
+
+
+class OwnJoin(TransducerModel):
+    def join(self, encoded, predicted):
+        return 0.5 * super().join(encoded, predicted)
+
+
+def with_activation(model):
+    model.activation = torch.sigmoid
+
+
+def with_two_layers(model):
+    model.output = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), model.output)
+
+
+def with_own_class(model):
+    model.__class__ = OwnJoin
+
+
+def with_own_join(model):
+    join = model.join
+    model.join = lambda encoded, predicted: 2 * join(encoded, predicted)
+
+
+def with_parametrization(model):
+    nn.utils.parametrizations.weight_norm(model.output)
+
+
+def with_hook(model):
+    model.output.register_forward_hook(lambda module, given, out: out.clamp(max=5))
+
+
+def with_other_dropout(model):
+    model.dropout = nn.AlphaDropout(0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (with_activation, "its activation is neither tanh nor relu"),
+        (with_two_layers, "its output layer is Sequential"),
+        (with_own_class, "its join is its own"),
+        (with_own_join, "its join is its own"),
+        (with_parametrization, "its output layer is ParametrizedLinear"),
+        (with_hook, "hooks wait on its joint"),
+        (with_other_dropout, "its dropout is AlphaDropout"),
+    ],
+)
+def test_a_joint_that_lean_cannot_express_is_built_by_auto_and_refused_by_lean(change, why):
+    model = make(SMALL)
+    change(model)
+    assert training_loss(model, batch(), FLOAT32).lean is False
+    with pytest.raises(ValueError, match=f"^joint: expected a model whose joint .* {why}"):
+        training_loss(model, batch(), replace(FLOAT32, joint="lean"))
+
+
+# --- runs
+
+
+def test_the_log_and_the_result_say_which_joint_a_step_took(tiny_speech, tmp_path):
+    for choice in ("full", "lean"):
+        out, config = tmp_path / choice, replace(STEPS, joint=choice)
+        result = train(SMALL, TOKENIZER, tiny_speech, out=out, config=config, progress=False)
+        assert result.joint == choice
+        lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        assert [line["lean"] for line in lines] == [choice == "lean"] * 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([{"lean": True}, {"lean": True}], "lean"),
+        ([{"lean": False}, {"lean": True}], "mixed"),
+        ([{"lean": False}], "full"),
+        ([{"step": 1}], "full"),  # a log of before there was a choice
+        ([{"step": 1}, {"lean": True}], "mixed"),
+        ([], "full"),
+    ],
+)
+def test_a_result_sums_up_its_steps(lines, said, tmp_path):
+    assert TrainResult(path=tmp_path, history=lines, dev=None).joint == said
+
+
+def stop_at_two(history):
+    if len(history) == 2:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("choice", ["full", "lean"])
+def test_a_resumed_run_keeps_its_joint_and_refuses_another(tiny_speech, tmp_path, choice):
+    other = {"full": "lean", "lean": "full"}[choice]
+    config, changed = replace(STEPS, joint=choice), replace(STEPS, joint=other)
+    model = replace(SMALL, dropout=0.2)
+    given = {"config": config, "progress": False}
+    whole = train(model, TOKENIZER, tiny_speech, out=tmp_path / "a", **given)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, TOKENIZER, tiny_speech, out=tmp_path / "b", on_step=stop_at_two, **given)
+    with pytest.raises(ValueError, match=f"got other joint {choice} -> {other}"):
+        train(model, TOKENIZER, tiny_speech, out=tmp_path / "b", config=changed, progress=False)
+    resumed = train(model, TOKENIZER, tiny_speech, out=tmp_path / "b", **given)
+    assert [line["loss"] for line in resumed.history] == [line["loss"] for line in whole.history]
+    assert resumed.joint == choice
+
+
+@pytest.mark.parametrize("choice", ["auto", "full", "lean"])
+def test_a_run_of_before_there_was_a_choice_resumes(tiny_speech, tmp_path, choice):
+    given = {"config": replace(STEPS, joint="full"), "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, on_step=stop_at_two, **given)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    settings = json.loads(state["config"])
+    del settings["joint"]
+    torch.save(state | {"config": json.dumps(settings)}, tmp_path / "state.pt")
+    log = tmp_path / "log.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    for row in rows:
+        del row["lean"]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = replace(STEPS, joint=choice)
+    result = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=config, progress=False)
+    assert len(result.history) == 4
+    assert result.joint == {"auto": "mixed", "lean": "mixed", "full": "full"}[choice]
+
+
+# --- what is refused at the door
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"joint": "thin"}, "joint: expected one of 'auto', 'full', 'lean', got 'thin'"),
+        ({"precision": "float8"}, "precision: expected one of 'auto', 'float32', 'bfloat16'"),
+        ({"steps": 2.0}, "steps: expected a whole number, got 2.0"),
+        ({"steps": "2"}, "steps: expected a whole number, got '2'"),
+        ({"threads": 0}, "threads: expected at least 1, got 0"),
+        ({"seed": True}, "seed: expected a whole number, got True"),
+        ({"seconds": "60"}, "seconds: expected a number, got '60'"),
+        ({"seconds": math.nan}, "seconds: expected a number, got nan"),
+        ({"batch_seconds": None}, "batch_seconds: expected a number, got None"),
+        ({"batch_seconds": 0}, "batch_seconds: expected above 0, got 0"),
+        ({"warmup": 1}, "warmup: expected a share from 0 to below 1, got 1"),
+        ({"ema": 1.5}, "ema: expected a share from 0 to 1, got 1.5"),
+        ({"curriculum": 2.5}, r"curriculum: expected a pair \(seconds, share\), got 2.5"),
+        ({"augment": None}, "augment: expected AugmentConfig, got None"),
+    ],
+)
+def test_a_setting_that_is_none_is_refused_in_one_line(wrong, said):
+    with pytest.raises(ValueError, match=f"^{said}"):
+        TrainConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"model_config": make}, "model_config: expected TransducerConfig, got function"),
+        ({"train_set": ["a.wav"]}, "train_set: expected Utterances, got list"),
+        ({"dev_set": "dev"}, "dev_set: expected Utterances or None, got str"),
+        ({"config": {"steps": 3}}, "config: expected TrainConfig or None, got dict"),
+        ({"device": "gpu"}, "device: expected 'cpu' or 'cuda', got 'gpu'"),
+        ({"out": None}, "out: expected a path, got NoneType"),
+    ],
+)
+def test_what_train_cannot_take_is_refused_before_it_makes_a_folder(
+    wrong, said, tiny_speech, tmp_path
+):
+    given = {"model_config": SMALL, "tokenizer": TOKENIZER, "train_set": tiny_speech}
+    given |= {"out": tmp_path / "run", "config": STEPS, "progress": False}
+    with pytest.raises(ValueError, match=f"^{said}"):
+        train(**given | wrong)
+    assert not (tmp_path / "run").exists()
