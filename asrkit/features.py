@@ -1,6 +1,4 @@
-"""Waveforms to log-mel features, and their normalisation: batched, and blind to what lies in the
-padding.
-"""
+"""Log-mel features of waveforms, and their normalisation: batched and independent of padding."""
 
 import math
 from dataclasses import dataclass
@@ -21,8 +19,9 @@ _WINDOWS = {
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureConfig:
-    """Log-mel settings; the defaults are those of NeMo's AudioToMelSpectrogramPreprocessor (its
-    published models).
+    """Log-mel settings; the defaults are those of NeMo's published models.
+
+    NeMo calls the class AudioToMelSpectrogramPreprocessor.
     """
 
     rate_hz: int = 16_000
@@ -31,14 +30,11 @@ class FeatureConfig:
     fft: int = 512
     bins: int = 80
     window: Literal["hann", "hamming", "blackman"] = "hann"
-    # True: the window's first sample would be the one after its last; False: first and last are
-    # equal
-    periodic: bool = False
+    periodic: bool = False  # True: one period of the window; False: first and last sample equal
     preemphasis: float = 0.97
-    power: Literal[1, 2] = 2  # the mel bands add up magnitudes, or energies
-    guard: Literal["add", "clamp"] = (
-        "add"  # how log_guard keeps the logarithm from zero: NeMo's log_zero_guard_type
-    )
+    power: Literal[1, 2] = 2  # mel bands sum magnitudes (1) or energies (2)
+    # how log_guard keeps the logarithm from zero: NeMo's log_zero_guard_type
+    guard: Literal["add", "clamp"] = "add"
     log_guard: float = 2.0**-24
     normalization: Literal["per_feature", "all_features", "none"] = "per_feature"
 
@@ -52,18 +48,18 @@ class FeatureConfig:
             self.fft,
             "Raise fft.",
         )
-        kinds = {
+        choices = {
             "window": tuple(_WINDOWS),
             "power": (1, 2),
             "guard": ("add", "clamp"),
             "normalization": ("per_feature", "all_features", "none"),
         }
-        for name, known in kinds.items():
-            expect(getattr(self, name) in known, name, f"one of {known}", repr(getattr(self, name)))
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            expect(value in allowed, name, f"one of {allowed}", repr(value))
         positive = min(self.hop_samples, self.window_samples, self.bins, self.log_guard) > 0
-        expect(
-            positive, "hop_s, window_s, bins, log_guard", "at least one sample, one bin, > 0", self
-        )
+        names = "hop_s, window_s, bins, log_guard"
+        expect(positive, names, "at least one sample, one bin, > 0", self)
 
     @property
     def window_samples(self) -> int:
@@ -79,30 +75,34 @@ class FeatureConfig:
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)  # cached: it may be used where gradients are wanted
 def _constants(config: FeatureConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The window (window_samples,) and the mel bands on a device."""
     window = _WINDOWS[config.window](config.window_samples, periodic=config.periodic)
     return window.to(device), mel_bands(config).to(device)
 
 
 def mel_bands(config: FeatureConfig) -> Tensor:
-    """Slaney's triangles on the mel scale, each of unit area in Hz, from 0 Hz to half the rate:
-    (fft / 2 + 1, F) float32.
+    """Slaney's mel filters, (fft / 2 + 1, F) float32: triangles of unit area in Hz, up to rate / 2.
 
-    Made in float64, as librosa's are, whose values NeMo's checkpoints hold; torchaudio's are made
-    in float32, and the sum of a band is up to 5e-6 off, which normalisation makes 7e-5 of a
-    feature.
+    Computed in float64 like librosa's, whose values NeMo's checkpoints hold. torchaudio's are
+    computed in float32: the sum of a band is up to 5e-6 off, which normalisation turns into 7e-5 of
+    a feature.
     """
-    knee_mel, log_step = (
-        15.0,
-        math.log(6.4) / 27,
-    )  # linear up to 1000 Hz, 3 mel each 200 Hz; logarithmic above
-    half = config.rate_hz / 2
-    top = half * 3 / 200 if half < 1000 else knee_mel + math.log(half / 1000) / log_step
-    mels = torch.linspace(0.0, top, config.bins + 2, dtype=torch.float64)
-    edges = torch.where(
-        mels < knee_mel, mels * 200 / 3, 1000 * torch.exp(log_step * (mels - knee_mel))
-    )  # Hz
-    low, peak, high = edges[:-2], edges[1:-1], edges[2:]
-    hz = torch.linspace(0.0, half, config.fft // 2 + 1, dtype=torch.float64)[:, None]
+    # the mel scale is linear up to 1000 Hz (3 mel per 200 Hz), and logarithmic above
+    knee_mel = 15.0
+    log_step = math.log(6.4) / 27
+    half_rate_hz = config.rate_hz / 2
+    if half_rate_hz < 1000:
+        top_mel = half_rate_hz * 3 / 200
+    else:
+        top_mel = knee_mel + math.log(half_rate_hz / 1000) / log_step
+    mels = torch.linspace(0.0, top_mel, config.bins + 2, dtype=torch.float64)
+    linear_hz = mels * 200 / 3
+    logarithmic_hz = 1000 * torch.exp(log_step * (mels - knee_mel))
+    edges_hz = torch.where(mels < knee_mel, linear_hz, logarithmic_hz)
+    low = edges_hz[:-2]
+    peak = edges_hz[1:-1]
+    high = edges_hz[2:]
+    hz = torch.linspace(0.0, half_rate_hz, config.fft // 2 + 1, dtype=torch.float64)[:, None]
     triangles = torch.minimum((hz - low) / (peak - low), (high - hz) / (high - peak)).clamp(min=0.0)
     return (triangles * 2 / (high - low)).float()
 
@@ -110,11 +110,18 @@ def mel_bands(config: FeatureConfig) -> Tensor:
 def log_mel(
     waveforms: Tensor, lengths: Tensor, *, config: FeatureConfig | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Log-mel features (B, T, F) and their lengths (B,) in frames, T = S // hop.
+    """Log-mel features (B, T, F) float32 and their lengths (B,) in frames, T = S // hop.
 
-    waveforms: (B, S) float in [-1, 1] at `config.rate_hz`; lengths: (B,) valid samples. Computed in
-    float32, in a region of autocast too: half precision here costs accuracy, not time. Frame t is
-    centred on sample t * hop; padding comes back as exact zeros.
+    Frame t is centred on sample t * hop; padding is exactly zero. Computed in float32, also under
+    autocast: half precision here costs accuracy and saves no time.
+
+    Args:
+        waveforms: (B, S) float in [-1, 1] at `config.rate_hz`.
+        lengths: (B,) valid samples, 1 to S.
+        config: Settings; None takes the defaults.
+
+    Raises:
+        ValueError: Shapes, dtype or lengths do not fit.
     """
     config = config or FeatureConfig()
     B, S = dims(waveforms, "B S", "waveforms")
@@ -129,12 +136,30 @@ def log_mel(
     expect(B > 0, "lengths", "at least one utterance", tuple(lengths.shape))
     low, high = torch.stack(lengths.aminmax()).tolist()  # the only wait for a GPU
     expect(1 <= low <= high <= S, "lengths", f"1..{S}", f"{low} to {high}")
-    valid = valid_mask(lengths, S)
+    power = _power_spectrum(waveforms, valid_mask(lengths, S), config)
+    frames = torch.div(lengths, config.hop_samples, rounding_mode="floor").clamp(min=1)
+    T = max(S // config.hop_samples, 1)
+    _, mel = _constants(config, waveforms.device)
+    with torch.autocast(waveforms.device.type, enabled=False):
+        bands = power.transpose(1, 2)[:, :T] @ mel  # (B, T, F)
+    if config.guard == "add":
+        features = (bands + config.log_guard).log()
+    else:
+        features = bands.clamp(min=config.log_guard).log()
+    if config.normalization == "per_feature":
+        return normalize(features, frames), frames
+    if config.normalization == "all_features":  # over all bins of an utterance together
+        flat = normalize(features.reshape(B, -1, 1), frames * config.bins)
+        return flat.view(features.shape), frames
+    return features.masked_fill(~valid_mask(frames, T)[..., None], 0.0), frames
+
+
+def _power_spectrum(waveforms: Tensor, valid: Tensor, config: FeatureConfig) -> Tensor:
+    """Energies, or magnitudes for power=1, of the emphasised signal: (B, fft / 2 + 1, T + 1)."""
     signal = waveforms.float().masked_fill(~valid, 0.0)
-    signal = torch.cat(
-        [signal[:, :1], signal[:, 1:] - config.preemphasis * signal[:, :-1]], 1
-    ).masked_fill(~valid, 0.0)
-    window, mel = _constants(config, waveforms.device)
+    emphasised = signal[:, 1:] - config.preemphasis * signal[:, :-1]
+    signal = torch.cat([signal[:, :1], emphasised], 1).masked_fill(~valid, 0.0)
+    window, _ = _constants(config, waveforms.device)
     stft = torch.stft(
         signal,
         config.fft,
@@ -143,56 +168,42 @@ def log_mel(
         window,
         pad_mode="constant",
         return_complex=True,
-    )  # (B, fft/2+1, T+1)
-    power = stft.real.square() + stft.imag.square()
+    )
+    energy = stft.real.square() + stft.imag.square()
     if config.power == 1:
-        power = power.clamp(min=1e-30).sqrt()  # the slope at 0 is infinite, as in `normalize`
-    frames = torch.div(lengths, config.hop_samples, rounding_mode="floor").clamp(min=1)
-    T = max(S // config.hop_samples, 1)
-    with torch.autocast(waveforms.device.type, enabled=False):
-        bands = power.transpose(1, 2)[:, :T] @ mel  # (B, T, F)
-    features = (
-        bands + config.log_guard if config.guard == "add" else bands.clamp(min=config.log_guard)
-    ).log()
-    if config.normalization == "per_feature":
-        return normalize(features, frames), frames
-    if config.normalization == "all_features":  # all bins of an utterance are one
-        return normalize(features.reshape(B, -1, 1), frames * config.bins).view(
-            features.shape
-        ), frames
-    return features.masked_fill(~valid_mask(frames, T)[..., None], 0.0), frames
+        return energy.clamp(min=1e-30).sqrt()  # the slope at 0 is infinite, as in `normalize`
+    return energy
 
 
 def normalize(features: Tensor, lengths: Tensor) -> Tensor:
-    """Zero mean and unit (unbiased) deviation over time, per utterance and bin: (B, T, F), padding
-    zero.
+    """Features with zero mean and unit deviation over time, per utterance and bin: (B, T, F).
 
-    A frame's divisor is the deviation + 1e-5, as in NeMo. One frame alone becomes zeros; an
-    utterance of none has zeros only. The deviation is of centred features: mean squares less the
-    squared mean would lose what a large mean leaves of float32's digits. No loop and no
+    Padding becomes zero. As in NeMo, frames are divided by the (unbiased) deviation + 1e-5; a
+    single frame becomes zeros. The deviation is computed from centred features: the mean square
+    less the squared mean would lose the digits that a large mean takes of float32. No loop and no
     synchronisation; equal to `normalize_sequential`.
+
+    Args:
+        features: (B, T, F) float.
+        lengths: (B,) valid frames; 0 is allowed.
     """
     B, T, _ = dims(features, "B T F", "features")
     dims(lengths, "B", "lengths", B=B)
     valid = valid_mask(lengths, T)[..., None]  # (B, T, 1)
     padding = ~valid
-    count = valid.sum(1, keepdim=True).to(
-        features.dtype
-    )  # not `lengths`: what exceeds T counts no frames
+    count = valid.sum(1, keepdim=True).to(features.dtype)  # not `lengths`, which may exceed T
     kept = features.masked_fill(padding, 0.0)
     mean = kept.sum(1, keepdim=True) / count
-    centred = kept.sub_(mean).masked_fill_(
-        padding, 0.0
-    )  # in place: new memory costs a CPU more than the arithmetic
+    # in place, since new memory costs a CPU more than the arithmetic
+    centred = kept.sub_(mean).masked_fill_(padding, 0.0)
     variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
-    deviation = variance.clamp(
-        min=1e-30
-    ).sqrt()  # the root's slope at 0 is infinite: gradients would be NaN
+    # the slope of the root at 0 is infinite: gradients would be NaN
+    deviation = variance.clamp(min=1e-30).sqrt()
     return centred / (deviation + 1e-5)
 
 
 def normalize_sequential(features: Tensor, lengths: Tensor) -> Tensor:
-    """What `normalize` replaces: the same result, one utterance after another. (B, T, F)"""
+    """The reference of `normalize`, one utterance after another: (B, T, F)."""
     out = torch.zeros_like(features)
     for b, length in enumerate(lengths.tolist()):
         rows = features[b, :length]

@@ -1,7 +1,6 @@
-"""What torch, Numba and a GPU ask of us: eager calls, compiled kernels, compilers, waits of the
-CPU, peak memory.
+"""Helpers around torch, Numba and Triton: eager calls, which compilers work, waits, peak memory.
 
-Importing this file tries no compiler and asks for no GPU.
+Importing this file tries no compiler and does not touch a GPU.
 """
 
 import functools
@@ -42,8 +41,9 @@ INDEXING = {
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """torch.compiler.disable when it is first needed: as a decorator it would load the whole
-    compiler on import.
+    """Decorator: `function` runs outside a graph of torch.compile.
+
+    Like torch.compiler.disable, which as a decorator would load the whole compiler on import.
     """
 
     @functools.wraps(function)
@@ -103,12 +103,11 @@ def _hash_of_files(paths: tuple[Path, ...]) -> str:
 
 @functools.cache
 def lacks(package: str) -> str:
-    """Why the kernels written with "numba_cuda" or "triton" cannot be had here; "" where they can.
-    No GPU is asked for.
+    """Why kernels written with `package` cannot be compiled here; "" if they can.
 
-    The package is really imported, and numba_cuda compiles a small kernel too, for it finds NVVM or
-    not only then. Tried once in a process: a package that is there and broken is named with what it
-    raised, and costs nothing but its own kernels.
+    The package ("numba_cuda" or "triton") is really imported, and numba_cuda compiles a small
+    kernel, since only then it looks for NVVM. Tried once in a process and without a GPU. A package
+    that is installed but broken is named with what it raised; only its own kernels are lost.
     """
     try:
         for name in MODULES[package]:
@@ -131,8 +130,9 @@ def _store_one(x):
 
 
 def toolkit() -> Path | None:
-    """Folder of a CUDA toolkit with NVVM, by which Numba compiles: $CUDA_HOME, nvcc's, that of
-    NVIDIA's wheels, the usual one.
+    """Folder of a CUDA toolkit with NVVM, which Numba needs to compile; None if there is none.
+
+    Looks at $CUDA_HOME, $CUDA_PATH, the toolkit of nvcc, NVIDIA's wheels and /usr/local/cuda.
     """
     if named := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         return Path(named)
@@ -146,23 +146,28 @@ def toolkit() -> Path | None:
 
 
 def tf32_asked() -> bool:
-    """Whether products of float32 on CUDA may be taken in TF32, by whichever of torch's settings
-    that was said.
+    """Whether any of torch's settings allows TF32 for float32 products on CUDA.
 
-    `allow_tf32` and `get_float32_matmul_precision` raise where a newer setting was used; this one
+    `allow_tf32` and `get_float32_matmul_precision` raise if a newer setting was used; this one
     follows them all.
     """
     return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def op_name(func: Any) -> str:
-    """The name of an op that a TorchDispatchMode sees, without namespace and overload."""
+    """Name of an op that a TorchDispatchMode sees, without namespace and overload."""
     return func._schema.name.partition("::")[2]
 
 
 def waits(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether this call of an op reads from the GPU what Python needs to go on; copies between
-    devices are left out.
+    """Whether a call of an op makes Python wait for a value or a size from the GPU.
+
+    Copies between devices do not count.
+
+    Args:
+        func: The op, as a TorchDispatchMode sees it.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
     """
     if op_name(func) in INDEXING:
         return _masks(args)
@@ -170,9 +175,7 @@ def waits(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _masks(args: Any) -> bool:
-    """Whether indices hold a boolean mask, which is turned into positions first: their number is
-    not known before.
-    """
+    """Whether indices hold a boolean mask: the number of positions is known only on the device."""
     indices = [index for index in args[1] if index is not None]
     if not any(index.dtype in (torch.bool, torch.uint8) for index in indices):
         return False
@@ -182,12 +185,11 @@ def _masks(args: Any) -> bool:
 
 
 def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
-    """Bytes of tensor memory at the peak of one call of `fn`, beyond what was allocated when it
-    began.
+    """Peak tensor memory in bytes of one call of `fn`, beyond what was allocated before it.
 
-    CPU: the allocation events of torch's own (c10) allocator, which torchaudio's compiled code uses
-    too. Arrays of NumPy and Numba, and workspaces that a library keeps for itself (BLAS), are not
-    seen; memory from before that `fn` frees is not subtracted. CUDA:
+    On a CPU it counts the allocation events of torch's own (c10) allocator, which torchaudio's
+    compiled code uses too. Arrays of NumPy and Numba, and workspaces that a library keeps (BLAS),
+    are not seen; freeing older memory is not subtracted. On CUDA it is
     torch.cuda.max_memory_allocated.
     """
     kind = torch.device(device).type
@@ -209,9 +211,7 @@ def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use: fewer than the machine has under an affinity mask or a
-    container's quota.
-    """
+    """CPU cores that this process may use, by its affinity mask and its container's quota."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:

@@ -16,21 +16,27 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-# labels on a frame, frames of a jump, hypotheses of a beam: buffers and tables have a place for
-# each
+# Most labels on a frame, frames of a jump, or hypotheses of a beam: buffers and tables hold a place
+# for each of them.
 MOST = 1000
 
 
 def expect(ok: bool, argument: str, wanted: str, got: object, remedy: str = "") -> None:
-    """Raise the one-line ValueError `argument: expected wanted, got got. remedy` unless `ok`."""
+    """Raise ValueError("`argument`: expected `wanted`, got `got`. `remedy`") unless `ok`.
+
+    Args:
+        ok: Whether the argument is as expected.
+        argument: Its name.
+        wanted: What is expected of it.
+        got: What it is.
+        remedy: What to do about it, as a sentence.
+    """
     if not ok:
-        raise ValueError(
-            f"{argument}: expected {wanted}, got {got}." + (f" {remedy}" if remedy else "")
-        )
+        raise ValueError(f"{argument}: expected {wanted}, got {got}. {remedy}".rstrip())
 
 
 def whole(value: object, low: int, high: float = inf) -> bool:
-    """Whether `value` is an int in low..high; True is none.
+    """Whether `value` is an int from `low` to `high`; True and False are not.
 
     >>> whole(10, 1), whole(True, 1), whole(2.0, 1), whole(10, 1, 9)
     (True, False, False, False)
@@ -39,33 +45,36 @@ def whole(value: object, low: int, high: float = inf) -> bool:
 
 
 def expect_types(config: object) -> None:
-    """Check the fields of a dataclass that are annotated int, float (finite then), bool or with
-    classes; True is no number.
+    """Check the fields of a dataclass against their annotations; ValueError names the field.
 
-    A config may come from a file, where Python's annotations are only hopes.
+    A config may come from a file, where annotations guarantee nothing. Checked are fields annotated
+    int, float (it must be finite; True and False are no numbers), bool, or with classes.
     """
-    kinds: dict[str, Any] = get_type_hints(type(config))
-    for name, kind in kinds.items():
+    annotations: dict[str, Any] = get_type_hints(type(config))
+    for name, annotation in annotations.items():
         value = getattr(config, name)
-        if kind in (int, float):
-            number = (
-                isinstance(value, int | kind)
+        if annotation in (int, float):
+            is_number = (
+                isinstance(value, int | annotation)
                 and not isinstance(value, bool)
                 and abs(value) <= float_info.max
             )
-            expect(
-                number, name, "a whole number" if kind is int else "a finite number", repr(value)
-            )
-        elif isinstance(kind, type | UnionType):
-            kinds_named = " or ".join(
-                getattr(one, "__name__", "") for one in get_args(kind) or [kind]
-            )
-            expect(isinstance(value, kind), name, kinds_named, repr(value))
+            wanted = "a whole number" if annotation is int else "a finite number"
+            expect(is_number, name, wanted, repr(value))
+        elif isinstance(annotation, type | UnionType):
+            classes = get_args(annotation) or [annotation]
+            wanted = " or ".join(getattr(class_, "__name__", "") for class_ in classes)
+            expect(isinstance(value, annotation), name, wanted, repr(value))
 
 
 def dims(tensor: Tensor, letters: str, argument: str, **known: int) -> tuple[int, ...]:
-    """Sizes of `tensor`, one for each of `letters`; ValueError for a wrong rank or a size that
-    contradicts `known`.
+    """The sizes of `tensor`; ValueError for a wrong rank, or a size that contradicts `known`.
+
+    Args:
+        tensor: Of any kind.
+        letters: One letter of the legend per dimension, separated by spaces.
+        argument: Name of `tensor` in the error message.
+        **known: Sizes that are known, by letter.
 
     >>> dims(torch.zeros(2, 5, 80), "B T F", "features", F=80)
     (2, 5, 80)
@@ -77,33 +86,41 @@ def dims(tensor: Tensor, letters: str, argument: str, **known: int) -> tuple[int
         type(tensor).__name__,
         "Wrap it in torch.as_tensor.",
     )
-    names, shape = letters.split(), tuple(tensor.shape)
-    wanted = (
-        "(" + ", ".join(f"{name}={known[name]}" if name in known else name for name in names) + ")"
-    )
+    names = letters.split()
+    shape = tuple(tensor.shape)
     fits = len(names) == len(shape) and all(
         known.get(name, size) == size for name, size in zip(names, shape, strict=True)
     )
-    expect(fits, argument, f"shape {wanted}", shape)
+    if not fits:
+        parts = [f"{name}={known[name]}" if name in known else name for name in names]
+        expect(False, argument, f"shape ({', '.join(parts)})", shape)
     return shape
 
 
 def valid_mask(lengths: Tensor, size: int) -> Tensor:
-    """True where a position holds data, False in the padding: bool (B, size) from lengths (B,)."""
+    """(B, size) bool, True where a position holds data; False in the padding.
+
+    Args:
+        lengths: (B,) valid positions.
+        size: Positions in all.
+    """
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
 def expect_parameters(
     values: dict[str, object], **wanted: tuple[float, float] | range | set[str] | type
 ) -> None:
-    """Check a notebook's parameters in one call: each name against (low, high), whole numbers, a
-    set of choices, or a type.
+    """Check a notebook's parameters in one call; ValueError names the one that does not fit.
 
-    papermill injects what it is given unchecked, so `-p seconds "60"` would otherwise fail far from
-    its cause.
+    papermill injects parameters unchecked, so `-p seconds "60"` would otherwise fail far from its
+    cause.
+
+    Args:
+        values: The parameters by name, as `globals()`.
+        **wanted: For each name (low, high), a range of whole numbers, a set of choices, or a type.
 
     >>> expect_parameters({"seconds": 25.0, "batch": 8, "kind": "digits"}, seconds=(1, 600),
-    batch=range(1, 65), kind={"digits"})
+    ...                   batch=range(1, 65), kind={"digits"})
     """
     for name, rule in wanted.items():
         value = values[name]

@@ -1,4 +1,4 @@
-"""Text to tokens and back, and error rates with their uncertainty."""
+"""Tokenizers, text normalisation, and word and character error rates with their uncertainty."""
 
 import base64
 import re
@@ -14,12 +14,17 @@ from asrkit.shapes import expect
 
 # Numbers of sentencepiece_model.proto: algorithms of TrainerSpec, types of a piece.
 _ALGORITHMS = {"Unigram": 1, "BPE": 2}
-_NORMAL, _UNKNOWN, _CONTROL, _WHOLE, _BYTE = 1, 2, 3, 4, 6
+_NORMAL = 1
+_UNKNOWN = 2
+_CONTROL = 3
+_USER_DEFINED = 4
+_BYTE = 6
 
 
 class Tokenizer(Protocol):
-    """What asrkit asks of a tokenizer; blank is not one of its tokens (models put it at
-    `vocab_size`).
+    """What asrkit asks of a tokenizer.
+
+    Blank is not one of its tokens; models put it at index `vocab_size`.
     """
 
     @property
@@ -35,9 +40,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class CharTokenizer:
-    """One token a character of `alphabet`; `encode` lower-cases and refuses what the alphabet
-    lacks.
-    """
+    """One token per character of `alphabet`; `encode` lower-cases the text first."""
 
     alphabet: str = " 'abcdefghijklmnopqrstuvwxyz"
 
@@ -47,7 +50,7 @@ class CharTokenizer:
         return len(self.alphabet)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of `text`; ValueError names the characters that have none."""
+        """Tokens of `text` in lower case; ValueError names the characters that have none."""
         text = text.lower()
         unknown = sorted(set(text) - set(self.alphabet))
         expect(
@@ -60,20 +63,20 @@ class CharTokenizer:
         return [self.alphabet.index(character) for character in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, outer and double spaces dropped."""
+        """Text of `tokens`, without outer and double spaces."""
         _check(tokens, self.vocab_size)
         return " ".join("".join(self.alphabet[token] for token in tokens).split())
 
 
 @dataclass(frozen=True)
 class SentencePieceTokenizer:
-    """Subword tokens of a SentencePiece model given as bytes (so that a checkpoint can carry it)."""
+    """Subword tokens of a SentencePiece model, held as bytes for checkpoints to carry."""
 
     model: bytes
 
     @classmethod
     def train(cls, texts: Sequence[str], *, vocab_size: int) -> "SentencePieceTokenizer":
-        """A unigram model fitted to `texts`."""
+        """A unigram model trained on `texts`, with at most `vocab_size` pieces."""
         import io
 
         import sentencepiece
@@ -97,93 +100,55 @@ class SentencePieceTokenizer:
 
     @classmethod
     def from_json(cls, contents: dict[str, Any], tokens: Sequence[int]) -> "SentencePieceTokenizer":
-        """The model a Hugging Face tokenizer.json was converted from: the pieces of the ids
-        `tokens`, in that order.
+        """The SentencePiece model that a Hugging Face tokenizer.json was converted from.
 
-        Converted back, because sentencepiece then does all of it: a piece's score is the place of
-        its merge (BPE) or its log-probability (Unigram), the table of the normaliser is kept, added
-        tokens are whole: special ones have no text.
+        Converted back, because sentencepiece then does everything: the score of a piece is the rank
+        of its merge (BPE) or its log-probability (Unigram), and the table of the normaliser is
+        kept. Added tokens are indivisible; special ones have no text.
+
+        Args:
+            contents: The parsed tokenizer.json.
+            tokens: Ids of the pieces to keep, in the order of the new model.
+
+        Raises:
+            ValueError: An unknown kind of model, or an id without a piece.
         """
-        model, added = (
-            contents["model"],
-            {token["id"]: token for token in contents.get("added_tokens") or ()},
-        )
+        model = contents["model"]
         expect(
             model["type"] in _ALGORITHMS,
             "tokenizer",
             f"a model of {sorted(_ALGORITHMS)}",
             repr(model["type"]),
         )
-        if model["type"] == "BPE":
-            pieces, unknown = (
-                {id: piece for piece, id in model["vocab"].items()},
-                model.get("unk_token"),
-            )
-            merged = (
-                "".join(merge if isinstance(merge, list) else merge.split(" "))
-                for merge in model["merges"]
-            )
-            scores = {piece: -float(place) for place, piece in enumerate(dict.fromkeys(merged))}
-        else:
-            pieces, scores = (
-                {id: piece for id, (piece, _) in enumerate(model["vocab"])},
-                dict(model["vocab"]),
-            )
-            unknown = pieces.get(model.get("unk_id"))
-        pieces |= {id: token["content"] for id, token in added.items()}
+        added = {token["id"]: token for token in contents.get("added_tokens") or ()}
+        pieces, scores, unknown = _vocabulary(model)
+        pieces |= {id_: token["content"] for id_, token in added.items()}
         absent = [token for token in tokens if token not in pieces]
-        expect(
-            not absent,
-            "tokenizer",
-            f"a piece for each of {len(tokens)} tokens",
-            f"none for {absent[:5]}",
-        )
+        wanted = f"a piece for each of {len(tokens)} tokens"
+        expect(not absent, "tokenizer", wanted, f"none for {absent[:5]}")
         rows = list[tuple[int, bytes]]()
         for token in tokens:
             piece = pieces[token]
-            byte = re.fullmatch("<0x[0-9A-F]{2}>", piece) is not None
-            whole = _CONTROL if added.get(token, {}).get("special") else _WHOLE
-            kind = (
-                _UNKNOWN
-                if piece == unknown
-                else whole
-                if token in added
-                else _BYTE
-                if byte
-                else _NORMAL
-            )
-            rows.append(
-                (1, _message((1, piece.encode()), (2, float(scores.get(piece, 0.0))), (3, kind)))
-            )
-        normalizer = contents.get("normalizer") or {}
-        steps = [
-            step
-            for step in normalizer.get("normalizers", [normalizer])
-            if step.get("precompiled_charsmap")
-        ]
-        table = base64.b64decode(steps[0]["precompiled_charsmap"]) if steps else b""
+            piece_type = _piece_type(piece, unknown, added.get(token))
+            score = float(scores.get(piece, 0.0))
+            rows.append((1, _message((1, piece.encode()), (2, score), (3, piece_type))))
+        byte_fallback = "<0x00>" in {pieces[token] for token in tokens}
+        trainer = _message((3, _ALGORITHMS[model["type"]]), (35, int(byte_fallback)))
         prefix = (contents.get("pre_tokenizer") or {}).get("prepend_scheme", "always") != "never"
-        trainer = _message(
-            (3, _ALGORITHMS[model["type"]]),
-            (35, int("<0x00>" in {pieces[token] for token in tokens})),
-        )
-        return cls(_message(*rows, (2, trainer), (3, _message((2, table), (3, int(prefix))))))
+        normalizer = _message((2, _charsmap(contents)), (3, int(prefix)))
+        return cls(_message(*rows, (2, trainer), (3, normalizer)))
 
     def __post_init__(self) -> None:
         import sentencepiece
 
-        try:
-            pieces: Any = (
-                sentencepiece.SentencePieceProcessor(model_proto=self.model) if self.model else []
-            )
-        except RuntimeError:
-            pieces = []
-        expect(
-            len(pieces) > 0,
-            "tokenizer",
-            "a SentencePiece model",
-            f"{len(self.model)} bytes of something else",
-        )
+        pieces: Any = []
+        if self.model:
+            try:
+                pieces = sentencepiece.SentencePieceProcessor(model_proto=self.model)
+            except RuntimeError:
+                pieces = []
+        got = f"{len(self.model)} bytes of something else"
+        expect(len(pieces) > 0, "tokenizer", "a SentencePiece model", got)
         object.__setattr__(self, "_pieces", pieces)
 
     @property
@@ -201,55 +166,85 @@ class SentencePieceTokenizer:
         return self._pieces.decode([int(token) for token in tokens])  # type: ignore[attr-defined]
 
 
+def _vocabulary(model: dict[str, Any]) -> tuple[dict[int, str], dict[str, float], str | None]:
+    """Pieces by id, scores by piece, and the unknown piece of a tokenizer.json's model."""
+    if model["type"] == "BPE":
+        pieces = {id_: piece for piece, id_ in model["vocab"].items()}
+        merges = [m if isinstance(m, list) else m.split(" ") for m in model["merges"]]
+        merged = dict.fromkeys("".join(merge) for merge in merges)  # the first rank of each
+        scores = {piece: -float(rank) for rank, piece in enumerate(merged)}
+        return pieces, scores, model.get("unk_token")
+    pieces = {id_: piece for id_, (piece, _) in enumerate(model["vocab"])}
+    return pieces, dict(model["vocab"]), pieces.get(model.get("unk_id"))
+
+
+def _piece_type(piece: str, unknown: str | None, added: dict[str, Any] | None) -> int:
+    if piece == unknown:
+        return _UNKNOWN
+    if added is not None:
+        return _CONTROL if added.get("special") else _USER_DEFINED
+    if re.fullmatch("<0x[0-9A-F]{2}>", piece):
+        return _BYTE
+    return _NORMAL
+
+
+def _charsmap(contents: dict[str, Any]) -> bytes:
+    """The compiled table of the normaliser; b"" if it has none."""
+    normalizer = contents.get("normalizer") or {}
+    for step in normalizer.get("normalizers", [normalizer]):
+        if step.get("precompiled_charsmap"):
+            return base64.b64decode(step["precompiled_charsmap"])
+    return b""
+
+
 def _message(*fields: tuple[int, bytes | float | int]) -> bytes:
-    """A protocol buffer of (number, value) fields: bytes with their length, a float in 4 bytes, a
-    whole number.
+    """A protocol buffer of (number, value) fields.
+
+    bytes are written with their length, a float in 4 bytes, an int as a varint.
     """
     out = bytearray()
     for number, value in fields:
-        kind = 2 if isinstance(value, bytes) else 5 if isinstance(value, float) else 0
-        out += _varint(number << 3 | kind)
         if isinstance(value, bytes):
-            out += _varint(len(value)) + value
+            out += _varint(number << 3 | 2) + _varint(len(value)) + value
+        elif isinstance(value, float):
+            out += _varint(number << 3 | 5) + struct.pack("<f", value)
         else:
-            out += struct.pack("<f", value) if isinstance(value, float) else _varint(value)
+            out += _varint(number << 3) + _varint(value)
     return bytes(out)
 
 
 def _varint(value: int) -> bytes:
-    low = [value >> shift & 127 for shift in range(0, max(value.bit_length(), 1), 7)]
-    return bytes([part | 128 for part in low[:-1]] + low[-1:])
+    """Seven bits a byte, the lowest first; all bytes but the last have the eighth bit set."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def _check(tokens: Sequence[int], size: int) -> None:
-    wrong = [
-        int(token) for token in tokens if not 0 <= token < size
-    ]  # -1 would be the alphabet's last letter
-    expect(
-        not wrong,
-        "tokens",
-        f"0 to {size - 1}",
-        wrong[:5],
-        "Padding and blank have no text: use Hypotheses.tokens().",
-    )
+    """ValueError for tokens out of range; -1 would be the alphabet's last letter."""
+    wrong = [int(token) for token in tokens if not 0 <= token < size]
+    remedy = "Padding and blank have no text: use Hypotheses.tokens()."
+    expect(not wrong, "tokens", f"0 to {size - 1}", wrong[:5], remedy)
 
 
 def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
-    """The tokenizer a checkpoint or a command line names: "char", a SentencePiece `.model` file, or
-    `dump_tokenizer`'s dict.
+    """The tokenizer that a checkpoint or a command line names.
+
+    Args:
+        spec: "char", the path of a SentencePiece `.model` file, or the dict of `dump_tokenizer`.
+
+    Raises:
+        ValueError: It is none of these.
     """
     if isinstance(spec, dict):
-        expect(
-            all(isinstance(part, str) for part in spec.values()),
-            "tokenizer",
-            "text for its parts",
-            repr(spec)[:80],
-        )
-        return (
-            CharTokenizer(spec["alphabet"])
-            if "alphabet" in spec
-            else SentencePieceTokenizer(bytes.fromhex(spec["model"]))
-        )
+        all_text = all(isinstance(part, str) for part in spec.values())
+        expect(all_text, "tokenizer", "text for its parts", repr(spec)[:80])
+        if "alphabet" in spec:
+            return CharTokenizer(spec["alphabet"])
+        return SentencePieceTokenizer(bytes.fromhex(spec["model"]))
     if spec == "char":
         return CharTokenizer()
     expect(
@@ -259,7 +254,7 @@ def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
 
 
 def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
-    """JSON-able contents from which `load_tokenizer` makes an equal tokenizer."""
+    """A JSON-able dict from which `load_tokenizer` makes an equal tokenizer."""
     if isinstance(tokenizer, SentencePieceTokenizer):
         return {"model": tokenizer.model.hex()}
     expect(
@@ -271,31 +266,49 @@ def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
     return {"alphabet": tokenizer.alphabet}  # type: ignore[attr-defined]
 
 
+def normalize_text(text: str) -> str:
+    """Text as error rates of asrkit compare it: in lower case.
+
+    `wer` and `cer` count case as written, so normalise references and hypotheses first. White space
+    needs no care: they compare words with single spaces between them.
+    """
+    return text.lower()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ErrorRate:
-    """Errors over reference units; `low`..`high` is the 95 % bootstrap interval over utterances.
-    Rates are fractions.
-    """
+    """Errors over reference units, as a fraction, with a 95 % interval by bootstrap."""
 
     rate: float
-    low: float
+    low: float  # of the interval
     high: float
     substitutions: int
     insertions: int
     deletions: int
-    units: int
+    units: int  # words or characters of the references
 
     def __str__(self) -> str:
         return (
-            f"{self.rate:.1%} [{self.low:.1%}, {self.high:.1%}] ({self.substitutions} sub, {self.insertions} ins, "
-            f"{self.deletions} del of {self.units})"
+            f"{self.rate:.1%} [{self.low:.1%}, {self.high:.1%}] ({self.substitutions} sub, "
+            f"{self.insertions} ins, {self.deletions} del of {self.units})"
         )
 
 
 def wer(
     references: Sequence[str], hypotheses: Sequence[str], *, resamples: int = 1000, seed: int = 0
 ) -> ErrorRate:
-    """Word error rate over all utterances (errors / reference words), with a bootstrap interval."""
+    """Word error rate over all utterances: errors / reference words.
+
+    Args:
+        references: What was said, one text per utterance, none empty. Case counts: see
+            `normalize_text`.
+        hypotheses: What was recognised, in the same order.
+        resamples: Bootstrap samples of utterances for the 95 % interval.
+        seed: Of the bootstrap.
+
+    Raises:
+        ValueError: The lists do not match, or a reference is empty.
+    """
     import jiwer
 
     return _error_rate(jiwer.process_words, references, hypotheses, resamples, seed)
@@ -304,7 +317,18 @@ def wer(
 def cer(
     references: Sequence[str], hypotheses: Sequence[str], *, resamples: int = 1000, seed: int = 0
 ) -> ErrorRate:
-    """Character error rate (spaces count), with a bootstrap interval."""
+    """Character error rate over all utterances: errors / reference characters, spaces included.
+
+    Args:
+        references: What was said, one text per utterance, none empty. Case counts: see
+            `normalize_text`.
+        hypotheses: What was recognised, in the same order.
+        resamples: Bootstrap samples of utterances for the 95 % interval.
+        seed: Of the bootstrap.
+
+    Raises:
+        ValueError: The lists do not match, or a reference is empty.
+    """
     import jiwer
 
     return _error_rate(jiwer.process_characters, references, hypotheses, resamples, seed)
@@ -313,43 +337,21 @@ def cer(
 def _error_rate(
     process: Any, references: Sequence[str], hypotheses: Sequence[str], resamples: int, seed: int
 ) -> ErrorRate:
-    one = isinstance(references, str) or isinstance(hypotheses, str)
-    expect(not one, "references, hypotheses", "a list of texts each", "one text", "Pass [text].")
-    expect(
-        len(references) == len(hypotheses),
-        "hypotheses",
-        f"{len(references)} texts, as references",
-        len(hypotheses),
-    )
-    expect(
-        len(references) > 0 and all(r.strip() for r in references),
-        "references",
-        "at least one, none empty",
-        references[:3],
-    )
+    _check_texts(references, hypotheses)
     expect(resamples >= 1, "resamples", "at least 1", resamples)
     rows = []
     for reference, hypothesis in zip(references, hypotheses, strict=True):
-        out = process(
-            " ".join(reference.split()), " ".join(hypothesis.split())
-        )  # jiwer takes "\n" for a letter
-        rows.append(
-            (
-                out.substitutions,
-                out.insertions,
-                out.deletions,
-                out.hits + out.substitutions + out.deletions,
-            )
-        )
+        # single spaces, since jiwer takes "\n" for a letter
+        out = process(" ".join(reference.split()), " ".join(hypothesis.split()))
+        units = out.hits + out.substitutions + out.deletions
+        rows.append((out.substitutions, out.insertions, out.deletions, units))
     counts = np.array(rows)  # (N, 4)
-    draws = counts[np.random.default_rng(seed).integers(0, len(rows), (resamples, len(rows)))].sum(
-        1
-    )  # (resamples, 4)
+    samples = np.random.default_rng(seed).integers(0, len(rows), (resamples, len(rows)))
+    draws = counts[samples].sum(1)  # (resamples, 4)
     low, high = np.quantile(draws[:, :3].sum(1) / draws[:, 3], [0.025, 0.975])
     substitutions, insertions, deletions, units = (int(n) for n in counts.sum(0))
-    rate = (substitutions + insertions + deletions) / units
     return ErrorRate(
-        rate=rate,
+        rate=(substitutions + insertions + deletions) / units,
         low=float(low),
         high=float(high),
         substitutions=substitutions,
@@ -357,3 +359,15 @@ def _error_rate(
         deletions=deletions,
         units=units,
     )
+
+
+def _check_texts(references: Sequence[str], hypotheses: Sequence[str]) -> None:
+    one_text = isinstance(references, str) or isinstance(hypotheses, str)
+    expect(
+        not one_text, "references, hypotheses", "a list of texts each", "one text", "Pass [text]."
+    )
+    same_number = len(references) == len(hypotheses)
+    wanted = f"{len(references)} texts, as references"
+    expect(same_number, "hypotheses", wanted, len(hypotheses))
+    filled = len(references) > 0 and all(text.strip() for text in references)
+    expect(filled, "references", "at least one, none empty", references[:3])

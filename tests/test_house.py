@@ -35,7 +35,13 @@ LAYER = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 LIBRARY = set().union(*FLOORS[:6])
 BARE = (  # what a bare GPU machine imports: it has torch, torchaudio, numpy and numba
     set().union(*FLOORS[:4])
-    | {"workbench.machine", "workbench.schemas", "workbench.records", "workbench.profiling", "workbench.bench"}
+    | {
+        "workbench.machine",
+        "workbench.schemas",
+        "workbench.records",
+        "workbench.profiling",
+        "workbench.bench",
+    }
     | {"workbench.doctor", "cli", "__init__", "__main__"}
 )
 KERNELS = {

@@ -11,6 +11,7 @@ from asrkit.text import (
     cer,
     dump_tokenizer,
     load_tokenizer,
+    normalize_text,
     wer,
 )
 
@@ -239,3 +240,10 @@ def test_what_no_piece_spells_is_the_unknown_one(converted):
     made = SentencePieceTokenizer.from_json(contents, kept)  # without bytes, and <unk> is the last
     assert made.encode("日本")[-1] == len(kept) - 1
     assert made.decode([len(kept) - 1]).strip() == "⁇"
+
+
+def test_error_rates_count_case_until_texts_are_normalised():
+    reference, hypothesis = "Turn  ON the light", "turn on the\nlight"
+    assert wer([reference], [hypothesis]).substitutions == 2
+    texts = [normalize_text(reference)], [normalize_text(hypothesis)]
+    assert wer(*texts).rate == cer(*texts).rate == 0

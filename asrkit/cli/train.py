@@ -15,9 +15,7 @@ def _train(args: argparse.Namespace) -> int:
     from asrkit.text import load_tokenizer
     from asrkit.training import TrainConfig, evaluate, train
 
-    config = TrainConfig(
-        seconds=args.seconds, steps=args.steps, seed=args.seed, joint=args.joint
-    )
+    config = TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed, joint=args.joint)
     tokenizer = load_tokenizer(args.tokenizer)
     expect(not args.out.exists() or args.out.is_dir(), "out", "a folder", repr(str(args.out)))
     model_config = _model_config(args, tokenizer.vocab_size)

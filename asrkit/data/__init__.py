@@ -1,5 +1,6 @@
-"""Speech to train and test with: corpora, batches and what they pad, samplers for lhotse's cuts,
-and augmentation.
+"""Speech to train and test with: corpora, augmentation, batches and what they pad.
+
+`LengthSampler`, which needs lhotse, is imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import LengthSampler on first use."""
     if name != "LengthSampler":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from asrkit.data.batching.sampler import LengthSampler

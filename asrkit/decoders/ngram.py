@@ -1,13 +1,12 @@
-"""N-gram language models from ARPA files, looked up for a whole batch at once: what shallow fusion
-asks for.
+"""N-gram language models from ARPA files, looked up for a whole batch at once, for shallow fusion.
 
-p(w | h) is the listed probability of (h, w); where there is none, backoff(h) p(w | h without its
-first word). A state is the number of the longest listed n-gram that ends the history, so states are
-small integers and histories need not be kept.
+p(w | h) is the listed probability of (h, w); where there is none, it is backoff(h) p(w | h without
+its first word). A state is the number of the longest listed n-gram that ends the history, so states
+are small integers and histories need not be kept.
 
 Why not a library (looked up in November 2026): `kenlm` 0.3.0 is on PyPI as source only; `arpa` and
 `pyctcdecode` had their last releases in 2018 and 2023; `kaldilm` turns ARPA into a text of an FST;
-`camel-kenlm` has wheels of KenLM, which scores one word of one history a call. A beam needs all V
+`camel-kenlm` has wheels of KenLM, which scores one word of one history per call. A beam needs all V
 words of every hypothesis, on the device it runs on.
 """
 
@@ -26,18 +25,19 @@ from torch import Tensor
 from asrkit.shapes import expect
 
 Gram = tuple[int, ...]
-Table = dict[
-    Gram, tuple[float, float]
-]  # n-gram -> log10 of its probability and of its back-off weight
+# log10 of the probability and of the back-off weight of each n-gram
+Table = dict[Gram, tuple[float, float]]
+LN_10 = math.log(10)
+END_OF_FILE = "the end of the file"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NGram:
-    """A back-off model over V tokens. Words inside: the tokens 0 to V - 1, then </s>, <s>, <unk> if
-    they are no tokens.
+    """A back-off model over V tokens.
 
-    C contexts are all n-grams below the highest order; context 0 is the empty one. An arc is a
-    listed n-gram: its context, then its word; arcs are sorted by both, so those of a context lie
+    Its words are the tokens 0 to V - 1, then </s>, <s> and <unk> unless they are tokens. The C
+    contexts are all n-grams below the highest order; context 0 is the empty one. An arc is a listed
+    n-gram, seen as a context and its next word; arcs are sorted by both, so those of a context lie
     together.
     """
 
@@ -54,20 +54,25 @@ class NGram:
     logp: Tensor  # (A,) float32, natural log
     leads: Tensor  # (A,) int64, the state after it
     unigrams: Tensor  # (words,) float32, natural log; -inf for what is not listed
-    widest: tuple[
-        int, ...
-    ]  # most arcs of any context, of order 0, at most 1, at most 2 and so on; the empty one aside
+    # most arcs of any context of order 0, of at most 1, at most 2 and so on; the empty one aside
+    widest: tuple[int, ...]
 
     @classmethod
     def read(cls, path: str | Path, tokens: Sequence[object]) -> Self:
-        """The model of an ARPA file, plain or gzipped, for a decoder's V tokens, blank's place
-        included.
+        """The model of an ARPA file, for a decoder's V tokens.
 
-        The file writes token i as str(tokens[i]): pass range(V) for a file over ids. Tokens that
-        the file does not list are scored as <unk>, or -inf if it lists none; n-grams with words
-        that no token has are left out. ValueError names the line that is wrong.
+        Args:
+            path: The file, plain or gzipped.
+            tokens: What the file writes for each token, the blank's place included: str(tokens[i])
+                is token i. Pass range(V) for a file over ids. Tokens that the file does not list
+                are scored as <unk>, or -inf if it lists none; n-grams with words that no token has
+                are left out.
+
+        Raises:
+            ValueError: Names the line that is wrong.
         """
-        path, words = Path(path), [str(token) for token in tokens]
+        path = Path(path)
+        words = [str(token) for token in tokens]
         distinct = len(set(words))
         expect(
             distinct == len(words) > 0,
@@ -106,15 +111,17 @@ class NGram:
 
     @classmethod
     def _compile(cls, tables: list[Table], index: dict[str, int], V: int) -> Self:
-        order, words = len(tables), len(index)
-        contexts = {
-            gram: number
-            for number, gram in enumerate([(), *(gram for table in tables[:-1] for gram in table)])
-        }
+        order = len(tables)
+        words = len(index)
+        shorter_grams = [gram for table in tables[:-1] for gram in table]
+        contexts = {gram: number for number, gram in enumerate([(), *shorter_grams])}
         listed = {gram: entry for table in tables for gram, entry in table.items()}
 
         def state(gram: Gram) -> int:
-            return next(contexts[gram[n:]] for n in range(len(gram) + 1) if gram[n:] in contexts)
+            """The longest context that ends `gram`."""
+            while gram not in contexts:
+                gram = gram[1:]
+            return contexts[gram]
 
         rows = sorted(
             (contexts[gram[:-1]] * words + gram[-1], entry[0], state(gram))
@@ -122,28 +129,30 @@ class NGram:
         )
         arcs = torch.tensor([row[0] for row in rows])
         begins = torch.searchsorted(arcs, torch.arange(len(contexts) + 1) * words)
-        width, widest = begins.diff().tolist(), [0] * order
+        arcs_of = begins.diff().tolist()
+        most_arcs = [0] * order
         for gram, number in contexts.items():
-            widest[len(gram)] = max(widest[len(gram)], width[number] if gram else 0)
+            if gram:
+                most_arcs[len(gram)] = max(most_arcs[len(gram)], arcs_of[number])
         unigrams = torch.full((words,), -math.inf)
         for (word,), (logp, _) in tables[0].items():
-            unigrams[word] = logp * math.log(10)
+            unigrams[word] = logp * LN_10
+        token_words = [n if (n,) in tables[0] else index["<unk>"] for n in range(V)]
+        backoffs = [listed[gram][1] * LN_10 if gram else 0.0 for gram in contexts]
         return cls(
             V=V,
             order=order,
             end=torch.tensor(index["</s>"]),
             first=torch.tensor(state((index["<s>"],))),
-            word=torch.tensor([n if (n,) in tables[0] else index["<unk>"] for n in range(V)]),
-            backoff=torch.tensor(
-                [listed[gram][1] * math.log(10) if gram else 0.0 for gram in contexts]
-            ),
+            word=torch.tensor(token_words),
+            backoff=torch.tensor(backoffs),
             shorter=torch.tensor([state(gram[1:]) for gram in contexts]),
             begins=begins,
             arcs=arcs,
             unigrams=unigrams,
-            logp=torch.tensor([row[1] * math.log(10) for row in rows]),
+            logp=torch.tensor([row[1] * LN_10 for row in rows]),
             leads=torch.tensor([row[2] for row in rows]),
-            widest=tuple(max(widest[: n + 1]) for n in range(order)),
+            widest=tuple(max(most_arcs[: n + 1]) for n in range(order)),
         )
 
     def to(self, device: torch.device | str) -> Self:
@@ -160,16 +169,16 @@ class NGram:
     def scores(self, states: Tensor) -> Tensor:
         """Log-probability in nats of every next token, (..., V), for states (...,).
 
-        From the shortest suffix of the history up: lower all by the back-off weight, write what the
-        context lists over it.
+        Goes from the shortest suffix of the history to the longest: adds the back-off weight to
+        all, then overwrites what the context lists.
         """
-        shape, words = states.shape, len(self.unigrams)
+        shape = states.shape
+        words = len(self.unigrams)
         chain = [states.flatten()]
         for _ in range(self.order - 2):
             chain.append(self.shorter[chain[-1]])
-        row = torch.nn.functional.pad(self.unigrams, (0, 1)).repeat(
-            len(chain[0]), 1
-        )  # a last column for what is no arc
+        # one column more, for places that hold no arc
+        row = torch.nn.functional.pad(self.unigrams, (0, 1)).repeat(len(chain[0]), 1)
         for context, most in zip(reversed(chain), self.widest[1:], strict=False):
             row = row + self.backoff[context, None]
             at = self.begins[context, None] + torch.arange(most, device=states.device)
@@ -187,34 +196,32 @@ class NGram:
         return self._arc(states, self.end.expand_as(states))[0]
 
     def _arc(self, states: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
-        """(log-probability, state after) of one word after each state: the first listed on the way
-        to shorter histories.
+        """(log-probability in nats, state after) of one word after each state.
+
+        The first that is listed on the way to shorter histories.
         """
         words = len(self.unigrams)
-        paid = torch.zeros(states.shape, device=states.device)
-        logp, after = paid - math.inf, torch.zeros_like(states)
+        backoff = torch.zeros(states.shape, device=states.device)
+        logp = backoff - math.inf
+        after = torch.zeros_like(states)
         missing = torch.ones_like(states, dtype=torch.bool)
         for _ in range(self.order):
             key = states * words + word
             at = torch.searchsorted(self.arcs, key).clamp(max=len(self.arcs) - 1)
-            found = missing & (self.arcs[at] == key)
-            logp, after = (
-                torch.where(found, paid + self.logp[at], logp),
-                torch.where(found, self.leads[at], after),
-            )
-            missing, paid, states = (
-                missing & ~found,
-                paid + self.backoff[states],
-                self.shorter[states],
-            )
+            is_listed = missing & (self.arcs[at] == key)
+            logp = torch.where(is_listed, backoff + self.logp[at], logp)
+            after = torch.where(is_listed, self.leads[at], after)
+            missing = missing & ~is_listed
+            backoff = backoff + self.backoff[states]
+            states = self.shorter[states]
         return logp, after
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """(place, text) of every line that is not empty; the last is the end of the file."""
+    """Yield (place, text) of every line that is not empty, then of the end of the file."""
     number = 0
-    with path.open("rb") as plain:
-        zipped = plain.read(2) == b"\x1f\x8b"
+    with path.open("rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
     try:
         with gzip.open(path) if zipped else path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -222,50 +229,32 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
                 if text:
                     yield f"{path.name}:{number}", text
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
-        expect(
-            False,
-            f"{path.name}:{number + 1}",
-            "readable text in UTF-8",
-            f"{type(error).__name__}, {error}",
-        )
-    yield f"{path.name}:{number + 1}", "the end of the file"
+        place = f"{path.name}:{number + 1}"
+        expect(False, place, "readable text in UTF-8", f"{type(error).__name__}, {error}")
+    yield f"{path.name}:{number + 1}", END_OF_FILE
 
 
 def _parse(path: Path, index: dict[str, int]) -> list[Table]:
     """The n-grams of every order over the words of `index`; others are counted and left out."""
     lines = _lines(path)
-    place, text = next(pair for pair in lines if pair[1] in ("\\data\\", "the end of the file"))
-    expect(text == "\\data\\", place, "a line \\data\\ first", text)
-    place, text = next(lines)
-    counts: list[int] = []
-    while match := re.fullmatch(r"ngram\s+(\d+)\s*=\s*(\d+)", text):
-        expect(
-            int(match[1]) == len(counts) + 1, place, f"the count of order {len(counts) + 1}", text
-        )
-        counts.append(int(match[2]))
-        place, text = next(lines)
-    expect(len(counts) > 0, place, "a line 'ngram 1=count'", text)
+    counts, place, text = _parse_counts(lines)
     tables: list[Table] = []
     for n, count in enumerate(counts, 1):
         expect(text == f"\\{n}-grams:", place, f"the section \\{n}-grams:", text)
         table: Table = {}
-        seen = 0
+        lines_seen = 0
         place, text = next(lines)
-        while not text.startswith("\\") and text != "the end of the file":
-            gram, entry = _entry(place, text, n, len(counts), index)
+        while not text.startswith("\\") and text != END_OF_FILE:
+            gram, entry = _parse_entry(place, text, n, len(counts), index)
             if gram is not None:
                 expect(gram not in table, place, "every n-gram once", text)
                 known = n == 1 or gram[:-1] in tables[-1]
                 expect(known, place, f"an n-gram whose first {n - 1} words are listed", text)
                 table[gram] = entry
-            seen += 1
+            lines_seen += 1
             place, text = next(lines)
-        expect(
-            seen == count,
-            place,
-            f"{count} n-grams in \\{n}-grams:, as \\data\\ says",
-            f"{seen} before {text!r}",
-        )
+        wanted = f"{count} n-grams in \\{n}-grams:, as \\data\\ says"
+        expect(lines_seen == count, place, wanted, f"{lines_seen} before {text!r}")
         tables.append(table)
     expect(text == "\\end\\", place, "\\end\\", text)
     for _ in lines:  # damage of a gzipped file may show at its end only
@@ -273,30 +262,47 @@ def _parse(path: Path, index: dict[str, int]) -> list[Table]:
     return tables
 
 
-def _entry(
+def _parse_counts(lines: Iterator[tuple[str, str]]) -> tuple[list[int], str, str]:
+    """The numbers of n-grams of each order, and place and text of the first line after them."""
+    place, text = next(pair for pair in lines if pair[1] in ("\\data\\", END_OF_FILE))
+    expect(text == "\\data\\", place, "a line \\data\\ first", text)
+    place, text = next(lines)
+    counts: list[int] = []
+    while match := re.fullmatch(r"ngram\s+(\d+)\s*=\s*(\d+)", text):
+        order = len(counts) + 1
+        expect(int(match[1]) == order, place, f"the count of order {order}", text)
+        counts.append(int(match[2]))
+        place, text = next(lines)
+    expect(len(counts) > 0, place, "a line 'ngram 1=count'", text)
+    return counts, place, text
+
+
+def _parse_entry(
     place: str, text: str, n: int, order: int, index: dict[str, int]
 ) -> tuple[Gram | None, tuple[float, float]]:
-    """(n-gram, log10 of its probability and back-off weight) of one line; None if a word is not in
-    `index`.
+    """(n-gram, log10 of its probability and back-off weight) of one line.
+
+    The n-gram is None if one of its words is not in `index`.
     """
     fields = re.split(r"[ \t]+", text)
-    most = n + 1 + (n < order)
-    expect(
-        n + 1 <= len(fields) <= most,
-        place,
-        f"a log-probability, {n} words" + ", a back-off weight" * (n < order),
-        text,
-    )
+    most = n + 1
+    wanted = f"a log-probability, {n} words"
+    if n < order:
+        most += 1
+        wanted += ", a back-off weight"
+    expect(n + 1 <= len(fields) <= most, place, wanted, text)
     numbers = []
     for field in (fields[0], *fields[n + 1 :]):
         try:
             numbers.append(float(field))
         except ValueError:
             expect(False, place, "a number", repr(field))
-    logp, backoff = numbers[0], numbers[1] if len(numbers) > 1 else 0.0
+    logp = numbers[0]
+    backoff = numbers[1] if len(numbers) > 1 else 0.0
     expect(logp <= 0, place, "a log10 probability of at most 0", fields[0])
     expect(abs(backoff) < 1e38, place, "a finite back-off weight", fields[-1])
     words = fields[1 : n + 1]
-    return (
-        tuple(index[word] for word in words) if all(word in index for word in words) else None
-    ), (logp, backoff)
+    gram = None
+    if all(word in index for word in words):
+        gram = tuple(index[word] for word in words)
+    return gram, (logp, backoff)

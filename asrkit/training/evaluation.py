@@ -4,7 +4,7 @@ import time
 
 from asrkit.data import Utterances, batches
 from asrkit.models import Checkpoint
-from asrkit.text import ErrorRate, wer
+from asrkit.text import ErrorRate, normalize_text, wer
 from asrkit.transcribe import recognize
 
 
@@ -31,8 +31,8 @@ def evaluate(
         tokens = recognize(checkpoint, batch.waveforms, batch.sample_lengths).tokens()
         busy_s += time.perf_counter() - start
         for id_, row, reference in zip(batch.ids, tokens, batch.texts, strict=True):
-            texts[id_] = tokenizer.decode(row).lower()
-            references[id_] = reference.lower()
+            texts[id_] = normalize_text(tokenizer.decode(row))
+            references[id_] = normalize_text(reference)
     hypotheses = [texts[id_] for id_ in references]
     rate = wer(list(references.values()), hypotheses)
     return rate, texts, utterances.total_seconds / busy_s

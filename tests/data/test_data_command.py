@@ -131,11 +131,11 @@ def test_the_picture_has_a_panel_for_each_thing_known(target, pictures, tmp_path
 def test_without_matplotlib_a_picture_is_refused_in_one_line_and_the_numbers_still_come(
     monkeypatch, tmp_path, capsys
 ):
-    import asrkit
+    from asrkit import workbench
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "asrkit.workbench.plots", raising=False)
-    monkeypatch.delattr(asrkit, "plots", raising=False)
+    monkeypatch.delattr(workbench, "plots", raising=False)
     assert main(["data", "stats", "ami_segments", "--out", str(tmp_path / "a.png")]) == 2
     assert capsys.readouterr().err.startswith(
         "asrkit data stats: out: a picture needs matplotlib. Run pip install"

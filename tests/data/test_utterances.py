@@ -132,6 +132,10 @@ def test_bad_arguments_are_refused_in_one_line(utterances):
         ValueError, match="order: expected shuffled, sorted or as_given, got 'random'"
     ):
         next(batches(utterances, TOKENIZER, batch_seconds=1.0, order="random"))
+    with pytest.raises(ValueError, match=r"seed, epoch: expected whole numbers .* got \(-1, 0\)"):
+        next(batches(utterances, TOKENIZER, batch_seconds=1.0, seed=-1))
+    with pytest.raises(ValueError, match=r"seed, start_step: expected whole numbers .* got \(-1"):
+        next(training_stream(utterances, TOKENIZER, batch_seconds=1.0, seed=-1))
     with pytest.raises(ValueError, match="equally many"):
         Utterances(waveforms=[], ids=["a"], texts=[], speakers=[])
     with pytest.raises(ValueError, match="ids: expected all different, got 1 among 2"):

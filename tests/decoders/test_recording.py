@@ -12,7 +12,7 @@ from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
 from asrkit.workbench.profiling import launch_profile
-from asrkit.workbench.profiling.launches import _Count
+from asrkit.workbench.profiling.launches import CountOps
 
 
 def ours(kind, durations=()):
@@ -61,7 +61,7 @@ def test_a_turn_on_a_gpu_takes_few_launches_no_tensor_of_the_host_and_no_size_fr
 ):
     with FakeTensorMode():
         turn = turn_of(lambda: ours(kind, durations), "cuda")
-        count = _Count("cuda")
+        count = CountOps("cuda")
         with count:
             turn()
     assert count.result().syncs == 0

@@ -178,7 +178,7 @@ def test_what_a_call_launches_compiles_without_spills_and_fills_eight_warps(cc, 
     options = {"impl": "triton", "activation": "tanh", "dropout": 0.1, "seed": 1}
     made = lean_launches(
         loss, **SHAPE | {"B": 1}, dtype=dtype, halves=halves, cc=cc, compiles=True, **options
-    ).made
+    ).compiled
     unit = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[cc] if half else "FFMA"
     for name in ("scores", "by_logits", "by_halves"):
         kernel = made[name]
@@ -204,7 +204,9 @@ def test_float32_is_multiplied_as_such_unless_tf32_is_asked_for():
     try:
         for tf32 in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = tf32
-            asked = lean_launches(rnnt_loss_lean, **SHAPE, dtype=torch.float32, impl="triton").asked
+            asked = lean_launches(
+                rnnt_loss_lean, **SHAPE, dtype=torch.float32, impl="triton"
+            ).arguments
             assert [asked[name]["TF32"] for name in ("scores", "by_logits", "by_halves")] == [
                 tf32
             ] * 3

@@ -611,3 +611,60 @@ def test_a_manifest_names_its_own_files_and_each_with_its_hash(tmp_path):
         files={**told, "../secret": {"bytes": 1, "sha256": "sha256:" + "0" * 64}},
     )
     assert collect.add([other], tmp_path / "in", dirty=True) == []
+
+
+# ---- records from before label_looping became the published algorithm's name
+
+
+def sealed_before_the_renaming(**fields):
+    """A record of schema 1, sealed as it was then."""
+    body = {key: part for key, part in ratio(**fields).sealed().items() if key != "content_sha256"}
+    body["schema"] = records.FIRST_SCHEMA
+    return body | {"content_sha256": kept.content_hash(body)}
+
+
+def read_back(path, record):
+    records.append(path, record)
+    before = path.read_bytes()
+    (found,) = records.read(path)
+    assert path.read_bytes() == before and records.verify([path]) == []
+    return found
+
+
+@pytest.mark.parametrize(("then", "today"), [
+    ("label_looping", "windowed_looping"), ("nested_loops", "label_looping"), ("frame_looping", "frame_looping"),
+    ("label_looping_full_plain", "windowed_looping_full_plain"), ("only_label_looping", "only_windowed_looping"),
+    ("to_label_looping", "to_windowed_looping"), ("label_looping, graphs=step, fused", "windowed_looping, graphs=step, fused"),
+    ("nemo_label_looping", "nemo_label_looping"), ("nemo_label_looping_graphs", "nemo_label_looping_graphs"),
+])  # fmt: skip
+def test_an_old_record_is_read_with_todays_names_and_its_file_is_left_alone(tmp_path, then, today):
+    params = {"arms": ["nemo_label_looping", then], "ms": {then: 1.5}, "claim": "label-looping-2x"}
+    old = sealed_before_the_renaming(impl=then, params=params)
+    found = read_back(tmp_path / "bench.jsonl", old)
+    assert found["impl"] == today
+    assert found["params"] == {
+        "arms": ["nemo_label_looping", today],
+        "ms": {today: 1.5},
+        "claim": "label-looping-2x",
+    }
+    same = {key: part for key, part in old.items() if key not in ("impl", "params")}
+    assert {key: found[key] for key in same} == same  # its schema and hash too
+
+
+@pytest.mark.parametrize("name", ["label_looping", "windowed_looping", "nemo_label_looping"])
+def test_a_record_of_today_is_read_as_it_was_sealed(tmp_path, name):
+    sealed = ratio(impl=name, params={"arms": [name, "frame_looping"]}).sealed()
+    assert sealed["schema"] == records.SCHEMA
+    assert read_back(tmp_path / "bench.jsonl", sealed) == sealed
+
+
+def test_an_old_record_is_added_as_it_was_sealed_and_only_once(tmp_path):
+    old = sealed_before_the_renaming(impl="label_looping")
+    source, into = tmp_path / "old.jsonl", tmp_path / "records"
+    records.append(source, old)
+    assert [one["content_sha256"] for one in collect.add([source], into, dirty=True)] == [
+        old["content_sha256"]
+    ]
+    assert collect.add([source], into, dirty=True) == []
+    (line,) = (into / old["machine"]["id"] / "bench.jsonl").read_text().splitlines()
+    assert json.loads(line) == old

@@ -1,3 +1,1 @@
-"""Batches: lengths and what padding costs, buckets, strategies, samplers, and a search for what
-memory holds.
-"""
+"""Batches: lengths, padding, buckets, strategies, a sampler, and a search for the largest ones."""

@@ -37,16 +37,14 @@ class Buckets:
             object.__setattr__(self, name, np.array(getattr(self, name), dtype=dtype))
         K = len(self.seconds)
         shapes = (self.seconds.shape, self.tokens.shape, self.sizes.shape)
-        expect(
-            K > 0 and shapes == ((K,),) * 3,
-            "buckets",
-            "as many seconds as tokens as sizes, and one at least",
-            shapes,
-        )
+        valid = K > 0 and shapes == ((K,), (K,), (K,))
+        wanted = "as many seconds as tokens as sizes, and one at least"
+        expect(valid, "buckets", wanted, shapes)
         first_cells = list(zip(self.seconds, self.tokens, strict=True))[:5]
         positive = bool((self.seconds > 0).all() and (self.tokens >= 0).all())
         expect(positive, "buckets", "seconds above 0, tokens not below", first_cells)
-        ascending = np.array_equal(np.lexsort((self.tokens, self.seconds)), np.arange(K))
+        order = np.lexsort((self.tokens, self.seconds))
+        ascending = np.array_equal(order, np.arange(K))
         expect(ascending, "buckets", "cells sorted by seconds, then tokens", first_cells)
         smallest = self.sizes.min()
         expect(bool(smallest >= 1), "sizes", "at least 1 in each bucket", smallest)
@@ -63,8 +61,9 @@ class Buckets:
         """
         numbers = np.full(len(lengths), -1)
         for k in range(len(self) - 1, above, -1):
-            fits = (lengths.seconds <= self.seconds[k]) & (lengths.tokens <= self.tokens[k])
-            numbers[fits] = k
+            short_enough = lengths.seconds <= self.seconds[k]
+            few_enough = lengths.tokens <= self.tokens[k]
+            numbers[short_enough & few_enough] = k
         return numbers
 
     def sized(self, limit: Limit) -> "Buckets":
@@ -73,7 +72,8 @@ class Buckets:
         Args:
             limit: Applied to batches in which every utterance is as long as its bucket allows.
         """
-        return replace(self, sizes=np.maximum(1, limit.largest(self.seconds, self.tokens)))
+        sizes = limit.largest(self.seconds, self.tokens)
+        return replace(self, sizes=np.maximum(1, sizes))
 
     def save(self, path: str | Path) -> None:
         """Write the table as JSON to `path`."""
@@ -115,8 +115,9 @@ def _borders(ascending: np.ndarray, count: int) -> np.ndarray:
     expect(count >= 1, "count", "at least 1", count)
     cumulated = np.cumsum(ascending)
     targets = cumulated[-1] * np.arange(1, count) / count
-    positions = np.searchsorted(cumulated, targets).clip(max=len(ascending) - 1)
-    return np.unique(np.append(ascending[positions], ascending[-1]))
+    positions = np.searchsorted(cumulated, targets)
+    inner = ascending[positions.clip(max=len(ascending) - 1)]
+    return np.unique(np.append(inner, ascending[-1]))
 
 
 def buckets_1d(lengths: Lengths, limit: Limit, *, count: int = 30) -> Buckets:
@@ -129,10 +130,11 @@ def buckets_1d(lengths: Lengths, limit: Limit, *, count: int = 30) -> Buckets:
     """
     seconds = duration_bins(lengths, count)
     bins = np.searchsorted(seconds, lengths.seconds)
-    most_tokens = np.array([lengths.tokens[bins == k].max() for k in range(len(seconds))])
+    most_tokens = [lengths.tokens[bins == k].max() for k in range(len(seconds))]
     # Never fewer tokens than the bin before, so that its tail finds room in the next one.
-    tokens = np.maximum.accumulate(most_tokens)
-    return Buckets(seconds, tokens, np.ones_like(tokens)).sized(limit)
+    tokens = np.maximum.accumulate(np.array(most_tokens))
+    unsized = Buckets(seconds, tokens, np.ones_like(tokens))
+    return unsized.sized(limit)
 
 
 def buckets_2d(lengths: Lengths, limit: Limit, *, count: int = 30, parts: int = 5) -> Buckets:
@@ -150,7 +152,9 @@ def buckets_2d(lengths: Lengths, limit: Limit, *, count: int = 30, parts: int = 
     seconds = []
     tokens = []
     for k, longest in enumerate(bins):
-        borders = _borders(np.sort(lengths.tokens[bin_of_row == k]), parts)
+        in_bin = lengths.tokens[bin_of_row == k]
+        borders = _borders(np.sort(in_bin), parts)
         seconds += [longest] * len(borders)
         tokens += borders.tolist()
-    return Buckets(np.array(seconds), np.array(tokens), np.ones(len(tokens))).sized(limit)
+    unsized = Buckets(np.array(seconds), np.array(tokens), np.ones(len(tokens)))
+    return unsized.sized(limit)

@@ -154,12 +154,12 @@ def _expect_none(bad: np.ndarray, name: str, wanted: str, values: np.ndarray) ->
 def _token_counter(tokens: Tokenizer | Callable[[str], int] | None) -> Callable[[str], int]:
     # `encode` is looked for first: some tokenizers can also be called, for something else.
     encode = getattr(tokens, "encode", None)
+    known = tokens is None or encode is not None or callable(tokens)
+    wanted = "a tokenizer, a function of a text, or None"
+    expect(known and not isinstance(tokens, str), "tokens", wanted, repr(tokens))
     if encode is not None:
         return lambda text: len(encode(text))
-    if callable(tokens):
-        return tokens
-    expect(tokens is None, "tokens", "a tokenizer, a function of a text, or None", repr(tokens))
-    return len
+    return tokens if callable(tokens) else len
 
 
 def _csv_rows(content: bytes) -> list[tuple[float, int]]:

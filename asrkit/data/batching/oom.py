@@ -122,7 +122,7 @@ def memory_model(trials: Iterable[Trial]) -> Cost:
         for term, value in zip(chosen, values / scale[chosen], strict=True)
     }
     source = f"fitted to {len(n)} training steps, {error:.1%} off in the root mean square"
-    return Cost(name="memory of a step", unit="B", source=source, **coefficients)  # type: ignore[arg-type]
+    return Cost(name="memory of a step", unit="B", source=source, **coefficients)
 
 
 def _fits(columns: np.ndarray) -> list[tuple[float, list[int], np.ndarray]]:
@@ -183,17 +183,26 @@ def oom_search(
         ValueError: A wrong argument, or not one utterance of a bucket fits.
     """
     _check_arguments(step, buckets, budget_bytes, device, tolerance, search)
+    with restored(state, device) as parameters:
+        trials = _Trials(step, device, parameters, tolerance)
+        return _search(trials, buckets, budget_bytes, search, progress)
+
+
+def _search(
+    trials: "_Trials", buckets: Buckets, budget_bytes: int | None, search: str, progress: bool
+) -> OOMResult:
+    """Run the steps of a search; see oom_search."""
     shapes = _shapes(buckets)
     probe_shapes = _probe_shapes(buckets) if search == "predicted" else []
     predicted = None
     sizes = np.ones_like(buckets.sizes)
     total = len(probe_shapes) + len(shapes)
     bar = tqdm(total=total, desc="largest batches", unit="shape", disable=not progress)
-    with bar, restored(state, device) as parameters:
-        trials = _Trials(step, device, parameters, tolerance, bar)
+    with bar:
+        trials.bar = bar
         trials.run(1, *shapes[0])  # makes the optimizer's state, compiles kernels
         if budget_bytes is None:
-            budget_bytes = int(FREE_SHARE * _free_bytes(device))
+            budget_bytes = int(FREE_SHARE * _free_bytes(trials.device))
         trials.budget = budget_bytes
         for shape in probe_shapes:
             trials.probe(*shape)
@@ -244,14 +253,13 @@ def _check_arguments(
 class _Trials:
     """The training steps of a search, what they took, and what follows from them."""
 
-    def __init__(
-        self, step: Step, device: str, parameters: list[Tensor], tolerance: float, bar: Any
-    ) -> None:
+    bar: Any  # of progress: one step of it a shape
+
+    def __init__(self, step: Step, device: str, parameters: list[Tensor], tolerance: float) -> None:
         self.step = step
         self.device = device
         self.parameters = parameters
         self.tolerance = tolerance
-        self.bar = bar
         self.budget = 2**62
         self.room = 2.0**62  # bytes there are, as far as allocators that gave up have told
         self.correction = 1.0  # bytes taken / predicted at the last step
@@ -338,9 +346,11 @@ class _Trials:
         low = 0
         high = UNBOUNDED
         for trial in self.done:
-            if trial.ok and trial.seconds >= seconds and trial.tokens >= tokens:
+            as_long = trial.seconds >= seconds and trial.tokens >= tokens
+            as_short = trial.seconds <= seconds and trial.tokens <= tokens
+            if trial.ok and as_long:
                 low = max(low, trial.n)
-            if not trial.ok and trial.seconds <= seconds and trial.tokens <= tokens:
+            if not trial.ok and as_short:
                 high = min(high, trial.n)
         return low, high
 
@@ -441,4 +451,6 @@ def _probe_shapes(buckets: Buckets) -> list[tuple[float, int]]:
 def _free_bytes(device: str) -> int:
     """Bytes that a GPU has left, with those that torch's allocator holds for later."""
     free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    reserved = torch.cuda.memory_reserved(device)
+    allocated = torch.cuda.memory_allocated(device)
+    return free + reserved - allocated

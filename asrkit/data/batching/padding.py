@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,8 @@ class Cost:
         """
         D = np.asarray(D, dtype=np.float64)
         per_second = self.per_second + self.per_second2 * D + self.per_pair * U
-        return self.per_batch + n * (self.per_utterance + per_second * D + self.per_token * U)
+        per_utterance = self.per_utterance + per_second * D + self.per_token * U
+        return self.per_batch + n * per_utterance
 
     def slopes(self, D: float, U: float) -> tuple[float, float]:
         """What one more second and one more token cost an utterance of D seconds and U tokens."""
@@ -106,7 +108,8 @@ def attention(*, per_second: float = 1.0, quadratic: float = 20.0) -> Cost:
         per_second: Cost of a second in the linear term.
         quadratic: Seconds at which both terms are equal.
     """
-    expect(quadratic > 0, "quadratic", "seconds above 0", quadratic)
+    positive = isinstance(quadratic, Real) and quadratic > 0
+    expect(positive, "quadratic", "seconds above 0", quadratic)
     source = "quadratic_duration of lhotse.dataset.TimeConstraint"
     return Cost(
         name="attention",
@@ -166,8 +169,8 @@ class Limit:
 
     def __post_init__(self) -> None:
         expect(isinstance(self.cost, Cost), "cost", "asrkit.data.Cost", repr(self.cost))
-        number = isinstance(self.most, int | float | np.number)
-        expect(number and self.most > 0, "most", "above 0", self.most)
+        positive = isinstance(self.most, Real) and self.most > 0
+        expect(positive, "most", "above 0", self.most)
 
     def share(self, n: Any, D: Any, U: Any) -> Any:
         """Share of the limit that batches use; those above 1 do not fit.
@@ -184,11 +187,13 @@ class Limit:
         per_utterance = self.cost(1, D, U) - self.cost.per_batch
         # The tiny summand makes what costs nothing fit where no room is left.
         room = self.most - self.cost.per_batch + 1e-290
-        n = np.floor(room / np.maximum(per_utterance, 1e-300)).clip(0, 2**31).astype(np.int64)
+        quotient = np.floor(room / np.maximum(per_utterance, 1e-300))
+        n = quotient.clip(0, 2**31).astype(np.int64)
         # The division may have been rounded up or down: correct n by one where it was.
         n_fits = self.share(n, D, U) <= 1
         next_fits = self.share(n + 1, D, U) <= 1
-        return np.where(next_fits, n + 1, np.where(n_fits, n, (n - 1).clip(0)))
+        at_most_n = np.where(n_fits, n, (n - 1).clip(0))
+        return np.where(next_fits, n + 1, at_most_n)
 
 
 def at_most_utterances(n: int) -> Limit:
@@ -243,13 +248,16 @@ def padding_account(
     """
     expect(isinstance(cost, Cost), "cost", "asrkit.data.Cost", repr(cost))
     expect(ranks >= 1, "ranks", "at least 1", ranks)
-    table = np.array([_row(cost, *pair) for pair in batches], dtype=np.float64).reshape(-1, 7)
+    rows = [_row(cost, *pair) for pair in batches]
+    table = np.array(rows, dtype=np.float64).reshape(-1, 7)
     expect(len(table) > 0, "batches", "at least one", "none")
     n, D, U, seconds, tokens, nodes, useful = table.T
     padded_cost = cost(n, D, U)
     steps = -(-len(table) // ranks)
-    of_ranks = np.pad(padded_cost, (0, steps * ranks - len(padded_cost))).reshape(steps, ranks)
+    missing = steps * ranks - len(padded_cost)
+    of_ranks = np.pad(padded_cost, (0, missing)).reshape(steps, ranks)
     slowest = of_ranks.max(1).sum()
+    available = ranks * slowest
     expect(slowest > 0, "cost", "above 0 for these batches", slowest)
     memory = memory_max = None
     if limit is not None:
@@ -268,8 +276,8 @@ def padding_account(
         compute_padding=_padding(useful, padded_cost - cost.per_batch),
         memory=memory,
         memory_max=memory_max,
-        straggler=1 - float(padded_cost.sum() / (ranks * slowest)),
-        utilisation=float(useful.sum() / (ranks * slowest)),
+        straggler=1 - float(padded_cost.sum() / available),
+        utilisation=float(useful.sum() / available),
     )
 
 
@@ -287,4 +295,6 @@ def _row(cost: Cost, seconds: Sequence[float], tokens: Sequence[int]) -> tuple[f
     expect(fits, "batches", "seconds and tokens of each utterance", (D.shape, U.shape))
     real = bool(D.min() > 0 and U.min() >= 0 and np.isfinite(D.sum() + U.sum()))
     expect(real, "batches", "finite seconds above 0, and tokens not below", (D.min(), U.min()))
-    return len(D), D.max(), U.max(), D.sum(), U.sum(), float(D @ U), cost.useful(D, U)
+    nodes = float(D @ U)
+    useful = cost.useful(D, U)
+    return len(D), D.max(), U.max(), D.sum(), U.sum(), nodes, useful

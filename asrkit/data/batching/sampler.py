@@ -289,7 +289,7 @@ class _Epoch:
 
     @classmethod
     def of(cls, planned: Plan, number: int, lengths: Lengths, rank: int) -> "_Epoch":
-        """The part of a plan that `rank` keeps."""
+        """What `rank` keeps of `planned`, the plan of epoch `number` of these `lengths`."""
         steps = [np.concatenate(step) for step in planned.steps]
         sums = [(len(rows), lengths.seconds[rows].sum()) for rows in steps]
         sizes = [len(rows) for step in planned.steps for rows in step]

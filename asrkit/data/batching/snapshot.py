@@ -23,7 +23,10 @@ def restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
         The parameters in `state`, without gradients.
     """
     restores = [_saved(item) for item in state]
-    parameters = [p for item in state if isinstance(item, nn.Module) for p in item.parameters()]
+    parameters: list[Tensor] = []
+    for item in state:
+        if isinstance(item, nn.Module):
+            parameters += item.parameters()
     for item in state:
         if isinstance(item, torch.optim.Optimizer):
             parameters += [p for group in item.param_groups for p in group["params"]]

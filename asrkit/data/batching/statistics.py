@@ -130,8 +130,9 @@ def padding_of_random(values: np.ndarray, batch: int) -> float:
     """
     N = len(values)
     all_among_shortest = np.ones(N)  # [k - 1]: probability that a batch is among the k shortest
+    k = np.arange(1, N + 1)
     for drawn in range(batch):
-        all_among_shortest *= np.maximum(np.arange(1, N + 1) - drawn, 0) / (N - drawn)
+        all_among_shortest *= np.maximum(k - drawn, 0) / (N - drawn)
     longest = np.sort(values) @ np.diff(all_among_shortest, prepend=0)
     return float(1 - np.mean(values) / longest) if longest else 0.0
 
@@ -194,6 +195,7 @@ def histogram(seconds: np.ndarray, *, rows: int = 16, width: int = 50) -> str:
     last = int(np.ceil(end / step)) - 1
     digits = max(0, -int(np.floor(np.log10(step))))
     counts = np.bincount(np.minimum(seconds // step, last).astype(int)).tolist()
+    most = max(counts)
     longest = seconds.max()
     lines = []
     for cell, count in enumerate(counts):
@@ -202,7 +204,9 @@ def histogram(seconds: np.ndarray, *, rows: int = 16, width: int = 50) -> str:
             border = f"to {upper:5.{digits}f} s"
         else:
             border = "s or more"
-        bar = "█" * round(width * count / max(counts)) or "▏" * min(count, 1)
+        bar = "█" * round(width * count / most)
+        if count and not bar:
+            bar = "▏"
         lines.append(f"{cell * step:8.{digits}f} {border:10} {bar:{width}} {count:,}")
     return "\n".join(lines)
 

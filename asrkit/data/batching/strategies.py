@@ -357,10 +357,11 @@ class Balanced:
         """See Strategy.batches for `lengths`, `ranks` and `random`."""
         noise = random.uniform(-1, 1, (2, len(lengths)))
         phase = random.random()
-        blurred = Lengths(lengths.seconds * (1 + self.blur[0] * noise[0]), lengths.tokens)
+        second_blur, token_blur = self.blur
+        blurred_seconds = lengths.seconds * (1 + second_blur * noise[0])
+        order = np.argsort(-blurred_seconds, kind="stable")
         # The small summand puts utterances of equal length in random order.
-        ranking = lengths.tokens * (1 + self.blur[1] * noise[1]) + 1e-6 * noise[1]
-        order = np.argsort(-blurred.seconds, kind="stable")
+        ranking = lengths.tokens * (1 + token_blur * noise[1]) + 1e-6 * noise[1]
 
         def fill(most: float) -> Batches:
             return self._fill(order, lengths, ranking, phase, most)
@@ -387,7 +388,8 @@ class Balanced:
             # Slabs are sorted down and up in turns, so that the rest meets similar utterances.
             sign = -1 if number % 2 == 0 else 1
             by_tokens = slab[np.argsort(sign * ranking[slab], kind="stable")]
-            pieces = cut(np.concatenate([rest, by_tokens]), lengths, self.limit, most=most)
+            rows = np.concatenate([rest, by_tokens])
+            pieces = cut(rows, lengths, self.limit, most=most)
             if pieces:
                 rest = pieces.pop()
             batches += pieces
@@ -436,10 +438,14 @@ class Balanced:
         if not tokens.any():
             token_cost = 0.0
         outliers = len(ranked) // 32  # left out at either end
-        token_span = max(float(ranked[-1 - outliers] - ranked[outliers]), 1e-12)
+        lowest = ranked[outliers]
+        highest = ranked[-1 - outliers]
+        token_span = max(float(highest - lowest), 1e-12)
         second_span = float(np.ptp(seconds))
         token_padding = max(token_cost * token_span, 1e-12)
-        return min(full_batches, (second_cost * second_span * full_batches / token_padding) ** 0.5)
+        second_padding = second_cost * second_span
+        best = (second_padding * full_batches / token_padding) ** 0.5
+        return min(full_batches, best)
 
 
 def _fill_last_step(fill: Callable[[float], Batches], ranks: int) -> Batches:
@@ -464,7 +470,9 @@ def _fill_last_step(fill: Callable[[float], Batches], ranks: int) -> Batches:
             high = most
         # In proportion to the batches, but well inside of the interval that is left.
         proportional = most * len(batches) / target
-        most = min(max(proportional, 0.9 * low + 0.1 * high), 0.1 * low + 0.9 * high)
+        least = 0.9 * low + 0.1 * high
+        greatest = 0.1 * low + 0.9 * high
+        most = min(max(proportional, least), greatest)
         batches = fill(most)
         if len(best) < len(batches) <= target:
             best = batches

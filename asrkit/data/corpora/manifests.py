@@ -87,7 +87,7 @@ def simple_cut(row: dict[str, Any], folder: Path) -> Any:
     audio = row["audio"]
     file = _audio_folder(audio, folder) / audio
     recording = Recording.from_file(file, recording_id=str(row.get("id", audio)))
-    custom = {key: row[key] for key in ("kind", "split") if key in row}
+    custom: dict[str, Any] = {key: row[key] for key in ("kind", "split") if key in row}
     return transcribed_cut(recording, row["text"], str(row.get("speaker", "unknown")), custom)
 
 
@@ -121,8 +121,12 @@ def _ready(cut: Any, folder: Path) -> Any:
     has_text = all(isinstance(text, str) for text in texts) and " ".join(texts).strip()
     got = f"{texts or 'none'} for {cut.id!r}"
     expect(bool(has_text), "manifest", "text for each utterance", got)
-    tracks = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
+    tracks = [cut]
+    if hasattr(cut, "tracks"):
+        tracks = [track.cut for track in cut.tracks]
     sources = [track.recording.sources[0] for track in tracks if track.has_recording]
     if sources and sources[0].type == "file" and not Path(sources[0].source).is_absolute():
         cut = cut.with_recording_path_prefix(_audio_folder(sources[0].source, folder))
-    return cut if cut.sampling_rate == RATE_HZ else cut.resample(RATE_HZ)
+    if cut.sampling_rate != RATE_HZ:
+        cut = cut.resample(RATE_HZ)
+    return cut

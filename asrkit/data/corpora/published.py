@@ -153,6 +153,14 @@ def prepare_corpora(
     else:
         sets, left_out = read_folder(folder, jobs, progress)
     sets = {part: sets[part] for part in _chosen(parts, [*sets], [*sets])}
+    _check_and_tell(folder, sets, left_out, say)
+    return _write(to, sets, left_out)
+
+
+def _check_and_tell(
+    folder: Path, sets: dict[str, list[Any]], left_out: Sequence[str], say: Callable[[str], None]
+) -> None:
+    """Refuse an empty corpus, and say what is left out of one that is not."""
     reasons = "; ".join(left_out[:3])
     expect(
         any(sets.values()),
@@ -162,9 +170,9 @@ def prepare_corpora(
         f"Left out: {reasons}.",
     )
     if left_out:
-        more = "; …" if len(left_out) > 3 else ""
-        say(f"{len(left_out)} left out: {reasons}{more}")
-    return _write(to, sets, left_out)
+        if len(left_out) > 3:
+            reasons += "; …"
+        say(f"{len(left_out)} left out: {reasons}")
 
 
 def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str]) -> list[str]:

@@ -96,4 +96,6 @@ def _choose_impl(impl: str, log_probs: Tensor) -> str:
     )
     if impl != "auto":
         return impl
-    return "numba_cpu" if numba_can else "batched"
+    if numba_can:
+        return "numba_cpu"
+    return "batched"

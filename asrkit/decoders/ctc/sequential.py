@@ -21,7 +21,8 @@ def ctc_greedy_sequential(log_probs: Tensor, lengths: Tensor, *, blank: int = -1
     """
     check(log_probs, lengths, "B T V", "log_probs")
     blank = blank_index(blank, log_probs.shape[-1])
-    rows, scores = [], []
+    rows = []
+    scores = []
     for row, length in zip(log_probs.detach(), lengths.tolist(), strict=True):
         best, tokens = row[:length].max(-1)
         scores.append(best.sum(dtype=torch.promote_types(best.dtype, torch.float32)))

@@ -1,5 +1,6 @@
-"""Beam search for transducers, batched and time-synchronous: a hypothesis is a label sequence, its
-alignments are summed.
+"""Batched, time-synchronous beam search for transducers.
+
+A hypothesis is a label sequence; the probabilities of its alignments are summed.
 """
 
 import math
@@ -18,26 +19,26 @@ from asrkit.runtime import eager
 from asrkit.shapes import MOST, expect, whole
 
 MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it loses nothing
-LOW = (1 << 35) - 1
-EMPTY = {True: -torch.inf, False: 0}  # floats and integers of hypotheses that are not there
+LOW_35 = (1 << 35) - 1
 
 
 class LanguageModel(Protocol):
-    """All that shallow fusion asks of a language model; `NGram` is one. A state is a nest of
-    tensors, batch first.
+    """What shallow fusion asks of a language model; `NGram` is one.
+
+    Its states are nested tuples, lists and dicts of tensors, batch first.
     """
 
     def start(self, B: int) -> Any:
         """States of B empty sentences."""
 
     def scores(self, states: Any) -> Tensor:
-        """Log-probability in nats of every next token: (B, V). What it holds for blank is not used."""
+        """Log-probability in nats of every next token, (B, V); the blank's entry is not used."""
 
     def advance(self, states: Any, tokens: Tensor) -> Any:
-        """States after one more token each, (B,)."""
+        """States after one more token (B,) each."""
 
     def final(self, states: Any) -> Tensor:
-        """Log-probability in nats that the sentence ends here: (B,)."""
+        """Log-probability in nats that the sentence ends here, (B,)."""
 
 
 def check_beam(
@@ -48,21 +49,26 @@ def check_beam(
     lm_weight: float,
     label_bonus: float,
 ) -> None:
-    """ValueError for a beam that cannot be searched."""
+    """ValueError for arguments of `transducer_beam` that do not fit.
+
+    Args:
+        model: A `Transducer`.
+        width: Hypotheses in a set.
+        nbest: Hypotheses in the result, at most `width`.
+        max_symbols: Most labels on one frame.
+        lm_weight: Weight of the language model.
+        label_bonus: Added per label.
+    """
     check_rules(model, max_symbols)
     expect(whole(width, 1, MOST), "width", f"1 to {MOST} hypotheses", repr(width))
     expect(whole(nbest, 1, width), "nbest", f"1 to width={width} hypotheses", repr(nbest))
     for name, value in (("lm_weight", lm_weight), ("label_bonus", label_bonus)):
-        expect(
-            isinstance(value, int | float) and math.isfinite(value),
-            name,
-            "a finite number",
-            repr(value),
-        )
+        finite = isinstance(value, int | float) and math.isfinite(value)
+        expect(finite, name, "a finite number", repr(value))
 
 
 @eager
-def transducer_beam(
+def transducer_beam(  # noqa: PLR0913 - the one door to beam search; options keyword-only
     model: Transducer,
     encoded: Tensor,
     lengths: Tensor,
@@ -74,28 +80,40 @@ def transducer_beam(
     lm_weight: float = 0.3,
     label_bonus: float = 0.0,
 ) -> Hypotheses:
-    """The best label sequence of encoded (B, T, E) with lengths (B,) in frames, which may be 0;
-    RNN-T and TDT.
+    """The best label sequences of a batch, RNN-T or TDT, as `Hypotheses`.
 
-    Best first: `alternatives` are the second to nbest-th. Where fewer exist they are empty and
-    score -inf; so is the best itself where a NaN among the logits, or a blank that is impossible,
-    leaves nothing. `scores` are log-probabilities in nats of the label sequence, summed over the
-    alignments that the beam kept; exact where `width` is more than the number of label sequences
-    there are. With fusion lm_weight * (log-probability of the labels and of the end by `lm`) +
-    label_bonus * labels is added, and ranks are by the sum. Every label costs what `lm` says of it,
-    so without a bonus to make up for that, texts come out short: begin with label_bonus near
-    lm_weight * the nats a label costs. `frames` and `durations` are of one alignment: wherever two
-    meet, that of the likelier one goes on.
+    The search: on each frame there are rounds. Round s holds at most `width` hypotheses with s
+    labels on this frame, and one joint call serves those of the whole batch. Their blanks go into
+    the set of the frame that they lead to, their labels into the next round; labels of TDT (arXiv
+    2304.06795) with a duration go into the set of the frame that they jump to. A set keeps the
+    `width` best, merged by prefix. A hypothesis is dropped from a frame when `width` hypotheses in
+    one set ahead are likelier, since probabilities only fall (with a label_bonus they may rise, and
+    the rule is a guess); what it would have added to one of them is missing there. After
+    `max_symbols` labels on a frame only blank may follow. A jump past the end ends there; a blank
+    of duration 0 moves on 1 frame. `transducer_beam_reference` is the same search in plain loops.
 
-    A frame is a row of rounds. In round s stand at most `width` hypotheses with s labels on this
-    frame; one call of the joint serves those of the whole batch. Their blanks go into the set of
-    the frame they lead to, their labels to the next round; of TDT (arXiv 2304.06795) labels with a
-    duration go into the set of the frame that they jump to. A set holds the `width` best, merged by
-    prefix. No hypothesis goes on from a frame when `width` in one set ahead are likelier, since
-    probabilities only fall (with a label_bonus they may rise: then it is a guess); what it would
-    have added to one of them is missing there. After `max_symbols` labels on a frame only blank may
-    follow. A jump past the end ends there, a blank of duration 0 moves 1 frame.
-    `transducer_beam_reference` is the same search in plain loops.
+    Args:
+        model: Used in the mode it is in: call model.eval() first.
+        encoded: (B, T, E) encoder frames.
+        lengths: (B,) valid frames; 0 is allowed.
+        width: Hypotheses in a set.
+        nbest: Hypotheses per utterance in the result.
+        max_symbols: Most labels on one frame.
+        lm: Language model for shallow fusion.
+        lm_weight: Weight of its log-probability, of labels and end of sentence, in the ranking.
+        label_bonus: Added per label. Every label costs what `lm` says, so texts come out short
+            without it: begin with lm_weight times the nats that a label costs.
+
+    Returns:
+        The best; `alternatives` are the second to nbest-th. `scores` are log-probabilities
+        in nats, summed over the alignments that the beam kept (exact where `width` exceeds the
+        number of label sequences there are), plus the terms of fusion. `frames` and `durations` are
+        of one alignment: where two meet, that of the likelier one. Hypotheses that do not exist are
+        empty with score -inf, as is the best itself where a NaN among the logits or an impossible
+        blank leaves nothing.
+
+    Raises:
+        ValueError: An argument does not fit, or the model does not follow the protocol.
     """
     longest = check(encoded, lengths, "B T E", "encoded")
     check_beam(model, width, nbest, max_symbols, lm_weight, label_bonus)
@@ -103,41 +121,53 @@ def transducer_beam(
         fusion = Fusion(lm if lm_weight else None, lm_weight, label_bonus)
         search = Search(model, fusion, encoded[:, :longest], width, max_symbols)
         best = search.run(lengths.long())
-        first, *rest = search.trace(map_state(lambda part: part[:, :nbest], best))
+        best = map_state(lambda part: part[:, :nbest], best)
+        first, *rest = search.trace(best)
     return replace(first, alternatives=tuple(rest))
 
 
 class Fusion(NamedTuple):
-    """What is added to the model's scores."""
+    """What shallow fusion adds to the model's scores."""
 
     lm: LanguageModel | None
     weight: float
     bonus: float
 
     def lm_scores(self, states: Any) -> Tensor | None:
-        """What the next label adds, (B, V), or None."""
-        return None if self.lm is None else self.weight * self.lm.scores(states)
+        """Weighted log-probability of each next label, (B, V), or None."""
+        if self.lm is None:
+            return None
+        return self.weight * self.lm.scores(states)
+
+    def advance(self, states: Any, labels: Tensor) -> Any:
+        """States of the language model after `labels`, or None."""
+        if self.lm is None:
+            return None
+        return self.lm.advance(states, labels)
 
 
-class Kept(NamedTuple):
-    """n hypotheses of each utterance, likeliest first, all (B, ..., n). A score of -inf marks an
-    empty place.
+class HypothesisSet(NamedTuple):
+    """n hypotheses of each utterance, likeliest first; all tensors (B, ..., n).
+
+    A score of -inf marks an empty place.
     """
 
     score: Tensor  # float
     key: Tensor  # int64, hash of the prefix
     length: Tensor  # int64, labels
-    node: Tensor  # int64, where the last label stands in the history; -1 before the first
-    cell: Tensor  # int64, where the memory of the prefix, or of all but its last label, stands
-    label: Tensor  # int64, the last label if that memory has not heard it yet, else -1
+    node: Tensor  # int64, index of the last label in the history; -1 before the first
+    cell: (
+        Tensor  # int64, index in the pool of the state of the prefix, or of all but its last label
+    )
+    label: Tensor  # int64, the last label if that state does not include it yet, else -1
 
-    def gather(self, place: Tensor) -> "Kept":
-        """Those at `place` (B, ..., m)."""
-        return Kept(*(part.gather(-1, place) for part in self))
+    def gather(self, place: Tensor) -> "HypothesisSet":
+        """The hypotheses with indices `place` (B, ..., m)."""
+        return HypothesisSet(*(part.gather(-1, place) for part in self))
 
 
-class Memory(NamedTuple):
-    """What must be known of a prefix to go on, batch first."""
+class PrefixState(NamedTuple):
+    """What decoding needs to extend a prefix, batch first."""
 
     predicted: Tensor
     state: Any  # of the predictor
@@ -145,225 +175,257 @@ class Memory(NamedTuple):
     lm_scores: Tensor | None  # (..., V), what it adds to the next label
 
 
-def join_sets(sets: Iterable[Kept]) -> Kept:
+class JointScores(NamedTuple):
+    """Log-probabilities in nats of what may follow each hypothesis on a frame."""
+
+    blank: Tensor  # (B, K, 1)
+    blank_hops: Tensor  # (B, K, hops), of the blank's durations
+    labels: Tensor  # (B, K, k), of the k best labels, fusion included
+    token: Tensor  # (B, K, k) int64, these labels
+    label_hops: Tensor  # (B, K, moves), of a label's durations
+
+
+def join_sets(sets: Iterable[HypothesisSet]) -> HypothesisSet:
     """All hypotheses of several sets as one set, unmerged."""
     return map_state(lambda *parts: torch.cat(parts, -1), *sets)
 
 
-def merge(kept: Kept, width: int) -> Kept:
-    """The `width` best label sequences of (B, ..., n): probabilities of equal ones are added, the
-    likelier one stays.
+def merge(hypotheses: HypothesisSet, width: int) -> HypothesisSet:
+    """The `width` best label sequences of (B, ..., n), with the probabilities of equal ones added.
 
-    Two prefixes are equal if length and hash are: 64 bits, so a million comparisons go wrong once
-    in 10^13 times.
+    Of equal sequences the likelier one stays. Two are equal if length and hash are: 64 bits, so a
+    million comparisons go wrong once in 10^13 times.
     """
-    mine, other = kept.score[..., :, None], kept.score[..., None, :]
-    same = (kept.key[..., :, None] == kept.key[..., None, :]) & (
-        kept.length[..., :, None] == kept.length[..., None, :]
-    )
+    own = hypotheses.score[..., :, None]
+    other = hypotheses.score[..., None, :]
+    same_key = hypotheses.key[..., :, None] == hypotheses.key[..., None, :]
+    same_length = hypotheses.length[..., :, None] == hypotheses.length[..., None, :]
+    same = same_key & same_length
     total = torch.where(same, other, -torch.inf).logsumexp(-1)
     earlier = torch.ones_like(same).tril(-1)
-    beaten = total.isnan() | (same & ((other > mine) | ((other == mine) & earlier))).any(-1)
+    likelier = (other > own) | ((other == own) & earlier)
+    beaten = total.isnan() | (same & likelier).any(-1)
     score, place = total.masked_fill(beaten, -torch.inf).topk(width)
-    return kept.gather(place)._replace(score=score)
+    return hypotheses.gather(place)._replace(score=score)
 
 
 class Search:
-    """One search of one batch: B utterances, K = width, hops of h >= 1 frames, R the longest.
+    """One search of one batch.
 
-    Sets are small, (B, K) numbers; what is wide (logits, states) is computed for the n rows of B K
-    that are alive.
+    Sets are small: (B, K) numbers per utterance. What is wide (logits, states) is computed only for
+    the n of B K rows that are alive.
+
+    Attributes:
+        K: Width of the beam.
+        rounds: Rounds on one frame: one per label, and one for the last blank.
+        hops: Frames that a blank may move on, ascending; `hops[-1]` is R.
+        moves: Frames that a label may move on; [0] for RNN-T.
+        blank_hop_logits, label_hop_logits: Which duration makes which hop, as logs.
+        history: One tensor (B, moves K, 2) of (parent node, label) per round with labels.
+        frames: The frame of each of these rounds.
+        pool: Prefix states in `turns` B K cells; each round writes B K of them, in turn.
     """
 
     def __init__(
         self, model: Transducer, fusion: Fusion, encoded: Tensor, width: int, max_symbols: int
     ) -> None:
-        self.model, self.fusion, self.encoded, self.K, self.rounds = (
-            model,
-            fusion,
-            encoded,
-            width,
-            max_symbols + 1,
-        )
-        self.device, self.dtype = encoded.device, torch.promote_types(encoded.dtype, torch.float32)
+        """Prepare a search.
+
+        Args:
+            model: The transducer.
+            fusion: The language model and its weights.
+            encoded: (B, T, E).
+            width: Hypotheses in a set, K.
+            max_symbols: Most labels on one frame.
+        """
+        self.model = model
+        self.fusion = fusion
+        self.encoded = encoded
+        self.K = width
+        self.rounds = max_symbols + 1
+        self.device = encoded.device
+        self.dtype = torch.promote_types(encoded.dtype, torch.float32)
         self.durations = tuple(getattr(model, "durations", ()))
         self.hops = sorted({1, *self.durations} - {0})
-        self.moves = (
-            [0, *self.hops] if self.durations else [0]
-        )  # what a label may do; of RNN-T it stays
+        self.moves = [0, *self.hops] if self.durations else [0]
         self.slots = torch.tensor(self.hops, device=self.device) - 1
-        self.by_label = self.table(self.moves, self.durations)
-        self.by_blank = self.table(self.hops, [max(1, duration) for duration in self.durations])
-        self.history, self.frames = (
-            list[Tensor](),
-            list[int](),
-        )  # a round each: (B, moves * K, 2) of parent and label; frame
-        self.pool: Any = None  # memories (turns B K, ...); a round writes B K of them
-        self.turns, self.turn = (self.hops[-1] + 1) * self.rounds + 1, 0
+        blank_durations = [max(1, duration) for duration in self.durations]
+        self.blank_hop_logits = self._hop_logits(self.hops, blank_durations)
+        self.label_hop_logits = self._hop_logits(self.moves, self.durations)
+        self.history = list[Tensor]()
+        self.frames = list[int]()
+        self.pool: Any = None
+        self.turns = (self.hops[-1] + 1) * self.rounds + 1
+        self.turn = 0
 
-    def table(self, hops: Sequence[int], durations: Sequence[int]) -> Tensor:
-        """Log of which duration makes which hop, (hops, durations): 0 or -inf."""
-        hits = [[0.0 if duration == hop else -torch.inf for duration in durations] for hop in hops]
-        return torch.tensor(hits, dtype=self.dtype, device=self.device)
+    def _hop_logits(self, hops: Sequence[int], durations: Sequence[int]) -> Tensor:
+        """(hops, durations): 0 where the duration makes the hop, else -inf."""
+        rows = [[0.0 if duration == hop else -torch.inf for duration in durations] for hop in hops]
+        return torch.tensor(rows, dtype=self.dtype, device=self.device)
 
-    def run(self, lengths: Tensor) -> Kept:
-        """The K best of every utterance, (B, K)."""
-        (B, T, _), R, ends = self.encoded.shape, self.hops[-1], set(lengths.tolist())
-        now, ahead, final = self.start(), self.empty(B, R, self.K), self.empty(B, self.K)
+    def run(self, lengths: Tensor) -> HypothesisSet:
+        """The K best hypotheses of every utterance, (B, K), from lengths (B,)."""
+        B, T, _ = self.encoded.shape
+        R = self.hops[-1]
+        ends = set(lengths.tolist())
+        now = self.start()
+        ahead = self.empty(B, R, self.K)  # the sets of the next R frames
+        final = self.empty(B, self.K)
         for t in range(T + 1):
-            if t in ends:  # what lies beyond the end is there too
-                final = select_state(
-                    lengths == t,
-                    self.finish(join_sets([now, *(self.at(ahead, r) for r in range(R))])),
-                    final,
-                )
-            if t < T:
-                now = now._replace(
-                    score=now.score.masked_fill((lengths <= t)[:, None], -torch.inf)
-                )  # padding is not read
-                ahead = self.frame(t, now, ahead)
-                now = self.at(ahead, 0)
-                ahead = map_state(
-                    lambda part, new: torch.cat([part[:, 1:], new], 1),
-                    ahead,
-                    self.empty(B, 1, self.K),
-                )
+            if t in ends:  # hypotheses that jumped past the end have ended too
+                arrived = join_sets([now, *(_set_at(ahead, r) for r in range(R))])
+                final = select_state(lengths == t, self.finish(arrived), final)
+            if t == T:
+                break
+            ended = (lengths <= t)[:, None]
+            now = now._replace(score=now.score.masked_fill(ended, -torch.inf))
+            ahead = self.frame(t, now, ahead)
+            now = _set_at(ahead, 0)
+            ahead = map_state(_shift_sets, ahead, self.empty(B, 1, self.K))
         return final
 
-    def frame(self, t: int, now: Kept, ahead: Kept) -> Kept:
-        """The sets ahead (B, R, K) after all rounds of a frame, which `now` (B, K) have reached."""
+    def frame(self, t: int, now: HypothesisSet, ahead: HypothesisSet) -> HypothesisSet:
+        """The sets ahead (B, R, K) after all rounds of frame t.
+
+        Args:
+            t: The frame.
+            now: (B, K), the hypotheses that have reached it.
+            ahead: (B, R, K), the sets before.
+        """
         for s in range(self.rounds):
-            bar = ahead.score[..., -1].amax(
-                1, keepdim=True
-            )  # (B, 1), where K hypotheses of one set are ahead
-            now = now._replace(score=now.score.masked_fill(now.score <= bar, -torch.inf))
-            rows = (
-                (now.score > -torch.inf).flatten().nonzero()[:, 0]
-            )  # the GPU waits for Python here, once a round
+            # hypotheses overtaken by K hypotheses of one set ahead are dropped
+            overtaken = now.score <= ahead.score[..., -1].amax(1, keepdim=True)
+            now = now._replace(score=now.score.masked_fill(overtaken, -torch.inf))
+            alive = (now.score > -torch.inf).flatten()
+            rows = alive.nonzero()[:, 0]  # the GPU waits for Python here, once a round
             if not len(rows):
                 break
-            now, memory = self.remember(now, rows, s)
-            blank, by_blank, best, token, by_label = self.read(t, rows, memory)
-            into = [
+            now, prefix = self.advance_prefixes(now, rows, s)
+            scores = self.joint_scores(t, rows, prefix)
+            arrivals = [
                 map_state(lambda part: part[:, self.slots], ahead),
-                self.stay(now, blank + by_blank),
+                self.after_blank(now, scores.blank + scores.blank_hops),
             ]
             if s + 1 < self.rounds:
-                children = self.extend(t, now, best, token, by_label)  # (B, moves, K)
-                now = self.at(children, 0)
+                children = self.after_label(t, now, scores)  # (B, moves, K)
+                now = _set_at(children, 0)
                 if len(self.moves) > 1:
-                    into.append(map_state(lambda part: part[:, 1:], children))
-            merged = merge(join_sets(into), self.K)
+                    arrivals.append(map_state(lambda part: part[:, 1:], children))
+            merged = merge(join_sets(arrivals), self.K)
             ahead = map_state(lambda old, new: old.index_copy(1, self.slots, new), ahead, merged)
         return ahead
 
-    def read(self, t: int, rows: Tensor, memory: Memory) -> list[Tensor]:
-        """Scores of blank (B, K, 1) and its hops, of the k best labels (B, K, k), these labels, and
-        their moves.
+    def joint_scores(self, t: int, rows: Tensor, prefix: PrefixState) -> JointScores:
+        """Scores of blank and the best labels on frame t.
+
+        Args:
+            t: The frame.
+            rows: (n,) which of the B K hypotheses are alive.
+            prefix: Their states, (n, ...).
         """
-        heard = self.encoded[rows // self.K, t]
-        logits = self.model.join(heard, memory.predicted)  # (n, V + durations)
-        V = vocabulary(logits, heard, self.model.blank, self.durations)
+        frames = self.encoded[rows // self.K, t]
+        logits = self.model.join(frames, prefix.predicted)  # (n, V + durations)
+        V = vocabulary(logits, frames, self.model.blank, self.durations)
         logp = logits[..., :V].log_softmax(-1, dtype=self.dtype)
         blank = logp[:, self.model.blank, None]
-        others = logp.index_fill(1, torch.tensor(self.model.blank, device=self.device), -torch.inf)
-        if memory.lm_scores is not None:
-            size = memory.lm_scores.shape[-1]
-            expect(
-                size == V, "lm", f"scores of V={V} tokens", size, "Blank has a place among them."
-            )
-            others = others + memory.lm_scores
-        best, token = others.topk(min(self.K, V))  # no more than K of one prefix can be kept
+        blank_index = torch.tensor(self.model.blank, device=self.device)
+        labels = logp.index_fill(1, blank_index, -torch.inf)
+        if prefix.lm_scores is not None:
+            size = prefix.lm_scores.shape[-1]
+            remedy = "Blank has a place among them."
+            expect(size == V, "lm", f"scores of V={V} tokens", size, remedy)
+            labels = labels + prefix.lm_scores
+        best, token = labels.topk(min(self.K, V))  # no more than K of one prefix can be kept
+        blank_hops = label_hops = torch.zeros_like(blank)
         if self.durations:
-            spread = logits[:, V:].log_softmax(-1, dtype=self.dtype)[:, None]
-            by_label, by_blank = (
-                (spread + self.by_label).logsumexp(-1),
-                (spread + self.by_blank).logsumexp(-1),
-            )
-        else:
-            by_label = by_blank = torch.zeros_like(blank)
-        found = [blank, by_blank, best + self.fusion.bonus, token, by_label]
-        whole = [
-            part.new_full(
-                (self.encoded.shape[0] * self.K, part.shape[1]), EMPTY[part.is_floating_point()]
-            )
-            for part in found
-        ]
-        pairs = zip(whole, found, strict=True)
-        return [
-            full.index_copy_(0, rows, part).view(-1, self.K, part.shape[1]) for full, part in pairs
-        ]
+            duration_logp = logits[:, V:].log_softmax(-1, dtype=self.dtype)[:, None]
+            label_hops = (duration_logp + self.label_hop_logits).logsumexp(-1)
+            blank_hops = (duration_logp + self.blank_hop_logits).logsumexp(-1)
+        compact = JointScores(blank, blank_hops, best + self.fusion.bonus, token, label_hops)
+        return map_state(lambda part: self._spread(rows, part), compact)
 
-    def stay(self, now: Kept, score: Tensor) -> Kept:
-        """The same prefixes after a blank, in the sets that it leads to; score (B, K, hops) is what
-        it costs.
-        """
-        spread = map_state(lambda part: part[:, None].expand(-1, len(self.hops), -1), now)
-        return spread._replace(score=spread.score + score.transpose(1, 2))
+    def _spread(self, rows: Tensor, part: Tensor) -> Tensor:
+        """(B, K, k) with `part` (n, k) in its `rows`; -inf or 0 for hypotheses not there."""
+        fill = -torch.inf if part.is_floating_point() else 0
+        full = part.new_full((self.encoded.shape[0] * self.K, part.shape[1]), fill)
+        return full.index_copy_(0, rows, part).view(-1, self.K, part.shape[1])
 
-    def extend(self, t: int, now: Kept, best: Tensor, token: Tensor, by_label: Tensor) -> Kept:
-        """The K best prefixes with one more label for each of its moves, (B, moves, K). Written
-        into the history.
+    def after_blank(self, now: HypothesisSet, score: Tensor) -> HypothesisSet:
+        """The same prefixes in the sets that a blank leads to; score (B, K, hops) is its cost."""
+        copies = map_state(lambda part: part[:, None].expand(-1, len(self.hops), -1), now)
+        return copies._replace(score=copies.score + score.transpose(1, 2))
+
+    def after_label(self, t: int, now: HypothesisSet, scores: JointScores) -> HypothesisSet:
+        """The K best prefixes with one more label, for each of its moves: (B, moves, K).
+
+        Args:
+            t: The frame.
+            now: (B, K) the prefixes; they are written into the history.
+            scores: Of blank and labels.
         """
-        extended = (now.score[..., None] + best)[:, None] + by_label.transpose(1, 2)[
-            ..., None
-        ]  # (B, moves, K, k)
+        moves = len(self.moves)
+        label_scores = (now.score[..., None] + scores.labels)[:, None]
+        extended = label_scores + scores.label_hops.transpose(1, 2)[..., None]  # (B, moves, K, k)
         score, place = extended.flatten(2).topk(self.K)
-        which = place // token.shape[-1]
-        parents = map_state(lambda part: part[:, None].expand(-1, len(self.moves), -1), now).gather(
-            which
-        )
-        label = token.flatten(1)[:, None].expand(-1, len(self.moves), -1).gather(-1, place)
+        parent = place // scores.token.shape[-1]
+        copies = map_state(lambda part: part[:, None].expand(-1, moves, -1), now)
+        parents = copies.gather(parent)
+        label = scores.token.flatten(1)[:, None].expand(-1, moves, -1).gather(-1, place)
         key = (parents.key ^ (label + 1)) * MIX
-        key = key ^ ((key >> 29) & LOW)
+        key = key ^ ((key >> 29) & LOW_35)
         size = label[0].numel()
-        node = torch.arange(size, device=self.device).view(1, *label.shape[1:]) + size * len(
-            self.history
-        )
+        index = torch.arange(size, device=self.device).view(1, *label.shape[1:])
+        node = index + size * len(self.history)
         self.history.append(torch.stack([parents.node, label], -1).flatten(1, 2))
         self.frames.append(t)
-        return Kept(score, key, parents.length + 1, node.expand_as(label), parents.cell, label)
+        return HypothesisSet(
+            score, key, parents.length + 1, node.expand_as(label), parents.cell, label
+        )
 
-    def remember(self, now: Kept, rows: Tensor, s: int) -> tuple[Kept, Memory]:
-        """The memories of `rows` of `now`, (n, ...), stored in new cells. The predictor hears
-        labels that are new.
+    def advance_prefixes(
+        self, now: HypothesisSet, rows: Tensor, s: int
+    ) -> tuple[HypothesisSet, PrefixState]:
+        """`now` with new cells, and the prefix states (n, ...) of its `rows`, stored in them.
 
-        Memories stay where they are while hypotheses move: sets hold numbers of cells. A set is
-        read at most R frames after it was written, so the cells of R + 1 frames suffice and are
-        used in turn.
+        The predictor and the language model take the labels they have not had yet. States stay
+        where they are while hypotheses move: sets hold indices of cells. A set is read at most R
+        frames after it was written, so the cells of R + 1 frames suffice and are used in turn.
+
+        Args:
+            now: (B, K).
+            rows: (n,) which of the B K hypotheses are alive.
+            s: The round.
         """
-        memory = map_state(lambda pool: pool[now.cell.flatten()[rows]], self.pool)
+        prefix = map_state(lambda pool: pool[now.cell.flatten()[rows]], self.pool)
         label = now.label.flatten()[rows]
         if s > 0:
-            memory = self.predict(label, memory)
+            prefix = self.predict(label, prefix)
         elif len(self.moves) > 1:  # TDT: a label may have jumped here
             new = (label >= 0).nonzero()[:, 0]
             if len(new):
-                after = self.predict(label[new], map_state(lambda part: part[new], memory))
-                memory = map_state(
-                    lambda part, heard: part.index_copy(0, new, heard), memory, after
-                )
+                after = self.predict(label[new], map_state(lambda part: part[new], prefix))
+                prefix = map_state(lambda old, own: old.index_copy(0, new, own), prefix, after)
         self.turn = (self.turn + 1) % self.turns
-        cell = torch.arange(now.cell.numel(), device=self.device) + self.turn * now.cell.numel()
-        map_state(lambda pool, part: pool.index_copy_(0, cell[rows], part), self.pool, memory)
-        return now._replace(
-            cell=cell.view_as(now.cell), label=torch.full_like(now.label, -1)
-        ), memory
+        cells = now.cell.numel()
+        cell = torch.arange(cells, device=self.device) + self.turn * cells
+        map_state(lambda pool, part: pool.index_copy_(0, cell[rows], part), self.pool, prefix)
+        no_label = torch.full_like(now.label, -1)
+        return now._replace(cell=cell.view_as(now.cell), label=no_label), prefix
 
-    def predict(self, label: Tensor, memory: Memory) -> Memory:
-        """The memories (n, ...) after one more label each (n,)."""
-        predicted, state = self.model.predict(label, memory.state)
-        lm = None if self.fusion.lm is None else self.fusion.lm.advance(memory.lm, label)
-        return Memory(predicted, state, lm, self.fusion.lm_scores(lm))
+    def predict(self, label: Tensor, prefix: PrefixState) -> PrefixState:
+        """The prefix states (n, ...) after one more label (n,) each."""
+        predicted, state = self.model.predict(label, prefix.state)
+        lm = self.fusion.advance(prefix.lm, label)
+        return PrefixState(predicted, state, lm, self.fusion.lm_scores(lm))
 
-    def start(self) -> Kept:
-        """The empty prefix (B, K), of which one place is taken."""
-        B, K = len(self.encoded), self.K
-        predicted, state = first_prediction(
-            self.model, torch.full((B,), self.model.blank, device=self.device)
-        )
+    def start(self) -> HypothesisSet:
+        """The empty prefix of every utterance: (B, K), of which the first place is taken."""
+        B = len(self.encoded)
+        K = self.K
+        blank = torch.full((B,), self.model.blank, device=self.device)
+        predicted, state = first_prediction(self.model, blank)
         lm = None if self.fusion.lm is None else self.fusion.lm.start(B)
-        first = Memory(predicted, state, lm, self.fusion.lm_scores(lm))
+        first = PrefixState(predicted, state, lm, self.fusion.lm_scores(lm))
         self.pool = map_state(
             lambda part: part.new_zeros(self.turns * B * K, *part.shape[1:]), first
         )
@@ -372,55 +434,58 @@ class Search:
         now.score[:, 0] = 0
         return now._replace(cell=torch.arange(B * K, device=self.device).view(B, K))
 
-    def finish(self, kept: Kept) -> Kept:
-        """The K best of all that reached the end, the end of the sentence included."""
-        best = merge(kept, self.K)
-        if self.fusion.lm is None:
+    def finish(self, arrived: HypothesisSet) -> HypothesisSet:
+        """The K best of all that reached the end, with the score of the end of the sentence."""
+        best = merge(arrived, self.K)
+        lm = self.fusion.lm
+        if lm is None:
             return best
         states = map_state(lambda pool: pool[best.cell.flatten()], self.pool.lm)
         label = best.label.flatten()
-        states = select_state(
-            label >= 0, self.fusion.lm.advance(states, label.clamp(min=0)), states
-        )
-        score, place = (
-            best.score + self.fusion.weight * self.fusion.lm.final(states).view_as(best.score)
-        ).topk(self.K)
+        states = select_state(label >= 0, lm.advance(states, label.clamp(min=0)), states)
+        end = self.fusion.weight * lm.final(states).view_as(best.score)
+        score, place = (best.score + end).topk(self.K)
         return best.gather(place)._replace(score=score)
 
-    def trace(self, best: Kept) -> list[Hypotheses]:
-        """Hypotheses of (B, n), one for each of the n: all walk back through the history together,
-        a label a step.
+    def trace(self, best: HypothesisSet) -> list[Hypotheses]:
+        """Hypotheses of (B, n), one for each of the n.
+
+        All walk back through the history together, a label at a time.
         """
-        width, steps = len(self.moves) * self.K, list[Step]()
+        width = len(self.moves) * self.K
         node = best.node.masked_fill(best.score == -torch.inf, -1)
         rows = torch.arange(len(node), device=self.device)[:, None]
-        past = torch.cat(
-            [*self.history, best.node.new_full((len(node), 1, 2), -1)], 1
-        )  # its last is where -1 leads
+        before_first = best.node.new_full((len(node), 1, 2), -1)  # node -1 is the last entry
+        history = torch.cat([*self.history, before_first], 1)
         frames = torch.tensor([*self.frames, -1], device=self.device)
         moves = torch.tensor(self.moves, device=self.device)
+        steps = list[Step]()
         for _ in range(int(best.length.max())):
-            parent, label = past[rows, node].unbind(-1)
-            steps.append(
-                Step(label, frames[node // width], moves[node % width // self.K], node >= 0)
-            )
+            parent, label = history[rows, node].unbind(-1)
+            frame = frames[node // width]
+            duration = moves[node % width // self.K]
+            steps.append(Step(label, frame, duration, node >= 0))
             node = parent
-        steps = [*reversed(steps)]
-        found = []
+        steps.reverse()
+        ranked = []
         for n in range(node.shape[1]):
             column = [map_state(lambda part, n=n: part[:, n], step) for step in steps]
-            found.append(
-                Hypotheses.from_steps(column, best.score[:, n].float(), f"beam, width {self.K}")
-            )
-        return found
+            score = best.score[:, n].float()
+            ranked.append(Hypotheses.from_steps(column, score, f"beam, width {self.K}"))
+        return ranked
 
-    def empty(self, *shape: int) -> Kept:
-        """A set that holds nothing."""
-        whole = torch.zeros(shape, dtype=torch.int64, device=self.device)
+    def empty(self, *shape: int) -> HypothesisSet:
+        """A set of this shape that holds nothing."""
+        zero = torch.zeros(shape, dtype=torch.int64, device=self.device)
         score = torch.full(shape, -torch.inf, dtype=self.dtype, device=self.device)
-        return Kept(score, whole, whole, whole - 1, whole, whole - 1)
+        return HypothesisSet(score, zero, zero, zero - 1, zero, zero - 1)
 
-    @staticmethod
-    def at(sets: Kept, index: int) -> Kept:
-        """One of the sets (B, n, K)."""
-        return map_state(lambda part: part[:, index], sets)
+
+def _set_at(sets: HypothesisSet, index: int) -> HypothesisSet:
+    """One of the sets (B, n, K)."""
+    return map_state(lambda part: part[:, index], sets)
+
+
+def _shift_sets(sets: Tensor, new: Tensor) -> Tensor:
+    """The sets (B, R, K) without the first, and with a new last one."""
+    return torch.cat([sets[:, 1:], new], 1)

@@ -1,8 +1,10 @@
-"""The search of `transducer_beam` in plain loops: one utterance at a time, prefixes are tuples in a
-dict.
+"""The search of `transducer_beam` in plain loops, for one utterance at a time.
+
+A prefix is a tuple of labels, a set of hypotheses a dict of prefixes.
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import exp, inf, log
 from typing import Any
@@ -21,12 +23,10 @@ Prefix = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """A prefix: its log-probability so far, where its labels are on the alignment that is kept, and
-    who has heard it.
-    """
+    """What is known of a prefix: score, the best alignment so far, and the states after it."""
 
-    score: float
-    steps: tuple[tuple[int, int, int], ...] = ()  # label, frame, duration
+    score: float  # log-probability in nats, of all alignments
+    steps: tuple[tuple[int, int, int], ...] = ()  # (label, frame, duration) each
     predicted: Any
     state: Any
     lm: Any
@@ -36,7 +36,7 @@ Set = dict[Prefix, Path]
 
 
 @eager
-def transducer_beam_reference(
+def transducer_beam_reference(  # noqa: PLR0913 - the arguments of transducer_beam
     model: Transducer,
     encoded: Tensor,
     lengths: Tensor,
@@ -48,28 +48,44 @@ def transducer_beam_reference(
     lm_weight: float = 0.3,
     label_bonus: float = 0.0,
 ) -> Hypotheses:
-    """What `transducer_beam` computes, and its arguments; slow and readable."""
+    """What `transducer_beam` computes; slow and readable.
+
+    Args:
+        model: As in `transducer_beam`, like everything that follows.
+        encoded: (B, T, E) encoder frames.
+        lengths: (B,) valid frames.
+        width: Hypotheses in a set.
+        nbest: Hypotheses per utterance in the result.
+        max_symbols: Most labels on one frame.
+        lm: Language model for shallow fusion.
+        lm_weight: Weight of its log-probability.
+        label_bonus: Added per label.
+    """
     check(encoded, lengths, "B T E", "encoded")
     check_beam(model, width, nbest, max_symbols, lm_weight, label_bonus)
     with torch.inference_mode():
-        search = Plain(model, width, max_symbols, lm if lm_weight else None, lm_weight, label_bonus)
-        found = [
+        search = PlainSearch(
+            model, width, max_symbols, lm if lm_weight else None, lm_weight, label_bonus
+        )
+        results = [
             search.utterance(frames[:length])
             for frames, length in zip(encoded, lengths.tolist(), strict=True)
         ]
     ranks = []
     for n in range(nbest):
-        best = [paths[n] if n < len(paths) else ((), -inf) for paths in found]
-        scores = [
-            torch.tensor(score, dtype=torch.float32, device=encoded.device) for _, score in best
-        ]
-        ranks.append(Hypotheses.from_lists([steps for steps, _ in best], scores, "beam, reference"))
+        rows = []
+        scores = []
+        for ranked in results:
+            steps, score = ranked[n] if n < len(ranked) else ((), -inf)
+            rows.append(steps)
+            scores.append(torch.tensor(score, dtype=torch.float32, device=encoded.device))
+        ranks.append(Hypotheses.from_lists(rows, scores, "beam, reference"))
     return replace(ranks[0], alternatives=tuple(ranks[1:]))
 
 
 @dataclass(frozen=True)
-class Plain:
-    """The search of one utterance."""
+class PlainSearch:
+    """The search of one utterance; its fields are arguments of `transducer_beam`."""
 
     model: Transducer
     width: int
@@ -80,61 +96,84 @@ class Plain:
 
     def utterance(self, encoded: Tensor) -> list[tuple[tuple, float]]:
         """(steps, score) of the best label sequences of encoded (T, E), best first."""
-        predicted, state = first_prediction(
-            self.model, torch.tensor([self.model.blank], device=encoded.device)
-        )
+        blank = torch.tensor([self.model.blank], device=encoded.device)
+        predicted, state = first_prediction(self.model, blank)
         lm = None if self.lm is None else self.lm.start(1)
         sets: dict[int, Set] = defaultdict(dict)  # by the frame that they have reached
         sets[0] = {(): Path(score=0.0, predicted=predicted, state=state, lm=lm)}
-        T = len(encoded)
-        for t in range(T):
+        for t in range(len(encoded)):
             now = self.alive(sets.pop(t, {}), sets)
             for symbols in range(self.max_symbols + 1):
                 now = self.round(t, encoded[t], now, sets, symbols == self.max_symbols)
-        end = self.merge(
-            [pair for kept in sets.values() for pair in kept.items()]
-        )  # a jump past the end ends there
+        # a jump past the end ends there
+        end = self.merge([item for paths in sets.values() for item in paths.items()])
         ended = [(path.steps, path.score + self.end(path)) for path in end.values()]
-        return sorted((pair for pair in ended if pair[1] > -inf), key=lambda pair: -pair[1])
+        return sorted((item for item in ended if item[1] > -inf), key=lambda item: -item[1])
 
     def round(self, t: int, frame: Tensor, now: Set, sets: dict[int, Set], last: bool) -> Set:
-        """Every hypothesis goes on by a blank or by a label; what stays on this frame comes back
-        for the next round.
+        """The hypotheses that stay on this frame, with one more label each.
+
+        Args:
+            t: The frame.
+            frame: (E,) its encoder output.
+            now: The hypotheses to extend, by a blank or a label.
+            sets: The sets ahead; those that moved on are added.
+            last: Whether only a blank may follow.
         """
         arrivals: dict[int, list[tuple[Prefix, Path]]] = defaultdict(list)
         children: dict[int, list[tuple[Prefix, Path]]] = defaultdict(list)
         for prefix, path in now.items():
             tokens, blank_hops, label_hops = self.scores(frame, path)
-            for hop, score in blank_hops.items():
-                arrivals[hop].append(
-                    (prefix, replace(path, score=path.score + tokens[self.model.blank] + score))
-                )
-            lm_scores = (
-                self.lm_weight * self.lm.scores(path.lm)[0]
-                if self.lm is not None
-                else [0.0] * len(tokens)
-            )
-            for label, score in enumerate(tokens):
-                for hop, cost in {} if last or label == self.model.blank else label_hops.items():
-                    total = path.score + score + cost + float(lm_scores[label]) + self.label_bonus
-                    steps = (*path.steps, (label, t, hop))
-                    children[hop].append(
-                        ((*prefix, label), replace(path, score=total, steps=steps))
-                    )
-        best = {
-            hop: sorted(those, key=lambda pair: -pair[1].score)[: self.width]
-            for hop, those in children.items()
-        }
+            for hop, hop_score in blank_hops.items():
+                score = path.score + tokens[self.model.blank] + hop_score
+                arrivals[hop].append((prefix, replace(path, score=score)))
+            if not last:
+                for hop, item in self.extend(t, prefix, path, tokens, label_hops):
+                    children[hop].append(item)
+        best = {hop: sorted(items, key=_by_score)[: self.width] for hop, items in children.items()}
         for hop in {*arrivals, *best} - {0}:
-            fresh = [(prefix, self.hear(prefix[-1], path)) for prefix, path in best.get(hop, ())]
-            sets[t + hop] = self.merge([*sets[t + hop].items(), *arrivals[hop], *fresh])
+            jumped = [
+                (prefix, self.predict(prefix[-1], path)) for prefix, path in best.get(hop, ())
+            ]
+            sets[t + hop] = self.merge([*sets[t + hop].items(), *arrivals[hop], *jumped])
         stay = self.alive(dict(best.get(0, ())), sets)
-        return {prefix: self.hear(prefix[-1], path) for prefix, path in stay.items()}
+        return {prefix: self.predict(prefix[-1], path) for prefix, path in stay.items()}
+
+    def extend(
+        self,
+        t: int,
+        prefix: Prefix,
+        path: Path,
+        tokens: list[float],
+        label_hops: dict[int, float],
+    ) -> Iterator[tuple[int, tuple[Prefix, Path]]]:
+        """Yield (frames to move on, (prefix, path)) for every next label.
+
+        Args:
+            t: The frame.
+            prefix: The labels so far.
+            path: What is known of it.
+            tokens: Log-probabilities of the next token.
+            label_hops: Log-probabilities of a label's durations.
+        """
+        lm_scores: Any = [0.0] * len(tokens)
+        if self.lm is not None:
+            lm_scores = self.lm_weight * self.lm.scores(path.lm)[0]
+        for label, score in enumerate(tokens):
+            if label == self.model.blank:
+                continue
+            for hop, hop_score in label_hops.items():
+                total = path.score + score + hop_score + float(lm_scores[label]) + self.label_bonus
+                steps = (*path.steps, (label, t, hop))
+                yield hop, ((*prefix, label), replace(path, score=total, steps=steps))
 
     def scores(
         self, frame: Tensor, path: Path
     ) -> tuple[list[float], dict[int, float], dict[int, float]]:
-        """Log-probabilities of the tokens, of a blank's hops and of a label's hops."""
+        """Log-probabilities in nats of the tokens, of a blank's hops and of a label's hops.
+
+        A hop is a number of frames to move on.
+        """
         durations = tuple(getattr(self.model, "durations", ()))
         logits = self.model.join(frame[None], path.predicted)
         V = vocabulary(logits, frame[None], self.model.blank, durations)
@@ -150,19 +189,22 @@ class Plain:
         return tokens, blank, label
 
     def merge(self, paths: list[tuple[Prefix, Path]]) -> Set:
-        """The best prefixes: probabilities of equal ones are added, the likelier alignment stays."""
+        """The best prefixes, with the probabilities of equal ones added.
+
+        The alignment of the likelier one stays.
+        """
         merged: Set = {}
-        heaviest: dict[Prefix, float] = {}
+        best_score: dict[Prefix, float] = {}
         for prefix, path in paths:
             total = log_add(merged[prefix].score, path.score) if prefix in merged else path.score
-            if path.score > heaviest.get(prefix, -inf):
-                heaviest[prefix], merged[prefix] = path.score, path
+            if path.score > best_score.get(prefix, -inf):
+                best_score[prefix], merged[prefix] = path.score, path
             if prefix in merged:
                 merged[prefix] = replace(merged[prefix], score=total)
         return dict(sorted(merged.items(), key=lambda pair: -pair[1].score)[: self.width])
 
     def alive(self, now: Set, sets: dict[int, Set]) -> Set:
-        """Without those that `width` hypotheses of one set ahead have overtaken."""
+        """`now` without those that `width` hypotheses of one set ahead have overtaken."""
         full = [
             min(path.score for path in kept.values())
             for kept in sets.values()
@@ -172,23 +214,30 @@ class Plain:
             prefix: path for prefix, path in now.items() if path.score > max(full, default=-inf)
         }
 
-    def hear(self, label: int, path: Path) -> Path:
-        """The predictor and the language model hear a label."""
+    def predict(self, label: int, path: Path) -> Path:
+        """The path with the states of predictor and language model after a label."""
         token = torch.tensor([label], device=path.predicted.device)
         predicted, state = self.model.predict(token, path.state)
-        return replace(
-            path,
-            predicted=predicted,
-            state=state,
-            lm=None if self.lm is None else self.lm.advance(path.lm, token),
-        )
+        lm = path.lm
+        if self.lm is not None:
+            lm = self.lm.advance(lm, token)
+        return replace(path, predicted=predicted, state=state, lm=lm)
 
     def end(self, path: Path) -> float:
-        """What fusion adds at the end."""
-        return 0.0 if self.lm is None else self.lm_weight * float(self.lm.final(path.lm)[0])
+        """What fusion adds at the end of the sentence."""
+        if self.lm is None:
+            return 0.0
+        return self.lm_weight * float(self.lm.final(path.lm)[0])
+
+
+def _by_score(item: tuple[Prefix, Path]) -> float:
+    """Sort key: best first."""
+    return -item[1].score
 
 
 def log_add(a: float, b: float) -> float:
     """log(exp(a) + exp(b))."""
     high = max(a, b)
-    return high if high == -inf else high + log(exp(a - high) + exp(b - high))
+    if high == -inf:
+        return high
+    return high + log(exp(a - high) + exp(b - high))

@@ -19,7 +19,9 @@ def decode(
         carry: State before the first frame.
         options: Uses `max_symbols`.
     """
-    rows, scores, carries = [], [], []
+    rows = []
+    scores = []
+    carries = []
     for b, length in enumerate(lengths.tolist()):
         own_carry = carry.select(slice(b, b + 1))
         row, score, after = _decode_one(greedy, encoded[b : b + 1], length, own_carry, options)

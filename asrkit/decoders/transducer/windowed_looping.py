@@ -2,11 +2,12 @@
 
 Every utterance keeps its own clock. One turn of the loop, for the whole batch at once:
 
-    encoded frames   . . . . [ . . . . . . . . ] . . .    a window of W frames from each clock on
-                              |               |
-    joint_step         blank blank LABEL           the first label in the window, or none:
-                              \\_________/           the blanks before it are followed, not looped over
-    predictor_step     utterances that emitted get a new prediction; the others keep theirs
+    frames of one utterance   . . . [ . . . . . . . . ] . . .    W frames from its clock on
+                                      |   |   |
+    joint_step                    blank blank label    find the first label of the window, if any;
+                                                       blanks before it are skipped without a loop
+    predictor_step                a new prediction, if there was a label
+    LoopState                     the clock moves past the blanks (RNN-T stays on the label's frame)
 
 The loop ends when every clock has passed the end of its utterance.
 """
@@ -74,9 +75,9 @@ def joint_step(
     stop = hop[:, 0]
 
     in_window = stop.clamp(max=W - 1)[:, None]
-    label, duration, label_score = (
-        part.gather(1, in_window)[:, 0] for part in (token, jump, score)
-    )
+    label = token.gather(1, in_window)[:, 0]
+    duration = jump.gather(1, in_window)[:, 0]
+    label_score = score.gather(1, in_window)[:, 0]
     if confidence is not None:
         confidence = confidence.gather(1, in_window)[:, 0]
     frame = loop_state.time + stop

@@ -297,6 +297,14 @@ def _softmax(
 
 
 @triton.jit
+def _durations(out, grads, clamp, scale, N: tl.constexpr, CLAMPS: tl.constexpr, ROOM: tl.constexpr):
+    """Gradients of a node over its N duration logits, clamped and times `scale`."""
+    i = tl.arange(0, ROOM)
+    grad = _limited(tl.load(grads + i, mask=i < N, other=0.0), clamp, scale, CLAMPS)
+    tl.store(out + i, grad.to(out.dtype.element_ty), mask=i < N)
+
+
+@triton.jit
 def _gradient(
     logits,
     out,
@@ -351,10 +359,7 @@ def _gradient(
             else:
                 _zeros(g, V, BLOCK)
             if N > 0:
-                i = tl.arange(0, ROOM)
-                by_duration = tl.load(duration_gradient + node * N + i, mask=i < N, other=0.0)
-                limited = _limited(by_duration, clamp, scale, CLAMPS)
-                tl.store(g + V + i, limited.to(g.dtype.element_ty), mask=i < N)
+                _durations(g + V, duration_gradient + node * N, clamp, scale, N, CLAMPS, ROOM)
             tl.debug_barrier()  # and written after what other lanes put there
             if u + 1 < U1:
                 tl.store(g + label, _limited(at_label, clamp, scale, CLAMPS).to(g.dtype.element_ty))

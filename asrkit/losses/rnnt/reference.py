@@ -41,8 +41,10 @@ def forward_variables(blank: Lattice, label: Lattice) -> Lattice:
     """
     alpha = [[-inf for _ in row] for row in blank]
     alpha[0][0] = 0.0
-    for t in range(len(alpha)):
-        for u in range(len(alpha[0])):
+    T = len(blank)
+    U1 = len(blank[0])
+    for t in range(T):
+        for u in range(U1):
             if t > 0:
                 alpha[t][u] = alpha[t - 1][u] + blank[t - 1][u]
             if u > 0:
@@ -58,11 +60,13 @@ def backward_variables(blank: Lattice, label: Lattice) -> Lattice:
     """
     beta = [[-inf for _ in row] for row in blank]
     beta[-1][-1] = blank[-1][-1]
-    for t in reversed(range(len(beta))):
-        for u in reversed(range(len(beta[0]))):
-            if t + 1 < len(beta):
+    T = len(blank)
+    U1 = len(blank[0])
+    for t in reversed(range(T)):
+        for u in reversed(range(U1)):
+            if t + 1 < T:
                 beta[t][u] = beta[t + 1][u] + blank[t][u]
-            if u + 1 < len(beta[0]):
+            if u + 1 < U1:
                 beta[t][u] = log_add(beta[t][u], beta[t][u + 1] + label[t][u])
     return beta
 
@@ -83,14 +87,14 @@ def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
     T = len(beta)
     U1 = len(beta[0])
     total = max(beta[0][0], NO_PATH)
-    after = [*beta[1:], [-inf] * (U1 - 1) + [0.0]]
-    by_blank = [
-        [-exp(alpha[t][u] + blank[t][u] + after[t][u] - total) for u in range(U1)] for t in range(T)
-    ]
-    by_label = [
-        [-exp(alpha[t][u] + label[t][u] + beta[t][u + 1] - total) for u in range(U1 - 1)]
-        for t in range(T)
-    ]
+    beta.append([-inf] * (U1 - 1) + [0.0])  # after the last frame: beta(T, U) = 1
+    by_blank = [[0.0] * U1 for _ in range(T)]
+    by_label = [[0.0] * (U1 - 1) for _ in range(T)]
+    for t in range(T):
+        for u in range(U1):
+            by_blank[t][u] = -exp(alpha[t][u] + blank[t][u] + beta[t + 1][u] - total)
+            if u + 1 < U1:
+                by_label[t][u] = -exp(alpha[t][u] + label[t][u] + beta[t][u + 1] - total)
     return by_blank, by_label
 
 

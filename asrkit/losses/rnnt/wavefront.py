@@ -33,31 +33,23 @@ def upright(skewed: Tensor, U1: int) -> Tensor:
     return skewed.as_strided(size, (lattice, diagonal, diagonal + label), skewed.storage_offset())
 
 
+def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int) -> tuple[Tensor, Tensor]:
+    """Blank `arcs` (T, U1) and label arcs (T, U) that leave the `nodes` of utterance `b`."""
+    T, U1, where = nodes.slices(b)
+    blank = arcs.blank_logp[where].view(T, U1)
+    label = arcs.label_logp[where].view(T, U1)
+    return blank, label[:, :-1]
+
+
 def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
     """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
 
     Arcs have their own dtype, sums are float64. Of `options` it reads fastemit_lambda.
     """
-    lengths = nodes.table[:, :2]
-    B = len(lengths)
-    T, U1 = (lengths.amax(0) + lengths.new_tensor([0, 1])).tolist()
-    # arcs INTO each node, skewed; upright (lattices, T + 1, U1), with the final node on row T
-    size = (2, T + U1, 2 * B if grad else B, U1)
-    blank_in, label_in = arcs.blank_logp.new_full(size, -torch.inf)
-    blank_at = upright(blank_in, U1)
-    label_at = upright(label_in, U1)
-    for b in range(B):
-        frames, width, where = nodes.slices(b)
-        blank = arcs.blank_logp[where].view(frames, width)
-        label = arcs.label_logp[where].view(frames, width)[:, :-1]
-        blank_at[b, 1 : frames + 1, :width] = blank
-        label_at[b, :frames, 1:width] = label
-        if grad:
-            blank_at[B + b, 1 : frames + 1, :width] = blank.flip(0, 1)
-            label_at[B + b, 1 : frames + 1, 1:width] = label.flip(0, 1)
-    sums = upright(_forward_variables(blank_in, label_in), U1)
-    device = sums.device
-    log_likelihood = sums[(torch.arange(B, device=device), *nodes.on(device)[:, :2].unbind(1))]
+    B = len(nodes.table)
+    sums = _forward_variables(*_arcs_in(arcs, nodes, grad))
+    last_frame, last_row = nodes.on(sums.device)[:, :2].unbind(1)
+    log_likelihood = sums[torch.arange(B, device=sums.device), last_frame, last_row]
     if not grad:
         return ArcPosteriors(log_likelihood)
     blank_posterior = torch.empty_like(arcs.blank_logp)
@@ -65,19 +57,43 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     # an utterance without any path gets posteriors of 0 rather than 0 / 0
     floor = log_likelihood.clamp(min=torch.finfo(log_likelihood.dtype).min)
     for b in range(B):
-        frames, width, where = nodes.slices(b)
-        alpha = sums[b, :frames, :width] - floor[b]
-        beta = sums[B + b, : frames + 1, :width].flip(0, 1)
-        by_blank = (alpha + blank_at[b, 1 : frames + 1, :width] + beta[1:]).exp()
-        by_label = (alpha[:, :-1] + label_at[b, :frames, 1:width] + beta[:-1, 1:]).exp()
+        T, U1, where = nodes.slices(b)
+        blank, label = leaving(arcs, nodes, b)
+        alpha = sums[b, :T, :U1] - floor[b]
+        beta = sums[B + b, : T + 1, :U1].flip(0, 1)
+        by_blank = (alpha + blank + beta[1:]).exp()
+        by_label = (alpha[:, :-1] + label + beta[:-1, 1:]).exp()
         by_label = torch.nn.functional.pad(by_label * (1 + options.fastemit_lambda), (0, 1))
         blank_posterior[where] = by_blank.flatten().to(blank_posterior)
         label_posterior[where] = by_label.flatten().to(label_posterior)
     return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
 
 
+def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, grad: bool) -> tuple[Tensor, Tensor]:
+    """Blank and label arcs into each node, skewed: (T + U1, B or with `grad` 2 B, U1) each.
+
+    The second B lattices are the first turned by 180 degrees.
+    """
+    B = len(nodes.table)
+    longest, most_labels = nodes.table[:, :2].amax(0).tolist()
+    most_rows = most_labels + 1
+    size = (2, longest + most_rows, 2 * B if grad else B, most_rows)
+    blank_in, label_in = arcs.blank_logp.new_full(size, -torch.inf)
+    blanks = upright(blank_in, most_rows)  # (lattices, T + 1, U1): the final node is on row T
+    labels = upright(label_in, most_rows)
+    for b in range(B):
+        T, U1, _ = nodes.slices(b)
+        blank, label = leaving(arcs, nodes, b)
+        blanks[b, 1 : T + 1, :U1] = blank
+        labels[b, :T, 1:U1] = label
+        if grad:
+            blanks[B + b, 1 : T + 1, :U1] = blank.flip(0, 1)
+            labels[B + b, 1 : T + 1, 1:U1] = label.flip(0, 1)
+    return blank_in, label_in
+
+
 def _forward_variables(blank_in: Tensor, label_in: Tensor) -> Tensor:
-    """log alpha of every node, float64, skewed as the arcs into it: (T + U1, lattices, U1)."""
+    """log alpha of every node, float64 (lattices, T + 1, U1), from skewed arcs into the nodes."""
     diagonals, lattices, U1 = blank_in.shape
     # a first column precedes u = 0
     sums = blank_in.new_full((diagonals, lattices, U1 + 1), -torch.inf, dtype=torch.float64)
@@ -87,4 +103,4 @@ def _forward_variables(blank_in: Tensor, label_in: Tensor) -> Tensor:
     arcs_in = zip(blank_in[1:].unbind(), label_in[1:].unbind(), strict=True)
     for k, (blank, label) in enumerate(arcs_in):
         torch.logaddexp(here[k] + blank, left[k] + label, out=here[k + 1])
-    return sums[:, :, 1:]
+    return upright(sums[:, :, 1:], U1)

@@ -69,10 +69,17 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
 @njit(inline="always")
 def _after(beta, node, t, u, d, T, U):
     """log beta where blank of duration d leads, and where a label does; -inf if nowhere."""
+    blank = -inf
+    label = -inf
     there = node + d * (U + 1)
     if t + d < T:
-        return beta[there] if d > 0 else -inf, beta[there + 1] if u < U else -inf
-    return 0.0 if t + d == T and u == U else -inf, -inf
+        if d > 0:
+            blank = beta[there]
+        if u < U:
+            label = beta[there + 1]
+    elif t + d == T and u == U:
+        blank = 0.0
+    return blank, label
 
 
 @kernel

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asrkit.losses.gradient import lattice_loss
 from asrkit.losses.logit_rows import plain
-from asrkit.losses.nodes import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
+from asrkit.losses.nodes import FRAMES, ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
 from asrkit.losses.rnnt.wavefront import upright
 
 
@@ -68,13 +68,12 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     Arcs have their own dtype, sums are float64. Of `options` it reads durations and
     fastemit_lambda.
     """
-    lengths = nodes.table[:, :2]
-    B = len(lengths)
-    T, _ = lengths.amax(0).tolist()
-    durations = [min(d, T + 1) for d in options.durations]
+    B = len(nodes.table)
+    longest = int(nodes.table[:, FRAMES].max())
+    durations = [min(d, longest + 1) for d in options.durations]
     sums = sweep(_arcs_in(arcs, nodes, durations, grad), durations)
-    device = sums.device
-    log_likelihood = sums[(torch.arange(B, device=device), *nodes.on(device)[:, :2].unbind(1))]
+    last_frame, last_row = nodes.on(sums.device)[:, :2].unbind(1)
+    log_likelihood = sums[torch.arange(B, device=sums.device), last_frame, last_row]
     if not grad:
         return ArcPosteriors(log_likelihood)
     assert arcs.duration_logp is not None
@@ -107,7 +106,8 @@ def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, durations: list[int], grad: bool) 
     The second B lattices are the first turned by 180 degrees.
     """
     B = len(nodes.table)
-    T, U1 = (nodes.table[:, :2].amax(0) + nodes.table.new_tensor([0, 1])).tolist()
+    T, U = nodes.table[:, :2].amax(0).tolist()
+    U1 = U + 1
     size = (len(durations), 2, T + U1, 2 * B if grad else B, U1)
     arcs_in = arcs.blank_logp.new_full(size, -torch.inf)
     for i, d in enumerate(durations):

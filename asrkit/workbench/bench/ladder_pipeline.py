@@ -45,7 +45,7 @@ class Pipeline:
     arithmetic: autocast is the encoder's; in inference mode it keeps no casts, so a decoder would
     cast its weights at each of its many small steps. encoder: "optimized" by
     asrkit.models.optimize, which folds and packs on a CPU and fuses on CUDA. encoding: "replayed"
-    as a graph, on CUDA. graphs: of label looping. turn: how such a graph computes a turn. order: of
+    as a graph, on CUDA. graphs: of windowed looping. turn: how such a graph computes a turn. order: of
     the utterances, which are cut into batches. loading: a batch is read from its files before it is
     computed, or by a thread during the one before.
     """
@@ -70,7 +70,7 @@ class Pipeline:
             "graphs",
             f"'off' with decoder={self.decoder!r}",
             repr(self.graphs),
-            "Only label looping runs as a graph.",
+            "Only windowed looping runs as a graph.",
         )
         able = self.turn == "plain" or self.graphs != "off"
         expect(

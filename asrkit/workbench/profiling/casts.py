@@ -1,5 +1,6 @@
-"""What casts between precisions cost: the ops of a module's call by kind, place, bytes and time,
-every cast among them.
+"""What casts between precisions cost.
+
+The ops of a module's call by kind, place, bytes and time, with every cast among them.
 """
 
 import copy
@@ -28,39 +29,58 @@ KINDS = {  # by the first pattern found in the name of an op; casts are known by
     "convolution": "conv",
     "normalisation": "(layer|batch|group|instance|rms)_norm",
     "matrix product": "mm$|_addmm|mv$|dot$|linear$|rnn|lstm|gru",
-    "layout": "^(_to_copy|copy_|clone|cat|stack|embedding|gather|index.*|.*pad.*|slice_scatter|select_scatter|flip|roll)$",
+    "layout": "^(_to_copy|copy_|clone|cat|stack|embedding|gather|index.*|.*pad.*|slice_scatter|"
+    "select_scatter|flip|roll)$",
     "elementwise": "",  # and what else there is: reductions, softmax, tensors that are filled
 }
-ONLY_WRITTEN = re.compile(
-    "^(copy_|fill_|zero_|new_.*|.*_like)$"
-)  # their first argument is not read
+# Ops that do not read their first argument.
+ONLY_WRITTEN = re.compile("^(copy_|fill_|zero_|new_.*|.*_like)$")
 RANGE = "asrkit op "
 
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """One op that a device ran. A cast turns one floating dtype into another: `_to_copy`, or
-    `copy_` between two.
+    """One op that a device ran.
+
+    A cast turns one floating dtype into another: `_to_copy`, or `copy_` between two.
+
+    Attributes:
+        kind: "cast", or one of KINDS.
+        name: The op.
+        module: Path of the innermost module, "blocks.0.attention.qkv"; for the profiled module
+            itself its class.
+        site: "file:line" of the nearest caller outside torch.
+        source: dtype of the first tensor that is read, "" where none is.
+        target: dtype of the first result.
+        operand: Of a cast, "weight" (parameters, buffers, views of them) or "activation"; else "".
+        bytes: Of the tensors that go in and come out, each once.
+        ms: Milliseconds, median of the repeats; on CUDA of its kernels.
     """
 
-    kind: str  # "cast", or one of KINDS
+    kind: str
     name: str
-    # path of the innermost module, "blocks.0.attention.qkv"; of the profiled module itself the
-    # class
     module: str
-    site: str  # "file:line" of the nearest caller outside torch
-    source: (
-        str  # dtype of the first tensor read; of a cast, what it casts from; "" where none is read
-    )
-    target: str  # dtype of the first result
-    operand: str  # casts: "weight" (parameters, buffers, views of them) or "activation"; else ""
-    bytes: int  # of the tensors that go in and come out, each once
-    ms: float  # median of the repeats; CUDA: of its kernels
+    site: str
+    source: str
+    target: str
+    operand: str
+    bytes: int
+    ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class CastProfile:
-    """The ops of some calls of a module, in the order they ran."""
+    """The ops of some calls of a module, in the order in which they ran.
+
+    Attributes:
+        mode: "float32", "autocast" or "half".
+        dtype: dtype of autocast or of the half module.
+        device: Where it ran.
+        threads: torch's CPU threads.
+        calls: Calls of the module.
+        ops: The ops.
+        total: Time of all calls of the whole module, while nothing else looked at it.
+    """
 
     mode: str
     dtype: str
@@ -68,53 +88,69 @@ class CastProfile:
     threads: int
     calls: int
     ops: tuple[Op, ...] = field(repr=False)
-    total: Timing  # of all calls of the whole module, with nobody watching
+    total: Timing
 
-    casts = property(lambda self: tuple(op for op in self.ops if op.kind == "cast"))
-    op_ms = property(lambda self: sum(op.ms for op in self.ops))
-    # Below 1 by Python, dispatch, autograd and waiting; on a busy machine too, for medians op by op
-    # leave interruptions out.
-    covered = property(lambda self: self.op_ms / self.total.median_ms)
+    @property
+    def casts(self) -> tuple[Op, ...]:
+        """The casts among the ops."""
+        return tuple(op for op in self.ops if op.kind == "cast")
+
+    @property
+    def op_ms(self) -> float:
+        """Milliseconds of all ops together."""
+        return sum(op.ms for op in self.ops)
+
+    @property
+    def covered(self) -> float:
+        """Time of the ops over that of the calls.
+
+        It is below 1 by Python, dispatch, autograd and waiting; on a busy machine also because
+        medians op by op leave interruptions out.
+        """
+        return self.op_ms / self.total.median_ms
 
     def within(self, path: str) -> "CastProfile":
-        """What ran in one submodule, such as "blocks.0", and in those below it; `total` stays that
-        of all.
-        """
+        """What ran in one submodule, such as "blocks.0"; `total` stays that of all."""
         ops = tuple(op for op in self.ops if f"{op.module}.".startswith(f"{path}."))
-        expect(
-            bool(ops), "path", "a submodule in which ops ran", repr(path), "See table('module')."
-        )
+        remedy = "See table('module')."
+        expect(bool(ops), "path", "a submodule in which ops ran", repr(path), remedy)
         return replace(self, ops=ops)
 
     def share(self, kind: str) -> float:
         """Time of one kind of op over that of all ops, 0 to 1."""
-        _known(kind)
-        return sum(op.ms for op in self.ops if op.kind == kind) / self.op_ms if self.ops else 0.0
+        _expect_known(kind)
+        if not self.ops:
+            return 0.0
+        return sum(op.ms for op in self.ops if op.kind == kind) / self.op_ms
 
     def table(self, *by: str, kind: str | None = None) -> list[dict[str, Any]]:
-        """A row for each value of some fields of Op, longest first: those fields, ops, ms, share of
-        all ops' time, bytes.
+        """Ops grouped by some fields of `Op`, longest first.
 
-        `profile.table()` has a row a kind, `profile.table("kind", "name")` a row an op, and
-        `profile.table("module", "site", "source", "target", "operand", kind="cast")` says where
+        `profile.table()` has a row for each kind, `profile.table("kind", "name")` one for each op,
+        and `profile.table("module", "site", "source", "target", "operand", kind="cast")` says where
         casts come from.
+
+        Args:
+            by: Names of the fields; "kind" where none is named.
+            kind: Only ops of this kind.
+
+        Returns:
+            Rows with those fields, the number of ops, ms, share of all ops' time, and bytes.
         """
-        _known(kind)
+        _expect_known(kind)
         by = by or ("kind",)
         groups: dict[tuple[str, ...], list[Op]] = {}
         for op in self.ops:
             if kind in (None, op.kind):
                 groups.setdefault(tuple(getattr(op, field) for field in by), []).append(op)
-        rows = [
-            {
-                **dict(zip(by, key, strict=True)),
-                "ops": len(ops),
-                "ms": (ms := sum(op.ms for op in ops)),
-                "share": ms / self.op_ms,
-                "bytes": sum(op.bytes for op in ops),
-            }
-            for key, ops in groups.items()
-        ]
+        rows = []
+        for key, ops in groups.items():
+            row: dict[str, Any] = dict(zip(by, key, strict=True))
+            row["ops"] = len(ops)
+            row["ms"] = sum(op.ms for op in ops)
+            row["share"] = row["ms"] / self.op_ms
+            row["bytes"] = sum(op.bytes for op in ops)
+            rows.append(row)
         return sorted(rows, key=lambda row: -row["ms"])
 
 
@@ -129,34 +165,43 @@ def cast_profile(
     repeats: int = 10,
     warmup: int = 2,
 ) -> CastProfile:
-    """Profile of `calls` calls `module(*inputs)` of a float32 module on `device`, in one of three
-    modes.
-
-    "float32": as it is. "autocast": all calls within one region of torch.autocast to `dtype`.
-    "half": a copy of the module moved to `dtype`, with float32 inputs cast beforehand, uncounted:
-    what is half already at a model's door needs no cast there. Training mode, requires_grad and
-    grad mode are the caller's, and matter: autocast keeps the cast copies of float32 leaves that
-    require grad (weights) until the outermost region ends or torch.clear_autocast_cache(), under
-    no_grad too; what is frozen, a view, or used in inference mode is cast at every use, and so is
-    every activation. calls=1 is a program that opens a region for each batch; calls=2 shows what a
-    longer one saves. (Tried on torch 2.11; the code is `cached_cast` in its
-    aten/src/ATen/autocast_mode.cpp and `__exit__` in torch/amp/autocast_mode.py.) For inference use
-    torch.no_grad(): while grad is on, attention with a bias takes plain kernels with casts of their
-    own.
+    """Profile the ops of a float32 module's calls in one of three precisions.
 
     Ops are those of torch's dispatcher, below autograd and autocast; views and allocations are left
     out. Conversions within a kernel, as where bfloat16 meets float32 in a sum, are no ops of their
-    own. One pass looks at the ops, `repeats` others time them, and as many time the calls alone
+    own. One pass lists the ops, `repeats` others time them, and as many time the calls alone
     (`total`), in turn with those on a CPU. CPU: the time around each op, which holds a few
     microseconds of dispatch. CUDA: torch.profiler's time of the kernels that an op started.
+
+    Training mode, requires_grad and grad mode are the caller's, and matter. Autocast keeps the cast
+    copies of float32 leaves that require grad (weights) until the outermost region ends or
+    torch.clear_autocast_cache() is called, under no_grad too. What is frozen, a view, or used in
+    inference mode is cast at every use, and so is every activation. (Tried on torch 2.11; the code
+    is `cached_cast` in its aten/src/ATen/autocast_mode.cpp and `__exit__` in
+    torch/amp/autocast_mode.py.) For inference use torch.no_grad(): while grad is on, attention with
+    a bias takes plain kernels with casts of their own.
+
+    Args:
+        module: The module, in float32.
+        inputs: Its arguments, a tuple.
+        mode: "float32" runs it as it is. "autocast" makes all calls within one region of
+            torch.autocast to `dtype`. "half" runs a copy of the module in `dtype`, with float32
+            inputs cast beforehand and uncounted.
+        device: Where module and inputs are, "cpu" or "cuda".
+        dtype: torch.bfloat16 or torch.float16.
+        calls: Calls in one region. One is a program that opens a region for each batch; two show
+            what a longer region saves.
+        repeats: Passes that time the ops.
+        warmup: Passes before those.
+
+    Raises:
+        ValueError: An argument does not fit, or calls differ in their ops.
     """
     kind = str(device).partition(":")[0]
     _check(module, inputs, mode, kind, dtype, calls, repeats)
     if mode == "half":
         module = copy.deepcopy(module).to(dtype)
-        inputs = tree_map_only(
-            Tensor, lambda x: x.to(dtype) if x.dtype == torch.float32 else x, tuple(inputs)
-        )
+        inputs = tree_map_only(Tensor, lambda x: _half(x, dtype), tuple(inputs))
 
     def run() -> None:
         torch.clear_autocast_cache()  # a region around this one would keep it
@@ -165,101 +210,83 @@ def cast_profile(
                 module(*inputs)
 
     run()  # what a first call makes and keeps is no op of those after it
-    with _tracked(module) as stack, _Look(module, stack) as look:
+    with running_modules(module) as stack, _ListOps(module, stack) as listing:
         run()
-    passes, total = (_cuda_passes if kind == "cuda" else _cpu_passes)(run, repeats, warmup, device)
-    expect(
-        all(len(times) == len(look.ops) for times in passes),
-        "module",
-        "the same ops in every call",
-        sorted({len(look.ops), *map(len, passes)}),
-        "Try module.eval().",
-    )
-    ops = tuple(
-        replace(op, ms=median(times)) for op, *times in zip(look.ops, *passes, strict=True) if op
-    )
+    time_passes = _cuda_passes if kind == "cuda" else _cpu_passes
+    passes, total = time_passes(run, repeats, warmup, device)
+    numbers = sorted({len(listing.ops), *map(len, passes)})
+    same = len(numbers) == 1
+    expect(same, "module", "the same ops in every call", numbers, "Try module.eval().")
+    ops = []
+    for op, *times in zip(listing.ops, *passes, strict=True):
+        if op is not None:
+            ops.append(replace(op, ms=median(times)))
     return CastProfile(
         mode=mode,
         dtype=_name(dtype),
         device=str(device),
         threads=torch.get_num_threads(),
         calls=calls,
-        ops=ops,
+        ops=tuple(ops),
         total=total,
     )
+
+
+def _half(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if x.dtype == torch.float32 else x
 
 
 def _check(
     module: Any, inputs: Any, mode: str, kind: str, dtype: torch.dtype, calls: Any, repeats: Any
 ) -> None:
     expect(mode in MODES, "mode", f"one of {', '.join(MODES)}", repr(mode))
-    expect(
-        dtype in (torch.bfloat16, torch.float16), "dtype", "torch.bfloat16 or torch.float16", dtype
-    )
+    halves = (torch.bfloat16, torch.float16)
+    expect(dtype in halves, "dtype", "torch.bfloat16 or torch.float16", dtype)
     expect(kind in ("cpu", "cuda"), "device", "'cpu' or 'cuda'", repr(kind))
-    expect(
-        whole(calls, 1) and whole(repeats, 1),
-        "calls, repeats",
-        "whole numbers of at least 1",
-        (calls, repeats),
-    )
-    expect(
-        isinstance(inputs, tuple | list),
-        "inputs",
-        "a tuple of arguments",
-        type(inputs).__name__,
-        "Write (x,) for one.",
-    )
+    numbers = whole(calls, 1) and whole(repeats, 1)
+    expect(numbers, "calls, repeats", "whole numbers of at least 1", (calls, repeats))
+    listed = isinstance(inputs, tuple | list)
+    got = type(inputs).__name__
+    expect(listed, "inputs", "a tuple of arguments", got, "Write (x,) for one.")
     weights = [weight for weight in module.parameters() if weight.is_floating_point()]
-    strays = {
-        str(tensor.device) for tensor in [*weights, *tensors(inputs)] if tensor.device.type != kind
-    }
-    expect(
-        not strays,
-        "device",
-        f"module and inputs on {kind!r}",
-        ", ".join(sorted(strays)),
-        "Move them there with .to.",
-    )
-    others = {_name(weight.dtype) for weight in weights} - {"float32"}
-    expect(
-        not others,
-        "module",
-        "float32 weights",
-        ", ".join(sorted(others)),
-        "Modes start from module.float().",
-    )
+    devices = {tensor.device for tensor in [*weights, *tensors(inputs)]}
+    others = sorted(str(device) for device in devices if device.type != kind)
+    wanted = f"module and inputs on {kind!r}"
+    expect(not others, "device", wanted, ", ".join(others), "Move them there with .to.")
+    dtypes = sorted({_name(weight.dtype) for weight in weights} - {"float32"})
+    remedy = "Modes start from module.float()."
+    expect(not dtypes, "module", "float32 weights", ", ".join(dtypes), remedy)
 
 
-def _known(kind: str | None) -> None:
-    expect(
-        kind in (None, "cast", *KINDS), "kind", f"one of {', '.join(['cast', *KINDS])}", repr(kind)
-    )
+def _expect_known(kind: str | None) -> None:
+    wanted = f"one of {', '.join(['cast', *KINDS])}"
+    expect(kind in (None, "cast", *KINDS), "kind", wanted, repr(kind))
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _bytes(tensor: Tensor) -> int:
+def bytes_in_memory(tensor: Tensor) -> int:
+    """Bytes that a tensor's elements take; what is expanded lies in memory once."""
     sides = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.itemsize * prod(
-        size for size, stride in sides if stride
-    )  # what is expanded lies in memory once
+    return tensor.itemsize * prod(size for size, stride in sides if stride)
 
 
 @contextmanager
-def _tracked(module: nn.Module) -> Iterator[list[str]]:
-    """Paths of the modules that are running, outermost first."""
+def running_modules(module: nn.Module) -> Iterator[list[str]]:
+    """Paths of the parts of `module` that are running, outermost first."""
     root = type(module).__name__
-    names, stack = {id(part): path or root for path, part in module.named_modules()}, [root]
+    names = {id(part): path or root for path, part in module.named_modules()}
+    stack = [root]
+
+    def enter(part: nn.Module, _: Any) -> None:
+        stack.append(names.get(id(part), stack[-1]))
 
     def leave(*_: Any) -> None:
         stack.pop()
 
-    before = register_module_forward_pre_hook(
-        lambda part, _: stack.append(names.get(id(part), stack[-1]))
-    )
+    before = register_module_forward_pre_hook(enter)
     after = register_module_forward_hook(leave)
     try:
         yield stack
@@ -268,45 +295,54 @@ def _tracked(module: nn.Module) -> Iterator[list[str]]:
         after.remove()
 
 
-class _Look(EachOp):
-    """What each op is; None for those that do no work."""
+class _ListOps(EachOp):
+    """Lists what each op is; None for those that do no work."""
 
     def __init__(self, module: nn.Module, stack: list[str]) -> None:
         super().__init__()
-        held = [*module.parameters(), *module.buffers()]
-        self.weights, self.stack = (
-            {tensor.untyped_storage().data_ptr() for tensor in held if tensor.numel()},
-            stack,
-        )
+        weights = [tensor for tensor in [*module.parameters(), *module.buffers()] if tensor.numel()]
+        self.weights = {tensor.untyped_storage().data_ptr() for tensor in weights}
+        self.stack = stack
         self.ops: list[Op | None] = []
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        given, made, name = tensors((args, kwargs)), tensors(result), op_name(func)
-        self.ops.append(self.describe(name, given, made) if works(func, given, made) else None)
+        inputs = tensors((args, kwargs))
+        outputs = tensors(result)
+        if works(func, inputs, outputs):
+            self.ops.append(self.describe(op_name(func), inputs, outputs))
+        else:
+            self.ops.append(None)
         return result
 
-    def describe(self, name: str, given: list[Tensor], made: list[Tensor]) -> Op:
-        read = given[1:] if ONLY_WRITTEN.match(name) else given
-        source, target = (
-            [*dict.fromkeys(tensor.dtype for tensor in side)][:1] for side in (read, made)
-        )
-        floats = all(tensor.is_floating_point() for tensor in read + made)
-        cast = name in ("_to_copy", "copy_") and floats and source != target
-        weight = cast and read[0].untyped_storage().data_ptr() in self.weights
+    def describe(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> Op:
+        read = inputs[1:] if ONLY_WRITTEN.match(name) else inputs
+        source = _first_dtype(read)
+        target = _first_dtype(outputs)
+        floats = all(tensor.is_floating_point() for tensor in read + outputs)
+        operand = ""
+        if name in ("_to_copy", "copy_") and floats and source != target:
+            kind = "cast"
+            of_weights = read[0].untyped_storage().data_ptr() in self.weights
+            operand = "weight" if of_weights else "activation"
+        else:
+            kind = next(kind for kind, names in KINDS.items() if re.search(names, name))
         return Op(
-            kind="cast"
-            if cast
-            else next(kind for kind, names in KINDS.items() if re.search(names, name)),
+            kind=kind,
             name=name,
             module=self.stack[-1],
             site=caller(),
             ms=0.0,
-            source="".join(map(_name, source)),
-            target="".join(map(_name, target)),
-            operand=("weight" if weight else "activation") if cast else "",
-            bytes=sum(map(_bytes, read + made)),
+            source=source,
+            target=target,
+            operand=operand,
+            bytes=sum(map(bytes_in_memory, read + outputs)),
         )
+
+
+def _first_dtype(tensors: list[Tensor]) -> str:
+    """The dtype of the first tensor, "" where there is none."""
+    return _name(tensors[0].dtype) if tensors else ""
 
 
 class _Clock(EachOp):
@@ -361,9 +397,8 @@ def _cuda_passes(
             torch.cuda.synchronize(device)
         ms = [0.0] * ranges.count
         for event in profile.events() or ():
-            if (
-                event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU
-            ):  # the GPU's copy has no kernels
+            on_cpu = event.device_type == torch.autograd.DeviceType.CPU  # the GPU's has no kernels
+            if on_cpu and event.name.startswith(RANGE):
                 ms[int(event.name.removeprefix(RANGE))] = event.device_time_total / 1e3
         passes.append(ms)
     return passes, total

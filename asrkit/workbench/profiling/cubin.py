@@ -1,5 +1,6 @@
-"""What a kernel becomes on a GPU, read without one: registers, spills, shared memory, resident
-warps, SASS instructions.
+"""What a kernel becomes on a GPU, read without one.
+
+Registers, spills, shared memory, resident warps and SASS instructions.
 
 Triton and Numba compile for an architecture that is not here; their binaries are read with the
 disassembler that comes with Triton. So these numbers are exact, and say nothing about time.
@@ -21,22 +22,18 @@ from typing import Any, NamedTuple
 from asrkit.shapes import expect
 
 ARCHITECTURES = {80: "A100", 90: "H100 and H200", 100: "B200"}  # sm_ number -> devices of it
-SHARED_KIB = {
-    80: 164,
-    90: 228,
-    100: 228,
-}  # of a multiprocessor; this and the limits below: CUDA programming guide 13.0,
-WARPS, BLOCKS, REGISTERS = (
-    64,
-    32,
-    65536,
-)  # table "Technical Specifications per Compute Capability"; alike in these three
+# Limits of a multiprocessor: CUDA programming guide 13.0, table "Technical Specifications per
+# Compute Capability"; but for shared memory they are alike in these three.
+SHARED_KIB = {80: 164, 90: 228, 100: 228}
+WARPS = 64
+BLOCKS = 32
+REGISTERS = 65536
 RESERVED_B = 1024  # of shared memory, taken by the system for each block
-STEP_REGISTERS, STEP_SHARED_B, STEP_WARPS = (
-    256,
-    128,
-    4,
-)  # granularity: of a warp, of a block, and of warps (four schedulers)
+# What is handed out at least: registers of a warp, shared memory of a block, warps (there are four
+# schedulers).
+STEP_REGISTERS = 256
+STEP_SHARED_B = 128
+STEP_WARPS = 4
 LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)([^;]*);")
 USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
@@ -51,39 +48,48 @@ class Instruction(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What a load or store moves for each thread: 4 unless its modifiers say otherwise."""
+        """Bytes that a load or store moves for each thread: 4 unless its modifiers say more."""
         sizes = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
-        return next((sizes[part] for part in self.opcode.split(".") if part in sizes), 4)
+        for part in self.opcode.split("."):
+            if part in sizes:
+                return sizes[part]
+        return 4
 
     @property
     def target(self) -> int | None:
         """Where a branch goes to; None for anything else."""
-        found = (
-            re.search(r"0x([0-9a-f]+)$", self.operands.strip())
-            if self.opcode.split(".")[0] == "BRA"
-            else None
-        )
-        return int(found[1], 16) if found else None
+        if self.opcode.split(".")[0] != "BRA":
+            return None
+        address = re.search(r"0x([0-9a-f]+)$", self.operands.strip())
+        return int(address[1], 16) if address else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cubin:
-    """A compiled kernel and what a launch of it takes; `instructions` are those of the kernel,
-    without functions it calls.
+    """A compiled kernel and what a launch of it takes.
+
+    Attributes:
+        name: The kernel.
+        cc: Compute capability, 90 for sm_90.
+        threads: Threads of a block.
+        registers: Registers of a thread.
+        stack_B: Bytes of a thread's stack: spills and local arrays.
+        shared_B: Bytes of a block's shared memory, static and dynamic.
+        instructions: Those of the kernel, without functions that it calls.
     """
 
     name: str
-    cc: int  # 90 for sm_90
-    threads: int  # of a block
-    registers: int  # of a thread
-    stack_B: int  # of a thread: spills and local arrays
-    shared_B: int  # of a block, static and dynamic
+    cc: int
+    threads: int
+    registers: int
+    stack_B: int
+    shared_B: int
     instructions: tuple[Instruction, ...]
 
     @property
     def opcodes(self) -> Counter[str]:
         """How often each instruction stands in the kernel, by name without modifiers."""
-        return Counter(one.opcode.split(".")[0] for one in self.instructions)
+        return Counter(line.opcode.split(".")[0] for line in self.instructions)
 
     @property
     def spills(self) -> int:
@@ -93,33 +99,37 @@ class Cubin:
     @property
     def warps(self) -> int:
         """Warps that fit on a multiprocessor at the same time."""
-        warps = -(-self.threads // 32)
-        each = -(-self.registers * 32 // STEP_REGISTERS) * STEP_REGISTERS
-        shared = -(-(self.shared_B + RESERVED_B) // STEP_SHARED_B) * STEP_SHARED_B
-        by_registers = REGISTERS // each // STEP_WARPS * STEP_WARPS // warps if each else BLOCKS
-        return warps * min(
-            BLOCKS, WARPS // warps, by_registers, SHARED_KIB[self.cc] * 1024 // shared
-        )
+        warps = -(-self.threads // 32)  # of a block
+        registers = _round_up(self.registers * 32, STEP_REGISTERS)  # of a warp
+        shared_B = _round_up(self.shared_B + RESERVED_B, STEP_SHARED_B)
+        by_registers = BLOCKS
+        if registers:
+            by_registers = REGISTERS // registers // STEP_WARPS * STEP_WARPS // warps
+        by_shared = SHARED_KIB[self.cc] * 1024 // shared_B
+        return warps * min(BLOCKS, WARPS // warps, by_registers, by_shared)
 
     @property
     def loops(self) -> list[tuple[Instruction, ...]]:
-        """Innermost loops in their order: from the target of a branch that goes back, up to that
-        branch.
+        """Innermost loops in their order.
+
+        A loop reaches from the target of a branch that goes back up to that branch.
         """
-        ends = [
-            (one.target, one.address)
-            for one in self.instructions
-            if one.target is not None and one.target < one.address
-        ]
-        inner = [
-            (a, b)
-            for a, b in ends
-            if not any((c, d) != (a, b) and a <= c and d <= b for c, d in ends)
-        ]
-        return [
-            tuple(one for one in self.instructions if a <= one.address <= b)
-            for a, b in sorted(set(inner))
-        ]
+        spans = set()
+        for line in self.instructions:
+            if line.target is not None and line.target < line.address:
+                spans.add((line.target, line.address))
+        innermost = []
+        for start, end in sorted(spans):
+            others = spans - {(start, end)}
+            if not any(start <= first and last <= end for first, last in others):
+                loop = [line for line in self.instructions if start <= line.address <= end]
+                innermost.append(tuple(loop))
+        return innermost
+
+
+def _round_up(number: int, step: int) -> int:
+    """`number` rounded up to a multiple of `step`."""
+    return -(-number // step) * step
 
 
 def compile_triton(
@@ -131,17 +141,27 @@ def compile_triton(
     stages: int = 3,
     aligned: Sequence[str] = (),
 ) -> Cubin:
-    """A kernel of triton.jit for sm_`cc`.
+    """Compile a Triton kernel.
 
-    `types`: of every argument its Triton type ("*bf16", "i32"), or the value of one that is
-    tl.constexpr. `aligned`: arguments that are multiples of 16, as Triton finds out of pointers and
-    integers at a launch. RuntimeError under TRITON_INTERPRET=1, which leaves nothing to compile.
+    Args:
+        kernel: A function under triton.jit.
+        types: Of every argument its Triton type ("*bf16", "i32"), or the value of one that is
+            tl.constexpr.
+        cc: Compute capability, 90 for sm_90.
+        warps: Warps of a block.
+        stages: Stages of software pipelining.
+        aligned: Arguments that are multiples of 16, as Triton finds out of pointers and integers at
+            a launch.
+
+    Raises:
+        RuntimeError: A tool is missing, or TRITON_INTERPRET=1 leaves nothing to compile.
     """
     _expect_known(cc)
     _tool("cuobjdump")
     if not hasattr(kernel, "create_binder"):
         raise RuntimeError(
-            f"{kernel!r} is no compiled kernel: unset TRITON_INTERPRET, which Triton reads as it is imported."
+            f"{kernel!r} is no compiled kernel: "
+            "unset TRITON_INTERPRET, which Triton reads as it is imported."
         )
     import triton
     from triton.backends.compiler import GPUTarget
@@ -169,18 +189,26 @@ def compile_triton(
 def compile_numba(
     kernel: Any, types: tuple[Any, ...], *, cc: int, threads: int, dynamic_B: int = 0
 ) -> Cubin:
-    """A kernel of numba.cuda.jit for sm_`cc`; `types` as numba.typeof gives them, `dynamic_B` of
-    shared memory at the launch.
+    """Compile a Numba kernel.
 
-    RuntimeError in Numba's simulator, and where numba-cuda, its NVVM or its linker are missing or
-    fail.
+    Args:
+        kernel: A function under numba.cuda.jit.
+        types: Types of its arguments, as numba.typeof gives them.
+        cc: Compute capability, 90 for sm_90.
+        threads: Threads of a block.
+        dynamic_B: Bytes of dynamic shared memory at the launch.
+
+    Raises:
+        RuntimeError: In Numba's simulator, and where numba-cuda, its NVVM or its linker are missing
+            or fail.
     """
     _expect_known(cc)
     _tool("cuobjdump")
     lacks = [name for name in ("numba_cuda", "cuda.core") if not _found(name)]
     if lacks:
         raise RuntimeError(
-            f"Numba's kernels cannot be compiled without {', '.join(lacks)}: pip install 'asrkit[cuda]'."
+            f"Numba's kernels cannot be compiled without {', '.join(lacks)}: "
+            "pip install 'asrkit[cuda]'."
         )
     from numba import config, cuda
 
@@ -213,44 +241,53 @@ def read(
     shared_B: int | None = None,
     dynamic_B: int = 0,
 ) -> Cubin:
-    """What a binary for sm_`cc` holds of the kernel whose (mangled) name contains `name`.
+    """Read a kernel of a binary.
 
-    `shared_B` where the compiler knows all of it; else what the binary says, and `dynamic_B`.
+    Args:
+        code: The binary (cubin).
+        name: What the kernel's mangled name contains.
+        cc: Compute capability, 90 for sm_90.
+        threads: Threads of a block.
+        shared_B: Bytes of shared memory where the compiler knows all of them; else those that the
+            binary says, and `dynamic_B`.
+        dynamic_B: Bytes of dynamic shared memory at the launch.
+
+    Raises:
+        RuntimeError: The binary has no such kernel, or the disassembler is missing.
     """
     _expect_known(cc)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
         file.flush()
-        usage, sass = (_run("cuobjdump", flag, file.name) for flag in ("-res-usage", "-sass"))
+        usage = _run("cuobjdump", "-res-usage", file.name)
+        sass = _run("cuobjdump", "-sass", file.name)
     for function, registers, stack, static in USAGE.findall(usage):
         if name in function:
             text = sass.partition(f"Function : {function}\n")[2].partition("Function : ")[0]
-            lines = tuple(_instructions(text))
-            taken = RESERVED_B * (
-                cc >= 90 and int(static) >= RESERVED_B
-            )  # there the system's part is counted in
-            shared = int(static) - taken + dynamic_B if shared_B is None else shared_B
+            if shared_B is None:
+                shared_B = int(static) + dynamic_B
+                if cc >= 90 and int(static) >= RESERVED_B:  # the system's part is counted in
+                    shared_B -= RESERVED_B
             return Cubin(
                 name=name,
                 cc=cc,
                 threads=threads,
                 registers=int(registers),
                 stack_B=int(stack),
-                shared_B=shared,
-                instructions=lines,
+                shared_B=shared_B,
+                instructions=tuple(_instructions(text)),
             )
-    raise RuntimeError(
-        f"the binary holds no kernel {name!r}: {', '.join(found[0] for found in USAGE.findall(usage))}"
-    )
+    kernels = ", ".join(function for function, *_ in USAGE.findall(usage))
+    raise RuntimeError(f"the binary holds no kernel {name!r}: {kernels}")
 
 
 def _instructions(text: str) -> Iterator[Instruction]:
     """Those of one function, without what follows its end: a branch to itself, and padding."""
     for address, predicate, opcode, operands in LINE.findall(text):
-        one = Instruction(int(address, 16), predicate, opcode, operands.strip())
-        if one.target == one.address:
+        line = Instruction(int(address, 16), predicate, opcode, operands.strip())
+        if line.target == line.address:
             return
-        yield one
+        yield line
 
 
 def _is_type(value: Any) -> bool:
@@ -271,12 +308,14 @@ def _found(name: str) -> bool:
 def _tool(name: str) -> str:
     """Path of a program that comes with Triton's wheel."""
     spec = find_spec("triton")
-    path = Path(spec.origin).parent / "backends/nvidia/bin" / name if spec and spec.origin else None
-    if path is None or not path.exists():
-        raise RuntimeError(
-            f"{name} is missing: it comes with triton, which comes with torch on Linux. pip install triton."
-        )
-    return str(path)
+    if spec is not None and spec.origin is not None:
+        path = Path(spec.origin).parent / "backends/nvidia/bin" / name
+        if path.exists():
+            return str(path)
+    raise RuntimeError(
+        f"{name} is missing: it comes with triton, which comes with torch on Linux. "
+        "pip install triton."
+    )
 
 
 def _run(tool: str, *arguments: str) -> str:
@@ -288,8 +327,9 @@ def _run(tool: str, *arguments: str) -> str:
 
 @contextmanager
 def _device(cc: int) -> Iterator[None]:
-    """Numba asks the current device for its architecture where a kernel calls a function of its
-    own: it is told `cc`.
+    """Tell Numba that the current device is an sm_`cc`.
+
+    It asks the device for that where a kernel calls a function of its own.
     """
     from numba.cuda import dispatcher
 

@@ -1,6 +1,4 @@
-"""What a GPU is asked to do, one small thing at a time, and where it has to wait for Python:
-counted, on any device.
-"""
+"""What a GPU is asked to do and where the CPU waits for it, counted on any device."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -15,11 +13,8 @@ from asrkit.runtime import op_name, waits
 from asrkit.shapes import expect
 from asrkit.workbench.profiling.ops import EachOp, caller, tensors, works
 
-READS = {
-    Tensor.tolist,
-    Tensor.numpy,
-    Tensor.cpu,
-}  # which no dispatcher sees where the device is the CPU itself
+# Which no dispatcher sees where the device is the CPU itself.
+READS = {Tensor.tolist, Tensor.numpy, Tensor.cpu}
 RUNTIME = {
     "kernels": (
         "cudaLaunchKernel",
@@ -35,91 +30,118 @@ RUNTIME = {
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """Counts of one call. An op may take several kernels, and on the CPU another one than on a GPU
-    (LSTM): see `kernels`.
+    """Counts of one call.
+
+    An op may take several kernels, and on the CPU others than on a GPU (LSTM): see `kernels`.
+
+    Attributes:
+        launches: Ops that start at least one kernel or copy on a GPU, without views and metadata.
+        syncs: Ops after which the CPU waits for the GPU: .item(), bool(), nonzero, boolean masks,
+            copies between the two.
+        ops: The launches and the syncs by name.
+        sync_sites: The syncs by "file:line" of the first caller outside torch.
+        kernels: Kernel launches that the driver saw, without those within a graph. This and the
+            next two are None but on CUDA with `runtime`.
+        graph_launches: Graph launches that the driver saw; one by cuda-python may be missing.
+        stream_syncs: cudaStreamSynchronize and cudaEventSynchronize.
     """
 
-    # dispatched ops that start at least one kernel or copy on a GPU; views and metadata are left
-    # out
     launches: int
-    # ops after which the CPU waits for the GPU: .item(), bool(), nonzero, boolean masks, copies
-    # between the two
     syncs: int
-    ops: Counter[str]  # the launches and the syncs by name
-    sync_sites: Counter[str]  # the syncs by "file:line" of the first caller outside torch
-    # By the driver, on CUDA and with `runtime` only.
-    kernels: int | None = None  # launches from Python; those within a graph are not among them
-    graph_launches: int | None = None  # a graph started by cuda-python may be missing
-    stream_syncs: int | None = None  # cudaStreamSynchronize and cudaEventSynchronize
+    ops: Counter[str]
+    sync_sites: Counter[str]
+    kernels: int | None = None
+    graph_launches: int | None = None
+    stream_syncs: int | None = None
 
 
 def launch_profile(
     fn: Callable[[], object], *, device: str = "cpu", runtime: bool = True
 ) -> Launches:
-    """Launches and waits of one call of `fn`, whose work is on `device`.
+    """Count the launches and waits of one call.
 
-    On a CPU the tensors stand in for those of a GPU: what is counted is what a GPU would get to do,
-    and would be waited for. A copy between devices shows there as .cpu(), .numpy(), .tolist(), or
+    On a CPU the tensors stand in for those of a GPU: counted is what a GPU would get to do, and
+    would be waited for. A copy between devices shows there as .cpu(), .numpy(), .tolist(), or
     torch.tensor(values, device=...).
 
-    runtime: on CUDA also what the driver saw (`kernels`, `graph_launches`, `stream_syncs`), by
-    torch.profiler, which is slow: it keeps an event for each of many thousand ops.
+    Args:
+        fn: The call.
+        device: Where its work is, "cpu" or "cuda".
+        runtime: On CUDA, also count what the driver saw (`kernels`, `graph_launches`,
+            `stream_syncs`), by torch.profiler. That is slow: it keeps an event for each op.
+
+    Raises:
+        ValueError: `device` is neither, or "cuda" where there is no GPU.
     """
     kind = str(device).partition(":")[0]
     expect(kind in ("cpu", "cuda"), "device", "'cpu' or 'cuda'", repr(device))
-    expect(
-        kind == "cpu" or torch.cuda.is_available(),
-        "device",
-        "'cpu' where there is no GPU",
-        repr(device),
-    )
-    count = _Count(kind)
+    present = kind == "cpu" or torch.cuda.is_available()
+    expect(present, "device", "'cpu' where there is no GPU", repr(device))
+    count = CountOps(kind)
     if kind == "cpu" or not runtime:
-        with count, _Reads(count):
+        with count, _CountReads(count):
             fn()
         return count.result()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
-        with count, _Reads(count):
+        with count, _CountReads(count):
             fn()
-    seen = Counter(event.name for event in profile.events() or ())
-    return count.result(
-        **{field: sum(seen[name] for name in names) for field, names in RUNTIME.items()}
-    )
+    events = Counter(event.name for event in profile.events() or ())
+    by_driver = {}
+    for field, names in RUNTIME.items():
+        by_driver[field] = sum(events[name] for name in names)
+    return count.result(**by_driver)
 
 
-class _Count(EachOp):
-    """Counts every op that reaches a device."""
+class CountOps(EachOp):
+    """Counts the ops on tensors of one kind of device, "cpu" or "cuda"."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind, self.launches, self.ops, self.sites = kind, 0, Counter[str](), Counter[str]()
+        self.kind = kind
+        self.launches = 0
+        self.ops = Counter[str]()
+        self.sites = Counter[str]()
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the op, and count it."""
         result = func(*args, **kwargs)
-        name, given, made = op_name(func), tensors((args, kwargs)), tensors(result)
-        if any(tensor.device.type == self.kind for tensor in given + made):
-            waited = waits(func, args, kwargs) or _crosses(name, args, kwargs, given + made)
-            self.add(name, works(func, given, made), waited)
+        name = op_name(func)
+        inputs = tensors((args, kwargs))
+        outputs = tensors(result)
+        if any(tensor.device.type == self.kind for tensor in inputs + outputs):
+            waited = waits(func, args, kwargs) or _crosses(name, args, kwargs, inputs + outputs)
+            self.add(name, works(func, inputs, outputs), waited)
         return result
 
     def add(self, name: str, launches: bool, waited: bool) -> None:
+        """Count one op.
+
+        Args:
+            name: Its name.
+            launches: Whether it starts a kernel or a copy.
+            waited: Whether the CPU waits for it.
+        """
         self.launches += launches
         self.ops[name] += launches or waited
         if waited:
             self.sites[caller()] += 1
 
-    def result(self, **seen: int) -> Launches:
-        syncs = self.sites.total()
+    def result(self, **by_driver: int) -> Launches:
+        """The counts so far, and what the driver saw."""
         return Launches(
-            launches=self.launches, syncs=syncs, ops=+self.ops, sync_sites=self.sites, **seen
+            launches=self.launches,
+            syncs=self.sites.total(),
+            ops=+self.ops,
+            sync_sites=self.sites,
+            **by_driver,
         )
 
 
-class _Reads(TorchFunctionMode):
-    """Sees what only Python sees on a CPU: tensors that are read, or made of Python's values."""
+class _CountReads(TorchFunctionMode):
+    """Counts what only Python sees on a CPU: tensors that are read, or made of Python's values."""
 
-    def __init__(self, count: _Count) -> None:
+    def __init__(self, count: CountOps) -> None:
         super().__init__()
         self.count = count
 
@@ -127,17 +149,18 @@ class _Reads(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.count.kind == "cpu" and func in READS:
             self.count.add(func.__name__, False, True)
-        if (
-            func is torch.tensor
-            and kwargs.get("device") is not None
-            and torch.device(kwargs["device"]).type == self.count.kind
-        ):
+        if func is torch.tensor and self._is_there(kwargs.get("device")):
             self.count.add("tensor", True, True)
         return func(*args, **kwargs)
 
+    def _is_there(self, device: Any) -> bool:
+        return device is not None and torch.device(device).type == self.count.kind
+
 
 def _crosses(name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+    """Whether an op is a copy between devices that the CPU waits for."""
     if name not in ("_to_copy", "copy_"):
         return False
-    patient = not (kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]))
-    return patient and len({tensor.device.type for tensor in tensors}) > 1
+    if kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]):
+        return False
+    return len({tensor.device.type for tensor in tensors}) > 1

@@ -1,5 +1,6 @@
-"""Every op on its way to a device, and the line of Python that asked for it: the one way in which
-this room looks at torch.
+"""Every op on its way to a device, and the line of Python that asked for it.
+
+All counting and timing of ops in this room goes through `EachOp`.
 """
 
 import sys
@@ -13,11 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from asrkit.runtime import op_name
 
-ROOT, ROOM, TORCH = (
-    Path(__file__).resolve().parents[3],
-    Path(__file__).parent,
-    Path(torch.__file__).parent,
-)
+ROOT = Path(__file__).resolve().parents[3]
+ROOM = Path(__file__).parent
+TORCH = Path(torch.__file__).parent
 MEMORY = {
     "empty",
     "empty_like",
@@ -40,9 +39,7 @@ VIEWS = {
 
 
 class EachOp(TorchDispatchMode):
-    """Hands every op that reaches a device to `op`, which runs it; what is made of other ops is
-    taken apart first.
-    """
+    """Calls `op` for every op that reaches a device; composite ops are decomposed first."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -50,7 +47,9 @@ class EachOp(TorchDispatchMode):
             return func(*args, **kwargs)
         with self:  # in inference mode ops arrive whole that are made of others
             parts = func.decompose(*args, **kwargs)
-        return self.op(func, args, kwargs) if parts is NotImplemented else parts
+        if parts is not NotImplemented:
+            return parts
+        return self.op(func, args, kwargs)
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one op, and return its result."""
@@ -62,23 +61,27 @@ def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def works(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
-    """Whether an op has a device read or write anything: not so views, metadata, unfilled memory,
-    and tensors without elements.
+def works(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Whether an op makes a device read or write anything.
+
+    Views, metadata, unfilled memory and tensors without elements do not.
+
+    Args:
+        func: The op.
+        inputs: Tensors among its arguments.
+        outputs: Tensors among its results.
     """
-    return (
-        op_name(func) not in MEMORY | VIEWS
-        and not func.is_view
-        and any(tensor.numel() for tensor in made or given)
-    )
+    if func.is_view or op_name(func) in MEMORY | VIEWS:
+        return False
+    return any(tensor.numel() for tensor in outputs or inputs)
 
 
 def caller() -> str:
     """ "file:line" of the nearest frame that belongs neither to torch nor to this room."""
     frame = sys._getframe(1)
-    while frame.f_back and any(
-        Path(frame.f_code.co_filename).is_relative_to(folder) for folder in (ROOM, TORCH)
-    ):
-        frame = frame.f_back
     path = Path(frame.f_code.co_filename)
-    return f"{path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name}:{frame.f_lineno}"
+    while frame.f_back and (path.is_relative_to(ROOM) or path.is_relative_to(TORCH)):
+        frame = frame.f_back
+        path = Path(frame.f_code.co_filename)
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+    return f"{name}:{frame.f_lineno}"

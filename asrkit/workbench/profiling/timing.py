@@ -1,4 +1,4 @@
-"""Times of rival arms, interleaved in one run: what drifts on the machine meets all of them alike."""
+"""Times of rival arms, interleaved in one run, so that drift of the machine meets all alike."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,11 +14,13 @@ from asrkit.shapes import expect
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Milliseconds of one call: on the clock, and of work by all threads of the process (None on
-    CUDA).
+    """Milliseconds of one call.
 
-    Threads that spin while they wait count as work: OMP_WAIT_POLICY=passive, as the command line
-    sets it, keeps them asleep.
+    Attributes:
+        wall_ms: By the clock.
+        cpu_ms: Of work by all threads of the process; None on CUDA. Threads that spin while they
+            wait count as work: OMP_WAIT_POLICY=passive, which the command line sets, keeps them
+            asleep.
     """
 
     wall_ms: float
@@ -27,21 +29,31 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Milliseconds of each repeat of one arm, in the order they were taken; warm-up left out."""
+    """Milliseconds of each repeat of one arm, in the order in which they were taken.
+
+    Attributes:
+        samples_ms: By the clock, without warm-up.
+        warmup: Calls before the first sample.
+        timer: What measured the time.
+        cpu_ms: Work of all threads together; None on CUDA.
+    """
 
     samples_ms: tuple[float, ...]
     warmup: int
     timer: str
-    cpu_ms: tuple[float, ...] | None = None  # of all threads together; None on CUDA
+    cpu_ms: tuple[float, ...] | None = None
 
     def percentile_ms(self, percent: float) -> float:
-        """Milliseconds that `percent` of the repeats stayed within, interpolated."""
+        """Milliseconds that `percent` of the samples stay within, interpolated."""
         return float(np.percentile(self.samples_ms, percent))
 
-    median_ms = property(lambda self: self.percentile_ms(50))
+    @property
+    def median_ms(self) -> float:
+        """Median of the samples."""
+        return self.percentile_ms(50)
 
 
-def measure(
+def measure(  # noqa: PLR0913 - the bench's knobs, all keyword-only with defaults
     arms: Mapping[str, Callable[..., object]],
     *,
     setups: Mapping[str, Callable[[], Any]] | None = None,
@@ -53,17 +65,31 @@ def measure(
     until: float = inf,
     watch: Callable[[Callable[[], dict[str, Timing]]], object] = bool,
 ) -> dict[str, Timing]:
-    """A Timing of every arm. Each repeat calls all arms once, and each time another one goes first.
+    """Time rival arms. Each repeat calls all of them once, and each time another one goes first.
 
     CPU: time.perf_counter_ns around the call, and time.process_time_ns. CUDA: events around it,
-    waited for, on a device idle at the start. An arm with a setup is called with what that makes,
-    anew for each call and outside the time. An arm that returns a Sample, having timed itself in
-    another process, is believed. Repeats of an arm end early once they have taken `enough_s` and
-    are at least three, or have taken `most_s`; so arm by arm their number may differ.
+    on a device idle at the start, which are waited for.
 
-    until: of time.monotonic(), from when on no round of repeats begins but the first. watch: is
-    called after each call that counts, with what gives the Timings so far, of the arms that have
-    any: who is killed before the end can have kept those.
+    Args:
+        arms: Functions by name. One that returns a `Sample` has timed itself, as a rival in another
+            process does, and is believed.
+        setups: Functions by the name of an arm: it is called with their result, made anew for each
+            call and outside the time.
+        repeats: Calls of each arm that count.
+        warmup: Calls of each arm before those.
+        enough_s: Seconds after which an arm with three samples at least is called no more.
+        most_s: Seconds after which any arm is called no more. With either, the number of samples
+            may differ from arm to arm.
+        device: "cpu" or "cuda".
+        until: Time of time.monotonic() after which no repeat begins but the first.
+        watch: Called after each sample with a function that returns the timings so far, so that
+            they can be kept if the process is killed.
+
+    Returns:
+        A timing for every arm that has a sample.
+
+    Raises:
+        ValueError: No arms, or a number that makes no sense.
     """
     expect(len(arms) > 0, "arms", "at least one callable", dict(arms))
     expect(
@@ -89,8 +115,11 @@ def measure(
             spent_s = sum(sample.wall_ms for sample in taken[name]) / 1e3
             if spent_s >= most_s or (spent_s >= enough_s and len(taken[name]) >= 3):
                 continue
-            given = [setups[name]()] if setups and name in setups else []
-            sample = _cuda(arms[name], given, device) if kind == "cuda" else _cpu(arms[name], given)
+            args = [setups[name]()] if setups and name in setups else []
+            if kind == "cuda":
+                sample = _time_on_cuda(arms[name], args, device)
+            else:
+                sample = _time_on_cpu(arms[name], args)
             if repeat >= 0:
                 taken[name].append(sample)
                 watch(so_far)
@@ -107,30 +136,38 @@ def _timing(samples: list[Sample], warmup: int, timer: str) -> Timing:
     )
 
 
-def _cpu(arm: Callable[..., object], given: list[Any]) -> Sample:
-    start, cpu = time.perf_counter_ns(), time.process_time_ns()
-    result = arm(*given)
-    told = result if isinstance(result, Sample) else None
-    del result  # giving back what was made is part of the time
-    cpu, end = time.process_time_ns() - cpu, time.perf_counter_ns()
-    return told or Sample(wall_ms=(end - start) / 1e6, cpu_ms=cpu / 1e6)
+def _time_on_cpu(arm: Callable[..., object], args: list[Any]) -> Sample:
+    start = time.perf_counter_ns()
+    cpu_start = time.process_time_ns()
+    result = arm(*args)
+    own_sample = result if isinstance(result, Sample) else None
+    del result  # freeing what was made is part of the time
+    cpu_ns = time.process_time_ns() - cpu_start
+    wall_ns = time.perf_counter_ns() - start
+    return own_sample or Sample(wall_ms=wall_ns / 1e6, cpu_ms=cpu_ns / 1e6)
 
 
-def _cuda(arm: Callable[..., object], given: list[Any], device: str) -> Sample:
+def _time_on_cuda(arm: Callable[..., object], args: list[Any], device: str) -> Sample:
     with torch.cuda.device(device):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
         start.record()
-        result = arm(*given)
+        result = arm(*args)
         end.record()
-        told = result if isinstance(result, Sample) else None
+        own_sample = result if isinstance(result, Sample) else None
         del result
         end.synchronize()
-        return told or Sample(wall_ms=start.elapsed_time(end), cpu_ms=None)
+        return own_sample or Sample(wall_ms=start.elapsed_time(end), cpu_ms=None)
 
 
 def ratio(timings: Mapping[str, Timing], slow: str, fast: str) -> tuple[float, ...]:
-    """How many times as long `slow` took as `fast`, one ratio for each repeat that both had."""
-    return tuple(
-        a / b for a, b in zip(timings[slow].samples_ms, timings[fast].samples_ms, strict=False)
-    )
+    """How many times as long `slow` took as `fast`, one ratio for each repeat that both have.
+
+    Args:
+        timings: What `measure` returned.
+        slow: Name of the arm in the numerator.
+        fast: Name of the arm in the denominator.
+    """
+    pairs = zip(timings[slow].samples_ms, timings[fast].samples_ms, strict=False)
+    return tuple(slow_ms / fast_ms for slow_ms, fast_ms in pairs)

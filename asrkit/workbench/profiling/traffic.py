@@ -1,5 +1,6 @@
-"""What an encoder reads and writes on a GPU, step by step, counted without one: on tensors of that
-device that have no memory.
+"""What an encoder reads and writes on a GPU, step by step, counted without one.
+
+The tensors are fakes on a CUDA device: they have shapes and no memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from asrkit.models import FastConformer, FastConformerConfig
 from asrkit.models.fused import fuse
 from asrkit.runtime import op_name
 from asrkit.shapes import expect, whole
-from asrkit.workbench.profiling.casts import _bytes, _tracked
+from asrkit.workbench.profiling.casts import bytes_in_memory, running_modules
 from asrkit.workbench.profiling.ops import EachOp, tensors, works
 
 PRODUCTS = {"addmm", "mm", "bmm", "baddbmm"}
@@ -24,8 +25,13 @@ KINDS = ("products", "attention", "rest")
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One launch at least: an op of torch or one of our kernels. Bytes of what goes in and comes
-    out, each once.
+    """An op of torch or one of our kernels, which is one launch at least.
+
+    Attributes:
+        name: The op.
+        stage: Part of the encoder that it belongs to.
+        kind: Whether it is a matrix product, attention or something else.
+        bytes: Of the tensors that go in and come out, each once.
     """
 
     name: str
@@ -37,17 +43,25 @@ class Step:
 def encoder_steps(
     config: FastConformerConfig, *, B: int, T: int, fused: bool, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Step, ...]:
-    """Steps of one call on features (B, T, F) in inference mode, eager or fused, on a CUDA device.
+    """Steps of one call of an encoder in inference mode on a CUDA device.
 
     All layers are alike: two are looked at, and the second counts for those between. Attention
     counts as one kernel that reads q, k, v and the bias. What a kernel reads twice because a cache
     is too small is not seen, and no time is.
+
+    Args:
+        config: The encoder.
+        B: Utterances.
+        T: Frames of features.
+        fused: Whether the encoder is fused (`asrkit.models.fused`).
+        dtype: dtype of weights and features.
     """
     expect(whole(B, 1) and whole(T, 1), "B, T", "at least 1", (B, T))
     expect(config.layers >= 2, "config", "two layers at least", config.layers)
-    one, two = (_steps(replace(config, layers=layers), B, T, fused, dtype) for layers in (1, 2))
-    more = _without(two, one)  # those of one layer
-    return two + more * (config.layers - 2)
+    with_one = _steps(replace(config, layers=1), B, T, fused, dtype)
+    with_two = _steps(replace(config, layers=2), B, T, fused, dtype)
+    of_a_layer = _without(with_two, with_one)
+    return with_two + of_a_layer * (config.layers - 2)
 
 
 def stage_table(before: Sequence[Step], after: Sequence[Step]) -> list[dict[str, Any]]:
@@ -58,10 +72,8 @@ def stage_table(before: Sequence[Step], after: Sequence[Step]) -> list[dict[str,
         row: dict[str, Any] = {"stage": stage, "kind": kind}
         for name, steps in (("before", before), ("after", after)):
             these = [step for step in steps if (step.stage, step.kind) == (stage, kind)]
-            row |= {
-                f"launches {name}": len(these),
-                f"bytes {name}": sum(step.bytes for step in these),
-            }
+            row[f"launches {name}"] = len(these)
+            row[f"bytes {name}"] = sum(step.bytes for step in these)
         rows.append(row)
     return sorted(rows, key=lambda row: -row["bytes before"])
 
@@ -77,63 +89,66 @@ def _steps(
         finally:
             torch.set_default_dtype(before)
         with torch.inference_mode():
-            encoder = fuse(encoder) if fused else encoder
-            features, lengths = torch.zeros(B, T, config.bins), torch.full((B,), T)
+            if fused:
+                encoder = fuse(encoder)
+            features = torch.zeros(B, T, config.bins)
+            lengths = torch.full((B,), T)
             return traffic(encoder, lambda: encoder(features, lengths))
 
 
 def traffic(encoder: torch.nn.Module, call: Callable[[], object]) -> tuple[Step, ...]:
-    """The steps that `call` takes, in which `encoder` runs."""
-    with _tracked(encoder) as stack, _Look(stack) as look:
+    """The steps that a call takes.
+
+    Args:
+        encoder: The encoder that runs in it; a step's stage is named after its parts.
+        call: The call.
+    """
+    with running_modules(encoder) as stack, _ListSteps(stack) as listing:
         call()
-    return tuple(look.steps)
+    return tuple(listing.steps)
 
 
-class _Look(EachOp):
-    """Notes every op that works."""
+class _ListSteps(EachOp):
+    """Lists every op that works."""
 
     def __init__(self, stack: list[str]) -> None:
         super().__init__()
-        self.stack, self.steps = stack, list[Step]()
+        self.stack = stack
+        self.steps = list[Step]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = op_name(func)
-        if (
-            name == "dropout" and not args[2]
-        ):  # of tensors without memory a copy is made; of others none
-            return args[0]
-        if (
-            name == ATTENTION
-        ):  # would be taken apart into the plain kernels, for no device says what it has
-            q = args[0]
-            out = torch.empty_like(
-                q.transpose(1, 2), memory_format=torch.contiguous_format
-            ).transpose(1, 2)
-            self.note(name, tensors((args, kwargs)), [out])
+        if name == "dropout" and not args[2]:
+            return args[0]  # of tensors without memory it would make a copy
+        if name == ATTENTION:  # would be decomposed, for there is no device to say what it has
+            q = args[0].transpose(1, 2)
+            out = torch.empty_like(q, memory_format=torch.contiguous_format).transpose(1, 2)
+            self.add(name, tensors((args, kwargs)), [out])
             return out
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        given, made = tensors((args, kwargs)), tensors(result)
-        if works(func, given, made):
-            self.note(op_name(func), given, made)
+        inputs = tensors((args, kwargs))
+        outputs = tensors(result)
+        if works(func, inputs, outputs):
+            self.add(op_name(func), inputs, outputs)
         return result
 
-    def note(self, name: str, given: list[Tensor], made: list[Tensor]) -> None:
+    def add(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         path = self.stack[-1].partition(".")[0]
-        self.steps.append(
-            Step(
-                name=name,
-                stage=path if path in ("subsampling", "blocks") else "around",  # type: ignore[arg-type]
-                kind="products"
-                if name in PRODUCTS
-                else "attention"
-                if name == ATTENTION
-                else "rest",
-                bytes=sum(map(_bytes, given + made)),
-            )
-        )
+        stage: Any = path if path in ("subsampling", "blocks") else "around"
+        bytes_moved = sum(map(bytes_in_memory, inputs + outputs))
+        step = Step(name=name, stage=stage, kind=_kind_of(name), bytes=bytes_moved)
+        self.steps.append(step)
+
+
+def _kind_of(name: str) -> Literal["products", "attention", "rest"]:
+    if name in PRODUCTS:
+        return "products"
+    if name == ATTENTION:
+        return "attention"
+    return "rest"
 
 
 def _without(steps: Sequence[Step], others: Sequence[Step]) -> tuple[Step, ...]:

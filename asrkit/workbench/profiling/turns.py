@@ -1,6 +1,10 @@
-"""What a turn of windowed looping asks of a GPU, counted on tensors of that device which have no
-memory: no GPU is needed.
+"""What one turn of windowed looping asks of a GPU, counted without one.
+
+The tensors are fakes on a CUDA device: they have shapes and no memory.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -9,7 +13,10 @@ from asrkit.decoders.states import map_state
 from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import Confidence, GreedyModel, GreedyOptions
 from asrkit.models import TransducerConfig, TransducerModel
-from asrkit.workbench.profiling.launches import Launches, _Count
+from asrkit.workbench.profiling.launches import CountOps, Launches
+
+B = 4  # launches depend on the parts of a model, not on sizes
+T = 16
 
 
 def turn_launches(
@@ -20,47 +27,50 @@ def turn_launches(
     confidence: Confidence = "none",
     autocast: torch.dtype | None = None,
 ) -> Launches:
-    """Launches of one captured turn for a model of this `config`: the model's own, and those around
-    it.
+    """Launches of one captured turn: those of the model, and those around it.
 
-    They depend on its parts, not on sizes. An op of torch counts as one kernel, which products and
-    an LSTM's cell are on a GPU; a kernel of Triton is one. `fused` needs triton, as it would there.
+    An op of torch counts as one kernel, which products and an LSTM's cell are on a GPU; so does a
+    Triton kernel.
+
+    Args:
+        config: The model.
+        fused: Whether the turn runs in Triton kernels, which needs triton as it would on a GPU.
+        window: Frames that a turn looks at.
+        confidence: Confidence that is computed with every label.
+        autocast: dtype of torch.autocast; None for none.
     """
-    with FakeTensorMode(), torch.inference_mode():
-        model, encoded = (
-            _on_gpu(TransducerModel(config).eval()),
-            torch.zeros(4, 16, config.joint_width, device="cuda"),
-        )
-        try:
-            torch.set_autocast_enabled(
-                "cuda", autocast is not None
-            )  # torch.autocast turns itself off where there is no GPU
-            torch.set_autocast_dtype("cuda", autocast or torch.float16)
-            torch.set_autocast_cache_enabled(False)  # as at a capture
-            greedy = GreedyModel(model, confidence, encoded.device)
-            carry = map_state(torch.zeros_like, greedy.initial_carry(encoded))
-            loop = GraphLoop(
-                4,
-                16,
-                greedy,
-                encoded,
-                carry,
-                GreedyOptions(window=window),
-                unfused_because="" if fused else "as asked",
-            )
-            loop.load(encoded, torch.full((4,), 16, device="cuda"), carry)
-            with _Count("cuda") as count:
-                loop.turn(greedy)
-        finally:
-            torch.set_autocast_enabled("cuda", False)
-            torch.set_autocast_dtype("cuda", torch.float16)
-            torch.set_autocast_cache_enabled(True)
+    with FakeTensorMode(), torch.inference_mode(), _autocast_on_cuda(autocast):
+        model = _with_weights_on_gpu(TransducerModel(config).eval())
+        encoded = torch.zeros(B, T, config.joint_width, device="cuda")
+        greedy = GreedyModel(model, confidence, encoded.device)
+        carry = map_state(torch.zeros_like, greedy.initial_carry(encoded))
+        options = GreedyOptions(window=window)
+        reason = "" if fused else "as asked"
+        loop = GraphLoop(B, T, greedy, encoded, carry, options, unfused_because=reason)
+        loop.load(encoded, torch.full((B,), T, device="cuda"), carry)
+        with CountOps("cuda") as count:
+            loop.turn(greedy)
     return count.result()
 
 
-def _on_gpu(model: TransducerModel) -> TransducerModel:
-    """With fakes of a GPU's weights: .to cannot move fakes."""
-    model.dropout = torch.nn.Identity()  # type: ignore[assignment]  # which it is here, but for a copy of tensors without memory
+@contextmanager
+def _autocast_on_cuda(dtype: torch.dtype | None) -> Iterator[None]:
+    """Autocast as at a capture. torch.autocast turns itself off where there is no GPU."""
+    torch.set_autocast_enabled("cuda", dtype is not None)
+    torch.set_autocast_dtype("cuda", dtype or torch.float16)
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", torch.float16)
+        torch.set_autocast_cache_enabled(True)
+
+
+def _with_weights_on_gpu(model: TransducerModel) -> TransducerModel:
+    """The model with fakes of CUDA weights, which .to cannot make of fakes."""
+    # In eval mode dropout does nothing, but of tensors without memory it makes a copy.
+    model.dropout = torch.nn.Identity()  # type: ignore[assignment]
     for module in model.modules():
         for name, value in module.named_parameters(recurse=False):
             module._parameters[name] = torch.nn.Parameter(torch.zeros_like(value, device="cuda"))

@@ -470,6 +470,11 @@ def test_bad_arguments_are_refused_in_one_line(cuts, options, said):
         len(LengthSampler(cuts, Balanced(limit=LIMIT), **options))
 
 
+def test_what_is_no_strategy_is_refused_before_anything_is_read(cuts):
+    with pytest.raises(ValueError, match="strategy: expected Random, Sorted, .* got None"):
+        LengthSampler(cuts, None)
+
+
 # What lhotse 1.33 does not do well, and ours beside it.
 
 

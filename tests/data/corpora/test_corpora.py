@@ -398,6 +398,11 @@ def test_a_worker_that_fails_stops_the_build_with_its_reason_and_leaves_nothing(
     assert not list((a_home / "corpora").iterdir())
 
 
+def test_sizes_below_zero_are_refused():
+    with pytest.raises(ValueError, match="train, dev, test: expected whole numbers, 0 or more"):
+        corpora.spoken_commands(train=-1, progress=False)
+
+
 @pytest.mark.parametrize("text", [5, ["a"], None, "  "])
 def test_a_text_that_is_no_text_is_refused(tmp_path, text):
     tone(tmp_path / "a.wav")

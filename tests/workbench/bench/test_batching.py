@@ -162,7 +162,7 @@ def test_a_wrong_arm_is_refused_and_says_why(few):
 
     def refused(steps, theirs=False, drawn=None):
         epoch = Epoch(steps, drawn or [rows for step in steps for rows in step])
-        return made.checked(batching.Arm("bad", lambda number: epoch, None, {}, theirs), epoch)
+        return made.check(batching.Arm("bad", lambda number: epoch, None, {}, theirs), epoch)
 
     assert refused(good) == 1
     for steps, theirs, why in [
@@ -197,7 +197,7 @@ def test_no_record_is_made_where_an_arm_is_wrong_and_the_next_comparison_is(
         )
 
     monkeypatch.setattr("asrkit.data.plan", loses)
-    monkeypatch.setattr(batching.Comparison, "of_lhotse", lambda self: ())
+    monkeypatch.setattr(batching.Comparison, "lhotse_arms", lambda self: ())
     with pytest.raises(
         AssertionError, match=r"2 ranks: random_safe_size, of which nothing was recorded, keeps"
     ):
@@ -241,7 +241,7 @@ def test_an_utterance_that_lhotse_repeats_for_a_rank_is_the_one_repeated():
     rows = np.concatenate(epoch.batches)
     assert len(rows) == 104 and set(rows) == {*range(101)} and len(epoch.drawn) == 101
     arm = batching.Arm("lhotse", lambda number: epoch, None, {}, theirs=True)
-    assert comparison(tiny, ranks=8).checked(arm, epoch) == 1
+    assert comparison(tiny, ranks=8).check(arm, epoch) == 1
 
 
 def plainly(cells, seconds, tokens):
@@ -305,27 +305,27 @@ def test_the_limit_in_seconds_is_the_largest_that_fits():
     same = data.Lengths(np.full(500, 10.0), np.zeros(500))
     n = int(LIMIT.largest(10.0, 0))
     made = comparison(same, ranks=1)
-    arm = made.most_seconds(
-        lambda seconds: made.planned("x", data.Random(limit=data.at_most_seconds(seconds)), a=1)
+    arm = made.with_largest_seconds(
+        lambda seconds: made.planned_arm("x", data.Random(limit=data.at_most_seconds(seconds)), a=1)
     )
-    assert 10 * n / 1.02 <= arm.told["max_seconds"] < 10 * (n + 1) and arm.told["a"] == 1
-    assert made.worst(arm.epoch(0)) <= 1 < float(LIMIT.share(n + 1, 10.0, 0))
+    assert 10 * n / 1.02 <= arm.params["max_seconds"] < 10 * (n + 1) and arm.params["a"] == 1
+    assert made.largest_share(arm.epoch(0)) <= 1 < float(LIMIT.share(n + 1, 10.0, 0))
 
     def grows(seconds):
         return batching.Arm(
             "x", lambda number: Epoch([], [np.arange(int(seconds / 10) + 20 * number)]), None, {}
         )
 
-    arm = made.most_seconds(grows)  # the last epoch has the largest batch
-    assert 0.98 < made.worst(arm.epoch(batching.EPOCHS - 1)) <= 1
+    arm = made.with_largest_seconds(grows)  # the last epoch has the largest batch
+    assert 0.98 < made.largest_share(arm.epoch(batching.EPOCHS - 1)) <= 1
     long = data.Lengths(
         np.full(200, 320.0), np.zeros(200)
     )  # fits alone, beyond where the search begins
     made = comparison(long, ranks=1)
-    arm = made.most_seconds(
-        lambda seconds: made.planned("x", data.Random(limit=data.at_most_seconds(seconds)))
+    arm = made.with_largest_seconds(
+        lambda seconds: made.planned_arm("x", data.Random(limit=data.at_most_seconds(seconds)))
     )
-    assert made.worst(arm.epoch(0)) <= 1
+    assert made.largest_share(arm.epoch(0)) <= 1
 
 
 def test_pairs_that_meet_again_are_counted_as_one_by_one():
@@ -342,7 +342,7 @@ def test_pairs_that_meet_again_are_counted_as_one_by_one():
 
 def test_a_sampler_that_draws_other_batches_than_accounted_for_is_not_timed(few):
     cuts, balanced = samplers.cuts_of(few), data.Balanced(limit=LIMIT)
-    arm = comparison(few, cuts=True).planned("balanced", balanced)
+    arm = comparison(few, cuts=True).planned_arm("balanced", balanced)
     epochs = [arm.epoch(0), arm.epoch(1)]
     steps_ms, next_ms = samplers.pace(arm.sampler(), epochs)
     assert len(steps_ms) == 2 and len(next_ms) == sum(len(epoch.steps) - 1 for epoch in epochs)
@@ -465,8 +465,8 @@ def test_an_arm_of_theirs_that_loses_some_is_recorded_with_what_it_kept(few):
     ]
     epoch = Epoch(steps, [rows for step in steps for rows in step])
     arm = batching.Arm("theirs", lambda number: epoch, None, {"by": "others"}, theirs=True)
-    made = [one.sealed() for one in comparison(few).measured(arm)]
+    made = [one.sealed() for one in comparison(few).measure(arm)]
     (kept,) = [one for one in made if one["metric"] == "kept"]
     assert kept["value"] == 1 - 2 * len(steps) / 700 and kept["params"]["by"] == "others"
-    narrow = replace(comparison(few), wide=False).measured(arm)
+    narrow = replace(comparison(few), wide=False).measure(arm)
     assert [one.metric for one in narrow] == ["kept", "utilisation", "straggler"]

@@ -152,10 +152,16 @@ def start(script, text, *arguments, **names):
 
 
 def ended(process, timeout=300):
+    """What the manifest says of a run, and what the run printed."""
     out, err = process.communicate(timeout=timeout)
     assert "Traceback" not in err, err
-    assert out, err
-    return json.loads(out.splitlines()[-1]), out, err
+    folder = Path(process.args[process.args.index("--out") + 1])
+    assert str(folder) in out.splitlines()[-1], out + err
+    manifest = json.loads((folder / "manifest.json").read_text())
+    parts = {name: part["status"] for name, part in manifest["parts"].items()}
+    made = len(records.read(folder / "bench.jsonl"))
+    passed = manifest["checks"]["passed"]
+    return {"records": made, "passed": passed, "parts": parts}, out, err
 
 
 def edit(out, **told):
@@ -325,7 +331,7 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
     shutil.copytree(ROOT / "data" / "records", kept)
     command = [sys.executable, "-m", "asrkit.cli"]
     added = subprocess.run(
-        [*command, "records", "add", str(out / "bench.jsonl"), "--into", str(kept), "--dirty"],
+        [*command, "records", "add", str(out / "bench.jsonl"), "--into", str(kept), "--dirty", "--json"],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -334,7 +340,7 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
     assert json.loads(added.stdout.splitlines()[-1])["added"] == len(found)
     files = map(str, kept.rglob("*.jsonl"))
     verified = subprocess.run(
-        [*command, "verify", *files], capture_output=True, text=True, cwd=ROOT, check=True
+        [*command, "verify", "--json", *files], capture_output=True, text=True, cwd=ROOT, check=True
     )
     assert json.loads(verified.stdout.splitlines()[-1])["problems"] == 0
 

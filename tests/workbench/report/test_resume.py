@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from asrkit.cli.pages import _value, choose
 from nbformat import write
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from asrkit import files
 from asrkit.cli import main
-from asrkit.cli.pages import _value, choose
 from asrkit.files import content_hash
 from asrkit.workbench.report.run import NotebookRun, _kept, jobs_of
 from asrkit.workbench.report.site import unfinished

@@ -128,58 +128,32 @@ class Tiles:
             incoming: Gradient of the losses (B,), which scales those of each utterance.
         """
         wide, depth = self.weight.shape
-        posteriors = (saved.blank_posterior.contiguous(), saved.label_posterior.contiguous())
+        saved = saved._replace(
+            blank_posterior=saved.blank_posterior.contiguous(),
+            label_posterior=saved.label_posterior.contiguous(),
+        )
         runs = min(self.tiles, triton.cdiv(self.tiles * ROWS, self.joint.tile))
-        each = triton.cdiv(self.tiles, runs)
-        hidden = self.weight.new_empty(each, ROWS, depth)
-        gradient = self.weight.new_empty(each, ROWS, wide)
+        tiles_of_run = triton.cdiv(self.tiles, runs)
+        hidden = self.weight.new_empty(tiles_of_run, ROWS, depth)
+        gradient = self.weight.new_empty(tiles_of_run, ROWS, wide)
         sizes = [self.weight.shape, (wide,), *(half.shape for half in self.halves)]
         by_weight, by_bias, by_encoded, by_predicted = zeros(sizes, like=saved.log_z)
-        for first in range(0, self.tiles, each):
-            tiles = min(each, self.tiles - first)
+        for first in range(0, self.tiles, tiles_of_run):
+            tiles = min(tiles_of_run, self.tiles - first)
             place = {
                 "first_tile": first,
                 "WIDE": bound(wide),
                 "skip": max(self.joint.skip, NEGLIGIBLE),
             }
-            backward.by_logits[(tiles,)](
-                *self.halves,
-                self.weight,
-                self.bias,
-                self.targets,
-                self.table,
-                hidden,
-                gradient,
-                saved.log_z,
-                *posteriors,
-                incoming,
-                by_bias,
-                BV=self.columns,
-                **place,
-                **self.outputs,
-                **self.common,
-            )
-            if saved.duration_gradient is not None:
-                backward.by_durations[(tiles,)](
-                    self.table,
-                    gradient,
-                    *posteriors,
-                    saved.duration_gradient.contiguous(),
-                    incoming,
-                    by_bias,
-                    V=self.outputs["V"],
-                    B=self.common["B"],
-                    BATCH=self.common["BATCH"],
-                    **place,
-                    **self.durations,
-                )
+            self._by_logits(tiles, place, saved, incoming, (hidden, gradient, by_bias))
             add_product(by_weight, gradient[:tiles].flatten(0, 1), hidden[:tiles].flatten(0, 1))
             backward.by_halves[(triton.cdiv(depth, self.columns) * tiles,)](
                 *self.halves,
                 self.weight,
                 self.table,
                 gradient,
-                *posteriors,
+                saved.blank_posterior,
+                saved.label_posterior,
                 by_encoded,
                 by_predicted,
                 BD=self.columns,
@@ -188,6 +162,59 @@ class Tiles:
             )
         V, D = self.shape
         return by_encoded, by_predicted, by_weight[:V, :D], by_bias[:V]
+
+    def _by_logits(
+        self,
+        tiles: int,
+        place: dict[str, Any],
+        saved: Saved,
+        incoming: Tensor,
+        out: tuple[Tensor, Tensor, Tensor],
+    ) -> None:
+        """Write hidden layer and logits' gradient of a run of tiles, and add to the bias's: `out`.
+
+        Args:
+            tiles: Tiles of the run.
+            place: Where it begins, and the other arguments of both kernels.
+            saved: Of all nodes, the posteriors contiguous.
+            incoming: Gradient of the losses (B,).
+            out: Hidden layer, gradient over the logits, gradient of the bias.
+        """
+        hidden, gradient, by_bias = out
+        backward.by_logits[(tiles,)](
+            *self.halves,
+            self.weight,
+            self.bias,
+            self.targets,
+            self.table,
+            hidden,
+            gradient,
+            saved.log_z,
+            saved.blank_posterior,
+            saved.label_posterior,
+            incoming,
+            by_bias,
+            BV=self.columns,
+            **place,
+            **self.outputs,
+            **self.common,
+        )
+        if saved.duration_gradient is None:
+            return
+        backward.by_durations[(tiles,)](
+            self.table,
+            gradient,
+            saved.blank_posterior,
+            saved.label_posterior,
+            saved.duration_gradient.contiguous(),
+            incoming,
+            by_bias,
+            V=self.outputs["V"],
+            B=self.common["B"],
+            BATCH=self.common["BATCH"],
+            **place,
+            **self.durations,
+        )
 
 
 def count_tiles(nodes: Nodes) -> int:

@@ -14,82 +14,94 @@ if TYPE_CHECKING:
 
 
 class Epoch(NamedTuple):
-    """The batches of an epoch: rows of the lengths."""
+    """The batches of an epoch, as row numbers of the lengths."""
 
-    steps: list[list[np.ndarray]]  # in each one a rank
-    drawn: list[
-        np.ndarray
-        # as they were limited: lhotse splits those of an incomplete last step anew, one for each rank
-    ]
+    steps: list[list[np.ndarray]]  # steps[k][rank]
+    # Batches as the sampler drew them: where the last step is incomplete, lhotse divides its
+    # batches anew, so that every rank has one.
+    drawn: list[np.ndarray]
 
     @property
     def batches(self) -> list[np.ndarray]:
-        """Of all steps and ranks, in order."""
+        """Batches of all steps and ranks, in order."""
         return [rows for step in self.steps for rows in step]
 
 
 def ours(cuts: Any, strategy: "Strategy", *, ranks: int) -> Any:
-    """asrkit's LengthSampler of rank 0."""
+    """asrkit's LengthSampler of rank 0.
+
+    Args:
+        cuts: As `cuts_of` makes them.
+        strategy: That plans the epochs.
+        ranks: Number of ranks.
+    """
     from asrkit.data import LengthSampler
 
     return LengthSampler(cuts, strategy, world_size=ranks, rank=0, seed=0)
 
 
 def cuts_of(lengths: "Lengths") -> Any:
-    """A lhotse CutSet: cut `row` is as long as that row says, and has a text of as many letters as
-    it has tokens.
+    """A lhotse CutSet of these lengths, without audio.
+
+    The id of a cut is its row number, and its text has a letter for each token.
     """
     from lhotse import CutSet, MonoCut, SupervisionSegment
 
-    return CutSet.from_cuts(
-        MonoCut(
-            str(row),
-            0,
-            D,
-            0,
-            supervisions=[SupervisionSegment(str(row), str(row), 0, D, text="x" * U)],
-        )
-        for row, (D, U) in enumerate(
-            zip(lengths.seconds.tolist(), lengths.tokens.tolist(), strict=True)
-        )
-    )
+    def cut(row: int, D: float, U: int) -> Any:
+        name = str(row)
+        supervision = SupervisionSegment(name, name, 0, D, text="x" * U)
+        return MonoCut(name, 0, D, 0, supervisions=[supervision])
+
+    pairs = zip(lengths.seconds.tolist(), lengths.tokens.tolist(), strict=True)
+    return CutSet.from_cuts(cut(row, D, U) for row, (D, U) in enumerate(pairs))
 
 
 def rows_of(cuts: Iterable[Any]) -> np.ndarray:
-    """Rows of a batch of `cuts_of`; of a cut that lhotse repeats, to give every rank one, the row
-    that it repeats.
+    """Row numbers of a batch of `cuts_of`.
+
+    lhotse repeats a cut where a rank would have none; the copy has the row number of the original.
     """
     return np.array([int(cut.id.partition("_")[0]) for cut in cuts])
 
 
 def bucketing(cuts: Any, *, ranks: int, drop_last: bool = False, **limits: Any) -> Any:
-    """lhotse's DynamicBucketingSampler of rank 0: 30 buckets, else its defaults; limited by
-    max_duration or a constraint.
+    """lhotse's DynamicBucketingSampler of rank 0, with 30 buckets.
+
+    Args:
+        cuts: As `cuts_of` makes them.
+        ranks: Number of ranks.
+        drop_last: Leave incomplete batches and steps out.
+        limits: Of a batch, max_duration or a constraint, and other options of the sampler.
     """
     from lhotse.dataset.sampling import DynamicBucketingSampler
 
-    buckets: dict[str, Any] = {"num_buckets": 30} | limits
+    options: dict[str, Any] = {"num_buckets": 30} | limits
     return DynamicBucketingSampler(
-        cuts, shuffle=True, seed=0, world_size=ranks, rank=0, drop_last=drop_last, **buckets
+        cuts, shuffle=True, seed=0, world_size=ranks, rank=0, drop_last=drop_last, **options
     )
 
 
 def nemo_like(cuts: Any, buckets: "Buckets", *, ranks: int, drop_last: bool = False) -> Any:
-    """The same with fixed batch sizes of 2D buckets; without the cuts for which there is no bucket."""
-    fixed = strict()(
-        list(zip(buckets.seconds.tolist(), buckets.tokens.tolist(), strict=True)),
-        buckets.sizes.tolist(),
-    )
+    """lhotse's DynamicBucketingSampler with fixed batch sizes, as NeMo uses it.
+
+    Args:
+        cuts: As `cuts_of` makes them. Those for which there is no bucket are left out.
+        buckets: 2D buckets and their sizes.
+        ranks: Number of ranks.
+        drop_last: Leave incomplete batches and steps out.
+    """
+    shapes = list(zip(buckets.seconds.tolist(), buckets.tokens.tolist(), strict=True))
+    constraint = strict()(shapes, buckets.sizes.tolist())
 
     def fits(cut: Any) -> bool:
-        return fixed.select_bucket(None, cut) is not None
+        return constraint.select_bucket(None, cut) is not None
 
     sampler = bucketing(
         cuts,
         ranks=ranks,
         drop_last=drop_last,
-        constraint=fixed,
-        duration_bins=fixed.max_seq_len_buckets,
+        constraint=constraint,
+        duration_bins=constraint.max_seq_len_buckets,
     )
     sampler.filter(fits)
     return sampler
@@ -97,11 +109,10 @@ def nemo_like(cuts: Any, buckets: "Buckets", *, ranks: int, drop_last: bool = Fa
 
 @cache
 def strict() -> Any:
-    """Class of a lhotse constraint on 2D buckets (seconds, tokens), written after what NeMo
-    documents of its own.
+    """Class of a lhotse constraint on 2D buckets (seconds, tokens), after NeMo's documentation.
 
-    The first duration that is long enough decides; of its cells the first with room for the tokens;
-    where none has, None.
+    The first duration that is long enough decides; of its cells the first with room for the tokens
+    is taken, or none.
     """
     from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 
@@ -111,67 +122,81 @@ def strict() -> Any:
         def measure_length(self, example: Any) -> Any:
             return example.duration, len(example.supervisions[0].text)
 
-        def add(
-            self, example: Any
-        ) -> None:  # lhotse's asks for the bucket again at each cut of a bucket, most of its time
+        def add(self, example: Any) -> None:
+            # lhotse's own looks the bucket up at each of its cuts, which takes most of its time.
             if self.current_bucket is None:
                 self.current_bucket = self.select_bucket(None, example)
             self.num_cuts += 1
 
         def select_bucket(self, buckets: Any, example: Any = None, example_len: Any = None) -> Any:
             cells: Sequence[Any] = self.max_seq_len_buckets
-            seconds, tokens = self.measure_length(example) if example_len is None else example_len
-            at = bisect_left(
-                cells, (seconds,)
-            )  # the first cell of the first duration that is long enough
-            if at == len(cells):
+            if example_len is None:
+                example_len = self.measure_length(example)
+            seconds, tokens = example_len
+            first = bisect_left(cells, (seconds,))  # of the first duration that is long enough
+            if first == len(cells):
                 return None
-            place = bisect_left(cells, (cells[at][0], tokens), at)
-            return place if place < len(cells) and cells[place][0] == cells[at][0] else None
+            longest = cells[first][0]
+            cell = bisect_left(cells, (longest, tokens), first)
+            has_room = cell < len(cells) and cells[cell][0] == longest
+            return cell if has_room else None
 
     return Strict
 
 
 def every_rank(sampler: Any, number: int) -> Epoch:
-    """Epoch `number` of a lhotse sampler, with the batches of all ranks."""
-    drawn, draw = list[Any](), sampler._next_batch
+    """The batches of all ranks in one epoch of a lhotse sampler.
+
+    A rank of lhotse draws the batches of all ranks and keeps batches[rank]. With a slice in place
+    of the rank, lhotse's own code keeps them all.
+
+    Args:
+        sampler: Of any rank. It cannot be used otherwise afterwards.
+        number: Of the epoch.
+    """
+    drawn: list[Any] = []
+    draw = sampler._next_batch
 
     def noted() -> Any:
-        drawn.append(draw())
-        return drawn[-1]
+        batch = draw()
+        drawn.append(batch)
+        return batch
 
     sampler.set_epoch(number)
-    # A rank draws the batches of all and keeps batches[rank]: here lhotse's own code keeps them
-    # all.
-    sampler.rank, sampler._next_batch, sampler._log_diagnostics = (
-        slice(None),
-        noted,
-        lambda batches: None,
-    )
+    sampler.rank = slice(None)
+    sampler._next_batch = noted
+    sampler._log_diagnostics = lambda batches: None
     steps = [[rows_of(batch) for batch in step] for step in sampler]
     return Epoch(steps, [rows_of(batch) for batch in drawn])
 
 
 def pace(sampler: Any, epochs: Sequence[Epoch]) -> tuple[list[float], list[float]]:
-    """Milliseconds a step of rank 0, one number an epoch with all that comes before its first step;
-    and of each later `next`.
+    """Time the steps of a sampler of rank 0.
 
-    AssertionError where its batches are not those of `epochs`.
+    Args:
+        sampler: To iterate over.
+        epochs: Whose batches the sampler has to draw.
+
+    Returns:
+        Milliseconds a step of each epoch, with all that comes before its first step; and
+        milliseconds of each `next` after an epoch's first.
+
+    Raises:
+        AssertionError: The sampler draws other batches than those of `epochs`.
     """
-    steps_ms, next_ms = list[float](), list[float]()
+    steps_ms: list[float] = []
+    next_ms: list[float] = []
     for number, epoch in enumerate(epochs):
         sampler.set_epoch(number)
-        batches, moments = [], [perf_counter()]
+        batches = []
+        moments = [perf_counter()]
         for batch in sampler:
             moments.append(perf_counter())
             batches.append(batch)
         steps_ms.append(1e3 * (perf_counter() - moments[0]) / len(batches))
         next_ms += (1e3 * np.diff(moments[1:])).tolist()
-        drawn, planned = (
-            [rows_of(batch).tolist() for batch in batches],
-            [step[0].tolist() for step in epoch.steps],
-        )
-        assert drawn == planned, (
-            f"{type(sampler).__name__} draws other batches than those accounted for"
-        )
+        drawn = [rows_of(batch).tolist() for batch in batches]
+        planned = [step[0].tolist() for step in epoch.steps]
+        name = type(sampler).__name__
+        assert drawn == planned, f"{name} draws other batches than those accounted for"
     return steps_ms, next_ms

@@ -30,47 +30,54 @@ if TYPE_CHECKING:
     from asrkit.data.batching.strategies import Strategy
 
 RANKS = (1, 8, 64, 1024)
+WIDE_RANKS = 8  # at which all metrics are recorded, where it is among the ranks
 EPOCHS = 3
 FEWEST = 100  # utterances of a table: lhotse wants one a bucket
+NEXT_CALLS = 50  # of the sampler, whose median time is recorded
+# Fields of data.Account that are recorded.
 ACCOUNTED = (
-    "utilisation straggler memory memory_max audio_padding token_padding lattice_padding compute_padding batch_size steps"
-).split()
-ALWAYS = (
     "utilisation",
     "straggler",
-    "kept",
-    "sampler_time",
-    "next_time",
-)  # at any number of ranks; the rest at 8, or the first
+    "memory",
+    "memory_max",
+    "audio_padding",
+    "token_padding",
+    "lattice_padding",
+    "compute_padding",
+    "batch_size",
+    "steps",
+)
+# Recorded at any number of ranks; the rest at WIDE_RANKS, or the first number.
+ALWAYS = ("utilisation", "straggler", "kept", "sampler_time", "next_time")
 UNITS = {"batch_size": "utterances", "steps": "steps", "sampler_time": "ms", "next_time": "ms"}
-TIMED = (
-    "lhotse_1d",
-    "nemo_like_2d",
-    "bucketed_2d",
-    "balanced",
-)  # the others go through the same doors
-# deviations of tokens a second within a duration, from which on NeMo's estimate leaves an utterance
-# out
+# The samplers of the other arms run the same code.
+TIMED = ("lhotse_1d", "nemo_like_2d", "bucketed_2d", "balanced")
+# Standard deviations of the tokens per second within a duration, from which on NeMo's estimate
+# leaves an utterance out.
 OUTLIER = 4.0
 
 
 class Arm(NamedTuple):
-    """A way to batch: `epoch(number)` makes an epoch, `sampler()` what rank 0 iterates over."""
+    """A way to batch."""
 
     name: str
-    epoch: Callable[[int], Epoch]
-    sampler: Callable[[], Any] | None
-    told: Mapping[str, Any]
-    theirs: bool = (
-        False  # then what it loses and what its last step holds is recorded; ours would be refused
-    )
+    epoch: Callable[[int], Epoch]  # the batches of an epoch, by its number
+    sampler: Callable[[], Any] | None  # makes the sampler of rank 0; None where it is not timed
+    params: Mapping[str, Any]  # recorded beside the metrics
+    # Another library's: what it loses is recorded, where ours would be refused for it.
+    theirs: bool = False
 
 
 def suite(
     device: str, quick: bool, *, lengths: Path | None = None, ranks: Sequence[int] = ()
 ) -> Iterator[Case]:
-    """A comparison for each set of lengths, or for that in the file `lengths`, and each number of
-    ranks; the same on any device.
+    """A comparison for each set of lengths and each number of ranks.
+
+    Args:
+        device: Does not matter: nothing is computed on it.
+        quick: Use one small set and few ranks.
+        lengths: A table of one's own to use in place of the shipped sets.
+        ranks: Numbers of ranks in place of the default ones.
     """
     ranks = ranks or (RANKS[:2] if quick else RANKS)
     expect(min(ranks) >= 1, "ranks", "1 or more", min(ranks))
@@ -79,48 +86,37 @@ def suite(
     except ImportError as error:
         _say(f"batching is left out: {error}")
         return
-    limit, most_ranks = Limit(CANARY_MEMORY, 1.0), 0
-    for name, table in (
-        [(lengths.name.partition(".")[0], Lengths.read(lengths))] if lengths else _sets(quick)
-    ):
-        expect(len(table) >= FEWEST, "lengths", f"at least {FEWEST} utterances", len(table))
-        most = limit.share(1, table.seconds, table.tokens).max()
-        expect(
-            most <= 1,
-            "lengths",
-            "utterances that fit the limit of memory alone",
-            f"{most:.2f} of it",
-            "Cut long ones up.",
-        )
+    limit = Limit(CANARY_MEMORY, 1.0)
+    if lengths is None:
+        sets = _shipped_sets(quick)
+    else:
+        sets = iter([(lengths.name.partition(".")[0], Lengths.read(lengths))])
+    wide_ranks = WIDE_RANKS if WIDE_RANKS in ranks else ranks[0]
+    most_ranks = 0
+    for name, table in sets:
+        _check_set(table, limit)
         # As a corpus comes: lhotse, which looks at 20,000 cuts at a time, would find one length in
         # a sorted table.
         table = table.take(np.random.default_rng(0).permutation(len(table)))
-        try:
-            cuts = samplers.cuts_of(table)
-        except ImportError as error:
-            cuts = None
-            _say(f"lhotse's samplers are left out, and the time that samplers take: {error}")
+        cuts = _lhotse_cuts(table)
         most_ranks = max(most_ranks, len(table))
         for count in ranks:
             if count > len(table):
                 _say(f"batching {name}: {len(table)} utterances are too few for {count} ranks")
             else:
-                wide = count == (8 if 8 in ranks else ranks[0])
-                made = Comparison(name, table, limit, cuts, count, wide)
-                yield Case(what=str(made), measure=made.measurements)
-    expect(
-        min(ranks) <= most_ranks,
-        "ranks",
-        f"at most {most_ranks}, the number of utterances",
-        min(ranks),
-    )
+                wide = count == wide_ranks
+                comparison = Comparison(name, table, limit, cuts, count, wide=wide)
+                yield Case(what=str(comparison), measure=comparison.measurements)
+    fewest = min(ranks)
+    wanted = f"at most {most_ranks}, the number of utterances"
+    expect(fewest <= most_ranks, "ranks", wanted, fewest)
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _sets(quick: bool) -> Iterator[tuple[str, "Lengths"]]:
+def _shipped_sets(quick: bool) -> Iterator[tuple[str, "Lengths"]]:
     from asrkit.data import shipped_lengths, web_like
 
     if quick:
@@ -131,6 +127,22 @@ def _sets(quick: bool) -> Iterator[tuple[str, "Lengths"]]:
         yield name, shipped_lengths(name)
 
 
+def _check_set(table: "Lengths", limit: "Limit") -> None:
+    expect(len(table) >= FEWEST, "lengths", f"at least {FEWEST} utterances", len(table))
+    most = limit.share(1, table.seconds, table.tokens).max()
+    wanted = "utterances that fit the limit of memory alone"
+    expect(most <= 1, "lengths", wanted, f"{most:.2f} of it", "Cut long ones up.")
+
+
+def _lhotse_cuts(table: "Lengths") -> Any:
+    """lhotse cuts of these lengths; None where lhotse is not installed."""
+    try:
+        return samplers.cuts_of(table)
+    except ImportError as error:
+        _say(f"lhotse's samplers are left out, and the time that samplers take: {error}")
+        return None
+
+
 @dataclass(frozen=True)
 class Comparison:
     """All arms on one set of lengths, at one number of ranks."""
@@ -138,49 +150,31 @@ class Comparison:
     name: str
     lengths: "Lengths"
     limit: "Limit"
-    cuts: Any  # of lhotse, or None where that is not installed
+    cuts: Any  # of lhotse, or None where it is not installed
     ranks: int
-    wide: bool  # record all that there is to know
+    wide: bool  # record every metric
 
     def __str__(self) -> str:
-        return f"batching {self.name}: {len(self.lengths):,} utterances, {self.lengths.hours:.1f} h, {self.ranks} ranks"
+        utterances = f"{len(self.lengths):,} utterances, {self.lengths.hours:.1f} h"
+        return f"batching {self.name}: {utterances}, {self.ranks} ranks"
 
     def measurements(self) -> list[Measurement]:
-        """Accounts of three epochs of each arm and the time of its sampler; AssertionError where an
-        arm's batches are wrong.
+        """Accounts of three epochs of each arm, and the time of its sampler.
+
+        Raises:
+            AssertionError: The batches of an arm are wrong.
         """
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", module="lhotse"
-            )  # says that cuts are in memory, that a buffer may be small
-            return [one for arm in self.arms() for one in self.measured(arm)]
+            # lhotse warns that cuts are in memory, and that a buffer may be small.
+            warnings.filterwarnings("ignore", module="lhotse")
+            return [measurement for arm in self.arms() for measurement in self.measure(arm)]
 
-    def measured(self, arm: Arm) -> Iterator[Measurement]:
-        """What is recorded of one arm."""
-        from asrkit.data import CANARY_COMPUTE, padding_account
+    def measure(self, arm: Arm) -> Iterator[Measurement]:
+        """Measurements of one arm, one for each metric that is recorded."""
+        from asrkit.data import CANARY_COMPUTE
 
-        D, U, epochs = (
-            self.lengths.seconds,
-            self.lengths.tokens,
-            [arm.epoch(number) for number in range(EPOCHS)],
-        )
-        found: dict[str, list[float]] = {"kept": [self.checked(arm, epoch) for epoch in epochs]}
-        if min(found["kept"]):  # drop_last may leave nothing
-            pairs = [[(D[rows], U[rows]) for rows in epoch.batches] for epoch in epochs]
-            accounts = [
-                padding_account(one, cost=CANARY_COMPUTE, limit=self.limit, ranks=self.ranks)
-                for one in pairs
-            ]
-            found |= {
-                metric: [getattr(account, metric) for account in accounts] for metric in ACCOUNTED
-            }
-            found["met_again"] = [
-                met_again(one, other) for one, other in itertools.pairwise(epochs)
-            ]
-            if arm.sampler:
-                found["sampler_time"], calls_ms = samplers.pace(arm.sampler(), epochs)
-                found |= {"next_time": calls_ms[:50]} if calls_ms else {}
-        middle = {metric: median(values) for metric, values in found.items()}
+        samples = self._samples(arm)
+        medians = {metric: median(values) for metric, values in samples.items()}
         params: dict[str, Any] = {
             "set": self.name,
             "ranks": self.ranks,
@@ -190,142 +184,202 @@ class Comparison:
             "epochs": EPOCHS,
             "limit": f"{self.limit.cost.formula} <= {self.limit.most:g}",
             "compute": CANARY_COMPUTE.formula,
-            **arm.told,
+            **arm.params,
         }
-        for metric, values in found.items():
-            if self.wide or metric in ALWAYS:
-                told: dict[str, Any] = {
-                    "impl": arm.name,
-                    "timer": "time.perf_counter" if metric.endswith("time") else "",
-                }
-                told["params"] = params | ({"account": middle} if metric == "utilisation" else {})
-                yield Measurement(
-                    "batching",
-                    metric,
-                    UNITS.get(metric, "fraction"),
-                    middle[metric],
-                    tuple(values),
-                    **told,
-                )
+        for metric, values in samples.items():
+            if not self.wide and metric not in ALWAYS:
+                continue
+            # The table of the suite is made from this record alone.
+            account = {"account": medians} if metric == "utilisation" else {}
+            yield Measurement(
+                "batching",
+                metric,
+                UNITS.get(metric, "fraction"),
+                medians[metric],
+                tuple(values),
+                impl=arm.name,
+                timer="time.perf_counter" if metric.endswith("time") else "",
+                params=params | account,
+            )
 
-    def checked(self, arm: Arm, epoch: Epoch) -> float:
-        """The share of the utterances that an epoch holds; AssertionError where it is not as it
-        should be.
+    def _samples(self, arm: Arm) -> dict[str, list[float]]:
+        """A value of each metric for each epoch of an arm; of `met_again` one for each two."""
+        from asrkit.data import CANARY_COMPUTE, padding_account
+
+        epochs = [arm.epoch(number) for number in range(EPOCHS)]
+        samples = {"kept": [self.check(arm, epoch) for epoch in epochs]}
+        if not min(samples["kept"]):  # drop_last may leave nothing
+            return samples
+        accounts = []
+        for epoch in epochs:
+            pairs = [
+                (self.lengths.seconds[rows], self.lengths.tokens[rows]) for rows in epoch.batches
+            ]
+            accounts.append(
+                padding_account(pairs, cost=CANARY_COMPUTE, limit=self.limit, ranks=self.ranks)
+            )
+        for metric in ACCOUNTED:
+            samples[metric] = [getattr(account, metric) for account in accounts]
+        samples["met_again"] = [
+            met_again(epoch, next_epoch) for epoch, next_epoch in itertools.pairwise(epochs)
+        ]
+        if arm.sampler:
+            samples["sampler_time"], next_ms = samplers.pace(arm.sampler(), epochs)
+            if next_ms:
+                samples["next_time"] = next_ms[:NEXT_CALLS]
+        return samples
+
+    def check(self, arm: Arm, epoch: Epoch) -> float:
+        """The share of the utterances that an epoch holds.
+
+        Args:
+            arm: That the epoch is of.
+            epoch: To check.
+
+        Raises:
+            AssertionError: A rank has no batch in a step, a batch exceeds the limit, or (unless
+                the arm is another library's) utterances are lost or occur twice.
         """
         head = f"{self}: {arm.name}, of which nothing was recorded,"
-        rows, count = np.unique(np.concatenate([np.empty(0), *epoch.batches]), return_counts=True)
-        kept, twice = len(rows) / len(self.lengths), int((count - 1).sum())
-        assert all(len(step) == self.ranks and all(map(len, step)) for step in epoch.steps), (
-            f"{head} has ranks without a batch."
-        )
+        every_row = np.concatenate([np.empty(0), *epoch.batches])
+        rows, counts = np.unique(every_row, return_counts=True)
+        kept = len(rows) / len(self.lengths)
+        repeated = int((counts - 1).sum())
+        complete = all(len(step) == self.ranks and all(map(len, step)) for step in epoch.steps)
+        assert complete, f"{head} has ranks without a batch."
         assert arm.theirs or kept == 1, f"{head} keeps {kept:.3%} of the utterances."
-        assert twice < (self.ranks if arm.theirs else 1), f"{head} has {twice} utterances twice."
-        worst = self.worst(epoch)
-        assert worst <= 1, f"{head} has a batch of {worst:.3f} of the limit."
+        # lhotse repeats utterances where the last step would leave ranks without a batch.
+        allowed = self.ranks - 1 if arm.theirs else 0
+        assert repeated <= allowed, f"{head} has {repeated} utterances twice."
+        largest = self.largest_share(epoch)
+        assert largest <= 1, f"{head} has a batch of {largest:.3f} of the limit."
         return kept
 
-    def worst(self, epoch: Epoch) -> float:
-        """What the largest batch uses of the limit."""
-        D, U = self.lengths.seconds, self.lengths.tokens
+    def largest_share(self, epoch: Epoch) -> float:
+        """Share of the limit that the largest batch of an epoch uses."""
+        D = self.lengths.seconds
+        U = self.lengths.tokens
         shapes = np.array([(len(rows), D[rows].max(), U[rows].max()) for rows in epoch.drawn])
         return float(self.limit.share(*shapes.reshape(-1, 3).T).max(initial=0))
 
     def arms(self) -> Iterator[Arm]:
-        """The ways to batch that are compared: random, sorted, lhotse's where it is installed,
-        ours.
-        """
+        """The ways to batch that are compared, those of lhotse only where it is installed."""
         from asrkit import data
 
-        lengths, limit, work = self.lengths, self.limit, data.CANARY_COMPUTE
+        lengths = self.lengths
+        limit = self.limit
+        work = data.CANARY_COMPUTE
+        safe_size = int(limit.largest(lengths.seconds.max(), lengths.tokens.max()))
+        random = data.Random(limit=data.at_most_utterances(safe_size))
+        yield self.planned_arm("random_safe_size", random)
+        yield self.with_largest_seconds(self._random_seconds)
+        yield self.planned_arm("sorted", data.Sorted(limit=limit))
+        if self.cuts is not None:
+            yield from self.lhotse_arms()
+        tables = {
+            "bucketed_1d": data.buckets_1d(lengths, limit),
+            "bucketed_2d": data.buckets_2d(lengths, limit),
+        }
+        for name, buckets in tables.items():
+            bucketed = data.Bucketed(buckets=buckets, work=work)
+            yield self.planned_arm(name, bucketed, cells=len(buckets))
+        blurs = {"balanced": data.Balanced.blur, "balanced_sharp": (0.0, 0.0)}
+        for name, blur in blurs.items():
+            balanced = data.Balanced(limit=limit, work=work, blur=blur)
+            yield self.planned_arm(name, balanced, blur=blur)
 
-        def random(name: str, most: "Limit") -> Arm:
-            return self.planned(name, data.Random(limit=most))
+    def _random_seconds(self, seconds: float) -> Arm:
+        from asrkit import data
 
-        safe = int(limit.largest(lengths.seconds.max(), lengths.tokens.max()))
-        yield random("random_safe_size", data.at_most_utterances(safe))
-        yield self.most_seconds(
-            lambda seconds: random("random_seconds", data.at_most_seconds(seconds))
-        )
-        yield self.planned("sorted", data.Sorted(limit=limit))
-        yield from self.of_lhotse() if self.cuts is not None else ()
-        for name, buckets in (
-            ("bucketed_1d", data.buckets_1d(lengths, limit)),
-            ("bucketed_2d", data.buckets_2d(lengths, limit)),
-        ):
-            yield self.planned(name, data.Bucketed(buckets=buckets, work=work), cells=len(buckets))
-        for name, blur in (("balanced", data.Balanced.blur), ("balanced_sharp", (0.0, 0.0))):
-            yield self.planned(name, data.Balanced(limit=limit, work=work, blur=blur), blur=blur)
+        return self.planned_arm("random_seconds", data.Random(limit=data.at_most_seconds(seconds)))
 
-    def planned(self, name: str, strategy: "Strategy", **told: Any) -> Arm:
-        """An arm of ours."""
+    def planned_arm(self, name: str, strategy: "Strategy", **params: Any) -> Arm:
+        """An arm of a strategy of asrkit.
+
+        Args:
+            name: Of the arm.
+            strategy: That plans the epochs.
+            params: To record beside its metrics.
+        """
         from asrkit.data import plan
 
         def epoch(number: int) -> Epoch:
             steps = plan(strategy, self.lengths, ranks=self.ranks, epoch=number).steps
             return Epoch(steps, [rows for step in steps for rows in step])
 
-        timed = self.cuts is not None and name in TIMED
-        return Arm(
-            name,
-            epoch,
-            partial(samplers.ours, self.cuts, strategy, ranks=self.ranks) if timed else None,
-            told,
-        )
+        sampler = None
+        if self.cuts is not None and name in TIMED:
+            sampler = partial(samplers.ours, self.cuts, strategy, ranks=self.ranks)
+        return Arm(name, epoch, sampler, params)
 
-    def of_lhotse(self) -> Iterator[Arm]:
-        """lhotse's dynamic buckets limited by seconds, and with fixed sizes of 2D buckets as NeMo
-        has them.
-        """
-        import lhotse
+    def lhotse_arms(self) -> Iterator[Arm]:
+        """Arms of lhotse: buckets limited by seconds, and fixed sizes of 2D buckets as in NeMo."""
 
-        def arm(name: str, make: Callable[..., Any], **how: Any) -> Arm:
-            def made() -> Any:
-                return make(self.cuts, ranks=self.ranks, **how)
+        def limited(seconds: float) -> Arm:
+            return self._lhotse_arm("lhotse_1d", samplers.bucketing, max_duration=seconds)
 
-            timed = made if name in TIMED else None
-            return Arm(
-                name,
-                lambda number: samplers.every_rank(made(), number),
-                timed,
-                {"lhotse": lhotse.__version__},
-                theirs=True,
-            )
-
-        yield self.most_seconds(
-            lambda seconds: arm("lhotse_1d", samplers.bucketing, max_duration=seconds)
-        )
+        yield self.with_largest_seconds(limited)
         buckets = nemo_buckets(self.lengths, self.limit)
         for name, drop_last in (("nemo_like_2d", False), ("nemo_like_2d_drop_last", True)):
-            yield arm(name, samplers.nemo_like, buckets=buckets, drop_last=drop_last)
+            yield self._lhotse_arm(name, samplers.nemo_like, buckets=buckets, drop_last=drop_last)
 
-    def most_seconds(self, limited: Callable[[float], Arm]) -> Arm:
-        """The arm with the largest limit in seconds, to 2 %, that keeps all batches of its epochs
-        within memory; it has these.
+    def _lhotse_arm(self, name: str, make: Callable[..., Any], **options: Any) -> Arm:
+        """An arm of the sampler of lhotse that `make` makes."""
+        import lhotse
+
+        sampler = partial(make, self.cuts, ranks=self.ranks, **options)
+
+        def epoch(number: int) -> Epoch:
+            return samplers.every_rank(sampler(), number)
+
+        timed = sampler if name in TIMED else None
+        return Arm(name, epoch, timed, {"lhotse": lhotse.__version__}, theirs=True)
+
+    def with_largest_seconds(self, limited: Callable[[float], Arm]) -> Arm:
+        """The arm with the largest limit in seconds that keeps all its epochs within memory.
+
+        Args:
+            limited: Makes an arm with a limit in seconds. The largest is found to 2 %, and the
+                arm returned has the epochs that it was found with.
         """
         order = list(range(EPOCHS))
 
-        def tried(seconds: float) -> Arm | None:
-            arm, epochs = limited(seconds), dict[int, Epoch]()
+        def fitting(seconds: float) -> Arm | None:
+            """The arm with this limit; None where a batch exceeds memory."""
+            arm = limited(seconds)
+            epochs: dict[int, Epoch] = {}
             for number in order:
                 epochs[number] = arm.epoch(number)
-                if self.worst(epochs[number]) > 1:
-                    order.sort(
-                        key=lambda other: other != number
-                    )  # the next that is too large will fail at once
+                if self.largest_share(epochs[number]) > 1:
+                    # Tried first from now on: it will soon show the next limit that is too large.
+                    order.remove(number)
+                    order.insert(0, number)
                     return None
-            return arm._replace(epoch=epochs.__getitem__, told={**arm.told, "max_seconds": seconds})
+            params = {**arm.params, "max_seconds": seconds}
+            return arm._replace(epoch=epochs.__getitem__, params=params)
 
-        best, low, high = None, 0.0, self.limit.most / self.limit.cost.per_second
+        best = None
+        low = 0.0
+        high = self.limit.most / self.limit.cost.per_second
         while best is None or high > 1.02 * low:
             middle = (low + high) / 2
-            found = tried(middle)
-            best, low, high = (found, middle, high) if found else (best, low, middle)
+            arm = fitting(middle)
+            if arm is None:
+                high = middle
+            else:
+                best = arm
+                low = middle
         return best
 
 
 def nemo_buckets(lengths: "Lengths", limit: "Limit") -> "Buckets":
-    """30 bins with the same seconds in each, cut into 5 cells with the same tokens in each, as if
-    there were no outliers.
+    """2D buckets as NeMo estimates them: 30 bins of seconds with 5 cells of tokens each.
+
+    Utterances with far more tokens per second than others of their bin are left out.
+
+    Args:
+        lengths: Of the utterances.
+        limit: Sizes each bucket.
     """
     from asrkit.data import buckets_2d, duration_bins
 
@@ -334,21 +388,23 @@ def nemo_buckets(lengths: "Lengths", limit: "Limit") -> "Buckets":
     count = np.bincount(bins)
     mean = (np.bincount(bins, rates) / count)[bins]
     deviation = np.sqrt(np.bincount(bins, (rates - mean) ** 2) / count)[bins]
-    return buckets_2d(lengths.take(rates - mean <= OUTLIER * deviation), limit, count=30, parts=5)
+    usual = lengths.take(rates - mean <= OUTLIER * deviation)
+    return buckets_2d(usual, limit, count=30, parts=5)
 
 
-def met_again(one: Epoch, other: Epoch) -> float:
-    """Of the pairs that share a batch in `one`, the share that shares one in `other` too."""
-    there = {row: number for number, rows in enumerate(other.batches) for row in rows.tolist()}
-    pairs = again = 0
-    for rows in one.batches:
-        _, counts = np.unique(
-            [there[row] for row in rows.tolist() if row in there], return_counts=True
-        )
-        pairs, again = (
-            pairs + len(rows) * (len(rows) - 1),
-            again + int((counts * (counts - 1)).sum()),
-        )
+def met_again(epoch: Epoch, next_epoch: Epoch) -> float:
+    """Of the pairs of utterances that share a batch, the share that does in the next epoch too."""
+    next_batch_of_row = {}
+    for number, rows in enumerate(next_epoch.batches):
+        for row in rows.tolist():
+            next_batch_of_row[row] = number
+    pairs = 0
+    again = 0
+    for rows in epoch.batches:
+        numbers = [next_batch_of_row[row] for row in rows.tolist() if row in next_batch_of_row]
+        _, counts = np.unique(numbers, return_counts=True)
+        pairs += len(rows) * (len(rows) - 1)
+        again += int((counts * (counts - 1)).sum())
     return again / max(1, pairs)
 
 
@@ -368,6 +424,51 @@ COLUMNS = {
     "ms a step": "{sampler_time:.1f}",
     "a next": "{next_time:.2f}",
 }
+HEADING = "{set}, {utterances:,} utterances, {hours:.1f} h, ranks: {ranks}"
+LEGEND = (
+    "B: utterances a batch. audio, tokens, lattice: share of padding in seconds, tokens and their "
+    "products. memory: mean share of the limit that a batch uses, and the most. waits: share of "
+    "the ranks' time spent waiting for the slowest of their step. utilisation: useful compute over "
+    "what the ranks could have done in that time. kept: of the utterances. met again: of the pairs "
+    "that share a batch, those that do in the next epoch too. ms a step: of the sampler on one "
+    "rank, over an epoch with what comes before its first step; a next: the median of the fifty "
+    "calls after that. Batches of any size are as efficient here; where an epoch has few steps, an "
+    "incomplete last one weighs much."
+)
+
+
+def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Records of this suite as aligned lines, one an arm.
+
+    Each set and number of ranks has a heading; the legend is the last line. Without records there
+    are no lines.
+    """
+    arms: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for record in records:
+        params = record["params"]
+        key = (params["set"], params["ranks"], record["impl"])
+        arm = arms.setdefault(key, {"impl": record["impl"], **params})
+        arm |= params.get("account", {record["metric"]: record["value"]})
+    if not arms:
+        return []
+    lines: list[str] = []
+    for heading in dict.fromkeys(key[:2] for key in arms):
+        rows = [arm for key, arm in arms.items() if key[:2] == heading]
+        lines += ["", HEADING.format_map(rows[0]), *_aligned(rows)]
+    return [*lines[1:], LEGEND]
+
+
+def _aligned(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the columns and a line an arm; the first column is aligned to the left."""
+    cells = [list(COLUMNS)]
+    for arm in arms:
+        cells.append([_cell(form, arm) for form in COLUMNS.values()])
+    first_width, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+    lines = []
+    for name, *values in cells:
+        aligned = map(str.rjust, values, widths)
+        lines.append("  ".join([name.ljust(first_width), *aligned]))
+    return lines
 
 
 def _cell(form: str, arm: Mapping[str, Any]) -> str:
@@ -376,40 +477,5 @@ def _cell(form: str, arm: Mapping[str, Any]) -> str:
     except KeyError:  # not every sampler is timed
         return ""
 
-
-def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Aligned lines, one an arm, under a heading for each set and number of ranks."""
-    arms = dict[tuple[Any, ...], dict[str, Any]]()
-    for record in records:
-        params = record["params"]
-        arm = arms.setdefault(
-            (params["set"], params["ranks"], record["impl"]), {"impl": record["impl"], **params}
-        )
-        arm |= params.get("account", {record["metric"]: record["value"]})
-    lines = list[str]()
-    for heading in dict.fromkeys(key[:2] for key in arms):
-        rows = [arm for key, arm in arms.items() if key[:2] == heading]
-        cells = [[*COLUMNS], *([_cell(form, arm) for form in COLUMNS.values()] for arm in rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        one = rows[0]
-        lines += [
-            "",
-            "{set}, {utterances:,} utterances, {hours:.1f} h, ranks: {ranks}".format_map(one),
-        ]
-        lines += [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-            for row in cells
-        ]
-    return [*lines[1:], LEGEND] if lines else []
-
-
-LEGEND = (
-    "B: utterances a batch. audio, tokens, lattice: share of padding in seconds, tokens and their products. memory: mean share of "
-    "the limit that a batch uses, and the most. waits: share of the ranks' time spent waiting for the slowest of their step. "
-    "utilisation: useful compute over what the ranks could have done in that time. kept: of the utterances. met again: of the "
-    "pairs that share a batch, those that do in the next epoch too. ms a step: of the sampler on one rank, over an epoch with "
-    "what comes before its first step; a next: the median of the fifty calls after that. Batches of any size are as efficient "
-    "here; where an epoch has few steps, an incomplete last one weighs much."
-)
 
 SUITE = Suite(name="batching", cases=suite, tables={"batching": table})

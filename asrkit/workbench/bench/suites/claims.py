@@ -182,7 +182,7 @@ def _right(
 def _loops(
     durations: Sequence[int], device: str, quick: bool, without: Pattern[str]
 ) -> Iterator[Measurement]:
-    """Decoding alone: loops as published, and label looping launched one by one and in a graph."""
+    """Decoding alone: the published loops, and windowed looping with and without a graph."""
     sizes: dict[str, Any] = {"V": 33, "width": 240} if quick else {}
     B, T = (4, 40) if quick else (UTTERANCES, round(SECONDS * FRAMES_PER_SECOND))
     plan = planted(B, T, durations=durations, **sizes)
@@ -234,7 +234,7 @@ def _loops(
 
 
 def windows(device: str, quick: bool, without: Pattern[str]) -> Iterator[Case]:
-    """Label looping that looks at eight frames in one call or at one, launched step by step and by
+    """Windowed looping that looks at eight frames in one call or at one, launched step by step and by
     graphs, in bfloat16.
 
     The turns of graphs are fused; of whole graphs there are plain ones too, so that what fusing

@@ -28,7 +28,7 @@ from asrkit.models import (
 )
 from asrkit.runtime import op_name
 from asrkit.shapes import expect, valid_mask
-from asrkit.text import ErrorRate, cer, wer
+from asrkit.text import ErrorRate, cer, normalize_text, wer
 from asrkit.workbench.bench.cases import Case, Suite, dtype_name
 from asrkit.workbench.profiling.ops import EachOp
 from asrkit.workbench.records import Measurement
@@ -172,7 +172,8 @@ class Speech(NamedTuple):
 
     def rates(self, said: Said) -> tuple[ErrorRate, ErrorRate]:
         """Word and character error rate."""
-        heard = [self.checkpoint.tokenizer.decode(row).lower() for row in said.tokens]
+        tokenizer = self.checkpoint.tokenizer
+        heard = [normalize_text(tokenizer.decode(row)) for row in said.tokens]
         return wer(self.texts, heard), cer(self.texts, heard)
 
 
@@ -188,7 +189,7 @@ def unheard_digits(
         corpora.load(["spoken_commands"], kinds=["digits"])["test"], progress=False
     )
     batch = test.batch(range(len(test))[:most], checkpoint.tokenizer)
-    texts = [text.lower() for text in batch.texts]
+    texts = [normalize_text(text) for text in batch.texts]
     return Speech(checkpoint, batch.waveforms.to(device), batch.sample_lengths.to(device), texts)
 
 

@@ -6,16 +6,19 @@ The learning rate is 0, so that every call computes the same loss and its gradie
 """
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from asrkit.models import TransducerConfig, TransducerModel
-from asrkit.training import Prepared, TrainConfig, training_loss, update
-from asrkit.training.config import Joint
 from asrkit.workbench.bench.cases import Case, Suite, dtype_name
+
+if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
+    from asrkit.training import Prepared
+    from asrkit.training.config import Joint
 
 # utterances, feature frames of 10 ms, labels, tokens with blank
 DEMO = (7, 160, 27, 28)  # the median batch of `asrkit train` on the spoken digits
@@ -40,6 +43,11 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         device: "cpu" or "cuda".
         quick: One small size only.
     """
+    try:
+        from asrkit.training import TrainConfig
+    except ImportError as error:
+        print(f"training is left out: {error}", file=sys.stderr)
+        return
     dtypes = [torch.float32]
     native = TrainConfig().dtype(torch.device(device))
     if native != torch.float32:
@@ -57,6 +65,8 @@ def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: s
         dtype: Autocast dtype; float32 for none.
         device: "cpu" or "cuda".
     """
+    from asrkit.training import Prepared
+
     B, frames, U, V = size
     generator = torch.Generator().manual_seed(0)
     batch = Prepared(
@@ -106,8 +116,10 @@ class Stepper:
     """
 
     def __init__(
-        self, model: TransducerModel, batch: Prepared, joint: Joint, dtype: torch.dtype
+        self, model: TransducerModel, batch: "Prepared", joint: "Joint", dtype: torch.dtype
     ) -> None:
+        from asrkit.training import TrainConfig
+
         precision: Any = dtype_name(dtype)
         self.model = model
         self.batch = batch
@@ -115,6 +127,8 @@ class Stepper:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
 
     def __call__(self) -> tuple[Tensor, Tensor]:
+        from asrkit.training import training_loss, update
+
         torch.manual_seed(0)  # the encoder's dropout
         loss = training_loss(self.model, self.batch, self.config).per_label
         norm = update(self.model, self.optimizer, loss, self.config)

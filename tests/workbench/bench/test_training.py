@@ -1,0 +1,15 @@
+"""The suite of training steps: its arms agree, and its records name them."""
+
+from asrkit.workbench import bench
+
+
+def test_all_ways_to_train_agree_and_lean_takes_no_more_memory():
+    records = bench.run("training", quick=True)
+    peaks = {}
+    for record in records:
+        assert record["what"] == "training-step"
+        if record["metric"] == "peak_memory":
+            peaks[record["params"]["dtype"], record["impl"]] = record["value"]
+    assert {impl for _, impl in peaks} >= {"full", "lean"}
+    for dtype in {dtype for dtype, _ in peaks}:
+        assert peaks[dtype, "lean"] <= peaks[dtype, "full"]
