@@ -1,16 +1,18 @@
-"""What a machine does at most: the rates that everything else is set beside, measured in the same
-run.
+"""What a machine does at most: the rates that all other rates are compared with, measured in the
+same run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from asrkit.models.packed import multiplies
+from asrkit.workbench.bench.cases import dtype_name
 from asrkit.workbench.profiling import Timing, measure
 from asrkit.workbench.records import Measurement
 
@@ -53,78 +55,109 @@ def ceilings(device: str = "cpu", quick: bool = False) -> Ceilings:
 
 @contextmanager
 def tf32(on: bool) -> Iterator[None]:
-    """Products and convolutions of float32 in TF32, or in float32 throughout: cuDNN's take TF32
-    where nobody says so. CUDA only.
+    """Products and convolutions of float32 in TF32, or in float32 throughout; as before afterwards.
+
+    cuDNN's convolutions take TF32 where nothing else was set. CUDA only.
     """
-    settings: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [setting.allow_tf32 for setting in settings]
+    name, settings = _tf32_settings()
+    values = {"allow_tf32": on, "fp32_precision": "tf32" if on else "ieee"}
+    before = [getattr(setting, name) for setting in settings]
     try:
         for setting in settings:
-            setting.allow_tf32 = on
+            setattr(setting, name, values[name])
         yield
     finally:
-        for setting, was in zip(settings, before, strict=True):
-            setting.allow_tf32 = was
+        for setting, value in zip(settings, before, strict=True):
+            setattr(setting, name, value)
+
+
+def _tf32_settings() -> tuple[str, tuple[Any, ...]]:
+    """The attribute that holds torch's choice, and the objects that have it.
+
+    Both ways of torch to set it are not to be mixed: once `fp32_precision` was used, asking for
+    `allow_tf32` raises.
+    """
+    cuda: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    try:
+        for setting in (cuda, cudnn):
+            _ = setting.allow_tf32
+    except RuntimeError:
+        return "fp32_precision", (cuda, cudnn.conv)
+    return "allow_tf32", (cuda, cudnn)
 
 
 @cache
 @torch.inference_mode()
 def _ceilings(device: str, quick: bool, threads: int) -> Ceilings:
-    kind, made = device.partition(":")[0], list[Measurement]()
-    how: dict[str, Any] = {
-        "repeats": 3 if quick else 7,
-        "warmup": 1,
-        "enough_s": 1.0,
-        "device": device,
-    }
-    where = {"device": device, "threads": threads}
-    for name in TYPES if kind == "cuda" else [name for name in TYPES if name != "tf32"]:
+    measurements = [
+        *_products(device, quick, threads),
+        *_streams(device, quick, threads),
+    ]
+    flops: dict[str, float] = {}
+    bytes_per_s = 0.0
+    for one in measurements:
+        rate = max(one.samples)
+        if one.metric == "matrix_product":
+            flops[one.impl] = max(rate, flops.get(one.impl, 0.0))
+        else:
+            bytes_per_s = max(rate, bytes_per_s)
+    return Ceilings(flops=flops, bytes_per_s=bytes_per_s, measurements=tuple(measurements))
+
+
+def _time(name: str, call: Callable[[], object], device: str, quick: bool) -> Timing:
+    repeats = 3 if quick else 7
+    return measure({name: call}, repeats=repeats, warmup=1, enough_s=1.0, device=device)[name]
+
+
+def _products(device: str, quick: bool, threads: int) -> Iterator[Measurement]:
+    """FLOP/s of square matrix products by arithmetic."""
+    kind = device.partition(":")[0]
+    for name, dtype in TYPES.items():
+        if name == "tf32" and kind != "cuda":
+            continue
         for N in ROWS[kind][:1] if quick else ROWS[kind]:
-            a, b = torch.randn(2, N, N, device=device, dtype=TYPES[name])
-            product = partial(torch.nn.functional.linear, a, b)
-            if kind == "cpu" and multiplies(
-                TYPES[name]
-            ):  # the weight laid out before, as in asrkit.models.packed
+            a, b = torch.randn(2, N, N, device=device, dtype=dtype)
+            product = partial(F.linear, a, b)
+            if kind == "cpu" and multiplies(dtype):
+                # the weight is laid out before, as in asrkit.models.packed
                 packed = torch.ops.mkldnn._reorder_linear_weight(b, N)
-                product = partial(
-                    torch.ops.mkldnn._linear_pointwise, a, packed, None, "none", [], ""
-                )
+                linear = torch.ops.mkldnn._linear_pointwise
+                product = partial(linear, a, packed, None, "none", [], "")
             with tf32(name == "tf32"):
-                timing = measure({name: product}, **how)[name]
-            made.append(
-                _rate(
-                    "matrix_product", "FLOP/s", name, 2 * N**3, timing, where | {"shape": [N, N, N]}
-                )
-            )
-    size = 2**20 * MIB[kind] // (8 if quick else 1)
+                timing = _time(name, product, device, quick)
+            params = {"device": device, "threads": threads, "shape": [N, N, N]}
+            yield _rate("matrix_product", "FLOP/s", name, 2 * N**3, timing, params)
+
+
+def _streams(device: str, quick: bool, threads: int) -> Iterator[Measurement]:
+    """Bytes a second of a copy, and of weights of each dtype that are read once."""
+    size = 2**20 * MIB[device.partition(":")[0]] // (8 if quick else 1)
+    where = {"device": device, "threads": threads}
     source = torch.ones(size // 8, device=device)  # half of the bytes are read, half are written
     target = torch.empty_like(source)
-    timing = measure({"copy": partial(target.copy_, source)}, **how)["copy"]
-    made.append(_rate("copy", "B/s", "float32", size, timing, where | {"shape": [size // 8]}))
-    for name, dtype in [(name, dtype) for name, dtype in TYPES.items() if name != "tf32"]:
+    timing = _time("copy", partial(target.copy_, source), device, quick)
+    yield _rate("copy", "B/s", "float32", size, timing, where | {"shape": [size // 8]})
+    for name, dtype in TYPES.items():
+        if name == "tf32":
+            continue
         both = torch.cat([source, target]).view(dtype).view(-1, 1024)  # no new memory but this
-        timing = measure({name: partial(torch.nn.functional.linear, both[:1], both)}, **how)[name]
-        made.append(
-            _rate("weight_stream", "B/s", name, size, timing, where | {"shape": [*both.shape]})
-        )
-    best = {
-        (one.metric, one.impl): max(one.samples)
-        for one in sorted(made, key=lambda one: max(one.samples))
-    }
-    flops = {name: rate for (metric, name), rate in best.items() if metric == "matrix_product"}
-    streams = [rate for (metric, _), rate in best.items() if metric != "matrix_product"]
-    return Ceilings(flops=flops, bytes_per_s=max(streams), measurements=tuple(made))
+        timing = _time(name, partial(F.linear, both[:1], both), device, quick)
+        yield _rate("weight_stream", "B/s", name, size, timing, where | {"shape": [*both.shape]})
 
 
 def _rate(
     metric: str, unit: str, name: str, work: int, timing: Timing, params: dict[str, Any]
 ) -> Measurement:
-    samples = tuple(work / ms * 1e3 for ms in timing.samples_ms)
-    told: dict[str, Any] = {
-        "impl": name,
-        "params": params | {"dtype": str(TYPES[name])[6:]},
-        "timer": timing.timer,
-    }
+    """The rate of so much work in the time it took."""
     return Measurement(
-        WHAT, metric, unit, work / timing.median_ms * 1e3, samples, timing.warmup, **told
+        WHAT,
+        metric,
+        unit,
+        work / timing.median_ms * 1e3,
+        tuple(work / ms * 1e3 for ms in timing.samples_ms),
+        timing.warmup,
+        impl=name,
+        params={**params, "dtype": dtype_name(TYPES[name])},
+        timer=timing.timer,
     )

@@ -96,5 +96,5 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror, str(path)) from error
+            raise OSError(error.errno, error.strerror, path.name) from error
         raise

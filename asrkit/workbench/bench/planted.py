@@ -1,5 +1,5 @@
-"""A transducer that says what it was told to: how dense labels lie decides how fast decoding is, so
-it is not left to chance.
+"""Transducers that emit labels planned before, so that the density of labels, which decides how
+fast decoding is, is not left to chance.
 
 Random weights emit far too many labels or none, and a trained model has one density only. Here a
 real `TransducerModel` gets weights that follow a script. Label n of an utterance comes from the
@@ -22,6 +22,7 @@ from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.models.transducer import LSTMPredictor
 from asrkit.shapes import expect, whole
 
+DURATIONS: Sequence[tuple[int, ...]] = ((), (0, 1, 2, 3, 4))  # of an RNN-T and of a TDT model
 CLASSES = 3  # two labels on a frame and the silence after them are told apart
 LIFT = 3.0  # by which the prediction raises its block; the largest value of a frame is about 2
 LOGIT = 20.0  # of the label that is meant; blank has 13, the other labels' spread around 0
@@ -41,17 +42,22 @@ class Planted:
 
     def looks(self) -> int:
         """Joints that the paths take, of one frame and one prediction each: labels and blanks."""
-        durations, total = self.model.durations, 0
+        durations = self.model.durations
+        total = 0
         for frames, length in zip(self.frames, self.lengths.tolist(), strict=True):
             t = 0
             while t < length:
                 here = frames.count(t)
-                total += max(here, 1) if durations else here + 1
-                t += _jump(frames, t, durations) if durations else 1
+                if durations:
+                    total += max(here, 1)
+                    t += _jump(frames, t, durations)
+                else:
+                    total += here + 1
+                    t += 1
         return total
 
 
-def planted(
+def planted(  # noqa: PLR0913 sizes and densities of a made-up batch
     B: int,
     T: int,
     *,
@@ -64,47 +70,48 @@ def planted(
     seed: int = 0,
     lengths: Sequence[int] | None = None,
 ) -> Planted:
-    """B utterances of up to T frames, predictor of `layers` and joint of `width`, V tokens with
-    blank; TDT with `durations`.
-
-    `lengths`: of each utterance in frames; None: from T down to T / 2.
+    """A batch whose labels are known, and a transducer that emits them.
 
     Labels come in bursts with pauses between them, two on a frame at most. The default density is
-    that of English in some thousand subwords. ValueError if `durations` lack 0 or 1, or if codes of
-    this width cannot keep V tokens apart.
+    that of English in some thousand subwords.
+
+    Args:
+        B: utterances.
+        T: frames of the longest.
+        durations: of a TDT model, 0 and 1 among them; none for an RNN-T.
+        V: tokens with blank.
+        width: of predictor and joint.
+        layers: of the predictor's LSTM.
+        labels_per_second: how dense labels lie, together with the next.
+        frames_per_second: of the encoder.
+        seed: of labels, frames and weights.
+        lengths: frames of each utterance; None for T down to T / 2.
+
+    Raises:
+        ValueError: a size is out of range, `durations` lack 0 or 1, or codes of this width cannot
+            keep V tokens apart.
     """
-    sizes = whole(B, 1) and whole(T, 2) and whole(V, 2 * CLASSES)
-    expect(sizes, "B, T, V", "whole numbers of at least 1, 2 and 6", (B, T, V))
+    _expect_sizes(B, T, V, width, durations)
     rates = labels_per_second, frames_per_second
     expect(
-        0 < rates[0] <= 2 * rates[1] < inf,
+        0 < labels_per_second <= 2 * frames_per_second < inf,
         "labels_per_second, frames_per_second",
         "above 0, two labels a frame at most",
         rates,
     )
-    expect(
-        not durations or {0, 1} <= {*durations},
-        "durations",
-        "none, or 0 and 1 among them",
-        durations,
-    )
-    least = (
-        16 * np.log(V) * CLASSES * (4 if durations else 3) / 3
-    )  # 16 ln V signs a block: chance likeness stays below 1 / 2
-    expect(width >= least, "width", f"at least {ceil(least)} units for V={V}", width)
+    density = labels_per_second / frames_per_second
     ends = torch.linspace(T, T // 2, B).long() if lengths is None else torch.tensor(lengths)
     fit = ends.shape == (B,) and ends.min() >= 1 and ends.max() <= T
     expect(bool(fit), "lengths", f"{B} of 1 to T={T} frames", lengths)
-    frames = [
-        speech(length, labels_per_second / frames_per_second, (seed, b))
-        for b, length in enumerate(ends.tolist())
-    ]
-    labels = [_labels(len(row), V, (seed, b, 1)) for b, row in enumerate(frames)]
+    frames = []
+    labels = []
+    for b, length in enumerate(ends.tolist()):
+        frames.append(speech(length, density, (seed, b)))
+        labels.append(_labels(len(frames[b]), V, (seed, b, 1)))
     generator = torch.Generator().manual_seed(seed)
-    predictor = LSTMConfig(width=width, layers=layers)
     config = TransducerConfig(
         vocab_size=V - 1,
-        predictor=predictor,
+        predictor=LSTMConfig(width=width, layers=layers),
         joint_width=width,
         durations=durations,
         activation="relu",
@@ -121,21 +128,37 @@ def planted(
     return Planted(model=model, encoded=encoded, lengths=ends, labels=labels, frames=frames)
 
 
+def _expect_sizes(B: int, T: int, V: int, width: int, durations: Sequence[int]) -> None:
+    sizes = whole(B, 1) and whole(T, 2) and whole(V, 2 * CLASSES)
+    expect(sizes, "B, T, V", "whole numbers of at least 1, 2 and 6", (B, T, V))
+    complete = not durations or {0, 1} <= {*durations}
+    expect(complete, "durations", "none, or 0 and 1 among them", durations)
+    # 16 ln V signs a block: two codes are then alike in fewer than half of them
+    shared = 4 / 3 if durations else 1.0
+    least = 16 * np.log(V) * CLASSES * shared
+    expect(width >= least, "width", f"at least {ceil(least)} units for V={V}", width)
+
+
 def speech(T: int, density: float, seed: int | Sequence[int]) -> list[int]:
-    """Frames below T of labels that lie like subwords in speech, `density` a frame: bursts, pauses,
-    two on a frame at most.
+    """Frames of labels that lie like subwords in speech: in bursts with pauses between them.
+
+    Args:
+        T: frames of the utterance.
+        density: labels a frame; there are two on a frame at most.
+        seed: of the draw.
     """
     draw = np.random.default_rng(seed)
     many = int(2 * T * density) + 20
-    pauses = (draw.random(many) < 0.1) * draw.gamma(
-        2, 1.4, many
-    )  # one gap in ten, 28 % of the time
-    places = np.cumsum(
-        (draw.gamma(2, 0.36, many) + pauses) / density
-    )  # the mean gap is 1 / density
-    frames = list[int]()
-    for t in map(int, places):
-        t = max(t, *(frames[-1:] or [0]), frames[-2] + 1 if len(frames) > 1 else 0)
+    is_pause = draw.random(many) < 0.1  # one gap in ten, 28 % of the time
+    pauses = is_pause * draw.gamma(2, 1.4, many)
+    gaps = (draw.gamma(2, 0.36, many) + pauses) / density  # 1 / density on average
+    frames: list[int] = []
+    for place in np.cumsum(gaps):
+        t = int(place)
+        if frames:
+            t = max(t, frames[-1])
+        if len(frames) > 1:
+            t = max(t, frames[-2] + 1)
         if t >= T:
             break
         frames.append(t)

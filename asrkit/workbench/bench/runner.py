@@ -337,7 +337,7 @@ def arm_measurements(
     common = {"dtype": "float32", **case.params, **params}
     for name, timing in timings.items():
         seen = observations[name]
-        shared = {
+        shared: dict[str, Any] = {
             "impl": name,
             "load1": load1,
             "params": common | case.arm_params.get(name, {}) | {**seen.counts},

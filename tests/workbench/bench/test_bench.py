@@ -89,7 +89,7 @@ def test_a_quick_suite_measures_every_arm_and_pairs_what_it_compares(suite, tmp_
 
 
 def test_a_rows_least_work_is_that_of_its_arm():
-    case = losses.joint((2, 20, 6, 12, 16), "cpu", trained=True)
+    case = losses.joint_case((2, 20, 6, 12, 16), "cpu", trained=True)
     product = 2 * 2 * 20 * 6 * 12 * 16
     assert (
         case.params["floor_FLOP"] == 3 * product
@@ -99,14 +99,14 @@ def test_a_rows_least_work_is_that_of_its_arm():
     assert 0 < share < 1 and case.arm_params["lean_skip"]["floor_FLOP"] == round(
         (1 + 3 * share) * product
     )
-    given = losses.given(rnnt_loss, (1, 12, 6, 9), "cpu")
+    given = losses.logits_case(rnnt_loss, (1, 12, 6, 9), "cpu")
     assert given.params["floor_B"] == 3 * 4 * 12 * 6 * 9
 
 
 def test_few_nodes_matter_where_one_alignment_dominates():
     shape = (2, 60, 21, 64, 32)
     aligned, plain = (
-        losses.active(*losses.halves(shape, "cpu", trained)) for trained in (True, False)
+        losses.active_share(*losses.joint_inputs(shape, "cpu", trained)) for trained in (True, False)
     )
     assert 80 / (60 * 21) < aligned < 0.3 * plain  # an alignment has T + U nodes
 
@@ -142,7 +142,7 @@ def test_sums_over_a_large_lattice_as_a_gpus_threads_make_them_pass_on_a_gpu_onl
     exact, chained = parts.sum(1, dtype=np.float64), np.cumsum(parts, 1, dtype=np.float32)[:, -1]
     off = np.linalg.norm(chained - exact) / np.linalg.norm(exact)
     assert losses.SUMMED["cpu"] < off < losses.SUMMED["cuda"] / 2
-    assert losses.joint((2, 4, 3, 12, 9), "cpu").tolerance == losses.SUMMED["cpu"]
+    assert losses.joint_case((2, 4, 3, 12, 9), "cpu").tolerance == losses.SUMMED["cpu"]
 
 
 def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
@@ -508,3 +508,15 @@ def test_arms_that_must_not_run_are_not_even_tried_while_cases_are_made(monkeypa
     )
     made = decoders.suite("cpu", True, without=re.compile("^frame_looping$"))
     assert not next(case for case in made if case.what == "rnnt-greedy").arms
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_run_is_named_with_the_file_and_no_folder(
+    suite, tmp_path, monkeypatch
+):
+    def full(path, *records):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(records, "append", full)
+    suite(small())
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device: 'out\.jsonl'$"):
+        bench.run("own", quick=True, out=tmp_path / "out.jsonl")

@@ -66,3 +66,16 @@ def test_tf32_is_as_it_was_afterwards_even_after_an_error(on):
     with pytest.raises(KeyError):
         failing()
     assert [one.allow_tf32 for one in settings] == before
+
+
+def test_tf32_is_switched_after_torchs_newer_setting_was_used_as_well():
+    """Asking for allow_tf32 raises then."""
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = [one.fp32_precision for one in (matmul, conv)]
+    try:
+        matmul.fp32_precision = "tf32"
+        with tf32(False):
+            assert [one.fp32_precision for one in (matmul, conv)] == ["ieee", "ieee"]
+        assert [one.fp32_precision for one in (matmul, conv)] == ["tf32", before[1]]
+    finally:
+        matmul.fp32_precision, conv.fp32_precision = before

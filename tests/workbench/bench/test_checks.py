@@ -86,8 +86,8 @@ def arms_of(device):
     add("precision-parakeet_ctc_0_6b", ["autocast", "bfloat16"], "bfloat16")
     add("precision-parakeet_ctc_0_6b", ["float16"], "float16")
     add("half-over-autocast", ["autocast", "bfloat16"], "bfloat16")
-    odd = {"lean_triton", losses.LITTLE, "torchaudio_bfloat16"}
-    losses_of = {*losses.variants(*losses.halves((1, 2, 2, 2, 2), "cpu")), *(odd if cuda else [])}
+    odd = {"lean_triton", losses.SMALL_TILE, "torchaudio_bfloat16"}
+    losses_of = {*losses.joint_arms(*losses.joint_inputs((1, 2, 2, 2, 2), "cpu")), *(odd if cuda else [])}
     for name in losses_of:
         add("rnnt-loss-joint", [name], "bfloat16" if name.endswith("_bfloat16") else "float32")
     for what in ("rnnt-loss", "tdt-loss"):

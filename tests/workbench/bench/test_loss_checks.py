@@ -8,10 +8,10 @@ from asrkit.workbench.bench.checks import losses as loss_checks
 from asrkit.workbench.bench.suites import losses
 
 ARMS = {
-    *losses.variants(*losses.halves((1, 2, 2, 2, 2), "cpu")),
+    *losses.joint_arms(*losses.joint_inputs((1, 2, 2, 2, 2), "cpu")),
     "lean_triton",
     "lean_triton_bfloat16",
-    losses.LITTLE,
+    losses.SMALL_TILE,
 }
 ARMS |= {"torchaudio_bfloat16"}
 ARMS |= {
@@ -52,10 +52,10 @@ def left_out(name):
         ("lean triton tanh float32 dropout 0.0 durations []", {"lean_triton"}),
         (
             "lean triton tanh bfloat16 dropout 0.0 durations []",
-            {"lean_triton_bfloat16", losses.LITTLE},
+            {"lean_triton_bfloat16", losses.SMALL_TILE},
         ),
         ("lean triton float32 2×9×5×640×1025", {"lean_triton"}),
-        ("lean triton bfloat16 2×9×5×640×1025", {"lean_triton_bfloat16", losses.LITTLE}),
+        ("lean triton bfloat16 2×9×5×640×1025", {"lean_triton_bfloat16", losses.SMALL_TILE}),
         (
             "rnnt_loss torchaudio float32",
             {"torchaudio", "torchaudio_flushed", "torchaudio_bfloat16"},

@@ -22,7 +22,7 @@ GOAL = {
 
 @pytest.fixture
 def made(monkeypatch):
-    """Calls of `given` and `joint` by the suite on a GPU with room for everything; the cases have nothing in them."""
+    """Calls of `logits_case` and `joint_case` by the suite on a GPU with room for everything; the cases have nothing in them."""
     calls = list[tuple]()
 
     def case(kind):
@@ -39,7 +39,7 @@ def made(monkeypatch):
 
         return make
 
-    for kind in ("given", "joint", "ragged"):
+    for kind in ("logits_case", "joint_case", "ragged_case"):
         monkeypatch.setattr(losses, kind, case(kind))
     return calls
 
@@ -48,8 +48,8 @@ def test_rows_that_are_not_aligned_are_measured_early_on_a_gpu(made):
     cases = [*losses.suite("cuda", False)]
     odd = [call for call in made[:4] if call[1][-1] == 1025]
     assert {(kind, dtype) for kind, _, dtype in odd} >= {
-        ("given", torch.bfloat16),
-        ("joint", torch.float32),
+        ("logits_case", torch.bfloat16),
+        ("joint_case", torch.float32),
     }
     assert all(case.more() == ["counted"] for case in cases if case.arms)
     assert [case.what for case in cases if case.measure] == ["rnnt-loss-joint, largest"]
@@ -95,10 +95,10 @@ def test_what_is_counted_becomes_records_and_what_cannot_be_is_told(monkeypatch,
 
 
 def test_an_eager_joint_in_bfloat16_stands_beside_the_lean_loss_on_a_gpu():
-    leaves, rest = losses.halves((2, 12, 5, 16, 12), "cpu")
-    ways = losses.variants(leaves, rest, gpu=True)
-    more = {"lean_triton", "lean_triton_bfloat16", losses.LITTLE, "torchaudio_bfloat16"}
-    assert {*ways} - {*losses.variants(leaves, rest)} == more
+    leaves, rest = losses.joint_inputs((2, 12, 5, 16, 12), "cpu")
+    ways = losses.joint_arms(leaves, rest, gpu=True)
+    more = {"lean_triton", "lean_triton_bfloat16", losses.SMALL_TILE, "torchaudio_bfloat16"}
+    assert {*ways} - {*losses.joint_arms(leaves, rest)} == more
     half, whole = ways["torchaudio_bfloat16"](), ways["torchaudio"]()
     near(half, whole, 0.05)
     assert not torch.equal(half[0], whole[0]), "its joint is in float32"
@@ -107,8 +107,8 @@ def test_an_eager_joint_in_bfloat16_stands_beside_the_lean_loss_on_a_gpu():
 def test_torchaudio_has_no_arm_where_its_offsets_end():
     """It would raise, and the cases that follow would not be made."""
     both = {"torchaudio", "torchaudio_bfloat16"}
-    assert both <= {*losses.left_out_of((128, 200, 101, 640, 1024), False)}
-    assert not both & {*losses.left_out_of((32, 200, 101, 640, 1025), False)}
+    assert both <= {*losses.excluded_arms((128, 200, 101, 640, 1024), False)}
+    assert not both & {*losses.excluded_arms((32, 200, 101, 640, 1025), False)}
 
 
 def test_a_small_tile_can_reach_a_fiftieth_of_an_eager_joints_memory():
@@ -118,5 +118,5 @@ def test_a_small_tile_can_reach_a_fiftieth_of_an_eager_joints_memory():
     rest = usual.total - usual.parts["tile"] + 2 * D * V  # with the padded weight
     limit = N * (2 * D + 4 * V + 4 * V) / 50
     assert usual.total > limit
-    assert rest + (losses.little(D, V) + 128) * 2 * (D + V) < limit
-    assert re.fullmatch("lean_triton.*_bfloat16", losses.LITTLE)
+    assert rest + (losses.small_tile_nodes(D, V) + 128) * 2 * (D + V) < limit
+    assert re.fullmatch("lean_triton.*_bfloat16", losses.SMALL_TILE)

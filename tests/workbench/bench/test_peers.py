@@ -20,7 +20,7 @@ from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.bench.rivals import peers as rivals_of
 from asrkit.workbench.bench.rivals.peer_decoders import GRAPHS, LOOPS, expect_graphs, write
 from asrkit.workbench.bench.rivals.peers import COPY, NAMES, PYTHON, Answer, Rival
-from asrkit.workbench.bench.share import supervisor
+from asrkit.workbench.bench.share import work
 from asrkit.workbench.bench.suites import decoders, losses
 from asrkit.workbench.profiling import measure
 
@@ -43,7 +43,7 @@ def declare(monkeypatch, case):
 @pytest.fixture
 def case():
     """The smallest lattice, without our own arm of the same name."""
-    made = losses.given(rnnt_loss, (1, 12, 6, 9), "cpu")
+    made = losses.logits_case(rnnt_loss, (1, 12, 6, 9), "cpu")
     return replace(
         made, arms={name: arm for name, arm in made.arms.items() if name != "torchaudio"}, ratios=()
     )
@@ -212,7 +212,7 @@ def test_nemos_graphs_are_left_out_with_the_reason_where_it_would_decode_without
 
 def test_graphs_are_asked_for_on_a_gpu_only():
     for kind, slow, device in itertools.product(("rnnt", "tdt"), (False, True), ("cpu", "cuda:0")):
-        request = decoders._rivals(f"{kind}-greedy", device, slow)
+        request = decoders.nemo_request(f"{kind}-greedy", device, slow)
         assert request["device"] == device
         names = NAMES[request["loss"]]
         assert (GRAPHS in names) == device.startswith("cuda") and names[0] == LOOPS[0]
@@ -266,8 +266,6 @@ def test_a_share_on_a_gpu_asks_the_rivals_that_were_taken_along(
     monkeypatch.setattr(rivals_of, "COPY", copied)
     monkeypatch.setattr(bench, "run", lambda suite, *, peers, **how: asked.append(peers))
     (tmp_path / "bench.jsonl").touch()
-    assert supervisor._measure(tmp_path, "decoders", device, True, 0.0, "(?!)", {}, [], bool) == (
-        "done",
-        "",
-    )
+    task = work.Task(out=tmp_path, suite="decoders", device=device, quick=True, until=0.0)
+    assert work.measure(task, bool) == ("done", "")
     assert [peers is not None for peers in asked] == [there and device == "cuda"]

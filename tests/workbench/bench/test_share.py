@@ -152,10 +152,16 @@ def start(script, text, *arguments, **names):
 
 
 def ended(process, timeout=300):
+    """What the manifest says of a run, and what the run printed."""
     out, err = process.communicate(timeout=timeout)
     assert "Traceback" not in err, err
-    assert out, err
-    return json.loads(out), err, err  # with --json all text is on stderr
+    folder = Path(process.args[process.args.index("--out") + 1])
+    assert str(folder) in out.splitlines()[-1], out + err
+    manifest = json.loads((folder / "manifest.json").read_text())
+    parts = {name: part["status"] for name, part in manifest["parts"].items()}
+    made = len(records.read(folder / "bench.jsonl"))
+    passed = manifest["checks"]["passed"]
+    return {"records": made, "passed": passed, "parts": parts}, out, err
 
 
 def edit(out, **told):
@@ -325,7 +331,7 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
     shutil.copytree(ROOT / "data" / "records", kept)
     command = [sys.executable, "-m", "asrkit"]
     added = subprocess.run(
-        [*command, "records", "add", "--json", str(out / "bench.jsonl"), "--into", str(kept), "--dirty"],
+        [*command, "records", "add", str(out / "bench.jsonl"), "--into", str(kept), "--dirty", "--json"],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -379,13 +385,13 @@ def test_what_dies_hangs_raises_or_differs_does_not_stop_the_rest_and_is_named(d
     assert parts["raises"] == ("failed", "RuntimeError: no such kernel")
     assert parts["differs"][0] == "disagreed" and "fast disagrees with plain" in parts["differs"][1]
     assert (
-        parts["hung"] == ("died", "killed: out of time") and parts["absent"][0] == "not measured"
+        parts["hung"] == ("stopped", "killed: out of time") and parts["absent"][0] == "not measured"
     ), err
     assert parts["halves"] == ("disagreed", "claims: half-1, half-2: RuntimeError: no such kernel")
     assert manifest["state"] == "ended" and manifest["seconds"] < 120
     for text in ("not passed: wrong: AssertionError: 2 apart", "dead: died, "):
         assert text in err and text in (folder / "out" / "log.txt").read_text()
-    assert re.search(r"^hung +died", said, re.MULTILINE)
+    assert re.search(r"^hung +stopped", said, re.MULTILINE)
     measured = {one["what"] for one in records.read(folder / "out" / "bench.jsonl")}
     more = {
         "poisoned-1",
@@ -642,7 +648,7 @@ def test_an_earlier_run_is_taken_over_only_if_it_is_of_this_code_and_machine_and
         "id": "another",
         "ram_gib": 1,
     }  # another host with the same GPU is the same kind
-    assert takeover.kind({**host, "gpus": [gpu]}) == takeover.kind(
+    assert takeover.hardware({**host, "gpus": [gpu]}) == takeover.hardware(
         {**same["machine"], "gpus": [gpu]}
     )
     edit(

@@ -179,7 +179,7 @@ def _pack_joint(device: str, activation: Any, rate: float) -> None:
 
 def _split(device: str) -> None:
     """Sub-batches of two, from the halves of a joint, against the whole batch in float64."""
-    leaves, rest = losses.halves((5, 8, 4, 12, 9), device)
+    leaves, rest = losses.joint_inputs((5, 8, 4, 12, 9), device)
 
     def graded(leaves: Sequence[Tensor], **how: Any) -> Sequence[Tensor]:
         encoded, predicted, weight, bias = leaves
@@ -288,7 +288,7 @@ def _skips(device: str, impl: Any) -> None:
     """With skipping on, on a lattice in which one alignment dominates: no worse than what is
     skipped allows.
     """
-    leaves, rest = losses.halves((2, 60, 21, 64, 32), device, trained=True)
+    leaves, rest = losses.joint_inputs((2, 60, 21, 64, 32), device, trained=True)
     results = []
     ways: Any = ("plain", 0.0), (impl, losses.SKIP)
     for way, skip in ways:

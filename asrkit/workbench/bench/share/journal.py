@@ -1,5 +1,5 @@
-"""Records of a case whose repeats still go on, in a file of their own: who is killed in between
-leaves them to who comes after.
+"""Measurements of a case whose repeats still go on, in a file of their own: if the process is
+killed, the next one takes them over.
 
 They are marked `cut`, and replaced as repeats are added; the records of a case that ends well take
 their place.
@@ -14,9 +14,10 @@ from typing import Any
 
 from asrkit import files
 from asrkit.workbench import records
+from asrkit.workbench.bench import guards
 from asrkit.workbench.records import Measurement
 
-NAME = ".rounds.jsonl"  # which records.files leaves out, as it does all that begins so
+NAME = ".rounds.jsonl"  # records.files leaves out names that begin with a dot
 EVERY_S = 2.0
 
 
@@ -24,40 +25,43 @@ class Journal:
     """The file in the folder of a share, written again every EVERY_S seconds at most."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.last = folder / NAME, time.monotonic()
+        self.path = folder / NAME
+        self.last = time.monotonic()
 
-    def keep(self, made: Callable[[], Iterable[Measurement]]) -> None:
-        """What `made` gives takes the place of what was kept, unless that is new still."""
-        if time.monotonic() - self.last >= EVERY_S:
-            with files.atomic(self.path) as part:
-                part.write_text("".join(json.dumps(one.sealed()) + "\n" for one in made()), "utf-8")
-            self.last = time.monotonic()
+    def keep(self, measure: Callable[[], Iterable[Measurement]]) -> None:
+        """Replace what was kept by what `measure` returns, unless the file is new still."""
+        if time.monotonic() - self.last < EVERY_S:
+            return
+        text = "".join(json.dumps(one.sealed()) + "\n" for one in measure())
+        with guards.naming(self.path), files.atomic(self.path) as part:
+            part.write_text(text, "utf-8")
+        self.last = time.monotonic()
 
     def clear(self) -> None:
-        """Nothing is kept: the case's own records are written."""
+        """Remove the file: the case's own records are written."""
         self.path.unlink(missing_ok=True)
         self.last = time.monotonic()
 
 
 def salvage(folder: Path) -> list[dict[str, Any]]:
-    """Records that a killed process left in its journal: they are in the folder's bench.jsonl now,
-    and the journal is gone.
-    """
-    path, out = folder / NAME, folder / "bench.jsonl"
+    """Move records that a killed process left in its journal to bench.jsonl; returns them."""
+    path = folder / NAME
+    out = folder / "bench.jsonl"
     for torn in folder.glob(f".{path.stem}-*{path.suffix}"):
-        torn.unlink()  # killed while it was written
+        torn.unlink()  # of a process that was killed while it wrote
     if not path.exists():
         return []
-    left = list[dict[str, Any]]()
+    complete = {_key(record) for record in records.read(out)} if out.exists() else set()
+    kept = []
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(ValueError):
-            left.append(json.loads(line))
-    whole = {_key(one) for one in records.read(out)} if out.exists() else set()
-    left = [one for one in left if not records.problem(one) and _key(one) not in whole]
-    if left:
-        records.append(out, *left)
+            record = json.loads(line)
+            if not records.problem(record) and _key(record) not in complete:
+                kept.append(record)
+    if kept:
+        records.append(out, *kept)
     path.unlink()
-    return left
+    return kept
 
 
 def _key(record: Mapping[str, Any]) -> str:

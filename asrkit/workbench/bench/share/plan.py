@@ -3,95 +3,78 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-RESERVE_S, LAST_CASE_S = (
-    30.0,
-    60.0,
-)  # nothing runs in the last, nothing begins in the other; less where the minutes are few
-CHECKS_SHARE = 0.35  # of the time, at most
+from asrkit.workbench.tables import aligned
+
+RESERVE_S = 30.0  # at the end, in which nothing runs; less where the minutes are few
+LAST_CASE_S = 60.0  # at the end, in which nothing begins; likewise
+CHECKS_SHARE = 0.35  # of the time that checks may take
 CHECKS_S = 160.0  # an estimate for an H100, compiling included
 ELSEWHERE = {"batching": "follows from lengths by arithmetic and needs no GPU"}
+COMPILED = "compiled"  # the part that a rehearsal on a CPU leaves out
 
 
 class Part(NamedTuple):
-    """A suite or some of it; see budget_s for what it gets of the time."""
+    """A suite or some of it.
+
+    Attributes:
+        name: of the part, by which the manifest keeps it.
+        weight: its share of the time that no part needs, see budget_s.
+        why: what it is good for.
+        suite: whose cases it measures; "" for the suite of the same name.
+        options: of the suite.
+        estimate_s: what all of it takes on an H100, its process included; not measured.
+        owed: whether the time of the estimate is kept for it.
+        cases: what the names of all its cases begin with, if a check may fail all of them.
+    """
 
     name: str
     weight: float
     why: str
-    suite: str = ""  # if not the name
+    suite: str = ""
     options: Mapping[str, Any] = {}
-    estimate_s: float = (
-        0.0  # on an H100, of the whole part, its process included; estimated, not measured
-    )
+    estimate_s: float = 0.0
     owed: bool = False
-    cases: str = ""  # what the names of all its cases begin with, for a check that fails them all
+    cases: str = ""
 
     @property
     def owed_s(self) -> float:
-        """Seconds that the part is owed."""
+        """Seconds that are kept for the part."""
         return self.estimate_s if self.owed else 0.0
 
 
-def _ladder(kind: str) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "few": True,
-    }  # the arms that decode one utterance after another take longest, and are few then
+def _claims(
+    name: str, weight: float, why: str, groups: Sequence[str], estimate_s: float, owed: bool = True
+) -> Part:
+    """Some groups of the suite of claims."""
+    return Part(name, weight, why, "claims", {"only": tuple(groups)}, estimate_s, owed)
 
 
-def _claims(*groups: str) -> dict[str, Any]:
-    return {"only": groups}
+def _ladder(kind: str, weight: float, why: str, estimate_s: float, owed: bool = True) -> Part:
+    """The ladder of one kind of model, of whose slow arms there are few."""
+    options = {"kind": kind, "few": True}
+    name = f"ladder-{kind}"
+    return Part(name, weight, why, "ladder", options, estimate_s, owed, cases=name)
 
 
 PARTS = (
-    Part("casts", 0.2, "three claims in a few seconds", "claims", _claims("casts"), 10, True),
-    Part(
+    _claims("casts", 0.2, "three claims in a few seconds", ["casts"], 10),
+    _claims(
         "frontends",
         0.5,
         "batched CTC front end, autocast: six claims of one model",
-        "claims",
-        _claims("frontends", "half"),
+        ["frontends", "half"],
         30,
-        True,
     ),
-    Part(
-        "loops",
-        0.7,
-        "windowed looping with graphs, of RNN-T and TDT: six claims",
-        "claims",
-        _claims("loops"),
-        39,
-        True,
-    ),
-    Part(
+    _claims("loops", 0.7, "label looping with graphs, of RNN-T and TDT: six claims", ["loops"], 39),
+    _claims(
         "windows",
         0.7,
         "windowed looping, graphs off, step and full, turns fused and plain: which is the default",
-        "claims",
-        _claims("windows"),
+        ["windows"],
         40,
-        True,
     ),
-    Part(
-        "ladder-rnnt",
-        1.5,
-        "all steps together at RNN-T 1.1B, the summary of the series",
-        "ladder",
-        _ladder("rnnt"),
-        76,
-        True,
-        cases="ladder-rnnt",
-    ),
-    Part(
-        "ladder-tdt",
-        1,
-        "the same at TDT 0.6B, the goal's model",
-        "ladder",
-        _ladder("tdt"),
-        50,
-        True,
-        cases="ladder-tdt",
-    ),
+    _ladder("rnnt", 1.5, "all steps together at RNN-T 1.1B, the summary of the series", 76),
+    _ladder("tdt", 1, "the same at TDT 0.6B, the goal's model", 50),
     Part(
         "losses-large",
         1,
@@ -101,13 +84,13 @@ PARTS = (
         40,
         True,
     ),
-    Part(
+    _claims(
         "recognisers",
         2,
         "1.1B with and without graphs, an encoder's idle time: four claims",
-        "claims",
-        _claims("recognisers", "idle"),
+        ["recognisers", "idle"],
         65,
+        owed=False,
     ),
     Part(
         "encoder",
@@ -128,19 +111,11 @@ PARTS = (
         "all shapes, kernels counted, and the largest batches that train",
         estimate_s=230,
     ),
-    Part(
-        "ladder-ctc",
-        1,
-        "the ladder without a loop over labels",
-        "ladder",
-        _ladder("ctc"),
-        40,
-        cases="ladder-ctc",
-    ),
+    _ladder("ctc", 1, "the ladder without a loop over labels", 40, owed=False),
     Part("features", 0.2, "small, and part of the claims already", estimate_s=8),
     Part("precision", 1, "what half precision costs and loses, at published sizes", estimate_s=60),
     Part(
-        "compiled",
+        COMPILED,
         2,
         "torch.compile takes longest, so what time is left",
         "encoder",
@@ -151,37 +126,56 @@ PARTS = (
 
 
 def ends(total_s: float) -> tuple[float, float]:
-    """Seconds after which nothing begins any more, and after which nothing runs."""
+    """Seconds after which nothing begins any more, and seconds after which nothing runs."""
     return total_s - min(LAST_CASE_S, total_s / 6), total_s - min(RESERVE_S, total_s / 12)
 
 
 def budget_s(parts: Sequence[Part], left_s: float) -> float:
-    """What the first of these parts may take of the seconds that are left.
+    """Seconds that the first of some parts may take.
 
-    All that it needs as far as the others are not owed it, for what comes first is worth most; more
-    where there is more: its weight's share. With too little for all that is owed, what comes first
-    gets it still.
+    It gets all that it needs as far as this is not owed to the others, for what comes first is
+    worth most; where more is left, its weight's share of that. With too little for all that is
+    owed, what comes first still gets what it is owed.
+
+    Args:
+        parts: those that are still to be measured, in order.
+        left_s: seconds left for all of them.
     """
-    first, free = parts[0], left_s - sum(part.owed_s for part in parts[1:])
-    if free < first.owed_s:
+    first = parts[0]
+    free_s = left_s - sum(part.owed_s for part in parts[1:])
+    if free_s < first.owed_s:
         return min(first.owed_s, left_s)
-    share = first.owed_s + (free - first.owed_s) * first.weight / sum(part.weight for part in parts)
-    return min(free, max(share, first.estimate_s))
+    weight = first.weight / sum(part.weight for part in parts)
+    share_s = first.owed_s + (free_s - first.owed_s) * weight
+    return min(free_s, max(share_s, first.estimate_s))
 
 
 def lines(minutes: float) -> Iterator[str]:
-    """The plan as a table: seconds that each part may take if all before it take what they may,
-    estimates, and why.
+    """The plan as a table: for each part the estimate, the time it may take, and why.
+
+    What a part may take is told as if all parts before it took what they may.
     """
     begins, _ = ends(60 * minutes)
-    checks = min(CHECKS_S, CHECKS_SHARE * 60 * minutes)
-    left = begins - checks
-    yield f"The share of {minutes:g} minutes on an H100. Seconds in the second column are estimates, not measured."
-    yield f"{'part':12} {'needs':>6} {'may take':>8}  why"
-    yield f"{'checks':12} {CHECKS_S:6.0f} {checks:8.0f}  every path against its reference: what fails is not measured"
-    for place, part in enumerate(PARTS):
-        budget = budget_s(PARTS[place:], left)
-        left -= budget
-        yield f"{part.name:12} {part.estimate_s:6.0f} {budget:8.0f}  {part.why}{' (owed)' * part.owed}"
-    yield from (f"{name:12} {'':6} {'':8}  elsewhere: {why}" for name, why in ELSEWHERE.items())
-    yield "What a part leaves over goes to those behind it. Run again in the same folder, or with --resume, the share goes on."
+    checks_s = min(CHECKS_S, CHECKS_SHARE * 60 * minutes)
+    left_s = begins - checks_s
+    why = "every path against its reference: what fails is not measured"
+    rows = [
+        ["part", "needs", "may take", "why"],
+        ["checks", f"{CHECKS_S:.0f}", f"{checks_s:.0f}", why],
+    ]
+    for number, part in enumerate(PARTS):
+        budget = budget_s(PARTS[number:], left_s)
+        left_s -= budget
+        why = f"{part.why} (owed)" if part.owed else part.why
+        rows.append([part.name, f"{part.estimate_s:.0f}", f"{budget:.0f}", why])
+    for name, why in ELSEWHERE.items():
+        rows.append([name, "", "", f"elsewhere: {why}"])
+    yield (
+        f"The share of {minutes:g} minutes on an H100."
+        " Seconds in the second column are estimates, not measured."
+    )
+    yield from aligned(rows, right=[1, 2])
+    yield (
+        "What a part leaves over goes to those behind it."
+        " Run again in the same folder, or with --resume, the share goes on."
+    )

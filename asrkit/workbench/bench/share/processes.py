@@ -1,5 +1,5 @@
-"""Processes of a share: what crashes, hangs or takes all memory ends alone, and what it was at then
-is known.
+"""Work in processes of their own: what crashes, hangs or takes all memory ends alone, and the
+parent learns which case it was at.
 """
 
 import contextlib
@@ -9,116 +9,127 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from asrkit.runtime import toolkit
 from asrkit.workbench.bench.guards import Blame
 
-Tell = Callable[[Any], object]
 NOTHING = Blame("", "")
+LOST = "lost"  # the status of work whose device does not answer any more
+DIED = "died"
+STOPPED = "stopped"  # by the clock
+
+
+class Outcome(NamedTuple):
+    """How a process ended: status, why it is not "done", and the case it died of, if of one."""
+
+    status: str
+    why: str
+    blame: Blame = NOTHING
+
+
+Tell = Callable[[Blame], object]
+Work = Callable[[Tell], tuple[str, str]]
 
 
 class Process:
-    """Work in a process of its own, which ends with this one; `end` kills it with all it started.
+    """Runs `work` in a process of its own, which ends with this one.
 
-    The work is called with `tell`, which takes a Blame: what it is at now. What it returns,
-    (status, why), is `said`; where it ends without, `blame` is what it was at, unless it was killed
-    for being late. Its output goes to the file `log`.
+    The work is called with a function that takes the case and arm it is at, and returns its status
+    and why that is not "done".
+
+    Args:
+        log: the file that its output is appended to.
+        work: what to run; it is pickled.
+        threads: of torch in the process; 0 for as many as here.
+        alarm_s: seconds after which the work ends its process by SIGALRM, for the message.
     """
 
-    def __init__(
-        self, log: Path, work: Callable[[Tell], Any], *, threads: int = 0, alarm_s: float = 0.0
-    ) -> None:
-        context = multiprocessing.get_context(
-            "forkserver"
-        )  # which imports torch once; CUDA begins in its children only
+    def __init__(self, log: Path, work: Work, *, threads: int = 0, alarm_s: float = 0.0) -> None:
+        # The fork server imports torch once; CUDA begins in its children only.
+        context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", "asrkit.workbench.bench.share.supervisor"])
-        self.here, there = context.Pipe(duplex=False)
-        self.said: tuple[str, str] | None = None
-        self.at, self.blame, self.alarm_s = NOTHING, NOTHING, alarm_s
-        self.process = context.Process(
-            target=_begin, args=(log, threads or torch.get_num_threads(), work, there)
-        )
+        self.messages, answer = context.Pipe(duplex=False)
+        self.result: tuple[str, str] | None = None
+        self.at = NOTHING
+        self.alarm_s = alarm_s
+        arguments = (log, threads or torch.get_num_threads(), work, answer)
+        self.process = context.Process(target=_begin, args=arguments)
         self.process.start()
-        there.close()
-        self.sentinel, self.is_alive = self.process.sentinel, self.process.is_alive
+        answer.close()
+        self.sentinel = self.process.sentinel
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self.process.is_alive()
 
     def join(self, seconds: float) -> None:
-        """Waits for its end, so many seconds at most."""
-        last, open_ = time.monotonic() + seconds, True
-        while self.is_alive() and (left := last - time.monotonic()) > 0:
-            wait([self.sentinel, *[self.here] * open_], left)
-            open_ = open_ and self._hear()
+        """Wait until it ends, at most so many seconds, and listen to what it tells."""
+        last = time.monotonic() + seconds
+        awaited: list[Any] = [self.sentinel, self.messages]
+        while self.is_alive() and time.monotonic() < last:
+            wait(awaited, max(0.0, last - time.monotonic()))
+            if not self._listen():
+                awaited = [self.sentinel]
 
-    def _hear(self) -> bool:
-        """Takes in what was told by now; False once nothing can come any more."""
+    def _listen(self) -> bool:
+        """Take in all messages that have come; False once no more can come."""
         try:
-            while self.here.poll():
-                told = self.here.recv()
-                if isinstance(told, Blame):
-                    self.at = told
+            while self.messages.poll():
+                message = self.messages.recv()
+                if isinstance(message, Blame):
+                    self.at = message
                 else:
-                    self.said = told
+                    self.result = message
         except (EOFError, OSError):
             return False
         return True
 
-    def end(self) -> str:
-        """Why it did not end well, empty if it did; ended now if it runs still."""
-        late = self.process.is_alive()
-        if late:
+    def end(self) -> Outcome:
+        """How it ended; a process that still runs is killed with all it started."""
+        killed = self.is_alive()
+        if killed:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid or 0, signal.SIGKILL)
             self.process.kill()
         self.process.join()
-        self._hear()
-        if late:
-            return "killed: out of time"
+        self._listen()
+        if self.result is not None:
+            status, why = self.result
+            return Outcome(status, why, self.at if status == LOST else NOTHING)
+        if killed:
+            return Outcome(STOPPED, "killed: out of time")
         code = self.process.exitcode or 0
         if code == -signal.SIGALRM:
-            return f"took longer than {self.alarm_s:g} s"
-        if self.said is None or self.said[0] == LOST:
-            self.blame = self.at
-        return (
-            f"the process died of {signal.Signals(-code).name}"
-            if code < 0
-            else f"the process ended with {code}"
-            if code
-            else ""
-        )
-
-    def close(self) -> None:
-        """Leaves nothing behind."""
-        if self.process.is_alive():
-            self.end()
+            return Outcome(DIED, f"took longer than {self.alarm_s:g} s")
+        if code < 0:
+            return Outcome(DIED, f"the process died of {signal.Signals(-code).name}", self.at)
+        return Outcome(DIED, f"the process ended with {code}", self.at)
 
 
-LOST = "lost"  # the status of work whose device does not answer any more
-
-
-def _begin(log: Path, threads: int, work: Callable[[Tell], Any], answer: Any) -> None:
-    """What a process of a share begins with: a group of its own, its output in the log, an eye on
-    the parent, NVVM for Numba.
-    """
-    os.setsid()
+def _begin(log: Path, threads: int, work: Work, answer: Connection) -> None:
+    """Set up the process, run the work and answer with its result."""
+    os.setsid()  # so that all it starts can be killed with it
     with log.open("ab", buffering=0) as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    if folder := toolkit():
+    folder = toolkit()
+    if folder:
         os.environ.setdefault("CUDA_HOME", str(folder))  # before Numba's CUDA is imported
     torch.set_num_threads(threads)
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        parent.join()  # type: ignore[union-attr]
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=follow, daemon=True).start()
-    said = work(answer.send)
-    answer.send(said)
-    if said[0] == LOST:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    result = work(answer.send)
+    answer.send(result)
+    if result[0] == LOST:
         os._exit(0)  # Python's own end would wait for the device
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.killpg(0, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""Going on with a share in another folder: an earlier run's, carried along, becomes the new one's
-beginning.
+"""Going on with a share in another folder: the files of an earlier run become the beginning of the
+new one.
 """
 
 import json
@@ -12,83 +12,78 @@ from asrkit.shapes import expect
 from asrkit.workbench import records
 from asrkit.workbench.bench.share.journal import NAME
 
+WANTED = "a folder that `bench all --minutes` wrote"
+
 
 def take_over(earlier: Path, out: Path, same: Mapping[str, Any]) -> None:
-    """Copies the files of an earlier run into `out`, which is empty; `earlier` stays as it is.
+    """Copy the files of an earlier run; `earlier` stays as it is.
 
-    ValueError, and nothing is copied, unless the run is of this code, of this kind of machine and
-    of these arguments (`same`), and its files are as its manifest says. Where it was killed they
-    may have grown since, for that is written after each part.
+    Args:
+        earlier: folder of the run.
+        out: folder of the new one, empty.
+        same: device, quick, machine and source of the new run, which must be those of the earlier.
+
+    Raises:
+        ValueError: the run is of other code, another kind of machine or other arguments, or its
+            files are not as its manifest says. Nothing is copied. Files of a run that was killed
+            may have grown since its manifest was written.
     """
-    wanted = "a folder that `bench all --minutes` wrote"
-    expect(
-        (earlier / "manifest.json").is_file(),
-        "resume",
-        wanted,
-        f"{str(earlier)!r} without manifest.json",
-    )
-    expect(
-        all(path.name == files.LOCK for path in out.iterdir()),
-        "out",
-        "an empty folder with --resume",
-        f"{str(out)!r} with files",
-        "Name a new one.",
-    )
-    data = {
-        name: (earlier / name).read_bytes()
-        for name in ("manifest.json", *records.FILES, NAME)
-        if (earlier / name).is_file()
-    }
+    has_manifest = (earlier / "manifest.json").is_file()
+    expect(has_manifest, "resume", WANTED, f"{str(earlier)!r} without manifest.json")
+    empty = all(path.name == files.LOCK for path in out.iterdir())
+    got = f"{str(out)!r} with files"
+    expect(empty, "out", "an empty folder with --resume", got, "Name a new one.")
+    contents = {}
+    for name in ("manifest.json", *records.FILES, NAME):
+        if (earlier / name).is_file():
+            contents[name] = (earlier / name).read_bytes()
+    _expect_same(contents, same)
+    written = []
     try:
-        manifest = json.loads(data["manifest.json"])
-        told = {
-            name: (manifest["files"][name]["bytes"], manifest["files"][name]["sha256"])
-            for name in records.FILES
-        }
-        other = another(manifest, same)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"resume: expected {wanted}, got another manifest.json: {error!r}."
-        ) from error
-    expect(
-        not other, "resume", "a run of this code, machine and arguments", f"one of another {other}"
-    )
-    for name, (size, sha256) in told.items():
-        found = data.get(name, b"")
-        as_told = files.content_hash(found[:size]) == sha256 and (
-            len(found) == size or manifest["state"] != "ended"
-        )
-        expect(
-            as_told,
-            "resume",
-            f"{name} as the manifest says, {size} bytes",
-            f"others, {len(found)} bytes",
-        )
-    written = list[Path]()
-    try:
-        for name in [*reversed(data)]:  # the manifest last: without it this is no run
+        for name in reversed(contents):  # the manifest last: without it this is no run
             written.append(out / name)
-            written[-1].write_bytes(data[name])
+            (out / name).write_bytes(contents[name])
     except OSError:  # a full disk: half a run would pass for one
         for path in written:
             path.unlink(missing_ok=True)
         raise
 
 
-def another(before: Mapping[str, Any], same: Mapping[str, Any]) -> str:
-    """What of an earlier manifest is other than wanted: device, quick, machine, source; "" if
-    nothing is.
-    """
+def _expect_same(contents: Mapping[str, bytes], same: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a run may be gone on with and its files are as its manifest says."""
+    try:
+        manifest = json.loads(contents["manifest.json"])
+        entries = {name: manifest["files"][name] for name in records.FILES}
+        hashes = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
+        ended = manifest["state"] == "ended"
+        other = differences(manifest, same)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"resume: expected {WANTED}, got another manifest.json: {error!r}."
+        ) from error
+    wanted = "a run of this code, machine and arguments"
+    expect(not other, "resume", wanted, f"one of another {other}")
+    for name, (size, sha256) in hashes.items():
+        data = contents.get(name, b"")
+        begins_so = files.content_hash(data[:size]) == sha256
+        as_said = begins_so and (len(data) == size or not ended)
+        wanted = f"{name} as the manifest says, {size} bytes"
+        expect(as_said, "resume", wanted, f"others, {len(data)} bytes")
+
+
+def differences(before: Mapping[str, Any], same: Mapping[str, Any]) -> str:
+    """Which of device, quick, machine and source differ from an earlier manifest; "" if none."""
     other = [key for key in same if key != "machine" and before.get(key) != same[key]]
-    other += ["machine"] * (kind(before.get("machine") or {}) != kind(same["machine"]))
+    if hardware(before.get("machine") or {}) != hardware(same["machine"]):
+        other.append("machine")
     return ", ".join(other)
 
 
-def kind(machine: Mapping[str, Any]) -> Any:
-    """What two machines have to share so that one goes on with the other's work: their GPUs, or
-    without any all that lasts.
+def hardware(machine: Mapping[str, Any]) -> Any:
+    """What two machines must share for one to go on with the other's work.
+
+    That is their GPUs; without any it is the machine itself.
     """
     gpus = machine.get("gpus") or ()
-    return [
-        [gpu.get(key) for key in ("name", "memory.total", "compute_cap")] for gpu in gpus
-    ] or machine.get("id")
+    keys = ("name", "memory.total", "compute_cap")
+    return [[gpu.get(key) for key in keys] for gpu in gpus] or machine.get("id")

@@ -1,0 +1,199 @@
+"""From the two halves of a joint to the transducer loss and its gradients, by every implementation.
+
+The halves are encoded (B, T, D) and predicted (B, U1, D); weight (V, D) and bias (V,) are those of
+the layer that makes logits of their sum.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from asrkit.losses import rnnt_loss, rnnt_loss_lean, split_batches
+from asrkit.losses.logit_rows import plain
+from asrkit.losses.nodes import LatticeOptions, Nodes
+from asrkit.losses.rnnt import wavefront
+from asrkit.workbench.bench.cases import Arms
+
+Shape = tuple[int, ...]
+Loss = Callable[[], Tensor]
+SKIP = 1e-7  # share of the likelihood up to which lean leaves a node out
+SMALL_TILE = "lean_triton_64MiB_bfloat16"  # the arm whose tile is not the usual 256 MiB
+SMALL_TILE_B = 1 << 26
+OFFSETS = 2**31  # logits from which torchaudio's offsets of 32 bits end
+
+
+def joint_inputs(
+    shape: Shape, device: str, trained: bool = False
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Leaves and targets of a joint, seeded with 0.
+
+    Args:
+        shape: (B, T, U1, D, V).
+        device: of the tensors.
+        trained: whether one alignment dominates, as in a trained model. Half of the hidden layer
+            then compares the frame with where label u belongs, t_u = (u + 1/2) T / U, and decides
+            on blank; the other half holds the label's code. So blank is likely before frame t_u and
+            the label from there on; the border is two or three frames wide.
+
+    Returns:
+        (encoded, predicted, weight, bias), which require gradients, and (targets, frames, labels)
+        with full lengths.
+    """
+    B, T, U1, D, V = shape
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(0, V - 1, (B, U1 - 1), generator=generator)
+    encoded = torch.randn(B, T, D, generator=generator)
+    predicted = torch.randn(B, U1, D, generator=generator)
+    weight = torch.randn(V, D, generator=generator) / D**0.5
+    bias = torch.zeros(V)
+    if trained:
+        _align(encoded, predicted, weight, targets, generator)
+    leaves = [leaf.to(device).requires_grad_() for leaf in (encoded, predicted, weight, bias)]
+    lengths = [torch.full((B,), T), torch.full((B,), U1 - 1)]
+    return tuple(leaves), tuple(one.to(device) for one in (targets, *lengths))
+
+
+def _align(
+    encoded: Tensor, predicted: Tensor, weight: Tensor, targets: Tensor, generator: torch.Generator
+) -> None:
+    """Change the leaves in place so that one alignment dominates."""
+    T = encoded.shape[1]
+    V, D = weight.shape
+    U = targets.shape[1]
+    H = D // 2
+    codes = torch.randn(V, D - H, generator=generator).sign()
+    codes[-1] = 0
+    # after the last label: blank to the end
+    place = torch.cat(((torch.arange(U) + 0.5) * T / U, torch.tensor([2.0 * T])))
+    encoded[..., :H] = 0.5 * torch.arange(T)[:, None]
+    predicted[..., :H] = -0.5 * place[:, None]
+    encoded[..., H:] *= 0.3
+    predicted[..., H:] = 2 * F.pad(codes[targets], (0, 0, 0, 1))
+    weight[:, :H] = 0
+    weight[:, H:] = 14 / (D - H) * codes
+    weight[-1, :H] = -20 / H
+
+
+class _JointArms:
+    """The arms of one joint, each a method that returns the loss."""
+
+    def __init__(self, leaves: tuple[Tensor, ...], rest: Any) -> None:
+        self.leaves = leaves
+        self.encoded, self.predicted, self.weight, self.bias = leaves
+        self.rest = rest
+        self.lean = partial(rnnt_loss_lean, *leaves, *rest, activation="tanh")
+
+    def logits(self, encoded: Tensor, predicted: Tensor) -> Tensor:
+        """The joint of some utterances, (B, T, U1, V)."""
+        hidden = torch.tanh(encoded[:, :, None] + predicted[:, None])
+        return F.linear(hidden, self.weight, self.bias)
+
+    def overwrite(self) -> Tensor:
+        logits = self.logits(self.encoded, self.predicted)
+        return rnnt_loss(logits, *self.rest, overwrite_logits=True)
+
+    def torchaudio(self) -> Tensor:
+        """torchaudio on a joint that may be under autocast: it takes no bfloat16."""
+        logits = self.logits(self.encoded, self.predicted).float()
+        return rnnt_loss(logits, *self.rest, impl="torchaudio")
+
+    def split(self) -> Tensor:
+        halves = self.encoded, self.predicted
+        return split_batches(self.logits, *halves, *self.rest, size=1, overwrite_logits=True)
+
+    def gradients(self, loss: Loss, half: bool = False) -> tuple[Tensor, ...]:
+        """The loss and the gradients of all leaves; `half`: under autocast in bfloat16."""
+        with torch.autocast(self.encoded.device.type, torch.bfloat16, enabled=half):
+            cost = loss()
+        return cost.detach(), *torch.autograd.grad(cost, self.leaves)
+
+    def flushed(self) -> tuple[Tensor, ...]:
+        """torchaudio with denormal numbers as 0: its gradient holds some, and their products are
+        slow.
+        """
+        torch.set_flush_denormal(True)
+        try:
+            return self.gradients(self.torchaudio)
+        finally:
+            torch.set_flush_denormal(False)
+
+
+def joint_arms(leaves: tuple[Tensor, ...], rest: Any, *, gpu: bool | None = None) -> Arms:
+    """Ways from a joint's halves to the loss and the gradients of the leaves, by name.
+
+    Args:
+        leaves: encoded, predicted, weight and bias.
+        rest: targets and both lengths.
+        gpu: whether those of a GPU are among them; None asks where the leaves are.
+    """
+    joint = _JointArms(leaves, rest)
+    gpu = leaves[0].is_cuda if gpu is None else gpu
+    losses: dict[str, Loss] = {
+        "overwrite": joint.overwrite,
+        "torchaudio": joint.torchaudio,
+        "split": joint.split,
+        "lean": joint.lean,
+        "lean_skip": partial(joint.lean, skip=SKIP),
+    }
+    if gpu:
+        losses["lean_triton"] = partial(joint.lean, impl="triton")
+    arms: dict[str, Callable[[], Any]] = {}
+    for name, loss in losses.items():
+        arms[name] = partial(joint.gradients, loss)
+    if not leaves[0].is_cuda:
+        arms["torchaudio_flushed"] = joint.flushed
+    for name, loss in losses.items():
+        if name.startswith("lean"):
+            arms[f"{name}_bfloat16"] = partial(joint.gradients, loss, half=True)
+    if gpu:
+        V, D = leaves[2].shape
+        small = partial(joint.lean, impl="triton", tile=small_tile_nodes(D, V))
+        arms["torchaudio_bfloat16"] = partial(joint.gradients, joint.torchaudio, half=True)
+        arms[SMALL_TILE] = partial(joint.gradients, small, half=True)
+    return arms
+
+
+def small_tile_nodes(D: int, V: int) -> int:
+    """Nodes whose hidden values and gradients of logits fill SMALL_TILE_B in bfloat16."""
+    return SMALL_TILE_B // (2 * (D + V))
+
+
+def excluded_arms(shape: Shape, trained: bool) -> list[str]:
+    """Names of the arms that take no part at (B, T, U1, D, V)."""
+    B, T, U1, _, V = shape
+    if trained:
+        names = ["split", "overwrite"]
+    else:
+        names = ["lean_skip_bfloat16"]
+        if B > 4:
+            names.append("split")
+    if B * T * U1 * V >= OFFSETS:
+        names += ["torchaudio", "torchaudio_bfloat16"]
+    return names
+
+
+@torch.no_grad()
+def active_share(leaves: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> float:
+    """Share of the nodes that more than SKIP of the likelihood passes through."""
+    joint = _JointArms(leaves, rest)
+    shares = []
+    for posterior in _node_posteriors(joint):
+        shares.append((posterior > SKIP).float().mean())
+    return torch.stack(shares).mean().item()
+
+
+def _node_posteriors(joint: _JointArms) -> Iterator[Tensor]:
+    """The posterior of each node of an utterance, (N,), one utterance after the other."""
+    targets, *lengths = joint.rest
+    options = LatticeOptions(blank=len(joint.bias) - 1)
+    for b, sizes in enumerate(torch.stack(lengths, 1).cpu()):
+        logits = joint.logits(joint.encoded[b, None], joint.predicted[b, None])
+        nodes = Nodes.padded(logits, sizes[None])
+        arcs = plain.arc_log_probs(logits, targets[b, None], nodes, options)
+        posteriors = wavefront.lattice(arcs, nodes, options, True)
+        assert posteriors.blank_posterior is not None and posteriors.label_posterior is not None
+        yield posteriors.blank_posterior + posteriors.label_posterior
