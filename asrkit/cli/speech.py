@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asrkit.cli.options import DEVICE, QUIET, THREADS, Commands, prepare
+from asrkit.transcribe.options import WindowOptions, description
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -85,12 +86,20 @@ def _transcribe(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from asrkit.files import home
-    from asrkit.models import limit_context, load_checkpoint, optimize
+    from asrkit.models import limit_context, load_checkpoint
     from asrkit.shapes import expect
-    from asrkit.transcribe import TIMED, Folder, Options, find, summary, transcribe
+    from asrkit.transcribe import (
+        TIMED,
+        Folder,
+        PipelineConfig,
+        Recognizer,
+        find,
+        summary,
+        transcribe,
+    )
 
     timed = args.timestamps or args.format in TIMED
-    options = Options(
+    options = WindowOptions(
         batch_s=args.batch_s, window_s=args.window_s, overlap_s=args.overlap_s, timestamps=timed
     )
     expect(
@@ -129,15 +138,17 @@ def _transcribe(args: argparse.Namespace) -> int:
     todo, refused = folder.todo() if folder else ([file for file, _ in found], [])
     if folder and folder.anew:
         print(f"{folder.anew} made anew: other model, settings or recording", file=sys.stderr)
-    if (
-        torch.device(args.device).type == "cpu"
-    ):  # what `optimize` does on CUDA waits for a measurement
-        optimize(checkpoint.model)  # now that the folder has seen the weights
+    # What "optimized" does on CUDA waits for a measurement. In place, now that the folder has seen
+    # the weights: a copy would take their memory twice.
+    on_cpu = torch.device(args.device).type == "cpu"
+    config = PipelineConfig(encoder="optimized" if on_cpu else "eager")
+    recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     counts = {"files": len(found), "failed": 0, "skipped": len(found) - len(todo) - len(refused)}
     audio_s, start = 0.0, time.perf_counter()
-    for one in itertools.chain(
-        refused, transcribe(checkpoint, todo, options=options, progress=not args.no_progress)
-    ):
+    transcripts = transcribe(
+        checkpoint, todo, options=options, recognizer=recognizer, progress=not args.no_progress
+    )
+    for one in itertools.chain(refused, transcripts):
         audio_s, counts["failed"] = audio_s + one.audio_s, counts["failed"] + bool(one.error)
         if one.error:
             tqdm.write(f"{one.path}: {one.error}", file=sys.stderr)
@@ -183,14 +194,16 @@ COMMANDS: Commands = {
         ("--model", {"type": Path, "help": "training folder, .safetensors, .nemo or Hugging Face folder (none: notebook 00's)"}),
         ("--format", {"choices": ["txt", "json", "srt", "vtt", "ctm"], "default": "txt",
                       "help": "text, JSON (a line each; without --out the counts go to stderr), subtitles, CTM"}),
-        ("--timestamps", {"action": "store_true", "help": "json: with times of words (srt, vtt and ctm have them anyway); "
-                          "of an RNN-T, whose labels have no length, a word ends where its last label was said"}),
+        ("--timestamps", {"action": "store_true", "help": description(WindowOptions, "timestamps")}),
         ("--out", {"type": Path, "metavar": "DIR", "help": "one file each, in this folder; those done are skipped"}),
         ("--fresh", {"action": "store_true", "help": "make and overwrite all that --out holds of these files"}),
-        ("--window", {"type": float, "default": 30.0, "dest": "window_s", "help": "longer files are cut into windows of this"}),
-        ("--overlap", {"type": float, "default": 4.0, "dest": "overlap_s", "help": "what a window shares with the next"}),
+        ("--window", {"type": float, "default": WindowOptions.window_s, "dest": "window_s",
+                      "help": description(WindowOptions, "window_s")}),
+        ("--overlap", {"type": float, "default": WindowOptions.overlap_s, "dest": "overlap_s",
+                      "help": description(WindowOptions, "overlap_s")}),
         ("--context", {"type": int, "nargs": 2, "metavar": "FRAMES", "help": "local attention: frames to the left and right"}),
-        ("--batch-seconds", {"type": float, "default": 120.0, "dest": "batch_s", "help": "audio of a batch at most, with padding"}),
+        ("--batch-seconds", {"type": float, "default": WindowOptions.batch_s, "dest": "batch_s",
+                      "help": description(WindowOptions, "batch_s")}),
         ("--dtype", {"choices": ["float32", "bfloat16", "float16"], "default": "float32", "help": "features stay float32"}),
         DEVICE, THREADS, QUIET]),
 }

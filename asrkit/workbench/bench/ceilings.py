@@ -2,14 +2,13 @@
 run.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
 
+from asrkit.models.execution import tf32
 from asrkit.models.packed import multiplies
 from asrkit.workbench.profiling import Timing, measure
 from asrkit.workbench.records import Measurement
@@ -49,22 +48,6 @@ def ceilings(device: str = "cpu", quick: bool = False) -> Ceilings:
     `quick`: at smaller sizes only.
     """
     return _ceilings(device, quick, torch.get_num_threads())
-
-
-@contextmanager
-def tf32(on: bool) -> Iterator[None]:
-    """Products and convolutions of float32 in TF32, or in float32 throughout: cuDNN's take TF32
-    where nobody says so. CUDA only.
-    """
-    settings: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [setting.allow_tf32 for setting in settings]
-    try:
-        for setting in settings:
-            setting.allow_tf32 = on
-        yield
-    finally:
-        for setting, was in zip(settings, before, strict=True):
-            setting.allow_tf32 = was
 
 
 @cache
