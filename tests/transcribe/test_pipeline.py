@@ -9,7 +9,7 @@ from torch import nn
 from asrkit.cli import parser
 from asrkit.decoders import ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
-from asrkit.models import Checkpoint, CTCConfig, CTCModel, TransducerModel, presets
+from asrkit.models import Checkpoint, ConvConfig, CTCConfig, CTCModel, TransducerModel, presets
 from asrkit.models.execution import cast_copy
 from asrkit.models.packed import PackedLinear
 from asrkit.text import CharTokenizer
@@ -37,7 +37,11 @@ def checkpoint(request):
     torch.manual_seed(0)
     config = presets.tiny(vocab_size=28)
     if request.param == "ctc":
-        model = CTCModel(CTCConfig(vocab_size=28, encoder=config.encoder)).eval()
+        encoder = ConvConfig(width=16, layers=1)
+        model = CTCModel(CTCConfig(vocab_size=28, encoder=encoder)).eval()
+        with torch.no_grad():
+            model.output.bias[-1] = -10  # never blank
+            model.output.weight *= 20  # tokens change from frame to frame
     else:
         model = TransducerModel(config).eval()
     return Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), {"max_symbols": 3})
@@ -64,7 +68,11 @@ def test_the_recogniser_returns_to_the_bit_what_plain_code_does(checkpoint, nois
     assert int(wanted.lengths.sum()) > 3
     recognizer = Recognizer.from_checkpoint(checkpoint)
     encoded, ends = recognizer.encode(*recognizer.features(*noise))
-    for found in (recognize(checkpoint, *noise), recognizer(*noise), recognizer.decode(encoded, ends)):
+    for found in (
+        recognize(checkpoint, *noise),
+        recognizer(*noise),
+        recognizer.decode(encoded, ends),
+    ):
         assert all(torch.equal(a, b) for a, b in zip(found.parts(), wanted.parts(), strict=True))
     assert recognizer.model is checkpoint.model, "a copy of the weights was made"
 
@@ -81,7 +89,9 @@ def test_how_it_computes_does_not_change_what_it_finds(checkpoint, noise, change
 def test_options_reach_the_stage_that_they_are_about(checkpoint, noise, monkeypatch):
     ctc = isinstance(checkpoint.model, CTCModel)
     for strategy in KINDS[type(checkpoint.model)].strategies:
-        impl = Recognizer.from_checkpoint(checkpoint, PipelineConfig(strategy=strategy))(*noise).impl
+        impl = Recognizer.from_checkpoint(checkpoint, PipelineConfig(strategy=strategy))(
+            *noise
+        ).impl
         if strategy == "one_by_one":
             assert impl == ("sequential" if ctc else "one_by_one")
         elif not ctc:
@@ -102,7 +112,9 @@ def test_options_reach_the_stage_that_they_are_about(checkpoint, noise, monkeypa
     calls = []
     monkeypatch.setattr("asrkit.transcribe.pipeline.normalize_sequential",
                         lambda *given: calls.append(1) or normalize_sequential(*given))  # fmt: skip
-    Recognizer.from_checkpoint(checkpoint, PipelineConfig(normalization="one_by_one")).features(*noise)
+    Recognizer.from_checkpoint(checkpoint, PipelineConfig(normalization="one_by_one")).features(
+        *noise
+    )
     assert calls == [1]
     with pytest.raises(ValueError, match="Only per-feature normalisation"):
         Recognizer(checkpoint.model, PipelineConfig(normalization="one_by_one"), features=plain)
@@ -197,12 +209,19 @@ def test_batches_as_given_keep_the_order_and_the_budget():
 
 def test_only_settings_that_change_the_text_tell_folders_apart(checkpoint):
     def key(options=None, config=None):
-        return made_by(checkpoint, text_settings(options or WindowOptions(), config or PipelineConfig()))
+        return made_by(
+            checkpoint, text_settings(options or WindowOptions(), config or PipelineConfig())
+        )
 
-    same = [key(WindowOptions(batch_s=9)), key(config=PipelineConfig(encoder="packed", order="as_given"))]
+    same = [
+        key(WindowOptions(batch_s=9)),
+        key(config=PipelineConfig(encoder="packed", order="as_given")),
+    ]
     other = [key(WindowOptions(**{name: value})) for name, value in
              (("window_s", 20), ("overlap_s", 1), ("timestamps", True))]  # fmt: skip
-    other += [key(config=PipelineConfig(**one)) for one in ({"precision": "bfloat16"}, {"max_symbols": 1})]
+    other += [
+        key(config=PipelineConfig(**one)) for one in ({"precision": "bfloat16"}, {"max_symbols": 1})
+    ]
     assert {*same} == {key()} and len({key(), *other}) == 6
 
 

@@ -165,7 +165,7 @@ def test_a_graph_is_decoded_by_the_turn_that_its_rung_names(made, monkeypatch):
     asked = []
     decode = decoding.transducer_greedy
 
-    def watched(*given, strategy, max_symbols, confidence, **how):
+    def watched(*given, strategy, max_symbols, **how):
         asked.append(how)
         return decode(*given, strategy=strategy)
 
@@ -176,7 +176,7 @@ def test_a_graph_is_decoded_by_the_turn_that_its_rung_names(made, monkeypatch):
         one.recognizer.decode_options = plain._replace(**how)
         one()
     wanted = [
-        {"graphs": "off", "turn": "auto"},
+        {"graphs": "off"},
         {"graphs": "step", "turn": "plain"},
         {"graphs": "full", "turn": "fused"},
     ]
