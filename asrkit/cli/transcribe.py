@@ -11,17 +11,24 @@ from typing import Any
 
 from asrkit.cli.command import Command, count, finish
 from asrkit.cli.options import add_device, add_no_progress, apply_runtime_options
+from asrkit.transcribe.options import WindowOptions, description
 
 
 def _transcribe(args: argparse.Namespace) -> int:
     apply_runtime_options(args)
     import torch
 
-    from asrkit.models import optimize
-    from asrkit.transcribe import TIMED, Folder, Options, find, transcribe
+    from asrkit.transcribe import (
+        TIMED,
+        Folder,
+        PipelineConfig,
+        Recognizer,
+        find,
+        transcribe,
+    )
 
     format_ = _transcript_format(args)
-    options = Options(
+    options = WindowOptions(
         batch_s=args.batch_s,
         window_s=args.window_s,
         overlap_s=args.overlap_s,
@@ -39,10 +46,19 @@ def _transcribe(args: argparse.Namespace) -> int:
         if folder.anew:
             print(f"{folder.anew} made anew: other model, settings or recording", file=sys.stderr)
     skipped = len(recordings) - len(todo) - len(refused)
-    if torch.device(args.device).type == "cpu":  # on CUDA it is not measured yet
-        optimize(checkpoint.model)  # after the folder has hashed the weights
+    # What "optimized" does on CUDA waits for a measurement. In place, now that the folder has
+    # hashed the weights: a copy would take their memory twice.
+    on_cpu = torch.device(args.device).type == "cpu"
+    config = PipelineConfig(encoder="optimized" if on_cpu else "eager")
+    recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     start = time.perf_counter()
-    transcripts = transcribe(checkpoint, todo, options=options, progress=not args.no_progress)
+    transcripts = transcribe(
+        checkpoint,
+        todo,
+        options=options,
+        recognizer=recognizer,
+        progress=not args.no_progress,
+    )
     failed, audio_s = _write(itertools.chain(refused, transcripts), folder, format_)
     elapsed_s = time.perf_counter() - start  # with reading and writing, without loading the model
     result = {
@@ -166,26 +182,26 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     windows.add_argument(
         "--window",
         type=float,
-        default=30.0,
+        default=WindowOptions.window_s,
         dest="window_s",
         metavar="SECONDS",
-        help="files longer than this are cut into windows of this length",
+        help=description(WindowOptions, "window_s"),
     )
     windows.add_argument(
         "--overlap",
         type=float,
-        default=4.0,
+        default=WindowOptions.overlap_s,
         dest="overlap_s",
         metavar="SECONDS",
-        help="what neighbouring windows share",
+        help=description(WindowOptions, "overlap_s"),
     )
     windows.add_argument(
         "--batch-seconds",
         type=float,
-        default=120.0,
+        default=WindowOptions.batch_s,
         dest="batch_s",
         metavar="SECONDS",
-        help="most audio in a batch, padding included",
+        help=description(WindowOptions, "batch_s"),
     )
     add_device(parser.add_argument_group("device"))
     add_no_progress(parser)
@@ -202,8 +218,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--timestamps",
         action="store_true",
-        help="json: add the time of each word (srt, vtt and ctm have them anyway). RNN-T labels "
-        "have no length, so with an RNN-T a word ends where its last label was emitted",
+        help=description(WindowOptions, "timestamps"),
     )
     output.add_argument(
         "--out",

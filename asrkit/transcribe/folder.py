@@ -1,12 +1,11 @@
-"""A folder of transcripts that a killed run goes on with: what is done, by what, is in a log beside
-the files.
+"""A folder of transcripts that an interrupted run resumes: a log beside the files says which are
+done, and what made them.
 """
 
 import contextlib
 import glob
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,13 +14,13 @@ from asrkit.features import FeatureConfig
 from asrkit.files import atomic, content_hash
 from asrkit.models import Checkpoint
 from asrkit.shapes import expect
-from asrkit.transcribe.audio import Options
 from asrkit.transcribe.formats import Transcript, render
+from asrkit.transcribe.options import PipelineConfig, WindowOptions
 
 LONGEST = 240  # bytes of a file name; a temporary one has ten more, and file systems take 255
 LOG = ".asrkit-transcripts.jsonl"
-# numbers of a weight tensor that tell models apart: hashing gigabytes would take longer than the
-# transcripts
+# Numbers of a weight tensor that tell models apart: hashing gigabytes would take longer than
+# transcribing.
 SAMPLED = 64
 
 
@@ -30,30 +29,51 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
     and `settings`.
     """
     tokenizer = checkpoint.tokenizer
-    sampled = [
-        value.flatten()[:: max(1, value.numel() // SAMPLED)]
-        for value in checkpoint.model.state_dict().values()
-    ]
-    weights = torch.cat([value.to("cpu", torch.float64) for value in sampled]).numpy().tobytes()
-    dtype = next(checkpoint.model.parameters()).dtype
-    tokens = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
-    features = FeatureConfig(**checkpoint.features)
-    return content_hash(
-        [
-            content_hash(weights),
-            tokens,
-            *map(str, (checkpoint.model.config, dtype, features, settings)),
-        ]
+    sampled = []
+    for value in checkpoint.model.state_dict().values():
+        step = max(1, value.numel() // SAMPLED)
+        sampled.append(value.flatten()[::step].to("cpu", torch.float64))
+    weights = torch.cat(sampled).numpy().tobytes()
+    parts = (
+        checkpoint.model.config,
+        next(checkpoint.model.parameters()).dtype,
+        FeatureConfig(**checkpoint.features),
+        settings,
     )
+    tokens = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
+    return content_hash([content_hash(weights), tokens, *map(str, parts)])
+
+
+def text_settings(options: WindowOptions, config: PipelineConfig) -> dict[str, object]:
+    """The settings that a transcript depends on: how batches are made and computed is not."""
+    return {
+        "window_s": options.window_s,
+        "overlap_s": options.overlap_s,
+        "timestamps": options.timestamps,
+        "precision": config.precision,
+        "max_symbols": config.max_symbols,
+    }
 
 
 class Folder:
-    """Transcripts in `path`, one file a recording: its name, with the suffix of `kind`.
+    """Transcripts in a folder, one file a recording: the recording's name with another suffix.
 
     A recording is done if its transcript is there with the content the log says, made from a file
-    of this size and time by the same `made_by`. Other transcripts of this log are made anew; `anew`
-    is how many. A file that is not asrkit's, or was edited since, is left alone and reported,
-    unless `fresh`, which makes and overwrites all. Two recordings of one name are refused.
+    of this size and time by the same model and settings. Other transcripts of this log are made
+    anew; `anew` counts them. A file that asrkit did not write, or that was edited since, is left
+    alone and reported.
+
+    Args:
+        path: the folder; made when the first transcript is written.
+        found: (recording, name of its transcript) pairs, as `find` returns them.
+        checkpoint: what transcribes, before its weights are optimized.
+        options: windows of the recordings.
+        config: how the recogniser computes; None: the defaults.
+        kind: the transcripts' format, one of FORMATS.
+        fresh: make and overwrite all.
+
+    Raises:
+        ValueError: `path` is a file, or two recordings have one name.
     """
 
     def __init__(
@@ -61,79 +81,97 @@ class Folder:
         path: Path,
         found: Sequence[tuple[Path, Path]],
         checkpoint: Checkpoint,
-        options: Options,
+        options: WindowOptions,
         *,
+        config: PipelineConfig | None = None,
         kind: str,
         fresh: bool = False,
     ) -> None:
         expect(not path.exists() or path.is_dir(), "out", "a folder", repr(str(path)))
-        self.path, self.kind, self.fresh, self.anew = path, kind, fresh, 0
-        self.key = made_by(
-            checkpoint, replace(options, batch_s=1.0)
-        )  # how batches are made decides no text
-        sources: dict[Path, Path] = {}  # of each target
+        self.path = path
+        self.kind = kind
+        self.fresh = fresh
+        self.anew = 0
+        self.key = made_by(checkpoint, text_settings(options, config or PipelineConfig()))
+        self.target = self._targets(found)
+        # now: a recording that is read later may have changed meanwhile
+        self.state = {source: _state(source) for source in self.target}
+        self.log = self._read_log()
+
+    def _targets(self, found: Sequence[tuple[Path, Path]]) -> dict[Path, Path]:
+        """Where the transcript of each recording goes."""
+        sources: dict[Path, Path] = {}
         for source, name in found:
-            target = path / name.with_suffix(f".{kind}")
-            both = f"{sources.get(target)} and {source}"
+            target = self.path / name.with_suffix(f".{self.kind}")
             expect(
                 target not in sources,
                 "out",
                 "recordings of different names",
-                both,
+                f"{sources.get(target)} and {source}",
                 "Rename one, or use two folders.",
             )
             sources[target] = source
-        self.target = {source: target for target, source in sources.items()}
-        self.state = {
-            source: _state(source) for source in self.target
-        }  # now: what is read later may change meanwhile
-        self.log: dict[str, list[dict[str, object]]] = {}
-        for line in (path / LOG).read_bytes().splitlines() if (path / LOG).exists() else []:
+        return {source: target for target, source in sources.items()}
+
+    def _read_log(self) -> dict[str, list[dict[str, object]]]:
+        """The log's entries by name of the transcript, in the order in which they were written."""
+        entries: dict[str, list[dict[str, object]]] = {}
+        file = self.path / LOG
+        if not file.exists():
+            return entries
+        for line in file.read_bytes().splitlines():
             try:
                 entry = json.loads(line)
-                self.log.setdefault(entry["name"], []).append(entry)
+                entries.setdefault(entry["name"], []).append(entry)
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue  # torn by a crash: its transcript is made anew
+        return entries
 
     def todo(self) -> tuple[list[Path], list[Transcript]]:
-        """Recordings to transcribe, and those that cannot be, because what is in their place is not
-        asrkit's.
-        """
-        ready, refused, self.anew = list[Path](), list[Transcript](), 0
+        """Recordings to transcribe, and failed transcripts of those whose place is taken."""
+        ready: list[Path] = []
+        refused: list[Transcript] = []
+        self.anew = 0
         for source, target in self.target.items():
-            if len(target.name.encode()) > LONGEST:
-                error = f"out: a name of {len(target.name.encode())} bytes is too long for a transcript. Rename the recording."
+            error = self._refusal(target)
+            if error:
                 refused.append(Transcript(path=source, error=error))
-                continue
-            entries = self.log.get(self._name(target), [])
-            there = content_hash(target.read_bytes()) if target.is_file() else ""
-            own = there in [entry.get("content") for entry in entries]
-            if self.fresh or not target.exists():
+            elif self.fresh or not target.exists():
                 ready.append(source)
-            elif not own:
-                error = (
-                    f"out: {target} is not asrkit's or was edited since. Move it, or pass --fresh."
-                )
-                refused.append(Transcript(path=source, error=error))
-            elif entries[-1] != self._entry(source, target, there):
+            elif not self._is_done(source, target):
                 ready.append(source)
                 self.anew += 1
         return ready, refused
 
+    def _refusal(self, target: Path) -> str:
+        """Why nothing can be written to `target`; "" where it can."""
+        size = len(target.name.encode())
+        if size > LONGEST:
+            return (
+                f"out: a name of {size} bytes is too long for a transcript. Rename the recording."
+            )
+        if self.fresh or not target.exists():
+            return ""
+        known = [entry.get("content") for entry in self._entries(target)]
+        if _content(target) in known:
+            return ""
+        return f"out: {target} is not asrkit's or was edited since. Move it, or pass --fresh."
+
+    def _is_done(self, source: Path, target: Path) -> bool:
+        return self._entries(target)[-1] == self._entry(source, target, _content(target))
+
     def write(self, transcript: Transcript) -> Path:
-        """Write the transcript, whole or not at all; returns where. The log comes first, so that no
-        own file looks foreign.
+        """Write the transcript, whole or not at all, and return its path.
+
+        The log is written first, so that no file of ours ever looks foreign.
         """
         target = self.target[transcript.path]
-        text = render(
-            transcript, self.kind, name=self._name(target.with_suffix(""))
-        ).encode()  # a/one and b/one stay apart
+        recording = self._name(target.with_suffix(""))  # a/one and b/one stay apart
+        text = render(transcript, self.kind, name=recording).encode()
         self.path.mkdir(parents=True, exist_ok=True)
-        entry = self._entry(transcript.path, target, content_hash(text))
+        entry = json.dumps(self._entry(transcript.path, target, content_hash(text)))
         with (self.path / LOG).open("ab", buffering=0) as file:
-            file.write(
-                b"\n" + json.dumps(entry).encode() + b"\n"
-            )  # the first ends a line that a crash tore
+            file.write(f"\n{entry}\n".encode())  # the first newline ends a line that a crash tore
         for part in target.parent.glob(f".{glob.escape(target.stem)}-????????{target.suffix}"):
             part.unlink()  # what a killed run was writing
         with atomic(target) as part:
@@ -142,6 +180,9 @@ class Folder:
 
     def _name(self, target: Path) -> str:
         return target.relative_to(self.path).as_posix()
+
+    def _entries(self, target: Path) -> list[dict[str, object]]:
+        return self.log.get(self._name(target), [])
 
     def _entry(self, source: Path, target: Path, content: str) -> dict[str, object]:
         return {
@@ -152,9 +193,14 @@ class Folder:
         }
 
 
+def _content(target: Path) -> str:
+    """The hash of a file's content; "" where there is no file."""
+    return content_hash(target.read_bytes()) if target.is_file() else ""
+
+
 def _state(path: Path) -> list[int]:
-    """Size and time of change, which a file that is not there has none of."""
+    """Size and time of change, in nanoseconds; nothing where there is no file."""
     with contextlib.suppress(OSError):
-        found = path.stat()
-        return [found.st_size, found.st_mtime_ns]
+        status = path.stat()
+        return [status.st_size, status.st_mtime_ns]
     return []

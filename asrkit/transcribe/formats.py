@@ -1,8 +1,9 @@
-"""What became of one recording, and how it is written: plain text, JSON, subtitles (SubRip, WebVTT)
-and NIST's CTM.
+"""The transcript of one recording, and how it is written: plain text, JSON, subtitles (SubRip,
+WebVTT) and NIST's CTM.
 """
 
 import html
+import itertools
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -13,114 +14,126 @@ from asrkit.transcribe.seams import Word
 
 FORMATS = ("txt", "json", "srt", "vtt", "ctm")
 TIMED = FORMATS[2:]  # made of words and their times
-LINE, LINES = 42, 2  # characters and lines of a subtitle
-PAUSE_S, LONGEST_S, SHORTEST_S = (
-    0.8,
-    7.0,
-    1.0,
-)  # a cue ends at such a pause; how long it is shown, if the next one lets it
+LINE = 42  # characters in a line of a subtitle
+LINES = 2  # lines of a subtitle
+PAUSE_S = 0.8  # a subtitle ends at a pause this long
+LONGEST_S = 7.0  # most time that a subtitle is shown
+SHORTEST_S = 1.0  # least time, if the next one does not begin before
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """What became of one file: its text and times in seconds, or the error that stopped it.
-
-    compute_s is the time of its batches, shared by samples; reading is not in it. words are there
-    if they were asked for.
-    """
+    """The result for one file: its text and times in seconds, or the error that stopped it."""
 
     path: Path
     text: str = ""
     audio_s: float = 0.0
-    compute_s: float = 0.0
-    words: tuple[Word, ...] = ()
+    compute_s: float = 0.0  # of its batches, shared by samples; reading is not in it
+    words: tuple[Word, ...] = ()  # if timestamps were asked for
     error: str = ""
 
 
 def render(transcript: Transcript, kind: str, *, name: str = "") -> str:
-    """The contents of a file of `kind`, one of FORMATS; the same for the same transcript, whatever
-    it took to compute.
+    """The contents of a file of this format; the same for the same transcript.
 
-    name: what CTM calls the recording, white space made underscores (none: its file's name without
-    suffix).
+    Args:
+        transcript: with words, for a format in TIMED.
+        kind: one of FORMATS.
+        name: the recording in CTM, white space replaced by underscores; "": its file's stem.
     """
     if kind == "txt":
         return transcript.text + "\n"
     if kind == "json":
         return json.dumps(summary(transcript), ensure_ascii=False) + "\n"
     if kind == "ctm":
-        name = "_".join((name or transcript.path.stem).split())
-        lines = [
-            f"{name} 1 {w.start_s:.3f} {w.end_s - w.start_s:.3f} {w.text} {w.confidence:.3f}\n"
-            for w in transcript.words
-        ]
-        return "".join(lines)
-    shown = [
-        (_clock(start, kind), _clock(end, kind), text)
-        for start, end, text in cues(transcript.words)
-    ]
+        return _ctm(transcript, name)
     if kind == "srt":
-        return "\n".join(
-            f"{n}\n{start} --> {end}\n{text}\n" for n, (start, end, text) in enumerate(shown, 1)
-        )
-    return "WEBVTT\n" + "".join(
-        f"\n{start} --> {end}\n{html.escape(text, quote=False)}\n" for start, end, text in shown
-    )
+        return _srt(transcript)
+    return _vtt(transcript)
+
+
+def _ctm(transcript: Transcript, name: str) -> str:
+    recording = "_".join((name or transcript.path.stem).split())
+    lines = []
+    for word in transcript.words:
+        times = f"{word.start_s:.3f} {word.end_s - word.start_s:.3f}"
+        lines.append(f"{recording} 1 {times} {word.text} {word.confidence:.3f}\n")
+    return "".join(lines)
+
+
+def _srt(transcript: Transcript) -> str:
+    parts = []
+    for number, (start_s, end_s, text) in enumerate(cues(transcript.words), 1):
+        parts.append(f"{number}\n{_clock(start_s, ',')} --> {_clock(end_s, ',')}\n{text}\n")
+    return "\n".join(parts)
+
+
+def _vtt(transcript: Transcript) -> str:
+    parts = ["WEBVTT\n"]
+    for start_s, end_s, text in cues(transcript.words):
+        escaped = html.escape(text, quote=False)
+        parts.append(f"\n{_clock(start_s, '.')} --> {_clock(end_s, '.')}\n{escaped}\n")
+    return "".join(parts)
+
+
+def _clock(seconds: float, point: str) -> str:
+    """`seconds` as hours:minutes:seconds and milliseconds behind `point`."""
+    total, ms = divmod(round(seconds * 1000), 1000)
+    minutes, s = divmod(total, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{s:02}{point}{ms:03}"
 
 
 def summary(transcript: Transcript) -> dict[str, object]:
-    """What JSON says of a transcript: file, text, audio_s, and words if there are any; times in
-    seconds.
-    """
-    words = [
-        {
-            "word": w.text,
-            "start_s": _ms(w.start_s),
-            "end_s": _ms(w.end_s),
-            "confidence": _ms(w.confidence),
-        }
-        for w in transcript.words
-    ]
-    said = {"file": str(transcript.path), "text": transcript.text, "audio_s": transcript.audio_s}
-    return said | ({"words": words} if words else {})
+    """A transcript as JSON: file, text, audio_s, and words if there are any; times in seconds."""
+    parts: dict[str, object] = {
+        "file": str(transcript.path),
+        "text": transcript.text,
+        "audio_s": transcript.audio_s,
+    }
+    if transcript.words:
+        parts["words"] = [_word(word) for word in transcript.words]
+    return parts
 
 
-def _ms(value: float) -> float:
-    return round(value, 3)
+def _word(word: Word) -> dict[str, object]:
+    return {
+        "word": word.text,
+        "start_s": round(word.start_s, 3),
+        "end_s": round(word.end_s, 3),
+        "confidence": round(word.confidence, 3),
+    }
 
 
 def cues(words: Sequence[Word]) -> list[tuple[float, float, str]]:
-    """(start, end, text) of subtitles in seconds: at most LINES lines of LINE characters, none
-    overlapping the next.
+    """(start, end, text) of subtitles in seconds: at most LINES lines of LINE characters each.
 
-    A cue ends where a pause is long, the lines are full, or it would be shown for more than
-    LONGEST_S. It stays SHORTEST_S or until the next one. A word longer than a line is broken.
+    A subtitle ends where a pause is long, the lines are full, or it would be shown for more than
+    LONGEST_S. It stays for SHORTEST_S or until the next one. A word longer than a line is broken.
     """
-    groups = [
-        *_groups(
-            [
-                w._replace(text=w.text[i : i + LINE])
-                for w in words
-                for i in range(0, len(w.text), LINE)
-            ]
-        )
-    ]
-    found = []
-    for n, group in enumerate(groups):
-        start, end = group[0].start_s, max(group[-1].end_s, group[0].start_s + SHORTEST_S)
-        following = groups[n + 1][0].start_s if n + 1 < len(groups) else float("inf")
-        found.append((start, max(min(end, following), start + 0.001), "\n".join(_lines(group))))
-    return found
+    groups = [*_groups(_broken(words))]
+    shown = []
+    for group, following in itertools.zip_longest(groups, groups[1:]):
+        next_s = following[0].start_s if following else float("inf")
+        start_s = group[0].start_s
+        end_s = min(max(group[-1].end_s, start_s + SHORTEST_S), next_s)
+        shown.append((start_s, max(end_s, start_s + 0.001), "\n".join(_lines(group))))
+    return shown
+
+
+def _broken(words: Sequence[Word]) -> list[Word]:
+    """`words`, those longer than a line in parts."""
+    parts = []
+    for word in words:
+        for start in range(0, len(word.text), LINE):
+            parts.append(word._replace(text=word.text[start : start + LINE]))
+    return parts
 
 
 def _groups(words: Sequence[Word]) -> Iterator[list[Word]]:
+    """Yield the words of each subtitle."""
     group: list[Word] = []
     for word in words:
-        if group and (
-            word.start_s - group[-1].end_s >= PAUSE_S
-            or word.end_s - group[0].start_s > LONGEST_S
-            or len(_lines([*group, word])) > LINES
-        ):
+        if group and _ends(group, word):
             yield group
             group = []
         group.append(word)
@@ -128,10 +141,13 @@ def _groups(words: Sequence[Word]) -> Iterator[list[Word]]:
         yield group
 
 
+def _ends(group: Sequence[Word], following: Word) -> bool:
+    """Whether a subtitle ends before `following`."""
+    pause_s = following.start_s - group[-1].end_s
+    shown_s = following.end_s - group[0].start_s
+    return pause_s >= PAUSE_S or shown_s > LONGEST_S or len(_lines([*group, following])) > LINES
+
+
 def _lines(group: Sequence[Word]) -> list[str]:
-    return textwrap.wrap(" ".join(word.text for word in group), LINE, break_on_hyphens=False)
-
-
-def _clock(seconds: float, kind: str) -> str:
-    ms = round(seconds * 1000)
-    return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{',' if kind == 'srt' else '.'}{ms % 1000:03}"
+    text = " ".join(word.text for word in group)
+    return textwrap.wrap(text, LINE, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Labels with times, joined where two windows of one recording overlap, and grouped into words."""
+"""Labels with times: joined where two windows of one recording overlap, and grouped into words."""
 
 import bisect
 import itertools
@@ -23,9 +23,7 @@ class Label(NamedTuple):
 
 
 class Word(NamedTuple):
-    """One word and when it was said, in seconds from the recording's start; confidence is that of
-    its least sure label.
-    """
+    """One word; times in seconds from the recording's start, confidence of its least sure label."""
 
     text: str
     start_s: float
@@ -36,91 +34,110 @@ class Word(NamedTuple):
 def join(
     before: Sequence[Label], after: Sequence[Label], start_s: float, end_s: float
 ) -> list[Label]:
-    """Labels of two windows, of which the second starts at `start_s` and the first ends at `end_s`:
-    each label once.
+    """Labels of two overlapping windows, each label once.
 
-    Labels that both heard, within JITTER_S, are paired and take the first window's time, so a cut
-    has both on one side: none is doubled, none lost. The cut is in a long pause of both, between
-    labels that both heard, and close to the middle of the
-    overlap: near its own edge a window has heard half a word.
+    Labels that both windows have, within JITTER_S, are paired and take the first window's time, so
+    that a cut has both on one side: none is doubled, none lost. The cut is made in a long pause of
+    both, between paired labels, and close to the middle of the overlap, since near its own edge a
+    window has only part of a word.
+
+    Args:
+        before: labels of the first window, and of those before it.
+        after: labels of the second window.
+        start_s: start of the overlap: of the second window.
+        end_s: end of the overlap: of the first window.
     """
-    head = before[: bisect.bisect_left(before, start_s, key=lambda label: label.start_s)]
-    left, right = list(before[len(head) :]), [label for label in after if label.start_s < end_s]
-    times, agreed = [label.start_s for label in right], {start_s, end_s}
+    head = before[: bisect.bisect_left(before, start_s, key=_start_of)]
+    left = before[len(head) :]
+    right = [label for label in after if label.start_s < end_s]
+    times = [label.start_s for label in right]
+    agreed = {start_s, end_s}
     for i, j in _pairs(left, right):
         times[j] = left[i].start_s
         agreed.add(times[j])
-    cut = _cut({label.start_s for label in left} | {*times}, agreed, start_s, end_s)
-    kept = [label for label, time in zip(right, times, strict=True) if time >= cut]
-    return [*head, *(label for label in left if label.start_s < cut), *kept, *after[len(right) :]]
+    cut_s = _cut({label.start_s for label in left} | {*times}, agreed, start_s, end_s)
+    kept_left = [label for label in left if label.start_s < cut_s]
+    kept_right = [label for label, time in zip(right, times, strict=True) if time >= cut_s]
+    return [*head, *kept_left, *kept_right, *after[len(right) :]]
+
+
+def _start_of(label: Label) -> float:
+    return label.start_s
 
 
 def _pairs(left: Sequence[Label], right: Sequence[Label]) -> list[tuple[int, int]]:
-    """The longest common subsequence whose partners are at most JITTER_S apart, of several the
-    closest in time.
-    """
+    """The longest common subsequence of labels at most JITTER_S apart, the closest of several."""
     gain = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]  # of what follows i and j
     for i in reversed(range(len(left))):
         for j in reversed(range(len(right))):
-            gain[i][j] = max(
-                gain[i + 1][j], gain[i][j + 1], _match(left[i], right[j]) + gain[i + 1][j + 1]
-            )
-    found, i, j = list[tuple[int, int]](), 0, 0
+            paired = _match(left[i], right[j]) + gain[i + 1][j + 1]
+            gain[i][j] = max(gain[i + 1][j], gain[i][j + 1], paired)
+    pairs: list[tuple[int, int]] = []
+    i = 0
+    j = 0
     while i < len(left) and j < len(right):
         if gain[i][j] == gain[i + 1][j]:
             i += 1
         elif gain[i][j] == gain[i][j + 1]:
             j += 1
         else:
-            found.append((i, j))
-            i, j = i + 1, j + 1
-    return found
+            pairs.append((i, j))
+            i += 1
+            j += 1
+    return pairs
 
 
-def _match(one: Label, other: Label) -> float:
-    apart = abs(one.start_s - other.start_s)
-    return 1 - 0.01 * apart if one.token == other.token and apart <= JITTER_S else 0.0
+def _match(label: Label, other: Label) -> float:
+    """What pairing two labels is worth: 0 where they differ, about 1 where they agree."""
+    apart_s = abs(label.start_s - other.start_s)
+    if label.token != other.token or apart_s > JITTER_S:
+        return 0.0
+    return 1 - 0.01 * apart_s
 
 
 def _cut(times: set[float], agreed: set[float], start_s: float, end_s: float) -> float:
-    """A time in the best gap between `times`; half a second of pause is worth two seconds off the
-    middle, or two neighbours that are `agreed`."""
+    """A time in the best gap between label times.
+
+    Half a second of pause is worth two seconds off the middle, or two neighbours that are `agreed`.
+    """
     middle = (start_s + end_s) / 2
-    edges = sorted({start_s, end_s, *(time for time in times if start_s < time < end_s)})
-    best, cut = -float("inf"), middle
-    for low, high in itertools.pairwise(edges):
+    inside = [time for time in times if start_s < time < end_s]
+    best_worth = -float("inf")
+    best = middle
+    for low, high in itertools.pairwise(sorted({start_s, end_s, *inside})):
         pause = min(high - low, PAUSE_S)
         place = min(max(middle, low + pause / 2), high - pause / 2)
-        worth = (
-            pause + 0.25 * (low in agreed) + 0.25 * (high in agreed) - 0.25 * abs(place - middle)
-        )
-        if worth > best:
-            best, cut = worth, place
-    return cut
+        neighbours = (low in agreed) + (high in agreed)
+        worth = pause + 0.25 * neighbours - 0.25 * abs(place - middle)
+        if worth > best_worth:
+            best_worth = worth
+            best = place
+    return best
 
 
 def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
-    """Words of `labels`: where the text that the tokenizer makes of them has white space.
+    """Words of `labels`: split where the text that the tokenizer decodes has white space.
 
     A label starts a word when it and the labels since the last start decode to two words: this
     needs nothing of a tokenizer but `decode`. After LONGEST labels without white space another word
     begins. A word ends with the last label that added to its text, so not with a space, and before
     the next one starts.
     """
-    found, tokens = list[Word](), list[int]()
+    found: list[Word] = []
+    tokens: list[int] = []  # since the last word started
     for label in labels:
         text = tokenizer.decode([*tokens, label.token]).strip()
         if not tokens or len(text.split()) > 1 or len(tokens) == LONGEST:
-            tokens, text = [], tokenizer.decode([label.token]).strip()
+            tokens = []
+            text = tokenizer.decode([label.token]).strip()
             if not text:  # white space before a word
                 continue
-            found[-1:] = [
-                word._replace(end_s=min(word.end_s, label.start_s)) for word in found[-1:]
-            ]
-            found.append(Word(text, *label[1:]))
+            if found:
+                end_s = min(found[-1].end_s, label.start_s)
+                found[-1] = found[-1]._replace(end_s=end_s)
+            found.append(Word(text, label.start_s, label.end_s, label.confidence))
         elif text != found[-1].text:
-            found[-1] = Word(
-                text, found[-1].start_s, label.end_s, min(found[-1].confidence, label.confidence)
-            )
+            confidence = min(found[-1].confidence, label.confidence)
+            found[-1] = Word(text, found[-1].start_s, label.end_s, confidence)
         tokens.append(label.token)
     return found

@@ -5,7 +5,8 @@ import torch
 from torchaudio.functional import resample
 
 from asrkit.transcribe import audio
-from asrkit.transcribe.audio import blocks, find, fits, read_audio, windows
+from asrkit.transcribe.audio import blocks, find, read_audio
+from asrkit.transcribe.windows import plan_batches, windows
 
 RATES = [8_000, 11_025, 22_051, 44_100, 48_000, 96_001, 192_000]
 
@@ -101,13 +102,13 @@ def test_a_long_window_is_put_together_once_not_chunk_by_chunk(monkeypatch):
 
 def test_batches_hold_the_budget_with_padding_counted_and_every_piece_once():
     lengths = torch.randint(1, 100, (200,), generator=torch.Generator().manual_seed(0)).tolist()
-    plan = fits(lengths, 250)
+    plan = plan_batches(lengths, 250)
     assert sorted(row for batch in plan for row in batch) == [*range(200)]
     assert all(len(batch) * max(lengths[row] for row in batch) <= 250 for batch in plan)
     assert sum(len(batch) * max(lengths[row] for row in batch) for batch in plan) < 1.1 * sum(
         lengths
     )
-    assert fits([300, 10], 250) == [[0], [1]] and fits([], 250) == []
+    assert plan_batches([300, 10], 250) == [[0], [1]] and plan_batches([], 250) == []
 
 
 def test_a_folder_stands_for_the_sound_files_under_it_sorted_and_a_file_for_itself(tmp_path):

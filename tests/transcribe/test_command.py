@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 
-from asrkit import models
 from asrkit.cli import main
 from asrkit.models import (
     Checkpoint,
@@ -16,6 +15,7 @@ from asrkit.models import (
     StatelessConfig,
     TransducerConfig,
     TransducerModel,
+    execution,
     presets,
     save_checkpoint,
 )
@@ -91,8 +91,8 @@ def test_with_a_folder_the_last_line_names_it_and_json_has_the_counts(
 
 
 def test_on_a_cpu_the_model_is_optimized_first(model, speech, monkeypatch, capsys):
-    seen, plain = [], models.optimize
-    monkeypatch.setattr(models, "optimize", lambda model: seen.append(plain(model)) or seen[-1])
+    seen, plain = [], execution.optimize
+    monkeypatch.setattr(execution, "optimize", lambda model: seen.append(plain(model)) or seen[-1])
     assert main(["transcribe", str(speech[0]), "--model", model]) == 0
     assert any(isinstance(part, Folded) for part in seen[0].modules())
 
@@ -110,10 +110,10 @@ def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(model, spee
 
 DIES = """
 import os, signal, sys
-import asrkit.transcribe as room
 from asrkit.cli import main
-recognize, left = room.recognize, iter(range(2, -1, -1))
-room.recognize = lambda *args, **how: recognize(*args, **how) if next(left) else os.kill(os.getpid(), signal.SIGKILL)
+from asrkit.transcribe import Recognizer
+call, left = Recognizer.__call__, iter(range(2, -1, -1))
+Recognizer.__call__ = lambda *args, **how: call(*args, **how) if next(left) else os.kill(os.getpid(), signal.SIGKILL)
 main(sys.argv[1:])
 """
 

@@ -9,7 +9,6 @@ import pytest
 import soundfile
 import torch
 
-import asrkit.transcribe as room
 from asrkit.features import FeatureConfig
 from asrkit.models import (
     Checkpoint,
@@ -22,11 +21,12 @@ from asrkit.models import (
     save_checkpoint,
 )
 from asrkit.text import CharTokenizer, cer
-from asrkit.transcribe import Label, Options, recognize, transcribe
+from asrkit.transcribe import Label, Recognizer, WindowOptions, recognize, transcribe
+from asrkit.transcribe import windows as transcribing
 from asrkit.transcribe.audio import blocks
 from asrkit.transcribe.seams import words
 
-WHOLE = Options(window_s=3600, overlap_s=0)
+WHOLE = WindowOptions(window_s=3600, overlap_s=0)
 
 
 def save(path, wave, rate=16_000):
@@ -44,7 +44,7 @@ def untrained(config=None, **features):
 
 
 def test_a_trained_model_hears_what_it_learned_when_the_words_are(learned, speech, tiny_speech):
-    heard = [*transcribe(learned, speech, options=Options(timestamps=True))]
+    heard = [*transcribe(learned, speech, options=WindowOptions(timestamps=True))]
     right = sum(one.text == text for one, text in zip(heard, tiny_speech.texts, strict=False))
     assert right >= 3  # it learned them three in a row: beginnings and ends are new
     for one, waveform in zip(heard, tiny_speech.waveforms, strict=False):
@@ -64,7 +64,7 @@ def test_windows_of_a_long_file_say_what_one_piece_says_no_word_doubled_or_lost(
     (parts,) = transcribe(
         learned,
         [long_file],
-        options=Options(window_s=window_s, overlap_s=overlap_s, timestamps=True),
+        options=WindowOptions(window_s=window_s, overlap_s=overlap_s, timestamps=True),
     )
     assert (
         parts.text == whole.text and len(whole.words) > 250 and parts.audio_s == whole.audio_s > 90
@@ -78,7 +78,7 @@ def test_windows_of_a_long_file_say_what_one_piece_says_no_word_doubled_or_lost(
 
 def test_without_overlap_words_at_the_seams_suffer(learned, long_file):
     (whole,) = transcribe(learned, [long_file], options=WHOLE)
-    (parts,) = transcribe(learned, [long_file], options=Options(window_s=4, overlap_s=0))
+    (parts,) = transcribe(learned, [long_file], options=WindowOptions(window_s=4, overlap_s=0))
     assert parts.text != whole.text  # or the test above would show nothing
 
 
@@ -86,17 +86,18 @@ def test_results_come_in_the_order_given_whatever_their_lengths_and_batches(
     learned, speech, long_file, monkeypatch
 ):
     alone = {
-        path: next(transcribe(learned, [path], options=Options(window_s=10))).text
+        path: next(transcribe(learned, [path], options=WindowOptions(window_s=10))).text
         for path in [*speech, long_file]
     }
     order = [speech[3], long_file, *speech, long_file, speech[0]]
     sizes = []
+    call = Recognizer.__call__
     monkeypatch.setattr(
-        room,
-        "recognize",
-        lambda c, w, n, **how: (sizes.append((w.shape, n)), recognize(c, w, n, **how))[1],
+        Recognizer,
+        "__call__",
+        lambda self, w, n, **how: (sizes.append((w.shape, n)), call(self, w, n, **how))[1],
     )
-    heard = [*transcribe(learned, order, options=Options(window_s=10, batch_s=25))]
+    heard = [*transcribe(learned, order, options=WindowOptions(window_s=10, batch_s=25))]
     assert [one.path for one in heard] == order and [one.text for one in heard] == [
         alone[path] for path in order
     ]
@@ -112,10 +113,11 @@ def test_a_transcript_comes_as_soon_as_it_and_those_before_it_are_heard(
     learned, speech, long_file, monkeypatch
 ):
     batches = []
+    call = Recognizer.__call__
     monkeypatch.setattr(
-        room, "recognize", lambda *args, **how: (batches.append(1), recognize(*args, **how))[1]
+        Recognizer, "__call__", lambda *args, **how: (batches.append(1), call(*args, **how))[1]
     )
-    options = Options(window_s=10, overlap_s=0, batch_s=20)
+    options = WindowOptions(window_s=10, overlap_s=0, batch_s=20)
     assert (
         next(transcribe(learned, speech * 20, options=options)).text and len(batches) <= 2
     )  # of 17 or more
@@ -136,7 +138,7 @@ def test_the_times_of_labels_are_frames_of_the_encoder_and_durations_count(learn
     tdt = untrained(presets.tiny(vocab_size=28))
     generator = torch.Generator().manual_seed(0)
     path = save(tmp_path / "a.wav", 0.1 * torch.randn(32_000, generator=generator))
-    (one,) = transcribe(tdt, [path], options=Options(timestamps=True))
+    (one,) = transcribe(tdt, [path], options=WindowOptions(timestamps=True))
     found = recognize(
         tdt,
         torch.from_numpy(soundfile.read(str(path), dtype="float32")[0])[None],
@@ -201,7 +203,7 @@ def test_a_bad_file_is_one_error_in_its_place_and_the_rest_goes_on(learned, spee
     save(bad, torch.cat([torch.rand(16_000 * 90), torch.tensor([float("nan")])]))
     order = [speech[0], tmp_path / "none.wav", bad, speech[1], tmp_path]
     (tmp_path / "text.wav").write_text("hello")
-    heard = [*transcribe(learned, order, options=Options(batch_s=5))]
+    heard = [*transcribe(learned, order, options=WindowOptions(batch_s=5))]
     assert [bool(one.error) for one in heard] == [False, True, True, False, True, True]
     assert "NaN or infinity at 90.000 s of nan.wav" in heard[2].error and not heard[2].text
     assert heard[0].text and heard[3].text == next(transcribe(learned, [speech[1]])).text
@@ -212,14 +214,15 @@ def test_a_batch_without_memory_is_halved_and_what_does_not_fit_alone_is_reporte
 ):
     wanted = [one.text for one in transcribe(learned, speech)]
     tried = []
+    call = Recognizer.__call__
 
-    def little_memory(checkpoint, waveforms, lengths, **how):
+    def little_memory(self, waveforms, lengths, **how):
         tried.append(waveforms.numel())
         if waveforms.numel() > 6 * 16_000:
             raise torch.OutOfMemoryError("no memory for\nthat")
-        return recognize(checkpoint, waveforms, lengths, **how)
+        return call(self, waveforms, lengths, **how)
 
-    monkeypatch.setattr(room, "recognize", little_memory)
+    monkeypatch.setattr(Recognizer, "__call__", little_memory)
     heard = [*transcribe(learned, [*speech, long_file, *speech])]
     assert [one.text for one in heard] == [*wanted, "", *wanted]
     assert heard[len(speech)].error == "no memory for that" and max(tried) > 6 * 16_000
@@ -237,9 +240,11 @@ def test_a_reader_is_at_most_one_pool_ahead_and_ends_with_the_iterator(
 ):
     before, opened = threading.active_count(), []
     monkeypatch.setattr(
-        room, "blocks", lambda path, rate_hz: (opened.append(path), blocks(path, rate_hz))[1]
+        transcribing,
+        "blocks",
+        lambda path, rate_hz: (opened.append(path), blocks(path, rate_hz))[1],
     )
-    running = transcribe(learned, speech * 20, options=Options(batch_s=1))
+    running = transcribe(learned, speech * 20, options=WindowOptions(batch_s=1))
     next(running)
     running.close()
     assert (
@@ -286,13 +291,13 @@ def test_a_bar_with_rtfx_is_shown_on_a_terminal_only(
 )
 def test_options_that_contradict_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        Options(**wrong)
+        WindowOptions(**wrong)
 
 
 MEMORY = """
 import resource, sys
 from asrkit.models import load_checkpoint
-from asrkit.transcribe import Options, transcribe
+from asrkit.transcribe import transcribe
 checkpoint = load_checkpoint(sys.argv[1])
 short, = transcribe(checkpoint, [sys.argv[2]])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -3,7 +3,6 @@ same run.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from asrkit.models.execution import tf32
 from asrkit.models.packed import multiplies
 from asrkit.workbench.bench.cases import dtype_name
 from asrkit.workbench.profiling import Timing, measure
@@ -51,40 +51,6 @@ def ceilings(device: str = "cpu", quick: bool = False) -> Ceilings:
     `quick`: at smaller sizes only.
     """
     return _ceilings(device, quick, torch.get_num_threads())
-
-
-@contextmanager
-def tf32(on: bool) -> Iterator[None]:
-    """Products and convolutions of float32 in TF32, or in float32 throughout; as before afterwards.
-
-    cuDNN's convolutions take TF32 where nothing else was set. CUDA only.
-    """
-    name, settings = _tf32_settings()
-    values = {"allow_tf32": on, "fp32_precision": "tf32" if on else "ieee"}
-    before = [getattr(setting, name) for setting in settings]
-    try:
-        for setting in settings:
-            setattr(setting, name, values[name])
-        yield
-    finally:
-        for setting, value in zip(settings, before, strict=True):
-            setattr(setting, name, value)
-
-
-def _tf32_settings() -> tuple[str, tuple[Any, ...]]:
-    """The attribute that holds torch's choice, and the objects that have it.
-
-    Both ways of torch to set it are not to be mixed: once `fp32_precision` was used, asking for
-    `allow_tf32` raises.
-    """
-    cuda: Any = torch.backends.cuda.matmul
-    cudnn: Any = torch.backends.cudnn
-    try:
-        for setting in (cuda, cudnn):
-            _ = setting.allow_tf32
-    except RuntimeError:
-        return "fp32_precision", (cuda, cudnn.conv)
-    return "allow_tf32", (cuda, cudnn)
 
 
 @cache

@@ -38,11 +38,11 @@ def test_every_check_passes_on_a_gpu():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_checks_have_names_of_their_own_and_can_be_listed_without_the_device(device):
     table = checks.table(device)
-    for kind, less in (("rnnt", ()), ("tdt", ()), ("ctc", ladder.OF_CTC)):
+    for kind, less in (("rnnt", ()), ("tdt", ()), ("ctc", ladder.TRANSDUCER_RUNGS)):
         rungs = [
             rung
             for rung in ladder.RUNGS
-            if (device == "cuda" or rung not in ladder.OF_GPU) and rung not in less
+            if (device == "cuda" or rung not in ladder.GPU_RUNGS) and rung not in less
         ]
         assert {f"ladder-{kind} {rung}" for rung in rungs} <= {check.name for check in table}
     assert len({check.name for check in table}) == len(table) > 100
@@ -73,11 +73,11 @@ def arms_of(device):
         )
         add(f"{kind}-recogniser", ["windowed_looping_off", *graphs], "bfloat16")
     for kind, rung in product(("rnnt", "tdt", "ctc"), ladder.RUNGS):
-        if (cuda or rung not in ladder.OF_GPU) and not (kind == "ctc" and rung in ladder.OF_CTC):
+        if (cuda or rung not in ladder.GPU_RUNGS) and not (kind == "ctc" and rung in ladder.TRANSDUCER_RUNGS):
             add(
                 f"ladder-{kind}",
                 [f"only_{rung}"],
-                ladder.dtype_of(ladder.RUNGS[rung].get("arithmetic", "float32")),
+                ladder.dtype_of(ladder.RUNGS[rung].get("precision", "float32")),
             )
             add(f"ladder-{kind}", [f"to_{rung}"], "bfloat16")
     add("ctc-greedy-batched", ["sequential", "batched"])
@@ -246,18 +246,18 @@ def test_a_graph_that_fails_its_check_is_on_no_ladder_of_its_kind(rung):
 
 
 def test_a_wrong_rung_fails_its_own_check_only(monkeypatch):
-    plain = checks.Recogniser
+    plain = checks.FileRecognizer
 
     class Wrong(plain):
         def __call__(self, *given, **how):
             heard = super().__call__(*given, **how)
             return (
                 heard._replace(labels=heard.labels + 1)
-                if self.how.loading == "overlapped"
+                if self.config.loading == "overlapped"
                 else heard
             )
 
-    monkeypatch.setattr(checks, "Recogniser", Wrong)
+    monkeypatch.setattr(checks, "FileRecognizer", Wrong)
     wanted = ("ladder-rnnt baseline", "ladder-rnnt by_length", "ladder-rnnt overlapped")
     found = failures("cpu", lambda check: check.name in wanted)
     assert found == {

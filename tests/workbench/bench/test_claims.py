@@ -5,9 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from asrkit.transcribe import Recognizer
+from asrkit.transcribe import decoding as decoding_table
 from asrkit.workbench import bench, ledger, records
 from asrkit.workbench.bench.planted import planted
-from asrkit.workbench.bench.suites import claims
+from asrkit.workbench.bench.studies import StudyRecords
+from asrkit.workbench.bench.suites import claims, claims_frontend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ASKED = {claim.id: claim for claim in ledger.load_claims()}
@@ -26,14 +29,14 @@ def found():
 def test_the_sizes_are_those_that_the_claims_name():
     params = ASKED["cast-200us"].params
     sizes = {
-        "width": claims.WIDTH,
-        "inner": claims.INNER,
-        "utterances": claims.UTTERANCES,
-        "seconds": claims.SECONDS,
+        "width": claims_frontend.WIDTH,
+        "inner": claims_frontend.INNER,
+        "utterances": claims_frontend.UTTERANCES,
+        "seconds": claims_frontend.SECONDS,
     }
     assert {name: params[name] for name in sizes} == sizes and params[
         "frames_per_second"
-    ] == claims.FRAMES_PER_SECOND
+    ] == claims_frontend.FRAMES_PER_SECOND
 
 
 def test_every_study_is_of_claims_that_need_a_gpu():
@@ -80,14 +83,14 @@ def test_what_failed_its_check_is_not_among_the_arms():
 def test_what_was_found_stays_when_the_rest_of_a_study_or_another_of_its_group_fails(
     monkeypatch, tmp_path
 ):
-    plain, measured = claims._ratio, claims.measure
+    plain, measured = StudyRecords.ratio, claims.measure
 
-    def ratio(what, *given, **params):
+    def ratio(self, what, *given, **params):
         if what == "label-looping-faster":
             raise RuntimeError("no such kernel")
-        return plain(what, *given, **params)
+        return plain(self, what, *given, **params)
 
-    monkeypatch.setattr(claims, "_ratio", ratio)
+    monkeypatch.setattr(StudyRecords, "ratio", ratio)
     with pytest.raises(
         AssertionError,
         match="^claims: label-looping-2x, label-looping-faster: RuntimeError: no such kernel$",
@@ -163,14 +166,14 @@ def test_windows_are_measured_with_every_kind_of_graph_on_a_gpu_and_without_here
 
 @pytest.mark.parametrize("name", ["normalize", "ctc_greedy"])
 def test_a_front_end_that_differs_from_its_loop_is_not_measured(monkeypatch, name):
-    plain = getattr(claims, name)
+    plain = getattr(claims_frontend, name)
     wrong = {
         "normalize": lambda features, lengths: plain(features, lengths) * 1.01,
         "ctc_greedy": lambda *given: replace(
             found := plain(*given), labels=found.labels.clamp(min=0) + 1
         ),
     }
-    monkeypatch.setattr(claims, name, wrong[name])
+    monkeypatch.setattr(claims_frontend, name, wrong[name])
     (study,) = claims.suite("cpu", True, only=("frontends",))
     found = list[str]()
     with pytest.raises(AssertionError, match="apart, of|integers differ"):
@@ -199,9 +202,11 @@ def decoding(monkeypatch, graph):
     def decode(*given, graphs="off", turn="auto", **how):
         return graph(graphs, turn, lambda: plain(*given, graphs="off", **how))
 
-    ways = claims._graphs("cuda")
-    monkeypatch.setattr(claims, "transducer_greedy", decode)
-    monkeypatch.setattr(claims, "_graphs", lambda device: ways)
+    ways = claims.graph_options("cuda")
+    for place in (claims, decoding_table):
+        monkeypatch.setattr(place, "transducer_greedy", decode)
+    monkeypatch.setattr(claims, "graph_options", lambda device: ways)
+    monkeypatch.setattr(Recognizer, "_check", lambda self, model: None)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from asrkit.models import FastConformerConfig, presets
+from asrkit.transcribe import pipeline
 from asrkit.workbench import bench
 from asrkit.workbench.bench.rivals.peer_encoders import renamed, sketch
 from asrkit.workbench.bench.rivals.peers import PYTHON
@@ -217,13 +218,13 @@ def test_rivals_encode_the_same_with_the_same_weights(monkeypatch):
 
 
 def test_one_core_says_what_was_planted_with_one_thread_on_one_core(monkeypatch):
-    where, plain, cores = [], encoder.log_mel, os.sched_getaffinity(0)
+    where, plain, cores = [], pipeline.log_mel, os.sched_getaffinity(0)
 
-    def watched(*given):
+    def watched(*given, **how):
         where.append((len(os.sched_getaffinity(0)), torch.get_num_threads()))
-        return plain(*given)
+        return plain(*given, **how)
 
-    monkeypatch.setattr(encoder, "log_mel", watched)
+    monkeypatch.setattr(pipeline, "log_mel", watched)
     torch.set_num_threads(2)
     case = encoder.one_core(True)
     bench.check(case)

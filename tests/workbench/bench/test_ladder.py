@@ -11,21 +11,19 @@ import pytest
 import torch
 
 from asrkit.cli import main
+from asrkit.models import execution
 from asrkit.models.encoders import halve
+from asrkit.models.execution import rounded
 from asrkit.models.folded import Folded
 from asrkit.models.fused import FusedFastConformer, fuse
 from asrkit.models.packed import PackedLinear
+from asrkit.transcribe import PipelineConfig, Recognizer, decoding, pipeline
 from asrkit.workbench import bench, records
 from asrkit.workbench.bench import guards, ladder_pipeline
-from asrkit.workbench.bench.compare import check
-from asrkit.workbench.bench.ladder_pipeline import (
-    Pipeline,
-    Recogniser,
-    read_wav,
-    rounded,
-    write_wav,
-)
+from asrkit.workbench.bench.cases import Refused, check
+from asrkit.workbench.bench.ladder_pipeline import FileRecognizer, read_wav, write_wav
 from asrkit.workbench.bench.suites import ladder
+from asrkit.workbench.bench.suites.ladder import BASELINE
 from asrkit.workbench.ledger import Claim, verdict
 
 KINDS = {what: config for what, config, _ in ladder.configs("tiny")}
@@ -72,22 +70,27 @@ def test_every_rung_says_what_the_script_says(made, what):
     arms = ladder.climb(one.task, say=said.append)
     assert sum(map(len, one.labels)) > 10
     for name, arm in arms.items():
-        assert arm.recogniser().tokens() == one.labels, name
-    left_out = LEFT_OUT - (ladder.OF_CTC if what == "ladder-ctc-tiny" else set())
+        assert arm.recognizer().tokens() == one.labels, name
+    left_out = LEFT_OUT - (ladder.TRANSDUCER_RUNGS if what == "ladder-ctc-tiny" else set())
     assert {*said} == {f"{rung.replace('_', ' ')} is left out: needs a GPU" for rung in left_out}
     check(ladder.case(what, one, arms, {}, quick=True))
 
 
 def test_each_rung_changes_what_it_is_named_after_and_the_last_has_them_all(made):
     arms = ladder.climb(made["ladder-rnnt-tiny"].task)
-    last, first = asdict(arms["to_overlapped"].recogniser.how), asdict(Pipeline())
-    assert {name for name in last if last[name] == first[name]} == {"encoding", "graphs", "turn"}
-    climbed = [arm for arm in arms.values() if arm.how != "alone"]
+    last, first = asdict(arms["to_overlapped"].recognizer.config), asdict(BASELINE)
+    assert {name for name in last if last[name] == first[name]} == {
+        "encoder_graphs",
+        "graphs",
+        "turn",
+        "max_symbols",
+    }
+    climbed = [arm for arm in arms.values() if arm.position != "alone"]
     for below, arm in itertools.pairwise(climbed):
-        assert arm.recogniser.how == replace(below.recogniser.how, **ladder.RUNGS[arm.rung])
+        assert arm.recognizer.config == replace(below.recognizer.config, **ladder.RUNGS[arm.rung])
     for arm in arms.values():
-        if arm.how == "alone":
-            assert arm.recogniser.how == Pipeline(**ladder.RUNGS[arm.rung])
+        if arm.position == "alone":
+            assert arm.recognizer.config == replace(BASELINE, **ladder.RUNGS[arm.rung])
 
 
 def test_a_rung_that_fails_when_it_is_tried_is_left_out_and_the_next_goes_on_without(
@@ -96,16 +99,17 @@ def test_a_rung_that_fails_when_it_is_tried_is_left_out_and_the_next_goes_on_wit
     def fail(self):
         raise torch.OutOfMemoryError("no room for this\nand more")
 
-    monkeypatch.setattr(Recogniser, "probe", fail)
+    monkeypatch.setattr(FileRecognizer, "probe", fail)
     said = list[str]()
     arms = ladder.climb(made["ladder-ctc-tiny"].task, say=said.append, probe=True)
     assert "to_optimized_encoder is left out: no room for this" in said and not [
         name for name in arms if "optimized" in name
     ]
-    assert arms[LAST].recogniser.how == Pipeline(
-        frontend="batched",
-        decoder="batched",
-        arithmetic="bfloat16",
+    assert arms[LAST].recognizer.config == replace(
+        BASELINE,
+        normalization="batched",
+        strategy="batched",
+        precision="bfloat16",
         order="by_length",
         loading="overlapped",
     )
@@ -116,52 +120,63 @@ def test_a_rung_that_hears_something_else_when_it_is_tried_is_left_out_and_those
 ):
     one = made["ladder-rnnt-tiny"]
 
-    def spoiled(encoder):
-        encoder.subsampling.out.weight.neg_()
-        return encoder
+    def spoiled(model):
+        part = model.encoder.subsampling.out
+        part.weight = torch.nn.Parameter(-part.weight)
+        return model
 
-    monkeypatch.setattr(ladder_pipeline, "optimize", spoiled)
+    monkeypatch.setattr(execution, "optimize", spoiled)
     said = list[str]()
-    arms = ladder.climb(replace(one.task, made={}), say=said.append, probe=True)
-    assert "to_optimized_encoder is left out: it hears other labels than are known" in said
-    assert "to_optimized_encoder" not in arms and arms[LAST].recogniser().tokens() == one.labels
+    arms = ladder.climb(replace(one.task), say=said.append, probe=True)
+    assert "to_optimized_encoder is left out: the labels are not those that are known" in said
+    assert "to_optimized_encoder" not in arms and arms[LAST].recognizer().tokens() == one.labels
 
 
 @pytest.mark.parametrize("what", KINDS)
 def test_a_recogniser_with_the_encoder_of_a_gpu_says_what_the_script_says(made, what, monkeypatch):
     """`optimize` fuses on CUDA; its steps are run by their reference here."""
-    monkeypatch.setattr(ladder_pipeline, "optimize", fuse)
-    task = replace(made[what].task, made={})
+
+    def optimize(model):
+        model.encoder = fuse(model.encoder)
+        return model
+
+    monkeypatch.setattr(execution, "optimize", optimize)
+    task = replace(made[what].task)
     for arithmetic in ("float32", "autocast", "bfloat16"):
-        one = Recogniser(task, Pipeline(encoder="optimized", arithmetic=arithmetic))
+        one = FileRecognizer(task, replace(BASELINE, encoder="optimized", precision=arithmetic))
         assert (
-            isinstance(one.model.encoder, FusedFastConformer)
+            isinstance(one.recognizer.model.encoder, FusedFastConformer)
             and one().tokens() == made[what].labels
         )
 
 
 def test_graphs_of_an_encoder_are_not_those_of_another(made):
     task = made["ladder-rnnt-tiny"].task
-    ways = [Pipeline(), Pipeline(encoder="optimized"), Pipeline(arithmetic="bfloat16")]
-    kept = [Recogniser(task, how).captured for how in (*ways, *ways)]
+    ways = [
+        BASELINE,
+        replace(BASELINE, encoder="optimized"),
+        replace(BASELINE, precision="bfloat16"),
+    ]
+    kept = [task.variants.graphs_for(how, lambda *given: given) for how in (*ways, *ways)]
     assert len({id(one) for one in kept}) == 3 and kept[0] is kept[3]
 
 
 def test_a_graph_is_decoded_by_the_turn_that_its_rung_names(made, monkeypatch):
     asked = []
-    decode = ladder_pipeline.transducer_greedy
+    decode = decoding.transducer_greedy
 
-    def watched(*given, strategy, **how):
+    def watched(*given, strategy, max_symbols, **how):
         asked.append(how)
         return decode(*given, strategy=strategy)
 
-    monkeypatch.setattr(ladder_pipeline, "transducer_greedy", watched)
-    one = Recogniser(made["ladder-rnnt-tiny"].task, Pipeline())
+    monkeypatch.setattr(decoding, "transducer_greedy", watched)
+    one = FileRecognizer(made["ladder-rnnt-tiny"].task, BASELINE)
+    plain = one.recognizer.decode_options._replace(strategy="windowed_looping")
     for how in ({}, {"graphs": "step"}, {"graphs": "full", "turn": "fused"}):
-        one.how = Pipeline(decoder="windowed_looping", **how)
+        one.recognizer.decode_options = plain._replace(**how)
         one()
     wanted = [
-        {"graphs": "off", "turn": "auto"},
+        {"graphs": "off"},
         {"graphs": "step", "turn": "plain"},
         {"graphs": "full", "turn": "fused"},
     ]
@@ -176,12 +191,12 @@ def test_a_ladder_goes_on_without_arms_that_must_not_run_and_may_leave_out_the_s
         and not [name for name in arms if name.endswith("_autocast")]
         and LAST in arms
     )
-    few = {name: arm.recogniser.how for name, arm in ladder.climb(task, few=True).items()}
+    few = {name: arm.recognizer.config for name, arm in ladder.climb(task, few=True).items()}
     assert [name for name in few if name.startswith("only_")] == [
         "only_batched_decoder",
         "only_windowed_looping",
     ]
-    assert [name for name, how in few.items() if how.decoder == "one_by_one"] == [
+    assert [name for name, how in few.items() if how.strategy == "one_by_one"] == [
         "baseline",
         "to_batched_frontend",
     ]
@@ -206,7 +221,7 @@ def test_a_probe_that_the_device_does_not_survive_ends_the_climb_and_is_named(ma
     def synchronize(device):
         raise RuntimeError("CUDA error: dead")
 
-    monkeypatch.setattr(Recogniser, "probe", fail)
+    monkeypatch.setattr(FileRecognizer, "probe", fail)
     monkeypatch.setattr(guards, "synchronize", synchronize)
     with pytest.raises(guards.DeviceLost) as lost:
         ladder.climb(made["ladder-ctc-tiny"].task, what="ladder-ctc-tiny", probe=True)
@@ -268,20 +283,20 @@ def test_each_field_of_a_pipeline_reaches_what_it_is_about(made, monkeypatch):
     }.items():
         task = made[what].task
         for decoder, impl in decoders.items():
-            one = Recogniser(task, Pipeline(decoder=decoder))
-            assert one._decode(task.script[:1], torch.tensor([2])).impl == impl
+            one = FileRecognizer(task, replace(BASELINE, strategy=decoder))
+            assert one.recognizer.decode(task.script[:1], torch.tensor([2])).impl == impl
         for arithmetic, dtype in {
             "float32": torch.float32,
             "autocast": torch.bfloat16,
             "bfloat16": torch.bfloat16,
         }.items():
-            one = Recogniser(task, Pipeline(arithmetic=arithmetic))
-            assert one._encode(*one._frontend(one._load([0])))[0].dtype == dtype
-            assert next(one.model.parameters()).dtype == (
+            one = FileRecognizer(task, replace(BASELINE, precision=arithmetic))
+            assert one.recognizer.encode(*one._features(one._load([0])))[0].dtype == dtype
+            assert next(one.recognizer.model.parameters()).dtype == (
                 dtype if arithmetic != "autocast" else torch.float32
             )
-        optimized = Recogniser(task, Pipeline(encoder="optimized"))
-        parts = [*optimized.model.encoder.modules()]
+        optimized = FileRecognizer(task, replace(BASELINE, encoder="optimized"))
+        parts = [*optimized.recognizer.model.encoder.modules()]
         assert all(any(isinstance(part, kind) for part in parts) for kind in (PackedLinear, Folded))
         assert not any(isinstance(part, PackedLinear | Folded) for part in task.model.modules()), (
             "the baseline's was changed"
@@ -290,7 +305,7 @@ def test_each_field_of_a_pipeline_reaches_what_it_is_about(made, monkeypatch):
         list[str](),
         list[int](),
         ladder_pipeline.read_wav,
-        ladder_pipeline.normalize_sequential,
+        pipeline.normalize_sequential,
     )
     monkeypatch.setattr(
         ladder_pipeline,
@@ -298,23 +313,24 @@ def test_each_field_of_a_pipeline_reaches_what_it_is_about(made, monkeypatch):
         lambda path: threads.append(threading.current_thread().name) or read(path),
     )
     monkeypatch.setattr(
-        ladder_pipeline, "normalize_sequential", lambda *given: loops.append(1) or loop(*given)
+        pipeline, "normalize_sequential", lambda *given: loops.append(1) or loop(*given)
     )
-    for loading, frontend, looped in (("before", "batched", 0), ("overlapped", "sequential", 3)):
+    for loading, frontend, looped in (("before", "batched", 0), ("overlapped", "one_by_one", 3)):
         threads.clear()
-        Recogniser(task, Pipeline(loading=loading, frontend=frontend))()
+        FileRecognizer(task, replace(BASELINE, loading=loading, normalization=frontend))()
         assert (
             (threading.main_thread().name in threads) == (loading == "before")
             and len(threads) == 5
             and len(loops) == looped
         )
-    assert Recogniser(task, Pipeline(order="by_length")).plan == [[1, 3], [2, 0], [4]]
+    assert FileRecognizer(task, replace(BASELINE, order="by_length")).plan == [[1, 3], [2, 0], [4]]
 
 
 def test_half_precision_and_padding_reach_the_decoder(made):
     one = made["ladder-rnnt-tiny"]
     plain, half = (
-        Recogniser(one.task, Pipeline(arithmetic=name))() for name in ("float32", "bfloat16")
+        FileRecognizer(one.task, replace(BASELINE, precision=name))()
+        for name in ("float32", "bfloat16")
     )
     assert not torch.equal(plain.scores, half.scores)
     assert [*plain.ends] == [-(-(S // 160) // 8) for S in one.task.samples]
@@ -322,13 +338,13 @@ def test_half_precision_and_padding_reach_the_decoder(made):
 
 
 def _swapped(monkeypatch):
-    plain = Recogniser.__init__
+    plain = FileRecognizer.__init__
 
     def init(self, task, how):
         plain(self, task, how)
         self.plan[0] = self.plan[0][::-1]  # the rows of the script stay
 
-    monkeypatch.setattr(Recogniser, "__init__", init)
+    monkeypatch.setattr(FileRecognizer, "__init__", init)
 
 
 def _unsorted(monkeypatch):
@@ -339,43 +355,43 @@ def _unsorted(monkeypatch):
 
 
 def _longer(monkeypatch):
-    plain = Recogniser._frontend
+    plain = Recognizer.features
 
-    def frontend(self, sound):
-        features, frames = plain(self, sound)
+    def features_of(self, *given):
+        features, frames = plain(self, *given)
         return features, (frames + 1).clamp(max=features.shape[1])
 
-    monkeypatch.setattr(Recogniser, "_frontend", frontend)
+    monkeypatch.setattr(Recognizer, "features", features_of)
 
 
 def _frame_short(monkeypatch):
-    plain = Recogniser._encode
+    plain = Recognizer.encode
 
     def encode(self, features, frames):
         encoded, ends = plain(self, features, frames)
         return encoded, ends - 1
 
-    monkeypatch.setattr(Recogniser, "_encode", encode)
+    monkeypatch.setattr(Recognizer, "encode", encode)
 
 
 def _dropped(monkeypatch):
-    plain = Recogniser.__call__
-    monkeypatch.setattr(Recogniser, "__call__", lambda self: plain(self, only=slice(0, -1)))
+    plain = FileRecognizer.__call__
+    monkeypatch.setattr(FileRecognizer, "__call__", lambda self: plain(self, only=slice(0, -1)))
 
 
 def _not_a_number(monkeypatch):
-    plain = Recogniser._encode
+    plain = Recognizer.encode
 
     def encode(self, features, frames):
         encoded, ends = plain(self, features, frames)
         encoded[-1, :8] = float("nan")
         return encoded, ends
 
-    monkeypatch.setattr(Recogniser, "_encode", encode)
+    monkeypatch.setattr(Recognizer, "encode", encode)
 
 
 def _not_normalised(monkeypatch):
-    monkeypatch.setattr(ladder_pipeline, "normalize_sequential", lambda features, frames: features)
+    monkeypatch.setattr(pipeline, "normalize_sequential", lambda features, frames: features)
 
 
 def _cut_short(monkeypatch):
@@ -384,12 +400,12 @@ def _cut_short(monkeypatch):
 
 
 def _one_coarser(monkeypatch):
-    plain = Recogniser._encode
+    plain = Recognizer.encode
 
     def encode(self, features, frames):
         return plain(self, (features * 4).round() / 4, frames)
 
-    monkeypatch.setattr(Recogniser, "_encode", encode)
+    monkeypatch.setattr(Recognizer, "encode", encode)
 
 
 @pytest.mark.parametrize("what", KINDS)
@@ -398,12 +414,12 @@ def _one_coarser(monkeypatch):
 ], ids=lambda spoil: spoil.__name__)  # fmt: skip
 def test_a_pipeline_with_a_mistake_is_not_measured(made, what, spoil, monkeypatch):
     one = made[what]
-    how = Pipeline(order="by_length", decoder=FASTEST[what])
-    arms = {"baseline": ladder.Arm(Recogniser(one.task, Pipeline()), "", "baseline")}
+    how = replace(BASELINE, order="by_length", strategy=FASTEST[what])
+    arms = {"baseline": ladder.Arm(FileRecognizer(one.task, BASELINE), "", "baseline")}
     case = ladder.case(what, one, arms, {}, quick=True)
     spoil(monkeypatch)
-    spoiled = Recogniser(one.task, Pipeline() if spoil is _not_normalised else how)
-    plain = Recogniser(one.task, Pipeline())
+    spoiled = FileRecognizer(one.task, BASELINE if spoil is _not_normalised else how)
+    plain = FileRecognizer(one.task, BASELINE)
     monkeypatch.undo()
     right = plain()
     spoil(monkeypatch)
@@ -426,7 +442,7 @@ def test_the_script_catches_a_mistake_that_all_arms_share(made, monkeypatch):
 def test_the_quick_suite_records_every_rung_both_ways(suite, made):
     found, out, err = suite
     seen = {
-        what: [arm.recogniser.how for arm in ladder.climb(one.task).values()]
+        what: [arm.recognizer.config for arm in ladder.climb(one.task).values()]
         for what, one in made.items()
     }
     for what in KINDS:
@@ -456,7 +472,7 @@ def test_the_quick_suite_records_every_rung_both_ways(suite, made):
                 and params["audio_s"] == pytest.approx(8, abs=0.5)
             )
             assert params["how"] == {"b": "baseline", "t": "cumulative", "o": "alone"}[name[0]]
-            assert Pipeline(**params["pipeline"]) in seen[what]
+            assert PipelineConfig(**params["pipeline"]) in seen[what]
             assert params["least_ms"] > 0 and params["floor_FLOP"] > 0 and params["device"] == "cpu"
             assert rtfx[name] == pytest.approx(1e3 * params["audio_s"] / record["value"])
     assert "ladder-rnnt-tiny: graph whole is left out: needs a GPU" in err
@@ -487,32 +503,34 @@ def test_the_ledger_takes_the_whole_ladder_as_one_ratio(suite):
 
 
 def test_the_stages_of_a_call_add_up(made):
-    spent = Recogniser(made["ladder-ctc-tiny"].task, Pipeline(loading="overlapped")).spent()
+    spent = FileRecognizer(
+        made["ladder-ctc-tiny"].task, replace(BASELINE, loading="overlapped")
+    ).stage_ms()
     assert [*spent] == ["loading", "frontend", "encoder", "decoder"] and min(spent.values()) >= 0
 
 
 @pytest.mark.parametrize(("how", "said"), [
-    ({"frontend": "fast"}, "frontend: expected one of 'sequential', 'batched', got 'fast'."),
-    ({"arithmetic": "float16"}, "arithmetic: expected one of 'float32', 'autocast', 'bfloat16'"),
-    ({"graphs": "step"}, "graphs: expected 'off' with decoder='one_by_one'"),
-    ({"turn": "fused"}, "turn: expected 'plain' with graphs='off'"),
+    ({"normalization": "fast"}, "normalization: expected one of 'batched', 'one_by_one', got 'fast'."),
+    ({"precision": "int8"}, "precision: expected one of 'as_loaded', 'float32', 'tf32', 'autocast', 'bfloat16', 'float16'"),
+    ({"graphs": "step"}, "graphs: expected 'auto' or 'off' with strategy='one_by_one'"),
+    ({"turn": "fused"}, "turn: expected 'auto' or 'plain' with graphs='off'"),
 ])  # fmt: skip
 def test_a_pipeline_that_cannot_be_is_refused(how, said):
     with pytest.raises(ValueError, match=said):
-        Pipeline(**how)
+        replace(BASELINE, **how)
 
 
 def test_what_a_task_or_a_device_cannot_do_is_refused_in_one_line(made, tmp_path):
     task = made["ladder-ctc-tiny"].task
     for how, said in (
-        (Pipeline(encoding="replayed"), "encoding: expected 'launched' on a CPU"),
+        (replace(BASELINE, encoder_graphs="per_shape"), "encoder_graphs: expected 'off' on a CPU"),
         (
-            Pipeline(decoder="windowed_looping"),
-            "decoder: expected 'one_by_one' or 'batched' for CTC",
+            replace(BASELINE, strategy="windowed_looping"),
+            "strategy: expected one of 'fastest', 'batched', 'one_by_one' for a CTCModel",
         ),
     ):
         with pytest.raises(ValueError, match=said):
-            Recogniser(task, how)
+            FileRecognizer(task, how)
     with pytest.raises(ValueError, match="batch: expected at least 1"):
         replace(task, batch=0)
     with pytest.raises(ValueError, match="files, samples: expected as many of each"):
@@ -539,8 +557,8 @@ def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
     assert ("to_fused_turns" in arms) == (what != "ladder-ctc-tiny")
     for name, arm in arms.items():
         for _ in range(2):  # graphs are captured, then replayed
-            assert arm.recogniser().tokens() == made.labels, name
-    assert bench.SUITES["ladder"].cases is ladder.suite
+            assert arm.recognizer().tokens() == made.labels, name
+    assert bench.SUITES["ladder"] is ladder.suite
 
 
 def test_graphs_of_an_encoder_have_aligned_rows_and_little_padding():

@@ -23,7 +23,7 @@ from asrkit.workbench import bench
 from asrkit.workbench.bench.suites import precision
 from asrkit.workbench.bench.suites.precision import (
     MODES,
-    Said,
+    ModelOutput,
     autocast_casts,
     balanced,
     deviation,
@@ -51,7 +51,7 @@ def model():
 
 
 def said(log_probs, lengths, tokens):
-    return Said(torch.as_tensor(log_probs), torch.tensor(lengths), tokens)
+    return ModelOutput(torch.as_tensor(log_probs), torch.tensor(lengths), tokens)
 
 
 def test_a_deviation_is_what_a_hand_computes_and_blind_to_padding():

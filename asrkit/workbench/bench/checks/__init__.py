@@ -11,6 +11,7 @@ same table runs on a CPU, with its implementations.
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -38,7 +39,7 @@ from asrkit.workbench.bench.cases import dtype_name
 from asrkit.workbench.bench.checks.check import Check
 from asrkit.workbench.bench.checks.losses import DTYPES, kernels, tiles
 from asrkit.workbench.bench.compare import near
-from asrkit.workbench.bench.ladder_pipeline import Pipeline, Recogniser
+from asrkit.workbench.bench.ladder_pipeline import FileRecognizer
 from asrkit.workbench.bench.planted import Planted, ctc_log_probs, planted
 from asrkit.workbench.bench.planted import kind as kind_of
 from asrkit.workbench.bench.suites import encoder, ladder, precision
@@ -373,7 +374,7 @@ def _precision(device: str, mode: str) -> None:
     exact = precision.reader(model, "float64")(features.cpu(), lengths.cpu())
     found = precision.reader(model.to(device), mode)(features, lengths)
     off = precision.deviation(
-        exact, precision.Said(found.log_probs.cpu(), found.lengths.cpu(), found.tokens)
+        exact, precision.ModelOutput(found.log_probs.cpu(), found.lengths.cpu(), found.tokens)
     )
     assert off.log_prob_max < 0.1, off
 
@@ -497,8 +498,8 @@ def _ladder(device: str, cuda: bool) -> Iterator[Check]:
         of = what.removesuffix("-tiny")
         yield Check("ladder", f"{of} baseline", f"^{of}", partial(_rung, device, what, config, ""))
         for rung in ladder.RUNGS:
-            if (cuda or rung not in ladder.OF_GPU) and not (
-                of == "ladder-ctc" and rung in ladder.OF_CTC
+            if (cuda or rung not in ladder.GPU_RUNGS) and not (
+                of == "ladder-ctc" and rung in ladder.TRANSDUCER_RUNGS
             ):
                 call = partial(_rung, device, what, config, rung)
                 arms = "|".join(rf"^{of}\S* in \S+: {how}_{rung}$" for how in ("to", "only"))
@@ -515,7 +516,7 @@ def _rung(device: str, what: str, config: ladder.Config, rung: str) -> None:
             config, [16_000, 33_333, 8_000], Path(folder), batch=2, device=device
         )
         try:
-            heard = Recogniser(made.task, Pipeline(**fields))
+            heard = FileRecognizer(made.task, replace(ladder.BASELINE, **fields))
         except ValueError:
             return
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""What half precision does to what a model says, beside what it does to its time; and what autocast
+"""What half precision does to a model's output, beside what it does to its time; and what autocast
 has to cast.
 """
 
@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torchaudio.functional import edit_distance
 
-from asrkit.decoders import ctc_greedy, transducer_greedy
 from asrkit.features import FeatureConfig, log_mel, normalize
 from asrkit.files import home
 from asrkit.models import (
@@ -26,9 +25,11 @@ from asrkit.models import (
     make_model,
     presets,
 )
+from asrkit.models.transducer import log_probs
 from asrkit.runtime import op_name
 from asrkit.shapes import expect, valid_mask
 from asrkit.text import ErrorRate, cer, normalize_text, wer
+from asrkit.transcribe.decoding import DecodeOptions, kind_of
 from asrkit.workbench.bench.cases import Case, Suite, dtype_name
 from asrkit.workbench.profiling.ops import EachOp
 from asrkit.workbench.records import Measurement
@@ -39,60 +40,65 @@ MODES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-PRESETS_MEASURED = (
-    "tdt_ctc_110m",
-    "parakeet_ctc_0_6b",
-)  # of sizes and heads that differ; quick: the first
+PRESETS_MEASURED = ("tdt_ctc_110m", "parakeet_ctc_0_6b")  # of two sizes and heads; quick: the first
 ROUNDED = ("features", "log-mel", "waveform")
 PAIRS = [("float32", mode) for mode in MODES if mode != "float32"] + [("autocast", "bfloat16")]
 Model = TransducerModel | CTCModel
 
 
-class Said(NamedTuple):
-    """What a model made of a batch: log-probs (B, T, V) of its CTC head, lengths (B,), and greedy
-    tokens.
+class ModelOutput(NamedTuple):
+    """What a model makes of a batch."""
+
+    log_probs: Tensor  # (B, T, V) of its CTC head; (B, T, 0) where it has none
+    lengths: Tensor  # (B,)
+    tokens: list[list[int]]  # greedy, by the model's own decoder
+
+
+def reader(model: Model, mode: str) -> Callable[..., ModelOutput]:
+    """A function `read(features, lengths, decode=True)` that runs the model in one precision.
+
+    It takes float32 features (B, T, F) and lengths (B,), and returns a `ModelOutput`, without
+    tokens unless `decode`.
+
+    Args:
+        model: float32, in eval mode; it is not changed.
+        mode: one of MODES, or "float64". "autocast" opens a region for each call, in bfloat16,
+            decoding included; the others run a copy of the model in that dtype.
     """
-
-    log_probs: Tensor
-    lengths: Tensor
-    tokens: list[list[int]]
-
-
-def reader(model: Model, mode: str) -> Callable[..., Said]:
-    """`read(features, lengths, decode=True)` on float32 (B, T, F) and (B,): a float32 model in one
-    of MODES, or in "float64".
-
-    "autocast" opens a region for each call, in bfloat16, decoding included. The others run a copy
-    of the model in that dtype. Decoding is the transducer's if it is one; without it no tokens are
-    said.
-    """
-    expect(mode in (*MODES, "float64"), "mode", f"one of {', '.join(MODES)} or float64", repr(mode))
+    known = ", ".join(MODES)
+    expect(mode in (*MODES, "float64"), "mode", f"one of {known} or float64", repr(mode))
     dtype = MODES.get(mode, torch.float64)
     if mode not in ("float32", "autocast"):
         model = copy.deepcopy(model).to(dtype)
     device = next(model.parameters()).device.type
+    kind = kind_of(model)
+    options = DecodeOptions(strategy=kind.strategies["fastest"])
 
     @torch.inference_mode()
-    def read(features: Tensor, lengths: Tensor, *, decode: bool = True) -> Said:
+    def read(features: Tensor, lengths: Tensor, *, decode: bool = True) -> ModelOutput:
         with torch.autocast(device, torch.bfloat16, enabled=mode == "autocast"):
-            if isinstance(model, CTCModel):
-                log_probs, lengths = model(features, lengths)
-                return Said(
-                    log_probs, lengths, ctc_greedy(log_probs, lengths).tokens() if decode else []
-                )
-            encoded, lengths, log_probs = model.encode(features, lengths)
-            return Said(
-                log_probs,
-                lengths,
-                transducer_greedy(model, encoded, lengths).tokens() if decode else [],
-            )
+            encoded, ends = model.encoder(features, lengths)
+            frames = kind.project(model, encoded)
+            scores = ctc_log_probs(model, encoded)
+            tokens: list[list[int]] = []
+            if decode:
+                tokens = kind.decode(model, frames, ends, options).tokens()
+            return ModelOutput(scores, ends, tokens)
 
     return read
 
 
+def ctc_log_probs(model: Model, encoded: Tensor) -> Tensor:
+    """Log-probs (B, T, V) of the model's CTC head; (B, T, 0) where it has none."""
+    head = kind_of(model).ctc_head(model)
+    if head is None:
+        return encoded.new_empty((*encoded.shape[:2], 0))
+    return log_probs(head(encoded))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """How far one Said is from another, over the frames of speech."""
+    """How far one output is from another, over the frames of speech."""
 
     log_prob_max: float  # nats, of any token in any frame
     log_prob_mean: float  # nats
@@ -103,28 +109,34 @@ class Deviation:
     token_errors: float  # edits of the greedy tokens over their number in the exact
 
 
-def deviation(exact: Said, other: Said) -> Deviation:
+def deviation(exact: ModelOutput, other: ModelOutput) -> Deviation:
     """The Deviation of `other` from `exact`, computed in float64."""
     valid = valid_mask(exact.lengths, exact.log_probs.shape[1])
-    p, q = (said.log_probs[valid].double() for said in (exact, other))  # (N, V)
-    off, apart = (p - q).abs(), p - p.mean(0)
-    p, q = p.log_softmax(-1), q.log_softmax(-1)  # their sums are one only in their own precision
+    p = exact.log_probs[valid].double()  # (N, V)
+    q = other.log_probs[valid].double()
+    error = (p - q).abs()
+    spread = p - p.mean(0)
+    # log-probs sum to one only in their own precision
+    p = p.log_softmax(-1)
+    q = q.log_softmax(-1)
     edits = sum(edit_distance(a, b) for a, b in zip(exact.tokens, other.tokens, strict=True))
     return Deviation(
-        log_prob_max=off.max().item(),
-        log_prob_mean=off.mean().item(),
-        noise=(off.norm() / apart.norm()).item(),
+        log_prob_max=error.max().item(),
+        log_prob_mean=error.mean().item(),
+        noise=(error.norm() / spread.norm()).item(),
         kl=(p.exp() * (p - q)).sum(-1).mean().item(),
         flips=(p.argmax(-1) != q.argmax(-1)).double().mean().item(),
         token_errors=edits / max(1, sum(map(len, exact.tokens))),
     )
 
 
-def gaps(said: Said) -> Tensor:
-    """Nats between the best token and the second, (N,) over the frames of speech: an error below
-    half of it flips nothing.
+def gaps(output: ModelOutput) -> Tensor:
+    """Nats between the best token and the second, (N,) over the frames of speech.
+
+    An error below half of it flips nothing.
     """
-    best = said.log_probs[valid_mask(said.lengths, said.log_probs.shape[1])].topk(2).values
+    valid = valid_mask(output.lengths, output.log_probs.shape[1])
+    best = output.log_probs[valid].topk(2).values
     return best[:, 0] - best[:, 1]
 
 
@@ -136,18 +148,22 @@ def rounded_features(
     where: str,
     config: FeatureConfig | None = None,
 ) -> Tensor:
-    """Log-mel features (B, T, F), float32, with one tensor on the way rounded to `dtype`: one of
-    ROUNDED.
+    """Log-mel features (B, T, F), float32, with one tensor on the way rounded.
 
-    "features": the result, as at the door of a model in half precision. "log-mel": before the
-    normalisation, which is then computed in `dtype` too. "waveform": the samples.
+    Args:
+        waveforms: (B, S).
+        lengths: (B,) samples.
+        dtype: that the tensor is rounded to.
+        where: one of ROUNDED. "features": the result, as at the door of a model in half precision.
+            "log-mel": before the normalisation, which is then computed in `dtype` too. "waveform":
+            the samples.
+        config: of the features; None: the defaults.
     """
     expect(where in ROUNDED, "where", f"one of {', '.join(ROUNDED)}", repr(where))
     config = config or FeatureConfig()
     if where == "log-mel":
-        bands, frames = log_mel(
-            waveforms, lengths, config=FeatureConfig(**asdict(config) | {"normalization": "none"})
-        )
+        plain = replace(config, normalization="none")
+        bands, frames = log_mel(waveforms, lengths, config=plain)
         return normalize(bands.to(dtype), frames).float()
     if where == "waveform":
         return log_mel(waveforms.to(dtype), lengths, config=config)[0]
@@ -155,26 +171,23 @@ def rounded_features(
 
 
 class Speech(NamedTuple):
-    """A trained model and a batch that it has not heard: waveforms (B, S), lengths (B,), what is
-    said.
-    """
+    """A trained model and a batch that it was not trained on."""
 
     checkpoint: Checkpoint
-    waveforms: Tensor
-    lengths: Tensor
-    texts: list[str]
+    waveforms: Tensor  # (B, S)
+    lengths: Tensor  # (B,)
+    texts: list[str]  # of each utterance
 
     def features(self) -> tuple[Tensor, Tensor]:
         """Log-mel features (B, T, F) and lengths (B,)."""
-        return log_mel(
-            self.waveforms, self.lengths, config=FeatureConfig(**self.checkpoint.features)
-        )
+        config = FeatureConfig(**self.checkpoint.features)
+        return log_mel(self.waveforms, self.lengths, config=config)
 
-    def rates(self, said: Said) -> tuple[ErrorRate, ErrorRate]:
-        """Word and character error rate."""
+    def rates(self, output: ModelOutput) -> tuple[ErrorRate, ErrorRate]:
+        """Word and character error rate of the output's tokens."""
         tokenizer = self.checkpoint.tokenizer
-        heard = [normalize_text(tokenizer.decode(row)) for row in said.tokens]
-        return wer(self.texts, heard), cer(self.texts, heard)
+        texts = [normalize_text(tokenizer.decode(row)) for row in output.tokens]
+        return wer(self.texts, texts), cer(self.texts, texts)
 
 
 def unheard_digits(
@@ -182,12 +195,16 @@ def unheard_digits(
 ) -> Speech:
     """The digit strings of the test split of asrkit's synthetic speech, in voices that no training
     set has, as one batch.
+
+    Args:
+        checkpoint: of the trained model.
+        device: of the batch.
+        most: utterances at most; None: all.
     """
     from asrkit.data import Utterances, corpora
 
-    test = Utterances.load(
-        corpora.load(["spoken_commands"], kinds=["digits"])["test"], progress=False
-    )
+    cuts = corpora.load(["spoken_commands"], kinds=["digits"])["test"]
+    test = Utterances.load(cuts, progress=False)
     batch = test.batch(range(len(test))[:most], checkpoint.tokenizer)
     texts = [normalize_text(text) for text in batch.texts]
     return Speech(checkpoint, batch.waveforms.to(device), batch.sample_lengths.to(device), texts)
@@ -196,77 +213,85 @@ def unheard_digits(
 def balanced(model: Model, features: Tensor, lengths: Tensor) -> Model:
     """The same model with its CTC head's bias set so that over this batch no token is favoured.
 
-    A deep encoder of random weights gives nearly the same frame whatever it hears, and its head the
-    same token: nothing would ever flip. Balanced, what little differs between frames decides, and a
-    rounding error nearly as large flips most of them. Neither says anything about a trained model's
-    tokens.
+    A deep encoder of random weights gives nearly the same frame whatever its input, and its head
+    the same token: nothing would ever flip. Balanced, what little differs between frames decides,
+    and a rounding error nearly as large flips most of them. Neither says anything about a trained
+    model's tokens.
+
+    Args:
+        model: with a CTC head.
+        features: (B, T, F).
+        lengths: (B,).
     """
-    head = model.output if isinstance(model, CTCModel) else model.ctc_head
+    head = kind_of(model).ctc_head(model)
     expect(isinstance(head, nn.Linear), "model", "one with a CTC head", type(model).__name__)
     with torch.inference_mode():
-        said = reader(model, "float32")(features, lengths)
-        mean = said.log_probs[valid_mask(said.lengths, said.log_probs.shape[1])].mean(0)
+        output = reader(model, "float32")(features, lengths)
+        valid = valid_mask(output.lengths, output.log_probs.shape[1])
+        mean = output.log_probs[valid].mean(0)
     with torch.no_grad():
-        head.bias -= mean  # type: ignore[union-attr]
+        head.bias -= mean  # type: ignore[union-attr,operator]
     return model
 
 
 def random_model(preset: str, *, device: str = "cpu", seed: int = 0) -> Model:
-    """A model of asrkit.models.presets, by name, with random weights; in eval mode, global random
-    state left as it was.
+    """A model with random weights, in eval mode; global random state is left as it was.
+
+    Args:
+        preset: a name in asrkit.models.presets.PRESETS.
+        device: of the model.
+        seed: of the weights.
     """
-    expect(
-        preset in presets.PRESETS, "preset", f"one of {', '.join(presets.PRESETS)}", repr(preset)
-    )
+    known = ", ".join(presets.PRESETS)
+    expect(preset in presets.PRESETS, "preset", f"one of {known}", repr(preset))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make_model(presets.PRESETS[preset]()).eval().to(device)
 
 
 class Cast(NamedTuple):
-    """One cast: of a weight, or else an activation; from and to which dtype; bytes read and
-    written.
-    """
+    """One cast of an operand."""
 
-    operand: str
-    source: str
-    target: str
-    bytes: int
+    operand: str  # "weight" or "activation"
+    source: str  # dtype
+    target: str  # dtype
+    bytes: int  # read and written
 
 
 def autocast_casts(
     make: Callable[[], nn.Module], *shape: int, device: str, dtype: torch.dtype = torch.bfloat16
 ) -> list[Cast]:
-    """Casts of one call of an encoder under the autocast of `device`, which need not be there:
-    tensors without memory.
+    """Casts of one call of an encoder under the autocast of a device that need not be there:
+    tensors have no memory.
 
-    make: returns a module of (features, lengths); shape: (B, T, F). CPU and CUDA have different
-    lists of ops that autocast computes in half precision and in float32. Attention is one op here:
-    which kernel takes it, the GPU decides.
+    CPU and CUDA have different lists of ops that autocast computes in half precision and in
+    float32. Attention is one op here: which kernel takes it, the GPU decides.
+
+    Args:
+        make: returns a module of (features, lengths).
+        shape: (B, T, F) of the features.
+        device: "cpu" or "cuda".
+        dtype: of the autocast region.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
         module = make().eval()
-        held = {name: value.to(device) for name, value in module.state_dict().items()}
-        features, lengths = (
-            torch.randn(shape).to(device),
-            torch.full(shape[:1], shape[1]).to(device),
-        )
-        watch = _Casts({weight.untyped_storage()._cdata for weight in held.values()})
-        with (
-            torch.inference_mode(),
-            _region(device, dtype),
-            watch,
-        ):  # in inference mode attention arrives whole
-            functional_call(module, held, (features, lengths))
+        weights = {name: value.to(device) for name, value in module.state_dict().items()}
+        features = torch.randn(shape).to(device)
+        lengths = torch.full(shape[:1], shape[1]).to(device)
+        watch = _Casts({weight.untyped_storage()._cdata for weight in weights.values()})
+        # in inference mode attention arrives whole
+        with torch.inference_mode(), _region(device, dtype), watch:
+            functional_call(module, weights, (features, lengths))
     return watch.casts
 
 
 @contextmanager
 def _region(device: str, dtype: torch.dtype) -> Iterator[None]:
     """What torch.autocast does, which opens no region for a device that is not there."""
-    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    enabled = torch.is_autocast_enabled(device)
+    dtype_before = torch.get_autocast_dtype(device)
     torch.set_autocast_enabled(device, True)
     torch.set_autocast_dtype(device, dtype)
     torch.autocast_increment_nesting()
@@ -275,14 +300,17 @@ def _region(device: str, dtype: torch.dtype) -> Iterator[None]:
     finally:
         torch.autocast_decrement_nesting()
         torch.clear_autocast_cache()
-        torch.set_autocast_enabled(device, before[0])
-        torch.set_autocast_dtype(device, before[1])
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype_before)
 
 
 class _Casts(EachOp):
+    """Writes down each cast; `weights` are the storages of the model's weights."""
+
     def __init__(self, weights: set[int]) -> None:
         super().__init__()
-        self.weights, self.casts = weights, list[Cast]()
+        self.weights = weights
+        self.casts: list[Cast] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op_name(func) == "scaled_dot_product_attention":
@@ -291,43 +319,54 @@ class _Casts(EachOp):
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        if (
-            op_name(func) == "_to_copy"
-            and result.is_floating_point()
-            and args[0].dtype != result.dtype
-        ):
-            operand = "weight" if args[0].untyped_storage()._cdata in self.weights else "activation"
-            source = dtype_name(args[0].dtype)
-            target = dtype_name(result.dtype)
-            self.casts.append(Cast(operand, source, target, args[0].nbytes + result.nbytes))
+        if op_name(func) != "_to_copy" or not result.is_floating_point():
+            return result
+        source = args[0]
+        if source.dtype != result.dtype:
+            operand = "activation"
+            if source.untyped_storage()._cdata in self.weights:
+                operand = "weight"
+            self.casts.append(
+                Cast(
+                    operand,
+                    dtype_name(source.dtype),
+                    dtype_name(result.dtype),
+                    source.nbytes + result.nbytes,
+                )
+            )
         return result
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """The trained model of notebook 00, where it is, and published sizes with random weights."""
-    if (path := home() / "demo" / "model.safetensors").exists():
-        yield _trained(
-            unheard_digits(
-                load_checkpoint(path, device=device), device=device, most=32 if quick else None
-            )
-        )
+    """Yield the trained model of notebook 00, where there is one, and published sizes with random
+    weights.
+    """
+    path = home() / "demo" / "model.safetensors"
+    if path.exists():
+        checkpoint = load_checkpoint(path, device=device)
+        yield _trained(unheard_digits(checkpoint, device=device, most=32 if quick else None))
     else:
         logging.getLogger(__name__).warning(
             "No trained model: run notebook 00 first to have error rates too."
         )
-    for preset in PRESETS_MEASURED[: 1 if quick else None]:
+    measured = PRESETS_MEASURED[:1] if quick else PRESETS_MEASURED
+    for preset in measured:
         yield _random(preset, device, (2, 200 if quick else 1600, 80))
 
 
-def _trained(speech: Speech) -> Case:
-    given, config = speech.features(), FeatureConfig(**speech.checkpoint.features)
+More = Callable[..., Iterator[Measurement]]
 
-    def rates(said: Said, told: dict[str, Any]) -> Iterator[Measurement]:
-        for metric, rate in zip(("wer", "cer"), speech.rates(said), strict=True):
-            params = told["params"] | {"low": rate.low, "high": rate.high, "units": rate.units}
-            yield Measurement(
-                "precision-demo", metric, "fraction", rate.rate, **told | {"params": params}
-            )
+
+def _trained(speech: Speech) -> Case:
+    """Times, deviations and error rates of a trained model."""
+    inputs = speech.features()
+    config = FeatureConfig(**speech.checkpoint.features)
+
+    def rates(output: ModelOutput, fields: dict[str, Any]) -> Iterator[Measurement]:
+        for metric, rate in zip(("wer", "cer"), speech.rates(output), strict=True):
+            spread = {"low": rate.low, "high": rate.high, "units": rate.units}
+            more = fields | {"params": fields["params"] | spread}
+            yield Measurement("precision-demo", metric, "fraction", rate.rate, **more)
 
     def features(params: dict[str, Any]) -> Iterator[Measurement]:
         read = reader(speech.checkpoint.model, "float32")
@@ -335,26 +374,25 @@ def _trained(speech: Speech) -> Case:
             rounded = rounded_features(
                 speech.waveforms, speech.lengths, torch.bfloat16, where=where, config=config
             )
-            told: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "impl": f"{where} in bfloat16",
                 "params": params | {"dtype": "float32"},
             }
-            off = (rounded - given[0]).norm() / given[0].norm()
-            yield Measurement("precision-demo", "feature_error", "fraction", off.item(), **told)
-            yield from rates(read(rounded, given[1]), told)
+            error = (rounded - inputs[0]).norm() / inputs[0].norm()
+            yield Measurement("precision-demo", "feature_error", "fraction", error.item(), **fields)
+            yield from rates(read(rounded, inputs[1]), fields)
 
-    return _case(
-        "precision-demo", speech.checkpoint.model, given, {"weights": "trained"}, rates, features
-    )
+    params = {"weights": "trained"}
+    return _case("precision-demo", speech.checkpoint.model, inputs, params, rates, features)
 
 
 def _random(preset: str, device: str, shape: tuple[int, int, int]) -> Case:
+    """Times and deviations of a preset with random weights."""
     features = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device)
     lengths = torch.linspace(shape[1], shape[1] // 2, shape[0]).long().to(device)
     model = balanced(random_model(preset, device=device), features, lengths)
-    return _case(
-        f"precision-{preset}", model, (features, lengths), {"weights": "random, head balanced"}
-    )
+    params = {"weights": "random, head balanced"}
+    return _case(f"precision-{preset}", model, (features, lengths), params)
 
 
 def _nothing(*_: Any) -> Iterator[Measurement]:
@@ -364,61 +402,60 @@ def _nothing(*_: Any) -> Iterator[Measurement]:
 def _case(
     what: str,
     model: Model,
-    given: tuple[Tensor, Tensor],
+    inputs: tuple[Tensor, Tensor],
     params: dict[str, Any],
-    rates: Callable[..., Iterator[Measurement]] = _nothing,
-    rest: Callable[..., Iterator[Measurement]] = _nothing,
+    rates: More = _nothing,
+    rest: More = _nothing,
 ) -> Case:
-    """Time of each mode, features in, log-probs out; `more` has each mode's Deviation from float64,
+    """Time of each mode, features in, log-probs out; beside it each mode's Deviation from float64,
     and what the caller adds.
 
-    Decoding is not timed: how long it takes depends on what is said, and random weights say
-    anything.
+    Decoding is not timed: how long it takes depends on the tokens, and those of random weights are
+    arbitrary.
+
+    Args:
+        what: the name of the case.
+        model: float32.
+        inputs: features and lengths.
+        params: more params of the records.
+        rates: (output, fields of a record) to more measurements of a mode.
+        rest: (params) to more measurements of the case.
     """
     read = {mode: reader(model, mode) for mode in MODES}
-    params = {
-        "shape": list(given[0].shape),
-        "dtype": "float32",
-        "device": str(given[0].device),
-        **params,
-    }
+    shape = list(inputs[0].shape)
+    params = {"shape": shape, "dtype": "float32", "device": str(inputs[0].device), **params}
 
     def more() -> Iterator[Measurement]:
-        exact = reader(model, "float64")(*given)
-        distinct = len({token for row in exact.tokens for token in row})
-        told = params | {
+        exact = reader(model, "float64")(*inputs)
+        of_case = params | {
             "gap_median": gaps(exact).median().item(),
             "tokens": sum(map(len, exact.tokens)),
-            "distinct": distinct,
+            "distinct": len({token for row in exact.tokens for token in row}),
         }
-        for mode, one in read.items():
-            said = one(*given)
-            of_mode: dict[str, Any] = {
-                "impl": mode,
-                "params": told | {"dtype": _name(mode), "threads": torch.get_num_threads()},
-            }
-            for metric, value in asdict(deviation(exact, said)).items():
+        for mode, read_mode in read.items():
+            output = read_mode(*inputs)
+            threads = torch.get_num_threads()
+            of_mode = of_case | {"dtype": dtype_name(MODES[mode]), "threads": threads}
+            fields: dict[str, Any] = {"impl": mode, "params": of_mode}
+            for metric, value in asdict(deviation(exact, output)).items():
                 unit = "nats" if metric.startswith(("log", "kl")) else "fraction"
-                yield Measurement(what, metric, unit, value, **of_mode)
-            yield from rates(said, of_mode)
-        yield from rest(told)
+                yield Measurement(what, metric, unit, value, **fields)
+            yield from rates(output, fields)
+        yield from rest(of_case)
 
+    arm_params = {mode: {"dtype": dtype_name(MODES[mode]), "tolerance": 0.1} for mode in MODES}
     return Case(
         what=what,
         params=params,
-        arms={mode: partial(_log_probs, one, given) for mode, one in read.items()},
+        arms={mode: partial(_log_probs, one, inputs) for mode, one in read.items()},
         ratios=PAIRS,
-        arm_params={mode: {"dtype": _name(mode), "tolerance": 0.1} for mode in MODES},
+        arm_params=arm_params,
         more=more,
     )
 
 
-def _log_probs(read: Callable[..., Said], given: tuple[Tensor, Tensor]) -> tuple[Tensor]:
-    return (read(*given, decode=False).log_probs,)
-
-
-def _name(mode: str) -> str:
-    return dtype_name(MODES[mode])
+def _log_probs(read: Callable[..., ModelOutput], inputs: tuple[Tensor, Tensor]) -> tuple[Tensor]:
+    return (read(*inputs, decode=False).log_probs,)
 
 
 SUITE = Suite(name="precision", cases=suite)

@@ -1,0 +1,126 @@
+"""Which decoder a model needs: one table from the kind of a model to how it becomes hypotheses.
+
+A new kind of model is one more line in `KINDS`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
+from asrkit.models import CTCModel, TransducerModel
+from asrkit.models.transducer import log_probs
+from asrkit.shapes import expect
+from asrkit.transcribe.options import CAPTURED
+
+
+class DecodeOptions(NamedTuple):
+    """What a decoder is asked for; each kind of model takes what it has a use for."""
+
+    strategy: str  # one of the kind's own names
+    graphs: str = "auto"
+    turn: str = "auto"
+    max_symbols: int = 10
+    confidence: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelKind:
+    """How models of one class become hypotheses."""
+
+    # (model, encoder output (B, T, D)) to the frames that its decoder reads (B, T, P)
+    project: Callable[[Any, Tensor], Tensor]
+    # (model, frames (B, T, P), lengths (B,), DecodeOptions) to hypotheses
+    decode: Callable[[Any, Tensor, Tensor, DecodeOptions], Hypotheses]
+    # the model's linear layer from encoder output to CTC logits, None where it has none
+    ctc_head: Callable[[Any], nn.Module | None]
+    # strategies of PipelineConfig to the decoder's names for them
+    strategies: Mapping[str, str]
+    captures: bool  # whether the decoder's loop can be a CUDA graph
+
+
+def _projected(model: TransducerModel, encoded: Tensor) -> Tensor:
+    return model.encoder_projection(encoded)
+
+
+def _as_encoded(model: nn.Module, encoded: Tensor) -> Tensor:
+    return encoded
+
+
+def _transducer_ctc_head(model: TransducerModel) -> nn.Module | None:
+    return model.ctc_head
+
+
+def _ctc_output(model: CTCModel) -> nn.Module:
+    return model.output
+
+
+def _decode_transducer(
+    model: TransducerModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
+) -> Hypotheses:
+    keywords: dict[str, Any] = {"strategy": options.strategy, "graphs": options.graphs}
+    if options.graphs in CAPTURED:
+        keywords["turn"] = options.turn
+    if options.confidence:
+        keywords["confidence"] = "max_prob"
+    return transducer_greedy(model, encoded, lengths, max_symbols=options.max_symbols, **keywords)
+
+
+_CTC_DECODERS = {"batched": ctc_greedy, "one_by_one": ctc_greedy_sequential}
+
+
+def _decode_ctc(
+    model: CTCModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
+) -> Hypotheses:
+    scores = log_probs(model.output(encoded))  # (B, T, V)
+    hypotheses = _CTC_DECODERS[options.strategy](scores, lengths)
+    if not options.confidence:
+        return hypotheses
+    return replace(hypotheses, confidence=_first_frame_probability(hypotheses, scores))
+
+
+def _first_frame_probability(hypotheses: Hypotheses, scores: Tensor) -> Tensor:
+    """Probability of each label on the first frame of its run: (B, N), padding -1."""
+    rows = torch.arange(len(scores), device=scores.device)[:, None]
+    frames = hypotheses.frames.clamp(min=0)
+    labels = hypotheses.labels.clamp(min=0)
+    probability = scores[rows, frames, labels].exp()
+    return probability.masked_fill(hypotheses.labels < 0, -1.0).float()
+
+
+KINDS: dict[type[nn.Module], ModelKind] = {
+    TransducerModel: ModelKind(
+        project=_projected,
+        decode=_decode_transducer,
+        ctc_head=_transducer_ctc_head,
+        strategies={
+            "fastest": "windowed_looping",
+            "batched": "frame_looping",
+            "one_by_one": "one_by_one",
+            "frame_looping": "frame_looping",
+            "label_looping": "label_looping",
+            "windowed_looping": "windowed_looping",
+        },
+        captures=True,
+    ),
+    CTCModel: ModelKind(
+        project=_as_encoded,
+        decode=_decode_ctc,
+        ctc_head=_ctc_output,
+        strategies={"fastest": "batched", "batched": "batched", "one_by_one": "one_by_one"},
+        captures=False,
+    ),
+}
+
+
+def kind_of(model: nn.Module) -> ModelKind:
+    """The entry of `KINDS` for a model; ValueError where its class has none."""
+    for kind, entry in KINDS.items():
+        if isinstance(model, kind):
+            return entry
+    names = " or ".join(kind.__name__ for kind in KINDS)
+    expect(False, "model", names, type(model).__name__)
+    raise AssertionError  # unreachable: `expect` has raised

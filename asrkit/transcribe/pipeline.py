@@ -1,0 +1,297 @@
+"""The one recogniser: waveforms to features, encoder frames and hypotheses.
+
+`asrkit transcribe`, evaluation in training, the benchmarks and the notebooks all use it, so what is
+measured is what is shipped.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from asrkit.decoders import Hypotheses
+from asrkit.features import FeatureConfig, log_mel, normalize_sequential
+from asrkit.models import Checkpoint
+from asrkit.models.execution import EncoderGraphs, cast_copy, prepare, tf32
+from asrkit.shapes import expect
+from asrkit.transcribe.decoding import DecodeOptions, kind_of
+from asrkit.transcribe.options import CAPTURED, PipelineConfig
+
+T = TypeVar("T")
+WEIGHTS = {  # dtype of the weights, by precision; "as_loaded" keeps the model's
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "autocast": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+MAX_SYMBOLS = 10  # labels on one frame at most, where nobody says otherwise
+
+
+def recognize(
+    checkpoint: Checkpoint,
+    waveforms: Tensor,
+    lengths: Tensor,
+    *,
+    max_symbols: int | None = None,
+    confidence: bool = False,
+) -> Hypotheses:
+    """Greedy hypotheses of B waveforms, by the recogniser with default settings.
+
+    Args:
+        checkpoint: model and feature settings.
+        waveforms: (B, S) float in [-1, 1] at the model's sampling rate.
+        lengths: (B,) valid samples of each.
+        max_symbols: most labels on one frame, for a transducer; None: what the checkpoint's notes
+            say, or 10.
+        confidence: also return each label's probability; for CTC, that on its first frame.
+    """
+    recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(max_symbols=max_symbols))
+    return recognizer(waveforms, lengths, confidence=confidence)
+
+
+def weight_dtype(model: nn.Module, config: PipelineConfig) -> torch.dtype:
+    """The dtype that the weights of `model` have under `config`."""
+    return WEIGHTS.get(config.precision) or next(model.parameters()).dtype
+
+
+class ModelVariants:
+    """One model with the weights and layouts that configs ask for, each made once.
+
+    Recognizers that share it share these variants, the CUDA graphs of their encoders, and the
+    graphs' memory.
+
+    Args:
+        model: in eval mode, on its device.
+        in_place: change `model` itself, which saves the memory of a copy; for one config only.
+    """
+
+    def __init__(self, model: nn.Module, *, in_place: bool = False) -> None:
+        self.model = model
+        self.in_place = in_place
+        self.variants: dict[tuple[torch.dtype, str], nn.Module] = {}
+        self.graphs: dict[tuple[str, str], EncoderGraphs] = {}
+        self.pool: Any = None
+
+    def model_for(self, config: PipelineConfig) -> Any:
+        """The model with the precision and the encoder of `config`; ValueError where impossible."""
+        dtype = weight_dtype(self.model, config)
+        key = (dtype, config.encoder)
+        if key not in self.variants:
+            as_it_is = key == (next(self.model.parameters()).dtype, "eager")
+            if as_it_is or self.in_place:
+                made = self.model.to(dtype)
+            else:
+                made = cast_copy(self.model, dtype)
+            self.variants[key] = prepare(made, config.encoder)
+        return self.variants[key]
+
+    def graphs_for(
+        self, config: PipelineConfig, encode: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    ) -> EncoderGraphs:
+        """The CUDA graphs of `encode`, shared by all configs with this precision and encoder."""
+        if self.pool is None and torch.cuda.is_available():
+            self.pool = torch.cuda.graph_pool_handle()
+        key = (config.precision, config.encoder)
+        if key not in self.graphs:
+            self.graphs[key] = EncoderGraphs(encode, self.pool)
+        return self.graphs[key]
+
+
+class Recognizer:
+    """A model with everything that turns waveforms into hypotheses, as `config` says.
+
+    A call runs the three stages `features`, `encode` and `decode`, which can also be called one by
+    one.
+
+    Args:
+        model: of a class in asrkit.transcribe.decoding.KINDS, or its `ModelVariants` to share.
+        config: how to compute; None: the defaults, which are what is shipped.
+        features: log-mel settings of the model.
+        max_symbols: most labels on one frame, where `config` does not say.
+
+    Raises:
+        ValueError: the model or its device cannot do what `config` asks for.
+
+    >>> config = PipelineConfig(precision="bfloat16", encoder="optimized")
+    >>> recognizer = Recognizer.from_checkpoint(checkpoint, config)  # doctest: +SKIP
+    >>> recognizer(waveforms, lengths).tokens()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | ModelVariants,
+        config: PipelineConfig | None = None,
+        *,
+        features: FeatureConfig | None = None,
+        max_symbols: int = MAX_SYMBOLS,
+    ) -> None:
+        variants = model if isinstance(model, ModelVariants) else ModelVariants(model)
+        self.config = config or PipelineConfig()
+        self.feature_config = features or FeatureConfig()
+        self.device = next(variants.model.parameters()).device
+        self.dtype = weight_dtype(variants.model, self.config)
+        self.kind = kind_of(variants.model)
+        self._check(variants.model)
+        self.decode_options = DecodeOptions(
+            strategy=self.kind.strategies[self.config.strategy],
+            graphs=self.config.graphs,
+            turn=self.config.turn,
+            max_symbols=self.config.max_symbols or max_symbols,
+        )
+        self.model = variants.model_for(self.config)
+        self.run_encoder: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._encode
+        if self.config.encoder_graphs == "per_shape":
+            self.run_encoder = variants.graphs_for(self.config, self._encode)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        config: PipelineConfig | None = None,
+        *,
+        in_place: bool = False,
+    ) -> Self:
+        """The recogniser of a checkpoint.
+
+        Args:
+            checkpoint: model, feature settings, and notes that may hold `max_symbols`.
+            config: how to compute; None: the defaults.
+            in_place: prepare the checkpoint's model itself instead of a copy, which saves memory;
+                it cannot be saved or trained afterwards.
+        """
+        return cls(
+            ModelVariants(checkpoint.model, in_place=in_place),
+            config,
+            features=FeatureConfig(**checkpoint.features),
+            max_symbols=checkpoint.notes.get("max_symbols", MAX_SYMBOLS),
+        )
+
+    def __call__(
+        self, waveforms: Tensor, lengths: Tensor, *, confidence: bool = False
+    ) -> Hypotheses:
+        """Hypotheses of B waveforms.
+
+        Args:
+            waveforms: (B, S) float in [-1, 1] at the model's sampling rate, on any device.
+            lengths: (B,) valid samples of each.
+            confidence: also return each label's probability; for CTC, that on its first frame.
+        """
+        features, frames = self.features(waveforms, lengths)
+        encoded, ends = self.encode(features, frames)
+        return self.decode(encoded, ends, confidence=confidence)
+
+    @torch.inference_mode()
+    def features(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised log-mel features (B, T, F) float32 and lengths (B,) in frames.
+
+        Args:
+            waveforms: (B, S) float in [-1, 1].
+            lengths: (B,) valid samples.
+        """
+        waveforms = waveforms.to(self.device)
+        lengths = lengths.to(self.device)
+        with self._arithmetic():
+            if self.config.normalization == "batched":
+                return log_mel(waveforms, lengths, config=self.feature_config)
+            plain = replace(self.feature_config, normalization="none")
+            features, frames = log_mel(waveforms, lengths, config=plain)
+            return normalize_sequential(features, frames), frames
+
+    @torch.inference_mode()
+    def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames that the decoder reads, (B, T, P), and lengths (B,).
+
+        With `encoder_graphs` both are overwritten by the next call.
+
+        Args:
+            features: (B, T, F) float32.
+            lengths: (B,) in feature frames.
+        """
+        with self._arithmetic():
+            return self.run_encoder(features, lengths)
+
+    @torch.inference_mode()
+    def decode(self, encoded: Tensor, lengths: Tensor, *, confidence: bool = False) -> Hypotheses:
+        """Greedy hypotheses of encoded frames.
+
+        Args:
+            encoded: (B, T, P), as `encode` returns them.
+            lengths: (B,) in encoder frames.
+            confidence: also return each label's probability.
+        """
+        # Autocast keeps no casts in inference mode: in a region, a decoder would cast its weights
+        # at each of its many small steps.
+        if self.config.precision != "as_loaded":
+            encoded = encoded.to(self.dtype)
+        options = self.decode_options._replace(confidence=confidence)
+        with self._arithmetic():
+            return self.kind.decode(self.model, encoded, lengths, options)
+
+    def _encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        region: AbstractContextManager[Any] = nullcontext()
+        if self.config.precision == "autocast":
+            region = torch.autocast(self.device.type, torch.bfloat16)
+        with region:
+            encoded, ends = self.model.encoder(features, lengths)
+            return self.kind.project(self.model, encoded), ends
+
+    def _arithmetic(self) -> AbstractContextManager[None]:
+        """TF32 allowed or forbidden, unless torch's settings are to be kept."""
+        if self.config.precision == "as_loaded":
+            return nullcontext()
+        return tf32(self.config.precision == "tf32")
+
+    def _check(self, model: nn.Module) -> None:
+        """ValueError unless the model and its device can do what the config asks for."""
+        name = type(model).__name__
+        strategies = ", ".join(map(repr, self.kind.strategies))
+        expect(
+            self.config.strategy in self.kind.strategies,
+            "strategy",
+            f"one of {strategies} for a {name}",
+            repr(self.config.strategy),
+        )
+        expect(
+            self.config.normalization == "batched"
+            or self.feature_config.normalization == "per_feature",
+            "normalization",
+            f"'batched' with normalization={self.feature_config.normalization!r} in the features",
+            repr(self.config.normalization),
+            "Only per-feature normalisation can run utterance by utterance.",
+        )
+        captured = self.config.graphs in CAPTURED
+        expect(
+            self.kind.captures or not captured,
+            "graphs",
+            f"'auto' or 'off' for a {name}",
+            repr(self.config.graphs),
+        )
+        on_cuda = self.device.type == "cuda"
+        for option, needs_cuda in (
+            ("encoder_graphs", self.config.encoder_graphs == "per_shape"),
+            ("graphs", captured),
+        ):
+            expect(
+                on_cuda or not needs_cuda,
+                option,
+                "'off' on a CPU",
+                repr(getattr(self.config, option)),
+                "CUDA graphs need a CUDA device.",
+            )
+
+
+_END: Any = object()
+
+
+def prefetched(items: Iterator[T]) -> Iterator[T]:
+    """`items` in order; a thread computes the next one while the caller uses the one before."""
+    with ThreadPoolExecutor(1) as reader:
+        following: Future[T] = reader.submit(next, items, _END)
+        while (item := following.result()) is not _END:
+            following = reader.submit(next, items, _END)
+            yield item

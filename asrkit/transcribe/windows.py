@@ -1,0 +1,325 @@
+"""Recordings to transcripts: cut into windows, batched, recognised, and joined again."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+from asrkit.models import Checkpoint
+from asrkit.text import Tokenizer
+from asrkit.transcribe.audio import blocks, find, seconds
+from asrkit.transcribe.formats import Transcript
+from asrkit.transcribe.options import WindowOptions
+from asrkit.transcribe.pipeline import Recognizer, prefetched
+from asrkit.transcribe.seams import Label, Word, join, words
+
+# Batches read ahead and sorted by length: enough for little padding. More would only take memory
+# and delay the first transcripts.
+POOL = 8
+
+
+def transcribe(
+    checkpoint: Checkpoint,
+    paths: str | Path | Iterable[str | Path],
+    *,
+    options: WindowOptions | None = None,
+    recognizer: Recognizer | None = None,
+    progress: bool = False,
+) -> Iterator[Transcript]:
+    """Yield one `Transcript` a file, in the order given; a broken file yields its error.
+
+    Windows of one file and of several share batches. About POOL batches of audio (at first one,
+    then two, then four) are read, sorted by length and recognised while a thread reads the next
+    ones, so memory is bounded however long a file is. A transcript comes as soon as its file and
+    those before it are done.
+
+    To the model, a window is an utterance of its own: features are normalised over the window. A
+    file of at most `window_s` is one window. Silence (zeros, or less than one feature frame) has no
+    text. A batch that runs out of memory is retried in halves.
+
+    Args:
+        checkpoint: model, tokenizer and feature settings.
+        paths: sound files, and folders that stand for the sound files in them (`find`).
+        options: windows and batches; None: the defaults.
+        recognizer: of this checkpoint, to compute with another config than the default one.
+        progress: show a bar on stderr, if that is a terminal.
+    """
+    options = options or WindowOptions()
+    recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
+    files = [file for file, _ in find(paths)]
+    transcriber = _Transcriber(recognizer, checkpoint.tokenizer, files, options)
+    hidden = not (progress and sys.stderr.isatty())
+    total_s = 0.0
+    if not hidden:
+        total_s = sum(seconds(file) for file in files)
+    bar = tqdm(
+        total=total_s,
+        disable=hidden,
+        bar_format="{l_bar}{bar}| {n:.0f} of {total:.0f} s [{elapsed}<{remaining}{postfix}]",
+    )
+    pools = _pools(transcriber.windows(), transcriber.batch_samples)
+    if recognizer.config.loading == "overlapped":
+        pools = prefetched(pools)
+    with bar:
+        for pool in pools:
+            yield from transcriber.run(pool, bar)
+
+
+class _Window(NamedTuple):
+    """One window of one file, or why there is none."""
+
+    file: int  # index of its file
+    start: int  # samples
+    waveform: Tensor  # (S,)
+    new_samples: int  # samples that no earlier window has
+    last: bool
+    error: str = ""
+
+
+def windows(
+    chunks: Iterable[Tensor], size: int, overlap: int
+) -> Iterator[tuple[int, Tensor, bool]]:
+    """Yield (first sample, samples (S,), whether it is the last) of a signal's windows.
+
+    The last window holds what is left, more than `overlap`; a signal of at most `size` samples is
+    one window.
+
+    Args:
+        chunks: consecutive parts of the signal.
+        size: most samples in a window.
+        overlap: samples that neighbouring windows share.
+    """
+    parts = [torch.zeros(0)]
+    start = 0
+    for chunk in chunks:
+        parts.append(chunk)
+        # Joined once a window: joining at each chunk would copy a long window over and over.
+        if sum(map(len, parts)) > size:
+            held = torch.cat(parts)
+            while len(held) > size:
+                yield start, held[:size].clone(), False  # a view would keep all of `held`
+                held = held[size - overlap :]
+                start += size - overlap
+            parts = [held]
+    yield start, torch.cat(parts), True
+
+
+def plan_batches(
+    lengths: Sequence[int], budget: float, order: str = "by_length"
+) -> list[list[int]]:
+    """Positions of `lengths` in batches of at most `budget` samples, padding included.
+
+    An utterance longer than the budget is a batch of its own.
+
+    Args:
+        lengths: samples of each utterance.
+        budget: most samples in a batch: utterances times the longest of them.
+        order: "by_length", longest first, which saves padding; or "as_given".
+    """
+    rows = list(range(len(lengths)))
+    if order == "by_length":
+        rows.sort(key=lambda row: -lengths[row])
+    plan: list[list[int]] = []
+    longest = 0
+    for row in rows:
+        longest = max(longest, lengths[row])
+        if not plan or (len(plan[-1]) + 1) * longest > budget:
+            plan.append([])
+            longest = lengths[row]
+        plan[-1].append(row)
+    return plan
+
+
+def _pools(found: Iterable[_Window], batch_samples: float) -> Iterator[list[_Window]]:
+    """`found` in lists of about one batch, then twice as much each time, up to POOL batches."""
+    pool: list[_Window] = []
+    samples = 0
+    budget = batch_samples
+    for window in found:
+        pool.append(window)
+        samples += len(window.waveform)
+        if samples >= budget:
+            yield pool
+            pool = []
+            samples = 0
+            budget = min(2 * budget, POOL * batch_samples)
+    if pool:
+        yield pool
+
+
+@dataclass
+class _FileState:
+    """What has been recognised so far of the file that is being put together."""
+
+    labels: list[Label] = field(default_factory=list)
+    end: int = 0  # samples
+    compute_s: float = 0.0
+    error: str = ""
+
+
+class _Transcriber:
+    """The files of one call: cut into windows, recognised, and joined to transcripts."""
+
+    def __init__(
+        self,
+        recognizer: Recognizer,
+        tokenizer: Tokenizer,
+        files: Sequence[Path],
+        options: WindowOptions,
+    ) -> None:
+        config = recognizer.feature_config
+        self.recognizer = recognizer
+        self.tokenizer = tokenizer
+        self.files = files
+        self.options = options
+        self.rate_hz = config.rate_hz
+        self.batch_samples = options.batch_s * config.rate_hz
+        self.least_samples = config.window_samples
+        subsampling = recognizer.model.config.encoder.subsampling
+        self.frame_samples = config.hop_samples * subsampling  # of one encoder frame
+        self.state = _FileState()
+
+    def windows(self) -> Iterator[_Window]:
+        """Windows of all files, whole encoder frames apart: overlaps then see the same frames."""
+        overlap = self._in_frames(self.options.overlap_s)
+        size = max(self._in_frames(self.options.window_s), 2 * overlap, self.frame_samples)
+        for file, path in enumerate(self.files):
+            try:
+                for start, waveform, last in windows(blocks(path, self.rate_hz), size, overlap):
+                    new_samples = len(waveform)
+                    if start > 0:
+                        new_samples -= overlap
+                    yield _Window(file, start, waveform, new_samples, last)
+            except (ValueError, RuntimeError, OSError, MemoryError) as error:
+                yield _Window(file, 0, torch.zeros(0), 0, True, _one_line(error))
+
+    def _in_frames(self, time_s: float) -> int:
+        """`time_s` in samples, rounded to whole encoder frames."""
+        return round(time_s * self.rate_hz / self.frame_samples) * self.frame_samples
+
+    def run(self, pool: Sequence[_Window], bar: tqdm) -> Iterator[Transcript]:
+        """Recognise `pool`, the batch with the earliest window first; yield the files that end."""
+        recognised: dict[int, list[Label] | str] = {}
+        compute_s = dict.fromkeys(range(len(pool)), 0.0)
+        loud = []
+        for index, window in enumerate(pool):
+            if len(window.waveform) >= self.least_samples and window.waveform.any():
+                loud.append(index)
+            else:
+                recognised[index] = []
+        self.show(bar, [pool[index] for index in recognised])
+        batches = iter(self._plan(pool, loud))
+        for index, window in enumerate(pool):
+            if index not in recognised:
+                rows = next(batches)
+                batch = [pool[row] for row in rows]
+                start = time.perf_counter()
+                recognised.update(zip(rows, self.recognise(batch), strict=True))
+                took_s = time.perf_counter() - start
+                samples = sum(len(one.waveform) for one in batch)
+                for row in rows:
+                    compute_s[row] = took_s * len(pool[row].waveform) / samples
+                self.show(bar, batch)
+            self.state.compute_s += compute_s[index]
+            transcript = self.add(window, recognised[index])
+            if transcript is not None:
+                yield transcript
+
+    def _plan(self, pool: Sequence[_Window], loud: Sequence[int]) -> list[list[int]]:
+        """Positions in `pool` of each batch of loud windows, the batch with the earliest first."""
+        lengths = [len(pool[index].waveform) for index in loud]
+        plan = plan_batches(lengths, self.batch_samples, self.recognizer.config.order)
+        return [[loud[place] for place in batch] for batch in sorted(plan, key=min)]
+
+    def show(self, bar: tqdm, done: Sequence[_Window]) -> None:
+        """Move the bar; its RTFx is audio over time so far, reading included."""
+        bar.update(sum(window.new_samples for window in done) / self.rate_hz)
+        elapsed_s = max(bar.format_dict["elapsed"], 1e-3)
+        bar.set_postfix_str(f"RTFx {bar.n / elapsed_s:.0f}")
+
+    def recognise(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
+        """Labels of each window, or an error message; a batch that fails is retried in halves."""
+        try:
+            return self._labels(batch)
+        except (RuntimeError, MemoryError, ValueError) as error:  # out of memory: a RuntimeError
+            message = _one_line(error)
+        if len(batch) == 1:
+            return [message]
+        half = len(batch) // 2
+        return self.recognise(batch[:half]) + self.recognise(batch[half:])
+
+    def _labels(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
+        waveforms = pad_sequence([window.waveform for window in batch], batch_first=True)
+        lengths = torch.tensor([len(window.waveform) for window in batch])
+        found = self.recognizer(waveforms, lengths, confidence=self.options.timestamps)
+        confidence = found.confidence
+        if confidence is None:
+            confidence = torch.ones(found.labels.shape)
+        parts = (found.labels, found.frames, found.durations, confidence)
+        columns = [part.tolist() for part in parts]
+        counts = found.lengths.tolist()
+        results: list[list[Label] | str] = []
+        for row, (window, score) in enumerate(zip(batch, found.scores.tolist(), strict=True)):
+            if score != score:
+                results.append(
+                    "model: expected finite scores, got NaN in "
+                    f"{self.recognizer.dtype}. Try another --dtype."
+                )
+                continue
+            values = zip(*(column[row][: counts[row]] for column in columns), strict=True)
+            results.append([self._label(window, *value) for value in values])
+        return results
+
+    def _label(
+        self, window: _Window, token: int, frame: int, duration: int, confidence: float
+    ) -> Label:
+        """A label in time. Those of RNN-T have no duration: they end with their frame."""
+        limit = window.start + len(window.waveform)
+        start = window.start + frame * self.frame_samples
+        end = start + max(duration, 1) * self.frame_samples
+        return Label(
+            token, min(start, limit) / self.rate_hz, min(end, limit) / self.rate_hz, confidence
+        )
+
+    def add(self, window: _Window, recognised: list[Label] | str) -> Transcript | None:
+        """Join a window to what precedes it in its file; the transcript if it was the last one."""
+        state = self.state
+        if isinstance(recognised, str):
+            state.error = state.error or window.error or recognised
+        else:
+            state.error = state.error or window.error
+            if not state.error and state.end:
+                seam_s = (window.start / self.rate_hz, state.end / self.rate_hz)
+                state.labels = join(state.labels, recognised, *seam_s)
+            elif not state.error:
+                state.labels = recognised
+        state.end = window.start + len(window.waveform)
+        if not window.last:
+            return None
+        self.state = _FileState()
+        return self._transcript(self.files[window.file], state)
+
+    def _transcript(self, path: Path, state: _FileState) -> Transcript:
+        if state.error:
+            return Transcript(path=path, compute_s=state.compute_s, error=state.error)
+        timed: tuple[Word, ...] = ()
+        if self.options.timestamps:
+            timed = tuple(words(state.labels, self.tokenizer))
+        return Transcript(
+            path=path,
+            text=self.tokenizer.decode([label.token for label in state.labels]),
+            audio_s=state.end / self.rate_hz,
+            compute_s=state.compute_s,
+            words=timed,
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,234 @@
+"""The one recogniser: its stages are those written by hand, and its options change how, not what, it computes."""
+
+from dataclasses import asdict, fields, replace
+
+import pytest
+import torch
+from torch import nn
+
+from asrkit.cli import parser
+from asrkit.decoders import ctc_greedy, ctc_greedy_sequential, transducer_greedy
+from asrkit.features import FeatureConfig, log_mel, normalize_sequential
+from asrkit.models import Checkpoint, ConvConfig, CTCConfig, CTCModel, TransducerModel, presets
+from asrkit.models.execution import cast_copy
+from asrkit.models.packed import PackedLinear
+from asrkit.text import CharTokenizer
+from asrkit.transcribe import PipelineConfig, Recognizer, WindowOptions, decoding, recognize
+from asrkit.transcribe.decoding import KINDS, ModelKind
+from asrkit.transcribe.folder import made_by, text_settings
+from asrkit.transcribe.options import description
+from asrkit.transcribe.pipeline import ModelVariants, prefetched
+from asrkit.transcribe.windows import plan_batches
+
+OTHERS = [
+    {"normalization": "one_by_one"},
+    {"strategy": "one_by_one"},
+    {"strategy": "batched"},
+    {"encoder": "packed"},
+    {"encoder": "optimized"},
+    {"precision": "float32"},
+    {"order": "as_given", "loading": "before", "graphs": "off"},
+]
+
+
+@pytest.fixture(scope="module", params=["transducer", "ctc"])
+def checkpoint(request):
+    """A model of random weights that finds some labels in noise."""
+    torch.manual_seed(0)
+    config = presets.tiny(vocab_size=28)
+    if request.param == "ctc":
+        encoder = ConvConfig(width=16, layers=1)
+        model = CTCModel(CTCConfig(vocab_size=28, encoder=encoder)).eval()
+        with torch.no_grad():
+            model.output.bias[-1] = -10  # never blank
+            model.output.weight *= 20  # tokens change from frame to frame
+    else:
+        model = TransducerModel(config).eval()
+    return Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), {"max_symbols": 3})
+
+
+@pytest.fixture(scope="module")
+def noise():
+    generator = torch.Generator().manual_seed(1)
+    return 0.1 * torch.randn(3, 24_000, generator=generator), torch.tensor([24_000, 15_000, 700])
+
+
+def by_hand(checkpoint, waveforms, lengths):
+    """What `recognize` did before there was a class, in plain code."""
+    features, frames = log_mel(waveforms, lengths, config=FeatureConfig(**checkpoint.features))
+    with torch.inference_mode():
+        if isinstance(checkpoint.model, CTCModel):
+            return ctc_greedy(*checkpoint.model(features, frames))
+        encoded, ends, _ = checkpoint.model.encode(features, frames)
+        return transducer_greedy(checkpoint.model, encoded, ends, max_symbols=3)
+
+
+def test_the_recogniser_returns_to_the_bit_what_plain_code_does(checkpoint, noise):
+    wanted = by_hand(checkpoint, *noise)
+    assert int(wanted.lengths.sum()) > 3
+    recognizer = Recognizer.from_checkpoint(checkpoint)
+    encoded, ends = recognizer.encode(*recognizer.features(*noise))
+    for found in (
+        recognize(checkpoint, *noise),
+        recognizer(*noise),
+        recognizer.decode(encoded, ends),
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(found.parts(), wanted.parts(), strict=True))
+    assert recognizer.model is checkpoint.model, "a copy of the weights was made"
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=str)
+def test_how_it_computes_does_not_change_what_it_finds(checkpoint, noise, change):
+    before = {name: weight.clone() for name, weight in checkpoint.model.state_dict().items()}
+    recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(**change))
+    assert recognizer(*noise).tokens() == by_hand(checkpoint, *noise).tokens()
+    after = checkpoint.model.state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+
+
+def test_options_reach_the_stage_that_they_are_about(checkpoint, noise, monkeypatch):
+    ctc = isinstance(checkpoint.model, CTCModel)
+    for strategy in KINDS[type(checkpoint.model)].strategies:
+        impl = Recognizer.from_checkpoint(checkpoint, PipelineConfig(strategy=strategy))(
+            *noise
+        ).impl
+        if strategy == "one_by_one":
+            assert impl == ("sequential" if ctc else "one_by_one")
+        elif not ctc:
+            wanted = {"fastest": "windowed_looping", "batched": "frame_looping"}
+            assert impl.startswith(wanted.get(strategy, strategy))
+    for precision, dtype in {"as_loaded": torch.float32, "bfloat16": torch.bfloat16}.items():
+        one = Recognizer.from_checkpoint(checkpoint, PipelineConfig(precision=precision))
+        assert one.encode(*one.features(*noise))[0].dtype == one.dtype == dtype
+    packed = Recognizer.from_checkpoint(checkpoint, PipelineConfig(encoder="packed"))
+    assert any(isinstance(part, PackedLinear) for part in packed.model.modules())
+    assert not any(isinstance(part, PackedLinear) for part in checkpoint.model.modules())
+    limited = recognize(checkpoint, *noise, max_symbols=1)
+    frames = limited.frames[0, : limited.lengths[0]].tolist()
+    assert len(frames) == len({*frames})
+    known = recognize(checkpoint, *noise, confidence=True)
+    assert known.confidence.shape == known.labels.shape
+    plain = replace(FeatureConfig(**checkpoint.features), normalization="none")
+    calls = []
+    monkeypatch.setattr("asrkit.transcribe.pipeline.normalize_sequential",
+                        lambda *given: calls.append(1) or normalize_sequential(*given))  # fmt: skip
+    Recognizer.from_checkpoint(checkpoint, PipelineConfig(normalization="one_by_one")).features(
+        *noise
+    )
+    assert calls == [1]
+    with pytest.raises(ValueError, match="Only per-feature normalisation"):
+        Recognizer(checkpoint.model, PipelineConfig(normalization="one_by_one"), features=plain)
+
+
+def test_a_model_prepared_in_place_is_not_copied(checkpoint, noise):
+    own = cast_copy(checkpoint.model, torch.float32)
+    config = PipelineConfig(encoder="optimized")
+    recognizer = Recognizer.from_checkpoint(checkpoint._replace(model=own), config, in_place=True)
+    assert recognizer.model is own and any(isinstance(part, PackedLinear) for part in own.modules())
+    assert recognizer(*noise).tokens() == by_hand(checkpoint, *noise).tokens()
+
+
+def test_variants_are_made_once_and_share_weights_of_their_dtype(checkpoint):
+    variants = ModelVariants(checkpoint.model)
+    first, again = (Recognizer(variants, PipelineConfig(precision="bfloat16")) for _ in range(2))
+    assert first.model is again.model is not checkpoint.model
+    assert Recognizer(variants, PipelineConfig(precision="float32")).model is checkpoint.model
+    half, whole = (cast_copy(checkpoint.model, dtype) for dtype in (torch.bfloat16, torch.float32))
+    pairs = zip(whole.parameters(), checkpoint.model.parameters(), strict=True)
+    assert all(a.data_ptr() == b.data_ptr() for a, b in pairs)
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in checkpoint.model.parameters()} == {torch.float32}
+
+
+def test_another_kind_of_model_is_one_more_line_of_the_table(noise, monkeypatch):
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.inner = CTCModel(CTCConfig(vocab_size=28, encoder=presets.tiny().encoder)).eval()
+            self.encoder = self.inner.encoder
+
+    def decode(model, encoded, lengths, options):
+        return ctc_greedy_sequential(model.inner.output(encoded).log_softmax(-1), lengths)
+
+    with pytest.raises(ValueError, match="model: expected TransducerModel or CTCModel, got Other"):
+        Recognizer(Other())
+    line = ModelKind(
+        project=lambda model, encoded: encoded,
+        decode=decode,
+        ctc_head=lambda model: None,
+        strategies={"fastest": "greedy"},
+        captures=False,
+    )
+    monkeypatch.setitem(decoding.KINDS, Other, line)
+    found = Recognizer(Other())(*noise)
+    assert found.tokens() == Recognizer(Other().inner)(*noise).tokens()
+    with pytest.raises(ValueError, match="strategy: expected one of 'fastest' for a Other"):
+        Recognizer(Other(), PipelineConfig(strategy="one_by_one"))
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    ({"encoder_graphs": "per_shape"}, "encoder_graphs: expected 'off' on a CPU, got 'per_shape'. CUDA graphs need a CUDA device."),
+    ({"graphs": "full"}, "graphs: expected"),
+])  # fmt: skip
+def test_what_a_device_or_a_model_cannot_do_is_refused(checkpoint, config, message):
+    with pytest.raises(ValueError, match=message):
+        Recognizer(checkpoint.model, PipelineConfig(**config))
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    ({"max_symbols": 0}, "max_symbols: expected at least 1, or None, got 0"),
+    ({"encoder": "fast"}, "encoder: expected one of 'eager', 'packed', 'optimized', 'compiled', got 'fast'"),
+    ({"graphs": "full", "strategy": "label_looping"}, "graphs: expected 'auto' or 'off' with strategy='label_looping'"),
+    ({"turn": "fused"}, "turn: expected 'auto' or 'plain' with graphs='auto'"),
+])  # fmt: skip
+def test_a_config_that_contradicts_itself_is_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        PipelineConfig(**config)
+
+
+def test_prefetched_items_keep_their_order_and_an_error_its_place():
+    def items():
+        yield 1
+        yield 2
+        raise OSError("gone")
+
+    assert [*prefetched(iter(range(50)))] == [*range(50)]
+    seen = []
+    with pytest.raises(OSError, match="gone"):
+        seen.extend(prefetched(items()))
+    assert seen == [] or seen == [1, 2]
+
+
+def test_batches_as_given_keep_the_order_and_the_budget():
+    lengths = [30, 10, 70, 10, 10, 120, 5]
+    plan = plan_batches(lengths, 100, "as_given")
+    assert [row for batch in plan for row in batch] == [*range(7)]
+    assert plan == [[0, 1], [2], [3, 4], [5], [6]]
+
+
+def test_only_settings_that_change_the_text_tell_folders_apart(checkpoint):
+    def key(options=None, config=None):
+        return made_by(
+            checkpoint, text_settings(options or WindowOptions(), config or PipelineConfig())
+        )
+
+    same = [
+        key(WindowOptions(batch_s=9)),
+        key(config=PipelineConfig(encoder="packed", order="as_given")),
+    ]
+    other = [key(WindowOptions(**{name: value})) for name, value in
+             (("window_s", 20), ("overlap_s", 1), ("timestamps", True))]  # fmt: skip
+    other += [
+        key(config=PipelineConfig(**one)) for one in ({"precision": "bfloat16"}, {"max_symbols": 1})
+    ]
+    assert {*same} == {key()} and len({key(), *other}) == 6
+
+
+def test_the_command_line_takes_defaults_and_texts_from_the_config():
+    args = parser().parse_args(["transcribe", "a.wav"])
+    for one in fields(WindowOptions):
+        if one.name != "timestamps":
+            assert getattr(args, one.name) == one.default
+        assert len(description(WindowOptions, one.name)) > 10
+    assert all(len(description(PipelineConfig, one.name)) > 10 for one in fields(PipelineConfig))
