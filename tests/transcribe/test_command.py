@@ -132,7 +132,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(model, sp
     command = [
         sys.executable,
         "-m",
-        "asrkit.cli",
+        "asrkit",
         "transcribe",
         *files,
         "--model",
