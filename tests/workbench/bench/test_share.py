@@ -324,7 +324,16 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
     shutil.copytree(ROOT / "data" / "records", kept)
     command = [sys.executable, "-m", "asrkit"]
     added = subprocess.run(
-        [*command, "records", "add", "--json", str(out / "bench.jsonl"), "--into", str(kept), "--dirty"],
+        [
+            *command,
+            "records",
+            "add",
+            "--json",
+            str(out / "bench.jsonl"),
+            "--into",
+            str(kept),
+            "--dirty",
+        ],
         capture_output=True,
         text=True,
         cwd=ROOT,
