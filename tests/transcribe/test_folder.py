@@ -30,7 +30,15 @@ def command(learned, speech, tmp_path):
     """`asrkit transcribe` of six files, the trained model and a folder to write to, which is its last argument."""
     save_checkpoint(tmp_path / "model.safetensors", learned)
     files = ["transcribe", *map(str, speech), "--model", str(tmp_path / "model.safetensors")]
-    return [*files, "--batch-seconds", "0.3", "--no-progress", "--json", "--out", str(tmp_path / "out")]
+    return [
+        *files,
+        "--batch-seconds",
+        "0.3",
+        "--no-progress",
+        "--json",
+        "--out",
+        str(tmp_path / "out"),
+    ]
 
 
 def contents(folder):

@@ -106,7 +106,8 @@ def test_a_rows_least_work_is_that_of_its_arm():
 def test_few_nodes_matter_where_one_alignment_dominates():
     shape = (2, 60, 21, 64, 32)
     aligned, plain = (
-        losses.active_share(*losses.joint_inputs(shape, "cpu", trained)) for trained in (True, False)
+        losses.active_share(*losses.joint_inputs(shape, "cpu", trained))
+        for trained in (True, False)
     )
     assert 80 / (60 * 21) < aligned < 0.3 * plain  # an alignment has T + U nodes
 

@@ -73,7 +73,9 @@ def arms_of(device):
         )
         add(f"{kind}-recogniser", ["windowed_looping_off", *graphs], "bfloat16")
     for kind, rung in product(("rnnt", "tdt", "ctc"), ladder.RUNGS):
-        if (cuda or rung not in ladder.GPU_RUNGS) and not (kind == "ctc" and rung in ladder.TRANSDUCER_RUNGS):
+        if (cuda or rung not in ladder.GPU_RUNGS) and not (
+            kind == "ctc" and rung in ladder.TRANSDUCER_RUNGS
+        ):
             add(
                 f"ladder-{kind}",
                 [f"only_{rung}"],
@@ -87,7 +89,10 @@ def arms_of(device):
     add("precision-parakeet_ctc_0_6b", ["float16"], "float16")
     add("half-over-autocast", ["autocast", "bfloat16"], "bfloat16")
     odd = {"lean_triton", losses.SMALL_TILE, "torchaudio_bfloat16"}
-    losses_of = {*losses.joint_arms(*losses.joint_inputs((1, 2, 2, 2, 2), "cpu")), *(odd if cuda else [])}
+    losses_of = {
+        *losses.joint_arms(*losses.joint_inputs((1, 2, 2, 2, 2), "cpu")),
+        *(odd if cuda else []),
+    }
     for name in losses_of:
         add("rnnt-loss-joint", [name], "bfloat16" if name.endswith("_bfloat16") else "float32")
     for what in ("rnnt-loss", "tdt-loss"):

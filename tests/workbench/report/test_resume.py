@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from asrkit.cli.pages import _value, choose
 from nbformat import write
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 

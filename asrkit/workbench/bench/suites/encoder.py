@@ -379,7 +379,12 @@ def one_core(quick: bool) -> Case:
         }
     ratios = [("float32", name) for name in arms if name != "float32"]
     return Case(
-        what="recogniser-one-core", arms=arms, params=params, arm_params=params_of_arms, ratios=ratios, warmup=1
+        what="recogniser-one-core",
+        arms=arms,
+        params=params,
+        arm_params=params_of_arms,
+        ratios=ratios,
+        warmup=1,
     )
 
 
