@@ -25,7 +25,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"models", "losses", "decoders"},
     {"data", "transcribe"},
     {"training"},
-    {"workbench.machine", "workbench.schemas"},
+    {"workbench.machine", "workbench.schemas", "workbench.tables"},
     {"workbench.records"},
     {"workbench.cost", "workbench.profiling", "workbench.ledger", "workbench.collect"},
     {"workbench.plots", "workbench.bench", "workbench.report", "workbench.doctor"},
@@ -38,6 +38,7 @@ BARE = (  # what a bare GPU machine imports: it has torch, torchaudio, numpy and
     | {
         "workbench.machine",
         "workbench.schemas",
+        "workbench.tables",
         "workbench.records",
         "workbench.profiling",
         "workbench.bench",
@@ -57,7 +58,14 @@ SEPARATE = "asrkit/data/corpora/espeak_worker.py"  # a GPL program of its own
 
 FILE_LINES = 500
 FUNCTION_LINES = 60
-LONG: dict[str, str] = {}  # "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer
+# "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer.
+KERNEL = "a kernel takes its tensors, strides and sizes one by one, an argument a line"
+LONG: dict[str, str] = {
+    "asrkit/decoders/transducer/triton_kernels.py:_walk": KERNEL,
+    "asrkit/losses/lean/triton/backward.py:by_halves": KERNEL,
+    "asrkit/losses/lean/triton/backward.py:by_logits": KERNEL,
+    "asrkit/losses/lean/triton/forward.py:scores": KERNEL,
+}
 
 EXTRAS = ("notebooks", "synth", "dev")  # what the lock holds; `dev` has all that `cuda` names
 TARGETS = [
@@ -130,26 +138,29 @@ def layer_problems(text: str, module: str) -> list[str]:
     return problems
 
 
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring: what explains it is free."""
+    lines = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function):
+        lines -= function.body[0].end_lineno - function.body[0].lineno + 1
+    return lines
+
+
 def size_problems(text: str, name: str) -> list[str]:
     """Files and functions longer than the house allows, and public names without a docstring."""
-    tree, lines, problems = ast.parse(text), text.count("\n"), []
-    functions = [
-        node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
-    long = [
-        (f"{name}:{f.name}", f.end_lineno - f.lineno + 1)
-        for f in functions
-        if f.end_lineno - f.lineno + 1 > FUNCTION_LINES
-    ]
-    long += [(name, lines)] if lines > FILE_LINES else []
-    problems += [f"{where} has {size} lines" for where, size in long if where not in LONG]
+    tree = ast.parse(text)
+    sizes = {name: (text.count("\n"), FILE_LINES)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            sizes[f"{name}:{node.name}"] = (body_lines(node), FUNCTION_LINES)
+    problems = []
+    for where, (size, limit) in sizes.items():
+        if size > limit and where not in LONG:
+            problems.append(f"{where} has {size} lines")
     for node in [tree, *tree.body]:
         public = isinstance(node, ast.Module) or not getattr(node, "name", "_").startswith("_")
-        if (
-            public
-            and isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef))
-            and not ast.get_docstring(node)
-        ):
+        named = isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef))
+        if public and named and not ast.get_docstring(node):
             problems.append(f"{name}: {getattr(node, 'name', 'the module')} has no docstring")
     return problems
 
@@ -194,34 +205,22 @@ def test_files_and_functions_are_short_and_documented(path):
 
 def test_the_size_test_can_fail():
     body = "    x = 1\n" * FUNCTION_LINES
-    assert size_problems(f'"""M."""\n\ndef f():\n    """F."""\n{body}', "asrkit/x.py") == [
-        "asrkit/x.py:f has 62 lines"
-    ]
-    assert size_problems('"""M."""\n' + "x = 1\n" * FILE_LINES, "asrkit/x.py") == [
-        "asrkit/x.py has 401 lines"
-    ]
-    assert (
-        len(size_problems("class A:\n    pass\n\ndef f(): ...\n\ndef _g(): ...\n", "asrkit/x.py"))
-        == 3
-    )
+    function = f'"""M."""\n\ndef f():\n    """F."""\n{body}'
+    assert size_problems(function, "asrkit/x.py") == ["asrkit/x.py:f has 61 lines"]
+    file = '"""M."""\n' + "x = 1\n" * FILE_LINES
+    assert size_problems(file, "asrkit/x.py") == [f"asrkit/x.py has {FILE_LINES + 1} lines"]
+    without = "class A:\n    pass\n\ndef f(): ...\n\ndef _g(): ...\n"
+    assert len(size_problems(without, "asrkit/x.py")) == 3
 
 
 def test_an_exception_from_the_size_rule_is_still_needed_and_says_why():
     for where, why in LONG.items():
         name, _, function = where.partition(":")
-        found = [
-            n
-            for n in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8")))
-            if getattr(n, "name", None) == function
-        ]
-        size = (
-            found[0].end_lineno - found[0].lineno + 1
-            if function
-            else (ROOT / name).read_text().count("\n")
-        )
-        assert why and size > (FUNCTION_LINES if function else FILE_LINES), (
-            f"{where} no longer needs its exception"
-        )
+        text = (ROOT / name).read_text(encoding="utf-8")
+        nodes = [node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "") == function]
+        size = max(map(body_lines, nodes)) if function else text.count("\n")
+        limit = FUNCTION_LINES if function else FILE_LINES
+        assert why and size > limit, f"{where} no longer needs its exception"
 
 
 def test_the_gpl_program_imports_nothing_of_asrkit():

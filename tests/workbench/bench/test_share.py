@@ -331,7 +331,16 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
     shutil.copytree(ROOT / "data" / "records", kept)
     command = [sys.executable, "-m", "asrkit"]
     added = subprocess.run(
-        [*command, "records", "add", str(out / "bench.jsonl"), "--into", str(kept), "--dirty", "--json"],
+        [
+            *command,
+            "records",
+            "add",
+            str(out / "bench.jsonl"),
+            "--into",
+            str(kept),
+            "--dirty",
+            "--json",
+        ],
         capture_output=True,
         text=True,
         cwd=ROOT,
