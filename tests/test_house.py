@@ -165,6 +165,31 @@ def size_problems(text: str, name: str) -> list[str]:
     return problems
 
 
+def drawn_rooms() -> set[str]:
+    """Files and folders of the package that the picture in CONTRIBUTING.md draws."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = text.partition("    asrkit/\n")[2].partition("\n\n")[0]
+    folders: list[str] = []
+    drawn = set()
+    for line in picture.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2 - 3
+        names = re.match(r" +((?:[\w.]+/? )*[\w.]+/?)(?:  |$)", line)
+        for name in names[1].split():
+            folders[depth:] = [name.rstrip("/")]
+            drawn.add("/".join(folders))
+    return drawn
+
+
+def test_the_picture_of_the_house_equals_the_tree():
+    drawn = drawn_rooms()
+    missing = [name for name in drawn if not (PACKAGE / name).exists()]
+    assert not missing, f"CONTRIBUTING.md draws what is not there: {missing}"
+    folders = {relative(path.parent).partition("/")[2] for path in sources()} - {""}
+    rooms = {room(path).replace(".", "/") for path in sources() if path.stem[:2] != "__"}
+    files = {f"{name}.py" for name in rooms if (PACKAGE / f"{name}.py").exists()}
+    assert folders | files <= drawn, f"CONTRIBUTING.md lacks {sorted((folders | files) - drawn)}"
+
+
 def test_every_room_stands_on_a_floor():
     rooms = {room(path) for path in sources()} - {"__init__", "__main__", "workbench.__init__"}
     assert rooms <= set(LAYER), f"give {sorted(rooms - set(LAYER))} a floor in FLOORS"
