@@ -187,7 +187,8 @@ def expect_graphs(device: str) -> None:
     """
     if not device.startswith("cuda"):
         raise ValueError(
-            f"device: expected 'cuda' for {GRAPHS}, got {device!r}. On a CPU NeMo decodes without graphs."
+            f"device: expected 'cuda' for {GRAPHS}, got {device!r}."
+            " On a CPU NeMo decodes without graphs."
         )
     from nemo.core.utils.cuda_python_utils import (
         check_cuda_python_cuda_graphs_conditional_nodes_supported,
