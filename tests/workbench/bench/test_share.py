@@ -329,7 +329,7 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
         collect.add([out], tmp_path / "records", dirty=True)
     kept = tmp_path / "records"
     shutil.copytree(ROOT / "data" / "records", kept)
-    command = [sys.executable, "-m", "asrkit.cli"]
+    command = [sys.executable, "-m", "asrkit"]
     added = subprocess.run(
         [*command, "records", "add", str(out / "bench.jsonl"), "--into", str(kept), "--dirty", "--json"],
         capture_output=True,

@@ -2,8 +2,8 @@
 see asrkit.workbench.bench.rivals.peer_worker.
 
     python -P peer_decoders.py nemo_label_looping {"plan": "plan.pt", "max_symbols": 10, "threads":
-    1, "observe": true} {"wall_ms": ..., "cpu_ms": ..., "digest": [labels, lengths, frames], "told":
-    {"join": ..., "predict": ...}, "version": "..."}
+    1, "observe": true} {"wall_ms": ..., "cpu_ms": ..., "digest": [labels, lengths, frames],
+    "counts": {"join": ..., "predict": ...}, "version": "..."}
 
 `plan` is a file that `write` made: the weights of a TransducerModel with an LSTM and a relu, and
 frames that are projected already, so NeMo's own projection of the encoder is left out. Prediction

@@ -1,7 +1,7 @@
 """A GPU machine's whole share in one command: every path against its reference, then every suite,
 within the minutes given.
 
-    python -m asrkit.cli bench all --device cuda --minutes 9 --out $OUT
+    python -m asrkit bench all --device cuda --minutes 9 --out $OUT
 
 It works in an unpacked copy of this repository with torch, torchaudio, numpy, numba-cuda and triton
 beside it, and nothing installed. NeMo's decoders join where build/peers was taken along (see
