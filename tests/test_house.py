@@ -242,7 +242,9 @@ def test_an_exception_from_the_size_rule_is_still_needed_and_says_why():
     for where, why in LONG.items():
         name, _, function = where.partition(":")
         text = (ROOT / name).read_text(encoding="utf-8")
-        nodes = [node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "") == function]
+        nodes = [
+            node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "") == function
+        ]
         size = max(map(body_lines, nodes)) if function else text.count("\n")
         limit = FUNCTION_LINES if function else FILE_LINES
         assert why and size > limit, f"{where} no longer needs its exception"

@@ -8,7 +8,7 @@ import torch
 
 from asrkit.decoders import release_graphs, transducer_greedy
 from asrkit.decoders.transducer import graphs
-from asrkit.workbench.bench import checks
+from asrkit.workbench.bench.checks import decoders as checks
 
 pytestmark = pytest.mark.gpu
 GPU_CASES = [

@@ -69,7 +69,7 @@ _EXTRACTOR_CODE = {
 _MOST = 10**6  # classes, samples: what says more is damaged
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 # parts of transformers' names, and asrkit's; the subsampling's numbers count activations too
-_NAMES = {
+NAMES = {
     "encoder.subsampling.linear.": "encoder.subsampling.out.",
     "encoder.subsampling.layers.0.": "encoder.subsampling.convs.0.",
     "encoder.subsampling.layers.2.": "encoder.subsampling.convs.1.0.",
@@ -284,7 +284,7 @@ def _renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     renamed: dict[str, Tensor] = {}
     for name, value in weights.items():
         ours = name
-        for part, own in _NAMES.items():
+        for part, own in NAMES.items():
             ours = ours.replace(part, own)
         expect(ours not in renamed, "model", "weights of one model", f"two for {ours}")
         if ours.endswith((".gate.weight", ".pointwise.weight")) or ours == "output.weight":

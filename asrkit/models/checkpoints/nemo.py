@@ -314,7 +314,7 @@ def _tokenizer(top: Section, nemo: archive.Archive, target: str) -> Tokenizer:
     return CharTokenizer("".join(labels))
 
 
-_BLOCK = {
+BLOCK_NAMES = {
     "norm_feed_forward1": "feed.0.0",
     "feed_forward1.linear1": "feed.0.1",
     "feed_forward1.linear2": "feed.0.4",
@@ -336,7 +336,7 @@ _BLOCK = {
     "conv.pointwise_conv2": "pointwise",
     "norm_out": "final_norm",
 }
-_MODEL = {
+MODEL_NAMES = {
     "encoder.pre_encode.out": "encoder.subsampling.out",
     "encoder.pre_encode.conv.0": "encoder.subsampling.convs.0",  # a ReLU lies behind each pair
     "encoder.pre_encode.conv.2": "encoder.subsampling.convs.1.0",
@@ -373,8 +373,8 @@ def _ours(name: str) -> str | None:
     """asrkit's name of a NeMo weight, None for one it does not know."""
     block = re.match(r"encoder\.layers\.(\d+)\.", name)
     if block is None:
-        return _replaced(name, _MODEL)
-    inner = _replaced(name[block.end() :], _BLOCK)
+        return _replaced(name, MODEL_NAMES)
+    inner = _replaced(name[block.end() :], BLOCK_NAMES)
     if inner is None:
         return None
     return f"encoder.blocks.{block[1]}.{inner}"

@@ -1,4 +1,4 @@
-"""What keeps a run from harm: arms that must not run, and a device that an error left dead.
+"""Which arms must not run, and whether the device survived an error.
 
 A CUDA error such as an illegal address stays with its process: every later call fails as well. So
 after an error the device is asked whether it still answers, and where it does not the process has
@@ -17,7 +17,7 @@ import torch
 
 
 class Blame(NamedTuple):
-    """What a process died of: a case by name, and an arm of it; arm "" for all of them."""
+    """What a process died of: the title of a case, and an arm of it; arm "" for the whole case."""
 
     case: str
     arm: str
@@ -27,8 +27,9 @@ class Blame(NamedTuple):
 
 
 class DeviceLost(Exception):
-    """The device answers no more. Neither a RuntimeError nor a ValueError, so that nobody who lives
-    with those goes on.
+    """The device answers no more.
+
+    It is neither a RuntimeError nor a ValueError, so that code that catches those does not go on.
     """
 
     def __init__(self, blame: Blame, why: str) -> None:
@@ -37,15 +38,19 @@ class DeviceLost(Exception):
 
 
 def synchronize(device: str) -> None:
-    """Waits for all that a GPU was given; RuntimeError if any of it failed, or anything before it
-    did.
-    """
+    """Wait for all work of a GPU; RuntimeError if any of it failed, or anything before it did."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
 
 def prove_alive(device: str, case: str, arm: str = "") -> None:
-    """DeviceLost, with this case and arm to blame, unless the device still answers."""
+    """Raise DeviceLost, with this case and arm to blame, unless the device still answers.
+
+    Args:
+        device: to ask.
+        case: title of the case.
+        arm: name of the arm; "" for the whole case.
+    """
     try:
         synchronize(device)
     except RuntimeError as error:
@@ -53,7 +58,14 @@ def prove_alive(device: str, case: str, arm: str = "") -> None:
 
 
 def guarded(call: Callable[..., Any], device: str, case: str, arm: str) -> Callable[..., Any]:
-    """`call`, after whose errors the device has to prove that it is alive."""
+    """`call`, after whose errors the device is asked whether it still answers.
+
+    Args:
+        call: to wrap.
+        device: to ask.
+        case: title of the case to blame.
+        arm: name of the arm to blame.
+    """
 
     @wraps(call, assigned=())
     def run(*given: Any) -> Any:
@@ -67,7 +79,12 @@ def guarded(call: Callable[..., Any], device: str, case: str, arm: str) -> Calla
 
 
 def way(arm: str, what: str, dtype: str) -> str:
-    """An arm behind its case and arithmetic, as patterns of what is left out may want it.
+    """An arm with its case and arithmetic, for patterns that leave out more than a name does.
+
+    Args:
+        arm: name of the arm.
+        what: of the case.
+        dtype: of the arm.
 
     >>> way("windowed_looping", "rnnt-greedy", "float32")
     'rnnt-greedy in float32: windowed_looping'
@@ -76,17 +93,26 @@ def way(arm: str, what: str, dtype: str) -> str:
 
 
 def barred(names: Pattern[str], arm: str, what: str, dtype: str = "float32") -> bool:
-    """Whether `names` finds the arm, by its name alone or as a `way`."""
+    """Whether a pattern leaves the arm out, by its name alone or as a `way`.
+
+    Args:
+        names: pattern of what to leave out.
+        arm: name of the arm.
+        what: of the case.
+        dtype: of the arm.
+    """
     return bool(names.search(arm) or names.search(way(arm, what, dtype)))
 
 
 def without_lost(names: Pattern[str], lost: Iterable[Blame]) -> Pattern[str]:
-    """`names`, and what is to blame for a process that died, arms as `way`s and whole cases."""
-    more = [
-        rf"^{re.escape(one.case)}" + (rf" in \S+: {re.escape(one.arm)}$" if one.arm else "$")
-        for one in lost
-    ]
-    return re.compile("|".join([names.pattern, *more]))
+    """`names` together with the cases, and arms as `way`s, that processes died of."""
+    patterns = [names.pattern]
+    for blame in lost:
+        pattern = f"^{re.escape(blame.case)}"
+        if blame.arm:
+            pattern += rf" in \S+: {re.escape(blame.arm)}"
+        patterns.append(f"{pattern}$")
+    return re.compile("|".join(patterns))
 
 
 @contextmanager

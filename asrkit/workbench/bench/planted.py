@@ -88,21 +88,12 @@ def planted(  # noqa: PLR0913 sizes and densities of a made-up batch
         lengths: frames of each utterance; None for T down to T / 2.
 
     Raises:
-        ValueError: a size is out of range, `durations` lack 0 or 1, or codes of this width cannot
-            keep V tokens apart.
+        ValueError: a size is out of range, or codes of this width cannot keep V tokens apart.
     """
     _expect_sizes(B, T, V, width, durations)
-    rates = labels_per_second, frames_per_second
-    expect(
-        0 < labels_per_second <= 2 * frames_per_second < inf,
-        "labels_per_second, frames_per_second",
-        "above 0, two labels a frame at most",
-        rates,
-    )
+    _expect_rates(labels_per_second, frames_per_second)
     density = labels_per_second / frames_per_second
-    ends = torch.linspace(T, T // 2, B).long() if lengths is None else torch.tensor(lengths)
-    fit = ends.shape == (B,) and ends.min() >= 1 and ends.max() <= T
-    expect(bool(fit), "lengths", f"{B} of 1 to T={T} frames", lengths)
+    ends = _ends(B, T, lengths)
     frames = []
     labels = []
     for b, length in enumerate(ends.tolist()):
@@ -126,6 +117,25 @@ def planted(  # noqa: PLR0913 sizes and densities of a made-up batch
             codes, *script, T, config.durations
         ).flatten(1)
     return Planted(model=model, encoded=encoded, lengths=ends, labels=labels, frames=frames)
+
+
+def _ends(B: int, T: int, lengths: Sequence[int] | None) -> Tensor:
+    """Frames of each utterance, (B,)."""
+    if lengths is None:
+        return torch.linspace(T, T // 2, B).long()
+    ends = torch.tensor(lengths)
+    fit = ends.shape == (B,) and ends.min() >= 1 and ends.max() <= T
+    expect(bool(fit), "lengths", f"{B} of 1 to T={T} frames", lengths)
+    return ends
+
+
+def _expect_rates(labels_per_second: float, frames_per_second: float) -> None:
+    expect(
+        0 < labels_per_second <= 2 * frames_per_second < inf,
+        "labels_per_second, frames_per_second",
+        "above 0, two labels a frame at most",
+        (labels_per_second, frames_per_second),
+    )
 
 
 def _expect_sizes(B: int, T: int, V: int, width: int, durations: Sequence[int]) -> None:

@@ -33,12 +33,21 @@ class RowKernel:
 def row_kernels(
     impl: str, dtype: torch.dtype, *, V: int, n: int = 0, cc: int = 90, together: int = 1
 ) -> dict[str, RowKernel]:
-    """The "scores" and "gradient" kernels of "triton" or "numba_cuda" for V tokens and n durations
-    on sm_`cc`.
+    """The "scores" and "gradient" kernels of an implementation, compiled and read.
 
-    `together`: see asrkit.losses.logit_rows.triton. V is taken to have many blocks, so that a loop is
-    left to count; numba_cuda's kernels do not depend on it. RuntimeError where a compiler is
-    missing, see asrkit.workbench.profiling.cubin.
+    V is taken to have many blocks, so that a loop is left to count; numba_cuda's kernels do not
+    depend on it.
+
+    Args:
+        impl: "triton" or "numba_cuda".
+        dtype: of the logits.
+        V: tokens with blank.
+        n: durations.
+        cc: compute capability times ten, as in sm_90.
+        together: logits that a thread reads at once, see asrkit.losses.logit_rows.triton.
+
+    Raises:
+        RuntimeError: a compiler is missing, see asrkit.workbench.profiling.cubin.
     """
     if impl != "triton":
         return _compiled(impl, dtype, 0, 0, cc, 1)

@@ -51,10 +51,9 @@ def run(  # noqa: PLR0913 what to run, and for a supervised run what to leave ou
 ) -> list[Record]:
     """Measure a suite; returns its sealed records: times and memory of each arm, ratios of pairs.
 
-    The arms of a case are compared before they are timed, in a call that also serves as the first
-    warm-up. An arm that raises, or returns other than the first, is left out; if the first raises,
-    all are. Each arm is repeated at most 20 times (5 if quick), and at least 3 times unless those
-    take over a minute or the time is over: "n" in a record's stats is the number.
+    The arms of a case are compared before they are timed. An arm that raises, or returns other than
+    the first, is left out; if the first raises, all are. Each is repeated at most 20 times (5 if
+    quick), and at least 3 times unless those take over a minute or the time is over.
 
     Args:
         suite: a name in SUITES.
@@ -72,17 +71,13 @@ def run(  # noqa: PLR0913 what to run, and for a supervised run what to leave ou
         journal: keeps the measurements of a case whose repeats still go on.
         **options: options of the suite, such as `lengths` of batching.
 
-    Returns:
-        The records, in the order in which they were made.
-
     Raises:
         AssertionError: once everything else is done, with all failures.
         TimeoutError: names the first case that would have begun after `until`.
         DeviceLost: the device did not survive an error, so the process has to end.
     """
-    expect(suite in SUITES, "suite", "one of " + ", ".join(map(repr, SUITES)), repr(suite))
     running = _Run(
-        suite=SUITES[suite],
+        suite=_suite(suite),
         device=device,
         out=out,
         quick=quick,
@@ -96,11 +91,12 @@ def run(  # noqa: PLR0913 what to run, and for a supervised run what to leave ou
         note=note,
         journal=journal,
     )
-    for case in running.cases(options):
-        running.case(case)
-    if running.failures:
-        raise AssertionError(" ".join(running.failures))
-    return running.records
+    return running.measure_all(options)
+
+
+def _suite(name: str) -> Suite:
+    expect(name in SUITES, "suite", "one of " + ", ".join(map(repr, SUITES)), repr(name))
+    return SUITES[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +118,14 @@ class _Run:
     journal: "Journal | None"
     records: list[Record] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+
+    def measure_all(self, options: Mapping[str, Any]) -> list[Record]:
+        """Measure all cases; returns the records, or raises AssertionError with the failures."""
+        for case in self.cases(options):
+            self.case(case)
+        if self.failures:
+            raise AssertionError(" ".join(self.failures))
+        return self.records
 
     def cases(self, options: Mapping[str, Any]) -> Iterator[Case]:
         """The cases of the suite, or what is left of them, that are to be measured in this run."""

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from asrkit.workbench.bench import checks, guards
+from asrkit.workbench.bench.checks import decoders as decoder_checks
 from asrkit.workbench.bench.checks import losses as loss_checks
+from asrkit.workbench.bench.checks import models as model_checks
+from asrkit.workbench.bench.checks import profiling as profiling_checks
+from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.suites import decoders, encoder, ladder, losses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -251,7 +255,7 @@ def test_a_graph_that_fails_its_check_is_on_no_ladder_of_its_kind(rung):
 
 
 def test_a_wrong_rung_fails_its_own_check_only(monkeypatch):
-    plain = checks.FileRecognizer
+    plain = model_checks.FileRecognizer
 
     class Wrong(plain):
         def __call__(self, *given, **how):
@@ -262,7 +266,7 @@ def test_a_wrong_rung_fails_its_own_check_only(monkeypatch):
                 else heard
             )
 
-    monkeypatch.setattr(checks, "FileRecognizer", Wrong)
+    monkeypatch.setattr(model_checks, "FileRecognizer", Wrong)
     wanted = ("ladder-rnnt baseline", "ladder-rnnt by_length", "ladder-rnnt overlapped")
     found = failures("cpu", lambda check: check.name in wanted)
     assert found == {
@@ -271,7 +275,7 @@ def test_a_wrong_rung_fails_its_own_check_only(monkeypatch):
 
 
 def test_a_graphs_scores_may_be_off_by_rounding_and_its_tokens_not(monkeypatch):
-    plain, wrong = checks.transducer_greedy, {}
+    plain, wrong = decoder_checks.transducer_greedy, {}
 
     def decode(*given, graphs, **how):
         found = plain(*given, graphs=graphs, **how)
@@ -281,14 +285,14 @@ def test_a_graphs_scores_may_be_off_by_rounding_and_its_tokens_not(monkeypatch):
             else replace(found, **{name: change(found) for name, change in wrong.items()})
         )
 
-    monkeypatch.setattr(checks, "transducer_greedy", decode)
+    monkeypatch.setattr(decoder_checks, "transducer_greedy", decode)
     wrong["scores"] = lambda found: found.scores * 1.002
-    checks._looped("cpu", (), torch.bfloat16, graphs="auto")
+    decoder_checks._looped("cpu", (), torch.bfloat16, graphs="auto")
     with pytest.raises(AssertionError, match="apart, of"):
-        checks._looped("cpu", (), torch.float32, graphs="auto")
+        decoder_checks._looped("cpu", (), torch.float32, graphs="auto")
     wrong["frames"] = lambda found: found.frames + 1
     with pytest.raises(AssertionError, match="integers differ"):
-        checks._looped("cpu", (), torch.bfloat16, graphs="auto")
+        decoder_checks._looped("cpu", (), torch.bfloat16, graphs="auto")
 
 
 def off_by_one(decode):
@@ -307,7 +311,8 @@ def off_by_one(decode):
     ],
 )  # fmt: skip
 def test_a_wrong_path_is_found(monkeypatch, name, spoil, group, said):
-    room = checks if hasattr(checks, name) else loss_checks
+    rooms = (decoder_checks, model_checks, profiling_checks, loss_checks)
+    room = next(room for room in rooms if hasattr(room, name))
     monkeypatch.setattr(room, name, spoil(getattr(room, name)))
     found = failures("cpu", lambda check: check.group == group)
     assert any(said in why for why in found.values()), found
@@ -333,13 +338,13 @@ def test_a_gradient_that_is_wrong_is_found_though_the_loss_is_right():
 
 def test_likeness_is_relative_to_the_largest_and_knows_nan_and_infinity():
     wanted = torch.tensor([100.0, torch.inf, torch.nan])
-    checks.near([wanted + torch.tensor([1e-4, 0, 0])], [wanted])
+    near([wanted + torch.tensor([1e-4, 0, 0])], [wanted])
     for wrong in (
         torch.tensor([100.1, torch.inf, torch.nan]),
         torch.tensor([100.0, 5.0, torch.nan]),
         torch.tensor([100.0, torch.inf, 1.0]),
     ):
         with pytest.raises(AssertionError):
-            checks.near([wrong], [wanted])
+            near([wrong], [wanted])
     with pytest.raises(AssertionError, match="shapes"):
-        checks.near([wanted[:1]], [wanted])
+        near([wanted[:1]], [wanted])

@@ -177,7 +177,8 @@ def test_a_sketch_sees_every_frame_and_nothing_in_the_padding():
 
 
 @pytest.mark.parametrize(
-    "peer, parts", [(1, "linear_q linear_k linear_v"), (2, "q_proj k_proj v_proj")]
+    "peer, parts",
+    [("nemo", "linear_q linear_k linear_v"), ("transformers", "q_proj k_proj v_proj")],
 )
 def test_weights_get_the_names_and_shapes_of_a_peer(peer, parts):
     weights = encoder.random_encoder(
@@ -188,7 +189,10 @@ def test_weights_get_the_names_and_shapes_of_a_peer(peer, parts):
     q, k, v = (found[f"layers.0.self_attn.{part}.weight"] for part in parts.split())
     assert torch.equal(torch.cat([q, k, v]), weights["blocks.0.attention.qkv.weight"])
     assert found["layers.0.conv.pointwise_conv1.weight"].shape == (48, 24, 1)
-    assert found["layers.0.self_attn." + ("pos_bias_u" if peer == 1 else "bias_u")].shape == (2, 12)
+    assert found["layers.0.self_attn." + ("pos_bias_u" if peer == "nemo" else "bias_u")].shape == (
+        2,
+        12,
+    )
     assert not [
         name for name in found if "blocks" in name or "attention." in name or "feed." in name
     ]

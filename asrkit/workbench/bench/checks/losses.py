@@ -207,7 +207,8 @@ def tiles(device: str, cuda: bool) -> Iterator[Check]:
         for activation, dtype, rate, durations in product(
             ("relu", "tanh"), DTYPES, (0.0, 0.3), ((), (0, 2))
         ):
-            name = f"lean {impl} {activation} {dtype_name(dtype)} dropout {rate} durations {list(durations)}"
+            name = f"lean {impl} {activation} {dtype_name(dtype)} dropout {rate}"
+            name += f" durations {list(durations)}"
             measured = (activation, rate, durations) == ("tanh", 0.0, ()) and (
                 taken or impl == "triton"
             )

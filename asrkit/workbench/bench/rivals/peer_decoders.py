@@ -2,8 +2,8 @@
 see asrkit.workbench.bench.rivals.peer_worker.
 
     python -P peer_decoders.py nemo_label_looping {"plan": "plan.pt", "max_symbols": 10, "threads":
-    1, "observe": true} {"wall_ms": ..., "cpu_ms": ..., "digest": [labels, lengths, frames], "told":
-    {"join": ..., "predict": ...}, "version": "..."}
+    1, "observe": true} {"wall_ms": ..., "cpu_ms": ..., "digest": [labels, lengths, frames],
+    "counts": {"join": ..., "predict": ...}, "version": "..."}
 
 `plan` is a file that `write` made: the weights of a TransducerModel with an LSTM and a relu, and
 frames that are projected already, so NeMo's own projection of the encoder is left out. Prediction
@@ -187,7 +187,8 @@ def expect_graphs(device: str) -> None:
     """
     if not device.startswith("cuda"):
         raise ValueError(
-            f"device: expected 'cuda' for {GRAPHS}, got {device!r}. On a CPU NeMo decodes without graphs."
+            f"device: expected 'cuda' for {GRAPHS}, got {device!r}."
+            " On a CPU NeMo decodes without graphs."
         )
     from nemo.core.utils.cuda_python_utils import (
         check_cuda_python_cuda_graphs_conditional_nodes_supported,

@@ -5,9 +5,9 @@
     {"plan": "plan.pt", "mode": "bfloat16", "threads": 1, "observe": true}
     {"wall_ms": ..., "cpu_ms": ..., "digest": [sketch, lengths], "version": "..."}
 
-`plan` is a file that `write` made: the weights of asrkit's encoder under asrkit's names, its sizes,
-and features. A request is one call, in eval mode: `mode` is float32, autocast (float32 weights,
-products in bfloat16) or bfloat16 (all of it). Protocol and timing are those of
+`plan` is a file that `write` made: the weights of asrkit's encoder under the peers' names, its
+sizes, and features. A request is one call, in eval mode: `mode` is float32, autocast (float32
+weights, products in bfloat16) or bfloat16 (all of it). Protocol and timing are those of
 asrkit.workbench.bench.rivals.peer_worker. transformers is asked for its `sdpa` attention, and once
 more for its `eager` one.
 """
@@ -26,42 +26,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-SIZES = "bins width layers heads subsampling subsampling_channels kernel expansion bias scale_input".split()
-NAMES = [  # asrkit's, NeMo's, transformers'
-    (r"subsampling\.convs\.0\.", "pre_encode.conv.0.", "subsampling.layers.0."),
-    (r"subsampling\.convs\.1\.0\.", "pre_encode.conv.2.", "subsampling.layers.2."),
-    (r"subsampling\.convs\.1\.1\.", "pre_encode.conv.3.", "subsampling.layers.3."),
-    (r"subsampling\.convs\.2\.0\.", "pre_encode.conv.5.", "subsampling.layers.5."),
-    (r"subsampling\.convs\.2\.1\.", "pre_encode.conv.6.", "subsampling.layers.6."),
-    (r"subsampling\.out", "pre_encode.out", "subsampling.linear"),
-    ("blocks", "layers", "layers"),
-    (r"feed\.0\.0", "norm_feed_forward1", "norm_feed_forward1"),
-    (r"feed\.1\.0", "norm_feed_forward2", "norm_feed_forward2"),
-    (r"feed\.0\.1", "feed_forward1.linear1", "feed_forward1.linear1"),
-    (r"feed\.0\.4", "feed_forward1.linear2", "feed_forward1.linear2"),
-    (r"feed\.1\.1", "feed_forward2.linear1", "feed_forward2.linear1"),
-    (r"feed\.1\.4", "feed_forward2.linear2", "feed_forward2.linear2"),
-    ("attention_norm", "norm_self_att", "norm_self_att"),
-    ("conv_norm", "norm_conv", "norm_conv"),
-    ("final_norm", "norm_out", "norm_out"),
-    (r"attention\.out", "self_attn.linear_out", "self_attn.o_proj"),
-    (r"attention\.position\.", "self_attn.linear_pos.", "self_attn.relative_k_proj."),
-    (r"attention\.content_bias", "self_attn.pos_bias_u", "self_attn.bias_u"),
-    (r"attention\.position_bias", "self_attn.pos_bias_v", "self_attn.bias_v"),
-    ("gate", "conv.pointwise_conv1", "conv.pointwise_conv1"),
-    ("depthwise", "conv.depthwise_conv", "conv.depthwise_conv"),
-    ("batch_norm", "conv.batch_norm", "conv.norm"),
-    (r"\.pointwise\.", ".conv.pointwise_conv2.", ".conv.pointwise_conv2."),
-]
+SIZES = (
+    "bins",
+    "width",
+    "layers",
+    "heads",
+    "subsampling",
+    "subsampling_channels",
+    "kernel",
+    "expansion",
+    "bias",
+    "scale_input",
+)
 
 
 def write(path: Path, encoder: Any, features: Tensor, lengths: Tensor) -> None:
-    """What a rival needs to encode the same batch with the same weights."""
-    sizes = {name: getattr(encoder.config, name) for name in SIZES}
-    torch.save(
-        {"weights": encoder.state_dict(), "sizes": sizes, "features": features, "lengths": lengths},
-        path,
-    )
+    """Write what a peer needs to encode the same batch with the same weights; asrkit's side.
+
+    Args:
+        path: the file.
+        encoder: our encoder.
+        features: (B, T, F).
+        lengths: (B,).
+    """
+    weights = encoder.state_dict()
+    plan = {
+        "weights": {peer: renamed(weights, peer) for peer in ("nemo", "transformers")},
+        "sizes": {name: getattr(encoder.config, name) for name in SIZES},
+        "features": features,
+        "lengths": lengths,
+    }
+    torch.save(plan, path)  # weights of both peers are views of the same memory, and saved once
 
 
 def sketch(encoded: Tensor, lengths: Tensor) -> Tensor:
@@ -73,25 +68,52 @@ def sketch(encoded: Tensor, lengths: Tensor) -> Tensor:
     return seen * (torch.arange(seen.shape[1], device=seen.device) < lengths[:, None])[..., None]
 
 
-def renamed(weights: Mapping[str, Tensor], peer: int) -> dict[str, Tensor]:
-    """`weights` by the names and in the shapes of NeMo (peer 1) or transformers (2)."""
-    found = dict[str, Tensor]()
-    parts = ("linear_q", "linear_k", "linear_v") if peer == 1 else ("q_proj", "k_proj", "v_proj")
+def renamed(weights: Mapping[str, Tensor], peer: str) -> dict[str, Tensor]:
+    """Weights of our encoder by the names and in the shapes of "nemo" or "transformers".
+
+    The names are those by which asrkit.models.checkpoints reads their files, so this is called on
+    asrkit's side only.
+    """
+    name_of = _nemo_name if peer == "nemo" else _transformers_name
+    result: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if ".qkv." in name:
-            for part, rows in zip(parts, weight.chunk(3), strict=True):
-                found[
-                    name.replace("blocks", "layers").replace("attention.qkv", f"self_attn.{part}")
-                ] = rows
+            for part, rows in zip("qkv", weight.chunk(3), strict=True):
+                result[name_of(name.replace(".qkv.", f".{part}."))] = rows
             continue
         if name.endswith("_bias"):
             weight = weight.squeeze(1)  # (H, 1, D/H): ours broadcasts over frames
-        if re.search(r"\.(gate|pointwise)\.weight", name):
+        if name.endswith((".gate.weight", ".pointwise.weight")):
             weight = weight[..., None]  # a convolution of one frame
-        for row in NAMES:
-            name = re.sub(row[0], row[peer], name)
-        found[name] = weight
-    return found
+        result[name_of(name)] = weight
+    return result
+
+
+def _nemo_name(name: str) -> str:
+    from asrkit.models.checkpoints import nemo
+
+    block = re.match(r"blocks\.(\d+)\.", name)
+    if block is None:
+        return _replaced(f"encoder.{name}", nemo.MODEL_NAMES).removeprefix("encoder.")
+    return f"layers.{block[1]}." + _replaced(name[block.end() :], nemo.BLOCK_NAMES)
+
+
+def _replaced(name: str, ours_of: Mapping[str, str]) -> str:
+    """Their name for one of ours, by a table of the beginnings of names."""
+    for theirs, ours in ours_of.items():
+        if name == ours or name.startswith(f"{ours}."):
+            return theirs + name.removeprefix(ours)
+    return name
+
+
+def _transformers_name(name: str) -> str:
+    from asrkit.models.checkpoints import huggingface
+
+    name = f"encoder.{name}"
+    for theirs, ours in huggingface.NAMES.items():
+        if theirs.startswith(("encoder.", ".")):
+            name = name.replace(ours, theirs)
+    return name.removeprefix("encoder.")
 
 
 def stub_nemo_encoder() -> None:
@@ -135,7 +157,7 @@ class NemoEncoder(nn.Module):
     (B, T', D) and lengths out.
     """
 
-    def __init__(self, sizes: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, sizes: Mapping[str, Any], weights: Mapping[str, dict[str, Tensor]]) -> None:
         super().__init__()
         stub_nemo_encoder()
         from nemo.collections.asr.modules.conformer_encoder import ConformerEncoder
@@ -154,7 +176,7 @@ class NemoEncoder(nn.Module):
             conv_kernel_size=sizes["kernel"],
             use_bias=sizes["bias"],
         )
-        load(self.encoder, renamed(weights, 1))
+        load(self.encoder, weights["nemo"])
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encoded frames (B, T', D) and their lengths (B,)."""
@@ -166,7 +188,10 @@ class TransformersEncoder(nn.Module):
     """transformers' ParakeetEncoder: features (B, T, F) in, (B, T', D) and lengths out."""
 
     def __init__(
-        self, sizes: Mapping[str, Any], weights: Mapping[str, Tensor], attention: str = "sdpa"
+        self,
+        sizes: Mapping[str, Any],
+        weights: Mapping[str, dict[str, Tensor]],
+        attention: str = "sdpa",
     ) -> None:
         super().__init__()
         from transformers import ParakeetEncoder, ParakeetEncoderConfig
@@ -186,7 +211,7 @@ class TransformersEncoder(nn.Module):
         )
         config._attn_implementation = attention
         self.encoder = ParakeetEncoder(config)
-        load(self.encoder, renamed(weights, 2))
+        load(self.encoder, weights["transformers"])
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encoded frames (B, T', D) and their lengths (B,)."""

@@ -20,10 +20,8 @@ from asrkit.workbench.profiling import Sample
 
 HERE = Path(__file__).resolve().parent
 PYTHON = HERE.parents[3] / ".venv-peers/bin/python"
-COPY = (
-    HERE.parents[3] / "build/peers"
-    # NeMo's decoders for a machine without .venv-peers: see asrkit.workbench.bench.rivals.peer_decoders
-)
+# NeMo's decoders for a machine without .venv-peers, see rivals.peer_decoders
+COPY = HERE.parents[3] / "build/peers"
 NAMES = {
     "rnnt": ("warprnnt_numba", "nemo_numba", "nemo_pytorch"),
     "tdt": ("transformers_tdt",),
@@ -41,8 +39,10 @@ NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Sample):
-    """A rival's times of one call; if observed, its result as asrkit.workbench.bench.cases.digest
-    has it, and its peak memory.
+    """Times of one call of a peer.
+
+    If it was observed: the digest of its result (see asrkit.workbench.bench.compare), its peak
+    memory in bytes and counts of its calls.
     """
 
     digest: tuple[Tensor, ...] = ()
@@ -52,7 +52,14 @@ class Answer(Sample):
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """An arm: one request to a process. `version` names the package that answers."""
+    """An arm that sends one request to a peer's process.
+
+    Attributes:
+        process: the process, which answers a line with a line.
+        name: of the peer.
+        request: what it is asked each time.
+        version: package and version that answer.
+    """
 
     process: subprocess.Popen[str]
     name: str
@@ -62,12 +69,9 @@ class Rival:
     def ask(self, **more: Any) -> dict[str, Any]:
         """The process's answer; RuntimeError with its reason if it has none."""
         assert self.process.stdin and self.process.stdout
+        request = {**self.request, "threads": torch.get_num_threads(), **more}
         try:
-            print(
-                json.dumps({**self.request, "threads": torch.get_num_threads(), **more}),
-                file=self.process.stdin,
-                flush=True,
-            )
+            print(json.dumps(request), file=self.process.stdin, flush=True)
             answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
         except BrokenPipeError:
             answer = {"error": "its process ended"}
@@ -77,17 +81,22 @@ class Rival:
 
     def __call__(self, observe: bool = False) -> Answer:
         answer = self.ask(observe=observe)
-        seen = tuple(torch.tensor(part) for part in answer.get("digest", ()))
-        more = {"peak_B": answer.get("peak_B"), "counts": answer.get("counts", {})}
-        return Answer(wall_ms=answer["wall_ms"], cpu_ms=answer["cpu_ms"], digest=seen, **more)
+        return Answer(
+            wall_ms=answer["wall_ms"],
+            cpu_ms=answer["cpu_ms"],
+            digest=tuple(torch.tensor(part) for part in answer.get("digest", ())),
+            peak_B=answer.get("peak_B"),
+            counts=answer.get("counts", {}),
+        )
 
 
 class Peers:
-    """The rivals that are installed, started when they are first asked, ended with the `with`
-    block.
+    """The installed peers, started when they are first asked and ended with the `with` block.
 
-    python: that runs them. folder: where else it finds NeMo. Neither: .venv-peers, or this Python
-    with build/peers.
+    Args:
+        python: that runs them; None for .venv-peers, or this Python with build/peers.
+        names: of peers, by what they are asked for.
+        folder: where else Python finds NeMo.
     """
 
     def __init__(
@@ -129,14 +138,11 @@ class Peers:
         return {name: Rival(**{**vars(rival), "request": request}) for name, rival in found.items()}
 
     def _start(self, name: str, small: dict[str, Any]) -> Rival:
-        decodes = name in (*LOOPS, GRAPHS)
-        worker = HERE / (
-            "peer_decoders.py"
-            if decodes
-            else "peer_encoders.py"
-            if name in ENCODERS
-            else "peer_worker.py"
-        )
+        worker = HERE / "peer_worker.py"
+        if name in (*LOOPS, GRAPHS):
+            worker = HERE / "peer_decoders.py"
+        elif name in ENCODERS:
+            worker = HERE / "peer_encoders.py"
         command = [
             str(self.python),
             "-P",

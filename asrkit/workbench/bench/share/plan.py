@@ -65,7 +65,9 @@ PARTS = (
         ["frontends", "half"],
         30,
     ),
-    _claims("loops", 0.7, "label looping with graphs, of RNN-T and TDT: six claims", ["loops"], 39),
+    _claims(
+        "loops", 0.7, "windowed looping with graphs, of RNN-T and TDT: six claims", ["loops"], 39
+    ),
     _claims(
         "windows",
         0.7,

@@ -1,0 +1,294 @@
+"""The decoders against their definition, and graphs against the loops they capture."""
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders import ctc_greedy, ctc_greedy_sequential, transducer_greedy
+from asrkit.decoders.transducer import STRATEGIES, graphs
+from asrkit.decoders.transducer.beam import transducer_beam
+from asrkit.decoders.transducer.beam_reference import transducer_beam_reference
+from asrkit.decoders.transducer.steps import GreedyModel
+from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
+from asrkit.shapes import valid_mask
+from asrkit.workbench.bench.cases import dtype_name
+from asrkit.workbench.bench.checks.check import Check
+from asrkit.workbench.bench.checks.losses import DTYPES
+from asrkit.workbench.bench.compare import near
+from asrkit.workbench.bench.planted import DURATIONS, Planted, ctc_log_probs, kind, planted
+from asrkit.workbench.bench.suites.losses import ROUNDED
+from asrkit.workbench.profiling import launch_profile
+
+OFF = {"graphs": "off"}
+
+
+def random_transducer(durations: Sequence[int], device: str, dtype: torch.dtype) -> TransducerModel:
+    """A small transducer of random weights that emits labels in bursts.
+
+    Args:
+        durations: of a TDT model; none for an RNN-T.
+        device: of the model.
+        dtype: of its weights, which are drawn in float64.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        config = TransducerConfig(
+            vocab_size=7,
+            predictor=LSTMConfig(width=8, layers=2),
+            joint_width=8,
+            durations=tuple(durations),
+            activation="relu",
+        )
+        model = TransducerModel(config).double().eval().requires_grad_(False)
+    model.output.weight.mul_(4)
+    model.output.bias[model.blank] += -2 if durations else 1
+    return model.to(device, dtype)
+
+
+def random_frames(
+    B: int, T: int, device: str, dtype: torch.dtype, seed: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Frames (B, T, 8) for `random_transducer`, and lengths (B,) from T down to 0.
+
+    Args:
+        B: utterances.
+        T: frames of the longest.
+        device: of both.
+        dtype: of the frames, which are drawn in float64.
+        seed: of the draw.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    frames = 2 * torch.randn(B, T, 8, generator=draw, dtype=torch.float64)
+    return frames.to(device, dtype), torch.linspace(T, 0, B).long().to(device)
+
+
+def decoder_checks(device: str, cuda: bool) -> Iterator[Check]:
+    """Checks of the decoders without graphs."""
+    for durations, strategy in product(DURATIONS, STRATEGIES):
+        names = [strategy]
+        if strategy == "windowed_looping":  # graphs have checks of their own
+            names += ["windowed_looping_off", r"window_\d+(_off)?"]
+        arms = [rf"^{kind(durations)}-\S+ in \S+: {name}$" for name in names]
+        call = partial(_greedy, device, strategy, durations)
+        yield Check("decoders", f"{strategy} {kind(durations)}", "|".join(arms), call)
+    for durations in DURATIONS:
+        end = f"{len(durations)} durations"
+        yield Check("decoders", f"planted {end}", "", partial(_planted, device, durations))
+        yield Check("decoders", f"carry {end}", "", partial(_carry, device, durations, **OFF))
+        yield Check("decoders", f"beam {end}", "", partial(_beam, device, durations))
+    arms_of_ctc = r"^ctc-greedy-batched in \S+: batched$"
+    yield Check("decoders", "ctc batched", arms_of_ctc, partial(_ctc, device))
+
+
+def _greedy(device: str, strategy: Any, durations: Sequence[int]) -> None:
+    """Labels, frames, durations, scores and confidence are those of the definition on the CPU, all
+    in float64.
+    """
+    options: dict[str, Any] = {"confidence": "entropy", "max_symbols": 3, "graphs": "off"}
+    wide = torch.float64
+    model = random_transducer(durations, "cpu", wide)
+    frames = random_frames(9, 30, "cpu", wide)
+    wanted = transducer_greedy(model, *frames, strategy="one_by_one", **options)
+    model = random_transducer(durations, device, wide)
+    frames = random_frames(9, 30, device, wide)
+    got = transducer_greedy(model, *frames, strategy=strategy, **options)
+    assert wanted.lengths.sum() > 20, "the model says next to nothing"
+    near(got.parts(), wanted.parts())
+
+
+def _plan(durations: Sequence[int]) -> Planted:
+    return planted(4, 40, V=33, width=240, durations=durations)
+
+
+def _planted(device: str, durations: Sequence[int]) -> None:
+    """The planted labels are found in every dtype."""
+    plan = _plan(durations)
+    lengths = plan.lengths.to(device)
+    for dtype in DTYPES:
+        model = deepcopy(plan.model).to(device, dtype)
+        encoded = plan.encoded.to(device, dtype)
+        got = transducer_greedy(model, encoded, lengths, graphs="off")
+        assert got.tokens() == plan.labels, f"other labels in {dtype}"
+
+
+def _carry(device: str, durations: Sequence[int], **options: Any) -> None:
+    """Utterances in two pieces are decoded as in one, and padding does not matter."""
+    model = random_transducer(durations, device, torch.float32)
+    encoded, lengths = random_frames(5, 30, device, torch.float32)
+    whole = transducer_greedy(model, encoded, lengths, graphs="off").tokens()
+    cut = 13
+    first = transducer_greedy(model, encoded[:, :cut], lengths.clamp(max=cut), **options)
+    left = (lengths - cut).clamp(min=0)
+    rest = transducer_greedy(model, encoded[:, cut:], left, carry=first.carry, **options)
+    assert [a + b for a, b in zip(first.tokens(), rest.tokens(), strict=True)] == whole
+    spoilt = encoded.masked_fill(~valid_mask(lengths, 30)[..., None], torch.nan)
+    got = transducer_greedy(model, spoilt, lengths, **options)
+    assert got.tokens() == whole, "padding matters"
+
+
+def _beam(device: str, durations: Sequence[int]) -> None:
+    """The beam's hypotheses and scores are those of its reference."""
+    wide = torch.float64
+    options: dict[str, Any] = {"width": 4, "nbest": 2, "max_symbols": 3}
+    model = random_transducer(durations, "cpu", wide)
+    frames = random_frames(4, 12, "cpu", wide)
+    wanted = transducer_beam_reference(model, *frames, **options)
+    model = random_transducer(durations, device, wide)
+    got = transducer_beam(model, *random_frames(4, 12, device, wide), **options)
+    pairs = zip((got, *got.alternatives), (wanted, *wanted.alternatives), strict=True)
+    for ours, theirs in pairs:
+        assert ours.tokens() == theirs.tokens()
+        near([ours.scores], [theirs.scores])
+
+
+def _ctc(device: str) -> None:
+    plan = _plan(())
+    log_probs = ctc_log_probs(plan)
+    got = ctc_greedy(log_probs.to(device), plan.lengths.to(device))
+    near(got.parts(), ctc_greedy_sequential(log_probs, plan.lengths).parts())
+
+
+def graph_checks(device: str, cuda: bool) -> Iterator[Check]:
+    """Checks of captured graphs, with fused and with plain turns; on a CPU "auto" stands for the
+    plain loop.
+
+    A turn vouches for its own arms only: where a fused kernel is wrong the plain ones are measured,
+    and the other way round.
+    """
+    ways = [("auto", "auto")]
+    dtypes: Sequence[torch.dtype] = DTYPES[:1]
+    if cuda:
+        ways = [*product(("step", "full"), ("fused", "plain")), *ways]
+        dtypes = DTYPES
+    for mode, turn in ways:
+        options: dict[str, Any] = {"graphs": mode, "turn": turn}
+        end = " plain" if turn == "plain" else ""
+        check = partial(_graph_check, mode + end)
+        for durations, dtype in product(DURATIONS, dtypes):
+            name = f"{dtype_name(dtype)} {len(durations)} durations"
+            call = partial(_looped, device, durations, dtype, **options)
+            yield check(name, call, graph_arms(mode, turn, durations, dtype))
+        yield check("carry", partial(_carry, device, (), **options))
+        yield check("weights that change and move", partial(_moved, device, **options))
+        yield check("autocast", partial(_autocast, device, **options))
+        if cuda and mode != "auto":
+            yield check("nothing captured waits", partial(_never_waits, device, mode, turn))
+
+
+def _graph_check(group: str, name: str, call: partial[None], arms: str = "") -> Check:
+    return Check(f"graphs {group}", f"graphs={group}: {name}", arms, call)
+
+
+def graph_arms(mode: str, turn: str, durations: Sequence[int], dtype: torch.dtype) -> str:
+    """A pattern of the arms that decode by such graphs; "" where there are none.
+
+    Of the ladder a plain turn has the rungs of graphs. The rung of fused turns stands on a whole
+    graph.
+
+    Args:
+        mode: "step", "full" or "auto".
+        turn: "fused", "plain" or "auto".
+        durations: of the models.
+        dtype: of the models; no arm is in float16.
+    """
+    if dtype == torch.float16:
+        return ""
+    model = kind(durations)
+    end = "_plain" if turn == "plain" else ""
+    names = [rf"window_\d+_{mode}{end}", f"windowed_looping_{mode}{end}"]
+    if mode == "auto":
+        names = [r"window_\d+"]  # which say nothing of graphs
+    arms = [(rf"{model}-\S+", name) for name in names]
+    rungs = {
+        ("step", "plain"): "graph_of_steps",
+        ("full", "plain"): "graph_whole",
+        ("full", "fused"): "fused_turns",
+    }
+    if (mode, turn) in rungs:
+        arms.append((rf"ladder-{model}\S*", rf"\w+_{rungs[mode, turn]}"))
+    return "|".join(rf"^{what} in {dtype_name(dtype)}: {name}$" for what, name in arms)
+
+
+def _looped(
+    device: str,
+    durations: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    graphs: Any,
+    turn: Any = "auto",
+) -> None:
+    """Results are the plain loop's, scores up to rounding: a graph's products may be computed by
+    other kernels.
+    """
+    model = random_transducer(durations, device, dtype)
+    mode = "step" if graphs == "auto" else graphs
+    turns = {"fused": "fused", "plain": "not fused: as asked"}
+    impl = f"windowed_looping, graphs={mode}, {turns.get(turn, '')}"
+    sizes = ((8, 48, None), (8, 40, None), (16, 20, 1), (1, 48, 8), (8, 48, None))
+    for seed, (B, T, window) in enumerate(sizes, 1):
+        options: dict[str, Any] = {"confidence": "entropy", "max_symbols": 3, "window": window}
+        frames = random_frames(B, T, device, dtype, seed)
+        got = transducer_greedy(model, *frames, graphs=graphs, turn=turn, **options)
+        if device.startswith("cuda"):
+            assert got.impl.startswith(impl), got.impl
+        wanted = transducer_greedy(model, *frames, graphs="off", **options)
+        near(got.parts(), wanted.parts(), ROUNDED[dtype])
+
+
+def _moved(device: str, **options: Any) -> None:
+    """A graph is captured anew where weights change their values, or move."""
+    model = random_transducer((), device, torch.float32)
+    encoded, lengths = random_frames(8, 48, device, torch.float32)
+    before = transducer_greedy(model, encoded, lengths, **options)
+    model.output.weight.neg_()
+    after = transducer_greedy(model, encoded, lengths, **options)
+    near(after.parts(), transducer_greedy(model, encoded, lengths, graphs="off").parts())
+    assert after.tokens() != before.tokens(), "new weights, old labels"
+    model.bfloat16()
+    encoded = encoded.bfloat16()
+    got = transducer_greedy(model, encoded, lengths, **options)
+    wanted = transducer_greedy(model, encoded, lengths, graphs="off")
+    near(got.parts(), wanted.parts(), ROUNDED[torch.bfloat16])
+    graphs.release_graphs(model)
+
+
+def _autocast(device: str, **options: Any) -> None:
+    model = random_transducer((), device, torch.float32)
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        for seed in (3, 4):
+            frames = random_frames(8, 48, device, torch.float32, seed)
+            got = transducer_greedy(model, *frames, **options)
+            wanted = transducer_greedy(model, *frames, graphs="off")
+            near(got.parts(), wanted.parts(), ROUNDED[torch.bfloat16])
+
+
+def _never_waits(device: str, mode: Any, turn: Any) -> None:
+    """torch raises at a wait, and the driver counts what Python launches beside the graph."""
+    model = random_transducer((0, 1, 2), device, torch.float32)
+    encoded, lengths = random_frames(8, 48, device, torch.float32)
+    transducer_greedy(model, encoded, lengths, graphs=mode, turn=turn)
+    [(loop, run)] = graphs.MODELS[id(model)].loops.values()
+    with torch.inference_mode():
+        greedy = GreedyModel(model, device=encoded.device)
+        carry = greedy.initial_carry(encoded)
+        loop.load(encoded, lengths, carry)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loop.turn(greedy)
+            if mode == "full":
+                run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        loop.load(encoded, lengths, carry)
+        seen = launch_profile(run, device=device)
+    graphs_run = seen.graph_launches or 0
+    assert seen.launches == (0 if mode == "full" else graphs_run), (
+        f"{seen.launches} launches beside {graphs_run} of graphs"
+    )
+    assert (graphs_run <= 1) == (mode == "full"), f"{graphs_run} graphs were launched"
