@@ -264,7 +264,7 @@ def test_the_plan_is_printed_with_its_order_and_says_that_it_is_an_estimate(caps
 
 @pytest.mark.slow
 def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_taken_in(tmp_path):
-    """All parts are done long before the minutes are over; on a slow machine the manifest says which are not."""
+    """What there is no time for is said in the manifest: each part has tests of its own."""
     blocked = installed_beyond("torch", "torchaudio", "numpy", "numba", "triton") - {"numba_cuda"}
     assert {"lhotse", "yaml", "tqdm", "matplotlib"} <= blocked
     copy, out = tmp_path / "copy", tmp_path / "share"
@@ -282,7 +282,7 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
         "--device",
         "cpu",
         "--minutes",
-        "2",
+        "1",
         "--threads",
         "1",
         "--out",
@@ -297,7 +297,7 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
     assert (
         manifest["state"] == "ended"
         and manifest["quick"]
-        and manifest["seconds"] <= 120
+        and manifest["seconds"] <= 90
         and run.returncode == 0
     )
     assert manifest["code"]["commit"] is None and manifest["software"]["asrkit"] is not None
