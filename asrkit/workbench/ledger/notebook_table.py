@@ -1,4 +1,4 @@
-"""The ledger as a table of text for notebooks. The report's columns are in report/columns.py."""
+"""The ledger as a table of text for notebooks; the report's table is in `report/columns.py`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
