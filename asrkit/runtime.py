@@ -21,9 +21,8 @@ from asrkit.shapes import expect
 
 P = ParamSpec("P")
 R = TypeVar("R")
-SIMULATED = (
-    os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
-)  # Numba reads it once as well, when it is imported
+# Numba reads it once as well, when it is imported
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MODULES = {
     "numba_cuda": ("numba_cuda", "numba.cuda", "numba.cuda.core.config"),
@@ -48,9 +47,9 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return (torch.compiler.disable(function) if torch.compiler.is_compiling() else function)(
-            *args, **kwargs
-        )
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return call
 
@@ -117,9 +116,9 @@ def lacks(package: str) -> str:
 
             cuda.compile(_store_one, "void(float32[:])", cc=(8, 0), device=False, abi="numba")
     except ModuleNotFoundError as error:
-        return (
-            f"no package {error.name}" if error.name == package else f"ModuleNotFoundError: {error}"
-        )
+        if error.name == package:
+            return f"no package {error.name}"
+        return f"ModuleNotFoundError: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return ""
@@ -134,15 +133,18 @@ def toolkit() -> Path | None:
 
     Looks at $CUDA_HOME, $CUDA_PATH, the toolkit of nvcc, NVIDIA's wheels and /usr/local/cuda.
     """
-    if named := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if named:
         return Path(named)
-    nvcc = shutil.which("nvcc")
     wheels = Path(sysconfig.get_path("purelib"), "nvidia")
-    found = [Path(nvcc).resolve().parents[1]] if nvcc else []
-    found += [wheels / "cu13", wheels / "cuda_nvcc", Path("/usr/local/cuda")]
-    return next(
-        (folder for folder in found if [*folder.glob("nvvm/libdevice/libdevice*.bc")]), None
-    )
+    candidates = [wheels / "cu13", wheels / "cuda_nvcc", Path("/usr/local/cuda")]
+    nvcc = shutil.which("nvcc")
+    if nvcc:
+        candidates.insert(0, Path(nvcc).resolve().parents[1])
+    for folder in candidates:
+        if any(folder.glob("nvvm/libdevice/libdevice*.bc")):
+            return folder
+    return None
 
 
 def tf32_asked() -> bool:
@@ -179,9 +181,9 @@ def _masks(args: Any) -> bool:
     indices = [index for index in args[1] if index is not None]
     if not any(index.dtype in (torch.bool, torch.uint8) for index in indices):
         return False
-    return not (
-        len(args) > 2 and args[2].numel() == 1 and len(indices) == 1
-    )  # x[mask] = scalar becomes masked_fill
+    # x[mask] = scalar becomes masked_fill
+    assigns_scalar = len(args) > 2 and args[2].numel() == 1 and len(indices) == 1
+    return not assigns_scalar
 
 
 def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:

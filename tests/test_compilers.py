@@ -47,7 +47,7 @@ def test_tf32_is_found_asked_for_by_old_and_new_settings(float32_throughout, way
 def test_lean_kernels_take_tf32_by_old_and_new_settings(float32_throughout, way):
     pytest.importorskip("triton")
     ASKED[way]()
-    asked = lean_launches(rnnt_loss_lean, **SMALL, impl="triton").asked
+    asked = lean_launches(rnnt_loss_lean, **SMALL, impl="triton").arguments
     assert [asked[name]["TF32"] for name in ("scores", "by_logits", "by_halves")] == [True] * 3
 
 

@@ -109,21 +109,21 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="finish the newest run, which was stopped or failed, with its notebooks",
     )
-    how = parser.add_argument_group("how to run them")
-    how.add_argument(
+    execution = parser.add_argument_group("how to run them")
+    execution.add_argument(
         "--size",
         choices=["quick", "full"],
         help="full: the larger parameters that the notebooks name (default: quick)",
     )
-    how.add_argument(
+    execution.add_argument(
         "--device",
         choices=["auto", "cpu", "cuda"],
         help="cpu hides GPUs, cuda fails without one (default: auto)",
     )
-    how.add_argument(
+    execution.add_argument(
         "--jobs", type=int, metavar="N", help="notebooks at once (default: half the cores)"
     )
-    how.add_argument(
+    execution.add_argument(
         "-p",
         "--parameter",
         nargs=2,
@@ -132,7 +132,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("NAME", "VALUE"),
         help="set a parameter in every notebook that has it; VALUE is YAML",
     )
-    how.add_argument(
+    execution.add_argument(
         "--timeout",
         type=float,
         dest="timeout_s",

@@ -80,10 +80,12 @@ def split_batches(  # noqa: PLR0913 - a loss's arguments, and how to make its lo
     def losses(encoded: Tensor, predicted: Tensor, *rest: Tensor) -> Tensor:
         return loss(joint(encoded, predicted), *rest, reduction="none", **options)
 
-    whole = (lengths, encoded, predicted, targets, logit_lengths, target_lengths)
+    batch_tensors = (lengths, encoded, predicted, targets, logit_lengths, target_lengths)
     costs = []
-    for longest, e, p, labels, *sizes in zip(*(x.split(size) for x in whole), strict=True):
+    for longest, e, p, labels, *sizes in zip(
+        *(part.split(size) for part in batch_tensors), strict=True
+    ):
         T, U = longest.amax(0).tolist()
-        batch = (e[:, :T], p[:, : U + 1], labels[:, :U], *sizes)
-        costs.append(checkpoint(losses, *batch, use_reentrant=False))
+        sub_batch = (e[:, :T], p[:, : U + 1], labels[:, :U], *sizes)
+        costs.append(checkpoint(losses, *sub_batch, use_reentrant=False))
     return reduce(torch.cat(costs), reduction)

@@ -40,9 +40,10 @@ def optimize(model: M, *, feed_forward: FeedForward = "as_it_is") -> M:
     if any(weight.is_cuda for weight in model.parameters()):
         if isinstance(model, FastConformer):
             return fuse(model, feed_forward=feed_forward)  # type: ignore[return-value]
-        whole: Any = model
-        if isinstance(getattr(whole, "encoder", None), FastConformer):
-            whole.encoder = fuse(whole.encoder, feed_forward=feed_forward)
+        model_with_encoder: Any = model
+        if isinstance(getattr(model_with_encoder, "encoder", None), FastConformer):
+            encoder = model_with_encoder.encoder
+            model_with_encoder.encoder = fuse(encoder, feed_forward=feed_forward)
             return model
     plain = feed_forward == "as_it_is"
     expect(plain, "feed_forward", "'as_it_is' but for a FastConformer on CUDA", repr(feed_forward))

@@ -31,14 +31,14 @@ def find(paths: str | Path | Iterable[str | Path]) -> list[tuple[Path, Path]]:
     """
     if isinstance(paths, str | Path):
         paths = [paths]
-    found: list[tuple[Path, Path]] = []
+    recordings: list[tuple[Path, Path]] = []
     for path in map(Path, paths):
         names = _sound_files(path)
         if names:
-            found += [(path / name, name) for name in names]
+            recordings += [(path / name, name) for name in names]
         else:
-            found.append((path, Path(path.name)))
-    return found
+            recordings.append((path, Path(path.name)))
+    return recordings
 
 
 def _sound_files(folder: Path) -> list[Path]:

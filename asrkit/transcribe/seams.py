@@ -123,7 +123,7 @@ def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
     begins. A word ends with the last label that added to its text, so not with a space, and before
     the next one starts.
     """
-    found: list[Word] = []
+    result: list[Word] = []
     tokens: list[int] = []  # since the last word started
     for label in labels:
         text = tokenizer.decode([*tokens, label.token]).strip()
@@ -132,12 +132,12 @@ def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
             text = tokenizer.decode([label.token]).strip()
             if not text:  # white space before a word
                 continue
-            if found:
-                end_s = min(found[-1].end_s, label.start_s)
-                found[-1] = found[-1]._replace(end_s=end_s)
-            found.append(Word(text, label.start_s, label.end_s, label.confidence))
-        elif text != found[-1].text:
-            confidence = min(found[-1].confidence, label.confidence)
-            found[-1] = Word(text, found[-1].start_s, label.end_s, confidence)
+            if result:
+                end_s = min(result[-1].end_s, label.start_s)
+                result[-1] = result[-1]._replace(end_s=end_s)
+            result.append(Word(text, label.start_s, label.end_s, label.confidence))
+        elif text != result[-1].text:
+            confidence = min(result[-1].confidence, label.confidence)
+            result[-1] = Word(text, result[-1].start_s, label.end_s, confidence)
         tokens.append(label.token)
-    return found
+    return result

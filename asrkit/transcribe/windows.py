@@ -1,5 +1,6 @@
 """Recordings to transcripts: cut into windows, batched, recognised, and joined again."""
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -137,12 +138,12 @@ def plan_batches(
     return plan
 
 
-def _pools(found: Iterable[_Window], batch_samples: float) -> Iterator[list[_Window]]:
-    """`found` in lists of about one batch, then twice as much each time, up to POOL batches."""
+def _pools(queue: Iterable[_Window], batch_samples: float) -> Iterator[list[_Window]]:
+    """Windows in lists of about one batch, then twice as much each time, up to POOL batches."""
     pool: list[_Window] = []
     samples = 0
     budget = batch_samples
-    for window in found:
+    for window in queue:
         pool.append(window)
         samples += len(window.waveform)
         if samples >= budget:
@@ -223,7 +224,7 @@ class _Transcriber:
                 start = time.perf_counter()
                 recognised.update(zip(rows, self.recognise(batch), strict=True))
                 took_s = time.perf_counter() - start
-                samples = sum(len(one.waveform) for one in batch)
+                samples = sum(len(member.waveform) for member in batch)
                 for row in rows:
                     compute_s[row] = took_s * len(pool[row].waveform) / samples
                 self.show(bar, batch)
@@ -258,16 +259,17 @@ class _Transcriber:
     def _labels(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
         waveforms = pad_sequence([window.waveform for window in batch], batch_first=True)
         lengths = torch.tensor([len(window.waveform) for window in batch])
-        found = self.recognizer(waveforms, lengths, confidence=self.options.timestamps)
-        confidence = found.confidence
+        hypotheses = self.recognizer(waveforms, lengths, confidence=self.options.timestamps)
+        confidence = hypotheses.confidence
         if confidence is None:
-            confidence = torch.ones(found.labels.shape)
-        parts = (found.labels, found.frames, found.durations, confidence)
+            confidence = torch.ones(hypotheses.labels.shape)
+        parts = (hypotheses.labels, hypotheses.frames, hypotheses.durations, confidence)
         columns = [part.tolist() for part in parts]
-        counts = found.lengths.tolist()
+        counts = hypotheses.lengths.tolist()
+        scores = hypotheses.scores.tolist()
         results: list[list[Label] | str] = []
-        for row, (window, score) in enumerate(zip(batch, found.scores.tolist(), strict=True)):
-            if score != score:
+        for row, (window, score) in enumerate(zip(batch, scores, strict=True)):
+            if math.isnan(score):
                 results.append(
                     "model: expected finite scores, got NaN in "
                     f"{self.recognizer.dtype}. Try another --dtype."

@@ -46,16 +46,16 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     wanted = f"at most {WIDEST - 1} labels with numba_cuda's lattice"
     expect(U1 <= WIDEST, "target_lengths", wanted, U1 - 1, "Pass impl='auto'.")
     sums, log_likelihood = empty_sums(arcs, nodes, grad)
-    given = (arcs.blank_logp, arcs.label_logp, nodes.on(sums.device), sums)
+    lattice_tensors = (arcs.blank_logp, arcs.label_logp, nodes.on(sums.device), sums)
     blocks = (len(log_likelihood), len(sums))
-    launch(_sweep, blocks, threads_for(U1), *given, log_likelihood, shared=16 * U1)
+    launch(_sweep, blocks, threads_for(U1), *lattice_tensors, log_likelihood, shared=16 * U1)
     if not grad:
         return ArcPosteriors(log_likelihood)
     blank_posterior = torch.empty_like(arcs.blank_logp)
     label_posterior = torch.empty_like(arcs.blank_logp)
     posteriors = (blank_posterior, label_posterior)
     blocks = blocks_for(nodes, nodes.sizes, LANES)
-    launch(_posteriors, blocks, LANES, *given, 1.0 + options.fastemit_lambda, *posteriors)
+    launch(_posteriors, blocks, LANES, *lattice_tensors, 1.0 + options.fastemit_lambda, *posteriors)
     return ArcPosteriors(log_likelihood, *posteriors)
 
 

@@ -39,7 +39,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     `options` it reads durations and fastemit_lambda.
     """
     assert arcs.duration_logp is not None
-    given = (
+    lattice_arrays = (
         arcs.blank_logp.numpy(),
         arcs.label_logp.numpy(),
         arcs.duration_logp.numpy(),
@@ -48,14 +48,14 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     )
     beta, log_likelihood = empty_sums(nodes)
     with numba_cpu.pool():
-        _backward_variables(*given, beta.numpy(), log_likelihood.numpy())
+        _backward_variables(*lattice_arrays, beta.numpy(), log_likelihood.numpy())
         if not grad:
             return ArcPosteriors(log_likelihood)
         blank_posterior = torch.zeros_like(arcs.blank_logp)
         label_posterior = torch.zeros_like(arcs.blank_logp)
         duration_posterior = torch.zeros_like(arcs.duration_logp)
         _posteriors(
-            *given,
+            *lattice_arrays,
             beta.numpy(),
             torch.zeros_like(beta).numpy(),
             blank_posterior.numpy(),

@@ -42,7 +42,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     assert arcs.duration_logp is not None
     sums, log_likelihood = empty_sums(arcs, nodes, grad)
     U1 = int(nodes.table[:, LABELS].max()) + 1
-    given = (
+    lattice_tensors = (
         arcs.blank_logp,
         arcs.label_logp,
         arcs.duration_logp,
@@ -51,7 +51,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         sums,
     )
     blocks = (len(log_likelihood), len(sums))
-    launch(_sweep, blocks, threads_for(U1), *given, log_likelihood)
+    launch(_sweep, blocks, threads_for(U1), *lattice_tensors, log_likelihood)
     if not grad:
         return ArcPosteriors(log_likelihood)
     posteriors = (
@@ -60,7 +60,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         torch.empty_like(arcs.duration_logp),
     )
     blocks = blocks_for(nodes, nodes.sizes, LANES)
-    launch(_posteriors, blocks, LANES, *given, 1.0 + options.fastemit_lambda, *posteriors)
+    launch(_posteriors, blocks, LANES, *lattice_tensors, 1.0 + options.fastemit_lambda, *posteriors)
     return ArcPosteriors(log_likelihood, *posteriors)
 
 

@@ -352,7 +352,7 @@ MODEL_NAMES = {
     "decoder.decoder_layers.0": "output",
     "ctc_decoder.decoder_layers.0": "ctc_head",
 }
-_NO_WEIGHTS = (
+_NO_WEIGHTS = (  # beginnings of names: metrics, tables
     "loss.",
     "wer.",
     "_wer.",
@@ -360,13 +360,13 @@ _NO_WEIGHTS = (
     "ctc_wer.",
     "spec_augmentation.",
     "encoder.pos_enc.",
-)  # metrics, tables
-_CONVOLUTIONS_OF_ONE = (
+)
+_CONVOLUTIONS_OF_ONE = (  # convolutions of one frame in NeMo, linear layers here
     "gate.weight",
     "pointwise.weight",
     "output.weight",
     "ctc_head.weight",
-)  # linear layers here
+)
 
 
 def _ours(name: str) -> str | None:

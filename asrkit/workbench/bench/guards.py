@@ -34,7 +34,8 @@ class DeviceLost(Exception):
 
     def __init__(self, blame: Blame, why: str) -> None:
         super().__init__(f"{blame}: the device is lost: {why}")
-        self.blame, self.why = blame, f"the device is lost: {why}"
+        self.blame = blame
+        self.why = f"the device is lost: {why}"
 
 
 def synchronize(device: str) -> None:
@@ -68,9 +69,9 @@ def guarded(call: Callable[..., Any], device: str, case: str, arm: str) -> Calla
     """
 
     @wraps(call, assigned=())
-    def run(*given: Any) -> Any:
+    def run(*args: Any) -> Any:
         try:
-            return call(*given)
+            return call(*args)
         except Exception:
             prove_alive(device, case, arm)
             raise

@@ -215,8 +215,8 @@ class FileRecognizer:
 
 def _gathered(results: Sequence[tuple[Hypotheses, Tensor]], rows: Tensor) -> Transcribed:
     """The batches as one, their rows back in the order of the files."""
-    hypotheses = [found for found, _ in results]
-    U = max(found.labels.shape[1] for found in hypotheses)
+    hypotheses = [batch for batch, _ in results]
+    U = max(batch.labels.shape[1] for batch in hypotheses)
     order = rows.argsort()
 
     def together(parts: Sequence[Tensor]) -> Tensor:
@@ -226,11 +226,11 @@ def _gathered(results: Sequence[tuple[Hypotheses, Tensor]], rows: Tensor) -> Tra
         return together([pad(part, (0, U - part.shape[1]), value=-1) for part in parts])
 
     return Transcribed(
-        labels=padded([found.labels for found in hypotheses]),
-        counts=together([found.lengths for found in hypotheses]),
-        frames=padded([found.frames for found in hypotheses]),
+        labels=padded([batch.labels for batch in hypotheses]),
+        counts=together([batch.lengths for batch in hypotheses]),
+        frames=padded([batch.frames for batch in hypotheses]),
         ends=together([ends for _, ends in results]),
-        scores=together([found.scores for found in hypotheses]).float(),
+        scores=together([batch.scores for batch in hypotheses]).float(),
     )
 
 

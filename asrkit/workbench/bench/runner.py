@@ -177,7 +177,7 @@ class _Run:
 
     def keep(self, measurements: Iterable[Measurement]) -> None:
         """Seal measurements and write them to `out`."""
-        sealed = [one.sealed() for one in measurements]
+        sealed = [measurement.sealed() for measurement in measurements]
         if self.out is not None:
             with guards.naming(self.out):
                 records.append(self.out, *sealed)
@@ -188,8 +188,8 @@ class _Run:
         if case.refused:
             self.fail(case.refused)
         elif case.measure:
-            for one in case.measure():
-                yield [one]
+            for measurement in case.measure():
+                yield [measurement]
         else:
             yield from self.timed(with_peers(case, self.peers))
 
@@ -340,17 +340,18 @@ def arm_measurements(
     """
     common = {"dtype": "float32", **case.params, **params}
     for name, timing in timings.items():
-        seen = observations[name]
+        observation = observations[name]
         shared: dict[str, Any] = {
             "impl": name,
             "load1": load1,
-            "params": common | case.arm_params.get(name, {}) | {**seen.counts},
+            "params": common | case.arm_params.get(name, {}) | {**observation.counts},
         }
         yield from _times(case, timing, shared)
-        if seen.peak_B is not None:
+        if observation.peak_B is not None:
             is_peer = isinstance(case.arms[name], Rival)
             timer = "VmHWM of its process" if is_peer else "torch allocator"
-            yield Measurement(case.what, "peak_memory", "B", seen.peak_B, timer=timer, **shared)
+            peak_B = observation.peak_B
+            yield Measurement(case.what, "peak_memory", "B", peak_B, timer=timer, **shared)
     for slow, fast in case.pairs():
         if slow in timings and fast in timings:
             arm_params = case.arm_params.get(fast, {})
@@ -383,5 +384,5 @@ def _ratio(
 ) -> Measurement:
     ratios = ratio(timings, slow, fast)
     timing = timings[fast]
-    how: dict[str, Any] = {"timer": timing.timer, "warmup": timing.warmup, **shared}
-    return Measurement(case.what, "ratio", "1", median(ratios), ratios, **how)
+    clock: dict[str, Any] = {"timer": timing.timer, "warmup": timing.warmup, **shared}
+    return Measurement(case.what, "ratio", "1", median(ratios), ratios, **clock)

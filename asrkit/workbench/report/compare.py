@@ -119,7 +119,7 @@ def compare(a: Path, b: Path, out: Path | None = None) -> Comparison:
         if key in second.records
     ]
     pairs.sort(key=lambda pair: -pair["apart"])
-    found = Comparison(
+    comparison = Comparison(
         path=out or b.parent / f"compare-{a.name}-{b.name}.html",
         a=a.name,
         b=b.name,
@@ -131,19 +131,19 @@ def compare(a: Path, b: Path, out: Path | None = None) -> Comparison:
     only_first = {*first.records} - {*second.records}
     only_second = {*second.records} - {*first.records}
     write_page(
-        found.path,
+        comparison.path,
         "compare.html.j2",
         a=a,
         b=b,
-        sentence=_sentence(found),
-        warnings=found.warnings,
+        sentence=_sentence(comparison),
+        warnings=comparison.warnings,
         facts=_facts(first, second),
-        notebooks=found.notebooks,
+        notebooks=comparison.notebooks,
         pairs=pairs,
         alone=(len(only_first), len(only_second)),
-        verdicts=found.verdicts,
+        verdicts=comparison.verdicts,
     )
-    return found
+    return comparison
 
 
 def _read_run(folder: Path) -> _Run:
@@ -325,12 +325,13 @@ def _facts(first: _Run, second: _Run) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _sentence(found: Comparison) -> str:
+def _sentence(comparison: Comparison) -> str:
     sentence = (
-        f"{len(found.pairs)} records in both, {_number_apart(found.pairs)} with quartiles apart; "
-        f"{len(found.verdicts)} verdicts differ"
+        f"{len(comparison.pairs)} records in both, "
+        f"{_number_apart(comparison.pairs)} with quartiles apart; "
+        f"{len(comparison.verdicts)} verdicts differ"
     )
-    explained = sum(bool(changed.reason) for changed in found.verdicts)
+    explained = sum(bool(changed.reason) for changed in comparison.verdicts)
     if explained:
         sentence += f", {explained} as only one run has the notebook"
     return f"{sentence}."

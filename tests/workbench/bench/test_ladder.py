@@ -20,7 +20,7 @@ from asrkit.models.packed import PackedLinear
 from asrkit.transcribe import PipelineConfig, Recognizer, decoding, pipeline
 from asrkit.workbench import bench, records
 from asrkit.workbench.bench import guards, ladder_pipeline
-from asrkit.workbench.bench.cases import check
+from asrkit.workbench.bench.compare import check
 from asrkit.workbench.bench.ladder_pipeline import FileRecognizer, read_wav, write_wav
 from asrkit.workbench.bench.suites import ladder
 from asrkit.workbench.bench.suites.ladder import BASELINE

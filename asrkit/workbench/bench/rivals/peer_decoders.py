@@ -1,15 +1,16 @@
 """NeMo's greedy transducer decoders in a process of their own, run by the Python of `make peers`:
 see asrkit.workbench.bench.rivals.peer_worker.
 
-    python -P peer_decoders.py nemo_label_looping {"plan": "plan.pt", "max_symbols": 10, "threads":
-    1, "observe": true} {"wall_ms": ..., "cpu_ms": ..., "digest": [labels, lengths, frames],
-    "counts": {"join": ..., "predict": ...}, "version": "..."}
+    $ python -P peer_decoders.py nemo_label_looping
+    {"plan": "plan.pt", "max_symbols": 10, "threads": 1, "observe": true}
+    {"wall_ms": ..., "cpu_ms": ..., "digest": [labels, lengths, frames],
+     "counts": {"join": ..., "predict": ...}, "version": "..."}
 
 `plan` is a file that `write` made: the weights of a TransducerModel with an LSTM and a relu, and
 frames that are projected already, so NeMo's own projection of the encoder is left out. Prediction
-network, joint and decoder are NeMo's. A request is one call; with "observe" the answer has what it
-found and the calls it made: beside the digest scores, and with "keep_durations" those of TDT's
-labels.
+network, joint and decoder are NeMo's. A request is one call, and the answer is one line. With
+"observe" it also holds the hypotheses (the digest, and scores) and counts of calls of joint and
+predictor; with "keep_durations" also the durations of TDT's labels.
 
 With "device": "cuda" weights and frames are moved there, and a call is timed by events on an idle
 device, without "cpu_ms". There is one loop more, nemo_label_looping_graphs: NeMo's label looping as

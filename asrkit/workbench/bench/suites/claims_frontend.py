@@ -228,9 +228,9 @@ def _shares(times: dict[str, Timing], records: StudyRecords) -> Iterator[Measure
         shares = [ms / (ms + rest_ms) for ms, rest_ms in pairs]
         return records.value(what, shares, times[loop], "sequential", metric="share", unit="1")
 
-    whole = times["preprocessor"]
+    preprocessor = times["preprocessor"]
     yield share("preprocessor-norm-share", "norm", "mel")
-    yield records.value("preprocessor-10ms", whole.samples_ms, whole, "sequential")
+    yield records.value("preprocessor-10ms", preprocessor.samples_ms, preprocessor, "sequential")
     yield share("ctc-greedy-share", "ctc", "model")
 
 

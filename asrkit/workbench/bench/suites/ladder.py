@@ -313,8 +313,10 @@ def case(
         AssertionError: the baseline does not say what the script says.
     """
     task = made.task
-    found = arms["baseline"].recognizer()
-    assert found.tokens() == made.labels, f"{what}: the baseline does not say what the script says."
+    transcribed = arms["baseline"].recognizer()
+    assert transcribed.tokens() == made.labels, (
+        f"{what}: the baseline does not say what the script says."
+    )
     config: Any = task.model.config.encoder
     climbed = [name for name, arm in arms.items() if arm.position != "alone"]
     ratios = [("baseline", name) for name in arms if name != "baseline"]

@@ -1,4 +1,4 @@
-"""The ledger as a table of text for notebooks. The report's columns are in report/columns.py."""
+"""The ledger as a table of text for notebooks; the report's table is in `report/columns.py`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ def table(
         judged = verdict(claim, records, machine)
         recorded = "–"
         if judged.recorded:
-            recorded = f"{claim.show(judged.recorded['value'])} on {_origin(judged.recorded)}"
+            recorded = f"{claim.show(judged.recorded['value'])} on {origin(judged.recorded)}"
         rows.append(
             {
                 "id": claim.id,
@@ -46,7 +46,7 @@ def table(
     return rows
 
 
-def _origin(record: Record) -> str:
+def origin(record: Record) -> str:
     """Device, code version and day of a record."""
     gpus = " + ".join(gpu["name"] for gpu in record["machine"]["gpus"])
     device = gpus or record["machine"]["cpu_model"]
