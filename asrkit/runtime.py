@@ -48,9 +48,9 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return (torch.compiler.disable(function) if torch.compiler.is_compiling() else function)(
-            *args, **kwargs
-        )
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return call
 
@@ -117,9 +117,9 @@ def lacks(package: str) -> str:
 
             cuda.compile(_store_one, "void(float32[:])", cc=(8, 0), device=False, abi="numba")
     except ModuleNotFoundError as error:
-        return (
-            f"no package {error.name}" if error.name == package else f"ModuleNotFoundError: {error}"
-        )
+        if error.name == package:
+            return f"no package {error.name}"
+        return f"ModuleNotFoundError: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return ""

@@ -143,11 +143,14 @@ class _Run:
             return None
         if not case.arms:
             measured = case.claims and known_claims(self.suite.name, self.done) >= {*case.claims}
-            todo = (case.measure or case.refused) and not measured
-            return case if todo else None
+            if measured or not (case.measure or case.refused):
+                return None
+            return case
         blamed = [blame.arm for blame in self.lost if blame.case == case.title]
         case = without_arms(without_arms(case, self.without), names_pattern(blamed))
-        return case if case.arms and not is_known(case, self.done) else None
+        if not case.arms or is_known(case, self.done):
+            return None
+        return case
 
     def case(self, case: Case) -> None:
         """Measure one case; its failure is kept, and the run goes on."""
@@ -177,7 +180,7 @@ class _Run:
 
     def keep(self, measurements: Iterable[Measurement]) -> None:
         """Seal measurements and write them to `out`."""
-        sealed = [one.sealed() for one in measurements]
+        sealed = [measurement.sealed() for measurement in measurements]
         if self.out is not None:
             with guards.naming(self.out):
                 records.append(self.out, *sealed)
@@ -188,8 +191,8 @@ class _Run:
         if case.refused:
             self.fail(case.refused)
         elif case.measure:
-            for one in case.measure():
-                yield [one]
+            for measurement in case.measure():
+                yield [measurement]
         else:
             yield from self.timed(with_peers(case, self.peers))
 

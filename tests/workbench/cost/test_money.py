@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from asrkit import files
 from asrkit.workbench import cost, records
 from asrkit.workbench.cost import Instance, Range, Speed, transcription_cost
-from asrkit.workbench.machine import GPU
+from asrkit.workbench.machine import GPU_FIELDS
 
 PRICES, SPEEDS = cost.load_prices(), cost.published_speeds()
 BOARD = next(
@@ -425,7 +425,7 @@ def test_on_a_gpu_the_fastest_rung_of_a_ladder_counts_and_a_ladder_on_a_processo
         made |= {
             "what": "ladder-rnnt",
             "machine": made["machine"]
-            | {"gpus": [dict.fromkeys(GPU, "") | {"name": "NVIDIA H200"}]},
+            | {"gpus": [dict.fromkeys(GPU_FIELDS, "") | {"name": "NVIDIA H200"}]},
         }
         body = {key: item for key, item in made.items() if key != "content_sha256"}
         return body | {"content_sha256": files.content_hash(body)}
