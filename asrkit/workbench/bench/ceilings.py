@@ -2,7 +2,7 @@
 same run.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -82,7 +82,7 @@ def _time(name: str, call: Callable[[], object], device: str, quick: bool) -> Ti
 def _products(device: str, quick: bool, threads: int) -> Iterator[Measurement]:
     """FLOP/s of square matrix products by arithmetic."""
     kind = device.partition(":")[0]
-    sizes = ROWS[kind]
+    sizes: Sequence[int] = ROWS[kind]
     if quick:
         sizes = sizes[:1]
     for name, dtype in TYPES.items():

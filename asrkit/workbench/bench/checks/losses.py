@@ -123,7 +123,7 @@ def kernels(device: str, cuda: bool) -> Iterator[Check]:
     """
     fast = "numba_cpu"
     impls = ["numba_cpu", "wavefront"]
-    torchaudio_dtypes = DTYPES[:1]
+    torchaudio_dtypes: Sequence[torch.dtype] = DTYPES[:1]
     if cuda:
         fast = "numba_cuda"
         impls = ["numba_cuda", "triton", "wavefront"]

@@ -10,7 +10,7 @@ are kept, four where they are made twice.
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -214,7 +214,7 @@ def logits_case(
     if shape[1] < 20:
         names.insert(0, "reference")
     what = f"{name}-loss"
-    counting: Callable[[], Iterator[Measurement]] = no_measurements
+    counting: Callable[[], Iterable[Measurement]] = no_measurements
     if logits.is_cuda:
         counting = partial(counted, what, compiled, logits, len(durations))
     peers = None

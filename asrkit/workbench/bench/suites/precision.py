@@ -4,7 +4,7 @@ has to cast.
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -352,7 +352,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         logging.getLogger(__name__).warning(
             "No trained model: run notebook 00 first to have error rates too."
         )
-    presets_measured = PRESETS_MEASURED
+    presets_measured: Sequence[str] = PRESETS_MEASURED
     shape = (2, 1600, 80)
     if quick:
         presets_measured = PRESETS_MEASURED[:1]
