@@ -59,7 +59,9 @@ def expect_types(config: object) -> None:
                 and not isinstance(value, bool)
                 and abs(value) <= float_info.max
             )
-            wanted = "a whole number" if annotation is int else "a finite number"
+            wanted = "a finite number"
+            if annotation is int:
+                wanted = "a whole number"
             expect(is_number, name, wanted, repr(value))
         elif isinstance(annotation, type | UnionType):
             classes = get_args(annotation) or [annotation]

@@ -53,8 +53,9 @@ def _cost(args: argparse.Namespace) -> int:
     ]
     _check_costs(args, costs)
     result = _result(args, costs, terms["hours"])
-    with_speed = {one.instance.name for one in costs}
-    result["left_out"] = sorted({instance.name for instance in instances} - with_speed)
+    names = {instance.name for instance in instances}
+    names_with_speed = {entry.instance.name for entry in costs}
+    result["left_out"] = sorted(names - names_with_speed)
     if args.json:
         print(json.dumps(result))
     else:
@@ -88,7 +89,9 @@ def _check_combinations(args: argparse.Namespace) -> None:
 
 def _fill_defaults(args: argparse.Namespace) -> None:
     """Set the options that were not passed, after the check that has to tell them apart."""
-    defaults = DEFAULTS | DOCUMENT if args.document else DEFAULTS
+    defaults = DEFAULTS
+    if args.document:
+        defaults = DEFAULTS | DOCUMENT
     vars(args).update(defaults | _passed(args))
 
 
@@ -108,12 +111,16 @@ def _parse_range(text: str, option: str, *, single: bool = False) -> Any:
     except ValueError:
         ends = []
     wanted = "a number, 0 or in 1e-12..1e12"
+    most_ends = 1
     if not single:
         wanted += ", or LOW:HIGH, or LOW:MIDDLE:HIGH"
-    right_number = 1 <= len(ends) <= (1 if single else 3)
+        most_ends = 3
+    right_number = 1 <= len(ends) <= most_ends
     in_bounds = all(end == 0 or 1e-12 <= end <= 1e12 for end in ends)
     expect(right_number and in_bounds and ends == sorted(ends), option, wanted, repr(text))
-    middle = ends[1] if len(ends) == 3 else sum(ends) / len(ends)
+    middle = sum(ends) / len(ends)
+    if len(ends) == 3:
+        middle = ends[1]
     return Range(ends[0], middle, ends[-1])
 
 
@@ -122,10 +129,15 @@ def _instances(args: argparse.Namespace) -> list[Any]:
     from asrkit.shapes import expect
     from asrkit.workbench.cost import load_prices
 
-    price = None if args.price is None else _parse_range(args.price, "price")
+    price = None
+    if args.price is not None:
+        price = _parse_range(args.price, "price")
     if args.units is not None:
         return [_own_instance(args, price)]
-    known = load_prices() if args.on is None else load_prices(on=args.on)
+    if args.on is None:
+        known = load_prices()
+    else:
+        known = load_prices(on=args.on)
     expect(bool(known), "on", "a day of which there are prices", args.on)
     names = args.instance or [name for name in SHOWN if name in known]
     unknown = [name for name in names if name not in known]
@@ -158,7 +170,9 @@ def _known_speeds(args: argparse.Namespace) -> list[Any]:
 
     if args.document:
         return cost.published_speeds()
-    own = [args.measured] if args.measured and args.measured.is_file() else []
+    own = []
+    if args.measured and args.measured.is_file():
+        own = [args.measured]
     expect(
         bool(own) or args.measured in (None, OWN_RECORDS),
         "measured",
@@ -191,7 +205,9 @@ def _speeds(args: argparse.Namespace, instance: Any, known: list[Any]) -> list[A
     if args.rtfx is not None:
         rtfx = _parse_range(args.rtfx, "rtfx")
         return [cost.Speed(rtfx=rtfx, per=args.per or instance.per, origin="assumed")]
-    measured = _measured_speeds(args, instance, known) if args.measured else []
+    measured = []
+    if args.measured:
+        measured = _measured_speeds(args, instance, known)
     if measured or (args.measured and instance.per == "core"):
         known = measured
     fitting = cost.speeds_for(instance, known, model=args.model or cost.DEFAULT_MODEL)
@@ -205,7 +221,9 @@ def _speeds(args: argparse.Namespace, instance: Any, known: list[Any]) -> list[A
         f"yours for {instance.name}",
         "none that is known",
     )
-    return fitting[:1] if args.document else fitting
+    if args.document:
+        return fitting[:1]
+    return fitting
 
 
 def _measured_speeds(args: argparse.Namespace, instance: Any, known: list[Any]) -> list[Any]:
@@ -213,7 +231,9 @@ def _measured_speeds(args: argparse.Namespace, instance: Any, known: list[Any]) 
     from asrkit.shapes import expect
     from asrkit.workbench import cost
 
-    origin = "measured here" if args.measured.is_file() else cost.SAME_KIND
+    origin = cost.SAME_KIND
+    if args.measured.is_file():
+        origin = "measured here"
     measured = [speed for speed in known if speed.origin == origin]
     expect(
         bool(measured),
@@ -229,7 +249,8 @@ def _check_costs(args: argparse.Namespace, costs: Sequence[Any]) -> None:
     from asrkit.shapes import expect
     from asrkit.workbench import cost
 
-    measured = any(one.speed.origin in ("measured here", cost.SAME_KIND) for one in costs)
+    origins = {entry.speed.origin for entry in costs}
+    measured = bool(origins & {"measured here", cost.SAME_KIND})
     expect(
         measured or not args.measured,
         "instance",
@@ -255,7 +276,7 @@ def _result(args: argparse.Namespace, costs: Sequence[Any], hours: float) -> dic
         result["cores_over_gpus"] = (on_cores.usd / on_gpus.usd).ends
         result["model"] = on_cores.speed.model
         result["unequal"] = cost.unequal(on_cores.speed, on_gpus.speed)
-    elif {one.speed.per for one in costs} == {"core", "gpu"}:
+    elif {entry.speed.per for entry in costs} == {"core", "gpu"}:
         result["cores_over_gpus"] = None
     if args.document:
         unstated = [row["input"] for row in cost.stated_inputs() if not row["stated"]]
@@ -270,9 +291,12 @@ def _text(args: argparse.Namespace, result: Mapping[str, Any]) -> Iterable[str]:
     yield ""
     yield LEGEND
     if result["left_out"]:
-        model = f"of {args.model} " if args.model else ""
-        cores = "measured on such cores " if args.measured else ""
-        yield f"left out: {', '.join(result['left_out'])}: no RTFx {model}{cores}is known"
+        missing = "RTFx"
+        if args.model:
+            missing += f" of {args.model}"
+        if args.measured:
+            missing += " measured on such cores"
+        yield f"left out: {', '.join(result['left_out'])}: no {missing} is known"
     if result.get("cores_over_gpus"):
         ratio = _range_text(result["cores_over_gpus"])
         model = result["model"] or "at the RTFx given"
@@ -350,7 +374,9 @@ def _cells(row: Mapping[str, Any], hours: float) -> dict[str, str]:
 def _range_text(ends: Sequence[float] | None) -> str:
     from asrkit.workbench.cost import Range
 
-    return str(Range(*ends)) if ends else "–"
+    if not ends:
+        return "–"
+    return str(Range(*ends))
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -89,7 +89,9 @@ def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bo
     """
     choices = ", ".join(map(repr, impls))
     expect(impl in ("auto", *impls), "impl", f"one of 'auto', {choices}", repr(impl))
-    picked = fastest(logits) if impl == "auto" else impl
+    picked = impl
+    if impl == "auto":
+        picked = fastest(logits)
     expect_runs(picked, logits)
     if overwrite_logits:
         able = picked not in ("torchaudio", "reference")
@@ -115,13 +117,20 @@ def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
         why = lacks("numba_cuda")
         got = f"'numba_cuda', which fails here: {why}"
         expect(not why, "impl", "'wavefront'", got, "pip install 'asrkit[cuda]'.")
-        _expect_device("cpu" if SIMULATED else "cuda", impl, scores, name)
+        _expect_device(_gpu_or_cpu(simulated=SIMULATED), impl, scores, name)
     elif impl == "triton":
         why = lacks("triton")
         got = f"'triton', which fails here: {why}"
         expect(not why, "impl", "another implementation", got, AUTO)
         _expect_dtype(impl, scores, name)
-        _expect_device("cpu" if INTERPRETED else "cuda", impl, scores, name)
+        _expect_device(_gpu_or_cpu(simulated=INTERPRETED), impl, scores, name)
+
+
+def _gpu_or_cpu(*, simulated: bool) -> str:
+    """The type of device that a kernel's tensors lie on, on a GPU or simulated on a CPU."""
+    if simulated:
+        return "cpu"
+    return "cuda"
 
 
 def _expect_dtype(impl: str, scores: Tensor, name: str, remedy: str = "") -> None:

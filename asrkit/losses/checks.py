@@ -131,7 +131,9 @@ def reduce(costs: Tensor, reduction: Reduction) -> Tensor:
 
 def check_durations(durations: Sequence[int], sigma: float, omega: float) -> None:
     """Raise ValueError where `durations`, `sigma` or `omega` (TDT) describes no lattice."""
-    listed = tuple(durations) if isinstance(durations, list | tuple) else ()
+    listed: tuple[int, ...] = ()
+    if isinstance(durations, list | tuple):
+        listed = tuple(durations)
     are_counts = all(isinstance(duration, int) and duration >= 0 for duration in listed)
     usable = are_counts and len(set(listed)) == len(listed) and any(listed)
     wanted = "distinct frame counts, one of them above 0"

@@ -181,7 +181,9 @@ class _Tile(NamedTuple):
 
 def _tiles(nodes: Nodes, packed: Tensor) -> Iterator[_Tile]:
     """Pieces of packed rows whose masks and gradients fit in a core's cache."""
-    tile_bytes = 1 << 20 if packed.device.type == "cpu" else 1 << 26
+    tile_bytes = 1 << 26
+    if packed.device.type == "cpu":
+        tile_bytes = 1 << 20
     for b in range(len(nodes.table)):
         T, U1, places = nodes.slices(b)
         step = max(1, tile_bytes // (8 * U1 * packed.shape[1]))

@@ -91,20 +91,28 @@ def transducer_loss(
             "sigma": config.sigma,
             "omega": config.omega,
         }
+    full_loss: Callable[..., Tensor] = rnnt_loss
+    lean_loss: Callable[..., Tensor] = rnnt_loss_lean
+    if model.durations:
+        full_loss = tdt_loss
+        lean_loss = tdt_loss_lean
     if not lean:
         logits = model.join(encoded[:, :, None], predicted[:, None])  # (B, T, U1, V)
-        full_loss: Callable[..., Tensor] = tdt_loss if model.durations else rnnt_loss
         with torch.autocast(logits.device.type, enabled=False):
             return full_loss(logits, *alignment, **options), False
-    lean_loss: Callable[..., Tensor] = tdt_loss_lean if model.durations else rnnt_loss_lean
-    dropout = model.dropout.p if model.dropout.training else 0.0
+    dropout = 0.0
+    if model.dropout.training:
+        dropout = model.dropout.p
+    activation = "relu"
+    if model.activation is torch.tanh:
+        activation = "tanh"
     total = lean_loss(
         encoded,
         predicted,
         model.output.weight,
         model.output.bias,
         *alignment,
-        activation="tanh" if model.activation is torch.tanh else "relu",
+        activation=activation,
         dropout=dropout,
         **options,
     )

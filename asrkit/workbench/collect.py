@@ -67,7 +67,9 @@ def _expect_committed_code(records: Sequence[Record]) -> None:
             is_here = commit_of_source(code.get("source", "")) is not None
         if is_here and not code["dirty"]:
             continue
-        measured_by = "a checkout with changes" if code["dirty"] else "other code"
+        measured_by = "other code"
+        if code["dirty"]:
+            measured_by = "a checkout with changes"
         raise ValueError(
             f"{record['what']} of {record['captured_at']}: expected records of code that a commit "
             f"here holds, got {measured_by}. Pass --dirty to take it."
@@ -82,7 +84,9 @@ def _append_by_machine(records: Iterable[Record], into: Path) -> None:
     with contextlib.ExitStack() as replacements:
         for machine_id in sorted(by_machine):
             target = into / machine_id / "bench.jsonl"
-            before = target.read_bytes() if target.exists() else b""
+            before = b""
+            if target.exists():
+                before = target.read_bytes()
             if before and not before.endswith(b"\n"):
                 before += b"\n"
             part = replacements.enter_context(atomic(target))
@@ -119,10 +123,13 @@ def _expect_as_manifest_says(folder: Path) -> None:
         )
     for name in FILES:
         listed = manifest["files"][name]
-        data = (folder / name).read_bytes() if (folder / name).exists() else b""
+        path = folder / name
+        data = b""
+        if path.exists():
+            data = path.read_bytes()
         if content_hash(data) != listed["sha256"]:
             raise ValueError(
-                f"{folder / name}: expected what the manifest says, {listed['bytes']} bytes, "
+                f"{path}: expected what the manifest says, {listed['bytes']} bytes, "
                 "got others. Nothing was taken."
             )
 

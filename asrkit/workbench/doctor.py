@@ -86,43 +86,48 @@ def _check(name: str, detail: str, remedy: str = "", *, required: bool = False) 
     """A finding that is ok if it needs no remedy."""
     if not remedy:
         return Check(name=name, status="ok", detail=detail)
-    return Check(name=name, status="missing" if required else "note", detail=detail, remedy=remedy)
+    status: Status = "note"
+    if required:
+        status = "missing"
+    return Check(name=name, status=status, detail=detail, remedy=remedy)
 
 
 def _install(extra: str = "") -> str:
     """How to install asrkit, with an extra, in this checkout or without one."""
-    if not LOCK.exists():
-        return f"pip install 'asrkit[{extra}]'" if extra else "pip install asrkit"
-    return f"pip install -e '.[{extra}]'" if extra else f"pip install -r {LOCK.name}"
+    in_checkout = LOCK.exists()
+    if extra:
+        target = f"-e '.[{extra}]'" if in_checkout else f"'asrkit[{extra}]'"
+    else:
+        target = f"-r {LOCK.name}" if in_checkout else "asrkit"
+    return f"pip install {target}"
 
 
 def _packages() -> Iterable[Check]:
     """One check an extra: whether Python finds its modules."""
     for extra, (needed_by, modules) in EXTRAS.items():
         absent = [name for name in modules.split() if not find_spec(name)]
-        detail = f"absent: {' '.join(absent)}" if absent else "all there"
-        yield _check(
-            extra or "packages",
-            f"for {needed_by}; {detail}",
-            _install(extra) if absent else "",
-            required=not extra,
-        )
+        detail = "all there"
+        remedy = ""
+        if absent:
+            detail = f"absent: {' '.join(absent)}"
+            remedy = _install(extra)
+        name = extra or "packages"
+        yield _check(name, f"for {needed_by}; {detail}", remedy, required=not extra)
 
 
 def _libraries() -> Iterable[Check]:
     """Whether shared libraries load: tried in another process, for one may crash, and eSpeak NG is
     GPL.
     """
-    torchaudio, espeak = (_runs(program) for program in LOADS)
-    yield _check(
-        "torchaudio",
-        "loads" if torchaudio else "does not load",
-        "" if torchaudio else _install(),
-        required=True,
-    )
-    yield _check(
-        "espeak-ng", "loads" if espeak else "does not load", "" if espeak else _install("synth")
-    )
+    torchaudio, espeak = LOADS
+    yield _library("torchaudio", torchaudio, _install(), required=True)
+    yield _library("espeak-ng", espeak, _install("synth"), required=False)
+
+
+def _library(name: str, program: str, remedy: str, *, required: bool) -> Check:
+    if _runs(program):
+        return _check(name, "loads")
+    return _check(name, "does not load", remedy, required=required)
 
 
 def _runs(program: str) -> bool:
@@ -153,13 +158,17 @@ def _pins() -> Check:
 def _cores(machine: Mapping[str, Any]) -> Check:
     threads = torch.get_num_threads()
     cores = machine["cpu_usable"]
-    remedy = f"set OMP_NUM_THREADS={cores}" if threads > cores else ""
+    remedy = ""
+    if threads > cores:
+        remedy = f"set OMP_NUM_THREADS={cores}"
     return _check("cores", f"{cores}, torch takes {threads}", remedy)
 
 
 def _memory(machine: Mapping[str, Any]) -> Check:
     gib = machine["ram_gib"] or 0
-    remedy = "keep the notebooks at their quick sizes" if gib < LOW_MEMORY_GIB else ""
+    remedy = ""
+    if gib < LOW_MEMORY_GIB:
+        remedy = "keep the notebooks at their quick sizes"
     return _check("memory", f"{gib} GiB", remedy)
 
 
@@ -184,7 +193,9 @@ def _losses() -> Check:
     for name, problem in problems.items():
         if problem and find_spec(name):
             details.append(f"{name} fails: {problem}")
-    remedy = "pip install 'asrkit[cuda]'" if len(details) > 1 else ""
+    remedy = ""
+    if len(details) > 1:
+        remedy = "pip install 'asrkit[cuda]'"
     return _check("losses", "; ".join(details), remedy)
 
 

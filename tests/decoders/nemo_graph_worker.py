@@ -13,12 +13,12 @@ import torch
 def main(folder, plan):
     """Prints what NeMo's calls find in the plan."""
     sys.path.append(folder)
+    import nemo_stubs
     import peer_decoders
 
-    peer_decoders.cuda_python = lambda: (
-        True
-    )  # as on a GPU's machine, where NeMo imports cuda-python with its decoders
-    peer_decoders.stub_nemo()
+    # as on a GPU's machine, where NeMo imports cuda-python with its decoders
+    nemo_stubs.cuda_python = lambda: True
+    nemo_stubs.stub_nemo()
     from nemo.collections.asr.parts.submodules import rnnt_greedy_decoding as greedy
     from nemo.collections.asr.parts.utils.rnnt_utils import batched_hyps_to_hypotheses
 

@@ -137,7 +137,7 @@ def test_on_a_gpu_memory_is_bounded_and_comes_back(make, speak, mode):
 
 @pytest.mark.parametrize("mode", ["step", "full"])
 def test_on_a_gpu_nothing_captured_waits(mode):
-    checks._never_waits("cuda", mode)
+    checks._never_waits("cuda", mode, "auto")
 
 
 @pytest.mark.parametrize("mode", ["step", "full"])

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/workbench/bench/rivals")]
 
+from nemo_stubs import Stub, stub_nemo  # noqa: E402
 from parity_cases import (  # noqa: E402
     LENGTHS,
     PLACES,
@@ -42,7 +43,6 @@ from parity_cases import (  # noqa: E402
     tokenizer_json,
     write_nemo,
 )  # fmt: skip
-from peer_decoders import Stub, stub_nemo  # noqa: E402
 
 MISSING = ("nemo", "omegaconf", "librosa", "einops", "pytorch_quantization")
 

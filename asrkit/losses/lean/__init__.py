@@ -164,7 +164,9 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
     options = LatticeOptions(blank=blank, fastemit_lambda=fastemit_lambda)
     if takes_plain_loss(omega):
         n = len(durations)
-        token_bias = None if bias is None else bias[:-n]
+        token_bias = None
+        if bias is not None:
+            token_bias = bias[:-n]
         tensors = JointTensors(encoded, predicted, weight[:-n], token_bias)
     else:
         options = replace(options, durations=tuple(durations), sigma=sigma)
@@ -209,7 +211,9 @@ def _lean_loss(
     picked = _pick(impl, encoded, weight)
     joint = resolve_joint(request, weight, picked)
     lattice_impl = LATTICES[picked] or lattice_beside(encoded)
-    family = "tdt" if options.durations else "rnnt"
+    family = "rnnt"
+    if options.durations:
+        family = "tdt"
     lattice = import_module(f"asrkit.losses.{family}.{lattice_impl}").lattice
     make_tiles = import_module(f"{__name__}.{picked}").Tiles
     inputs = [encoded, predicted, weight, bias]
@@ -233,8 +237,9 @@ def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
     listed = ", ".join(map(repr, LATTICES))
     expect(impl in ("auto", *LATTICES), "impl", f"one of 'auto', {listed}", repr(impl))
     if impl == "auto":
-        compiled = fastest(encoded) == fastest(weight) == "numba_cpu"
-        return "numba_cpu" if compiled else "plain"
+        if fastest(encoded) == fastest(weight) == "numba_cpu":
+            return "numba_cpu"
+        return "plain"
     if impl != "plain":
         expect_runs(impl, encoded, "encoded")
         expect_runs(impl, weight, "weight")

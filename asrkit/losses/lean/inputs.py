@@ -79,9 +79,13 @@ def resolve_joint(request: JointRequest, weight: Tensor, impl: str) -> Joint:
     ok = seed is None or (isinstance(seed, int) and 0 <= seed < 2**32)
     expect(ok, "seed", "an integer of 32 bits", seed)
     if seed is None:
-        seed = int(torch.randint(2**31, ())) if dropout else 0
+        seed = 0
+        if dropout:
+            seed = int(torch.randint(2**31, ()))
     if tile is None:
-        place = "triton" if impl == "triton" else weight.device.type
+        place = weight.device.type
+        if impl == "triton":
+            place = "triton"
         tile_bytes = TILE_BYTES.get(place, TILE_BYTES["cuda"])
         row_bytes = max(weight.shape) * weight.element_size()
         tile = max(FEWEST_NODES, tile_bytes // row_bytes)

@@ -21,7 +21,9 @@ def arc_log_probs(
     dtype = torch.promote_types(logits.dtype, torch.float32)
     n = len(options.durations)
     log_z, blank_logp, label_logp = logits.new_zeros((3, nodes.count), dtype=dtype).unbind()
-    duration_logp = logits.new_empty((nodes.count, n), dtype=dtype) if n else None
+    duration_logp = None
+    if n:
+        duration_logp = logits.new_empty((nodes.count, n), dtype=dtype)
     for b in range(len(nodes.table)):
         for tile, where in _tiles(nodes.grid(logits, b), nodes, b):
             tokens = tile[..., : tile.shape[-1] - n].to(dtype)  # (frames, U1, V)
@@ -67,7 +69,9 @@ def gradient(
         out_tiles = _tiles(grid, nodes, b)
         for (tile, where), (out_tile, _) in zip(tiles, out_tiles, strict=True):
             grad = _tile_gradient(tile, where, targets[b], options, saved).mul_(incoming[b])
-            out_tile.copy_(grad if grad.is_cuda else torch.hardshrink(grad, TINY))
+            if not grad.is_cuda:
+                grad = torch.hardshrink(grad, TINY)
+            out_tile.copy_(grad)
 
 
 def _tile_gradient(
@@ -97,8 +101,9 @@ def _tile_gradient(
 def _tiles(grid: Tensor, nodes: Nodes, b: int) -> Iterator[tuple[Tensor, slice]]:
     """Some frames at a time of a grid's valid part, (frames, U1, V), and the slice of its nodes."""
     T, U1, places = nodes.slices(b)
-    # fits a core's cache; on a GPU large enough for few launches
-    tile_bytes = 1 << 20 if grid.device.type == "cpu" else 1 << 28
+    tile_bytes = 1 << 28  # large enough for few launches on a GPU
+    if grid.device.type == "cpu":
+        tile_bytes = 1 << 20  # fits a core's cache
     step = max(1, tile_bytes // (4 * U1 * grid.shape[-1]))
     for t in range(0, T, step):
         stop = min(t + step, T)

@@ -134,7 +134,9 @@ def from_arcs(
         scores = nodes.grid(logits, b)[:T, : U + 1].double().cpu()
         labels = targets[b, :U].cpu().expand(T, U)[..., None]
         tokens = scores[..., :V]  # (T, U1, V)
-        logp = tokens.log_softmax(-1) if options.fused_log_softmax else tokens
+        logp = tokens
+        if options.fused_log_softmax:
+            logp = tokens.log_softmax(-1)
         duration = scores[..., V:].log_softmax(-1)  # (T, U1, n)
         lowered = logp - options.sigma
         blank = lowered[..., options.blank].tolist()

@@ -77,7 +77,10 @@ def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, grad: bool) -> tuple[Tensor, Tenso
     B = len(nodes.table)
     longest, most_labels = nodes.table[:, :2].amax(0).tolist()
     most_rows = most_labels + 1
-    size = (2, longest + most_rows, 2 * B if grad else B, most_rows)
+    lattices = B
+    if grad:
+        lattices = 2 * B  # forwards and backwards
+    size = (2, longest + most_rows, lattices, most_rows)
     blank_in, label_in = arcs.blank_logp.new_full(size, -torch.inf)
     blanks = upright(blank_in, most_rows)  # (lattices, T + 1, U1): the final node is on row T
     labels = upright(label_in, most_rows)

@@ -92,7 +92,9 @@ def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOption
         by_blank = [[[0.0] * n for _ in row] for row in blank]
         by_label = [[[0.0] * n for _ in row] for row in label]
         for t, u, i, t2, u2, logp in all_arcs:
-            by_arc = by_blank if u2 == u else by_label
+            by_arc = by_label
+            if u2 == u:
+                by_arc = by_blank
             # minus the posterior of the arc
             by_arc[t][u][i] = -exp(alpha[t][u] + logp + beta[t2][u2] - total)
         return beta[0][0], by_blank, by_label

@@ -39,7 +39,9 @@ def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int, i: int, d: int) -> tuple[Te
     duration = arcs.duration_logp[where, i]
     blank = (arcs.blank_logp[where] + duration).view(T, U1)
     label = (arcs.label_logp[where] + duration).view(T, U1)
-    last_blank = max(T + 1 - d, 0) if d else 0
+    last_blank = 0
+    if d:
+        last_blank = max(T + 1 - d, 0)
     return blank[:last_blank], label[: max(T - d, 0), :-1]
 
 
@@ -88,7 +90,8 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         beta = sums[B + b, : frames + 1, :width].flip(0, 1)
         for i, d in enumerate(durations):
             blank, label = leaving(arcs, nodes, b, i, d)
-            m, k = len(blank), len(label)
+            m = len(blank)
+            k = len(label)
             by_blank = (alpha[:m] + blank + beta[d : d + m]).exp().flatten()
             by_label = (alpha[:k, :-1] + label + beta[d : d + k, 1:]).exp()
             by_label *= 1 + options.fastemit_lambda
@@ -108,7 +111,10 @@ def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, durations: list[int], grad: bool) 
     B = len(nodes.table)
     T, U = nodes.table[:, :2].amax(0).tolist()
     U1 = U + 1
-    size = (len(durations), 2, T + U1, 2 * B if grad else B, U1)
+    lattices = B
+    if grad:
+        lattices = 2 * B  # forwards and backwards
+    size = (len(durations), 2, T + U1, lattices, U1)
     arcs_in = arcs.blank_logp.new_full(size, -torch.inf)
     for i, d in enumerate(durations):
         blanks = upright(arcs_in[i, 0], U1)

@@ -2,7 +2,7 @@
 same run.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -62,27 +62,33 @@ def _ceilings(device: str, quick: bool, threads: int) -> Ceilings:
     ]
     flops: dict[str, float] = {}
     bytes_per_s = 0.0
-    for one in measurements:
-        rate = max(one.samples)
-        if one.metric == "matrix_product":
-            flops[one.impl] = max(rate, flops.get(one.impl, 0.0))
+    for measurement in measurements:
+        rate = max(measurement.samples)
+        if measurement.metric == "matrix_product":
+            impl = measurement.impl
+            flops[impl] = max(rate, flops.get(impl, 0.0))
         else:
             bytes_per_s = max(rate, bytes_per_s)
     return Ceilings(flops=flops, bytes_per_s=bytes_per_s, measurements=tuple(measurements))
 
 
 def _time(name: str, call: Callable[[], object], device: str, quick: bool) -> Timing:
-    repeats = 3 if quick else 7
+    repeats = 7
+    if quick:
+        repeats = 3
     return measure({name: call}, repeats=repeats, warmup=1, enough_s=1.0, device=device)[name]
 
 
 def _products(device: str, quick: bool, threads: int) -> Iterator[Measurement]:
     """FLOP/s of square matrix products by arithmetic."""
     kind = device.partition(":")[0]
+    sizes: Sequence[int] = ROWS[kind]
+    if quick:
+        sizes = sizes[:1]
     for name, dtype in TYPES.items():
         if name == "tf32" and kind != "cuda":
             continue
-        for N in ROWS[kind][:1] if quick else ROWS[kind]:
+        for N in sizes:
             a, b = torch.randn(2, N, N, device=device, dtype=dtype)
             product = partial(F.linear, a, b)
             if kind == "cpu" and multiplies(dtype):
@@ -98,7 +104,9 @@ def _products(device: str, quick: bool, threads: int) -> Iterator[Measurement]:
 
 def _streams(device: str, quick: bool, threads: int) -> Iterator[Measurement]:
     """Bytes a second of a copy, and of weights of each dtype that are read once."""
-    size = 2**20 * MIB[device.partition(":")[0]] // (8 if quick else 1)
+    size = 2**20 * MIB[device.partition(":")[0]]
+    if quick:
+        size //= 8
     where = {"device": device, "threads": threads}
     source = torch.ones(size // 8, device=device)  # half of the bytes are read, half are written
     target = torch.empty_like(source)

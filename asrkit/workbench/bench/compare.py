@@ -101,7 +101,9 @@ def _call(case: Case, name: str, device: str) -> tuple[Any, Observation]:
 
 def _reference(case: Case, name: str, device: str) -> tuple[Reference, Observation]:
     result, observation = _call(case, name, device)
-    known = digest(result, case.peers.logits) if case.peers else ()
+    known: Sequence[Tensor] = ()
+    if case.peers:
+        known = digest(result, case.peers.logits)
     return Reference(name, _tensors(result), known), observation
 
 
@@ -116,7 +118,9 @@ def _judge(case: Case, name: str, device: str, reference: Reference) -> Observat
 
 
 def _tensors(result: Any) -> Sequence[Tensor]:
-    return result.parts() if isinstance(result, Hypotheses) else result
+    if isinstance(result, Hypotheses):
+        return result.parts()
+    return result
 
 
 def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:
@@ -209,9 +213,15 @@ def near(got: Iterable[Tensor], wanted: Iterable[Tensor], tolerance: float = 1e-
         b = b.double()
         same = (a == b) | (a.isnan() & b.isnan())  # infinities may be equal
         difference = torch.where(same, 0, (a - b).abs())
-        finite = b[b.isfinite()].abs()
-        size = finite.amax().item() if finite.numel() else 0.0
-        worst = difference.amax().item() if difference.numel() else 0.0
+        size = _largest(b[b.isfinite()].abs())
+        worst = _largest(difference)
         assert worst <= tolerance * max(1.0, size), (
             f"{worst:.2g} apart, of {size:.2g}; {tolerance:g} of that is let pass"
         )
+
+
+def _largest(x: Tensor) -> float:
+    """The largest element; 0 of none."""
+    if not x.numel():
+        return 0.0
+    return x.amax().item()

@@ -103,7 +103,7 @@ def scripted(
             frames = equalized(model.encoder_projection, frames)
             wanted = plan.encoded.to(device)
             labels = plan.labels
-            joints = plan.looks()
+            joints = plan.joints()
             flops = joints * _flops(model.output) + sum(map(len, labels)) * _predictor_flops(model)
         else:
             wanted, labels = spell(model.output, plan, torch.cat(frames).std().item())

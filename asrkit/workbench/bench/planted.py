@@ -40,8 +40,8 @@ class Planted:
     labels: list[list[int]]
     frames: list[list[int]]  # of these labels
 
-    def looks(self) -> int:
-        """Joints that the paths take, of one frame and one prediction each: labels and blanks."""
+    def joints(self) -> int:
+        """Joint calls of the paths, one frame and one prediction each: labels and blanks."""
         durations = self.model.durations
         total = 0
         for frames, length in zip(self.frames, self.lengths.tolist(), strict=True):
@@ -107,15 +107,15 @@ def planted(  # noqa: PLR0913 sizes and densities of a made-up batch
         durations=durations,
         activation="relu",
     )
-    codes = _codes(V, len(config.durations), width // CLASSES, generator)
+    size = width // CLASSES
+    codes = _codes(V, len(config.durations), size, generator)
     with torch.random.fork_rng(devices=[]):
         model = TransducerModel(config).eval().requires_grad_(False)
     _plant(model, codes, generator)
     encoded = NOISE * torch.randn(B, T, width, generator=generator) - LIFT
     for b, script in enumerate(zip(labels, frames, strict=True)):
-        encoded[b, :, : CLASSES * codes.shape[1]] += _spell(
-            codes, *script, T, config.durations
-        ).flatten(1)
+        spelled = _spell(codes, *script, T, config.durations)
+        encoded[b, :, : CLASSES * size] += spelled.flatten(1)
     return Planted(model=model, encoded=encoded, lengths=ends, labels=labels, frames=frames)
 
 
@@ -144,7 +144,9 @@ def _expect_sizes(B: int, T: int, V: int, width: int, durations: Sequence[int]) 
     complete = not durations or {0, 1} <= {*durations}
     expect(complete, "durations", "none, or 0 and 1 among them", durations)
     # 16 ln V signs a block: two codes are then alike in fewer than half of them
-    shared = 4 / 3 if durations else 1.0
+    shared = 1.0
+    if durations:
+        shared = 4 / 3
     least = 16 * np.log(V) * CLASSES * shared
     expect(width >= least, "width", f"at least {ceil(least)} units for V={V}", width)
 
@@ -193,20 +195,22 @@ def ctc_log_probs(plan: Planted) -> Tensor:
 def _labels(N: int, V: int, seed: Sequence[int]) -> list[int]:
     """N labels; that of place n is n modulo CLASSES, so neighbours differ."""
     drawn = np.random.default_rng(seed).integers((V - 1) // CLASSES, size=N)
-    return [int(CLASSES * one + n % CLASSES) for n, one in enumerate(drawn)]
+    return [int(CLASSES * row + n % CLASSES) for n, row in enumerate(drawn)]
 
 
 def _codes(V: int, durations: int, size: int, generator: torch.Generator) -> Tensor:
     """Signs for V tokens; a quarter of the units is shared out among the durations. (V + durations,
     size).
     """
-    each = size // (4 * durations) if durations else 0
+    each = 0
+    if durations:
+        each = size // (4 * durations)
+    first = size - durations * each  # of the units of durations
     codes = torch.randn(V + durations, size, generator=generator).sign()
     codes[V - 1] = 0  # blank has a bias instead
-    codes[:, size - durations * each :] = 0
-    codes[V:] = torch.nn.functional.pad(
-        torch.eye(durations).repeat_interleave(each, 1), (size - durations * each, 0)
-    )
+    codes[:, first:] = 0
+    duration_codes = torch.eye(durations).repeat_interleave(each, 1)
+    codes[V:] = torch.nn.functional.pad(duration_codes, (first, 0))
     return codes
 
 
@@ -214,41 +218,38 @@ def _plant(model: TransducerModel, codes: Tensor, generator: torch.Generator) ->
     """Weights by which the prediction lifts the block of the last label's class, and the output
     layer reads the codes.
     """
-    predictor, V, size = model.predictor, model.blank + 1, codes.shape[1]
+    predictor = model.predictor
     assert isinstance(predictor, LSTMPredictor)
-    lstm, H = predictor.lstm, predictor.lstm.hidden_size
-    for weight in (
-        *model.predictor.parameters(),
-        *model.predictor_projection.parameters(),
-        *model.output.parameters(),
-    ):
-        weight.normal_(0, NOISE / weight.shape[-1] ** 0.5, generator=generator)
-    units = torch.arange(H) * CLASSES // H  # the class that a unit of the predictor stands for
-    last = (
-        units == CLASSES - 1
-    ).float()  # also stands for the blank before the first label, whose embedding is zero
-    predictor.embedding.weight += 2.0 * (
-        (units == torch.arange(V)[:, None] % CLASSES).float() - last
-    )
+    lstm = predictor.lstm
+    H = lstm.hidden_size
+    V = model.blank + 1
+    size = codes.shape[1]
+    for module in (predictor, model.predictor_projection, model.output):
+        for weight in module.parameters():
+            weight.normal_(0, NOISE / weight.shape[-1] ** 0.5, generator=generator)
+    classes = torch.arange(H) * CLASSES // H  # that the units of the predictor stand for
+    # also stands for the blank before the first label, whose embedding is zero
+    last_class = (classes == CLASSES - 1).float()
+    label_classes = torch.arange(V)[:, None] % CLASSES
+    predictor.embedding.weight += 2.0 * ((classes == label_classes).float() - last_class)
     predictor.embedding.weight[V - 1] = 0
-    said = torch.tensor(2.0)
+    output = torch.tensor(2.0)  # of a unit of the label's class
     for layer in range(lstm.num_layers):
         gates = getattr(lstm, f"bias_ih_l{layer}").view(4, H)  # input, forget, candidate, output
         gates += torch.tensor([6.0, -6.0, 0.0, 6.0])[:, None]  # the last label only
-        gates[2] += 2.0 * last * (layer == 0)
-        getattr(lstm, f"weight_ih_l{layer}").view(4, H, H)[2] += torch.eye(
-            H
-        )  # the candidate is the embedding, or what lies below
-        said = said.tanh().tanh()  # what the layer makes of it
+        if layer == 0:
+            gates[2] += 2.0 * last_class
+        # the candidate is the embedding, or what lies below
+        candidate = getattr(lstm, f"weight_ih_l{layer}").view(4, H, H)[2]
+        candidate += torch.eye(H)
+        output = output.tanh().tanh()  # what the layer makes of it
     for k in range(CLASSES):
-        own = units == k
-        model.predictor_projection.weight[k * size : (k + 1) * size, own] += LIFT / (
-            said * own.sum()
-        )
-    heard = (
-        codes.clamp(min=0).sum(1, keepdim=True).clamp(min=1)
-    )  # the relu lets pass what is positive
-    model.output.weight[:, : CLASSES * size] += LOGIT / heard * codes.repeat(1, CLASSES)
+        own = classes == k
+        block = slice(k * size, (k + 1) * size)
+        model.predictor_projection.weight[block, own] += LIFT / (output * own.sum())
+    # the relu lets pass what is positive
+    positive = codes.clamp(min=0).sum(1, keepdim=True).clamp(min=1)
+    model.output.weight[:, : CLASSES * size] += LOGIT / positive * codes.repeat(1, CLASSES)
     model.output.bias[V - 1] += 0.65 * LOGIT
 
 
@@ -258,27 +259,37 @@ def _spell(
     """The codes (T, CLASSES, size) of an utterance's frames: each label's, and of TDT that of the
     longest jump to the next.
     """
-    made, n = torch.zeros(T, CLASSES, codes.shape[1]), 0
+    spelled = torch.zeros(T, CLASSES, codes.shape[1])
+    n = 0
     code_of = dict(zip(durations, codes[len(codes) - len(durations) :], strict=True))
     for t in range(T):
         here = frames.count(t)
         jump = _jump(frames, t, durations)
         for i in range(max(here, 1)):  # without a label there may be a duration still
-            block = made[t, (n + i - 1) % CLASSES]
+            block = spelled[t, (n + i - 1) % CLASSES]
             if here:
                 block += codes[labels[n + i]]
-            if durations:
-                block += code_of[jump if i + 1 >= here else 0]
+            if durations and i + 1 < here:
+                block += code_of[0]
+            elif durations:
+                block += code_of[jump]
         n += here
-    return made
+    return spelled
 
 
 def _jump(frames: list[int], t: int, durations: Sequence[int]) -> int:
     """The longest duration that does not jump over the next label; 0 of none."""
-    onward = next((frame for frame in frames if frame > t), t + max(durations, default=0)) - t
-    return max((duration for duration in durations if duration <= onward), default=0)
+    following = t + max(durations, default=0)
+    for frame in frames:
+        if frame > t:
+            following = frame
+            break
+    short = [duration for duration in durations if duration <= following - t]
+    return max(short, default=0)
 
 
 def kind(durations: Sequence[int]) -> str:
     """What names of cases call a transducer with these durations: "tdt", or "rnnt" without any."""
-    return "tdt" if durations else "rnnt"
+    if durations:
+        return "tdt"
+    return "rnnt"

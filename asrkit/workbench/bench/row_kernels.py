@@ -61,8 +61,11 @@ def _compiled(
     impl: str, dtype: torch.dtype, V: int, n: int, cc: int, together: int
 ) -> dict[str, RowKernel]:
     """Kept for the process: seconds are compiled at, and one kernel serves many a V."""
-    made = dict(_triton(dtype, V, n, cc, together) if impl == "triton" else _numba(dtype, cc))
-    return {name: counted(cubin, dtype.itemsize) for name, cubin in made.items()}
+    if impl == "triton":
+        cubins = _triton(dtype, V, n, cc, together)
+    else:
+        cubins = _numba(dtype, cc)
+    return {name: counted(cubin, dtype.itemsize) for name, cubin in cubins}
 
 
 def counts(impl: str, logits: Tensor, n: int = 0) -> dict[str, Any]:
@@ -70,37 +73,45 @@ def counts(impl: str, logits: Tensor, n: int = 0) -> dict[str, Any]:
     compiled and read, why not.
     """
     major, minor = torch.cuda.get_device_capability(logits.device)
-    V, wide = logits.shape[-1], 16 // logits.element_size()
-    together = wide if V % wide == 0 else 1
+    cc = 10 * major + minor
+    outputs = logits.shape[-1]
+    together = 16 // logits.element_size()  # as many as 16 bytes hold, where rows are aligned
+    if outputs % together:
+        together = 1
     try:
-        found = row_kernels(
-            impl, logits.dtype, V=V - n, n=n, cc=10 * major + minor, together=together
-        )
-    except (
-        ImportError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # a time is worth keeping without what it is compared with
+        kernels = row_kernels(impl, logits.dtype, V=outputs - n, n=n, cc=cc, together=together)
+    except (ImportError, RuntimeError, ValueError) as error:
+        # a time is worth keeping without what it is compared with
         return {"sass": f"not counted: {error}"}
-    told = {
-        name: {"instructions_a_logit": one.instructions, "bytes_a_logit": one.bytes}
-        for name, one in found.items()
-    }
-    return {"sass": told}
+    numbers = {}
+    for name, kernel in kernels.items():
+        numbers[name] = {
+            "instructions_a_logit": kernel.instructions,
+            "bytes_a_logit": kernel.bytes,
+        }
+    return {"sass": numbers}
 
 
 def triton_types(
     dtype: torch.dtype, V: int, n: int = 0, **constants: Any
 ) -> dict[str, dict[str, Any]]:
-    """What Triton's row kernels are called with: types of arguments, values of constants, with
-    other `constants` among them.
+    """What Triton's row kernels are called with: types of arguments, and values of constants.
+
+    Args:
+        dtype: of the logits.
+        V: tokens with blank.
+        n: durations.
+        **constants: other values of constants.
     """
     from asrkit.losses.logit_rows import triton as rows
 
-    known: dict[str, Any] = dict.fromkeys(("targets", "table", "own"), "*i64") | dict.fromkeys(
-        ("logits", "out"), f"*{NAMES[dtype]}"
-    )
-    known |= {
+    logits_type = f"*{NAMES[dtype]}"
+    known: dict[str, Any] = {
+        "targets": "*i64",
+        "table": "*i64",
+        "own": "*i64",
+        "logits": logits_type,
+        "out": logits_type,
         "U": "i32",
         "blank": "i32",
         "clamp": "fp32",
@@ -111,11 +122,10 @@ def triton_types(
         "TOGETHER": 1,
     }
     known |= rows.blocks(V, n) | constants
-    kernels = {"scores": rows._scores, "gradient": rows._gradient}
-    return {
-        name: {one: known.get(one, "*fp32") for one in kernel.arg_names}
-        for name, kernel in kernels.items()
-    }
+    types = {}
+    for name, kernel in (("scores", rows._scores), ("gradient", rows._gradient)):
+        types[name] = {argument: known.get(argument, "*fp32") for argument in kernel.arg_names}
+    return types
 
 
 def _triton(
@@ -125,16 +135,9 @@ def _triton(
 
     for name, types in triton_types(dtype, V, n, TOGETHER=together).items():
         pointers = [argument for argument, kind in types.items() if str(kind).startswith("*")]
-        yield (
-            name,
-            compile_triton(
-                getattr(rows, f"_{name}"),
-                types,
-                cc=cc,
-                warps=rows.OPTIONS["num_warps"],
-                aligned=pointers,
-            ),
-        )
+        kernel = getattr(rows, f"_{name}")
+        warps = rows.OPTIONS["num_warps"]
+        yield name, compile_triton(kernel, types, cc=cc, warps=warps, aligned=pointers)
 
 
 def numba_types(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
@@ -146,32 +149,15 @@ def numba_types(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
         torch.float16: types.float16,
         torch.bfloat16: types.uint16,
     }
-    logits, floats, flag = (
-        types.Array(kinds[dtype], 1, "C"),
-        types.Array(types.float32, 1, "C"),
-        types.boolean,
-    )
-    whole, table, durations = (
-        types.int64,
-        types.Array(types.int64, 2, "C"),
-        types.Array(types.float32, 2, "C"),
-    )
-    saved = floats, floats, floats, durations
+    logits = types.Array(kinds[dtype], 1, "C")
+    floats = types.Array(types.float32, 1, "C")
+    table = types.Array(types.int64, 2, "C")
+    durations = types.Array(types.float32, 2, "C")
+    options = (types.int64, types.int64, types.boolean)
+    saved = (floats, floats, floats, durations)
     return {
-        "scores": (logits, table, table, whole, whole, flag, *saved),
-        "gradient": (
-            logits,
-            logits,
-            table,
-            table,
-            table,
-            whole,
-            whole,
-            flag,
-            types.float32,
-            *saved,
-            floats,
-        ),
+        "scores": (logits, table, table, *options, *saved),
+        "gradient": (logits, logits, table, table, table, *options, types.float32, *saved, floats),
     }
 
 
@@ -180,13 +166,11 @@ def _numba(dtype: torch.dtype, cc: int) -> Iterator[tuple[str, Cubin]]:
 
     threads = rows.LANES * rows.ROWS
     for name, types in numba_types(dtype).items():
-        shared = 8 * threads if name == "scores" else 0
-        yield (
-            name,
-            compile_numba(
-                getattr(rows, f"_{name}"), types, cc=cc, threads=threads, dynamic_B=shared
-            ),
-        )
+        shared_B = 0
+        if name == "scores":
+            shared_B = 8 * threads
+        kernel = getattr(rows, f"_{name}")
+        yield name, compile_numba(kernel, types, cc=cc, threads=threads, dynamic_B=shared_B)
 
 
 def counted(cubin: Cubin, size: int) -> RowKernel:
@@ -194,15 +178,19 @@ def counted(cubin: Cubin, size: int) -> RowKernel:
     does not reads each once.
     """
     loop = max(cubin.loops, key=_read)
-    logits = (_written(loop) or _read(loop)) // size
+    read = _read(loop)
+    written = _written(loop)
+    logits = (written or read) // size
     return RowKernel(
-        cubin=cubin, instructions=len(loop) / logits, bytes=(_read(loop) + _written(loop)) / logits
+        cubin=cubin,
+        instructions=len(loop) / logits,
+        bytes=(read + written) / logits,
     )
 
 
 def _read(loop: tuple[Instruction, ...]) -> int:
-    return sum(one.bytes for one in loop if one.opcode.startswith("LDG"))
+    return sum(step.bytes for step in loop if step.opcode.startswith("LDG"))
 
 
 def _written(loop: tuple[Instruction, ...]) -> int:
-    return sum(one.bytes for one in loop if one.opcode.startswith("STG"))
+    return sum(step.bytes for step in loop if step.opcode.startswith("STG"))

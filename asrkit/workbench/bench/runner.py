@@ -143,11 +143,14 @@ class _Run:
             return None
         if not case.arms:
             measured = case.claims and known_claims(self.suite.name, self.done) >= {*case.claims}
-            todo = (case.measure or case.refused) and not measured
-            return case if todo else None
+            if measured or not (case.measure or case.refused):
+                return None
+            return case
         blamed = [blame.arm for blame in self.lost if blame.case == case.title]
         case = without_arms(without_arms(case, self.without), names_pattern(blamed))
-        return case if case.arms and not is_known(case, self.done) else None
+        if not case.arms or is_known(case, self.done):
+            return None
+        return case
 
     def case(self, case: Case) -> None:
         """Measure one case; its failure is kept, and the run goes on."""

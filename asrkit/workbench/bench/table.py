@@ -43,7 +43,9 @@ def table(records: Iterable[Record]) -> list[str]:
     Records for which a suite declares a table of its own (`Suite.tables`) come last, in that.
     """
     general, own = _split(records)
-    lines = _arms_table(general) if general or not any(own.values()) else []
+    lines: list[str] = []
+    if general or not any(own.values()):
+        lines = _arms_table(general)
     for suite in SUITES.values():
         for what, print_own in suite.tables.items():
             lines += print_own(own[what])
@@ -53,7 +55,9 @@ def table(records: Iterable[Record]) -> list[str]:
 def legend(records: Iterable[Record]) -> list[str]:
     """What the columns of `table` mean, as a list of one line; empty if nothing needs it."""
     general, _ = _split(records)
-    return [LEGEND] if general else []
+    if not general:
+        return []
+    return [LEGEND]
 
 
 def _split(records: Iterable[Record]) -> tuple[list[Record], dict[str, list[Record]]]:
@@ -112,7 +116,9 @@ def _add(row: dict[str, str], record: Record) -> None:
 
 
 def _append(row: dict[str, str], column: str, text: str) -> None:
-    row[column] = f"{row[column]}, {text}" if row.get(column) else text
+    if row.get(column):
+        text = f"{row[column]}, {text}"
+    row[column] = text
 
 
 def _least_work(record: Record) -> str:

@@ -83,7 +83,9 @@ def joint_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
     """
     expect(variant in VARIANTS, "variant", "one of " + ", ".join(VARIANTS), repr(variant))
     expect(itemsize in (2, 4), "itemsize", "2 or 4 bytes", itemsize)
-    sizes = {"B": B, "T": T, "U1": U1, "V": V, "size": size, "nodes": 1 if nodes is None else nodes}
+    sizes = {"B": B, "T": T, "U1": U1, "V": V, "size": size}
+    if nodes is not None:
+        sizes["nodes"] = nodes
     for name, value in sizes.items():
         expect(value >= 1, name, "at least 1", value)
     N = B * T * U1
@@ -274,7 +276,9 @@ def encoder_flops(  # noqa: PLR0913  sizes of a FastConformerConfig, and of a ba
         T = _half(T)
         F = _half(F)
         depthwise = 9 * C  # 3 x 3; the first stage is an ordinary convolution of one channel
-        pointwise = C * C if stage else 0
+        pointwise = 0
+        if stage > 0:
+            pointwise = C * C
         multiplications += B * T * F * (depthwise + pointwise)
     multiplications += B * T * C * F * D
     distances, scores = _attention_sizes(T, context)

@@ -65,5 +65,13 @@ class Range:
 
     def __str__(self) -> str:
         """`5 (4–8)`; a range without width is its number."""
-        low, middle, high = (f"{end:,.0f}" if end >= 1000 else f"{end:.4g}" for end in self.ends)
-        return middle if low == high else f"{middle} ({low}–{high})"
+        low, middle, high = map(_number_text, self.ends)
+        if low == high:
+            return middle
+        return f"{middle} ({low}–{high})"
+
+
+def _number_text(number: float) -> str:
+    if number >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.4g}"

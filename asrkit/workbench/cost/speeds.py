@@ -95,7 +95,9 @@ class _Run:
     def rank(self) -> tuple[str, str, str]:
         """Runs of one rank compete: all rungs of a ladder, but no implementations on one core."""
         machine, what, implementation = self.setup
-        return machine, what, implementation if what == ON_ONE_CORE else ""
+        if what != ON_ONE_CORE:
+            implementation = ""
+        return machine, what, implementation
 
 
 def recorded_speeds(*paths: str | Path, own: Sequence[str | Path] = ()) -> list[Speed]:
@@ -128,8 +130,10 @@ def _recogniser_records(path: str | Path) -> Iterator[dict[str, Any]]:
     for record in records.read(path):
         params = record["params"]
         on_gpu = str(params.get("device")).startswith("cuda")
-        whole = record["what"] == ON_ONE_CORE or (record["what"].startswith(LADDER) and on_gpu)
-        if whole and record["metric"] == "rtfx" and params.get("preset", "tiny") != "tiny":
+        on_ladder = record["what"].startswith(LADDER) and on_gpu
+        if not on_ladder and record["what"] != ON_ONE_CORE:
+            continue
+        if record["metric"] == "rtfx" and params.get("preset", "tiny") != "tiny":
             yield record
 
 
@@ -138,15 +142,20 @@ def _speed(run: _Run) -> Speed:
     stats = record["stats"]
     params = record["params"]
     machine = record["machine"]
-    on_core = record["what"] == ON_ONE_CORE
     origin = "recorded"
     if machine["id"] == this_machine()["id"]:
         origin = "measured here" if run.own else SAME_KIND
+    if record["what"] == ON_ONE_CORE:
+        per = "core"
+        device = machine["cpu_model"]
+    else:
+        per = "gpu"
+        device = machine["gpus"][0]["name"]
     return Speed(
         rtfx=Range(stats["p25"], stats["p50"], stats["p75"]),
-        per="core" if on_core else "gpu",
+        per=per,
         origin=origin,
-        device=machine["cpu_model"] if on_core else machine["gpus"][0]["name"],
+        device=device,
         model=params["preset"],
         batch=params.get("batch", 1),
         date=record["captured_at"][:10],

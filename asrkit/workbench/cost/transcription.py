@@ -54,9 +54,9 @@ class Terms:
             f"a whole number in 1..{MOST_UNITS:,}",
             self.instances,
         )
-        used = Range.of(self.utilisation)
-        wrong = used.high if used.low else 0
-        expect(used.low > 0 and used.high <= 1, "utilisation", "above 0, at most 1", wrong)
+        share = Range.of(self.utilisation)
+        expect(share.low > 0, "utilisation", "above 0, at most 1", 0)
+        expect(share.high <= 1, "utilisation", "above 0, at most 1", share.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,11 @@ class TranscriptionCost:
         speed = self.speed
         caveats = []
         on_gpu = speed.per == "gpu"
-        priced = instance.gpu if on_gpu else instance.processor
+        priced = instance.processor
+        units_called = "cores"
+        if on_gpu:
+            priced = instance.gpu
+            units_called = "GPUs"
         if priced and speed.device and speed.device != priced:
             caveats.append(f"RTFx of {speed.device}, price of {priced}")
         if not on_gpu and instance.vcpus > instance.cores:
@@ -108,7 +112,7 @@ class TranscriptionCost:
             )
         units = instance.units(speed.per)
         if units > 1:
-            caveats.append(f"linear over {units} {'GPUs' if on_gpu else 'cores'}")
+            caveats.append(f"linear over {units} {units_called}")
         if speed.note:
             caveats.append(f"RTFx: {speed.note}")
         return caveats
@@ -129,6 +133,9 @@ def transcription_cost(instance: Instance, speed: Speed, **terms: Any) -> Transc
     GB = asked.hours * Range.of(asked.GB_per_hour)
     price = instance.usd_per_hour
     watts = power(speed.device)
+    kWh = None
+    if watts:
+        kWh = unit_hours * (watts / 1000)
     return TranscriptionCost(
         instance=instance,
         speed=speed,
@@ -140,7 +147,7 @@ def transcription_cost(instance: Instance, speed: Speed, **terms: Any) -> Transc
             "egress": GB * asked.egress_usd_per_GB,
         },
         instance_hours=working_hours + starting_hours,
-        kWh=unit_hours * (watts / 1000) if watts else None,
+        kWh=kWh,
     )
 
 
@@ -200,7 +207,11 @@ def _rival(
 
 def _row(cost: TranscriptionCost, rival: TranscriptionCost | None) -> dict[str, Any]:
     speed = cost.speed
-    even = break_even_rtfx(cost, rival) if rival else None
+    break_even = None
+    against = None
+    if rival:
+        break_even = break_even_rtfx(cost, rival)
+        against = rival.name
     return {
         "instance": cost.instance.name,
         "usd_per_hour": cost.instance.usd_per_hour.ends,
@@ -217,11 +228,18 @@ def _row(cost: TranscriptionCost, rival: TranscriptionCost | None) -> dict[str, 
         "usd_per_million_hours": cost.usd_per_million_hours.ends,
         "instance_hours": cost.instance_hours.ends,
         "parts": {part: usd.ends for part, usd in cost.parts.items() if usd.high},
-        "break_even_rtfx": even.ends if even else None,
-        "against": rival.name if rival else None,
-        "kWh": cost.kWh.ends if cost.kWh else None,
+        "break_even_rtfx": _ends(break_even),
+        "against": against,
+        "kWh": _ends(cost.kWh),
         "caveats": cost.caveats,
     }
+
+
+def _ends(value: Range | None) -> list[float] | None:
+    """[lowest, middle, highest] of what is known."""
+    if value is None:
+        return None
+    return value.ends
 
 
 def cheapest_pair(
@@ -254,11 +272,11 @@ def unequal(a: Speed, b: Speed) -> list[str]:
         "what is timed": (a.note, b.note),
         "origin": (a.origin, b.origin),
     }
-    return [
-        f"{name}: {of_a} against {of_b}"
-        for name, (of_a, of_b) in properties.items()
-        if of_a != of_b
-    ]
+    differences = []
+    for name, (of_a, of_b) in properties.items():
+        if of_a != of_b:
+            differences.append(f"{name}: {of_a} against {of_b}")
+    return differences
 
 
 def sensitivity(outcome: Callable[..., float], **inputs: Range) -> dict[str, tuple[float, float]]:

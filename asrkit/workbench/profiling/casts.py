@@ -212,8 +212,10 @@ def cast_profile(
     run()  # what a first call makes and keeps is no op of those after it
     with running_modules(module) as stack, _ListOps(module, stack) as listing:
         run()
-    time_passes = _cuda_passes if kind == "cuda" else _cpu_passes
-    passes, total = time_passes(run, repeats, warmup, device)
+    if kind == "cuda":
+        passes, total = _cuda_passes(run, repeats, warmup, device)
+    else:
+        passes, total = _cpu_passes(run, repeats, warmup)
     numbers = sorted({len(listing.ops), *map(len, passes)})
     same = len(numbers) == 1
     expect(same, "module", "the same ops in every call", numbers, "Try module.eval().")
@@ -233,7 +235,9 @@ def cast_profile(
 
 
 def _half(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype) if x.dtype == torch.float32 else x
+    if x.dtype != torch.float32:
+        return x
+    return x.to(dtype)
 
 
 def _check(
@@ -316,15 +320,18 @@ class _ListOps(EachOp):
         return result
 
     def describe(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> Op:
-        read = inputs[1:] if ONLY_WRITTEN.match(name) else inputs
+        read = inputs
+        if ONLY_WRITTEN.match(name):
+            read = inputs[1:]
         source = _first_dtype(read)
         target = _first_dtype(outputs)
         floats = all(tensor.is_floating_point() for tensor in read + outputs)
         operand = ""
         if name in ("_to_copy", "copy_") and floats and source != target:
             kind = "cast"
-            of_weights = read[0].untyped_storage().data_ptr() in self.weights
-            operand = "weight" if of_weights else "activation"
+            operand = "activation"
+            if read[0].untyped_storage().data_ptr() in self.weights:
+                operand = "weight"
         else:
             kind = next(kind for kind, names in KINDS.items() if re.search(names, name))
         return Op(
@@ -370,9 +377,7 @@ class _Ranges(EachOp):
             return func(*args, **kwargs)
 
 
-def _cpu_passes(
-    run: Any, repeats: int, warmup: int, device: str
-) -> tuple[list[list[float]], Timing]:
+def _cpu_passes(run: Any, repeats: int, warmup: int) -> tuple[list[list[float]], Timing]:
     passes: list[list[float]] = []
 
     def timed() -> None:

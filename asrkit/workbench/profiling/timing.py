@@ -102,7 +102,9 @@ def measure(  # noqa: PLR0913 - the bench's knobs, all keyword-only with default
     expect(kind in ("cpu", "cuda"), "device", "'cpu' or 'cuda'", repr(device))
     taken: dict[str, list[Sample]] = {name: [] for name in arms}
     names = list(arms)
-    timer = "torch.cuda.Event" if kind == "cuda" else "time.perf_counter_ns"
+    timer = "time.perf_counter_ns"
+    if kind == "cuda":
+        timer = "torch.cuda.Event"
 
     def so_far() -> dict[str, Timing]:
         return {name: _timing(samples, warmup, timer) for name, samples in taken.items() if samples}
@@ -115,7 +117,9 @@ def measure(  # noqa: PLR0913 - the bench's knobs, all keyword-only with default
             spent_s = sum(sample.wall_ms for sample in taken[name]) / 1e3
             if spent_s >= most_s or (spent_s >= enough_s and len(taken[name]) >= 3):
                 continue
-            args = [setups[name]()] if setups and name in setups else []
+            args = []
+            if setups and name in setups:
+                args.append(setups[name]())
             if kind == "cuda":
                 sample = _time_on_cuda(arms[name], args, device)
             else:

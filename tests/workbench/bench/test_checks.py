@@ -332,8 +332,9 @@ def test_a_gradient_that_is_wrong_is_found_though_the_loss_is_right():
         costs = loss_checks.rnnt_loss(*given, impl=impl, **how)
         return costs if impl == "reference" else Half.apply(costs)
 
+    call = loss_checks.LogitsCall((3, 6, 4, 9))
     with pytest.raises(AssertionError, match="apart, of"):
-        loss_checks._loss("cpu", loss, "wavefront", torch.float32, (3, 6, 4, 9), {}, False)
+        loss_checks._check_logits_loss("cpu", loss, "wavefront", torch.float32, call)
 
 
 def test_likeness_is_relative_to_the_largest_and_knows_nan_and_infinity():

@@ -241,12 +241,16 @@ def bound(size: int) -> Any:
     """A loop's bound as a kernel takes it. Unknown to the compiler, so that it unrolls nothing; the
     interpreter must know it.
     """
-    return tl.constexpr(size) if INTERPRETED else size
+    if INTERPRETED:
+        return tl.constexpr(size)
+    return size
 
 
 def signed(number: int) -> int:
     """The int32 with the bits of a uint32, so that large ones take no other kernel."""
-    return number - 2**32 if number >= 2**31 else number
+    if number >= 2**31:
+        return number - 2**32
+    return number
 
 
 def padded(weight: Tensor) -> Tensor:

@@ -46,7 +46,10 @@ def random_transducer(durations: Sequence[int], device: str, dtype: torch.dtype)
         )
         model = TransducerModel(config).double().eval().requires_grad_(False)
     model.output.weight.mul_(4)
-    model.output.bias[model.blank] += -2 if durations else 1
+    blank_bias = 1
+    if durations:
+        blank_bias = -2
+    model.output.bias[model.blank] += blank_bias
     return model.to(device, dtype)
 
 
@@ -73,16 +76,17 @@ def decoder_checks(device: str, cuda: bool) -> Iterator[Check]:
         names = [strategy]
         if strategy == "windowed_looping":  # graphs have checks of their own
             names += ["windowed_looping_off", r"window_\d+(_off)?"]
-        arms = [rf"^{kind(durations)}-\S+ in \S+: {name}$" for name in names]
+        model = kind(durations)
+        arms = [rf"^{model}-\S+ in \S+: {name}$" for name in names]
         call = partial(_greedy, device, strategy, durations)
-        yield Check("decoders", f"{strategy} {kind(durations)}", "|".join(arms), call)
+        yield Check("decoders", f"{strategy} {model}", "|".join(arms), call)
     for durations in DURATIONS:
         end = f"{len(durations)} durations"
         yield Check("decoders", f"planted {end}", "", partial(_planted, device, durations))
         yield Check("decoders", f"carry {end}", "", partial(_carry, device, durations, **OFF))
         yield Check("decoders", f"beam {end}", "", partial(_beam, device, durations))
-    arms_of_ctc = r"^ctc-greedy-batched in \S+: batched$"
-    yield Check("decoders", "ctc batched", arms_of_ctc, partial(_ctc, device))
+    ctc_arms = r"^ctc-greedy-batched in \S+: batched$"
+    yield Check("decoders", "ctc batched", ctc_arms, partial(_ctc, device))
 
 
 def _greedy(device: str, strategy: Any, durations: Sequence[int]) -> None:
@@ -120,15 +124,17 @@ def _carry(device: str, durations: Sequence[int], **options: Any) -> None:
     """Utterances in two pieces are decoded as in one, and padding does not matter."""
     model = random_transducer(durations, device, torch.float32)
     encoded, lengths = random_frames(5, 30, device, torch.float32)
-    whole = transducer_greedy(model, encoded, lengths, graphs="off").tokens()
+    wanted = transducer_greedy(model, encoded, lengths, graphs="off").tokens()
     cut = 13
     first = transducer_greedy(model, encoded[:, :cut], lengths.clamp(max=cut), **options)
     left = (lengths - cut).clamp(min=0)
     rest = transducer_greedy(model, encoded[:, cut:], left, carry=first.carry, **options)
-    assert [a + b for a, b in zip(first.tokens(), rest.tokens(), strict=True)] == whole
-    spoilt = encoded.masked_fill(~valid_mask(lengths, 30)[..., None], torch.nan)
+    joined = [a + b for a, b in zip(first.tokens(), rest.tokens(), strict=True)]
+    assert joined == wanted, "pieces differ from the whole"
+    padding = ~valid_mask(lengths, 30)[..., None]
+    spoilt = encoded.masked_fill(padding, torch.nan)
     got = transducer_greedy(model, spoilt, lengths, **options)
-    assert got.tokens() == whole, "padding matters"
+    assert got.tokens() == wanted, "padding matters"
 
 
 def _beam(device: str, durations: Sequence[int]) -> None:
@@ -167,8 +173,10 @@ def graph_checks(device: str, cuda: bool) -> Iterator[Check]:
         dtypes = DTYPES
     for mode, turn in ways:
         options: dict[str, Any] = {"graphs": mode, "turn": turn}
-        end = " plain" if turn == "plain" else ""
-        check = partial(_graph_check, mode + end)
+        group = mode
+        if turn == "plain":
+            group += " plain"
+        check = partial(_graph_check, group)
         for durations, dtype in product(DURATIONS, dtypes):
             name = f"{dtype_name(dtype)} {len(durations)} durations"
             call = partial(_looped, device, durations, dtype, **options)
@@ -199,8 +207,10 @@ def graph_arms(mode: str, turn: str, durations: Sequence[int], dtype: torch.dtyp
     if dtype == torch.float16:
         return ""
     model = kind(durations)
-    end = "_plain" if turn == "plain" else ""
-    names = [rf"window_\d+_{mode}{end}", f"windowed_looping_{mode}{end}"]
+    suffix = f"_{mode}"
+    if turn == "plain":
+        suffix += "_plain"
+    names = [rf"window_\d+{suffix}", f"windowed_looping{suffix}"]
     if mode == "auto":
         names = [r"window_\d+"]  # which say nothing of graphs
     arms = [(rf"{model}-\S+", name) for name in names]
@@ -226,7 +236,9 @@ def _looped(
     other kernels.
     """
     model = random_transducer(durations, device, dtype)
-    mode = "step" if graphs == "auto" else graphs
+    mode = graphs
+    if mode == "auto":
+        mode = "step"
     turns = {"fused": "fused", "plain": "not fused: as asked"}
     impl = f"windowed_looping, graphs={mode}, {turns.get(turn, '')}"
     sizes = ((8, 48, None), (8, 40, None), (16, 20, 1), (1, 48, 8), (8, 48, None))
@@ -288,7 +300,8 @@ def _never_waits(device: str, mode: Any, turn: Any) -> None:
         loop.load(encoded, lengths, carry)
         seen = launch_profile(run, device=device)
     graphs_run = seen.graph_launches or 0
-    assert seen.launches == (0 if mode == "full" else graphs_run), (
-        f"{seen.launches} launches beside {graphs_run} of graphs"
-    )
+    wanted = graphs_run
+    if mode == "full":
+        wanted = 0
+    assert seen.launches == wanted, f"{seen.launches} launches beside {graphs_run} of graphs"
     assert (graphs_run <= 1) == (mode == "full"), f"{graphs_run} graphs were launched"

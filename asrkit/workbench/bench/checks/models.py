@@ -55,11 +55,10 @@ def _precision(device: str, mode: str) -> None:
         model = CTCModel(CTCConfig(vocab_size=32, encoder=presets.tiny().encoder)).eval()
     features, lengths = encoder.speech(2, 2, 80, device)
     exact = precision.reader(model, "float64")(features.cpu(), lengths.cpu())
-    found = precision.reader(model.to(device), mode)(features, lengths)
-    off = precision.deviation(
-        exact, precision.ModelOutput(found.log_probs.cpu(), found.lengths.cpu(), found.tokens)
-    )
-    assert off.log_prob_max < 0.1, off
+    output = precision.reader(model.to(device), mode)(features, lengths)
+    output = output._replace(log_probs=output.log_probs.cpu(), lengths=output.lengths.cpu())
+    deviation = precision.deviation(exact, output)
+    assert deviation.log_prob_max < 0.1, deviation
 
 
 def encoder_checks(device: str, cuda: bool) -> Iterator[Check]:
@@ -90,7 +89,9 @@ def _rung_of(way: encoder.Way, cuda: bool) -> str:
             ("bfloat16", True): "to_graphed_encoder",
         }
         return known.get((way.arithmetic, way.optimized), "")
-    return r"\w+_optimized_encoder" if way.optimized else ""
+    if way.optimized:
+        return r"\w+_optimized_encoder"
+    return ""
 
 
 def _encoded(device: str, way: encoder.Way) -> None:
@@ -98,16 +99,17 @@ def _encoded(device: str, way: encoder.Way) -> None:
     model = encoder.random_encoder(tiny, "cpu")
     features, lengths = encoder.speech(3, 2, 80, "cpu")
     moved = encoder.twin(deepcopy(model).to(device), way.weights)
-    given = features.clone().to(device), lengths.to(device)
-    call = encoder.arm(moved, given, way)
+    buffer = features.clone().to(device)
+    call = encoder.arm(moved, (buffer, lengths.to(device)), way)
+    limit = encoder.TOLERANCE[way.arithmetic]
     for sign in (1, -1):  # a graph has to read its inputs anew
-        given[0].copy_(sign * features)
+        buffer.copy_(sign * features)
         with torch.inference_mode():
-            wanted, ends = model.double()(sign * features.double(), lengths)
-        found, its = call()
-        assert torch.equal(its.cpu(), ends)
-        off = ((found.cpu().double() - wanted).norm() / wanted.norm()).item()
-        limit = encoder.TOLERANCE[way.arithmetic]
+            wanted, wanted_lengths = model.double()(sign * features.double(), lengths)
+        encoded, encoded_lengths = call()
+        assert torch.equal(encoded_lengths.cpu(), wanted_lengths)
+        difference = (encoded.cpu().double() - wanted).norm() / wanted.norm()
+        off = difference.item()
         assert off <= limit, f"{off:.2g} of the norm apart; {limit:g} is let pass"
 
 
@@ -116,15 +118,17 @@ def ladder_checks(device: str, cuda: bool) -> Iterator[Check]:
     rungs above do without.
     """
     for what, config, _ in ladder.configs("tiny"):
-        of = what.removesuffix("-tiny")
-        yield Check("ladder", f"{of} baseline", f"^{of}", partial(_rung, device, what, config, ""))
+        case = what.removesuffix("-tiny")
+        baseline = partial(_rung, device, what, config, "")
+        yield Check("ladder", f"{case} baseline", f"^{case}", baseline)
         for rung in ladder.RUNGS:
-            if (cuda or rung not in ladder.GPU_RUNGS) and not (
-                of == "ladder-ctc" and rung in ladder.TRANSDUCER_RUNGS
-            ):
-                call = partial(_rung, device, what, config, rung)
-                arms = "|".join(rf"^{of}\S* in \S+: {how}_{rung}$" for how in ("to", "only"))
-                yield Check("ladder", f"{of} {rung}", arms, call)
+            if rung in ladder.GPU_RUNGS and not cuda:
+                continue
+            if rung in ladder.TRANSDUCER_RUNGS and case == "ladder-ctc":
+                continue
+            call = partial(_rung, device, what, config, rung)
+            arms = [rf"^{case}\S* in \S+: {prefix}_{rung}$" for prefix in ("to", "only")]
+            yield Check("ladder", f"{case} {rung}", "|".join(arms), call)
 
 
 def _rung(device: str, what: str, config: ladder.Config, rung: str) -> None:
@@ -133,12 +137,12 @@ def _rung(device: str, what: str, config: ladder.Config, rung: str) -> None:
     """
     fields: Any = ladder.NEEDS.get(rung, {}) | ladder.RUNGS.get(rung, {})
     with tempfile.TemporaryDirectory() as folder:
-        made = ladder.scripted(
-            config, [16_000, 33_333, 8_000], Path(folder), batch=2, device=device
-        )
+        samples = [16_000, 33_333, 8_000]
+        script = ladder.scripted(config, samples, Path(folder), batch=2, device=device)
         try:
-            heard = FileRecognizer(made.task, replace(ladder.BASELINE, **fields))
+            recognize = FileRecognizer(script.task, replace(ladder.BASELINE, **fields))
         except ValueError:
             return
         for _ in range(2):
-            assert heard().tokens() == made.labels, f"{what} says other labels than its script"
+            tokens = recognize().tokens()
+            assert tokens == script.labels, f"{what} says other labels than its script"

@@ -30,29 +30,28 @@ import functools
 import shutil
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import files, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-PACKAGES = (".modules", ".parts", ".parts.submodules", ".parts.utils")
-UNUSED = (
-    "context_biasing",
-    "context_biasing.biasing_multi_model",
-    "submodules.ngram_lm",
-    "utils.adapter_utils",
-)
 LOOPS = ("nemo_label_looping", "nemo_frame_looping", "nemo_one_by_one")
 GRAPHS = "nemo_label_looping_graphs"  # on CUDA only
 
 
 def write(path: Path, model: Any, encoded: Tensor, lengths: Tensor) -> None:
-    """What NeMo needs to decode the same batch with the same weights."""
+    """Write what NeMo needs to decode the same batch with the same weights.
+
+    Args:
+        path: the file.
+        model: a TransducerModel with an LSTM and a relu.
+        encoded: projected frames (B, T, D).
+        lengths: of the frames, (B,).
+    """
     torch.save(
         {
             "weights": model.state_dict(),
@@ -64,122 +63,73 @@ def write(path: Path, model: Any, encoded: Tensor, lengths: Tensor) -> None:
     )
 
 
-def stub_nemo() -> None:
-    """Let NeMo's decoders be imported without what they name and do not use here: lightning, hydra,
-    adapters, fusion models.
-    """
-    root = next((path for path in map(Path, sys.path) if (path / "nemo").is_dir()), None)
-    if root is None:
-        raise ModuleNotFoundError("No module named 'nemo'")
-    core, asr = "nemo.core", "nemo.collections.asr"
-    parents = [
-        "nemo",
-        core,
-        f"{core}.utils",
-        "nemo.utils",
-        "nemo.collections",
-        "nemo.collections.common",
-        asr,
-    ]
-    for name in [*parents, "nemo.collections.common.parts", *(asr + end for end in PACKAGES)]:
-        module = sys.modules[name] = types.ModuleType(name)
-        module.__path__ = [str(root / name.replace(".", "/"))]
-    adapters = type("AdapterModuleMixin", (), {"is_adapter_available": lambda self: False})
-    registered, config = (
-        types.SimpleNamespace(get_registered_adapter=_same),
-        types.SimpleNamespace(structured=_same),
-    )
-    classes = {
-        "typecheck": lambda: _same,
-        "Typing": type("Typing", (), {}),
-        "adapter_mixins": registered,
-    }
-    stubs: dict[str, dict[str, Any]] = {
-        "omegaconf": {"OmegaConf": config, "ListConfig": list},
-        f"{core}.classes": classes,
-        f"{core}.classes.exportable": {},
-        f"{core}.neural_types": {},
-        f"{core}.classes.mixins": {"AdapterModuleMixin": adapters},
-        f"{core}.utils.optional_libs": {
-            "CUDA_PYTHON_AVAILABLE": cuda_python(),
-            "cuda_python_required": _same,
-        },
-        **{f"{asr}.parts.{name}": {} for name in UNUSED},
-    }
-    for name, given in stubs.items():
-        sys.modules[name] = Stub(name)
-        vars(sys.modules[name]).update(given)
-    vars(sys.modules[core])["NeuralModule"] = nn.Module
-    vars(sys.modules["nemo.utils"])["logging"] = types.SimpleNamespace(
-        info=_same, warning=_same, debug=_same
-    )
+class Decoder(NamedTuple):
+    """A call that decodes a plan, and the modules whose calls are counted."""
 
-
-def cuda_python() -> bool:
-    """Whether there is a GPU, and cuda-python as new as NeMo's graphs ask for."""
-    if not torch.cuda.is_available():
-        return False
-    try:
-        from cuda.bindings import __version__
-    except ImportError:
-        return False
-    return tuple(map(int, __version__.split(".")[:2])) >= (12, 6)
-
-
-def _same(given: Any = None) -> Any:
-    return given
-
-
-class Stub(types.ModuleType):
-    """A module in which every other name is an empty class."""
-
-    def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
+    decode: Callable[[], Any]
+    predictor: Any
+    joint: Any
 
 
 @functools.lru_cache(1)
 def decoder(
     loop: str, plan: str, max_symbols: int, keep_durations: bool = False, device: str = "cpu"
-) -> tuple[Callable[[], Any], Any, Any]:
-    """A call that decodes the plan on `device`, NeMo's prediction network and its joint; an error
-    where that cannot be.
+) -> Decoder:
+    """NeMo's decoder of a plan.
+
+    Args:
+        loop: one of LOOPS, or GRAPHS.
+        plan: path of what `write` wrote.
+        max_symbols: labels on a frame at most.
+        keep_durations: whether the hypotheses of TDT have the durations of their labels.
+        device: "cpu" or "cuda".
+
+    Raises:
+        ValueError, OSError, ImportError: NeMo would decode without the graphs that are wanted.
     """
+    from nemo_stubs import stub_nemo
+
     if "nemo" not in sys.modules:
         stub_nemo()
     from nemo.collections.asr.parts.submodules import rnnt_greedy_decoding as greedy
 
-    if loop == GRAPHS:
+    by_graphs = loop == GRAPHS
+    if by_graphs:
         expect_graphs(device)
-    given = torch.load(plan, map_location=device)
-    durations, encoded, lengths = given["durations"], given["encoded"], given["lengths"]
-    predictor, joint = modules(given["weights"], len(durations), encoded)
-    how = {
+    batch = torch.load(plan, map_location=device)
+    durations = batch["durations"]
+    encoded = batch["encoded"]
+    predictor, joint = modules(batch["weights"], len(durations), encoded)
+    options = {
         "decoder_model": predictor,
         "joint_model": joint,
         "blank_index": predictor.blank_idx,
         "max_symbols_per_step": max_symbols,
     }
-    how |= {"durations": durations, "include_duration": keep_durations} if durations else {}
-    if loop == "nemo_one_by_one":
-        infer = (greedy.GreedyTDTInfer if durations else greedy.GreedyRNNTInfer)(**how)
-    elif durations:  # there is no frame looping of TDT
-        infer = greedy.GreedyBatchedTDTInfer(**how, use_cuda_graph_decoder=loop == GRAPHS)
+    if loop != "nemo_one_by_one":
+        options["use_cuda_graph_decoder"] = by_graphs
+    if durations:  # there is no frame looping of TDT
+        batched = greedy.GreedyBatchedTDTInfer
+        one_by_one = greedy.GreedyTDTInfer
+        options["durations"] = durations
+        options["include_duration"] = keep_durations
     else:
-        loop_labels = loop in ("nemo_label_looping", GRAPHS)
-        infer = greedy.GreedyBatchedRNNTInfer(
-            **how, use_cuda_graph_decoder=loop == GRAPHS, loop_labels=loop_labels
-        )
-    if loop == GRAPHS:
-        infer.decoding_computer.force_cuda_graphs_mode(
-            "full_graph"
-        )  # forced, it raises where it would fall back
-    return (
-        lambda: infer.forward(encoder_output=encoded.transpose(1, 2), encoded_lengths=lengths)[0],
-        predictor,
-        joint,
-    )
+        batched = greedy.GreedyBatchedRNNTInfer
+        one_by_one = greedy.GreedyRNNTInfer
+        if loop != "nemo_one_by_one":
+            options["loop_labels"] = loop != "nemo_frame_looping"
+    if loop == "nemo_one_by_one":
+        infer = one_by_one(**options)
+    else:
+        infer = batched(**options)
+    if by_graphs:  # forced, it raises where it would fall back
+        infer.decoding_computer.force_cuda_graphs_mode("full_graph")
+
+    def decode() -> Any:
+        transposed = encoded.transpose(1, 2)
+        return infer.forward(encoder_output=transposed, encoded_lengths=batch["lengths"])[0]
+
+    return Decoder(decode, predictor, joint)
 
 
 def expect_graphs(device: str) -> None:
@@ -191,22 +141,26 @@ def expect_graphs(device: str) -> None:
             f"device: expected 'cuda' for {GRAPHS}, got {device!r}."
             " On a CPU NeMo decodes without graphs."
         )
-    from nemo.core.utils.cuda_python_utils import (
-        check_cuda_python_cuda_graphs_conditional_nodes_supported,
-    )
+    from nemo.core.utils import cuda_python_utils
+    from nemo_stubs import cuda_python
 
-    check_cuda_python_cuda_graphs_conditional_nodes_supported()
+    cuda_python_utils.check_cuda_python_cuda_graphs_conditional_nodes_supported()
     if not cuda_python():
         raise ModuleNotFoundError("NeMo's graphs need cuda-python 12.6 or newer")
 
 
 def modules(weights: dict[str, Tensor], durations: int, encoded: Tensor) -> tuple[Any, Any]:
-    """NeMo's prediction network and joint with the weights of a TransducerModel, dtype and device
-    those of encoded (B, T, D).
+    """NeMo's prediction network and joint with the weights of a TransducerModel.
+
+    Args:
+        weights: of the TransducerModel.
+        durations: how many the model has.
+        encoded: frames (B, T, D), whose dtype and device both get.
     """
     from nemo.collections.asr.modules.rnnt import RNNTDecoder, RNNTJoint
 
-    (V, H), D = weights["predictor.embedding.weight"].shape, encoded.shape[-1]
+    V, H = weights["predictor.embedding.weight"].shape
+    D = encoded.shape[-1]
     predictor = RNNTDecoder(prednet={"pred_hidden": H, "pred_rnn_layers": 1}, vocab_size=V - 1)
     sizes = {
         "encoder_hidden": D,
@@ -216,29 +170,30 @@ def modules(weights: dict[str, Tensor], durations: int, encoded: Tensor) -> tupl
         "dropout": 0.0,
     }
     joint = RNNTJoint(jointnet=sizes, num_classes=V - 1, num_extra_outputs=durations)
-    own = {"embed.": "predictor.embedding.", "dec_rnn.lstm.": "predictor.lstm."}
-    predictor.prediction.load_state_dict(
-        {
-            there + name.removeprefix(here): weights[name]
-            for there, here in own.items()
-            for name in weights
-            if name.startswith(here)
-        }
-    )
-    joint.pred.load_state_dict(
-        {name: weights[f"predictor_projection.{name}"] for name in ("weight", "bias")}
-    )
-    joint.joint_net[-1].load_state_dict(
-        {name: weights[f"output.{name}"] for name in ("weight", "bias")}
-    )
+    embedding = _weights_of("predictor.embedding.", weights, "embed.")
+    lstm = _weights_of("predictor.lstm.", weights, "dec_rnn.lstm.")
+    predictor.prediction.load_state_dict(embedding | lstm)
+    joint.pred.load_state_dict(_weights_of("predictor_projection.", weights))
+    joint.joint_net[-1].load_state_dict(_weights_of("output.", weights))
     joint.enc = nn.Identity()
     return predictor.eval().to(encoded), joint.eval().to(encoded)
 
 
+def _weights_of(
+    prefix: str, weights: dict[str, Tensor], nemo_prefix: str = ""
+) -> dict[str, Tensor]:
+    """The weights whose names begin with `prefix`, which NeMo's prefix takes the place of."""
+    return {
+        nemo_prefix + name.removeprefix(prefix): weight
+        for name, weight in weights.items()
+        if name.startswith(prefix)
+    }
+
+
 @contextmanager
-def counted(**of: tuple[Any, str]) -> Iterator[dict[str, int]]:
+def counted(**methods: tuple[Any, str]) -> Iterator[dict[str, int]]:
     """Calls of the methods, an object and a name each, while the block runs."""
-    calls = dict.fromkeys(of, 0)
+    calls = dict.fromkeys(methods, 0)
 
     def count(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -247,30 +202,33 @@ def counted(**of: tuple[Any, str]) -> Iterator[dict[str, int]]:
 
         return call
 
-    for name, (thing, method) in of.items():
-        setattr(thing, method, count(name, getattr(thing, method)))
+    for name, (owner, method) in methods.items():
+        setattr(owner, method, count(name, getattr(owner, method)))
     try:
         yield calls
     finally:
-        for thing, method in of.values():
-            delattr(thing, method)
+        for owner, method in methods.values():
+            delattr(owner, method)
 
 
 def timed(call: Callable[[], Any], device: str) -> tuple[Any, float, float | None]:
     """What the call returns, milliseconds on the clock and, on a CPU, of all threads."""
     if not device.startswith("cuda"):
-        wall, cpu = time.perf_counter_ns(), time.process_time_ns()
-        found = call()
-        cpu, wall = time.process_time_ns() - cpu, time.perf_counter_ns() - wall
-        return found, wall / 1e6, cpu / 1e6
+        wall_start = time.perf_counter_ns()
+        cpu_start = time.process_time_ns()
+        result = call()
+        cpu_ns = time.process_time_ns() - cpu_start
+        wall_ns = time.perf_counter_ns() - wall_start
+        return result, wall_ns / 1e6, cpu_ns / 1e6
     with torch.cuda.device(device):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
         start.record()
-        found = call()
+        result = call()
         end.record()
         end.synchronize()
-        return found, start.elapsed_time(end), None
+        return result, start.elapsed_time(end), None
 
 
 def serve(loop: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -278,17 +236,13 @@ def serve(loop: str, request: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(request["threads"])
     device = request.get("device", "cpu")
     keep = request.get("keep_durations", False)
-    decode, predictor, joint = decoder(loop, request["plan"], request["max_symbols"], keep, device)
-    seen = (
-        request["observe"] and loop != GRAPHS
-    )  # a graph's calls are recorded once, and then out of sight
-    watched = (
-        {"join": (joint, "joint_after_projection"), "predict": (predictor, "predict")}
-        if seen
-        else {}
-    )
+    nemo = decoder(loop, request["plan"], request["max_symbols"], keep, device)
+    watched = {}
+    if request["observe"] and loop != GRAPHS:  # a graph's calls are recorded once, then unseen
+        watched["join"] = (nemo.joint, "joint_after_projection")
+        watched["predict"] = (nemo.predictor, "predict")
     with counted(**watched) as calls:
-        found, wall_ms, cpu_ms = timed(decode, device)
+        hypotheses, wall_ms, cpu_ms = timed(nemo.decode, device)
     answer = {
         "wall_ms": wall_ms,
         "cpu_ms": cpu_ms,
@@ -296,54 +250,72 @@ def serve(loop: str, request: dict[str, Any]) -> dict[str, Any]:
     }
     if not request["observe"]:
         return answer
-    rows, frames = (
-        [[*map(int, getattr(one, field))] for one in found] for field in ("y_sequence", "timestamp")
-    )
-    durations = [
-        [*map(int, one.token_duration)] if one.token_duration is not None else [] for one in found
-    ]
-    lengths, found_scores = [*map(len, rows)], [float(one.score) for one in found]
-    padded = [[row + [-1] * (max(lengths) - len(row)) for row in part] for part in (rows, frames)]
-    digest = [padded[0], lengths, padded[1]]
+    labels = []
+    frames = []
+    durations = []
+    for hypothesis in hypotheses:
+        labels.append([int(label) for label in hypothesis.y_sequence])
+        frames.append([int(frame) for frame in hypothesis.timestamp])
+        durations.append([int(jump) for jump in _durations(hypothesis.token_duration)])
+    lengths = [len(row) for row in labels]
     return answer | {
-        "digest": digest,
+        "digest": [_padded(labels), lengths, _padded(frames)],
         "counts": calls,
         "durations": durations,
-        "scores": found_scores,
+        "scores": [float(hypothesis.score) for hypothesis in hypotheses],
     }
 
 
+def _durations(durations: Any) -> Any:
+    """Durations to go through: none where NeMo has not kept them."""
+    if durations is None:
+        return []
+    return durations
+
+
+def _padded(rows: list[list[int]]) -> list[list[int]]:
+    """Rows of one length, filled up with -1."""
+    longest = max(map(len, rows))
+    return [row + [-1] * (longest - len(row)) for row in rows]
+
+
 def copy(folder: Path) -> None:
-    """Copies into `folder` what these decoders import of NeMo and beside torch, and what its
-    version is told by.
+    """Copy into `folder` what these decoders import of NeMo and beside torch, and the metadata
+    that NeMo's version is read from.
     """
+    sys.path.append(str(Path(__file__).parent))
+    from nemo_stubs import stub_nemo
+
     stub_nemo()
 
     from nemo.collections.asr.modules import rnnt  # noqa: F401
     from nemo.collections.asr.parts.submodules import rnnt_greedy_decoding  # noqa: F401
 
     root = Path(sys.modules["nemo"].__path__[0]).parent
-    imported = [
-        Path(path)
-        for module in [*sys.modules.values()]
-        if (path := getattr(module, "__file__", None))
-    ]
-    wanted = [(root, path) for path in imported if path.is_relative_to(root / "nemo")]
-    wanted += [
-        (root, Path(str(file.locate())))
-        for file in files("nemo_toolkit") or ()
-        if file.name == "METADATA"
-    ]
-    whole = Path(sys.modules["packaging"].__file__ or "").parent
-    wanted += [(whole.parent, path) for path in whole.glob("*.py")]
-    for base, path in wanted:
-        (folder / path.relative_to(base)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, folder / path.relative_to(base))
+    for module in [*sys.modules.values()]:
+        path = getattr(module, "__file__", None)
+        if path and Path(path).is_relative_to(root / "nemo"):
+            _copy_file(Path(path), root, folder)
+    for file in files("nemo_toolkit") or ():
+        if file.name == "METADATA":
+            _copy_file(Path(str(file.locate())), root, folder)
+    packaging = Path(sys.modules["packaging"].__file__ or "").parent
+    for path in packaging.glob("*.py"):
+        _copy_file(path, packaging.parent, folder)
+
+
+def _copy_file(path: Path, root: Path, folder: Path) -> None:
+    """Copy a file to where it lies below `root`, in `folder`."""
+    target = folder / path.relative_to(root)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, target)
 
 
 def main(loop: str, folder: str = "") -> None:
     """Answer until the requests end. `folder`: what `copy` wrote, for a Python without NeMo."""
-    sys.path += [str(Path(__file__).parent), *[folder] * bool(folder)]
+    sys.path.append(str(Path(__file__).parent))
+    if folder:
+        sys.path.append(folder)
     from peer_worker import answer_requests
 
     answer_requests(functools.partial(serve, loop))

@@ -16,9 +16,7 @@ import functools
 import re
 import sys
 import time
-import types
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -64,8 +62,11 @@ def sketch(encoded: Tensor, lengths: Tensor) -> Tensor:
     0: enough to know it by.
     """
     columns = encoded[..., :: max(encoded.shape[-1] // 8, 1)][..., :8].float()
-    seen = torch.cat([columns, encoded.float().norm(dim=-1, keepdim=True)], -1)
-    return seen * (torch.arange(seen.shape[1], device=seen.device) < lengths[:, None])[..., None]
+    norms = encoded.float().norm(dim=-1, keepdim=True)
+    sketched = torch.cat([columns, norms], -1)
+    frames = torch.arange(encoded.shape[1], device=encoded.device)
+    valid = frames < lengths[:, None]
+    return sketched * valid[..., None]
 
 
 def renamed(weights: Mapping[str, Tensor], peer: str) -> dict[str, Tensor]:
@@ -74,7 +75,9 @@ def renamed(weights: Mapping[str, Tensor], peer: str) -> dict[str, Tensor]:
     The names are those by which asrkit.models.checkpoints reads their files, so this is called on
     asrkit's side only.
     """
-    name_of = _nemo_name if peer == "nemo" else _transformers_name
+    name_of = _transformers_name
+    if peer == "nemo":
+        name_of = _nemo_name
     result: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if ".qkv." in name:
@@ -116,42 +119,6 @@ def _transformers_name(name: str) -> str:
     return name.removeprefix("encoder.")
 
 
-def stub_nemo_encoder() -> None:
-    """Let NeMo's ConformerEncoder be imported without what it names and does not use here:
-    adapters, streaming, export.
-    """
-    from peer_decoders import Stub, stub_nemo
-
-    stub_nemo()
-    core, asr = "nemo.core.classes", "nemo.collections.asr"
-    access = type("AccessMixin", (), {"is_access_enabled": lambda self, guid=None: False})
-    adapters = type("AttentionAdapterModuleMixin", (), {"is_adapter_available": lambda self: False})
-    none = {"get_registered_adapter": lambda kind: None, "register_adapter": lambda **_: None}
-    registry = types.SimpleNamespace(AdapterModuleMixin=type("AdapterModuleMixin", (), {}), **none)
-    settings = type("Settings", (types.SimpleNamespace,), {"drop_extra_pre_encoded": 0})
-    stubs: dict[str, dict[str, Any]] = {
-        f"{core}.common": {"typecheck": lambda: lambda method: method},
-        f"{core}.module": {"NeuralModule": nn.Module},
-        f"{core}.mixins": {"AccessMixin": access, "adapter_mixins": registry},
-        f"{asr}.models": {},
-        f"{asr}.parts.mixins": {},
-        f"{asr}.parts.mixins.streaming": {},
-        f"{asr}.models.configs": {"CacheAwareStreamingConfig": settings},
-        f"{asr}.parts.submodules.adapters": {},
-        f"{asr}.parts.submodules.adapters.attention_adapter_mixin": {
-            "AttentionAdapterModuleMixin": adapters
-        },
-        "nemo.collections.common.parts.utils": {"activation_registry": {}},
-    }
-    for name, given in stubs.items():
-        sys.modules.setdefault(name, Stub(name))
-        vars(sys.modules[name]).update(given)
-    vars(sys.modules["omegaconf"])["open_dict"] = nullcontext
-    vars(sys.modules["nemo.utils"])["avoid_float16_autocast_context"] = (
-        nullcontext  # asks about CUDA only
-    )
-
-
 class NemoEncoder(nn.Module):
     """NeMo's ConformerEncoder, set up as its FastConformer checkpoints are: features (B, T, F) in,
     (B, T', D) and lengths out.
@@ -159,6 +126,8 @@ class NemoEncoder(nn.Module):
 
     def __init__(self, sizes: Mapping[str, Any], weights: Mapping[str, dict[str, Tensor]]) -> None:
         super().__init__()
+        from nemo_stubs import stub_nemo_encoder
+
         stub_nemo_encoder()
         from nemo.collections.asr.modules.conformer_encoder import ConformerEncoder
 
@@ -216,16 +185,15 @@ class TransformersEncoder(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encoded frames (B, T', D) and their lengths (B,)."""
         mask = torch.arange(features.shape[1]) < lengths[:, None]
-        found = self.encoder(features, attention_mask=mask)
-        return found.last_hidden_state, found.attention_mask.sum(-1)
+        output = self.encoder(features, attention_mask=mask)
+        return output.last_hidden_state, output.attention_mask.sum(-1)
 
 
 def load(encoder: nn.Module, weights: dict[str, Tensor]) -> None:
     """Give `encoder` these weights, strictly; RuntimeError names what does not fit."""
     missing, unknown = encoder.load_state_dict(weights, strict=False, assign=True)
-    wrong = [
-        name for name in (*missing, *unknown) if not name.endswith((".inv_freq", "pos_enc.pe"))
-    ]  # made, not loaded
+    made = (".inv_freq", "pos_enc.pe")  # not loaded
+    wrong = [name for name in (*missing, *unknown) if not name.endswith(made)]
     if wrong:
         raise RuntimeError(f"its weights have other names: {', '.join(wrong[:4])}")
 
@@ -242,17 +210,21 @@ ENCODERS: dict[str, tuple[str, Callable[..., nn.Module]]] = {
 
 @functools.lru_cache(1)
 def prepared(peer: str, plan: str, mode: str) -> tuple[nn.Module, Tensor, Tensor]:
-    """The peer's encoder with the weights of `plan`, and the features and lengths there."""
-    given = torch.load(
-        plan
-    )  # not mapped: weights in the page cache are 5 % faster than those that asrkit made in memory
-    dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
-    encoder = ENCODERS[peer][1](given["sizes"], given["weights"])
-    return (
-        encoder.eval().requires_grad_(False).to(dtype),
-        given["features"].to(dtype),
-        given["lengths"],
-    )
+    """The peer's encoder with the weights of `plan`, and the features and lengths there.
+
+    Args:
+        peer: a key of ENCODERS.
+        plan: path of what `write` wrote.
+        mode: "float32", "autocast" or "bfloat16".
+    """
+    # not mapped: weights in the page cache are 5 % faster than those that asrkit made in memory
+    batch = torch.load(plan)
+    dtype = torch.float32
+    if mode == "bfloat16":
+        dtype = torch.bfloat16
+    _, make = ENCODERS[peer]
+    encoder = make(batch["sizes"], batch["weights"]).eval().requires_grad_(False)
+    return encoder.to(dtype), batch["features"].to(dtype), batch["lengths"]
 
 
 def serve(peer: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -263,17 +235,22 @@ def serve(peer: str, request: dict[str, Any]) -> dict[str, Any]:
         torch.inference_mode(),
         torch.autocast("cpu", torch.bfloat16, enabled=request["mode"] == "autocast"),
     ):
-        wall, cpu = time.perf_counter_ns(), time.process_time_ns()
-        encoded, ends = encoder(features, lengths)
-        cpu, wall = time.process_time_ns() - cpu, time.perf_counter_ns() - wall
+        wall_start = time.perf_counter_ns()
+        cpu_start = time.process_time_ns()
+        encoded, encoded_lengths = encoder(features, lengths)
+        cpu_ns = time.process_time_ns() - cpu_start
+        wall_ns = time.perf_counter_ns() - wall_start
     package = ENCODERS[peer][0]
     answer = {
-        "wall_ms": wall / 1e6,
-        "cpu_ms": cpu / 1e6,
+        "wall_ms": wall_ns / 1e6,
+        "cpu_ms": cpu_ns / 1e6,
         "version": f"{package} {version(package)}",
     }
     if request["observe"]:
-        answer["digest"] = [sketch(encoded, ends).tolist(), ends.tolist()]
+        answer["digest"] = [
+            sketch(encoded, encoded_lengths).tolist(),
+            encoded_lengths.tolist(),
+        ]
     return answer
 
 

@@ -17,7 +17,6 @@ import json
 import os
 import sys
 import time
-import types
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -34,39 +33,47 @@ def inputs(shape: Sequence[int], durations: int = 0, device: str = "cpu") -> tup
     Seeded with 0.
     """
     B, T, U1, V = shape
-    made: dict[str, Any] = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
-    logits, targets = (
-        torch.randn(B, T, U1, V + durations, **made),
-        torch.randint(0, V - 1, (B, U1 - 1), **made),
-    )
-    return (
-        logits,
-        targets,
-        torch.full((B,), T, device=device),
-        torch.full((B,), U1 - 1, device=device),
-    )
+    draw = torch.Generator(device).manual_seed(0)
+    logits = torch.randn(B, T, U1, V + durations, device=device, generator=draw)
+    targets = torch.randint(0, V - 1, (B, U1 - 1), device=device, generator=draw)
+    frames = torch.full((B,), T, device=device)
+    labels = torch.full((B,), U1 - 1, device=device)
+    return logits, targets, frames, labels
 
 
 def torchaudio(blank: int) -> Loss:
     """torchaudio.functional.rnnt_loss, which stands in for a peer where none is installed."""
     from torchaudio.functional import rnnt_loss
 
-    return lambda logits, *rest: rnnt_loss(
-        logits, *(one.int() for one in rest), blank=blank, reduction="none"
-    )
+    def loss(logits: Tensor, *targets: Tensor) -> Tensor:
+        integers = [tensor.int() for tensor in targets]
+        return rnnt_loss(logits, *integers, blank=blank, reduction="none")
+
+    return loss
 
 
 def warprnnt_numba(blank: int) -> Loss:
     """The Numba port of warp-transducer; on a CPU it loops over tensors in Python."""
     from warprnnt_numba import RNNTLossNumba
 
-    loss = RNNTLossNumba(blank=blank, reduction="none")
-    return lambda logits, *rest: loss(logits, *(one.int() for one in rest))
+    module = RNNTLossNumba(blank=blank, reduction="none")
+
+    def loss(logits: Tensor, *targets: Tensor) -> Tensor:
+        return module(logits, *[tensor.int() for tensor in targets])
+
+    return loss
+
+
+def _stub_nemo() -> None:
+    sys.path.append(str(Path(__file__).parent))
+    from nemo_stubs import stub_nemo_losses
+
+    stub_nemo_losses()
 
 
 def nemo_numba(blank: int) -> Loss:
     """NeMo's own copy of that port, its default loss."""
-    _bare_nemo()
+    _stub_nemo()
     from nemo.collections.asr.parts.numba.rnnt_loss.rnnt_pytorch import RNNTLossNumba
 
     return RNNTLossNumba(blank=blank, reduction="none")
@@ -74,7 +81,7 @@ def nemo_numba(blank: int) -> Loss:
 
 def nemo_pytorch(blank: int) -> Loss:
     """NeMo's RNN-T loss in plain torch, node by node."""
-    _bare_nemo()
+    _stub_nemo()
     from nemo.collections.asr.losses.rnnt_pytorch import RNNTLossPytorch
 
     return RNNTLossPytorch(blank, "none")
@@ -89,10 +96,12 @@ def transformers_tdt(blank: int, durations: list[int]) -> Loss:
     """
     from transformers.loss.loss_tdt import tdt_loss
 
-    V = blank + 1
-    return lambda logits, *rest: tdt_loss(
-        logits[..., :V], logits[..., V:], *rest, blank, durations, reduction="none"
-    )
+    def loss(logits: Tensor, *targets: Tensor) -> Tensor:
+        tokens = logits[..., : blank + 1]
+        jumps = logits[..., blank + 1 :]
+        return tdt_loss(tokens, jumps, *targets, blank, durations, reduction="none")
+
+    return loss
 
 
 PEERS: dict[str, tuple[str, Callable[..., Loss]]] = {
@@ -104,74 +113,65 @@ PEERS: dict[str, tuple[str, Callable[..., Loss]]] = {
 }
 
 
-def _bare_nemo() -> None:
-    """Let NeMo's losses be imported without the package around them, which wants lightning, hydra
-    and forty more.
-    """
-    if "nemo" not in sys.modules:
-        (root,) = [path for path in map(Path, sys.path) if (path / "nemo").is_dir()]
-        for name in (
-            "",
-            ".core",
-            ".core.classes",
-            ".collections",
-            *(".collections.asr" + end for end in ("", ".losses", ".parts", ".parts.numba")),
-        ):
-            module = sys.modules["nemo" + name] = types.ModuleType("nemo" + name)
-            module.__path__ = [str(root / ("nemo" + name).replace(".", "/"))]
-        sys.modules["nemo.core.classes"].Loss = torch.nn.Module  # type: ignore[attr-defined]
-
-
 @functools.lru_cache(1)
 def _prepared(
     peer: str, shape: tuple[int, ...], durations: tuple[int, ...]
 ) -> tuple[Loss, tuple[Tensor, ...]]:
-    logits, *rest = inputs(shape, len(durations))
-    make = PEERS[peer][1]
-    return make(shape[-1] - 1, [*durations]) if durations else make(shape[-1] - 1), (
-        logits.requires_grad_(),
-        *rest,
-    )
+    """The peer's loss, and its inputs."""
+    logits, *targets = inputs(shape, len(durations))
+    _, make = PEERS[peer]
+    blank = shape[-1] - 1
+    if durations:
+        loss = make(blank, [*durations])
+    else:
+        loss = make(blank)
+    return loss, (logits.requires_grad_(), *targets)
 
 
 def serve(peer: str, request: dict[str, Any]) -> dict[str, Any]:
     """The answer to one request, as above."""
     torch.set_num_threads(request["threads"])
-    loss, given = _prepared(peer, tuple(request["shape"]), tuple(request["durations"]))
-    before = _resident("VmRSS", forget=True) if request["observe"] else None
-    wall, cpu = time.perf_counter_ns(), time.process_time_ns()
-    costs = loss(*given)
-    (gradient,) = torch.autograd.grad(costs.mean(), given[0])
-    cpu, wall = time.process_time_ns() - cpu, time.perf_counter_ns() - wall
+    shape = tuple(request["shape"])
+    loss, batch = _prepared(peer, shape, tuple(request["durations"]))
+    logits = batch[0]
+    before = None
+    if request["observe"]:
+        before = _resident("VmRSS", forget=True)
+    wall_start = time.perf_counter_ns()
+    cpu_start = time.process_time_ns()
+    costs = loss(*batch)
+    (gradient,) = torch.autograd.grad(costs.mean(), logits)
+    cpu_ns = time.process_time_ns() - cpu_start
+    wall_ns = time.perf_counter_ns() - wall_start
+    package, _ = PEERS[peer]
     answer = {
-        "wall_ms": wall / 1e6,
-        "cpu_ms": cpu / 1e6,
-        "version": f"{PEERS[peer][0]} {version(PEERS[peer][0])}",
+        "wall_ms": wall_ns / 1e6,
+        "cpu_ms": cpu_ns / 1e6,
+        "version": f"{package} {version(package)}",
     }
     if request["observe"]:
-        answer["peak_B"] = None if before is None else max(0, (_resident("VmHWM") or 0) - before)
+        answer["peak_B"] = None
+        if before is not None:
+            answer["peak_B"] = max(0, (_resident("VmHWM") or 0) - before)
         answer["digest"] = [
             costs.mean().item(),
             gradient.norm().item(),
-            torch.sum(gradient * given[0]).item(),
+            torch.sum(gradient * logits).item(),
         ]
     return answer
 
 
 def _resident(field: str, forget: bool = False) -> int | None:
-    """Bytes of memory this process holds (VmRSS) or held at most (VmHWM) since it was told to
-    forget; None but on Linux.
+    """Bytes of memory this process holds (VmRSS), or held at most (VmHWM) since it was last asked
+    to forget; None but on Linux.
     """
     try:
         if forget:
             Path("/proc/self/clear_refs").write_text("5")
-        (line,) = [
-            line
-            for line in Path("/proc/self/status").read_text().splitlines()
-            if line.startswith(field)
-        ]
+        status = Path("/proc/self/status").read_text()
     except OSError:
         return None
+    (line,) = [line for line in status.splitlines() if line.startswith(field)]
     return 1024 * int(line.split()[1])
 
 

@@ -106,8 +106,11 @@ class Peers:
         folder: Path | None = None,
     ) -> None:
         if python is None and not PYTHON.exists() and COPY.is_dir():
-            python, folder = sys.executable, COPY
-        self.python, self.names, self.folder = Path(python or PYTHON), names, folder
+            python = sys.executable
+            folder = COPY
+        self.python = Path(python or PYTHON)
+        self.names = names
+        self.folder = folder
         expect(
             self.python.exists(),
             "peers",
@@ -130,12 +133,16 @@ class Peers:
         """
         small = {**request, "shape": [1, 3, 2, 4]}
         names = self.names.get(loss, ())
-        started = {
-            name: self._start(name, small) for name in names if name not in self.running
-        }  # all import at once
-        self.running |= {name: _ready(rival) for name, rival in started.items()}
-        found = {name: rival for name in names if (rival := self.running[name])}
-        return {name: Rival(**{**vars(rival), "request": request}) for name, rival in found.items()}
+        missing = [name for name in names if name not in self.running]
+        started = {name: self._start(name, small) for name in missing}  # all import at once
+        for name, rival in started.items():
+            self.running[name] = _ready(rival)
+        arms = {}
+        for name in names:
+            running = self.running[name]
+            if running:
+                arms[name] = Rival(**{**vars(running), "request": request})
+        return arms
 
     def _start(self, name: str, small: dict[str, Any]) -> Rival:
         worker = HERE / "peer_worker.py"
@@ -143,15 +150,9 @@ class Peers:
             worker = HERE / "peer_decoders.py"
         elif name in ENCODERS:
             worker = HERE / "peer_encoders.py"
-        command = [
-            str(self.python),
-            "-P",
-            "-W",
-            "ignore",
-            str(worker),
-            name,
-            *([str(self.folder)] if self.folder else []),
-        ]
+        command = [str(self.python), "-P", "-W", "ignore", str(worker), name]
+        if self.folder:
+            command.append(str(self.folder))
         pipes: dict[str, Any] = {
             "stdin": subprocess.PIPE,
             "stdout": subprocess.PIPE,

@@ -117,7 +117,9 @@ class _Share:
         self.stop = begun + stop_s  # nothing begins afterwards
         self.last = begun + last_s  # nothing runs afterwards
         before = _manifest(out / "manifest.json")
-        other = differences(before, same) if before else ""
+        other = ""
+        if before:
+            other = differences(before, same)
         wanted = "a new folder, or one to go on with"
         expect(not other, "out", wanted, f"one of another {other}", "Name another folder.")
         for name in records.FILES:
@@ -188,8 +190,10 @@ class _Share:
             self.tell(f"left out {line.removeprefix(f'{self.out}/')}")  # no path is published
         kept = salvage(self.out)
         if kept:
-            counts = [one["stats"]["n"] for one in kept if one["metric"] == "latency"]
-            repeats = f"{min(counts)} to {max(counts)} repeats" if counts else "no repeats"
+            counts = [row["stats"]["n"] for row in kept if row["metric"] == "latency"]
+            repeats = "no repeats"
+            if counts:
+                repeats = f"{min(counts)} to {max(counts)} repeats"
             self.tell(
                 f"kept {len(kept)} records of {kept[0]['what']}, cut short:"
                 f" {len(counts)} arms, {repeats}"
@@ -274,13 +278,20 @@ class _Share:
         why = ""
         if left and outcome.status == DIED:
             why = f": {outcome.why}"
-            self.deaths[group] = 0 if progress else self.deaths.get(group, 0) + 1
-            blamed = left if self.deaths[group] > 1 else left[:1]
+            deaths = 0
+            if not progress:
+                deaths = self.deaths.get(group, 0) + 1
+            self.deaths[group] = deaths
+            blamed = left[:1]
+            if deaths > 1:
+                blamed = left
             for check in blamed:
                 self.rows[check.name] = check_row(check, False, outcome.why, 0.0)
                 records.extend(self.out / "checks.jsonl", self.rows[check.name])
             left = left[len(blamed) :]
-        to_go = f", {len(left)} to go" if left else ""
+        to_go = ""
+        if left:
+            to_go = f", {len(left)} to go"
         self.tell(f"checked {group}{to_go}{why}")
         return left
 
@@ -296,10 +307,14 @@ class _Share:
             if row["why"] == NO_TIME:
                 late += 1
             elif not row["ok"]:
-                verb = "checked" if row["ok"] is None else "passed"
+                verb = "passed"
+                if row["ok"] is None:
+                    verb = "checked"
                 self.tell(f"not {verb}: {name}: {row['why']}")
         passed = sum(row["ok"] is True for row in self.rows.values())
-        no_time = f"; no time for {late}" if late else ""
+        no_time = ""
+        if late:
+            no_time = f"; no time for {late}"
         self.tell(f"{passed} of {len(self.table)} checks passed{no_time}")
 
     def measure(self) -> None:

@@ -79,7 +79,10 @@ def suite(
         lengths: A table of one's own to use in place of the shipped sets.
         ranks: Numbers of ranks in place of the default ones.
     """
-    ranks = ranks or (RANKS[:2] if quick else RANKS)
+    if not ranks:
+        ranks = RANKS
+        if quick:
+            ranks = RANKS[:2]
     expect(min(ranks) >= 1, "ranks", "1 or more", min(ranks))
     try:
         from asrkit.data import CANARY_MEMORY, Lengths, Limit
@@ -91,7 +94,9 @@ def suite(
         sets = _shipped_sets(quick)
     else:
         sets = iter([(lengths.name.partition(".")[0], Lengths.read(lengths))])
-    wide_ranks = WIDE_RANKS if WIDE_RANKS in ranks else ranks[0]
+    wide_ranks = ranks[0]
+    if WIDE_RANKS in ranks:
+        wide_ranks = WIDE_RANKS
     most_ranks = 0
     for name, table in sets:
         _check_set(table, limit)
@@ -189,8 +194,12 @@ class Comparison:
         for metric, values in samples.items():
             if not self.wide and metric not in ALWAYS:
                 continue
-            # The table of the suite is made from this record alone.
-            account = {"account": medians} if metric == "utilisation" else {}
+            account = {}
+            if metric == "utilisation":
+                account["account"] = medians  # the table of the suite is made from it alone
+            timer = ""
+            if metric.endswith("time"):
+                timer = "time.perf_counter"
             yield Measurement(
                 "batching",
                 metric,
@@ -198,7 +207,7 @@ class Comparison:
                 medians[metric],
                 tuple(values),
                 impl=arm.name,
-                timer="time.perf_counter" if metric.endswith("time") else "",
+                timer=timer,
                 params=params | account,
             )
 
@@ -248,8 +257,9 @@ class Comparison:
         complete = all(len(step) == self.ranks and all(map(len, step)) for step in epoch.steps)
         assert complete, f"{head} has ranks without a batch."
         assert arm.theirs or kept == 1, f"{head} keeps {kept:.3%} of the utterances."
-        # lhotse repeats utterances where the last step would leave ranks without a batch.
-        allowed = self.ranks - 1 if arm.theirs else 0
+        allowed = 0
+        if arm.theirs:  # lhotse repeats some where the last step would leave ranks without a batch
+            allowed = self.ranks - 1
         assert repeated <= allowed, f"{head} has {repeated} utterances twice."
         largest = self.largest_share(epoch)
         assert largest <= 1, f"{head} has a batch of {largest:.3f} of the limit."
@@ -332,7 +342,9 @@ class Comparison:
         def epoch(number: int) -> Epoch:
             return samplers.every_rank(sampler(), number)
 
-        timed = sampler if name in TIMED else None
+        timed = None
+        if name in TIMED:
+            timed = sampler
         return Arm(name, epoch, timed, {"lhotse": lhotse.__version__}, theirs=True)
 
     def with_largest_seconds(self, limited: Callable[[float], Arm]) -> Arm:

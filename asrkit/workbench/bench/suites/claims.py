@@ -27,7 +27,7 @@ from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.cases import NOTHING, Case, Suite
 from asrkit.workbench.bench.guards import barred, prove_alive
-from asrkit.workbench.bench.planted import Planted, ctc_log_probs, planted
+from asrkit.workbench.bench.planted import DURATIONS, Planted, ctc_log_probs, planted
 from asrkit.workbench.bench.planted import kind as kind_of_durations
 from asrkit.workbench.bench.studies import StudyRecords, idle, repeats
 from asrkit.workbench.bench.suites import claims_frontend, decoders
@@ -36,7 +36,6 @@ from asrkit.workbench.bench.suites.encoder import random_transducer, shrunk
 from asrkit.workbench.profiling import measure
 from asrkit.workbench.records import Measurement
 
-JUMPS: Sequence[tuple[int, ...]] = ((), (0, 1, 2, 3, 4))  # RNN-T, TDT
 Make = Callable[[str, bool, Pattern[str]], Iterable[Measurement]]
 Arms = dict[str, Callable[[], Hypotheses]]
 
@@ -108,7 +107,9 @@ def _checked(
 
 def _measured(arms: Mapping[str, Callable[[], Any]], device: str, quick: bool) -> Any:
     """Timings by arm."""
-    return measure(arms, **repeats(device, quick)) if arms else {}
+    if not arms:
+        return {}
+    return measure(arms, **repeats(device, quick))
 
 
 def _loops(
@@ -177,7 +178,7 @@ def windows(device: str, quick: bool, without: Pattern[str]) -> Iterator[Case]:
     options = _window_options(cuda)
     pairs = _window_pairs(cuda, options)
     sizes = claims_frontend.sizes_of(quick)
-    for durations, B in product(JUMPS, sizes.window_batches):
+    for durations, B in product(DURATIONS, sizes.window_batches):
         plan = planted(B, sizes.window_frames, durations=durations, **sizes.planted)
         made = decoders.transducer(plan, device, options, torch.bfloat16, "greedy-graphs", without)
         kept = [pair for pair in dict.fromkeys(pairs) if {*pair} <= {*made.arms}]
@@ -199,7 +200,9 @@ def _window_options(cuda: bool) -> dict[str, dict[str, Any]]:
 
 def _window_pairs(cuda: bool, options: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """(slow, fast) arms: of both windows, without and with graphs, with plain and fused turns."""
-    best = "full" if cuda else "off"
+    best = "off"
+    if cuda:
+        best = "full"
     pairs = [("window_1_off", "window_8_off"), (f"window_1_{best}", f"window_8_{best}")]
     for size in (8, 1):
         name = f"window_{size}"
@@ -339,8 +342,8 @@ STUDIES: dict[str, dict[tuple[str, ...], Make]] = {
             "label-looping-faster",
             "graphs-cut-launches",
             "rnnt-gpu-idle",
-        ): partial(_loops, JUMPS[0]),
-        ("label-looping-tdt-3.8x", "graphs-cut-launches"): partial(_loops, JUMPS[1]),
+        ): partial(_loops, DURATIONS[0]),
+        ("label-looping-tdt-3.8x", "graphs-cut-launches"): partial(_loops, DURATIONS[1]),
     },
     "recognisers": {
         ("graphs-label-looping-rnnt", "rnnt-near-ctc"): partial(_recognisers, "parakeet_rnnt_1_1b"),

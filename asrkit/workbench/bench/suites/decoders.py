@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from re import Pattern
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,35 @@ QUICK_MODEL: dict[str, Any] = {"V": 33, "width": 240}
 Options = dict[str, Any]  # of transducer_greedy
 
 
+class Plans(NamedTuple):
+    """Sizes of the planted batches: utterances, and frames of the longest."""
+
+    ctc: Sequence[tuple[int, int]]
+    smallest: tuple[int, int]  # with the slow loops
+    loops: Sequence[tuple[int, int]]
+    half: Sequence[tuple[int, int]]  # in bfloat16
+    windows: Sequence[tuple[int, int]]
+    model: dict[str, Any]
+
+
+FULL = Plans(
+    ctc=((1, 375), (8, 375), (32, 375), (128, 375)),
+    smallest=(8, 62),
+    loops=SIZES,
+    half=HALF_SIZES,
+    windows=WINDOW_SIZES,
+    model={},
+)
+QUICK = Plans(
+    ctc=((8, 40),),
+    smallest=(2, 30),
+    loops=QUICK_SIZES,
+    half=(),
+    windows=QUICK_SIZES,
+    model=QUICK_MODEL,
+)
+
+
 def suite(device: str, quick: bool, *, without: Pattern[str] = NOTHING) -> Iterator[Case]:
     """Greedy CTC over batch sizes; then RNN-T and TDT: every loop over batch sizes and lengths, in
     half precision, and windows.
@@ -47,19 +76,20 @@ def suite(device: str, quick: bool, *, without: Pattern[str] = NOTHING) -> Itera
         quick: small sizes.
         without: pattern of arms that are not even tried.
     """
-    model = QUICK_MODEL if quick else {}
-    for B in (8,) if quick else (1, 8, 32, 128):
-        yield ctc(planted(B, 40 if quick else 375, **model), device)
+    sizes = FULL
+    if quick:
+        sizes = QUICK
+    for B, T in sizes.ctc:
+        yield ctc(planted(B, T, **sizes.model), device)
     for durations in DURATIONS:
-        make: Callable[..., Planted] = partial(planted, durations=durations, **model)
+        make: Callable[..., Planted] = partial(planted, durations=durations, **sizes.model)
         versus = partial(versus_nemo, device=device, without=without)
-        smallest = make(2, 30) if quick else make(8, 62)
-        yield from versus(smallest, names=(*LOOPS, "one_by_one"))
-        for B, T in QUICK_SIZES if quick else SIZES:
+        yield from versus(make(*sizes.smallest), names=(*LOOPS, "one_by_one"))
+        for B, T in sizes.loops:
             yield from versus(make(B, T))
-        for B, T in () if quick else HALF_SIZES:
+        for B, T in sizes.half:
             yield from versus(make(B, T), dtype=torch.bfloat16)
-        for B, T in QUICK_SIZES if quick else WINDOW_SIZES:
+        for B, T in sizes.windows:
             yield window(make(B, T), device)
 
 
@@ -67,7 +97,9 @@ def ctc(plan: Planted, device: str) -> Case:
     """Greedy CTC: one utterance after another, and batched."""
     log_probs = ctc_log_probs(plan).to(device)
     lengths = plan.lengths.to(device)
-    batched = ["batched"] if device.startswith("cuda") else ["batched", "numba_cpu"]
+    batched = ["batched"]
+    if not device.startswith("cuda"):
+        batched.append("numba_cpu")
     arms: dict[str, Callable[[], Hypotheses]] = {}
     arms["sequential"] = partial(ctc_greedy_sequential, log_probs, lengths)
     for name in batched:
@@ -107,18 +139,25 @@ def versus_nemo(
         dtype: of model and frames.
         without: pattern of arms that are not even tried.
     """
-    modes = ("off", "step", "full") if device.startswith("cuda") else ("auto",)
-    ways: dict[str, Options] = {name: {"strategy": name, "graphs": modes[0]} for name in names}
-    ways |= by_graphs(modes[1:], "plain") | by_graphs(modes[1:], "fused")
+    cuda = device.startswith("cuda")
+    loop_graphs = "auto"
+    if cuda:
+        loop_graphs = "off"
+    ways: dict[str, Options] = {name: {"strategy": name, "graphs": loop_graphs} for name in names}
+    if cuda:
+        ways |= by_graphs(("step", "full"), "plain") | by_graphs(("step", "full"), "fused")
     case = transducer(plan, device, ways, dtype, "greedy", without)
-    largest = [name for name in case.arms if name.startswith("windowed_looping")]
+    largest_graph = ""  # the last of its arms
+    for name in case.arms:
+        if name.startswith("windowed_looping"):
+            largest_graph = name
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.pt"
         write(path, plan.model, plan.encoded.to(dtype), plan.lengths)
         peers = PeerArms(
             request=nemo_request(case.what, device, "one_by_one" in names) | {"plan": str(path)},
             ours="windowed_looping",
-            against={GRAPHS: largest[-1] if largest else ""},
+            against={GRAPHS: largest_graph},
         )
         yield replace(case, ratios=_loop_pairs(case.arms), peers=peers)
 
@@ -142,8 +181,10 @@ def by_graphs(
         name: what the names of the arms begin with.
         **more: other options of all arms.
     """
-    end = "_plain" if turn == "plain" else ""
-    return {f"{name}_{mode}{end}": {"graphs": mode, "turn": turn, **more} for mode in modes}
+    suffix = ""
+    if turn == "plain":
+        suffix = "_plain"
+    return {f"{name}_{mode}{suffix}": {"graphs": mode, "turn": turn, **more} for mode in modes}
 
 
 def nemo_request(what: str, device: str, slow: bool) -> dict[str, Any]:
@@ -154,9 +195,11 @@ def nemo_request(what: str, device: str, slow: bool) -> dict[str, Any]:
         device: on a GPU its graphs are asked for too.
         slow: whether its slow loops are.
     """
-    loops = "-loops" if slow else ""
-    graphs = "-cuda" if device.startswith("cuda") else ""
-    return {"loss": what + loops + graphs, "max_symbols": 10, "device": device}
+    if slow:
+        what += "-loops"
+    if device.startswith("cuda"):
+        what += "-cuda"
+    return {"loss": what, "max_symbols": 10, "device": device}
 
 
 def window(plan: Planted, device: str) -> Case:
@@ -195,7 +238,7 @@ def transducer(
     arms: dict[str, Callable[[], Hypotheses]] = {}
     arm_params: dict[str, dict[str, Any]] = {}
     for name, options in ways.items():
-        if any(guards.barred(without, one, case, named) for one in (name, first)):
+        if any(guards.barred(without, arm_name, case, named) for arm_name in (name, first)):
             continue
         arm = partial(transducer_greedy, model, encoded, lengths, **options)
         try:
@@ -208,14 +251,21 @@ def transducer(
         arm_params[name] = _call_counts(arm, model, options, device)
         if "not_counted" in arm_params[name]:
             guards.prove_alive(device, case, name)
+    if first not in arms:
+        arms = {}
+    warmup = 0
+    if len(lengths) < 32:
+        warmup = 1
+    tolerance = 0.2  # of scores near 0 that are sums of many logarithms
+    if dtype == torch.float32:
+        tolerance = 1e-3
     return Case(
         what=case,
-        arms=arms if first in arms else {},
+        arms=arms,
         params=_params(plan, dtype),
         arm_params=arm_params,
-        warmup=1 if len(lengths) < 32 else 0,
-        # of scores near 0 that are sums of many logarithms
-        tolerance=1e-3 if dtype == torch.float32 else 0.2,
+        warmup=warmup,
+        tolerance=tolerance,
     )
 
 
@@ -225,7 +275,7 @@ def _params(plan: Planted, dtype: torch.dtype) -> dict[str, Any]:
     V = plan.model.blank + 1
     durations = [*plan.model.durations]
     labels = sum(map(len, plan.labels))
-    path_joints = plan.looks()
+    path_joints = plan.joints()
     joint = 2 * D * (V + len(durations))
     step = 2 * 8 * D * D + 2 * D * D  # the LSTM's gates from label and state, then the projection
     return {
@@ -296,7 +346,10 @@ def features(device: str, quick: bool) -> Iterator[Case]:
     """Per-feature normalisation, one utterance after another and batched. Least work: read once,
     write once.
     """
-    B, T, F = (8, 200, 80) if quick else (32, 1600, 80)
+    shape = (32, 1600, 80)
+    if quick:
+        shape = (8, 200, 80)
+    B, T, F = shape
     mel, lengths = rows(B, T, F, device)
     yield Case(
         what="feature-norm-batched",

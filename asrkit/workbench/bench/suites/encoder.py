@@ -81,7 +81,9 @@ class Way:
             return "compiled"
         if self.packed:
             return "packed"
-        return "optimized" if self.optimized else "eager"
+        if self.optimized:
+            return "optimized"
+        return "eager"
 
 
 def suite(device: str, quick: bool, *, compiled: bool | None = None) -> Iterator[Case]:
@@ -290,7 +292,9 @@ def arm(encoder: FastConformer, inputs: Inputs, way: Way) -> Encode:
         with torch.inference_mode(), exact, autocast, cudnn_attention(way.cudnn):
             return encoder(features, lengths)
 
-    return capture(encode) if way.graphed else encode
+    if way.graphed:
+        return capture(encode)
+    return encode
 
 
 @contextmanager

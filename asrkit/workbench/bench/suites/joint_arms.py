@@ -131,7 +131,8 @@ def joint_arms(leaves: tuple[Tensor, ...], rest: Any, *, gpu: bool | None = None
         gpu: whether those of a GPU are among them; None asks where the leaves are.
     """
     joint = _JointArms(leaves, rest)
-    gpu = leaves[0].is_cuda if gpu is None else gpu
+    if gpu is None:
+        gpu = leaves[0].is_cuda
     losses: dict[str, Loss] = {
         "overwrite": joint.overwrite,
         "torchaudio": joint.torchaudio,

@@ -109,7 +109,9 @@ def suite(
         until: value of time.monotonic() at which three rounds should be over.
     """
     cuda = device.startswith("cuda")
-    size = "cuda" if cuda else "cpu"
+    size = "cpu"
+    if cuda:
+        size = "cuda"
     if quick:
         size = "tiny"
     for what, config, preset in configs(size):
@@ -347,7 +349,9 @@ def case(
 
 def dtype_of(precision: str) -> str:
     """The dtype that the products of the encoder take their factors in."""
-    return "bfloat16" if precision == "autocast" else precision
+    if precision == "autocast":
+        return "bfloat16"
+    return precision
 
 
 def arm_params(made: Scripted, arm: Arm, quick: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ are kept, four where they are made twice.
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -130,8 +130,9 @@ def _cases(gpu: bool, quick: bool) -> list[Make]:
 
 def _first_cases(gpu: bool, quick: bool) -> list[Make]:
     """Makers of the cases at one large shape."""
-    wide = _wide(quick)
-    shape = _larger(wide, gpu)[1] if gpu and not quick else wide
+    shape = _wide(quick)
+    if gpu and not quick:
+        shape = _larger(shape, gpu)[1]
     on_logits = partial(logits_case, rnnt_loss, shape[:3] + shape[4:])
     makers: list[Make] = [partial(joint_case, shape), on_logits]
     if gpu:
@@ -141,7 +142,9 @@ def _first_cases(gpu: bool, quick: bool) -> list[Make]:
 
 def _wide(quick: bool) -> Shape:
     """(B, T, U1, D, V) of the smallest case from the halves of the joint."""
-    return (2, 20, 6, 12, 16) if quick else (4, 200, 101, 640, 1024)
+    if quick:
+        return (2, 20, 6, 12, 16)
+    return (4, 200, 101, 640, 1024)
 
 
 def _larger(wide: Shape, gpu: bool) -> list[Shape]:
@@ -185,15 +188,18 @@ def logits_case(
         device: of the logits.
         dtype: of the logits.
     """
-    durations = [*DURATIONS] if loss is tdt_loss else []
-    name = "tdt" if durations else "rnnt"
-    drawn, *rest = inputs(shape, len(durations), device)
+    name = "rnnt"
+    durations: list[int] = []
+    if loss is tdt_loss:
+        name = "tdt"
+        durations = [*DURATIONS]
+    drawn, *targets = inputs(shape, len(durations), device)
     logits = drawn.to(dtype).requires_grad_()
 
-    def arm(impl: str, leaf: Tensor = logits) -> tuple[Tensor, Tensor]:
-        overwrite = impl.endswith("_overwrite")
-        how = {"impl": impl.removesuffix("_overwrite"), "overwrite_logits": overwrite}
-        cost = loss(leaf, *rest, **how)
+    def arm(name: str, leaf: Tensor = logits) -> tuple[Tensor, Tensor]:
+        overwrite = name.endswith("_overwrite")
+        impl = name.removesuffix("_overwrite")
+        cost = loss(leaf, *targets, impl=impl, overwrite_logits=overwrite)
         return cost.detach(), torch.autograd.grad(cost, leaf)[0]
 
     compiled = compiled_impls(logits)
@@ -208,14 +214,19 @@ def logits_case(
     if shape[1] < 20:
         names.insert(0, "reference")
     what = f"{name}-loss"
-    counting = partial(counted, what, compiled, logits, len(durations))
-    request = {"loss": name, "shape": [*shape], "durations": durations}
+    counting: Callable[[], Iterable[Measurement]] = no_measurements
+    if logits.is_cuda:
+        counting = partial(counted, what, compiled, logits, len(durations))
+    peers = None
+    if device == "cpu":
+        request = {"loss": name, "shape": [*shape], "durations": durations}
+        peers = PeerArms(request=request, logits=logits)
     return Case(
         what=what,
         arms={name: partial(arm, name) for name in names},
         setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()),
         arm_params={"torchaudio": PEER},
-        more=counting if logits.is_cuda else no_measurements,
+        more=counting,
         params={
             "shape": [*shape],
             "dtype": dtype_name(dtype),
@@ -226,7 +237,7 @@ def logits_case(
         tolerance=ROUNDED[dtype],
         memory=True,
         warmup=_warmup(logits),
-        peers=PeerArms(request=request, logits=logits) if device == "cpu" else None,
+        peers=peers,
     )
 
 
@@ -261,8 +272,11 @@ def counted(what: str, impls: Sequence[str], logits: Tensor, n: int) -> Iterator
 
 def compiled_impls(logits: Tensor) -> list[str]:
     """Names of the compiled implementations that run here, the one for ragged batches first."""
+    candidates = ["numba_cpu"]
+    if logits.is_cuda:
+        candidates = ["numba_cuda", "triton"]
     names = []
-    for name in ("numba_cuda", "triton") if logits.is_cuda else ("numba_cpu",):
+    for name in candidates:
         with contextlib.suppress(ValueError):
             expect_runs(name, logits)
             names.append(name)
@@ -271,7 +285,9 @@ def compiled_impls(logits: Tensor) -> list[str]:
 
 def _warmup(logits: Tensor) -> int:
     """Rounds to warm up: comparing has called every arm once, and a large one takes seconds."""
-    return 3 if logits.nelement() < 1e7 else 0
+    if logits.nelement() < 1e7:
+        return 3
+    return 0
 
 
 def ragged_case(shape: Shape, device: str) -> Case:
@@ -328,23 +344,33 @@ def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
         trained: whether one alignment dominates.
     """
     B, T, U1, D, V = shape
-    leaves, rest = joint_inputs(shape, device, trained)
+    leaves, targets = joint_inputs(shape, device, trained)
     excluded = excluded_arms(shape, trained)
-    arms = {name: arm for name, arm in joint_arms(leaves, rest).items() if name not in excluded}
+    arms = {name: arm for name, arm in joint_arms(leaves, targets).items() if name not in excluded}
+    what = "rnnt-loss-joint"
+    lattice = "of random weights"
+    tolerance = SUMMED[leaves[0].device.type]
+    if trained:
+        what = "rnnt-loss-joint-aligned"
+        lattice = "built so that one alignment dominates"
+        tolerance = PEER["tolerance"]
+    warmup = 3
+    if T > 100:
+        warmup = 0
     return Case(
-        what="rnnt-loss-joint-aligned" if trained else "rnnt-loss-joint",
+        what=what,
         arms=arms,
         params={
             "shape": [*shape],
             "activation": "tanh",
-            "lattice": "built so that one alignment dominates" if trained else "of random weights",
+            "lattice": lattice,
             "floor_B": 2 * 4 * sum(leaf.nelement() for leaf in leaves),
             "floor_FLOP": 3 * 2 * B * T * U1 * D * V,
         },
-        arm_params=_joint_params(shape, device, trained, active_share(leaves, rest)),
+        arm_params=_joint_params(shape, device, trained, active_share(leaves, targets)),
         memory=True,
-        tolerance=PEER["tolerance"] if trained else SUMMED[leaves[0].device.type],
-        warmup=0 if T > 100 else 3,
+        tolerance=tolerance,
+        warmup=warmup,
         ratios=_joint_pairs(list(arms)),
     )
 
@@ -357,7 +383,9 @@ def _joint_params(
     product = 2 * B * T * U1 * D * V
     twice: dict[str, Any] = {"floor_FLOP": 4 * product}  # the logits are computed again
     # as far off as a whole joint in bfloat16
-    half: dict[str, Any] = {"dtype": "bfloat16", "tolerance": 0.1 if trained else 0.05}
+    half: dict[str, Any] = {"dtype": "bfloat16", "tolerance": 0.05}
+    if trained:
+        half["tolerance"] = 0.1
     skipping = {"skip": SKIP, "active": active, "floor_FLOP": round((1 + 3 * active) * product)}
     lean = {
         "lean_skip": skipping,
@@ -415,8 +443,10 @@ def limits(device: str, until: float = inf) -> Iterator[Measurement]:
                 raise TimeoutError(f"no time for the largest batch of {name}, and what follows it")
             joint_arms(*joint_inputs((B, T, U1, D, V), device))[name]()
 
-        # 100 utterances of this size are as many as torchaudio's offsets reach
-        B = largest(train, most=100 if name.startswith("torchaudio") else MOST_B)
+        most = MOST_B
+        if name.startswith("torchaudio"):
+            most = 100  # utterances of this size are as many as its offsets reach
+        B = largest(train, most=most)
         yield Measurement(
             "rnnt-loss-joint",
             "largest_lattice",

@@ -4,7 +4,7 @@ has to cast.
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -344,14 +344,21 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
     path = home() / "demo" / "model.safetensors"
     if path.exists():
         checkpoint = load_checkpoint(path, device=device)
-        yield _trained(unheard_digits(checkpoint, device=device, most=32 if quick else None))
+        most = None
+        if quick:
+            most = 32
+        yield _trained(unheard_digits(checkpoint, device=device, most=most))
     else:
         logging.getLogger(__name__).warning(
             "No trained model: run notebook 00 first to have error rates too."
         )
-    measured = PRESETS_MEASURED[:1] if quick else PRESETS_MEASURED
-    for preset in measured:
-        yield _random(preset, device, (2, 200 if quick else 1600, 80))
+    presets_measured: Sequence[str] = PRESETS_MEASURED
+    shape = (2, 1600, 80)
+    if quick:
+        presets_measured = PRESETS_MEASURED[:1]
+        shape = (2, 200, 80)
+    for preset in presets_measured:
+        yield _random(preset, device, shape)
 
 
 More = Callable[..., Iterator[Measurement]]
