@@ -11,7 +11,7 @@ from typing import Any
 from asrkit.cli.command import Command, count, finish, say
 from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
-SUITES = "losses decoders features precision encoder batching claims ladder all".split()
+SUITES = "losses decoders features precision encoder batching claims training ladder all".split()
 PLANNED_MINUTES = 9.0  # of --plan without --minutes
 
 
