@@ -4,6 +4,7 @@ Importing this file needs no torch, so the command line can show these texts at 
 """
 
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any, Literal, get_args, get_type_hints
 
 GRAPH_STRATEGIES = ("fastest", "windowed_looping")  # decoders that can run as a CUDA graph
@@ -36,6 +37,9 @@ class WindowOptions:
     def __post_init__(self) -> None:
         from asrkit.shapes import expect
 
+        for name in ("batch_s", "window_s", "overlap_s"):
+            value = getattr(self, name)
+            expect(isinstance(value, Real), name, "a number of seconds", repr(value))
         expect(self.batch_s > 0, "batch_s", "more than 0 seconds", self.batch_s)
         expect(1 <= self.window_s <= 86_400, "window_s", "1 to 86,400 seconds", self.window_s)
         fits = 0 <= 2 * self.overlap_s <= self.window_s

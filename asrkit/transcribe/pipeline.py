@@ -131,7 +131,9 @@ class Recognizer:
         max_symbols: int = MAX_SYMBOLS,
     ) -> None:
         variants = model if isinstance(model, ModelVariants) else ModelVariants(model)
-        self.config = config or PipelineConfig()
+        self.config = PipelineConfig() if config is None else config
+        is_config = isinstance(self.config, PipelineConfig)
+        expect(is_config, "config", "PipelineConfig or None", repr(self.config))
         self.feature_config = features or FeatureConfig()
         self.device = next(variants.model.parameters()).device
         self.dtype = weight_dtype(variants.model, self.config)

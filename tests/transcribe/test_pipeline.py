@@ -187,6 +187,19 @@ def test_a_config_that_contradicts_itself_is_refused(config, message):
         PipelineConfig(**config)
 
 
+@pytest.mark.parametrize("name", ["batch_s", "window_s", "overlap_s"])
+@pytest.mark.parametrize("value", ["30", None, [1]])
+def test_times_that_are_no_numbers_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"^{name}: expected a number of seconds, got "):
+        WindowOptions(**{name: value})
+
+
+@pytest.mark.parametrize("config", ["bfloat16", {}, WindowOptions()])
+def test_a_config_of_another_type_is_refused(checkpoint, config):
+    with pytest.raises(ValueError, match="^config: expected PipelineConfig or None, got "):
+        Recognizer.from_checkpoint(checkpoint, config)
+
+
 def test_prefetched_items_keep_their_order_and_an_error_its_place():
     def items():
         yield 1

@@ -13,3 +13,9 @@ def test_all_ways_to_train_agree_and_lean_takes_no_more_memory():
     assert {impl for _, impl in peaks} >= {"full", "lean"}
     for dtype in {dtype for dtype, _ in peaks}:
         assert peaks[dtype, "lean"] <= peaks[dtype, "full"]
+
+
+def test_every_suite_can_be_asked_for_at_the_command_line():
+    from asrkit.cli.bench import SUITES
+
+    assert {*SUITES} == {*bench.SUITES, "all"}
