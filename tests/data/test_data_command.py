@@ -152,7 +152,8 @@ def test_without_matplotlib_a_picture_is_refused_in_one_line_and_the_numbers_sti
     from asrkit import workbench
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "asrkit.workbench.plots", raising=False)
+    for name in [name for name in sys.modules if name.startswith("asrkit.workbench.plots")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(workbench, "plots", raising=False)
     assert main(["data", "stats", "ami_segments", "--out", str(tmp_path / "a.png")]) == 2
     assert capsys.readouterr().err.startswith(

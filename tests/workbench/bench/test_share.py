@@ -321,7 +321,7 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
     )
     assert all(part["records"] for part in manifest["parts"].values() if part["status"] == "done")
     assert all(one["params"].get("quick") for one in found if one["metric"] in ("latency", "ratio"))
-    assert " s left] windows, for" in err and "batching" in said
+    assert " s left] windows, for" in err and "batching" in err
     with pytest.raises(
         ValueError,
         match=r"share: expected a run of whole sizes, got a rehearsal: --quick, or on a CPU\. Nothing was",
@@ -400,7 +400,7 @@ def test_what_dies_hangs_raises_or_differs_does_not_stop_the_rest_and_is_named(d
     assert manifest["state"] == "ended" and manifest["seconds"] < 120
     for text in ("not passed: wrong: AssertionError: 2 apart", "dead: died, "):
         assert text in err and text in (folder / "out" / "log.txt").read_text()
-    assert re.search(r"^hung +stopped", said, re.MULTILINE)
+    assert re.search(r"^hung +stopped", err, re.MULTILINE)  # with --json all text is there
     measured = {one["what"] for one in records.read(folder / "out" / "bench.jsonl")}
     more = {
         "poisoned-1",
