@@ -1,18 +1,15 @@
 """Lengths of a corpus at a glance: read from any manifest, as numbers, a table and a histogram."""
 
-import json
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from lhotse.audio import AudioLoadingError
 from lhotse.serialization import deserialize_item, load_jsonl
 
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
-from asrkit.data.corpora.manifests import TABLES, simple_cut
+from asrkit.data.corpora.manifests import TABLES, UNREADABLE, simple_cut
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
@@ -88,20 +85,7 @@ def _utterances(file: Path) -> Iterator[Any]:
         for row in load_jsonl(file):
             yield _utterance(row, file.parent)
             number += 1
-    except (
-        json.JSONDecodeError,
-        UnicodeDecodeError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        AssertionError,
-        AudioLoadingError,
-        OSError,
-        EOFError,
-        OverflowError,
-        RecursionError,
-        zlib.error,
-    ) as error:
+    except (*UNREADABLE, OverflowError, RecursionError) as error:
         got = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
             f"target: expected lines with duration and text, got {got} at {file}:{number}."

@@ -16,6 +16,19 @@ RATE_HZ = 16_000
 SPLITS = ("train", "dev", "test")
 # Names of lhotse's tables in a folder; {} is the part of the corpus.
 TABLES = ("*recordings{}.jsonl*", "*supervisions{}.jsonl*")
+# What a file that is no manifest, or a damaged one, makes its readers raise.
+UNREADABLE = (
+    json.JSONDecodeError,
+    UnicodeDecodeError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    AudioLoadingError,
+    OSError,
+    EOFError,
+    zlib.error,
+)
 
 
 def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
@@ -36,18 +49,7 @@ def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
     folder = path if path.is_dir() else path.parent
     try:
         cuts = _folder_cuts(path, part) if path.is_dir() else _file_cuts(path)
-    except (
-        json.JSONDecodeError,
-        UnicodeDecodeError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        AssertionError,
-        AudioLoadingError,
-        OSError,
-        EOFError,
-        zlib.error,
-    ) as error:
+    except UNREADABLE as error:
         got = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
             f"manifest: expected cuts, or lines with audio and text, got {got} in {path}."

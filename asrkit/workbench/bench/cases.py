@@ -152,8 +152,3 @@ def rows(B: int, T: int, D: int, device: str) -> tuple[Tensor, Tensor]:
     values = torch.randn(B, T, D, generator=torch.Generator().manual_seed(0))
     lengths = torch.linspace(T, T / 2, B).long()
     return values.to(device), lengths.to(device)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name without "torch.", such as "float32"."""
-    return str(dtype).removeprefix("torch.")

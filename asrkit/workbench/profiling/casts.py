@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from asrkit.runtime import op_name
 from asrkit.shapes import expect, whole
-from asrkit.workbench.profiling.ops import EachOp, caller, tensors, works
+from asrkit.workbench.profiling.ops import EachOp, caller, dtype_name, tensors, works
 from asrkit.workbench.profiling.timing import Timing, measure
 
 MODES = ("float32", "autocast", "half")
@@ -225,7 +225,7 @@ def cast_profile(
             ops.append(replace(op, ms=median(times)))
     return CastProfile(
         mode=mode,
-        dtype=_name(dtype),
+        dtype=dtype_name(dtype),
         device=str(device),
         threads=torch.get_num_threads(),
         calls=calls,
@@ -257,7 +257,7 @@ def _check(
     others = sorted(str(device) for device in devices if device.type != kind)
     wanted = f"module and inputs on {kind!r}"
     expect(not others, "device", wanted, ", ".join(others), "Move them there with .to.")
-    dtypes = sorted({_name(weight.dtype) for weight in weights} - {"float32"})
+    dtypes = sorted({dtype_name(weight.dtype) for weight in weights} - {"float32"})
     remedy = "Modes start from module.float()."
     expect(not dtypes, "module", "float32 weights", ", ".join(dtypes), remedy)
 
@@ -265,10 +265,6 @@ def _check(
 def _expect_known(kind: str | None) -> None:
     wanted = f"one of {', '.join(['cast', *KINDS])}"
     expect(kind in (None, "cast", *KINDS), "kind", wanted, repr(kind))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def bytes_in_memory(tensor: Tensor) -> int:
@@ -349,7 +345,7 @@ class _ListOps(EachOp):
 
 def _first_dtype(tensors: list[Tensor]) -> str:
     """The dtype of the first tensor, "" where there is none."""
-    return _name(tensors[0].dtype) if tensors else ""
+    return dtype_name(tensors[0].dtype) if tensors else ""
 
 
 class _Clock(EachOp):

@@ -56,6 +56,11 @@ class EachOp(TorchDispatchMode):
         raise NotImplementedError
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name without "torch.", such as "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def tensors(tree: Any) -> list[Tensor]:
     """The tensors among arguments or results."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

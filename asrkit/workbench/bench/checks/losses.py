@@ -20,10 +20,10 @@ from asrkit.losses import (
     tdt_loss_lean,
 )
 from asrkit.shapes import valid_mask
-from asrkit.workbench.bench.cases import dtype_name
 from asrkit.workbench.bench.checks.check import Check
 from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.suites import losses
+from asrkit.workbench.profiling.ops import dtype_name
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Tolerances, relative to a gradient's largest value; sums of halves run in any order.

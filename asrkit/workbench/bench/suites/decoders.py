@@ -22,10 +22,11 @@ from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, trans
 from asrkit.features import normalize, normalize_sequential
 from asrkit.models import TransducerModel
 from asrkit.workbench.bench import guards
-from asrkit.workbench.bench.cases import NOTHING, Arms, Case, PeerArms, Suite, dtype_name, rows
+from asrkit.workbench.bench.cases import NOTHING, Arms, Case, PeerArms, Suite, rows
 from asrkit.workbench.bench.planted import DURATIONS, Planted, ctc_log_probs, kind, planted
 from asrkit.workbench.bench.rivals.peer_decoders import GRAPHS, write
 from asrkit.workbench.profiling import launch_profile
+from asrkit.workbench.profiling.ops import dtype_name
 
 LOOPS = ("frame_looping", "label_looping", "windowed_looping")
 WINDOWS = (1, 2, 4, 6, 8, 16)

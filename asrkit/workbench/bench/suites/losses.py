@@ -23,14 +23,7 @@ from torch import Tensor
 from asrkit.losses import rnnt_loss, rnnt_loss_packed, tdt_loss
 from asrkit.losses.availability import expect_runs
 from asrkit.shapes import valid_mask
-from asrkit.workbench.bench.cases import (
-    NOTHING,
-    Case,
-    PeerArms,
-    Suite,
-    dtype_name,
-    no_measurements,
-)
+from asrkit.workbench.bench.cases import NOTHING, Case, PeerArms, Suite, no_measurements
 from asrkit.workbench.bench.rivals.peer_worker import inputs
 from asrkit.workbench.bench.row_kernels import counts
 from asrkit.workbench.bench.suites.joint_arms import (
@@ -45,6 +38,7 @@ from asrkit.workbench.bench.suites.joint_arms import (
     small_tile_nodes,
 )
 from asrkit.workbench.cost import card_called, lean_ms
+from asrkit.workbench.profiling.ops import dtype_name
 from asrkit.workbench.records import Measurement
 
 DURATIONS = (0, 1, 2, 3, 4)

@@ -30,8 +30,8 @@ from asrkit.runtime import op_name
 from asrkit.shapes import expect, valid_mask
 from asrkit.text import ErrorRate, cer, normalize_text, wer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of
-from asrkit.workbench.bench.cases import Case, Suite, dtype_name
-from asrkit.workbench.profiling.ops import EachOp
+from asrkit.workbench.bench.cases import Case, Suite
+from asrkit.workbench.profiling.ops import EachOp, dtype_name
 from asrkit.workbench.records import Measurement
 
 MODES = {

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from asrkit.models import TransducerConfig, TransducerModel
-from asrkit.workbench.bench.cases import Case, Suite, dtype_name
+from asrkit.workbench.bench.cases import Case, Suite
+from asrkit.workbench.profiling.ops import dtype_name
 
 if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
     from asrkit.training import Prepared
