@@ -40,7 +40,7 @@ lab: $(READY)  ## open the notebooks in JupyterLab
 bench: $(READY)  ## run the benchmark suites (ARGS="losses --quick" for one, small)
 	@$(BIN)/asrkit bench $(or $(ARGS),all)
 
-docs: $(READY)  ## write COMMANDS.md again from what --help says
+docs: $(READY)  ## write docs/commands.md again from what --help says
 	@$(BIN)/python -m asrkit.cli.docs
 
 peers: $(PEERS)/.stamp  ## install rival losses and decoders beside .venv, for `asrkit bench all --peers`

@@ -1,7 +1,9 @@
 """What is written about asrkit beside its code: commands, links, tables and the citation have to be true."""
 
+import importlib.util
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -11,10 +13,41 @@ import yaml
 from asrkit.cli import COMMANDS, PARENTS, parser
 from asrkit.cli import _join_words as join_words
 from asrkit.cli.docs import document
+from asrkit.workbench import records
+from asrkit.workbench.ledger.verdicts import LABELS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "COMMANDS.md", "data/published/README.md"]
+GUIDES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "docs").glob("*.md")
+    if path.name != "commands.md"  # written from the parser itself
+)
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/commands.md", "figures/README.md"]
+PAGES += ["data/published/README.md", *GUIDES]
+MIB = 2**20
+LOSS = {"shape": [4, 200, 101, 1024], "dtype": "float32"}
+DECODING = {"shape": [32, 375, 640, 1025], "dtype": "float32"}
+ENCODER = {"shape": [1, 1000, 512, 17], "dtype": "bfloat16"}
+BATCHING = {"set": "web_like", "ranks": 8, "utterances": 150_000}
+LIBRISPEECH = {"set": "librispeech_train_clean_100", "ranks": 8}
+RESULTS = [  # what the README says, times the factor of its unit: what, implementation, metric, parameters
+    ("0.14 s", 1e-3, "rnnt-loss", "numba_cpu_overwrite", "cpu_time", LOSS),
+    ("2.2 MiB", 1 / MIB, "rnnt-loss", "numba_cpu_overwrite", "peak_memory", LOSS),
+    ("3.6 s", 1e-3, "rnnt-loss", "torchaudio", "cpu_time", LOSS),
+    ("631 MiB", 1 / MIB, "rnnt-loss", "torchaudio", "peak_memory", LOSS),
+    ("0.87 s", 1e-3, "rnnt-greedy", "windowed_looping", "cpu_time", DECODING),
+    ("1.95 s", 1e-3, "rnnt-greedy", "nemo_label_looping", "cpu_time", DECODING),
+    ("124 ms", 1, "encoder-bfloat16", "bfloat16", "latency", ENCODER),
+    ("106 ms packed", 1, "encoder-bfloat16", "packed_bfloat16", "latency", ENCODER),
+    ("NeMo 3.0: 211 ms", 1, "encoder-bfloat16", "nemo_encoder", "latency", ENCODER),
+    ("203 ms", 1, "encoder-bfloat16", "transformers_encoder", "latency", ENCODER),
+    ("95.2 %", 100, "batching", "balanced", "utilisation", BATCHING),
+    ("67.5 %", 100, "batching", "lhotse_1d", "utilisation", BATCHING),
+    ("26.0 %", 100, "batching", "random_seconds", "utilisation", BATCHING),
+    ("96.0 %", 100, "batching", "balanced", "utilisation", LIBRISPEECH),
+    ("85.9 %", 100, "batching", "lhotse_1d", "utilisation", LIBRISPEECH),
+]
 
 
 def commands_of(top):
@@ -29,12 +62,19 @@ def commands_of(top):
     return found
 
 
-SHELL = re.findall(r"^    (?:make \w+ && )?(asrkit .+?)(?:\s+#.*)?$", README, re.MULTILINE)
-INLINE = re.findall(r"`(asrkit [a-z][^`…]*)`", README)
+def texts(pages):
+    """The pages' text, one after another."""
+    return "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
+
+
+TOLD = texts(["README.md", *GUIDES])
+SHELL = re.findall(r"^    (?:make \w+ && )?(asrkit .+?)(?:\s+#.*)?$", TOLD, re.MULTILINE)
+INLINE = re.findall(r"`(asrkit [a-z][^`…]*)`", TOLD)
+MADE = re.findall(r"^    make (\w+)(?: ARGS=\"(.*?)\")?", TOLD, re.MULTILINE)
 
 
 def test_the_page_of_commands_says_what_help_says():
-    assert (ROOT / "COMMANDS.md").read_text(encoding="utf-8") == document(), "run `make docs`"
+    assert (ROOT / "docs/commands.md").read_text(encoding="utf-8") == document(), "run `make docs`"
 
 
 def test_the_page_of_commands_has_every_command_and_every_option():
@@ -60,18 +100,24 @@ def test_every_example_of_the_help_can_be_typed():
 
 
 def test_there_are_examples_to_check():
-    assert len(SHELL) > 10 and len(INLINE) > 5
+    assert len(SHELL) > 20 and len(INLINE) > 5 and len(MADE) > 4
 
 
 @pytest.mark.parametrize("line", sorted({*SHELL, *INLINE}))
-def test_every_command_in_the_readme_can_be_typed(line):
-    words = shlex.split(line)[1:]
-    if " ".join(words) not in {
-        *COMMANDS,
-        *PARENTS,
-        "--version",
-    }:  # a name alone is no whole command
+def test_every_command_in_the_readme_and_the_guides_can_be_typed(line):
+    words = join_words(shlex.split(line)[1:])
+    # a name alone is no whole command
+    if " ".join(words) not in {*COMMANDS, *PARENTS, "--version"}:
         parser().parse_args(words)
+
+
+@pytest.mark.parametrize("target, arguments", sorted(set(MADE)))
+def test_every_make_command_names_a_target_and_takes_its_arguments(target, arguments):
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)*)", (ROOT / "Makefile").read_text(), re.M)
+    assert recipe, target
+    if arguments:
+        (command,) = re.findall(r"/asrkit (\w+) \$\(ARGS\)", recipe[1])
+        parser().parse_args([command, *shlex.split(arguments)])
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -83,7 +129,96 @@ def test_links_and_pictures_lead_to_files_that_are_there(page):
 
 def test_the_readme_lists_every_notebook():
     for path in (ROOT / "notebooks").glob("*.ipynb"):
-        assert f"[{path.stem}](notebooks/{path.name})" in README
+        assert f"[{path.stem[:2]}](notebooks/{path.name})" in README
+
+
+def test_the_readme_is_read_in_three_minutes():
+    assert len(README.splitlines()) <= 120
+
+
+@pytest.fixture(scope="module")
+def linked_records():
+    """The records that the README links to."""
+    (path,) = set(re.findall(r"\]\((data/records/\w+/bench.jsonl)\)", README))
+    return records.read(ROOT / path)
+
+
+@pytest.mark.parametrize("told, factor, what, impl, metric, params", RESULTS)
+def test_the_readme_tells_what_was_recorded(
+    told, factor, what, impl, metric, params, linked_records
+):
+    number = re.search(r"[\d.]+(?= (?:s|ms|MiB|%))", told)[0]
+    decimals = len(number.partition(".")[2])
+    recorded = {
+        f"{record['value'] * factor:.{decimals}f}"
+        for record in linked_records
+        if (record["what"], record["impl"], record["metric"]) == (what, impl, metric)
+        and params.items() <= record["params"].items()
+    }
+    assert told in README and number in recorded
+
+
+def test_captions_count_what_the_picture_of_decoding_shows():
+    path = ROOT / "figures" / "label_looping.py"
+    spec = importlib.util.spec_from_file_location("label_looping_picture", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    _, titles = script.draw()
+    counted = [re.findall(r"[\d,]+(?= calls| rows| of the predictor)", title) for title in titles]
+    frame, label, windowed = counted
+    readme, told = (re.sub(r"\s+", " ", text) for text in (README, texts(["figures/README.md"])))
+    assert (
+        f"It needs {windowed[0]} calls of the joint instead of {frame[0]} or {label[0]}" in readme
+    )
+    for joint, _, predictor in counted:
+        assert re.search(rf"{joint}( calls of the joint)? and {predictor}\b", told)
+    assert f"{windowed[1]} rows of the joint instead of {frame[1]} and {label[1]}" in told
+
+
+def test_the_guide_to_the_report_explains_every_verdict():
+    page = texts(["docs/report.md"]).partition("| Verdict | Meaning |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| ([a-z -]+?) \|", page, re.MULTILINE)) == set(LABELS)
+
+
+def test_the_index_of_the_guides_lists_them_all():
+    listed = set(re.findall(r"^\| \[(\w+\.md)\]", texts(["docs/README.md"]), re.MULTILINE))
+    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+def test_contributing_draws_every_folder():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode or not listed.stdout:
+        pytest.skip("not a git checkout: which folders are the project's is not known")
+    folders = {name.partition("/")[0] for name in listed.stdout.splitlines() if "/" in name}
+    picture = texts(["CONTRIBUTING.md"]).partition("## The house")[2].partition("## Rules")[0]
+    drawn = set(re.findall(r"^    (\w+)/", picture, re.MULTILINE))
+    assert drawn == {name for name in folders if not name.startswith(".")}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.name
+)
+def test_a_workflow_can_be_read_and_runs_commands_that_are_there(path):
+    flow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert flow["name"] == path.stem and flow["permissions"] == {"contents": "read"}
+    assert flow[True]  # YAML 1.1 reads the key `on` as true
+    for job in flow["jobs"].values():
+        assert job["runs-on"] and job["timeout-minutes"]
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step)
+            for target in re.findall(r"\bmake ([a-z]+)", step.get("run", "")):
+                assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_sample_report_is_a_run_that_can_be_typed():
+    flow = yaml.safe_load((ROOT / ".github/workflows/report.yml").read_text(encoding="utf-8"))
+    steps = [step for job in flow["jobs"].values() for step in job["steps"]]
+    (command,) = [step["run"] for step in steps if "make report" in step.get("run", "")]
+    arguments = re.search(r'ARGS="(.*)"', command)[1]
+    assert parser().parse_args(["report", *shlex.split(arguments)]).notebooks
+    (kept,) = [step for step in steps if "upload-artifact@" in step.get("uses", "")]
+    (published,) = [step for step in steps if "upload-pages-artifact@" in step.get("uses", "")]
+    assert kept["with"]["path"] == published["with"]["path"] == "site/"
 
 
 def test_the_citation_is_of_this_version():

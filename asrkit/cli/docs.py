@@ -1,4 +1,4 @@
-"""Write COMMANDS.md from the parser that `--help` uses (`make docs`)."""
+"""Write docs/commands.md from the parser that `--help` uses (`make docs`)."""
 
 import argparse
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ line on stderr and exit code 2.
 
 
 def document() -> str:
-    """The text of COMMANDS.md."""
+    """The text of docs/commands.md."""
     parsers = _parsers(parser())
     sections = []
     for title, commands in SECTIONS.items():
@@ -79,5 +79,5 @@ def _metavar(action: argparse.Action) -> str:
 
 
 if __name__ == "__main__":
-    with atomic(Path("COMMANDS.md")) as part:
+    with atomic(Path("docs/commands.md")) as part:
         part.write_text(document(), "utf-8")

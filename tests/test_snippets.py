@@ -1,0 +1,129 @@
+"""Each Python snippet of the README and of docs/ runs, with the names and files that it takes for granted.
+
+The snippets of a page run one after another and share their names, as a reader would type them.
+"""
+
+import importlib.util
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+
+from asrkit.features import FeatureConfig, mel_bands
+from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
+from asrkit.text import CharTokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+SNIPPETS = {
+    page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    for page in PAGES
+}
+ARPA = """\\data\\
+ngram 1=4
+
+\\1-grams:
+-0.6 <unk>
+-0.6 <s>
+-0.6 </s>
+-0.6 a
+
+\\end\\
+"""
+
+
+def small_model():
+    """A transducer with an LSTM whose vocabulary is letters."""
+    torch.manual_seed(0)
+    config = TransducerConfig(
+        vocab_size=CharTokenizer().vocab_size, predictor=LSTMConfig(width=16), joint_width=16
+    )
+    return TransducerModel(config).eval()
+
+
+def nothing(**_):
+    """For a snippet that makes all that it needs, or goes on with the names of the one before."""
+    return {}
+
+
+def names_of_decoders(folder, **_):
+    """A model of one's own, frames that it has encoded, and a language model."""
+    (folder / "lm.arpa").write_text(ARPA)
+    tokenizer = CharTokenizer()
+    letters = [tokenizer.decode([token]).strip() for token in range(tokenizer.vocab_size)]
+    return {
+        "model": small_model(),
+        "encoded": torch.randn(2, 20, 16),
+        "lengths": torch.tensor([20, 12]),
+        "later_frames": torch.randn(2, 5, 16),
+        "later_lengths": torch.tensor([5, 5]),
+        "tokens": [*(letter or "<space>" for letter in letters), "<blank>"],
+    }
+
+
+def names_of_recordings(folder, archive, tiny_speech):
+    """A small NeMo archive under the name of a published one, and a recording."""
+    shutil.copy(archive, folder)
+    soundfile.write(folder / "talk.flac", tiny_speech.waveforms[0].numpy(), 16_000)
+    waveforms = torch.stack([tiny_speech.waveforms[0].float() / 32768])
+    return {"waveforms": waveforms, "lengths": torch.tensor([waveforms.shape[1]])}
+
+
+def names_of_batches(**_):
+    """Cuts with a data set of them, and a model to search the memory of."""
+    from asrkit.data import corpora
+
+    class Waveforms(torch.utils.data.Dataset):
+        def __getitem__(self, cuts):
+            return cuts
+
+    cuts = corpora.spoken_commands(train=30, dev=3, test=3, progress=False)["train"]
+    model = small_model()
+    return {
+        "cuts": cuts,
+        "dataset": Waveforms(),
+        "tokenizer": CharTokenizer(),
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+    }
+
+
+PREPARED = {  # what each snippet of a page takes for granted
+    "README.md": [nothing],
+    "docs/library.md": [nothing, names_of_decoders, names_of_recordings],
+    "docs/training.md": [names_of_batches, nothing, nothing],
+    "docs/transcribing.md": [names_of_recordings],
+}
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """A small model as NeMo saves one, under the name of a published one."""
+    spec = importlib.util.spec_from_file_location("cases", ROOT / "tests/models/parity_cases.py")
+    cases = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(cases)
+    golden = json.loads((ROOT / "tests/golden/nemo.json").read_text())["tdt"]
+    weights = {name: torch.zeros(shape) for name, shape in golden["shapes"].items()}
+    weights["preprocessor.featurizer.window"] = torch.hann_window(400, periodic=False)
+    weights["preprocessor.featurizer.fb"] = mel_bands(FeatureConfig()).T[None]
+    path = tmp_path_factory.mktemp("published") / "parakeet-tdt-0.6b-v2.nemo"
+    cases.write_nemo(path, cases.nemo_config(cases.golden_cases()["tdt"]), cases.fill(weights))
+    return path
+
+
+def test_every_snippet_has_its_names():
+    found = {page: len(snippets) for page, snippets in SNIPPETS.items() if snippets}
+    assert found == {page: len(prepared) for page, prepared in PREPARED.items()}
+
+
+@pytest.mark.parametrize("page", PREPARED)
+def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch, archive, tiny_speech, one_thread):
+    names = {}
+    monkeypatch.chdir(tmp_path)
+    for number, (snippet, prepare) in enumerate(zip(SNIPPETS[page], PREPARED[page], strict=True)):
+        names |= prepare(folder=tmp_path, archive=archive, tiny_speech=tiny_speech)
+        exec(compile(snippet, f"{page}, snippet {number + 1}", "exec"), names)
