@@ -167,9 +167,12 @@ def test_captions_count_what_the_picture_of_decoding_shows():
     counted = [re.findall(r"[\d,]+(?= calls| rows| of the predictor)", title) for title in titles]
     frame, label, windowed = counted
     readme, told = (re.sub(r"\s+", " ", text) for text in (README, texts(["figures/README.md"])))
-    assert (
-        f"It needs {windowed[0]} calls of the joint instead of {frame[0]} or {label[0]}" in readme
-    )
+    for words in (
+        f"needs {windowed[0]} calls of the joint instead of {frame[0]} or {label[0]}",
+        f"computes {windowed[1]} rows in them instead of {frame[1]} or {label[1]}",
+        f"calls of the predictor: {label[2]} instead of {frame[2]}",
+    ):
+        assert words in readme
     for joint, _, predictor in counted:
         assert re.search(rf"{joint}( calls of the joint)? and {predictor}\b", told)
     assert f"{windowed[1]} rows of the joint instead of {frame[1]} and {label[1]}" in told
