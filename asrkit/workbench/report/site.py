@@ -14,8 +14,8 @@ import nbformat
 from asrkit import files
 from asrkit.workbench import machine, records
 from asrkit.workbench.ledger import LABELS, summary
-from asrkit.workbench.report import findings
 from asrkit.workbench.report.columns import Record, Row, claim_rows, machine_rows, record_columns
+from asrkit.workbench.report.findings import Finding, findings_of
 from asrkit.workbench.report.frame import write_page, write_text
 from asrkit.workbench.report.notebook_page import Page, render_page, title_of
 from asrkit.workbench.report.notebook_run import NotebookRun, count_of_records
@@ -44,7 +44,6 @@ def build(
     rows = claim_rows(shipped, fresh)
     verdicts = {row["id"]: row["verdict"] for row in rows}
     pages = _notebook_pages(folder, runs, verdicts)
-    titles = {name: page.title for name, page in pages.items()}
     _link_to_pages(rows, pages)
     defects = list[str]()
     for run in runs:
@@ -64,36 +63,29 @@ def build(
         "plan": plan,
         "runs": runs,
         "failed": [run for run in runs if run.status != "ran"],
-        "titles": titles,
+        "titles": {name: page.title for name, page in pages.items()},
         **origin,
     }
-    found = findings.of_run(runs)
-    _write(
-        folder,
-        "index",
-        context,
-        lead=_lead(runs, fresh, seconds),
-        defects=defects,
-        findings=found,
-        cards=_cards(runs, pages, found),
-    )
-    _write(folder, "ledger", context, summary=summary(rows), **_claims_context(rows))
+    found = findings_of(runs)
+    index = {
+        "lead": _lead(runs, fresh, seconds),
+        "defects": defects,
+        "findings": found,
+        "cards": _cards(runs, pages, found),
+    }
     figures = [figure for name, page in pages.items() for figure in _figures(name, page)]
-    _write(folder, "figures", context, figures=figures)
     published = [
         record_columns(record, run.name, verdicts) for run in runs for record in run.records
     ]
-    _write(folder, "records", context, records=published)
-    slowest = sorted(
-        ((seconds, cell, run.name) for run in runs for cell, seconds in run.slowest), reverse=True
-    )
-    _write(
-        folder,
-        "machine",
-        context,
-        slowest=slowest[:SLOWEST_CELLS],
-        **_machines_context(shipped, fresh),
-    )
+    of_page: dict[str, dict[str, Any]] = {
+        "index": index,
+        "ledger": {"summary": summary(rows), **_claims_context(rows)},
+        "figures": {"figures": figures},
+        "records": {"records": published},
+        "machine": {"slowest": _slowest(runs), **_machines_context(shipped, fresh)},
+    }
+    for name, more in of_page.items():
+        write_page(folder / f"{name}.html", f"{name}.html.j2", **context, **more)
     manifest = {
         "sentence": sentence,
         "runs": [{**asdict(run), "records": len(run.records)} for run in runs],
@@ -106,9 +98,10 @@ def build(
     return sentence, defects
 
 
-def _write(folder: Path, name: str, context: Mapping[str, Any], **more: Any) -> None:
-    """Write one of the pages about the run."""
-    write_page(folder / f"{name}.html", f"{name}.html.j2", **context, **more)
+def _slowest(runs: Sequence[NotebookRun]) -> list[tuple[float, str, str]]:
+    """(seconds, cell, notebook) of the slowest cells of a run."""
+    cells = [(seconds, cell, run.name) for run in runs for cell, seconds in run.slowest]
+    return sorted(cells, reverse=True)[:SLOWEST_CELLS]
 
 
 def _lead(runs: Sequence[NotebookRun], fresh: Sequence[Record], seconds: float) -> str:
@@ -135,7 +128,7 @@ def _duration(seconds: float) -> str:
 
 
 def _cards(
-    runs: Sequence[NotebookRun], pages: Mapping[str, Page], found: Sequence[findings.Finding]
+    runs: Sequence[NotebookRun], pages: Mapping[str, Page], found: Sequence[Finding]
 ) -> list[Row]:
     """What the index shows of each notebook: question, answer of this run, picture, minutes."""
     first_finding = dict[str, str]()
