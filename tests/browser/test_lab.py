@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import TimeoutError as TooLate
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTROL = re.compile(r"ipywidgets\.(\w*Slider|Dropdown|Checkbox)\(")
+CONTROL = re.compile(r"ipywidgets\.(\w*Slider|Dropdown|Checkbox)\(|plots\.frames\(")
 KEYS = {
     "slider": ("ArrowRight", "ArrowLeft"),
     "combobox": ("End", "Home"),

@@ -1,10 +1,13 @@
+import base64
 import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 
 from asrkit.workbench import plots
+from asrkit.workbench.plots.svg import HEAVY_BYTES
 
 
 def test_a_picture_without_words_is_refused():
@@ -13,26 +16,109 @@ def test_a_picture_without_words_is_refused():
         plots.as_html(figure, "plot")
 
 
+def picture_in(html):
+    """The SVG inside an `<img>`."""
+    data = re.fullmatch(r'<img alt="[^"<]+" src="data:image/svg\+xml;base64,([^"]+)">', html)[1]
+    return base64.b64decode(data).decode()
+
+
 def test_html_holds_the_picture_itself_and_its_escaped_alt_text():
-    figure, _ = plots.canvas("title")
+    figure, _ = plots.canvas("A title")
     html = plots.as_html(figure, 'A plot of "this" & that thing')
-    assert re.fullmatch(r'<img alt="[^"<]+" src="data:image/png;base64,[A-Za-z0-9+/=]+">', html)
     assert "&quot;this&quot; &amp; that" in html
+    root = ElementTree.fromstring(picture_in(html))
+    assert "A title" in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_a_picture_is_shown_with_its_words_as_html_and_as_png(monkeypatch):
+def test_a_picture_is_shown_with_its_words(monkeypatch):
     shown = []
-    monkeypatch.setattr(
-        "IPython.display.display", lambda data, **how: shown.append((data, how["metadata"]))
-    )
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
     figure, _ = plots.canvas("title")
     plots.show(figure, "A canvas with nothing on it")
-    ((data, metadata),) = shown
-    assert (
-        data["text/html"]
-        == f'<img alt="A canvas with nothing on it" src="data:image/png;base64,{data["image/png"]}">'
+    (data,) = shown
+    assert data["text/html"] == plots.as_html(figure, "A canvas with nothing on it")
+    assert data["text/plain"] == "A canvas with nothing on it"
+
+
+def test_colours_of_the_palette_change_with_the_scheme_and_no_others():
+    figure, ax = plots.canvas("title")
+    ax.plot([0, 1], [0, 1], color=plots.COLOURS[0])
+    ax.plot([1, 0], [0, 1], color="#123456")
+    picture = picture_in(plots.as_html(figure, "Two lines that cross once"))
+    assert "stroke:var(--blue)" in picture and "stroke: #123456" in picture
+    light, dark = re.findall(r"--blue:(#\w{6})", picture)
+    assert light == plots.COLOURS[0] != dark
+    assert "@media screen and (prefers-color-scheme:dark)" in picture
+    assert "#000000" not in picture.split("</style>")[1]
+
+
+def test_a_heat_map_keeps_one_pixel_a_value_and_many_points_become_a_picture():
+    figure, ax = plots.canvas("title")
+    plots.lattice(torch.rand(7, 4), list("abc"), ax)
+    picture = picture_in(plots.as_html(figure, "A lattice of four rows"))
+    assert re.search(r'<image [^>]*width="7" height="4"', picture)
+    figure, ax = plots.canvas("title")
+    ax.scatter(*np.random.default_rng(0).random((2, 5000)))
+    picture = picture_in(plots.as_html(figure, "Five thousand points at random"))
+    assert picture.count("<image") == 1 and "<text" in picture
+    assert len(picture) < HEAVY_BYTES
+
+
+def test_a_thing_has_one_colour_and_an_unknown_one_is_refused():
+    assert plots.colour("lean") in plots.COLOURS
+    with pytest.raises(ValueError, match="thing: expected one of .*lean.*, got 'mean'. Add it"):
+        plots.colour("mean")
+
+
+def framed(monkeypatch, values, **how):
+    """What a slider over bars displays, and the values that were drawn."""
+    shown, drawn = [], []
+
+    def draw(value):
+        drawn.append(value)
+        figure, ax = plots.canvas(f"{value} bars")
+        ax.bar(range(value), range(value))
+        return figure, f"Some {value} bars of a slider"
+
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
+    plots.frames(draw, values, "bars <n>", **how)
+    return shown[0], drawn
+
+
+def test_a_slider_draws_every_frame_and_shows_the_first_one_only(monkeypatch):
+    data, drawn = framed(monkeypatch, [2, 3, 5], start=3)
+    assert drawn == [2, 3, 5]
+    frames = re.findall(
+        r'<div class="frame" data-name="(\d)"( hidden)?><img alt="([^"]*)"', data["text/html"]
     )
-    assert data["text/plain"] == metadata["image/png"]["alt"] == "A canvas with nothing on it"
+    assert frames == [
+        ("2", " hidden", "Some 2 bars of a slider"),
+        ("3", "", "Some 3 bars of a slider"),
+        ("5", " hidden", "Some 5 bars of a slider"),
+    ]
+    assert 'data-label="bars &lt;n&gt;"' in data["text/html"]
+    assert data["text/plain"] == "bars <n>: 2, 3, 5"
+
+
+def test_a_slider_in_a_notebook_moves_its_picture(monkeypatch):
+    from ipywidgets.widgets.widget import _instances
+
+    data, _ = framed(monkeypatch, [2, 3, 5], start=3)
+    model = data["application/vnd.jupyter.widget-view+json"]["model_id"]
+    slider, picture = _instances[model].children
+    assert "Some 3 bars" in picture.value
+    slider.value = 2
+    assert "Some 5 bars" in picture.value and slider.description == "bars <n>"
+
+
+@pytest.mark.parametrize(("values", "how", "said"), [
+    ([1], {}, "values: expected 2 to 20, got 1"),
+    (range(21), {}, "values: expected 2 to 20, got 21"),
+    ([1, 2], {"start": 3}, r"start: expected one of \[1, 2\], got 3"),
+])  # fmt: skip
+def test_a_slider_of_no_use_is_refused(monkeypatch, values, how, said):
+    with pytest.raises(ValueError, match=said):
+        framed(monkeypatch, values, **how)
 
 
 def test_the_lattice_names_its_rows_after_the_labels_and_draws_the_path():

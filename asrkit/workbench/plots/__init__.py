@@ -4,9 +4,11 @@ No global style, and nothing is saved; `show` puts a picture on a page with its 
 """
 
 from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, tornado
-from asrkit.workbench.plots.canvas import COLOURS, as_html, canvas, show
+from asrkit.workbench.plots.canvas import as_html, canvas, show
 from asrkit.workbench.plots.costs import break_even
+from asrkit.workbench.plots.frames import frames
 from asrkit.workbench.plots.lean_tile import lean_tile
+from asrkit.workbench.plots.palette import COLOURS, colour
 from asrkit.workbench.plots.speech import (
     lattice,
     lengths,
@@ -21,6 +23,8 @@ __all__ = [
     "as_html",
     "break_even",
     "canvas",
+    "colour",
+    "frames",
     "lattice",
     "lean_tile",
     "lengths",

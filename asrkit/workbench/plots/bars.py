@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from asrkit.shapes import expect
-from asrkit.workbench.plots.canvas import BLUE, COLOURS, LEGEND_BESIDE, RED
+from asrkit.workbench.plots.canvas import LEGEND_BESIDE
+from asrkit.workbench.plots.palette import BLUE, COLOURS, RED
 
 
 def _shades(colour_map: str) -> Sequence[tuple[float, ...]]:

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import io
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,10 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asrkit.shapes import expect
+from asrkit.workbench.plots.svg import as_svg
 
-# One colour an implementation, in this order.
-COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
-BLUE, RED, GREEN, BROWN, _, GREY = COLOURS
 LEGEND_BESIDE: dict[str, Any] = {  # a legend to the right of its Axes
     "frameon": False,
     "fontsize": 8,
@@ -44,16 +41,14 @@ def canvas(
 def show(figure: Figure, alt: str) -> None:
     """Display `figure` with its alt text: the only way notebooks show pictures.
 
-    JupyterLab takes the alt text from the HTML only.
+    It is SVG inside an `<img>`, which JupyterLab and the report show alike.
 
     Raises:
         ValueError: `alt` is no sentence.
     """
     from IPython.display import display
 
-    png = _png(figure, alt)
-    data = {"text/html": _image(png, alt), "image/png": png, "text/plain": alt}
-    display(data, raw=True, metadata={"image/png": {"alt": alt}})
+    display({"text/html": as_html(figure, alt), "text/plain": alt}, raw=True)
 
 
 def as_html(figure: Figure, alt: str) -> str:
@@ -62,16 +57,6 @@ def as_html(figure: Figure, alt: str) -> str:
     Raises:
         ValueError: `alt` is no sentence.
     """
-    return _image(_png(figure, alt), alt)
-
-
-def _png(figure: Figure, alt: str) -> str:
-    """The picture as base64 of a PNG."""
     expect(len(alt.split()) >= 4, "alt", "a sentence that says what the picture shows", repr(alt))
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def _image(png: str, alt: str) -> str:
-    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{png}">'
+    data = base64.b64encode(as_svg(figure).encode()).decode()
+    return f'<img alt="{html.escape(alt)}" src="data:image/svg+xml;base64,{data}">'

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from asrkit.workbench.cost import Range, TranscriptionCost, transcription_cost
-from asrkit.workbench.plots.canvas import COLOURS
+from asrkit.workbench.plots.palette import COLOURS
 
 UNITS = {"core": "cores", "gpu": "GPUs"}
 NOT_MEASURED = ("published", "assumed")  # origins

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from asrkit.workbench.plots.canvas import BLUE, BROWN, GREEN, GREY, RED
+from asrkit.workbench.plots.palette import BLUE, BROWN, GREEN, GREY, RED
 
 BLOCKS = (  # left, bottom, width, height, colour, words
     (0, 0, 3, 4, BLUE, "H of the tile\n128 nodes x D\nin L2"),

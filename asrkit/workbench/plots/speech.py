@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from asrkit.shapes import expect
-from asrkit.workbench.plots.canvas import BLUE, GREEN, RED
+from asrkit.workbench.plots.palette import BLUE, GREEN, RED
 
 
 def waveform(samples: Tensor, rate_hz: int, ax: Axes) -> Axes:

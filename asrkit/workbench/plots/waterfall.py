@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from asrkit.shapes import expect
-from asrkit.workbench.plots.canvas import BLUE, GREY, RED
+from asrkit.workbench.plots.palette import BLUE, GREY, RED
 
 TICK_STEPS = (  # within a power of ten, from few ticks to many
     (1,),

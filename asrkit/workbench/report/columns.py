@@ -174,6 +174,20 @@ def record_columns(record: Record, notebook: str = "", claim_ids: Collection[str
     }
 
 
+RECORD_COLUMNS = {
+    "metric": "Metric",
+    "impl": "Implementation",
+    "phase": "Phase",
+    "dtype": "Dtype",
+    "shape": "Shape",
+}
+
+
+def filled_columns(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Key and name of the columns of records in which at least one row has something."""
+    return [(key, name) for key, name in RECORD_COLUMNS.items() if any(row[key] for row in rows)]
+
+
 def _shape(params: Mapping[str, Any]) -> str:
     """A shape as "2×80×41", or single sizes as "B=2 T=80"."""
     shape = params.get("shape")
@@ -184,6 +198,8 @@ def _shape(params: Mapping[str, Any]) -> str:
 
 def machine_rows(sources: Sequence[Record]) -> list[tuple[str, list[str]]]:
     """Rows (name, a value for each source) of machine, GPU, software, commit and day.
+
+    What no source has, as a GPU, has no row.
 
     Args:
         sources: Records, or manifests of reports, one for each column.
@@ -197,6 +213,7 @@ def machine_rows(sources: Sequence[Record]) -> list[tuple[str, list[str]]]:
         rows.append((name, [value or "–" for value in values]))
     for name in PACKAGES:
         rows.append((name, [str(source["software"].get(name) or "–") for source in sources]))
+    rows = [(name, values) for name, values in rows if {*values} != {"–"}]
     rows.append(("commit", [_commit(source["code"]) for source in sources]))
     days = [str(source.get("captured_at", ""))[:10] for source in sources]
     rows.append(("recorded", [day or "now" for day in days]))

@@ -11,8 +11,15 @@ import jinja2
 from pygments.formatters import HtmlFormatter
 
 from asrkit import files
-from asrkit.workbench.report.columns import LEGEND, MARKS
+from asrkit.workbench.report.columns import LEGEND, MARKS, filled_columns
 
+SITE_PAGES = {  # of every report, beside a page for each notebook
+    "index": "Findings",
+    "ledger": "Claims",
+    "figures": "Figures",
+    "records": "Measurements",
+    "machine": "Machine and run",
+}
 TEMPLATES = Path(__file__).parent / "templates"
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; media-src data:"
 # Styles of Pygments for light and dark; a test measures their contrast.
@@ -46,13 +53,21 @@ def _environment() -> jinja2.Environment:
 
 @functools.cache
 def page_context() -> dict[str, Any]:
-    """Variables of every template: style, script, the policy that allows just these, and legend."""
+    """Variables of every template: style, script, the policy for just these, legend, pages."""
     css = (TEMPLATES / "style.css").read_text("utf-8")
     light, dark = (_code_style(name) for name in CODE_STYLES)
     css += f"{light}\n@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}"
     js = (TEMPLATES / "report.js").read_text("utf-8")
     policy = f"{POLICY}; style-src {_source_hash(css)}; script-src {_source_hash(js)}"
-    return {"css": css, "js": js, "csp": policy, "marks": MARKS, "legend": LEGEND}
+    return {
+        "css": css,
+        "js": js,
+        "csp": policy,
+        "marks": MARKS,
+        "legend": LEGEND,
+        "site_pages": [*SITE_PAGES.items()],
+        "filled_columns": filled_columns,
+    }
 
 
 def _source_hash(text: str) -> str:

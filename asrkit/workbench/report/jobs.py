@@ -10,6 +10,7 @@ import nbformat
 
 from asrkit.files import content_hash
 from asrkit.shapes import expect
+from asrkit.workbench.report.frame import SITE_PAGES
 
 DEVICES = ("auto", "cpu", "cuda")
 SIZES = ("quick", "full")
@@ -83,8 +84,9 @@ def _expect_notebooks(paths: Sequence[Path]) -> None:
         is_notebook = path.is_file() and path.suffix == ".ipynb"
         expect(is_notebook, "notebooks", "an .ipynb file", repr(str(path)), "Check the path.")
     names = [path.stem for path in paths]
-    are_different = len({*names}) == len(names) and "index" not in names
-    expect(are_different, "notebooks", "different names, none of them index", names)
+    are_different = len({*names}) == len(names) and SITE_PAGES.keys().isdisjoint(names)
+    reserved = ", ".join(SITE_PAGES)
+    expect(are_different, "notebooks", f"different names, none of them {reserved}", names)
 
 
 def _expect_device(device: str) -> None:

@@ -67,6 +67,6 @@ def claim_link(name: str, label: str) -> str:
     title = f"Claim {name}: {label}"
     # Of several links to a claim, sanitise.clean() keeps the first id.
     return (
-        f'<a class="claim {mark}" href="index.html#{name}" id="claim-{name}" '
+        f'<a class="claim {mark}" href="ledger.html#{name}" id="claim-{name}" '
         f'title="{title}" aria-label="{title}">{SIGNS[mark]}</a>'
     )

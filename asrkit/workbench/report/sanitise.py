@@ -37,7 +37,7 @@ ATTRIBUTES = {
     "img": {"src", "alt", "width", "height"},
     "ol": {"start"},
     "details": {"open"},
-    "*": {"class", "id", "title", "lang", "dir", "style"},
+    "*": {"class", "id", "title", "lang", "dir", "style", "hidden"},
 }
 OWN_IDS = ("claim-", "cell-id=")  # those that asrkit gives; links to them lead where they say
 PAGE_IDS = (*OWN_IDS, "records")  # ids of the page around the notebook that it may link to

@@ -9,13 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import nbformat
+
 from asrkit import files
 from asrkit.workbench import machine, records
 from asrkit.workbench.ledger import LABELS, summary
 from asrkit.workbench.report.columns import Record, Row, claim_rows, machine_rows, record_columns
+from asrkit.workbench.report.findings import Finding, findings_of
 from asrkit.workbench.report.frame import write_page, write_text
-from asrkit.workbench.report.notebook_page import Page, render_page
-from asrkit.workbench.report.notebook_run import NotebookRun
+from asrkit.workbench.report.notebook_page import Page, render_page, title_of
+from asrkit.workbench.report.notebook_run import NotebookRun, count_of_records
 from asrkit.workbench.report.plan import command_line
 
 REFERENCE_MACHINES = 3  # shown beside this one, those with a GPU first
@@ -25,7 +28,7 @@ SLOWEST_CELLS = 8
 def build(
     folder: Path, runs: Sequence[NotebookRun], seconds: float, plan: Mapping[str, Any]
 ) -> tuple[str, list[str]]:
-    """Write a page a notebook, index.html and, last, manifest.json.
+    """Write a page a notebook, the pages about the run and, last, manifest.json.
 
     Args:
         folder: Folder of the report; `folder/runs` holds the executed notebooks.
@@ -55,18 +58,34 @@ def build(
         "command": "\n".join(plan.get("commands") or [command_line(sys.argv)]),
         "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
     }
-    write_page(
-        folder / "index.html",
-        "index.html.j2",
-        sentence=sentence,
-        defects=defects,
-        seconds=seconds,
-        plan=plan,
+    context = {
+        "seconds": seconds,
+        "plan": plan,
+        "runs": runs,
+        "failed": [run for run in runs if run.status != "ran"],
+        "titles": {name: page.title for name, page in pages.items()},
         **origin,
-        **_claims_context(rows),
-        **_runs_context(runs, pages, verdicts),
-        **_machines_context(shipped, fresh),
-    )
+    }
+    found = findings_of(runs)
+    index = {
+        "lead": _lead(runs, fresh, seconds),
+        "defects": defects,
+        "findings": found,
+        "cards": _cards(runs, pages, found),
+    }
+    figures = [figure for name, page in pages.items() for figure in _figures(name, page)]
+    published = [
+        record_columns(record, run.name, verdicts) for run in runs for record in run.records
+    ]
+    of_page: dict[str, dict[str, Any]] = {
+        "index": index,
+        "ledger": {"summary": summary(rows), **_claims_context(rows)},
+        "figures": {"figures": figures},
+        "records": {"records": published},
+        "machine": {"slowest": _slowest(runs), **_machines_context(shipped, fresh)},
+    }
+    for name, more in of_page.items():
+        write_page(folder / f"{name}.html", f"{name}.html.j2", **context, **more)
     manifest = {
         "sentence": sentence,
         "runs": [{**asdict(run), "records": len(run.records)} for run in runs],
@@ -77,6 +96,61 @@ def build(
     }
     write_text(folder / "manifest.json", json.dumps(manifest, indent=1, default=str))
     return sentence, defects
+
+
+def _slowest(runs: Sequence[NotebookRun]) -> list[tuple[float, str, str]]:
+    """(seconds, cell, notebook) of the slowest cells of a run."""
+    cells = [(seconds, cell, run.name) for run in runs for cell, seconds in run.slowest]
+    return sorted(cells, reverse=True)[:SLOWEST_CELLS]
+
+
+def _lead(runs: Sequence[NotebookRun], fresh: Sequence[Record], seconds: float) -> str:
+    """The run in one sentence."""
+    here = machine.this_machine()
+    gpus = ", ".join(gpu["name"] for gpu in here["gpus"])
+    device = f"{here['cpu_model']} with {here['cpu_usable']} cores"
+    if gpus:
+        device += f" and {gpus}"
+    ran = sum(run.status == "ran" for run in runs)
+    notebooks = f"{ran} of {len(runs)} notebooks ran"
+    if ran == len(runs):
+        notebooks = "1 notebook ran" if ran == 1 else f"{ran} notebooks ran"
+    return (
+        f"{notebooks} in {_duration(seconds)} on {device}, "
+        f"and left {count_of_records(fresh)} of what they measured."
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes"
+
+
+def _cards(
+    runs: Sequence[NotebookRun], pages: Mapping[str, Page], found: Sequence[Finding]
+) -> list[Row]:
+    """What the index shows of each notebook: question, answer of this run, picture, minutes."""
+    first_finding = dict[str, str]()
+    for finding in found:
+        first_finding.setdefault(finding.notebook, finding.sentence)
+    cards = []
+    for run in runs:
+        page = pages[run.name]
+        number, _, _ = run.name.partition("_")
+        cards.append(
+            {
+                "name": run.name,
+                "number": number if number.isdigit() else "",
+                "title": page.title,
+                "answer": page.answer or first_finding.get(run.name, ""),
+                "cover": page.cover,
+                "minutes": page.minutes,
+                "seconds": run.seconds,
+                "status": run.status,
+            }
+        )
+    return cards
 
 
 def _shipped_records() -> Sequence[Record]:
@@ -93,12 +167,12 @@ def _notebook_pages(
     pages = dict[str, Page]()
     names = [run.name for run in runs]
     neighbours = ["", *names, ""]
+    executed = {name: folder / "runs" / f"{name}.ipynb" for name in names}
+    titles = {name: _title(path) for name, path in executed.items()}
     for number, run in enumerate(runs):
-        executed = folder / "runs" / f"{run.name}.ipynb"
-        if executed.is_file():
-            page = render_page(executed, verdicts, names)
-        else:
-            page = Page(title=run.name, body="", figures=[], records={}, claims=[], defects=[])
+        page = Page(title=run.name)
+        if executed[run.name].is_file():
+            page = render_page(executed[run.name], verdicts, titles)
         pages[run.name] = page
         published = [record for cell in page.records.values() for record in cell]
         write_page(
@@ -108,9 +182,17 @@ def _notebook_pages(
             after=neighbours[number + 2],
             page=page,
             run=run,
+            titles=titles,
             rows=[record_columns(record, run.name, verdicts) for record in published],
         )
     return pages
+
+
+def _title(executed: Path) -> str:
+    """Title of a notebook, or its name where it has none or there is no copy."""
+    if not executed.is_file():
+        return executed.stem
+    return title_of(nbformat.read(executed, 4)) or executed.stem
 
 
 def _link_to_pages(rows: Sequence[Row], pages: Mapping[str, Page]) -> None:
@@ -119,9 +201,12 @@ def _link_to_pages(rows: Sequence[Row], pages: Mapping[str, Page]) -> None:
     series = {path.stem for path in (files.HERE.parent / "notebooks").glob("*.ipynb")}
     for row in rows:
         name = row["notebook"]
-        row["href"], row["absent"] = "", ""
+        row["href"] = ""
+        row["absent"] = ""
+        row["page"] = name
         if name in pages:
             row["href"] = f"{name}.html"
+            row["page"] = pages[name].title
             if row["id"] in pages[name].claims:
                 row["href"] += f"#claim-{row['id']}"
         elif name in series:
@@ -131,7 +216,7 @@ def _link_to_pages(rows: Sequence[Row], pages: Mapping[str, Page]) -> None:
 
 
 def _claims_context(rows: Sequence[Row]) -> dict[str, Any]:
-    """What the index shows of the claims: rows, rows by document, and a count of each verdict."""
+    """What the ledger shows: rows, rows by document, and a count of each verdict."""
     groups = dict[str, Row]()
     for row in rows:
         document = row["document"]
@@ -148,23 +233,6 @@ def _claims_context(rows: Sequence[Row]) -> dict[str, Any]:
         "rows": rows,
         "groups": [groups[document] for document in sorted(groups)],
         "counts": [(label, counts[label]) for label in LABELS if counts[label]],
-    }
-
-
-def _runs_context(
-    runs: Sequence[NotebookRun], pages: Mapping[str, Page], verdicts: Mapping[str, str]
-) -> dict[str, Any]:
-    """What the index shows of the notebooks: how they fared, figures, records, slowest cells."""
-    cells = [(seconds, cell, run.name) for run in runs for cell, seconds in run.slowest]
-    return {
-        "runs": runs,
-        "failed": [run for run in runs if run.status != "ran"],
-        "titles": {name: page.title for name, page in pages.items() if page.title != name},
-        "figures": [figure for name, page in pages.items() for figure in _figures(name, page)],
-        "slowest": sorted(cells, reverse=True)[:SLOWEST_CELLS],
-        "records": [
-            record_columns(record, run.name, verdicts) for run in runs for record in run.records
-        ],
     }
 
 
@@ -186,7 +254,7 @@ def _figures(notebook: str, page: Page) -> list[Row]:
 
 
 def _machines_context(shipped: Sequence[Record], fresh: Sequence[Record]) -> dict[str, Any]:
-    """What the index shows of this machine, and of those that the shipped records are from."""
+    """What a page shows of this machine, and of those that the shipped records are from."""
     here = {
         "machine": machine.this_machine(),
         "software": machine.software(),

@@ -126,8 +126,11 @@
     filter();
   }
 
-  const legend = document.querySelector(".legend"); // where it would fill the screen it is folded
-  if (legend) legend.open = matchMedia("(min-width: 56rem)").matches;
+  // Where they would fill the screen they are folded.
+  for (const [part, width] of [[".legend", "56rem"], [".toc", "80rem"]]) {
+    const fold = document.querySelector(part);
+    if (fold) fold.open = matchMedia(`(min-width: ${width})`).matches;
+  }
 
   // A link to something that is filtered away or folded shows it.
   function reveal() {
@@ -151,20 +154,53 @@
       box.tabIndex = 0;
       if (box.tagName === "math") return; // it reads itself
       box.setAttribute("role", "group");
-      box.setAttribute("aria-label", `Scrolls: ${box.querySelector("caption")?.textContent ?? "table"}`);
+      const kind = box.tagName === "PRE" ? "text" : "table";
+      box.setAttribute("aria-label", `Scrolls: ${box.querySelector("caption")?.textContent ?? kind}`);
     } else {
       ["tabindex", "role", "aria-label"].forEach((name) => box.removeAttribute(name));
     }
   }));
-  all(".scroll, math[display=block]").forEach((box) => watch.observe(box));
+  all(".scroll, pre, math[display=block]").forEach((box) => watch.observe(box));
 
+  // How much code a reader wants to see, on every page and the next time. A browser may store nothing.
   const code = one("code");
   if (code) {
-    code.hidden = false;
-    code.addEventListener("click", () => {
-      code.setAttribute("aria-pressed", String(document.body.classList.toggle("no-code")));
+    const choice = code.querySelector("select");
+    const show = () => {
+      document.body.classList.toggle("no-code", choice.value === "none");
+      all("details.code").forEach((fold) => (fold.open = choice.value === "all"));
+    };
+    try { choice.value = localStorage.getItem("asrkit-code") ?? "key"; } catch { /* not allowed */ }
+    if (!choice.value) choice.value = "key";
+    choice.addEventListener("change", () => {
+      show();
+      try { localStorage.setItem("asrkit-code", choice.value); } catch { /* not allowed */ }
     });
+    show();
+    code.hidden = false;
   }
+
+  // A slider over pictures that were drawn when the notebook ran.
+  all(".frames").forEach((box, number) => {
+    const frames = all(":scope > .frame", box);
+    const [label, range, said] = ["label", "input", "output"].map((tag) => document.createElement(tag));
+    range.id = `frames-${number}`;
+    Object.assign(range, { type: "range", min: 0, max: frames.length - 1, step: 1 });
+    range.value = frames.findIndex((frame) => !frame.hidden);
+    label.htmlFor = range.id;
+    label.textContent = box.dataset.label;
+    const move = () => {
+      frames.forEach((frame, at) => (frame.hidden = at !== Number(range.value)));
+      said.textContent = frames[range.value].dataset.name;
+      range.setAttribute("aria-valuetext", said.textContent);
+    };
+    range.addEventListener("input", move);
+    const control = document.createElement("div");
+    control.className = "control";
+    control.append(label, range, said);
+    box.prepend(control);
+    move();
+  });
 
   // Paper has nothing to unfold.
   let closed = [];

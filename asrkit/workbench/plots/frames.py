@@ -1,0 +1,85 @@
+"""A slider whose pictures are drawn beforehand, so that it moves without a kernel as well."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from asrkit.shapes import expect
+from asrkit.workbench.plots.canvas import as_html
+
+FEWEST = 2
+MOST = 20
+
+
+def frames(
+    draw: Callable[[Any], tuple[Figure, str]],
+    values: Sequence[Any],
+    label: str,
+    *,
+    start: Any = None,
+) -> None:
+    """Display a slider over `values` and, below it, the picture of the chosen one.
+
+    All pictures are drawn now. JupyterLab shows a widget that chooses among them; the report shows
+    the same ones behind a range input, and a page without scripts the first one to show.
+
+    Args:
+        draw: Function of a value that returns a figure and its alt text.
+        values: From 2 to 20 values, in the order of the slider.
+        label: What the slider changes, with its unit.
+        start: The value to show first; by default the one in the middle.
+
+    Raises:
+        ValueError: There are too few or too many values, or `start` is none of them.
+    """
+    from IPython.display import display
+
+    expect(FEWEST <= len(values) <= MOST, "values", f"{FEWEST} to {MOST}", len(values))
+    if start is None:
+        start = values[len(values) // 2]
+    expect(start in values, "start", f"one of {list(values)}", start)
+    first = list(values).index(start)
+    names = [_name(value) for value in values]
+    pictures = [as_html(*draw(value)) for value in values]
+    data = _widget(names, pictures, label, first)._repr_mimebundle_()
+    data["text/html"] = _html(names, pictures, label, first)
+    data["text/plain"] = f"{label}: {', '.join(names)}"
+    display(data, raw=True)
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def _widget(names: Sequence[str], pictures: Sequence[str], label: str, first: int) -> Any:
+    """A slider and the picture that it chooses, for JupyterLab."""
+    import ipywidgets
+
+    options = [(name, number) for number, name in enumerate(names)]
+    slider = ipywidgets.SelectionSlider(
+        options=options,
+        value=first,
+        description=label,
+        style={"description_width": "initial"},
+        layout={"width": "36em", "max_width": "100%"},
+    )
+    shown = ipywidgets.HTML(pictures[first])
+
+    def move(change: dict[str, Any]) -> None:
+        shown.value = pictures[change["new"]]
+
+    slider.observe(move, "value")
+    return ipywidgets.VBox([slider, shown])
+
+
+def _html(names: Sequence[str], pictures: Sequence[str], label: str, first: int) -> str:
+    """The pictures, all but the first one to show hidden; the report's script adds the slider."""
+    parts = []
+    for number, (name, picture) in enumerate(zip(names, pictures, strict=True)):
+        hidden = "" if number == first else " hidden"
+        parts.append(f'<div class="frame" data-name="{escape(name)}"{hidden}>{picture}</div>')
+    return f'<div class="frames" data-label="{escape(label)}">{"".join(parts)}</div>'

@@ -1,0 +1,76 @@
+"""A figure as SVG whose colours follow the light or dark scheme of the reader."""
+
+import io
+import re
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from asrkit.workbench.plots.palette import DARK
+
+HEAVY_BYTES = 120_000  # beyond this, what is drawn with data becomes a picture inside the SVG
+RASTER_DPI = 144
+LARGEST_EXACT = 512  # rows and columns of a heat map that keeps its own pixels
+SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "asrkit", "image.composite_image": False}
+NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+COLOUR = re.compile(r"(?P<what>fill|stroke): (?P<colour>#[0-9a-f]{6})")
+FONT_FAMILY = re.compile(r" ?font-family: [^;\"]*;?")
+COORDINATES = re.compile(r'\b(?:d|x|y)="[^"]*"')
+DECIMALS = re.compile(r"(\.\d\d)\d+")
+
+
+def as_svg(figure: Figure) -> str:
+    """The figure as an SVG document that loads nothing and needs no style of the page around it.
+
+    Text stays text. Heat maps keep one pixel a value; other drawings of more than `HEAVY_BYTES`
+    are rasterised, with text and axes still as vectors.
+    """
+    for ax in figure.axes:
+        for image in ax.images:
+            if max(image.get_size()) <= LARGEST_EXACT:
+                image.set_interpolation("none")
+    document = _saved(figure)
+    if len(document) > HEAVY_BYTES:
+        for ax in figure.axes:
+            for artist in (*ax.lines, *ax.collections, *ax.patches):
+                artist.set_rasterized(True)
+        document = _saved(figure)
+    return _with_schemes(document)
+
+
+def _saved(figure: Figure) -> str:
+    """What matplotlib writes, without its prolog and with coordinates of two decimals."""
+    file = io.StringIO()
+    with mpl.rc_context(SETTINGS):
+        figure.savefig(file, format="svg", dpi=RASTER_DPI, metadata=NO_METADATA)
+    text = file.getvalue()
+    document = text[text.index("<svg") :]
+    document = COORDINATES.sub(lambda match: DECIMALS.sub(r"\1", match[0]), document)
+    document = FONT_FAMILY.sub("", document)
+    return re.sub(r"\n\s*", "\n", document)
+
+
+def _with_schemes(document: str) -> str:
+    """The document with variables for colours, and their values in both schemes.
+
+    What matplotlib draws in black has no `fill` at all, so the root has one.
+    """
+    light = ";".join(f"--{name}:{colour}" for colour, (name, _) in DARK.items())
+    dark = ";".join(f"--{name}:{value}" for name, value in DARK.values())
+    style = (
+        f"svg{{{light};fill:var(--ink);font-family:system-ui,sans-serif;color-scheme:light dark}}"
+        "*{stroke-linejoin:round;stroke-linecap:butt}"
+        f"@media screen and (prefers-color-scheme:dark){{svg{{{dark}}}}}"
+    )
+    document = re.sub(
+        r"(?s)<style type=\"text/css\">.*?</style>", f"<style>{style}</style>", document, count=1
+    )
+    return COLOUR.sub(_variable, document)
+
+
+def _variable(match: re.Match[str]) -> str:
+    if match["colour"] not in DARK:
+        return match[0]
+    name, _ = DARK[match["colour"]]
+    return f"{match['what']}:var(--{name})"

@@ -1,0 +1,74 @@
+"""Findings of the index: they follow the records of a run, and are left out where those do not support them."""
+
+import pytest
+
+from asrkit.workbench import records
+from asrkit.workbench.report import NotebookRun
+from asrkit.workbench.report.findings import DECLARED, LEAST_FACTOR, MOST, findings_of
+
+UNITS = {"latency": "ms", "peak": "B", "share": "fraction", "cost": "USD", "syncs": "1/s"}
+
+
+def record(declared, arm, value, **params):
+    """A sealed record of one arm."""
+    unit = UNITS.get(declared.metric, "1")
+    return records.Measurement(
+        arm.what, declared.metric, unit, value, impl=arm.impl, params=params
+    ).sealed()
+
+
+def run(declared, *published):
+    """A run of the notebook of a finding that published these records."""
+    return NotebookRun(
+        name=declared.notebook,
+        status="ran",
+        seconds=1.0,
+        parameters={},
+        sha256="",
+        records=published,
+    )
+
+
+def pair(declared, factor=2.0, **params):
+    """Records in which ours is better by `factor`."""
+    ends = (0.25 * factor, 0.25)
+    if declared.more_is_better:
+        ends = (0.25, 0.25 * factor)
+    return (
+        record(declared, declared.baseline, ends[0], T=80),
+        record(declared, declared.ours, ends[1], **{"T": 80, **params}),
+    )
+
+
+@pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.notebook)
+def test_a_finding_says_what_its_records_say(declared):
+    (finding,) = findings_of([run(declared, *pair(declared, 3.0))])
+    assert finding.notebook == declared.notebook
+    assert "{" not in finding.sentence + finding.number
+    assert sorted(bar.share for bar in finding.bars) == pytest.approx([1 / 3, 1])
+    assert [bar.label for bar in finding.bars] == [declared.baseline.label, declared.ours.label]
+
+
+def test_numbers_of_a_finding_come_from_its_records():
+    loss = DECLARED[0]
+    (finding,) = findings_of([run(loss, *pair(loss, 21.4))])
+    assert finding.number == "21×" and "21 times as fast" in finding.sentence
+    assert [bar.text for bar in finding.bars] == ["5.35 ms", "0.25 ms"]
+
+
+@pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.notebook)
+def test_a_finding_that_its_records_do_not_support_is_left_out(declared):
+    baseline, ours = pair(declared)
+    assert findings_of([run(declared, baseline)]) == findings_of([run(declared, ours)]) == []
+    for factor in (0.5, 1.0, LEAST_FACTOR - 0.01):
+        assert findings_of([run(declared, *pair(declared, factor))]) == []
+    assert findings_of([run(declared, *pair(declared, T=160))]) == []
+
+
+def test_the_last_record_of_an_arm_counts_and_there_are_at_most_six():
+    loss = DECLARED[0]
+    first, last = pair(loss, 2.0), pair(loss, 4.0)
+    (finding,) = findings_of([run(loss, *first, *last)])
+    assert finding.number == "4.0×"
+    every = [run(declared, *pair(declared)) for declared in DECLARED]
+    assert len(findings_of(every)) == MOST < len(DECLARED)
