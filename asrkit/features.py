@@ -154,7 +154,7 @@ def _log_bands(power: Tensor, config: FeatureConfig) -> Tensor:
 
 
 def _normalized(features: Tensor, frames: Tensor, config: FeatureConfig) -> Tensor:
-    """Features (B, T, F) of `frames` (B,) each, normalised as `config` asks, zero in the padding."""
+    """Features (B, T, F), `frames` (B,) of them valid, normalised as `config` asks."""
     B, T, _ = features.shape
     if config.normalization == "per_feature":
         return normalize(features, frames)

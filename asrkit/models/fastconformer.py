@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -267,11 +267,21 @@ class _Trials:
         self.done: list[Trial] = []
 
     def run(self, n: int, seconds: float, tokens: int) -> Trial:
-        """Run one step. Nothing of it stays but what it did to the model."""
+        """Run one step. Nothing of it stays but what it did to the model.
+
+        Args:
+            n: Utterances of the batch.
+            seconds: Length of each.
+            tokens: Tokens of each.
+
+        Raises:
+            ValueError: Not even one utterance fits.
+        """
         taken = self._bytes_taken(n, seconds, tokens)
         remedy = "Pass the device that it computes on."
         expect(taken != 0, "step", f"tensors on {self.device!r}", "none", remedy)
-        trial = Trial(n, seconds, tokens, taken, taken is not None and taken <= self.budget)
+        fits = taken is not None and taken <= self.budget
+        trial = Trial(n, seconds, tokens, taken, fits)
         self.done.append(trial)
         self.bar.set_postfix(steps=len(self.done))
         if n == 1 and not trial.ok:
@@ -359,6 +369,11 @@ class _Trials:
 
         From the model's prediction, or from `start` without a model, in growing strides until one
         step has passed and one failed, then by bisection.
+
+        Args:
+            seconds: Length of each utterance.
+            tokens: Tokens of each.
+            start: The first n tried where there is no model.
         """
         if self.cost is None:
             size = self._largest_plain(seconds, tokens, start)

@@ -374,7 +374,8 @@ def _first_convs(
     kernel = tl.load(first + k[:, None] * C + c, mask=here[None, :], other=0.0)  # (16, BLOCK)
     t = at // out_bins
     f = at % out_bins
-    total = tl.zeros((ROWS, BLOCK), tl.float32) + tl.load(shift + c, mask=here, other=0.0)[None, :]
+    added = tl.load(shift + c, mask=here, other=0.0)
+    total = tl.zeros((ROWS, BLOCK), tl.float32) + added[None, :]
     for tap in range(9):
         half_t = 2 * t + tap // 3 - 1
         half_f = 2 * f + tap % 3 - 1
@@ -398,7 +399,8 @@ def _first_convs(
         window = tl.load(features + (b * T + from_t) * bins + from_f, mask=inside, other=0.0)
         window = tl.where(valid[:, None] & (k == 9), 1.0, window).to(kernel.dtype)
         made = tl.dot(window, kernel, input_precision="ieee" if EXACT else "tf32")  # (ROWS, BLOCK)
-        total += tl.maximum(made, 0.0) * tl.load(taps + tap * C + c, mask=here, other=0.0)[None, :]
+        weight = tl.load(taps + tap * C + c, mask=here, other=0.0)
+        total += tl.maximum(made, 0.0) * weight[None, :]
     place = out + (b * frames * out_bins + at[:, None]) * C + c
     tl.store(place, total, mask=(at < frames * out_bins)[:, None] & here[None, :])
 
@@ -426,14 +428,16 @@ def _masked_conv(
     length = tl.load(lengths + b)
     t = at // out_bins
     f = at % out_bins
-    total = tl.zeros((ROWS, BLOCK), tl.float32) + tl.load(shift + c, mask=here, other=0.0)[None, :]
+    added = tl.load(shift + c, mask=here, other=0.0)
+    total = tl.zeros((ROWS, BLOCK), tl.float32) + added[None, :]
     for tap in range(9):
         from_t = 2 * t + tap // 3 - 1
         from_f = 2 * f + tap % 3 - 1
         inside = (from_t >= 0) & (from_t < length) & (from_t < T) & (from_f >= 0) & (from_f < bins)
         place = x + ((b * T + from_t) * bins + from_f)[:, None] * C + c
         read = tl.load(place, mask=inside[:, None] & here[None, :], other=0.0).to(tl.float32)
-        total += tl.maximum(read, 0.0) * tl.load(taps + tap * C + c, mask=here, other=0.0)[None, :]
+        weight = tl.load(taps + tap * C + c, mask=here, other=0.0)
+        total += tl.maximum(read, 0.0) * weight[None, :]
     place = out + (b * frames * out_bins + at[:, None]) * C + c
     tl.store(place, total, mask=(at < frames * out_bins)[:, None] & here[None, :])
 
