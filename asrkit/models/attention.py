@@ -181,8 +181,9 @@ class RelativeAttention(nn.Module):
         allowed = F.pad(valid, (left, behind)).unfold(1, W, C)  # (B, N, W)
         allowed = allowed[:, None, :, None, :]
         bias = torch.where(allowed, bias, never)
-        blocks_first = [part.transpose(1, 2).flatten(0, 1) for part in (q, k, v, bias)]
-        out = self._attention(*blocks_first)  # (B N, H, C, D/H)
+        # Blocks become utterances: (B N, H, C or W, ...).
+        parts = [part.transpose(1, 2).flatten(0, 1) for part in (q, k, v, bias)]
+        out = self._attention(*parts)
         frames = out.transpose(1, 2).reshape(B, N * C, -1)
         return frames[:, :T]
 

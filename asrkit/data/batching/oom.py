@@ -89,13 +89,19 @@ class OOMResult:
         size = int(self.table.sizes[k])
         trials = [trial for trial in self.attempts if trial[1:3] == (seconds, tokens)]
         taken = [trial.bytes for trial in trials if trial.n == size and trial.bytes]
+        predicted = None
+        if self.predicted is not None:
+            predicted = int(self.predicted[k])
+        filled = None
+        if taken:
+            filled = taken[0] / self.budget_bytes
         return {
             "seconds": seconds,
             "tokens": tokens,
-            "predicted": None if self.predicted is None else int(self.predicted[k]),
+            "predicted": predicted,
             "found": size,
             "steps": len(trials),
-            "filled": taken[0] / self.budget_bytes if taken else None,
+            "filled": filled,
         }
 
 
