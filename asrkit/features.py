@@ -41,13 +41,9 @@ class FeatureConfig:
     def __post_init__(self) -> None:
         expect_types(self)
         expect(self.rate_hz >= 1, "rate_hz", "at least 1", self.rate_hz)
-        expect(
-            self.window_samples <= self.fft,
-            "fft",
-            f">= {self.window_samples} (the window)",
-            self.fft,
-            "Raise fft.",
-        )
+        fits = self.window_samples <= self.fft
+        wanted = f">= {self.window_samples} (the window)"
+        expect(fits, "fft", wanted, self.fft, "Raise fft.")
         choices = {
             "window": tuple(_WINDOWS),
             "power": (1, 2),
@@ -57,9 +53,9 @@ class FeatureConfig:
         for name, allowed in choices.items():
             value = getattr(self, name)
             expect(value in allowed, name, f"one of {allowed}", repr(value))
-        positive = min(self.hop_samples, self.window_samples, self.bins, self.log_guard) > 0
+        sizes = (self.hop_samples, self.window_samples, self.bins, self.log_guard)
         names = "hop_s, window_s, bins, log_guard"
-        expect(positive, names, "at least one sample, one bin, > 0", self)
+        expect(min(sizes) > 0, names, "at least one sample, one bin, > 0", self)
 
     @property
     def window_samples(self) -> int:
@@ -76,8 +72,10 @@ class FeatureConfig:
 @torch.inference_mode(False)  # cached: it may be used where gradients are wanted
 def _constants(config: FeatureConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """The window (window_samples,) and the mel bands on a device."""
-    window = _WINDOWS[config.window](config.window_samples, periodic=config.periodic)
-    return window.to(device), mel_bands(config).to(device)
+    window_function = _WINDOWS[config.window]
+    window = window_function(config.window_samples, periodic=config.periodic)
+    bands = mel_bands(config)
+    return window.to(device), bands.to(device)
 
 
 def mel_bands(config: FeatureConfig) -> Tensor:
@@ -91,9 +89,8 @@ def mel_bands(config: FeatureConfig) -> Tensor:
     knee_mel = 15.0
     log_step = math.log(6.4) / 27
     half_rate_hz = config.rate_hz / 2
-    if half_rate_hz < 1000:
-        top_mel = half_rate_hz * 3 / 200
-    else:
+    top_mel = half_rate_hz * 3 / 200
+    if half_rate_hz >= 1000:
         top_mel = knee_mel + math.log(half_rate_hz / 1000) / log_step
     mels = torch.linspace(0.0, top_mel, config.bins + 2, dtype=torch.float64)
     linear_hz = mels * 200 / 3
@@ -102,9 +99,13 @@ def mel_bands(config: FeatureConfig) -> Tensor:
     low = edges_hz[:-2]
     peak = edges_hz[1:-1]
     high = edges_hz[2:]
-    hz = torch.linspace(0.0, half_rate_hz, config.fft // 2 + 1, dtype=torch.float64)[:, None]
-    triangles = torch.minimum((hz - low) / (peak - low), (high - hz) / (high - peak)).clamp(min=0.0)
-    return (triangles * 2 / (high - low)).float()
+    hz = torch.linspace(0.0, half_rate_hz, config.fft // 2 + 1, dtype=torch.float64)
+    hz = hz[:, None]
+    rising = (hz - low) / (peak - low)
+    falling = (high - hz) / (high - peak)
+    triangles = torch.minimum(rising, falling).clamp(min=0.0)
+    bands = triangles * 2 / (high - low)
+    return bands.float()
 
 
 def log_mel(
@@ -126,39 +127,52 @@ def log_mel(
     config = config or FeatureConfig()
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
-    expect(
-        waveforms.is_floating_point(),
-        "waveforms",
-        "a float dtype",
-        waveforms.dtype,
-        "Divide int16 by 32768.",
-    )
+    floating = waveforms.is_floating_point()
+    remedy = "Divide int16 by 32768."
+    expect(floating, "waveforms", "a float dtype", waveforms.dtype, remedy)
     expect(B > 0, "lengths", "at least one utterance", tuple(lengths.shape))
     low, high = torch.stack(lengths.aminmax()).tolist()  # the only wait for a GPU
     expect(1 <= low <= high <= S, "lengths", f"1..{S}", f"{low} to {high}")
+    hop = config.hop_samples
     power = _power_spectrum(waveforms, valid_mask(lengths, S), config)
-    frames = torch.div(lengths, config.hop_samples, rounding_mode="floor").clamp(min=1)
-    T = max(S // config.hop_samples, 1)
-    _, mel = _constants(config, waveforms.device)
-    with torch.autocast(waveforms.device.type, enabled=False):
-        bands = power.transpose(1, 2)[:, :T] @ mel  # (B, T, F)
+    frames = torch.div(lengths, hop, rounding_mode="floor").clamp(min=1)
+    T = max(S // hop, 1)
+    features = _log_bands(power[..., :T], config)
+    return _normalized(features, frames, config), frames
+
+
+def _log_bands(power: Tensor, config: FeatureConfig) -> Tensor:
+    """Logarithms of the mel bands (B, T, F) of a power spectrum (B, fft / 2 + 1, T)."""
+    _, mel = _constants(config, power.device)
+    with torch.autocast(power.device.type, enabled=False):
+        bands = power.transpose(1, 2) @ mel
     if config.guard == "add":
-        features = (bands + config.log_guard).log()
+        guarded = bands + config.log_guard
     else:
-        features = bands.clamp(min=config.log_guard).log()
+        guarded = bands.clamp(min=config.log_guard)
+    return guarded.log()
+
+
+def _normalized(features: Tensor, frames: Tensor, config: FeatureConfig) -> Tensor:
+    """Features (B, T, F), `frames` (B,) of them valid, normalised as `config` asks."""
+    B, T, _ = features.shape
     if config.normalization == "per_feature":
-        return normalize(features, frames), frames
+        return normalize(features, frames)
     if config.normalization == "all_features":  # over all bins of an utterance together
-        flat = normalize(features.reshape(B, -1, 1), frames * config.bins)
-        return flat.view(features.shape), frames
-    return features.masked_fill(~valid_mask(frames, T)[..., None], 0.0), frames
+        one_column = features.reshape(B, -1, 1)
+        normalized = normalize(one_column, frames * config.bins)
+        return normalized.view(features.shape)
+    valid = valid_mask(frames, T)
+    return features.masked_fill(~valid[..., None], 0.0)
 
 
 def _power_spectrum(waveforms: Tensor, valid: Tensor, config: FeatureConfig) -> Tensor:
     """Energies, or magnitudes for power=1, of the emphasised signal: (B, fft / 2 + 1, T + 1)."""
-    signal = waveforms.float().masked_fill(~valid, 0.0)
+    padding = ~valid
+    signal = waveforms.float().masked_fill(padding, 0.0)
     emphasised = signal[:, 1:] - config.preemphasis * signal[:, :-1]
-    signal = torch.cat([signal[:, :1], emphasised], 1).masked_fill(~valid, 0.0)
+    signal = torch.cat([signal[:, :1], emphasised], 1)
+    signal = signal.masked_fill(padding, 0.0)
     window, _ = _constants(config, waveforms.device)
     stft = torch.stft(
         signal,
@@ -204,9 +218,13 @@ def normalize(features: Tensor, lengths: Tensor) -> Tensor:
 
 def normalize_sequential(features: Tensor, lengths: Tensor) -> Tensor:
     """The reference of `normalize`, one utterance after another: (B, T, F)."""
+    F = features.shape[2]
     out = torch.zeros_like(features)
     for b, length in enumerate(lengths.tolist()):
         rows = features[b, :length]
-        deviation = rows.std(0) if len(rows) > 1 else rows.new_zeros(rows.shape[1])
-        out[b, :length] = (rows - rows.mean(0)) / (deviation + 1e-5)
+        centred = rows - rows.mean(0)
+        deviation = features.new_zeros(F)
+        if len(rows) > 1:
+            deviation = rows.std(0)
+        out[b, :length] = centred / (deviation + 1e-5)
     return out

@@ -41,7 +41,9 @@ def whole(value: object, low: int, high: float = inf) -> bool:
     >>> whole(10, 1), whole(True, 1), whole(2.0, 1), whole(10, 1, 9)
     (True, False, False, False)
     """
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return low <= value <= high
 
 
 def expect_types(config: object) -> None:
@@ -53,20 +55,22 @@ def expect_types(config: object) -> None:
     annotations: dict[str, Any] = get_type_hints(type(config))
     for name, annotation in annotations.items():
         value = getattr(config, name)
-        if annotation in (int, float):
-            is_number = (
-                isinstance(value, int | annotation)
-                and not isinstance(value, bool)
-                and abs(value) <= float_info.max
-            )
-            wanted = "a finite number"
-            if annotation is int:
-                wanted = "a whole number"
-            expect(is_number, name, wanted, repr(value))
+        if annotation is int:
+            is_number = _is_finite(value) and isinstance(value, int)
+            expect(is_number, name, "a whole number", repr(value))
+        elif annotation is float:
+            expect(_is_finite(value), name, "a finite number", repr(value))
         elif isinstance(annotation, type | UnionType):
             classes = get_args(annotation) or [annotation]
             wanted = " or ".join(getattr(class_, "__name__", "") for class_ in classes)
             expect(isinstance(value, annotation), name, wanted, repr(value))
+
+
+def _is_finite(value: object) -> bool:
+    """Whether `value` is an int or a float that a float can hold; True is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= float_info.max
 
 
 def dims(tensor: Tensor, letters: str, argument: str, **known: int) -> tuple[int, ...]:
@@ -81,22 +85,25 @@ def dims(tensor: Tensor, letters: str, argument: str, **known: int) -> tuple[int
     >>> dims(torch.zeros(2, 5, 80), "B T F", "features", F=80)
     (2, 5, 80)
     """
-    expect(
-        isinstance(tensor, Tensor),
-        argument,
-        "a tensor",
-        type(tensor).__name__,
-        "Wrap it in torch.as_tensor.",
-    )
+    is_tensor = isinstance(tensor, Tensor)
+    got = type(tensor).__name__
+    expect(is_tensor, argument, "a tensor", got, "Wrap it in torch.as_tensor.")
     names = letters.split()
     shape = tuple(tensor.shape)
     fits = len(names) == len(shape) and all(
         known.get(name, size) == size for name, size in zip(names, shape, strict=True)
     )
     if not fits:
-        parts = [f"{name}={known[name]}" if name in known else name for name in names]
-        expect(False, argument, f"shape ({', '.join(parts)})", shape)
+        parts = [_with_size(name, known) for name in names]
+        listed = ", ".join(parts)
+        expect(False, argument, f"shape ({listed})", shape)
     return shape
+
+
+def _with_size(name: str, known: dict[str, int]) -> str:
+    if name in known:
+        return f"{name}={known[name]}"
+    return name
 
 
 def valid_mask(lengths: Tensor, size: int) -> Tensor:
@@ -127,21 +134,17 @@ def expect_parameters(
     for name, rule in wanted.items():
         value = values[name]
         if isinstance(rule, tuple):
+            low, high = rule
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            expect(
-                number and rule[0] <= value <= rule[1],  # type: ignore[operator]
-                name,
-                f"a number in {rule[0]}..{rule[1]}",
-                repr(value),
-            )
+            ok = number and low <= value <= high  # type: ignore[operator]
+            allowed = f"a number in {low}..{high}"
         elif isinstance(rule, range):
-            expect(
-                whole(value, rule[0], rule[-1]),
-                name,
-                f"a whole number in {rule[0]}..{rule[-1]}",
-                repr(value),
-            )
+            ok = whole(value, rule[0], rule[-1])
+            allowed = f"a whole number in {rule[0]}..{rule[-1]}"
         elif isinstance(rule, set):
-            expect(value in rule, name, f"one of {sorted(rule)}", repr(value))
+            ok = value in rule
+            allowed = f"one of {sorted(rule)}"
         else:
-            expect(isinstance(value, rule), name, rule.__name__, repr(value))
+            ok = isinstance(value, rule)
+            allowed = rule.__name__
+        expect(ok, name, allowed, repr(value))

@@ -5,6 +5,7 @@ is applied, and one more for the rows in a room. All draws come from the generat
 step) decides them.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,20 +23,34 @@ ECHO_LEVEL = 0.7  # of the echo's norm, the direct sound being 1
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """How often (share of utterances) and how strongly speech is altered."""
+    """How often (share of utterances) and how strongly speech is altered.
 
-    # duration and pitch together, in steps of 0.225 s of the batch
+    Args:
+        speed: Slowest and fastest factor of duration and pitch together, drawn for the batch in
+            steps of 0.225 s of its length.
+        noise: Share with noise: white, pink or shaped like the long-term mean of speech.
+        snr_db: Least and greatest signal-to-noise ratio, in dB.
+        room: Share in a room.
+        rt60_s: Shortest and longest time in which the echo falls by 60 dB.
+        telephone: Share with nothing above 4 kHz, as in 8 kHz recordings.
+        gain_db: Least and greatest gain, in dB.
+        time_masks: Spans of frames that SpecAugment hides.
+        time_share: Longest of them, as a share of the utterance.
+        frequency_masks: Spans of bins that SpecAugment hides.
+        frequency_bins: Widest of them, in bins.
+    """
+
     speed: tuple[float, float] = (0.85, 1.15)
-    noise: float = 0.5  # white, pink or shaped like the long-term mean of speech
+    noise: float = 0.5
     snr_db: tuple[float, float] = (10.0, 30.0)
     room: float = 0.2
-    rt60_s: tuple[float, float] = (0.1, 0.5)  # time in which the echo falls by 60 dB
-    telephone: float = 0.2  # nothing above 4 kHz, as in 8 kHz recordings
+    rt60_s: tuple[float, float] = (0.1, 0.5)
+    telephone: float = 0.2
     gain_db: tuple[float, float] = (-12.0, 6.0)
     time_masks: int = 4
-    time_share: float = 0.06  # longest time mask, as a share of the utterance
+    time_share: float = 0.06
     frequency_masks: int = 2
-    frequency_bins: int = 20  # widest frequency mask
+    frequency_bins: int = 20
 
     def __post_init__(self) -> None:
         shares = (self.noise, self.room, self.telephone, self.time_share)
@@ -51,11 +66,14 @@ class _Draws:
 
     def rows(self, share: float) -> Tensor:
         """Numbers of the utterances that are among the `share` to alter."""
-        return (next(self.numbers)[:, 0] < share).nonzero()[:, 0]
+        number = next(self.numbers)[:, 0]
+        chosen = number < share
+        return chosen.nonzero()[:, 0]
 
     def between(self, low: float, high: float) -> Tensor:
         """A value for each utterance, (B, 1)."""
-        return low + (high - low) * next(self.numbers)
+        number = next(self.numbers)
+        return low + (high - low) * number
 
 
 def augment(
@@ -79,9 +97,11 @@ def augment(
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
     config = config or AugmentConfig()
-    echo_samples = int(config.rt60_s[1] * RATE_HZ)
+    _, longest_echo_s = config.rt60_s
+    echo_samples = int(longest_echo_s * RATE_HZ)
     # Room for the echo, so that nothing wraps round to the beginning.
-    size = -(-(S + echo_samples) // SIZE_STEP) * SIZE_STEP
+    steps = math.ceil((S + echo_samples) / SIZE_STEP)
+    size = steps * SIZE_STEP
     draws = _Draws(torch.rand(7, B, 1, generator=generator))
     clean = waveforms.masked_fill(~valid_mask(lengths, S), 0)
     spectrum = torch.fft.rfft(clean, size)
@@ -90,12 +110,14 @@ def augment(
     rows = draws.rows(config.room)
     rt60_s = draws.between(*config.rt60_s)
     if len(rows):
-        spectrum[rows] *= torch.fft.rfft(_echo(rt60_s[rows], echo_samples, generator), size)
+        echo = _echo(rt60_s[rows], echo_samples, generator)
+        spectrum[rows] *= torch.fft.rfft(echo, size)
 
     rows = draws.rows(config.noise)
     snr_db = draws.between(*config.snr_db)
     if len(rows):
-        power = clean[rows].square().sum(1, keepdim=True) / lengths[rows, None].clamp(min=1)
+        energy = clean[rows].square().sum(1, keepdim=True)
+        power = energy / lengths[rows, None].clamp(min=1)
         spectrum[rows] += _noise(hz, size, power, snr_db[rows], generator)
 
     rows = draws.rows(config.telephone)
@@ -106,23 +128,32 @@ def augment(
     # nothing more.
     new_size = _draw_size(size, config.speed, generator)
     speed = new_size / size
-    altered = torch.fft.irfft(spectrum, new_size)[:, : max(1, round(S * speed))]
-    altered = altered * (speed * 10 ** (draws.between(*config.gain_db) / 20))
-    lengths = (lengths * speed).round().long().clamp(1, altered.shape[1])
-    return altered.masked_fill_(~valid_mask(lengths, altered.shape[1]), 0), lengths
+    samples = max(1, round(S * speed))
+    altered = torch.fft.irfft(spectrum, new_size)[:, :samples]
+    gain_db = draws.between(*config.gain_db)
+    altered = altered * (speed * 10 ** (gain_db / 20))
+    samples = altered.shape[1]
+    lengths = (lengths * speed).round().long().clamp(1, samples)
+    padding = ~valid_mask(lengths, samples)
+    return altered.masked_fill_(padding, 0), lengths
 
 
 def _echo(rt60_s: Tensor, samples: int, generator: torch.Generator) -> Tensor:
     """Impulse responses of rooms, (rows, samples): the direct sound and noise that fades."""
     echo = torch.rand(len(rt60_s), samples, generator=generator).sub_(0.5)
-    echo *= torch.exp(torch.arange(samples) * (-ECHO_DECAY / RATE_HZ) / rt60_s)
+    exponents = torch.arange(samples) * (-ECHO_DECAY / RATE_HZ) / rt60_s
+    echo *= torch.exp(exponents)
     echo *= ECHO_LEVEL / echo.norm(dim=1, keepdim=True)
     echo[:, 0] = 1.0  # the direct sound
     return echo
 
 
 def _noise(
-    hz: Tensor, size: int, power: Tensor, snr_db: Tensor, generator: torch.Generator
+    hz: Tensor,
+    size: int,
+    power: Tensor,
+    snr_db: Tensor,
+    generator: torch.Generator,
 ) -> Tensor:
     """Spectra of noise of a random colour, (rows, bins), `snr_db` below speech of `power`."""
     white = torch.ones_like(hz)
@@ -130,17 +161,23 @@ def _noise(
     speech_like = 1 / (1 + (hz / 500) ** 1.5)
     colours = torch.stack([white, pink, speech_like])
     colours /= colours.square().mean(1, keepdim=True).sqrt()
-    colours = colours[torch.randint(3, (len(power),), generator=generator)]
-    bins = torch.rand(len(power), len(hz), 2, generator=generator).sub_(0.5)
+    rows = len(power)
+    choice = torch.randint(3, (rows,), generator=generator)
+    colour = colours[choice]
+    bins = torch.rand(rows, len(hz), 2, generator=generator).sub_(0.5)
     noise = torch.view_as_complex(bins)  # of power 1/6 in each bin
-    return noise.mul_(colours * (power * 6 * size * 10 ** (-snr_db / 10)).sqrt())
+    noise_power = power * 6 * size * 10 ** (-snr_db / 10)
+    return noise.mul_(colour * noise_power.sqrt())
 
 
 def _draw_size(size: int, speed: tuple[float, float], generator: torch.Generator) -> int:
     """Size of the transform that makes a sound of `size` last longer or shorter."""
-    shortest = max(1, round(size / SIZE_STEP * speed[0]))
-    longest = max(shortest, round(size / SIZE_STEP * speed[1]))
-    return SIZE_STEP * int(torch.randint(shortest, longest + 1, (), generator=generator))
+    slowest, fastest = speed
+    steps = size / SIZE_STEP
+    fewest = max(1, round(steps * slowest))
+    most = max(fewest, round(steps * fastest))
+    drawn = torch.randint(fewest, most + 1, (), generator=generator)
+    return SIZE_STEP * int(drawn)
 
 
 def spec_augment(
@@ -175,11 +212,16 @@ def spec_augment(
 
 
 def _spans(
-    count: int, size: Tensor, widest: Tensor, positions: int, generator: torch.Generator
+    count: int,
+    size: Tensor,
+    widest: Tensor,
+    positions: int,
+    generator: torch.Generator,
 ) -> Tensor:
     """Where any of `count` random spans lies in each row, bool (B, positions)."""
     B = len(size)
     width = torch.rand(count, B, generator=generator) * widest
     first = torch.rand(count, B, generator=generator) * (size - width)
     offset = torch.arange(positions) - first[..., None]  # (count, B, positions)
-    return ((offset >= 0) & (offset < width[..., None])).any(0)
+    inside = (offset >= 0) & (offset < width[..., None])
+    return inside.any(0)

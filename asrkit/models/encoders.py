@@ -56,18 +56,20 @@ class ConvEncoder(nn.Module):
         super().__init__()
         D = config.width
         kernel = config.kernel
+        half = kernel // 2
+        halvings = int(math.log2(config.subsampling))
         self.config = config
         self.width = D
         self.strides = nn.ModuleList()
         channels = config.bins
-        for _ in range(int(math.log2(config.subsampling))):
-            conv = nn.Conv1d(channels, D, kernel, stride=2, padding=kernel // 2, bias=False)
+        for _ in range(halvings):
+            conv = nn.Conv1d(channels, D, kernel, stride=2, padding=half, bias=False)
             self.strides.append(conv)
             channels = D
         self.convs = nn.ModuleList()
         for layer in range(config.layers):
             dilation = 1 + layer % 3
-            padding = dilation * (kernel // 2)
+            padding = dilation * half
             conv = nn.Conv1d(D, D, kernel, dilation=dilation, padding=padding, bias=False)
             self.convs.append(conv)
         self.stride_norms = nn.ModuleList(nn.BatchNorm1d(D) for _ in self.strides)
@@ -88,15 +90,20 @@ class ConvEncoder(nn.Module):
         dims(lengths, "B", "lengths", B=B)
         shape = tuple(features.shape)
         expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
+        dtype = next(self.parameters()).dtype
         padding = ~valid_mask(lengths, T)
-        x = features.masked_fill(padding[..., None], 0.0).transpose(1, 2)  # (B, F, T)
-        x = x.to(next(self.parameters()).dtype)
+        x = features.masked_fill(padding[..., None], 0.0)
+        x = x.transpose(1, 2).to(dtype)  # (B, F, T)
         for conv, norm in zip(self.strides, self.stride_norms, strict=True):
-            x = norm(conv(x)).relu()  # (B, D, T / 2)
+            x = conv(x)  # (B, D, T / 2)
+            x = norm(x).relu()
             lengths = halve(lengths)
             # The padding must not leak into the next convolution's window.
-            x = x * valid_mask(lengths, x.shape[2])[:, None]
-        valid = valid_mask(lengths, x.shape[2])[:, None]
+            valid = valid_mask(lengths, x.shape[2])
+            x = x * valid[:, None]
+        valid = valid_mask(lengths, x.shape[2])
+        valid = valid[:, None]  # (B, 1, T')
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = (x + self.dropout(norm(conv(x)).relu())) * valid
+            residual = norm(conv(x)).relu()
+            x = (x + self.dropout(residual)) * valid
         return x.transpose(1, 2), lengths

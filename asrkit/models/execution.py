@@ -36,11 +36,13 @@ def tf32(on: bool) -> Iterator[None]:
         on: whether TF32 is allowed inside the block.
     """
     name, settings = _tf32_settings()
-    values = {"allow_tf32": on, "fp32_precision": "tf32" if on else "ieee"}
+    value: bool | str = on
+    if name == "fp32_precision":
+        value = "tf32" if on else "ieee"
     before = [getattr(setting, name) for setting in settings]
     try:
         for setting in settings:
-            setattr(setting, name, values[name])
+            setattr(setting, name, value)
         yield
     finally:
         for setting, value in zip(settings, before, strict=True):
@@ -79,7 +81,9 @@ def cast_copy(model: M, dtype: torch.dtype) -> M:
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` without its graph, in `dtype` if it holds floating-point numbers."""
     plain = tensor.detach()
-    return plain.to(dtype) if plain.is_floating_point() else plain
+    if plain.is_floating_point():
+        return plain.to(dtype)
+    return plain
 
 
 def prepare(model: M, form: EncoderForm) -> M:

@@ -46,9 +46,10 @@ def fold(model: M) -> M:
         for conv, norms, name in _convolutions(part):
             norm = getattr(norms, name)
             if isinstance(norm, nn.BatchNorm1d):
+                dtype = conv.weight.dtype
                 weight, bias = folded(conv, norm)
-                conv.weight = nn.Parameter(weight.to(conv.weight.dtype), requires_grad=False)
-                conv.bias = nn.Parameter(bias.to(conv.weight.dtype), requires_grad=False)
+                conv.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+                conv.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
                 setattr(norms, name, Folded().eval())
     return model
 
@@ -71,9 +72,15 @@ def folded(conv: nn.Conv1d, norm: nn.Module) -> tuple[Tensor, Tensor]:
         bias = conv.bias.detach().to(wide)
     if not isinstance(norm, nn.BatchNorm1d):
         return weight, bias
-    scale = norm.weight.to(wide) / (norm.running_var.to(wide) + norm.eps).sqrt()  # type: ignore[union-attr]
-    centred = bias - norm.running_mean.to(wide)  # type: ignore[union-attr]
-    return weight * scale[:, None, None], centred * scale + norm.bias.to(wide)
+    statistics: Any = norm
+    mean = statistics.running_mean.to(wide)
+    variance = statistics.running_var.to(wide)
+    gamma = norm.weight.to(wide)
+    beta = norm.bias.to(wide)
+    scale = gamma / (variance + norm.eps).sqrt()
+    weight = weight * scale[:, None, None]
+    bias = (bias - mean) * scale + beta
+    return weight, bias
 
 
 def _convolutions(part: nn.Module) -> Iterator[tuple[Any, nn.Module, str]]:
@@ -81,6 +88,7 @@ def _convolutions(part: nn.Module) -> Iterator[tuple[Any, nn.Module, str]]:
     if isinstance(part, ConformerBlock):
         yield part.depthwise, part, "batch_norm"
     if isinstance(part, ConvEncoder):
-        for convs, norms in ((part.strides, part.stride_norms), (part.convs, part.norms)):
-            for number, conv in enumerate(convs):
-                yield conv, norms, str(number)
+        for number, conv in enumerate(part.strides):
+            yield conv, part.stride_norms, str(number)
+        for number, conv in enumerate(part.convs):
+            yield conv, part.norms, str(number)

@@ -4,7 +4,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from asrkit.models.fastconformer import FastConformer, RelativeAttention
+from asrkit.models.attention import RelativeAttention
+from asrkit.models.fastconformer import FastConformer
 from asrkit.models.folded import fold
 from asrkit.models.fused import FeedForward, fuse
 from asrkit.models.kept import Kept

@@ -36,16 +36,19 @@ class Kept:
         """
         if not keeps(weight):
             return make()
-        stream = torch.cuda.current_stream(weight.device).cuda_stream if weight.is_cuda else 0
-        key = (key, stream)  # another stream would not wait for what this one computes
+        if weight.is_cuda:  # another stream would not wait for what this one computes
+            stream = torch.cuda.current_stream(weight.device)
+            key = (key, stream.cuda_stream)
         held = self._held  # read once: another thread may change it
         if held is not None:
             known, version, held_key, value = held
             if _same(known, weight) and version == weight._version and held_key == key:
                 return value
         value = make()
-        # `detach` keeps the old memory alive: no other weight can come to lie where this one was.
-        known = weight if weight.is_mkldnn else weight.detach()
+        known = weight
+        if not weight.is_mkldnn:
+            # Keeps the old memory alive: no other weight can come to lie where this one was.
+            known = weight.detach()
         if value.numel() <= MOST:
             self._held = (known, weight._version, key, value)
         else:

@@ -27,7 +27,9 @@ class PackedLinear(nn.Module):
         self.out_features = linear.out_features
         # As torch.compile's freezing does.
         self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
-        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.bias: Tensor | None = None
+        if linear.bias is not None:
+            self.bias = linear.bias.detach()
 
     def _save_to_state_dict(self, *_: Any) -> None:
         self._refuse("cannot be saved", "Save the model before it is packed or optimized.")

@@ -6,6 +6,7 @@ checkpoint, is tested against their parameter counts in tests/models/test_preset
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
@@ -13,14 +14,15 @@ from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
 TDT = (0, 1, 2, 3, 4)
 
 
-def _encoder(layers: int, width: int = 1024, **changes: object) -> FastConformerConfig:
+def _encoder(layers: int, width: int = 1024, **changes: Any) -> FastConformerConfig:
     published = {
         "heads": 8,
         "subsampling_channels": 256,
         "dropout_attention": 0.1,
         "dropout_input": 0.1,
     }
-    return FastConformerConfig(width=width, layers=layers, **published | changes)  # type: ignore[arg-type]
+    settings: dict[str, Any] = published | changes
+    return FastConformerConfig(width=width, layers=layers, **settings)
 
 
 def _transducer(

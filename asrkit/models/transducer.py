@@ -78,12 +78,9 @@ class TransducerConfig:
         sizes = (self.vocab_size, self.joint_width)
         expect(min(sizes) >= 1, "vocab_size, joint_width", "at least 1", sizes)
         expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
-        expect(
-            _are_durations(self.durations),
-            "durations",
-            f"distinct whole numbers of frames up to {MOST}, one above 0",
-            self.durations,
-        )
+        valid = _are_durations(self.durations)
+        wanted = f"distinct whole numbers of frames up to {MOST}, one above 0"
+        expect(valid, "durations", wanted, self.durations)
         known = self.activation in ("tanh", "relu")
         expect(known, "activation", "'tanh' or 'relu'", repr(self.activation))
         object.__setattr__(self, "durations", tuple(self.durations))  # JSON brings lists
@@ -129,7 +126,8 @@ def log_probs(logits: Tensor) -> Tensor:
 
     In half precision the sum of a frame's V probabilities would have three digits.
     """
-    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return logits.log_softmax(-1, dtype=dtype)
 
 
 def make_model(config: "TransducerConfig | CTCConfig") -> "TransducerModel | CTCModel":
@@ -157,11 +155,14 @@ class StatelessPredictor(nn.Module):
 
     def forward(self, labels: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
+        B, U = labels.shape
         if state is None:
-            state = labels.new_full((len(labels), self.context - 1), self.blank)
+            state = labels.new_full((B, self.context - 1), self.blank)
         history = torch.cat([state, labels], 1)
-        embedded = self.embedding(history).unfold(1, self.context, 1)  # (B, U, D, context)
-        return self.mix(embedded.flatten(2)).relu(), history[:, labels.shape[1] :]
+        embedded = self.embedding(history)
+        windows = embedded.unfold(1, self.context, 1)  # (B, U, D, context)
+        predicted = self.mix(windows.flatten(2)).relu()
+        return predicted, history[:, U:]
 
 
 class LSTMPredictor(nn.Module):
@@ -178,16 +179,19 @@ class LSTMPredictor(nn.Module):
         """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
         embedded = self.embedding(labels)  # (B, U, D)
         if labels.shape[1] == 1:
-            return self.step(embedded[:, 0], state or self.initial_state(embedded))
+            if state is None:
+                state = self.initial_state(embedded)
+            return self.step(embedded[:, 0], state)
         layers_first = None  # nn.LSTM wants (layers, B, D)
         if state is not None:
             layers_first = tuple(part.transpose(0, 1).contiguous() for part in state)
-        predicted, after = self.lstm(embedded, layers_first)
-        return predicted, tuple(part.transpose(0, 1) for part in after)
+        predicted, (hidden, cell) = self.lstm(embedded, layers_first)
+        return predicted, (hidden.transpose(0, 1), cell.transpose(0, 1))
 
     def initial_state(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """The state before the first label: zeros, in the dtype of the weights."""
-        zeros = embedded.new_zeros(len(embedded), self.lstm.num_layers, self.lstm.hidden_size)
+        B = len(embedded)
+        zeros = embedded.new_zeros(B, self.lstm.num_layers, self.lstm.hidden_size)
         return zeros, zeros
 
     def step(
@@ -199,19 +203,21 @@ class LSTMPredictor(nn.Module):
         step. The first label goes this way too: under autocast to bfloat16 cuDNN's LSTM takes and
         gives float16, a cell bfloat16, and a captured loop needs one dtype from first to last.
         """
+        hidden_before, cell_before = state
         hidden_states = []
         cells = []
         below = embedded
         for layer in range(self.lstm.num_layers):
             names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             weights = [getattr(self.lstm, f"{name}_l{layer}") for name in names]
-            before = (state[0][:, layer], state[1][:, layer])
+            before = (hidden_before[:, layer], cell_before[:, layer])
             below, cell = torch.lstm_cell(below, before, *weights)
             hidden_states.append(below)
             cells.append(cell)
+        predicted = below[:, None]
         if self.lstm.num_layers == 1:  # a view, where a stack would copy
-            return below[:, None], (below[:, None], cell[:, None])
-        return below[:, None], (torch.stack(hidden_states, 1), torch.stack(cells, 1))
+            return predicted, (below[:, None], cell[:, None])
+        return predicted, (torch.stack(hidden_states, 1), torch.stack(cells, 1))
 
 
 class TransducerModel(nn.Module):
@@ -239,10 +245,12 @@ class TransducerModel(nn.Module):
             self.predictor = LSTMPredictor(V, config.predictor)
         self.encoder_projection = nn.Linear(self.encoder.width, D)
         self.predictor_projection = nn.Linear(config.predictor.width, D)
-        self.activation = torch.tanh if config.activation == "tanh" else torch.relu
+        self.activation = getattr(torch, config.activation)
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(D, V + len(self.durations))
-        self.ctc_head = nn.Linear(self.encoder.width, V) if config.ctc else None
+        self.ctc_head: nn.Linear | None = None
+        if config.ctc:
+            self.ctc_head = nn.Linear(self.encoder.width, V)
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Encode and project a batch of features.
@@ -277,13 +285,16 @@ class TransducerModel(nn.Module):
 
         Leading dimensions are broadcast.
         """
-        return self.output(self.dropout(self.activation(encoded + predicted)))
+        hidden = self.activation(encoded + predicted)
+        hidden = self.dropout(hidden)
+        return self.output(hidden)
 
     def rows(self, targets: Tensor) -> Tensor:
         """Projected predictions of all lattice rows (B, U1, D), given targets (B, U)."""
         dims(targets, "B U", "targets")
         start = targets.new_full((len(targets), 1), self.blank)
-        predicted, _ = self.predictor(torch.cat([start, targets], 1), None)
+        labels = torch.cat([start, targets], 1)
+        predicted, _ = self.predictor(labels, None)
         return self.predictor_projection(predicted)
 
     def forward(
@@ -301,7 +312,8 @@ class TransducerModel(nn.Module):
             log-probabilities (B, T', V).
         """
         encoded, lengths, ctc = self.encode(features, lengths)
-        logits = self.join(encoded[:, :, None], self.rows(targets)[:, None])
+        predicted = self.rows(targets)
+        logits = self.join(encoded[:, :, None], predicted[:, None])
         return logits, lengths, ctc
 
 

@@ -79,8 +79,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self._check_types()
-        both = self.steps > 0 and self.seconds > 0
-        expect(both, "steps, seconds", "both > 0", (self.steps, self.seconds))
+        limits = (self.steps, self.seconds)
+        expect(min(limits) > 0, "steps, seconds", "both > 0", limits)
         expect(self.batch_seconds > 0, "batch_seconds", "above 0", self.batch_seconds)
         expect(self.seed >= 0, "seed", "at least 0", self.seed)
         expect(self.threads >= 1, "threads", "at least 1", self.threads)
@@ -112,7 +112,8 @@ class TrainConfig:
         """Learning rate at `progress` in 0..1: linear warm-up, then a half cosine to zero."""
         if progress < self.warmup:
             return self.peak_lr * (progress + 1e-3) / (self.warmup + 1e-3)
-        done = min(1.0, (progress - self.warmup) / (1 - self.warmup))
+        after_warmup = (progress - self.warmup) / (1 - self.warmup)
+        done = min(1.0, after_warmup)
         return self.peak_lr * 0.5 * (1 + math.cos(math.pi * done))
 
     def longest_s(self, progress: float) -> float:
@@ -130,9 +131,13 @@ class TrainConfig:
             fast = torch.cuda.is_bf16_supported(including_emulation=False)
         else:
             fast = torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if fast else torch.float32
+        if fast:
+            return torch.bfloat16
+        return torch.float32
 
 
 def _is_number(value: object) -> bool:
     """Whether `value` is an int or a float other than NaN; True is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return not math.isnan(value)

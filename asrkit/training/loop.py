@@ -245,10 +245,20 @@ class _Loop:
     def run_to_end(
         self, stream: Iterator[Prepared], progress: bool, on_step: OnStep | None
     ) -> ErrorRate | None:
-        """Train until the run is over. Returns the last word error rate on the dev set."""
+        """Train until the run is over.
+
+        Args:
+            stream: Prepared batches from the run's next step on.
+            progress: Whether to show a progress bar.
+            on_step: Called after every step with the log so far; None for nobody.
+
+        Returns:
+            The last word error rate on the dev set; None without one.
+        """
         bar_format = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
         bar = tqdm(total=100, disable=not progress, unit="%", bar_format=bar_format)
-        bar.mininterval = 0.1 if sys.stderr.isatty() else 10.0  # a log needs no line a step
+        if not sys.stderr.isatty():
+            bar.mininterval = 10.0  # seconds: a log needs no line a step
         with self.folder.log.open("a") as log, bar:
             while self.run.progress < 1:
                 line = self.run.advance(stream)
@@ -265,8 +275,11 @@ class _Loop:
         return self.dev
 
     def _show(self, bar: tqdm, line: dict[str, float]) -> None:
-        error_rate = "-" if self.dev is None else f"{self.dev.rate:.1%}"
-        loss, rtfx = f"{line['loss']:.2f}", f"{line['rtfx']:.0f}"
+        error_rate = "-"
+        if self.dev is not None:
+            error_rate = f"{self.dev.rate:.1%}"
+        loss = f"{line['loss']:.2f}"
+        rtfx = f"{line['rtfx']:.0f}"
         bar.set_postfix(loss=loss, rtfx=rtfx, wer=error_rate, refresh=False)
         bar.update(100 * self.run.progress - bar.n)
 

@@ -54,6 +54,7 @@ def training_step(
     hop_samples = settings.features.hop_samples
 
     def step(n: int, seconds: float, tokens: int) -> None:
+        """One step on noise: `n` utterances of `seconds` and `tokens` each."""
         T = max(1, round(seconds * rate_hz) // hop_samples)
         batch = Prepared(
             features=torch.randn(n, T, settings.features.bins, device=device),

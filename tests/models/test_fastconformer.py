@@ -16,13 +16,8 @@ from asrkit.models import (
     presets,
     save_checkpoint,
 )
-from asrkit.models.fastconformer import (
-    ConformerBlock,
-    RelativeAttention,
-    _windows,
-    attended,
-    relative_positions,
-)
+from asrkit.models.attention import RelativeAttention, attended, relative_positions
+from asrkit.models.fastconformer import ConformerBlock, _windows
 from asrkit.text import CharTokenizer
 
 SMALL = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
@@ -65,7 +60,7 @@ def attention_pair_by_pair(attention, x, context):
 )
 def test_attention_equals_its_definition_pair_by_pair(T, context):
     torch.manual_seed(0)
-    attention = RelativeAttention(SMALL).double().eval()
+    attention = RelativeAttention(16, 2).double().eval()
     torch.nn.init.normal_(attention.content_bias)
     torch.nn.init.normal_(attention.position_bias)
     x = torch.randn(2, T + 2, 16).double()

@@ -7,17 +7,11 @@ import pytest
 import torch
 
 from asrkit.models import optimize
-from asrkit.models.fastconformer import (
-    FastConformer,
-    FastConformerConfig,
-    RelativeAttention,
-    attended,
-    relative_positions,
-)
+from asrkit.models.attention import RelativeAttention, attended, relative_positions
+from asrkit.models.fastconformer import FastConformer, FastConformerConfig
 from asrkit.models.fused import fuse
 from asrkit.models.kept import MOST, Kept, keeps
 
-SMALL = FastConformerConfig(width=8, heads=2)
 SMALL_ENCODER = FastConformerConfig(
     width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4
 )
@@ -28,7 +22,7 @@ T, EVERYWHERE = 5, (-1, -1)
 def attention():
     """One that keeps, as in an optimized model."""
     torch.manual_seed(0)
-    attention = RelativeAttention(SMALL).eval()
+    attention = RelativeAttention(8, 2).eval()
     attention.kept = Kept()
     return attention
 
@@ -60,10 +54,10 @@ def another_weight_in_its_memory(attention):
 CHANGES = {
     "an edit in place": lambda attention: attention.position.weight.mul_(2),
     "load_state_dict": lambda attention: attention.load_state_dict(
-        RelativeAttention(SMALL).state_dict()
+        RelativeAttention(8, 2).state_dict()
     ),
     "weights that are assigned": lambda attention: attention.load_state_dict(
-        RelativeAttention(SMALL).state_dict(), assign=True
+        RelativeAttention(8, 2).state_dict(), assign=True
     ),
     "another parameter": lambda attention: setattr(
         attention.position, "weight", torch.nn.Parameter(torch.randn(8, 8))

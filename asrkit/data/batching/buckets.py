@@ -34,13 +34,15 @@ class Buckets:
 
     def __post_init__(self) -> None:
         for name, dtype in DTYPES.items():
-            object.__setattr__(self, name, np.array(getattr(self, name), dtype=dtype))
+            column = np.array(getattr(self, name), dtype=dtype)
+            object.__setattr__(self, name, column)
         K = len(self.seconds)
         shapes = (self.seconds.shape, self.tokens.shape, self.sizes.shape)
         valid = K > 0 and shapes == ((K,), (K,), (K,))
         wanted = "as many seconds as tokens as sizes, and one at least"
         expect(valid, "buckets", wanted, shapes)
-        first_cells = list(zip(self.seconds, self.tokens, strict=True))[:5]
+        cells = list(zip(self.seconds, self.tokens, strict=True))
+        first_cells = cells[:5]
         positive = bool((self.seconds > 0).all() and (self.tokens >= 0).all())
         expect(positive, "buckets", "seconds above 0, tokens not below", first_cells)
         order = np.lexsort((self.tokens, self.seconds))
@@ -72,8 +74,9 @@ class Buckets:
         Args:
             limit: Applied to batches in which every utterance is as long as its bucket allows.
         """
-        sizes = limit.largest(self.seconds, self.tokens)
-        return replace(self, sizes=np.maximum(1, sizes))
+        allowed = limit.largest(self.seconds, self.tokens)
+        sizes = np.maximum(1, allowed)
+        return replace(self, sizes=sizes)
 
     def save(self, path: str | Path) -> None:
         """Write the table as JSON to `path`."""
@@ -86,7 +89,8 @@ class Buckets:
         """Read a table that `save` wrote to `path`."""
         try:
             table: dict[str, Any] = json.loads(Path(path).read_text())
-            return cls(**{name: np.array(table[name]) for name in DTYPES})
+            columns = {name: np.array(table[name]) for name in DTYPES}
+            return cls(**columns)
         except (OSError, UnicodeDecodeError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"buckets: expected JSON with seconds, tokens and sizes, got {error!r} in {path}."
@@ -114,10 +118,13 @@ def _borders(ascending: np.ndarray, count: int) -> np.ndarray:
     """At most `count` upper borders that split the sum of sorted values into equal parts."""
     expect(count >= 1, "count", "at least 1", count)
     cumulated = np.cumsum(ascending)
-    targets = cumulated[-1] * np.arange(1, count) / count
+    total = cumulated[-1]
+    targets = total * np.arange(1, count) / count
     positions = np.searchsorted(cumulated, targets)
-    inner = ascending[positions.clip(max=len(ascending) - 1)]
-    return np.unique(np.append(inner, ascending[-1]))
+    last = len(ascending) - 1
+    inner = ascending[positions.clip(max=last)]
+    borders = np.append(inner, ascending[last])
+    return np.unique(borders)
 
 
 def buckets_1d(lengths: Lengths, limit: Limit, *, count: int = 30) -> Buckets:
@@ -156,5 +163,6 @@ def buckets_2d(lengths: Lengths, limit: Limit, *, count: int = 30, parts: int = 
         borders = _borders(np.sort(in_bin), parts)
         seconds += [longest] * len(borders)
         tokens += borders.tolist()
-    unsized = Buckets(np.array(seconds), np.array(tokens), np.ones(len(tokens)))
+    ones = np.ones(len(tokens))
+    unsized = Buckets(np.array(seconds), np.array(tokens), ones)
     return unsized.sized(limit)

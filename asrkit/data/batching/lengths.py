@@ -91,7 +91,10 @@ class Lengths:
         rows = []
         for cut in tqdm(cuts, "lengths", unit="utt", disable=not progress):
             text = " ".join(part.text for part in cut.supervisions if part.text)
-            rows.append((cut.duration, count_tokens(text) if text else 0))
+            count = 0
+            if text:
+                count = count_tokens(text)
+            rows.append((cut.duration, count))
         return cls._of_rows(rows)
 
     @classmethod
@@ -159,7 +162,9 @@ def _token_counter(tokens: Tokenizer | Callable[[str], int] | None) -> Callable[
     expect(known and not isinstance(tokens, str), "tokens", wanted, repr(tokens))
     if encode is not None:
         return lambda text: len(encode(text))
-    return tokens if callable(tokens) else len
+    if callable(tokens):
+        return tokens
+    return len
 
 
 def _csv_rows(content: bytes) -> list[tuple[float, int]]:

@@ -89,13 +89,19 @@ class OOMResult:
         size = int(self.table.sizes[k])
         trials = [trial for trial in self.attempts if trial[1:3] == (seconds, tokens)]
         taken = [trial.bytes for trial in trials if trial.n == size and trial.bytes]
+        predicted = None
+        if self.predicted is not None:
+            predicted = int(self.predicted[k])
+        filled = None
+        if taken:
+            filled = taken[0] / self.budget_bytes
         return {
             "seconds": seconds,
             "tokens": tokens,
-            "predicted": None if self.predicted is None else int(self.predicted[k]),
+            "predicted": predicted,
             "found": size,
             "steps": len(trials),
-            "filled": taken[0] / self.budget_bytes if taken else None,
+            "filled": filled,
         }
 
 
@@ -267,11 +273,21 @@ class _Trials:
         self.done: list[Trial] = []
 
     def run(self, n: int, seconds: float, tokens: int) -> Trial:
-        """Run one step. Nothing of it stays but what it did to the model."""
+        """Run one step. Nothing of it stays but what it did to the model.
+
+        Args:
+            n: Utterances of the batch.
+            seconds: Length of each.
+            tokens: Tokens of each.
+
+        Raises:
+            ValueError: Not even one utterance fits.
+        """
         taken = self._bytes_taken(n, seconds, tokens)
         remedy = "Pass the device that it computes on."
         expect(taken != 0, "step", f"tensors on {self.device!r}", "none", remedy)
-        trial = Trial(n, seconds, tokens, taken, taken is not None and taken <= self.budget)
+        fits = taken is not None and taken <= self.budget
+        trial = Trial(n, seconds, tokens, taken, fits)
         self.done.append(trial)
         self.bar.set_postfix(steps=len(self.done))
         if n == 1 and not trial.ok:
@@ -359,6 +375,11 @@ class _Trials:
 
         From the model's prediction, or from `start` without a model, in growing strides until one
         step has passed and one failed, then by bisection.
+
+        Args:
+            seconds: Length of each utterance.
+            tokens: Tokens of each.
+            start: The first n tried where there is no model.
         """
         if self.cost is None:
             size = self._largest_plain(seconds, tokens, start)

@@ -81,8 +81,11 @@ class Cost:
             value = getattr(self, name)
             if value:
                 terms.append(f"{value:.4g} {symbol}".removesuffix(" 1"))
-        per_batch = f"{self.per_batch:.4g} + " if self.per_batch else ""
-        return f"{per_batch}n ({' + '.join(terms) or '0'}) {self.unit}"
+        per_utterance = " + ".join(terms) or "0"
+        formula = f"n ({per_utterance}) {self.unit}"
+        if self.per_batch:
+            formula = f"{self.per_batch:.4g} + {formula}"
+        return formula
 
 
 def linear(*, per_second: float = 1.0, per_token: float = 0.0) -> Cost:
@@ -208,7 +211,10 @@ def at_most_seconds(seconds: float, *, quadratic: float | None = None) -> Limit:
         seconds: The limit.
         quadratic: Count an utterance of D seconds as D + D² / quadratic, as `attention` does.
     """
-    cost = linear() if quadratic is None else attention(quadratic=quadratic)
+    if quadratic is None:
+        cost = linear()
+    else:
+        cost = attention(quadratic=quadratic)
     return Limit(cost, seconds)
 
 
@@ -284,7 +290,9 @@ def padding_account(
 def _padding(real: np.ndarray, padded: np.ndarray) -> float:
     """Share of `padded` that is not `real`."""
     total = padded.sum()
-    return 1 - float(real.sum() / total) if total else 0.0
+    if total == 0:
+        return 0.0
+    return 1 - float(real.sum() / total)
 
 
 def _row(cost: Cost, seconds: Sequence[float], tokens: Sequence[int]) -> tuple[float, ...]:

@@ -1,5 +1,6 @@
 """Lengths of a corpus at a glance: read from any manifest, as numbers, a table and a histogram."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,12 +52,8 @@ def read_lengths(
     known = shipped_names()
     if name in known and not path.exists():
         return shipped_lengths(name)
-    expect(
-        path.exists(),
-        "target",
-        f"a manifest, a table (.csv, .csv.gz) or one of {', '.join(known)}",
-        repr(name),
-    )
+    wanted = f"a manifest, a table (.csv, .csv.gz) or one of {', '.join(known)}"
+    expect(path.exists(), "target", wanted, repr(name))
     utterances = (row for file in _manifest_files(path) for row in _utterances(file))
     lengths = Lengths.of_cuts(utterances, tokens=tokens, progress=progress)
     expect(len(lengths) > 0, "target", "at least one utterance", f"none in {path}")
@@ -93,14 +90,19 @@ def _utterances(file: Path) -> Iterator[Any]:
 
 
 def _utterance(row: dict[str, Any], folder: Path) -> Any:
-    if "duration" not in row:
-        return deserialize_item(row) if "type" in row else simple_cut(row, folder)
-    supervisions = [
-        # `join` refuses a text that is none.
-        SimpleNamespace(text="".join([part.get("text") or ""]))
-        for part in row.get("supervisions", [row])
-    ]
-    return SimpleNamespace(duration=0.0 + row["duration"], supervisions=supervisions)
+    if "duration" in row:
+        parts = row.get("supervisions", [row])
+        supervisions = [_supervision(part) for part in parts]
+        duration = 0.0 + row["duration"]  # a TypeError unless it is a number
+        return SimpleNamespace(duration=duration, supervisions=supervisions)
+    if "type" in row:
+        return deserialize_item(row)
+    return simple_cut(row, folder)
+
+
+def _supervision(part: dict[str, Any]) -> Any:
+    text = part.get("text") or ""
+    return SimpleNamespace(text="".join([text]))  # `join` refuses a text that is none
 
 
 def padding_of_random(values: np.ndarray, batch: int) -> float:
@@ -116,9 +118,13 @@ def padding_of_random(values: np.ndarray, batch: int) -> float:
     all_among_shortest = np.ones(N)  # [k - 1]: probability that a batch is among the k shortest
     k = np.arange(1, N + 1)
     for drawn in range(batch):
-        all_among_shortest *= np.maximum(k - drawn, 0) / (N - drawn)
-    longest = np.sort(values) @ np.diff(all_among_shortest, prepend=0)
-    return float(1 - np.mean(values) / longest) if longest else 0.0
+        left = np.maximum(k - drawn, 0)
+        all_among_shortest *= left / (N - drawn)
+    is_longest = np.diff(all_among_shortest, prepend=0)  # probability of each length
+    longest = np.sort(values) @ is_longest
+    if longest == 0:
+        return 0.0
+    return float(1 - np.mean(values) / longest)
 
 
 def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
@@ -134,7 +140,10 @@ def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
     columns = {"seconds": lengths.seconds}
     if lengths.tokens.any():
         columns["tokens"] = lengths.tokens.astype(float)
-    padding = {name: round(padding_of_random(row, batch), 4) for name, row in columns.items()}
+    padding = {}
+    for name, values in columns.items():
+        share = padding_of_random(values, batch)
+        padding[name] = round(share, 4)
     if "tokens" in columns:
         columns["tokens_per_second"] = lengths.tokens_per_second
     return {
@@ -148,17 +157,23 @@ def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:
-    quantiles = np.quantile(values, [*QUANTILES.values()])
-    return {name: round(float(value), 3) for name, value in zip(QUANTILES, quantiles, strict=True)}
+    shares = [*QUANTILES.values()]
+    quantiles = np.quantile(values, shares).tolist()
+    rounded = [round(value, 3) for value in quantiles]
+    return dict(zip(QUANTILES, rounded, strict=True))
 
 
 def length_table(stats: dict[str, Any]) -> str:
     """The result of `length_stats` as lines of text."""
-    lines = [f"{'':18}" + "".join(f"{name:>10}" for name in QUANTILES)]
+    names = "".join(f"{name:>10}" for name in QUANTILES)
+    lines = [f"{'':18}{names}"]
     for name, values in stats["quantiles"].items():
         cells = "".join(f"{value:10.2f}" for value in values.values())
-        lines.append(f"{name.replace('_', ' '):18}{cells}")
-    tokens = f"{stats['tokens']:,} tokens" if stats["tokens"] else "tokens not known"
+        label = name.replace("_", " ")
+        lines.append(f"{label:18}{cells}")
+    tokens = "tokens not known"
+    if stats["tokens"]:
+        tokens = f"{stats['tokens']:,} tokens"
     lines.append(f"{stats['utterances']:,} utterances, {stats['hours']:,.2f} hours, {tokens}")
     padding = stats["random_batch_padding"]
     shares = " and ".join(f"{share:.1%} of their {name}" for name, share in padding.items())
@@ -176,13 +191,16 @@ def histogram(seconds: np.ndarray, *, rows: int = 16, width: int = 50) -> str:
     """
     end = float(np.quantile(seconds, 0.995))
     step = _round_step(end, rows)
-    last = int(np.ceil(end / step)) - 1
-    digits = max(0, -int(np.floor(np.log10(step))))
-    counts = np.bincount(np.minimum(seconds // step, last).astype(int)).tolist()
+    last = math.ceil(end / step) - 1
+    magnitude = math.floor(math.log10(step))
+    digits = max(0, -magnitude)
+    cells = np.minimum(seconds // step, last)
+    counts = np.bincount(cells.astype(int)).tolist()
     most = max(counts)
     longest = seconds.max()
     lines = []
     for cell, count in enumerate(counts):
+        lower = cell * step
         upper = (cell + 1) * step
         if cell < last or longest < upper:
             border = f"to {upper:5.{digits}f} s"
@@ -191,7 +209,7 @@ def histogram(seconds: np.ndarray, *, rows: int = 16, width: int = 50) -> str:
         bar = "█" * round(width * count / most)
         if count and not bar:
             bar = "▏"
-        lines.append(f"{cell * step:8.{digits}f} {border:10} {bar:{width}} {count:,}")
+        lines.append(f"{lower:8.{digits}f} {border:10} {bar:{width}} {count:,}")
     return "\n".join(lines)
 
 

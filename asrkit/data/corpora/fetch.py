@@ -47,11 +47,13 @@ def fetch(url: str, path: str | Path, *, checksum: str = "", progress: bool = Tr
         ConnectionError: Nothing comes any more.
     """
     path = Path(path)
+    file = path
     is_new = not path.exists()
-    file = path.with_name(f"{path.name}.part") if is_new else path
     if is_new:
+        file = path.with_name(f"{path.name}.part")
         _load(url, file, progress)
-    algorithm, _, wanted = (checksum or "sha256:").partition(":")
+    checksum = checksum or "sha256:"
+    algorithm, _, wanted = checksum.partition(":")
     digests = _digests(file, {algorithm, "sha256"}, progress)
     if wanted and digests[algorithm] != wanted:
         remedy = "Remove the file, or pass another --out."
@@ -107,7 +109,10 @@ def _load(url: str, part: Path, progress: bool) -> None:
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    """Bytes of the file; 0 where there is none."""
+    if not path.exists():
+        return 0
+    return path.stat().st_size
 
 
 def _reason(error: Exception) -> str:
@@ -138,7 +143,9 @@ def _connect(url: str, part: Path, have: int, progress: bool) -> bool:
             have = 0  # this server ignores Range and sends the whole file
         file.truncate(have)
         size = answer.headers.get("Content-Length")
-        total = have + int(size) if size else None
+        total = None
+        if size:
+            total = have + int(size)
         bar = tqdm(
             desc=f"loading {part.stem}",
             initial=have,

@@ -189,9 +189,13 @@ def _read_sounds(folder: Path, sounds: Sequence[Path], jobs: int, progress: bool
 
 
 def _part_of(path: Path, folder: Path) -> str:
+    """The split that the file's top folder below `folder` is named after; "all" for none."""
     top = path.relative_to(folder).parts[0]
+    kind = top.partition("-")[0]
     in_subfolder = path.parent != folder
-    return top if in_subfolder and top.partition("-")[0] in SPLITS else "all"
+    if in_subfolder and kind in SPLITS:
+        return top
+    return "all"
 
 
 def _read_sound(path: Path, folder: Path) -> Any:

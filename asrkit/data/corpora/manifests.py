@@ -46,9 +46,13 @@ def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
     """
     path = Path(path)
     expect(path.exists(), "manifest", "a file or a folder", repr(str(path)))
-    folder = path if path.is_dir() else path.parent
     try:
-        cuts = _folder_cuts(path, part) if path.is_dir() else _file_cuts(path)
+        if path.is_dir():
+            folder = path
+            cuts = _folder_cuts(path, part)
+        else:
+            folder = path.parent
+            cuts = _file_cuts(path)
     except UNREADABLE as error:
         got = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(

@@ -51,15 +51,14 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     Raises:
         ValueError: The parts do not fit one another, or the model was optimized.
     """
-    _expect_fits(
-        checkpoint.model.config, checkpoint.tokenizer, checkpoint.features, "the checkpoint"
-    )
+    model, tokenizer, features, notes = checkpoint
+    _expect_fits(model.config, tokenizer, features, "the checkpoint")
     weights = {}
-    for name, value in checkpoint.model.state_dict().items():
+    for name, value in model.state_dict().items():
         weights[name] = value.detach().cpu().contiguous()
-    wanted = _without_memory(checkpoint.model.config).state_dict()
+    wanted = _without_memory(model.config).state_dict()
     _expect_same(wanted, weights, "model", "Save a model before it is optimized.")
-    own.write(Path(path), (checkpoint.model.config, weights, *checkpoint[1:]))
+    own.write(Path(path), (model.config, weights, tokenizer, features, notes))
 
 
 def load_checkpoint(
@@ -81,37 +80,43 @@ def load_checkpoint(
     folder = path.is_dir() and (path / "config.json").is_file()
     if path.is_dir() and not folder:
         path = path / "model.safetensors"
-    wanted = "a .safetensors file or a training folder, a .nemo file, or a Hugging Face folder"
-    expect(path.is_file() or folder, "model", wanted, repr(str(path)), "Make one: asrkit train.")
-    if folder:
-        from asrkit.models.checkpoints import huggingface
-
-        contents = huggingface.read(path)
-    elif path.suffix == ".nemo":
-        from asrkit.models.checkpoints import nemo
-
-        contents = nemo.read(path)
-    else:
-        contents = own.read(path)
-    config, weights, tokenizer, features, notes = contents
+    kinds = "a .safetensors file or a training folder, a .nemo file, or a Hugging Face folder"
+    there = path.is_file() or folder
+    expect(there, "model", kinds, repr(str(path)), "Make one: asrkit train.")
+    config, weights, tokenizer, features, notes = _read(path)
     _expect_fits(config, tokenizer, features, path.name)
     predictor = getattr(config, "predictor", None)
     layers = max(config.encoder.layers, getattr(predictor, "layers", 0))
     most = f"at most {len(weights)} layers, the number of its tensors"
     expect(layers <= len(weights), "model", most, layers)
     model = _without_memory(config)
-    _expect_same(model.state_dict(), weights, path.name, "Is it whole, and of this asrkit?")
+    state = model.state_dict()
+    _expect_same(state, weights, path.name, "Is it whole, and of this asrkit?")
     moved = dict[str, Tensor]()
-    for name, wanted in model.state_dict().items():  # one by one, so that none is in memory twice
+    for name, wanted in state.items():  # one by one, so that none is in memory twice
         weight = weights.pop(name)
-        same = weight.is_floating_point() == wanted.is_floating_point()
+        floating = wanted.is_floating_point()
+        same = weight.is_floating_point() == floating
         expect(same, name, "floating-point weights, whole counters", weight.dtype)
-        to_dtype = dtype if wanted.is_floating_point() else wanted.dtype
+        to_dtype = dtype if floating else wanted.dtype
         # Tensors of safetensors are still mapped from the file: what changes the file would change
         # the model, and they are not aligned.
         moved[name] = weight.to(device, to_dtype, copy=path.suffix != ".nemo")
     model.load_state_dict(moved, assign=True)
     return Checkpoint(model.eval(), tokenizer, features, notes)
+
+
+def _read(path: Path) -> own.Contents:
+    """Contents of a Hugging Face folder, a `.nemo` archive or asrkit's own file."""
+    if path.is_dir():
+        from asrkit.models.checkpoints import huggingface
+
+        return huggingface.read(path)
+    if path.suffix == ".nemo":
+        from asrkit.models.checkpoints import nemo
+
+        return nemo.read(path)
+    return own.read(path)
 
 
 def _expect_fits(
@@ -146,8 +151,9 @@ def _expect_same(
     other = []
     for key, value in wanted.items():
         shape = tuple(weights[key].shape)
-        if shape != tuple(value.shape):
-            other.append(f"{key} {shape}, not {tuple(value.shape)}")
+        expected = tuple(value.shape)
+        if shape != expected:
+            other.append(f"{key} {shape}, not {expected}")
     expect(not other, "model", f"the header of {name} to be of its weights", _few(other))
 
 

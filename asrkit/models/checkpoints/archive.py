@@ -24,6 +24,7 @@ SMALL = 16 * 2**20
 # Times a gzip file's own size: float weights shrink by a tenth, a bomb by a thousandfold.
 UNPACKED = 100
 DISTRUST = "Do not trust it."
+GZIP = b"\x1f\x8b"  # the first bytes of a gzip file
 
 
 class Archive:
@@ -34,17 +35,22 @@ class Archive:
         self._members = dict[str, tarfile.TarInfo]()
         self._tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
         for member in self._tar:
-            path = Path(member.name)
-            inside = not path.is_absolute() and ".." not in path.parts
-            shown = repr(member.name)[:80]
-            expect(inside, name, "members inside the archive", shown, DISTRUST)
-            plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
-            allowed = plain or member.isdir()
-            expect(allowed, name, "files, no links or devices", shown, DISTRUST)
-            if plain:
-                new = str(path) not in self._members
-                expect(new, name, "each member once", shown, DISTRUST)
-                self._members[str(path)] = member
+            self._add(member)
+
+    def _add(self, member: tarfile.TarInfo) -> None:
+        """Note a member that is a plain file; ValueError for what does not belong in an archive."""
+        path = Path(member.name)
+        inside = not path.is_absolute() and ".." not in path.parts
+        shown = repr(member.name)[:80]
+        expect(inside, self.name, "members inside the archive", shown, DISTRUST)
+        regular = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
+        plain = regular and not member.issparse()
+        allowed = plain or member.isdir()
+        expect(allowed, self.name, "files, no links or devices", shown, DISTRUST)
+        if plain:
+            key = str(path)
+            expect(key not in self._members, self.name, "each member once", shown, DISTRUST)
+            self._members[key] = member
 
     def open(self, member: str) -> IO[bytes]:
         """The member as a seekable file; ValueError names it where it is missing."""
@@ -70,42 +76,68 @@ class Archive:
             ValueError: The member is missing, damaged, or holds anything but plain tensors.
         """
         what = f"{self.name}: {member}"
-        size = self._members[member].size if member in self._members else 0
         with self.open(member) as stream:
-            wanted = "weights saved by torch 1.6 or later"
-            zipped = zipfile.is_zipfile(stream)
-            expect(zipped, what, wanted, "something else or a part of it")
-            with zipfile.ZipFile(stream) as records:
-                entries = records.infolist()
-            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-            within = stored and sum(entry.file_size for entry in entries) <= size
-            wanted = "records as torch stores them"
-            expect(within, what, wanted, "compressed or overlapping ones", DISTRUST)
-            stream.seek(0)
-            try:
-                weights: Any = torch.load(stream, map_location="cpu", weights_only=True)
-            except Exception as error:  # a damaged pickle raises anything
-                message = str(error).rpartition("WeightsUnpickler error: ")[2].split(". ")[0]
-                why = " ".join(message.split())
-                raise ValueError(f"{what} cannot be read as tensors alone ({why:.200}).") from None
+            size = self._members[member].size
+            _expect_stored(stream, what, size)
+            weights = _load(stream, what)
         named = isinstance(weights, dict) and all(
             isinstance(name, str) and _dense(value) for name, value in weights.items()
         )
         expect(named, what, "dense tensors by name", type(weights).__name__)
-        total = sum(value.numel() * value.element_size() for value in weights.values())
+        total = sum(_bytes(value) for value in weights.values())
         got = f"{total} bytes of them in {size}"
         expect(total <= 2 * size, what, "tensors that share little memory", got, DISTRUST)
         return _separate(weights)
 
 
+def _expect_stored(stream: IO[bytes], what: str, size: int) -> None:
+    """ValueError unless `stream` is a zip file whose records are stored as they are.
+
+    Args:
+        stream: The file, read from its beginning afterwards.
+        what: Name of the file in errors.
+        size: Its bytes; records that overlap add up to more.
+    """
+    zipped = zipfile.is_zipfile(stream)
+    wanted = "weights saved by torch 1.6 or later"
+    expect(zipped, what, wanted, "something else or a part of it")
+    with zipfile.ZipFile(stream) as records:
+        entries = records.infolist()
+    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+    total = sum(entry.file_size for entry in entries)
+    valid = stored and total <= size
+    wanted = "records as torch stores them"
+    expect(valid, what, wanted, "compressed or overlapping ones", DISTRUST)
+    stream.seek(0)
+
+
+def _load(stream: IO[bytes], what: str) -> Any:
+    """What `torch.save` wrote to `stream`, tensors alone; ValueError for anything else."""
+    try:
+        return torch.load(stream, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle raises anything
+        message = str(error).rpartition("WeightsUnpickler error: ")[2]
+        first_sentence = message.split(". ")[0]
+        why = " ".join(first_sentence.split())
+        raise ValueError(f"{what} cannot be read as tensors alone ({why:.200}).") from None
+
+
 def _separate(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """`weights`, copied where several lie in one piece of memory, as an LSTM's do."""
-    owners = Counter(value.untyped_storage().data_ptr() for value in weights.values())
+    addresses = {name: value.untyped_storage().data_ptr() for name, value in weights.items()}
+    owners = Counter(addresses.values())
     separate = {}
     for name, value in weights.items():
-        shared = owners[value.untyped_storage().data_ptr()] > 1
-        separate[name] = value.clone() if shared else value
+        shared = owners[addresses[name]] > 1
+        if shared:
+            value = value.clone()
+        separate[name] = value
     return separate
+
+
+def _bytes(value: Tensor) -> int:
+    """Bytes of the tensor's numbers."""
+    return value.numel() * value.element_size()
 
 
 def _dense(value: object) -> bool:
@@ -114,7 +146,7 @@ def _dense(value: object) -> bool:
         return False
     if value.layout != torch.strided or value.device.type != "cpu":
         return False
-    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    return _bytes(value) <= value.untyped_storage().nbytes()
 
 
 @contextlib.contextmanager
@@ -126,9 +158,11 @@ def opened(path: Path) -> Iterator[Archive]:
     """
     try:
         with path.open("rb") as file, contextlib.ExitStack() as stack:
-            packed = file.read(2) == b"\x1f\x8b"
+            packed = file.read(2) == GZIP
             file.seek(0)
-            plain = stack.enter_context(_unpacked(file, path)) if packed else file
+            plain: IO[bytes] = file
+            if packed:
+                plain = stack.enter_context(_unpacked(file, path))
             yield Archive(plain, path.name)
     except (
         tarfile.TarError,

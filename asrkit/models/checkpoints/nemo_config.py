@@ -36,17 +36,20 @@ class Section:
         Raises:
             ValueError: The key is missing, unset or not one of `of`.
         """
+        name = f"{self.name}.{key}"
         known = short(sorted(map(str, self.values)))
-        expect(key in self.values or bool(default), self.name, f"a key {key!r}", known)
-        if key in self.values:
+        there = key in self.values
+        expect(there or bool(default), self.name, f"a key {key!r}", known)
+        if there:
             value = self._resolve(self.values[key])
         else:
             value = default[0]
         self.taken.add(key)
         unset = isinstance(value, str) and (value == "???" or "${" in value)
-        expect(not unset, f"{self.name}.{key}", "a value", short(value))
-        supported = f"{' or '.join(map(repr, of))} (others are not supported)"
-        expect(not of or value in of, f"{self.name}.{key}", supported, short(value))
+        expect(not unset, name, "a value", short(value))
+        supported = " or ".join(map(repr, of))
+        wanted = f"{supported} (others are not supported)"
+        expect(not of or value in of, name, wanted, short(value))
         return value
 
     def number(self, key: str, *default: Any) -> float:
@@ -69,8 +72,9 @@ class Section:
     def section(self, key: str) -> "Section":
         """The section under `key`."""
         values = self.take(key)
-        expect(isinstance(values, dict), f"{self.name}.{key}", "a section", short(values))
-        return Section(f"{self.name}.{key}".removeprefix("config."), values, self.root)
+        name = f"{self.name}.{key}"
+        expect(isinstance(values, dict), name, "a section", short(values))
+        return Section(name.removeprefix("config."), values, self.root)
 
     def done(self, ignored: str) -> None:
         """Refuse keys that were not taken.
@@ -78,7 +82,8 @@ class Section:
         Args:
             ignored: Keys, separated by spaces, that bear on training, speed or memory only.
         """
-        unknown = sorted(map(str, self.values.keys() - self.taken - {*ignored.split()}))
+        known = self.taken | set(ignored.split())
+        unknown = sorted(map(str, self.values.keys() - known))
         remedy = "What they change is not supported."
         expect(not unknown, self.name, "known keys", short(unknown), remedy)
 
@@ -96,9 +101,16 @@ class Section:
             reference = re.fullmatch(r"\$\{([\w.]+)\}", value)
             if reference is None:
                 return value
-            value = self.root
-            for part in reference[1].split("."):
-                value = value.get(part) if isinstance(value, dict) else None
+            value = self._at(reference[1])
+        return value
+
+    def _at(self, path: str) -> Any:
+        """The value at `path` (encoder.d_model) of the whole config; None where there is none."""
+        value: Any = self.root
+        for key in path.split("."):
+            if not isinstance(value, dict):
+                return None
+            value = value.get(key)
         return value
 
 

@@ -38,7 +38,9 @@ def config_to_dict(config: Any) -> dict[str, Any]:
     values: dict[str, Any] = {"kind": type(config).__name__}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        values[field.name] = config_to_dict(value) if dataclasses.is_dataclass(value) else value
+        if dataclasses.is_dataclass(value):
+            value = config_to_dict(value)
+        values[field.name] = value
     return values
 
 
@@ -50,13 +52,17 @@ def config_from_dict(values: dict[str, Any]) -> Any:
     """
     kind = str(values.get("kind"))
     expect(kind in _KINDS, "kind", f"one of {sorted(_KINDS)}", repr(kind), NEWER)
+    config_class = _KINDS[kind]
     fields = {}
     for name, value in values.items():
+        if isinstance(value, dict):
+            value = config_from_dict(value)
         if name != "kind":
-            fields[name] = config_from_dict(value) if isinstance(value, dict) else value
-    unknown = fields.keys() - {field.name for field in dataclasses.fields(_KINDS[kind])}
+            fields[name] = value
+    known = {field.name for field in dataclasses.fields(config_class)}
+    unknown = fields.keys() - known
     expect(not unknown, kind, "known fields", sorted(unknown), NEWER)
-    return _KINDS[kind](**fields)
+    return config_class(**fields)
 
 
 def write(path: Path, contents: Contents) -> None:

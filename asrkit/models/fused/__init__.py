@@ -8,21 +8,21 @@ a GPU yet; on a CPU those of `asrkit.models.fused.reference`, which the kernels 
 import math
 from copy import copy
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.encoders import halve
-from asrkit.models.fastconformer import (
-    ConformerBlock,
-    FastConformer,
+from asrkit.models.attention import (
     RelativeAttention,
-    _blocked,
     attended,
+    attends_in_blocks,
+    by_key,
     relative_positions,
 )
+from asrkit.models.encoders import halve
+from asrkit.models.fastconformer import ConformerBlock, FastConformer
 from asrkit.models.folded import folded
 from asrkit.models.fused import float8, reference
 from asrkit.models.kept import Kept
@@ -42,9 +42,14 @@ def _operator(function: Any, kernel: Any = None) -> Any:
     """
     name = function.__name__
     operator = torch.library.custom_op(
-        f"asrkit::{name}", function, mutates_args=(), device_types="cpu"
+        f"asrkit::{name}",
+        function,
+        mutates_args=(),
+        device_types="cpu",
     )
-    operator.register_kernel("cuda", kernel or partial(_launch, name))
+    if kernel is None:
+        kernel = partial(_launch, name)
+    operator.register_kernel("cuda", kernel)
     operator.register_fake(function)
     return operator
 
@@ -86,7 +91,8 @@ def fuse(encoder: FastConformer, *, feed_forward: FeedForward = "as_it_is") -> "
     Raises:
         ValueError: `encoder` is none, is in training mode, or cannot be fused on its device.
     """
-    expect(isinstance(encoder, FastConformer), "encoder", "a FastConformer", type(encoder).__name__)
+    fits = isinstance(encoder, FastConformer)
+    expect(fits, "encoder", "a FastConformer", type(encoder).__name__)
     remedy = "Call .eval() first: kernels have no gradient."
     expect(not encoder.training, "encoder", "eval mode", "training mode", remedy)
     known = get_args(FeedForward)
@@ -100,11 +106,13 @@ def fuse(encoder: FastConformer, *, feed_forward: FeedForward = "as_it_is") -> "
 
 def _expect_fuses_on_cuda(weight: Tensor, feed_forward: FeedForward) -> None:
     if feed_forward == "float8" and torch.cuda.is_available():
-        able = torch.cuda.get_device_capability(weight.device) >= (8, 9)
+        capability = torch.cuda.get_device_capability(weight.device)
         wanted = "'as_it_is' before sm_89"
-        expect(able, "feed_forward", wanted, repr(feed_forward), "It has no such products.")
-    able = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    expect(able, "encoder", "float32, bfloat16 or float16 on CUDA", weight.dtype)
+        remedy = "It has no such products."
+        expect(capability >= (8, 9), "feed_forward", wanted, repr(feed_forward), remedy)
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    supported = weight.dtype in dtypes
+    expect(supported, "encoder", "float32, bfloat16 or float16 on CUDA", weight.dtype)
     reason = lacks("triton")
     wanted = "a triton that works, on a CUDA device"
     expect(not reason, "encoder", wanted, reason, "pip install triton.")
@@ -150,13 +158,15 @@ class FusedFastConformer(nn.Module):
             x = x * math.sqrt(self.width)
         if self.blocks:
             x = self._through_blocks(x, lengths)
-        x = x[:, :frames]
-        return x.masked_fill(~valid_mask(lengths, frames)[..., None], 0.0), lengths
+        valid = valid_mask(lengths, frames)
+        encoded = x[:, :frames].masked_fill(~valid[..., None], 0.0)
+        return encoded, lengths
 
     def _through_blocks(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Frames (B, T', D) behind all blocks; each block applies the first norm of the next."""
         context = self.config.context
-        positions = relative_positions(*attended(x.shape[1], context), self.width, x)
+        first, last = attended(x.shape[1], context)
+        positions = relative_positions(first, last, self.width, x)
         blocks: Any = list(self.blocks)
         following = [*blocks[1:], None]
         normed = blocks[0].norms[0](x)
@@ -175,38 +185,51 @@ class _Subsampling(nn.Module):
         super().__init__()
         first, *pairs = eager.convs
         C = len(first.weight)
-        rows = torch.cat([first.weight.detach().flatten(1).T, first.bias.detach()[None]])  # (10, C)
+        weights = first.weight.detach().flatten(1).T  # (9, C)
+        bias = first.bias.detach()[None]
+        rows = torch.cat([weights, bias])
         # A tensor core multiplies 16 rows at least.
         self.register_buffer("first", F.pad(rows, (0, 0, 0, 6)))  # (16, C)
-        self.pointwise = nn.ModuleList(pair[1] for pair in pairs)
+        self.pointwise = nn.ModuleList(pointwise for _, pointwise in pairs)
         for number, (depthwise, _) in enumerate(pairs):
-            weight = _at_least_float32(depthwise.weight).flatten(1).T.contiguous()  # (9, C)
-            self.register_buffer(f"weight_{number}", weight)
-            self.register_buffer(f"bias_{number}", _at_least_float32(depthwise.bias))
+            weight = _at_least_float32(depthwise.weight).flatten(1)
+            bias = _at_least_float32(depthwise.bias)
+            self.register_buffer(f"weight_{number}", weight.T.contiguous())  # (9, C)
+            self.register_buffer(f"bias_{number}", bias)
         # Columns by bin, then by channel: in the order in which they lie in memory.
-        weight = eager.out.weight.detach().unflatten(1, (C, -1)).transpose(1, 2)
-        self.register_buffer("out_weight", weight.flatten(1))
+        by_channel = eager.out.weight.detach().unflatten(1, (C, -1))  # (D, C, F')
+        by_bin = by_channel.transpose(1, 2).flatten(1)
+        self.register_buffer("out_weight", by_bin)
         self.register_buffer("out_bias", eager.out.bias.detach())
 
     def forward(self, features: Tensor, lengths: Tensor, frames: int) -> tuple[Tensor, Tensor]:
-        """(B, frames, D) and the encoded lengths; behind `frames` lies nothing but padding."""
+        """Frames (B, frames, D) and the encoded lengths (B,).
+
+        Args:
+            features: Log-mel features (B, T, F).
+            lengths: Frames of each utterance (B,); those above T count as T.
+            frames: Frames of the result; behind them lies nothing but padding.
+        """
         lengths = lengths.clamp(max=features.shape[1])
         frames <<= len(self.pointwise) - 1
-        # (B, frames, F', C)
         x = first_convs(features, lengths, frames, self.first, self.weight_0, self.bias_0)
         lengths = halve(halve(lengths))
-        x = self._mix(x, 0)
+        x = self._mix(x, 0)  # (B, frames, F', C)
         for number in range(1, len(self.pointwise)):
             frames >>= 1
             weight = getattr(self, f"weight_{number}")
             bias = getattr(self, f"bias_{number}")
-            x = self._mix(masked_conv(x, lengths, frames, weight, bias), number)
+            x = masked_conv(x, lengths, frames, weight, bias)
+            x = self._mix(x, number)
             lengths = halve(lengths)
-        return F.linear(x.relu_().flatten(2), self.out_weight, self.out_bias), lengths
+        rows = x.relu_().flatten(2)  # (B, frames, F' C)
+        return F.linear(rows, self.out_weight, self.out_bias), lengths
 
     def _mix(self, x: Tensor, number: int) -> Tensor:
+        """The pointwise convolution `number` of (B, T, F', C), without its ReLU."""
         pointwise: Any = self.pointwise[number]
-        return F.linear(x, pointwise.weight.flatten(1), pointwise.bias)
+        weight = pointwise.weight.flatten(1)
+        return F.linear(x, weight, pointwise.bias)
 
 
 class _EagerSubsampling(nn.Module):
@@ -217,11 +240,19 @@ class _EagerSubsampling(nn.Module):
         self.eager = eager
 
     def forward(self, features: Tensor, lengths: Tensor, frames: int) -> tuple[Tensor, Tensor]:
-        """(B, frames, D) and the encoded lengths."""
-        features = F.pad(features, (0, 0, 0, 2 * frames - features.shape[1]))
-        padding = ~valid_mask(lengths, 2 * frames)
-        features = features.masked_fill(padding[..., None], 0.0)
-        return self.eager(features.to(self.eager.out.weight.dtype), lengths)
+        """Frames (B, frames, D) and the encoded lengths (B,).
+
+        Args:
+            features: Log-mel features (B, T, F).
+            lengths: Frames of each utterance (B,).
+            frames: Frames of the result, T / 2 at least.
+        """
+        T = 2 * frames
+        features = F.pad(features, (0, 0, 0, T - features.shape[1]))
+        valid = valid_mask(lengths, T)
+        features = features.masked_fill(~valid[..., None], 0.0)
+        features = features.to(self.eager.out.weight.dtype)
+        return self.eager(features, lengths)
 
 
 class _Attention(nn.Module):
@@ -252,29 +283,47 @@ class _Attention(nn.Module):
         self.register_buffer("bias_difference", w - u)  # (H, 1, D/H)
 
     def forward(
-        self, x: Tensor, lengths: Tensor, positions: Tensor, context: tuple[int, int]
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        positions: Tensor,
+        context: tuple[int, int],
     ) -> Tensor:
-        """Attended frames (B, T, D), as `RelativeAttention.forward`."""
+        """Attended frames (B, T, D), as `RelativeAttention.forward`.
+
+        Args:
+            x: Frames (B, T, D).
+            lengths: Frames of each utterance (B,).
+            positions: `relative_positions` for T frames and `context`.
+            context: Frames that a frame attends to on its (left, right); -1 is all.
+        """
         B, T, _ = x.shape
-        if _blocked(T, context):
-            return self.eager(x, valid_mask(lengths, T), positions, context)
+        if attends_in_blocks(T, context):
+            valid = valid_mask(lengths, T)
+            return self.eager(x, valid, positions, context)
+        H = self.eager.heads
         qkv = F.linear(x, self.eager.qkv.weight, self.qkv_bias)
-        q, k, v = qkv.view(B, T, 3, self.eager.heads, -1).unbind(2)
-        p = self.eager.projected(positions, (T, 1 - T))  # (H, D/H, 2T)
-        scores = (q.flatten(0, 1).transpose(0, 1) @ p).view(-1, B, T, 2 * T)  # by distance
-        # By key: see RelativeAttention._everywhere.
-        shifted = scores.flatten(-2)[..., T:].view(-1, B, T, 2 * T - 1)[..., :T]
+        q, k, v = qkv.view(B, T, 3, H, -1).unbind(2)  # each (B, T, H, D/H)
+        p = self.eager.projected(positions, attended(T, context))  # (H, D/H, 2T)
+        by_head = q.flatten(0, 1).transpose(0, 1)  # (H, B T, D/H), a view
+        scores = (by_head @ p).view(H, B, T, 2 * T)  # by distance
+        constant = self._constant_scores(p)
         left, right = (T if side < 0 else side for side in context)
-        bias = position_bias(shifted, self._constant_scores(p), lengths, left, right)
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        bias = position_bias(by_key(scores), constant, lengths, left, right)
+        q = q.transpose(1, 2)  # (B, H, T, D/H)
+        k = k.transpose(1, 2)
+        v = v.transpose(1, 2)
         out = F.scaled_dot_product_attention(q, k, v, bias)
-        return self.eager.out(out.transpose(1, 2).flatten(2))
+        frames = out.transpose(1, 2).flatten(2)
+        return self.eager.out(frames)
 
     def _constant_scores(self, p: Tensor) -> Tensor:
         """(w - u) p, the same for all frames: (H, 2T), in float32 at least."""
 
         def multiply() -> Tensor:
-            return (self.bias_difference @ p.to(self.bias_difference.dtype))[:, 0]
+            wide = p.to(self.bias_difference.dtype)
+            scores = self.bias_difference @ wide  # (H, 1, 2T)
+            return scores[:, 0]
 
         key = (p.shape, p.dtype, p.device)
         return self._kept.value(self.eager.position.weight, key, multiply)
@@ -285,18 +334,31 @@ class _Block(nn.Module):
 
     def __init__(self, block: ConformerBlock, feed_forward: FeedForward) -> None:
         super().__init__()
-        feed_class = _Float8Feed if feed_forward == "float8" else _Feed
-        first, second = block.feed
-        assert isinstance(first, nn.Sequential) and isinstance(second, nn.Sequential)
+        norms = []
+        feeds: list[nn.Module] = []
+        for feed in block.feed:
+            norm, wide, _, _, narrow = cast(nn.Sequential, feed)
+            norms.append(norm)
+            if feed_forward == "float8":
+                feeds.append(_Float8Feed(wide, narrow))
+            else:
+                feeds.append(_Feed(wide, narrow))
         self.norms = nn.ModuleList(
-            [first[0], block.attention_norm, block.conv_norm, second[0], block.final_norm]
+            [
+                norms[0],
+                block.attention_norm,
+                block.conv_norm,
+                norms[1],
+                block.final_norm,
+            ]
         )
-        self.feeds = nn.ModuleList(feed_class(feed[1], feed[4]) for feed in (first, second))
+        self.feeds = nn.ModuleList(feeds)
         self.attention = _Attention(block.attention)
         self.gate = block.gate
         self.pointwise = block.pointwise
         weight, bias = folded(block.depthwise, block.batch_norm)
-        self.register_buffer("weight", weight[:, 0].T.contiguous())  # (K, D)
+        by_tap = weight[:, 0].T  # (K, D)
+        self.register_buffer("weight", by_tap.contiguous())
         self.register_buffer("bias", bias)
 
     def forward(
@@ -319,12 +381,16 @@ class _Block(nn.Module):
             next_block: The block whose first norm is applied; None behind the last.
         """
         _, attention_norm, conv_norm, feed_norm, final_norm = self.norms
-        x, y = add_norm(x, self.feeds[0](normed), 0.5, *_parameters(attention_norm))
-        attended_frames = self.attention(y, lengths, positions, context)
-        x, y = add_norm(x, attended_frames, 1.0, *_parameters(conv_norm))
-        y = gated_conv(self.gate(y), lengths, self.weight, self.bias)
-        x, y = add_norm(x, self.pointwise(y), 1.0, *_parameters(feed_norm))
-        y = self.feeds[1](y)
+        first_feed, second_feed = self.feeds
+        y = first_feed(normed)
+        x, y = add_norm(x, y, 0.5, *_parameters(attention_norm))
+        y = self.attention(y, lengths, positions, context)
+        x, y = add_norm(x, y, 1.0, *_parameters(conv_norm))
+        y = self.gate(y)
+        y = gated_conv(y, lengths, self.weight, self.bias)
+        y = self.pointwise(y)
+        x, y = add_norm(x, y, 1.0, *_parameters(feed_norm))
+        y = second_feed(y)
         if next_block is None:
             return add_norm(x, y, 0.5, *_parameters(final_norm))
         next_norm = _parameters(next_block.norms[0])
@@ -341,7 +407,9 @@ class _Feed(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         """(B, T, D) of (B, T, D)."""
-        return self.narrow(F.silu(self.wide(y), inplace=True))
+        y = self.wide(y)
+        y = F.silu(y, inplace=True)
+        return self.narrow(y)
 
 
 class _Float8Feed(nn.Module):
@@ -354,9 +422,12 @@ class _Float8Feed(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         """(B, T, D) of (B, T, D)."""
-        for layer, quantized in ((self.wide, quantize), (self.narrow, silu_quantize)):
-            y = scaled_product(*quantized(y), layer.weight, layer.scale, layer.bias)
-        return y
+        wide = self.wide
+        narrow = self.narrow
+        rows, scales = quantize(y)
+        y = scaled_product(rows, scales, wide.weight, wide.scale, wide.bias)
+        rows, scales = silu_quantize(y)
+        return scaled_product(rows, scales, narrow.weight, narrow.scale, narrow.bias)
 
 
 def _parameters(norm: Any) -> tuple[Tensor, Tensor, float]:
@@ -364,4 +435,5 @@ def _parameters(norm: Any) -> tuple[Tensor, Tensor, float]:
 
 
 def _at_least_float32(weight: Tensor) -> Tensor:
-    return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    return weight.detach().to(dtype)

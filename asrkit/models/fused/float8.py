@@ -23,8 +23,10 @@ TINY = 1e-12  # the least scale: a row of zeros stays one
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (..., D) over their scales in e4m3, and the scales (..., 1) in float32."""
     wide = x.float()
-    scale = (wide.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=TINY)
-    return (wide / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
+    largest = wide.abs().amax(-1, keepdim=True)
+    scale = (largest / LARGEST).clamp(min=TINY)
+    scaled = (wide / scale).clamp(-LARGEST, LARGEST)
+    return scaled.to(torch.float8_e4m3fn), scale
 
 
 def silu_quantize(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,7 +56,15 @@ def scaled_product(
 def scaled_product_on_cuda(
     x: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """`scaled_product` by torch's product of 8-bit floats, whose sums are float32."""
+    """`scaled_product` by torch's product of 8-bit floats, whose sums are float32.
+
+    Args:
+        x: Rows (..., D) in e4m3.
+        scale: Their scales (..., 1), float32.
+        weight: A weight (out, D) in e4m3.
+        weight_scale: Scales of its rows (out, 1), float32.
+        bias: A bias (out,), or None.
+    """
     rows = torch._scaled_mm(
         x.flatten(0, -2),
         weight.t(),
@@ -84,4 +94,7 @@ class Float8Linear(nn.Module):
         weight, scale = quantize(linear.weight.detach())
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
+        bias = linear.bias
+        if bias is not None:
+            bias = bias.detach()
+        self.register_buffer("bias", bias)

@@ -8,11 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asrkit.models.attention import lowest
+from asrkit.models.encoders import halve
 from asrkit.shapes import valid_mask
 
 
 def add_norm(
-    x: Tensor, y: Tensor, scale: float, weight: Tensor, bias: Tensor, eps: float
+    x: Tensor,
+    y: Tensor,
+    scale: float,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
 ) -> tuple[Tensor, Tensor]:
     """x + scale * y, and the layer norm of that.
 
@@ -24,8 +31,9 @@ def add_norm(
         bias: Bias (D,) of the norm.
         eps: Epsilon of the norm.
     """
-    total = _at_least_float32(x) + scale * _at_least_float32(y)
-    return total.to(x.dtype), _layer_norm(total, weight, bias, eps).to(x.dtype)
+    total = _sum(x, y, scale)
+    normed = _layer_norm(total, weight, bias, eps)
+    return total.to(x.dtype), normed.to(x.dtype)
 
 
 def add_norm_twice(  # noqa: PLR0913 - the sibling of a kernel
@@ -52,8 +60,10 @@ def add_norm_twice(  # noqa: PLR0913 - the sibling of a kernel
         next_bias: Its bias (D,).
         next_eps: Its epsilon.
     """
-    first = _layer_norm(_at_least_float32(x) + scale * _at_least_float32(y), weight, bias, eps)
-    return first.to(x.dtype), _layer_norm(first, next_weight, next_bias, next_eps).to(x.dtype)
+    total = _sum(x, y, scale)
+    first = _layer_norm(total, weight, bias, eps)
+    second = _layer_norm(first, next_weight, next_bias, next_eps)
+    return first.to(x.dtype), second.to(x.dtype)
 
 
 def gated_conv(gate: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -66,14 +76,23 @@ def gated_conv(gate: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor) -> T
         bias: Its bias (D,), float32.
     """
     K, D = weight.shape
+    T = gate.shape[1]
     x = F.glu(gate.to(weight.dtype), -1)
-    x = x.masked_fill(~valid_mask(lengths, x.shape[1])[..., None], 0.0)
-    x = F.conv1d(x.transpose(1, 2), weight.T[:, None], bias, padding=K // 2, groups=D)
-    return F.silu(x).transpose(1, 2).to(gate.dtype).contiguous()
+    valid = valid_mask(lengths, T)
+    x = x.masked_fill(~valid[..., None], 0.0)
+    channels_first = x.transpose(1, 2)  # (B, D, T)
+    kernel = weight.T[:, None]  # (D, 1, K)
+    x = F.conv1d(channels_first, kernel, bias, padding=K // 2, groups=D)
+    x = F.silu(x).transpose(1, 2)
+    return x.to(gate.dtype).contiguous()
 
 
 def position_bias(
-    scores: Tensor, constant: Tensor, lengths: Tensor, left: int, right: int
+    scores: Tensor,
+    constant: Tensor,
+    lengths: Tensor,
+    left: int,
+    right: int,
 ) -> Tensor:
     """The bias of attention (B, H, T, T): scores by position, the constant, and the mask.
 
@@ -85,17 +104,24 @@ def position_bias(
         right: Frames that it attends to behind it.
     """
     T = scores.shape[-1]
-    frame = torch.arange(T, device=scores.device)
-    distance = frame[:, None] - frame  # (T, T), of query and key
-    bias = _at_least_float32(scores) + constant[:, T - distance][:, None]
+    frames = torch.arange(T, device=scores.device)
+    distance = frames[:, None] - frames  # (T, T), of query and key
+    constant_by_key = constant[:, T - distance]  # (H, T, T)
+    bias = _at_least_float32(scores) + constant_by_key[:, None]
+    by_utterance = bias.to(scores.dtype).transpose(0, 1)  # (B, H, T, T)
     near = (distance <= left) & (-distance <= right)
-    allowed = valid_mask(lengths, T)[:, None, None] & near
-    lowest = torch.finfo(scores.dtype).min / 2
-    return bias.to(scores.dtype).transpose(0, 1).where(allowed, lowest)
+    valid = valid_mask(lengths, T)
+    allowed = valid[:, None, None] & near  # (B, 1, T, T)
+    return by_utterance.where(allowed, lowest(scores.dtype))
 
 
 def first_convs(
-    features: Tensor, lengths: Tensor, frames: int, first: Tensor, weight: Tensor, bias: Tensor
+    features: Tensor,
+    lengths: Tensor,
+    frames: int,
+    first: Tensor,
+    weight: Tensor,
+    bias: Tensor,
 ) -> Tensor:
     """A 3 x 3 convolution to C channels, mask, ReLU, a 3 x 3 depthwise one: (B, frames, F'', C).
 
@@ -109,19 +135,29 @@ def first_convs(
         weight: Weight (9, C) of the second, float32.
         bias: Bias (C,) of the second, float32.
     """
-    B, T, bins = features.shape
+    T = features.shape[1]
     more = max(4 * frames - T, 0)
-    valid = valid_mask(lengths, T + more)[..., None]
-    x = F.pad(features, (0, 0, 0, more)).masked_fill(~valid, 0.0)
-    x = _at_least_float32(x[:, None].to(first.dtype))  # (B, 1, 4 frames or more, F)
-    kernel = _at_least_float32(first[:9].T.unflatten(1, (1, 3, 3)))
+    valid = valid_mask(lengths, T + more)
+    x = F.pad(features, (0, 0, 0, more))
+    x = x.masked_fill(~valid[..., None], 0.0)
+    image = x[:, None].to(first.dtype)  # (B, 1, 4 frames or more, F)
+    image = _at_least_float32(image)
+    kernel = first[:9].T.unflatten(1, (1, 3, 3))  # (C, 1, 3, 3)
+    kernel = _at_least_float32(kernel)
     shift = _at_least_float32(first[9])
-    x = F.conv2d(x, kernel, shift, stride=2, padding=1).permute(0, 2, 3, 1)  # (B, T', F', C)
-    halved = torch.div(lengths + 1, 2, rounding_mode="floor")
-    return masked_conv(x, halved, frames, weight, bias).to(first.dtype)
+    out = F.conv2d(image, kernel, shift, stride=2, padding=1)  # (B, C, T', F')
+    channels_last = out.permute(0, 2, 3, 1)
+    out = masked_conv(channels_last, halve(lengths), frames, weight, bias)
+    return out.to(first.dtype)
 
 
-def masked_conv(x: Tensor, lengths: Tensor, frames: int, weight: Tensor, bias: Tensor) -> Tensor:
+def masked_conv(
+    x: Tensor,
+    lengths: Tensor,
+    frames: int,
+    weight: Tensor,
+    bias: Tensor,
+) -> Tensor:
     """Mask, ReLU and a 3 x 3 depthwise convolution of stride 2: (B, frames, F', C).
 
     Args:
@@ -131,16 +167,32 @@ def masked_conv(x: Tensor, lengths: Tensor, frames: int, weight: Tensor, bias: T
         weight: Weight (9, C), float32.
         bias: Bias (C,), float32.
     """
-    padding = ~valid_mask(lengths, x.shape[1])[:, :, None, None]
-    image = x.to(weight.dtype).masked_fill(padding, 0.0).relu().permute(0, 3, 1, 2)
-    kernel = weight.T.unflatten(1, (1, 3, 3))
+    T = x.shape[1]
+    valid = valid_mask(lengths, T)
+    padding = ~valid[:, :, None, None]
+    masked = x.to(weight.dtype).masked_fill(padding, 0.0)
+    image = masked.relu().permute(0, 3, 1, 2)  # (B, C, T, F)
+    kernel = weight.T.unflatten(1, (1, 3, 3))  # (C, 1, 3, 3)
     out = F.conv2d(image, kernel, bias, stride=2, padding=1, groups=len(kernel))
-    return out.permute(0, 2, 3, 1)[:, :frames].to(x.dtype).contiguous()
+    out = out.permute(0, 2, 3, 1)  # (B, T', F', C)
+    out = out[:, :frames]
+    return out.to(x.dtype).contiguous()
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _sum(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    """x + scale * y, in float32 at least."""
+    x = _at_least_float32(x)
+    y = _at_least_float32(y)
+    return x + scale * y
 
 
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], weight.to(x.dtype), bias.to(x.dtype), eps)
+    width = x.shape[-1:]
+    weight = weight.to(x.dtype)
+    bias = bias.to(x.dtype)
+    return F.layer_norm(x, width, weight, bias, eps)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x.to(dtype)

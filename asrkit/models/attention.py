@@ -1,0 +1,242 @@
+"""Multi-head attention with relative positions, over all frames or over near ones only."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asrkit.models.kept import Kept
+
+
+def relative_positions(first: int, last: int, D: int, like: Tensor) -> Tensor:
+    """Sinusoids of relative positions, sine and cosine interleaved (arXiv 1706.03762, section 3.5).
+
+    Computed in float32: half precision cannot count past 256 frames.
+
+    Args:
+        first: The first distance, in frames; distances fall by one to `last`.
+        last: The last distance.
+        D: Width of a position.
+        like: A tensor whose device and dtype the result has.
+
+    Returns:
+        (first - last + 1, D).
+    """
+    device = like.device
+    distances = torch.arange(first, last - 1, -1, device=device, dtype=torch.float32)
+    exponents = torch.arange(0, D, 2, device=device) * (-math.log(10_000) / D)
+    frequencies = torch.exp(exponents)
+    angles = distances[:, None] * frequencies
+    sines = angles.sin()
+    cosines = angles.cos()
+    interleaved = torch.stack([sines, cosines], -1).flatten(1)
+    return interleaved[:, :D].to(like.dtype)
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention with relative positions (arXiv 1901.02860, section 3.3).
+
+    `kept` holds the projected positions between calls. It is None at first, and then they are
+    computed in every call; `asrkit.models.optimize` sets it, which promises that no weight changes.
+
+    Args:
+        width: Width of the frames, D.
+        heads: Attention heads, H, a divisor of `width`.
+        dropout: Share of attention weights dropped in training.
+        bias: Whether the linear layers have biases, that of the positions excepted.
+    """
+
+    kept: Kept | None = None
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
+        self.position = nn.Linear(width, width, bias=False)
+        shape = (heads, 1, width // heads)
+        self.content_bias = nn.Parameter(torch.zeros(shape))
+        self.position_bias = nn.Parameter(torch.zeros(shape))
+
+    def forward(
+        self,
+        x: Tensor,
+        valid: Tensor,
+        positions: Tensor,
+        context: tuple[int, int],
+    ) -> Tensor:
+        """Attended frames (B, T, D).
+
+        Args:
+            x: Frames (B, T, D).
+            valid: Which frames are no padding (B, T), bool.
+            positions: `relative_positions` of the distances that `attended(T, context)` names.
+            context: Frames that a frame attends to on its (left, right); -1 is all.
+        """
+        B, T, _ = x.shape
+        qkv = self.qkv(x).view(B, T, 3, self.heads, -1)
+        q, k, v = qkv.unbind(2)  # each (B, T, H, D/H)
+        p = self.projected(positions, attended(T, context))
+        scores = self._position_scores(q, p)
+        q = q + self.content_bias[:, 0]
+        q = q.transpose(1, 2)  # (B, H, T, D/H)
+        k = k.transpose(1, 2)
+        v = v.transpose(1, 2)
+        if attends_in_blocks(T, context):
+            frames = self._in_blocks(q, k, v, scores, valid, context)
+        else:
+            frames = self._everywhere(q, k, v, scores, valid, context)
+        return self.out(frames)
+
+    def projected(self, positions: Tensor, distances: tuple[int, int]) -> Tensor:
+        """Projected positions over sqrt(D/H), (H, D/H, P); see `kept`.
+
+        Args:
+            positions: `relative_positions` (P, D).
+            distances: The first and last distance that they stand for.
+        """
+
+        def project() -> Tensor:
+            p = self.position(positions)
+            p = p.view(len(positions), self.heads, -1)
+            scaled = p / math.sqrt(p.shape[-1])
+            return scaled.permute(1, 2, 0)
+
+        if self.kept is None or self.training:  # in training positions are dropped at random
+            return project()
+        key = (distances, positions.dtype, positions.device)
+        return self.kept.value(self.position.weight, key, project)
+
+    def _position_scores(self, q: Tensor, p: Tensor) -> Tensor:
+        """Products of queries (B, T, H, D/H) with projected positions (H, D/H, P): (B, H, T, P).
+
+        Heads are the batch of the product, so that neither `p` is copied for every utterance nor
+        `q`, which is read with a stride.
+        """
+        B, T, H, _ = q.shape
+        queries = q + self.position_bias[:, 0]
+        by_head = queries.flatten(0, 1).transpose(0, 1)  # (H, B T, D/H)
+        scores = by_head @ p
+        return scores.view(H, B, T, -1).transpose(0, 1)
+
+    def _everywhere(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scores: Tensor,
+        valid: Tensor,
+        context: tuple[int, int],
+    ) -> Tensor:
+        """Attention of every frame to every other, those outside `context` masked: (B, T, D)."""
+        bias = by_key(scores)
+        allowed = _allowed_keys(valid, context)
+        bias = torch.where(allowed, bias, lowest(bias.dtype))
+        out = self._attention(q, k, v, bias)
+        return out.transpose(1, 2).flatten(2)
+
+    def _in_blocks(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scores: Tensor,
+        valid: Tensor,
+        context: tuple[int, int],
+    ) -> Tensor:
+        """Attention of blocks of queries to the keys around them: (B, T, D).
+
+        A block of C = left + right queries sees W = C + left + right keys, so memory grows with T
+        and not with T².
+        """
+        B, H, T, _ = q.shape
+        left, right = context
+        C = max(left + right, 1)
+        N = -(-T // C)  # blocks
+        W = C + left + right
+        after = N * C - T
+        behind = after + right
+        never = lowest(scores.dtype)
+        q = F.pad(q, (0, 0, 0, after)).view(B, H, N, C, -1)
+        scores = F.pad(scores, (0, 0, 0, after)).view(B, H, N, C, -1)  # (B, H, N, C, P)
+        # Looked up, not unfolded: of keys unfolded into windows that overlap, torch.compile's
+        # inductor (2.11) computes wrong gradients.
+        starts = torch.arange(N, device=k.device)[:, None] * C
+        windows = starts + torch.arange(W, device=k.device)  # (N, W)
+        k = F.pad(k, (0, 0, left, behind))[:, :, windows]  # (B, H, N, W, D/H)
+        v = F.pad(v, (0, 0, left, behind))[:, :, windows]
+        # Query c of a block begins c keys later: its row of P = left + right + 1 distances moves c
+        # columns to the right.
+        bias = F.pad(scores, (0, C), value=never).flatten(-2)
+        bias = bias[..., :-C].view(B, H, N, C, W)
+        allowed = F.pad(valid, (left, behind)).unfold(1, W, C)  # (B, N, W)
+        allowed = allowed[:, None, :, None, :]
+        bias = torch.where(allowed, bias, never)
+        # Blocks become utterances: (B N, H, C or W, ...).
+        parts = [part.transpose(1, 2).flatten(0, 1) for part in (q, k, v, bias)]
+        out = self._attention(*parts)
+        frames = out.transpose(1, 2).reshape(B, N * C, -1)
+        return frames[:, :T]
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        dropout = 0.0
+        if self.training:
+            dropout = self.dropout
+        return F.scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The bias of a key that must not be seen: half the lowest number of `dtype`.
+
+    Half of it, for in float16 the sum with a score must not become infinite.
+    """
+    return torch.finfo(dtype).min / 2
+
+
+def by_key(scores: Tensor) -> Tensor:
+    """Scores by key (..., T, T), of scores by distance (..., T, 2T).
+
+    Row t begins T - t columns into its distances, T ... 1 - T. Seen as one long row, that is a
+    stride of 2T - 1: a view, nothing is copied.
+    """
+    *leading, T, _ = scores.shape
+    one_row = scores.flatten(-2)
+    rows = one_row[..., T:].view(*leading, T, 2 * T - 1)
+    return rows[..., :T]
+
+
+def _allowed_keys(valid: Tensor, context: tuple[int, int]) -> Tensor:
+    """Which keys a query sees: valid ones within `context`, (B, 1, 1 or T, T) bool."""
+    T = valid.shape[1]
+    left, right = context
+    allowed = valid[:, None, None, :]  # (B, 1, 1, T)
+    if left < 0 and right < 0:
+        return allowed
+    frames = torch.arange(T, device=valid.device)
+    distance = frames[:, None] - frames  # (T, T), of query and key
+    furthest_left = left if 0 <= left < T else T
+    furthest_right = right if 0 <= right < T else T
+    near = (distance <= furthest_left) & (-distance <= furthest_right)
+    return allowed & near
+
+
+def attends_in_blocks(T: int, context: tuple[int, int]) -> bool:
+    """Whether attention over T frames is computed in blocks: where `context` is short against T."""
+    return min(context) >= 0 and 2 * sum(context) < T
+
+
+def attended(T: int, context: tuple[int, int]) -> tuple[int, int]:
+    """First and last distance, in frames, that attention over T frames asks positions for."""
+    if attends_in_blocks(T, context):
+        left, right = context
+        return left, -right
+    return T, 1 - T
