@@ -11,13 +11,14 @@ words of every hypothesis, on the device it runs on.
 """
 
 import gzip
+import itertools
 import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -113,9 +114,13 @@ class NGram:
     def _compile(cls, tables: list[Table], index: dict[str, int], V: int) -> Self:
         order = len(tables)
         words = len(index)
-        shorter_grams = [gram for table in tables[:-1] for gram in table]
-        contexts = {gram: number for number, gram in enumerate([(), *shorter_grams])}
-        listed = {gram: entry for table in tables for gram, entry in table.items()}
+        contexts: dict[Gram, int] = {(): 0}
+        for table in tables[:-1]:
+            for gram in table:
+                contexts[gram] = len(contexts)
+        listed: Table = {}
+        for table in tables:
+            listed.update(table)
 
         def state(gram: Gram) -> int:
             """The longest context that ends `gram`."""
@@ -123,22 +128,21 @@ class NGram:
                 gram = gram[1:]
             return contexts[gram]
 
-        rows = sorted(
-            (contexts[gram[:-1]] * words + gram[-1], entry[0], state(gram))
-            for gram, entry in listed.items()
-        )
-        arcs = torch.tensor([row[0] for row in rows])
-        begins = torch.searchsorted(arcs, torch.arange(len(contexts) + 1) * words)
-        arcs_of = begins.diff().tolist()
-        most_arcs = [0] * order
-        for gram, number in contexts.items():
-            if gram:
-                most_arcs[len(gram)] = max(most_arcs[len(gram)], arcs_of[number])
+        rows = []
+        for gram, (logp, _) in listed.items():
+            arc = contexts[gram[:-1]] * words + gram[-1]
+            rows.append((arc, logp * LN_10, state(gram)))
+        rows.sort()
+        arcs = torch.tensor([arc for arc, _, _ in rows])
+        first_of_context = torch.arange(len(contexts) + 1) * words
+        begins = torch.searchsorted(arcs, first_of_context)
         unigrams = torch.full((words,), -math.inf)
+        token_words = [n if (n,) in tables[0] else index["<unk>"] for n in range(V)]
         for (word,), (logp, _) in tables[0].items():
             unigrams[word] = logp * LN_10
-        token_words = [n if (n,) in tables[0] else index["<unk>"] for n in range(V)]
-        backoffs = [listed[gram][1] * LN_10 if gram else 0.0 for gram in contexts]
+        backoffs = [0.0]  # of the empty context
+        backoffs += [listed[gram][1] * LN_10 for gram in contexts if gram]
+        shorter = [state(gram[1:]) for gram in contexts]
         return cls(
             V=V,
             order=order,
@@ -146,20 +150,21 @@ class NGram:
             first=torch.tensor(state((index["<s>"],))),
             word=torch.tensor(token_words),
             backoff=torch.tensor(backoffs),
-            shorter=torch.tensor([state(gram[1:]) for gram in contexts]),
+            shorter=torch.tensor(shorter),
             begins=begins,
             arcs=arcs,
             unigrams=unigrams,
-            logp=torch.tensor([row[1] * LN_10 for row in rows]),
-            leads=torch.tensor([row[2] for row in rows]),
-            widest=tuple(max(most_arcs[: n + 1]) for n in range(order)),
+            logp=torch.tensor([logp for _, logp, _ in rows]),
+            leads=torch.tensor([after for _, _, after in rows]),
+            widest=_widest(contexts, begins, order),
         )
 
     def to(self, device: torch.device | str) -> Self:
         """The same model on a device."""
-        moved: dict[str, Any] = {
-            name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)
-        }
+        moved: dict[str, Any] = {}
+        for name, part in vars(self).items():
+            if isinstance(part, Tensor):
+                moved[name] = part.to(device)
         return replace(self, **moved)
 
     def start(self, B: int) -> Tensor:
@@ -172,8 +177,8 @@ class NGram:
         Goes from the shortest suffix of the history to the longest: adds the back-off weight to
         all, then overwrites what the context lists.
         """
-        shape = states.shape
         words = len(self.unigrams)
+        last_arc = len(self.arcs) - 1
         chain = [states.flatten()]
         for _ in range(self.order - 2):
             chain.append(self.shorter[chain[-1]])
@@ -181,11 +186,16 @@ class NGram:
         row = torch.nn.functional.pad(self.unigrams, (0, 1)).repeat(len(chain[0]), 1)
         for context, most in zip(reversed(chain), self.widest[1:], strict=False):
             row = row + self.backoff[context, None]
-            at = self.begins[context, None] + torch.arange(most, device=states.device)
-            real = (at < self.begins[context + 1, None]) & (context > 0)[:, None]
-            at = at.clamp(max=len(self.arcs) - 1)
-            row.scatter_(1, torch.where(real, self.arcs[at] % words, words), self.logp[at])
-        return row[:, self.word].view(*shape, self.V)
+            offsets = torch.arange(most, device=states.device)
+            at = self.begins[context, None] + offsets
+            end = self.begins[context + 1, None]
+            is_empty = (context == 0)[:, None]
+            real = (at < end) & ~is_empty
+            at = at.clamp(max=last_arc)
+            word = torch.where(real, self.arcs[at] % words, words)
+            row.scatter_(1, word, self.logp[at])
+        of_tokens = row[:, self.word]
+        return of_tokens.view(*states.shape, self.V)
 
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
         """The states after one more token each, same shape."""
@@ -201,13 +211,15 @@ class NGram:
         The first that is listed on the way to shorter histories.
         """
         words = len(self.unigrams)
+        last_arc = len(self.arcs) - 1
         backoff = torch.zeros(states.shape, device=states.device)
         logp = backoff - math.inf
         after = torch.zeros_like(states)
         missing = torch.ones_like(states, dtype=torch.bool)
         for _ in range(self.order):
             key = states * words + word
-            at = torch.searchsorted(self.arcs, key).clamp(max=len(self.arcs) - 1)
+            at = torch.searchsorted(self.arcs, key)
+            at = at.clamp(max=last_arc)
             is_listed = missing & (self.arcs[at] == key)
             logp = torch.where(is_listed, backoff + self.logp[at], logp)
             after = torch.where(is_listed, self.leads[at], after)
@@ -217,15 +229,36 @@ class NGram:
         return logp, after
 
 
+def _widest(contexts: dict[Gram, int], begins: Tensor, order: int) -> tuple[int, ...]:
+    """The most arcs of any context of order 0, of at most 1 and so on; the empty one aside."""
+    arcs_of = begins.diff().tolist()
+    most_arcs = [0] * order
+    for gram, number in contexts.items():
+        if gram:
+            n = len(gram)
+            most_arcs[n] = max(most_arcs[n], arcs_of[number])
+    return tuple(itertools.accumulate(most_arcs, max))
+
+
+def _open(path: Path) -> IO[bytes]:
+    """The file, opened; through gzip if it begins as gzip's files do."""
+    with path.open("rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+    if zipped:
+        return cast(IO[bytes], gzip.open(path))
+    return path.open("rb")
+
+
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (place, text) of every line that is not empty, then of the end of the file."""
     number = 0
-    with path.open("rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
+    encoding = "utf-8-sig"  # a byte order mark may stand before the first line
+    file = _open(path)
     try:
-        with gzip.open(path) if zipped else path.open("rb") as file:
+        with file:
             for number, line in enumerate(file, 1):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip(" \t\r\n")
+                text = line.decode(encoding).strip(" \t\r\n")
+                encoding = "utf-8"
                 if text:
                     yield f"{path.name}:{number}", text
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
@@ -298,7 +331,9 @@ def _parse_entry(
         except ValueError:
             expect(False, place, "a number", repr(field))
     logp = numbers[0]
-    backoff = numbers[1] if len(numbers) > 1 else 0.0
+    backoff = 0.0
+    if len(numbers) > 1:
+        backoff = numbers[1]
     expect(logp <= 0, place, "a log10 probability of at most 0", fields[0])
     expect(abs(backoff) < 1e38, place, "a finite back-off weight", fields[-1])
     words = fields[1 : n + 1]

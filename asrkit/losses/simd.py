@@ -39,64 +39,67 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 @intrinsic
 def float_bits(typingctx, x):
-    """The int32 whose bits are those of a float32."""
+    """The int32 whose bits are those of a float32 `x`; `typingctx` comes from Numba."""
 
-    def build(context, builder, signature, args):
+    def _build(context, builder, signature, args):
         return builder.bitcast(args[0], ir.IntType(32))
 
-    return types.int32(types.float32), build
+    return types.int32(types.float32), _build
 
 
 @intrinsic
 def bits_float(typingctx, x):
-    """The float32 whose bits are those of an int32."""
+    """The float32 whose bits are those of an int32 `x`; `typingctx` comes from Numba."""
 
-    def build(context, builder, signature, args):
+    def _build(context, builder, signature, args):
         return builder.bitcast(args[0], ir.FloatType())
 
-    return types.float32(types.int32), build
+    return types.float32(types.int32), _build
 
 
 @intrinsic
 def half_float(typingctx, x):
     """The float32 equal to the float16 whose bits are those of an int16."""
 
-    def build(context, builder, signature, args):
+    def _build(context, builder, signature, args):
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
 
-    return types.float32(types.int16), build
+    return types.float32(types.int16), _build
 
 
 @intrinsic
 def float_half(typingctx, x):
     """The int16 with the bits of a float32 rounded to float16."""
 
-    def build(context, builder, signature, args):
+    def _build(context, builder, signature, args):
         return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
 
-    return types.int16(types.float32), build
+    return types.int16(types.float32), _build
 
 
 @intrinsic
 def larger(typingctx, x, y):
-    """The larger of two float32, either of them if one is NaN.
+    """The larger of two float32, `x` and `y`, either of them if one is NaN.
 
+    `typingctx` comes from Numba.
     Unlike max(), it lets a loop that looks for a maximum become vector code.
     """
 
-    def build(context, builder, signature, args):
+    def _build(context, builder, signature, args):
         float32 = ir.FloatType()
         of_two = ir.FunctionType(float32, [float32, float32])
         fn = builder.module.declare_intrinsic("llvm.maxnum", [float32], of_two)
         return builder.call(fn, args, fastmath=("nnan", "nsz"))
 
-    return types.float32(types.float32, types.float32), build
+    return types.float32(types.float32, types.float32), _build
 
 
 @njit(fastmath={"contract"})
 def exp(x):
     """exp(x) for x <= 88 in float32, within 2 ulp; 0 below -87.7; NaN stays NaN."""
-    x = F(-88.0) if x < F(-88.0) else F(x)
+    x = F(x)
+    if x < F(-88.0):
+        x = F(-88.0)
     shifted = x * LOG2E + MAGIC
     n = shifted - MAGIC
     r = (x - n * LN2_HIGH) - n * LN2_LOW
@@ -111,13 +114,17 @@ def tanh(x):
     """tanh(x) in float32 by exp(-2|x|); NaN stays NaN."""
     e = exp(F(-2.0) * abs(x))
     y = (F(1.0) - e) / (F(1.0) + e)
-    return y if x >= F(0.0) else -y
+    if x >= F(0.0):
+        return y
+    return -y
 
 
 @njit
 def flush(x):
     """x, or 0 where it is tiny; NaN stays NaN."""
-    return F(0.0) if abs(x) < TINY else x
+    if abs(x) < TINY:
+        return F(0.0)
+    return x
 
 
 def load(x):
@@ -143,7 +150,9 @@ def to_bfloat16(x):
     u = np.uint32(float_bits(x))
     odd = (u >> np.uint32(16)) & np.uint32(1)
     rounded = np.uint16((u + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-    return rounded if x == x else np.uint16(0x7FC0)
+    if x != x:
+        return np.uint16(0x7FC0)
+    return rounded
 
 
 @overload(store, inline="always")

@@ -55,13 +55,15 @@ def ctc_greedy(
         frames = torch.arange(valid.shape[1], device=valid.device).expand_as(tokens)
         dtype = torch.promote_types(best.dtype, torch.float32)
         scores = best.masked_fill(~valid, 0).sum(1, dtype=dtype)
-    B = len(tokens)
+    size = (len(tokens), N + 1)
     ones = torch.ones_like(label_of_frame)
-    durations = tokens.new_zeros(B, N + 1).scatter_add_(1, label_of_frame, ones)[:, :N]
-    padding = tokens.new_full((B, N + 1), PADDING)
+    durations = tokens.new_zeros(size).scatter_add_(1, label_of_frame, ones)[:, :N]
+    padding = tokens.new_full(size, PADDING)
+    labels = padding.scatter(1, label_started, tokens)
+    first_frames = padding.scatter(1, label_started, frames)
     return Hypotheses(
-        labels=padding.scatter(1, label_started, tokens)[:, :N],
-        frames=padding.scatter(1, label_started, frames)[:, :N],
+        labels=labels[:, :N],
+        frames=first_frames[:, :N],
         durations=durations.masked_fill(durations == 0, PADDING),
         lengths=counts.clone(),
         scores=scores.clone(),

@@ -82,8 +82,12 @@ def _key(bits, most, infinity):
     """
     integer = type(most)
     magnitude = integer(bits & most)  # without the sign
-    ordered = integer(-magnitude) if bits < 0 else magnitude
-    return most if magnitude > infinity else ordered
+    ordered = magnitude
+    if bits < 0:
+        ordered = integer(-magnitude)
+    if magnitude > infinity:
+        ordered = most
+    return ordered
 
 
 @njit
@@ -96,14 +100,30 @@ def _first_best(row, most, infinity):
     # the row is in the nearest cache now; the first of equals is the least index
     first = np.int32(V)
     for v in range(V):
-        index = np.int32(v) if _key(row[v], most, infinity) == best else np.int32(V)
+        index = np.int32(V)
+        if _key(row[v], most, infinity) == best:
+            index = np.int32(v)
         first = min(first, index)
     return first
 
 
 @compiled
 def _best_tokens(memory, stride_B, stride_T, V, lengths, most, infinity, best, tokens, first, step):
-    """Fill best and tokens (B, T) for utterances first, first + step, ..."""
+    """Fill best and tokens (B, T) for utterances first, first + step, ...
+
+    Args:
+        memory: the scores' bits, as a vector.
+        stride_B: numbers from one utterance to the next.
+        stride_T: numbers from one frame to the next.
+        V: scores of a frame.
+        lengths: (B,) valid frames.
+        most: the largest integer of the bits' type.
+        infinity: the bits of infinity.
+        best: (B, T), bits of the best scores.
+        tokens: (B, T) int64, their indices.
+        first: the first utterance.
+        step: utterances from one to the next.
+    """
     for b in range(first, lengths.shape[0], step):
         for t in range(lengths[b]):
             row = memory[b * stride_B + t * stride_T :][:V]

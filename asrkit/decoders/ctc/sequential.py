@@ -25,24 +25,31 @@ def ctc_greedy_sequential(log_probs: Tensor, lengths: Tensor, *, blank: int = -1
     scores = []
     for row, length in zip(log_probs.detach(), lengths.tolist(), strict=True):
         best, tokens = row[:length].max(-1)
-        scores.append(best.sum(dtype=torch.promote_types(best.dtype, torch.float32)))
-        rows.append(_merge_runs(tokens.tolist(), blank))  # the GPU waits for Python here
+        dtype = torch.promote_types(best.dtype, torch.float32)
+        scores.append(best.sum(dtype=dtype))
+        labels = tokens.tolist()  # the GPU waits for Python here
+        rows.append(_merge_runs(labels, blank))
     return Hypotheses.from_lists(rows, scores, "sequential")
 
 
 def _merge_runs(tokens: list[int], blank: int) -> list[tuple[int, int, int]]:
     """(label, first frame, frames) of each run of one token, but for the blank's."""
-    starts = [t for t, token in enumerate(tokens) if t == 0 or token != tokens[t - 1]]
+    starts = []
+    for t, token in enumerate(tokens):
+        if t == 0 or token != tokens[t - 1]:
+            starts.append(t)
     ends = [*starts[1:], len(tokens)]
-    labels = []
+    runs = []
     for start, end in zip(starts, ends, strict=False):  # no tokens: no start, but an end
-        if tokens[start] != blank:
-            labels.append((tokens[start], start, end - start))
-    return labels
+        label = tokens[start]
+        if label != blank:
+            runs.append((label, start, end - start))
+    return runs
 
 
 def blank_index(blank: int, V: int) -> int:
     """The index of the blank among V tokens, counted from the front; ValueError if out of range."""
     is_index = isinstance(blank, Integral) and not isinstance(blank, bool)
-    expect(is_index and -V <= blank < V, "blank", f"an index of V={V} tokens", blank)
+    fits = is_index and -V <= blank < V
+    expect(fits, "blank", f"an index of V={V} tokens", blank)
     return int(blank) % V

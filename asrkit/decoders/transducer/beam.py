@@ -4,7 +4,7 @@ A hypothesis is a label sequence; the probabilities of its alignments are summed
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,13 @@ from torch import Tensor
 from asrkit.decoders.hypotheses import Hypotheses, Step, check
 from asrkit.decoders.states import map_state, select_state
 from asrkit.decoders.transducer import Transducer
+from asrkit.decoders.transducer.beam_sets import (
+    HypothesisSet,
+    join_sets,
+    merge,
+    set_at,
+    shift_sets,
+)
 from asrkit.decoders.transducer.steps import check_rules, first_prediction, vocabulary
 from asrkit.runtime import eager
 from asrkit.shapes import MOST, expect, whole
@@ -117,8 +124,10 @@ def transducer_beam(  # noqa: PLR0913 - the one door to beam search; options key
     """
     longest = check(encoded, lengths, "B T E", "encoded")
     check_beam(model, width, nbest, max_symbols, lm_weight, label_bonus)
+    if not lm_weight:
+        lm = None
     with torch.inference_mode():
-        fusion = Fusion(lm if lm_weight else None, lm_weight, label_bonus)
+        fusion = Fusion(lm, lm_weight, label_bonus)
         search = Search(model, fusion, encoded[:, :longest], width, max_symbols)
         best = search.run(lengths.long())
         best = map_state(lambda part: part[:, :nbest], best)
@@ -146,26 +155,6 @@ class Fusion(NamedTuple):
         return self.lm.advance(states, labels)
 
 
-class HypothesisSet(NamedTuple):
-    """n hypotheses of each utterance, likeliest first; all tensors (B, ..., n).
-
-    A score of -inf marks an empty place.
-    """
-
-    score: Tensor  # float
-    key: Tensor  # int64, hash of the prefix
-    length: Tensor  # int64, labels
-    node: Tensor  # int64, index of the last label in the history; -1 before the first
-    cell: (
-        Tensor  # int64, index in the pool of the state of the prefix, or of all but its last label
-    )
-    label: Tensor  # int64, the last label if that state does not include it yet, else -1
-
-    def gather(self, place: Tensor) -> "HypothesisSet":
-        """The hypotheses with indices `place` (B, ..., m)."""
-        return HypothesisSet(*(part.gather(-1, place) for part in self))
-
-
 class PrefixState(NamedTuple):
     """What decoding needs to extend a prefix, batch first."""
 
@@ -183,30 +172,6 @@ class JointScores(NamedTuple):
     labels: Tensor  # (B, K, k), of the k best labels, fusion included
     token: Tensor  # (B, K, k) int64, these labels
     label_hops: Tensor  # (B, K, moves), of a label's durations
-
-
-def join_sets(sets: Iterable[HypothesisSet]) -> HypothesisSet:
-    """All hypotheses of several sets as one set, unmerged."""
-    return map_state(lambda *parts: torch.cat(parts, -1), *sets)
-
-
-def merge(hypotheses: HypothesisSet, width: int) -> HypothesisSet:
-    """The `width` best label sequences of (B, ..., n), with the probabilities of equal ones added.
-
-    Of equal sequences the likelier one stays. Two are equal if length and hash are: 64 bits, so a
-    million comparisons go wrong once in 10^13 times.
-    """
-    own = hypotheses.score[..., :, None]
-    other = hypotheses.score[..., None, :]
-    same_key = hypotheses.key[..., :, None] == hypotheses.key[..., None, :]
-    same_length = hypotheses.length[..., :, None] == hypotheses.length[..., None, :]
-    same = same_key & same_length
-    total = torch.where(same, other, -torch.inf).logsumexp(-1)
-    earlier = torch.ones_like(same).tril(-1)
-    likelier = (other > own) | ((other == own) & earlier)
-    beaten = total.isnan() | (same & likelier).any(-1)
-    score, place = total.masked_fill(beaten, -torch.inf).topk(width)
-    return hypotheses.gather(place)._replace(score=score)
 
 
 class Search:
@@ -247,7 +212,9 @@ class Search:
         self.dtype = torch.promote_types(encoded.dtype, torch.float32)
         self.durations = tuple(getattr(model, "durations", ()))
         self.hops = sorted({1, *self.durations} - {0})
-        self.moves = [0, *self.hops] if self.durations else [0]
+        self.moves = [0]
+        if self.durations:
+            self.moves += self.hops
         self.slots = torch.tensor(self.hops, device=self.device) - 1
         blank_durations = [max(1, duration) for duration in self.durations]
         self.blank_hop_logits = self._hop_logits(self.hops, blank_durations)
@@ -260,8 +227,10 @@ class Search:
 
     def _hop_logits(self, hops: Sequence[int], durations: Sequence[int]) -> Tensor:
         """(hops, durations): 0 where the duration makes the hop, else -inf."""
-        rows = [[0.0 if duration == hop else -torch.inf for duration in durations] for hop in hops]
-        return torch.tensor(rows, dtype=self.dtype, device=self.device)
+        wanted = torch.tensor(hops, device="cpu")[:, None]
+        made = torch.tensor(durations, device="cpu")
+        table = torch.zeros(len(hops), len(durations), dtype=self.dtype, device="cpu")
+        return table.masked_fill(made != wanted, -torch.inf).to(self.device)
 
     def run(self, lengths: Tensor) -> HypothesisSet:
         """The K best hypotheses of every utterance, (B, K), from lengths (B,)."""
@@ -273,15 +242,18 @@ class Search:
         final = self.empty(B, self.K)
         for t in range(T + 1):
             if t in ends:  # hypotheses that jumped past the end have ended too
-                arrived = join_sets([now, *(_set_at(ahead, r) for r in range(R))])
-                final = select_state(lengths == t, self.finish(arrived), final)
+                arrived = [now]
+                arrived += [set_at(ahead, r) for r in range(R)]
+                best = self.finish(join_sets(arrived))
+                final = select_state(lengths == t, best, final)
             if t == T:
                 break
             ended = (lengths <= t)[:, None]
-            now = now._replace(score=now.score.masked_fill(ended, -torch.inf))
+            now = now.without(ended)
             ahead = self.frame(t, now, ahead)
-            now = _set_at(ahead, 0)
-            ahead = map_state(_shift_sets, ahead, self.empty(B, 1, self.K))
+            now = set_at(ahead, 0)
+            last = self.empty(B, 1, self.K)
+            ahead = map_state(shift_sets, ahead, last)
         return final
 
     def frame(self, t: int, now: HypothesisSet, ahead: HypothesisSet) -> HypothesisSet:
@@ -294,23 +266,25 @@ class Search:
         """
         for s in range(self.rounds):
             # hypotheses overtaken by K hypotheses of one set ahead are dropped
-            overtaken = now.score <= ahead.score[..., -1].amax(1, keepdim=True)
-            now = now._replace(score=now.score.masked_fill(overtaken, -torch.inf))
+            least_ahead = ahead.score[..., -1].amax(1, keepdim=True)
+            now = now.without(now.score <= least_ahead)
             alive = (now.score > -torch.inf).flatten()
             rows = alive.nonzero()[:, 0]  # the GPU waits for Python here, once a round
             if not len(rows):
                 break
             now, prefix = self.advance_prefixes(now, rows, s)
             scores = self.joint_scores(t, rows, prefix)
+            blank_scores = scores.blank + scores.blank_hops
             arrivals = [
                 map_state(lambda part: part[:, self.slots], ahead),
-                self.after_blank(now, scores.blank + scores.blank_hops),
+                self.after_blank(now, blank_scores),
             ]
             if s + 1 < self.rounds:
                 children = self.after_label(t, now, scores)  # (B, moves, K)
-                now = _set_at(children, 0)
+                now = set_at(children, 0)
                 if len(self.moves) > 1:
-                    arrivals.append(map_state(lambda part: part[:, 1:], children))
+                    jumped = map_state(lambda part: part[:, 1:], children)
+                    arrivals.append(jumped)
             merged = merge(join_sets(arrivals), self.K)
             ahead = map_state(lambda old, new: old.index_copy(1, self.slots, new), ahead, merged)
         return ahead
@@ -336,24 +310,37 @@ class Search:
             expect(size == V, "lm", f"scores of V={V} tokens", size, remedy)
             labels = labels + prefix.lm_scores
         best, token = labels.topk(min(self.K, V))  # no more than K of one prefix can be kept
-        blank_hops = label_hops = torch.zeros_like(blank)
+        label_hops = torch.zeros_like(blank)
+        blank_hops = label_hops
         if self.durations:
-            duration_logp = logits[:, V:].log_softmax(-1, dtype=self.dtype)[:, None]
+            duration_logp = logits[:, V:].log_softmax(-1, dtype=self.dtype)
+            duration_logp = duration_logp[:, None]  # (n, 1, durations)
             label_hops = (duration_logp + self.label_hop_logits).logsumexp(-1)
             blank_hops = (duration_logp + self.blank_hop_logits).logsumexp(-1)
-        compact = JointScores(blank, blank_hops, best + self.fusion.bonus, token, label_hops)
+        compact = JointScores(
+            blank=blank,
+            blank_hops=blank_hops,
+            labels=best + self.fusion.bonus,
+            token=token,
+            label_hops=label_hops,
+        )
         return map_state(lambda part: self._spread(rows, part), compact)
 
     def _spread(self, rows: Tensor, part: Tensor) -> Tensor:
         """(B, K, k) with `part` (n, k) in its `rows`; -inf or 0 for hypotheses not there."""
-        fill = -torch.inf if part.is_floating_point() else 0
-        full = part.new_full((self.encoded.shape[0] * self.K, part.shape[1]), fill)
-        return full.index_copy_(0, rows, part).view(-1, self.K, part.shape[1])
+        fill: float = 0
+        if part.is_floating_point():
+            fill = -torch.inf
+        width = part.shape[1]
+        places = len(self.encoded) * self.K
+        full = part.new_full((places, width), fill)
+        return full.index_copy_(0, rows, part).view(-1, self.K, width)
 
     def after_blank(self, now: HypothesisSet, score: Tensor) -> HypothesisSet:
         """The same prefixes in the sets that a blank leads to; score (B, K, hops) is its cost."""
-        copies = map_state(lambda part: part[:, None].expand(-1, len(self.hops), -1), now)
-        return copies._replace(score=copies.score + score.transpose(1, 2))
+        copies = now.repeated(len(self.hops))
+        after_score = copies.score + score.transpose(1, 2)
+        return copies._replace(score=after_score)
 
     def after_label(self, t: int, now: HypothesisSet, scores: JointScores) -> HypothesisSet:
         """The K best prefixes with one more label, for each of its moves: (B, moves, K).
@@ -364,22 +351,29 @@ class Search:
             scores: Of blank and labels.
         """
         moves = len(self.moves)
-        label_scores = (now.score[..., None] + scores.labels)[:, None]
-        extended = label_scores + scores.label_hops.transpose(1, 2)[..., None]  # (B, moves, K, k)
+        label_scores = now.score[..., None] + scores.labels
+        hop_scores = scores.label_hops.transpose(1, 2)
+        extended = label_scores[:, None] + hop_scores[..., None]  # (B, moves, K, k)
         score, place = extended.flatten(2).topk(self.K)
-        parent = place // scores.token.shape[-1]
-        copies = map_state(lambda part: part[:, None].expand(-1, moves, -1), now)
-        parents = copies.gather(parent)
-        label = scores.token.flatten(1)[:, None].expand(-1, moves, -1).gather(-1, place)
+        labels_each = scores.token.shape[-1]
+        parents = now.repeated(moves).gather(place // labels_each)
+        tokens = scores.token.flatten(1)[:, None]
+        label = tokens.expand(-1, moves, -1).gather(-1, place)
         key = (parents.key ^ (label + 1)) * MIX
         key = key ^ ((key >> 29) & LOW_35)
-        size = label[0].numel()
-        index = torch.arange(size, device=self.device).view(1, *label.shape[1:])
+        size = moves * self.K
+        index = torch.arange(size, device=self.device).view(1, moves, self.K)
         node = index + size * len(self.history)
-        self.history.append(torch.stack([parents.node, label], -1).flatten(1, 2))
+        step = torch.stack([parents.node, label], -1)
+        self.history.append(step.flatten(1, 2))
         self.frames.append(t)
         return HypothesisSet(
-            score, key, parents.length + 1, node.expand_as(label), parents.cell, label
+            score=score,
+            key=key,
+            length=parents.length + 1,
+            node=node.expand_as(label),
+            cell=parents.cell,
+            label=label,
         )
 
     def advance_prefixes(
@@ -396,27 +390,32 @@ class Search:
             rows: (n,) which of the B K hypotheses are alive.
             s: The round.
         """
-        prefix = map_state(lambda pool: pool[now.cell.flatten()[rows]], self.pool)
+        cell = now.cell.flatten()[rows]
+        prefix = map_state(lambda pool: pool[cell], self.pool)
         label = now.label.flatten()[rows]
         if s > 0:
             prefix = self.predict(label, prefix)
         elif len(self.moves) > 1:  # TDT: a label may have jumped here
             new = (label >= 0).nonzero()[:, 0]
             if len(new):
-                after = self.predict(label[new], map_state(lambda part: part[new], prefix))
+                before = map_state(lambda part: part[new], prefix)
+                after = self.predict(label[new], before)
                 prefix = map_state(lambda old, own: old.index_copy(0, new, own), prefix, after)
         self.turn = (self.turn + 1) % self.turns
         cells = now.cell.numel()
-        cell = torch.arange(cells, device=self.device) + self.turn * cells
-        map_state(lambda pool, part: pool.index_copy_(0, cell[rows], part), self.pool, prefix)
+        own_cells = torch.arange(cells, device=self.device) + self.turn * cells
+        written = own_cells[rows]
+        map_state(lambda pool, part: pool.index_copy_(0, written, part), self.pool, prefix)
         no_label = torch.full_like(now.label, -1)
-        return now._replace(cell=cell.view_as(now.cell), label=no_label), prefix
+        moved = now._replace(cell=own_cells.view_as(now.cell), label=no_label)
+        return moved, prefix
 
     def predict(self, label: Tensor, prefix: PrefixState) -> PrefixState:
         """The prefix states (n, ...) after one more label (n,) each."""
         predicted, state = self.model.predict(label, prefix.state)
         lm = self.fusion.advance(prefix.lm, label)
-        return PrefixState(predicted, state, lm, self.fusion.lm_scores(lm))
+        lm_scores = self.fusion.lm_scores(lm)
+        return PrefixState(predicted, state, lm, lm_scores)
 
     def start(self) -> HypothesisSet:
         """The empty prefix of every utterance: (B, K), of which the first place is taken."""
@@ -424,15 +423,19 @@ class Search:
         K = self.K
         blank = torch.full((B,), self.model.blank, device=self.device)
         predicted, state = first_prediction(self.model, blank)
-        lm = None if self.fusion.lm is None else self.fusion.lm.start(B)
-        first = PrefixState(predicted, state, lm, self.fusion.lm_scores(lm))
-        self.pool = map_state(
-            lambda part: part.new_zeros(self.turns * B * K, *part.shape[1:]), first
-        )
-        map_state(lambda pool, part: pool[: B * K : K].copy_(part), self.pool, first)
+        lm = None
+        if self.fusion.lm is not None:
+            lm = self.fusion.lm.start(B)
+        lm_scores = self.fusion.lm_scores(lm)
+        first = PrefixState(predicted, state, lm, lm_scores)
+        cells = self.turns * B * K
+        self.pool = map_state(lambda part: part.new_zeros(cells, *part.shape[1:]), first)
+        first_places = slice(0, B * K, K)
+        map_state(lambda pool, part: pool[first_places].copy_(part), self.pool, first)
         now = self.empty(B, K)
         now.score[:, 0] = 0
-        return now._replace(cell=torch.arange(B * K, device=self.device).view(B, K))
+        cell = torch.arange(B * K, device=self.device)
+        return now._replace(cell=cell.view(B, K))
 
     def finish(self, arrived: HypothesisSet) -> HypothesisSet:
         """The K best of all that reached the end, with the score of the end of the sentence."""
@@ -440,11 +443,14 @@ class Search:
         lm = self.fusion.lm
         if lm is None:
             return best
-        states = map_state(lambda pool: pool[best.cell.flatten()], self.pool.lm)
+        cell = best.cell.flatten()
+        states = map_state(lambda pool: pool[cell], self.pool.lm)
         label = best.label.flatten()
-        states = select_state(label >= 0, lm.advance(states, label.clamp(min=0)), states)
-        end = self.fusion.weight * lm.final(states).view_as(best.score)
-        score, place = (best.score + end).topk(self.K)
+        after_label = lm.advance(states, label.clamp(min=0))
+        states = select_state(label >= 0, after_label, states)
+        end = self.fusion.weight * lm.final(states)
+        total = best.score + end.view_as(best.score)
+        score, place = total.topk(self.K)
         return best.gather(place)._replace(score=score)
 
     def trace(self, best: HypothesisSet) -> list[Hypotheses]:
@@ -453,9 +459,11 @@ class Search:
         All walk back through the history together, a label at a time.
         """
         width = len(self.moves) * self.K
-        node = best.node.masked_fill(best.score == -torch.inf, -1)
-        rows = torch.arange(len(node), device=self.device)[:, None]
-        before_first = best.node.new_full((len(node), 1, 2), -1)  # node -1 is the last entry
+        is_empty = best.score == -torch.inf
+        node = best.node.masked_fill(is_empty, -1)
+        B = len(node)
+        rows = torch.arange(B, device=self.device)[:, None]
+        before_first = best.node.new_full((B, 1, 2), -1)  # node -1 is the last entry
         history = torch.cat([*self.history, before_first], 1)
         frames = torch.tensor([*self.frames, -1], device=self.device)
         moves = torch.tensor(self.moves, device=self.device)
@@ -477,15 +485,13 @@ class Search:
     def empty(self, *shape: int) -> HypothesisSet:
         """A set of this shape that holds nothing."""
         zero = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        none = zero - 1
         score = torch.full(shape, -torch.inf, dtype=self.dtype, device=self.device)
-        return HypothesisSet(score, zero, zero, zero - 1, zero, zero - 1)
-
-
-def _set_at(sets: HypothesisSet, index: int) -> HypothesisSet:
-    """One of the sets (B, n, K)."""
-    return map_state(lambda part: part[:, index], sets)
-
-
-def _shift_sets(sets: Tensor, new: Tensor) -> Tensor:
-    """The sets (B, R, K) without the first, and with a new last one."""
-    return torch.cat([sets[:, 1:], new], 1)
+        return HypothesisSet(
+            score=score,
+            key=zero,
+            length=zero,
+            node=none,
+            cell=zero,
+            label=none,
+        )

@@ -32,6 +32,7 @@ class Path:
     lm: Any
 
 
+Hypothesis = tuple[Prefix, Path]
 Set = dict[Prefix, Path]
 
 
@@ -63,20 +64,22 @@ def transducer_beam_reference(  # noqa: PLR0913 - the arguments of transducer_be
     """
     check(encoded, lengths, "B T E", "encoded")
     check_beam(model, width, nbest, max_symbols, lm_weight, label_bonus)
+    if not lm_weight:
+        lm = None
     with torch.inference_mode():
-        search = PlainSearch(
-            model, width, max_symbols, lm if lm_weight else None, lm_weight, label_bonus
-        )
-        results = [
-            search.utterance(frames[:length])
-            for frames, length in zip(encoded, lengths.tolist(), strict=True)
-        ]
+        search = PlainSearch(model, width, max_symbols, lm, lm_weight, label_bonus)
+        results = []
+        for frames, length in zip(encoded, lengths.tolist(), strict=True):
+            results.append(search.utterance(frames[:length]))
     ranks = []
     for n in range(nbest):
         rows = []
         scores = []
         for ranked in results:
-            steps, score = ranked[n] if n < len(ranked) else ((), -inf)
+            steps: tuple = ()
+            score = -inf
+            if n < len(ranked):
+                steps, score = ranked[n]
             rows.append(steps)
             scores.append(torch.tensor(score, dtype=torch.float32, device=encoded.device))
         ranks.append(Hypotheses.from_lists(rows, scores, "beam, reference"))
@@ -98,17 +101,26 @@ class PlainSearch:
         """(steps, score) of the best label sequences of encoded (T, E), best first."""
         blank = torch.tensor([self.model.blank], device=encoded.device)
         predicted, state = first_prediction(self.model, blank)
-        lm = None if self.lm is None else self.lm.start(1)
+        lm = None
+        if self.lm is not None:
+            lm = self.lm.start(1)
         sets: dict[int, Set] = defaultdict(dict)  # by the frame that they have reached
-        sets[0] = {(): Path(score=0.0, predicted=predicted, state=state, lm=lm)}
+        start = Path(score=0.0, predicted=predicted, state=state, lm=lm)
+        sets[0] = {(): start}
         for t in range(len(encoded)):
-            now = self.alive(sets.pop(t, {}), sets)
+            reached = sets.pop(t, {})
+            now = self.alive(reached, sets)
             for symbols in range(self.max_symbols + 1):
-                now = self.round(t, encoded[t], now, sets, symbols == self.max_symbols)
+                last = symbols == self.max_symbols
+                now = self.round(t, encoded[t], now, sets, last)
         # a jump past the end ends there
-        end = self.merge([item for paths in sets.values() for item in paths.items()])
-        ended = [(path.steps, path.score + self.end(path)) for path in end.values()]
-        return sorted((item for item in ended if item[1] > -inf), key=lambda item: -item[1])
+        arrived = [item for paths in sets.values() for item in paths.items()]
+        ended = []
+        for path in self.merge(arrived).values():
+            score = path.score + self.end(path)
+            if score > -inf:
+                ended.append((path.steps, score))
+        return sorted(ended, key=lambda item: -item[1])
 
     def round(self, t: int, frame: Tensor, now: Set, sets: dict[int, Set], last: bool) -> Set:
         """The hypotheses that stay on this frame, with one more label each.
@@ -120,24 +132,32 @@ class PlainSearch:
             sets: The sets ahead; those that moved on are added.
             last: Whether only a blank may follow.
         """
-        arrivals: dict[int, list[tuple[Prefix, Path]]] = defaultdict(list)
-        children: dict[int, list[tuple[Prefix, Path]]] = defaultdict(list)
+        arrivals: dict[int, list[Hypothesis]] = defaultdict(list)
+        children: dict[int, list[Hypothesis]] = defaultdict(list)
         for prefix, path in now.items():
             tokens, blank_hops, label_hops = self.scores(frame, path)
             for hop, hop_score in blank_hops.items():
                 score = path.score + tokens[self.model.blank] + hop_score
-                arrivals[hop].append((prefix, replace(path, score=score)))
-            if not last:
-                for hop, item in self.extend(t, prefix, path, tokens, label_hops):
-                    children[hop].append(item)
-        best = {hop: sorted(items, key=_by_score)[: self.width] for hop, items in children.items()}
+                moved = replace(path, score=score)
+                arrivals[hop].append((prefix, moved))
+            if last:
+                continue
+            for hop, child in self.extend(t, prefix, path, tokens, label_hops):
+                children[hop].append(child)
+        best = {}
+        for hop, items in children.items():
+            ranked = sorted(items, key=_by_score)
+            best[hop] = ranked[: self.width]
         for hop in {*arrivals, *best} - {0}:
-            jumped = [
-                (prefix, self.predict(prefix[-1], path)) for prefix, path in best.get(hop, ())
-            ]
-            sets[t + hop] = self.merge([*sets[t + hop].items(), *arrivals[hop], *jumped])
+            jumped = self.with_states(dict(best.get(hop, ())))
+            there = sets[t + hop]
+            sets[t + hop] = self.merge([*there.items(), *arrivals[hop], *jumped.items()])
         stay = self.alive(dict(best.get(0, ())), sets)
-        return {prefix: self.predict(prefix[-1], path) for prefix, path in stay.items()}
+        return self.with_states(stay)
+
+    def with_states(self, paths: Set) -> Set:
+        """The hypotheses with the states after their last labels."""
+        return {prefix: self.predict(prefix[-1], path) for prefix, path in paths.items()}
 
     def extend(
         self,
@@ -146,7 +166,7 @@ class PlainSearch:
         path: Path,
         tokens: list[float],
         label_hops: dict[int, float],
-    ) -> Iterator[tuple[int, tuple[Prefix, Path]]]:
+    ) -> Iterator[tuple[int, Hypothesis]]:
         """Yield (frames to move on, (prefix, path)) for every next label.
 
         Args:
@@ -163,9 +183,11 @@ class PlainSearch:
             if label == self.model.blank:
                 continue
             for hop, hop_score in label_hops.items():
-                total = path.score + score + hop_score + float(lm_scores[label]) + self.label_bonus
+                lm_score = float(lm_scores[label])
+                total = path.score + score + hop_score + lm_score + self.label_bonus
                 steps = (*path.steps, (label, t, hop))
-                yield hop, ((*prefix, label), replace(path, score=total, steps=steps))
+                extended = replace(path, score=total, steps=steps)
+                yield hop, ((*prefix, label), extended)
 
     def scores(
         self, frame: Tensor, path: Path
@@ -183,12 +205,14 @@ class PlainSearch:
             return tokens, {1: 0.0}, {0: 0.0}
         blank: dict[int, float] = {}
         label: dict[int, float] = {}
-        for duration, score in zip(durations, logits[V:].log_softmax(-1).tolist(), strict=True):
-            blank[max(1, duration)] = log_add(blank.get(max(1, duration), -inf), score)
+        duration_scores = logits[V:].log_softmax(-1).tolist()
+        for duration, score in zip(durations, duration_scores, strict=True):
+            blank_hop = max(1, duration)
+            blank[blank_hop] = log_add(blank.get(blank_hop, -inf), score)
             label[duration] = log_add(label.get(duration, -inf), score)
         return tokens, blank, label
 
-    def merge(self, paths: list[tuple[Prefix, Path]]) -> Set:
+    def merge(self, paths: list[Hypothesis]) -> Set:
         """The best prefixes, with the probabilities of equal ones added.
 
         The alignment of the likelier one stays.
@@ -196,23 +220,25 @@ class PlainSearch:
         merged: Set = {}
         best_score: dict[Prefix, float] = {}
         for prefix, path in paths:
-            total = log_add(merged[prefix].score, path.score) if prefix in merged else path.score
+            total = path.score
+            if prefix in merged:
+                total = log_add(merged[prefix].score, total)
             if path.score > best_score.get(prefix, -inf):
-                best_score[prefix], merged[prefix] = path.score, path
+                best_score[prefix] = path.score
+                merged[prefix] = path
             if prefix in merged:
                 merged[prefix] = replace(merged[prefix], score=total)
-        return dict(sorted(merged.items(), key=lambda pair: -pair[1].score)[: self.width])
+        ranked = sorted(merged.items(), key=_by_score)
+        return dict(ranked[: self.width])
 
     def alive(self, now: Set, sets: dict[int, Set]) -> Set:
         """`now` without those that `width` hypotheses of one set ahead have overtaken."""
-        full = [
-            min(path.score for path in kept.values())
-            for kept in sets.values()
-            if len(kept) == self.width
-        ]
-        return {
-            prefix: path for prefix, path in now.items() if path.score > max(full, default=-inf)
-        }
+        least = -inf
+        for kept in sets.values():
+            if len(kept) == self.width:
+                lowest = min(path.score for path in kept.values())
+                least = max(least, lowest)
+        return {prefix: path for prefix, path in now.items() if path.score > least}
 
     def predict(self, label: int, path: Path) -> Path:
         """The path with the states of predictor and language model after a label."""
@@ -230,7 +256,7 @@ class PlainSearch:
         return self.lm_weight * float(self.lm.final(path.lm)[0])
 
 
-def _by_score(item: tuple[Prefix, Path]) -> float:
+def _by_score(item: Hypothesis) -> float:
     """Sort key: best first."""
     return -item[1].score
 

@@ -33,17 +33,22 @@ def decode(
     for t in range(T):
         for _ in range(options.max_symbols):
             active = (time == t) & (t < lengths)
+            waits = ~active
             token, jump, score, confidence = greedy.best_tokens(encoded[:, t], predicted)
-            scores = scores + score.masked_fill(~active, 0)
-            time = time + jump.masked_fill(~active, 0)
+            scores = scores + score.masked_fill(waits, 0)
+            time = time + jump.masked_fill(waits, 0)
             emits = active & (token != greedy.blank)
             # The GPU waits for Python here, at every symbol. Label looping and graphs avoid that.
             if not emits.any():
                 break
-            steps.append(Step(token, t + earlier_frames, jump, emits, confidence))
-            after = greedy.model.predict(token.masked_fill(~emits, greedy.blank), state)
-            predicted, state = select_state(emits, after, (predicted, state))
+            frame = t + earlier_frames
+            steps.append(Step(token, frame, jump, emits, confidence))
+            label = token.masked_fill(~emits, greedy.blank)
+            after = greedy.model.predict(label, state)
+            before = (predicted, state)
+            predicted, state = select_state(emits, after, before)
         # a frame with max_symbols labels ends without a blank
-        time = time + ((time == t) & (t < lengths))
+        full = (time == t) & (t < lengths)
+        time = time + full
     after_all = carry.after(time, lengths, predicted, state)
     return Hypotheses.from_steps(steps, scores, "frame_looping", after_all)

@@ -36,10 +36,12 @@ def decode(
         labels = frames = durations = time
         confidence = None
         while searching.any():
-            best = greedy.best_tokens(encoded[rows, time.clamp(max=T - 1)], predicted)
+            here = encoded[rows, time.clamp(max=T - 1)]
+            best = greedy.best_tokens(here, predicted)
             scores = scores + best.score.masked_fill(~searching, 0)
-            emits = searching & (best.token != greedy.blank)
-            skips = searching & (best.token == greedy.blank)
+            is_blank = best.token == greedy.blank
+            emits = searching & ~is_blank
+            skips = searching & is_blank
             labels = torch.where(emits, best.token, labels)
             frames = torch.where(emits, time, frames)
             durations = torch.where(emits, best.jump, durations)
@@ -57,8 +59,11 @@ def decode(
         full = emitted & (durations == 0) & (symbols == options.max_symbols)
         time = time + full
         symbols = symbols.masked_fill(full | (durations > 0), 0)
-        steps.append(Step(labels, frames + earlier_frames, durations, emitted, confidence))
-        after = greedy.model.predict(labels.masked_fill(~emitted, greedy.blank), state)
-        predicted, state = select_state(emitted, after, (predicted, state))
+        step = Step(labels, frames + earlier_frames, durations, emitted, confidence)
+        steps.append(step)
+        last_label = labels.masked_fill(~emitted, greedy.blank)
+        after = greedy.model.predict(last_label, state)
+        before = (predicted, state)
+        predicted, state = select_state(emitted, after, before)
     after_all = carry.after(time, lengths, predicted, state)
     return Hypotheses.from_steps(steps, scores, "label_looping", after_all)

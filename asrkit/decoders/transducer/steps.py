@@ -55,7 +55,8 @@ def check_rules(model: Any, max_symbols: int) -> None:
         "Count it from the front: V - 1, not -1.",
     )
     durations = getattr(model, "durations", ())
-    valid = isinstance(durations, Sequence) and all(whole(frames, 0, MOST) for frames in durations)
+    valid = isinstance(durations, Sequence)
+    valid = valid and all(whole(frames, 0, MOST) for frames in durations)
     wanted = f"a sequence of whole numbers from 0 to {MOST}"
     expect(valid, "model.durations", wanted, repr(durations))
 
@@ -91,8 +92,9 @@ class Carry(NamedTuple):
         sizes = sorted({str(len(tensor)) if tensor.dim() else "none" for tensor in tensors})
         remedy = "Regroup it with select and join."
         expect(sizes == [str(B)], "carry", f"B={B} utterances", ", ".join(sizes), remedy)
+        clocks_fit = _is_column(self.ahead) and _is_column(self.frames)
         expect(
-            _is_matrix(self.predicted) and _is_column(self.ahead) and _is_column(self.frames),
+            _is_matrix(self.predicted) and clocks_fit,
             "carry",
             "predicted (B, P), and ahead and frames (B,) int64",
             "others",
@@ -111,7 +113,12 @@ class Carry(NamedTuple):
             predicted: (B, P) predictor output after the last label.
             state: Predictor state after the last label.
         """
-        return Carry(predicted, state, time - lengths, self.frames + lengths)
+        return Carry(
+            predicted=predicted,
+            state=state,
+            ahead=time - lengths,
+            frames=self.frames + lengths,
+        )
 
 
 def _is_matrix(part: Any) -> bool:
@@ -159,7 +166,7 @@ class GreedyModel:
         self.confidence = confidence
         self.blank = model.blank
         self.durations = tuple(getattr(model, "durations", ()))
-        self.longest_jump = max(1, *self.durations) if self.durations else 1
+        self.longest_jump = max((1, *self.durations))
         self.duration_table: Tensor | None = None
         if self.durations:
             self.duration_table = torch.tensor(self.durations, device=device)
@@ -180,9 +187,11 @@ class GreedyModel:
         blank = (token == self.blank).long()
         if self.duration_table is None:
             return BestTokens(token, blank, score.float(), confidence)
-        duration_score, index = logits[..., V:].log_softmax(-1, dtype=dtype).max(-1)
+        duration_logp = logits[..., V:].log_softmax(-1, dtype=dtype)
+        duration_score, index = duration_logp.max(-1)
         jump = torch.maximum(self.duration_table[index], blank)
-        return BestTokens(token, jump, (score + duration_score).float(), confidence)
+        total = (score + duration_score).float()
+        return BestTokens(token, jump, total, confidence)
 
     def _token_confidence(self, logp: Tensor, score: Tensor) -> Tensor | None:
         """Probability of the best token, or 1 - entropy / ln V; None unless asked for."""
@@ -191,11 +200,14 @@ class GreedyModel:
         if self.confidence == "max_prob":
             return score.exp().float()
         entropy = torch.special.entr(logp.exp()).sum(-1)
-        return (1 - entropy / math.log(logp.shape[-1])).clamp(0, 1).float()
+        highest = math.log(logp.shape[-1])
+        certainty = 1 - entropy / highest
+        return certainty.clamp(0, 1).float()
 
     def initial_carry(self, encoded: Tensor) -> Carry:
         """The carry of the utterances of encoded (B, T, E) before their first frame."""
-        blank = torch.full((len(encoded),), self.blank, dtype=torch.int64, device=encoded.device)
+        B = len(encoded)
+        blank = torch.full((B,), self.blank, dtype=torch.int64, device=encoded.device)
         predicted, state = first_prediction(self.model, blank)
         zero = torch.zeros_like(blank)
         return Carry(predicted, state, zero, zero.clone())
@@ -219,7 +231,8 @@ def first_prediction(model: Any, blank: Tensor) -> tuple[Tensor, Any]:
         and prediction[0].dim() == 2
     )
     expect(valid, "model.predict", "the pair predicted (B, P), state", _describe(prediction))
-    batch_first = {tensor.shape[:1] for tensor in state_tensors(prediction)} == {blank.shape}
+    first_sizes = {tensor.shape[:1] for tensor in state_tensors(prediction)}
+    batch_first = first_sizes == {blank.shape}
     expect(
         batch_first,
         "model.predict",

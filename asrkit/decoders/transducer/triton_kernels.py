@@ -11,11 +11,14 @@ def _window(encoded, time, out, T, E: tl.constexpr, W: tl.constexpr, BLOCK: tl.c
     """One program copies one frame of one window."""
     b = tl.program_id(0).to(tl.int64)
     w = tl.program_id(1)
-    frame = tl.minimum(tl.load(time + b) + w, T - 1)
+    frame = tl.load(time + b) + w
+    frame = tl.minimum(frame, T - 1)
+    source = encoded + (b * T + frame) * E
+    target = out + (b * W + w) * E
     for first in range(0, E, BLOCK):
         e = first + tl.arange(0, BLOCK)
-        values = tl.load(encoded + (b * T + frame) * E + e, mask=e < E)
-        tl.store(out + (b * W + w) * E + e, values, mask=e < E)
+        values = tl.load(source + e, mask=e < E)
+        tl.store(target + e, values, mask=e < E)
 
 
 @triton.jit
@@ -35,12 +38,17 @@ def _softmax(row, N: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):
     weighted = tl.full((), 0.0, WIDE)  # sum of exp(x) x over logits x less the largest
     for first in range(0, N, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        x = tl.load(row + at, mask=at < N, other=-float("inf")).to(WIDE) - largest
+        x = tl.load(row + at, mask=at < N, other=-float("inf")).to(WIDE)
+        x -= largest
         weight = tl.exp(x)
+        product = tl.where(weight > 0, weight * x, 0.0)
         total += tl.sum(weight, axis=0)
-        weighted += tl.sum(tl.where(weight > 0, weight * x, 0.0), axis=0)
+        weighted += tl.sum(product, axis=0)
     z = tl.log(total)
-    return tl.where(z == z, token, 0), -z, z - weighted / total
+    is_number = z == z
+    token = tl.where(is_number, token, 0)
+    entropy = z - weighted / total
+    return token, -z, entropy
 
 
 @triton.jit
@@ -70,11 +78,13 @@ def _best(  # noqa: PLR0913 - kernels take pointers and sizes one by one
     if ENTROPY:
         certainty = 1 - entropy / log_V
         certainty = tl.where(certainty < 0, 0.0, certainty)  # NaN passes
-        tl.store(confidence + row, tl.where(certainty > 1, 1.0, certainty))
+        certainty = tl.where(certainty > 1, 1.0, certainty)
+        tl.store(confidence + row, certainty)
     frames = (label == blank).to(tl.int64)
     if DURATIONS > 0:
         index, duration_logp, _ = _softmax(own_logits + V, DURATIONS, BLOCK_D, WIDE)
-        frames = tl.maximum(tl.load(table + index), frames)
+        duration = tl.load(table + index)
+        frames = tl.maximum(duration, frames)
         logp += duration_logp
     tl.store(token + row, label)
     tl.store(jump + row, frames)
@@ -114,34 +124,41 @@ def _walk(  # noqa: PLR0913 - as above
         start = tl.load(time + b, mask=real, other=0)
         total = tl.load(scores + b, mask=real, other=0.0)
         # follow blanks, at least one a round, to a label or the end of window or utterance
+        window = b * W
         at = tl.zeros((LANES,), tl.int64)
         for _ in range(W):
             inside = (at < W) & (start + at < length)
-            skips = inside & (tl.load(token + b * W + at, mask=inside, other=0) == blank)
-            total += tl.load(score + b * W + at, mask=skips, other=0.0)
-            at += tl.load(jump + b * W + at, mask=skips, other=0)
+            here = window + at
+            best = tl.load(token + here, mask=inside, other=0)
+            skips = inside & (best == blank)
+            total += tl.load(score + here, mask=skips, other=0.0)
+            at += tl.load(jump + here, mask=skips, other=0)
         frame = start + at
-        last = b * W + tl.minimum(at, W - 1)
+        last = window + tl.minimum(at, W - 1)
         emits = (at < W) & (frame < length)
         label = tl.load(token + last, mask=real, other=0)
         duration = tl.load(jump + last, mask=emits, other=0)
-        before = tl.where(at == 0, tl.load(symbols + b, mask=real, other=0), 0)
+        label_score = tl.load(score + last, mask=emits, other=0.0)
+        before = tl.load(symbols + b, mask=real, other=0)
+        before = tl.where(at == 0, before, 0)
         on_frame = before + emits.to(tl.int64)
         # a frame with max_symbols labels ends without a blank
         full = emits & (duration == 0) & (on_frame >= max_symbols)
         now = frame + duration + full.to(tl.int64)
         column = tl.load(count + b, mask=real, other=0)
-        output = outputs + b * columns + column
+        place = b * columns + column
         plane = columns.to(tl.int64) * B
+        output = outputs + place
         tl.store(output, label, mask=emits)
         tl.store(output + plane, frame, mask=emits)
         tl.store(output + 2 * plane, duration, mask=emits)
         if WITH_CONFIDENCE:
             certainty = tl.load(confidence + last, mask=emits)
-            tl.store(output_confidence + b * columns + column, certainty, mask=emits)
+            tl.store(output_confidence + place, certainty, mask=emits)
+        symbols_now = tl.where(now == frame, on_frame, 0)
         tl.store(time + b, now, mask=real)
-        tl.store(symbols + b, tl.where(now == frame, on_frame, 0), mask=real)
-        tl.store(scores + b, total + tl.load(score + last, mask=emits, other=0.0), mask=real)
+        tl.store(symbols + b, symbols_now, mask=real)
+        tl.store(scores + b, total + label_score, mask=real)
         tl.store(count + b, column + emits.to(tl.int64), mask=real)
         tl.store(labels + b, label, mask=real)
         tl.store(emitted + b, emits, mask=real)

@@ -60,15 +60,20 @@ def joint_step(
     W = min(options.window, T)
     # offsets within the window, then the places outside it where a jump may land
     offsets = torch.arange(W + greedy.longest_jump, device=encoded.device)
-    frames = loop_state.time[:, None] + offsets[:W]  # (B, W)
+    inside = offsets[:W]
+    outside = offsets[W:]
+    frames = loop_state.time[:, None] + inside  # (B, W)
     rows = torch.arange(B, device=encoded.device)[:, None]
     window = encoded[rows, frames.clamp(max=T - 1)]  # (B, W, E)
     token, jump, score, confidence = greedy.best_tokens(window, loop_state.predicted[:, None])
 
-    stops = (token != greedy.blank) | (frames >= lengths[:, None])
-    landing = offsets[:W] + jump.masked_fill(stops, 0)
-    hop = torch.cat([landing, offsets[W:].expand(B, -1)], 1)  # (B, W + longest_jump)
-    path_score = torch.nn.functional.pad(score.masked_fill(stops, 0), (0, greedy.longest_jump))
+    is_label = token != greedy.blank
+    is_end = frames >= lengths[:, None]
+    stops = is_label | is_end
+    landing = inside + jump.masked_fill(stops, 0)
+    hop = torch.cat([landing, outside.expand(B, -1)], 1)  # (B, W + longest_jump)
+    blank_score = score.masked_fill(stops, 0)
+    path_score = torch.nn.functional.pad(blank_score, (0, greedy.longest_jump))
     for _ in range((W - 1).bit_length()):
         path_score = path_score + path_score.gather(1, hop)
         hop = hop.gather(1, hop)
@@ -86,8 +91,13 @@ def joint_step(
     # a frame with max_symbols labels ends without a blank
     full = (duration == 0) & (symbols >= options.max_symbols)
     time = frame + (duration + full) * emitted
-    scores = loop_state.scores + path_score[:, 0] + label_score.masked_fill(~emitted, 0)
-    advanced = loop_state._replace(time=time, symbols=symbols * (time == frame), scores=scores)
+    scores = loop_state.scores + path_score[:, 0]
+    scores = scores + label_score.masked_fill(~emitted, 0)
+    advanced = loop_state._replace(
+        time=time,
+        symbols=symbols * (time == frame),
+        scores=scores,
+    )
     return advanced, Step(label, frame, duration, emitted, confidence)
 
 

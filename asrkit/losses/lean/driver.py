@@ -128,6 +128,21 @@ class LeanLoss(torch.autograd.Function):
         make_tiles: Callable[..., Tiles],
         lattice: Lattice,
     ) -> Tensor:
+        """Losses of checked arguments; `ctx` keeps what the gradient needs, if one is.
+
+        Args:
+            ctx: Of autograd.
+            encoded: (B, T, D).
+            predicted: (B, U1, D).
+            weight: (V, D) of the output layer, the durations' rows last.
+            bias: (V,).
+            targets: (B, U), int64.
+            nodes: Where the numbers of each lattice node lie.
+            options: Of the loss.
+            joint: The hidden layer, and how it is tiled.
+            make_tiles: Makes the `Tiles` of an implementation.
+            lattice: The recursions, from a module of asrkit.losses.rnnt or .tdt.
+        """
         inputs = (encoded, predicted, weight, bias, targets)
         needs_gradient = any(ctx.needs_input_grad)
         arcs = _empty_arcs(encoded, weight, nodes, len(options.durations))

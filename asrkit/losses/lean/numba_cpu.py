@@ -194,7 +194,10 @@ def _locate(index, table, targets, T, U1, seed, inputs):
         u = place % rows
         inputs[r, ENCODED_ROW] = b * T + t
         inputs[r, PREDICTED_ROW] = b * U1 + u
-        inputs[r, LABEL] = targets[b, u] if u + 1 < rows else -1
+        label = -1
+        if u + 1 < rows:
+            label = targets[b, u]
+        inputs[r, LABEL] = label
         inputs[r, KEY] = node_key(seed, b, t, u)
 
 
@@ -218,13 +221,17 @@ def _activate(e, p, h, is_tanh, keep):
     else:
         for k in range(h.shape[0]):
             x = load(e[k]) + load(p[k])
-            h[k] = store(F(0.0) if x < F(0.0) else x * keep, h[k])
+            y = x * keep
+            if x < F(0.0):
+                y = F(0.0)
+            h[k] = store(y, h[k])
 
 
 @njit
 def _drop(h, key, least):
     """Zeros where dropout does not keep an element of h (D,)."""
     for k in range(h.shape[0]):
+        # not an if statement: all elements are written, so that the loop becomes vector code
         h[k] = h[k] if kept(key, k, least) else store(F(0.0), h[k])
 
 
@@ -239,7 +246,10 @@ def _arc_log_probs(logits, bias, inputs, V, blank, log_z, blank_logp, label_logp
         normaliser = _log_normaliser(x[:V], bias[:V])
         log_z[r] = normaliser
         blank_logp[r] = load(x[blank]) + bias[blank] - normaliser
-        label_logp[r] = load(x[label]) + bias[label] - normaliser if label >= 0 else -np.inf
+        at_label = -np.inf
+        if label >= 0:
+            at_label = load(x[label]) + bias[label] - normaliser
+        label_logp[r] = at_label
         durations = duration_logp.shape[1]
         if durations:
             normaliser = _log_normaliser(x[V:], bias[V:])
@@ -335,7 +345,9 @@ def _add_node(h, g, e, p, is_tanh, keep, key, least, low):
     if least and is_tanh:
         for k in range(h.shape[0]):
             y = load(h[k]) / keep
-            step = load(g[k]) * keep * (F(1.0) - y * y) if kept(key, low + k, least) else F(0.0)
+            step = load(g[k]) * keep * (F(1.0) - y * y)
+            if not kept(key, low + k, least):
+                step = F(0.0)
             e[k] += step
             p[k] += step
     elif is_tanh:
@@ -346,6 +358,8 @@ def _add_node(h, g, e, p, is_tanh, keep, key, least, low):
             p[k] += step
     else:  # an element that was dropped is 0 here, like one that relu cut off
         for k in range(h.shape[0]):
-            step = load(g[k]) * keep if load(h[k]) > F(0.0) else F(0.0)
+            step = F(0.0)
+            if load(h[k]) > F(0.0):
+                step = load(g[k]) * keep
             e[k] += step
             p[k] += step

@@ -91,7 +91,9 @@ def arc_log_probs(
             label_logp.numpy(),
             duration_logp.numpy(),
         )
-    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp if n else None)
+    if n == 0:
+        return ArcLogProbs(log_z, blank_logp, label_logp)
+    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
 
 
 def gradient(
@@ -111,6 +113,9 @@ def gradient(
     by_duration = saved.duration_gradient
     if by_duration is None:
         by_duration = saved.log_z.new_empty((len(saved.log_z), 0))
+    clamp = np.inf
+    if options.clamp > 0:
+        clamp = options.clamp
     with pool():
         _gradient(
             array(flat(logits)),
@@ -122,7 +127,7 @@ def gradient(
             logits.shape[-1] - by_duration.shape[1],
             options.blank,
             options.fused_log_softmax,
-            F(options.clamp if options.clamp > 0 else np.inf),
+            F(clamp),
             saved.log_z.numpy(),
             saved.blank_posterior.numpy(),
             saved.label_posterior.numpy(),
@@ -180,10 +185,15 @@ def _scores(
                 start = _first_logit(table, b, t, u)
                 node = table[b, FIRST_NODE] + t * (U + 1) + u
                 x = logits[start : start + V]
-                z = _log_normaliser(x) if fused else 0.0
+                z = 0.0
+                if fused:
+                    z = _log_normaliser(x)
                 log_z[node] = z
                 blank_logp[node] = load(x[blank]) - z
-                label_logp[node] = load(x[targets[b, u]]) - z if u < U else -np.inf
+                at_label = -np.inf
+                if u < U:
+                    at_label = load(x[targets[b, u]]) - z
+                label_logp[node] = at_label
                 if n:
                     x = logits[start + V : start + V + n]
                     z = _log_normaliser(x)
@@ -216,7 +226,9 @@ def _gradient(
         t = rows[row, 1]
         U = table[b, LABELS]
         scale = incoming[b]
-        valid = U + 1 if t < table[b, FRAMES] else 0
+        valid = 0
+        if t < table[b, FRAMES]:
+            valid = U + 1
         for u in range(out_table[b, ROW_NODES]):
             first = _first_logit(out_table, b, t, u)
             g = out[first : first + V + n]
@@ -226,6 +238,9 @@ def _gradient(
                 continue
             start = _first_logit(table, b, t, u)
             node = table[b, FIRST_NODE] + t * (U + 1) + u
+            label = -1
+            if u < U:
+                label = targets[b, u]
             _node_gradient(
                 logits[start : start + V],
                 g,
@@ -233,7 +248,7 @@ def _gradient(
                 blank_posterior[node],
                 label_posterior[node],
                 blank,
-                targets[b, u] if u < U else -1,
+                label,
                 fused,
                 clamp,
                 scale,
@@ -249,25 +264,29 @@ def _node_gradient(
     x, g, log_z, blank_posterior, label_posterior, blank, label, fused, clamp, scale, inplace
 ):
     """Gradient over one node's logits, rounded once: blank and label are computed apart."""
-    posterior = blank_posterior + label_posterior if fused else F(0.0)
+    posterior = F(0.0)
     at_blank = -blank_posterior
     at_label = -label_posterior
-    factor = posterior * scale
     if fused:
+        posterior = blank_posterior + label_posterior
         at_blank += posterior * exp(load(x[blank]) - log_z)
         at_label += posterior * exp(load(x[label]) - log_z)  # unused where no label is left
+    factor = posterior * scale
     if posterior == F(0.0):
         for v in range(x.shape[0]):
             g[v] = store(F(0.0), g[v])
     elif clamp < F(np.inf):
         for v in range(x.shape[0]):
-            g[v] = store(flush(min(posterior * exp(load(x[v]) - log_z), clamp) * scale), g[v])
+            grad = min(posterior * exp(load(x[v]) - log_z), clamp)
+            g[v] = store(flush(grad * scale), g[v])
     elif inplace:  # the same loop on one array, so that the compiler need not fear an overlap
         for v in range(x.shape[0]):
             g[v] = store(flush(factor * exp(load(g[v]) - log_z)), g[v])
     else:
         for v in range(x.shape[0]):
             g[v] = store(flush(factor * exp(load(x[v]) - log_z)), g[v])
-    g[blank] = store(flush(min(max(at_blank, -clamp), clamp) * scale), g[blank])
+    at_blank = min(max(at_blank, -clamp), clamp)
+    g[blank] = store(flush(at_blank * scale), g[blank])
     if label >= 0:
-        g[label] = store(flush(min(max(at_label, -clamp), clamp) * scale), g[label])
+        at_label = min(max(at_label, -clamp), clamp)
+        g[label] = store(flush(at_label * scale), g[label])

@@ -70,16 +70,28 @@ def launch(
     """
     values = as_bits(arguments)
     if SIMULATED:
-        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
-
-        fakes = [FakeCUDAArray(x.numpy()) if isinstance(x, Tensor) else x for x in values]
-        kernel[blocks, threads, 0, shared](*fakes)
+        kernel[blocks, threads, 0, shared](*map(_simulated_array, values))
         return
     index = values[0].device.index
     with cuda.gpus[index]:
         stream = cuda.external_stream(torch.cuda.current_stream(index).cuda_stream)
-        arrays = [cuda.as_cuda_array(x, sync=False) if isinstance(x, Tensor) else x for x in values]
-        kernel[blocks, threads, stream, shared](*arrays)
+        kernel[blocks, threads, stream, shared](*map(_cuda_array, values))
+
+
+def _simulated_array(value: object) -> object:
+    """A tensor as an array of Numba's simulator; anything else as it is."""
+    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+    if isinstance(value, Tensor):
+        return FakeCUDAArray(value.numpy())
+    return value
+
+
+def _cuda_array(value: object) -> object:
+    """A tensor as a CUDA array on the same memory; anything else as it is."""
+    if isinstance(value, Tensor):
+        return cuda.as_cuda_array(value, sync=False)
+    return value
 
 
 def as_bits(arguments: tuple) -> list:
@@ -99,7 +111,9 @@ def blocks_for(nodes: Nodes, sizes: Tensor, each: int = 1) -> tuple[int, int]:
 
     A block takes `each` of them at a time.
     """
-    return min(-(-int(sizes.max()) // each), BLOCKS), len(nodes.table)
+    most = int(sizes.max())
+    blocks = (most + each - 1) // each
+    return min(blocks, BLOCKS), len(nodes.table)
 
 
 def arc_log_probs(
@@ -129,7 +143,9 @@ def arc_log_probs(
         duration_logp,
         shared=8 * LANES * ROWS,
     )
-    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp if n else None)
+    if n == 0:
+        return ArcLogProbs(log_z, blank_logp, label_logp)
+    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
 
 
 def gradient(
@@ -149,7 +165,12 @@ def gradient(
     by_duration = saved.duration_gradient
     if by_duration is None:
         by_duration = saved.log_z.new_empty((len(saved.log_z), 0))
-    out_nodes = nodes if out.stride() == logits.stride() else nodes.strided_like(out)
+    out_nodes = nodes
+    if out.stride() != logits.stride():
+        out_nodes = nodes.strided_like(out)
+    clamp = inf
+    if options.clamp > 0:
+        clamp = options.clamp
     launch(
         _gradient,
         blocks_for(nodes, nodes.padded_sizes, ROWS),
@@ -162,7 +183,7 @@ def gradient(
         logits.shape[-1] - by_duration.shape[1],
         options.blank,
         options.fused_log_softmax,
-        F(options.clamp if options.clamp > 0 else inf),
+        F(clamp),
         saved.log_z,
         saved.blank_posterior,
         saved.label_posterior,
@@ -176,7 +197,10 @@ def _load(x):
     """A logit as float32. The compiler knows the answer of isinstance, so each dtype has kernels of
     its own.
     """
-    return np.uint32(np.uint32(x) << 16).view(F) if isinstance(x, np.uint16) else F(x)
+    if isinstance(x, np.uint16):
+        bits = np.uint32(x) << 16
+        return np.uint32(bits).view(F)
+    return F(x)
 
 
 @cuda.jit(device=True)
@@ -186,7 +210,9 @@ def _store(out, at, x):
     """
     if isinstance(out[at], np.uint16):
         u = F(x).view(np.uint32)
-        out[at] = (u + 0x7FFF + ((u >> 16) & 1)) >> 16 if x == x else 0x7FC0
+        odd = (u >> 16) & 1
+        # a conditional expression becomes a select instruction, an if statement a branch
+        out[at] = (u + 0x7FFF + odd) >> 16 if x == x else 0x7FC0
     else:
         out[at] = x
 
@@ -234,10 +260,14 @@ def _log_normaliser(x, start, size):
             a = parts[own]
             b = parts[own + half]
             above = max(a, b)
-            parts[sums] = parts[sums] * F(exp(a - above)) + parts[sums + half] * F(exp(b - above))
+            from_a = F(exp(a - above))
+            from_b = F(exp(b - above))
+            parts[sums] = parts[sums] * from_a + parts[sums + half] * from_b
             parts[own] = above
         half //= 2
-    return (parts[own], F(log(parts[sums]))) if lane == 0 else (F(0.0), F(0.0))
+    if lane == 0:
+        return parts[own], F(log(parts[sums]))
+    return F(0.0), F(0.0)
 
 
 @cuda.jit(device=True)
@@ -267,8 +297,14 @@ def _scores(logits, targets, table, V, blank, fused, log_z, blank_logp, label_lo
         t, u = _frame_and_row(place, U1)
         node = table[b, FIRST_NODE] + place
         start = _first_logit(table, b, t, u)
-        largest, rest = _log_normaliser(logits, start, V) if fused else (F(0.0), F(0.0))
-        longest, apart = _log_normaliser(logits, start + V, n) if n > 0 else (F(0.0), F(0.0))
+        largest = F(0.0)
+        rest = F(0.0)
+        if fused:
+            largest, rest = _log_normaliser(logits, start, V)
+        longest = F(0.0)
+        apart = F(0.0)
+        if n > 0:
+            longest, apart = _log_normaliser(logits, start + V, n)
         if cuda.threadIdx.x == 0:
             # less is lost by subtracting both than with their sum, which is rounded
             log_z[node] = largest + rest
@@ -283,7 +319,9 @@ def _scores(logits, targets, table, V, blank, fused, log_z, blank_logp, label_lo
 
 @cuda.jit(device=True)
 def _limited(grad, clamp, scale):
-    return (F(copysign(clamp, grad)) if abs(grad) > clamp else grad) * scale
+    if abs(grad) > clamp:
+        grad = F(copysign(clamp, grad))
+    return grad * scale
 
 
 @cuda.jit(device=True)
@@ -305,12 +343,16 @@ def _softmax(x, at, end, out, to, log_z, posterior, clamp, scale):
             values[i] = _load(x[at + AT(LANES * i)])
         for i in range(EACH):
             grad = posterior * F(exp(values[i] - log_z))
-            _store(out, to + AT(LANES * i), (clamp if grad > clamp else grad) * scale)
+            if grad > clamp:
+                grad = clamp
+            _store(out, to + AT(LANES * i), grad * scale)
         at += AT(LANES * EACH)
         to += AT(LANES * EACH)
     while at < end:
         grad = posterior * F(exp(_load(x[at]) - log_z))
-        _store(out, to, (clamp if grad > clamp else grad) * scale)
+        if grad > clamp:
+            grad = clamp
+        _store(out, to, grad * scale)
         at += AT(LANES)
         to += AT(LANES)
 
@@ -335,7 +377,9 @@ def _node_gradient(
     apart, from what they read first.
     """
     lane = cuda.threadIdx.x
-    posterior = blank_posterior + label_posterior if fused else F(0.0)
+    posterior = F(0.0)
+    if fused:
+        posterior = blank_posterior + label_posterior
     has_blank = lane == blank % LANES
     has_label = label >= 0 and lane == label % LANES
     at_blank = -blank_posterior
@@ -390,7 +434,9 @@ def _gradient(
             continue
         node = table[b, FIRST_NODE] + t * U1 + u
         start = _first_logit(table, b, t, u)
-        label = targets[b, u] if u + 1 < U1 else -1
+        label = -1
+        if u + 1 < U1:
+            label = targets[b, u]
         _node_gradient(
             logits,
             start,

@@ -25,24 +25,33 @@ def arc_log_probs(
     if n:
         duration_logp = logits.new_empty((nodes.count, n), dtype=dtype)
     for b in range(len(nodes.table)):
-        for tile, where in _tiles(nodes.grid(logits, b), nodes, b):
-            tokens = tile[..., : tile.shape[-1] - n].to(dtype)  # (frames, U1, V)
+        grid = nodes.grid(logits, b)
+        for tile, where in _tiles(grid, nodes, b):
+            V = tile.shape[-1] - n
+            tokens = tile[..., :V].to(dtype)  # (frames, U1, V)
+            z = _log_normaliser(tokens, options)
+            at_blank = tokens[..., options.blank]
             labels = _labels(tile, targets[b])
-            if options.fused_log_softmax:
-                z = tokens.logsumexp(-1)
-            else:
-                z = torch.zeros_like(tokens[..., 0])
-            # infinite logits have no softmax; they must not pass for a finite loss
-            z.masked_fill_(z.isinf(), torch.nan)
             at_label = tokens[:, :-1].gather(-1, labels)[..., 0]
             log_z[where] = z.flatten()
-            blank_logp[where] = (tokens[..., options.blank] - z).flatten()
-            label_logp[where] = -torch.inf
-            label_logp[where].view(z.shape)[:, :-1] = at_label - z[:, :-1]
+            blank_logp[where] = (at_blank - z).flatten()
+            label_logp[where] = -torch.inf  # stays on the last row
+            by_row = label_logp[where].view(z.shape)
+            by_row[:, :-1] = at_label - z[:, :-1]
             if duration_logp is not None:
-                logps = tile[..., -n:].log_softmax(-1, dtype=dtype)
+                logps = tile[..., V:].log_softmax(-1, dtype=dtype)
                 duration_logp[where] = logps.flatten(0, 1)
     return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
+
+
+def _log_normaliser(tokens: Tensor, options: LatticeOptions) -> Tensor:
+    """log of the sum of exp over the tokens (frames, U1, V); 0 if they are log-probabilities."""
+    if options.fused_log_softmax:
+        z = tokens.logsumexp(-1)
+    else:
+        z = torch.zeros_like(tokens[..., 0])
+    # infinite logits have no softmax; they must not pass for a finite loss
+    return z.masked_fill_(z.isinf(), torch.nan)
 
 
 def gradient(
@@ -68,7 +77,8 @@ def gradient(
         tiles = _tiles(nodes.grid(logits, b), nodes, b)
         out_tiles = _tiles(grid, nodes, b)
         for (tile, where), (out_tile, _) in zip(tiles, out_tiles, strict=True):
-            grad = _tile_gradient(tile, where, targets[b], options, saved).mul_(incoming[b])
+            grad = _tile_gradient(tile, where, targets[b], options, saved)
+            grad.mul_(incoming[b])
             if not grad.is_cuda:
                 grad = torch.hardshrink(grad, TINY)
             out_tile.copy_(grad)
@@ -79,20 +89,27 @@ def _tile_gradient(
 ) -> Tensor:
     """Gradient over a tile (frames, U1, V + n) of the nodes `where`, clamped."""
     n = len(options.durations)
+    V = tile.shape[-1] - n
     size = tile.shape[:2]
-    tokens = tile[..., : tile.shape[-1] - n]
+    tokens = tile[..., :V]
     blank_posterior = saved.blank_posterior[where].view(size)
     label_posterior = saved.label_posterior[where].view(size)
+    dtype = blank_posterior.dtype
     if options.fused_log_softmax:
-        log_p = tokens.to(blank_posterior.dtype) - saved.log_z[where].view(*size, 1)
-        grad = log_p.exp_().mul_((blank_posterior + label_posterior)[..., None])
+        z = saved.log_z[where].view(size)
+        softmax = (tokens.to(dtype) - z[..., None]).exp_()
+        posterior = blank_posterior + label_posterior
+        grad = softmax.mul_(posterior[..., None])
     else:
-        grad = torch.zeros_like(tokens, dtype=blank_posterior.dtype)
+        grad = torch.zeros_like(tokens, dtype=dtype)
     grad[..., options.blank] -= blank_posterior
-    grad[:, :-1].scatter_add_(-1, _labels(tile, targets), -label_posterior[:, :-1, None])
+    labels = _labels(tile, targets)
+    by_label = -label_posterior[:, :-1, None]
+    grad[:, :-1].scatter_add_(-1, labels, by_label)
     if n:
         assert saved.duration_gradient is not None
-        grad = torch.cat((grad, saved.duration_gradient[where].view(*size, n)), -1)
+        by_duration = saved.duration_gradient[where].view(*size, n)
+        grad = torch.cat((grad, by_duration), -1)
     if options.clamp > 0:
         grad.clamp_(-options.clamp, options.clamp)
     return grad
@@ -104,13 +121,17 @@ def _tiles(grid: Tensor, nodes: Nodes, b: int) -> Iterator[tuple[Tensor, slice]]
     tile_bytes = 1 << 28  # large enough for few launches on a GPU
     if grid.device.type == "cpu":
         tile_bytes = 1 << 20  # fits a core's cache
-    step = max(1, tile_bytes // (4 * U1 * grid.shape[-1]))
+    frame_bytes = 4 * U1 * grid.shape[-1]
+    step = max(1, tile_bytes // frame_bytes)
     for t in range(0, T, step):
         stop = min(t + step, T)
-        yield grid[t:stop, :U1], slice(places.start + t * U1, places.start + stop * U1)
+        first = places.start + t * U1
+        last = places.start + stop * U1
+        yield grid[t:stop, :U1], slice(first, last)
 
 
 def _labels(tile: Tensor, targets: Tensor) -> Tensor:
     """The next label of every node that has one, as an index: (frames, U, 1)."""
     frames, U1, _ = tile.shape
-    return targets[: U1 - 1].expand(frames, U1 - 1)[..., None]
+    U = U1 - 1
+    return targets[:U].expand(frames, U)[..., None]

@@ -85,7 +85,9 @@ def arc_log_probs(
             **blocks(V, n),
             **OPTIONS,
         )
-    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp if n else None)
+    if n == 0:
+        return ArcLogProbs(log_z, blank_logp, label_logp)
+    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
 
 
 def gradient(
@@ -107,7 +109,9 @@ def gradient(
         by_duration = saved.log_z.new_empty((len(saved.log_z), 0))
     n = by_duration.shape[1]
     V = logits.shape[-1] - n
-    out_nodes = nodes if out.stride() == logits.stride() else nodes.strided_like(out)
+    out_nodes = nodes
+    if out.stride() != logits.stride():
+        out_nodes = nodes.strided_like(out)
     with torch.cuda.device_of(logits):
         _gradient[_grid(nodes, nodes.padded_sizes)](
             logits,
@@ -153,7 +157,9 @@ def together(logits: Tensor, nodes: Nodes) -> int:
     """Logits that a lane can read at once: 16 bytes of them where all rows are aligned, else 1."""
     starts = nodes.table[:, FIRST_LOGIT : LABEL_STEP + 1] * logits.element_size()
     aligned = logits.data_ptr() % 16 == 0 and not bool((starts % 16).any())
-    return 16 // logits.element_size() if aligned else 1
+    if not aligned:
+        return 1
+    return 16 // logits.element_size()
 
 
 def _grid(nodes: Nodes, sizes: Tensor) -> tuple[int, int]:
@@ -348,7 +354,9 @@ def _gradient(
             by_label = tl.load(label_posterior + node)
             z = tl.load(log_z + node)
             label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=blank)
-            posterior = by_blank + by_label if FUSED else 0.0
+            posterior = 0.0
+            if FUSED:
+                posterior = by_blank + by_label
             at_blank = -by_blank
             at_label = -by_label
             if posterior != 0.0:

@@ -36,7 +36,10 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     """
     logps = (arcs.blank_logp.numpy(), arcs.label_logp.numpy(), nodes.table.numpy())
     beta, log_likelihood = empty_sums(nodes)
-    blank_posterior = arcs.blank_logp.new_empty(nodes.count if grad else 0)
+    posteriors = 0
+    if grad:
+        posteriors = nodes.count
+    blank_posterior = arcs.blank_logp.new_empty(posteriors)
     label_posterior = torch.empty_like(blank_posterior)
     with numba_cpu.pool():
         _backward_variables(*logps, beta.numpy(), log_likelihood.numpy())
@@ -61,9 +64,14 @@ def empty_sums(nodes: Nodes) -> tuple[Tensor, Tensor]:
 @njit(inline="always")
 def log_add(a, b):
     """log(exp(a) + exp(b)), for terms that exp() would flush to zero."""
+    larger = a
+    smaller = b
     if a < b:
-        a, b = b, a
-    return a if b == -inf else a + log1p(exp(b - a))
+        larger = b
+        smaller = a
+    if smaller != -inf:
+        larger += log1p(exp(smaller - larger))
+    return larger
 
 
 @kernel
@@ -105,7 +113,9 @@ def _posteriors(
                 node = first + t * (U + 1) + u
                 if u > 0:
                     by_label = alpha[u - 1] + label_logp[node - 1]
-                    alpha[u] = log_add(alpha[u], by_label) if t > 0 else by_label
+                    if t > 0:
+                        by_label = log_add(alpha[u], by_label)
+                    alpha[u] = by_label
                 after_blank = -inf
                 if t + 1 < T:
                     after_blank = beta[node + U + 1]

@@ -28,6 +28,7 @@ from asrkit.losses.nodes import (
 )
 from asrkit.shapes import expect
 
+WARP = 32
 LANES = 256  # threads of a block at most
 WIDEST = 3072  # two diagonals of float64 in the 48 KiB of shared memory that every device has
 
@@ -43,20 +44,36 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     Arcs are float32, sums float64. Of `options` it reads fastemit_lambda.
     """
     U1 = int(nodes.table[:, LABELS].max()) + 1
-    wanted = f"at most {WIDEST - 1} labels with numba_cuda's lattice"
-    expect(U1 <= WIDEST, "target_lengths", wanted, U1 - 1, "Pass impl='auto'.")
+    expect(
+        U1 <= WIDEST,
+        "target_lengths",
+        f"at most {WIDEST - 1} labels with numba_cuda's lattice",
+        U1 - 1,
+        "Pass impl='auto'.",
+    )
     sums, log_likelihood = empty_sums(arcs, nodes, grad)
-    lattice_tensors = (arcs.blank_logp, arcs.label_logp, nodes.on(sums.device), sums)
+    lattice_tensors = (
+        arcs.blank_logp,
+        arcs.label_logp,
+        nodes.on(sums.device),
+        sums,
+    )
     blocks = (len(log_likelihood), len(sums))
     launch(_sweep, blocks, threads_for(U1), *lattice_tensors, log_likelihood, shared=16 * U1)
     if not grad:
         return ArcPosteriors(log_likelihood)
     blank_posterior = torch.empty_like(arcs.blank_logp)
     label_posterior = torch.empty_like(arcs.blank_logp)
-    posteriors = (blank_posterior, label_posterior)
-    blocks = blocks_for(nodes, nodes.sizes, LANES)
-    launch(_posteriors, blocks, LANES, *lattice_tensors, 1.0 + options.fastemit_lambda, *posteriors)
-    return ArcPosteriors(log_likelihood, *posteriors)
+    launch(
+        _posteriors,
+        blocks_for(nodes, nodes.sizes, LANES),
+        LANES,
+        *lattice_tensors,
+        1.0 + options.fastemit_lambda,
+        blank_posterior,
+        label_posterior,
+    )
+    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
 
 
 def empty_sums(arcs: ArcLogProbs, nodes: Nodes, grad: bool) -> tuple[Tensor, Tensor]:
@@ -64,22 +81,32 @@ def empty_sums(arcs: ArcLogProbs, nodes: Nodes, grad: bool) -> tuple[Tensor, Ten
 
     Sums are backward variables and, with `grad`, forward variables: (1 or 2, N).
     """
+    directions = 1
+    if grad:
+        directions = 2
     device = arcs.blank_logp.device
-    sums = torch.empty((2 if grad else 1, nodes.count), dtype=torch.float64, device=device)
-    return sums, torch.empty(len(nodes.table), dtype=torch.float64, device=device)
+    sums = torch.empty((directions, nodes.count), dtype=torch.float64, device=device)
+    log_likelihood = torch.empty(len(nodes.table), dtype=torch.float64, device=device)
+    return sums, log_likelihood
 
 
 def threads_for(U1: int) -> int:
     """Threads of a block for diagonals of at most U1 nodes: whole warps, at most LANES."""
-    return min(LANES, -(-U1 // 32) * 32)
+    warps = (U1 + WARP - 1) // WARP
+    return min(LANES, warps * WARP)
 
 
 @cuda.jit(device=True)
 def log_add(a, b):
     """log(exp(a) + exp(b)), for terms that exp() would flush to zero."""
+    larger = a
+    smaller = b
     if a < b:
-        a, b = b, a
-    return a if b == -inf else a + log1p(exp(b - a))
+        larger = b
+        smaller = a
+    if smaller != -inf:
+        larger += log1p(exp(smaller - larger))
+    return larger
 
 
 @cuda.jit
@@ -88,7 +115,8 @@ def _sweep(blank_logp, label_logp, table, sums, log_likelihood):
     lattice turned by 180 degrees.
     """
     b = cuda.blockIdx.x
-    forward = cuda.blockIdx.y == 1
+    direction = cuda.blockIdx.y
+    forward = direction == 1
     T = table[b, FRAMES]
     U1 = table[b, LABELS] + 1
     first = table[b, FIRST_NODE]
@@ -97,19 +125,27 @@ def _sweep(blank_logp, label_logp, table, sums, log_likelihood):
     for k in range(T + U1 - 1):
         here = k % 2 * U1
         before = (k + 1) % 2 * U1
-        for u in range(max(0, k - T + 1) + cuda.threadIdx.x, min(k + 1, U1), cuda.blockDim.x):
+        least = max(0, k - T + 1)
+        end = min(k + 1, U1)
+        for u in range(least + cuda.threadIdx.x, end, cuda.blockDim.x):
             place = (k - u) * U1 + u
-            node = first + place if forward else last - place
+            node = cuda.selp(forward, first + place, last - place)
+            # the nodes that the two arcs into this one leave, seen in the sweep's direction
+            blank_from = cuda.selp(forward, node - U1, node)
+            label_from = cuda.selp(forward, node - 1, node)
             x = -inf
             if k == 0:
-                x = 0.0 if forward else np.float64(blank_logp[last])
+                if forward:
+                    x = 0.0
+                else:
+                    x = np.float64(blank_logp[last])
             if u < k:
-                x = diagonals[before + u] + blank_logp[node - U1 if forward else node]
+                x = diagonals[before + u] + blank_logp[blank_from]
             if u > 0:
-                label = label_logp[node - 1 if forward else node]
-                x = log_add(x, diagonals[before + u - 1] + label)
+                by_label = diagonals[before + u - 1] + label_logp[label_from]
+                x = log_add(x, by_label)
             diagonals[here + u] = x
-            sums[cuda.blockIdx.y, node] = x
+            sums[direction, node] = x
         cuda.syncthreads()
     if cuda.threadIdx.x == 0 and not forward:
         log_likelihood[b] = sums[0, first]
@@ -124,8 +160,12 @@ def _posteriors(
     first = table[b, FIRST_NODE]
     size = table[b, FRAMES] * U1
     # an utterance without any path gets posteriors of 0 rather than 0 / 0
-    total = sums[0, first] if sums[0, first] != -inf else 0.0
-    for place in range(cuda.grid(2)[0], size, cuda.gridsize(2)[0]):
+    total = sums[0, first]
+    if total == -inf:
+        total = 0.0
+    thread = cuda.grid(2)[0]
+    threads = cuda.gridsize(2)[0]
+    for place in range(thread, size, threads):
         node = first + place
         u = place % U1
         alpha = sums[1, node] - total
@@ -134,8 +174,10 @@ def _posteriors(
             after_blank = sums[0, node + U1]
         elif u + 1 == U1:
             after_blank = 0.0
-        blank_posterior[node] = exp(alpha + blank_logp[node] + after_blank)
+        log_posterior = alpha + blank_logp[node] + after_blank
+        blank_posterior[node] = exp(log_posterior)
         posterior = 0.0
         if u + 1 < U1:
-            posterior = exp(alpha + label_logp[node] + sums[0, node + 1]) * label_factor
+            log_posterior = alpha + label_logp[node] + sums[0, node + 1]
+            posterior = exp(log_posterior) * label_factor
         label_posterior[node] = posterior

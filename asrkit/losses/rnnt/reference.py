@@ -22,6 +22,8 @@ from asrkit.losses.gradient import refuse_second_derivative
 from asrkit.losses.nodes import LatticeOptions, Nodes
 
 Lattice = list[list[float]]
+# log-likelihood, and derivatives of its negative by blank and label arcs
+Solution = tuple[float, Any, Any]
 NO_PATH = -1e300  # in place of log 0, so that a posterior is 0 rather than 0 / 0
 
 
@@ -39,16 +41,18 @@ def forward_variables(blank: Lattice, label: Lattice) -> Lattice:
 
     alpha(t, u) = alpha(t-1, u) blank(t-1, u) + alpha(t, u-1) label(t, u-1), from alpha(0, 0) = 1.
     """
-    alpha = [[-inf for _ in row] for row in blank]
-    alpha[0][0] = 0.0
     T = len(blank)
     U1 = len(blank[0])
+    alpha = empty_lattice(T, U1)
+    alpha[0][0] = 0.0
     for t in range(T):
         for u in range(U1):
             if t > 0:
-                alpha[t][u] = alpha[t - 1][u] + blank[t - 1][u]
+                by_blank = alpha[t - 1][u] + blank[t - 1][u]
+                alpha[t][u] = by_blank
             if u > 0:
-                alpha[t][u] = log_add(alpha[t][u], alpha[t][u - 1] + label[t][u - 1])
+                by_label = alpha[t][u - 1] + label[t][u - 1]
+                alpha[t][u] = log_add(alpha[t][u], by_label)
     return alpha
 
 
@@ -58,17 +62,24 @@ def backward_variables(blank: Lattice, label: Lattice) -> Lattice:
     beta(t, u) = beta(t+1, u) blank(t, u) + beta(t, u+1) label(t, u), from
     beta(T-1, U) = blank(T-1, U); beta(0, 0) is the likelihood.
     """
-    beta = [[-inf for _ in row] for row in blank]
-    beta[-1][-1] = blank[-1][-1]
     T = len(blank)
     U1 = len(blank[0])
+    beta = empty_lattice(T, U1)
+    beta[-1][-1] = blank[-1][-1]
     for t in reversed(range(T)):
         for u in reversed(range(U1)):
             if t + 1 < T:
-                beta[t][u] = beta[t + 1][u] + blank[t][u]
+                by_blank = beta[t + 1][u] + blank[t][u]
+                beta[t][u] = by_blank
             if u + 1 < U1:
-                beta[t][u] = log_add(beta[t][u], beta[t][u + 1] + label[t][u])
+                by_label = beta[t][u + 1] + label[t][u]
+                beta[t][u] = log_add(beta[t][u], by_label)
     return beta
+
+
+def empty_lattice(rows: int, U1: int) -> Lattice:
+    """log 0 at every node: (rows, U1)."""
+    return [[-inf] * U1 for _ in range(rows)]
 
 
 def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
@@ -85,24 +96,33 @@ def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
     alpha = forward_variables(blank, label)
     beta = backward_variables(blank, label)
     T = len(beta)
-    U1 = len(beta[0])
+    U = len(beta[0]) - 1
     total = max(beta[0][0], NO_PATH)
-    beta.append([-inf] * (U1 - 1) + [0.0])  # after the last frame: beta(T, U) = 1
-    by_blank = [[0.0] * U1 for _ in range(T)]
-    by_label = [[0.0] * (U1 - 1) for _ in range(T)]
+    after_last_frame = [-inf] * U + [0.0]  # beta(T, U) = 1
+    beta.append(after_last_frame)
+    by_blank: Lattice = []
+    by_label: Lattice = []
     for t in range(T):
-        for u in range(U1):
-            by_blank[t][u] = -exp(alpha[t][u] + blank[t][u] + beta[t + 1][u] - total)
-            if u + 1 < U1:
-                by_label[t][u] = -exp(alpha[t][u] + label[t][u] + beta[t][u + 1] - total)
+        blank_row = []
+        label_row = []
+        for u in range(U + 1):
+            log_posterior = alpha[t][u] + blank[t][u] + beta[t + 1][u] - total
+            blank_row.append(-exp(log_posterior))
+        for u in range(U):
+            log_posterior = alpha[t][u] + label[t][u] + beta[t][u + 1] - total
+            label_row.append(-exp(log_posterior))
+        by_blank.append(blank_row)
+        by_label.append(label_row)
     return by_blank, by_label
 
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
     """Loss of each utterance in nats, (B,), from checked logits, targets, nodes and options."""
 
-    def solve(blank: Lattice, label: Lattice, _: Any) -> tuple[float, Lattice, Lattice]:
-        return backward_variables(blank, label)[0][0], *gradient(blank, label)
+    def solve(blank: Lattice, label: Lattice, _: Any) -> Solution:
+        beta = backward_variables(blank, label)
+        by_blank, by_label = gradient(blank, label)
+        return beta[0][0], by_blank, by_label
 
     return from_arcs(logits, targets, nodes, options, solve)
 
@@ -112,7 +132,7 @@ def from_arcs(
     targets: Tensor,
     nodes: Nodes,
     options: LatticeOptions,
-    solve: Callable[[Any, Any, Any], tuple],
+    solve: Callable[[Any, Any, Any], Solution],
 ) -> Tensor:
     """Losses in nats, (B,), by `solve` for one utterance at a time.
 
@@ -133,38 +153,64 @@ def from_arcs(
     for b, (T, U) in enumerate(nodes.table[:, :2].tolist()):
         scores = nodes.grid(logits, b)[:T, : U + 1].double().cpu()
         labels = targets[b, :U].cpu().expand(T, U)[..., None]
-        tokens = scores[..., :V]  # (T, U1, V)
-        logp = tokens
+        logp = scores[..., :V]  # (T, U1, V)
         if options.fused_log_softmax:
-            logp = tokens.log_softmax(-1)
+            logp = logp.log_softmax(-1)
         duration = scores[..., V:].log_softmax(-1)  # (T, U1, n)
         lowered = logp - options.sigma
         blank = lowered[..., options.blank].tolist()
         label = lowered[:, :U].gather(-1, labels)[..., 0].tolist()
-        log_likelihood, *derivatives = solve(blank, label, duration.tolist())
+        log_likelihood, by_blank_list, by_label_list = solve(blank, label, duration.tolist())
         costs[b] = -log_likelihood
-        by_blank, by_label = (
-            torch.tensor(part, dtype=torch.float64, device="cpu") for part in derivatives
-        )
+        by_blank = as_tensor(by_blank_list)
+        by_label = as_tensor(by_label_list)
         # the view gives a width to an empty list, U = 0
-        by_label = (1 + options.fastemit_lambda) * by_label.view(T, U, *by_blank.shape[2:])
+        by_label = by_label.view(T, U, *by_blank.shape[2:])
+        by_label = (1 + options.fastemit_lambda) * by_label
         grad = grad_nodes.grid(grads, b)[:T, : U + 1]
-        by_token = grad[..., :V]
         if by_blank.dim() == 3:
-            by_duration = grad[..., V:]
-            by_duration += by_blank
-            by_duration[:, :U] += by_label
-            by_duration -= duration.exp() * by_duration.sum(-1, keepdim=True)
+            _write_by_duration(grad[..., V:], duration, by_blank, by_label)
             by_blank = by_blank.sum(-1)
             by_label = by_label.sum(-1)
+        by_token = grad[..., :V]
         by_token[..., options.blank] = by_blank
         by_token[:, :U].scatter_(-1, labels, by_label[..., None])
-        if options.fused_log_softmax:  # chain rule: d logp[k] / d logit[v] = (k == v) - softmax[v]
-            by_token -= logp.exp() * by_token.sum(-1, keepdim=True)
+        if options.fused_log_softmax:
+            _through_log_softmax(by_token, logp)
         if options.clamp > 0:
             grad.clamp_(-options.clamp, options.clamp)
-    costs = costs.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
+    costs_dtype = torch.promote_types(logits.dtype, torch.float32)
+    costs = costs.to(logits.device, costs_dtype)
     return KnownGradient.apply(logits, costs, grads.to(logits), nodes)
+
+
+def as_tensor(nested: list) -> Tensor:
+    """A nested list of numbers in float64, on the CPU whatever torch's default device is."""
+    return torch.tensor(nested, dtype=torch.float64, device="cpu")
+
+
+def _write_by_duration(out: Tensor, duration: Tensor, by_blank: Tensor, by_label: Tensor) -> None:
+    """Write the gradient over the duration logits into `out` (T, U1, n), which holds zeros.
+
+    Args:
+        out: where to write.
+        duration: (T, U1, n), log-probability of each duration.
+        by_blank: (T, U1, n), derivatives by blank arcs.
+        by_label: (T, U, n), derivatives by label arcs.
+    """
+    U = by_label.shape[1]
+    out += by_blank
+    out[:, :U] += by_label
+    _through_log_softmax(out, duration)
+
+
+def _through_log_softmax(by_logp: Tensor, logp: Tensor) -> None:
+    """Turn the gradient over `logp` (..., k) into that over its logits, in place.
+
+    Chain rule: d logp[k] / d logit[v] = (k == v) - softmax[v].
+    """
+    total = by_logp.sum(-1, keepdim=True)
+    by_logp -= logp.exp() * total
 
 
 class KnownGradient(torch.autograd.Function):
@@ -181,8 +227,9 @@ class KnownGradient(torch.autograd.Function):
     def backward(ctx: Any, *incoming: Tensor) -> Any:
         refuse_second_derivative()
         (grads,) = ctx.saved_tensors
-        grads = grads.clone()
-        nodes = ctx.nodes.strided_like(grads)
+        scaled = grads.clone()
+        nodes = ctx.nodes.strided_like(scaled)
         for b, by_cost in enumerate(incoming[0]):
-            nodes.grid(grads, b).mul_(by_cost)
-        return grads, None, None, None
+            nodes.grid(scaled, b).mul_(by_cost)
+        no_gradients = [None] * 3  # costs, grads, nodes
+        return (scaled, *no_gradients)

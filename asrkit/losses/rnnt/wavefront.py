@@ -15,7 +15,14 @@ from torch import Tensor
 
 from asrkit.losses.gradient import lattice_loss
 from asrkit.losses.logit_rows import plain
-from asrkit.losses.nodes import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
+from asrkit.losses.nodes import (
+    FRAMES,
+    LABELS,
+    ArcLogProbs,
+    ArcPosteriors,
+    LatticeOptions,
+    Nodes,
+)
 
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
@@ -28,9 +35,13 @@ def upright(skewed: Tensor, U1: int) -> Tensor:
 
     Node (t, u) lies on row t + u.
     """
-    diagonal, lattice, label = skewed.stride()
-    size = skewed.shape[1], skewed.shape[0] - U1 + 1, U1
-    return skewed.as_strided(size, (lattice, diagonal, diagonal + label), skewed.storage_offset())
+    diagonals, lattices, _ = skewed.shape
+    to_diagonal, to_lattice, to_label = skewed.stride()
+    T1 = diagonals - U1 + 1
+    size = (lattices, T1, U1)
+    # the next frame is on the next diagonal; the next label too, one column further
+    stride = (to_lattice, to_diagonal, to_diagonal + to_label)
+    return skewed.as_strided(size, stride, skewed.storage_offset())
 
 
 def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int) -> tuple[Tensor, Tensor]:
@@ -46,27 +57,68 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
 
     Arcs have their own dtype, sums are float64. Of `options` it reads fastemit_lambda.
     """
-    B = len(nodes.table)
-    sums = _forward_variables(*_arcs_in(arcs, nodes, grad))
-    last_frame, last_row = nodes.on(sums.device)[:, :2].unbind(1)
-    log_likelihood = sums[torch.arange(B, device=sums.device), last_frame, last_row]
+    blank_in, label_in = _arcs_in(arcs, nodes, grad)
+    sums = _forward_variables(blank_in, label_in)
+    log_likelihood = final_sums(sums, nodes)
     if not grad:
         return ArcPosteriors(log_likelihood)
     blank_posterior = torch.empty_like(arcs.blank_logp)
     label_posterior = torch.empty_like(arcs.blank_logp)
-    # an utterance without any path gets posteriors of 0 rather than 0 / 0
-    floor = log_likelihood.clamp(min=torch.finfo(log_likelihood.dtype).min)
-    for b in range(B):
-        T, U1, where = nodes.slices(b)
+    label_factor = 1 + options.fastemit_lambda
+    total = finite(log_likelihood)
+    for b in range(len(nodes.table)):
+        where = nodes.slices(b)[2]
         blank, label = leaving(arcs, nodes, b)
-        alpha = sums[b, :T, :U1] - floor[b]
-        beta = sums[B + b, : T + 1, :U1].flip(0, 1)
-        by_blank = (alpha + blank + beta[1:]).exp()
-        by_label = (alpha[:, :-1] + label + beta[:-1, 1:]).exp()
-        by_label = torch.nn.functional.pad(by_label * (1 + options.fastemit_lambda), (0, 1))
+        alpha, beta = forward_and_backward(sums, total[b], nodes, b)
+        beta_after_blank = beta[1:]
+        beta_after_label = beta[:-1, 1:]
+        by_blank = (alpha + blank + beta_after_blank).exp()
+        by_label = (alpha[:, :-1] + label + beta_after_label).exp()
+        by_label = with_last_row(by_label * label_factor)
         blank_posterior[where] = by_blank.flatten().to(blank_posterior)
         label_posterior[where] = by_label.flatten().to(label_posterior)
     return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
+
+
+def final_sums(sums: Tensor, nodes: Nodes) -> Tensor:
+    """Log-likelihoods (B,): what `sums` (lattices, T + 1, U1) hold at the end of each lattice."""
+    table = nodes.on(sums.device)
+    utterance = torch.arange(len(table), device=sums.device)
+    last_frame = table[:, FRAMES]
+    last_row = table[:, LABELS]
+    return sums[utterance, last_frame, last_row]
+
+
+def finite(log_likelihood: Tensor) -> Tensor:
+    """Log-likelihoods (B,) with the lowest finite number in place of -inf.
+
+    So an utterance without any path gets posteriors of 0 rather than 0 / 0.
+    """
+    least = torch.finfo(log_likelihood.dtype).min
+    return log_likelihood.clamp(min=least)
+
+
+def forward_and_backward(
+    sums: Tensor, total: Tensor, nodes: Nodes, b: int
+) -> tuple[Tensor, Tensor]:
+    """log alpha (T, U1) less the log-likelihood, and log beta (T + 1, U1), of utterance `b`.
+
+    Args:
+        sums: (2 B, T + 1, U1), forward variables of the lattices, then of the turned ones.
+        total: () finite log-likelihood of the utterance in nats.
+        nodes: of the batch.
+        b: the utterance.
+    """
+    B = len(nodes.table)
+    T, U1, _ = nodes.slices(b)
+    alpha = sums[b, :T, :U1]
+    turned = sums[B + b, : T + 1, :U1]
+    return alpha - total, turned.flip(0, 1)
+
+
+def with_last_row(by_label: Tensor) -> Tensor:
+    """`by_label` (T, U) with zeros for the last lattice row, which no label leaves: (T, U1)."""
+    return torch.nn.functional.pad(by_label, (0, 1))
 
 
 def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, grad: bool) -> tuple[Tensor, Tensor]:
@@ -75,8 +127,8 @@ def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, grad: bool) -> tuple[Tensor, Tenso
     The second B lattices are the first turned by 180 degrees.
     """
     B = len(nodes.table)
-    longest, most_labels = nodes.table[:, :2].amax(0).tolist()
-    most_rows = most_labels + 1
+    longest = int(nodes.table[:, FRAMES].max())
+    most_rows = int(nodes.table[:, LABELS].max()) + 1
     lattices = B
     if grad:
         lattices = 2 * B  # forwards and backwards
@@ -86,12 +138,15 @@ def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, grad: bool) -> tuple[Tensor, Tenso
     labels = upright(label_in, most_rows)
     for b in range(B):
         T, U1, _ = nodes.slices(b)
+        frames = slice(0, T)
+        next_frames = slice(1, T + 1)
         blank, label = leaving(arcs, nodes, b)
-        blanks[b, 1 : T + 1, :U1] = blank
-        labels[b, :T, 1:U1] = label
+        blanks[b, next_frames, :U1] = blank
+        labels[b, frames, 1:U1] = label
         if grad:
-            blanks[B + b, 1 : T + 1, :U1] = blank.flip(0, 1)
-            labels[B + b, 1 : T + 1, 1:U1] = label.flip(0, 1)
+            turned = B + b
+            blanks[turned, next_frames, :U1] = blank.flip(0, 1)
+            labels[turned, next_frames, 1:U1] = label.flip(0, 1)
     return blank_in, label_in
 
 
@@ -99,11 +154,16 @@ def _forward_variables(blank_in: Tensor, label_in: Tensor) -> Tensor:
     """log alpha of every node, float64 (lattices, T + 1, U1), from skewed arcs into the nodes."""
     diagonals, lattices, U1 = blank_in.shape
     # a first column precedes u = 0
-    sums = blank_in.new_full((diagonals, lattices, U1 + 1), -torch.inf, dtype=torch.float64)
+    size = (diagonals, lattices, U1 + 1)
+    sums = blank_in.new_full(size, -torch.inf, dtype=torch.float64)
     sums[0, :, 1] = 0
-    here = sums[:, :, 1:].unbind()
+    nodes = sums[:, :, 1:]
+    here = nodes.unbind()
     left = sums[:, :, :-1].unbind()
-    arcs_in = zip(blank_in[1:].unbind(), label_in[1:].unbind(), strict=True)
-    for k, (blank, label) in enumerate(arcs_in):
-        torch.logaddexp(here[k] + blank, left[k] + label, out=here[k + 1])
-    return upright(sums[:, :, 1:], U1)
+    blanks = blank_in.unbind()
+    labels = label_in.unbind()
+    for k in range(1, diagonals):
+        by_blank = here[k - 1] + blanks[k]
+        by_label = left[k - 1] + labels[k]
+        torch.logaddexp(by_blank, by_label, out=here[k])
+    return upright(nodes, U1)

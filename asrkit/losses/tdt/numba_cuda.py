@@ -59,8 +59,14 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         torch.empty_like(arcs.label_logp),
         torch.empty_like(arcs.duration_logp),
     )
-    blocks = blocks_for(nodes, nodes.sizes, LANES)
-    launch(_posteriors, blocks, LANES, *lattice_tensors, 1.0 + options.fastemit_lambda, *posteriors)
+    launch(
+        _posteriors,
+        blocks_for(nodes, nodes.sizes, LANES),
+        LANES,
+        *lattice_tensors,
+        1.0 + options.fastemit_lambda,
+        *posteriors,
+    )
     return ArcPosteriors(log_likelihood, *posteriors)
 
 
@@ -76,26 +82,35 @@ def _sweep(blank_logp, label_logp, duration_logp, table, durations, sums, log_li
     first = table[b, FIRST_NODE]
     last = first + T * U1 - 1
     sign = 1 - 2 * row  # backward sums come from later nodes
+    forward = row == 1
     for k in range(T + U1 - 1):
-        for u in range(max(0, k - T + 1) + cuda.threadIdx.x, min(k + 1, U1), cuda.blockDim.x):
+        least = max(0, k - T + 1)
+        end = min(k + 1, U1)
+        for u in range(least + cuda.threadIdx.x, end, cuda.blockDim.x):
             t = k - u
-            node = first + t * U1 + u if row == 1 else last - t * U1 - u
-            x = 0.0 if k == 0 and row == 1 else -inf
+            place = t * U1 + u
+            x = -inf
+            if forward:
+                node = first + place
+                if k == 0:
+                    x = 0.0
+            else:
+                node = last - place
             for i in range(len(durations)):
                 d = durations[i]
                 if 0 < d <= t:
                     other = node + sign * d * U1
-                    arc = other if row == 1 else node
+                    arc = cuda.selp(forward, other, node)  # the node that the arc leaves
                     x = log_add(x, sums[row, other] + blank_logp[arc] + duration_logp[arc, i])
                 if d <= t and u > 0:
                     other = node + sign * (d * U1 + 1)
-                    arc = other if row == 1 else node
+                    arc = cuda.selp(forward, other, node)  # the node that the arc leaves
                     x = log_add(x, sums[row, other] + label_logp[arc] + duration_logp[arc, i])
-                if d == t + 1 and u == 0 and row == 0:  # the blank that ends the path
+                if d == t + 1 and u == 0 and not forward:  # the blank that ends the path
                     x = log_add(x, blank_logp[node] + duration_logp[node, i])
             sums[row, node] = x
         cuda.syncthreads()
-    if cuda.threadIdx.x == 0 and row == 0:
+    if cuda.threadIdx.x == 0 and not forward:
         log_likelihood[b] = sums[0, first]
 
 
@@ -117,8 +132,12 @@ def _posteriors(
     U1 = table[b, LABELS] + 1
     first = table[b, FIRST_NODE]
     # an utterance without any path gets posteriors of 0 rather than 0 / 0
-    total = sums[0, first] if sums[0, first] != -inf else 0.0
-    for place in range(cuda.grid(2)[0], T * U1, cuda.gridsize(2)[0]):
+    total = sums[0, first]
+    if total == -inf:
+        total = 0.0
+    thread = cuda.grid(2)[0]
+    threads = cuda.gridsize(2)[0]
+    for place in range(thread, T * U1, threads):
         t = place // U1
         u = place % U1
         node = first + place

@@ -12,13 +12,20 @@ arXiv 2304.06795, section 3.
 
 from collections.abc import Iterable, Iterator
 from itertools import product
-from math import exp, inf
+from math import exp
 from typing import NamedTuple
 
 from torch import Tensor
 
 from asrkit.losses.nodes import LatticeOptions, Nodes
-from asrkit.losses.rnnt.reference import NO_PATH, Lattice, from_arcs, log_add
+from asrkit.losses.rnnt.reference import (
+    NO_PATH,
+    Lattice,
+    Solution,
+    empty_lattice,
+    from_arcs,
+    log_add,
+)
 
 
 class Arc(NamedTuple):
@@ -46,10 +53,14 @@ def arcs(
     T = len(blank)
     U1 = len(blank[0])
     for t, u, (i, d) in product(range(T), range(U1), enumerate(durations)):
-        if d > 0 and t + d <= T:
-            yield Arc(t, u, i, t + d, u, blank[t][u] + duration[t][u][i])
-        if u + 1 < U1 and t + d < T:
-            yield Arc(t, u, i, t + d, u + 1, label[t][u] + duration[t][u][i])
+        t2 = t + d
+        duration_logp = duration[t][u][i]
+        if d > 0 and t2 <= T:
+            logp = blank[t][u] + duration_logp
+            yield Arc(t, u, i, t2, u, logp)
+        if u + 1 < U1 and t2 < T:
+            logp = label[t][u] + duration_logp
+            yield Arc(t, u, i, t2, u + 1, logp)
 
 
 def forward_variables(arcs: Iterable[Arc], T: int, U1: int) -> Lattice:
@@ -57,10 +68,11 @@ def forward_variables(arcs: Iterable[Arc], T: int, U1: int) -> Lattice:
 
     alpha(T, U) is the likelihood.
     """
-    alpha = [[-inf] * U1 for _ in range(T + 1)]
+    alpha = empty_lattice(T + 1, U1)
     alpha[0][0] = 0.0
     for t, u, _, t2, u2, logp in arcs:
-        alpha[t2][u2] = log_add(alpha[t2][u2], alpha[t][u] + logp)
+        by_arc = alpha[t][u] + logp
+        alpha[t2][u2] = log_add(alpha[t2][u2], by_arc)
     return alpha
 
 
@@ -69,34 +81,39 @@ def backward_variables(arcs: list[Arc], T: int, U1: int) -> Lattice:
 
     beta(0, 0) is the likelihood.
     """
-    beta = [[-inf] * U1 for _ in range(T + 1)]
+    beta = empty_lattice(T + 1, U1)
     beta[T][U1 - 1] = 0.0
     for t, u, _, t2, u2, logp in reversed(arcs):
-        beta[t][u] = log_add(beta[t][u], logp + beta[t2][u2])
+        by_arc = logp + beta[t2][u2]
+        beta[t][u] = log_add(beta[t][u], by_arc)
     return beta
 
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
     """Loss of each utterance in nats, (B,), from checked logits, targets, nodes and options."""
 
-    def solve(
-        blank: Lattice, label: Lattice, duration: list[Lattice]
-    ) -> tuple[float, list[Lattice], list[Lattice]]:
+    def solve(blank: Lattice, label: Lattice, duration: list[Lattice]) -> Solution:
         T = len(blank)
         U1 = len(blank[0])
         n = len(options.durations)
         all_arcs = list(arcs(blank, label, duration, options.durations))
         alpha = forward_variables(all_arcs, T, U1)
         beta = backward_variables(all_arcs, T, U1)
-        total = max(beta[0][0], NO_PATH)
-        by_blank = [[[0.0] * n for _ in row] for row in blank]
-        by_label = [[[0.0] * n for _ in row] for row in label]
+        log_likelihood = beta[0][0]
+        total = max(log_likelihood, NO_PATH)
+        by_blank = _zeros(T, U1, n)
+        by_label = _zeros(T, U1 - 1, n)
         for t, u, i, t2, u2, logp in all_arcs:
             by_arc = by_label
             if u2 == u:
                 by_arc = by_blank
-            # minus the posterior of the arc
-            by_arc[t][u][i] = -exp(alpha[t][u] + logp + beta[t2][u2] - total)
-        return beta[0][0], by_blank, by_label
+            log_posterior = alpha[t][u] + logp + beta[t2][u2] - total
+            by_arc[t][u][i] = -exp(log_posterior)
+        return log_likelihood, by_blank, by_label
 
     return from_arcs(logits, targets, nodes, options, solve)
+
+
+def _zeros(T: int, width: int, n: int) -> list[Lattice]:
+    """Zeros as nested lists: (T, width, n)."""
+    return [[[0.0] * n for _ in range(width)] for _ in range(T)]

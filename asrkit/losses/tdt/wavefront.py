@@ -12,8 +12,21 @@ from torch import Tensor
 
 from asrkit.losses.gradient import lattice_loss
 from asrkit.losses.logit_rows import plain
-from asrkit.losses.nodes import FRAMES, ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
-from asrkit.losses.rnnt.wavefront import upright
+from asrkit.losses.nodes import (
+    FRAMES,
+    LABELS,
+    ArcLogProbs,
+    ArcPosteriors,
+    LatticeOptions,
+    Nodes,
+)
+from asrkit.losses.rnnt.wavefront import (
+    final_sums,
+    finite,
+    forward_and_backward,
+    upright,
+    with_last_row,
+)
 
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
@@ -39,10 +52,11 @@ def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int, i: int, d: int) -> tuple[Te
     duration = arcs.duration_logp[where, i]
     blank = (arcs.blank_logp[where] + duration).view(T, U1)
     label = (arcs.label_logp[where] + duration).view(T, U1)
-    last_blank = 0
+    blank_frames = 0
     if d:
-        last_blank = max(T + 1 - d, 0)
-    return blank[:last_blank], label[: max(T - d, 0), :-1]
+        blank_frames = max(T + 1 - d, 0)
+    label_frames = max(T - d, 0)
+    return blank[:blank_frames], label[:label_frames, :-1]
 
 
 def sweep(arcs_in: Tensor, durations: list[int]) -> Tensor:
@@ -56,12 +70,17 @@ def sweep(arcs_in: Tensor, durations: list[int]) -> Tensor:
     size = (reach + diagonals, lattices, U1 + 1)
     sums = arcs_in.new_full(size, -torch.inf, dtype=torch.float64)
     sums[reach, :, 1] = 0
+    nodes = sums[:, :, 1:]
+    left = sums[:, :, :-1]
+    blank_in = arcs_in[:, 0]
+    label_in = arcs_in[:, 1]
     source = reach - torch.tensor(durations, device=arcs_in.device)
     for k in range(1, diagonals):
-        by_blank = sums[source + k, :, 1:] + arcs_in[:, 0, k]
-        by_label = sums[source + (k - 1), :, :-1] + arcs_in[:, 1, k]
-        torch.logsumexp(torch.cat((by_blank, by_label)), 0, out=sums[reach + k, :, 1:])
-    return upright(sums[reach:, :, 1:], U1)
+        by_blank = nodes[source + k] + blank_in[:, k]
+        by_label = left[source + (k - 1)] + label_in[:, k]
+        by_arc = torch.cat((by_blank, by_label))
+        torch.logsumexp(by_arc, 0, out=nodes[reach + k])
+    return upright(nodes[reach:], U1)
 
 
 def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
@@ -70,37 +89,43 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     Arcs have their own dtype, sums are float64. Of `options` it reads durations and
     fastemit_lambda.
     """
-    B = len(nodes.table)
     longest = int(nodes.table[:, FRAMES].max())
     durations = [min(d, longest + 1) for d in options.durations]
-    sums = sweep(_arcs_in(arcs, nodes, durations, grad), durations)
-    last_frame, last_row = nodes.on(sums.device)[:, :2].unbind(1)
-    log_likelihood = sums[torch.arange(B, device=sums.device), last_frame, last_row]
+    arcs_in = _arcs_in(arcs, nodes, durations, grad)
+    sums = sweep(arcs_in, durations)
+    log_likelihood = final_sums(sums, nodes)
     if not grad:
         return ArcPosteriors(log_likelihood)
     assert arcs.duration_logp is not None
     blank_posterior = torch.zeros_like(arcs.blank_logp)
     label_posterior = torch.zeros_like(arcs.label_logp)
     duration_posterior = torch.zeros_like(arcs.duration_logp)
-    # an utterance without any path gets posteriors of 0 rather than 0 / 0
-    floor = log_likelihood.clamp(min=torch.finfo(log_likelihood.dtype).min)
-    for b in range(B):
-        frames, width, where = nodes.slices(b)
-        alpha = sums[b, :frames, :width] - floor[b]
-        beta = sums[B + b, : frames + 1, :width].flip(0, 1)
+    label_factor = 1 + options.fastemit_lambda
+    total = finite(log_likelihood)
+    for b in range(len(nodes.table)):
+        where = nodes.slices(b)[2]
+        alpha, beta = forward_and_backward(sums, total[b], nodes, b)
         for i, d in enumerate(durations):
             blank, label = leaving(arcs, nodes, b, i, d)
-            m = len(blank)
-            k = len(label)
-            by_blank = (alpha[:m] + blank + beta[d : d + m]).exp().flatten()
-            by_label = (alpha[:k, :-1] + label + beta[d : d + k, 1:]).exp()
-            by_label *= 1 + options.fastemit_lambda
-            by_label = torch.nn.functional.pad(by_label, (0, 1)).flatten()
-            blank_posterior[where][: len(by_blank)] += by_blank
-            duration_posterior[where, i][: len(by_blank)] += by_blank
-            label_posterior[where][: len(by_label)] += by_label
-            duration_posterior[where, i][: len(by_label)] += by_label
+            by_blank = _arc_posteriors(alpha, blank, beta[d:]).flatten()
+            by_label = _arc_posteriors(alpha[:, :-1], label, beta[d:, 1:])
+            by_label *= label_factor
+            by_label = with_last_row(by_label).flatten()
+            by_duration = duration_posterior[where, i]
+            for by_arc, posterior in ((by_blank, blank_posterior), (by_label, label_posterior)):
+                m = len(by_arc)
+                posterior[where][:m] += by_arc
+                by_duration[:m] += by_arc
     return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, duration_posterior)
+
+
+def _arc_posteriors(alpha: Tensor, arcs: Tensor, beta: Tensor) -> Tensor:
+    """Posteriors of `arcs` (m, width), from `alpha` where they start and `beta` where they end.
+
+    Rows of `alpha` and `beta` beyond the arcs' m frames are not read.
+    """
+    m = len(arcs)
+    return (alpha[:m] + arcs + beta[:m]).exp()
 
 
 def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, durations: list[int], grad: bool) -> Tensor:
@@ -109,23 +134,26 @@ def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, durations: list[int], grad: bool) 
     The second B lattices are the first turned by 180 degrees.
     """
     B = len(nodes.table)
-    T, U = nodes.table[:, :2].amax(0).tolist()
-    U1 = U + 1
+    longest = int(nodes.table[:, FRAMES].max())
+    most_rows = int(nodes.table[:, LABELS].max()) + 1
     lattices = B
     if grad:
         lattices = 2 * B  # forwards and backwards
-    size = (len(durations), 2, T + U1, lattices, U1)
+    size = (len(durations), 2, longest + most_rows, lattices, most_rows)
     arcs_in = arcs.blank_logp.new_full(size, -torch.inf)
     for i, d in enumerate(durations):
-        blanks = upright(arcs_in[i, 0], U1)
-        labels = upright(arcs_in[i, 1], U1)
+        blanks = upright(arcs_in[i, 0], most_rows)
+        labels = upright(arcs_in[i, 1], most_rows)
         for b in range(B):
             blank, label = leaving(arcs, nodes, b, i, d)
-            m, width = blank.shape
-            k = len(label)
-            blanks[b, d : d + m, :width] = blank
-            labels[b, d : d + k, 1:width] = label
+            U1 = blank.shape[1]
+            blank_ends = slice(d, d + len(blank))
+            label_ends = slice(d, d + len(label))
+            blanks[b, blank_ends, :U1] = blank
+            labels[b, label_ends, 1:U1] = label
             if grad:
-                blanks[B + b, d : d + m, :width] = blank.flip(0, 1)
-                labels[B + b, d + 1 : d + 1 + k, 1:width] = label.flip(0, 1)
+                turned = B + b
+                label_starts = slice(d + 1, d + 1 + len(label))
+                blanks[turned, blank_ends, :U1] = blank.flip(0, 1)
+                labels[turned, label_starts, 1:U1] = label.flip(0, 1)
     return arcs_in

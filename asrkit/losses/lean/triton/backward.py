@@ -28,6 +28,11 @@ def active_posteriors(blank_posterior, label_posterior, node, valid, skip):
     is.
 
     A node is not where both posteriors together are no larger than `skip`; they are 0 then.
+
+    Args:
+        blank_posterior, label_posterior: (N,).
+        node, valid: from `nodes_of`.
+        skip: the largest posterior that is left out.
     """
     at_blank = tl.load(blank_posterior + node, mask=valid, other=0.0)
     at_label = tl.load(label_posterior + node, mask=valid, other=0.0)
@@ -75,8 +80,29 @@ def by_logits(
     """Write the gradient over the logits (tiles, ROWS, WIDE) and the hidden layer (tiles, ROWS,
     DEPTH), the logits being computed on the way.
 
-    The gradient's sums over nodes are added to by_bias (WIDE,). Without an active node nothing is
-    multiplied, and the gradient is 0.
+    Without an active node nothing is multiplied, and the gradient is 0.
+
+    Args:
+        encoded, predicted: both halves of the joint, (B, T, D) and (B, U1, D).
+        weight, bias: of the output layer, (V and more, DEPTH) and (V,).
+        targets: (B, U).
+        table: (B, 8), of asrkit.losses.nodes.Nodes.
+        hidden, gradient: where to write.
+        log_z: (N,), from the first pass.
+        blank_posterior, label_posterior: (N,) of each node.
+        incoming: (B,), gradient of the losses.
+        by_bias: (WIDE,), to which the gradient's sums over nodes are added.
+        first_tile: number of the run's first tile in the batch.
+        B, T, U1, D: sizes of both halves.
+        DEPTH, WIDE: D and the outputs, padded.
+        V: tokens.
+        blank: index of the blank.
+        skip: the largest posterior of a node that is left out.
+        seed, least, keep: of dropout: the seed, `threshold` of asrkit.losses.dropout, and the
+            factor of what is kept.
+        BATCH: a power of two, at least B.
+        BV, BK: outputs and columns at a time.
+        is_tanh, drops, TF32: as for `hidden_layer` and `product`.
     """
     slot = tl.program_id(0).to(tl.int64)
     r = tl.arange(0, ROWS)
@@ -148,6 +174,20 @@ def by_durations(
 ):
     """Write the gradient over the n duration logits, finished in duration_gradient (N, n), into
     columns V, V + 1, ... of what by_logits wrote.
+
+    Args:
+        table: (B, 8), of asrkit.losses.nodes.Nodes.
+        gradient: (tiles, ROWS, WIDE), where to write.
+        duration_gradient: (N, n).
+        blank_posterior, label_posterior: (N,) of each node.
+        incoming: (B,), gradient of the losses.
+        by_bias: (WIDE,), to which the gradient's sums over nodes are added.
+        first_tile: number of the run's first tile in the batch.
+        B: utterances.
+        V, n: tokens and durations.
+        WIDE: the outputs, padded.
+        skip: the largest posterior of a node that is left out.
+        BATCH, BN: powers of two, at least B and n.
     """
     slot = tl.program_id(0).to(tl.int64)
     r = tl.arange(0, ROWS)
@@ -198,6 +238,24 @@ def by_halves(
 
     Its sums over a tile's labels go to by_encoded (B, T, D), those over its frames to by_predicted
     (B, U1, D). A program takes BD columns of a tile; its neighbours read the same gradient.
+
+    Args:
+        encoded, predicted: both halves of the joint, (B, T, D) and (B, U1, D).
+        weight: of the output layer, (WIDE, DEPTH).
+        table: (B, 8), of asrkit.losses.nodes.Nodes.
+        gradient: (tiles, ROWS, WIDE), over the logits.
+        blank_posterior, label_posterior: (N,) of each node.
+        by_encoded, by_predicted: where to add.
+        first_tile: number of the run's first tile in the batch.
+        B, T, U1, D: sizes of both halves.
+        DEPTH, WIDE: D and the outputs, padded.
+        skip: the largest posterior of a node that is left out.
+        seed, least, keep: of dropout: the seed, `threshold` of asrkit.losses.dropout, and the
+            factor of what is kept.
+        BATCH: a power of two, at least B.
+        BD: columns of a program.
+        BK: outputs at a time.
+        is_tanh, drops, TF32: as for `hidden_layer` and `product`.
     """
     r = tl.arange(0, ROWS)
     k = tl.arange(0, BK)

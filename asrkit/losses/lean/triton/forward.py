@@ -31,6 +31,17 @@ def write_hidden(
     """Write the hidden layer of a tile into `hidden` (ROWS, DEPTH), zeros from column D on.
 
     All threads of the block may read it afterwards.
+
+    Args:
+        hidden: where to write.
+        encoded, predicted: both halves of the joint, (B, T, D) and (B, U1, D).
+        b, t, u, valid: the tile's nodes, from `locate` and `nodes_of`.
+        seed, least, keep: of dropout: the seed, `threshold` of asrkit.losses.dropout, and the
+            factor of what is kept.
+        T, U1, D: sizes of both halves.
+        DEPTH: D, padded.
+        BK: columns at a time.
+        is_tanh, drops: as for `hidden_layer`.
     """
     r = tl.arange(0, ROWS)
     for k in range(0, DEPTH, BK):
@@ -48,6 +59,15 @@ def tile_logits(
 ):
     """Logits (ROWS, BV) of outputs first, first + 1, ... below V, and -inf beyond; which outputs
     these are.
+
+    Args:
+        hidden: (ROWS, DEPTH), of the tile.
+        weight, bias: of the output layer, (V and more, DEPTH) and (V,).
+        first: the first output.
+        V: end of the outputs.
+        DEPTH: D, padded.
+        BV, BK: outputs and columns at a time.
+        TF32: whether float32 may be multiplied as TF32.
     """
     r = tl.arange(0, ROWS)
     k = tl.arange(0, BK)
@@ -94,8 +114,25 @@ def scores(
 ):
     """Write the arcs' log-probabilities of all nodes.
 
-    weight is (V + n and more, DEPTH); of hidden (programs, ROWS, DEPTH) each program has its own
-    part, which L2 holds.
+    Args:
+        encoded, predicted: both halves of the joint, (B, T, D) and (B, U1, D).
+        weight, bias: of the output layer, (V + n and more, DEPTH) and (V + n,).
+        targets: (B, U).
+        table: (B, 8), of asrkit.losses.nodes.Nodes.
+        hidden: (programs, ROWS, DEPTH); each program has its own part, which L2 holds.
+        log_z, blank_logp, label_logp: where to write, (N,).
+        duration_logp: where to write, (N, n).
+        turns: tiles of a program.
+        B, T, U1, D: sizes of both halves.
+        DEPTH: D, padded.
+        V, outputs, n: tokens, outputs, and durations among these.
+        blank: index of the blank.
+        seed, least, keep: of dropout: the seed, `threshold` of asrkit.losses.dropout, and the
+            factor of what is kept.
+        BATCH: a power of two, at least B.
+        BV, BK: outputs and columns at a time.
+        BN: a power of two, at least n; 0 without durations.
+        is_tanh, drops, TF32: as for `hidden_layer` and `product`.
     """
     hidden += tl.program_id(0).to(tl.int64) * ROWS * DEPTH
     for turn in range(turns):

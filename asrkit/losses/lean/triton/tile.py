@@ -41,34 +41,50 @@ GOLDEN = tl.constexpr(dropout.GOLDEN)
 
 @triton.jit
 def locate(tile, table, B, BATCH: tl.constexpr):
-    """Utterance of a tile, its first frame and its first lattice row, by `table` (B, 8).
+    """Utterance of a tile, its first frame and its first lattice row.
 
     A tile beyond the last has no valid node.
+
+    Args:
+        tile: number of the tile in the batch.
+        table: (B, 8), of asrkit.losses.nodes.Nodes.
+        B: utterances.
+        BATCH: a power of two, at least B.
     """
     i = tl.arange(0, BATCH)
-    frames = tl.load(table + i * TABLE_COLUMNS + FRAMES, mask=i < B, other=0).to(tl.int32)
-    labels = tl.load(table + i * TABLE_COLUMNS + LABELS, mask=i < B, other=-1).to(tl.int32)
+    row = table + i * TABLE_COLUMNS
+    frames = tl.load(row + FRAMES, mask=i < B, other=0).to(tl.int32)
+    labels = tl.load(row + LABELS, mask=i < B, other=-1).to(tl.int32)
     across = tl.cdiv(labels + 1, LABELS_OF)
     tiles = tl.cdiv(frames, FRAMES_OF) * across  # of each utterance
-    b = tl.minimum(tl.sum((tl.cumsum(tiles) <= tile).to(tl.int32)), B - 1)
+    is_before = tl.cumsum(tiles) <= tile
+    b = tl.minimum(tl.sum(is_before.to(tl.int32)), B - 1)
     place = tile - tl.sum(tl.where(i < b, tiles, 0))
     across = tl.sum(tl.where(i == b, across, 0))
-    return b, place // across * FRAMES_OF, place % across * LABELS_OF
+    t0 = place // across * FRAMES_OF
+    u0 = place % across * LABELS_OF
+    return b, t0, u0
 
 
 @triton.jit
 def nodes_of(b, t0, u0, table):
     """Of a tile's rows (ROWS,): frame, lattice row, index among all nodes, whether there is such a
     node, and whether it has a next label.
+
+    Args:
+        b, t0, u0: what `locate` returns.
+        table: (B, 8), of asrkit.losses.nodes.Nodes.
     """
     r = tl.arange(0, ROWS)
     t = t0 + r // LABELS_OF
     u = u0 + r % LABELS_OF
-    T = tl.load(table + b * TABLE_COLUMNS + FRAMES)
-    U = tl.load(table + b * TABLE_COLUMNS + LABELS)
-    node = tl.load(table + b * TABLE_COLUMNS + FIRST_NODE) + t * (U + 1) + u
+    row = table + b * TABLE_COLUMNS
+    T = tl.load(row + FRAMES)
+    U = tl.load(row + LABELS)
+    node = tl.load(row + FIRST_NODE) + t * (U + 1) + u
     valid = (t < T) & (u <= U)
-    return t, u, node, valid, valid & (u < U)
+    has_label = valid & (u < U)
+    return t, u, node, valid, has_label
 
 
 @triton.jit
@@ -91,14 +107,26 @@ def hidden_layer(
 ):
     """Hidden layer of nodes (n,) at columns `d` (k,), and its derivative by the sum of both halves:
     (n, k) each, float32.
+
+    Args:
+        encoded, predicted: both halves of the joint, (B, T, D) and (B, U1, D).
+        b: the utterance.
+        t, u: frame and lattice row of each node.
+        d: the columns.
+        valid: whether there is such a node.
+        seed, least, keep: of dropout: the seed, `threshold` of asrkit.losses.dropout, and the
+            factor of what is kept.
+        T, U1, D: sizes of both halves.
+        is_tanh: whether the activation is tanh; else it is relu.
+        drops: whether there is dropout.
     """
     here = valid[:, None] & (d < D)[None, :]
     encoded_row = (b * T + t).to(tl.int64) * D
     predicted_row = (b * U1 + u).to(tl.int64) * D
-    x = tl.load(encoded + encoded_row[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
-    x += tl.load(predicted + predicted_row[:, None] + d[None, :], mask=here, other=0.0).to(
-        tl.float32
-    )
+    encoded_place = encoded_row[:, None] + d[None, :]
+    predicted_place = predicted_row[:, None] + d[None, :]
+    x = tl.load(encoded + encoded_place, mask=here, other=0.0).to(tl.float32)
+    x += tl.load(predicted + predicted_place, mask=here, other=0.0).to(tl.float32)
     if is_tanh:
         y = _tanh(x)
         slope = 1.0 - y * y
@@ -116,7 +144,14 @@ def hidden_layer(
 def product(left, right, right_step, is_column, K, BK: tl.constexpr, TF32: tl.constexpr):
     """left (n, K) @ right (K, m) in float32, from pointers to their first BK columns and rows.
 
-    `right_step` numbers lie between the rows of `right`.
+    Args:
+        left: pointers to (n, BK).
+        right: pointers to (BK, m).
+        right_step: numbers from one row of `right` to the next.
+        is_column: (m,), false for columns of `right` that do not exist.
+        K: length of the sums.
+        BK: terms of a sum at a time.
+        TF32: whether float32 may be multiplied as TF32.
     """
     total = tl.zeros((left.shape[0], right.shape[1]), tl.float32)
     for k in range(0, K, BK):
@@ -139,8 +174,11 @@ def _tanh(x):
 def _kept(b, t, u, d, seed, least):
     """Whether dropout keeps elements `d` (k,) of nodes (n,): bool (n, k)."""
     key = _hash32(seed.to(tl.uint32) + b.to(tl.uint32))
-    key = _hash32(_hash32(key + t.to(tl.uint32)) + u.to(tl.uint32))
-    return _hash32(key[:, None] ^ (d.to(tl.uint32) * GOLDEN)[None, :]) >= least.to(tl.uint32)
+    key = _hash32(key + t.to(tl.uint32))
+    key = _hash32(key + u.to(tl.uint32))
+    columns = d.to(tl.uint32) * GOLDEN
+    bits = _hash32(key[:, None] ^ columns[None, :])
+    return bits >= least.to(tl.uint32)
 
 
 @triton.jit
