@@ -182,6 +182,10 @@ def lab(environment, series_home, tmp_path_factory):
         file = Path(own["JUPYTERLAB_SETTINGS_DIR"], f"@jupyterlab/{name}.jupyterlab-settings")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values))
+    page_config = Path(own["JUPYTER_CONFIG_DIR"], "labconfig/page_config.json")
+    page_config.parent.mkdir(parents=True)
+    # The page would ask whether extensions need a build; the answer takes a run of node.
+    page_config.write_text(json.dumps({"buildCheck": False, "buildAvailable": False}))
     for folder in (*own.values(), base / "notebooks"):
         Path(folder).mkdir(exist_ok=True)
     with socket.socket() as free:
