@@ -57,13 +57,17 @@ def check_lengths(
     expect(is_token, "blank", f"an index of V={V} tokens", repr(blank))
     _check_index_tensors(targets, logit_lengths, target_lengths, like, U1)
     U = targets.shape[1]
-    wrong = (targets < 0) | (targets >= V) | (targets == blank % V)
-    wrong &= valid_mask(target_lengths, U)
-    counts = torch.stack((logit_lengths, target_lengths, wrong.sum(1)), 1).cpu()
+    out_of_range = (targets < 0) | (targets >= V)
+    is_blank = targets == blank % V
+    is_read = valid_mask(target_lengths, U)
+    wrong = (out_of_range | is_blank) & is_read
+    columns = (logit_lengths, target_lengths, wrong.sum(1))
+    counts = torch.stack(columns, 1).cpu()
     for b, (frames, labels, mistakes) in enumerate(counts.tolist()):
         _check_sizes(b, frames, labels, T, U)
         if mistakes:
-            label = int(targets[b][wrong[b]][0])
+            wrong_labels = targets[b][wrong[b]]
+            label = int(wrong_labels[0])
             wanted = f"labels 0..{V - 1} but blank={blank % V}"
             expect(False, "targets", wanted, f"{label} in utterance {b}")
     return counts[:, :2].long()
@@ -87,9 +91,11 @@ def _check_index_tensors(
         "target_lengths": target_lengths,
     }
     for name, tensor in integers.items():
-        expect(tensor.dtype in (torch.int32, torch.int64), name, "int32 or int64", tensor.dtype)
+        is_index = tensor.dtype in (torch.int32, torch.int64)
+        expect(is_index, name, "int32 or int64", tensor.dtype)
         wanted = f"a tensor on {like.device}, as the scores"
-        expect(tensor.device == like.device, name, wanted, tensor.device)
+        same_device = tensor.device == like.device
+        expect(same_device, name, wanted, tensor.device)
 
 
 def _check_sizes(b: int, frames: int, labels: int, T: int | None, U: int) -> None:
@@ -135,12 +141,14 @@ def check_durations(durations: Sequence[int], sigma: float, omega: float) -> Non
     if isinstance(durations, list | tuple):
         listed = tuple(durations)
     are_counts = all(isinstance(duration, int) and duration >= 0 for duration in listed)
-    usable = are_counts and len(set(listed)) == len(listed) and any(listed)
+    are_distinct = len(set(listed)) == len(listed)
+    usable = are_counts and are_distinct and any(listed)
     wanted = "distinct frame counts, one of them above 0"
     expect(usable, "durations", wanted, durations, "Blank must be able to advance.")
     finite = isinstance(sigma, Real) and 0 <= sigma < inf
     expect(finite, "sigma", "a finite number of nats, at least 0", sigma)
-    expect(isinstance(omega, Real) and 0 <= omega <= 1, "omega", "a probability", omega)
+    is_probability = isinstance(omega, Real) and 0 <= omega <= 1
+    expect(is_probability, "omega", "a probability", omega)
 
 
 def takes_plain_loss(omega: float) -> bool:

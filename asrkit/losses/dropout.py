@@ -60,8 +60,12 @@ def node_keys(
         nodes_u: index of the lattice row.
         seed: of the mask.
     """
-    b, t, u = (torch.as_tensor(index).long() for index in (nodes_b, nodes_t, nodes_u))
-    return hash32(hash32(hash32(b + seed & LOW) + t & LOW) + u & LOW)
+    key = torch.as_tensor(nodes_b).long() + seed
+    key = hash32(key & LOW)
+    key = key + torch.as_tensor(nodes_t).long()
+    key = hash32(key & LOW)
+    key = key + torch.as_tensor(nodes_u).long()
+    return hash32(key & LOW)
 
 
 def mask(keys: Tensor, D: int, p: float) -> Tensor:
@@ -76,14 +80,18 @@ def mask(keys: Tensor, D: int, p: float) -> Tensor:
     torch.Size([2, 4])
     """
     dims(keys, "N", "keys")
-    columns = torch.arange(D, device=keys.device) * GOLDEN & LOW
-    return hash32(keys[:, None] ^ columns) >= threshold(p)
+    k = torch.arange(D, device=keys.device)
+    columns = k * GOLDEN & LOW
+    bits = hash32(keys[:, None] ^ columns)
+    return bits >= threshold(p)
 
 
 @njit
 def _hash32(x):
-    x = np.uint32((x ^ (x >> SHIFT_16)) * FIRST_U32)
-    x = np.uint32((x ^ (x >> SHIFT_15)) * SECOND_U32)
+    x ^= x >> SHIFT_16
+    x = np.uint32(x * FIRST_U32)
+    x ^= x >> SHIFT_15
+    x = np.uint32(x * SECOND_U32)
     return np.uint32(x ^ (x >> SHIFT_16))
 
 

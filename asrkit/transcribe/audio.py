@@ -106,15 +106,22 @@ def _mono(file: Any, path: Path) -> Iterator[Tensor]:
         mono = torch.from_numpy(samples).mean(1)
         broken = mono.isfinite().logical_not()
         if broken.any():
-            at_s = (done + int(broken.nonzero()[0])) / file.samplerate
+            first_broken = int(broken.nonzero()[0])
+            at_s = (done + first_broken) / file.samplerate
             place = f"NaN or infinity at {at_s:.3f} s of {path.name}"
             expect(False, "audio", "finite samples", place)
         done += len(mono)
         yield mono
     expect(done > 0, "audio", "samples", f"none in {path.name}")
-    promised = f"{file.frames / file.samplerate:.2f} s, as the header of {path.name} says"
-    read = f"{done / file.samplerate:.2f} s"
-    expect(done >= file.frames, "audio", promised, read, "The file is truncated.")
+    promised_s = file.frames / file.samplerate
+    read_s = done / file.samplerate
+    expect(
+        done >= file.frames,
+        "audio",
+        f"{promised_s:.2f} s, as the header of {path.name} says",
+        f"{read_s:.2f} s",
+        "The file is truncated.",
+    )
 
 
 def convert(samples: Tensor, rate: int, rate_hz: int) -> Tensor:
@@ -131,7 +138,9 @@ def convert(samples: Tensor, rate: int, rate_hz: int) -> Tensor:
     # transform takes its input for periodic, and rings where the end meets the start: in the
     # margins.
     size = len(samples) // rate * rate_hz
-    return torch.fft.irfft(torch.fft.rfft(samples), size) * (rate_hz / rate)
+    spectrum = torch.fft.rfft(samples)
+    resampled = torch.fft.irfft(spectrum, size)
+    return resampled * (rate_hz / rate)
 
 
 def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Tensor]:
@@ -141,16 +150,21 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
     """
     block = BLOCK_S * rate
     margin = MARGIN_S * rate
+    with_margins = block + 2 * margin
     skip = MARGIN_S * rate_hz
     held = torch.zeros(margin)
     for chunk in chunks:
         held = torch.cat([held, chunk])
-        while len(held) >= block + 2 * margin:
-            yield convert(held[: block + 2 * margin], rate, rate_hz)[skip:-skip]
+        while len(held) >= with_margins:
+            converted = convert(held[:with_margins], rate, rate_hz)
+            yield converted[skip:-skip]
             held = held[block:]
     left = len(held) - margin  # at most a block and a margin
-    padded = torch.cat([held, torch.zeros(margin + -left % rate)])
-    yield convert(padded, rate, rate_hz)[skip : skip + math.ceil(left * rate_hz / rate)]
+    to_whole_second = -left % rate
+    padding = torch.zeros(margin + to_whole_second)
+    converted = convert(torch.cat([held, padding]), rate, rate_hz)
+    size = math.ceil(left * rate_hz / rate)
+    yield converted[skip : skip + size]
 
 
 def blocks(path: Path, rate_hz: int) -> Iterator[Tensor]:

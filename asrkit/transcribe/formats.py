@@ -64,7 +64,9 @@ def _ctm(transcript: Transcript, name: str) -> str:
 def _srt(transcript: Transcript) -> str:
     parts = []
     for number, (start_s, end_s, text) in enumerate(cues(transcript.words), 1):
-        parts.append(f"{number}\n{_clock(start_s, ',')} --> {_clock(end_s, ',')}\n{text}\n")
+        start = _clock(start_s, ",")
+        end = _clock(end_s, ",")
+        parts.append(f"{number}\n{start} --> {end}\n{text}\n")
     return "\n".join(parts)
 
 
@@ -72,15 +74,18 @@ def _vtt(transcript: Transcript) -> str:
     parts = ["WEBVTT\n"]
     for start_s, end_s, text in cues(transcript.words):
         escaped = html.escape(text, quote=False)
-        parts.append(f"\n{_clock(start_s, '.')} --> {_clock(end_s, '.')}\n{escaped}\n")
+        start = _clock(start_s, ".")
+        end = _clock(end_s, ".")
+        parts.append(f"\n{start} --> {end}\n{escaped}\n")
     return "".join(parts)
 
 
 def _clock(seconds: float, point: str) -> str:
     """`seconds` as hours:minutes:seconds and milliseconds behind `point`."""
     total, ms = divmod(round(seconds * 1000), 1000)
-    minutes, s = divmod(total, 60)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{s:02}{point}{ms:03}"
+    total_minutes, s = divmod(total, 60)
+    hours, minutes = divmod(total_minutes, 60)
+    return f"{hours:02}:{minutes:02}:{s:02}{point}{ms:03}"
 
 
 def summary(transcript: Transcript) -> dict[str, object]:
@@ -113,10 +118,15 @@ def cues(words: Sequence[Word]) -> list[tuple[float, float, str]]:
     groups = [*_groups(_broken(words))]
     shown = []
     for group, following in itertools.zip_longest(groups, groups[1:]):
-        next_s = following[0].start_s if following else float("inf")
+        next_s = float("inf")
+        if following:
+            next_s = following[0].start_s
         start_s = group[0].start_s
-        end_s = min(max(group[-1].end_s, start_s + SHORTEST_S), next_s)
-        shown.append((start_s, max(end_s, start_s + 0.001), "\n".join(_lines(group))))
+        end_s = max(group[-1].end_s, start_s + SHORTEST_S)
+        end_s = min(end_s, next_s)
+        end_s = max(end_s, start_s + 0.001)
+        text = "\n".join(_lines(group))
+        shown.append((start_s, end_s, text))
     return shown
 
 
@@ -145,7 +155,10 @@ def _ends(group: Sequence[Word], following: Word) -> bool:
     """Whether a subtitle ends before `following`."""
     pause_s = following.start_s - group[-1].end_s
     shown_s = following.end_s - group[0].start_s
-    return pause_s >= PAUSE_S or shown_s > LONGEST_S or len(_lines([*group, following])) > LINES
+    if pause_s >= PAUSE_S or shown_s > LONGEST_S:
+        return True
+    lines = _lines([*group, following])
+    return len(lines) > LINES
 
 
 def _lines(group: Sequence[Word]) -> list[str]:

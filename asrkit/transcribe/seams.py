@@ -55,7 +55,8 @@ def join(
     for i, j in _pairs(left, right):
         times[j] = left[i].start_s
         agreed.add(times[j])
-    cut_s = _cut({label.start_s for label in left} | {*times}, agreed, start_s, end_s)
+    all_times = {label.start_s for label in left} | set(times)
+    cut_s = _cut(all_times, agreed, start_s, end_s)
     kept_left = [label for label in left if label.start_s < cut_s]
     kept_right = [label for label, time in zip(right, times, strict=True) if time >= cut_s]
     return [*head, *kept_left, *kept_right, *after[len(right) :]]
@@ -106,9 +107,12 @@ def _cut(times: set[float], agreed: set[float], start_s: float, end_s: float) ->
     best = middle
     for low, high in itertools.pairwise(sorted({start_s, end_s, *inside})):
         pause = min(high - low, PAUSE_S)
-        place = min(max(middle, low + pause / 2), high - pause / 2)
+        earliest = low + pause / 2
+        latest = high - pause / 2
+        place = min(max(middle, earliest), latest)
         neighbours = (low in agreed) + (high in agreed)
-        worth = pause + 0.25 * neighbours - 0.25 * abs(place - middle)
+        off_middle_s = abs(place - middle)
+        worth = pause + 0.25 * neighbours - 0.25 * off_middle_s
         if worth > best_worth:
             best_worth = worth
             best = place
@@ -127,17 +131,20 @@ def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
     tokens: list[int] = []  # since the last word started
     for label in labels:
         text = tokenizer.decode([*tokens, label.token]).strip()
-        if not tokens or len(text.split()) > 1 or len(tokens) == LONGEST:
+        holds_two_words = len(text.split()) > 1
+        if not tokens or holds_two_words or len(tokens) == LONGEST:
             tokens = []
             text = tokenizer.decode([label.token]).strip()
             if not text:  # white space before a word
                 continue
             if result:
-                end_s = min(result[-1].end_s, label.start_s)
-                result[-1] = result[-1]._replace(end_s=end_s)
+                before = result[-1]
+                end_s = min(before.end_s, label.start_s)
+                result[-1] = before._replace(end_s=end_s)
             result.append(Word(text, label.start_s, label.end_s, label.confidence))
         elif text != result[-1].text:
-            confidence = min(result[-1].confidence, label.confidence)
-            result[-1] = Word(text, result[-1].start_s, label.end_s, confidence)
+            word = result[-1]
+            confidence = min(word.confidence, label.confidence)
+            result[-1] = Word(text, word.start_s, label.end_s, confidence)
         tokens.append(label.token)
     return result

@@ -64,15 +64,19 @@ class Tiles(NodeTiles):
         hidden, _ = self._hidden(inputs)
         logits = self._logits(hidden)
         tokens = logits[:, : self.tokens]
+        has_no_label = inputs.label < 0
+        label = inputs.label.clamp(min=0)
+        at_label = tokens.gather(1, label[:, None])[:, 0]
         tile = slice(first, last)
         log_z = torch.logsumexp(tokens, -1, out=out.log_z[tile])
         # as in the rows of logits: an overflow is not a missing path
         log_z.masked_fill_(log_z.isinf(), torch.nan)
         torch.sub(tokens[:, self.blank], log_z, out=out.blank_logp[tile])
-        label_logp = tokens.gather(1, inputs.label.clamp(min=0)[:, None])[:, 0] - log_z
-        out.label_logp[tile] = label_logp.masked_fill(inputs.label < 0, -torch.inf)
+        label_logp = at_label - log_z
+        out.label_logp[tile] = label_logp.masked_fill(has_no_label, -torch.inf)
         if out.duration_logp is not None:
-            out.duration_logp[tile] = logits[:, self.tokens :].log_softmax(-1)
+            durations = logits[:, self.tokens :]
+            out.duration_logp[tile] = durations.log_softmax(-1)
 
     def add_gradients(self, index: Tensor, saved: Saved) -> None:
         """Add what the nodes `index` (n,) contribute to the gradients; `saved` is scaled."""
@@ -80,7 +84,8 @@ class Tiles(NodeTiles):
         hidden, slope = self._hidden(inputs)
         by_logits = self._logits_gradient(hidden, inputs.label, saved)
         rounded = by_logits.to(self.weight.dtype)
-        by_hidden = (rounded @ self.weight).to(self.dtype).mul_(slope)
+        by_hidden = (rounded @ self.weight).to(self.dtype)
+        by_hidden.mul_(slope)
         by_encoded, by_predicted, by_weight, by_bias = self.totals()
         by_encoded.view(-1, self.D).index_add_(0, inputs.encoded, by_hidden)
         by_predicted.view(-1, self.D).index_add_(0, inputs.predicted, by_hidden)
@@ -90,10 +95,9 @@ class Tiles(NodeTiles):
     def totals(self) -> tuple[Tensor, ...]:
         """The sums so far, zeros at first."""
         if not self.sums:
-            self.sums = tuple(
-                torch.zeros(size, dtype=self.dtype, device=self.weight.device)
-                for size in self.shapes
-            )
+            device = self.weight.device
+            sums = [torch.zeros(size, dtype=self.dtype, device=device) for size in self.shapes]
+            self.sums = tuple(sums)
         return self.sums
 
     def locate(self, index: Tensor) -> NodeInputs:
@@ -111,7 +115,12 @@ class Tiles(NodeTiles):
         keys = u  # not used without dropout
         if self.joint.dropout:
             keys = dropout.node_keys(b, t, u, self.joint.seed)
-        return NodeInputs(b * self.T + t, b * self.U1 + u, label, keys)
+        return NodeInputs(
+            encoded=b * self.T + t,
+            predicted=b * self.U1 + u,
+            label=label,
+            keys=keys,
+        )
 
     def _hidden(self, inputs: NodeInputs) -> tuple[Tensor, Tensor]:
         """Hidden layer and its derivative by the sum of both halves, (n, D) each."""
@@ -131,16 +140,20 @@ class Tiles(NodeTiles):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits (n, V) of the hidden layer (n, D), in float32 or better."""
-        return (hidden @ self.weight.T).to(self.dtype) + self.bias
+        products = hidden @ self.weight.T
+        return products.to(self.dtype) + self.bias
 
     def _logits_gradient(self, hidden: Tensor, label: Tensor, saved: Saved) -> Tensor:
         """Gradient over the logits (n, V): posterior times softmax, minus the arcs' posteriors."""
         posterior = saved.blank_posterior + saved.label_posterior
-        softmax = self._logits(hidden).sub_(saved.log_z[:, None]).exp_()
+        logits = self._logits(hidden)
+        softmax = logits.sub_(saved.log_z[:, None]).exp_()
         gradient = softmax.mul_(posterior[:, None])
         gradient[:, self.blank] -= saved.blank_posterior
         # a node without a next label has a label posterior of 0
-        gradient.scatter_add_(1, label.clamp(min=0)[:, None], -saved.label_posterior[:, None])
+        label = label.clamp(min=0)
+        by_label = -saved.label_posterior
+        gradient.scatter_add_(1, label[:, None], by_label[:, None])
         if saved.duration_gradient is not None:
             gradient[:, self.tokens :] = saved.duration_gradient
         return gradient

@@ -151,16 +151,19 @@ def from_arcs(
     grad_nodes = nodes.strided_like(grads)
     V = logits.shape[-1] - len(options.durations)
     for b, (T, U) in enumerate(nodes.table[:, :2].tolist()):
-        scores = nodes.grid(logits, b)[:T, : U + 1].double().cpu()
-        labels = targets[b, :U].cpu().expand(T, U)[..., None]
+        valid = nodes.grid(logits, b)[:T, : U + 1]
+        scores = valid.double().cpu()
+        labels = targets[b, :U].cpu()
+        labels = labels.expand(T, U)[..., None]
         logp = scores[..., :V]  # (T, U1, V)
         if options.fused_log_softmax:
             logp = logp.log_softmax(-1)
         duration = scores[..., V:].log_softmax(-1)  # (T, U1, n)
         lowered = logp - options.sigma
-        blank = lowered[..., options.blank].tolist()
-        label = lowered[:, :U].gather(-1, labels)[..., 0].tolist()
-        log_likelihood, by_blank_list, by_label_list = solve(blank, label, duration.tolist())
+        blank = lowered[..., options.blank]
+        label = lowered[:, :U].gather(-1, labels)[..., 0]
+        solution = solve(blank.tolist(), label.tolist(), duration.tolist())
+        log_likelihood, by_blank_list, by_label_list = solution
         costs[b] = -log_likelihood
         by_blank = as_tensor(by_blank_list)
         by_label = as_tensor(by_label_list)
