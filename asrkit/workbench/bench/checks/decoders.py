@@ -16,9 +16,9 @@ from asrkit.decoders.transducer.beam_reference import transducer_beam_reference
 from asrkit.decoders.transducer.steps import GreedyModel
 from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.shapes import valid_mask
+from asrkit.workbench.bench.agreement import near
 from asrkit.workbench.bench.checks.check import Check
 from asrkit.workbench.bench.checks.losses import DTYPES
-from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.planted import DURATIONS, Planted, ctc_log_probs, kind, planted
 from asrkit.workbench.bench.suites.losses import ROUNDED
 from asrkit.workbench.profiling import launch_profile

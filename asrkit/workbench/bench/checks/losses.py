@@ -20,8 +20,8 @@ from asrkit.losses import (
     tdt_loss_lean,
 )
 from asrkit.shapes import valid_mask
+from asrkit.workbench.bench.agreement import near
 from asrkit.workbench.bench.checks.check import Check
-from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.suites import losses
 from asrkit.workbench.profiling.ops import dtype_name
 

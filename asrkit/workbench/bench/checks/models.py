@@ -12,8 +12,8 @@ import torch
 
 from asrkit.features import log_mel, normalize, normalize_sequential
 from asrkit.models import CTCConfig, CTCModel, presets
+from asrkit.workbench.bench.agreement import near
 from asrkit.workbench.bench.checks.check import Check
-from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.ladder_pipeline import FileRecognizer
 from asrkit.workbench.bench.suites import encoder, ladder, precision
 

@@ -80,7 +80,13 @@ def compare_arms(case: Case, device: str = "cpu") -> tuple[dict[str, Observation
 
 
 def observe(arm: Callable[..., Any], device: str, *, memory: bool) -> tuple[Any, Observation]:
-    """What one call of an arm returns, and an Observation with its peak memory if `memory`."""
+    """What one call of an arm returns, and an Observation of it.
+
+    Args:
+        arm: to call; a Rival observes itself in its own process.
+        device: whose memory is watched.
+        memory: whether peak memory is measured.
+    """
     if isinstance(arm, Rival):
         answer = arm(observe=True)
         return answer, Observation(answer.peak_B, answer.counts)
