@@ -349,9 +349,11 @@ def _swapped(monkeypatch):
 
 def _unsorted(monkeypatch):
     plain = ladder_pipeline._gathered
-    monkeypatch.setattr(
-        ladder_pipeline, "_gathered", lambda found, rows: plain(found, rows.sort().values)
-    )
+
+    def gathered(batches, ends, rows):
+        return plain(batches, ends, rows.sort().values)
+
+    monkeypatch.setattr(ladder_pipeline, "_gathered", gathered)
 
 
 def _longer(monkeypatch):

@@ -21,7 +21,15 @@ from asrkit.cli import main
 from asrkit.workbench import collect, machine, records
 from asrkit.workbench.bench import SUITES
 from asrkit.workbench.bench.checks.check import Check
-from asrkit.workbench.bench.share import journal, measuring, parts, supervisor, takeover
+from asrkit.workbench.bench.share import (
+    journal,
+    measuring,
+    parts,
+    progress,
+    supervisor,
+    takeover,
+    work,
+)
 from asrkit.workbench.bench.share.parts import PARTS
 from asrkit.workbench.bench.suites import claims, ladder
 
@@ -122,11 +130,14 @@ def half():
 def halves(device, quick):
     yield Case(what="claims: half-1, half-2", claims=("half-1", "half-2"), measure=half)
     yield case("halves-2")
+def lacking(device, quick):
+    import nowhere_to_be_found
+    yield case("lacking-1")
 def hopeless(device, quick):
     for n in range(9):
         yield case(f"hopeless-{n}", plain=dies)
 suites = {"good": good, "dead": dead, "raises": raises, "differs": differs, "poisoned": poisoned, "killed": killed,
-          "halves": halves, "hopeless": hopeless, "hung": hung}
+          "halves": halves, "lacking": lacking, "hopeless": hopeless, "hung": hung}
 bench.SUITES.clear()
 bench.SUITES.update({name: Suite(name=name, cases=cases) for name, cases in suites.items()})
 share.PARTS = tuple(Part(name, 0.1 if name == "hung" else 1, "a test") for name in [*suites, "absent"])
@@ -405,6 +416,7 @@ def test_what_dies_hangs_raises_or_differs_does_not_stop_the_rest_and_is_named(d
         parts["hung"] == ("stopped", "killed: out of time") and parts["absent"][0] == "not measured"
     ), err
     assert parts["halves"] == ("disagreed", "claims: half-1, half-2: RuntimeError: no such kernel")
+    assert parts["lacking"] == ("no package", "No module named 'nowhere_to_be_found'")
     assert manifest["state"] == "ended" and manifest["seconds"] < 120
     for text in ("not passed: wrong: AssertionError: 2 apart", "dead: died, "):
         assert text in err and text in (folder / "out" / "log.txt").read_text()
@@ -576,6 +588,23 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(
         and records.read(out / "bench.jsonl") == found[:-1]
         and manifest_of(out)
     )
+
+
+def test_a_check_that_failed_in_an_earlier_run_is_not_done_in_this_one(tmp_path):
+    same = {"device": "cpu", "quick": True, "machine": machine.this_machine()}
+    same["source"] = machine.code()["source"]
+    check = Check("a", "fails", "", int)
+    path = tmp_path / "checks.jsonl"
+    records.extend(path, work.check_row(check, False, "2 apart", 0.0))
+    begun = time.monotonic()
+    run = progress.Progress(tmp_path, same, (), minutes=1, begun=begun, say=bool)
+    run.read_checks()
+    assert run.checks == {}
+    records.extend(path, work.check_row(check, False, "3 apart", 0.0))
+    run.read_checks()
+    assert run.checks["fails"]["why"] == "3 apart" and run.failed("fails")
+    again = progress.Progress(tmp_path, same, (), minutes=1, begun=begun, say=bool)
+    assert again.checks == {}, "only what passed counts"
 
 
 def test_what_was_changed_or_torn_on_the_way_is_refused_by_name_and_nothing_is_taken(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import wait
+from typing import NamedTuple
 
 import torch
 
@@ -29,44 +30,51 @@ def run_checks(progress: Progress, table: Sequence[Check]) -> None:
         progress: of the share.
         table: all checks.
     """
-    waiting: dict[str, list[Check]] = {}
+    groups: dict[str, list[Check]] = {}
     for check in table:
         if check.name not in progress.checks:
-            waiting.setdefault(check.group, []).append(check)
+            groups.setdefault(check.group, []).append(check)
+    waiting = list(groups.values())
     until = progress.begun + CHECKS_SHARE * (progress.last - progress.begun)
     until = min(progress.stop, until)
     at_once = max(2, min(MOST_AT_ONCE, machine.this_machine()["cpu_usable"] // 2))
-    running: dict[str, Process] = {}
-    groups: dict[str, list[Check]] = {}  # of the processes that run
+    running: list[_RunningGroup] = []
     try:
         while (waiting or running) and time.monotonic() < until:
             while waiting and len(running) < at_once:
-                group = next(iter(waiting))
-                groups[group] = waiting.pop(group)
-                running[group] = _start(progress, groups[group], at_once)
-            sentinels = [process.sentinel for process in running.values()]
+                running.append(_start(progress, waiting.pop(0), at_once))
+            sentinels = [one.process.sentinel for one in running]
             wait(sentinels, max(0.0, until - time.monotonic()))
-            for group in [name for name in running if not running[name].is_alive()]:
-                left = _collect(progress, groups[group], running.pop(group).end())
+            for one in [one for one in running if not one.process.is_alive()]:
+                running.remove(one)
+                left = _collect(progress, one.checks, one.process.end())
                 if left:
-                    waiting[group] = left
+                    waiting.append(left)
     finally:
-        outcomes = {group: process.end() for group, process in running.items()}
-    for group, outcome in outcomes.items():
-        waiting[group] = _collect(progress, groups[group], outcome)
-    for check in itertools.chain(*waiting.values()):
+        outcomes = [one.process.end() for one in running]
+    for one, outcome in zip(running, outcomes, strict=True):
+        waiting.append(_collect(progress, one.checks, outcome))
+    for check in itertools.chain(*waiting):
         progress.checks[check.name] = check_row(check, None, NO_TIME, 0.0)
     _tell_results(progress)
     progress.write()
 
 
-def _start(progress: Progress, group: Sequence[Check], at_once: int) -> Process:
-    """A process that runs the checks of a group, one of so many at once."""
-    names = [check.name for check in group]
+class _RunningGroup(NamedTuple):
+    """Checks of one group, and the process that runs them."""
+
+    checks: list[Check]
+    process: Process
+
+
+def _start(progress: Progress, checks: list[Check], at_once: int) -> _RunningGroup:
+    """Start a process that runs checks of a group, one of so many at once."""
+    names = [check.name for check in checks]
     device = progress.manifest["device"]
     threads = max(1, torch.get_num_threads() // at_once)
     run = partial(work.check_group, progress.out, device, names, CHECK_S)
-    return Process(progress.log_path, run, threads=threads, alarm_s=CHECK_S)
+    process = Process(progress.log_path, run, threads=threads, alarm_s=CHECK_S)
+    return _RunningGroup(checks, process)
 
 
 def _collect(progress: Progress, group: Sequence[Check], outcome: Outcome) -> list[Check]:
