@@ -1,4 +1,5 @@
-"""Helpers around torch, Numba and Triton: eager calls, which compilers work, waits, peak memory.
+"""Helpers around torch, Numba and Triton, and processes: eager calls, which compilers work, waits,
+peak memory, the end of a parent process.
 
 Importing this file tries no compiler and does not touch a GPU.
 """
@@ -6,9 +7,11 @@ Importing this file tries no compiler and does not touch a GPU.
 import functools
 import hashlib
 import math
+import multiprocessing
 import os
 import shutil
 import sysconfig
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from itertools import accumulate
@@ -210,6 +213,25 @@ def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
     ]
     events.sort(key=lambda event: event.start_ns())
     return max(0, *accumulate((event.nbytes() for event in events), initial=0))
+
+
+def when_parent_ends(act: Callable[[], object]) -> None:
+    """Call `act` as soon as the parent of this process has ended, however that ended.
+
+    A thread waits for it. In a process that multiprocessing did not start, nothing happens.
+
+    Args:
+        act: ends this process.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        act()
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def usable_cores() -> int:

@@ -79,12 +79,14 @@ def _print_help(args: argparse.Namespace) -> int:
 def _add_command(
     subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, command: Command
 ) -> None:
-    examples = "".join(f"\n  {example}" for example in command.examples)
+    epilog = None
+    if command.examples:
+        epilog = "\n  ".join(["examples:", *command.examples])
     parser = subparsers.add_parser(
         name,
         help=command.summary,
         description=" ".join(filter(None, [command.summary, command.details])),
-        epilog=f"examples:{examples}" if examples else None,
+        epilog=epilog,
         formatter_class=_Help,
     )
     parser.set_defaults(run=command.run, parser=parser)
@@ -133,7 +135,9 @@ def main(argv: list[str] | None = None) -> int:
     0 is success; 1: something failed, as the output says; 2: a wrong argument or an error, told in
     one line on stderr; 130: stopped by Ctrl-C; 141: nobody reads the output any more.
     """
-    args = parser().parse_args(_join_words(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        argv = sys.argv[1:]
+    args = parser().parse_args(_join_words(argv))
     try:
         code = args.run(args)
         sys.stdout.flush()

@@ -38,7 +38,9 @@ def say(args: argparse.Namespace, *lines: str) -> None:
         args: the parsed arguments.
         lines: lines of text.
     """
-    stream = sys.stderr if args.json else sys.stdout
+    stream = sys.stdout
+    if args.json:
+        stream = sys.stderr
     for line in lines:
         print(line, file=stream)
 

@@ -17,7 +17,10 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _folder(name: str, reports: Path) -> Path:
     """The folder of a run, named by its path or by its name in `reports`."""
-    return Path(name) if Path(name).is_dir() else reports / name
+    path = Path(name)
+    if path.is_dir():
+        return path
+    return reports / name
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

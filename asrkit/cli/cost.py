@@ -341,13 +341,11 @@ def _unstated() -> Iterable[str]:
 
 def _table(rows: Sequence[Mapping[str, Any]], hours: float) -> list[str]:
     """Aligned lines, one a cost, below a header."""
+    from asrkit.workbench.tables import aligned
+
     table = [_cells(row, hours) for row in rows]
-    lines = [[*table[0]], *([*cells.values()] for cells in table)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+    header = [*table[0]]
+    return aligned([header, *([*cells.values()] for cells in table)])
 
 
 def _cells(row: Mapping[str, Any], hours: float) -> dict[str, str]:

@@ -17,7 +17,9 @@ def _doctor(args: argparse.Namespace) -> int:
     else:
         print(render(checks))
         print(f"{counts['missing']} missing, {counts['note']} worth knowing, {counts['ok']} ok")
-    return 1 if counts["missing"] else 0
+    if counts["missing"]:
+        return 1
+    return 0
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

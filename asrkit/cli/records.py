@@ -27,11 +27,14 @@ def _add(args: argparse.Namespace) -> int:
     numbers = Counter((record["machine"]["id"], record["what"]) for record in added)
     for (machine, what), number in sorted(numbers.items()):
         say(args, f"{machine}  {what}: {number}")
+    known: list[dict[str, Any]] = []
+    if into.exists():
+        known = records.read(into)
     machines = sorted({record["machine"]["id"] for record in added})
     result = {
         "added": len(added),
         "machines": machines,
-        "claims": _judge(args, added, records.read(into) if into.exists() else []),
+        "claims": _judge(args, added, known),
         "into": str(into),
     }
     where = f"{count(len(added), 'record')} of {count(len(machines), 'machine')} added to {into}"
@@ -56,7 +59,8 @@ def _judge(
             if verdict.measured is None:
                 continue
             verdicts[claim.id] = verdict.label
-            ours, published = claim.show(verdict.measured), claim.show(claim.quoted)
+            ours = claim.show(verdict.measured)
+            published = claim.show(claim.quoted)
             say(args, f"{claim.id}: {verdict.label}, {ours} where {published} is published")
     return verdicts
 

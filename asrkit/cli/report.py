@@ -86,11 +86,15 @@ def _fitting(name: str, known: list[Path]) -> list[Path]:
     """The notebooks that `name` stands for: a file, one of just this name, or all that begin so."""
     if Path(name).is_file():
         return [Path(name)]
-    stem = Path(name).stem if name.endswith(".ipynb") else name
+    stem = name
+    if name.endswith(".ipynb"):
+        stem = Path(name).stem
     exact = [path for path in known if path.stem == stem]
     if exact:
         return exact
-    beginning = f"{int(stem):02d}_" if stem.isdecimal() else stem
+    beginning = stem
+    if stem.isdecimal():
+        beginning = f"{int(stem):02d}_"
     return [path for path in known if path.stem.startswith(beginning)]
 
 

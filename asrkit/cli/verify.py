@@ -29,9 +29,13 @@ def _verify(args: argparse.Namespace) -> int:
         "claims": len(ledger.load_claims()),
         "problems": len(problems),
     }
-    verdict = count(len(problems), "problem") if problems else "no problems"
+    verdict = "no problems"
+    if problems:
+        verdict = count(len(problems), "problem")
     finish(args, result, f"{count(len(paths), 'path')} and {result['claims']} claims: {verdict}")
-    return 1 if problems else 0
+    if problems:
+        return 1
+    return 0
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,12 +14,12 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> lis
         rows: cells of each row, as many in all rows; the heading is a row like the others.
         right: numbers of the columns, from 0, that are aligned to the right.
     """
-    columns = list(zip(*rows, strict=True))
-    widths = [max(len(cell) for cell in column) for column in columns]
-    lines = []
-    for row in rows:
-        cells = []
-        for number, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            cells.append(cell.rjust(width) if number in right else cell.ljust(width))
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    columns = []
+    for number, cells in enumerate(zip(*rows, strict=True)):
+        width = max(len(cell) for cell in cells)
+        if number in right:
+            columns.append([cell.rjust(width) for cell in cells])
+        else:
+            columns.append([cell.ljust(width) for cell in cells])
+    lines = ["  ".join(row) for row in zip(*columns, strict=True)]
+    return [line.rstrip() for line in lines]

@@ -5,8 +5,8 @@ of one case, and `SUITES` lists what there is to measure. `asrkit.workbench.benc
 everything within a given time, in processes of its own.
 """
 
+from asrkit.workbench.bench.agreement import check, compare_arms
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
-from asrkit.workbench.bench.compare import check, compare_arms
 from asrkit.workbench.bench.rivals.peers import Peers
 from asrkit.workbench.bench.runner import run
 from asrkit.workbench.bench.suites import SUITES

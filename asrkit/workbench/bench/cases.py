@@ -127,6 +127,7 @@ class Suite:
     Attributes:
         name: as in `asrkit bench NAME`.
         cases: called with device, quick and options; yields the suite's cases.
+        options: what else `cases` takes from the command line, as `asrkit bench NAME --ranks 8`.
         takes: which of "without" (pattern of arms to leave out) and "until" (time.monotonic() of
             the end) `cases` takes too: a suite that calls arms while it makes cases has to know.
         tables: `what` of records to the function that prints them in a table of their own.
@@ -134,6 +135,7 @@ class Suite:
 
     name: str
     cases: Callable[..., Iterator[Case]]
+    options: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     tables: Mapping[str, Callable[[Iterable[Mapping[str, Any]]], list[str]]] = field(
         default_factory=dict
@@ -148,7 +150,14 @@ def failure(title: str, error: Exception) -> str:
 
 
 def rows(B: int, T: int, D: int, device: str) -> tuple[Tensor, Tensor]:
-    """Random (B, T, D) and lengths (B,) as in a bucketed batch: from T down to T / 2."""
+    """Random (B, T, D) and lengths (B,) as in a bucketed batch: from T down to T / 2.
+
+    Args:
+        B: utterances.
+        T: frames of the longest.
+        D: width.
+        device: of both.
+    """
     values = torch.randn(B, T, D, generator=torch.Generator().manual_seed(0))
     lengths = torch.linspace(T, T / 2, B).long()
     return values.to(device), lengths.to(device)

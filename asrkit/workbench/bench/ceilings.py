@@ -40,8 +40,12 @@ class Ceilings:
     measurements: tuple[Measurement, ...]
 
     def floor_ms(self, FLOP: int, B: int, arithmetic: str) -> float:
-        """Milliseconds that work of so many operations and bytes takes at least: as long as the
-        slower of the two.
+        """Milliseconds that work takes at least: those of its operations or of its bytes.
+
+        Args:
+            FLOP: operations.
+            B: bytes that are read and written.
+            arithmetic: dtype of the operations, or "tf32".
         """
         return 1e3 * max(FLOP / self.flops[arithmetic], B / self.bytes_per_s)
 

@@ -23,7 +23,12 @@ class Blame(NamedTuple):
     arm: str
 
     def __str__(self) -> str:
-        return f"{self.arm} of {self.case}" if self.arm else self.case
+        if not self.arm:
+            return self.case
+        return f"{self.arm} of {self.case}"
+
+
+NO_BLAME = Blame("", "")
 
 
 class DeviceLost(Exception):

@@ -43,8 +43,9 @@ class Task:
     scripts: dict[torch.dtype, Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        as_many = 0 < len(self.files) == len(self.samples)
-        expect(as_many, "files, samples", "as many of each, not none", len(self.samples))
+        count = len(self.samples)
+        as_many = len(self.files) == count > 0
+        expect(as_many, "files, samples", "as many of each, not none", count)
         expect(whole(self.batch, 1), "batch", "at least 1", self.batch)
         object.__setattr__(self, "variants", ModelVariants(self.model))
 
@@ -68,8 +69,9 @@ class Transcribed(NamedTuple):
 
     def tokens(self) -> list[list[int]]:
         """The labels as one list a file."""
-        pairs = zip(self.labels.tolist(), self.counts.tolist(), strict=True)
-        return [row[:count] for row, count in pairs]
+        rows = self.labels.tolist()
+        counts = self.counts.tolist()
+        return [row[:count] for row, count in zip(rows, counts, strict=True)]
 
 
 class LoadedBatch(NamedTuple):
@@ -108,11 +110,13 @@ class FileRecognizer:
 
     def _plan(self) -> list[list[int]]:
         """Positions of the files in each batch."""
-        rows = list(range(len(self.task.files)))
+        samples = self.task.samples
+        rows = list(range(len(samples)))
         if self.config.order == "by_length":
-            rows.sort(key=lambda row: -self.task.samples[row])
+            rows.sort(key=samples.__getitem__, reverse=True)
         size = self.task.batch
-        return [rows[start : start + size] for start in range(0, len(rows), size)]
+        starts = range(0, len(rows), size)
+        return [rows[start : start + size] for start in starts]
 
     def __call__(
         self, on_stage: Callable[[str], object] = _ignore, only: slice = slice(None)
@@ -123,17 +127,20 @@ class FileRecognizer:
             on_stage: called with each stage's name when it ends.
             only: which batches of the plan to transcribe.
         """
-        results: list[tuple[Hypotheses, Tensor]] = []
-        for batch, rows in zip(self._batches(self.plan[only]), self.rows[only], strict=True):
+        results: list[Hypotheses] = []
+        all_ends: list[Tensor] = []
+        batches = self._batches(self.plan[only])
+        for batch, rows in zip(batches, self.rows[only], strict=True):
             on_stage("loading")
             features, frames = self._features(batch)
             on_stage("frontend")
             encoded, ends = self._encode(features, frames, rows)
             on_stage("encoder")
-            # A graph overwrites its own `ends` at the next batch.
-            results.append((self.recognizer.decode(encoded, ends), ends.clone()))
+            results.append(self.recognizer.decode(encoded, ends))
+            all_ends.append(ends.clone())  # a graph overwrites its own at the next batch
             on_stage("decoder")
-        return _gathered(results, torch.cat(self.rows[only]).cpu())
+        rows = torch.cat(self.rows[only])
+        return _gathered(results, all_ends, rows.cpu())
 
     def probe(self) -> None:
         """Transcribe the batch with the longest file, to find out whether this machine can.
@@ -142,12 +149,15 @@ class FileRecognizer:
             RuntimeError: it cannot, or finds other labels than are known.
             ValueError: it cannot.
         """
-        longest = [max(self.task.samples[row] for row in batch) for batch in self.plan]
+        samples = self.task.samples
+        longest = [max(samples[row] for row in batch) for batch in self.plan]
         number = longest.index(max(longest))
-        tokens = self(only=slice(number, number + 1)).tokens()
+        transcribed = self(only=slice(number, number + 1))
+        tokens = transcribed.tokens()
         if not self.task.labels:
             return
-        known = [[*self.task.labels[row]] for row in sorted(self.plan[number])]
+        rows = sorted(self.plan[number])
+        known = [list(self.task.labels[row]) for row in rows]
         if tokens != known:
             raise RuntimeError("the labels are not those that are known")
 
@@ -189,7 +199,8 @@ class FileRecognizer:
         sizes = [len(sound) for sound in sounds]
         pinned = self.upload_stream is not None
         lengths = torch.tensor(sizes, pin_memory=pinned)
-        padded = torch.zeros(len(rows), max(sizes), dtype=torch.int16, pin_memory=pinned)
+        shape = (len(rows), max(sizes))
+        padded = torch.zeros(shape, dtype=torch.int16, pin_memory=pinned)
         for row, sound in zip(padded.numpy(), sounds, strict=True):
             row[: len(sound)] = sound
         device = self.task.device
@@ -198,10 +209,12 @@ class FileRecognizer:
         with torch.cuda.stream(self.upload_stream):
             samples = padded.to(device, non_blocking=True)
             uploaded_lengths = lengths.to(device, non_blocking=True)
-            return LoadedBatch(samples, uploaded_lengths, self.upload_stream.record_event())
+            event = self.upload_stream.record_event()
+            return LoadedBatch(samples, uploaded_lengths, event)
 
     def _features(self, batch: LoadedBatch) -> tuple[Tensor, Tensor]:
-        return self.recognizer.features(batch.samples.float() / 32768, batch.lengths)
+        samples = batch.samples.float() / 32768
+        return self.recognizer.features(samples, batch.lengths)
 
     @torch.inference_mode()
     def _encode(self, features: Tensor, frames: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,27 +223,33 @@ class FileRecognizer:
         if self.script is None:
             return encoded, ends
         T = min(encoded.shape[1], self.script.shape[1])
-        return encoded[:, :T] + self.script[rows, :T], ends
+        script = self.script[rows, :T]
+        return encoded[:, :T] + script, ends
 
 
-def _gathered(results: Sequence[tuple[Hypotheses, Tensor]], rows: Tensor) -> Transcribed:
+def _gathered(batches: Sequence[Hypotheses], ends: Sequence[Tensor], rows: Tensor) -> Transcribed:
     """The batches as one, their rows back in the order of the files."""
-    hypotheses = [batch for batch, _ in results]
-    U = max(batch.labels.shape[1] for batch in hypotheses)
+    U = max(batch.labels.shape[1] for batch in batches)
     order = rows.argsort()
 
     def together(parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat([*parts]).cpu()[order]
+        joined = torch.cat(list(parts))
+        return joined.cpu()[order]
 
     def padded(parts: Sequence[Tensor]) -> Tensor:
-        return together([pad(part, (0, U - part.shape[1]), value=-1) for part in parts])
+        wide = []
+        for part in parts:
+            missing = U - part.shape[1]
+            wide.append(pad(part, (0, missing), value=-1))
+        return together(wide)
 
+    scores = together([batch.scores for batch in batches])
     return Transcribed(
-        labels=padded([batch.labels for batch in hypotheses]),
-        counts=together([batch.lengths for batch in hypotheses]),
-        frames=padded([batch.frames for batch in hypotheses]),
-        ends=together([ends for _, ends in results]),
-        scores=together([batch.scores for batch in hypotheses]).float(),
+        labels=padded([batch.labels for batch in batches]),
+        counts=together([batch.lengths for batch in batches]),
+        frames=padded([batch.frames for batch in batches]),
+        ends=together(ends),
+        scores=scores.float(),
     )
 
 

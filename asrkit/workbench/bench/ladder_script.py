@@ -9,7 +9,7 @@ another length's, or a NaN drowns the labels. A CTC head reads likewise.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +51,24 @@ class Scripted(NamedTuple):
     decoder_flops: int  # least operations after the encoder
 
 
+class ScriptLines(NamedTuple):
+    """What a model's decoder is to read and to say."""
+
+    frames: Sequence[Tensor]  # (T, D) of each utterance: what it reads without the script
+    wanted: Tensor  # (N, T, D): what it should read
+    labels: list[list[int]]  # of each file
+    joints: int  # that the paths to these labels take
+    decoder_flops: int  # least operations after the encoder
+
+
+class ScriptKind(NamedTuple):
+    """How a kind of model is made to say what is known before; a line of SCRIPT_KINDS each."""
+
+    sizes: Callable[[Any], dict[str, Any]]  # of a config: keywords of `planted`
+    model: Callable[[Any, Planted], Any]  # of random weights, for a plan
+    lines: Callable[[Any, Planted, Sequence[Tensor]], ScriptLines]  # of a model
+
+
 def lengths(N: int, *, seed: int = 0) -> list[int]:
     """Samples of N utterances, distributed like LibriSpeech's dev and test sets, in random order.
 
@@ -60,21 +78,25 @@ def lengths(N: int, *, seed: int = 0) -> list[int]:
     """
     expect(whole(N, 1), "utterances", "at least 1", N)
     file = shipped("lengths") / "librispeech_eval.csv.gz"
-    seconds = np.sort(np.loadtxt(file, delimiter=",", skiprows=1)[:, 0])
+    rows = np.loadtxt(file, delimiter=",", skiprows=1)
+    seconds = np.sort(rows[:, 0])
     middles = (np.arange(N) + 0.5) / N * len(seconds)
-    drawn = np.random.default_rng(seed).permutation(seconds[middles.astype(int)])
-    return (drawn * RATE_HZ).astype(int).tolist()
+    medians = seconds[middles.astype(int)]
+    random = np.random.default_rng(seed)
+    samples = random.permutation(medians) * RATE_HZ
+    return samples.astype(int).tolist()
 
 
 def beeps(S: int, seed: int) -> np.ndarray:
     """Samples (S,) int16: a tone of another pitch and loudness in every encoder frame, in noise."""
     random = np.random.default_rng(seed)
-    count = -(-S // BEEP)
+    count = math.ceil(S / BEEP)
     pitch_hz = random.uniform(100, 4000, count).repeat(BEEP)[:S]
     loudness = random.uniform(0.05, 0.3, count).repeat(BEEP)[:S]
-    tones = loudness * np.sin(2 * np.pi * np.cumsum(pitch_hz) / RATE_HZ)
+    phase = 2 * np.pi * np.cumsum(pitch_hz) / RATE_HZ
     noise = 0.01 * random.standard_normal(S)
-    return (32768 * (tones + noise)).astype(np.int16)
+    sound = loudness * np.sin(phase) + noise
+    return (32768 * sound).astype(np.int16)
 
 
 def scripted(
@@ -90,28 +112,30 @@ def scripted(
         device: of the model.
     """
     assert isinstance(config.encoder, FastConformerConfig)
+    kind = SCRIPT_KINDS[type(config)]
     features = FeatureConfig(bins=config.encoder.bins)
-    files = [write_wav(folder / f"{n}.wav", beeps(S, n)) for n, S in enumerate(samples)]
-    ends = [-(-(S // HOP) // config.encoder.subsampling) for S in samples]
-    plan = _plan(config, ends)
+    files = []
+    for number, S in enumerate(samples):
+        sound = beeps(S, number)
+        files.append(write_wav(folder / f"{number}.wav", sound))
+    ends = [math.ceil((S // HOP) / config.encoder.subsampling) for S in samples]
+    plan = planted(len(ends), max(ends), lengths=ends, **kind.sizes(config))
     with torch.inference_mode(False), torch.no_grad(), tf32(False):
-        model = _model(config, plan, device)
+        with torch.device(device), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # on the device, where a billion weights are drawn faster
+            model = kind.model(config, plan)
         inputs = [_features(file, features, device) for file in files]
-        enliven(model.encoder, *inputs[samples.index(max(samples))])
-        frames = [model.encoder(*one)[0][0] for one in inputs]  # (T, D), one utterance at a time
-        if isinstance(model, TransducerModel):
-            frames = equalized(model.encoder_projection, frames)
-            wanted = plan.encoded.to(device)
-            labels = plan.labels
-            joints = plan.joints()
-            flops = joints * _flops(model.output) + sum(map(len, labels)) * _predictor_flops(model)
-        else:
-            wanted, labels = spell(model.output, plan, torch.cat(frames).std().item())
-            joints = 0
-            flops = sum(ends) * _flops(model.output)
-        script = torch.zeros_like(wanted)
-        for row, own in enumerate(frames):
-            script[row, : len(own)] = wanted[row, : len(own)] - own
+        longest = samples.index(max(samples))
+        enliven(model.encoder, *inputs[longest])
+        frames = []
+        for one in inputs:  # one utterance at a time
+            encoded, _ = model.encoder(*one)
+            frames.append(encoded[0])  # (T, D)
+        lines = kind.lines(model, plan, frames)
+        script = torch.zeros_like(lines.wanted)
+        for row, own in enumerate(lines.frames):
+            T = len(own)
+            script[row, :T] = lines.wanted[row, :T] - own
     task = Task(
         model=model,
         files=files,
@@ -120,9 +144,9 @@ def scripted(
         features=features,
         script=script,
         device=device,
-        labels=labels,
+        labels=lines.labels,
     )
-    return Scripted(task, labels, joints, flops)
+    return Scripted(task, lines.labels, lines.joints, lines.decoder_flops)
 
 
 def _flops(layer: nn.Linear) -> int:
@@ -137,31 +161,12 @@ def _predictor_flops(model: TransducerModel) -> int:
     return model.config.predictor.layers * 16 * D * D + 2 * D * D
 
 
-def _plan(config: Config, ends: Sequence[int]) -> Planted:
-    """What is to be said, in so many encoder frames of each file."""
-    sizes: dict[str, Any] = {"V": config.vocab_size + 1, "lengths": ends}
-    if isinstance(config, TransducerConfig):
-        assert isinstance(config.predictor, LSTMConfig)
-        sizes["durations"] = config.durations
-        sizes["width"] = config.joint_width
-        sizes["layers"] = config.predictor.layers
-    return planted(len(ends), max(ends), **sizes)
-
-
-def _model(config: Config, plan: Planted, device: str) -> TransducerModel | CTCModel:
-    """Random weights, drawn on the device, where a billion is drawn faster; a planted decoder."""
-    with torch.device(device), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        if isinstance(config, CTCConfig):
-            return CTCModel(config).eval()
-        return random_transducer(config, plan.model)
-
-
 def _features(file: Path, config: FeatureConfig, device: str) -> tuple[Tensor, Tensor]:
     """Log-mel features (1, T, F) of a file and their length (1,)."""
-    samples = torch.from_numpy(read_wav(file).copy())[None].to(device)
-    length = torch.tensor([samples.shape[1]], device=device)
-    return log_mel(samples / 32768, length, config=config)
+    sound = read_wav(file).copy()
+    samples = torch.from_numpy(sound).to(device)
+    length = torch.tensor([len(sound)], device=device)
+    return log_mel(samples[None] / 32768, length, config=config)
 
 
 def enliven(encoder: nn.Module, features: Tensor, lengths: Tensor) -> None:
@@ -178,17 +183,26 @@ def enliven(encoder: nn.Module, features: Tensor, lengths: Tensor) -> None:
     """
     assert isinstance(encoder, FastConformer)
     out = encoder.subsampling.out
-    x = encoder.subsampling(features, lengths)[0][0]
+    subsampled, _ = encoder.subsampling(features, lengths)
+    x = subsampled[0]
     scale = 1 / x.std(0)
     if encoder.config.scale_input:
         scale = scale / math.sqrt(encoder.width)
-    out.weight.mul_(scale[:, None])
-    out.bias.sub_(x.mean(0)).mul_(scale)
+    _standardize(out, x, scale)
     for block in encoder.blocks:
         parts: Any = block
-        for last in (parts.feed[0][-1], parts.attention.out, parts.pointwise, parts.feed[1][-1]):
-            for weight in last.parameters():
+        first_feed, second_feed = parts.feed
+        last_layers = (first_feed[-1], parts.attention.out, parts.pointwise, second_feed[-1])
+        for layer in last_layers:
+            for weight in layer.parameters():
                 weight.mul_(0.3)
+
+
+def _standardize(layer: nn.Linear, outputs: Tensor, scale: Tensor) -> None:
+    """Make the layer's outputs (T, D), as they are now, have mean 0, times `scale` (D,)."""
+    layer.weight.mul_(scale[:, None])
+    layer.bias.sub_(outputs.mean(0))
+    layer.bias.mul_(scale)
 
 
 def equalized(projection: nn.Linear, frames: Sequence[Tensor]) -> list[Tensor]:
@@ -198,10 +212,10 @@ def equalized(projection: nn.Linear, frames: Sequence[Tensor]) -> list[Tensor]:
         projection: from the encoder's width to the joint's.
         frames: (T, D) of each utterance.
     """
-    projected = projection(torch.cat([*frames]))
+    joined = torch.cat(list(frames))
+    projected = projection(joined)
     scale = LOUD / projected.std(0)
-    projection.weight.mul_(scale[:, None])
-    projection.bias.sub_(projected.mean(0)).mul_(scale)
+    _standardize(projection, projected, scale)
     return [projection(one) for one in frames]
 
 
@@ -217,18 +231,22 @@ def spell(head: nn.Linear, plan: Planted, deviation: float) -> tuple[Tensor, lis
         deviation: of the encoder's frames, which the codes hide in.
     """
     V, D = head.weight.shape
-    codes = torch.randn(V, D, generator=torch.Generator().manual_seed(0)).sign()
+    B, T, _ = plan.encoded.shape
+    draw = torch.Generator().manual_seed(0)
+    codes = torch.randn(V, D, generator=draw).sign()
     codes[-1] = 0  # blank has a bias instead
     size = HEARD * deviation / math.sqrt(D)
-    wanted = torch.zeros(*plan.encoded.shape[:2], D)
+    sized_codes = size * codes
+    wanted = torch.zeros(B, T, D)
     labels: list[list[int]] = []
     for row, end in enumerate(plan.lengths.tolist()):
         places = _places(plan.labels[row], plan.frames[row], end)
         for place, label in places.items():
-            wanted[row, place] = size * codes[label]
-        labels.append([*places.values()])
+            wanted[row, place] = sized_codes[label]
+        labels.append(list(places.values()))
     head.weight.copy_(codes * LOGIT / (size * D))
-    head.bias.zero_()[-1] = LOGIT / 2
+    head.bias.zero_()
+    head.bias[-1] = LOGIT / 2
     return wanted.to(head.weight.device), labels
 
 
@@ -237,6 +255,65 @@ def _places(labels: Sequence[int], frames: Sequence[int], end: int) -> dict[int,
     places: dict[int, int] = {}
     place = -1
     for label, frame in zip(labels, frames, strict=True):
-        place = min(max(frame, place + 1), end - 1)
+        place = max(frame, place + 1)
+        place = min(place, end - 1)
         places[place] = label
     return places
+
+
+def _transducer_sizes(config: TransducerConfig) -> dict[str, Any]:
+    assert isinstance(config.predictor, LSTMConfig)
+    return {
+        "V": config.vocab_size + 1,
+        "durations": config.durations,
+        "width": config.joint_width,
+        "layers": config.predictor.layers,
+    }
+
+
+def _transducer_model(config: TransducerConfig, plan: Planted) -> TransducerModel:
+    return random_transducer(config, plan.model)
+
+
+def _transducer_lines(
+    model: TransducerModel, plan: Planted, frames: Sequence[Tensor]
+) -> ScriptLines:
+    joints = plan.joints()
+    labels = sum(len(row) for row in plan.labels)
+    joint_flops = joints * _flops(model.output)
+    predictor_flops = labels * _predictor_flops(model)
+    device = model.output.weight.device
+    return ScriptLines(
+        frames=equalized(model.encoder_projection, frames),
+        wanted=plan.encoded.to(device),
+        labels=plan.labels,
+        joints=joints,
+        decoder_flops=joint_flops + predictor_flops,
+    )
+
+
+def _ctc_sizes(config: CTCConfig) -> dict[str, Any]:
+    return {"V": config.vocab_size + 1}
+
+
+def _ctc_model(config: CTCConfig, plan: Planted) -> CTCModel:
+    return CTCModel(config).eval()
+
+
+def _ctc_lines(model: CTCModel, plan: Planted, frames: Sequence[Tensor]) -> ScriptLines:
+    deviation = torch.cat(list(frames)).std()
+    wanted, labels = spell(model.output, plan, deviation.item())
+    ends = int(plan.lengths.sum())
+    return ScriptLines(
+        frames=frames,
+        wanted=wanted,
+        labels=labels,
+        joints=0,
+        decoder_flops=ends * _flops(model.output),
+    )
+
+
+SCRIPT_KINDS = {
+    TransducerConfig: ScriptKind(_transducer_sizes, _transducer_model, _transducer_lines),
+    CTCConfig: ScriptKind(_ctc_sizes, _ctc_model, _ctc_lines),
+}

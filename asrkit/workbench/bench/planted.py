@@ -22,7 +22,10 @@ from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.models.transducer import LSTMPredictor
 from asrkit.shapes import expect, whole
 
-DURATIONS: Sequence[tuple[int, ...]] = ((), (0, 1, 2, 3, 4))  # of an RNN-T and of a TDT model
+DURATIONS: Sequence[tuple[int, ...]] = (
+    (),  # of an RNN-T model
+    (0, 1, 2, 3, 4),  # of a TDT model
+)
 CLASSES = 3  # two labels on a frame and the silence after them are told apart
 LIFT = 3.0  # by which the prediction raises its block; the largest value of a frame is about 2
 LOGIT = 20.0  # of the label that is meant; blank has 13, the other labels' spread around 0
@@ -123,10 +126,10 @@ def _ends(B: int, T: int, lengths: Sequence[int] | None) -> Tensor:
     """Frames of each utterance, (B,)."""
     if lengths is None:
         return torch.linspace(T, T // 2, B).long()
-    ends = torch.tensor(lengths)
-    fit = ends.shape == (B,) and ends.min() >= 1 and ends.max() <= T
-    expect(bool(fit), "lengths", f"{B} of 1 to T={T} frames", lengths)
-    return ends
+    as_many = len(lengths) == B
+    in_range = all(1 <= length <= T for length in lengths)
+    expect(as_many and in_range, "lengths", f"{B} of 1 to T={T} frames", lengths)
+    return torch.tensor(lengths)
 
 
 def _expect_rates(labels_per_second: float, frames_per_second: float) -> None:
@@ -141,14 +144,14 @@ def _expect_rates(labels_per_second: float, frames_per_second: float) -> None:
 def _expect_sizes(B: int, T: int, V: int, width: int, durations: Sequence[int]) -> None:
     sizes = whole(B, 1) and whole(T, 2) and whole(V, 2 * CLASSES)
     expect(sizes, "B, T, V", "whole numbers of at least 1, 2 and 6", (B, T, V))
-    complete = not durations or {0, 1} <= {*durations}
-    expect(complete, "durations", "none, or 0 and 1 among them", durations)
     # 16 ln V signs a block: two codes are then alike in fewer than half of them
-    shared = 1.0
+    signs = 16 * np.log(V)
     if durations:
-        shared = 4 / 3
-    least = 16 * np.log(V) * CLASSES * shared
-    expect(width >= least, "width", f"at least {ceil(least)} units for V={V}", width)
+        complete = {0, 1} <= {*durations}
+        expect(complete, "durations", "none, or 0 and 1 among them", durations)
+        signs = 4 / 3 * signs
+    least = ceil(CLASSES * signs)
+    expect(width >= least, "width", f"at least {least} units for V={V}", width)
 
 
 def speech(T: int, density: float, seed: int | Sequence[int]) -> list[int]:
@@ -163,7 +166,8 @@ def speech(T: int, density: float, seed: int | Sequence[int]) -> list[int]:
     many = int(2 * T * density) + 20
     is_pause = draw.random(many) < 0.1  # one gap in ten, 28 % of the time
     pauses = is_pause * draw.gamma(2, 1.4, many)
-    gaps = (draw.gamma(2, 0.36, many) + pauses) / density  # 1 / density on average
+    steps = draw.gamma(2, 0.36, many)
+    gaps = (steps + pauses) / density  # 1 / density on average
     frames: list[int] = []
     for place in np.cumsum(gaps):
         t = int(place)
@@ -182,20 +186,27 @@ def ctc_log_probs(plan: Planted) -> Tensor:
     the second is one later.
     """
     B, T, _ = plan.encoded.shape
-    logits = torch.randn(B, T, plan.model.blank + 1, generator=torch.Generator().manual_seed(0))
+    V = plan.model.blank + 1
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(B, T, V, generator=draw)
     logits[..., -1] += LOGIT / 2
-    for b, (labels, frames) in enumerate(zip(plan.labels, plan.frames, strict=True)):
+    for b in range(B):
         place = -1
-        for label, t in zip(labels, frames, strict=True):
-            place = min(max(t, place + 1), T - 1)
+        for label, frame in zip(plan.labels[b], plan.frames[b], strict=True):
+            place = max(frame, place + 1)
+            place = min(place, T - 1)
             logits[b, place, label] += LOGIT
     return logits.log_softmax(-1)
 
 
 def _labels(N: int, V: int, seed: Sequence[int]) -> list[int]:
     """N labels; that of place n is n modulo CLASSES, so neighbours differ."""
-    drawn = np.random.default_rng(seed).integers((V - 1) // CLASSES, size=N)
-    return [int(CLASSES * row + n % CLASSES) for n, row in enumerate(drawn)]
+    each_class = (V - 1) // CLASSES
+    draw = np.random.default_rng(seed)
+    drawn = draw.integers(each_class, size=N)
+    place = np.arange(N)
+    labels = CLASSES * drawn + place % CLASSES
+    return labels.tolist()
 
 
 def _codes(V: int, durations: int, size: int, generator: torch.Generator) -> Tensor:
@@ -226,30 +237,37 @@ def _plant(model: TransducerModel, codes: Tensor, generator: torch.Generator) ->
     size = codes.shape[1]
     for module in (predictor, model.predictor_projection, model.output):
         for weight in module.parameters():
-            weight.normal_(0, NOISE / weight.shape[-1] ** 0.5, generator=generator)
+            deviation = NOISE / weight.shape[-1] ** 0.5
+            weight.normal_(0, deviation, generator=generator)
     classes = torch.arange(H) * CLASSES // H  # that the units of the predictor stand for
     # also stands for the blank before the first label, whose embedding is zero
     last_class = (classes == CLASSES - 1).float()
-    label_classes = torch.arange(V)[:, None] % CLASSES
-    predictor.embedding.weight += 2.0 * ((classes == label_classes).float() - last_class)
+    label_classes = torch.arange(V) % CLASSES
+    is_own = classes == label_classes[:, None]  # (V, H)
+    predictor.embedding.weight += 2.0 * (is_own.float() - last_class)
     predictor.embedding.weight[V - 1] = 0
     output = torch.tensor(2.0)  # of a unit of the label's class
     for layer in range(lstm.num_layers):
-        gates = getattr(lstm, f"bias_ih_l{layer}").view(4, H)  # input, forget, candidate, output
-        gates += torch.tensor([6.0, -6.0, 0.0, 6.0])[:, None]  # the last label only
+        bias = getattr(lstm, f"bias_ih_l{layer}")
+        input_gate, forget_gate, candidate, output_gate = bias.split(H)
+        input_gate += 6.0
+        forget_gate -= 6.0  # so only the last label counts
+        output_gate += 6.0
         if layer == 0:
-            gates[2] += 2.0 * last_class
+            candidate += 2.0 * last_class
         # the candidate is the embedding, or what lies below
-        candidate = getattr(lstm, f"weight_ih_l{layer}").view(4, H, H)[2]
-        candidate += torch.eye(H)
+        weight = getattr(lstm, f"weight_ih_l{layer}")
+        candidate_weight = weight[2 * H : 3 * H]
+        candidate_weight += torch.eye(H)
         output = output.tanh().tanh()  # what the layer makes of it
+    projection = model.predictor_projection.weight
     for k in range(CLASSES):
         own = classes == k
         block = slice(k * size, (k + 1) * size)
-        model.predictor_projection.weight[block, own] += LIFT / (output * own.sum())
-    # the relu lets pass what is positive
-    positive = codes.clamp(min=0).sum(1, keepdim=True).clamp(min=1)
-    model.output.weight[:, : CLASSES * size] += LOGIT / positive * codes.repeat(1, CLASSES)
+        projection[block, own] += LIFT / (output * own.sum())
+    positive = codes.clamp(min=0).sum(1, keepdim=True)  # the relu lets pass what is positive
+    code_weights = LOGIT / positive.clamp(min=1) * codes
+    model.output.weight[:, : CLASSES * size] += code_weights.repeat(1, CLASSES)
     model.output.bias[V - 1] += 0.65 * LOGIT
 
 

@@ -69,8 +69,12 @@ def _compiled(
 
 
 def counts(impl: str, logits: Tensor, n: int = 0) -> dict[str, Any]:
-    """Params for the record of an arm on the GPU that holds `logits`; where its kernels cannot be
-    compiled and read, why not.
+    """Params for the record of an arm: what its row kernels do, or why that was not counted.
+
+    Args:
+        impl: whose kernels: "triton" or "numba_cuda".
+        logits: on the GPU that they are compiled for.
+        n: durations among the outputs.
     """
     major, minor = torch.cuda.get_device_capability(logits.device)
     cc = 10 * major + minor

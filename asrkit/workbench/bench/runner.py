@@ -15,9 +15,9 @@ import torch
 from asrkit.shapes import expect
 from asrkit.workbench import records
 from asrkit.workbench.bench import guards
+from asrkit.workbench.bench.agreement import Observation, compare_arms
 from asrkit.workbench.bench.cases import NOTHING, Case, Suite, failure
-from asrkit.workbench.bench.compare import Observation, compare_arms
-from asrkit.workbench.bench.guards import Blame
+from asrkit.workbench.bench.guards import NO_BLAME, Blame
 from asrkit.workbench.bench.rivals.peers import Peers, Rival
 from asrkit.workbench.bench.suites import SUITES
 from asrkit.workbench.profiling import Timing, measure, ratio
@@ -156,7 +156,10 @@ class _Run:
         """Measure one case; its failure is kept, and the run goes on."""
         if time.monotonic() >= self.until:
             raise TimeoutError(f"no time for {case.title}, and what follows it")
-        self.say(f"{case.title}: {', '.join(case.arms)}" if case.arms else case.title)
+        words = [case.title]
+        if case.arms:
+            words.append(", ".join(case.arms))
+        self.say(": ".join(words))
         self.note(Blame(case.title, ""))
         try:
             for measurements in self.measurements(case):
@@ -171,7 +174,7 @@ class _Run:
         guards.prove_alive(self.device, case.title)
         if self.journal:
             self.journal.clear()
-        self.note(Blame("", ""))
+        self.note(NO_BLAME)
 
     def fail(self, message: str) -> None:
         """Keep the message of a failure, and say it."""

@@ -105,13 +105,10 @@ class StudySizes:
 
 def repeats(device: str, quick: bool) -> dict[str, Any]:
     """Keywords of `measure` for a study."""
-    return {
-        "repeats": 3 if quick else 20,
-        "warmup": 1 if quick else 3,
-        "enough_s": 1.0,
-        "most_s": 10.0,
-        "device": device,
-    }
+    counts = {"repeats": 20, "warmup": 3}
+    if quick:
+        counts = {"repeats": 3, "warmup": 1}
+    return counts | {"enough_s": 1.0, "most_s": 10.0, "device": device}
 
 
 def idle(call: Callable[[], object], timing: Timing) -> tuple[float, ...]:

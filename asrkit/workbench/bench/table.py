@@ -7,8 +7,18 @@ from asrkit.workbench.bench.suites import SUITES
 from asrkit.workbench.tables import aligned
 
 Record = Mapping[str, Any]
-UNITS = {"1": ("", 1), "B": ("MiB", 2**20), "FLOP/s": ("GFLOP/s", 1e9), "B/s": ("GB/s", 1e9)}
-COUNTS = {"join": "joint", "predict": "predictor", "launches": "launches", "syncs": "waits"}
+UNITS = {  # of records: their unit in the table, and its size
+    "1": ("", 1),
+    "B": ("MiB", 2**20),
+    "FLOP/s": ("GFLOP/s", 1e9),
+    "B/s": ("GB/s", 1e9),
+}
+COUNTS = {  # params: what is called in the column "calls"
+    "join": "joint",
+    "predict": "predictor",
+    "launches": "launches",
+    "syncs": "waits",
+}
 COLUMNS = (
     "what",
     "shape",
@@ -63,9 +73,13 @@ def legend(records: Iterable[Record]) -> list[str]:
 def _split(records: Iterable[Record]) -> tuple[list[Record], dict[str, list[Record]]]:
     """Records for the general table, and by `what` those with a table of their own."""
     general: list[Record] = []
-    own: dict[str, list[Record]] = {what: [] for suite in SUITES.values() for what in suite.tables}
+    own: dict[str, list[Record]] = {}
+    for suite in SUITES.values():
+        for what in suite.tables:
+            own[what] = []
     for record in records:
-        own.get(record["what"], general).append(record)
+        what = record["what"]
+        own.get(what, general).append(record)
     return general, own
 
 
@@ -73,22 +87,34 @@ def _arms_table(records: Sequence[Record]) -> list[str]:
     rows: dict[tuple[str, str, str], dict[str, str]] = {}
     for record in records:
         key = _row_key(record)
-        row = rows.setdefault(key, dict(zip(COLUMNS, key, strict=False)))
-        _add(row, record)
-    columns = [name for name in COLUMNS if any(row.get(name) for row in rows.values())]
-    cells = [[row.get(name, "") for name in columns] for row in rows.values()]
-    return aligned([columns, *cells])
+        if key not in rows:
+            what, shape, implementation = key
+            rows[key] = {"what": what, "shape": shape, "implementation": implementation}
+        _add(rows[key], record)
+    filled = set()
+    for row in rows.values():
+        filled |= {name for name, cell in row.items() if cell}
+    columns = [name for name in COLUMNS if name in filled]
+    lines = [columns]
+    for row in rows.values():
+        lines.append([row.get(name, "") for name in columns])
+    return aligned(lines)
 
 
 def _row_key(record: Record) -> tuple[str, str, str]:
     """The first three columns, by which records share a line."""
     params = record["params"]
-    what = " ".join(filter(None, (record["what"], params.get("preset"))))
-    shape = "×".join(map(str, params.get("shape", [])))
+    what = record["what"]
+    if params.get("preset"):
+        what += f" {params['preset']}"
+    sizes = params.get("shape", [])
+    shape = "×".join(map(str, sizes))
     implementation = record["impl"]
-    if record["unit"] in ("nats", "fraction") and "random" in params.get("weights", ""):
+    weights = params.get("weights", "")
+    if record["unit"] in ("nats", "fraction") and "random" in weights:
         implementation += " (random weights)"
-    if params.get("dtype") == "bfloat16" and "bfloat16" not in implementation:
+    dtype = params.get("dtype")
+    if dtype == "bfloat16" and "bfloat16" not in implementation:
         implementation += " (bfloat16)"
     return what, shape, implementation
 
@@ -100,19 +126,32 @@ def _add(row: dict[str, str], record: Record) -> None:
     unit, size = UNITS.get(record["unit"], (record["unit"], 1))
     value = f"{record['value'] / size:.3g}"
     if metric == "ratio" and "arms" in params:
-        _append(row, "times as fast as", f"{params['arms'][0]} {value}")
+        slow = params["arms"][0]
+        _append(row, "times as fast as", f"{slow} {value}")
     elif metric not in METRIC_COLUMNS:
-        _append(row, "also", f"{metric} {value} {unit}".rstrip())
+        text = f"{metric} {value} {unit}"
+        _append(row, "also", text.rstrip())
     elif metric in WITHOUT_UNIT:
-        row[METRIC_COLUMNS[metric]] = value
+        column = METRIC_COLUMNS[metric]
+        row[column] = value
     else:
-        row[METRIC_COLUMNS[metric]] = f"{value} {unit}"
+        column = METRIC_COLUMNS[metric]
+        row[column] = f"{value} {unit}"
     if metric == "latency":
-        stats = record["stats"]
-        row["quartiles"] = f"{stats['p25'] / size:.3g}–{stats['p75'] / size:.3g}"
+        low = record["stats"]["p25"] / size
+        high = record["stats"]["p75"] / size
+        row["quartiles"] = f"{low:.3g}–{high:.3g}"
         row["least work"] = _least_work(record)
-        counted = [f"{params[key]} {name}" for key, name in COUNTS.items() if key in params]
-        row["calls"] = ", ".join(counted)
+        row["calls"] = _calls(params)
+
+
+def _calls(params: Mapping[str, Any]) -> str:
+    """What an arm calls, as far as its params tell."""
+    calls = []
+    for key, name in COUNTS.items():
+        if key in params:
+            calls.append(f"{params[key]} {name}")
+    return ", ".join(calls)
 
 
 def _append(row: dict[str, str], column: str, text: str) -> None:

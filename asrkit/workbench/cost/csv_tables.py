@@ -24,7 +24,9 @@ def read_table(table: str | Path, parse: Callable[[Row], Parsed]) -> list[Parsed
         ValueError: a row has too many or too few cells, or `parse` raised ValueError or KeyError;
             the message begins with file and line.
     """
-    path = files.shipped(table) if isinstance(table, str) else table
+    path = table
+    if isinstance(path, str):
+        path = files.shipped(path)
     parsed = []
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)

@@ -40,11 +40,15 @@ class Instance:
     @property
     def per(self) -> str:
         """The unit that transcribes: "gpu" where there is one, else "core"."""
-        return "gpu" if self.gpus else "core"
+        if self.gpus:
+            return "gpu"
+        return "core"
 
     def units(self, per: str) -> int:
         """The number of cores ("core") or GPUs ("gpu"); ValueError where there are none."""
-        number = self.gpus if per == "gpu" else self.cores
+        number = self.cores
+        if per == "gpu":
+            number = self.gpus
         expect(
             number > 0,
             "per",

@@ -32,7 +32,9 @@ def load_claims(path: str | Path | None = None) -> list[Claim]:
     expect(isinstance(entries, list), str(path), "a list of claims", type(entries).__name__)
     claims = dict[str, Claim]()
     for entry in entries:
-        name: Any = entry.get("id") if isinstance(entry, dict) else entry
+        name = entry
+        if isinstance(entry, dict):
+            name = entry.get("id")
         try:
             claim = _claim(entry)
             if claim.id in claims:

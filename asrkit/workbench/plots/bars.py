@@ -60,16 +60,22 @@ def timeline(
     shades = _shades("tab10")
     expect(len(names) <= len(shades), "rows", f"at most {len(shades)} different names", len(names))
     for row, parts in enumerate(rows.values()):
-        starts = np.cumsum([0, *(length for _, length in parts)])
+        lengths = [length for _, length in parts]
+        starts = np.cumsum([0, *lengths])
+        spans: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+        for start, (name, length) in zip(starts, parts, strict=False):
+            spans[name].append((start, length))
         for name, shade in zip(names, shades, strict=False):
-            spans = [
-                (start, length)
-                for start, (part, length) in zip(starts, parts, strict=False)
-                if part == name
-            ]
-            label = name if row == 0 else ""  # in the legend once
+            label = ""
+            if row == 0:  # in the legend once
+                label = name
             ax.broken_barh(
-                spans, (row - 0.4, 0.8), facecolor=shade, edgecolor="white", lw=0.3, label=label
+                spans[name],
+                (row - 0.4, 0.8),
+                facecolor=shade,
+                edgecolor="white",
+                lw=0.3,
+                label=label,
             )
     ax.set_yticks(range(len(rows)), list(rows))
     ax.invert_yaxis()
@@ -86,12 +92,18 @@ def padded_batches(batches: Sequence[np.ndarray], ax: Axes, *, unit: str = "leng
         ax: Axes to draw on; returned.
         unit: Quantity and unit of the lengths.
     """
-    starts = np.cumsum([0, *(len(batch) + 2 for batch in batches)])
-    for start, batch in zip(starts, batches, strict=False):
-        middle = start + (len(batch) - 1) / 2
-        ax.bar(middle, max(batch), width=len(batch), color=RED, alpha=0.35, lw=0)
-        ax.bar(start + np.arange(len(batch)), batch, width=1.0, color=BLUE, lw=0)
-    ax.set(xlabel="utterances, batch after batch", ylabel=unit, xlim=(-2, starts[-1]))
+    start = 0
+    for batch in batches:
+        size = len(batch)
+        bars = start + np.arange(size)
+        ax.bar(bars.mean(), max(batch), width=size, color=RED, alpha=0.35, lw=0)
+        ax.bar(bars, batch, width=1.0, color=BLUE, lw=0)
+        start += size + 2
+    ax.set(
+        xlabel="utterances, batch after batch",
+        ylabel=unit,
+        xlim=(-2, start),
+    )
     return ax
 
 
@@ -109,8 +121,17 @@ def tornado(
     ends_of_input = ("input at its lowest", "input at its highest")
     for row, outcomes in enumerate(swings.values()):
         for outcome, colour, name in zip(outcomes, COLOURS[:2], ends_of_input, strict=True):
-            label = name if row == 0 else ""  # in the legend once
-            ax.barh(row, outcome - middle, left=middle, height=0.6, color=colour, label=label)
+            label = ""
+            if row == 0:  # in the legend once
+                label = name
+            ax.barh(
+                row,
+                outcome - middle,
+                left=middle,
+                height=0.6,
+                color=colour,
+                label=label,
+            )
     ax.axvline(middle, color="black", lw=0.8)
     ax.set_yticks(range(len(swings)), list(swings))
     ax.invert_yaxis()

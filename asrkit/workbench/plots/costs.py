@@ -57,8 +57,10 @@ def _draw_line(cost: TranscriptionCost, rtfx: np.ndarray, colour: str, ax: Axes)
     terms = vars(cost.terms)
     ends = []
     for value in rtfx:
-        speed = replace(cost.speed, rtfx=Range.of(float(value)))
-        ends.append(transcription_cost(cost.instance, speed, **terms).usd_per_million_hours.ends)
+        rtfx_range = Range.of(float(value))
+        speed = replace(cost.speed, rtfx=rtfx_range)
+        at_speed = transcription_cost(cost.instance, speed, **terms)
+        ends.append(at_speed.usd_per_million_hours.ends)
     low, middle, high = np.transpose(ends)
     per = cost.speed.per
     label = f"{cost.instance.name}, {cost.instance.units(per)} {UNITS[per]}"
@@ -70,7 +72,9 @@ def _draw_marker(cost: TranscriptionCost, colour: str, ax: Axes, *, above: bool)
     """A speed that somebody has seen; neighbours have their words on either side of the line."""
     x = cost.speed.rtfx.middle
     y = cost.usd_per_million_hours.middle
-    face = "white" if cost.speed.origin in NOT_MEASURED else colour
+    face = colour
+    if cost.speed.origin in NOT_MEASURED:
+        face = "white"
     ax.plot(x, y, "o", color=colour, mfc=face, zorder=3)
     origin = cost.speed.origin.partition(",")[0]
     offset, alignment = BELOW_LEFT

@@ -14,7 +14,11 @@ BLOCKS = (  # left, bottom, width, height, colour, words
     (5.2, 0, 2.6, 4, GREEN, "128 x 128\nlogits in\nregisters"),
     (9, 0, 2.8, 4, RED, "of each node:\nlargest, sum,\nblank, label"),
 )
-ARROWS = (((3, 2), (5.2, 2)), ((7.8, 2), (9, 2)), ((9, 7.9), (11.8, 7.9)))  # start, end
+ARROWS = (  # start, end
+    ((3, 2), (5.2, 2)),
+    ((7.8, 2), (9, 2)),
+    ((9, 7.9), (11.8, 7.9)),
+)
 
 
 def lean_tile(
@@ -37,10 +41,17 @@ def _draw_tiles(frames: int, labels: int, tile: tuple[int, int], ax: Axes) -> No
     tile_frames, tile_labels = tile
     for t in range(0, frames, tile_frames):
         for u in range(0, labels, tile_labels):
-            colour = BLUE if (t, u) == (tile_frames, tile_labels) else "white"
-            width = min(tile_frames, frames - t)
-            height = min(tile_labels, labels - u)
-            patch = Rectangle((t, u), width, height, facecolor=colour, edgecolor=GREY, alpha=0.8)
+            colour = "white"
+            if (t, u) == tile:  # the second in both directions
+                colour = BLUE
+            patch = Rectangle(
+                (t, u),
+                min(tile_frames, frames - t),
+                min(tile_labels, labels - u),
+                facecolor=colour,
+                edgecolor=GREY,
+                alpha=0.8,
+            )
             ax.add_patch(patch)
     ax.set(xlim=(0, frames), ylim=(0, labels), xlabel="frame t", ylabel="labels so far, u")
 
@@ -48,10 +59,17 @@ def _draw_tiles(frames: int, labels: int, tile: tuple[int, int], ax: Axes) -> No
 def _draw_product(ax: Axes) -> None:
     for left, bottom, width, height, colour, words in BLOCKS:
         patch = Rectangle(
-            (left, bottom), width, height, facecolor=colour, edgecolor=GREY, alpha=0.5
+            (left, bottom),
+            width,
+            height,
+            facecolor=colour,
+            edgecolor=GREY,
+            alpha=0.5,
         )
         ax.add_patch(patch)
-        ax.text(left + width / 2, bottom + height / 2, words, ha="center", va="center", fontsize=8)
+        x = left + width / 2
+        y = bottom + height / 2
+        ax.text(x, y, words, ha="center", va="center", fontsize=8)
     for start, end in ARROWS:
         ax.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": GREY})
     ax.text(3.5, 7.9, "V outputs, chunk by chunk", fontsize=8, va="center")

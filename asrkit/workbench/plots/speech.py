@@ -18,8 +18,14 @@ def waveform(samples: Tensor, rate_hz: int, ax: Axes) -> Axes:
         rate_hz: Samples per second.
         ax: Axes to draw on; returned.
     """
-    ax.plot(np.arange(len(samples)) / rate_hz, samples.numpy(), lw=0.5, color=BLUE)
-    ax.set(xlabel="time, s", ylabel="amplitude", xlim=(0, len(samples) / rate_hz))
+    count = len(samples)
+    seconds = np.arange(count) / rate_hz
+    ax.plot(seconds, samples.numpy(), lw=0.5, color=BLUE)
+    ax.set(
+        xlabel="time, s",
+        ylabel="amplitude",
+        xlim=(0, count / rate_hz),
+    )
     return ax
 
 
@@ -31,7 +37,8 @@ def spectrogram(features: Tensor, hop_s: float, ax: Axes) -> Axes:
         hop_s: Seconds from a frame to the next.
         ax: Axes to draw on; returned.
     """
-    extent = (0, len(features) * hop_s, 0, features.shape[1])
+    T, F = features.shape
+    extent = (0, T * hop_s, 0, F)
     ax.imshow(features.T.numpy(), origin="lower", aspect="auto", extent=extent)
     ax.set(xlabel="time, s", ylabel="mel bin")
     return ax
@@ -46,11 +53,20 @@ def training_curve(history: Sequence[Mapping[str, float]], ax: Axes) -> Axes:
     """
     seconds = np.array([step["seconds"] for step in history])
     loss = np.array([step["loss"] for step in history])
-    half = max(1, len(loss) // 40)
-    medians = [np.median(loss[max(0, i - half) : i + half + 1]) for i in range(len(loss))]
+    steps = len(loss)
+    half = max(1, steps // 40)
+    medians = []
+    for step in range(steps):
+        first = max(0, step - half)
+        window = loss[first : step + half + 1]
+        medians.append(np.median(window))
     ax.plot(seconds, loss, lw=0.5, alpha=0.5, color=BLUE, label="each step")
     ax.plot(seconds, medians, lw=2, color=BLUE, label="running median")
-    ax.set(xlabel="training time, s", ylabel="loss, nats per label", yscale="log")
+    ax.set(
+        xlabel="training time, s",
+        ylabel="loss, nats per label",
+        yscale="log",
+    )
     ax.legend(frameon=False)
     return ax
 
@@ -80,8 +96,12 @@ def lattice(
         rows = [u for _, u in path]
         ax.plot(frames, rows, color=RED, lw=1.5, marker="o", ms=3, label="greedy path")
         ax.legend(frameon=False, loc="upper left")
-    names = ["␣" if label == " " else label for label in labels]
-    ax.set_yticks(range(U1), ["∅", *names])
+    names = ["∅"]
+    for label in labels:
+        if label == " ":
+            label = "␣"
+        names.append(label)
+    ax.set_yticks(range(U1), names)
     ax.set(xlabel="encoder frame t", ylabel="labels emitted so far, u")
     ax.figure.colorbar(image, ax=ax, label=caption)
     return ax

@@ -1,6 +1,7 @@
 """What each of several speed-ups gives, one on top of the other."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -42,8 +43,9 @@ def waterfall(
     names = list(rates)
     left, right = axes
     _draw_rates(rates, limits, unit, left)
-    values = np.array(list(rates.values()), dtype=float)
-    gains = dict(zip(names[1:], values[1:] / values[:-1], strict=True))
+    gains = {}
+    for above, name in pairwise(names):
+        gains[name] = rates[name] / rates[above]
     on_first = {name: gain for name, gain in alone.items() if name in gains}
     _draw_gains(names, gains, "on those above", BLUE, right)
     _draw_gains(names, on_first, "alone", "white", right)
@@ -52,11 +54,18 @@ def waterfall(
         right.plot(ends, [row, row], color=BLUE, lw=1.5)
     right.axvline(1, color="black", lw=0.8)
     right.set(xscale="log", xlabel="times as fast")
-    right.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-    left.set_yticks(range(len(names)), names)
-    right.set_yticks(range(len(names)), [""] * len(names))
+    right.legend(
+        frameon=False,
+        fontsize=8,
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=2,
+    )
+    rows = range(len(names))
+    left.set_yticks(rows, names)
+    right.set_yticks(rows, [""] * len(rows))
     for ax in (left, right):
-        ax.set_ylim(len(names) - 0.4, -0.6)
+        ax.set_ylim(len(rows) - 0.4, -0.6)
         _plain_ticks(ax)
     return axes
 
@@ -74,15 +83,18 @@ def _draw_rates(
     ax.barh(rows, values - start, left=start, height=0.65, color=colours)
     for row, name in enumerate(rates):
         rate = values[row]
+        share = rate / limits[name]
+        bar_end = max(before[row], rate)
+        next_row = min(row + 1, len(rows) - 1)
         ax.annotate(
-            f"{rate:,.3g} ({rate / limits[name]:.1%})",
-            (max(before[row], rate), row),
+            f"{rate:,.3g} ({share:.1%})",
+            (bar_end, row),
             (4, 0),
             textcoords="offset points",
             va="center",
             fontsize=8,
         )
-        ax.plot([rate, rate], [row, min(row + 1, len(rows) - 1)], color="black", lw=0.6)
+        ax.plot([rate, rate], [row, next_row], color="black", lw=0.6)
     highest = values.max() ** 1.3 / lowest**0.3  # room for the words
     ax.set(
         xscale="log",
@@ -94,8 +106,12 @@ def _draw_rates(
 def _draw_gains(
     names: Sequence[str], gains: Mapping[str, float], label: str, face: str, ax: Axes
 ) -> None:
-    rows = [row for row, name in enumerate(names) if name in gains]
-    values = [gains[names[row]] for row in rows]
+    rows = []
+    values = []
+    for row, name in enumerate(names):
+        if name in gains:
+            rows.append(row)
+            values.append(gains[name])
     ax.plot(values, rows, "o", mec=BLUE, mfc=face, ms=7, label=label)
 
 

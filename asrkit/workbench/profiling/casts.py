@@ -306,6 +306,7 @@ class _ListOps(EachOp):
         self.ops: list[Op | None] = []
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run `func` with `args` and `kwargs`, and list what it is."""
         result = func(*args, **kwargs)
         inputs = tensors((args, kwargs))
         outputs = tensors(result)
@@ -316,6 +317,13 @@ class _ListOps(EachOp):
         return result
 
     def describe(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> Op:
+        """What an op is that works.
+
+        Args:
+            name: Of the op.
+            inputs: Tensors among its arguments.
+            outputs: Tensors among its results.
+        """
         read = inputs
         if ONLY_WRITTEN.match(name):
             read = inputs[1:]
@@ -345,7 +353,9 @@ class _ListOps(EachOp):
 
 def _first_dtype(tensors: list[Tensor]) -> str:
     """The dtype of the first tensor, "" where there is none."""
-    return dtype_name(tensors[0].dtype) if tensors else ""
+    if not tensors:
+        return ""
+    return dtype_name(tensors[0].dtype)
 
 
 class _Clock(EachOp):
@@ -356,6 +366,7 @@ class _Clock(EachOp):
         self.ms: list[float] = []
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run `func` with `args` and `kwargs`, and note how long it took."""
         start = time.perf_counter_ns()
         result = func(*args, **kwargs)
         self.ms.append((time.perf_counter_ns() - start) / 1e6)
@@ -368,6 +379,7 @@ class _Ranges(EachOp):
     count = 0
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run `func` with `args` and `kwargs` in a range of its own."""
         with torch.profiler.record_function(f"{RANGE}{self.count}"):
             self.count += 1
             return func(*args, **kwargs)

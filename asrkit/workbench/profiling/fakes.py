@@ -51,6 +51,7 @@ class OnFakes(EachOp):
         self.compiled = dict[str, cubin.Cubin]()
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run `func` on fakes where `args` and `kwargs` hold some or name a GPU, and count it."""
         inputs = tensors((args, kwargs))
         device = kwargs.get("device")
         fake = any(isinstance(tensor, FakeTensor) for tensor in inputs)
@@ -181,9 +182,12 @@ def _triton_patches(count: OnFakes, cc: int, compiles: bool) -> list[Any]:
     }
 
     def stand_in(value: Any) -> Any:
-        return jit.MockTensor(value.dtype) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            return jit.MockTensor(value.dtype)
+        return value
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        """Count a launch of `kernel` on `grid`; `warmup`: compiling only, which it always is."""
         name = kernel.__name__
         count.kernels.append(name)
         count.arguments[name] = kwargs

@@ -104,7 +104,7 @@ class CountOps(EachOp):
         self.sites = Counter[str]()
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run the op, and count it."""
+        """Run `func` with `args` and `kwargs`, and count it."""
         result = func(*args, **kwargs)
         name = op_name(func)
         inputs = tensors((args, kwargs))

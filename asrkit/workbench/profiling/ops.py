@@ -52,7 +52,13 @@ class EachOp(TorchDispatchMode):
         return self.op(func, args, kwargs)
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run one op, and return its result."""
+        """Run one op; returns its result.
+
+        Args:
+            func: The op.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+        """
         raise NotImplementedError
 
 
@@ -88,5 +94,7 @@ def caller() -> str:
     while frame.f_back and (path.is_relative_to(ROOM) or path.is_relative_to(TORCH)):
         frame = frame.f_back
         path = Path(frame.f_code.co_filename)
-    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+    name = path.name
+    if path.is_relative_to(ROOT):
+        name = path.relative_to(ROOT).as_posix()
     return f"{name}:{frame.f_lineno}"

@@ -140,11 +140,18 @@ def _timing(samples: list[Sample], warmup: int, timer: str) -> Timing:
     )
 
 
+def _own_sample(result: object) -> Sample | None:
+    """The time that an arm took itself, if it returns that."""
+    if isinstance(result, Sample):
+        return result
+    return None
+
+
 def _time_on_cpu(arm: Callable[..., object], args: list[Any]) -> Sample:
     start = time.perf_counter_ns()
     cpu_start = time.process_time_ns()
     result = arm(*args)
-    own_sample = result if isinstance(result, Sample) else None
+    own_sample = _own_sample(result)
     del result  # freeing what was made is part of the time
     cpu_ns = time.process_time_ns() - cpu_start
     wall_ns = time.perf_counter_ns() - start
@@ -159,7 +166,7 @@ def _time_on_cuda(arm: Callable[..., object], args: list[Any], device: str) -> S
         start.record()
         result = arm(*args)
         end.record()
-        own_sample = result if isinstance(result, Sample) else None
+        own_sample = _own_sample(result)
         del result
         end.synchronize()
         return own_sample or Sample(wall_ms=start.elapsed_time(end), cpu_ms=None)

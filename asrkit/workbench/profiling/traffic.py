@@ -24,7 +24,7 @@ KINDS = ("products", "attention", "rest")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TrafficStep:
     """An op of torch or one of our kernels, which is one launch at least.
 
     Attributes:
@@ -42,7 +42,7 @@ class Step:
 
 def encoder_steps(
     config: FastConformerConfig, *, B: int, T: int, fused: bool, dtype: torch.dtype = torch.bfloat16
-) -> tuple[Step, ...]:
+) -> tuple[TrafficStep, ...]:
     """Steps of one call of an encoder in inference mode on a CUDA device.
 
     All layers are alike: two are looked at, and the second counts for those between. Attention
@@ -64,23 +64,31 @@ def encoder_steps(
     return with_two + of_a_layer * (config.layers - 2)
 
 
-def stage_table(before: Sequence[Step], after: Sequence[Step]) -> list[dict[str, Any]]:
+def stage_table(
+    before: Sequence[TrafficStep], after: Sequence[TrafficStep]
+) -> list[dict[str, Any]]:
     """A row a stage and kind: launches and bytes before and after, most bytes first."""
-    keys = dict.fromkeys((step.stage, step.kind) for step in (*before, *after))
-    rows = []
-    for stage, kind in keys:
-        row: dict[str, Any] = {"stage": stage, "kind": kind}
-        for name, steps in (("before", before), ("after", after)):
-            these = [step for step in steps if (step.stage, step.kind) == (stage, kind)]
-            row[f"launches {name}"] = len(these)
-            row[f"bytes {name}"] = sum(step.bytes for step in these)
-        rows.append(row)
-    return sorted(rows, key=lambda row: -row["bytes before"])
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for step in (*before, *after):
+        rows[step.stage, step.kind] = {
+            "stage": step.stage,
+            "kind": step.kind,
+            "launches before": 0,
+            "bytes before": 0,
+            "launches after": 0,
+            "bytes after": 0,
+        }
+    for name, steps in (("before", before), ("after", after)):
+        for step in steps:
+            row = rows[step.stage, step.kind]
+            row[f"launches {name}"] += 1
+            row[f"bytes {name}"] += step.bytes
+    return sorted(rows.values(), key=lambda row: row["bytes before"], reverse=True)
 
 
 def _steps(
     config: FastConformerConfig, B: int, T: int, fused: bool, dtype: torch.dtype = torch.bfloat16
-) -> tuple[Step, ...]:
+) -> tuple[TrafficStep, ...]:
     with FakeTensorMode(), torch.device("cuda"):
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype)  # fake weights cannot be cast afterwards
@@ -96,7 +104,7 @@ def _steps(
             return traffic(encoder, lambda: encoder(features, lengths))
 
 
-def traffic(encoder: torch.nn.Module, call: Callable[[], object]) -> tuple[Step, ...]:
+def traffic(encoder: torch.nn.Module, call: Callable[[], object]) -> tuple[TrafficStep, ...]:
     """The steps that a call takes.
 
     Args:
@@ -114,7 +122,7 @@ class _ListSteps(EachOp):
     def __init__(self, stack: list[str]) -> None:
         super().__init__()
         self.stack = stack
-        self.steps = list[Step]()
+        self.steps = list[TrafficStep]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = op_name(func)
@@ -122,12 +130,14 @@ class _ListSteps(EachOp):
             return args[0]  # of tensors without memory it would make a copy
         if name == ATTENTION:  # would be decomposed, for there is no device to say what it has
             q = args[0].transpose(1, 2)
-            out = torch.empty_like(q, memory_format=torch.contiguous_format).transpose(1, 2)
+            contiguous = torch.empty_like(q, memory_format=torch.contiguous_format)
+            out = contiguous.transpose(1, 2)
             self.add(name, tensors((args, kwargs)), [out])
             return out
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run `func` with `args` and `kwargs`, and list it if it works."""
         result = func(*args, **kwargs)
         inputs = tensors((args, kwargs))
         outputs = tensors(result)
@@ -136,10 +146,23 @@ class _ListSteps(EachOp):
         return result
 
     def add(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        path = self.stack[-1].partition(".")[0]
-        stage: Any = path if path in ("subsampling", "blocks") else "around"
-        bytes_moved = sum(map(bytes_in_memory, inputs + outputs))
-        step = Step(name=name, stage=stage, kind=_kind_of(name), bytes=bytes_moved)
+        """List an op.
+
+        Args:
+            name: Of the op.
+            inputs: Tensors that it reads.
+            outputs: Tensors that it writes.
+        """
+        stage: Any = self.stack[-1].partition(".")[0]
+        if stage not in ("subsampling", "blocks"):
+            stage = "around"
+        bytes_moved = sum(bytes_in_memory(tensor) for tensor in inputs + outputs)
+        step = TrafficStep(
+            name=name,
+            stage=stage,
+            kind=_kind_of(name),
+            bytes=bytes_moved,
+        )
         self.steps.append(step)
 
 
@@ -151,7 +174,9 @@ def _kind_of(name: str) -> Literal["products", "attention", "rest"]:
     return "rest"
 
 
-def _without(steps: Sequence[Step], others: Sequence[Step]) -> tuple[Step, ...]:
+def _without(
+    steps: Sequence[TrafficStep], others: Sequence[TrafficStep]
+) -> tuple[TrafficStep, ...]:
     """`steps` but for one of each in `others`."""
     left = list(steps)
     for one in others:

@@ -45,7 +45,9 @@ def turn_launches(
         greedy = GreedyModel(model, confidence, encoded.device)
         carry = map_state(torch.zeros_like, greedy.initial_carry(encoded))
         options = GreedyOptions(window=window)
-        reason = "" if fused else "as asked"
+        reason = "as asked"
+        if fused:
+            reason = ""
         loop = GraphLoop(B, T, greedy, encoded, carry, options, unfused_because=reason)
         loop.load(encoded, torch.full((B,), T, device="cuda"), carry)
         with CountOps("cuda") as count:

@@ -6,18 +6,19 @@ the next one with `resume` keeps what is done and runs the rest.
 """
 
 import json
-import multiprocessing.connection
+import multiprocessing
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from asrkit.runtime import when_parent_ends
 from asrkit.shapes import expect
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.report.jobs import Job, jobs_of
@@ -180,7 +181,7 @@ class _Workers:
 
 def _execute(job: Job, part: Path, log: Path, timeout_s: float, threads: int) -> None:
     """In the worker: execute a notebook with this interpreter as kernel; output goes to `log`."""
-    _end_with_parent()
+    when_parent_ends(partial(os._exit, 1))
     log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log_file, 1)
     os.dup2(log_file, 2)
@@ -208,20 +209,6 @@ def _execute(job: Job, part: Path, log: Path, timeout_s: float, threads: int) ->
             request_save_on_cell_execute=True,
             config=_sockets_in(folder),
         )
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent ends, however that ends; the kernel watches this process."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    sentinel = parent.sentinel
-
-    def watch() -> None:
-        multiprocessing.connection.wait([sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _install_kernel(folder: Path) -> None:

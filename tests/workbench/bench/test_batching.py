@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 def comparison(lengths, ranks=2, cuts=False):
     """What the suite makes of a table, without the shuffling."""
-    return batching.Comparison(
+    return batching.BatchingComparison(
         "x", lengths, LIMIT, samplers.cuts_of(lengths) if cuts else None, ranks, wide=True
     )
 
@@ -161,7 +161,9 @@ def test_a_wrong_arm_is_refused_and_says_why(few):
 
     def refused(steps, theirs=False, drawn=None):
         epoch = Epoch(steps, drawn or [rows for step in steps for rows in step])
-        return made.check(batching.Arm("bad", lambda number: epoch, None, {}, theirs), epoch)
+        return made.check(
+            batching.BatchingArm("bad", lambda number: epoch, None, {}, theirs), epoch
+        )
 
     assert refused(good) == 1
     for steps, theirs, why in [
@@ -196,7 +198,7 @@ def test_no_record_is_made_where_an_arm_is_wrong_and_the_next_comparison_is(
         )
 
     monkeypatch.setattr("asrkit.data.plan", loses)
-    monkeypatch.setattr(batching.Comparison, "lhotse_arms", lambda self: ())
+    monkeypatch.setattr(batching.BatchingComparison, "lhotse_arms", lambda self: ())
     with pytest.raises(
         AssertionError, match=r"2 ranks: random_safe_size, of which nothing was recorded, keeps"
     ):
@@ -239,7 +241,7 @@ def test_an_utterance_that_lhotse_repeats_for_a_rank_is_the_one_repeated():
     )
     rows = np.concatenate(epoch.batches)
     assert len(rows) == 104 and set(rows) == {*range(101)} and len(epoch.drawn) == 101
-    arm = batching.Arm("lhotse", lambda number: epoch, None, {}, theirs=True)
+    arm = batching.BatchingArm("lhotse", lambda number: epoch, None, {}, theirs=True)
     assert comparison(tiny, ranks=8).check(arm, epoch) == 1
 
 
@@ -311,7 +313,7 @@ def test_the_limit_in_seconds_is_the_largest_that_fits():
     assert made.largest_share(arm.epoch(0)) <= 1 < float(LIMIT.share(n + 1, 10.0, 0))
 
     def grows(seconds):
-        return batching.Arm(
+        return batching.BatchingArm(
             "x", lambda number: Epoch([], [np.arange(int(seconds / 10) + 20 * number)]), None, {}
         )
 
@@ -463,7 +465,7 @@ def test_an_arm_of_theirs_that_loses_some_is_recorded_with_what_it_kept(few):
         for step in data.plan(data.Random(limit=LIMIT), few, ranks=2).steps
     ]
     epoch = Epoch(steps, [rows for step in steps for rows in step])
-    arm = batching.Arm("theirs", lambda number: epoch, None, {"by": "others"}, theirs=True)
+    arm = batching.BatchingArm("theirs", lambda number: epoch, None, {"by": "others"}, theirs=True)
     made = [one.sealed() for one in comparison(few).measure(arm)]
     (kept,) = [one for one in made if one["metric"] == "kept"]
     assert kept["value"] == 1 - 2 * len(steps) / 700 and kept["params"]["by"] == "others"

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
+from asrkit.workbench.bench.agreement import CHUNK, apart, chunks, compare_arms
 from asrkit.workbench.bench.cases import Case
-from asrkit.workbench.bench.compare import CHUNK, apart, chunks, compare_arms
 from asrkit.workbench.profiling import peak_memory
 
 MIB = 2**20

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from asrkit.workbench.bench import checks, guards
+from asrkit.workbench.bench.agreement import near
 from asrkit.workbench.bench.checks import decoders as decoder_checks
 from asrkit.workbench.bench.checks import losses as loss_checks
 from asrkit.workbench.bench.checks import models as model_checks
 from asrkit.workbench.bench.checks import profiling as profiling_checks
-from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.suites import decoders, encoder, ladder, losses
 
 pytestmark = pytest.mark.usefixtures("one_thread")

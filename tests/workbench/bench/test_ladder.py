@@ -20,7 +20,7 @@ from asrkit.models.packed import PackedLinear
 from asrkit.transcribe import PipelineConfig, Recognizer, decoding, pipeline
 from asrkit.workbench import bench, records
 from asrkit.workbench.bench import guards, ladder_pipeline
-from asrkit.workbench.bench.compare import check
+from asrkit.workbench.bench.agreement import check
 from asrkit.workbench.bench.ladder_pipeline import FileRecognizer, read_wav, write_wav
 from asrkit.workbench.bench.suites import ladder
 from asrkit.workbench.bench.suites.ladder import BASELINE
@@ -349,9 +349,11 @@ def _swapped(monkeypatch):
 
 def _unsorted(monkeypatch):
     plain = ladder_pipeline._gathered
-    monkeypatch.setattr(
-        ladder_pipeline, "_gathered", lambda found, rows: plain(found, rows.sort().values)
-    )
+
+    def gathered(batches, ends, rows):
+        return plain(batches, ends, rows.sort().values)
+
+    monkeypatch.setattr(ladder_pipeline, "_gathered", gathered)
 
 
 def _longer(monkeypatch):
@@ -415,7 +417,7 @@ def _one_coarser(monkeypatch):
 def test_a_pipeline_with_a_mistake_is_not_measured(made, what, spoil, monkeypatch):
     one = made[what]
     how = replace(BASELINE, order="by_length", strategy=FASTEST[what])
-    arms = {"baseline": ladder.Arm(FileRecognizer(one.task, BASELINE), "", "baseline")}
+    arms = {"baseline": ladder.LadderArm(FileRecognizer(one.task, BASELINE), "", "baseline")}
     case = ladder.case(what, one, arms, {}, quick=True)
     spoil(monkeypatch)
     spoiled = FileRecognizer(one.task, BASELINE if spoil is _not_normalised else how)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from asrkit.workbench.bench import row_kernels
+from asrkit.workbench.bench.agreement import near
 from asrkit.workbench.bench.cases import Case
-from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.suites import losses
 from asrkit.workbench.cost import lean_peak
 

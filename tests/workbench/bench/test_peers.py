@@ -15,7 +15,7 @@ from asrkit.decoders import ctc_greedy
 from asrkit.losses import rnnt_loss
 from asrkit.workbench import bench
 from asrkit.workbench.bench import runner
-from asrkit.workbench.bench.compare import digest
+from asrkit.workbench.bench.agreement import digest
 from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.bench.rivals import peers as rivals_of
 from asrkit.workbench.bench.rivals.peer_decoders import GRAPHS, LOOPS, expect_graphs, write

@@ -21,8 +21,16 @@ from asrkit.cli import main
 from asrkit.workbench import collect, machine, records
 from asrkit.workbench.bench import SUITES
 from asrkit.workbench.bench.checks.check import Check
-from asrkit.workbench.bench.share import journal, plan, supervisor, takeover
-from asrkit.workbench.bench.share.plan import PARTS
+from asrkit.workbench.bench.share import (
+    journal,
+    measuring,
+    parts,
+    progress,
+    supervisor,
+    takeover,
+    work,
+)
+from asrkit.workbench.bench.share.parts import PARTS
 from asrkit.workbench.bench.suites import claims, ladder
 
 ROOT = Path(files.HERE).parent
@@ -56,8 +64,8 @@ from asrkit.workbench import bench
 from asrkit.workbench.bench import checks, guards
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.checks.check import Check
-from asrkit.workbench.bench.share import journal, supervisor as share
-from asrkit.workbench.bench.share.plan import Part
+from asrkit.workbench.bench.share import checking, journal, measuring, supervisor as share
+from asrkit.workbench.bench.share.parts import Part
 from asrkit.workbench import collect, machine, records
 told = {**machine.code(), "source": "of a test"}
 machine.code = records.code = lambda: told
@@ -70,8 +78,8 @@ def lacks(): import nowhere_to_be_found
 table = [Check("a", "before", "", int), Check("a", "dies", "^doomed$", dies), Check("a", "after", "", int),
          Check("b", "hangs", "^never$", hangs), Check("c", "wrong", "^slow$", wrong), Check("c", "lacks", "", lacks)]
 checks.table = lambda device: table
-share.CHECK_S = 2
-share.GRACE_S = 1
+checking.CHECK_S = 2
+measuring.GRACE_S = 1
 journal.EVERY_S = 0
 LOST = []
 def answers(device):  # stands for torch.cuda.synchronize: after an illegal address every call fails
@@ -122,11 +130,14 @@ def half():
 def halves(device, quick):
     yield Case(what="claims: half-1, half-2", claims=("half-1", "half-2"), measure=half)
     yield case("halves-2")
+def lacking(device, quick):
+    import nowhere_to_be_found
+    yield case("lacking-1")
 def hopeless(device, quick):
     for n in range(9):
         yield case(f"hopeless-{n}", plain=dies)
 suites = {"good": good, "dead": dead, "raises": raises, "differs": differs, "poisoned": poisoned, "killed": killed,
-          "halves": halves, "hopeless": hopeless, "hung": hung}
+          "halves": halves, "lacking": lacking, "hopeless": hopeless, "hung": hung}
 bench.SUITES.clear()
 bench.SUITES.update({name: Suite(name=name, cases=cases) for name, cases in suites.items()})
 share.PARTS = tuple(Part(name, 0.1 if name == "hung" else 1, "a test") for name in [*suites, "absent"])
@@ -214,6 +225,11 @@ def test_the_options_of_each_part_are_those_that_its_suite_takes():
     assert sorted(groups) == sorted([*claims.STUDIES, "windows"])
 
 
+def test_every_suite_is_measured_by_a_part_or_stands_among_those_measured_elsewhere():
+    assert {part.suite_name for part in PARTS} | parts.ELSEWHERE.keys() == SUITES.keys()
+    assert not {part.suite_name for part in PARTS} & parts.ELSEWHERE.keys()
+
+
 def test_nine_minutes_reach_what_is_owed_whether_parts_take_what_they_need_or_all_that_they_may():
     owed = [part for part in PARTS if part.owed]
     assert PARTS[: len(owed)] == tuple(owed), "what is owed comes first"
@@ -226,11 +242,11 @@ def test_nine_minutes_reach_what_is_owed_whether_parts_take_what_they_need_or_al
         "ladder-tdt",
         "losses-large",
     } == {part.name for part in owed}
-    begins, _ = plan.ends(9 * 60)
+    begins, _ = parts.ends(9 * 60)
     for greedy in (False, True):
-        left = begins - plan.CHECKS_SHARE * 9 * 60
+        left = begins - parts.CHECKS_SHARE * 9 * 60
         for place, part in enumerate(PARTS):
-            budget = plan.budget_s(PARTS[place:], left)
+            budget = parts.budget_s(PARTS[place:], left)
             assert budget >= part.owed_s and budget <= left + 1e-9
             if part.suite == "ladder" and part.owed:
                 assert ladder.affordable(part.name, budget) == 32
@@ -239,17 +255,17 @@ def test_nine_minutes_reach_what_is_owed_whether_parts_take_what_they_need_or_al
 
 
 def test_with_too_little_time_what_comes_first_gets_it():
-    parts = [
-        plan.Part("a", 1, "", estimate_s=30, owed=True),
-        plan.Part("b", 1, "", estimate_s=30, owed=True),
-        plan.Part("c", 1, ""),
+    rest = [
+        parts.Part("a", 1, "", estimate_s=30, owed=True),
+        parts.Part("b", 1, "", estimate_s=30, owed=True),
+        parts.Part("c", 1, ""),
     ]
     assert (
-        plan.budget_s(parts, 40) == 30
-        and plan.budget_s(parts[1:], 10) == 10
-        and plan.budget_s(parts, 90) == 30 + 30 / 3
+        parts.budget_s(rest, 40) == 30
+        and parts.budget_s(rest[1:], 10) == 10
+        and parts.budget_s(rest, 90) == 30 + 30 / 3
     )
-    assert plan.budget_s(parts[2:], 12) == 12
+    assert parts.budget_s(rest[2:], 12) == 12
 
 
 def test_the_plan_is_printed_with_its_order_and_says_that_it_is_an_estimate(capsys):
@@ -312,7 +328,10 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
         "done",
         "stopped",
         "no time",
+        "no package",
     }
+    lacking = {name for name, row in manifest["parts"].items() if row["status"] == "no package"}
+    assert lacking <= {"training"}, "the others need none that a bare machine lacks"
     found = records.read(out / "bench.jsonl")
     assert (
         len(found)
@@ -397,6 +416,7 @@ def test_what_dies_hangs_raises_or_differs_does_not_stop_the_rest_and_is_named(d
         parts["hung"] == ("stopped", "killed: out of time") and parts["absent"][0] == "not measured"
     ), err
     assert parts["halves"] == ("disagreed", "claims: half-1, half-2: RuntimeError: no such kernel")
+    assert parts["lacking"] == ("no package", "No module named 'nowhere_to_be_found'")
     assert manifest["state"] == "ended" and manifest["seconds"] < 120
     for text in ("not passed: wrong: AssertionError: 2 apart", "dead: died, "):
         assert text in err and text in (folder / "out" / "log.txt").read_text()
@@ -471,7 +491,7 @@ def test_a_case_that_is_killed_between_its_repeats_keeps_those_that_it_has(doome
 def test_a_part_that_dies_of_one_case_after_another_is_not_started_for_ever(doomed):
     manifest = manifest_of(doomed[0] / "out")
     assert [one["case"] for one in manifest["lost"]["hopeless"]] == [
-        f"hopeless-{n} 3" for n in range(supervisor.RESTARTS + 1)
+        f"hopeless-{n} 3" for n in range(measuring.RESTARTS + 1)
     ]
     assert {one["arm"] for one in manifest["lost"]["hopeless"]} == {"plain"} and manifest["parts"][
         "hopeless"
@@ -554,7 +574,7 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(
     said, told = [], {**machine.code(), "source": "of a test"}
     monkeypatch.setattr(records, "code", lambda: told)
     monkeypatch.setattr(machine, "code", lambda: told)
-    monkeypatch.setattr(supervisor, "PARTS", (plan.Part("good", 1, ""),))
+    monkeypatch.setattr(supervisor, "PARTS", (parts.Part("good", 1, ""),))
     monkeypatch.setattr(supervisor.checks, "table", lambda device: [Check("a", "fine", "", int)])
     supervisor.share(out, device="cpu", minutes=2, say=said.append)
     assert said[-1].endswith("good: done before") and records.read(out / "bench.jsonl") == found
@@ -568,6 +588,23 @@ def test_a_run_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(
         and records.read(out / "bench.jsonl") == found[:-1]
         and manifest_of(out)
     )
+
+
+def test_a_check_that_failed_in_an_earlier_run_is_not_done_in_this_one(tmp_path):
+    same = {"device": "cpu", "quick": True, "machine": machine.this_machine()}
+    same["source"] = machine.code()["source"]
+    check = Check("a", "fails", "", int)
+    path = tmp_path / "checks.jsonl"
+    records.extend(path, work.check_row(check, False, "2 apart", 0.0))
+    begun = time.monotonic()
+    run = progress.Progress(tmp_path, same, (), minutes=1, begun=begun, say=bool)
+    run.read_checks()
+    assert run.checks == {}
+    records.extend(path, work.check_row(check, False, "3 apart", 0.0))
+    run.read_checks()
+    assert run.checks["fails"]["why"] == "3 apart" and run.failed("fails")
+    again = progress.Progress(tmp_path, same, (), minutes=1, begun=begun, say=bool)
+    assert again.checks == {}, "only what passed counts"
 
 
 def test_what_was_changed_or_torn_on_the_way_is_refused_by_name_and_nothing_is_taken(

@@ -16,15 +16,27 @@ from asrkit.decoders.transducer.beam_reference import transducer_beam_reference
 from asrkit.decoders.transducer.steps import GreedyModel
 from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.shapes import valid_mask
+from asrkit.workbench.bench.agreement import near
 from asrkit.workbench.bench.checks.check import Check
 from asrkit.workbench.bench.checks.losses import DTYPES
-from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.planted import DURATIONS, Planted, ctc_log_probs, kind, planted
 from asrkit.workbench.bench.suites.losses import ROUNDED
 from asrkit.workbench.profiling import launch_profile
 from asrkit.workbench.profiling.ops import dtype_name
 
 OFF = {"graphs": "off"}
+LADDER_RUNGS = {  # by graph and turn
+    ("step", "plain"): "graph_of_steps",
+    ("full", "plain"): "graph_whole",
+    ("full", "fused"): "fused_turns",
+}
+LOOPED_SIZES = (  # utterances, frames, window
+    (8, 48, None),
+    (8, 40, None),
+    (16, 20, 1),
+    (1, 48, 8),
+    (8, 48, None),
+)
 
 
 def random_transducer(durations: Sequence[int], device: str, dtype: torch.dtype) -> TransducerModel:
@@ -66,8 +78,10 @@ def random_frames(
         seed: of the draw.
     """
     draw = torch.Generator().manual_seed(seed)
-    frames = 2 * torch.randn(B, T, 8, generator=draw, dtype=torch.float64)
-    return frames.to(device, dtype), torch.linspace(T, 0, B).long().to(device)
+    noise = torch.randn(B, T, 8, generator=draw, dtype=torch.float64)
+    frames = (2 * noise).to(device, dtype)
+    lengths = torch.linspace(T, 0, B).long()
+    return frames, lengths.to(device)
 
 
 def decoder_checks(device: str, cuda: bool) -> Iterator[Check]:
@@ -77,30 +91,38 @@ def decoder_checks(device: str, cuda: bool) -> Iterator[Check]:
         if strategy == "windowed_looping":  # graphs have checks of their own
             names += ["windowed_looping_off", r"window_\d+(_off)?"]
         model = kind(durations)
-        arms = [rf"^{model}-\S+ in \S+: {name}$" for name in names]
+        arms = "|".join(rf"^{model}-\S+ in \S+: {name}$" for name in names)
         call = partial(_greedy, device, strategy, durations)
-        yield Check("decoders", f"{strategy} {model}", "|".join(arms), call)
+        yield Check("decoders", f"{strategy} {model}", arms, call)
     for durations in DURATIONS:
-        end = f"{len(durations)} durations"
-        yield Check("decoders", f"planted {end}", "", partial(_planted, device, durations))
-        yield Check("decoders", f"carry {end}", "", partial(_carry, device, durations, **OFF))
-        yield Check("decoders", f"beam {end}", "", partial(_beam, device, durations))
+        calls = {
+            "planted": partial(_planted, device, durations),
+            "carry": partial(_carry, device, durations, **OFF),
+            "beam": partial(_beam, device, durations),
+        }
+        for name, call in calls.items():
+            yield Check("decoders", f"{name} {len(durations)} durations", "", call)
     ctc_arms = r"^ctc-greedy-batched in \S+: batched$"
-    yield Check("decoders", "ctc batched", ctc_arms, partial(_ctc, device))
+    ctc_call = partial(_ctc, device)
+    yield Check("decoders", "ctc batched", ctc_arms, ctc_call)
 
 
 def _greedy(device: str, strategy: Any, durations: Sequence[int]) -> None:
     """Labels, frames, durations, scores and confidence are those of the definition on the CPU, all
     in float64.
     """
-    options: dict[str, Any] = {"confidence": "entropy", "max_symbols": 3, "graphs": "off"}
+    options: dict[str, Any] = {
+        "confidence": "entropy",
+        "max_symbols": 3,
+        "graphs": "off",
+    }
     wide = torch.float64
     model = random_transducer(durations, "cpu", wide)
     frames = random_frames(9, 30, "cpu", wide)
     wanted = transducer_greedy(model, *frames, strategy="one_by_one", **options)
     model = random_transducer(durations, device, wide)
-    frames = random_frames(9, 30, device, wide)
-    got = transducer_greedy(model, *frames, strategy=strategy, **options)
+    moved = [tensor.to(device) for tensor in frames]
+    got = transducer_greedy(model, *moved, strategy=strategy, **options)
     assert wanted.lengths.sum() > 20, "the model says next to nothing"
     near(got.parts(), wanted.parts())
 
@@ -125,13 +147,18 @@ def _carry(device: str, durations: Sequence[int], **options: Any) -> None:
     model = random_transducer(durations, device, torch.float32)
     encoded, lengths = random_frames(5, 30, device, torch.float32)
     wanted = transducer_greedy(model, encoded, lengths, graphs="off").tokens()
+
     cut = 13
-    first = transducer_greedy(model, encoded[:, :cut], lengths.clamp(max=cut), **options)
-    left = (lengths - cut).clamp(min=0)
-    rest = transducer_greedy(model, encoded[:, cut:], left, carry=first.carry, **options)
-    joined = [a + b for a, b in zip(first.tokens(), rest.tokens(), strict=True)]
+    before_cut = lengths.clamp(max=cut)
+    after_cut = lengths - before_cut
+    first = transducer_greedy(model, encoded[:, :cut], before_cut, **options)
+    rest = transducer_greedy(model, encoded[:, cut:], after_cut, carry=first.carry, **options)
+    pieces = zip(first.tokens(), rest.tokens(), strict=True)
+    joined = [start + end for start, end in pieces]
     assert joined == wanted, "pieces differ from the whole"
-    padding = ~valid_mask(lengths, 30)[..., None]
+
+    valid = valid_mask(lengths, 30)
+    padding = valid.logical_not()[..., None]
     spoilt = encoded.masked_fill(padding, torch.nan)
     got = transducer_greedy(model, spoilt, lengths, **options)
     assert got.tokens() == wanted, "padding matters"
@@ -145,9 +172,11 @@ def _beam(device: str, durations: Sequence[int]) -> None:
     frames = random_frames(4, 12, "cpu", wide)
     wanted = transducer_beam_reference(model, *frames, **options)
     model = random_transducer(durations, device, wide)
-    got = transducer_beam(model, *random_frames(4, 12, device, wide), **options)
-    pairs = zip((got, *got.alternatives), (wanted, *wanted.alternatives), strict=True)
-    for ours, theirs in pairs:
+    moved = [tensor.to(device) for tensor in frames]
+    got = transducer_beam(model, *moved, **options)
+    ranks_got = [got, *got.alternatives]
+    ranks_wanted = [wanted, *wanted.alternatives]
+    for ours, theirs in zip(ranks_got, ranks_wanted, strict=True):
         assert ours.tokens() == theirs.tokens()
         near([ours.scores], [theirs.scores])
 
@@ -155,8 +184,10 @@ def _beam(device: str, durations: Sequence[int]) -> None:
 def _ctc(device: str) -> None:
     plan = _plan(())
     log_probs = ctc_log_probs(plan)
-    got = ctc_greedy(log_probs.to(device), plan.lengths.to(device))
-    near(got.parts(), ctc_greedy_sequential(log_probs, plan.lengths).parts())
+    lengths = plan.lengths
+    wanted = ctc_greedy_sequential(log_probs, lengths)
+    got = ctc_greedy(log_probs.to(device), lengths.to(device))
+    near(got.parts(), wanted.parts())
 
 
 def graph_checks(device: str, cuda: bool) -> Iterator[Check]:
@@ -180,12 +211,17 @@ def graph_checks(device: str, cuda: bool) -> Iterator[Check]:
         for durations, dtype in product(DURATIONS, dtypes):
             name = f"{dtype_name(dtype)} {len(durations)} durations"
             call = partial(_looped, device, durations, dtype, **options)
-            yield check(name, call, graph_arms(mode, turn, durations, dtype))
-        yield check("carry", partial(_carry, device, (), **options))
-        yield check("weights that change and move", partial(_moved, device, **options))
-        yield check("autocast", partial(_autocast, device, **options))
+            arms = graph_arms(mode, turn, durations, dtype)
+            yield check(name, call, arms)
+        calls = {
+            "carry": partial(_carry, device, (), **options),
+            "weights that change and move": partial(_moved, device, **options),
+            "autocast": partial(_autocast, device, **options),
+        }
         if cuda and mode != "auto":
-            yield check("nothing captured waits", partial(_never_waits, device, mode, turn))
+            calls["nothing captured waits"] = partial(_never_waits, device, mode, turn)
+        for name, call in calls.items():
+            yield check(name, call)
 
 
 def _graph_check(group: str, name: str, call: partial[None], arms: str = "") -> Check:
@@ -210,18 +246,18 @@ def graph_arms(mode: str, turn: str, durations: Sequence[int], dtype: torch.dtyp
     suffix = f"_{mode}"
     if turn == "plain":
         suffix += "_plain"
-    names = [rf"window_\d+{suffix}", f"windowed_looping{suffix}"]
+    names = [
+        rf"window_\d+{suffix}",
+        f"windowed_looping{suffix}",
+    ]
     if mode == "auto":
         names = [r"window_\d+"]  # which say nothing of graphs
     arms = [(rf"{model}-\S+", name) for name in names]
-    rungs = {
-        ("step", "plain"): "graph_of_steps",
-        ("full", "plain"): "graph_whole",
-        ("full", "fused"): "fused_turns",
-    }
-    if (mode, turn) in rungs:
-        arms.append((rf"ladder-{model}\S*", rf"\w+_{rungs[mode, turn]}"))
-    return "|".join(rf"^{what} in {dtype_name(dtype)}: {name}$" for what, name in arms)
+    rung = LADDER_RUNGS.get((mode, turn))
+    if rung:
+        arms.append((rf"ladder-{model}\S*", rf"\w+_{rung}"))
+    arithmetic = dtype_name(dtype)
+    return "|".join(rf"^{what} in {arithmetic}: {name}$" for what, name in arms)
 
 
 def _looped(
@@ -241,9 +277,12 @@ def _looped(
         mode = "step"
     turns = {"fused": "fused", "plain": "not fused: as asked"}
     impl = f"windowed_looping, graphs={mode}, {turns.get(turn, '')}"
-    sizes = ((8, 48, None), (8, 40, None), (16, 20, 1), (1, 48, 8), (8, 48, None))
-    for seed, (B, T, window) in enumerate(sizes, 1):
-        options: dict[str, Any] = {"confidence": "entropy", "max_symbols": 3, "window": window}
+    for seed, (B, T, window) in enumerate(LOOPED_SIZES, 1):
+        options: dict[str, Any] = {
+            "confidence": "entropy",
+            "max_symbols": 3,
+            "window": window,
+        }
         frames = random_frames(B, T, device, dtype, seed)
         got = transducer_greedy(model, *frames, graphs=graphs, turn=turn, **options)
         if device.startswith("cuda"):
@@ -259,19 +298,21 @@ def _moved(device: str, **options: Any) -> None:
     before = transducer_greedy(model, encoded, lengths, **options)
     model.output.weight.neg_()
     after = transducer_greedy(model, encoded, lengths, **options)
-    near(after.parts(), transducer_greedy(model, encoded, lengths, graphs="off").parts())
+    wanted = transducer_greedy(model, encoded, lengths, graphs="off")
+    near(after.parts(), wanted.parts())
     assert after.tokens() != before.tokens(), "new weights, old labels"
     model.bfloat16()
-    encoded = encoded.bfloat16()
-    got = transducer_greedy(model, encoded, lengths, **options)
-    wanted = transducer_greedy(model, encoded, lengths, graphs="off")
+    frames = (encoded.bfloat16(), lengths)
+    got = transducer_greedy(model, *frames, **options)
+    wanted = transducer_greedy(model, *frames, graphs="off")
     near(got.parts(), wanted.parts(), ROUNDED[torch.bfloat16])
     graphs.release_graphs(model)
 
 
 def _autocast(device: str, **options: Any) -> None:
     model = random_transducer((), device, torch.float32)
-    with torch.autocast(torch.device(device).type, torch.bfloat16):
+    device_type = torch.device(device).type
+    with torch.autocast(device_type, torch.bfloat16):
         for seed in (3, 4):
             frames = random_frames(8, 48, device, torch.float32, seed)
             got = transducer_greedy(model, *frames, **options)

@@ -20,18 +20,32 @@ from asrkit.losses import (
     tdt_loss_lean,
 )
 from asrkit.shapes import valid_mask
+from asrkit.workbench.bench.agreement import near
 from asrkit.workbench.bench.checks.check import Check
-from asrkit.workbench.bench.compare import near
 from asrkit.workbench.bench.suites import losses
 from asrkit.workbench.profiling.ops import dtype_name
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Tolerances, relative to a gradient's largest value; sums of halves run in any order.
-LEAN_TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}
+LEAN_TOLERANCES = {
+    torch.float32: 1e-5,
+    torch.float16: 2e-2,
+    torch.bfloat16: 0.15,
+}
 # Patterns of the lean arms that are measured in a dtype.
 LEAN_ARMS = {torch.float32: "^{}(?!.*_bfloat16$)", torch.bfloat16: "^{}.*_bfloat16$"}
-ROUNDED = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-UNALIGNED = (2, 9, 5, 640, 1025)  # B, T, U, D, V: rows that are not aligned, in several blocks
+ROUNDED = {
+    torch.float32: 2e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 2e-2,
+}
+ACTIVATIONS = ("none", "relu", "tanh")
+DROPOUTS = (0.0, 0.3)
+ALIGNED = (3, 5, 3, 20, 9)  # B, T, U, D, V
+UNALIGNED = (2, 9, 5, 640, 1025)  # rows that are not aligned, in several blocks
+
+
+SMALL = (3, 6, 4, 9)  # B, T, U, V
 
 
 class LogitsCall(NamedTuple):
@@ -50,7 +64,7 @@ class LeanCall(NamedTuple):
     dtype: torch.dtype = torch.float32
     dropout: float = 0.0
     durations: tuple[int, ...] = ()
-    sizes: Sequence[int] = (3, 5, 3, 20, 9)
+    sizes: Sequence[int] = ALIGNED
 
 
 def _ragged(
@@ -60,15 +74,24 @@ def _ragged(
     and ragged lengths (B,), on the CPU.
     """
     B, T, U, V = shape
+    U1 = U + 1
+    outputs = V + num_durations
     draw = torch.Generator().manual_seed(B * T + U)
-    logits = 2 * torch.randn(B, T, U + 1, V + num_durations, generator=draw)
+    logits = 2 * torch.randn(B, T, U1, outputs, generator=draw)
     targets = torch.randint(0, V - 1, (B, U), generator=draw)
-    frames = torch.linspace(T, max(1, T // 2), B).long()
+    fewest_frames = max(1, T // 2)
+    frames = torch.linspace(T, fewest_frames, B).long()
     labels = torch.linspace(U // 2, U, B).long()
-    for b in range(B):
-        logits[b, frames[b] :] = padding
-        logits[b, :, labels[b] + 1 :] = padding
+    valid = _valid_nodes(frames, labels, T, U1)
+    logits[~valid] = padding
     return logits, targets, frames, labels
+
+
+def _valid_nodes(frames: Tensor, labels: Tensor, T: int, U1: int) -> Tensor:
+    """Which nodes of the padded lattices are no padding, (B, T, U1)."""
+    valid_frames = valid_mask(frames, T)
+    valid_rows = valid_mask(labels + 1, U1)
+    return valid_frames[:, :, None] & valid_rows[:, None]
 
 
 def _costs_and_gradient(
@@ -77,8 +100,9 @@ def _costs_and_gradient(
     """Costs (B,), and the gradient of their weighted sum with respect to the logits."""
     leaf = logits.detach().requires_grad_()
     costs = loss(leaf, *targets, reduction="none", **options)
-    weight = torch.linspace(-1, 2, len(costs), dtype=costs.dtype, device=costs.device)
-    return costs, torch.autograd.grad(costs, leaf, weight)[0]
+    weight = torch.linspace(-1, 2, len(costs)).to(costs)
+    (gradient,) = torch.autograd.grad(costs, leaf, weight)
+    return costs, gradient
 
 
 def _check_logits_loss(
@@ -129,10 +153,9 @@ def kernels(device: str, cuda: bool) -> Iterator[Check]:
         impls = ["numba_cuda", "triton", "wavefront"]
         torchaudio_dtypes = DTYPES[:2]
     yield from _logits_checks(device, impls, cuda)
-    shape = (3, 6, 4, 9)
     for dtype in torchaudio_dtypes:
         name = f"rnnt_loss torchaudio {dtype_name(dtype)}"
-        call = LogitsCall(shape)
+        call = LogitsCall(SMALL)
         check = partial(_check_logits_loss, device, rnnt_loss, "torchaudio", dtype, call)
         yield Check("losses wavefront", name, "^torchaudio", check)
     for impl in impls:
@@ -140,35 +163,43 @@ def kernels(device: str, cuda: bool) -> Iterator[Check]:
         if impl in (fast, "wavefront"):
             vouches = "^rnnt-loss-ragged$"
         name = f"rnnt_loss_packed {impl}"
-        yield Check(f"losses {impl}", name, vouches, partial(_check_packed, device, impl))
-    for activation, dropout in product(("none", "relu", "tanh"), (0.0, 0.3)):
+        packed_check = partial(_check_packed, device, impl)
+        yield Check(f"losses {impl}", name, vouches, packed_check)
+    for activation, dropout in product(ACTIVATIONS, DROPOUTS):
         name = f"pack_joint {activation} dropout {dropout}"
         joint_check = partial(_check_pack_joint, device, activation, dropout)
         yield Check("losses wavefront", name, "", joint_check)
-    yield Check("losses wavefront", "split_batches", "^split$", partial(_check_split, device))
+    split_check = partial(_check_split, device)
+    yield Check("losses wavefront", "split_batches", "^split$", split_check)
 
 
 def _logits_checks(device: str, impls: Sequence[str], cuda: bool) -> Iterator[Check]:
     """Checks of both losses on given logits; the first of `impls` is the default."""
-    small = (3, 6, 4, 9)
-    calls = [LogitsCall(small), LogitsCall((1, 1, 0, 5))]
+    shapes = [SMALL, (1, 1, 0, 5)]
     if cuda:
-        calls += [LogitsCall((2, 40, 300, 65)), LogitsCall((2, 300, 20, 1030))]
+        shapes.append((2, 40, 300, 65))
+        shapes.append((2, 300, 20, 1030))
     else:
-        calls.append(LogitsCall((2, 12, 30, 65)))
-    calls.append(LogitsCall(small, options={"fastemit_lambda": 0.1, "clamp": 0.05}))
-    calls.append(LogitsCall(small, overwrite=True))
+        shapes.append((2, 12, 30, 65))
+    calls = [LogitsCall(shape) for shape in shapes]
+    calls.append(LogitsCall(SMALL, options={"fastemit_lambda": 0.1, "clamp": 0.05}))
+    calls.append(LogitsCall(SMALL, overwrite=True))
     doors: Any = (rnnt_loss, tdt_loss)
     for impl, loss, dtype, call in product(impls, doors, DTYPES, calls):
-        sizes = "×".join(map(str, call.shape))
-        name = f"{loss.__name__} {impl} {dtype_name(dtype)} {sizes}"
+        default = impl == impls[0]
+        name = f"{loss.__name__} {impl} {dtype_name(dtype)} {_times(call.shape)}"
         if call.options:
             name += " options"
         if call.overwrite:
             name += " in place"
-        arms = _arms(loss, impl, impl == impls[0], call)
+        arms = _arms(loss, impl, default, call)
         check = partial(_check_logits_loss, device, loss, impl, dtype, call)
         yield Check(f"losses {impl}", name, arms, check)
+
+
+def _times(shape: Sequence[int]) -> str:
+    """A shape as text, such as "3×6×4×9"."""
+    return "×".join(map(str, shape))
 
 
 def _arms(loss: Callable[..., Tensor], impl: str, default: bool, call: LogitsCall) -> str:
@@ -188,14 +219,17 @@ def _arms(loss: Callable[..., Tensor], impl: str, default: bool, call: LogitsCal
 
 def _check_packed(device: str, impl: str) -> None:
     """The packed loss in float32, against the loops on the padded lattice in float64."""
-    logits, *targets = _ragged((3, 6, 4, 9))
+    logits, *targets = _ragged(SMALL)
     _, frames, labels = targets
-    valid = valid_mask(frames, 6)[:, :, None] & valid_mask(labels + 1, 5)[:, None]
-    costs, gradient = _costs_and_gradient(rnnt_loss, logits.double(), targets, impl="reference")
+    _, T, U1, _ = logits.shape
+    valid = _valid_nodes(frames, labels, T, U1)
+    wide = logits.double()
+    costs, gradient = _costs_and_gradient(rnnt_loss, wide, targets, impl="reference")
+    wanted = (costs, gradient[valid])
     packed = logits[valid].to(device)
     targets = [tensor.to(device) for tensor in targets]
     got = _costs_and_gradient(rnnt_loss_packed, packed, targets, impl=impl)
-    near(got, (costs, gradient[valid]), 2e-5)
+    near(got, wanted, 2e-5)
 
 
 def _check_pack_joint(device: str, activation: Any, dropout: float) -> None:
@@ -203,22 +237,27 @@ def _check_pack_joint(device: str, activation: Any, dropout: float) -> None:
     the same.
     """
     draw = torch.Generator().manual_seed(0)
-    halves = [torch.randn(2, size, 16, generator=draw) for size in (5, 4)]
+    encoded = torch.randn(2, 5, 16, generator=draw)
+    predicted = torch.randn(2, 4, 16, generator=draw)
     lengths = [torch.tensor([5, 3]), torch.tensor([1, 3])]
-    results = []
-    targets: tuple[dict[str, Any], ...] = ({"dtype": torch.float64}, {"device": device})
-    for target in targets:
-        leaves = [half.to(**target).requires_grad_() for half in halves]
-        sizes = [length.to(leaves[0].device) for length in lengths]
-        joint = pack_joint(*leaves, *sizes, activation=activation, dropout=dropout, seed=3)
-        results.append([joint, *torch.autograd.grad(joint.square().sum(), leaves)])
-    wanted, got = results
+    pack = partial(pack_joint, activation=activation, dropout=dropout, seed=3)
+
+    def joint_and_gradients(where: str, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [half.to(where, dtype).requires_grad_() for half in (encoded, predicted)]
+        sizes = [length.to(where) for length in lengths]
+        joint = pack(*leaves, *sizes)
+        cost = joint.square().sum()
+        return [joint, *torch.autograd.grad(cost, leaves)]
+
+    wanted = joint_and_gradients("cpu", torch.float64)
+    got = joint_and_gradients(device, torch.float32)
     near(got, wanted)
 
 
 def _build_joint(encoded: Tensor, predicted: Tensor, *, weight: Tensor, bias: Tensor) -> Tensor:
     """Logits (B, T, U + 1, V) from the halves of a joint with tanh."""
-    hidden = torch.tanh(encoded[:, :, None] + predicted[:, None])
+    summed = encoded[:, :, None] + predicted[:, None]
+    hidden = torch.tanh(summed)
     return torch.nn.functional.linear(hidden, weight, bias)
 
 
@@ -227,16 +266,24 @@ def _check_split(device: str) -> None:
     leaves, targets = losses.joint_inputs((5, 8, 4, 12, 9), device)
 
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    logits = _build_joint(wide[0], wide[1], weight=wide[2], bias=wide[3])
-    wanted = rnnt_loss(logits, targets[0], targets[1], targets[2], impl="wavefront")
+    encoded, predicted, weight, bias = wide
+    logits = _build_joint(encoded, predicted, weight=weight, bias=bias)
+    labels, frames, counts = targets
+    cost = rnnt_loss(logits, labels, frames, counts, impl="wavefront")
+    wanted = [cost, *torch.autograd.grad(cost, wide)]
 
     encoded, predicted, weight, bias = leaves
     build = partial(_build_joint, weight=weight, bias=bias)
-    cost = split_batches(build, encoded, predicted, *targets, size=2, overwrite_logits=True)
-    near(
-        [cost, *torch.autograd.grad(cost, leaves)],
-        [wanted, *torch.autograd.grad(wanted, wide)],
+    cost = split_batches(
+        build,
+        encoded,
+        predicted,
+        *targets,
+        size=2,
+        overwrite_logits=True,
     )
+    got = [cost, *torch.autograd.grad(cost, leaves)]
+    near(got, wanted)
 
 
 def tiles(device: str, cuda: bool) -> Iterator[Check]:
@@ -260,27 +307,37 @@ def tiles(device: str, cuda: bool) -> Iterator[Check]:
         measured = impl in (default, "triton")
         yield from _lean_checks(device, impl, arms, measured)
         name = f"lean {impl} skips"
-        yield Check(f"lean {impl}", name, skipping_arms, partial(_check_skips, device, impl))
+        skipping_check = partial(_check_skips, device, impl)
+        yield Check(f"lean {impl}", name, skipping_arms, skipping_check)
 
 
 def _lean_checks(device: str, impl: str, arms: str, measured: bool) -> Iterator[Check]:
     """Checks of one lean implementation, which vouch for `arms` if the benchmark measures it."""
-    grid = product(("relu", "tanh"), DTYPES, (0.0, 0.3), ((), (0, 2)))
+    grid = product(("relu", "tanh"), DTYPES, DROPOUTS, ((), (0, 2)))
+    group = f"lean {impl}"
     for activation, dtype, dropout, durations in grid:
         call = LeanCall(impl, activation, dtype, dropout, durations)
-        name = f"lean {impl} {activation} {dtype_name(dtype)} dropout {dropout}"
-        name += f" durations {list(durations)}"
+        words = [
+            group,
+            activation,
+            dtype_name(dtype),
+            f"dropout {dropout}",
+            f"durations {list(durations)}",
+        ]
         vouches = ""
         if measured and call == LeanCall(impl, dtype=dtype):
-            vouches = LEAN_ARMS.get(dtype, "").format(arms)
-        yield Check(f"lean {impl}", name, vouches, partial(_check_lean, device, call))
+            pattern = LEAN_ARMS.get(dtype, "")
+            vouches = pattern.format(arms)
+        check = partial(_check_lean, device, call)
+        yield Check(group, " ".join(words), vouches, check)
     if impl != "triton":
         return
     for dtype, pattern in LEAN_ARMS.items():
         call = LeanCall(impl, dtype=dtype, sizes=UNALIGNED)
-        name = f"lean {impl} {dtype_name(dtype)} {'×'.join(map(str, UNALIGNED))}"
+        name = f"{group} {dtype_name(dtype)} {_times(UNALIGNED)}"
+        vouches = pattern.format(arms)
         check = partial(_check_lean, device, call)
-        yield Check(f"lean {impl}", name, pattern.format(arms), check)
+        yield Check(group, name, vouches, check)
 
 
 def _check_lean(device: str, call: LeanCall) -> None:
@@ -290,17 +347,27 @@ def _check_lean(device: str, call: LeanCall) -> None:
     draw = torch.Generator().manual_seed(0)
     B, T, U, D, V = call.sizes
     outputs = V + len(call.durations)
-    shapes = ((B, T, D), (B, U + 1, D), (outputs, D), (outputs,))
-    inputs = [torch.randn(*shape, generator=draw).to(call.dtype) for shape in shapes]
+    shapes = (
+        (B, T, D),
+        (B, U + 1, D),
+        (outputs, D),
+        (outputs,),
+    )
+    inputs = []
+    for shape in shapes:
+        values = torch.randn(*shape, generator=draw)
+        inputs.append(values.to(call.dtype))
     # keeps the logits in the order of a few units, however many numbers each is the sum of
-    inputs[2] = (inputs[2] * min(1.0, 4 / D**0.5)).to(call.dtype)
+    weight_scale = min(1.0, 4 / D**0.5)
+    inputs[2] = (inputs[2] * weight_scale).to(call.dtype)
     targets = [
         torch.randint(0, V - 1, (B, U), generator=draw),
         torch.tensor([T, 2, 1][:B]),
         torch.tensor([U - 1, U, 0][:B]),
     ]
     wide = [tensor.double() for tensor in inputs]
-    wanted = _lean_costs_and_gradients(call._replace(impl="plain"), wide, targets)
+    plain_call = call._replace(impl="plain")
+    wanted = _lean_costs_and_gradients(plain_call, wide, targets)
     moved = [tensor.to(device) for tensor in inputs]
     targets = [tensor.to(device) for tensor in targets]
     got = _lean_costs_and_gradients(call, moved, targets)
@@ -324,7 +391,8 @@ def _lean_costs_and_gradients(
         costs = tdt_loss_lean(*leaves, *targets, durations=call.durations, **options)
     else:
         costs = rnnt_loss_lean(*leaves, *targets, **options)
-    weight = torch.tensor([1.0, -2, 3][: len(costs)]).to(costs) * costs.isfinite()
+    weight = torch.tensor([1.0, -2, 3][: len(costs)]).to(costs)
+    weight[~costs.isfinite()] = 0  # no alignment, so no gradient
     return [costs, *torch.autograd.grad(costs, leaves, weight)]
 
 
@@ -333,10 +401,9 @@ def _check_skips(device: str, impl: Any) -> None:
     skipped allows.
     """
     leaves, targets = losses.joint_inputs((2, 60, 21, 64, 32), device, trained=True)
-    results = []
-    arms: Any = (("plain", 0.0), (impl, losses.SKIP))
-    for name, skip in arms:
-        cost = rnnt_loss_lean(*leaves, *targets, activation="tanh", impl=name, skip=skip)
-        results.append([cost, *torch.autograd.grad(cost, leaves)])
-    wanted, got = results
+    loss = partial(rnnt_loss_lean, *leaves, *targets, activation="tanh")
+    cost = loss(impl="plain", skip=0.0)
+    wanted = [cost, *torch.autograd.grad(cost, leaves)]
+    cost = loss(impl=impl, skip=losses.SKIP)
+    got = [cost, *torch.autograd.grad(cost, leaves)]
     near(got, wanted, 1e-4)

@@ -29,8 +29,14 @@ Loss = Callable[..., Tensor]
 
 
 def inputs(shape: Sequence[int], durations: int = 0, device: str = "cpu") -> tuple[Tensor, ...]:
-    """Logits (B, T, U1, V + durations), targets (B, U) and both lengths (B,), full; blank is V - 1.
-    Seeded with 0.
+    """Logits (B, T, U1, V + durations), targets (B, U) and both lengths (B,), seeded with 0.
+
+    All utterances are full; blank is V - 1.
+
+    Args:
+        shape: (B, T, U1, V).
+        durations: how many a TDT model has; 0 for RNN-T.
+        device: of all tensors.
     """
     B, T, U1, V = shape
     draw = torch.Generator(device).manual_seed(0)

@@ -41,7 +41,7 @@ NAMES = {
 class Answer(Sample):
     """Times of one call of a peer.
 
-    If it was observed: the digest of its result (see asrkit.workbench.bench.compare), its peak
+    If it was observed: the digest of its result (see asrkit.workbench.bench.agreement), its peak
     memory in bytes and counts of its calls.
     """
 

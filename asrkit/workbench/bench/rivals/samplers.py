@@ -47,13 +47,13 @@ def cuts_of(lengths: "Lengths") -> Any:
     """
     from lhotse import CutSet, MonoCut, SupervisionSegment
 
-    def cut(row: int, D: float, U: int) -> Any:
-        name = str(row)
-        supervision = SupervisionSegment(name, name, 0, D, text="x" * U)
-        return MonoCut(name, 0, D, 0, supervisions=[supervision])
-
+    cuts = []
     pairs = zip(lengths.seconds.tolist(), lengths.tokens.tolist(), strict=True)
-    return CutSet.from_cuts(cut(row, D, U) for row, (D, U) in enumerate(pairs))
+    for row, (seconds, tokens) in enumerate(pairs):
+        name = str(row)
+        supervision = SupervisionSegment(name, name, 0, seconds, text="x" * tokens)
+        cuts.append(MonoCut(name, 0, seconds, 0, supervisions=[supervision]))
+    return CutSet.from_cuts(cuts)
 
 
 def rows_of(cuts: Iterable[Any]) -> np.ndarray:
@@ -129,6 +129,13 @@ def strict() -> Any:
             self.num_cuts += 1
 
         def select_bucket(self, buckets: Any, example: Any = None, example_len: Any = None) -> Any:
+            """The cell that an example fits into, None if there is none.
+
+            Args:
+                buckets: those of lhotse, which are not asked.
+                example: a cut.
+                example_len: its seconds and tokens, if known.
+            """
             cells: Sequence[Any] = self.max_seq_len_buckets
             if example_len is None:
                 example_len = self.measure_length(example)
@@ -139,7 +146,9 @@ def strict() -> Any:
             longest = cells[first][0]
             cell = bisect_left(cells, (longest, tokens), first)
             has_room = cell < len(cells) and cells[cell][0] == longest
-            return cell if has_room else None
+            if not has_room:
+                return None
+            return cell
 
     return Strict
 

@@ -51,7 +51,9 @@ def salvage(folder: Path) -> list[dict[str, Any]]:
         torn.unlink()  # of a process that was killed while it wrote
     if not path.exists():
         return []
-    complete = {_key(record) for record in records.read(out)} if out.exists() else set()
+    complete = set()
+    if out.exists():
+        complete = {_key(record) for record in records.read(out)}
     kept = []
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(ValueError):

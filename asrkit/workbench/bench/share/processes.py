@@ -6,21 +6,22 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from asrkit.runtime import toolkit
-from asrkit.workbench.bench.guards import Blame
+from asrkit.runtime import toolkit, when_parent_ends
+from asrkit.workbench.bench.guards import NO_BLAME, Blame
 
-NOTHING = Blame("", "")
 LOST = "lost"  # the status of work whose device does not answer any more
 DIED = "died"
+NO_TIME = "no time"
+NO_PACKAGE = "no package"
 STOPPED = "stopped"  # by the clock
 
 
@@ -29,7 +30,7 @@ class Outcome(NamedTuple):
 
     status: str
     why: str
-    blame: Blame = NOTHING
+    blame: Blame = NO_BLAME
 
 
 Tell = Callable[[Blame], object]
@@ -55,7 +56,7 @@ class Process:
         context.set_forkserver_preload(["__main__", "asrkit.workbench.bench.share.supervisor"])
         self.messages, answer = context.Pipe(duplex=False)
         self.result: tuple[str, str] | None = None
-        self.at = NOTHING
+        self.at = NO_BLAME
         self.alarm_s = alarm_s
         arguments = (log, threads or torch.get_num_threads(), work, answer)
         self.process = context.Process(target=_begin, args=arguments)
@@ -100,7 +101,7 @@ class Process:
         self._listen()
         if self.result is not None:
             status, why = self.result
-            return Outcome(status, why, self.at if status == LOST else NOTHING)
+            return Outcome(status, why, self.at if status == LOST else NO_BLAME)
         if killed:
             return Outcome(STOPPED, "killed: out of time")
         code = self.process.exitcode or 0
@@ -121,15 +122,8 @@ def _begin(log: Path, threads: int, work: Work, answer: Connection) -> None:
     if folder:
         os.environ.setdefault("CUDA_HOME", str(folder))  # before Numba's CUDA is imported
     torch.set_num_threads(threads)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    when_parent_ends(partial(os.killpg, 0, signal.SIGKILL))
     result = work(answer.send)
     answer.send(result)
     if result[0] == LOST:
         os._exit(0)  # Python's own end would wait for the device
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.killpg(0, signal.SIGKILL)

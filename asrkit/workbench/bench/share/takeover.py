@@ -53,10 +53,12 @@ def _expect_same(contents: Mapping[str, bytes], same: Mapping[str, Any]) -> None
     """Raise ValueError unless a run may be gone on with and its files are as its manifest says."""
     try:
         manifest = json.loads(contents["manifest.json"])
-        entries = {name: manifest["files"][name] for name in records.FILES}
-        hashes = {name: (entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
         ended = manifest["state"] == "ended"
         other = differences(manifest, same)
+        hashes = {}
+        for name in records.FILES:
+            entry = manifest["files"][name]
+            hashes[name] = (entry["bytes"], entry["sha256"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"resume: expected {WANTED}, got another manifest.json: {error!r}."
@@ -65,17 +67,23 @@ def _expect_same(contents: Mapping[str, bytes], same: Mapping[str, Any]) -> None
     expect(not other, "resume", wanted, f"one of another {other}")
     for name, (size, sha256) in hashes.items():
         data = contents.get(name, b"")
-        begins_so = files.content_hash(data[:size]) == sha256
-        as_said = begins_so and (len(data) == size or not ended)
+        as_said = files.content_hash(data[:size]) == sha256
+        if ended and len(data) != size:
+            as_said = False
         wanted = f"{name} as the manifest says, {size} bytes"
         expect(as_said, "resume", wanted, f"others, {len(data)} bytes")
 
 
 def differences(before: Mapping[str, Any], same: Mapping[str, Any]) -> str:
     """Which of device, quick, machine and source differ from an earlier manifest; "" if none."""
-    other = [key for key in same if key != "machine" and before.get(key) != same[key]]
-    if hardware(before.get("machine") or {}) != hardware(same["machine"]):
-        other.append("machine")
+    other = []
+    for key, value in same.items():
+        earlier = before.get(key)
+        if key == "machine":
+            earlier = hardware(earlier or {})
+            value = hardware(value)
+        if earlier != value:
+            other.append(key)
     return ", ".join(other)
 
 
@@ -84,6 +92,7 @@ def hardware(machine: Mapping[str, Any]) -> Any:
 
     That is their GPUs; without any it is the machine itself.
     """
-    gpus = machine.get("gpus") or ()
-    keys = ("name", "memory.total", "compute_cap")
-    return [[gpu.get(key) for key in keys] for gpu in gpus] or machine.get("id")
+    gpus = []
+    for gpu in machine.get("gpus") or ():
+        gpus.append([gpu.get(key) for key in ("name", "memory.total", "compute_cap")])
+    return gpus or machine.get("id")

@@ -7,7 +7,7 @@ import signal
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,19 @@ from asrkit.workbench.bench.checks.check import Check
 from asrkit.workbench.bench.guards import Blame, DeviceLost
 from asrkit.workbench.bench.rivals.peers import installed
 from asrkit.workbench.bench.share.journal import Journal
-from asrkit.workbench.bench.share.processes import LOST, STOPPED, Tell
+from asrkit.workbench.bench.share.processes import LOST, NO_PACKAGE, STOPPED, Tell
 
 ENOUGH_S = 0.5  # of repeats of an arm: many arms rather than many repeats
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """A suite to measure in a process, by its name; the other fields are arguments of `bench.run`.
+class SuiteRun:
+    """A suite to measure in a process.
 
-    `out` is the folder of the share.
+    Attributes:
+        out: folder of the share.
+        suite: by its name; this and the other fields are arguments of `bench.run`.
     """
 
     out: Path
@@ -36,9 +38,9 @@ class Task:
     device: str
     quick: bool
     until: float
-    without: str = r"(?!)"
-    lost: Sequence[Blame] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    without: str
+    lost: Sequence[Blame]
+    options: Mapping[str, Any]
 
 
 def check_group(
@@ -87,40 +89,42 @@ def _outcome(check: Check) -> tuple[bool | None, str]:
     return True, ""
 
 
-def measure(task: Task, tell: Tell) -> tuple[str, str]:
+def measure(suite_run: SuiteRun, tell: Tell) -> tuple[str, str]:
     """Measure a suite into bench.jsonl; returns a status, and why that is not "done".
 
     Args:
-        task: what to measure.
+        suite_run: what to measure.
         tell: takes the case and arm that work is at.
     """
-    out = task.out / "bench.jsonl"
+    out = suite_run.out / "bench.jsonl"
     rivals: Any = contextlib.nullcontext()
-    if task.device.startswith("cuda") and installed():
+    if suite_run.device.startswith("cuda") and installed():
         rivals = bench.Peers()
     try:
         with rivals as peers:
             bench.run(
-                task.suite,
-                device=task.device,
-                quick=task.quick,
+                suite_run.suite,
+                device=suite_run.device,
+                quick=suite_run.quick,
                 out=out,
                 say=partial(print, flush=True),
-                until=task.until,
+                until=suite_run.until,
                 enough_s=ENOUGH_S,
-                without=re.compile(task.without),
+                without=re.compile(suite_run.without),
                 done=records.read(out),
-                lost=task.lost,
+                lost=suite_run.lost,
                 note=tell,
-                journal=Journal(task.out),
+                journal=Journal(suite_run.out),
                 peers=peers,
-                **task.options,
+                **suite_run.options,
             )
     except DeviceLost as error:
         tell(error.blame)
         return LOST, error.why
     except TimeoutError as error:
         return STOPPED, str(error)
+    except ModuleNotFoundError as error:
+        return NO_PACKAGE, str(error)
     except AssertionError as error:
         return "disagreed", one_line(error, 2000)
     except Exception as error:

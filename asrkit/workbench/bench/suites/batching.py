@@ -24,6 +24,7 @@ from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.rivals import samplers
 from asrkit.workbench.bench.rivals.samplers import Epoch
 from asrkit.workbench.records import Measurement
+from asrkit.workbench.tables import aligned
 
 if TYPE_CHECKING:
     from asrkit.data import Buckets, Lengths, Limit
@@ -57,7 +58,7 @@ TIMED = ("lhotse_1d", "nemo_like_2d", "bucketed_2d", "balanced")
 OUTLIER = 4.0
 
 
-class Arm(NamedTuple):
+class BatchingArm(NamedTuple):
     """A way to batch."""
 
     name: str
@@ -110,7 +111,7 @@ def suite(
                 _say(f"batching {name}: {len(table)} utterances are too few for {count} ranks")
             else:
                 wide = count == wide_ranks
-                comparison = Comparison(name, table, limit, cuts, count, wide=wide)
+                comparison = BatchingComparison(name, table, limit, cuts, count, wide=wide)
                 yield Case(what=str(comparison), measure=comparison.measurements)
     fewest = min(ranks)
     wanted = f"at most {most_ranks}, the number of utterances"
@@ -149,7 +150,7 @@ def _lhotse_cuts(table: "Lengths") -> Any:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BatchingComparison:
     """All arms on one set of lengths, at one number of ranks."""
 
     name: str
@@ -174,7 +175,7 @@ class Comparison:
             warnings.filterwarnings("ignore", module="lhotse")
             return [measurement for arm in self.arms() for measurement in self.measure(arm)]
 
-    def measure(self, arm: Arm) -> Iterator[Measurement]:
+    def measure(self, arm: BatchingArm) -> Iterator[Measurement]:
         """Measurements of one arm, one for each metric that is recorded."""
         from asrkit.data import CANARY_COMPUTE
 
@@ -211,7 +212,7 @@ class Comparison:
                 params=params | account,
             )
 
-    def _samples(self, arm: Arm) -> dict[str, list[float]]:
+    def _samples(self, arm: BatchingArm) -> dict[str, list[float]]:
         """A value of each metric for each epoch of an arm; of `met_again` one for each two."""
         from asrkit.data import CANARY_COMPUTE, padding_account
 
@@ -238,7 +239,7 @@ class Comparison:
                 samples["next_time"] = next_ms[:NEXT_CALLS]
         return samples
 
-    def check(self, arm: Arm, epoch: Epoch) -> float:
+    def check(self, arm: BatchingArm, epoch: Epoch) -> float:
         """The share of the utterances that an epoch holds.
 
         Args:
@@ -272,7 +273,7 @@ class Comparison:
         shapes = np.array([(len(rows), D[rows].max(), U[rows].max()) for rows in epoch.drawn])
         return float(self.limit.share(*shapes.reshape(-1, 3).T).max(initial=0))
 
-    def arms(self) -> Iterator[Arm]:
+    def arms(self) -> Iterator[BatchingArm]:
         """The ways to batch that are compared, those of lhotse only where it is installed."""
         from asrkit import data
 
@@ -298,12 +299,12 @@ class Comparison:
             balanced = data.Balanced(limit=limit, work=work, blur=blur)
             yield self.planned_arm(name, balanced, blur=blur)
 
-    def _random_seconds(self, seconds: float) -> Arm:
+    def _random_seconds(self, seconds: float) -> BatchingArm:
         from asrkit import data
 
         return self.planned_arm("random_seconds", data.Random(limit=data.at_most_seconds(seconds)))
 
-    def planned_arm(self, name: str, strategy: "Strategy", **params: Any) -> Arm:
+    def planned_arm(self, name: str, strategy: "Strategy", **params: Any) -> BatchingArm:
         """An arm of a strategy of asrkit.
 
         Args:
@@ -320,12 +321,12 @@ class Comparison:
         sampler = None
         if self.cuts is not None and name in TIMED:
             sampler = partial(samplers.ours, self.cuts, strategy, ranks=self.ranks)
-        return Arm(name, epoch, sampler, params)
+        return BatchingArm(name, epoch, sampler, params)
 
-    def lhotse_arms(self) -> Iterator[Arm]:
+    def lhotse_arms(self) -> Iterator[BatchingArm]:
         """Arms of lhotse: buckets limited by seconds, and fixed sizes of 2D buckets as in NeMo."""
 
-        def limited(seconds: float) -> Arm:
+        def limited(seconds: float) -> BatchingArm:
             return self._lhotse_arm("lhotse_1d", samplers.bucketing, max_duration=seconds)
 
         yield self.with_largest_seconds(limited)
@@ -333,7 +334,7 @@ class Comparison:
         for name, drop_last in (("nemo_like_2d", False), ("nemo_like_2d_drop_last", True)):
             yield self._lhotse_arm(name, samplers.nemo_like, buckets=buckets, drop_last=drop_last)
 
-    def _lhotse_arm(self, name: str, make: Callable[..., Any], **options: Any) -> Arm:
+    def _lhotse_arm(self, name: str, make: Callable[..., Any], **options: Any) -> BatchingArm:
         """An arm of the sampler of lhotse that `make` makes."""
         import lhotse
 
@@ -345,9 +346,9 @@ class Comparison:
         timed = None
         if name in TIMED:
             timed = sampler
-        return Arm(name, epoch, timed, {"lhotse": lhotse.__version__}, theirs=True)
+        return BatchingArm(name, epoch, timed, {"lhotse": lhotse.__version__}, theirs=True)
 
-    def with_largest_seconds(self, limited: Callable[[float], Arm]) -> Arm:
+    def with_largest_seconds(self, limited: Callable[[float], BatchingArm]) -> BatchingArm:
         """The arm with the largest limit in seconds that keeps all its epochs within memory.
 
         Args:
@@ -356,7 +357,7 @@ class Comparison:
         """
         order = list(range(EPOCHS))
 
-        def fitting(seconds: float) -> Arm | None:
+        def fitting(seconds: float) -> BatchingArm | None:
             """The arm with this limit; None where a batch exceeds memory."""
             arm = limited(seconds)
             epochs: dict[int, Epoch] = {}
@@ -466,21 +467,16 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
     lines: list[str] = []
     for heading in dict.fromkeys(key[:2] for key in arms):
         rows = [arm for key, arm in arms.items() if key[:2] == heading]
-        lines += ["", HEADING.format_map(rows[0]), *_aligned(rows)]
+        lines += ["", HEADING.format_map(rows[0]), *_rows_text(rows)]
     return [*lines[1:], LEGEND]
 
 
-def _aligned(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+def _rows_text(arms: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names of the columns and a line an arm; the first column is aligned to the left."""
-    cells = [list(COLUMNS)]
+    rows = [list(COLUMNS)]
     for arm in arms:
-        cells.append([_cell(form, arm) for form in COLUMNS.values()])
-    first_width, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
-    lines = []
-    for name, *values in cells:
-        aligned = map(str.rjust, values, widths)
-        lines.append("  ".join([name.ljust(first_width), *aligned]))
-    return lines
+        rows.append([_cell(form, arm) for form in COLUMNS.values()])
+    return aligned(rows, right=range(1, len(COLUMNS)))
 
 
 def _cell(form: str, arm: Mapping[str, Any]) -> str:
@@ -490,4 +486,9 @@ def _cell(form: str, arm: Mapping[str, Any]) -> str:
         return ""
 
 
-SUITE = Suite(name="batching", cases=suite, tables={"batching": table})
+SUITE = Suite(
+    name="batching",
+    cases=suite,
+    options=("lengths", "ranks"),
+    tables={"batching": table},
+)

@@ -21,7 +21,7 @@ from asrkit.models import CTCConfig, CTCModel, FastConformerConfig, presets
 from asrkit.models.transducer import log_probs
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
-from asrkit.workbench.bench.compare import near
+from asrkit.workbench.bench.agreement import near
 from asrkit.workbench.bench.guards import barred
 from asrkit.workbench.bench.studies import StudyRecords, StudySizes, idle, repeats
 from asrkit.workbench.bench.suites import precision
@@ -224,6 +224,7 @@ def _shares(times: dict[str, Timing], records: StudyRecords) -> Iterator[Measure
     """The loops' shares of the time of what they belong to, and the preprocessor's time."""
 
     def share(what: str, loop: str, rest: str) -> Measurement:
+        """The loop's share of the time that it and `rest` take; `what` is the claim."""
         pairs = zip(times[loop].samples_ms, times[rest].samples_ms, strict=False)
         shares = [ms / (ms + rest_ms) for ms, rest_ms in pairs]
         return records.value(what, shares, times[loop], "sequential", metric="share", unit="1")

@@ -44,17 +44,22 @@ def joint_inputs(
         with full lengths.
     """
     B, T, U1, D, V = shape
+    U = U1 - 1
     generator = torch.Generator().manual_seed(0)
-    targets = torch.randint(0, V - 1, (B, U1 - 1), generator=generator)
+    targets = torch.randint(0, V - 1, (B, U), generator=generator)
     encoded = torch.randn(B, T, D, generator=generator)
     predicted = torch.randn(B, U1, D, generator=generator)
     weight = torch.randn(V, D, generator=generator) / D**0.5
     bias = torch.zeros(V)
     if trained:
         _align(encoded, predicted, weight, targets, generator)
-    leaves = [leaf.to(device).requires_grad_() for leaf in (encoded, predicted, weight, bias)]
-    lengths = [torch.full((B,), T), torch.full((B,), U1 - 1)]
-    return tuple(leaves), tuple(one.to(device) for one in (targets, *lengths))
+    leaves = []
+    for leaf in (encoded, predicted, weight, bias):
+        leaves.append(leaf.to(device).requires_grad_())
+    frames = torch.full((B,), T)
+    labels = torch.full((B,), U)
+    rest = [tensor.to(device) for tensor in (targets, frames, labels)]
+    return tuple(leaves), tuple(rest)
 
 
 def _align(
@@ -64,18 +69,29 @@ def _align(
     T = encoded.shape[1]
     V, D = weight.shape
     U = targets.shape[1]
-    H = D // 2
-    codes = torch.randn(V, D - H, generator=generator).sign()
+    places = D // 2  # units that compare the frame with the label's place
+    signs = D - places  # units that hold the label's code
+    codes = torch.randn(V, signs, generator=generator).sign()
     codes[-1] = 0
-    # after the last label: blank to the end
-    place = torch.cat(((torch.arange(U) + 0.5) * T / U, torch.tensor([2.0 * T])))
-    encoded[..., :H] = 0.5 * torch.arange(T)[:, None]
-    predicted[..., :H] = -0.5 * place[:, None]
-    encoded[..., H:] *= 0.3
-    predicted[..., H:] = 2 * F.pad(codes[targets], (0, 0, 0, 1))
-    weight[:, :H] = 0
-    weight[:, H:] = 14 / (D - H) * codes
-    weight[-1, :H] = -20 / H
+    label_codes = codes[targets]
+    frame = torch.arange(T)
+    place = (torch.arange(U) + 0.5) * T / U
+    place = F.pad(place, (0, 1), value=2.0 * T)  # after the last label: blank to the end
+
+    halves = [places, signs]
+    frame_places, frame_signs = encoded.split(halves, -1)
+    frame_places.copy_(0.5 * frame[:, None])
+    frame_signs.mul_(0.3)
+
+    row_places, row_signs = predicted.split(halves, -1)
+    row_places.copy_(-0.5 * place[:, None])
+    row_codes = F.pad(label_codes, (0, 0, 0, 1))
+    row_signs.copy_(2 * row_codes)
+
+    weight_places, weight_signs = weight.split(halves, -1)
+    weight_places.zero_()
+    weight_places[-1] = -20 / places
+    weight_signs.copy_(14 / signs * codes)
 
 
 class _JointArms:
@@ -89,7 +105,8 @@ class _JointArms:
 
     def logits(self, encoded: Tensor, predicted: Tensor) -> Tensor:
         """The joint of some utterances, (B, T, U1, V)."""
-        hidden = torch.tanh(encoded[:, :, None] + predicted[:, None])
+        summed = encoded[:, :, None] + predicted[:, None]
+        hidden = torch.tanh(summed)
         return F.linear(hidden, self.weight, self.bias)
 
     def overwrite(self) -> Tensor:
@@ -102,14 +119,22 @@ class _JointArms:
         return rnnt_loss(logits, *self.rest, impl="torchaudio")
 
     def split(self) -> Tensor:
-        halves = self.encoded, self.predicted
-        return split_batches(self.logits, *halves, *self.rest, size=1, overwrite_logits=True)
+        return split_batches(
+            self.logits,
+            self.encoded,
+            self.predicted,
+            *self.rest,
+            size=1,
+            overwrite_logits=True,
+        )
 
     def gradients(self, loss: Loss, half: bool = False) -> tuple[Tensor, ...]:
         """The loss and the gradients of all leaves; `half`: under autocast in bfloat16."""
-        with torch.autocast(self.encoded.device.type, torch.bfloat16, enabled=half):
+        device = self.encoded.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=half):
             cost = loss()
-        return cost.detach(), *torch.autograd.grad(cost, self.leaves)
+        gradients = torch.autograd.grad(cost, self.leaves)
+        return cost.detach(), *gradients
 
     def flushed(self) -> tuple[Tensor, ...]:
         """torchaudio with denormal numbers as 0: its gradient holds some, and their products are
@@ -151,8 +176,9 @@ def joint_arms(leaves: tuple[Tensor, ...], rest: Any, *, gpu: bool | None = None
         if name.startswith("lean"):
             arms[f"{name}_bfloat16"] = partial(joint.gradients, loss, half=True)
     if gpu:
-        V, D = leaves[2].shape
-        small = partial(joint.lean, impl="triton", tile=small_tile_nodes(D, V))
+        V, D = joint.weight.shape
+        nodes = small_tile_nodes(D, V)
+        small = partial(joint.lean, impl="triton", tile=nodes)
         arms["torchaudio_bfloat16"] = partial(joint.gradients, joint.torchaudio, half=True)
         arms[SMALL_TILE] = partial(joint.gradients, small, half=True)
     return arms
@@ -172,7 +198,8 @@ def excluded_arms(shape: Shape, trained: bool) -> list[str]:
         names = ["lean_skip_bfloat16"]
         if B > 4:
             names.append("split")
-    if B * T * U1 * V >= OFFSETS:
+    logits = B * T * U1 * V
+    if logits >= OFFSETS:
         names += ["torchaudio", "torchaudio_bfloat16"]
     return names
 
@@ -183,18 +210,24 @@ def active_share(leaves: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> float:
     joint = _JointArms(leaves, rest)
     shares = []
     for posterior in _node_posteriors(joint):
-        shares.append((posterior > SKIP).float().mean())
-    return torch.stack(shares).mean().item()
+        active = posterior > SKIP
+        shares.append(active.float().mean())
+    mean = torch.stack(shares).mean()
+    return mean.item()
 
 
 def _node_posteriors(joint: _JointArms) -> Iterator[Tensor]:
     """The posterior of each node of an utterance, (N,), one utterance after the other."""
     targets, *lengths = joint.rest
-    options = LatticeOptions(blank=len(joint.bias) - 1)
-    for b, sizes in enumerate(torch.stack(lengths, 1).cpu()):
-        logits = joint.logits(joint.encoded[b, None], joint.predicted[b, None])
-        nodes = Nodes.padded(logits, sizes[None])
-        arcs = plain.arc_log_probs(logits, targets[b, None], nodes, options)
+    blank = len(joint.bias) - 1
+    options = LatticeOptions(blank=blank)
+    sizes = torch.stack(lengths, 1).cpu()
+    for b in range(len(sizes)):
+        one = slice(b, b + 1)
+        logits = joint.logits(joint.encoded[one], joint.predicted[one])
+        nodes = Nodes.padded(logits, sizes[one])
+        arcs = plain.arc_log_probs(logits, targets[one], nodes, options)
         posteriors = wavefront.lattice(arcs, nodes, options, True)
-        assert posteriors.blank_posterior is not None and posteriors.label_posterior is not None
+        assert posteriors.blank_posterior is not None
+        assert posteriors.label_posterior is not None
         yield posteriors.blank_posterior + posteriors.label_posterior

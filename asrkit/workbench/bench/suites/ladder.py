@@ -75,7 +75,7 @@ MADE_S = {"rnnt": 30.0, "tdt": 22.0, "ctc": 24.0}
 EACH_S = {"rnnt": 1.4, "tdt": 0.85, "ctc": 0.4}
 
 
-class Arm(NamedTuple):
+class LadderArm(NamedTuple):
     """A recogniser on the ladder."""
 
     recognizer: FileRecognizer
@@ -211,7 +211,7 @@ def climb(
     probe: bool | None = None,
     few: bool = False,
     without: Pattern[str] = NOTHING,
-) -> dict[str, Arm]:
+) -> dict[str, LadderArm]:
     """Arms by name: "baseline", then of every rung "to_…" with all rungs below it, and "only_…" on
     the baseline. The first rung stands on the baseline either way.
 
@@ -264,7 +264,7 @@ class _Climb:
         self.probe = probe
         self.without = without
         self.top = BASELINE
-        self.arms = {"baseline": Arm(FileRecognizer(task, BASELINE), "", "baseline")}
+        self.arms = {"baseline": LadderArm(FileRecognizer(task, BASELINE), "", "baseline")}
 
     def step_up(self, rung: str, change: Mapping[str, Any]) -> bool:
         """Put a rung on the top; False where it cannot run, so that it need not be tried alone."""
@@ -277,7 +277,14 @@ class _Climb:
         return True
 
     def attempt(self, name: str, rung: str, position: str, config: PipelineConfig) -> bool:
-        """Make an arm, unless it is barred or there is one like it; False where it cannot run."""
+        """Make an arm, unless it is barred or there is one like it; False where it cannot run.
+
+        Args:
+            name: of the arm.
+            rung: that it adds.
+            position: "cumulative" or "alone", see LadderArm.
+            config: how it computes.
+        """
         if barred(self.without, name, self.what, dtype_of(config.precision)):
             return True
         if config in [arm.recognizer.config for arm in self.arms.values()]:
@@ -291,14 +298,14 @@ class _Climb:
             reason, _, _ = str(error).partition("\n")
             self.say(f"{name} is left out: {reason}")
             return False
-        self.arms[name] = Arm(made, rung, position)
+        self.arms[name] = LadderArm(made, rung, position)
         return True
 
 
 def case(
     what: str,
     made: Scripted,
-    arms: Mapping[str, Arm],
+    arms: Mapping[str, LadderArm],
     params: Mapping[str, Any],
     quick: bool = False,
 ) -> Case:
@@ -354,7 +361,7 @@ def dtype_of(precision: str) -> str:
     return precision
 
 
-def arm_params(made: Scripted, arm: Arm, quick: bool) -> dict[str, Any]:
+def arm_params(made: Scripted, arm: LadderArm, quick: bool) -> dict[str, Any]:
     """Params of an arm: its rung and config, its least work, and the time which that takes at the
     machine's ceilings.
 

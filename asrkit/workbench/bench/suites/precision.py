@@ -76,6 +76,7 @@ def reader(model: Model, mode: str) -> Callable[..., ModelOutput]:
 
     @torch.inference_mode()
     def read(features: Tensor, lengths: Tensor, *, decode: bool = True) -> ModelOutput:
+        """Log-probabilities of features (B, T, F) of these lengths; tokens too if `decode`."""
         with torch.autocast(device, torch.bfloat16, enabled=mode == "autocast"):
             encoded, ends = model.encoder(features, lengths)
             frames = kind.project(model, encoded)
@@ -318,6 +319,7 @@ class _Casts(EachOp):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run `func` with `args` and `kwargs`, and list it if it is a cast."""
         result = func(*args, **kwargs)
         if op_name(func) != "_to_copy" or not result.is_floating_point():
             return result

@@ -37,9 +37,16 @@ class Part(NamedTuple):
     cases: str = ""
 
     @property
+    def suite_name(self) -> str:
+        """The suite whose cases it measures."""
+        return self.suite or self.name
+
+    @property
     def owed_s(self) -> float:
         """Seconds that are kept for the part."""
-        return self.estimate_s if self.owed else 0.0
+        if not self.owed:
+            return 0.0
+        return self.estimate_s
 
 
 def _claims(
@@ -85,6 +92,12 @@ PARTS = (
         {"first": True},
         40,
         True,
+    ),
+    Part(
+        "training",
+        1,
+        "a training step with the joint whole and lean: what `asrkit train` chooses between",
+        estimate_s=45,
     ),
     _claims(
         "recognisers",
@@ -168,7 +181,9 @@ def lines(minutes: float) -> Iterator[str]:
     for number, part in enumerate(PARTS):
         budget = budget_s(PARTS[number:], left_s)
         left_s -= budget
-        why = f"{part.why} (owed)" if part.owed else part.why
+        why = part.why
+        if part.owed:
+            why += " (owed)"
         rows.append([part.name, f"{part.estimate_s:.0f}", f"{budget:.0f}", why])
     for name, why in ELSEWHERE.items():
         rows.append([name, "", "", f"elsewhere: {why}"])

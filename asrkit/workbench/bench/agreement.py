@@ -80,14 +80,24 @@ def compare_arms(case: Case, device: str = "cpu") -> tuple[dict[str, Observation
 
 
 def observe(arm: Callable[..., Any], device: str, *, memory: bool) -> tuple[Any, Observation]:
-    """What one call of an arm returns, and an Observation with its peak memory if `memory`."""
+    """What one call of an arm returns, and an Observation of it.
+
+    Args:
+        arm: to call; a Rival observes itself in its own process.
+        device: whose memory is watched.
+        memory: whether peak memory is measured.
+    """
     if isinstance(arm, Rival):
         answer = arm(observe=True)
         return answer, Observation(answer.peak_B, answer.counts)
     if not memory:
         return arm(), Observation()
     results: list[Any] = []
-    peak = peak_memory(lambda: results.append(arm()), device=device)
+
+    def call() -> None:
+        results.append(arm())
+
+    peak = peak_memory(call, device=device)
     return results[0], Observation(peak)
 
 
@@ -96,7 +106,9 @@ def _call(case: Case, name: str, device: str) -> tuple[Any, Observation]:
     call = arms[name]
     if case.compared_arms is None and not isinstance(call, Rival):
         call = case.once(name)
-    return observe(call, device, memory=case.memory and not case.compared_arms)
+    # of arms that are compared instead of the timed ones nobody wants the memory
+    memory = case.memory and not case.compared_arms
+    return observe(call, device, memory=memory)
 
 
 def _reference(case: Case, name: str, device: str) -> tuple[Reference, Observation]:
@@ -140,20 +152,24 @@ def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:
     if logits is None:
         return sketch(*result), result[1]
     cost, gradient = result
-    return cost, gradient.norm(), torch.sum(gradient * logits.detach())
+    product = gradient * logits.detach()
+    return cost, gradient.norm(), product.sum()
 
 
 def _expect_equal(
     case: Case, name: str, first: str, wanted: Iterable[Any], got: Iterable[Any]
 ) -> None:
-    tolerance = case.arm_params.get(name, {}).get("tolerance", case.tolerance)
+    arm_params = case.arm_params.get(name, {})
+    tolerance = arm_params.get("tolerance", case.tolerance)
     head = f"{case.what}: {name} disagrees with {first}, so it was not measured."
     for x, y in zip(wanted, got, strict=True):
         x = torch.as_tensor(x)
         y = torch.as_tensor(y)
-        assert x.shape == y.shape, f"{head} Shapes {tuple(x.shape)} and {tuple(y.shape)}."
+        shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
+        assert x.shape == y.shape, f"{head} Shapes {shapes}."
         if not x.is_floating_point():
-            assert torch.equal(x, y.to(x.device)), f"{head} Integers differ."
+            same = torch.equal(x, y.to(x.device))
+            assert same, f"{head} Integers differ."
             continue
         difference, size = apart(x, y)
         assert difference <= tolerance * size, (
@@ -170,9 +186,12 @@ def apart(x: Tensor, y: Tensor) -> tuple[float, float]:
     differences: list[Tensor] = []
     sizes: list[Tensor] = []
     for a, b in chunks(x, y):
-        differences.append(_norm(a.double() - b.to(a.device)))
+        difference = a.double() - b.to(a.device)
+        differences.append(_norm(difference))
         sizes.append(_norm(a))
-    return _norm(torch.stack(differences)).item(), _norm(torch.stack(sizes)).item()
+    whole_difference = _norm(torch.stack(differences))
+    whole_size = _norm(torch.stack(sizes))
+    return whole_difference.item(), whole_size.item()
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -181,16 +200,22 @@ def _norm(x: Tensor) -> Tensor:
 
 def chunks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Views of two tensors of one shape, of up to CHUNK elements each, whatever their strides."""
-    if x.numel() <= CHUNK:
+    size = x.numel()
+    if size <= CHUNK:
         yield x, y
-    elif x.is_contiguous() and y.is_contiguous():
-        yield from zip(x.view(-1).split(CHUNK), y.view(-1).split(CHUNK), strict=True)
-    elif x.numel() > CHUNK * len(x):  # its rows are longer than a chunk
-        for a, b in zip(x, y, strict=True):
-            yield from chunks(a, b)
-    else:
-        rows = CHUNK * len(x) // x.numel()
+        return
+    if x.is_contiguous() and y.is_contiguous():
+        flat_x = x.view(-1)
+        flat_y = y.view(-1)
+        yield from zip(flat_x.split(CHUNK), flat_y.split(CHUNK), strict=True)
+        return
+    row_size = size // len(x)
+    if row_size <= CHUNK:
+        rows = CHUNK // row_size
         yield from zip(x.split(rows), y.split(rows), strict=True)
+        return
+    for row_x, row_y in zip(x, y, strict=True):
+        yield from chunks(row_x, row_y)
 
 
 def near(got: Iterable[Tensor], wanted: Iterable[Tensor], tolerance: float = 1e-5) -> None:
@@ -205,19 +230,30 @@ def near(got: Iterable[Tensor], wanted: Iterable[Tensor], tolerance: float = 1e-
     for ours, theirs in zip(got, wanted, strict=True):
         a = ours.detach().cpu()
         b = theirs.detach().cpu()
-        assert a.shape == b.shape, f"shapes {tuple(a.shape)} and {tuple(b.shape)}"
-        if not b.is_floating_point():
-            assert torch.equal(a, b), f"integers differ in {(a != b).sum()} of {a.numel()} places"
-            continue
-        a = a.double()
-        b = b.double()
-        same = (a == b) | (a.isnan() & b.isnan())  # infinities may be equal
-        difference = torch.where(same, 0, (a - b).abs())
-        size = _largest(b[b.isfinite()].abs())
-        worst = _largest(difference)
-        assert worst <= tolerance * max(1.0, size), (
-            f"{worst:.2g} apart, of {size:.2g}; {tolerance:g} of that is let pass"
-        )
+        _expect_near(a, b, tolerance)
+
+
+def _expect_near(got: Tensor, wanted: Tensor, tolerance: float) -> None:
+    """Raise AssertionError unless two tensors on the CPU are as near as `near` says."""
+    shapes = f"{tuple(got.shape)} and {tuple(wanted.shape)}"
+    assert got.shape == wanted.shape, f"shapes {shapes}"
+    if not wanted.is_floating_point():
+        different = got != wanted
+        count = different.sum()
+        assert torch.equal(got, wanted), f"integers differ in {count} of {got.numel()} places"
+        return
+    got = got.double()
+    wanted = wanted.double()
+    equal = got == wanted  # infinities may be
+    both_nan = got.isnan() & wanted.isnan()
+    same = equal | both_nan
+    difference = (got - wanted).abs()
+    difference = difference.masked_fill(same, 0)
+    finite = wanted[wanted.isfinite()]
+    size = _largest(finite.abs())
+    worst = _largest(difference)
+    most = tolerance * max(1.0, size)
+    assert worst <= most, f"{worst:.2g} apart, of {size:.2g}; {tolerance:g} of that is let pass"
 
 
 def _largest(x: Tensor) -> float:
