@@ -33,11 +33,22 @@ for impl in ("wavefront", "numba_cpu"):
     records.publish(one.sealed())"""
 TABLE = "import pandas\npandas.DataFrame({'T': [100, 200], 'bytes': [1e6, 2e6]}, index=['short', 'long'])"
 TEXT = "A joint takes 1.6 GB<!-- joint-memory-20s -->.\n\n$$\\alpha_{t, u} + \\beta_{t, u}$$"
+SLIDER = """def draw(size):
+    figure, ax = plots.canvas(f"{size} bars")
+    ax.bar(range(size), range(1, size + 1))
+    return figure, f"A slider's {size} bars, each higher"
+plots.frames(draw, [2, 3, 5], "bars", start=3)"""
+TAKEAWAY = """from IPython.display import Markdown
+Markdown(f"* There are **{size}** bars.")"""
+LONG_LINE = new_code_cell(f"'{'long_name ' * 30}'")
 SMALL = {
     "01_transducer": [
-        new_markdown_cell("# How many paths?"),
+        new_markdown_cell("# How many paths?\n\n## First\n\n## Second"),
         PARAMETERS,
-        new_code_cell(PICTURE),
+        new_code_cell(PICTURE, metadata={"tags": ["hide-input"]}),
+        new_code_cell(SLIDER),
+        new_code_cell(TAKEAWAY, metadata={"tags": ["takeaway"]}),
+        LONG_LINE,
         new_code_cell(RECORD),
     ],
     "02_joint_memory": [
@@ -91,6 +102,12 @@ def index(window, pages):
     return window().open(pages["index"])
 
 
+@pytest.fixture
+def ledger(window, pages):
+    """The page of claims in a tab, 1280 wide, light."""
+    return window().open(pages["ledger"])
+
+
 def shown(page):
     """Ids of the claims that are to be seen, in order."""
     return page.locator("table tr[data-verdict]:visible").evaluate_all(
@@ -121,37 +138,37 @@ def pixels(page):
 
 
 @pytest.mark.parametrize("press", ["click", "Enter", "Space"])
-def test_claims_are_sorted_by_a_click_and_by_keys_up_down_and_back(index, press):
+def test_claims_are_sorted_by_a_click_and_by_keys_up_down_and_back(ledger, press):
     def again():
-        button = head(index, "Claim").get_by_role("button")
+        button = head(ledger, "Claim").get_by_role("button")
         button.click() if press == "click" else button.press(press)
-        return head(index, "Claim").get_attribute("aria-sort"), column(index, "Claim")
+        return head(ledger, "Claim").get_attribute("aria-sort"), column(ledger, "Claim")
 
-    before = shown(index)
+    before = shown(ledger)
     collate = "texts => texts.sort((x, y) => x.localeCompare(y, 'en', {numeric: true}))"
-    up = index.evaluate(collate, column(index, "Claim"))
+    up = ledger.evaluate(collate, column(ledger, "Claim"))
     assert again() == ("ascending", up)
     assert again() == ("descending", up[::-1])
-    assert again()[0] is None and shown(index) == before != []
+    assert again()[0] is None and shown(ledger) == before != []
 
 
-def test_published_numbers_are_sorted_as_numbers_and_what_has_none_comes_last(index):
-    head(index, "Published").get_by_role("button").click()
-    found = column(index, "Published")
+def test_published_numbers_are_sorted_as_numbers_and_what_has_none_comes_last(ledger):
+    head(ledger, "Published").get_by_role("button").click()
+    found = column(ledger, "Published")
     numbers = [float(value) for value in found if value]
     assert len(numbers) > 20 and numbers == sorted(numbers) and not any(found[len(numbers) :])
 
 
-def test_words_and_verdicts_filter_the_claims_and_the_count_says_so(index):
-    every, verdicts = shown(index), column_of_verdicts(index)
-    said = index.get_by_role("status")
+def test_words_and_verdicts_filter_the_claims_and_the_count_says_so(ledger):
+    every, verdicts = shown(ledger), column_of_verdicts(ledger)
+    said = ledger.get_by_role("status")
     assert said.inner_text() == f"{len(every)} of {len(every)} claims shown"
-    index.get_by_label("Find").fill("joint-memory-measured")
-    assert "joint-memory-measured" in shown(index) and len(shown(index)) < 4
-    assert said.inner_text() == f"{len(shown(index))} of {len(every)} claims shown"
-    index.get_by_label("Find").fill("")
+    ledger.get_by_label("Find").fill("joint-memory-measured")
+    assert "joint-memory-measured" in shown(ledger) and len(shown(ledger)) < 4
+    assert said.inner_text() == f"{len(shown(ledger))} of {len(every)} claims shown"
+    ledger.get_by_label("Find").fill("")
     for verdict in ("reproduced", "ill-defined"):
-        chip = index.get_by_role("button", name=re.compile(rf"^\W*{verdict} \d+$"))
+        chip = ledger.get_by_role("button", name=re.compile(rf"^\W*{verdict} \d+$"))
         chip.press("Space")
         assert chip.get_attribute("aria-pressed") == "true"
     wanted = [
@@ -159,13 +176,13 @@ def test_words_and_verdicts_filter_the_claims_and_the_count_says_so(index):
         for name, verdict in zip(every, verdicts, strict=True)
         if verdict in ("reproduced", "ill-defined")
     ]
-    assert shown(index) == wanted and set(column_of_verdicts(index)) == {
+    assert shown(ledger) == wanted and set(column_of_verdicts(ledger)) == {
         "reproduced",
         "ill-defined",
     }
     assert said.inner_text() == f"{len(wanted)} of {len(every)} claims shown"
-    index.get_by_role("button", name="show all").click()
-    assert shown(index) == every
+    ledger.get_by_role("button", name="show all").click()
+    assert shown(ledger) == every
 
 
 def column_of_verdicts(page):
@@ -179,12 +196,10 @@ def test_every_notebook_is_opened_from_the_index_and_leads_back(index, site):
     names = [run["name"] for run in json.loads((site / "manifest.json").read_text())["runs"]]
     assert len(names) >= 3
     for name in names:
-        index.get_by_role("link", name=name, exact=True).and_(index.locator("th a")).click()
-        assert (
-            index.url.endswith(f"/{name}.html")
-            and index.get_by_role("heading", level=1).count() == 1
-        )
-        index.get_by_role("link", name="Report", exact=True).first.click()
+        index.locator(f".cards h3 a[href='{name}.html']").click()
+        assert index.url.endswith(f"/{name}.html")
+        assert index.get_by_role("heading", level=1).count() == 1
+        index.get_by_role("link", name="Findings", exact=True).click()
         assert index.url.endswith("/index.html")
 
 
@@ -193,9 +208,9 @@ def test_links_from_numbers_and_records_land_on_their_claim(window, pages):
     for name in ("01_transducer", "02_joint_memory"):
         page = tabs.open(pages[name])
         for place, found in landed.items():
-            for link in page.locator(f"{place} a[href^='index.html#']").all()[:2]:
+            for link in page.locator(f"{place} a[href^='ledger.html#']").all()[:2]:
                 href = link.get_attribute("href")
-                there = tabs.open(pages["index"].replace("index.html", href))
+                there = tabs.open(pages["ledger"].replace("ledger.html", href))
                 row = there.locator("tr:target")
                 row.wait_for()
                 assert 0 <= row.evaluate("row => row.getBoundingClientRect().top") < 900
@@ -203,13 +218,90 @@ def test_links_from_numbers_and_records_land_on_their_claim(window, pages):
     assert all(landed["p"]) and all(landed["table"]) and min(map(len, landed.values())) > 0
 
 
-def test_without_a_script_every_claim_stands_in_a_plain_table(window, pages, index):
-    plain = window(java_script_enabled=False).open(pages["index"])
-    assert shown(plain) == shown(index)
-    assert (
-        plain.get_by_role("search").count() == 0
-        and plain.locator("#ledger").get_by_role("button").count() == 0
+def test_without_a_script_every_claim_stands_in_a_plain_table(window, pages, ledger):
+    plain = window(java_script_enabled=False).open(pages["ledger"])
+    assert shown(plain) == shown(ledger)
+    assert plain.get_by_role("search").count() == 0
+    assert plain.locator("#ledger").get_by_role("button").count() == 0
+
+
+def folds(page):
+    """Whether each fold of code is open."""
+    return page.locator("details.code").evaluate_all("all => all.map(fold => fold.open)")
+
+
+def test_how_much_code_is_shown_is_chosen_once_for_all_pages(window, pages):
+    tabs = window()
+    page = tabs.open(pages["01_transducer"])
+    choice, code = page.get_by_label("Code"), page.locator(".input_area")
+    assert len(folds(page)) >= 2 and not any(folds(page))
+    assert 0 < code.locator("visible=true").count() < code.count()
+    choice.select_option("all")
+    assert all(folds(page)) and code.locator("visible=true").count() == code.count()
+    choice.select_option("none")
+    other = tabs.open(pages["02_joint_memory"])
+    assert other.get_by_label("Code").input_value() == "none"
+    assert other.locator(".input_area").locator("visible=true").count() == 0
+    page.reload()
+    assert page.get_by_label("Code").input_value() == "none"
+
+
+def frame(page):
+    """What the slider says, and the words of the pictures that it shows."""
+    box = page.locator(".frames").first
+    words = (
+        box.locator("img").locator("visible=true").evaluate_all("all => all.map(one => one.alt)")
     )
+    return box.locator("output").inner_text(), words
+
+
+def test_a_slider_is_moved_by_the_keyboard_and_shows_one_frame_at_a_time(window, pages):
+    page = window().open(pages["01_transducer"])
+    slider = page.locator(".frames").first.get_by_role("slider")
+    assert slider.get_attribute("aria-valuetext") == frame(page)[0]
+    seen = [frame(page)]
+    for key in ("ArrowRight", "Home", "End"):
+        slider.press(key)
+        seen.append(frame(page))
+    assert all(len(words) == 1 for _, words in seen)
+    assert len({name for name, _ in seen}) == len({words[0] for _, words in seen}) == 3
+
+
+def test_without_a_script_a_slider_shows_its_first_frame(window, pages):
+    scripted = frame(window().open(pages["01_transducer"]))[1]
+    plain = window(java_script_enabled=False).open(pages["01_transducer"])
+    pictures = plain.locator(".frames").first.locator("img").locator("visible=true")
+    assert pictures.evaluate_all("all => all.map(one => one.alt)") == scripted
+    assert plain.locator(".frames input").count() == 0
+
+
+def test_contents_lead_to_their_headings(window, pages):
+    page = window().open(pages["01_transducer"])
+    links = page.get_by_role("navigation", name="On this page").get_by_role("link")
+    assert links.count() >= 2
+    links.last.click()
+    target = page.locator("h2:target")
+    assert target.inner_text().strip() == links.last.inner_text().strip()
+
+
+def test_code_on_a_phone_scrolls_and_breaks_no_line(window, pages):
+    page = window(**PHONE).open(pages["01_transducer"])
+    boxes = "all => all.map(pre => ({wide: pre.scrollWidth > pre.clientWidth, tab: pre.tabIndex}))"
+    found = page.locator(".input_area pre").locator("visible=true").evaluate_all(boxes)
+    wide = [one for one in found if one["wide"]]
+    assert wide and all(one["tab"] == 0 for one in wide)
+
+
+def test_a_figure_is_dark_on_a_dark_page(window, pages):
+    medians = []
+    for scheme in ("light", "dark"):
+        page = window(color_scheme=scheme).open(pages["02_joint_memory"])
+        image = page.locator("main img[src^='data:image/svg']").first
+        image.scroll_into_view_if_needed()
+        seen = np.asarray(Image.open(io.BytesIO(image.screenshot())).convert("RGB"))
+        assert len(np.unique(seen.reshape(-1, 3), axis=0)) > 20
+        medians.append(np.median(seen))
+    assert medians[0] > 200 and medians[1] < 60
 
 
 def test_no_page_is_wider_than_a_phone(window, pages):
@@ -221,25 +313,22 @@ def test_no_page_is_wider_than_a_phone(window, pages):
     assert wide == dict.fromkeys(pages, 360)
 
 
-def test_on_paper_every_claim_is_there(index):
-    index.emulate_media(media="print")
-    assert len(shown(index)) == index.locator("#ledger tr[data-verdict]").count() > 50
-    printed = index.pdf(format="A4", tagged=True)
+def test_on_paper_every_claim_is_there(ledger):
+    ledger.emulate_media(media="print")
+    assert len(shown(ledger)) == ledger.locator("#ledger tr[data-verdict]").count() > 50
+    printed = ledger.pdf(format="A4", tagged=True)
     assert printed.startswith(b"%PDF") and len(re.findall(rb"/S /TR\b", printed)) >= len(
-        shown(index)
+        shown(ledger)
     )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_against_wcag_a_and_aa(window, pages, scheme):
     tabs, found = window(color_scheme=scheme), {}
-    four = {
-        "index",
-        "compare",
-        "01_transducer",
-        "02_joint_memory",
-    }  # it takes seconds a page; all of a report that is named
-    for name in pages if "ASRKIT_REPORT" in os.environ else four:
+    # It takes seconds a page; all of a report that is named.
+    some = {"index", "ledger", "figures", "records", "machine", "compare"}
+    some |= {"01_transducer", "02_joint_memory"}
+    for name in pages if "ASRKIT_REPORT" in os.environ else some:
         page = tabs.open(pages[name])
         page.evaluate("document.querySelectorAll('details').forEach(fold => (fold.open = true))")
         found[name] = against(page)

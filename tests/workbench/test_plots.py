@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from asrkit.workbench import plots
+from asrkit.workbench.plots.palette import DARK, THINGS, colours_of
 from asrkit.workbench.plots.svg import HEAVY_BYTES
 
 
@@ -68,6 +69,15 @@ def test_a_thing_has_one_colour_and_an_unknown_one_is_refused():
     assert plots.colour("lean") in plots.COLOURS
     with pytest.raises(ValueError, match="thing: expected one of .*lean.*, got 'mean'. Add it"):
         plots.colour("mean")
+
+
+def test_names_that_are_unknown_get_colours_that_no_other_has():
+    names = ["norm", "logits", "copy", "gradient of logits"]
+    colours = colours_of(names)
+    assert list(colours) == names and len({*colours.values()}) == 4
+    assert colours["logits"] == plots.colour("logits")
+    assert len(colours_of(map(str, range(30)))) == 30
+    assert {*THINGS.values()} <= {*DARK}
 
 
 def framed(monkeypatch, values, **how):

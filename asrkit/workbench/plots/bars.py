@@ -2,17 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
 from asrkit.shapes import expect
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
-from asrkit.workbench.plots.palette import BLUE, COLOURS, RED
+from asrkit.workbench.plots.palette import BLUE, COLOURS, RED, colours_of
 
-
-def _shades(colour_map: str) -> Sequence[tuple[float, ...]]:
-    return plt.get_cmap(colour_map).colors  # type: ignore[attr-defined]
+MOST_NAMES = 10  # of a timeline: more colours cannot be told apart
 
 
 def stacked(
@@ -34,9 +31,9 @@ def stacked(
         name for parts in rows.values() for name, part_size in parts.items() if part_size
     )
     left = np.zeros(len(rows))
-    for name, shade in zip(names, _shades("tab20"), strict=False):
+    for name, colour in colours_of(names).items():
         widths = np.array([parts.get(name, 0) for parts in rows.values()], dtype=float)
-        ax.barh(list(rows), widths, left=left, color=shade, label=name)
+        ax.barh(list(rows), widths, left=left, color=colour, label=name)
         left += widths
     if measured:
         ax.plot(list(measured.values()), list(measured), "D", color="black", ms=5, label="measured")
@@ -57,22 +54,22 @@ def timeline(
         unit: Unit of all lengths.
     """
     names = dict.fromkeys(name for parts in rows.values() for name, _ in parts)
-    shades = _shades("tab10")
-    expect(len(names) <= len(shades), "rows", f"at most {len(shades)} different names", len(names))
+    wanted = f"at most {MOST_NAMES} different names"
+    expect(len(names) <= MOST_NAMES, "rows", wanted, len(names))
     for row, parts in enumerate(rows.values()):
         lengths = [length for _, length in parts]
         starts = np.cumsum([0, *lengths])
         spans: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
         for start, (name, length) in zip(starts, parts, strict=False):
             spans[name].append((start, length))
-        for name, shade in zip(names, shades, strict=False):
+        for name, colour in colours_of(names).items():
             label = ""
             if row == 0:  # in the legend once
                 label = name
             ax.broken_barh(
                 spans[name],
                 (row - 0.4, 0.8),
-                facecolor=shade,
+                facecolor=colour,
                 edgecolor="white",
                 lw=0.3,
                 label=label,

@@ -1,12 +1,14 @@
 """One colour a thing across the series, and what each colour becomes on a dark page."""
 
+from collections.abc import Iterable
+
 from asrkit.shapes import expect
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
 BLUE, RED, GREEN, BROWN, PURPLE, GREY = COLOURS
 PALE = "#eaeef2"  # what is there, but not the subject: padding, empty states
-PALE_GREY = "#c9d1d9"
-ORANGE = "#f2b866"
+PALE_COLOURS = ("#a5c8ff", "#ffb3b0", "#a6e3b0", "#e8cf9a", "#d9c7f7", "#c9d1d9")
+PALE_BLUE, PALE_RED, PALE_GREEN, PALE_BROWN, PALE_PURPLE, PALE_GREY = PALE_COLOURS
 
 THINGS = {  # what appears in several notebooks
     # losses
@@ -26,9 +28,30 @@ THINGS = {  # what appears in several notebooks
     "float32": GREY,
     "float16": BROWN,
     "bfloat16": BLUE,
+    # what fills memory; a gradient is the pale of its tensor
+    "logits": BLUE,
+    "gradient of logits": PALE_BLUE,
+    "hidden layer": BROWN,
+    "gradient of hidden layer": PALE_BROWN,
+    "lattice": GREY,
+    "gradient of weights": PURPLE,
+    "tiles": GREEN,
+    # parts of a model
+    "features": BROWN,
+    "encoder": BLUE,
+    "predictor": PURPLE,
+    "joint": RED,
+    "decoder": GREEN,
+    # half precision
+    "product": BLUE,
+    "products": BLUE,
+    "cast": RED,
+    "casts": RED,
     # batches
     "useful": BLUE,
     "padding": RED,
+    "padded audio": RED,
+    "padded text": PALE_RED,
     "waiting": BROWN,
     # where something runs
     "host": BLUE,
@@ -51,6 +74,11 @@ DARK = {
     "#808080": ("middle-grey", "#9da7b1"),
     "#cccccc": ("frame", "#484f58"),
     PALE: ("pale", "#2a313a"),
+    PALE_BLUE: ("pale-blue", "#2f5d99"),
+    PALE_RED: ("pale-red", "#8e3b38"),
+    PALE_GREEN: ("pale-green", "#2a6b3a"),
+    PALE_BROWN: ("pale-brown", "#7a5f24"),
+    PALE_PURPLE: ("pale-purple", "#5d4591"),
     PALE_GREY: ("pale-grey", "#57606a"),
 }
 
@@ -67,3 +95,15 @@ def colour(thing: str) -> str:
     remedy = "Add it to THINGS in asrkit/workbench/plots/palette.py."
     expect(thing in THINGS, "thing", f"one of {', '.join(THINGS)}", repr(thing), remedy)
     return THINGS[thing]
+
+
+def colours_of(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each name: its own if it is in `THINGS`, else the next that is free."""
+    wanted = list(dict.fromkeys(names))
+    chosen = {name: THINGS[name] for name in wanted if name in THINGS}
+    every = (*COLOURS, *PALE_COLOURS)
+    free = [one for one in every if one not in chosen.values()] or every
+    others = [name for name in wanted if name not in chosen]
+    for number, name in enumerate(others):
+        chosen[name] = free[number % len(free)]
+    return {name: chosen[name] for name in wanted}

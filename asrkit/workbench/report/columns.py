@@ -40,6 +40,7 @@ UNITS = {  # unit of a record -> factor and text of what is shown
     "FLOP/s": (1e-9, " GFLOP/s"),
     "s/s": (1, "× real time"),
     "us": (1, " µs"),
+    "1/s": (1, " per s"),
 }
 SHAPE_LETTERS = ("B", "T", "U", "U1", "V", "D")
 MACHINE_FACTS = {

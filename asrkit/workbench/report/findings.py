@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asrkit.workbench.report.columns import record_columns
+from asrkit.workbench.report.columns import UNITS
 from asrkit.workbench.report.notebook_run import NotebookRun
 
 Record = Mapping[str, Any]
@@ -58,7 +58,7 @@ DECLARED = (
         metric="peak",
         baseline=Arm(what="joint-peak", impl="torchaudio", label="torchaudio"),
         ours=Arm(what="joint-peak", impl="lean", label="lean loss"),
-        sentence="Joint and loss take 1/{factor} of the memory: the full joint is never stored.",
+        sentence="The lean loss trains the joint in 1/{factor} of the memory of torchaudio's.",
         quantity="Peak memory of joint, loss and gradients",
         number="1/{factor}",
     ),
@@ -69,7 +69,7 @@ DECLARED = (
         ours=Arm(what="useful-compute", impl="balanced", label="balanced"),
         sentence="Balanced batches raise useful compute from {baseline} to {ours}.",
         quantity="Share of the GPUs' time that is neither padding nor waiting",
-        number="{ours}",
+        number="{baseline} → {ours}",
         more_is_better=True,
     ),
     Declared(
@@ -77,9 +77,9 @@ DECLARED = (
         metric="joint_calls",
         baseline=Arm(what="decoder-calls", impl="one_by_one", label="one by one"),
         ours=Arm(what="decoder-calls", impl="windowed_looping", label="batched"),
-        sentence="A batch needs {ours} calls of the joint instead of {baseline}: "
-        "utterances stop waiting for each other.",
+        sentence="Batched decoding calls the joint {ours} times instead of {baseline}.",
         quantity="Calls of the joint for the same labels",
+        number="{baseline} → {ours}",
     ),
     Declared(
         notebook="07_cuda_graphs",
@@ -191,16 +191,11 @@ def _text(record: Record) -> str:
     value = record["value"]
     if record["unit"] == "USD":
         return f"${value:,.0f}"
-    if record["unit"] == "1":
-        return f"{value:,.4g}"
-    if record["unit"] == "1/s":
-        return f"{value:,.3g} per s"
-    if record["unit"] == "fraction":
-        return f"{100 * value:.0f} %"
-    return record_columns(record)["median"]
+    factor, unit = UNITS.get(record["unit"], (1, f" {record['unit']}"))
+    return _rounded(value * factor) + unit
 
 
-def _rounded(factor: float) -> str:
-    if factor < 10:
-        return f"{factor:.1f}"
-    return f"{factor:,.0f}"
+def _rounded(value: float) -> str:
+    if value < 10 and value != round(value):
+        return f"{value:.2g}"
+    return f"{value:,.0f}"

@@ -3,8 +3,8 @@
 A notebook's author says what is what by tags of cells:
 
 `hide-input`: code that a reader of the page need not see, as plots, widgets and publishing. It is
-folded; so are cells tagged `parameters`, `static-twin` or `takeaway`, and cells that only import,
-print the machine's stamp or check parameters.
+folded; so are cells tagged `parameters`, `static-twin` or `takeaway`, cells that check parameters,
+and cells that only import and print the machine's stamp.
 
 `takeaway`: the cell prints Markdown, a list of what this run shows. Its output moves to the top of
 the page, and its first line is the answer on the index.
@@ -24,7 +24,7 @@ HIDDEN = "hide-input"
 TAKEAWAY = "takeaway"
 COVER = "cover"
 FOLDED_TAGS = {HIDDEN, TAKEAWAY, "parameters", "injected-parameters", "static-twin"}
-SETUP_CALLS = ("expect_parameters", "print(machine.stamp", "machine.stamp", "machine_stamp")
+STAMPS = ("print(machine.stamp", "machine.stamp", "machine_stamp")
 WORDS_PER_MINUTE = 200
 CELL_ID = "cell-id="
 MARKDOWN_OUTPUT = re.compile(r"\boutput_markdown\b")
@@ -60,14 +60,16 @@ def _is_folded(cell: Any) -> bool:
 
 
 def _is_setup(source: str) -> bool:
-    """Whether code only imports, prints the machine's stamp or checks parameters."""
+    """Whether code checks parameters, or only imports and prints the machine's stamp."""
     try:
         statements = ast.parse(source).body
     except SyntaxError:
         return False
+    if source.startswith("expect_parameters("):
+        return True
     for statement in statements:
-        is_call = ast.unparse(statement).startswith(SETUP_CALLS)
-        if not isinstance(statement, ast.Import | ast.ImportFrom) and not is_call:
+        is_stamp = ast.unparse(statement).startswith(STAMPS)
+        if not isinstance(statement, ast.Import | ast.ImportFrom) and not is_stamp:
             return False
     return bool(statements)
 
@@ -76,6 +78,8 @@ def _summary(cell: Any) -> str:
     name = "Code"
     if "parameters" in tags(cell):
         name = "Parameters"
+    elif cell.source.startswith("expect_parameters("):
+        name = "Check of the parameters"
     elif "injected-parameters" in tags(cell):
         name = "Parameters of this run"
     elif cell.source.startswith(("import ", "from ")):

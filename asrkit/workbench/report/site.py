@@ -116,8 +116,7 @@ def _lead(runs: Sequence[NotebookRun], fresh: Sequence[Record], seconds: float) 
     if ran == len(runs):
         notebooks = "1 notebook ran" if ran == 1 else f"{ran} notebooks ran"
     return (
-        f"{notebooks} in {_duration(seconds)} on {device}, "
-        f"and left {count_of_records(fresh)} of what they measured."
+        f"{notebooks} in {_duration(seconds)} on {device} and published {count_of_records(fresh)}."
     )
 
 

@@ -53,7 +53,7 @@ def test_numbers_of_a_finding_come_from_its_records():
     loss = DECLARED[0]
     (finding,) = findings_of([run(loss, *pair(loss, 21.4))])
     assert finding.number == "21×" and "21 times as fast" in finding.sentence
-    assert [bar.text for bar in finding.bars] == ["5.35 ms", "0.25 ms"]
+    assert [bar.text for bar in finding.bars] == ["5.3 ms", "0.25 ms"]
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.notebook)
@@ -69,6 +69,6 @@ def test_the_last_record_of_an_arm_counts_and_there_are_at_most_six():
     loss = DECLARED[0]
     first, last = pair(loss, 2.0), pair(loss, 4.0)
     (finding,) = findings_of([run(loss, *first, *last)])
-    assert finding.number == "4.0×"
+    assert finding.number == "4×"
     every = [run(declared, *pair(declared)) for declared in DECLARED]
     assert len(findings_of(every)) == MOST < len(DECLARED)

@@ -57,7 +57,7 @@ def test_tagged_code_imports_and_checks_are_folded_and_other_code_is_not(tmp_pat
         tmp_path,
         new_code_cell("import torch\n\nprint(machine.stamp())"),
         tagged("size: int = 3  # bars", "parameters"),
-        new_code_cell("expect_parameters(\n    globals(),\n    size=int,\n)"),
+        new_code_cell("expect_parameters(\n    globals(),\n    size=int,\n)\nx = 1"),
         new_code_cell("import torch\nx = torch.ones(3)"),
         tagged("publish(x)", "hide-input"),
         new_code_cell("def ("),
@@ -65,7 +65,7 @@ def test_tagged_code_imports_and_checks_are_folded_and_other_code_is_not(tmp_pat
     assert folded(body) == {
         "c0": "Imports, 3 lines",
         "c1": "Parameters, 1 line",
-        "c2": "Code, 4 lines",
+        "c2": "Check of the parameters, 5 lines",
         "c4": "Code, 1 line",
     }
 
