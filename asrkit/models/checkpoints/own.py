@@ -83,7 +83,10 @@ def read(path: Path) -> Contents:
             header = (file.metadata() or {}).get("asrkit", "")
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"model: {path.name} is not a safetensors file ({error}).") from None
+        raise ValueError(
+            f"model: expected a .safetensors file, a .nemo file or the folder of a model, got "
+            f"{path.name}, which is not a safetensors file ({error})."
+        ) from None
     got = f"{path.name} without its header"
     expect(bool(header), "model", "a checkpoint written by asrkit", got)
     try:
