@@ -12,13 +12,15 @@ HERE = Path(__file__).resolve().parent
 LOCK = ".lock"  # the file in a folder that `lock` locks
 
 
-def home() -> Path:
-    """Folder for what asrkit builds and keeps between runs, created when missing.
+def home(*, make: bool = True) -> Path:
+    """Folder for what asrkit builds and keeps between runs: $ASRKIT_HOME, or ~/.cache/asrkit.
 
-    It is $ASRKIT_HOME, or ~/.cache/asrkit.
+    Args:
+        make: Create it when missing. Who only looks at it passes False.
     """
     path = Path(os.environ.get("ASRKIT_HOME") or "~/.cache/asrkit").expanduser()
-    path.mkdir(parents=True, exist_ok=True)
+    if make:
+        path.mkdir(parents=True, exist_ok=True)
     return path
 
 

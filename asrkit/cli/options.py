@@ -5,6 +5,8 @@ import os
 import tempfile
 from pathlib import Path
 
+MOST_THREADS = 1024  # torch starts as many as it is told to
+
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add --json to `parser`."""
@@ -57,6 +59,7 @@ def apply_runtime_options(args: argparse.Namespace) -> None:
     threads = getattr(args, "threads", None)
     if threads is not None:
         expect(threads > 0, "threads", "at least 1", threads)
+        expect(threads <= MOST_THREADS, "threads", f"at most {MOST_THREADS:,}", threads)
         torch.set_num_threads(threads)
 
 

@@ -118,7 +118,7 @@ def _load_model(args: argparse.Namespace) -> Any:
     from asrkit.models import limit_context, load_checkpoint
     from asrkit.shapes import expect
 
-    demo = home() / "demo"
+    demo = home(make=False) / "demo"
     expect(
         args.model is not None or (demo / "model.safetensors").is_file(),
         "model",
