@@ -12,13 +12,15 @@ HERE = Path(__file__).resolve().parent
 LOCK = ".lock"  # the file in a folder that `lock` locks
 
 
-def home() -> Path:
-    """Folder for what asrkit builds and keeps between runs, created when missing.
+def home(*, make: bool = True) -> Path:
+    """Folder for what asrkit builds and keeps between runs: $ASRKIT_HOME, or ~/.cache/asrkit.
 
-    It is $ASRKIT_HOME, or ~/.cache/asrkit.
+    Args:
+        make: Create it when missing. Who only looks at it passes False.
     """
     path = Path(os.environ.get("ASRKIT_HOME") or "~/.cache/asrkit").expanduser()
-    path.mkdir(parents=True, exist_ok=True)
+    if make:
+        path.mkdir(parents=True, exist_ok=True)
     return path
 
 
@@ -77,16 +79,21 @@ def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[Non
 
     Raises:
         ValueError: Another process holds the lock, and `wait` is False.
+        OSError: The folder cannot be made or written to.
     """
     import filelock  # torch depends on it, so it is always installed
 
-    folder.mkdir(parents=True, exist_ok=True)
     held = filelock.FileLock(folder / LOCK)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         held.acquire(blocking=wait)
     except filelock.Timeout:
         default = f"{folder}: expected a folder that nobody else writes to now."
         raise ValueError(refused or f"{default} Wait, or name another.") from None
+    except OSError as error:
+        raise OSError(
+            f"{folder}: expected a folder that can be written to ({error.strerror})."
+        ) from None
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ peak memory, the end of a parent process.
 Importing this file tries no compiler and does not touch a GPU.
 """
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -12,6 +13,7 @@ import os
 import shutil
 import sysconfig
 import threading
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from itertools import accumulate
@@ -32,6 +34,8 @@ MODULES = {
     "triton": ("triton", "triton.language"),
 }
 DECIDES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_IMPORTED_BY = os.getpid()  # which process, before any fork
+_warned = False  # whether a failing cache of kernels was reported
 INDEXING = {
     "index",
     "index_put",
@@ -61,7 +65,8 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     """`function` compiled by Numba on first use; while it runs, other Python threads run too.
 
     The machine code is kept in `__pycache__` beside the function's file, or in the user's cache
-    folder (or $NUMBA_CACHE_DIR); where none can be written, every process compiles anew. When a
+    folder (or $NUMBA_CACHE_DIR); where none can be written, or what is kept there cannot be read,
+    the process compiles in memory, and a warning says so once. When a
     Python file that the kernel may be made of has changed (`_source_hash`), it is compiled again
     and replaces what was kept. Only kernels that were renamed or moved leave files behind there.
 
@@ -76,9 +81,60 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
         # Numba's own stamp covers the function's file, not those of the functions that it calls
         index = kernel._cache._cache_file
         index._source_stamp = (index._source_stamp, _source_hash(function.__code__.co_filename))
+        _survive_errors(kernel._cache)
     except (RuntimeError, AttributeError):  # no folder, or a Numba that keeps its index elsewhere
         return njit(nogil=True, **options)(function)
     return kernel
+
+
+def _survive_errors(cache: Any) -> None:
+    """Make Numba's cache of one kernel do without what it cannot read or write.
+
+    Numba raises there: OSError for a full disk, and what pickle raises for a file that a crash has
+    torn. Such a file is emptied, so that it can be written again.
+    """
+    load = cache.load_overload
+    save = cache.save_overload
+
+    def load_or_none(*args: Any) -> Any:
+        try:
+            return load(*args)
+        except Exception as error:
+            _warn_of_cache(error)
+            with contextlib.suppress(OSError):
+                cache.flush()
+            return None  # Numba compiles
+
+    def save_or_not(*args: Any) -> None:
+        try:
+            save(*args)
+        except Exception as error:
+            _warn_of_cache(error)
+
+    cache.load_overload = load_or_none
+    cache.save_overload = save_or_not
+
+
+def _warn_of_cache(error: Exception) -> None:
+    """Say, once in a process, that kernels could not be kept on disk."""
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"kernels: what Numba keeps on disk cannot be read or written ({error}). They are "
+            "compiled in memory. Free the disk, or name another folder by NUMBA_CACHE_DIR.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def forked() -> bool:
+    """Whether this process was forked by one that had imported asrkit.
+
+    Threads of OpenMP do not survive a fork, and its GNU version ends the process that asks for
+    them. Kernels take another path there.
+    """
+    return os.getpid() != _IMPORTED_BY
 
 
 def _source_hash(file: str) -> str:

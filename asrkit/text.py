@@ -200,7 +200,9 @@ def _charsmap(contents: dict[str, Any]) -> bytes:
 def _message(*fields: tuple[int, bytes | float | int]) -> bytes:
     """A protocol buffer of (number, value) fields.
 
-    bytes are written with their length, a float in 4 bytes, an int as a varint.
+    bytes are written with their length, a float in 4 bytes, an int as a varint. The classes of
+    `sentencepiece.sentencepiece_model_pb2` would do this, but they import protobuf, which the
+    package sentencepiece neither brings nor requires.
     """
     out = bytearray()
     for number, value in fields:

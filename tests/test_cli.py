@@ -80,6 +80,38 @@ def test_a_reader_that_is_gone_ends_any_command_without_a_word(unbuffered):
     assert (running.returncode, err) == (141, "")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("arguments", ["verify", "--help", ""])
+def test_a_closed_stream_is_no_error_of_any_command(closed, arguments):
+    command = f'"{sys.executable}" -m asrkit {arguments} {closed}'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == (0 if arguments else 2)
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_broken_pipe_that_is_not_that_of_the_output_is_an_error(monkeypatch, capsys):
+    def run(args):
+        raise BrokenPipeError("a worker is gone")
+
+    monkeypatch.setattr("asrkit.cli.verify.COMMAND.run.__code__", run.__code__)
+    assert main(["verify"]) == 2
+    assert capsys.readouterr().err == "asrkit verify: a worker is gone\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_what_the_encoding_of_stdout_lacks_is_escaped(tmp_path, encoding):
+    name = os.fsdecode("é".encode() + b"\xff.jsonl")  # no UTF-8
+    (tmp_path / name).write_text("{\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "asrkit", "verify", name],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"},
+        capture_output=True,
+    )
+    assert done.returncode == 1 and b"Traceback" not in done.stderr
+    assert b"\\udcff.jsonl:1: torn" in done.stderr
+
+
 def test_the_command_starts_without_importing_torch():
     code = "import sys, asrkit.cli as c; c.parser(); print('torch' in sys.modules)"
     assert (
@@ -185,7 +217,28 @@ def test_a_broken_file_is_reported_and_the_rest_is_done(model, tmp_path, capsys)
             ["bench", "features", "--out", "/proc/none/a.jsonl"],
             "/proc/none/a.jsonl cannot be written: ",
         ),
-        (["records", "add", "nowhere"], "No such file or directory: 'nowhere'"),
+        (
+            ["records", "add", "nowhere"],
+            "paths: expected files of records, or folders that `bench all --minutes` wrote, "
+            "got 'nowhere'. There is no such file.",
+        ),
+        (
+            ["train", "--join-digits", "-1", "--out", "OUT"],
+            "--join-digits: expected a whole number from 0 up, got -1.",
+        ),
+        (
+            ["train", "--hold-out", "nobody", "--out", "OUT"],
+            "--hold-out: expected a speaker of a manifest, got 'nobody'. spoken_commands has its",
+        ),
+        (["train", "--out", "/proc/x"], "asrkit train: /proc/x cannot be written: "),
+        (
+            ["transcribe", "a.wav", "--out", "/proc/x", "--model", "nowhere"],
+            "asrkit transcribe: /proc/x cannot be written: ",
+        ),
+        (
+            ["transcribe", "a.wav", "--model", __file__],
+            "Pass a .safetensors file, a .nemo file or the folder of a model.",
+        ),
         (
             ["records", "add", "."],
             ".: expected a folder that `asrkit bench all --minutes` wrote, got one without manifest.json.",

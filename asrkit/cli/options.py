@@ -5,6 +5,8 @@ import os
 import tempfile
 from pathlib import Path
 
+MOST_THREADS = 1024  # torch starts as many as it is told to
+
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add --json to `parser`."""
@@ -57,15 +59,22 @@ def apply_runtime_options(args: argparse.Namespace) -> None:
     threads = getattr(args, "threads", None)
     if threads is not None:
         expect(threads > 0, "threads", "at least 1", threads)
+        expect(threads <= MOST_THREADS, "threads", f"at most {MOST_THREADS:,}", threads)
         torch.set_num_threads(threads)
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, *, folder: bool = False) -> None:
     """Raise OSError now, rather than after the work, if `path` cannot be written.
 
     Leaves nothing behind: the test file in the nearest folder that exists is removed.
+
+    Args:
+        path: A file, which may not exist yet.
+        folder: Whether `path` is a folder to write to, in place of a file.
     """
-    nearest = next(folder for folder in path.absolute().parents if folder.exists())
+    path = path.absolute()
+    candidates = [path, *path.parents] if folder else path.parents
+    nearest = next(candidate for candidate in candidates if candidate.is_dir())
     try:
         if path.is_file():
             path.open("ab").close()

@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from asrkit.cli.command import Command, finish, say, text_stream
-from asrkit.cli.options import add_device, add_no_progress, apply_runtime_options
+from asrkit.cli.options import (
+    add_device,
+    add_no_progress,
+    apply_runtime_options,
+    check_writable,
+)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -18,6 +23,7 @@ def _train(args: argparse.Namespace) -> int:
     config = TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed, joint=args.joint)
     tokenizer = load_tokenizer(args.tokenizer)
     expect(not args.out.exists() or args.out.is_dir(), "out", "a folder", repr(str(args.out)))
+    check_writable(args.out, folder=True)
     model_config = _model_config(args, tokenizer.vocab_size)
     speech = _load_speech(args)
     if "test" in speech:

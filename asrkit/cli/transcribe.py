@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from asrkit.cli.command import Command, count, finish
-from asrkit.cli.options import add_device, add_no_progress, apply_runtime_options
+from asrkit.cli.options import (
+    add_device,
+    add_no_progress,
+    apply_runtime_options,
+    check_writable,
+)
 from asrkit.transcribe.options import WindowOptions, description
 
 
@@ -35,6 +40,8 @@ def _transcribe(args: argparse.Namespace) -> int:
         timestamps=args.timestamps or format_ in TIMED,
     )
     _check_format(args, format_, TIMED)
+    if args.out and not args.out.is_file():
+        check_writable(args.out, folder=True)  # now, not when the first file is done
     checkpoint = _load_model(args)
     recordings = find(args.files)
     folder = None
@@ -111,7 +118,7 @@ def _load_model(args: argparse.Namespace) -> Any:
     from asrkit.models import limit_context, load_checkpoint
     from asrkit.shapes import expect
 
-    demo = home() / "demo"
+    demo = home(make=False) / "demo"
     expect(
         args.model is not None or (demo / "model.safetensors").is_file(),
         "model",

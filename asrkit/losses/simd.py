@@ -6,7 +6,9 @@ expf (S. Moshier). NaN stays NaN in all of them. Half-precision arrays come as b
 NumPy knows no bfloat16: uint16 is bfloat16, int16 is float16.
 """
 
+import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from asrkit.runtime import compiled
+from asrkit.runtime import compiled, forked
 
 F = np.float32
 # Smaller gradients become 0: products below float32's normal range take up to a hundred times as
@@ -32,9 +34,31 @@ P4 = F(1.6666665459e-1)
 P5 = F(5.0000001201e-1)
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """`function` compiled for parallel loops on first use, and kept on disk if possible."""
-    return compiled(function, parallel=True)
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` compiled for parallel loops on first use, and kept on disk if possible.
+
+    In a forked process it runs compiled for one thread: see `asrkit.runtime.forked`.
+    """
+    parallel = compiled(function, parallel=True)
+    serial = list[Any]()  # compiled when it is needed, which is rarely
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        if not forked():
+            return parallel(*args)
+        if not serial:
+            serial.append(compiled(_renamed(function, f"{function.__name__}_serial")))
+        return serial[0](*args)
+
+    return call
+
+
+def _renamed(function: Any, name: str) -> Any:
+    """A copy of `function` under another name: Numba keeps compiled code by name, not options."""
+    copy = FunctionType(function.__code__, function.__globals__, name)
+    copy.__module__ = function.__module__
+    copy.__qualname__ = name
+    return copy
 
 
 @intrinsic

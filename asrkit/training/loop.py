@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from asrkit.data import Batch, Utterances, training_stream
-from asrkit.files import content_hash
+from asrkit.files import content_hash, lock
 from asrkit.models import Checkpoint, TransducerConfig, save_checkpoint
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
@@ -129,7 +129,8 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
 
     Raises:
         ValueError: An argument of the wrong type, a transcript without tokens, or `out` holds a
-            damaged run or one with other settings.
+            damaged run, one with other settings, or one that another process trains now.
+        OSError: `out` cannot be written to.
     """
     _check_arguments(model_config, train_set, dev_set, out, config, device)
     config = config or TrainConfig()
@@ -139,9 +140,15 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     expect(fits, "vocab_size", wanted, model_config.vocab_size)
     _expect_tokens(tokenizer, train_set, dev_set)
     folder = RunFolder(Path(out))
-    folder.make()
     forked = [] if device == "cpu" else [device]
-    with torch.enable_grad(), torch.random.fork_rng(forked), ExitStack() as after:
+    in_use = f"out: expected a folder of no other training that runs now, got {str(out)!r}. Wait."
+    with (
+        lock(folder.path, refused=in_use),
+        torch.enable_grad(),
+        torch.random.fork_rng(forked),
+        ExitStack() as after,
+    ):
+        folder.make()
         after.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads)
         run = TrainingRun(

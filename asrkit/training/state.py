@@ -109,7 +109,10 @@ class TrainingRun:
             "config": json.dumps(self.settings),
         }
         with atomic(path) as temporary:
-            torch.save(state, temporary)
+            try:
+                torch.save(state, temporary)
+            except RuntimeError as error:  # torch counts bytes in place of naming the reason
+                raise OSError(f"{path} cannot be written. Is the disk full? ({error})") from None
 
     def restore(self, path: Path, log: Path) -> None:
         """Go back to where `path` was saved; log lines written after it are dropped.

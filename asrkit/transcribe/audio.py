@@ -4,6 +4,8 @@ A file is read in blocks of some seconds, so memory does not grow with its lengt
 """
 
 import math
+import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ SUFFIXES = frozenset(
 )
 BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
 MARGIN_S = 1
+# Bytes of samples in a WAV, AIFF or AU file by its header, and those that are there.
+PROMISED = re.compile(r"(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)")
+UNKNOWN_SIZE = 0x7FFF0000
 READ_SAMPLES = 2**20  # of all channels together, in one read
 
 
@@ -52,12 +57,17 @@ def _sound_files(folder: Path) -> list[Path]:
     return names
 
 
+def _native(path: Path) -> str | bytes:
+    """The name of a file as soundfile takes it: it cannot encode text that is no UTF-8."""
+    return os.fsencode(path) if os.name == "posix" else str(path)
+
+
 def seconds(path: Path) -> float:
     """Length by the file's header, 0 where it has none. For progress only: headers may be wrong."""
     import soundfile
 
     try:
-        return soundfile.info(str(path)).duration
+        return soundfile.info(_native(path)).duration
     except (soundfile.LibsndfileError, TypeError, ZeroDivisionError):
         return 0.0
 
@@ -73,7 +83,7 @@ def _open(path: Path) -> Any:
     expect(path.is_file(), "audio", wanted, repr(str(path)), "Check the path.")
     expect(path.stat().st_size > 0, "audio", "a sound file", f"0 bytes in {path.name}")
     try:
-        file = soundfile.SoundFile(str(path))
+        file = soundfile.SoundFile(_native(path))
     except (soundfile.LibsndfileError, TypeError) as error:
         # TypeError: a suffix that promises samples without a header
         reason = getattr(error, "error_string", error)  # without the path
@@ -81,7 +91,21 @@ def _open(path: Path) -> Any:
     rate = file.samplerate
     usable = 100 <= rate <= 1_000_000
     expect(usable, "audio", "100 to 1,000,000 Hz", f"{rate} Hz in {path.name}")
+    whole = not _is_cut(file.extra_info)
+    expect(whole, "audio", "a whole file", f"a part of {path.name}", "The file is truncated.")
     return file
+
+
+def _is_cut(log: str) -> bool:
+    """Whether libsndfile's log of a file says that its end is missing.
+
+    libsndfile shortens the number of frames to what is there, and only its log tells. A stream
+    whose writer did not know its length has a size near 2^31 or 2^32 in its header, and is whole.
+    """
+    if "lacks an end-of-stream bit" in log:
+        return True
+    sizes = PROMISED.search(log)
+    return sizes is not None and int(sizes[2]) < int(sizes[1]) < UNKNOWN_SIZE
 
 
 def _mono(file: Any, path: Path) -> Iterator[Tensor]:

@@ -5,13 +5,14 @@ done, and what made them.
 import contextlib
 import glob
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from asrkit.features import FeatureConfig
-from asrkit.files import atomic, content_hash
+from asrkit.files import atomic, content_hash, lock
 from asrkit.models import Checkpoint
 from asrkit.shapes import expect
 from asrkit.transcribe.formats import Transcript, render
@@ -19,21 +20,19 @@ from asrkit.transcribe.options import PipelineConfig, WindowOptions
 
 LONGEST = 240  # bytes of a file name; a temporary one has ten more, and file systems take 255
 LOG = ".asrkit-transcripts.jsonl"
-# Numbers of a weight tensor that tell models apart: hashing gigabytes would take longer than
-# transcribing.
+# Tensors of up to so many numbers are hashed whole, of larger ones so many numbers and the sum of
+# all bits: hashing gigabytes would take longer than transcribing.
+WHOLE = 65_536
 SAMPLED = 64
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
 
 
 def made_by(checkpoint: Checkpoint, settings: object) -> str:
-    """A hash of the model (numbers sampled from every weight, in its dtype), tokenizer, features
-    and `settings`.
+    """A hash of the model (all its small tensors, sums and samples of the large ones), tokenizer,
+    features and `settings`.
     """
     tokenizer = checkpoint.tokenizer
-    sampled = []
-    for value in checkpoint.model.state_dict().values():
-        step = max(1, value.numel() // SAMPLED)
-        sampled.append(value.flatten()[::step].to("cpu", torch.float64))
-    weights = torch.cat(sampled).numpy().tobytes()
+    marks = [_mark(value) for value in checkpoint.model.state_dict().values()]
     parts = (
         checkpoint.model.config,
         next(checkpoint.model.parameters()).dtype,
@@ -41,7 +40,18 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
         settings,
     )
     tokens = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
-    return content_hash([content_hash(weights), tokens, *map(str, parts)])
+    return content_hash([content_hash(b"".join(marks)), tokens, *map(str, parts)])
+
+
+def _mark(value: torch.Tensor) -> bytes:
+    """Bytes that differ between tensors: all numbers of a small one, else `SAMPLED` and a sum."""
+    flat = value.detach().flatten()
+    bits = flat.view(BITS[flat.element_size()])
+    if len(bits) <= WHOLE:
+        return bits.cpu().numpy().tobytes()
+    total = bits.sum(dtype=torch.int64).reshape(1)  # wraps around, which is as good
+    sampled = bits[:: len(bits) // SAMPLED]
+    return total.cpu().numpy().tobytes() + sampled.cpu().numpy().tobytes()
 
 
 def text_settings(options: WindowOptions, config: PipelineConfig) -> dict[str, object]:
@@ -145,7 +155,7 @@ class Folder:
 
     def _refusal(self, target: Path) -> str:
         """Why nothing can be written to `target`; "" where it can."""
-        size = len(target.name.encode())
+        size = len(os.fsencode(target.name))
         if size > LONGEST:
             return (
                 f"out: a name of {size} bytes is too long for a transcript. Rename the recording."
@@ -167,15 +177,16 @@ class Folder:
         """
         target = self.target[transcript.path]
         recording = self._name(target.with_suffix(""))  # a/one and b/one stay apart
-        text = render(transcript, self.kind, name=recording).encode()
+        text = render(transcript, self.kind, name=recording).encode(errors="backslashreplace")
         self.path.mkdir(parents=True, exist_ok=True)
         entry = json.dumps(self._entry(transcript.path, target, content_hash(text)))
         with (self.path / LOG).open("ab", buffering=0) as file:
             file.write(f"\n{entry}\n".encode())  # the first newline ends a line that a crash tore
-        for part in target.parent.glob(f".{glob.escape(target.stem)}-????????{target.suffix}"):
-            part.unlink()  # what a killed run was writing
-        with atomic(target) as part:
-            part.write_bytes(text)
+        with lock(self.path, wait=True):  # so that no other process is writing what is removed
+            for part in target.parent.glob(f".{glob.escape(target.stem)}-????????{target.suffix}"):
+                part.unlink()  # what a killed run was writing
+            with atomic(target) as part:
+                part.write_bytes(text)
         return target
 
     def _name(self, target: Path) -> str:

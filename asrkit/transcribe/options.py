@@ -4,6 +4,7 @@ Importing this file needs no torch, so the command line can show these texts at 
 """
 
 from dataclasses import dataclass, field, fields
+from math import isfinite
 from numbers import Real
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -39,8 +40,12 @@ class WindowOptions:
 
         for name in ("batch_s", "window_s", "overlap_s"):
             value = getattr(self, name)
-            expect(isinstance(value, Real), name, "a number of seconds", repr(value))
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            expect(is_number, name, "a number of seconds", repr(value))
+        flag = self.timestamps
+        expect(isinstance(flag, bool), "timestamps", "True or False", repr(flag))
         expect(self.batch_s > 0, "batch_s", "more than 0 seconds", self.batch_s)
+        expect(isfinite(self.batch_s), "batch_s", "a finite number of seconds", self.batch_s)
         expect(1 <= self.window_s <= 86_400, "window_s", "1 to 86,400 seconds", self.window_s)
         fits = 0 <= 2 * self.overlap_s <= self.window_s
         expect(fits, "overlap_s", "0 to half a window", self.overlap_s)

@@ -135,9 +135,9 @@ class Recognizer:
         is_config = isinstance(self.config, PipelineConfig)
         expect(is_config, "config", "PipelineConfig or None", repr(self.config))
         self.feature_config = features or FeatureConfig()
+        self.kind = kind_of(variants.model)
         self.device = next(variants.model.parameters()).device
         self.dtype = weight_dtype(variants.model, self.config)
-        self.kind = kind_of(variants.model)
         self._check(variants.model)
         self.decode_options = DecodeOptions(
             strategy=self.kind.strategies[self.config.strategy],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asrkit.files import atomic, content_hash, lock
+from asrkit.shapes import expect
 from asrkit.workbench.machine import commit_of, has_commit
 from asrkit.workbench.records import FILES, checked_lines, expect_validator, json_lines, read
 from asrkit.workbench.schemas import share_manifest, validator
@@ -99,6 +100,13 @@ def _delivered(path: Path) -> list[Record]:
     Raises:
         ValueError: Something is not as it was written; the message names it.
     """
+    expect(
+        path.exists(),
+        "paths",
+        "files of records, or folders that `bench all --minutes` wrote",
+        repr(str(path)),
+        "There is no such file.",
+    )
     if path.is_dir():
         _expect_as_manifest_says(path)
         path = path / "bench.jsonl"

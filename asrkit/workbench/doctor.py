@@ -173,7 +173,8 @@ def _memory(machine: Mapping[str, Any]) -> Check:
 
 
 def _cache() -> Check:
-    home = files.home()
+    path = files.home(make=False).absolute()
+    home = next(folder for folder in (path, *path.parents) if folder.exists())
     free_gib = 0.0
     if os.access(home, os.W_OK):
         free_gib = shutil.disk_usage(home).free / 2**30

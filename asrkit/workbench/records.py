@@ -237,9 +237,10 @@ def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
 
     In records of schema 1 `label_looping` names our windowed variant and `nested_loops` the
     published algorithm; today they are `windowed_looping` and `label_looping`. The file keeps the
-    record as it was sealed, old names, schema and hash included: only what is read is renamed.
+    record as it was sealed, old names, schema and hash included: only what is read is renamed. A
+    record that was renamed before no longer has the content of its hash, and is returned as it is.
     """
-    if record["schema"] != FIRST_SCHEMA:
+    if record["schema"] != FIRST_SCHEMA or problem(record):
         return record
     return record | {"impl": _renamed(record["impl"]), "params": _renamed(record["params"])}
 

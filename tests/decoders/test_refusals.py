@@ -15,7 +15,8 @@ from asrkit.decoders import (
     transducer_greedy,
 )
 from asrkit.decoders.transducer import STRATEGIES
-from asrkit.decoders.transducer.steps import Carry
+from asrkit.decoders.transducer.steps import Carry, first_prediction
+from asrkit.models import ConvConfig, LSTMConfig, TransducerConfig, TransducerModel
 
 BEAMS = {"beam": transducer_beam, "reference": transducer_beam_reference}
 DECODERS = [*STRATEGIES, *BEAMS]
@@ -127,6 +128,24 @@ WRONG_STATES = {
     "appears": (None, ()), "vanishes": ((), None), "grows": ((None,), (None, None)), "other keys": ({"a": None}, {"b": None}),
     "another kind": (torch.zeros(3, 1), (torch.zeros(3, 1),)),
 }  # fmt: skip
+
+
+def test_a_state_with_layers_first_is_refused_where_there_are_as_many_as_utterances():
+    class LayersFirst(TransducerModel):
+        def predict(self, labels, state):
+            if state is not None:
+                state = tuple(part.transpose(0, 1) for part in state)
+            predicted, after = super().predict(labels, state)
+            return predicted, tuple(part.transpose(0, 1) for part in after)
+
+    config = TransducerConfig(
+        vocab_size=5, encoder=ConvConfig(width=16, layers=1), predictor=LSTMConfig(layers=2)
+    )
+    model = LayersFirst(config).eval()
+    with pytest.raises(ValueError, match="model.predict: expected tensors with B=3 as first"):
+        first_prediction(model, torch.full((2,), 5))
+    predicted, _ = first_prediction(TransducerModel(config).eval(), torch.full((2,), 5))
+    assert len(predicted) == 2
 
 
 @pytest.mark.parametrize("name", ["windowed_looping", "label_looping", "frame_looping"])

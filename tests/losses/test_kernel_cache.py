@@ -1,8 +1,11 @@
 """Kernels kept on disk are compiled again when a file that they are made of changes, and only then."""
 
 import importlib.util
+import os
 import shutil
+import signal
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -95,3 +98,34 @@ def test_a_numba_that_keeps_its_index_elsewhere_costs_the_cache_and_nothing_else
     kernel = start()
     assert kernel(0.5) == 0.5
     assert not list((package / "losses").rglob("*.nbi"))
+
+
+def calls(start):
+    """How many warnings two kernels of one process give, which both compute what they should."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kernel = start()
+        assert (kernel(0.5), kernel(1)) == (0.5, 1)  # two types: both are compiled and kept
+    return sum("what Numba keeps on disk" in str(warning.message) for warning in caught)
+
+
+@pytest.mark.parametrize(("suffix", "share"), [("nbi", 0), ("nbi", 0.5), ("nbc", 0.5)])
+def test_a_torn_file_is_compiled_anew_said_once_and_written_again(package, start, suffix, share):
+    assert calls(start) == 0
+    for file in package.rglob(f"*.{suffix}"):
+        os.truncate(file, int(share * file.stat().st_size))
+    assert calls(start) == 1
+    assert calls(start) == 0
+
+
+def test_a_full_disk_costs_the_cache_and_a_warning(start):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a long write fails, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        said = calls(start)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert said == 1

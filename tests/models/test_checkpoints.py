@@ -340,3 +340,10 @@ def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path):
         match="^output.bias: expected floating-point weights, whole counters, got torch.int64",
     ):
         load_checkpoint(tmp_path)
+
+
+def test_others_may_read_a_checkpoint_as_any_file_of_its_account(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, {}))
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -313,6 +313,18 @@ def test_nothing_is_written_beside_the_archive_or_under_the_names_of_members(
     assert [path.name for path in tmp_path.iterdir()] == ["a.nemo"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_buffers_of_half_precision_are_those_of_their_settings(dtype, parts, tmp_path):
+    members = parts["hybrid"][1]
+
+    def halve(weights):
+        for name in weights:
+            if name.startswith("preprocessor."):
+                weights[name] = weights[name].to(dtype)
+
+    load_checkpoint(pack(tmp_path / "a.nemo", reweighted(members, halve)))
+
+
 @pytest.mark.parametrize("name", ["model_config.yaml", "0123_tokenizer.model"])
 def test_small_members_have_a_limit(name, parts, tmp_path, monkeypatch):
     members = parts["rnnt"][1]

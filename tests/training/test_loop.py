@@ -15,6 +15,7 @@ import torch
 
 from asrkit.cli import main
 from asrkit.data import AugmentConfig, Buckets, Utterances, oom_search
+from asrkit.files import LOCK, lock
 from asrkit.models import (
     ConvConfig,
     LSTMConfig,
@@ -87,6 +88,28 @@ def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tiny_speech, tmp_
         load_checkpoint(tmp_path / name).model.state_dict() for name in ("unbroken", "broken")
     ]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_folder_that_another_training_holds_is_refused(tiny_speech, tmp_path):
+    with lock(tmp_path), pytest.raises(ValueError, match="^out: expected a folder of no other"):
+        train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=STEPS, progress=False)
+    assert not (tmp_path / "log.jsonl").exists()
+
+
+def test_a_disk_that_is_full_is_said_to_be(tiny_speech, tmp_path):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    short = replace(STEPS, steps=1)
+    run = TrainingRun(SMALL, short, torch.device("cpu"), {})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="state.pt cannot be written. Is the disk full?"):
+            run.save(tmp_path / "state.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == []
 
 
 def log_lines(out: Path) -> list[bytes]:
@@ -267,7 +290,8 @@ def test_a_kill_at_any_rename_loses_no_model_and_leaves_no_litter(
         weights = [load_checkpoint(path).model.state_dict() for path in (whole.path, again.path)]
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
         assert sorted(path.name for path in out.iterdir()) == [
-            "log.jsonl",
+            LOCK,
+                "log.jsonl",
             "model.safetensors",
             "state.pt",
         ]

@@ -167,8 +167,23 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path):
         assert what in str(error.value) and "\n" not in str(error.value), path
 
 
-def test_a_wav_that_is_cut_short_is_read_as_far_as_it_goes(tmp_path):
-    soundfile.write(str(tmp_path / "a.wav"), noise(3, 16_000), 16_000)
-    whole = read_audio(tmp_path / "a.wav", 16_000)
-    (tmp_path / "a.wav").write_bytes((tmp_path / "a.wav").read_bytes()[:50_001])
-    torch.testing.assert_close(read_audio(tmp_path / "a.wav", 16_000), whole[:24_978])
+@pytest.mark.parametrize(("suffix", "subtype"), [
+    ("wav", "PCM_16"), ("wav", "FLOAT"), ("aiff", "PCM_16"), ("au", "PCM_16"), ("ogg", "VORBIS"), ("ogg", "OPUS"),
+])  # fmt: skip
+def test_a_file_that_is_cut_short_is_refused_and_a_whole_one_read(tmp_path, suffix, subtype):
+    path = tmp_path / f"a.{suffix}"
+    soundfile.write(str(path), noise(3, 16_000), 16_000, subtype=subtype)
+    assert len(read_audio(path, 16_000)) == 48_000
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ValueError, match="^audio: .* a part of a.* The file is truncated"):
+        read_audio(path, 16_000)
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000])
+def test_a_wav_whose_writer_did_not_know_its_length_is_read(tmp_path, size):
+    path = tmp_path / "a.wav"
+    soundfile.write(str(path), noise(1, 16_000), 16_000)
+    data = path.read_bytes()
+    at = data.index(b"data") + 4
+    path.write_bytes(data[:at] + size.to_bytes(4, "little") + data[at + 4 :])
+    assert len(read_audio(path, 16_000)) == 16_000

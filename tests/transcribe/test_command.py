@@ -216,3 +216,17 @@ def test_bad_options_are_one_line(model, speech, arguments, message, capsys):
         capsys.readouterr().err
         == f"asrkit transcribe: {message}{'' if message.endswith('.') else '.'}\n"
     )
+
+
+def test_a_named_model_and_the_doctor_need_no_home(model, speech, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "file/home"))  # cannot be made by any account
+    assert main(["transcribe", str(speech[0]), "--model", str(model)]) == 0
+    assert main(["doctor"]) in (0, 1)
+    assert "cache" in capsys.readouterr().out
+
+
+def test_more_threads_than_any_machine_has_are_refused(model, speech, capsys):
+    arguments = ["transcribe", str(speech[0]), "--model", str(model), "--threads", "99999999"]
+    assert main(arguments) == 2
+    assert "--threads: expected at most 1,024, got 99999999" in capsys.readouterr().err

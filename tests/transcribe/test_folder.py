@@ -9,6 +9,7 @@ import soundfile
 import torch
 
 from asrkit.cli import main
+from asrkit.files import LOCK
 from asrkit.models import save_checkpoint
 from asrkit.transcribe.folder import LOG, made_by
 
@@ -42,8 +43,9 @@ def command(learned, speech, tmp_path):
 
 
 def contents(folder):
-    """Every file of a folder but the log."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != LOG}
+    """Every file of a folder but the log and the lock."""
+    kept = [path for path in folder.iterdir() if path.name not in (LOG, LOCK)]
+    return {path.name: path.read_bytes() for path in kept}
 
 
 def counts(capsys):
@@ -219,6 +221,49 @@ def test_the_mark_of_a_model_is_that_of_its_weights_and_not_of_its_file(learned)
     assert mark != made_by(
         learned._replace(features={**learned.features, "preemphasis": 0.9}), "settings"
     )
+
+
+def test_a_change_of_one_number_of_any_tensor_is_another_model(learned):
+    before = made_by(learned, "settings")
+    for name, value in learned.model.state_dict().items():
+        if value.is_floating_point():
+            last = value.flatten()[-1].clone()
+            value.view(-1)[-1] += 0.5
+            assert made_by(learned, "settings") != before, name
+            value.view(-1)[-1] = last
+    assert made_by(learned, "settings") == before
+
+
+def test_a_number_of_a_large_tensor_that_is_not_sampled_counts():
+    from asrkit.transcribe import folder
+
+    large = torch.zeros(folder.WHOLE + 1)
+    before = folder._mark(large)
+    large[1] = 1e-3
+    assert folder._mark(large) != before
+
+
+def test_processes_that_share_a_folder_end_with_what_one_gives(command, tmp_path, capsys):
+    assert main(command) == 0
+    whole = contents(tmp_path / "out")
+    shared = [*command[:-1], str(tmp_path / "shared"), "--fresh"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen([sys.executable, "-m", "asrkit", *shared], env=environment)
+        for _ in range(2)
+    ]
+    assert [process.wait() for process in running] == [0, 0]
+    assert contents(tmp_path / "shared") == whole
+
+
+@pytest.mark.parametrize("format_", ["txt", "json", "ctm"])
+def test_a_file_whose_name_is_no_utf_8_is_transcribed_with_the_rest(
+    command, tmp_path, speech, format_
+):
+    odd = tmp_path / os.fsdecode(b"odd-\xff.wav")
+    odd.write_bytes(speech[0].read_bytes())
+    assert main(["transcribe", str(odd), *command[1:], "--format", format_]) == 0
+    assert len(contents(tmp_path / "out")) == 7
 
 
 def test_subtitles_without_a_folder_and_a_folder_that_is_a_file_are_refused(

@@ -194,6 +194,20 @@ def test_times_that_are_no_numbers_are_refused(name, value):
         WindowOptions(**{name: value})
 
 
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"timestamps": "nope"}, "timestamps: expected True or False, got 'nope'"), ({"batch_s": float("inf")}, "batch_s: expected a finite number"),
+    ({"window_s": True}, "window_s: expected a number of seconds, got True"),
+])  # fmt: skip
+def test_windows_of_wrong_values_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        WindowOptions(**wrong)
+
+
+def test_a_module_that_is_no_model_is_refused():
+    with pytest.raises(ValueError, match="^model: expected TransducerModel .*, got Identity"):
+        Recognizer(torch.nn.Identity())
+
+
 @pytest.mark.parametrize("config", ["bfloat16", {}, WindowOptions()])
 def test_a_config_of_another_type_is_refused(checkpoint, config):
     with pytest.raises(ValueError, match="^config: expected PipelineConfig or None, got "):

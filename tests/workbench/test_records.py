@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -489,6 +490,16 @@ def test_a_folder_one_holds_is_lent_to_nobody_else_until_it_ends(tmp_path):
         assert [path.name for path in (tmp_path / "out").iterdir()] == [kept.LOCK]
 
 
+def test_a_folder_that_cannot_be_locked_is_named(tmp_path):
+    (tmp_path / kept.LOCK).mkdir()  # an error for every account, root too
+    for folder in (tmp_path, "/proc/none"):
+        with (
+            pytest.raises(OSError, match=f"^{folder}: expected a folder that can be written to"),
+            kept.lock(Path(folder)),
+        ):
+            pass
+
+
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -649,6 +660,12 @@ def test_an_old_record_is_read_with_todays_names_and_its_file_is_left_alone(tmp_
     }
     same = {key: part for key, part in old.items() if key not in ("impl", "params")}
     assert {key: found[key] for key in same} == same  # its schema and hash too
+
+
+def test_names_are_replaced_once_however_often_it_is_asked_for(tmp_path):
+    for name in ("nested_loops", "label_looping"):
+        found = read_back(tmp_path / name, sealed_before_the_renaming(impl=name))
+        assert records.with_current_names(found) == found
 
 
 @pytest.mark.parametrize("name", ["label_looping", "windowed_looping", "nemo_label_looping"])

@@ -8,7 +8,7 @@ from lhotse import CutSet
 
 from asrkit.data.corpora.manifests import RATE_HZ, SPLITS, from_manifest
 from asrkit.data.corpora.synthetic import KINDS, digit_strings, intact, spoken_commands
-from asrkit.shapes import expect
+from asrkit.shapes import expect, whole
 
 __all__ = [
     "KINDS",
@@ -44,7 +44,15 @@ def load(
     Returns:
         Cuts of `train`, `dev` and `test`.
     """
-    expect(join_digits >= 0, "join_digits", "a number of strings", join_digits)
+    expect(whole(join_digits, 0), "join_digits", "a whole number from 0 up", repr(join_digits))
+    from_files = [manifest for manifest in manifests if manifest != "spoken_commands"]
+    expect(
+        hold_out is None or len(from_files) > 0,
+        "hold_out",
+        "a speaker of a manifest",
+        repr(hold_out),
+        "spoken_commands has its own test set. Add a manifest, or hold out nobody.",
+    )
     sets: dict[str, list[Any]] = {split: [] for split in SPLITS}
     speakers: set[str] = set()
     for number, manifest in enumerate(manifests):

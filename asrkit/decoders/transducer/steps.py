@@ -240,6 +240,13 @@ def first_prediction(model: Any, blank: Tensor) -> tuple[Tensor, Any]:
         "another",
         "Transpose its state.",
     )
+    # (B, B, ...) may be layers first with as many layers as utterances: another B tells
+    square = any(tensor.shape[:2] == 2 * blank.shape for tensor in state_tensors(prediction[1]))
+    if square:
+        more = torch.cat([blank, blank[:1]])
+        first = {tensor.shape[:1] for tensor in state_tensors(model.predict(more, None))}
+        wanted = f"tensors with B={len(more)} as first dimension"
+        expect(first == {more.shape}, "model.predict", wanted, "another", "Transpose its state.")
     return prediction[0], prediction[1]
 
 

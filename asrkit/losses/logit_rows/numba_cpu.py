@@ -3,8 +3,8 @@ the arc log-probabilities, softmax fused with the gradient.
 
 Floor: the logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32.
 Sums over tokens and exp are float32; the log-normaliser adds a float64 logarithm. Kernels are
-compiled on first use and kept on disk (asrkit.runtime.compiled). A process forked after a call
-cannot make one: OpenMP ends it (spawn it, or pass impl='wavefront').
+compiled on first use and kept on disk (asrkit.runtime.compiled). A forked process runs them on one
+thread, since OpenMP does not survive a fork.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from asrkit.losses.nodes import (
     Nodes,
 )
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
+from asrkit.runtime import forked
 
 SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
 FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
@@ -41,7 +42,15 @@ ONE_AT_A_TIME = threading.RLock()
 
 @contextlib.contextmanager
 def pool() -> Iterator[None]:
-    """Where compiled kernels run: one caller at a time, on as many threads as torch uses."""
+    """Where compiled kernels run: one caller at a time, on as many threads as torch uses.
+
+    A forked process has no threads to share, and the lock may have been held when it was forked.
+    Torch would wait for ever there for threads that it had before, so it is left with one.
+    """
+    if forked():
+        torch.set_num_threads(1)
+        yield
+        return
     with ONE_AT_A_TIME:
         threads = torch.get_num_threads()
         before = get_num_threads()

@@ -77,7 +77,10 @@ def write(path: Path, contents: Contents) -> None:
         "notes": notes,
     }
     with atomic(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what this account gives its files
         save_file(weights, str(temporary), metadata={"asrkit": json.dumps(header)})
+        temporary.chmod(mode)  # safetensors keeps others from reading
 
 
 def read(path: Path) -> Contents:
@@ -89,13 +92,16 @@ def read(path: Path) -> Contents:
             header = (file.metadata() or {}).get("asrkit", "")
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"model: {path.name} is not a safetensors file ({error}).") from None
+        raise ValueError(
+            f"model: {path.name} is not a safetensors file ({error}). Pass a .safetensors file, a "
+            ".nemo file or the folder of a model."
+        ) from None
     got = f"{path.name} without its header"
     expect(bool(header), "model", "a checkpoint written by asrkit", got)
     try:
         parts = json.loads(header)
         features = parts["features"]
-        notes = parts["notes"]
+        notes = parts["notes"] or {}
         contents = parts["tokenizer"]
         held = isinstance(contents, dict)
         got = repr(contents)[:80]

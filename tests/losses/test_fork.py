@@ -1,0 +1,77 @@
+"""A process that is forked after a loss call can call the losses itself, as with torchaudio's loss.
+
+Each case runs in a process of its own, which has called the loss on two threads before it forks.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+
+START = """
+import multiprocessing, os, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from asrkit.losses import rnnt_loss, rnnt_loss_lean, tdt_loss
+
+def value_and_gradient(_=None):
+    # large enough for torch to use its threads too
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 40, 11, 65, generator=generator, requires_grad=True)
+    encoded = torch.randn(2, 40, 16, generator=generator, requires_grad=True)
+    sizes = (torch.ones(2, 10, dtype=torch.int64), torch.tensor([40, 35]), torch.tensor([10, 8]))
+    rnnt = rnnt_loss(logits, *sizes, blank=0)
+    tdt = tdt_loss(logits, *sizes, blank=0)
+    predicted, weight, bias = encoded[:, :11].detach(), encoded[0].detach(), encoded[0, :, 0].detach()
+    lean = rnnt_loss_lean(encoded, predicted, weight, bias, *sizes, blank=0)
+    (rnnt + tdt + lean).backward()
+    parts = (rnnt.detach(), tdt.detach(), lean.detach(), logits.grad.abs().mean(), encoded.grad.abs().mean())
+    return [round(float(part), 4) for part in parts]
+
+torch.set_num_threads(2)
+before = value_and_gradient()
+"""
+WAYS = {
+    "os.fork": """
+child = os.fork()
+if child == 0:
+    os._exit(0 if value_and_gradient() == before else 1)
+assert os.waitpid(child, 0)[1] == 0
+""",
+    "Pool": """
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map(value_and_gradient, range(3)) == 3 * [before]
+""",
+    "DataLoader": """
+class Losses(torch.utils.data.Dataset):
+    def __len__(self):
+        return 3
+    def __getitem__(self, index):
+        return torch.tensor(value_and_gradient())
+loader = torch.utils.data.DataLoader(Losses(), num_workers=2, multiprocessing_context="fork")
+for row in loader:
+    torch.testing.assert_close(row[0], torch.tensor(before))
+""",
+    "start_processes": """
+def check(rank):
+    assert value_and_gradient() == before
+torch.multiprocessing.start_processes(check, nprocs=2, start_method="fork")
+""",
+}
+END = """
+assert value_and_gradient() == before  # the parent goes on
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forked_process_computes_the_losses_of_its_parent(way):
+    done = subprocess.run(
+        [sys.executable, "-c", START + WAYS[way] + END],
+        capture_output=True,
+        text=True,
+        timeout=300,  # a process that waits for lost threads would wait for ever
+    )
+    assert (done.returncode, done.stderr) == (0, "")
