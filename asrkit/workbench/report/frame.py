@@ -11,7 +11,8 @@ import jinja2
 from pygments.formatters import HtmlFormatter
 
 from asrkit import files
-from asrkit.workbench.report.columns import LEGEND, MARKS
+from asrkit.workbench.ledger import LEGEND
+from asrkit.workbench.report.columns import MARKS
 
 TEMPLATES = Path(__file__).parent / "templates"
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; media-src data:"
