@@ -776,3 +776,12 @@ def test_each_claim_is_told_apart_from_every_other_and_names_its_subject():
         assert "for that batch" not in claim.text.lower() and "the same" not in claim.text[:12], (
             claim.id
         )
+
+
+def test_the_readme_counts_the_claims_as_the_ledger_does():
+    rows = table(load_claims(), [], CPU)
+    main = len(headline(rows))
+    readme = (NOTEBOOKS.parent / "README.md").read_text(encoding="utf-8")
+    assert f"{main} claims of five documents" in readme
+    assert f"; {len(rows) - main} more in an appendix" in readme
+    assert {row["document"] for row in rows} >= {"000", "001", "002", "003", "004"}

@@ -2,8 +2,8 @@
 
 LEGEND = {
     "reproduced": "Measured on this machine, and within the tolerance of the claim.",
-    "arithmetic checked": "Recomputed from published numbers, and within the tolerance of the claim. "
-    "Nothing was measured.",
+    "arithmetic checked": "Recomputed from published numbers, and within the tolerance of the "
+    "claim. Nothing was measured.",
     "direction only": "Agrees in part. Either a ratio lies on the published side of 1, but outside "
     "the tolerance; or the value is within the tolerance, but was measured at a smaller scale than "
     "the claim is about. The reason says which.",
