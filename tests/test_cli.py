@@ -1,6 +1,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -358,3 +359,32 @@ def test_records_are_taken_into_a_checkout_or_where_one_says(tmp_path, monkeypat
     assert main(["records", "add", str(tmp_path / "a.jsonl")]) == 2
     said = "--into: expected a folder, for this is no checkout of asrkit, got None."
     assert capsys.readouterr().err == f"asrkit records add: {said}\n"
+
+
+def test_the_ledger_prints_an_answer_a_document_and_a_line_a_claim_with_its_tolerance(capsys):
+    assert main(["ledger", "--document", "003"]) == 0
+    out = capsys.readouterr().out
+    assert "003: Training NeMo RNN-T Models Efficiently with Numba FP16 Support" in out
+    assert re.search(r"frames-after-8x +200 frames +within 10% of 200 frames +212.5 frames", out)
+    assert "frames-of-20s" not in out
+    assert main(["ledger", "--document", "003", "--appendix", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    rows = {row["id"]: row for row in found["claims"]}
+    assert rows["frames-after-8x"]["tolerance"] == "within 10% of 200 frames"
+    assert rows["frames-of-20s"]["appendix"] == "tautology" and "frames-of-20s" in err
+    (document,) = found["documents"]
+    assert document["claims"] + document["appendix"] == len(rows)
+    assert document["sentence"] in err and found["summary"].endswith("more in the appendix.")
+
+
+def test_the_ledger_takes_more_records_and_refuses_unknown_documents(tmp_path, capsys):
+    made = records.Measurement("librispeech-longest", "longest", "s", 17.0).sealed()
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps(made) + "\n")
+    assert main(["ledger", str(path), "--json"]) == 0
+    rows = {row["id"]: row for row in json.loads(capsys.readouterr().out)["claims"]}
+    longest = rows["librispeech-longest"]
+    assert (longest["verdict"], longest["measured"]) == ("reproduced", "17 s")
+    assert main(["ledger", "--document", "005"]) == 2
+    assert "document: expected one of 000, 001" in capsys.readouterr().err

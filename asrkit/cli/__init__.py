@@ -20,6 +20,7 @@ from asrkit.cli import (
     cost,
     data,
     doctor,
+    ledger,
     records,
     report,
     train,
@@ -33,7 +34,13 @@ SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
     "recognise speech": (transcribe.COMMAND, train.COMMAND),
     "prepare speech": (data.PREPARE, data.STATS, data.LENGTHS),
     "measure this machine": (doctor.COMMAND, bench.COMMAND, cost.COMMAND),
-    "reports and records": (report.COMMAND, compare.COMMAND, verify.COMMAND, records.COMMAND),
+    "reports and records": (
+        report.COMMAND,
+        compare.COMMAND,
+        ledger.COMMAND,
+        verify.COMMAND,
+        records.COMMAND,
+    ),
 }
 COMMANDS = {command.name: command for section in SECTIONS.values() for command in section}
 PARENTS = {  # first words that do nothing by themselves

@@ -24,15 +24,19 @@ def _verify(args: argparse.Namespace) -> int:
     problems = records.verify(paths)
     for problem in problems:
         print(problem, file=sys.stderr)
+    claims = ledger.load_claims()
+    appendix = sum(bool(claim.appendix) for claim in claims)
     result = {
         "files": len(paths),
-        "claims": len(ledger.load_claims()),
+        "claims": len(claims) - appendix,
+        "appendix": appendix,
         "problems": len(problems),
     }
     verdict = "no problems"
     if problems:
         verdict = count(len(problems), "problem")
-    finish(args, result, f"{count(len(paths), 'path')} and {result['claims']} claims: {verdict}")
+    claims_checked = f"{result['claims']} claims and {appendix} of the appendix"
+    finish(args, result, f"{count(len(paths), 'path')}, {claims_checked}: {verdict}")
     if problems:
         return 1
     return 0

@@ -217,5 +217,5 @@ def _gpu(machine: Mapping[str, Any]) -> Check:
     if names:
         return _check("GPU", names, f"update the driver for CUDA {torch.version.cuda}")
     return _check(
-        "GPU", "none", "no notebook needs one; claims about one stay 'not measurable here'"
+        "GPU", "none", "no notebook needs one; claims about one get no verdict here"
     )

@@ -110,6 +110,11 @@ def share_manifest(file_names: Sequence[str]) -> Schema:
     )
 
 
+APPENDIX = (  # why a claim is listed in the appendix
+    "tautology",  # true by the arithmetic or the definition alone
+    "not speech",  # about other models, or about machines without a model
+    "ours",  # a quantity of this project, beside a claim that cannot be measured as it stands
+)
 CLAIM = {
     **_object(
         {
@@ -142,6 +147,17 @@ CLAIM = {
                 "maxProperties": 1,
             },
             "least": NUMBERS,
+            "evidence": {
+                "type": "array",
+                "items": {
+                    **_object(
+                        {"what": NON_EMPTY, "why": NON_EMPTY},
+                        optional={"impl": STRING, "arms": STRINGS},
+                    ),
+                    "additionalProperties": False,
+                },
+            },
+            "appendix": _one_of("", *APPENDIX),
             "noise": NUMBER,
             "notes": STRING,
         },

@@ -11,7 +11,8 @@ Record = Mapping[str, Any]
 UNITS = {"1": "", "us": " µs", "s/s": "× real time"}
 
 
-@dataclass(frozen=True, kw_only=True)
+# Compared by identity, so that what is computed from a claim can be kept for it.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Claim:
     """One published number: who says it, in our words, and what would count as measuring it again.
 
@@ -52,6 +53,11 @@ class Claim:
     tolerance: Mapping[str, float] = field(default_factory=lambda: {"rel": 0.1})
     # Smallest params of a record; with less it confirms the direction at most.
     least: Mapping[str, float] = field(default_factory=dict)
+    # Records of other names that are shown beside the claim and cannot settle it: what they are
+    # called, why they cannot, and impl and arms where several have that name.
+    evidence: Sequence[Mapping[str, Any]] = ()
+    # Why the claim is listed in the appendix and left out of headline counts; empty: it is not.
+    appendix: str = ""
     noise: float = 0.5  # largest interquartile range over median that still carries a verdict
     notes: str = ""
 
@@ -95,14 +101,26 @@ class Claim:
                 return abs(gap) <= size
 
     @property
+    def is_defined(self) -> bool:
+        """Whether there is a number, and for a ratio also two arms, to compare with."""
+        has_baseline = self.kind != "ratio" or bool(self.arms) or bool(self.formula)
+        return self.quoted is not None and has_baseline
+
+    @property
     def rule(self) -> str:
-        """What a measurement has to be, in words: "within 10% of 1×", "above 0.5"."""
+        """What a measurement has to be, in words: "within 10% of 1×", "above 0.5"; else a dash."""
+        if not self.is_defined:
+            return "–"
         ((rule, size),) = self.tolerance.items()
+        if self.grid and not self.take:
+            return f"each line within {size:g} of its cell" if self.column else "true in each line"
         match rule:
-            case "rel":
+            case "rel" if size:
                 words = f"within {size:.0%} of"
-            case "abs":
+            case "abs" if size:
                 words = f"within {size:g} of"
+            case "rel" | "abs":
+                words = "exactly"
             case _ if size:
                 words = f"at least {size:g} {rule}"
             case _:

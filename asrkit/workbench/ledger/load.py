@@ -10,7 +10,7 @@ import yaml
 from asrkit.files import shipped
 from asrkit.shapes import expect
 from asrkit.workbench.ledger.claims import Claim
-from asrkit.workbench.ledger.verdicts import verdict
+from asrkit.workbench.ledger.computed import verdict_by_formula
 from asrkit.workbench.schemas import CLAIM, Mismatch, validator
 
 
@@ -24,7 +24,18 @@ def load_claims(path: str | Path | None = None) -> list[Claim]:
         ValueError: The file is not YAML, or a claim breaks the schema, repeats an id or has a
             formula that cannot be computed. The message names the claim.
     """
-    path = Path(path or shipped("claims.yaml"))
+    if path is None:
+        return list(_shipped_claims())
+    return _read(Path(path))
+
+
+@functools.cache
+def _shipped_claims() -> tuple[Claim, ...]:
+    """The shipped claims; one set of objects, so that each formula is computed once."""
+    return tuple(_read(Path(shipped("claims.yaml"))))
+
+
+def _read(path: Path) -> list[Claim]:
     try:
         entries = yaml.safe_load(path.read_text("utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -50,8 +61,8 @@ def _claim(entry: Any) -> Claim:
     if mismatch is not None:
         raise ValueError(f"{mismatch.message}.")
     claim = Claim(**entry)
-    if claim.formula:
-        verdict(claim, (), {})  # raises where the formula cannot be computed
+    if claim.formula and claim.quoted is not None:
+        verdict_by_formula(claim)  # raises where the formula cannot be computed
     return claim
 
 

@@ -1,11 +1,10 @@
 """The ledger as a table of text for notebooks; the report's table is in `report/columns.py`."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from asrkit.workbench.ledger.claims import Claim, Record
-from asrkit.workbench.ledger.verdicts import LABELS, verdict
-from asrkit.workbench.records import code_version
+from asrkit.workbench.ledger.evidence import origin
+from asrkit.workbench.ledger.verdicts import verdict
 
 
 def table(
@@ -29,6 +28,7 @@ def table(
                 "id": claim.id,
                 "claim": claim.text,
                 "published": claim.show(claim.quoted),
+                "tolerance": claim.rule,
                 "recorded": recorded,
                 "measured": claim.show(judged.measured),
                 "verdict": judged.label,
@@ -41,20 +41,7 @@ def table(
                 "kind": claim.kind,
                 "needs": claim.needs,
                 "status": claim.status,
+                "appendix": claim.appendix,
             }
         )
     return rows
-
-
-def origin(record: Record) -> str:
-    """Device, code version and day of a record."""
-    gpus = " + ".join(gpu["name"] for gpu in record["machine"]["gpus"])
-    device = gpus or record["machine"]["cpu_model"]
-    return f"{device}, {code_version(record)}, {record['captured_at'][:10]}"
-
-
-def summary(rows: Sequence[Mapping[str, str]]) -> str:
-    """One sentence: how many of the rows of a table have which verdict."""
-    counts = Counter(row["verdict"] for row in rows)
-    parts = [f"{counts[label]} {label}" for label in LABELS if counts[label]]
-    return f"{len(rows)} claims: {', '.join(parts)}."

@@ -1,51 +1,23 @@
 """What formulas and records say about a claim."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from asrkit.shapes import expect
 from asrkit.workbench.ledger.claims import Claim, Record
-from asrkit.workbench.ledger.formulas import evaluate
-from asrkit.workbench.ledger.grids import GridLine, grid_lines
+from asrkit.workbench.ledger.computed import Verdict, label_of, verdict_by_formula
+from asrkit.workbench.ledger.evidence import Evidence, deciding, evidence, newest, origin
+from asrkit.workbench.ledger.labels import NOT_COMPARABLE
 from asrkit.workbench.machine import this_machine
 
-LABELS = (
-    "reproduced",
-    "arithmetic checked",
-    "direction only",
-    "not reproduced",
-    "too noisy",
-    "ill-defined",
-    "not measurable here",
-    "not measured yet",
-)
 LACKING = {  # what a claim needs -> why it was not measured
     "cpu": "",
     "cuda": "Needs a CUDA GPU.",
     "cluster": "Needs many GPUs, or machines that are not at hand.",
 }
 TIMED = ("ratio", "latency", "throughput")  # kinds whose samples have a spread
-SHOWN_LINES = 4  # of a grid, where lines disagree
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What is known about a claim: a label, why, and the value that decided, in the claim's unit.
-
-    `measured` is from this machine, or computed. `recorded` is the newest record of another
-    machine; it is shown and decides nothing.
-    """
-
-    label: str
-    why: str
-    measured: float | None = None
-    recorded: Record | None = None
 
 
 def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = None) -> Verdict:
     """The verdict on `claim`; never from another machine's records.
-
-    An ill-defined claim shows what was measured all the same.
 
     Args:
         claim: The claim.
@@ -56,64 +28,59 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
         ValueError: The claim's formula cannot be computed.
     """
     if claim.formula and claim.quoted is not None:
-        return _computed(claim)
+        return verdict_by_formula(claim)
     if machine is None:
         machine = this_machine()
-    here, recorded = _newest(claim, records, machine)
-    if claim.quoted is None or (claim.kind == "ratio" and not claim.arms):
-        return Verdict(
-            label="ill-defined",
-            why=claim.notes or "The text does not say what was compared.",
-            measured=here["value"] if here else None,
-            recorded=recorded,
-        )
+    here, recorded = newest(deciding(claim, records), machine)
+    beside = evidence(claim, records, machine)
     if here:
         label, why = _judge_record(claim, here)
         why = f"{why}. Reproduced means {claim.rule}. {claim.notes}".rstrip()
-        return Verdict(label=label, why=why, measured=here["value"], recorded=recorded)
-    if _is_beyond(claim, machine, recorded):
-        why = f"{LACKING[claim.needs]} {claim.notes}".rstrip()
-        return Verdict(label="not measurable here", why=why, recorded=recorded)
-    return Verdict(label="not measured yet", why=claim.notes, recorded=recorded)
+        measured = here["value"]
+        return Verdict(label=label, why=why, measured=measured, recorded=recorded, evidence=beside)
+    if recorded is None and beside:
+        return _not_comparable(claim, beside)
+    label, why = _unmeasured(claim, machine, recorded)
+    return Verdict(label=label, why=why, recorded=recorded, evidence=beside)
 
 
-def _newest(
-    claim: Claim, records: Sequence[Record], machine: Record
-) -> tuple[Record | None, Record | None]:
-    """The newest record of the claim from `machine`, and the newest from any other."""
-    here, elsewhere = None, None
-    evidence = [record for record in records if _is_evidence(claim, record)]
-    for record in sorted(evidence, key=lambda record: record["captured_at"]):
-        if record["machine"]["id"] == machine["id"]:
-            here = record
+def _not_comparable(claim: Claim, beside: tuple[Evidence, ...]) -> Verdict:
+    """The verdict on a claim beside which something was measured that cannot settle it."""
+    measured, recorded = None, None
+    for one in reversed(beside):  # the first of each kind stays
+        if one.is_here:
+            measured = one.record["value"]
         else:
-            elsewhere = record
-    return here, elsewhere
-
-
-def _is_evidence(claim: Claim, record: Record) -> bool:
-    """Whether a record measures the claim's quantity, with its arms, on a device of its kind."""
-    params = record["params"]
-    if params.get("quick"):  # sizes that only show that the code runs
-        return False
-    if claim.needs != "cpu" and not str(params.get("device")).startswith("cuda"):
-        return False
-    if claim.metric != "ratio" and record["unit"] != claim.unit:
-        return False
-    return (
-        record["what"] == claim.id
-        and record["metric"] == claim.metric
-        and record["origin"] == "measured"
-        and tuple(params.get("arms", ())) == tuple(claim.arms)
+            recorded = one.record
+    why = " ".join(_told(claim, one) for one in beside)
+    return Verdict(
+        label=NOT_COMPARABLE,
+        why=f"{why} {claim.notes}".rstrip(),
+        measured=measured,
+        recorded=recorded,
+        evidence=beside,
     )
 
 
-def _is_beyond(claim: Claim, machine: Record, recorded: Record | None) -> bool:
-    """Whether this machine cannot measure the claim."""
-    if claim.needs == "cluster":
-        return True
-    is_measured_somewhere = recorded is not None or claim.status == "measured"
-    return claim.needs == "cuda" and not machine["gpus"] and is_measured_somewhere
+def _told(claim: Claim, one: Evidence) -> str:
+    """A measurement in words: value, what was measured, where, and why it settles nothing."""
+    what = " over ".join(one.record["params"].get("arms", ())) or one.record["impl"]
+    value = claim.show(one.record["value"])
+    if what:
+        value += f" ({what})"
+    return f"{value} on {origin(one.record)}: {one.why}."
+
+
+def _unmeasured(claim: Claim, machine: Record, recorded: Record | None) -> tuple[str, str]:
+    """The label of a claim that nothing of this machine decides, and why."""
+    lacking = f"{LACKING[claim.needs]} {claim.notes}".strip()
+    if not claim.is_defined:
+        return "ill-defined", claim.notes or "The text does not say what was compared."
+    if claim.status == "planned" and recorded is None:
+        return "planned", lacking
+    if claim.needs == "cluster" or (claim.needs == "cuda" and not machine["gpus"]):
+        return "not measurable here", lacking
+    return "not measured yet", claim.notes
 
 
 def _judge_record(claim: Claim, record: Record) -> tuple[str, str]:
@@ -133,73 +100,4 @@ def _judge_record(claim: Claim, record: Record) -> tuple[str, str]:
         if size < least:
             best_label = "direction only"
             why += f"; {size:g} {name}: fewer than {least:g} confirm the direction at most"
-    return _label(claim, record["value"], low, high, best_label), why
-
-
-def _label(claim: Claim, value: float, low: float, high: float, best_label: str) -> str:
-    """The label of a value with quartiles `low` and `high`; `best_label` where it agrees."""
-    if claim.agrees(value):
-        return best_label
-    if claim.kind == "ratio" and _is_same_direction(claim.quoted or 0.0, low, high):
-        return "direction only"
-    return "not reproduced"
-
-
-def _is_same_direction(quoted: float, low: float, high: float) -> bool:
-    """Whether the quartiles of a ratio lie on the quoted ratio's side of 1."""
-    if quoted > 1:
-        return low > 1
-    return quoted != 1 and high < 1
-
-
-def _computed(claim: Claim) -> Verdict:
-    """The verdict on a claim with a formula."""
-    if claim.grid:
-        return _judge_grid(claim)
-    value = evaluate(claim.formula, claim.params)
-    params = ", ".join(f"{name} = {number:g}" for name, number in claim.params.items())
-    return Verdict(
-        label=_label(claim, value, value, value, "arithmetic checked"),
-        why=f"{claim.formula} with {params}. {claim.notes}".rstrip(),
-        measured=value,
-    )
-
-
-def _judge_grid(claim: Claim) -> Verdict:
-    lines = list(grid_lines(claim))
-    expect(bool(lines), "where", "lines of the grid", "none")
-    if claim.take:
-        return _judge_extreme(claim, lines)
-    wrong = [line for line in lines if not claim.agrees(line.value, line.printed)]
-    wrong.sort(key=lambda line: -abs(line.value - line.printed))
-    agreeing = len(lines) - len(wrong)
-    why = f"{claim.formula}: {agreeing} of {len(lines)} lines agree"
-    if wrong:
-        why += f"; not {'; '.join(_disagreement(claim, line) for line in wrong[:SHOWN_LINES])}"
-    if len(wrong) > SHOWN_LINES:
-        why += ", …"
-    is_right = agreeing == claim.quoted == len(lines)
-    return Verdict(
-        label="arithmetic checked" if is_right else "not reproduced",
-        why=f"{why}. {claim.notes}".rstrip(),
-        measured=agreeing,
-    )
-
-
-def _judge_extreme(claim: Claim, lines: Sequence[GridLine]) -> Verdict:
-    """The verdict on a claim about the largest or the smallest value of a grid."""
-    ordered = sorted(lines, key=lambda line: line.value, reverse=claim.take == "max")
-    extreme = ordered[0]
-    why = f"{claim.formula}: the {claim.take} of {len(lines)} lines is at {extreme.name}."
-    value = extreme.value
-    return Verdict(
-        label=_label(claim, value, value, value, "arithmetic checked"),
-        why=f"{why} {claim.notes}".rstrip(),
-        measured=value,
-    )
-
-
-def _disagreement(claim: Claim, line: GridLine) -> str:
-    if not claim.column:
-        return line.name
-    return f"{line.name}: {line.value:.4g} where {line.printed:g} is printed"
+    return label_of(claim, record["value"], low, high, best_label), why

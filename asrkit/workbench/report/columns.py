@@ -17,21 +17,6 @@ MARKS = {  # verdict -> colour; any other is "soft"
     "not reproduced": "bad",
 }
 SIGNS = {"good": "✓", "mild": "≈", "bad": "✗", "soft": "○"}
-LEGEND = {
-    "reproduced": "Measured on this machine, and as published within the tolerance that the claim "
-    "names.",
-    "arithmetic checked": "Recomputed from published numbers, and right. Nothing was measured.",
-    "direction only": "Measured: faster or slower as published, but by another factor.",
-    "not reproduced": "Measured or recomputed, and it disagrees.",
-    "too noisy": "Measured, but with fewer than three repeats, or they lie too far apart for a "
-    "verdict.",
-    "ill-defined": "The text does not say what was compared with what, so there is nothing to "
-    "measure.",
-    "not measurable here": "It needs a GPU, or many machines, that are not here.",
-    "not measured yet": "No run has measured it: its notebook did not run or needs a larger size, "
-    "or what measures it is to come.",
-}
-
 UNITS = {  # unit of a record -> factor and text of what is shown
     "1": (1, ""),
     "B": (2**-20, " MiB"),
@@ -103,6 +88,8 @@ def claim_columns(claim: Claim, judged: Verdict, *, is_fresh: bool) -> Row:
         "measured_note": measured_note,
         "verdict": judged.label,
         "verdict_value": LABELS.index(judged.label),
+        "tolerance": claim.rule,
+        "appendix": claim.appendix,
         "why": judged.why,
         **_recorded_columns(claim, judged.recorded),
     }

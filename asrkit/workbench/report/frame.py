@@ -11,7 +11,8 @@ import jinja2
 from pygments.formatters import HtmlFormatter
 
 from asrkit import files
-from asrkit.workbench.report.columns import LEGEND, MARKS, filled_columns
+from asrkit.workbench.ledger import LEGEND
+from asrkit.workbench.report.columns import MARKS, filled_columns
 
 SITE_PAGES = {  # of every report, beside a page for each notebook
     "index": "Findings",

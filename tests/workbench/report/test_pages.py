@@ -13,8 +13,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from asrkit import files
 from asrkit.workbench import ledger, records
+from asrkit.workbench.ledger import LEGEND
 from asrkit.workbench.report import NotebookRun
-from asrkit.workbench.report.columns import LEGEND, SIGNS, record_columns
+from asrkit.workbench.report.columns import SIGNS, record_columns
 from asrkit.workbench.report.frame import page_context
 from asrkit.workbench.report.notebook_page import render_page
 from asrkit.workbench.report.notebook_run import outcome

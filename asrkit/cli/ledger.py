@@ -1,0 +1,84 @@
+"""`asrkit ledger`."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from asrkit.cli.command import Command, finish, say
+
+COLUMNS = {  # key of a row -> heading
+    "id": "claim",
+    "published": "published",
+    "tolerance": "tolerance",
+    "measured": "measured here",
+    "recorded": "recorded elsewhere",
+    "verdict": "verdict",
+}
+
+
+def _ledger(args: argparse.Namespace) -> int:
+    from asrkit.files import shipped
+    from asrkit.shapes import expect
+    from asrkit.workbench import ledger, records
+
+    claims = ledger.load_claims()
+    known = sorted({claim.source["document"] for claim in claims})
+    if args.document is not None:
+        expect(args.document in known, "document", f"one of {', '.join(known)}", args.document)
+        claims = [claim for claim in claims if claim.source["document"] == args.document]
+    found = [record for path in args.paths for record in records.read(path)]
+    rows = ledger.table(claims, [*records.read(shipped("records")), *found])
+    answers = ledger.document_answers(rows)
+    shown = rows if args.appendix else ledger.headline(rows)
+    for answer in answers:
+        say(args, f"{answer.document}: {answer.title}, {answer.url}", answer.sentence, "")
+        of_document = [row for row in shown if row["document"] == answer.document]
+        say(args, *_lines(of_document), "")
+    summary = ledger.summary(rows)
+    result = {
+        "summary": summary,
+        "documents": [asdict(answer) for answer in answers],
+        "claims": rows,
+    }
+    finish(args, result, summary)
+    return 0
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    from asrkit.workbench.tables import aligned
+
+    if not rows:
+        return []
+    return aligned([[*COLUMNS.values()], *[[row[key] for key in COLUMNS] for row in rows]])
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        help="more records to judge by, beside those that come with asrkit: files, or folders",
+    )
+    parser.add_argument(
+        "--document",
+        metavar="NAME",
+        help='only the claims of one document, as "004"',
+    )
+    parser.add_argument(
+        "--appendix",
+        action="store_true",
+        help="also list the claims of the appendix: tautologies, and what is not about speech",
+    )
+
+
+COMMAND = Command(
+    name="ledger",
+    summary="What became of the published claims: an answer for each document, and a line a claim.",
+    details="Verdicts are of this machine: records of other machines are shown and decide nothing. "
+    "With --json the claims of the appendix are always there, marked.",
+    run=_ledger,
+    add_arguments=_add_arguments,
+    examples=["asrkit ledger", "asrkit ledger --document 004 --appendix"],
+)
