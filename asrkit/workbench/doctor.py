@@ -216,6 +216,4 @@ def _gpu(machine: Mapping[str, Any]) -> Check:
         return _check("GPU", names)
     if names:
         return _check("GPU", names, f"update the driver for CUDA {torch.version.cuda}")
-    return _check(
-        "GPU", "none", "no notebook needs one; claims about one get no verdict here"
-    )
+    return _check("GPU", "none", "no notebook needs one; claims about one get no verdict here")
