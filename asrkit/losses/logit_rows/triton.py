@@ -354,9 +354,7 @@ def _gradient(
             by_label = tl.load(label_posterior + node)
             z = tl.load(log_z + node)
             label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=blank)
-            posterior = 0.0
-            if FUSED:
-                posterior = by_blank + by_label
+            posterior = by_blank + by_label if FUSED else 0.0
             at_blank = -by_blank
             at_label = -by_label
             if posterior != 0.0:
