@@ -291,7 +291,7 @@ def test_a_kill_at_any_rename_loses_no_model_and_leaves_no_litter(
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
         assert sorted(path.name for path in out.iterdir()) == [
             LOCK,
-                "log.jsonl",
+            "log.jsonl",
             "model.safetensors",
             "state.pt",
         ]
