@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import inf, isnan
-from numbers import Real
+from numbers import Integral, Real
 from typing import Literal
 
 import torch
@@ -53,7 +53,7 @@ def check_lengths(
     Raises:
         ValueError: shapes, dtypes or devices do not fit, or an utterance has no lattice.
     """
-    is_token = isinstance(blank, int) and blank in range(-V, V)
+    is_token = isinstance(blank, Integral) and -V <= int(blank) < V
     expect(is_token, "blank", f"an index of V={V} tokens", repr(blank))
     _check_index_tensors(targets, logit_lengths, target_lengths, like, U1)
     U = targets.shape[1]

@@ -19,6 +19,7 @@ from asrkit.shapes import expect
 SUFFIXES = frozenset(
     ".wav .flac .ogg .oga .opus .mp3 .aif .aiff .aifc .au .snd .caf .w64 .rf64 .sph .nist".split()
 )
+UNREAD = frozenset(".m4a .mp4 .aac .wma .webm .mkv .mka .amr".split())  # libsndfile reads none
 BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
 MARGIN_S = 1
 # Bytes of samples in a WAV, AIFF or AU file by its header, and those that are there.
@@ -87,7 +88,11 @@ def _open(path: Path) -> Any:
     except (soundfile.LibsndfileError, TypeError) as error:
         # TypeError: a suffix that promises samples without a header
         reason = getattr(error, "error_string", error)  # without the path
-        raise ValueError(f"audio: {path.name} cannot be read (libsndfile: {reason}).") from None
+        remedy = ""
+        if path.suffix.lower() in UNREAD:
+            remedy = " Convert it first: ffmpeg -i IN OUT.wav."
+        message = f"audio: {path.name} cannot be read (libsndfile: {reason}).{remedy}"
+        raise ValueError(message) from None
     rate = file.samplerate
     usable = 100 <= rate <= 1_000_000
     expect(usable, "audio", "100 to 1,000,000 Hz", f"{rate} Hz in {path.name}")

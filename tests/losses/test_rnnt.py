@@ -681,3 +681,10 @@ def test_bad_input_is_one_line_that_names_argument_wanted_and_got(change, wanted
     with pytest.raises(ValueError) as error:
         rnnt_loss(**{**GOOD, **change})
     assert str(error.value) == wanted
+
+
+def test_a_blank_that_numpy_counted_is_a_blank():
+    logits = torch.randn(1, 3, 2, 4)
+    one = torch.ones(1, dtype=torch.int64)
+    losses = [rnnt_loss(logits, one[None], 3 * one, one, blank=blank) for blank in (0, np.int64(0))]
+    assert torch.equal(*losses)

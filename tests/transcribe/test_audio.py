@@ -179,6 +179,12 @@ def test_a_file_that_is_cut_short_is_refused_and_a_whole_one_read(tmp_path, suff
         read_audio(path, 16_000)
 
 
+def test_a_format_that_libsndfile_lacks_comes_with_a_remedy(tmp_path):
+    (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(64))
+    with pytest.raises(ValueError, match=r"a.m4a cannot be read .* Convert it first: ffmpeg"):
+        read_audio(tmp_path / "a.m4a", 16_000)
+
+
 @pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000])
 def test_a_wav_whose_writer_did_not_know_its_length_is_read(tmp_path, size):
     path = tmp_path / "a.wav"
