@@ -2,7 +2,6 @@
 
 import base64
 import re
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +112,8 @@ class SentencePieceTokenizer:
         Raises:
             ValueError: An unknown kind of model, or an id without a piece.
         """
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
         model = contents["model"]
         expect(
             model["type"] in _ALGORITHMS,
@@ -126,17 +127,18 @@ class SentencePieceTokenizer:
         absent = [token for token in tokens if token not in pieces]
         wanted = f"a piece for each of {len(tokens)} tokens"
         expect(not absent, "tokenizer", wanted, f"none for {absent[:5]}")
-        rows = list[tuple[int, bytes]]()
+        proto = ModelProto()
         for token in tokens:
             piece = pieces[token]
             piece_type = _piece_type(piece, unknown, added.get(token))
-            score = float(scores.get(piece, 0.0))
-            rows.append((1, _message((1, piece.encode()), (2, score), (3, piece_type))))
-        byte_fallback = "<0x00>" in {pieces[token] for token in tokens}
-        trainer = _message((3, _ALGORITHMS[model["type"]]), (35, int(byte_fallback)))
-        prefix = (contents.get("pre_tokenizer") or {}).get("prepend_scheme", "always") != "never"
-        normalizer = _message((2, _charsmap(contents)), (3, int(prefix)))
-        return cls(_message(*rows, (2, trainer), (3, normalizer)))
+            proto.pieces.add(piece=piece, score=scores.get(piece, 0.0), type=piece_type)
+        proto.trainer_spec.model_type = _ALGORITHMS[model["type"]]
+        proto.trainer_spec.byte_fallback = "<0x00>" in {pieces[token] for token in tokens}
+        proto.normalizer_spec.precompiled_charsmap = _charsmap(contents)
+        pre_tokenizer = contents.get("pre_tokenizer") or {}
+        scheme = pre_tokenizer.get("prepend_scheme", "always")
+        proto.normalizer_spec.add_dummy_prefix = scheme != "never"
+        return cls(proto.SerializeToString())
 
     def __post_init__(self) -> None:
         import sentencepiece
@@ -195,34 +197,6 @@ def _charsmap(contents: dict[str, Any]) -> bytes:
         if step.get("precompiled_charsmap"):
             return base64.b64decode(step["precompiled_charsmap"])
     return b""
-
-
-def _message(*fields: tuple[int, bytes | float | int]) -> bytes:
-    """A protocol buffer of (number, value) fields.
-
-    bytes are written with their length, a float in 4 bytes, an int as a varint. The classes of
-    `sentencepiece.sentencepiece_model_pb2` would do this, but they import protobuf, which the
-    package sentencepiece neither brings nor requires.
-    """
-    out = bytearray()
-    for number, value in fields:
-        if isinstance(value, bytes):
-            out += _varint(number << 3 | 2) + _varint(len(value)) + value
-        elif isinstance(value, float):
-            out += _varint(number << 3 | 5) + struct.pack("<f", value)
-        else:
-            out += _varint(number << 3) + _varint(value)
-    return bytes(out)
-
-
-def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; all bytes but the last have the eighth bit set."""
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _check(tokens: Sequence[int], size: int) -> None:
