@@ -65,6 +65,16 @@ def test_a_heat_map_keeps_one_pixel_a_value_and_many_points_become_a_picture():
     assert len(picture) < HEAVY_BYTES
 
 
+def test_words_and_lines_on_a_heat_map_are_the_same_in_both_schemes():
+    figure, ax = plots.canvas("title")
+    ax.imshow(torch.rand(3, 3).numpy())
+    ax.plot([0, 2], [0, 2], color=plots.COLOURS[1])
+    ax.text(1, 1, "one")
+    picture = picture_in(plots.as_html(figure, "Nine values and a line"))
+    assert f"stroke: {plots.COLOURS[1]}" in picture and "var(--red)" not in picture
+    assert re.search(r"fill: #010101[^>]*>one<", picture) and "--ink:#e6edf3" in picture
+
+
 def test_a_thing_has_one_colour_and_an_unknown_one_is_refused():
     assert plots.colour("lean") in plots.COLOURS
     with pytest.raises(ValueError, match="thing: expected one of .*lean.*, got 'mean'. Add it"):

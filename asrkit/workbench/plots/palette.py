@@ -62,17 +62,19 @@ THINGS = {  # what appears in several notebooks
 
 # Colour in a figure -> name of its CSS variable, and its value on a dark page. Any other colour
 # is the same on both.
-DARK = {
+DARK_FRAME = {
     "#000000": ("ink", "#e6edf3"),
     "#ffffff": ("paper", "#0d1117"),
+    "#808080": ("middle-grey", "#9da7b1"),
+    "#cccccc": ("frame", "#484f58"),
+}
+DARK = DARK_FRAME | {
     BLUE: ("blue", "#6cb6ff"),
     RED: ("red", "#ff7b72"),
     GREEN: ("green", "#56d364"),
     BROWN: ("brown", "#e3b341"),
     PURPLE: ("purple", "#d2a8ff"),
     GREY: ("grey", "#9da7b1"),
-    "#808080": ("middle-grey", "#9da7b1"),
-    "#cccccc": ("frame", "#484f58"),
     PALE: ("pale", "#2a313a"),
     PALE_BLUE: ("pale-blue", "#2f5d99"),
     PALE_RED: ("pale-red", "#8e3b38"),

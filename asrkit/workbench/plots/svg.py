@@ -2,15 +2,19 @@
 
 import io
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from asrkit.workbench.plots.palette import DARK
+from asrkit.workbench.plots.palette import DARK, DARK_FRAME
 
 HEAVY_BYTES = 120_000  # beyond this, what is drawn with data becomes a picture inside the SVG
 RASTER_DPI = 144
+BLACK_ON_PIXELS = "#010101"  # unlike black, the same in both schemes
 LARGEST_EXACT = 512  # rows and columns of a heat map that keeps its own pixels
 SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "asrkit", "image.composite_image": False}
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -24,19 +28,29 @@ def as_svg(figure: Figure) -> str:
     """The figure as an SVG document that loads nothing and needs no style of the page around it.
 
     Text stays text. Heat maps keep one pixel a value; other drawings of more than `HEAVY_BYTES`
-    are rasterised, with text and axes still as vectors.
+    are rasterised, with text and axes still as vectors. Pixels cannot follow the scheme, so that
+    beside them the palette does not either.
     """
+    has_pixels = any(ax.images for ax in figure.axes)
     for ax in figure.axes:
-        for image in ax.images:
-            if max(image.get_size()) <= LARGEST_EXACT:
-                image.set_interpolation("none")
+        _prepare_images(ax)
     document = _saved(figure)
     if len(document) > HEAVY_BYTES:
         for ax in figure.axes:
             for artist in (*ax.lines, *ax.collections, *ax.patches):
                 artist.set_rasterized(True)
         document = _saved(figure)
-    return _with_schemes(document)
+    return _with_schemes(document, DARK_FRAME if has_pixels else DARK)
+
+
+def _prepare_images(ax: Axes) -> None:
+    """Keep the pixels of heat maps as they are, and black words on them black."""
+    for image in ax.images:
+        if max(image.get_size()) <= LARGEST_EXACT:
+            image.set_interpolation("none")
+    for text in ax.texts if ax.images else ():
+        if to_hex(text.get_color()) == "#000000":
+            text.set_color(BLACK_ON_PIXELS)
 
 
 def _saved(figure: Figure) -> str:
@@ -51,13 +65,17 @@ def _saved(figure: Figure) -> str:
     return re.sub(r"\n\s*", "\n", document)
 
 
-def _with_schemes(document: str) -> str:
+def _with_schemes(document: str, variables: Mapping[str, tuple[str, str]]) -> str:
     """The document with variables for colours, and their values in both schemes.
 
     What matplotlib draws in black has no `fill` at all, so the root has one.
+
+    Args:
+        document: SVG of matplotlib.
+        variables: Colour -> name of its variable, and its value on a dark page.
     """
-    light = ";".join(f"--{name}:{colour}" for colour, (name, _) in DARK.items())
-    dark = ";".join(f"--{name}:{value}" for name, value in DARK.values())
+    light = ";".join(f"--{name}:{colour}" for colour, (name, _) in variables.items())
+    dark = ";".join(f"--{name}:{value}" for name, value in variables.values())
     style = (
         f"svg{{{light};fill:var(--ink);font-family:system-ui,sans-serif;color-scheme:light dark}}"
         "*{stroke-linejoin:round;stroke-linecap:butt}"
@@ -66,11 +84,11 @@ def _with_schemes(document: str) -> str:
     document = re.sub(
         r"(?s)<style type=\"text/css\">.*?</style>", f"<style>{style}</style>", document, count=1
     )
-    return COLOUR.sub(_variable, document)
 
+    def variable(match: re.Match[str]) -> str:
+        if match["colour"] not in variables:
+            return match[0]
+        name, _ = variables[match["colour"]]
+        return f"{match['what']}:var(--{name})"
 
-def _variable(match: re.Match[str]) -> str:
-    if match["colour"] not in DARK:
-        return match[0]
-    name, _ = DARK[match["colour"]]
-    return f"{match['what']}:var(--{name})"
+    return COLOUR.sub(variable, document)

@@ -116,7 +116,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     typed = ["asrkit report --jobs 2 -p size 5 --out out", "asrkit report --resume --out out"]
     assert (
         manifest["command"].splitlines() == typed
-        and "\n".join(typed) in (folder / "index.html").read_text()
+        and "\n".join(typed) in (folder / "machine.html").read_text()
     )
     assert main(["report", "--resume", "--out", str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err.strip()
