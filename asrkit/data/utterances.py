@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import at_most_seconds
@@ -60,6 +59,8 @@ class Utterances:
             workers: Threads that read.
             progress: Show a progress bar.
         """
+        from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
+
         cuts = list(cuts)
         texts = []
         speakers = []

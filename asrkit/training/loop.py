@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from tqdm import tqdm
 
 from asrkit.data import Batch, Utterances, training_stream
 from asrkit.files import content_hash, lock
@@ -27,6 +26,9 @@ from asrkit.training.config import TrainConfig
 from asrkit.training.evaluation import evaluate
 from asrkit.training.objective import compile_losses
 from asrkit.training.state import TrainingRun
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 OnStep = Callable[[list[dict[str, float]]], None]
 
@@ -156,7 +158,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         )
         if resume and folder.state.exists():
             run.restore(folder.state, folder.log)
-            tqdm.write(f"resuming {out} at step {run.step}")
+            print(f"resuming {out} at step {run.step}", file=sys.stderr)
         if run.step == 0:
             folder.clear()
         stream = batches(run.step) if batches else _default_stream(run, train_set, tokenizer)
@@ -262,6 +264,8 @@ class _Loop:
         Returns:
             The last word error rate on the dev set; None without one.
         """
+        from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
+
         bar_format = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
         bar = tqdm(total=100, disable=not progress, unit="%", bar_format=bar_format)
         if not sys.stderr.isatty():
@@ -281,7 +285,7 @@ class _Loop:
             self._evaluate()
         return self.dev
 
-    def _show(self, bar: tqdm, line: dict[str, float]) -> None:
+    def _show(self, bar: "tqdm", line: dict[str, float]) -> None:
         error_rate = "-"
         if self.dev is not None:
             error_rate = f"{self.dev.rate:.1%}"

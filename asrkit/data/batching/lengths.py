@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from asrkit.files import atomic, shipped
 from asrkit.shapes import expect, whole
@@ -87,6 +86,8 @@ class Lengths:
                 characters. Cuts without text have 0 tokens.
             progress: Show a progress bar.
         """
+        from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
+
         count_tokens = _token_counter(tokens)
         rows = []
         for cut in tqdm(cuts, "lengths", unit="utt", disable=not progress):

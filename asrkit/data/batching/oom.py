@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from asrkit.data.batching.buckets import ENDLESS, Buckets
 from asrkit.data.batching.padding import TERMS, Cost, Limit
@@ -198,6 +197,8 @@ def _search(
     trials: "_Trials", buckets: Buckets, budget_bytes: int | None, search: str, progress: bool
 ) -> OOMResult:
     """Run the steps of a search; see oom_search."""
+    from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
+
     shapes = _shapes(buckets)
     probe_shapes = _probe_shapes(buckets) if search == "predicted" else []
     predicted = None
