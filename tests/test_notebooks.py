@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from asrkit.workbench.records import problem
+from asrkit.workbench.report.frame import SITE_PAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
@@ -37,7 +38,7 @@ def executed(series_home, series_reports):
 def test_every_notebook_runs_top_to_bottom_and_the_report_says_so(executed):
     folder, told = executed
     assert told["notebooks"] == told["ran"] == len(NAMES) and told["defects"] == 0
-    assert sorted(page.stem for page in folder.glob("*.html")) == sorted([*NAMES, "index"])
+    assert sorted(page.stem for page in folder.glob("*.html")) == sorted([*NAMES, *SITE_PAGES])
     for name in NAMES:
         cells = nbformat.read(folder / f"runs/{name}.ipynb", 4).cells
         outputs = [output for cell in cells for output in cell.get("outputs", [])]

@@ -451,7 +451,7 @@ def test_speakers_and_splits_may_be_numbers_null_or_capitalised(tmp_path):
     assert [cut.supervisions[0].speaker for cut in corpora.load([path], hold_out="3")["test"]] == [
         "3"
     ]
-    with pytest.raises(ValueError, match="join_digits: expected a number of strings, got -1"):
+    with pytest.raises(ValueError, match="join_digits: expected a whole number from 0 up, got -1"):
         corpora.load([path], join_digits=-1)
 
 
