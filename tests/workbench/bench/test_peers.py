@@ -266,6 +266,15 @@ def test_a_share_on_a_gpu_asks_the_rivals_that_were_taken_along(
     monkeypatch.setattr(rivals_of, "COPY", copied)
     monkeypatch.setattr(bench, "run", lambda suite, *, peers, **how: asked.append(peers))
     (tmp_path / "bench.jsonl").touch()
-    task = work.SuiteRun(out=tmp_path, suite="decoders", device=device, quick=True, until=0.0)
-    assert work.measure(task, bool) == ("done", "")
+    decoders = work.SuiteRun(
+        out=tmp_path,
+        suite="decoders",
+        device=device,
+        quick=True,
+        until=0.0,
+        without="",
+        lost=[],
+        options={},
+    )
+    assert work.measure(decoders, bool) == ("done", "")
     assert [peers is not None for peers in asked] == [there and device == "cuda"]
