@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from asrkit.shapes import expect
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
-from asrkit.workbench.plots.palette import BLUE, COLOURS, RED
+from asrkit.workbench.plots.palette import BLUE, COLOURS, RED, THINGS
 
 
 def _shades(colour_map: str) -> Sequence[tuple[float, ...]]:
@@ -25,7 +25,8 @@ def stacked(
     """A horizontal bar a row, made of its named parts; measured totals as diamonds.
 
     Args:
-        rows: Name of a row -> name of a part -> its size. Parts of one name have one colour.
+        rows: Name of a row -> name of a part -> its size. Parts of one name have one colour, which
+            is the palette's where it knows the name.
         ax: Axes to draw on; returned.
         measured: Measured totals of some rows, by name.
         unit: Unit of all sizes.
@@ -36,7 +37,7 @@ def stacked(
     left = np.zeros(len(rows))
     for name, shade in zip(names, _shades("tab20"), strict=False):
         widths = np.array([parts.get(name, 0) for parts in rows.values()], dtype=float)
-        ax.barh(list(rows), widths, left=left, color=shade, label=name)
+        ax.barh(list(rows), widths, left=left, color=THINGS.get(name, shade), label=name)
         left += widths
     if measured:
         ax.plot(list(measured.values()), list(measured), "D", color="black", ms=5, label="measured")
@@ -49,7 +50,7 @@ def stacked(
 def timeline(
     rows: Mapping[str, Sequence[tuple[str, float]]], ax: Axes, *, unit: str = "ms"
 ) -> Axes:
-    """Parts of each row end to end in their order, a colour a name.
+    """Parts of each row end to end in their order, a colour a name: the palette's, if it has one.
 
     Args:
         rows: Name of a row -> its parts as (name, length).
@@ -68,8 +69,9 @@ def timeline(
                 if part == name
             ]
             label = name if row == 0 else ""  # in the legend once
+            face = THINGS.get(name, shade)
             ax.broken_barh(
-                spans, (row - 0.4, 0.8), facecolor=shade, edgecolor="white", lw=0.3, label=label
+                spans, (row - 0.4, 0.8), facecolor=face, edgecolor="white", lw=0.3, label=label
             )
     ax.set_yticks(range(len(rows)), list(rows))
     ax.invert_yaxis()

@@ -7,6 +7,8 @@ BLUE, RED, GREEN, BROWN, PURPLE, GREY = COLOURS
 PALE = "#eaeef2"  # what is there, but not the subject: padding, empty states
 PALE_GREY = "#c9d1d9"
 ORANGE = "#f2b866"
+PALE_BLUE = "#9ec5fe"
+PALE_RED = "#ffb3ad"
 
 THINGS = {  # what appears in several notebooks
     # losses
@@ -14,6 +16,7 @@ THINGS = {  # what appears in several notebooks
     "torchaudio": RED,
     "wavefront": PURPLE,
     "numba_cpu": BROWN,
+    "numba_cpu_overwrite": BROWN,
     "numba_cuda": BROWN,
     "compact": GREEN,
     "lean": BLUE,
@@ -30,6 +33,26 @@ THINGS = {  # what appears in several notebooks
     "useful": BLUE,
     "padding": RED,
     "waiting": BROWN,
+    # tensors of the joint: a gradient is the pale colour of its tensor
+    "logits": RED,
+    "gradient of logits": PALE_RED,
+    "hidden layer": BLUE,
+    "gradient of hidden layer": PALE_BLUE,
+    "lattice": GREEN,
+    "tiles": BROWN,
+    "gradient of weights": PURPLE,
+    "gradients": PURPLE,
+    # operations of an encoder
+    "cast": RED,
+    "cast of input": PALE_RED,
+    "cast of activation": PALE_RED,
+    "cast of weight": RED,
+    "matrix product": BLUE,
+    "elementwise": PALE_BLUE,
+    "attention": BROWN,
+    "normalisation": PURPLE,
+    "convolution": GREEN,
+    "layout": GREY,
     # where something runs
     "host": BLUE,
     "device": RED,
@@ -52,6 +75,8 @@ DARK = {
     "#cccccc": ("frame", "#484f58"),
     PALE: ("pale", "#2a313a"),
     PALE_GREY: ("pale-grey", "#57606a"),
+    PALE_BLUE: ("pale-blue", "#1f4b8e"),
+    PALE_RED: ("pale-red", "#8e2f2a"),
 }
 
 
