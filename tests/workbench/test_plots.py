@@ -2,6 +2,7 @@ import base64
 import re
 from xml.etree import ElementTree
 
+import matplotlib.colors
 import numpy as np
 import pytest
 import torch
@@ -335,3 +336,84 @@ def test_a_waterfall_begins_each_bar_where_the_one_above_ends():
     ]
     with pytest.raises(ValueError, match="rates: expected above 0"):
         plots.waterfall({"slow": 0.0}, axes, alone={}, limits={})
+
+
+def test_dots_keep_their_value_their_spread_and_the_colour_of_their_name():
+    _, ax = plots.canvas("title")
+    plots.dots({"lean": (1.0, 2.0, 4.0), "other": [3000.0]}, ax, limit=("bound", 0.5))
+    spread, dot = ax.lines[:2]
+    assert [*spread.get_xdata()] == [1, 4] and [*dot.get_xdata()] == [2]
+    assert dot.get_color() == plots.colour("lean")
+    assert [text.get_text() for text in ax.texts] == ["2", "3,000", "bound"]
+    assert ax.get_xscale() == "log" and [text.get_text() for text in ax.get_yticklabels()] == [
+        "lean",
+        "other",
+    ]
+    with pytest.raises(ValueError, match="values: expected above 0"):
+        plots.dots({"zero": [0.0]}, ax)
+
+
+def test_a_part_that_the_palette_knows_has_its_colour_in_every_picture():
+    for rows in ({"a": {"logits": 1}}, {"a": {"other": 1, "logits": 2}}):
+        _, ax = plots.canvas("title")
+        plots.stacked(rows, ax)
+        shades = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+        face = shades["logits"].patches[0].get_facecolor()
+        assert face == matplotlib.colors.to_rgba(plots.colour("logits"))
+
+
+def test_a_path_through_the_lattice_follows_its_arcs():
+    _, ax = plots.canvas("title")
+    plots.arcs(["a", "b"], 3, "bybyb", ax)
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["∅", "a", "b"]
+    words = [text.get_text() for text in ax.texts if text.get_text()]
+    assert words == ["blank", "a", "blank", "b", "blank"]
+    arrows = [text for text in ax.texts if not text.get_text()]
+    assert len(arrows) == 6 + 6 + len("bybyb")  # blanks inside the lattice, labels, the path
+    assert arrows[-1].xy == (3, 2)
+
+
+def test_a_diagonal_holds_as_many_nodes_as_lie_on_it():
+    by_hand = [sum(0 <= k - u < 4 for u in range(3)) for k in range(6)]
+    assert plots.nodes_at_once(4, 3).tolist() == by_hand
+    for k in (0, 3):
+        _, ax = plots.canvas("title")
+        plots.diagonal(k, 4, 3, ax)
+        assert len(ax.collections[2].get_offsets()) == by_hand[k]
+
+
+def test_a_tdt_node_has_a_label_arc_for_each_duration_and_no_blank_that_stays():
+    _, ax = plots.canvas("title")
+    plots.tdt_arcs((0, 1, 2), ax)
+    ends = [text.xy for text in ax.texts][2:]  # the first two are those of RNN-T
+    assert ends == [(2, 1), (3, 1), (1, 2), (2, 2), (3, 2)]
+
+
+def test_memory_over_the_batch_has_a_line_for_each_format_and_a_level_for_each_gpu():
+    _, ax = plots.canvas("title")
+    curves = {(100, 4): [1.0, 2.0], (100, 2): [0.5, 1.0], (200, 4): [2.0, 4.0]}
+    plots.memory_over_batch(curves, [1, 2], ax, capacities={"T4": 16.0})
+    lines = {line.get_label(): line for line in ax.lines}
+    assert [*lines["U = 100, float16"].get_ydata()] == [0.5, 1.0]
+    assert lines["U = 100, float16"].get_linestyle() == "--"
+    assert lines["U = 100, float32"].get_color() != lines["U = 200, float32"].get_color()
+    assert [text.get_text() for text in ax.texts] == ["T4"]
+
+
+def test_a_padded_lattice_is_blue_where_the_utterance_is():
+    _, axes = plots.canvas("title", columns=2)
+    plots.padded_lattices(torch.tensor([10, 5]), torch.tensor([4, 2]), axes)
+    pale, own = axes[1].collections
+    assert pale.get_paths()[0].vertices.max(0).tolist() == [10, 5]
+    assert own.get_paths()[0].vertices.max(0).tolist() == [5, 3]
+
+
+def test_formats_resolve_what_torch_says_and_magnitudes_reach_from_end_to_end():
+    _, (top, bottom) = plots.canvas("title", rows=2)
+    plots.format_steps({"float32": torch.float32, "bfloat16": torch.bfloat16}, top)
+    steps = {line.get_label(): line for line in top.lines}
+    at_one = np.flatnonzero(steps["bfloat16"].get_xdata() == 1.0)[0]
+    assert steps["bfloat16"].get_ydata()[at_one] == torch.finfo(torch.bfloat16).eps
+    plots.magnitudes({"power": (1e-20, 10.0)}, bottom, edges=(6e-5,))
+    assert [*bottom.lines[0].get_xdata()] == [1e-20, 10.0]
+    assert [tick.get_text() for tick in bottom.get_yticklabels()] == ["power"]

@@ -22,7 +22,8 @@ def stacked(
     """A horizontal bar a row, made of its named parts; measured totals as diamonds.
 
     Args:
-        rows: Name of a row -> name of a part -> its size. Parts of one name have one colour.
+        rows: Name of a row -> name of a part -> its size. Parts of one name have one colour, which
+            is the palette's where it knows the name.
         ax: Axes to draw on; returned.
         measured: Measured totals of some rows, by name.
         unit: Unit of all sizes.
@@ -46,7 +47,7 @@ def stacked(
 def timeline(
     rows: Mapping[str, Sequence[tuple[str, float]]], ax: Axes, *, unit: str = "ms"
 ) -> Axes:
-    """Parts of each row end to end in their order, a colour a name.
+    """Parts of each row end to end in their order, a colour a name: the palette's, if it has one.
 
     Args:
         rows: Name of a row -> its parts as (name, length).

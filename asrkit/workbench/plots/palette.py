@@ -9,6 +9,7 @@ BLUE, RED, GREEN, BROWN, PURPLE, GREY = COLOURS
 PALE = "#eaeef2"  # what is there, but not the subject: padding, empty states
 PALE_COLOURS = ("#a5c8ff", "#ffb3b0", "#a6e3b0", "#e8cf9a", "#d9c7f7", "#c9d1d9")
 PALE_BLUE, PALE_RED, PALE_GREEN, PALE_BROWN, PALE_PURPLE, PALE_GREY = PALE_COLOURS
+ORANGE = "#f2b866"
 
 THINGS = {  # what appears in several notebooks
     # losses
@@ -16,6 +17,7 @@ THINGS = {  # what appears in several notebooks
     "torchaudio": RED,
     "wavefront": PURPLE,
     "numba_cpu": BROWN,
+    "numba_cpu_overwrite": BROWN,
     "numba_cuda": BROWN,
     "compact": GREEN,
     "lean": BLUE,
@@ -53,6 +55,26 @@ THINGS = {  # what appears in several notebooks
     "padded audio": RED,
     "padded text": PALE_RED,
     "waiting": BROWN,
+    # tensors of the joint: a gradient is the pale colour of its tensor
+    "logits": RED,
+    "gradient of logits": PALE_RED,
+    "hidden layer": BLUE,
+    "gradient of hidden layer": PALE_BLUE,
+    "lattice": GREEN,
+    "tiles": BROWN,
+    "gradient of weights": PURPLE,
+    "gradients": PURPLE,
+    # operations of an encoder
+    "cast": RED,
+    "cast of input": PALE_RED,
+    "cast of activation": PALE_RED,
+    "cast of weight": RED,
+    "matrix product": BLUE,
+    "elementwise": PALE_BLUE,
+    "attention": BROWN,
+    "normalisation": PURPLE,
+    "convolution": GREEN,
+    "layout": GREY,
     # where something runs
     "host": BLUE,
     "device": RED,

@@ -3,7 +3,13 @@ work runs on.
 """
 
 from asrkit.runtime import peak_memory
-from asrkit.workbench.profiling.casts import CastProfile, Op, cast_profile
+from asrkit.workbench.profiling.casts import (
+    CastProfile,
+    Op,
+    cast_profile,
+    median_profile,
+    profiles_in_turns,
+)
 from asrkit.workbench.profiling.launches import Launches, launch_profile
 from asrkit.workbench.profiling.timing import Sample, Timing, measure, ratio
 from asrkit.workbench.profiling.turns import turn_launches
@@ -17,7 +23,9 @@ __all__ = [
     "cast_profile",
     "launch_profile",
     "measure",
+    "median_profile",
     "peak_memory",
+    "profiles_in_turns",
     "ratio",
     "turn_launches",
 ]

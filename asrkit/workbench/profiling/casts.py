@@ -154,6 +154,39 @@ class CastProfile:
         return sorted(rows, key=lambda row: -row["ms"])
 
 
+def profiles_in_turns(
+    module: nn.Module, inputs: Sequence[Any], *, repeats: int
+) -> list[dict[str, "CastProfile"]]:
+    """Profiles of a module in all three modes, taken in alternation: one dict for each repeat.
+
+    Other load on the machine then falls on all modes alike.
+
+    Args:
+        module: In float32.
+        inputs: Its positional arguments.
+        repeats: How often each mode is profiled.
+    """
+    turns = []
+    for _ in range(repeats):
+        turn = {}
+        for mode in MODES:
+            turn[mode] = cast_profile(module, inputs, mode, repeats=1, warmup=1)
+        turns.append(turn)
+    return turns
+
+
+def median_profile(profiles: Sequence["CastProfile"]) -> "CastProfile":
+    """The first profile, with the median time of each op over all of them.
+
+    Args:
+        profiles: Of the same calls in the same mode.
+    """
+    ops = []
+    for same in zip(*(profile.ops for profile in profiles), strict=True):
+        ops.append(replace(same[0], ms=median(op.ms for op in same)))
+    return replace(profiles[0], ops=tuple(ops))
+
+
 def cast_profile(
     module: nn.Module,
     inputs: Sequence[Any],

@@ -14,7 +14,7 @@ from asrkit.models.fastconformer import (
     attended,
     relative_positions,
 )
-from asrkit.workbench.profiling import Timing, cast_profile
+from asrkit.workbench.profiling import Timing, cast_profile, median_profile, profiles_in_turns
 from asrkit.workbench.profiling.casts import CastProfile, Op
 
 B, I, O = 4, 8, 16
@@ -380,3 +380,14 @@ def test_on_a_gpu_the_kernels_are_timed():
     }
     assert all(op.ms > 0 for profile in profiles.values() for op in profile.ops)
     assert {op.kind for op in profiles["half"].ops} == {"matrix product", "normalisation"}
+
+
+def test_modes_take_turns_and_the_median_is_that_of_each_op():
+    layer = torch.nn.Linear(4, 3)
+    turns = profiles_in_turns(layer, (torch.randn(2, 4),), repeats=3)
+    assert len(turns) == 3 and [*turns[0]] == ["float32", "autocast", "half"]
+    profiles = [turn["autocast"] for turn in turns]
+    merged = median_profile(profiles)
+    for number, op in enumerate(merged.ops):
+        times = sorted(profile.ops[number].ms for profile in profiles)
+        assert op.ms == times[1] and op.name == profiles[0].ops[number].name
