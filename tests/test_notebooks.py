@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from bs4 import BeautifulSoup
 
 from asrkit.workbench.records import problem
 from asrkit.workbench.report.frame import SITE_PAGES
@@ -67,3 +68,17 @@ def test_every_declared_static_twin_left_a_picture(executed):
             if "static-twin" in cell.metadata.get("tags", []):
                 shown = [output.get("data", {}).get("text/html", "") for output in cell.outputs]
                 assert any("data:image/svg+xml" in html for html in shown), (name, cell.id)
+
+
+@pytest.mark.slow
+def test_each_slider_has_a_picture_for_every_value_and_no_two_are_alike(executed):
+    sliders = 0
+    for name in NAMES:
+        page = BeautifulSoup((executed[0] / f"{name}.html").read_text("utf-8"), "html.parser")
+        for box in page.select("div.frames"):
+            pictures = [frame.img["src"] for frame in box.select("div.frame")]
+            words = [frame.img["alt"].strip() for frame in box.select("div.frame")]
+            assert len(set(pictures)) == len(pictures) >= 2, (name, box["data-label"])
+            assert all(words), (name, box["data-label"])
+            sliders += 1
+    assert sliders >= 4

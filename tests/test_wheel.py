@@ -17,7 +17,7 @@ WORK = {  # command: what it prints
     "doctor": "only a checkout has requirements.lock", "bench all --plan": "estimates, not measured",
     "data lengths librispeech_eval --out table.csv": "11,126 utterances, 21.25 hours: table.csv",
     "data lengths ami_segments --out ami.csv": "ami.csv", "data stats ami_segments": "82,973 utterances",
-    "bench batching --quick --lengths ami.csv --ranks 1": "records appended to reports/bench.jsonl",
+    "bench batching --quick --lengths table.csv --ranks 1": "records appended to reports/bench.jsonl",
     "verify reports/bench.jsonl": "1 path, ", "records add reports/bench.jsonl --into mine --dirty": "added to mine",
 }  # fmt: skip
 JSON = ["cost --json", "doctor --json", "verify --json", "ledger --json", "bench all --plan --json", "data stats ami_segments --json",

@@ -1,7 +1,8 @@
 """Controls in a real JupyterLab: the keyboard moves each one, and its picture changes.
 
-Of a notebook only the cells that its controls need are run, at small sizes: `tests/test_notebooks.py` runs the whole
-series top to bottom.
+Sliders of `plots.frames` are one widget, so one notebook stands for all that have them: that their pictures differ is
+tested on the report of the series. A control that a notebook makes by itself is moved in that notebook. Only the cells
+that controls need are run, at small sizes.
 """
 
 import ast
@@ -14,30 +15,16 @@ from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import TimeoutError as TooLate
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTROL = re.compile(r"ipywidgets\.(\w*Slider|Dropdown|Checkbox)\(|plots\.frames\(")
+OWN = re.compile(r"ipywidgets\.(\w*Slider|Dropdown|Checkbox)\(")
+CONTROL = re.compile(OWN.pattern + r"|plots\.frames\(")
+EXAMPLE = "03_loss_kernels"  # for all that call plots.frames
 KEYS = {
     "slider": ("ArrowRight", "ArrowLeft"),
     "combobox": ("End", "Home"),
     "checkbox": ("Space",),
 }  # Lab keeps the arrows of lists
 SMALL = {  # sizes that take seconds; where a notebook is not named it runs as it is
-    "01_transducer": {"utterance": 0},
-    "02_joint_memory": {"batch": 2, "frames": 60, "labels": 24, "tokens": 512, "width": 64},
     "03_loss_kernels": {"batch": 1, "frames": 20, "rows": 11, "tokens": 64, "width": 32, "longest": 100, "repeats": 3},
-    "04_bf16_casting": {
-        "width": 128, "layers": 1, "batch": 1, "seconds": 2.0, "preset": "tiny", "digits": 10, "gpu_layers": 1, "repeats": 3,
-    },
-    "05_batched_ctc_frontend": {
-        "batch": 2, "largest": 4, "frames": 20, "tokens": 65, "seconds": 1.0, "width": 16, "layers": 1, "gpu_width": 16,
-        "gpu_layers": 1, "repeats": 3,
-    },
-    "06_label_looping": {"utterances": 4, "tdt_steps": 50, "speech_s": 2.0, "largest": 4, "tokens": 65, "width": 272, "repeats": 3},
-    "07_cuda_graphs": {"batch": 2, "seconds": 2.0, "width": 340, "tokens": 128, "repeats": 3},
-    "08_batching": {
-        "utterances": 5000, "many": 5000, "ranks": 2, "most_ranks": 64, "passes": 1, "width": 32, "batch_s": 30.0, "budget_mib": 32,
-    },
-    "12_cost": {"preset": "tiny", "seconds": 1.0, "repeats": 3, "most_cores": 1},
-    "13_ten_x": {"utterances": 2, "batch": 2, "width": 16, "layers": 1, "tokens": 65, "joint": 320, "digits": 10, "repeats": 3},
 }  # fmt: skip
 OVER = """() => { const prompts = [...document.querySelectorAll(".jp-CodeCell .jp-InputArea-prompt")].map(one => one.textContent);
   return prompts.some(one => /\\d/.test(one)) && !prompts.some(one => one.includes("*")) }"""
@@ -50,13 +37,14 @@ def code(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
 
 
-def with_a_control():
-    """Notebooks of the series that make a slider, a list or a box to tick."""
+def to_try():
+    """The example, and each notebook that makes a slider, a list or a box to tick by itself."""
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
     return [
         path
         for path in paths
-        if any(CONTROL.search(cell.source) for cell in code(nbformat.read(path, 4)))
+        if path.stem == EXAMPLE
+        or any(OWN.search(cell.source) for cell in code(nbformat.read(path, 4)))
     ]
 
 
@@ -111,29 +99,6 @@ def test_cells_that_a_control_needs_are_kept_in_order_and_others_are_not():
     notebook = new_notebook(cells=[new_code_cell(source) for source in sources])
     kept = [cell.source for cell in controls_only(notebook).cells]
     assert kept == ["import a", "b = a.c", "def d():\n    return b", "ipywidgets.Dropdown(d())"]
-
-
-@pytest.fixture(scope="module")
-def trained(series_home):
-    """The digits and a model that reads them, as the whole series leaves them, or as few steps as will do."""
-    pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
-    if not (series_home / "demo/model.safetensors").exists():
-        from asrkit.data import Utterances, corpora
-        from asrkit.models import TransducerConfig
-        from asrkit.text import CharTokenizer
-        from asrkit.training import TrainConfig, train
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("ASRKIT_HOME", str(series_home))
-            voices = Utterances.load(
-                corpora.load(["spoken_commands"], kinds=["digits"], progress=False)["train"],
-                progress=False,
-            )
-        config, how = (
-            TransducerConfig(vocab_size=CharTokenizer().vocab_size),
-            TrainConfig(steps=300, seconds=600),
-        )
-        train(config, CharTokenizer(), voices, out=series_home / "demo", progress=False, config=how)
 
 
 def run_all(page):
@@ -266,8 +231,8 @@ def test_a_control_that_does_nothing_a_picture_without_words_and_a_request_to_th
     ] and "ERR_NAME_NOT_RESOLVED" in " ".join(errors)
 
 
-@pytest.mark.parametrize("path", with_a_control(), ids=lambda path: path.stem)
-def test_in_jupyterlab_every_control_changes_its_picture(path, lab, desk, trained, shots):
+@pytest.mark.parametrize("path", to_try(), ids=lambda path: path.stem)
+def test_in_jupyterlab_every_control_changes_its_picture(path, lab, desk, shots):
     notebook = controls_only(smaller(nbformat.read(path, 4), SMALL.get(path.stem, {})))
     nbformat.write(notebook, lab.folder / path.name)
     with lab.opened(desk, path.name) as page:
@@ -278,4 +243,4 @@ def test_in_jupyterlab_every_control_changes_its_picture(path, lab, desk, traine
 
 
 def test_sizes_are_made_smaller_in_notebooks_that_have_a_control():
-    assert set(SMALL) <= {path.stem for path in with_a_control()}
+    assert set(SMALL) <= {path.stem for path in to_try()}

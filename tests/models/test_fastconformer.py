@@ -267,7 +267,9 @@ def test_limiting_the_context_of_another_encoder_is_refused():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile for a CPU needs g++")
 @pytest.mark.parametrize("context", [(-1, -1), (4, 4)])
 def test_compiled_training_has_the_gradients_of_eager_float64(context):
-    encoder = build(context=context, dropout=0.0, width=32, subsampling_channels=8).train()
+    encoder = build(
+        context=context, dropout=0.0, width=32, layers=1, subsampling_channels=8
+    ).train()
     features, lengths = torch.randn(2, 200, 80), torch.tensor([200, 150])
     exact = _gradients(copy.deepcopy(encoder).double(), features.double(), lengths)
     torch._dynamo.reset()

@@ -37,6 +37,7 @@ THINGS = {  # what appears in several notebooks
     "gradient of hidden layer": PALE_BROWN,
     "lattice": GREY,
     "gradient of weights": PURPLE,
+    "gradients": PURPLE,
     "tiles": GREEN,
     # parts of a model
     "features": BROWN,
@@ -55,17 +56,7 @@ THINGS = {  # what appears in several notebooks
     "padded audio": RED,
     "padded text": PALE_RED,
     "waiting": BROWN,
-    # tensors of the joint: a gradient is the pale colour of its tensor
-    "logits": RED,
-    "gradient of logits": PALE_RED,
-    "hidden layer": BLUE,
-    "gradient of hidden layer": PALE_BLUE,
-    "lattice": GREEN,
-    "tiles": BROWN,
-    "gradient of weights": PURPLE,
-    "gradients": PURPLE,
     # operations of an encoder
-    "cast": RED,
     "cast of input": PALE_RED,
     "cast of activation": PALE_RED,
     "cast of weight": RED,
