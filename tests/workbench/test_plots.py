@@ -286,32 +286,14 @@ def test_break_even_lines_pass_through_their_markers_and_fall_with_rtfx():
     ]
 
 
-def test_a_waterfall_begins_each_bar_where_the_one_above_ends():
-    rates = {"slow": 10.0, "better": 20.0, "worse": 16.0}
-    _, axes = plots.canvas("title", columns=2)
-    plots.waterfall(rates, axes, alone={"better": 1.5}, limits=dict.fromkeys(rates, 100.0))
-    spans = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes[0].patches]
-    assert spans == [(10 / 1.5, 10), (10, 20), (20, pytest.approx(16))]
-    colours = [bar.get_facecolor() for bar in axes[0].patches]
-    assert len({*colours}) == 3 and [text.get_text() for text in axes[0].texts] == [
-        "10 (10.0%)",
-        "20 (20.0%)",
-        "16 (16.0%)",
-    ]
-    filled, hollow = axes[1].lines[:2]
-    assert (
-        [*filled.get_xdata()] == [2, 0.8]
-        and [*hollow.get_xdata()] == [1.5]
-        and [*hollow.get_ydata()] == [1]
-    )
-    assert axes[0].get_xscale() == axes[1].get_xscale() == "log"
-    assert [text.get_text() for text in axes[0].get_xticklabels()] == ["7", "10", "15", "20"]
-    _, axes = plots.canvas("title", columns=2)
-    plots.waterfall(
-        rates, axes, alone={}, limits=dict.fromkeys(rates, 100.0), spread={"worse": (0.7, 0.9)}
-    )
-    assert ([0.7, 0.9], [2, 2]) in [
-        ([*line.get_xdata()], [*line.get_ydata()]) for line in axes[1].lines
-    ]
-    with pytest.raises(ValueError, match="rates: expected above 0"):
-        plots.waterfall({"slow": 0.0}, axes, alone={}, limits={})
+def test_intervals_show_on_which_side_of_the_mark_they_lie():
+    rows = {"faster": (1.2, 1.5, 1.6), "slower": (0.7, 0.8, 0.9), "unsure": (0.9, 1.1, 1.2)}
+    _, ax = plots.canvas("title")
+    plots.intervals(rows, ax)
+    lines, dots = ax.lines[:-1:2], ax.lines[1:-1:2]
+    assert [tuple(line.get_xdata()) for line in lines] == [(1.2, 1.6), (0.7, 0.9), (0.9, 1.2)]
+    assert [dot.get_xdata()[0] for dot in dots] == [1.5, 0.8, 1.1]
+    assert len({dot.get_color() for dot in dots}) == 3
+    assert ax.get_xscale() == "linear" and ax.texts[0].get_text() == "1.50"
+    with pytest.raises(ValueError, match="rows\\['outside'\\]: expected 1 <= value <= 2, got 3"):
+        plots.intervals({"outside": (1, 3, 2)}, ax)

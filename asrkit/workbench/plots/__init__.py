@@ -7,6 +7,7 @@ from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, torna
 from asrkit.workbench.plots.canvas import as_html, canvas, show
 from asrkit.workbench.plots.costs import break_even
 from asrkit.workbench.plots.frames import frames
+from asrkit.workbench.plots.intervals import intervals
 from asrkit.workbench.plots.lean_tile import lean_tile
 from asrkit.workbench.plots.palette import COLOURS, colour
 from asrkit.workbench.plots.speech import (
@@ -16,7 +17,6 @@ from asrkit.workbench.plots.speech import (
     training_curve,
     waveform,
 )
-from asrkit.workbench.plots.waterfall import waterfall
 
 __all__ = [
     "COLOURS",
@@ -25,6 +25,7 @@ __all__ = [
     "canvas",
     "colour",
     "frames",
+    "intervals",
     "lattice",
     "lean_tile",
     "lengths",
@@ -35,6 +36,5 @@ __all__ = [
     "timeline",
     "tornado",
     "training_curve",
-    "waterfall",
     "waveform",
 ]
