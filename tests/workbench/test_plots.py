@@ -297,3 +297,21 @@ def test_intervals_show_on_which_side_of_the_mark_they_lie():
     assert ax.get_xscale() == "linear" and ax.texts[0].get_text() == "1.50"
     with pytest.raises(ValueError, match="rows\\['outside'\\]: expected 1 <= value <= 2, got 3"):
         plots.intervals({"outside": (1, 3, 2)}, ax)
+
+
+def test_pictures_of_decoding_have_a_row_an_utterance_and_a_round():
+    states = np.array([[0, 1, 2, 2], [0, 0, 1, 0]])
+    figure, ax = plots.canvas("title")
+    plots.waiting(states, ax, calls=10)
+    plots.waiting_legend(ax)
+    assert ax.images[0].get_array().shape == (2, 4) and ax.get_xlim() == (-0.5, 9.5)
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["working", "waiting", "finished"]
+    _, ax = plots.canvas("title")
+    plots.waits_matrix(np.array([[0.0, 2.0], [1.0, 0.0]]), ax)
+    assert [text.get_text() for text in ax.texts] == ["2", "1"]
+    _, ax = plots.canvas("title")
+    plots.pointer_jumping([True, True, True, False], list("abcd"), ax)
+    assert len(ax.get_yticks()) == 3  # the start and two rounds
+    reached = [arrow.xy[0] for arrow in ax.texts if arrow.xyann == (0, -2)]
+    assert reached == [3]

@@ -6,6 +6,12 @@ No global style, and nothing is saved; `show` puts a picture on a page with its 
 from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, tornado
 from asrkit.workbench.plots.canvas import as_html, canvas, show
 from asrkit.workbench.plots.costs import break_even
+from asrkit.workbench.plots.decoding import (
+    pointer_jumping,
+    waiting,
+    waiting_legend,
+    waits_matrix,
+)
 from asrkit.workbench.plots.frames import frames
 from asrkit.workbench.plots.intervals import intervals
 from asrkit.workbench.plots.lean_tile import lean_tile
@@ -30,11 +36,15 @@ __all__ = [
     "lean_tile",
     "lengths",
     "padded_batches",
+    "pointer_jumping",
     "show",
     "spectrogram",
     "stacked",
     "timeline",
     "tornado",
     "training_curve",
+    "waiting",
+    "waiting_legend",
+    "waits_matrix",
     "waveform",
 ]
