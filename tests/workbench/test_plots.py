@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from asrkit.workbench import plots
+from asrkit.workbench.cost import Instance, Range, Speed, transcription_cost
 from asrkit.workbench.plots.svg import HEAVY_BYTES
 
 
@@ -315,3 +316,22 @@ def test_pictures_of_decoding_have_a_row_an_utterance_and_a_round():
     assert len(ax.get_yticks()) == 3  # the start and two rounds
     reached = [arrow.xy[0] for arrow in ax.texts if arrow.xyann == (0, -2)]
     assert reached == [3]
+
+
+def test_bars_of_costs_begin_with_ones_own_in_another_colour():
+    costs = [
+        transcription_cost(
+            Instance(name=name, usd_per_hour=Range.of(2.0), cores=1),
+            Speed(rtfx=Range.of(10.0), per="core", origin="assumed"),
+            hours=100,
+        )
+        for name in ("yours", "theirs")
+    ]
+    _, ax = plots.canvas("title")
+    plots.cost_bars(costs, ax)
+    assert [bar.get_width() for bar in ax.patches] == [20, 20]
+    assert ax.patches[0].get_facecolor() != ax.patches[1].get_facecolor()
+    assert [text.get_text() for text in ax.get_yticklabels()] == [
+        "yours, RTFx 10 assumed",
+        "theirs, RTFx 10 assumed",
+    ]

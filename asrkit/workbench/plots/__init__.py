@@ -5,7 +5,7 @@ No global style, and nothing is saved; `show` puts a picture on a page with its 
 
 from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, tornado
 from asrkit.workbench.plots.canvas import as_html, canvas, show
-from asrkit.workbench.plots.costs import break_even
+from asrkit.workbench.plots.costs import break_even, cost_bars
 from asrkit.workbench.plots.decoding import (
     pointer_jumping,
     waiting,
@@ -30,6 +30,7 @@ __all__ = [
     "break_even",
     "canvas",
     "colour",
+    "cost_bars",
     "frames",
     "intervals",
     "lattice",

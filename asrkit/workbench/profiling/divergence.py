@@ -7,7 +7,7 @@ number of labels so far; they tell which step of which utterance a row of the jo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,21 +43,15 @@ class Watched:
         return {step for call in self.joint_calls for steps in call for step in steps}
 
 
-@dataclass
 class _Observer:
     """Stands for a model and notes the calls."""
 
-    model: Any
-    joint_calls: list[list[list[Step]]] = field(default_factory=list)
-    predictor_calls: int = 0
-
-    @property
-    def blank(self) -> int:
-        return self.model.blank
-
-    @property
-    def durations(self) -> Sequence[int]:
-        return self.model.durations
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.blank: int = model.blank
+        self.durations: Sequence[int] = model.durations
+        self.joint_calls: list[list[list[Step]]] = []
+        self.predictor_calls = 0
 
     def predict(self, labels: Tensor, state: Any) -> tuple[Tensor, Any]:
         self.predictor_calls += 1
