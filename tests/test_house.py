@@ -29,6 +29,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"workbench.records"},
     {"workbench.cost", "workbench.profiling", "workbench.ledger", "workbench.collect"},
     {"workbench.plots", "workbench.bench", "workbench.report", "workbench.doctor"},
+    {"workbench.demo"},
     {"cli"},
 ]
 LAYER = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from asrkit.workbench import plots
+from asrkit.workbench.cost import Instance, Range, Speed, transcription_cost
 from asrkit.workbench.plots.palette import DARK, THINGS, colours_of
 from asrkit.workbench.plots.svg import HEAVY_BYTES
 
@@ -307,35 +308,54 @@ def test_break_even_lines_pass_through_their_markers_and_fall_with_rtfx():
     ]
 
 
-def test_a_waterfall_begins_each_bar_where_the_one_above_ends():
-    rates = {"slow": 10.0, "better": 20.0, "worse": 16.0}
-    _, axes = plots.canvas("title", columns=2)
-    plots.waterfall(rates, axes, alone={"better": 1.5}, limits=dict.fromkeys(rates, 100.0))
-    spans = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes[0].patches]
-    assert spans == [(10 / 1.5, 10), (10, 20), (20, pytest.approx(16))]
-    colours = [bar.get_facecolor() for bar in axes[0].patches]
-    assert len({*colours}) == 3 and [text.get_text() for text in axes[0].texts] == [
-        "10 (10.0%)",
-        "20 (20.0%)",
-        "16 (16.0%)",
+def test_intervals_show_on_which_side_of_the_mark_they_lie():
+    rows = {"faster": (1.2, 1.5, 1.6), "slower": (0.7, 0.8, 0.9), "unsure": (0.9, 1.1, 1.2)}
+    _, ax = plots.canvas("title")
+    plots.intervals(rows, ax)
+    lines, dots = ax.lines[:-1:2], ax.lines[1:-1:2]
+    assert [tuple(line.get_xdata()) for line in lines] == [(1.2, 1.6), (0.7, 0.9), (0.9, 1.2)]
+    assert [dot.get_xdata()[0] for dot in dots] == [1.5, 0.8, 1.1]
+    assert len({dot.get_color() for dot in dots}) == 3
+    assert ax.get_xscale() == "linear" and ax.texts[0].get_text() == "1.50"
+    with pytest.raises(ValueError, match="rows\\['outside'\\]: expected 1 <= value <= 2, got 3"):
+        plots.intervals({"outside": (1, 3, 2)}, ax)
+
+
+def test_pictures_of_decoding_have_a_row_an_utterance_and_a_round():
+    states = np.array([[0, 1, 2, 2], [0, 0, 1, 0]])
+    figure, ax = plots.canvas("title")
+    plots.waiting(states, ax, calls=10)
+    plots.waiting_legend(ax)
+    assert ax.images[0].get_array().shape == (2, 4) and ax.get_xlim() == (-0.5, 9.5)
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["working", "waiting", "finished"]
+    _, ax = plots.canvas("title")
+    plots.waits_matrix(np.array([[0.0, 2.0], [1.0, 0.0]]), ax)
+    assert [text.get_text() for text in ax.texts] == ["2", "1"]
+    _, ax = plots.canvas("title")
+    plots.pointer_jumping([True, True, True, False], list("abcd"), ax)
+    assert len(ax.get_yticks()) == 3  # the start and two rounds
+    reached = [arrow.xy[0] for arrow in ax.texts if arrow.xyann == (0, -2)]
+    assert reached == [3]
+
+
+def test_bars_of_costs_begin_with_ones_own_in_another_colour():
+    costs = [
+        transcription_cost(
+            Instance(name=name, usd_per_hour=Range.of(2.0), cores=1),
+            Speed(rtfx=Range.of(10.0), per="core", origin="assumed"),
+            hours=100,
+        )
+        for name in ("yours", "theirs")
     ]
-    filled, hollow = axes[1].lines[:2]
-    assert (
-        [*filled.get_xdata()] == [2, 0.8]
-        and [*hollow.get_xdata()] == [1.5]
-        and [*hollow.get_ydata()] == [1]
-    )
-    assert axes[0].get_xscale() == axes[1].get_xscale() == "log"
-    assert [text.get_text() for text in axes[0].get_xticklabels()] == ["7", "10", "15", "20"]
-    _, axes = plots.canvas("title", columns=2)
-    plots.waterfall(
-        rates, axes, alone={}, limits=dict.fromkeys(rates, 100.0), spread={"worse": (0.7, 0.9)}
-    )
-    assert ([0.7, 0.9], [2, 2]) in [
-        ([*line.get_xdata()], [*line.get_ydata()]) for line in axes[1].lines
+    _, ax = plots.canvas("title")
+    plots.cost_bars(costs, ax)
+    assert [bar.get_width() for bar in ax.patches] == [20, 20]
+    assert ax.patches[0].get_facecolor() != ax.patches[1].get_facecolor()
+    assert [text.get_text() for text in ax.get_yticklabels()] == [
+        "yours, RTFx 10 assumed",
+        "theirs, RTFx 10 assumed",
     ]
-    with pytest.raises(ValueError, match="rates: expected above 0"):
-        plots.waterfall({"slow": 0.0}, axes, alone={}, limits={})
 
 
 def test_dots_keep_their_value_their_spread_and_the_colour_of_their_name():

@@ -3,6 +3,7 @@
 """
 
 from asrkit.workbench.cost.cards import CARDS, Card, card_called
+from asrkit.workbench.cost.comparison import MACHINES, priced_pair, published_pair, swings
 from asrkit.workbench.cost.counts import (
     GPU_TILE_BYTES,
     VARIANTS,
@@ -48,6 +49,7 @@ __all__ = [
     "CARDS",
     "DEFAULT_MODEL",
     "GPU_TILE_BYTES",
+    "MACHINES",
     "SAME_KIND",
     "VARIANTS",
     "Card",
@@ -74,11 +76,14 @@ __all__ = [
     "load_prices",
     "power",
     "predicted_ms",
+    "priced_pair",
+    "published_pair",
     "published_speeds",
     "recorded_speeds",
     "sensitivity",
     "speeds_for",
     "stated_inputs",
+    "swings",
     "transcription_cost",
     "unequal",
 ]

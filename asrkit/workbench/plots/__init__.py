@@ -5,10 +5,17 @@ No global style, and nothing is saved; `show` puts a picture on a page with its 
 
 from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, tornado
 from asrkit.workbench.plots.canvas import as_html, canvas, show
-from asrkit.workbench.plots.costs import break_even
+from asrkit.workbench.plots.costs import break_even, cost_bars
+from asrkit.workbench.plots.decoding import (
+    pointer_jumping,
+    waiting,
+    waiting_legend,
+    waits_matrix,
+)
 from asrkit.workbench.plots.dots import dots
 from asrkit.workbench.plots.formats import format_steps, magnitudes
 from asrkit.workbench.plots.frames import frames
+from asrkit.workbench.plots.intervals import intervals
 from asrkit.workbench.plots.lattices import arcs, diagonal, nodes_at_once, tdt_arcs
 from asrkit.workbench.plots.lean_tile import lean_tile
 from asrkit.workbench.plots.memory import memory_over_batch, padded_lattices
@@ -20,7 +27,6 @@ from asrkit.workbench.plots.speech import (
     training_curve,
     waveform,
 )
-from asrkit.workbench.plots.waterfall import waterfall
 
 __all__ = [
     "COLOURS",
@@ -29,10 +35,12 @@ __all__ = [
     "break_even",
     "canvas",
     "colour",
+    "cost_bars",
     "diagonal",
     "dots",
     "format_steps",
     "frames",
+    "intervals",
     "lattice",
     "lean_tile",
     "lengths",
@@ -41,6 +49,7 @@ __all__ = [
     "nodes_at_once",
     "padded_batches",
     "padded_lattices",
+    "pointer_jumping",
     "show",
     "spectrogram",
     "stacked",
@@ -48,6 +57,8 @@ __all__ = [
     "timeline",
     "tornado",
     "training_curve",
-    "waterfall",
+    "waiting",
+    "waiting_legend",
+    "waits_matrix",
     "waveform",
 ]

@@ -16,6 +16,23 @@ ABOVE_RIGHT = ((6, 4), "left")
 BELOW_LEFT = ((-6, -11), "right")
 
 
+def cost_bars(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
+    """What the same speech costs on several machines, a bar each; the first one is yours, in red.
+
+    Args:
+        costs: Costs on the same terms.
+        ax: Axes to draw on; returned.
+    """
+    for row, cost in enumerate(costs):
+        speed = cost.speed
+        name = f"{cost.instance.name}, RTFx {speed.rtfx.middle:,.4g} {speed.origin}"
+        ax.barh(name, cost.usd.middle, color=COLOURS[0] if row else COLOURS[1])
+    ax.invert_yaxis()
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.set_xlabel("USD")
+    return ax
+
+
 def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
     """USD of a million hours of speech over the RTFx of one core or GPU, a line a machine.
 

@@ -543,3 +543,20 @@ NAN, INF = float("nan"), float("inf")
 def test_nonsense_is_refused_by_name(wrong, named):
     with pytest.raises(ValueError, match=f"^{re.escape(named)}"):
         wrong()
+
+
+def test_the_swings_of_the_comparison_begin_with_the_widest_and_enclose_its_middle():
+    pair = cost.published_pair(cost.published_speeds())
+    then = cost.load_prices(on="2024-09-24")
+    now = cost.load_prices()
+    found = cost.swings(pair, pair.core, then, now, idle=0.5)
+    cores, gpus = cost.priced_pair(pair, then, hours=1e6)
+    assert found.middle == pytest.approx(cores.usd.middle / gpus.usd.middle)
+    widths = [abs(high - low) for low, high in found.by_input.values()]
+    assert widths == sorted(widths, reverse=True) and len(widths) == 7
+    idle = found.by_input["utilisation of cores: 0.5 to 1"]
+    assert idle == pytest.approx((2 * found.middle, found.middle))
+    least, most = found.ends
+    assert least < found.middle < most
+    with pytest.raises(ValueError, match="idle: expected above 0"):
+        cost.swings(pair, pair.core, then, now, idle=0)
