@@ -42,6 +42,7 @@ THINGS = {  # what appears in several notebooks
     "tiles": BROWN,
     "gradient of weights": PURPLE,
     "gradients": PURPLE,
+    "gradient of earlier sub-batches": GREY,
     # operations of an encoder
     "cast": RED,
     "cast of input": PALE_RED,
