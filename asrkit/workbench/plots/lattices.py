@@ -42,8 +42,8 @@ def arcs(words: Sequence[str], frames: int, path: str, ax: Axes) -> Axes:
         middle = ((t + end[0]) / 2, (u + end[1]) / 2)
         ax.annotate(name, middle, (4, 4), textcoords="offset points", color=shade, fontsize=9)
         place = end
-    t, u = np.meshgrid(np.arange(frames), np.arange(U + 1), indexing="ij")
-    ax.scatter(t, u, s=70, color=GREY, zorder=3)
+    nodes = np.meshgrid(np.arange(frames), np.arange(U + 1), indexing="ij")
+    ax.scatter(*nodes, s=70, color=GREY, zorder=3)
     ax.set(xlabel=FRAMES, ylabel=LABELS, xlim=(-0.4, frames + 0.4), ylim=(-0.4, U + 0.5))
     ax.set_xticks(range(frames))
     ax.set_yticks(range(U + 1), ["∅", *words])
@@ -73,7 +73,7 @@ def diagonal(k: int, frames: int, rows: int, ax: Axes) -> Axes:
     ax.scatter(t[done], u[done], s=330, color=BLUE, alpha=0.35, lw=0)
     ax.scatter(t[now], u[now], s=330, facecolors="none", edgecolors=RED, lw=2)
     for x, y in zip(t.tolist(), u.tolist(), strict=True):
-        ax.text(x, y, x + y, ha="center", va="center", fontsize=9)
+        ax.text(x, y, str(x + y), ha="center", va="center", fontsize=9)
     arrow = {**ARROW, "shrinkA": 8, "shrinkB": 9}
     for x, y in zip(t[now].tolist(), u[now].tolist(), strict=True):
         if x > 0:

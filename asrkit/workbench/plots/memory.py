@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
@@ -34,12 +33,12 @@ def memory_over_batch(
     for (U, itemsize), gigabytes in curves.items():
         label = f"U = {U}, {NAMES[itemsize]}"
         ax.plot(batches, gigabytes, STYLES[itemsize], color=shades[U], label=label)
-    for name, gigabytes in capacities.items():
-        ax.axhline(gigabytes, color=GREY, lw=0.7)
-        ax.text(batches[0], 1.1 * gigabytes, name, fontsize=8, color=GREY)
+    for name, capacity in capacities.items():
+        ax.axhline(capacity, color=GREY, lw=0.7)
+        ax.text(batches[0], 1.1 * capacity, name, fontsize=8, color=GREY)
     ax.set(xscale="log", yscale="log", xlabel="B, utterances")
     ax.set_title(title, fontsize=10)
-    ax.set_xticks(batches, batches)
+    ax.set_xticks(batches, [str(size) for size in batches])
     ax.minorticks_off()
     return ax
 
@@ -60,4 +59,4 @@ def padded_lattices(frames: Tensor, labels: Tensor, axes: Sequence[Axes]) -> Seq
         ax.set(xlim=(0, longest), ylim=(0, most), xlabel="frame t")
         ax.set_title(f"{T} frames, {U} labels", fontsize=10)
     axes[0].set_ylabel("labels so far, u")
-    return np.asarray(axes)
+    return axes

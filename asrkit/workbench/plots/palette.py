@@ -56,6 +56,7 @@ THINGS = {  # what appears in several notebooks
     "padded audio": RED,
     "padded text": PALE_RED,
     "waiting": BROWN,
+    "gradient of earlier sub-batches": GREY,
     # operations of an encoder
     "cast of input": PALE_RED,
     "cast of activation": PALE_RED,
