@@ -1,7 +1,7 @@
 """The one recogniser: waveforms to features, encoder frames and hypotheses.
 
-`asrkit transcribe`, evaluation in training, the benchmarks and the notebooks all use it, so what is
-measured is what is shipped.
+`asrkit transcribe`, evaluation in training, the benchmarks and the notebooks all use it, each with
+a `PipelineConfig` of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -110,7 +110,7 @@ class Recognizer:
 
     Args:
         model: of a class in asrkit.transcribe.decoding.KINDS, or its `ModelVariants` to share.
-        config: how to compute; None: the defaults, which are what is shipped.
+        config: how to compute; None: the defaults.
         features: log-mel settings of the model.
         max_symbols: most labels on one frame, where `config` does not say.
 
