@@ -234,12 +234,12 @@ def waits(func: Any, args: Any, kwargs: Any) -> bool:
         kwargs: Its keyword arguments.
     """
     if op_name(func) in INDEXING:
-        return _masks(args)
+        return _has_mask(args)
     return bool(DECIDES & set(func.tags)) and kwargs.get("output_size") is None
 
 
-def _masks(args: Any) -> bool:
-    """Whether indices hold a boolean mask: the number of positions is known only on the device."""
+def _has_mask(args: Any) -> bool:
+    """Whether an index is a boolean mask: how many positions it selects only the device knows."""
     indices = [index for index in args[1] if index is not None]
     if not any(index.dtype in (torch.bool, torch.uint8) for index in indices):
         return False

@@ -199,7 +199,7 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
 def blocks(path: Path, rate_hz: int) -> Iterator[Tensor]:
     """Yield a file's mono samples (S,) float32 at `rate_hz`, in order.
 
-    ValueError, in one line, says what is wrong with the file.
+    Raises ValueError with one line that says what is wrong with the file.
     """
     with _open(path) as file:
         chunks = _mono(file, path)
@@ -211,6 +211,6 @@ def blocks(path: Path, rate_hz: int) -> Iterator[Tensor]:
 def read_audio(path: Path, rate_hz: int) -> Tensor:
     """Mono waveform (S,) float32 at `rate_hz` of any file that soundfile reads.
 
-    ValueError, in one line, says what is wrong with the file.
+    Raises ValueError with one line that says what is wrong with the file.
     """
     return torch.cat([*blocks(path, rate_hz)])

@@ -29,7 +29,7 @@ WEIGHTS = {  # dtype of the weights, by precision; "as_loaded" keeps the model's
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-MAX_SYMBOLS = 10  # labels on one frame at most, where nobody says otherwise
+MAX_SYMBOLS = 10  # most labels on one frame, where neither config nor checkpoint has a number
 
 
 def recognize(

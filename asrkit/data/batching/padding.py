@@ -190,7 +190,7 @@ class Limit:
     def largest(self, D: Any, U: Any) -> Any:
         """Most utterances of at most D seconds and U tokens that fit; 0 where not even one does."""
         per_utterance = self.cost(1, D, U) - self.cost.per_batch
-        # The tiny summand makes what costs nothing fit where no room is left.
+        # The tiny summand lets utterances of no cost fit where no room is left.
         room = self.most - self.cost.per_batch + 1e-290
         quotient = np.floor(room / np.maximum(per_utterance, 1e-300))
         n = quotient.clip(0, 2**31).astype(np.int64)
