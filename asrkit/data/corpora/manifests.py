@@ -10,9 +10,9 @@ from lhotse.audio import AudioLoadingError
 from lhotse.serialization import load_jsonl
 from lhotse.utils import fastcopy
 
+from asrkit.data.utterances import RATE_HZ
 from asrkit.shapes import expect
 
-RATE_HZ = 16_000
 SPLITS = ("train", "dev", "test")
 # Names of lhotse's tables in a folder; {} is the part of the corpus.
 TABLES = ("*recordings{}.jsonl*", "*supervisions{}.jsonl*")
