@@ -1,7 +1,8 @@
-"""Speech recognition made fast, and measured: models, losses, decoders, batching, profiling, and
-the notebooks' tools.
+"""Fast speech recognition, and the workbench that measures it.
 
-Importing asrkit decides nothing: no device is probed, no dtype set, nothing downloaded. The doors
-are one level down: asrkit.features, .losses, .decoders, .models, .data, .training, .transcribe,
-.profiling, .bench, .ledger, .report.
+The library: asrkit.features, .text, .models, .losses, .decoders, .data, .transcribe and .training.
+The workbench, which the library never imports: asrkit.workbench with .profiling, .cost, .bench,
+.ledger, .plots and .report.
+
+Importing asrkit decides nothing: no device is probed, no dtype set, nothing downloaded.
 """

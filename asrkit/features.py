@@ -194,7 +194,7 @@ def normalize(features: Tensor, lengths: Tensor) -> Tensor:
 
     Padding becomes zero. As in NeMo, frames are divided by the (unbiased) deviation + 1e-5; a
     single frame becomes zeros. The deviation is computed from centred features: the mean square
-    less the squared mean would lose the digits that a large mean takes of float32. No loop and no
+    less the squared mean would cancel digits of float32 where the mean is large. No loop and no
     synchronisation; equal to `normalize_sequential`.
 
     Args:

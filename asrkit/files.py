@@ -16,7 +16,7 @@ def home(*, make: bool = True) -> Path:
     """Folder for what asrkit builds and keeps between runs: $ASRKIT_HOME, or ~/.cache/asrkit.
 
     Args:
-        make: Create it when missing. Who only looks at it passes False.
+        make: Create it when missing; False where it is only looked at.
     """
     path = Path(os.environ.get("ASRKIT_HOME") or "~/.cache/asrkit").expanduser()
     if make:

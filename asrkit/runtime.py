@@ -1,5 +1,7 @@
-"""Helpers around torch, Numba and Triton, and processes: eager calls, which compilers work, waits,
-peak memory, the end of a parent process.
+"""Questions to torch, Numba, Triton and the operating system.
+
+Eager calls under torch.compile, kernels compiled by Numba and kept on disk, which compilers work,
+which ops make the CPU wait for a GPU, peak memory, the end of a parent process, usable cores.
 
 Importing this file tries no compiler and does not touch a GPU.
 """
@@ -26,17 +28,18 @@ from asrkit.shapes import expect
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Numba reads it once as well, when it is imported
+# Read once, as Numba and Triton themselves read them when they are imported.
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MODULES = {
     "numba_cuda": ("numba_cuda", "numba.cuda", "numba.cuda.core.config"),
     "triton": ("triton", "triton.language"),
 }
+# Tags of ops whose result, or its size, Python has to fetch from the device.
 DECIDES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _IMPORTED_BY = os.getpid()  # which process, before any fork
 _warned = False  # whether a failing cache of kernels was reported
-INDEXING = {
+INDEXING = {  # names of ops that wait only where an index is a boolean mask
     "index",
     "index_put",
     "index_put_",
@@ -231,12 +234,12 @@ def waits(func: Any, args: Any, kwargs: Any) -> bool:
         kwargs: Its keyword arguments.
     """
     if op_name(func) in INDEXING:
-        return _masks(args)
+        return _has_mask(args)
     return bool(DECIDES & set(func.tags)) and kwargs.get("output_size") is None
 
 
-def _masks(args: Any) -> bool:
-    """Whether indices hold a boolean mask: the number of positions is known only on the device."""
+def _has_mask(args: Any) -> bool:
+    """Whether an index is a boolean mask: how many positions it selects only the device knows."""
     indices = [index for index in args[1] if index is not None]
     if not any(index.dtype in (torch.bool, torch.uint8) for index in indices):
         return False

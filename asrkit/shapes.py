@@ -16,9 +16,9 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-# Most labels on a frame, frames of a jump, or hypotheses of a beam: buffers and tables hold a place
-# for each of them.
-MOST = 1000
+# Upper limit of the labels on a frame, the frames of a duration and the hypotheses of a beam, whose
+# buffers and tables grow with them.
+MAX_COUNT = 1000
 
 
 def expect(ok: bool, argument: str, wanted: str, got: object, remedy: str = "") -> None:
@@ -50,7 +50,7 @@ def expect_types(config: object) -> None:
     """Check the fields of a dataclass against their annotations; ValueError names the field.
 
     A config may come from a file, where annotations guarantee nothing. Checked are fields annotated
-    int, float (it must be finite; True and False are no numbers), bool, or with classes.
+    with int, float (finite; bools do not count as numbers), bool, or classes.
     """
     annotations: dict[str, Any] = get_type_hints(type(config))
     for name, annotation in annotations.items():
@@ -67,7 +67,7 @@ def expect_types(config: object) -> None:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether `value` is an int or a float that a float can hold; True is none."""
+    """Whether `value` is an int or a float within the range of a float; a bool is not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= float_info.max

@@ -63,7 +63,7 @@ class CharTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, without outer and double spaces."""
-        _check(tokens, self.vocab_size)
+        _check_tokens(tokens, self.vocab_size)
         return " ".join("".join(self.alphabet[token] for token in tokens).split())
 
 
@@ -164,7 +164,7 @@ class SentencePieceTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of the piece ids."""
-        _check(tokens, self.vocab_size)
+        _check_tokens(tokens, self.vocab_size)
         return self._pieces.decode([int(token) for token in tokens])  # type: ignore[attr-defined]
 
 
@@ -199,7 +199,7 @@ def _charsmap(contents: dict[str, Any]) -> bytes:
     return b""
 
 
-def _check(tokens: Sequence[int], size: int) -> None:
+def _check_tokens(tokens: Sequence[int], size: int) -> None:
     """ValueError for tokens out of range; -1 would be the alphabet's last letter."""
     wrong = [int(token) for token in tokens if not 0 <= token < size]
     remedy = "Padding and blank have no text: use Hypotheses.tokens()."

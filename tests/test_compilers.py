@@ -78,7 +78,7 @@ def test_the_first_convolutions_take_tf32_by_old_and_new_settings(
 @pytest.mark.parametrize("way", ASKED)
 def test_a_captured_loop_is_another_in_tf32_by_old_and_new_settings(float32_throughout, way):
     read = SimpleNamespace(confidence="none", blank=0, durations=())
-    batch = graphs.Batch(
+    batch = graphs.DecoderCall(
         read,
         torch.zeros(2, 4, 3),
         torch.zeros(2, dtype=torch.int64),

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from asrkit.data.utterances import RATE_HZ
 from asrkit.shapes import dims, expect, valid_mask
 
-RATE_HZ = 16_000
 # Transforms have a multiple of this size: 3600 = 2^4 3^2 5^2 keeps them fast.
 SIZE_STEP = 3600
 ECHO_DECAY = 6.9  # exp(-6.9) is -60 dB

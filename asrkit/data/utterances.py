@@ -22,7 +22,7 @@ from asrkit.data.batching.strategies import cut as cut_batches
 from asrkit.shapes import expect, whole
 from asrkit.text import Tokenizer
 
-RATE_HZ = 16_000
+RATE_HZ = 16_000  # of all waveforms in asrkit.data
 FULL_SCALE = 32768  # of int16
 ORDERS = ("shuffled", "sorted", "as_given")
 

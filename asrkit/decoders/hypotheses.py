@@ -13,7 +13,7 @@ from asrkit.shapes import dims, expect
 PADDING = -1  # in labels, frames, durations and confidence
 
 
-class Step(NamedTuple):
+class Emissions(NamedTuple):
     """What one turn of a decoder's loop emitted: at most one label per utterance, all (B,)."""
 
     labels: Tensor  # int64
@@ -57,7 +57,7 @@ class Hypotheses:
     @classmethod
     @torch.inference_mode(False)
     def from_steps(
-        cls, steps: Sequence[Step], scores: Tensor, impl: str, carry: Any = None
+        cls, steps: Sequence[Emissions], scores: Tensor, impl: str, carry: Any = None
     ) -> Self:
         """Hypotheses from the steps of a batched decoding loop. Waits for a GPU once, to learn N.
 
@@ -71,7 +71,7 @@ class Hypotheses:
             emissions = map_state(lambda *columns: torch.stack(columns, 1), *steps)
         else:
             nothing = scores.new_zeros((len(scores), 0), dtype=torch.int64)
-            emissions = Step(nothing, nothing, nothing, nothing.bool())
+            emissions = Emissions(nothing, nothing, nothing, nothing.bool())
         lengths = emissions.emitted.sum(1)
         N = int(lengths.max())
         # steps without a label go to the extra column N, which is cut off
@@ -139,7 +139,7 @@ def _is_dense(tensor: Tensor) -> bool:
         return False
 
 
-def check(scores: Tensor, lengths: Tensor, letters: str, argument: str) -> int:
+def check_batch(scores: Tensor, lengths: Tensor, letters: str, argument: str) -> int:
     """Length in frames of the longest utterance, after the checks that every decoder makes.
 
     Args:

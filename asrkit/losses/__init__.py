@@ -2,10 +2,10 @@
 
 How a call travels, and where to look for what:
 
-    door        rnnt/, tdt/, packed.py (and lean/, which never builds the logits) check the
-                arguments, pick an implementation and reduce over the batch: `checks.py`,
-                `availability.py`
-    gradient.py the autograd function behind the doors: which of the following runs when
+    rnnt/, tdt/, packed.py (and lean/, which never builds the logits): the public functions. They
+                check the arguments, pick an implementation and reduce over the batch:
+                `checks.py`, `availability.py`
+    gradient.py the autograd function that they call: which of the following runs when
     logit_rows/ logits -> log-probabilities of the lattice's arcs (forward), and posteriors of the
                 arcs -> gradient of the loss over the logits (backward)
     rnnt/, tdt/ the lattices: log-probabilities of the arcs -> log-likelihood, arc posteriors

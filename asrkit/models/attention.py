@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.kept import Kept
+from asrkit.models.weight_cache import WeightCache
 
 
 def relative_positions(first: int, last: int, D: int, like: Tensor) -> Tensor:
@@ -37,8 +37,8 @@ def relative_positions(first: int, last: int, D: int, like: Tensor) -> Tensor:
 class RelativeAttention(nn.Module):
     """Multi-head attention with relative positions (arXiv 1901.02860, section 3.3).
 
-    `kept` holds the projected positions between calls. It is None at first, and then they are
-    computed in every call; `asrkit.models.optimize` sets it, which promises that no weight changes.
+    `position_cache` holds the projected positions between calls. By default it is None and they are
+    computed in every call. `asrkit.models.optimize` sets it; after that no weight may change.
 
     Args:
         width: Width of the frames, D.
@@ -47,7 +47,7 @@ class RelativeAttention(nn.Module):
         bias: Whether the linear layers have biases, that of the positions excepted.
     """
 
-    kept: Kept | None = None
+    position_cache: WeightCache | None = None
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class RelativeAttention(nn.Module):
         return self.out(frames)
 
     def projected(self, positions: Tensor, distances: tuple[int, int]) -> Tensor:
-        """Projected positions over sqrt(D/H), (H, D/H, P); see `kept`.
+        """Projected positions over sqrt(D/H), (H, D/H, P); see `position_cache`.
 
         Args:
             positions: `relative_positions` (P, D).
@@ -111,10 +111,11 @@ class RelativeAttention(nn.Module):
             scaled = p / math.sqrt(p.shape[-1])
             return scaled.permute(1, 2, 0)
 
-        if self.kept is None or self.training:  # in training positions are dropped at random
+        # in training, dropout changes the positions from call to call
+        if self.position_cache is None or self.training:
             return project()
         key = (distances, positions.dtype, positions.device)
-        return self.kept.value(self.position.weight, key, project)
+        return self.position_cache.value(self.position.weight, key, project)
 
     def _position_scores(self, q: Tensor, p: Tensor) -> Tensor:
         """Products of queries (B, T, H, D/H) with projected positions (H, D/H, P): (B, H, T, P).
@@ -195,9 +196,9 @@ class RelativeAttention(nn.Module):
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """The bias of a key that must not be seen: half the lowest number of `dtype`.
+    """The bias that masks a key: half the lowest finite number of `dtype`.
 
-    Half of it, for in float16 the sum with a score must not become infinite.
+    With all of it, adding a score could overflow to -inf in float16.
     """
     return torch.finfo(dtype).min / 2
 

@@ -235,7 +235,7 @@ class FastConformer(nn.Module):
     """Conformer blocks behind a subsampling by depthwise strided convolutions.
 
     In eval mode nothing that lies in the padding matters. In half precision
-    (`.to(torch.bfloat16)`) all of it computes in that dtype: features are cast once, at the door.
+    (`.to(torch.bfloat16)`) all of it computes in that dtype: features are cast once, at the start.
     Accuracy needs float32 in one place only, the angles of `relative_positions`; norms and softmax
     add up in float32 inside torch.
     """

@@ -16,7 +16,7 @@ from asrkit.shapes import expect
 M = TypeVar("M", bound=nn.Module)
 
 
-class Folded(nn.Module):
+class FoldedNorm(nn.Module):
     """Stands where a batch norm was that is now part of a convolution: returns what it gets."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,22 +47,22 @@ def fold(model: M) -> M:
             norm = getattr(norms, name)
             if isinstance(norm, nn.BatchNorm1d):
                 dtype = conv.weight.dtype
-                weight, bias = folded(conv, norm)
+                weight, bias = fold_norm(conv, norm)
                 conv.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
                 conv.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
-                setattr(norms, name, Folded().eval())
+                setattr(norms, name, FoldedNorm().eval())
     return model
 
 
 @torch.no_grad()
-def folded(conv: nn.Conv1d, norm: nn.Module) -> tuple[Tensor, Tensor]:
+def fold_norm(conv: nn.Conv1d, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Weight and bias, in float32 at least, of one convolution that equals `conv` and then `norm`.
 
     With scale = gamma / sqrt(variance + eps): weight * scale, and (bias - mean) * scale + beta.
 
     Args:
         conv: The convolution.
-        norm: The batch norm behind it, or the `Folded` that stands in its place.
+        norm: The batch norm behind it, or the `FoldedNorm` that stands in its place.
     """
     wide = torch.promote_types(conv.weight.dtype, torch.float32)
     weight = conv.weight.detach().to(wide)

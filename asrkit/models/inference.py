@@ -1,4 +1,4 @@
-"""One door to fast inference: what can be computed from the weights once, is."""
+"""Fast inference: `optimize` computes once what follows from the weights alone."""
 
 from typing import Any, TypeVar
 
@@ -8,8 +8,8 @@ from asrkit.models.attention import RelativeAttention
 from asrkit.models.fastconformer import FastConformer
 from asrkit.models.folded import fold
 from asrkit.models.fused import FeedForward, fuse
-from asrkit.models.kept import Kept
 from asrkit.models.packed import pack, packs
+from asrkit.models.weight_cache import WeightCache
 from asrkit.shapes import expect
 
 M = TypeVar("M", bound=nn.Module)
@@ -51,7 +51,7 @@ def optimize(model: M, *, feed_forward: FeedForward = "as_it_is") -> M:
     fold(model)
     for part in model.modules():
         if isinstance(part, RelativeAttention):
-            part.kept = Kept()
+            part.position_cache = WeightCache()
     if packs(model):
         pack(model)
     return model

@@ -70,10 +70,10 @@ def pack(model: M) -> M:
     """Replace every nn.Linear of the model by a `PackedLinear`, in place, and return the model.
 
     Args:
-        model: A model that `packs` says yes to.
+        model: A model for which `packs` is True.
 
     Raises:
-        ValueError: `packs` says no.
+        ValueError: `packs` is False for it.
     """
     wanted = "one in eval mode on a CPU, in a dtype that its oneDNN multiplies"
     expect(packs(model), "model", wanted, type(model).__name__)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from asrkit.models.encoders import ConvConfig, ConvEncoder
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig
-from asrkit.shapes import MOST, dims, expect, expect_types, whole
+from asrkit.shapes import MAX_COUNT, dims, expect, expect_types, whole
 
 EncoderConfig = ConvConfig | FastConformerConfig
 
@@ -79,7 +79,7 @@ class TransducerConfig:
         expect(min(sizes) >= 1, "vocab_size, joint_width", "at least 1", sizes)
         expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
         valid = _are_durations(self.durations)
-        wanted = f"distinct whole numbers of frames up to {MOST}, one above 0"
+        wanted = f"distinct whole numbers of frames up to {MAX_COUNT}, one above 0"
         expect(valid, "durations", wanted, self.durations)
         known = self.activation in ("tanh", "relu")
         expect(known, "activation", "'tanh' or 'relu'", repr(self.activation))
@@ -90,7 +90,7 @@ def _are_durations(durations: object) -> bool:
     """Whether `durations` are distinct whole numbers of frames, one of which moves on; or none."""
     if not isinstance(durations, Sequence):
         return False
-    if not all(whole(duration, 0, MOST) for duration in durations):
+    if not all(whole(duration, 0, MAX_COUNT) for duration in durations):
         return False
     if not durations:
         return True

@@ -5,7 +5,7 @@ that survive kill -9.
 from asrkit.training.batches import Prepared, prepare_batch
 from asrkit.training.config import TrainConfig
 from asrkit.training.evaluation import evaluate
-from asrkit.training.joint import chooses_lean, joint_bytes
+from asrkit.training.joint import chooses_lean, joint_peak_bytes
 from asrkit.training.loop import TrainResult, train
 from asrkit.training.objective import TrainingLoss, training_loss
 from asrkit.training.steps import training_step, update
@@ -17,7 +17,7 @@ __all__ = [
     "TrainingLoss",
     "chooses_lean",
     "evaluate",
-    "joint_bytes",
+    "joint_peak_bytes",
     "prepare_batch",
     "train",
     "training_loss",

@@ -30,7 +30,7 @@ class TrainConfig:
         batch_seconds: Audio of a batch at most, in seconds. Small by default: on a CPU the number
             of steps decides, not their size.
         peak_lr: Highest learning rate.
-        warmup: Share of the run in which the learning rate climbs.
+        warmup: Share of the run in which the learning rate rises linearly.
         weight_decay: Weight decay of AdamW.
         clip: Largest norm of the gradient; larger ones are scaled down.
         ctc_weight: Weight of the auxiliary CTC loss; 0 leaves it out.
@@ -92,7 +92,10 @@ class TrainConfig:
             expect(value in choices, name, f"one of {listed}", repr(value))
 
     def _check_types(self) -> None:
-        """ValueError for numbers, pairs and configs that are none."""
+        """Raise ValueError for a field that has another type than its annotation.
+
+        `expect_types` does not serve here: it refuses `seconds=math.inf`, which means no limit.
+        """
         for name in ("steps", "threads", "seed"):
             value = getattr(self, name)
             number = isinstance(value, int) and not isinstance(value, bool)
@@ -137,7 +140,7 @@ class TrainConfig:
 
 
 def _is_number(value: object) -> bool:
-    """Whether `value` is an int or a float other than NaN; True is none."""
+    """Whether `value` is an int or a float other than NaN; infinity is, a bool is not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return not math.isnan(value)

@@ -13,6 +13,9 @@ def evaluate(
 ) -> tuple[ErrorRate, dict[str, str], float]:
     """Word error rate (case ignored), recognised text by utterance id, and RTFx.
 
+    The recogniser has the default `PipelineConfig`, which leaves the model trainable; RTFx is not
+    that of `asrkit transcribe`, which optimizes the encoder on a CPU.
+
     Args:
         checkpoint: Model, tokenizer and features.
         utterances: Speech with its transcripts.

@@ -21,8 +21,8 @@ PAGED_BYTES = 1 << 27  # joint from which lean was faster on a CPU whatever D an
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the compiled kernels
 
 
-def joint_bytes(*, B: int, T: int, U1: int, V: int, D: int, dtype: torch.dtype) -> int:
-    """Bytes of the full joint at the peak of a training step, padding included.
+def joint_peak_bytes(*, B: int, T: int, U1: int, V: int, D: int, dtype: torch.dtype) -> int:
+    """Bytes that the full joint takes at the peak of a training step, padding included.
 
     Three moments can be the peak: the logits, their gradient and the hidden layer; the gradient of
     the logits, the hidden layer and its gradient; or the hidden layer, its gradient and that of
@@ -36,7 +36,7 @@ def joint_bytes(*, B: int, T: int, U1: int, V: int, D: int, dtype: torch.dtype) 
         D: Width of the joint.
         dtype: Type of the logits.
 
-    >>> joint_bytes(B=1, T=2000, U1=101, V=1024, D=640, dtype=torch.float32)
+    >>> joint_peak_bytes(B=1, T=2000, U1=101, V=1024, D=640, dtype=torch.float32)
     2172992000
     """
     nodes = B * T * U1
@@ -93,7 +93,7 @@ def chooses_lean(
         device_type: "cpu" or "cuda".
         memory_bytes: Memory of the device in bytes; None where it is unknown.
     """
-    size = joint_bytes(B=B, T=T, U1=U1, V=V, D=D, dtype=dtype)
+    size = joint_peak_bytes(B=B, T=T, U1=U1, V=V, D=D, dtype=dtype)
     if memory_bytes is not None and size > MEMORY_SHARE * memory_bytes:
         return True
     if device_type != "cpu" or dtype not in KERNEL_DTYPES:

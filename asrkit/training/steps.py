@@ -41,7 +41,7 @@ def training_step(
     The memory of its batch counts. That of preparing batches does not, which happens beside
     training, nor that of the EMA weights. With joint="auto" the step changes to the lean loss where
     the joint would fill half of the device; more utterances can then take less memory, so search
-    with joint="full" or "lean" on a device that the batches shall fill.
+    with joint="full" or "lean" where the batches are to fill the device.
 
     Args:
         model: In training mode; its weights change.

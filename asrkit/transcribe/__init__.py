@@ -1,7 +1,7 @@
 """Sound files to transcripts: `transcribe` for files, `Recognizer` for waveforms.
 
-The doors are imported when they are first used, so that the command line can read `options`
-without loading torch.
+Names are imported when they are first used, so that the command line can read `options` without
+loading torch.
 """
 
 from importlib import import_module
@@ -34,7 +34,7 @@ __all__ = [
     "transcribe",
 ]
 
-_FILES = {  # the file of this folder that defines each door
+_FILES = {  # the file of this folder that defines each name
     "audio": ["find", "read_audio"],
     "folder": ["Folder"],
     "formats": ["FORMATS", "TIMED", "Transcript", "render", "summary"],
@@ -46,7 +46,7 @@ _FILES = {  # the file of this folder that defines each door
 
 
 def __getattr__(name: str) -> Any:
-    for file, doors in _FILES.items():
-        if name in doors:
+    for file, names in _FILES.items():
+        if name in names:
             return getattr(import_module(f"{__name__}.{file}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

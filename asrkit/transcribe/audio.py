@@ -19,7 +19,7 @@ from asrkit.shapes import expect
 SUFFIXES = frozenset(
     ".wav .flac .ogg .oga .opus .mp3 .aif .aiff .aifc .au .snd .caf .w64 .rf64 .sph .nist".split()
 )
-UNREAD = frozenset(".m4a .mp4 .aac .wma .webm .mkv .mka .amr".split())  # libsndfile reads none
+UNREADABLE = frozenset(".m4a .mp4 .aac .wma .webm .mkv .mka .amr".split())  # libsndfile reads none
 BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
 MARGIN_S = 1
 # Bytes of samples in a WAV, AIFF or AU file by its header, and those that are there.
@@ -59,7 +59,7 @@ def _sound_files(folder: Path) -> list[Path]:
 
 
 def _native(path: Path) -> str | bytes:
-    """The name of a file as soundfile takes it: it cannot encode text that is no UTF-8."""
+    """The path as soundfile takes it: bytes on POSIX, where a name need not be valid UTF-8."""
     return os.fsencode(path) if os.name == "posix" else str(path)
 
 
@@ -89,7 +89,7 @@ def _open(path: Path) -> Any:
         # TypeError: a suffix that promises samples without a header
         reason = getattr(error, "error_string", error)  # without the path
         remedy = ""
-        if path.suffix.lower() in UNREAD:
+        if path.suffix.lower() in UNREADABLE:
             remedy = " Convert it first: ffmpeg -i IN OUT.wav."
         message = f"audio: {path.name} cannot be read (libsndfile: {reason}).{remedy}"
         raise ValueError(message) from None
@@ -199,7 +199,7 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
 def blocks(path: Path, rate_hz: int) -> Iterator[Tensor]:
     """Yield a file's mono samples (S,) float32 at `rate_hz`, in order.
 
-    ValueError, in one line, says what is wrong with the file.
+    Raises ValueError with one line that says what is wrong with the file.
     """
     with _open(path) as file:
         chunks = _mono(file, path)
@@ -211,6 +211,6 @@ def blocks(path: Path, rate_hz: int) -> Iterator[Tensor]:
 def read_audio(path: Path, rate_hz: int) -> Tensor:
     """Mono waveform (S,) float32 at `rate_hz` of any file that soundfile reads.
 
-    ValueError, in one line, says what is wrong with the file.
+    Raises ValueError with one line that says what is wrong with the file.
     """
     return torch.cat([*blocks(path, rate_hz)])

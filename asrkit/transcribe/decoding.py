@@ -18,7 +18,7 @@ from asrkit.transcribe.options import CAPTURED
 
 
 class DecodeOptions(NamedTuple):
-    """What a decoder is asked for; each kind of model takes what it has a use for."""
+    """Options of decoding; each kind of model uses those that apply to it."""
 
     strategy: str  # one of the kind's own names
     graphs: str = "auto"

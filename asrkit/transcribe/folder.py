@@ -18,10 +18,11 @@ from asrkit.shapes import expect
 from asrkit.transcribe.formats import Transcript, render
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
 
-LONGEST = 240  # bytes of a file name; a temporary one has ten more, and file systems take 255
+# Of a transcript's file name: temporary files have ten bytes more, and file systems take 255.
+MAX_NAME_BYTES = 240
 LOG = ".asrkit-transcripts.jsonl"
-# Tensors of up to so many numbers are hashed whole, of larger ones so many numbers and the sum of
-# all bits: hashing gigabytes would take longer than transcribing.
+# Tensors of up to WHOLE numbers are hashed entirely. Of larger ones the hash covers SAMPLED numbers
+# and the sum of all bits: hashing gigabytes would take longer than transcribing.
 WHOLE = 65_536
 SAMPLED = 64
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
@@ -75,7 +76,7 @@ class Folder:
 
     Args:
         path: the folder; made when the first transcript is written.
-        found: (recording, name of its transcript) pairs, as `find` returns them.
+        recordings: (recording, name of its transcript) pairs, as `find` returns them.
         checkpoint: what transcribes, before its weights are optimized.
         options: windows of the recordings.
         config: how the recogniser computes; None: the defaults.
@@ -89,7 +90,7 @@ class Folder:
     def __init__(
         self,
         path: Path,
-        found: Sequence[tuple[Path, Path]],
+        recordings: Sequence[tuple[Path, Path]],
         checkpoint: Checkpoint,
         options: WindowOptions,
         *,
@@ -103,15 +104,15 @@ class Folder:
         self.fresh = fresh
         self.anew = 0
         self.key = made_by(checkpoint, text_settings(options, config or PipelineConfig()))
-        self.target = self._targets(found)
+        self.target = self._targets(recordings)
         # now: a recording that is read later may have changed meanwhile
         self.state = {source: _state(source) for source in self.target}
         self.log = self._read_log()
 
-    def _targets(self, found: Sequence[tuple[Path, Path]]) -> dict[Path, Path]:
+    def _targets(self, recordings: Sequence[tuple[Path, Path]]) -> dict[Path, Path]:
         """Where the transcript of each recording goes."""
         sources: dict[Path, Path] = {}
-        for source, name in found:
+        for source, name in recordings:
             target = self.path / name.with_suffix(f".{self.kind}")
             expect(
                 target not in sources,
@@ -156,7 +157,7 @@ class Folder:
     def _refusal(self, target: Path) -> str:
         """Why nothing can be written to `target`; "" where it can."""
         size = len(os.fsencode(target.name))
-        if size > LONGEST:
+        if size > MAX_NAME_BYTES:
             return (
                 f"out: a name of {size} bytes is too long for a transcript. Rename the recording."
             )

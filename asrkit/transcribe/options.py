@@ -53,9 +53,11 @@ class WindowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """How the recogniser computes, from waveforms to hypotheses. The defaults are what is shipped.
+    """How the recogniser computes, from waveforms to hypotheses.
 
-    No option but `precision` and `max_symbols` changes what is recognised, except by rounding.
+    The defaults run the model as it was loaded, on any device. `asrkit transcribe` takes them too,
+    except for encoder="optimized" on a CPU. No option but `precision` and `max_symbols` changes
+    what is recognised, except by rounding.
     """
 
     normalization: Literal["batched", "one_by_one"] = described(

@@ -1,7 +1,7 @@
 """The one recogniser: waveforms to features, encoder frames and hypotheses.
 
-`asrkit transcribe`, evaluation in training, the benchmarks and the notebooks all use it, so what is
-measured is what is shipped.
+`asrkit transcribe`, evaluation in training, the benchmarks and the notebooks all use it, each with
+a `PipelineConfig` of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ WEIGHTS = {  # dtype of the weights, by precision; "as_loaded" keeps the model's
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-MAX_SYMBOLS = 10  # labels on one frame at most, where nobody says otherwise
+MAX_SYMBOLS = 10  # most labels on one frame, where neither config nor checkpoint has a number
 
 
 def recognize(
@@ -110,7 +110,7 @@ class Recognizer:
 
     Args:
         model: of a class in asrkit.transcribe.decoding.KINDS, or its `ModelVariants` to share.
-        config: how to compute; None: the defaults, which are what is shipped.
+        config: how to compute; None: the defaults.
         features: log-mel settings of the model.
         max_symbols: most labels on one frame, where `config` does not say.
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from asrkit.text import Tokenizer
 
 JITTER_S = 0.4  # what two windows may differ in the time of one label
-# labels of a word: scripts without spaces would make one of a whole recording, in quadratic time
-LONGEST = 64
+# In scripts without spaces a whole recording would be one word, found in quadratic time.
+MAX_WORD_LABELS = 64
 PAUSE_S = 0.5  # a pause this long is as good a place to cut as any longer one
 
 
@@ -123,16 +123,16 @@ def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
     """Words of `labels`: split where the text that the tokenizer decodes has white space.
 
     A label starts a word when it and the labels since the last start decode to two words: this
-    needs nothing of a tokenizer but `decode`. After LONGEST labels without white space another word
-    begins. A word ends with the last label that added to its text, so not with a space, and before
-    the next one starts.
+    needs nothing of a tokenizer but `decode`. After MAX_WORD_LABELS labels without white space
+    another word begins. A word ends with the last label that added to its text, so not with a
+    space, and before the next one starts.
     """
     result: list[Word] = []
     tokens: list[int] = []  # since the last word started
     for label in labels:
         text = tokenizer.decode([*tokens, label.token]).strip()
         holds_two_words = len(text.split()) > 1
-        if not tokens or holds_two_words or len(tokens) == LONGEST:
+        if not tokens or holds_two_words or len(tokens) == MAX_WORD_LABELS:
             tokens = []
             text = tokenizer.decode([label.token]).strip()
             if not text:  # white space before a word

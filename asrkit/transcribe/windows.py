@@ -222,7 +222,7 @@ class _Transcriber:
                 rows = next(batches)
                 batch = [pool[row] for row in rows]
                 start = time.perf_counter()
-                recognised.update(zip(rows, self.recognise(batch), strict=True))
+                recognised.update(zip(rows, self.recognize(batch), strict=True))
                 took_s = time.perf_counter() - start
                 samples = sum(len(member.waveform) for member in batch)
                 for row in rows:
@@ -245,7 +245,7 @@ class _Transcriber:
         elapsed_s = max(bar.format_dict["elapsed"], 1e-3)
         bar.set_postfix_str(f"RTFx {bar.n / elapsed_s:.0f}")
 
-    def recognise(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
+    def recognize(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
         """Labels of each window, or an error message; a batch that fails is retried in halves."""
         try:
             return self._labels(batch)
@@ -254,7 +254,7 @@ class _Transcriber:
         if len(batch) == 1:
             return [message]
         half = len(batch) // 2
-        return self.recognise(batch[:half]) + self.recognise(batch[half:])
+        return self.recognize(batch[:half]) + self.recognize(batch[half:])
 
     def _labels(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
         waveforms = pad_sequence([window.waveform for window in batch], batch_first=True)

@@ -317,7 +317,7 @@ def decoded(store, model, batch, mode="step", turn="auto"):
     with torch.inference_mode():
         greedy = GreedyModel(model)
         carry, options = greedy.initial_carry(batch[0]), GreedyOptions(graphs=mode, turn=turn)
-        return store.decode(graphs.Batch(greedy, *batch, carry, options))
+        return store.decode(graphs.DecoderCall(greedy, *batch, carry, options))
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def by_graphs(
         greedy = GreedyModel(model, confidence)
         carry = carry or greedy.initial_carry(encoded)
         options = GreedyOptions(graphs=mode, **options)
-        return store.decode(graphs.Batch(greedy, encoded, lengths, carry, options))
+        return store.decode(graphs.DecoderCall(greedy, encoded, lengths, carry, options))
 
 
 @settings(max_examples=200, deadline=None)

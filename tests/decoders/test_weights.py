@@ -160,7 +160,7 @@ def test_what_a_look_finds_changed_is_looked_at_whole_and_loops_stay_if_nothing_
             if number == 3:
                 model.note = object()
             carry = greedy.initial_carry(batch[0])
-            store.replay(graphs.Batch(greedy, *batch, carry, GreedyOptions()), "step")
+            store.replay(graphs.DecoderCall(greedy, *batch, carry, GreedyOptions()), "step")
     assert len(whole) == 2  # at first, and when there was one more attribute
     assert len(store.loops) == 1
 

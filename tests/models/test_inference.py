@@ -15,7 +15,7 @@ from asrkit.models import (
     optimize,
     presets,
 )
-from asrkit.models.folded import Folded, fold, folded
+from asrkit.models.folded import FoldedNorm, fold, fold_norm
 from asrkit.models.packed import PackedLinear
 
 FAST = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
@@ -77,7 +77,7 @@ def test_folding_errs_at_most_twice_as_much_as_the_norm_that_it_replaces(dtype):
 def test_a_folded_convolution_is_the_formula():
     conv, norm = nn.Conv1d(3, 3, 1, groups=3), spread(nn.Sequential(nn.BatchNorm1d(3)))[0]
     x = torch.randn(2, 3, 5)
-    weight, bias = folded(conv, norm)
+    weight, bias = fold_norm(conv, norm)
     torch.testing.assert_close(weight.view(3, 1) * x + bias[:, None], norm(conv(x)))
     assert (weight.dtype, bias.dtype) == (torch.float32, torch.float32)
 
@@ -117,7 +117,7 @@ def test_on_a_cpu_an_optimized_model_is_folded_and_packed_and_says_the_same():
             for one, other in zip(model.encode(features, lengths), wanted, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
     parts = [*model.modules()]
-    assert sum(isinstance(part, Folded) for part in parts) == 2 and any(
+    assert sum(isinstance(part, FoldedNorm) for part in parts) == 2 and any(
         isinstance(part, PackedLinear) for part in parts
     )
 
@@ -125,7 +125,7 @@ def test_on_a_cpu_an_optimized_model_is_folded_and_packed_and_says_the_same():
 def test_in_a_dtype_without_packed_products_a_model_is_folded_alone():
     model = optimize(spread(TransducerModel(presets.tiny())).double())
     parts = [*model.modules()]
-    assert any(isinstance(part, Folded) for part in parts) and not any(
+    assert any(isinstance(part, FoldedNorm) for part in parts) and not any(
         isinstance(part, PackedLinear) for part in parts
     )
 

@@ -17,7 +17,7 @@ from asrkit.training import (
     TrainResult,
     chooses_lean,
     joint,
-    joint_bytes,
+    joint_peak_bytes,
     objective,
     train,
     training_loss,
@@ -102,7 +102,7 @@ def test_the_rule_takes_lean_where_it_is_faster_or_the_joint_does_not_fit(change
 def test_the_bytes_of_the_joint_are_those_that_cost_counts(V, D, dtype):
     shape = {"B": 4, "T": 200, "U1": 50, "V": V, "D": D}
     counted = cost.joint_bytes("numba", itemsize=dtype.itemsize, **shape).total
-    assert joint_bytes(dtype=dtype, **shape) == pytest.approx(counted, rel=0.05)
+    assert joint_peak_bytes(dtype=dtype, **shape) == pytest.approx(counted, rel=0.05)
 
 
 def test_memory_decides_where_the_clock_says_full(monkeypatch):
@@ -110,7 +110,7 @@ def test_memory_decides_where_the_clock_says_full(monkeypatch):
     shape = {"B": 4, "T": 50, "U1": 20, "dtype": torch.float32, "device": device}
     monkeypatch.setattr(joint, "PRODUCT_WIDTH", 0)
     assert not joint.takes_lean(model, TrainConfig(), **shape)
-    needed = joint_bytes(B=4, T=50, U1=20, V=29, D=24, dtype=torch.float32)
+    needed = joint_peak_bytes(B=4, T=50, U1=20, V=29, D=24, dtype=torch.float32)
     for memory_bytes, lean in ((2 * needed, False), (2 * needed - 1, True)):
         monkeypatch.setattr(joint, "device_memory", lambda device, size=memory_bytes: size)
         assert joint.takes_lean(model, TrainConfig(), **shape) is lean

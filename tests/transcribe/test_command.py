@@ -19,7 +19,7 @@ from asrkit.models import (
     presets,
     save_checkpoint,
 )
-from asrkit.models.folded import Folded
+from asrkit.models.folded import FoldedNorm
 from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, train
 
@@ -94,7 +94,7 @@ def test_on_a_cpu_the_model_is_optimized_first(model, speech, monkeypatch, capsy
     seen, plain = [], execution.optimize
     monkeypatch.setattr(execution, "optimize", lambda model: seen.append(plain(model)) or seen[-1])
     assert main(["transcribe", str(speech[0]), "--model", model]) == 0
-    assert any(isinstance(part, Folded) for part in seen[0].modules())
+    assert any(isinstance(part, FoldedNorm) for part in seen[0].modules())
 
 
 def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(model, speech, capsys):

@@ -207,7 +207,7 @@ def web_like(
     """Random lengths that vary as widely as those of speech from the web.
 
     Seconds and tokens per second are log-normal. No corpus was measured for the defaults: they are
-    chosen so that half of a random batch is padding, as document 002 says of its data.
+    chosen so that half of a random batch is padding, as arXiv 2503.05931 says of its data.
 
     Args:
         count: Number of utterances.

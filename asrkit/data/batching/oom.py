@@ -31,7 +31,7 @@ UNBOUNDED = 2**31  # utterances: more than any step is tried with
 # Messages of an allocator that gives up; the last is what cuFFT says when its workspace does not
 # fit.
 GAVE_UP = r"out of memory|can't allocate memory|bad_alloc|ALLOC_FAILED|CUFFT_INTERNAL_ERROR"
-Step = Callable[[int, float, int], object]
+TrainingStep = Callable[[int, float, int], object]
 
 
 class Trial(NamedTuple):
@@ -150,7 +150,7 @@ def _fits(columns: np.ndarray) -> list[tuple[float, list[int], np.ndarray]]:
 
 
 def oom_search(
-    step: Step,
+    step: TrainingStep,
     buckets: Buckets,
     *,
     budget_bytes: int | None = None,
@@ -232,7 +232,7 @@ def _search(
 
 
 def _check_arguments(
-    step: Step,
+    step: TrainingStep,
     buckets: Buckets,
     budget_bytes: int | None,
     device: str,
@@ -260,9 +260,11 @@ def _check_arguments(
 class _Trials:
     """The training steps of a search, what they took, and what follows from them."""
 
-    bar: Any  # of progress: one step of it a shape
+    bar: Any  # tqdm's progress bar, which advances once a shape
 
-    def __init__(self, step: Step, device: str, parameters: list[Tensor], tolerance: float) -> None:
+    def __init__(
+        self, step: TrainingStep, device: str, parameters: list[Tensor], tolerance: float
+    ) -> None:
         self.step = step
         self.device = device
         self.parameters = parameters
@@ -274,7 +276,7 @@ class _Trials:
         self.done: list[Trial] = []
 
     def run(self, n: int, seconds: float, tokens: int) -> Trial:
-        """Run one step. Nothing of it stays but what it did to the model.
+        """Run one step and free its gradients and activations; the model keeps the update.
 
         Args:
             n: Utterances of the batch.

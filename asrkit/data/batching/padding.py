@@ -126,7 +126,9 @@ def attention(*, per_second: float = 1.0, quadratic: float = 20.0) -> Cost:
 def transducer_joint(*, frames_per_second: float = 12.5, V: int = 1025, itemsize: int = 4) -> Cost:
     """Bytes of the joint's logits and their gradient: B T (U + 1) V numbers, twice.
 
-    The formula of document 003, as in asrkit.workbench.cost.joint_bytes.
+    The formula of NVIDIA's "Training NeMo RNN-T Models Efficiently with Numba FP16 Support"
+    (document 003 in data/claims.yaml). What lies beside these two is not counted: see
+    `asrkit.training.joint_peak_bytes`.
 
     Args:
         frames_per_second: Encoder frames.
@@ -188,7 +190,7 @@ class Limit:
     def largest(self, D: Any, U: Any) -> Any:
         """Most utterances of at most D seconds and U tokens that fit; 0 where not even one does."""
         per_utterance = self.cost(1, D, U) - self.cost.per_batch
-        # The tiny summand makes what costs nothing fit where no room is left.
+        # The tiny summand lets utterances of no cost fit where no room is left.
         room = self.most - self.cost.per_batch + 1e-290
         quotient = np.floor(room / np.maximum(per_utterance, 1e-300))
         n = quotient.clip(0, 2**31).astype(np.int64)

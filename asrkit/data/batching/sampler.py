@@ -200,7 +200,7 @@ class LengthSampler(CutSampler):
         return self._settings(self.epoch) | {"position": position}
 
     def _settings(self, epoch: int) -> dict[str, Any]:
-        """The state that lhotse's samplers have, and what the plan of `epoch` follows from."""
+        """The state of lhotse's samplers, and hashes of what the plan of `epoch` depends on."""
         planned = self._plan(epoch)
         return deepcopy(super().state_dict()) | {
             "strategy": type(self.strategy).__name__,

@@ -1,4 +1,7 @@
-"""Speech with transcripts as lhotse cuts at 16 kHz: synthetic, or read from manifests."""
+"""Speech with transcripts as lhotse cuts at 16 kHz: synthetic, or read from manifests.
+
+`published.prepare_corpora` makes manifests of published corpora and of local folders.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Load a file from the network: resumed where it was cut off, and checked before it gets its name.
+"""Download a file: resumed where it was cut off, and checked before it gets its name.
 
 Not lhotse's `resumable_download`, which takes a connection that ended early for the end of the
-file, appends the whole file to its part where a server ignores Range, and waits for ever for a
-server that fell silent.
+file, appends the whole file to its part where a server ignores Range, and has no timeout for a
+server that stops sending.
 """
 
 import hashlib
@@ -135,7 +135,7 @@ def _connect(url: str, part: Path, have: int, progress: bool) -> bool:
         if error.code != RANGE_NOT_SATISFIABLE or not have:
             raise
         complete = error.headers.get("Content-Range") == f"bytes */{have}"
-        # A part that is longer than the file is none of it: start anew.
+        # A part that is longer than the file belongs to another file: start anew.
         return complete or _connect(url, part, 0, progress)
     part.parent.mkdir(parents=True, exist_ok=True)
     with answer, part.open("ab") as file:

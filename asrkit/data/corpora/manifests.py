@@ -10,9 +10,9 @@ from lhotse.audio import AudioLoadingError
 from lhotse.serialization import load_jsonl
 from lhotse.utils import fastcopy
 
+from asrkit.data.utterances import RATE_HZ
 from asrkit.shapes import expect
 
-RATE_HZ = 16_000
 SPLITS = ("train", "dev", "test")
 # Names of lhotse's tables in a folder; {} is the part of the corpus.
 TABLES = ("*recordings{}.jsonl*", "*supervisions{}.jsonl*")
@@ -42,7 +42,7 @@ def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
         part: Read only those tables of a folder that end so: `_dev` for recordings_dev.jsonl.gz.
 
     Raises:
-        ValueError: In one line, for a manifest that cannot serve.
+        ValueError: The manifest cannot be read or has no utterance; the message is one line.
     """
     path = Path(path)
     expect(path.exists(), "manifest", "a file or a folder", repr(str(path)))

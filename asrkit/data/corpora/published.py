@@ -32,14 +32,14 @@ from asrkit.shapes import expect
 
 OPENSLR = "https://www.openslr.org/resources"
 MB = 1e6
-UNPACKED = 1.1  # bytes of unpacked files for one of an archive, which hardly shrinks FLAC
+UNPACKED = 1.1  # unpacked bytes for each byte of an archive: gzip hardly compresses FLAC
 # Kinds of utterances of the corpora that are synthesised.
 SPOKEN: dict[str, tuple[str, ...]] = {"digits": ("digits",), "spoken_commands": synthetic.KINDS}
 
 
 @dataclass(frozen=True)
-class Archive:
-    """`openslr`/<part>.tar.gz below a mirror: its bytes and its checksum."""
+class RemoteArchive:
+    """An archive at `openslr`/<part>.tar.gz below a mirror: its size in bytes and its checksum."""
 
     openslr: int
     size: int
@@ -50,46 +50,46 @@ class Archive:
 # sizes: tensorflow_datasets
 ARCHIVES = {
     "yesno": {
-        "waves_yesno": Archive(
+        "waves_yesno": RemoteArchive(
             1, 4_703_754, "sha256:c3f49e0cca421f96b75b41640749167b52118f232498667ca7a5f9416aef8e73"
         )
     },
     "mini_librispeech": {
-        "dev-clean-2": Archive(31, 126_046_265, "md5:6d7ab67ac6a1d2c993d050e16d61080d"),
-        "train-clean-5": Archive(31, 332_954_390, "md5:5df7d4e78065366204ca6845bb08f490"),
+        "dev-clean-2": RemoteArchive(31, 126_046_265, "md5:6d7ab67ac6a1d2c993d050e16d61080d"),
+        "train-clean-5": RemoteArchive(31, 332_954_390, "md5:5df7d4e78065366204ca6845bb08f490"),
     },
     "librispeech": {
-        "dev-clean": Archive(
+        "dev-clean": RemoteArchive(
             12,
             337_926_286,
             "sha256:76f87d090650617fca0cac8f88b9416e0ebf80350acb97b343a85fa903728ab3",
         ),
-        "dev-other": Archive(
+        "dev-other": RemoteArchive(
             12,
             314_305_928,
             "sha256:12661c48e8c3fe1de2c1caa4c3e135193bfb1811584f11f569dd12645aa84365",
         ),
-        "test-clean": Archive(
+        "test-clean": RemoteArchive(
             12,
             346_663_984,
             "sha256:39fde525e59672dc6d1551919b1478f724438a95aa55f874b576be21967e6c23",
         ),
-        "test-other": Archive(
+        "test-other": RemoteArchive(
             12,
             328_757_843,
             "sha256:d09c181bba5cf717b3dee7d4d592af11a3ee3a09e08ae025c5506f6ebe961c29",
         ),
-        "train-clean-100": Archive(
+        "train-clean-100": RemoteArchive(
             12,
             6_387_309_499,
             "sha256:d4ddd1d5a6ab303066f14971d768ee43278a5f2a0aa43dc716b0e64ecbbbf6e2",
         ),
-        "train-clean-360": Archive(
+        "train-clean-360": RemoteArchive(
             12,
             23_049_477_885,
             "sha256:146a56496217e96c14334a160df97fffedd6e0a04e66b9c5af0d40be3c792ecf",
         ),
-        "train-other-500": Archive(
+        "train-other-500": RemoteArchive(
             12,
             30_593_501_606,
             "sha256:ddb22f27f96ec163645d53215559df6aa36515f26e01dd70798188350adcb6d2",
@@ -269,7 +269,7 @@ def _load_archives(
 
 
 def _check_disk(
-    todo: dict[str, Archive], to: Path, mirror: str, say: Callable[[str], None]
+    todo: dict[str, RemoteArchive], to: Path, mirror: str, say: Callable[[str], None]
 ) -> None:
     """Say what will be loaded; ValueError where the disk has no room for it."""
     size = sum(archive.size for archive in todo.values())

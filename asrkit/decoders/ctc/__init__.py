@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.ctc.sequential import blank_index, ctc_greedy_sequential
-from asrkit.decoders.hypotheses import PADDING, Hypotheses, check
+from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.runtime import eager
 from asrkit.shapes import expect, valid_mask
 
@@ -38,7 +38,7 @@ def ctc_greedy(
     Raises:
         ValueError: An argument does not fit.
     """
-    check(log_probs, lengths, "B T V", "log_probs")
+    check_batch(log_probs, lengths, "B T V", "log_probs")
     blank = blank_index(blank, log_probs.shape[-1])
     impl = _choose_impl(impl, log_probs)
     with torch.inference_mode():

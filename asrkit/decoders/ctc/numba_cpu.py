@@ -66,7 +66,7 @@ def best_tokens(log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 def _run_in_threads(work: Callable[[int, int], None], threads: int) -> None:
     """Call work(first, threads) for every first < threads at once.
 
-    The threads end here: a process that forks later has none to miss.
+    The threads end with the call: a process forked later would not have them.
     """
     if threads == 1:
         return work(0, 1)

@@ -5,7 +5,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, check
+from asrkit.decoders.hypotheses import Hypotheses, check_batch
 from asrkit.runtime import eager
 from asrkit.shapes import expect
 
@@ -19,7 +19,7 @@ def ctc_greedy_sequential(log_probs: Tensor, lengths: Tensor, *, blank: int = -1
         lengths: (B,) valid frames.
         blank: Index of the blank; negative counts from the end.
     """
-    check(log_probs, lengths, "B T V", "log_probs")
+    check_batch(log_probs, lengths, "B T V", "log_probs")
     blank = blank_index(blank, log_probs.shape[-1])
     rows = []
     scores = []

@@ -7,9 +7,9 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, check
+from asrkit.decoders.hypotheses import Hypotheses, check_batch
 from asrkit.decoders.transducer import frame_looping, label_looping, one_by_one, windowed_looping
-from asrkit.decoders.transducer.graphs import MODES, WAYS
+from asrkit.decoders.transducer.graphs import GRAPH_MODES, TURN_MODES
 from asrkit.decoders.transducer.graphs import decode as decode_with_graphs
 from asrkit.decoders.transducer.steps import (
     Carry,
@@ -60,7 +60,7 @@ class Transducer(Protocol):
 
 
 @eager
-def transducer_greedy(  # noqa: PLR0913 - the one door to greedy decoding; all options keyword-only
+def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
     model: Transducer,
     encoded: Tensor,
     lengths: Tensor,
@@ -111,7 +111,7 @@ def transducer_greedy(  # noqa: PLR0913 - the one door to greedy decoding; all o
     >>> first = transducer_greedy(model, encoded, lengths)  # doctest: +SKIP
     >>> rest = transducer_greedy(model, later, its_lengths, carry=first.carry)  # doctest: +SKIP
     """
-    longest = check(encoded, lengths, "B T E", "encoded")
+    longest = check_batch(encoded, lengths, "B T E", "encoded")
     _check_strategy(strategy, graphs, turn)
     expect(window is None or whole(window, 1), "window", "at least 1 frame, or None", repr(window))
     _expect_choice("confidence", confidence, CONFIDENCE)
@@ -141,7 +141,7 @@ def _expect_choice(argument: str, value: object, choices: Sequence[str]) -> None
 def _check_strategy(strategy: str, graphs: str, turn: str) -> None:
     """ValueError for names that do not exist, or that do not go together."""
     _expect_choice("strategy", strategy, list(STRATEGIES))
-    _expect_choice("graphs", graphs, MODES)
+    _expect_choice("graphs", graphs, GRAPH_MODES)
     expect(
         graphs in ("auto", "off") or strategy == "windowed_looping",
         "graphs",
@@ -149,7 +149,7 @@ def _check_strategy(strategy: str, graphs: str, turn: str) -> None:
         repr(graphs),
         "Only windowed_looping runs as a graph.",
     )
-    _expect_choice("turn", turn, WAYS)
+    _expect_choice("turn", turn, TURN_MODES)
     expect(
         turn == "auto" or graphs in ("step", "full"),
         "turn",

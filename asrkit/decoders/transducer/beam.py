@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, Step, check
+from asrkit.decoders.hypotheses import Emissions, Hypotheses, check_batch
 from asrkit.decoders.states import map_state, select_state
 from asrkit.decoders.transducer import Transducer
 from asrkit.decoders.transducer.beam_sets import (
@@ -23,7 +23,7 @@ from asrkit.decoders.transducer.beam_sets import (
 )
 from asrkit.decoders.transducer.steps import check_rules, first_prediction, vocabulary
 from asrkit.runtime import eager
-from asrkit.shapes import MOST, expect, whole
+from asrkit.shapes import MAX_COUNT, expect, whole
 
 MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it loses nothing
 LOW_35 = (1 << 35) - 1
@@ -67,7 +67,7 @@ def check_beam(
         label_bonus: Added per label.
     """
     check_rules(model, max_symbols)
-    expect(whole(width, 1, MOST), "width", f"1 to {MOST} hypotheses", repr(width))
+    expect(whole(width, 1, MAX_COUNT), "width", f"1 to {MAX_COUNT} hypotheses", repr(width))
     expect(whole(nbest, 1, width), "nbest", f"1 to width={width} hypotheses", repr(nbest))
     for name, value in (("lm_weight", lm_weight), ("label_bonus", label_bonus)):
         finite = isinstance(value, int | float) and math.isfinite(value)
@@ -75,7 +75,7 @@ def check_beam(
 
 
 @eager
-def transducer_beam(  # noqa: PLR0913 - the one door to beam search; options keyword-only
+def transducer_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     model: Transducer,
     encoded: Tensor,
     lengths: Tensor,
@@ -122,7 +122,7 @@ def transducer_beam(  # noqa: PLR0913 - the one door to beam search; options key
     Raises:
         ValueError: An argument does not fit, or the model does not follow the protocol.
     """
-    longest = check(encoded, lengths, "B T E", "encoded")
+    longest = check_batch(encoded, lengths, "B T E", "encoded")
     check_beam(model, width, nbest, max_symbols, lm_weight, label_bonus)
     if not lm_weight:
         lm = None
@@ -467,12 +467,12 @@ class Search:
         history = torch.cat([*self.history, before_first], 1)
         frames = torch.tensor([*self.frames, -1], device=self.device)
         moves = torch.tensor(self.moves, device=self.device)
-        steps = list[Step]()
+        steps = list[Emissions]()
         for _ in range(int(best.length.max())):
             parent, label = history[rows, node].unbind(-1)
             frame = frames[node // width]
             duration = moves[node % width // self.K]
-            steps.append(Step(label, frame, duration, node >= 0))
+            steps.append(Emissions(label, frame, duration, node >= 0))
             node = parent
         steps.reverse()
         ranked = []

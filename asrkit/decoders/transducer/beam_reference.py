@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, check
+from asrkit.decoders.hypotheses import Hypotheses, check_batch
 from asrkit.decoders.transducer import Transducer
 from asrkit.decoders.transducer.beam import LanguageModel, check_beam
 from asrkit.decoders.transducer.steps import first_prediction, vocabulary
@@ -62,7 +62,7 @@ def transducer_beam_reference(  # noqa: PLR0913 - the arguments of transducer_be
         lm_weight: Weight of its log-probability.
         label_bonus: Added per label.
     """
-    check(encoded, lengths, "B T E", "encoded")
+    check_batch(encoded, lengths, "B T E", "encoded")
     check_beam(model, width, nbest, max_symbols, lm_weight, label_bonus)
     if not lm_weight:
         lm = None

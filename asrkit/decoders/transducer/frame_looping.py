@@ -6,7 +6,7 @@ Utterances whose frame is blank idle while others emit labels on it.
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, Step
+from asrkit.decoders.hypotheses import Emissions, Hypotheses
 from asrkit.decoders.states import select_state
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 
@@ -29,7 +29,7 @@ def decode(
     T = encoded.shape[1]
     predicted, state, time, earlier_frames = carry
     scores = torch.zeros_like(time, dtype=torch.float32)
-    steps = list[Step]()
+    steps = list[Emissions]()
     for t in range(T):
         for _ in range(options.max_symbols):
             active = (time == t) & (t < lengths)
@@ -42,7 +42,7 @@ def decode(
             if not emits.any():
                 break
             frame = t + earlier_frames
-            steps.append(Step(token, frame, jump, emits, confidence))
+            steps.append(Emissions(token, frame, jump, emits, confidence))
             label = token.masked_fill(~emits, greedy.blank)
             after = greedy.model.predict(label, state)
             before = (predicted, state)

@@ -7,8 +7,8 @@
     walk       follow blanks to the first label; write it, advance clocks; then `predict`
     overwrite  keep the new predictor state of utterances that emitted
 
-Written for a GPU, and so far run in Triton's interpreter only (TRITON_INTERPRET=1 before Python
-starts), where it finds what the plain turn finds, and compiled for GPUs that were not there. Its
+Written for a GPU. So far it was compiled for GPUs and run in Triton's interpreter only
+(TRITON_INTERPRET=1 before Python starts), where its results equal those of the plain turn. Its
 speed is unknown.
 
 Each kernel is an op of torch, so tools that count or check ops see it, on fake tensors too.
@@ -30,7 +30,7 @@ from asrkit.decoders.transducer.triton_kernels import LANES
 from asrkit.decoders.transducer.windowed_looping import LoopState
 from asrkit.shapes import expect
 
-MOST = 2048  # logits or other numbers that one program holds at once
+MAX_BLOCK = 2048  # logits or other numbers that one program holds at once
 
 
 class Buffers(Protocol):
@@ -249,7 +249,7 @@ def overwrite(emitted: Tensor, own: list[Tensor], new: list[Tensor]) -> None:
 
 def _block(size: int) -> int:
     """Numbers that a program takes at once, of `size` in a row."""
-    return min(MOST, triton.next_power_of_2(max(size, 1)))
+    return min(MAX_BLOCK, triton.next_power_of_2(max(size, 1)))
 
 
 # ---- the functions above as ops of torch, with what they return on fake tensors

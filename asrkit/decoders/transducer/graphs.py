@@ -1,6 +1,6 @@
 """Windowed looping by CUDA graphs: turns of the loop are recorded once and replayed.
 
-Python then launches nothing itself. The parts, from the door down:
+Python then launches nothing itself. The parts, from the caller down:
 
     decode ---> GraphCache (one per model): is there a captured loop for this batch and weights?
                    |
@@ -34,15 +34,15 @@ from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.decoders.transducer.weights import Watch, fingerprint
 from asrkit.shapes import expect
 
-MODES = ("auto", "off", "step", "full")
-WAYS = ("auto", "fused", "plain")  # to compute a captured turn
+GRAPH_MODES = ("auto", "off", "step", "full")
+TURN_MODES = ("auto", "fused", "plain")  # to compute a captured turn
 KEEP = 8  # captured loops of one model
-ROWS = 8  # the fewest that a loop has room for, but a single utterance has a loop of its own
-FRAMES = 512  # the fewest that a loop has room for
+MIN_ROWS = 8  # the fewest that a loop has room for, but a single utterance has a loop of its own
+MIN_FRAMES = 512  # the fewest that a loop has room for
 REGISTERING = threading.Lock()
 
 
-class Batch(NamedTuple):
+class DecoderCall(NamedTuple):
     """The arguments of one call of a decoder."""
 
     greedy: GreedyModel
@@ -93,7 +93,7 @@ def decode(
         ValueError: A mode was asked for by name without a CUDA device.
     """
     auto = options.graphs == "auto"
-    batch = Batch(greedy, encoded, lengths, carry, options)
+    batch = DecoderCall(greedy, encoded, lengths, carry, options)
     if not encoded.is_cuda:
         expect(
             auto,
@@ -145,7 +145,7 @@ class GraphCache:
         self.unfused = ""
         self.done: torch.cuda.Event | None = None
 
-    def decode(self, batch: Batch) -> Hypotheses:
+    def decode(self, batch: DecoderCall) -> Hypotheses:
         """Hypotheses by `replay`; "auto" falls back to the plain loop, and `impl` says why."""
         if batch.options.graphs != "auto":
             return self.replay(batch, batch.options.graphs)
@@ -157,7 +157,7 @@ class GraphCache:
         self.drop(*self.loops)
         return _decode_plain(batch, self.refused)
 
-    def replay(self, batch: Batch, mode: str) -> Hypotheses:
+    def replay(self, batch: DecoderCall, mode: str) -> Hypotheses:
         """Hypotheses by a captured loop that fits; it is captured first if there is none.
 
         Args:
@@ -197,7 +197,7 @@ class GraphCache:
             self.done.record()
         return result
 
-    def _without_fusing(self, key: tuple, batch: Batch, mode: str) -> Hypotheses:
+    def _without_fusing(self, key: tuple, batch: DecoderCall, mode: str) -> Hypotheses:
         """Replay with a plain turn after the loop `key` gave wrong labels."""
         if not self.loops[key].loop.fused:
             raise GraphsUnavailable("the captured loop found other labels than the plain one")
@@ -205,7 +205,7 @@ class GraphCache:
         self.drop(key)
         return self.replay(batch, mode)
 
-    def make(self, batch: Batch, mode: str) -> CapturedLoop:
+    def make(self, batch: DecoderCall, mode: str) -> CapturedLoop:
         """Capture a loop for batches of this size; drops the loops used least recently.
 
         Its turn is fused where possible; if not, the loop's `impl` has the reason.
@@ -237,7 +237,7 @@ class GraphCache:
             reason = f"graphs={mode!r}: capture failed, {_first_cause(error)}"
             raise GraphsUnavailable(reason) from error
 
-    def _record(self, batch: Batch, mode: str, unfused_because: str) -> CapturedLoop:
+    def _record(self, batch: DecoderCall, mode: str, unfused_because: str) -> CapturedLoop:
         """A captured loop; its turn is fused if `unfused_because` is ""."""
         rows, frames = rounded(*batch.encoded.shape[:2])
         greedy, encoded, _, carry, options = batch
@@ -297,7 +297,7 @@ def _cache_of(model: Any) -> GraphCache:
         return MODELS[id(model)]
 
 
-def _decode_plain(batch: Batch, reason: str) -> Hypotheses:
+def _decode_plain(batch: DecoderCall, reason: str) -> Hypotheses:
     hypotheses = windowed_looping.decode(*batch)
     return replace(hypotheses, impl=f"windowed_looping, graphs=off: {reason}")
 
@@ -305,11 +305,11 @@ def _decode_plain(batch: Batch, reason: str) -> Hypotheses:
 def rounded(B: int, T: int) -> tuple[int, int]:
     """Buffer sizes (B, T) for B utterances of T frames.
 
-    Powers of two, at least `ROWS` and `FRAMES`; B = 1 stays. Rows that nobody needs are computed in
-    each turn. Frames cost memory only, 4 P + 24 max_symbols bytes each in float32.
+    Powers of two, at least `MIN_ROWS` and `MIN_FRAMES`; B = 1 stays. Unused rows are computed in
+    every turn. Unused frames cost memory only, 4 P + 24 max_symbols bytes each in float32.
     """
-    rows = 1 if B == 1 else max(ROWS, 1 << (B - 1).bit_length())
-    return rows, max(FRAMES, 1 << (T - 1).bit_length())
+    rows = 1 if B == 1 else max(MIN_ROWS, 1 << (B - 1).bit_length())
+    return rows, max(MIN_FRAMES, 1 << (T - 1).bit_length())
 
 
 def _why_not_fused(encoded: Tensor) -> str:
@@ -319,7 +319,7 @@ def _why_not_fused(encoded: Tensor) -> str:
     return runtime.lacks("triton")
 
 
-def _key(batch: Batch) -> tuple:
+def _key(batch: DecoderCall) -> tuple:
     """All that a captured loop depends on, but for weights and the number of frames."""
     encoded, options, greedy = batch.encoded, batch.options, batch.greedy
     device_type = encoded.device.type

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, Step
+from asrkit.decoders.hypotheses import Emissions, Hypotheses
 from asrkit.decoders.states import select_state
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 
@@ -29,7 +29,7 @@ def decode(
     rows = torch.arange(B, device=encoded.device)
     symbols = torch.zeros_like(time)
     scores = torch.zeros_like(time, dtype=torch.float32)
-    steps = list[Step]()
+    steps = list[Emissions]()
     while (time < lengths).any():
         searching = time < lengths
         emitted = torch.zeros_like(searching)
@@ -59,7 +59,7 @@ def decode(
         full = emitted & (durations == 0) & (symbols == options.max_symbols)
         time = time + full
         symbols = symbols.masked_fill(full | (durations > 0), 0)
-        step = Step(labels, frames + earlier_frames, durations, emitted, confidence)
+        step = Emissions(labels, frames + earlier_frames, durations, emitted, confidence)
         steps.append(step)
         last_label = labels.masked_fill(~emitted, greedy.blank)
         after = greedy.model.predict(last_label, state)

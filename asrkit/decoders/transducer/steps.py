@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.states import map_state, state_tensors
-from asrkit.shapes import MOST, expect, whole
+from asrkit.shapes import MAX_COUNT, expect, whole
 
 Confidence = Literal["none", "max_prob", "entropy"]
 
@@ -42,9 +42,9 @@ def check_rules(model: Any, max_symbols: int) -> None:
     got = f"{type(model).__name__} without {', '.join(missing)}"
     expect(not missing, "model", "blank, predict and join", got)
     expect(
-        whole(max_symbols, 1, MOST),
+        whole(max_symbols, 1, MAX_COUNT),
         "max_symbols",
-        f"1 to {MOST} labels on a frame",
+        f"1 to {MAX_COUNT} labels on a frame",
         repr(max_symbols),
     )
     expect(
@@ -56,8 +56,8 @@ def check_rules(model: Any, max_symbols: int) -> None:
     )
     durations = getattr(model, "durations", ())
     valid = isinstance(durations, Sequence)
-    valid = valid and all(whole(frames, 0, MOST) for frames in durations)
-    wanted = f"a sequence of whole numbers from 0 to {MOST}"
+    valid = valid and all(whole(frames, 0, MAX_COUNT) for frames in durations)
+    wanted = f"a sequence of whole numbers from 0 to {MAX_COUNT}"
     expect(valid, "model.durations", wanted, repr(durations))
 
 
@@ -67,7 +67,7 @@ class Carry(NamedTuple):
     predicted: Tensor  # (B, P), predictor output after the labels so far
     state: Any  # of the predictor
     ahead: Tensor  # (B,) int64, frames still to come that a duration has already jumped over
-    frames: Tensor  # (B,) int64, frames decoded so far; labels are counted from the first of all
+    frames: Tensor  # (B,) int64, frames decoded so far, which later labels' frames are offset by
 
     def select(self, rows: Tensor | slice) -> "Carry":
         """The carry of the utterances `rows`, in that order."""

@@ -48,7 +48,7 @@ def mark(held: Any) -> tuple:
     return getattr(held, "training", None), len(getattr(held, "__dict__", ()))
 
 
-class _Step(NamedTuple):
+class _Link(NamedTuple):
     """Leads from the object number `parent` to the next one: get(parent, name)."""
 
     parent: int
@@ -71,7 +71,7 @@ class Watch:
 
     def __init__(self, model: Any, read: set[int] | None) -> None:
         self.read = read
-        self.steps = list[_Step]()
+        self.steps = list[_Link]()
         self.marked = list[int]()
         self._entered = set[int]()  # owners being looked through; a cycle does not enter them again
         self._follow(model, 0, DEPTH)
@@ -112,7 +112,7 @@ class Watch:
             is_submodule = is_module and isinstance(part.held, nn.Module) and part.get is _submodule
             steps_before = len(self.steps)
             marked_before = len(self.marked)
-            self.steps.append(_Step(number, part.get, part.name))
+            self.steps.append(_Link(number, part.get, part.name))
             if self._follow(part.held, len(self.steps), depth if is_submodule else depth - 1):
                 leads = True
                 continue
@@ -123,7 +123,7 @@ class Watch:
         self._entered.discard(id(held))
         if leads:
             for part in weightless:  # the mode of a dropout must not change either
-                self.steps.append(_Step(number, part.get, part.name))
+                self.steps.append(_Link(number, part.get, part.name))
                 self.marked.append(len(self.steps))
         return leads
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, Step
+from asrkit.decoders.hypotheses import Emissions, Hypotheses
 from asrkit.decoders.states import select_state
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 
@@ -38,7 +38,7 @@ def joint_step(
     lengths: Tensor,
     loop_state: LoopState,
     options: GreedyOptions,
-) -> tuple[LoopState, Step]:
+) -> tuple[LoopState, Emissions]:
     """Find the next label of every utterance that has one within `options.window` frames.
 
     A blank changes no prediction, so one joint call serves W frames of all utterances. Which of
@@ -98,10 +98,10 @@ def joint_step(
         symbols=symbols * (time == frame),
         scores=scores,
     )
-    return advanced, Step(label, frame, duration, emitted, confidence)
+    return advanced, Emissions(label, frame, duration, emitted, confidence)
 
 
-def predictor_step(greedy: GreedyModel, loop_state: LoopState, step: Step) -> LoopState:
+def predictor_step(greedy: GreedyModel, loop_state: LoopState, step: Emissions) -> LoopState:
     """Advance the predictor for utterances that emitted; the others keep their state.
 
     Args:
@@ -137,7 +137,7 @@ def decode(
         options: Uses `window` and `max_symbols`.
     """
     loop_state = initial_state(carry)
-    steps = list[Step]()
+    steps = list[Emissions]()
     while bool((loop_state.time < lengths).any()):
         loop_state, step = joint_step(greedy, encoded, lengths, loop_state, options)
         if bool(step.emitted.any()):

@@ -25,7 +25,7 @@ from asrkit.losses.gradient import (
 from asrkit.losses.nodes import FRAMES, LABELS, ArcLogProbs, LatticeOptions, Nodes
 
 SEGMENT = 32  # tiles whose active nodes are looked up at once, on a CPU
-NEGLIGIBLE = 1e-30  # a posterior so small adds nothing to any float32 sum of posteriors
+NEGLIGIBLE = 1e-30  # a posterior this small changes no float32 sum of posteriors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,8 @@ ONE_AT_A_TIME = threading.RLock()
 def pool() -> Iterator[None]:
     """Where compiled kernels run: one caller at a time, on as many threads as torch uses.
 
-    A forked process has no threads to share, and the lock may have been held when it was forked.
-    Torch would wait for ever there for threads that it had before, so it is left with one.
+    A forked process inherits no threads, and perhaps a lock that is held. Torch would wait for ever
+    there for the threads of its parent, so it is set to one thread.
     """
     if forked():
         torch.set_num_threads(1)
@@ -288,7 +288,7 @@ def _node_gradient(
         for v in range(x.shape[0]):
             grad = min(posterior * exp(load(x[v]) - log_z), clamp)
             g[v] = store(flush(grad * scale), g[v])
-    elif inplace:  # the same loop on one array, so that the compiler need not fear an overlap
+    elif inplace:  # the same loop on one array: the compiler sees that nothing overlaps
         for v in range(x.shape[0]):
             g[v] = store(flush(factor * exp(load(g[v]) - log_z)), g[v])
     else:

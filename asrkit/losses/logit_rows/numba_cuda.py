@@ -7,9 +7,10 @@ way. Floor: the logits are read twice and the gradient is written once, 3 x 4 B 
 float32, half of that in half precision. Sums over tokens and exp are float32 (the relative error of
 exp(x) is about 1e-7 |x|, harmless where exp is small).
 
-Places in the logits are counted in unsigned 64 bits: of a signed index Numba asks at every element
-whether it counts from the end. Reads are as wide as a logit, so it does not matter whether a row
-starts at a multiple of 16 bytes. bfloat16 comes as bit patterns, since NumPy has none.
+Indices into the logits are unsigned 64-bit integers: Numba checks at every access whether a signed
+index is negative, that is, counts from the end. Reads are as wide as a logit, so it does not matter
+whether a row starts at a multiple of 16 bytes. bfloat16 comes as bit patterns, since NumPy has
+none.
 """
 
 from math import copysign, inf, log
@@ -42,7 +43,7 @@ if SIMULATED:
 else:
     from numba.cuda.libdevice import fast_expf as exp  # type: ignore[no-redef]
 
-# one block for each lattice is all the work there is, and no mistake
+# Numba warns of grids with few blocks, but there is no more work than one block for each lattice.
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
 LANES = 32  # threads that share a node, a power of two
 ROWS = 4  # nodes that a block takes at a time

@@ -37,8 +37,8 @@ from asrkit.losses.nodes import (
     Nodes,
 )
 
-MOST = 1024  # tokens that a program holds at a time: 32 registers of a lane
-LEAST = 32  # tokens of the smallest block, one a lane
+MAX_BLOCK = 1024  # tokens that a program holds at a time: 32 registers of a lane
+MIN_BLOCK = 32  # tokens of the smallest block, one a lane
 NODES = 8  # nodes that a program takes, one after another
 OPTIONS = {"num_warps": 1, "num_stages": 1}
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
@@ -145,10 +145,10 @@ def blocks(V: int, n: int) -> dict[str, int]:
     first and then 32 places for the last one, where one block would have twice as many places as
     there are tokens.
     """
-    block = min(MOST, max(LEAST, 1 << (V.bit_length() - 1)))
+    block = min(MAX_BLOCK, max(MIN_BLOCK, 1 << (V.bit_length() - 1)))
     return {
         "BLOCK": block,
-        "TAIL": max(LEAST, triton.next_power_of_2(V % block)),
+        "TAIL": max(MIN_BLOCK, triton.next_power_of_2(V % block)),
         "ROOM": triton.next_power_of_2(n),
     }
 

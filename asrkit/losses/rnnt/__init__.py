@@ -1,4 +1,4 @@
-"""The door to the transducer (RNN-T) loss: check the arguments, pick an implementation, reduce."""
+"""The transducer (RNN-T) loss: check the arguments, pick an implementation, reduce."""
 
 from importlib import import_module
 from typing import Literal

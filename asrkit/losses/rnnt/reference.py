@@ -1,5 +1,5 @@
 """The transducer loss as the textbook has it: loops over t and u, one utterance at a time, in
-float64. Lesson and oracle.
+float64. It is there to be read, and to test the other implementations against.
 
 A lattice has a node (t, u) for "frame t is read, u labels are out" and two arcs that leave it:
 blank, to (t+1, u), and the next label, to (t, u+1). An alignment is a path from (0, 0) through the

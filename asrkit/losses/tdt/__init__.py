@@ -1,5 +1,5 @@
-"""The door to the token-and-duration transducer (TDT) loss: check the arguments, pick an
-implementation, reduce.
+"""The token-and-duration transducer (TDT) loss: check the arguments, pick an implementation,
+reduce.
 """
 
 from collections.abc import Sequence

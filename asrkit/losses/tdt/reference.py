@@ -1,5 +1,5 @@
-"""The TDT loss as the paper has it: loops over arcs, one utterance at a time, in float64. Lesson
-and oracle.
+"""The TDT loss as the paper has it: loops over arcs, one utterance at a time, in float64. It is
+there to be read, and to test the other implementations against.
 
 The lattice is the transducer's, with longer arcs: a node (t, u) emits a token and, independently, a
 duration d, and lands on frame t + d. Blank with d > 0 goes to (t+d, u), the next label to

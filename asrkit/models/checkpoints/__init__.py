@@ -1,4 +1,5 @@
-"""Checkpoints: asrkit's own files, NeMo's `.nemo` archives and Hugging Face folders, by one door.
+"""Checkpoints: `load_checkpoint` reads asrkit's own files, NeMo's `.nemo` archives and Hugging Face
+folders.
 
 No pickled code is ever run.
 """

@@ -1,4 +1,4 @@
-"""Tar files from strangers, read without trust.
+"""Tar files of unknown origin, read without trusting them.
 
 Nothing is unpacked under a name of the archive's choice, no code is run, and sizes have limits.
 """
@@ -21,7 +21,8 @@ from asrkit.shapes import expect
 
 # Bytes of a config or a tokenizer: published ones have less than 1 MiB.
 SMALL = 16 * 2**20
-# Times a gzip file's own size: float weights shrink by a tenth, a bomb by a thousandfold.
+# Most that a gzip file may unpack to, as a multiple of its size. Weights compress by a tenth, a
+# decompression bomb a thousandfold.
 UNPACKED = 100
 DISTRUST = "Do not trust it."
 GZIP = b"\x1f\x8b"  # the first bytes of a gzip file

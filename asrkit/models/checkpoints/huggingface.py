@@ -15,7 +15,7 @@ from torch import Tensor
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
-from asrkit.shapes import MOST, expect, whole
+from asrkit.shapes import MAX_COUNT, expect, whole
 from asrkit.text import SentencePieceTokenizer
 
 _KINDS = ("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt")
@@ -66,7 +66,7 @@ _EXTRACTOR_CODE = {
     "log_guard": 2.0**-24,
     "normalization": "per_feature",
 }
-_MOST = 10**6  # classes, samples: what says more is damaged
+_MAX_SIZE = 10**6  # of classes or samples; a config with more is taken for damaged
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 # parts of transformers' names, and asrkit's; the subsampling's numbers count activations too
 NAMES = {
@@ -133,7 +133,7 @@ def _read(path: Path) -> Contents:
         key = "blank_token_id"
         classes = values.get("vocab_size", 8193)
         blank = values.get(key, 8192)
-    expect(whole(classes, 2, _MOST), "vocab_size", f"2 to {_MOST} classes", classes)
+    expect(whole(classes, 2, _MAX_SIZE), "vocab_size", f"2 to {_MAX_SIZE} classes", classes)
     expect(whole(blank, 0, classes - 1), key, f"one of vocab_size = {classes} classes", blank)
     tokens = [token for token in range(classes) if token != blank]
     version = values.get("transformers_version", "of unknown version")
@@ -144,7 +144,7 @@ def _read(path: Path) -> Contents:
     else:
         config = _transducer(values, len(tokens), encoder)
         most = values.get("max_symbols_per_step", 10)
-        expect(whole(most, 1, MOST), "max_symbols_per_step", f"1 to {MOST}", most)
+        expect(whole(most, 1, MAX_COUNT), "max_symbols_per_step", f"1 to {MAX_COUNT}", most)
         notes["max_symbols"] = most
     features = _features(_extractor(path), encoder.bins)
     contents = _json(path, "tokenizer.json")
@@ -243,7 +243,8 @@ def _features(values: dict[str, Any], bins: int) -> dict[str, Any]:
     size = get("feature_size")
     expect(size == bins, "feature_size", f"{bins}, the encoder's num_mel_bins", size)
     for key in ("sampling_rate", "win_length", "hop_length", "n_fft"):
-        expect(whole(get(key), 1, _MOST), key, f"a whole number in 1..{_MOST}", repr(get(key)))
+        wanted = f"a whole number in 1..{_MAX_SIZE}"
+        expect(whole(get(key), 1, _MAX_SIZE), key, wanted, repr(get(key)))
     rate = get("sampling_rate")
     return _EXTRACTOR_CODE | {
         "rate_hz": rate,

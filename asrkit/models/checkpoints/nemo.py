@@ -18,7 +18,7 @@ from asrkit.models.checkpoints.nemo_config import SIZE, Section, read_config, sh
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
-from asrkit.shapes import MOST, expect, whole
+from asrkit.shapes import MAX_COUNT, expect, whole
 from asrkit.text import CharTokenizer, SentencePieceTokenizer, Tokenizer
 
 Kind = Literal["ctc", "transducer", "hybrid"]
@@ -248,7 +248,7 @@ def _max_symbols(decoding: Section) -> int:
         greedy = decoding.section("greedy")
     most = greedy.take("max_symbols", None) or greedy.take("max_symbols_per_step", None) or 10
     name = f"{decoding.name}.greedy.max_symbols"
-    expect(whole(most, 1, MOST), name, f"1 to {MOST}", short(most))
+    expect(whole(most, 1, MAX_COUNT), name, f"1 to {MAX_COUNT}", short(most))
     return most
 
 

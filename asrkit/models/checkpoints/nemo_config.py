@@ -1,6 +1,6 @@
 """The config of a `.nemo` archive, read key by key.
 
-What nobody asks for is refused, so that no setting that changes the numbers is overlooked.
+Keys that were not read are refused, so that no setting that changes the numbers is overlooked.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 from asrkit.models.checkpoints.archive import Archive
 from asrkit.shapes import expect, whole
 
-# Of a layer, and how many: what asks for more is damaged.
+# Largest width or count of layers; a config with more is taken for damaged.
 SIZE = 65_536
 # Values of a config: published ones list their vocabulary two or three times, some thousands each.
 NODES = 10**6

@@ -1,8 +1,9 @@
 """A FastConformer for inference on a GPU, in which the steps between two products are one kernel.
 
 `fuse` makes it of an eager FastConformer. The fused steps are operators of their own,
-`torch.ops.asrkit`: on CUDA they run the kernels of `asrkit.models.fused.triton`, which have not met
-a GPU yet; on a CPU those of `asrkit.models.fused.reference`, which the kernels are tested against.
+`torch.ops.asrkit`. On CUDA they run the kernels of `asrkit.models.fused.triton`, which have not run
+on a GPU yet; on a CPU the functions of `asrkit.models.fused.reference`, which the kernels are
+tested against.
 """
 
 import math
@@ -23,9 +24,9 @@ from asrkit.models.attention import (
 )
 from asrkit.models.encoders import halve
 from asrkit.models.fastconformer import ConformerBlock, FastConformer
-from asrkit.models.folded import folded
+from asrkit.models.folded import fold_norm
 from asrkit.models.fused import float8, reference
-from asrkit.models.kept import Kept
+from asrkit.models.weight_cache import WeightCache
 from asrkit.runtime import lacks
 from asrkit.shapes import dims, expect, valid_mask
 
@@ -269,9 +270,9 @@ class _Attention(nn.Module):
     def __init__(self, eager: RelativeAttention) -> None:
         super().__init__()
         D = eager.out.out_features
-        self.eager = copy(eager)  # it shares the weights, and has `kept` of its own
-        self.eager.kept = Kept()
-        self._kept = Kept()
+        self.eager = copy(eager)  # it shares the weights, and has `position_cache` of its own
+        self.eager.position_cache = WeightCache()
+        self._constant_cache = WeightCache()
         if eager.qkv.bias is None:
             bias = eager.qkv.weight.new_zeros(3 * D)
         else:
@@ -326,7 +327,7 @@ class _Attention(nn.Module):
             return scores[:, 0]
 
         key = (p.shape, p.dtype, p.device)
-        return self._kept.value(self.eager.position.weight, key, multiply)
+        return self._constant_cache.value(self.eager.position.weight, key, multiply)
 
 
 class _Block(nn.Module):
@@ -356,7 +357,7 @@ class _Block(nn.Module):
         self.attention = _Attention(block.attention)
         self.gate = block.gate
         self.pointwise = block.pointwise
-        weight, bias = folded(block.depthwise, block.batch_norm)
+        weight, bias = fold_norm(block.depthwise, block.batch_norm)
         by_tap = weight[:, 0].T  # (K, D)
         self.register_buffer("weight", by_tap.contiguous())
         self.register_buffer("bias", bias)

@@ -53,7 +53,7 @@ def row_kernels(
         return _compiled(impl, dtype, 0, 0, cc, 1)
     from asrkit.losses.logit_rows import triton as rows
 
-    return _compiled(impl, dtype, MANY * rows.MOST + V % rows.MOST, n, cc, together)
+    return _compiled(impl, dtype, MANY * rows.MAX_BLOCK + V % rows.MAX_BLOCK, n, cc, together)
 
 
 @lru_cache

@@ -35,7 +35,9 @@ def published(mirror, monkeypatch, corpus, number, **archives):
     for part, data in archives.items():
         name = part.replace("_", "-") if corpus != "yesno" else part
         mirror.files[f"/{number}/{name}.tar.gz"] = data
-        known = module.Archive(number, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}")
+        known = module.RemoteArchive(
+            number, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}"
+        )
         monkeypatch.setitem(ARCHIVES[corpus], name, known)
 
 
@@ -173,7 +175,7 @@ def test_a_run_killed_while_loading_is_finished_by_the_next(mini, tmp_path):
     mini.cuts, mini.stall_s = [size - 10_000], 30.0
     code = (
         "import dataclasses, json, sys; from asrkit.data.corpora import published as p; from asrkit.cli import main\n"
-        f"p.ARCHIVES['mini_librispeech'] = {{n: p.Archive(*a) for n, a in json.loads(sys.argv[1]).items()}}\n"
+        f"p.ARCHIVES['mini_librispeech'] = {{n: p.RemoteArchive(*a) for n, a in json.loads(sys.argv[1]).items()}}\n"
         f"sys.exit(main(['data', 'prepare', 'mini_librispeech', '--json', '--out', {str(tmp_path)!r}, '--mirror', {mini.url!r}]))"
     )
     known = {

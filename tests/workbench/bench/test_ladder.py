@@ -14,7 +14,7 @@ from asrkit.cli import main
 from asrkit.models import execution
 from asrkit.models.encoders import halve
 from asrkit.models.execution import rounded
-from asrkit.models.folded import Folded
+from asrkit.models.folded import FoldedNorm
 from asrkit.models.fused import FusedFastConformer, fuse
 from asrkit.models.packed import PackedLinear
 from asrkit.transcribe import PipelineConfig, Recognizer, decoding, pipeline
@@ -297,10 +297,12 @@ def test_each_field_of_a_pipeline_reaches_what_it_is_about(made, monkeypatch):
             )
         optimized = FileRecognizer(task, replace(BASELINE, encoder="optimized"))
         parts = [*optimized.recognizer.model.encoder.modules()]
-        assert all(any(isinstance(part, kind) for part in parts) for kind in (PackedLinear, Folded))
-        assert not any(isinstance(part, PackedLinear | Folded) for part in task.model.modules()), (
-            "the baseline's was changed"
+        assert all(
+            any(isinstance(part, kind) for part in parts) for kind in (PackedLinear, FoldedNorm)
         )
+        assert not any(
+            isinstance(part, PackedLinear | FoldedNorm) for part in task.model.modules()
+        ), "the baseline's was changed"
     threads, loops, read, loop = (
         list[str](),
         list[int](),

@@ -10,7 +10,7 @@ from asrkit.models import optimize
 from asrkit.models.attention import RelativeAttention, attended, relative_positions
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig
 from asrkit.models.fused import fuse
-from asrkit.models.kept import MOST, Kept, keeps
+from asrkit.models.weight_cache import MAX_ELEMENTS, WeightCache, may_cache
 
 SMALL_ENCODER = FastConformerConfig(
     width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4
@@ -23,7 +23,7 @@ def attention():
     """One that keeps, as in an optimized model."""
     torch.manual_seed(0)
     attention = RelativeAttention(8, 2).eval()
-    attention.kept = Kept()
+    attention.position_cache = WeightCache()
     return attention
 
 
@@ -102,7 +102,7 @@ def test_an_optimized_model_keeps_what_the_eager_one_does_not(made, monkeypatch)
     calls = []
     plain = RelativeAttention.projected
     model = FastConformer(SMALL_ENCODER).eval()
-    assert [block.attention.kept for block in model.blocks] == [None] * 2
+    assert [block.attention.position_cache for block in model.blocks] == [None] * 2
     eager = copy.deepcopy(model)
     model = made(model)
     monkeypatch.setattr(
@@ -158,9 +158,9 @@ def test_what_is_kept_is_neither_copied_nor_saved(attention):
 
 
 def test_weights_without_a_count_of_changes_and_large_values_are_not_kept():
-    kept, weight = Kept(), torch.zeros(2)
+    kept, weight = WeightCache(), torch.zeros(2)
     with torch.no_grad():
-        values = [kept.value(weight, 1, lambda: torch.zeros(MOST + 1)) for _ in range(2)]
+        values = [kept.value(weight, 1, lambda: torch.zeros(MAX_ELEMENTS + 1)) for _ in range(2)]
         assert values[0] is not values[1]
     with torch.inference_mode():
-        assert keeps(weight) and not keeps(torch.zeros(2))
+        assert may_cache(weight) and not may_cache(torch.zeros(2))

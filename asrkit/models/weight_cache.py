@@ -1,7 +1,7 @@
 """A cache of one tensor that inference computes from a weight alone.
 
-Only `asrkit.models.optimize` and `asrkit.models.fused.fuse` use it, whose callers promise to change
-no weight. Most changes are noticed all the same: see `Kept`.
+Only `asrkit.models.optimize` and `asrkit.models.fused.fuse` use it, after which no weight may
+change. `WeightCache` notices most changes all the same.
 """
 
 from collections.abc import Callable, Hashable
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Elements of a cached tensor; every layer of a model has a cache of its own.
-MOST = 2**21
+# Larger tensors are not cached: every layer of a model has a cache of its own.
+MAX_ELEMENTS = 2**21
 
 
-class Kept:
+class WeightCache:
     """The last value computed from a weight; never copied, saved or moved with its module.
 
     A weight is recognised by its memory and by torch's count of changes in place
@@ -34,7 +34,7 @@ class Kept:
             key: What else the value depends on.
             make: Computes the value.
         """
-        if not keeps(weight):
+        if not may_cache(weight):
             return make()
         if weight.is_cuda:  # another stream would not wait for what this one computes
             stream = torch.cuda.current_stream(weight.device)
@@ -49,14 +49,14 @@ class Kept:
         if not weight.is_mkldnn:
             # Keeps the old memory alive: no other weight can come to lie where this one was.
             known = weight.detach()
-        if value.numel() <= MOST:
+        if value.numel() <= MAX_ELEMENTS:
             self._held = (known, weight._version, key, value)
         else:
             self._held = None
         return value
 
-    def __deepcopy__(self, memo: Any) -> "Kept":
-        return Kept()
+    def __deepcopy__(self, memo: Any) -> "WeightCache":
+        return WeightCache()
 
     def __getstate__(self) -> dict[str, None]:
         return {"_held": None}
@@ -72,7 +72,7 @@ def _same(known: Tensor, weight: Tensor) -> bool:
     )
 
 
-def keeps(weight: Any) -> bool:
+def may_cache(weight: Any) -> bool:
     """Whether a value computed from `weight` may outlive this call.
 
     Not where it is part of a gradient, of a program that is being compiled or captured, or of a
