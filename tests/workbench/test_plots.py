@@ -55,6 +55,19 @@ def test_colours_of_the_palette_change_with_the_scheme_and_no_others():
     assert "#000000" not in picture.split("</style>")[1]
 
 
+def test_a_number_on_a_mark_stays_black_and_one_beside_it_follows_the_scheme():
+    figure, ax = plots.canvas("title")
+    ax.scatter([0, 1], [0, 1], c=[0, 1], cmap="Blues", s=300)
+    ax.text(0, 0, "on a mark")
+    ax.text(0.5, 0, "beside it")
+    root = ElementTree.fromstring(picture_in(plots.as_html(figure, "Two marks, one with a word")))
+    fills = {
+        text.text: "fill: #010101" in text.get("style", "")
+        for text in root.iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert (fills["on a mark"], fills["beside it"]) == (True, False)
+
+
 def test_a_heat_map_keeps_one_pixel_a_value_and_many_points_become_a_picture():
     figure, ax = plots.canvas("title")
     plots.lattice(torch.rand(7, 4), list("abc"), ax)

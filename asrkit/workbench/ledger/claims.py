@@ -131,6 +131,9 @@ class Claim:
         """`value` with the claim's unit, as tables show it; a dash for None."""
         if value is None:
             return "–"
+        text = f"{value:.4g}"
+        if "e+" in text:  # 19340.2 is 19,340 and not 1.934e+04
+            text = f"{float(text):,.0f}"
         if self.metric == "ratio":
-            return f"{value:.4g}×"
-        return f"{value:.4g}{UNITS.get(self.unit, f' {self.unit}')}"
+            return f"{text}×"
+        return text + UNITS.get(self.unit, f" {self.unit}")

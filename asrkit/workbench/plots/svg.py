@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
@@ -33,7 +35,7 @@ def as_svg(figure: Figure) -> str:
     """
     has_pixels = any(ax.images for ax in figure.axes)
     for ax in figure.axes:
-        _prepare_images(ax)
+        _prepare_axes(ax)
     document = _saved(figure)
     if len(document) > HEAVY_BYTES:
         for ax in figure.axes:
@@ -43,14 +45,26 @@ def as_svg(figure: Figure) -> str:
     return _with_schemes(document, DARK_FRAME if has_pixels else DARK)
 
 
-def _prepare_images(ax: Axes) -> None:
-    """Keep the pixels of heat maps as they are, and black words on them black."""
+def _prepare_axes(ax: Axes) -> None:
+    """Keep the pixels of heat maps as they are, and black words on them or on marks black."""
     for image in ax.images:
         if max(image.get_size()) <= LARGEST_EXACT:
             image.set_interpolation("none")
-    for text in ax.texts if ax.images else ():
-        if to_hex(text.get_color()) == "#000000":
+    marks = _centres_of_marks(ax)
+    for text in ax.texts:
+        is_on_colour = bool(ax.images) or text.get_position() in marks
+        if is_on_colour and to_hex(text.get_color()) == "#000000":
             text.set_color(BLACK_ON_PIXELS)
+
+
+def _centres_of_marks(ax: Axes) -> set[tuple[float, float]]:
+    """Where the filled marks of scatter plots stand, in the coordinates of the data."""
+    centres = set[tuple[float, float]]()
+    for marks in ax.collections:
+        if isinstance(marks, PathCollection) and len(marks.get_facecolor()):
+            for x, y in np.asarray(marks.get_offsets()).tolist():
+                centres.add((x, y))
+    return centres
 
 
 def _saved(figure: Figure) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from asrkit.workbench.ledger import LABELS, Claim, Verdict, load_claims, verdict
+from asrkit.workbench.ledger import LABELS, Claim, Evidence, Verdict, load_claims, origin, verdict
+from asrkit.workbench.ledger.labels import NOT_COMPARABLE
 from asrkit.workbench.records import code_version
 
 Record = Mapping[str, Any]
@@ -50,10 +51,15 @@ def claim_rows(shipped: Sequence[Record], fresh: Sequence[Record]) -> list[Row]:
     """
     records = [*shipped, *fresh]
     measured_now = {record["what"] for record in fresh}
-    return [
-        claim_columns(claim, verdict(claim, records), is_fresh=claim.id in measured_now)
-        for claim in load_claims()
-    ]
+    rows = []
+    for claim in load_claims():
+        judged = verdict(claim, records)
+        deciding = claim.id
+        here = _first_evidence(judged, is_here=True)
+        if here is not None:
+            deciding = here.record["what"]
+        rows.append(claim_columns(claim, judged, is_fresh=deciding in measured_now))
+    return rows
 
 
 def claim_columns(claim: Claim, judged: Verdict, *, is_fresh: bool) -> Row:
@@ -62,16 +68,14 @@ def claim_columns(claim: Claim, judged: Verdict, *, is_fresh: bool) -> Row:
     Args:
         claim: The claim.
         judged: Its verdict.
-        is_fresh: Whether this run measured it.
+        is_fresh: Whether this run measured what the row shows as measured here.
     """
     published = claim.show(claim.quoted)
     if claim.unit == "lines":
         published += " of a table"
-    measured_note = ""
-    if judged.measured is not None and claim.formula:
-        measured_note = "computed"
-    elif judged.measured is not None and not is_fresh:
-        measured_note = "earlier, on a machine of this kind"
+    beside = list[str]()
+    if judged.label != NOT_COMPARABLE:  # there the reason tells them
+        beside = [_evidence_text(claim, one) for one in judged.evidence]
     return {
         "id": claim.id,
         "claim": claim.text,
@@ -85,14 +89,46 @@ def claim_columns(claim: Claim, judged: Verdict, *, is_fresh: bool) -> Row:
         "published_value": _sortable(claim.quoted),
         "measured": claim.show(judged.measured),
         "measured_value": _sortable(judged.measured),
-        "measured_note": measured_note,
+        "measured_note": _measured_note(claim, judged, is_fresh),
         "verdict": judged.label,
         "verdict_value": LABELS.index(judged.label),
         "tolerance": claim.rule,
         "appendix": claim.appendix,
         "why": judged.why,
-        **_recorded_columns(claim, judged.recorded),
+        "beside": beside,
+        **_recorded_columns(claim, judged),
     }
+
+
+def _measured_note(claim: Claim, judged: Verdict, is_fresh: bool) -> str:
+    """What a reader must know about the value measured here; empty where it is just that."""
+    if judged.measured is None:
+        return ""
+    if claim.formula:
+        return "computed"
+    notes = []
+    here = _first_evidence(judged, is_here=True)
+    if here is not None:
+        notes.append(f"not comparable: {here.why}")
+    if not is_fresh:
+        notes.append("earlier, on a machine of this kind")
+    return "; ".join(notes)
+
+
+def _first_evidence(judged: Verdict, *, is_here: bool) -> Evidence | None:
+    """The evidence that a row shows as measured here, or as recorded elsewhere."""
+    if judged.label != NOT_COMPARABLE:
+        return None
+    for one in judged.evidence:
+        if one.is_here == is_here:
+            return one
+    return None
+
+
+def _evidence_text(claim: Claim, one: Evidence) -> str:
+    """A value that was measured close to a claim, what it is of, where, and what differs."""
+    value = claim.show(one.record["value"])
+    return f"{value}, {_implementation(one.record)}, on {origin(one.record)}: {one.why}"
 
 
 def _sortable(value: float | None) -> float | str:
@@ -101,8 +137,9 @@ def _sortable(value: float | None) -> float | str:
     return value
 
 
-def _recorded_columns(claim: Claim, record: Record | None) -> Row:
+def _recorded_columns(claim: Claim, judged: Verdict) -> Row:
     """What another machine recorded, and which."""
+    record = judged.recorded
     if record is None:
         return {
             "recorded": "–" if claim.needs == "cpu" else "not recorded yet",
@@ -121,6 +158,9 @@ def _recorded_columns(claim: Claim, record: Record | None) -> Row:
         code_version(record),
         record["captured_at"][:10],
     ]
+    elsewhere = _first_evidence(judged, is_here=False)
+    if elsewhere is not None:
+        parts.append(f"not comparable: {elsewhere.why}")
     return {
         "recorded": claim.show(record["value"]),
         "recorded_value": record["value"],
@@ -149,7 +189,7 @@ def record_columns(record: Record, notebook: str = "", claim_ids: Collection[str
         "what": record["what"],
         "metric": record["metric"].replace("_", " ").replace("rtfx", "RTFx"),
         "value": record["value"],
-        "impl": " / ".join(map(str, params.get("arms", ()))) or record["impl"],
+        "impl": _implementation(record),
         "notebook": notebook,
         "phase": params.get("phase", ""),
         "dtype": params.get("dtype", ""),
@@ -160,6 +200,11 @@ def record_columns(record: Record, notebook: str = "", claim_ids: Collection[str
         "quartiles": quartiles,
         "claim": record["what"] if record["what"] in claim_ids else "",
     }
+
+
+def _implementation(record: Record) -> str:
+    """What a record is of: an implementation, or the two sides of a ratio."""
+    return " / ".join(map(str, record["params"].get("arms", ()))) or str(record["impl"])
 
 
 RECORD_COLUMNS = {

@@ -14,7 +14,7 @@ from asrkit.workbench.report.notebook_run import NotebookRun
 Record = Mapping[str, Any]
 MOST = 6
 LEAST_FACTOR = 1.1  # less than this is no finding
-CONDITIONS = ("B", "T", "U1", "V", "D", "shape", "dtype", "device", "threads", "day")
+CONDITIONS = ("B", "T", "U1", "V", "D", "shape", "dtype", "device", "threads", "day", "ranks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +67,9 @@ DECLARED = (
         metric="share",
         baseline=Arm(what="useful-compute", impl="random", label="random"),
         ours=Arm(what="useful-compute", impl="balanced", label="balanced"),
-        sentence="Balanced batches raise useful compute from {baseline} to {ours}.",
-        quantity="Share of the GPUs' time that is neither padding nor waiting",
+        sentence="On simulated ranks, balanced batches raise useful compute from {baseline} to "
+        "{ours}.",
+        quantity="Share of the ranks' time that is neither padding nor waiting",
         number="{baseline} → {ours}",
         more_is_better=True,
     ),

@@ -3,7 +3,6 @@
 import datetime
 import json
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,8 @@ import nbformat
 
 from asrkit import files
 from asrkit.workbench import machine, records
-from asrkit.workbench.ledger import LABELS, summary
+from asrkit.workbench.ledger import summary
+from asrkit.workbench.report.claims_page import claims_context, claims_sentence
 from asrkit.workbench.report.columns import Record, Row, claim_rows, machine_rows, record_columns
 from asrkit.workbench.report.findings import Finding, findings_of
 from asrkit.workbench.report.frame import write_page, write_text
@@ -69,6 +69,7 @@ def build(
     found = findings_of(runs)
     index = {
         "lead": _lead(runs, fresh, seconds),
+        "claims": claims_sentence(rows),
         "defects": defects,
         "findings": found,
         "cards": _cards(runs, pages, found),
@@ -79,7 +80,7 @@ def build(
     ]
     of_page: dict[str, dict[str, Any]] = {
         "index": index,
-        "ledger": {"summary": summary(rows), **_claims_context(rows)},
+        "ledger": claims_context(rows),
         "figures": {"figures": figures},
         "records": {"records": published},
         "machine": {"slowest": _slowest(runs), **_machines_context(shipped, fresh)},
@@ -212,27 +213,6 @@ def _link_to_pages(rows: Sequence[Row], pages: Mapping[str, Page]) -> None:
             row["absent"] = "not in this run"
         elif series:
             row["absent"] = "to come"
-
-
-def _claims_context(rows: Sequence[Row]) -> dict[str, Any]:
-    """What the ledger shows: rows, rows by document, and a count of each verdict."""
-    groups = dict[str, Row]()
-    for row in rows:
-        document = row["document"]
-        if document not in groups:
-            groups[document] = {
-                "document": document,
-                "title": row["title"],
-                "url": row["url"],
-                "rows": [],
-            }
-        groups[document]["rows"].append(row)
-    counts = Counter(row["verdict"] for row in rows)
-    return {
-        "rows": rows,
-        "groups": [groups[document] for document in sorted(groups)],
-        "counts": [(label, counts[label]) for label in LABELS if counts[label]],
-    }
 
 
 def _figures(notebook: str, page: Page) -> list[Row]:

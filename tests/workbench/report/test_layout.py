@@ -133,10 +133,11 @@ def test_frames_of_a_slider_reach_the_page_and_its_widget_does_not(tmp_path):
     assert [figure["alt"] for figure in page.figures] == ["frame 0"] and page.defects == []
 
 
-@pytest.fixture
-def site(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
     """Texts of the pages of a report on two notebooks, the first of which has a takeaway."""
-    (tmp_path / "runs").mkdir()
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "runs").mkdir()
     cells = {
         "01_first": [
             new_markdown_cell("# Is it fast?\n\nSee [02_second.ipynb](02_second.ipynb)."),
@@ -146,12 +147,12 @@ def site(tmp_path):
     }
     runs = []
     for name, of_notebook in cells.items():
-        path = tmp_path / "runs" / f"{name}.ipynb"
+        path = folder / "runs" / f"{name}.ipynb"
         nbformat.write(new_notebook(cells=of_notebook), path)
         runs.append(NotebookRun(name=name, parameters={}, **outcome(path, None)))
-    _, defects = build(tmp_path, runs, 1.0, PLAN)
+    _, defects = build(folder, runs, 1.0, PLAN)
     assert defects == []
-    return {path.stem: path.read_text() for path in tmp_path.glob("*.html")}
+    return {path.stem: path.read_text() for path in folder.glob("*.html")}
 
 
 def test_links_to_notebooks_say_their_titles(site):

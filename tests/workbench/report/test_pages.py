@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from asrkit import files
@@ -28,13 +29,13 @@ PLAN = {"size": "quick", "device": "auto"}
 
 
 class Ledger(HTMLParser):
-    """Rows of the index's ledger: attributes of the row, and of each cell with its text."""
+    """Rows of a table of claims: attributes of the row, and of each cell with its text."""
 
-    def __init__(self, text):
+    def __init__(self, text, table="ledger"):
         super().__init__()
         self.rows, self.sorts = {}, []
         self.row = None
-        start = text.index('<table id="ledger"')
+        start = text.index(f'<table id="{table}"')
         self.feed(text[start : text.index("</table>", start)])
 
     def handle_starttag(self, tag, attrs):
@@ -54,12 +55,25 @@ class Ledger(HTMLParser):
 @pytest.fixture(autouse=True)
 def no_shipped_records(tmp_path, monkeypatch):
     """The project's claims with the records of `tmp_path`/data/records, of which there are none at first."""
+    ship_records_of(tmp_path, monkeypatch)
+
+
+def ship_records_of(folder, monkeypatch):
     real = files.shipped
     monkeypatch.setattr(
         files,
         "shipped",
-        lambda name: tmp_path / "data/records" if name == "records" else real(name),
+        lambda name: folder / "data/records" if name == "records" else real(name),
     )
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Texts of the pages of a report on a notebook without records, by name."""
+    folder = tmp_path_factory.mktemp("plain")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        ship_records_of(folder, monkeypatch)
+        return built(folder, [new_markdown_cell("# Why?")])[1]
 
 
 def publish(what, metric="ratio", unit="1", value=2.0, **more):
@@ -103,27 +117,72 @@ def test_a_tag_in_the_prose_leads_to_the_ledger_and_the_ledger_leads_back(tmp_pa
     )
 
 
-def test_every_claim_has_a_row_that_can_be_sorted_and_filtered(tmp_path):
-    pages = built(tmp_path, [new_markdown_cell("# Why?")])[1]
-    found, claims = Ledger(pages["ledger"]), ledger.load_claims()
-    assert [*found.rows] == [
+@pytest.mark.parametrize("table", ["ledger", "more"])
+def test_every_claim_has_a_row_that_can_be_sorted_and_filtered(plain, table):
+    found = Ledger(plain["ledger"], table).rows
+    claims = [claim for claim in ledger.load_claims() if bool(claim.appendix) == (table == "more")]
+    assert len(claims) > 20
+    assert [*found] == [
         claim.id for claim in sorted(claims, key=lambda claim: claim.source["document"])
     ]
     for claim in claims:
-        row, cells = found.rows[claim.id]
+        row, cells = found[claim.id]
         assert row["data-document"] == claim.source["document"] and row["data-needs"] == claim.needs
         assert row["data-verdict"] in ledger.LABELS and cells[3]["data-value"] == str(
             ledger.LABELS.index(row["data-verdict"])
         )
         assert cells[1]["data-value"] == ("" if claim.quoted is None else str(claim.quoted))
+        tolerance = f"agrees if {claim.rule}"
+        assert cells[1]["text"].strip().endswith(tolerance) == claim.is_defined
+        assert claim.source["url"] in cells[0]["links"]
+        assert (claim.appendix in cells[0]["text"]) or not claim.appendix
         assert [cell.get("data-label") for cell in cells[1:]] == [
             "Published", "Measured here", "Verdict", "Notebook",
         ]  # fmt: skip
-    counted = {
-        label: int(count)
-        for label, count in re.findall(r'data-verdict="([^"]+)">[^<]*<b>(\d+)</b>', pages["ledger"])
-    }
-    assert sum(counted.values()) == len(claims) and all(label in ledger.LABELS for label in counted)
+
+
+def test_the_appendix_is_folded_and_in_no_count(plain):
+    text = plain["ledger"]
+    listed = [claim for claim in ledger.load_claims() if not claim.appendix]
+    chips = re.findall(r'data-verdict="([^"]+)">[^<]*<b>(\d+)</b>', text)
+    assert sum(int(count) for _, count in chips) == len(listed)
+    assert all(label in ledger.LABELS for label, _ in chips)
+    for page in ("index", "ledger"):
+        assert f"Of {len(listed)} published claims, " in plain[page]
+    folded = text[text.index('<h2 id="appendix">') : text.index('<table id="more"')]
+    assert "<details><summary>" in folded and "</details>" not in folded
+
+
+def test_each_document_has_an_answer_above_its_claims(plain):
+    page = BeautifulSoup(plain["ledger"], "html.parser")
+    documents = {claim.source["document"] for claim in ledger.load_claims()}
+    answers = page.select(".answers > li")
+    assert len(answers) == len(documents)
+    for answer in answers:
+        marks = [mark.get_text() for mark in answer.select(".mark")]
+        link = answer.select_one(".tally a")
+        group = page.find(id=link["href"].removeprefix("#"))
+        claims = len(group.select("tr[data-verdict]"))
+        assert link.get_text() == f"{claims} claim{'s' if claims != 1 else ''}"
+        assert sum(int(mark.split()[0]) for mark in marks) == claims
+        assert answer.get_text().count("Our view: ") == 1
+        assert group.select_one("tr.group a")["href"] == answer.h3.a["href"]
+
+
+def test_evidence_that_cannot_settle_a_claim_is_shown_with_what_differs(tmp_path):
+    claim = next(
+        claim
+        for claim in ledger.load_claims()
+        if claim.needs == "cuda" and claim.arms and claim.is_defined and not claim.appendix
+    )
+    cell = new_code_cell(
+        "1", outputs=[publish(claim.id, value=3.0, params={"arms": list(claim.arms)})]
+    )
+    pages = built(tmp_path, [new_markdown_cell("# Why?"), cell])[1]
+    row, cells = Ledger(pages["ledger"]).rows[claim.id]
+    assert row["data-verdict"] == "evidence, not comparable"
+    why = "measured on a CPU, and the claim is about a GPU"
+    assert cells[2]["text"].strip() == f"3× not comparable: {why}" and why in cells[3]["text"]
 
 
 def test_the_ledger_says_what_each_verdict_means_and_which_notebooks_are_to_come(tmp_path):
@@ -131,7 +190,7 @@ def test_the_ledger_says_what_each_verdict_means_and_which_notebooks_are_to_come
     tag = "<!-- joint-memory-20s -->"
     text, pages = built(tmp_path, [new_markdown_cell(f"# Why?\n\n1.6 GB{tag}")])
     index = pages["ledger"]
-    legend = re.search(r'(?s)<details class="legend" open>.*?</details>', index)[0]
+    legend = re.search(r'(?s)<details class="legend">.*?</details>', index)[0]
     assert re.findall(r"<dt><span[^>]*>([^<]*)", legend) == [*LEGEND] and all(
         words in legend for words in LEGEND.values()
     )
@@ -152,14 +211,14 @@ def test_the_ledger_says_what_each_verdict_means_and_which_notebooks_are_to_come
         )
         page = "Why?" if home == "01_transducer" else home
         assert cells[4]["text"].strip() == page + told
-        assert cells[1]["text"].strip().endswith("lines of a table") == (name in grids)
+        assert ("lines of a table" in cells[1]["text"]) == (name in grids)
 
 
 def test_what_a_gpu_recorded_is_told_with_its_machine_and_what_none_has_recorded_too(tmp_path):
     claim = next(
         c
         for c in ledger.load_claims()
-        if c.needs == "cuda" and c.kind == "ratio" and c.arms and c.quoted and not c.formula
+        if c.needs == "cuda" and c.kind == "ratio" and c.arms and c.quoted and not c.appendix
     )
     made = records.Measurement(
         claim.id, "ratio", "1", 3.0, (3.0,) * 5, params={"arms": list(claim.arms), "device": "cuda"}
@@ -176,7 +235,12 @@ def test_what_a_gpu_recorded_is_told_with_its_machine_and_what_none_has_recorded
     cpu = next(
         c
         for c in ledger.load_claims()
-        if c.needs == "cpu" and c.kind == "ratio" and c.arms and c.quoted and not c.formula
+        if c.needs == "cpu"
+        and c.kind == "ratio"
+        and c.arms
+        and c.quoted
+        and not c.formula
+        and not c.appendix
     )
     other = records.Measurement(
         cpu.id, "ratio", "1", 3.0, (3.0,) * 5, params={"arms": list(cpu.arms)}
@@ -446,8 +510,8 @@ def test_the_title_is_the_first_heading_and_widgets_do_not_show(tmp_path):
     assert found.title == "Heard?" and "live" not in found.body
 
 
-def test_the_policy_allows_this_style_and_this_script_and_no_other(tmp_path):
-    for text in built(tmp_path, [new_markdown_cell("# Why?")])[1].values():
+def test_the_policy_allows_this_style_and_this_script_and_no_other(plain):
+    for text in plain.values():
         (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
         for kind in ("style", "script"):
             (inside,) = re.findall(rf"(?s)<{kind}>(.*?)</{kind}>", text)

@@ -1,4 +1,4 @@
-"""The report on small real notebooks, run by the real papermill: one good, one that fails, one that hangs, one that dies."""
+"""The report on small real notebooks, run by the real papermill: good ones, and some that fail, hang or die."""
 
 import base64
 import hashlib
@@ -50,6 +50,7 @@ GOOD = [
 ]
 
 
+LONGEST_S = 600.0  # that a test waits for a process, on however busy a machine
 PLAN = {"size": "quick", "device": "auto"}
 
 
@@ -118,29 +119,33 @@ def built(tmp_path_factory):
             [new_code_cell("x = 1"), new_code_cell("raise ValueError('on purpose <b>')")],
             after=["a_good"],
         ),
-        write(folder, "c_hangs", [new_code_cell("print('before'); import time; time.sleep(600)")]),
         write(folder, "d_dies", [new_code_cell("import os; os._exit(9)")]),
     ]
     out = tmp_path_factory.mktemp("reports")
-    result = report(paths, out, parameters={"size": 3}, jobs=2, timeout_s=6, progress=False)
+    result = report(paths, out, parameters={"size": 3}, jobs=2, progress=False)
     return out, result
 
 
-def test_one_failing_hanging_or_dying_notebook_does_not_stop_the_rest(built):
-    _, result = built
+def test_one_failing_or_dying_notebook_does_not_stop_the_rest(built):
+    out, result = built
     assert {run.name: run.status for run in result.runs} == {
-        "a_good": "ran", "b_fails": "failed", "c_hangs": "failed", "d_dies": "failed",
+        "a_good": "ran", "b_fails": "failed", "d_dies": "failed",
     }  # fmt: skip
     assert result.exit_code == 1
     assert "on purpose" in result.runs[1].error and "\x1b" not in result.runs[1].error
-    assert result.runs[2].error and result.runs[3].error
-
-
-def test_what_a_notebook_did_before_it_failed_is_kept(built):
-    out, _ = built
-    executed = nbformat.read(out / "latest/runs/c_hangs.ipynb", 4)
-    assert executed.cells[0].outputs[0].text.strip() == "before"
+    assert result.runs[2].error
     assert "on purpose &lt;b&gt;" in (out / "latest/index.html").read_text()
+
+
+def test_a_hanging_notebook_is_stopped_and_what_it_did_before_is_kept(tmp_path):
+    # Only these may have a short limit: on a busy machine an import takes longer.
+    hangs = [new_code_cell("print('before'); import time; time.sleep(600)")]
+    paths = [write(tmp_path, "hangs", hangs), write(tmp_path, "then", [new_code_cell("x = 1")])]
+    runs = run_notebooks(paths, tmp_path / "out", jobs=1, timeout_s=6, progress=False)
+    assert [run.status for run in runs] == ["failed", "ran"]
+    assert "6 seconds" in runs[0].error
+    (executed,) = (tmp_path / "out").rglob("hangs.ipynb")
+    assert nbformat.read(executed, 4).cells[0].outputs[0].text.strip() == "before"
 
 
 def test_parameters_arrive_typed_and_the_kernel_is_this_python(built):
@@ -163,7 +168,7 @@ def test_pages_load_nothing_and_every_picture_has_words(built):
     out, result = built
     pages = sorted((out / "latest").glob("*.html"))
     assert [page.stem for page in pages] == [
-        "a_good", "b_fails", "c_hangs", "d_dies", "figures", "index", "ledger", "machine", "records"
+        "a_good", "b_fails", "d_dies", "figures", "index", "ledger", "machine", "records"
     ]  # fmt: skip
     for page in pages:
         text = page.read_text()
@@ -201,7 +206,7 @@ def test_the_good_page_has_formulas_sound_and_picture_and_no_dead_widget(built):
 def test_the_index_tells_in_order_what_ran_what_holds_and_what_failed(built):
     out, result = built
     text = (out / "latest/index.html").read_text()
-    assert "1 of 4 notebooks ran in" in text
+    assert "1 of 3 notebooks ran in" in text
     assert text.index('id="notebooks"') < text.index('id="failures"')
     machine = (out / "latest/machine.html").read_text()
     order = [
@@ -209,7 +214,7 @@ def test_the_index_tells_in_order_what_ran_what_holds_and_what_failed(built):
     ]
     assert order == sorted(order)
     manifest = json.loads((out / "latest/manifest.json").read_text())
-    assert [run["status"] for run in manifest["runs"]] == ["ran", "failed", "failed", "failed"]
+    assert [run["status"] for run in manifest["runs"]] == ["ran", "failed", "failed"]
     assert result.facts()["ran"] == 1
     assert "b_fails: ValueError: on purpose <b> (cell c1)" in result.summary().splitlines()
     assert "b_fails: ValueError: on purpose &lt;b&gt; (cell c1)" in text
@@ -410,10 +415,10 @@ def test_a_report_that_is_stopped_leaves_no_kernel_behind(tmp_path):
         for name in how
     }
     try:
-        wait_until(lambda: all(path.exists() and path.read_text() for path in told.values()), 60)
+        wait_until(lambda: all(path.exists() and path.read_text() for path in told.values()))
         for name, main in mains.items():
             main.send_signal(how[name])
-            main.wait(30)
+            main.wait(LONGEST_S)
         wait_until(lambda: not any(alive(int(path.read_text())) for path in told.values()))
     finally:
         for name, main in mains.items():
@@ -423,7 +428,7 @@ def test_a_report_that_is_stopped_leaves_no_kernel_behind(tmp_path):
                 os.kill(int(told[name].read_text()), signal.SIGKILL)
 
 
-def wait_until(holds, seconds=30.0):
+def wait_until(holds, seconds=LONGEST_S):
     """Return once `holds()`, fail after `seconds`."""
     end = time.monotonic() + seconds
     while not holds():

@@ -37,7 +37,7 @@ def notebook(path: Path, *sources: str, **told) -> Path:
     return path
 
 
-def wait_until(holds, seconds=180.0):
+def wait_until(holds, seconds=600.0):
     """Return once `holds()`, fail after `seconds`."""
     end = time.monotonic() + seconds
     while not holds():

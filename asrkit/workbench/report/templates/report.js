@@ -126,11 +126,9 @@
     filter();
   }
 
-  // Where they would fill the screen they are folded.
-  for (const [part, width] of [[".legend", "56rem"], [".toc", "80rem"]]) {
-    const fold = document.querySelector(part);
-    if (fold) fold.open = matchMedia(`(min-width: ${width})`).matches;
-  }
+  // Where it would fill the screen it is folded.
+  const toc = document.querySelector(".toc");
+  if (toc) toc.open = matchMedia("(min-width: 80rem)").matches;
 
   // A link to something that is filtered away or folded shows it.
   function reveal() {
@@ -139,7 +137,7 @@
     if (!target) return;
     if (target.hidden) clear();
     const folded = target.closest("details") ?? target.parentElement.querySelector(":scope > h2 + details");
-    if (folded && target.matches("#records, #measurements, details *")) folded.open = true;
+    if (folded && target.matches("#records, #appendix, details *")) folded.open = true;
     target.scrollIntoView();
   }
   addEventListener("hashchange", reveal);
