@@ -26,8 +26,9 @@ from asrkit.shapes import expect
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Numba reads it once as well, when it is imported
+# Numba reads these once as well, when it is imported
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+JIT_OFF = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MODULES = {
     "numba_cuda": ("numba_cuda", "numba.cuda", "numba.cuda.core.config"),

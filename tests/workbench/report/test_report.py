@@ -134,6 +134,39 @@ def test_one_failing_hanging_or_dying_notebook_does_not_stop_the_rest(built):
     assert result.exit_code == 1
     assert "on purpose" in result.runs[1].error and "\x1b" not in result.runs[1].error
     assert result.runs[2].error and result.runs[3].error
+    assert "timed out while it was being executed, after 6 seconds" in result.runs[2].line()
+    assert result.runs[2].line().endswith("(cell c0)") and "----" not in result.runs[2].line()
+
+
+def test_a_long_name_of_the_folder_for_temporary_files_is_no_matter(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 113)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    path = write(tmp_path / "notebooks", "a", [new_code_cell("print('ran')")])
+    (run,) = run_notebooks([path], tmp_path / "out", progress=False, timeout_s=120)
+    assert (run.status, run.error) == ("ran", "")
+    assert list(long.iterdir()) == []
+
+
+def test_output_that_a_busy_machine_holds_back_is_waited_for(tmp_path):
+    """The kernel answers that a cell has ended, and its output comes 6 s later."""
+    hold_back = """
+import asyncio
+kernel = get_ipython().kernel
+session = kernel.session
+send = session.send
+def late(stream, msg_or_type, *args, **kwargs):
+    kind = getattr(msg_or_type, 'get', lambda _: msg_or_type)('msg_type')
+    if kind == 'status' and (args and args[0] or {}).get('execution_state') == 'idle':
+        asyncio.get_event_loop().call_later(6, lambda: send(stream, msg_or_type, *args, **kwargs))
+        return None
+    return send(stream, msg_or_type, *args, **kwargs)
+session.send = late
+"""
+    path = write(tmp_path, "a", [new_code_cell(hold_back), new_code_cell("print('ran')")])
+    (run,) = run_notebooks([path], tmp_path / "out", progress=False, timeout_s=120)
+    assert (run.status, run.error) == ("ran", "")
 
 
 def test_what_a_notebook_did_before_it_failed_is_kept(built):
