@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
 def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[None]:
     """Hold an exclusive lock on `folder` until the block or the process ends, however it ends.
 
-    The lock is a lock of the operating system on the file `folder/.lock`, which stays there.
+    The lock is a lock of the operating system on the file `folder/.lock`, which stays there and
+    names the process that held it last. Errors name it.
 
     Args:
         folder: Folder to lock, created when missing.
@@ -89,15 +92,27 @@ def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[Non
         held.acquire(blocking=wait)
     except filelock.Timeout:
         default = f"{folder}: expected a folder that nobody else writes to now."
-        raise ValueError(refused or f"{default} Wait, or name another.") from None
+        message = refused or f"{default} Wait, or name another."
+        raise ValueError(message + _holder(folder / LOCK)) from None
     except OSError as error:
         raise OSError(
             f"{folder}: expected a folder that can be written to ({error.strerror})."
         ) from None
     try:
+        with contextlib.suppress(OSError):  # a full disk, or a system that lets nobody write now
+            (folder / LOCK).write_text(f"Process {os.getpid()} on {platform.node()}")
         yield
     finally:
         held.release()
+
+
+def _holder(file: Path) -> str:
+    """Who holds a lock, as a sentence, by what it wrote into the file; "" where that is unknown."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        text = file.read_text()
+        if re.fullmatch(r"Process \d+ on [\w.-]*", text):
+            return f" {text} holds it."
+    return ""
 
 
 def content_hash(content: Any) -> str:

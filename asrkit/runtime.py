@@ -30,6 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 # Read once, as Numba and Triton themselves read them when they are imported.
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+JIT_OFF = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MODULES = {
     "numba_cuda": ("numba_cuda", "numba.cuda", "numba.cuda.core.config"),

@@ -35,7 +35,7 @@ def expect(ok: bool, argument: str, wanted: str, got: object, remedy: str = "") 
         raise ValueError(f"{argument}: expected {wanted}, got {got}. {remedy}".rstrip())
 
 
-def whole(value: object, low: int, high: float = inf) -> bool:
+def whole(value: object, low: float, high: float = inf) -> bool:
     """Whether `value` is an int from `low` to `high`; True and False are not.
 
     >>> whole(10, 1), whole(True, 1), whole(2.0, 1), whole(10, 1, 9)
@@ -125,15 +125,21 @@ def expect_parameters(
     cause.
 
     Args:
-        values: The parameters by name, as `globals()`.
+        values: The parameters by name, as `globals()`. Where they are annotated, one that is
+            annotated as int has to be a whole number.
         **wanted: For each name (low, high), a range of whole numbers, a set of choices, or a type.
 
     >>> expect_parameters({"seconds": 25.0, "batch": 8, "kind": "digits"}, seconds=(1, 600),
     ...                   batch=range(1, 65), kind={"digits"})
     """
+    annotations = values.get("__annotations__", {})
     for name, rule in wanted.items():
         value = values[name]
-        if isinstance(rule, tuple):
+        if isinstance(rule, tuple) and annotations.get(name) is int:  # type: ignore[attr-defined]
+            low, high = rule
+            ok = whole(value, low, high)
+            allowed = f"a whole number in {low}..{high}"
+        elif isinstance(rule, tuple):
             low, high = rule
             number = isinstance(value, int | float) and not isinstance(value, bool)
             ok = number and low <= value <= high  # type: ignore[operator]
@@ -144,6 +150,9 @@ def expect_parameters(
         elif isinstance(rule, set):
             ok = value in rule
             allowed = f"one of {sorted(rule)}"
+        elif rule is int:
+            ok = whole(value, -inf)
+            allowed = "a whole number"
         else:
             ok = isinstance(value, rule)
             allowed = rule.__name__

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "asrkit"
 WORKBENCH = "workbench"
 FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"shapes", "files"},
-    {"runtime"},
+    {"runtime", "sound_files"},
     {"features", "text"},
     {"models", "losses", "decoders"},
     {"data", "transcribe"},

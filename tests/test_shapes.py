@@ -54,6 +54,19 @@ def test_a_range_of_parameters_is_one_of_whole_numbers(value):
     assert str(error.value) == f"batch: expected a whole number in 1..8, got {value!r}."
 
 
+@pytest.mark.parametrize("value", [2.5, 2.0, True, "2", 65])
+def test_a_parameter_annotated_as_int_is_a_whole_number_whatever_form_its_bounds_have(value):
+    values = {"__annotations__": {"batch": int, "seconds": float}, "batch": 2, "seconds": 2.5}
+    expect_parameters(values, batch=(1, 64), seconds=(1, 64))
+    with pytest.raises(ValueError, match=r"^batch: expected a whole number in 1..64, got"):
+        expect_parameters(values | {"batch": value}, batch=(1, 64))
+
+
+def test_a_parameter_of_type_int_is_not_true():
+    with pytest.raises(ValueError, match="^seed: expected a whole number, got True"):
+        expect_parameters({"seed": True}, seed=int)
+
+
 @dataclasses.dataclass
 class Settings:
     size: int = 1

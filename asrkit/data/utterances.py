@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import at_most_seconds
 from asrkit.data.batching.strategies import cut as cut_batches
 from asrkit.shapes import expect, whole
+from asrkit.sound_files import open_sound
 from asrkit.text import Tokenizer
 
 RATE_HZ = 16_000  # of all waveforms in asrkit.data
@@ -125,6 +127,7 @@ def _read_samples(cut: Any) -> Tensor:
     got = f"{rate_hz} Hz in {cut.id!r}"
     expect(rate_hz == RATE_HZ, "cuts", "16 kHz", got, "Call cuts.resample(16000).")
     try:
+        _expect_whole(cut)
         # Averaged here: lhotse's own downmix sums the channels, reads them all at once and repeats
         # the text.
         audio = cut.load_audio().mean(0)
@@ -135,6 +138,20 @@ def _read_samples(cut: Any) -> Tensor:
     expect(finite, "cuts", "finite samples", f"NaN or infinity in {cut.id!r}")
     samples = np.rint(audio * FULL_SCALE).clip(-FULL_SCALE, FULL_SCALE - 1)
     return torch.from_numpy(samples.astype(np.int16))
+
+
+def _expect_whole(cut: Any) -> None:
+    """ValueError where a sound file of the cut is cut short: lhotse reads what is there.
+
+    A part of the recording comes with the text of the whole.
+    """
+    for track in getattr(cut, "tracks", None) or [cut]:
+        part = getattr(track, "cut", track)
+        recording = getattr(part, "recording", None)  # padding has none
+        sources = recording.sources if recording is not None else []
+        for source in sources:
+            if source.type == "file":
+                open_sound(Path(source.source)).close()
 
 
 def _blurred_order(

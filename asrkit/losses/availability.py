@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asrkit.losses.nodes import ArcLogProbs, LatticeOptions, Nodes
-from asrkit.runtime import INTERPRETED, SIMULATED, lacks
+from asrkit.runtime import INTERPRETED, JIT_OFF, SIMULATED, lacks
 from asrkit.shapes import expect
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -19,10 +19,10 @@ AUTO = "Pass impl='auto'."
 def fastest(scores: Tensor) -> str:
     """Name of the implementation that impl="auto" runs on `scores`.
 
-    numba_cpu on a CPU, wavefront elsewhere and for float64. On CUDA the numba_cuda and triton
-    kernels wait for a measurement before one of them becomes the default.
+    numba_cpu on a CPU, wavefront elsewhere, for float64 and with NUMBA_DISABLE_JIT=1. On CUDA the
+    numba_cuda and triton kernels wait for a measurement before one of them becomes the default.
     """
-    if scores.device.type == "cpu" and scores.dtype in KERNEL_DTYPES:
+    if not JIT_OFF and scores.device.type == "cpu" and scores.dtype in KERNEL_DTYPES:
         return "numba_cpu"
     return "wavefront"
 
@@ -109,6 +109,8 @@ def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
         ValueError: it does not; the message says why, and what does.
     """
     if impl == "numba_cpu":
+        got = "'numba_cpu' with NUMBA_DISABLE_JIT=1"
+        expect(not JIT_OFF, "impl", "another implementation", got, AUTO)
         _expect_dtype(impl, scores, name, AUTO)
         on_cpu = scores.device.type == "cpu"
         expect(on_cpu, name, "a CPU tensor with impl='numba_cpu'", scores.device, AUTO)

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -129,3 +130,31 @@ def test_a_full_disk_costs_the_cache_and_a_warning(start):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert said == 1
+
+
+def test_without_numbas_compiler_losses_and_decoders_take_other_paths_and_say_so():
+    code = """
+import torch
+from asrkit.decoders import ctc_greedy
+from asrkit.losses import rnnt_loss, rnnt_loss_lean
+torch.manual_seed(0)
+sizes = (torch.ones(1, 2, dtype=torch.int64), torch.tensor([4]), torch.tensor([2]))
+logits = torch.randn(1, 4, 3, 5)
+plain = rnnt_loss(logits, *sizes, blank=0, impl="reference")
+torch.testing.assert_close(rnnt_loss(logits, *sizes, blank=0), plain)
+lean = (torch.randn(1, 4, 6), torch.randn(1, 3, 6), torch.randn(5, 6), torch.randn(5))
+assert rnnt_loss_lean(*lean, *sizes, blank=0).isfinite().all()
+assert ctc_greedy(torch.randn(1, 4, 5).log_softmax(-1), torch.tensor([4])).impl == "batched"
+try:
+    rnnt_loss(logits, *sizes, blank=0, impl="numba_cpu")
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+    )
+    assert done.stdout.startswith("impl: expected another implementation, got 'numba_cpu' with")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -305,6 +305,17 @@ def test_members_that_reach_out_of_the_archive_are_refused(member, said, parts, 
     refused(pack(tmp_path / "a.nemo", parts["rnnt"][1], member), f"a.nemo: expected .*{said}")
 
 
+@pytest.mark.parametrize("size", [2**60, 2**62, 2**63 - 1, 2**70])
+def test_a_member_of_impossible_size_is_refused_in_one_line(size, parts, tmp_path):
+    header = tarfile.TarInfo("model_config.yaml")
+    header.size = size
+    (tmp_path / "a.nemo").write_bytes(header.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
+    refused(
+        tmp_path / "a.nemo",
+        "^a.nemo is not a whole tar archive .a member of impossible size|model: ",
+    )
+
+
 def test_nothing_is_written_beside_the_archive_or_under_the_names_of_members(
     parts, tmp_path, monkeypatch
 ):

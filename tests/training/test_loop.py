@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -91,8 +92,12 @@ def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tiny_speech, tmp_
 
 
 def test_a_folder_that_another_training_holds_is_refused(tiny_speech, tmp_path):
-    with lock(tmp_path), pytest.raises(ValueError, match="^out: expected a folder of no other"):
+    with (
+        lock(tmp_path),
+        pytest.raises(ValueError, match="^out: expected a folder of no other") as caught,
+    ):
         train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=STEPS, progress=False)
+    assert str(caught.value).endswith(f"Process {os.getpid()} on {platform.node()} holds it.")
     assert not (tmp_path / "log.jsonl").exists()
 
 

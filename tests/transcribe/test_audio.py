@@ -1,3 +1,8 @@
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import soundfile
@@ -193,3 +198,36 @@ def test_a_wav_whose_writer_did_not_know_its_length_is_read(tmp_path, size):
     at = data.index(b"data") + 4
     path.write_bytes(data[:at] + size.to_bytes(4, "little") + data[at + 4 :])
     assert len(read_audio(path, 16_000)) == 16_000
+
+
+def test_a_folder_reports_what_cannot_be_read_unless_a_copy_that_can_lies_beside_it(tmp_path):
+    for name in ("a.wav", "b.m4a", "sub/c.webm", "d.m4a", "d.wav", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * 64)
+    assert [str(name) for _, name in find(tmp_path)] == ["a.wav", "b.m4a", "d.wav", "sub/c.webm"]
+
+
+def test_a_subfolder_without_permission_is_reported_in_its_place():
+    with as_ordinary_account(), tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "talks")
+        (folder / "closed").mkdir(parents=True)
+        soundfile.write(str(folder / "a.wav"), noise(1, 16_000), 16_000)
+        (folder / "closed").chmod(0)
+        found = find(folder)
+        with pytest.raises(ValueError, match="closed', which cannot be read .Permission denied"):
+            read_audio(found[1][0], 16_000)
+        (folder / "closed").chmod(0o700)
+    assert [str(name) for _, name in found] == ["a.wav", "closed"]
+
+
+@contextlib.contextmanager
+def as_ordinary_account():
+    """An account that permissions hold for: not root."""
+    was_root = os.geteuid() == 0
+    if was_root:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        if was_root:
+            os.seteuid(0)

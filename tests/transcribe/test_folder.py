@@ -11,6 +11,7 @@ import torch
 from asrkit.cli import main
 from asrkit.files import LOCK
 from asrkit.models import save_checkpoint
+from asrkit.transcribe import folder
 from asrkit.transcribe.folder import LOG, made_by
 
 KILLED = """
@@ -234,13 +235,13 @@ def test_a_change_of_one_number_of_any_tensor_is_another_model(learned):
     assert made_by(learned, "settings") == before
 
 
-def test_a_number_of_a_large_tensor_that_is_not_sampled_counts():
-    from asrkit.transcribe import folder
-
-    large = torch.zeros(folder.WHOLE + 1)
+def test_any_number_of_a_large_tensor_counts_and_so_does_its_place():
+    large = torch.zeros(100_000)
+    large[1] = 1
     before = folder._mark(large)
-    large[1] = 1e-3
+    large[[1, 2]] = large[[2, 1]]
     assert folder._mark(large) != before
+    assert folder._mark(large.view(2, -1)) != folder._mark(large)
 
 
 def test_processes_that_share_a_folder_end_with_what_one_gives(command, tmp_path, capsys):

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from lhotse.serialization import deserialize_item, load_jsonl
+from lhotse.serialization import deserialize_item
 
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
-from asrkit.data.corpora.manifests import TABLES, UNREADABLE, simple_cut
+from asrkit.data.corpora.manifests import TABLES, read_rows, simple_cut
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
@@ -77,16 +77,12 @@ def _utterances(file: Path) -> Iterator[Any]:
 
     No audio is read where the line states its duration.
     """
-    number = 1
-    try:
-        for row in load_jsonl(file):
-            yield _utterance(row, file.parent)
-            number += 1
-    except (*UNREADABLE, OverflowError, RecursionError) as error:
-        got = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
-            f"target: expected lines with duration and text, got {got} at {file}:{number}."
-        ) from None
+
+    def utterance(row: dict[str, Any]) -> Any:
+        return _utterance(row, file.parent)
+
+    wanted = "lines with duration and text"
+    return read_rows(file, utterance, argument="target", wanted=wanted)
 
 
 def _utterance(row: dict[str, Any], folder: Path) -> Any:

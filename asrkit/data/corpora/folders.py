@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from asrkit.data.corpora.manifests import SPLITS, TABLES, from_manifest, transcribed_cut
 from asrkit.shapes import expect
+from asrkit.sound_files import CONVERT, UNREAD, listed, open_sound
 
-SOUNDS = {".wav", ".flac", ".ogg", ".opus", ".mp3"}
 Parts = tuple[dict[str, list[Any]], list[str]]  # cuts of each part, and what was left out
 
 
@@ -37,7 +37,7 @@ def read_folder(folder: Path, jobs: int, progress: bool) -> Parts:
     tables = sorted(folder.glob(TABLES[1].format("*")))
     if tables:
         return _read_tables(folder, tables), []
-    sounds = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SOUNDS)
+    sounds = [folder / name for name in listed(folder)]
     expect(
         any(path.with_suffix(".txt").is_file() for path in sounds),
         "corpus",
@@ -95,7 +95,7 @@ def _transcribed_names(part: Path) -> list[str]:
     """Names of the utterances that the transcripts of a part list."""
     names = []
     for file in sorted(part.rglob("*.trans.txt")):
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
         names += [line.split()[0] for line in lines if line.strip()]
     return names
 
@@ -162,7 +162,16 @@ def _read_sounds(folder: Path, sounds: Sequence[Path], jobs: int, progress: bool
 
     A part is the first folder where that is called train, dev or test, or like train-x; else all.
     """
-    names = Counter(path.with_suffix("") for path in sounds)
+    left_out = []
+    readable = []
+    for path in sounds:
+        if path.is_dir():
+            left_out.append(f"no permission to read {path}")
+        elif path.suffix.lower() in UNREAD:
+            left_out.append(f"no decoder for {path} ({CONVERT.rstrip('.')})")
+        else:
+            readable.append(path)
+    names = Counter(path.with_suffix("") for path in readable)
     repeated = [str(name) for name, count in names.items() if count > 1]
     expect(
         not repeated,
@@ -176,11 +185,10 @@ def _read_sounds(folder: Path, sounds: Sequence[Path], jobs: int, progress: bool
         return _read_sound(path, folder)
 
     sets: dict[str, list[Any]] = {}
-    left_out: list[str] = []
     with ThreadPoolExecutor(jobs) as pool:
-        results = pool.map(read, sounds)
-        cuts = tqdm(results, "reading", len(sounds), unit="utt", disable=not progress)
-        for path, cut in zip(sounds, cuts, strict=True):
+        results = pool.map(read, readable)
+        cuts = tqdm(results, "reading", len(readable), unit="utt", disable=not progress)
+        for path, cut in zip(readable, cuts, strict=True):
             if cut is None:
                 left_out.append(f"no text of {path}")
             else:
@@ -205,9 +213,10 @@ def _read_sound(path: Path, folder: Path) -> Any:
     try:
         if not text_file.is_file():
             return None
-        text = " ".join(text_file.read_text(encoding="utf-8").split())
+        text = " ".join(text_file.read_text(encoding="utf-8-sig").split())
         if not text:
             return None
+        open_sound(path).close()  # refuses a part of a file, which lhotse reads
         recording = Recording.from_file(path, recording_id=name)
         expect(recording.num_samples > 0, "sound", "samples", "none")
         return transcribed_cut(recording, text, "unknown", {})

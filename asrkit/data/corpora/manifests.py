@@ -1,13 +1,16 @@
 """Speech with transcripts as lhotse cuts at 16 kHz, read from a manifest."""
 
+import gzip
 import json
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lhotse import CutSet, Recording, RecordingSet, SupervisionSegment, SupervisionSet
 from lhotse.audio import AudioLoadingError
-from lhotse.serialization import load_jsonl
+from lhotse.cut.set import deserialize_cut
+from lhotse.serialization import decode_json_line
 from lhotse.utils import fastcopy
 
 from asrkit.data.utterances import RATE_HZ
@@ -16,6 +19,7 @@ from asrkit.shapes import expect
 SPLITS = ("train", "dev", "test")
 # Names of lhotse's tables in a folder; {} is the part of the corpus.
 TABLES = ("*recordings{}.jsonl*", "*supervisions{}.jsonl*")
+LINES = "cuts, or lines with audio and text"
 # What a file that is no manifest, or a damaged one, makes its readers raise.
 UNREADABLE = (
     json.JSONDecodeError,
@@ -37,8 +41,9 @@ def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
     Args:
         path: A file of lhotse cuts (.jsonl, .jsonl.gz); a folder with lhotse recordings and
             supervisions; or a file with a JSON object a line, which has audio and text, and may
-            have id, speaker, split and kind. Audio paths are relative to the manifest's folder or
-            to that folder's parent.
+            have id, speaker, split and kind. NeMo's names are known too: audio_filepath, offset
+            and duration. Audio paths are relative to the manifest's folder or to that folder's
+            parent. Blank lines and a byte order mark do not matter.
         part: Read only those tables of a folder that end so: `_dev` for recordings_dev.jsonl.gz.
 
     Raises:
@@ -55,9 +60,7 @@ def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
             cuts = _file_cuts(path)
     except UNREADABLE as error:
         got = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
-            f"manifest: expected cuts, or lines with audio and text, got {got} in {path}."
-        ) from None
+        raise ValueError(f"manifest: expected {LINES}, got {got} in {path}.") from None
     expect(bool(cuts), "manifest", "at least one utterance", f"none in {path}")
     return CutSet.from_cuts(_ready(cut, folder) for cut in cuts)
 
@@ -65,7 +68,7 @@ def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
 def _folder_cuts(folder: Path, part: str) -> list[Any]:
     """Cuts of lhotse's tables in a folder, one for each supervision; none if a table is missing."""
     recordings, supervisions = (
-        [row for file in folder.glob(pattern.format(part)) for row in load_jsonl(file)]
+        [row for file in folder.glob(pattern.format(part)) for row in _table(file)]
         for pattern in TABLES
     )
     if not recordings or not supervisions:
@@ -76,25 +79,95 @@ def _folder_cuts(folder: Path, part: str) -> list[Any]:
     return list(whole_recordings.trim_to_supervisions(keep_overlapping=False))
 
 
+def read_rows(
+    path: Path, make: Callable[[Any], Any], *, argument: str, wanted: str
+) -> Iterator[Any]:
+    """Yield what `make` makes of each line's JSON value, blank lines left out.
+
+    Args:
+        path: Of UTF-8 text, with a byte order mark or without; one that ends in .gz is unpacked.
+        make: Makes something of the value; what a damaged value makes it raise is reported.
+        argument: What the file is called in errors.
+        wanted: What its lines should be, in errors.
+
+    Raises:
+        ValueError: In one line, with the file and the number of the line.
+    """
+    number = 0
+    try:
+        with _text_of(path) as file:
+            for number, line in enumerate(file, 1):  # noqa: B007 - errors tell it
+                if line.strip():
+                    yield make(decode_json_line(line))
+    except (*UNREADABLE, ValueError, OverflowError, RecursionError) as error:
+        place = f"{path}:{max(1, number)}"
+        if str(error).startswith(f"{argument}: "):
+            raise ValueError(f"{error} See {place}.") from None
+        got = f"{type(error).__name__}: {error}".splitlines()[0]
+        if isinstance(error, json.JSONDecodeError):  # it takes each line for the first
+            got = f"no JSON ({error.msg}, column {error.colno})"
+        raise ValueError(f"{argument}: expected {wanted}, got {got} at {place}.") from None
+
+
+def _text_of(path: Path) -> Any:
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    return opener(path, "rt", encoding="utf-8-sig")
+
+
+def _table(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one of lhotse's tables."""
+
+    def row(value: Any) -> dict[str, Any]:
+        expect(isinstance(value, dict), "manifest", "objects", type(value).__name__)
+        return value
+
+    return read_rows(file, row, argument="manifest", wanted="objects")
+
+
 def _file_cuts(path: Path) -> list[Any]:
-    rows = list(load_jsonl(path))
-    if rows and "type" in rows[0]:
-        return list(CutSet.from_dicts(rows))
-    return [simple_cut(row, path.parent) for row in rows]
+    """Cuts of a file of lhotse cuts, or of lines with audio and text."""
+
+    def cut_of(row: dict[str, Any]) -> Any:
+        if "type" in row:
+            return deserialize_cut(row)
+        return simple_cut(row, path.parent)
+
+    return list(read_rows(path, cut_of, argument="manifest", wanted=LINES))
 
 
 def simple_cut(row: dict[str, Any], folder: Path) -> Any:
     """The cut of a line with audio and text.
 
     Args:
-        row: The JSON object: `audio` and `text`, perhaps id, speaker, split and kind.
+        row: The JSON object: `audio` and `text`, perhaps id, speaker, split and kind. NeMo's
+            `audio_filepath` stands for `audio`; with it, `offset` and `duration` in seconds name
+            a part of the sound.
         folder: Of the manifest.
     """
-    audio = row["audio"]
+    is_nemo = "audio" not in row and "audio_filepath" in row
+    audio = row["audio_filepath"] if is_nemo else row["audio"]
     file = _audio_folder(audio, folder) / audio
-    recording = Recording.from_file(file, recording_id=str(row.get("id", audio)))
+    start = float(row.get("offset") or 0) if is_nemo else 0.0
+    name = f"{audio}@{start}" if start else audio  # several lines may name one sound
+    recording = Recording.from_file(file, recording_id=str(row.get("id", name)))
     custom: dict[str, Any] = {key: row[key] for key in ("kind", "split") if key in row}
-    return transcribed_cut(recording, row["text"], str(row.get("speaker", "unknown")), custom)
+    cut = transcribed_cut(recording, row["text"], str(row.get("speaker", "unknown")), custom)
+    if not is_nemo:
+        return cut
+    return _part_of(cut, start, row.get("duration"))
+
+
+def _part_of(cut: Any, start: float, duration: float | None) -> Any:
+    """`cut` from `start` on, `duration` seconds of it, or all that is left where there is less."""
+    inside = 0 <= start < cut.duration
+    expect(inside, "manifest", f"an offset in 0..{cut.duration}", f"{start} for {cut.id!r}")
+    left = cut.duration - start
+    seconds = min(left, float(duration or left))
+    expect(seconds > 0, "manifest", "a duration above 0", f"{duration} for {cut.id!r}")
+    rounded = 0.01  # NeMo's durations of whole files are
+    if start == 0 and left - seconds < rounded:
+        return cut
+    return cut.truncate(offset=start, duration=seconds, preserve_id=True)
 
 
 def transcribed_cut(recording: Recording, text: str, speaker: str, custom: dict[str, Any]) -> Any:

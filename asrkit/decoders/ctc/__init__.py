@@ -10,7 +10,7 @@ from torch import Tensor
 
 from asrkit.decoders.ctc.sequential import blank_index, ctc_greedy_sequential
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
-from asrkit.runtime import eager
+from asrkit.runtime import JIT_OFF, eager
 from asrkit.shapes import expect, valid_mask
 
 __all__ = ["IMPLS", "ctc_greedy", "ctc_greedy_sequential"]
@@ -96,8 +96,11 @@ def _choose_impl(impl: str, log_probs: Tensor) -> str:
         f"{log_probs.dtype} on {log_probs.device}",
         "Pass 'auto'.",
     )
+    got = "'numba_cpu' with NUMBA_DISABLE_JIT=1"
+    able = impl != "numba_cpu" or not JIT_OFF
+    expect(able, "impl", "another implementation", got, "Pass 'auto'.")
     if impl != "auto":
         return impl
-    if numba_can:
+    if numba_can and not JIT_OFF:
         return "numba_cpu"
     return "batched"

@@ -35,8 +35,17 @@ class Archive:
         self.name = name
         self._members = dict[str, tarfile.TarInfo]()
         self._tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
-        for member in self._tar:
+        member = self._next()
+        while member is not None:
             self._add(member)
+            member = self._next()
+
+    def _next(self) -> tarfile.TarInfo | None:
+        """The archive's next member; None at its end."""
+        try:
+            return self._tar.next()
+        except (OSError, ValueError) as error:  # an offset that no file can have
+            raise tarfile.ReadError(f"a member of impossible size: {error}") from None
 
     def _add(self, member: tarfile.TarInfo) -> None:
         """Note a member that is a plain file; ValueError for what does not belong in an archive."""

@@ -5,12 +5,13 @@ executed copy, both renamed into place. A run that is killed leaves no other tra
 the next one with `resume` keeps what is done and runs the rest.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,11 @@ from asrkit.shapes import expect
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.report.jobs import Job, jobs_of
 from asrkit.workbench.report.notebook_run import NotebookRun, finish, kept_run
+
+LONGEST_BASE = 80  # bytes: a socket's path has at most 103 on macOS, and 107 on Linux
+# A busy machine keeps a kernel from sending the last output of a cell for longer than nbclient's
+# 4 s. The limit of the whole notebook holds all the same.
+IOPUB_TIMEOUT_S = 120
 
 
 def run_notebooks(  # noqa: PLR0913 - the options of `report` that concern notebooks
@@ -195,7 +201,7 @@ def _execute(job: Job, part: Path, log: Path, timeout_s: float, threads: int) ->
     }
     if job.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _socket_folder() as sockets:
         _install_kernel(Path(folder))
         papermill.execute_notebook(
             str(job.path),
@@ -207,7 +213,8 @@ def _execute(job: Job, part: Path, log: Path, timeout_s: float, threads: int) ->
             execution_timeout=max(1, int(timeout_s)),
             cwd=str(job.path.parent),
             request_save_on_cell_execute=True,
-            config=_sockets_in(folder),
+            iopub_timeout=IOPUB_TIMEOUT_S,
+            config=_sockets_in(sockets),
         )
 
 
@@ -223,13 +230,32 @@ def _install_kernel(folder: Path) -> None:
     os.environ["JUPYTER_PATH"] = os.pathsep.join(path)
 
 
+@contextlib.contextmanager
+def _socket_folder() -> Iterator[str]:
+    """Yield a new folder whose path is short enough for sockets; "" where there is none.
+
+    A long $TMPDIR gives way to /tmp. Windows has no such sockets.
+    """
+    for base in (tempfile.gettempdir(), "/tmp"):
+        if os.name != "posix" or len(os.fsencode(base)) > LONGEST_BASE:
+            continue
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=base))
+            except OSError:
+                continue
+            yield folder
+            return
+    yield ""
+
+
 def _sockets_in(folder: str) -> Any:
     """Configuration that puts the kernel's sockets into a folder of their own.
 
-    Ports are raced for, and socket files of one name mix two kernels up. Windows has no such
-    sockets: None.
+    Ports are raced for, and socket files of one name mix two kernels up. None, for ports, where
+    there is no folder.
     """
-    if os.name != "posix":
+    if not folder:
         return None
     from traitlets.config import Config
 

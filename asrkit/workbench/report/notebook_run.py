@@ -124,7 +124,7 @@ def outcome(executed: Path, failure: BaseException | None) -> dict[str, Any]:
         failure: What the run raised, or None.
     """
     if not executed.is_file():
-        return {"status": "failed", "seconds": 0.0, "sha256": "", "error": str(failure)}
+        return {"status": "failed", "seconds": 0.0, "sha256": "", "error": _first_line(failure)}
     notebook = nbformat.read(executed, 4)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     records, defects = _published_records(outputs)
@@ -152,11 +152,16 @@ def _papermill(part: Any) -> Mapping[str, Any]:
 
 
 def _failed_cell(notebook: Any) -> str:
-    """Id of the first code cell that did not end; empty where all did."""
+    """Id of the code cell that ended a notebook; empty where none had begun."""
+    last = ""
     for cell in notebook.cells:
-        if cell.cell_type == "code" and _papermill(cell).get("status") in ("failed", "running"):
-            return cell.id
-    return ""
+        status = _papermill(cell).get("status", "pending")
+        if cell.cell_type != "code" or status == "pending":
+            continue
+        last = cell.id
+        if status in ("failed", "running"):
+            break
+    return last  # papermill calls a cell completed that timed out or lost its kernel
 
 
 def _published_records(outputs: Sequence[Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -174,6 +179,11 @@ def _published_records(outputs: Sequence[Any]) -> tuple[list[dict[str, Any]], li
     return records, defects
 
 
+def _first_line(failure: BaseException | None) -> str:
+    """What ended a notebook from outside: a timeout goes on with the cell, between rules."""
+    return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+
+
 def _error(outputs: Sequence[Any], failure: BaseException | None) -> str:
     """The last traceback of a notebook without colours, and what ended it from outside."""
     errors = [
@@ -183,5 +193,5 @@ def _error(outputs: Sequence[Any], failure: BaseException | None) -> str:
     ]
     text = "".join(errors[-1:])
     if failure and not isinstance(failure, PapermillExecutionError):  # a timeout, a dead kernel
-        text = f"{text}\n{type(failure).__name__}: {failure}".strip()
+        text = f"{text}\n{type(failure).__name__}: {_first_line(failure)}".strip()
     return ANSI_COLOUR.sub("", text)

@@ -14,7 +14,9 @@ import pytest
 import soundfile
 
 from asrkit.data import Utterances, corpora
+from asrkit.data.batching.statistics import read_lengths
 from asrkit.data.corpora import synthetic
+from asrkit.data.corpora.folders import read_folder
 
 SIZES = {"train": 18, "dev": 6, "test": 6}
 ROOT = Path(corpora.__file__).resolve().parents[3]
@@ -412,6 +414,7 @@ def test_a_text_that_is_no_text_is_refused(tmp_path, text):
 
 @pytest.mark.parametrize("damage", [lambda packed: packed[:-9], lambda packed: b"{}" + packed])
 def test_a_torn_or_foreign_gzip_file_is_refused_in_one_line(tmp_path, damage):
+    tone(tmp_path / "a.wav")
     (tmp_path / "m.jsonl.gz").write_bytes(
         damage(gzip.compress(b'{"audio": "a.wav", "text": "x"}\n' * 50))
     )
@@ -467,3 +470,65 @@ def test_lhotse_cuts_with_relative_audio_are_read_from_beside_their_manifest(tmp
     CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl")
     (found,) = corpora.from_manifest(tmp_path / "cuts.jsonl")
     assert found.load_audio().shape[1] == found.num_samples
+
+
+@pytest.mark.parametrize("suffix, subtype", [
+    ("wav", "PCM_16"), ("aiff", "PCM_16"), ("au", "PCM_16"), ("ogg", "VORBIS"), ("ogg", "OPUS"), ("flac", "PCM_16"), ("mp3", "MPEG_LAYER_III"),
+])  # fmt: skip
+def test_training_refuses_a_sound_that_is_cut_short_with_its_whole_text(tmp_path, suffix, subtype):
+    path = tmp_path / f"a.{suffix}"
+    noise = np.random.default_rng(0).normal(size=64_000) * 0.1
+    soundfile.write(path, noise, 16_000, subtype=subtype)
+    (tmp_path / "a.txt").write_text("a whole text")
+    listed = manifest(tmp_path, {"audio": path.name, "text": "a whole text", "id": "mine"})
+    assert len(Utterances.load(corpora.from_manifest(listed), progress=False)) == 1
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ValueError, match="cuts: 'mine' cannot be read"):
+        Utterances.load(corpora.from_manifest(listed), progress=False)
+    if suffix not in ("flac", "mp3"):  # whose headers do not tell: reading them does
+        with pytest.raises(ValueError, match="corpus: .* cannot be read .*truncated"):
+            read_folder(tmp_path, 1, False)
+
+
+def test_manifests_of_nemo_are_read_with_blank_lines_and_a_byte_order_mark(tmp_path):
+    tone(tmp_path / "a.wav", 16_000, seconds=2.0)
+    rows = [
+        {"audio_filepath": "a.wav", "duration": 2.0, "text": "one"},
+        {"audio_filepath": "a.wav", "duration": 0.5, "offset": 1.0, "text": "two"},
+        {"audio_filepath": str(tmp_path / "a.wav"), "text": "three"},
+    ]
+    path = tmp_path / "m.jsonl"
+    lines = ["", *(json.dumps(row) for row in rows), "  ", ""]
+    path.write_text("\r\n\n".join(lines), encoding="utf-8-sig")
+    held = Utterances.load(corpora.from_manifest(path), progress=False)
+    assert list(held.texts) == ["one", "two", "three"] and held.durations == [2.0, 0.5, 2.0]
+    assert read_lengths(path).seconds.tolist() == [2.0, 0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{broken", r"no JSON \(.*, column 2\) at .*m.jsonl:3\."),
+        ('{"text": "x"}', r"KeyError: 'audio' at .*m.jsonl:3\."),
+        ('{"audio": "b.wav", "text": "x"}', r"no file 'b.wav'.* See .*m.jsonl:3\."),
+        ('{"audio_filepath": "a.wav", "text": "x", "offset": 9}', r"got 9.0 for .* See .*:3\."),
+        ('{"audio_filepath": "a.wav", "text": "x", "duration": -1}', r"got -1 for .* See .*:3\."),
+    ],
+)
+def test_an_error_in_a_manifest_names_its_line(tmp_path, line, message):
+    tone(tmp_path / "a.wav")
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"audio": "a.wav", "text": "x"}\n\n' + line + "\n")
+    with pytest.raises(ValueError, match=f"^manifest: expected .*{message}"):
+        corpora.from_manifest(path)
+
+
+def test_what_a_corpus_leaves_out_is_told(tmp_path):
+    for name in ("a.wav", "b.flac"):
+        tone(tmp_path / "in" / name)
+    (tmp_path / "in/c.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(64))
+    for name in "abc":
+        (tmp_path / f"in/{name}.txt").write_text("\ufeffsome words")
+    sets, left_out = read_folder(tmp_path / "in", 1, False)
+    assert [cut.supervisions[0].text for cut in sets["all"]] == ["some words", "some words"]
+    assert len(left_out) == 1 and "no decoder for" in left_out[0] and "ffmpeg" in left_out[0]

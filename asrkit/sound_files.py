@@ -1,0 +1,124 @@
+"""Sound files of people: which a folder holds, and whether one is whole."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from asrkit.shapes import expect
+
+SUFFIXES = frozenset(
+    ".wav .flac .ogg .oga .opus .mp3 .aif .aiff .aifc .au .snd .caf .w64 .rf64 .sph .nist".split()
+)
+UNREAD = frozenset(".m4a .mp4 .aac .wma .webm .mkv .mka .amr".split())  # libsndfile reads none
+CONVERT = "Convert it first: ffmpeg -i IN OUT.wav."
+# Bytes of samples in a WAV, AIFF or AU file by its header, and those that are there.
+PROMISED = re.compile(r"(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)")
+UNKNOWN_SIZE = 0x7FFF0000
+
+
+def listed(folder: Path) -> list[Path]:
+    """What a folder holds at any depth that is a recording, sorted, as paths below `folder`.
+
+    These are files with a suffix of SUFFIXES; files with one of UNREAD, unless a file that can be
+    read lies beside it under the same name; and subfolders that cannot be read. Opening one of
+    the last two kinds fails with a reason. Hidden files and folders are left out.
+
+    Args:
+        folder: The folder. A file, or nothing, holds no recordings.
+    """
+    found = []
+    if folder.is_dir():
+        found = [path for path in _walk(folder) if not path.name.startswith(".")]
+    readable = {path.with_suffix("") for path in found if path.suffix.lower() not in UNREAD}
+    kept = [
+        path
+        for path in found
+        if path.suffix.lower() not in UNREAD or path.with_suffix("") not in readable
+    ]
+    return sorted(path.relative_to(folder) for path in kept)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield files that a suffix calls sound or film, and subfolders that cannot be read."""
+    unreadable: list[Path] = []
+
+    def note(error: OSError) -> None:
+        if Path(error.filename) != folder:
+            unreadable.append(Path(error.filename))
+
+    for place, folders, names in os.walk(folder, onerror=note):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(place, name)
+            if path.suffix.lower() in SUFFIXES | UNREAD and path.is_file():
+                yield path
+    yield from unreadable
+
+
+def native(path: Path) -> str | bytes:
+    """The name of a file as soundfile takes it: it cannot encode text that is no UTF-8."""
+    return os.fsencode(path) if os.name == "posix" else str(path)
+
+
+def open_sound(path: Path) -> Any:
+    """The opened soundfile.SoundFile.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: In one line, for what is no sound file, or only the beginning of one.
+    """
+    import soundfile
+
+    _expect_file(path)
+    try:
+        file = soundfile.SoundFile(native(path))
+    except (soundfile.LibsndfileError, TypeError) as error:
+        # TypeError: a suffix that promises samples without a header
+        reason = getattr(error, "error_string", error)  # without the path
+        remedy = ""
+        if path.suffix.lower() in UNREAD:
+            remedy = f" {CONVERT}"
+        message = f"audio: {path.name} cannot be read (libsndfile: {reason}).{remedy}"
+        raise ValueError(message) from None
+    rate = file.samplerate
+    usable = 100 <= rate <= 1_000_000
+    expect(usable, "audio", "100 to 1,000,000 Hz", f"{rate} Hz in {path.name}")
+    whole = not is_cut(file.extra_info)
+    expect(whole, "audio", "a whole file", f"a part of {path.name}", "The file is truncated.")
+    return file
+
+
+def _expect_file(path: Path) -> None:
+    """ValueError unless `path` is a file that has bytes and may be read."""
+    try:
+        if path.is_dir():
+            os.scandir(path).close()
+        elif path.is_file():
+            path.open("rb").close()
+    except OSError as error:
+        why = f"{str(path)!r}, which cannot be read ({error.strerror})"
+        expect(False, "audio", "a file or folder with permission to read it", why)
+    wanted = "a sound file, or a folder with some"
+    expect(not path.is_dir(), "audio", wanted, repr(str(path)), "There is none in it.")
+    wanted = "a WAV, FLAC, OGG or MP3 file"
+    expect(path.is_file(), "audio", wanted, repr(str(path)), "Check the path.")
+    expect(path.stat().st_size > 0, "audio", "a sound file", f"0 bytes in {path.name}")
+
+
+def is_cut(log: str) -> bool:
+    """Whether libsndfile's log of a file says that its end is missing.
+
+    libsndfile shortens the number of frames to what is there, and only its log tells. A stream
+    whose writer did not know its length has a size near 2^31 or 2^32 in its header, and is whole.
+
+    Args:
+        log: `extra_info` of the opened file.
+    """
+    if "lacks an end-of-stream bit" in log:
+        return True
+    sizes = PROMISED.search(log)
+    return sizes is not None and int(sizes[2]) < int(sizes[1]) < UNKNOWN_SIZE
