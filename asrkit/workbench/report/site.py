@@ -51,13 +51,7 @@ def build(
         defects += [f"{run.name}: {defect}" for defect in of_notebook]
     ran = sum(run.status == "ran" for run in runs)
     sentence = f"{ran} of {len(runs)} notebooks ran. {summary(rows)}"
-    origin = {
-        "machine": machine.this_machine(),
-        "software": machine.software(),
-        "code": machine.code(),
-        "command": "\n".join(plan.get("commands") or [command_line(sys.argv)]),
-        "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
-    }
+    origin = _origin(plan)
     context = {
         "seconds": seconds,
         "plan": plan,
@@ -103,6 +97,17 @@ def _slowest(runs: Sequence[NotebookRun]) -> list[tuple[float, str, str]]:
     """(seconds, cell, notebook) of the slowest cells of a run."""
     cells = [(seconds, cell, run.name) for run in runs for cell, seconds in run.slowest]
     return sorted(cells, reverse=True)[:SLOWEST_CELLS]
+
+
+def _origin(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Where, from which code, by which command and when a report is made."""
+    return {
+        "machine": machine.this_machine(),
+        "software": machine.software(),
+        "code": machine.code(),
+        "command": "\n".join(plan.get("commands") or [command_line(sys.argv)]),
+        "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
+    }
 
 
 def _lead(runs: Sequence[NotebookRun], fresh: Sequence[Record], seconds: float) -> str:
