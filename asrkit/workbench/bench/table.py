@@ -47,15 +47,19 @@ LEGEND = (
 )
 
 
-def table(records: Iterable[Record]) -> list[str]:
-    """Lines of text, one for each arm: time, ratios, memory, rates of the least work, calls.
+def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
+    """Lines of text, a row for each arm: time, ratios, memory, rates of the least work, calls.
 
     Records for which a suite declares a table of its own (`Suite.tables`) come last, in that.
+
+    Args:
+        records: of any suites.
+        width: longest line, in columns; 0 for any. Longer rows are wrapped, see `tables.aligned`.
     """
     general, own = _split(records)
     lines: list[str] = []
     if general or not any(own.values()):
-        lines = _arms_table(general)
+        lines = _arms_table(general, width)
     for suite in SUITES.values():
         for what, print_own in suite.tables.items():
             lines += print_own(own[what])
@@ -83,7 +87,7 @@ def _split(records: Iterable[Record]) -> tuple[list[Record], dict[str, list[Reco
     return general, own
 
 
-def _arms_table(records: Sequence[Record]) -> list[str]:
+def _arms_table(records: Sequence[Record], width: int) -> list[str]:
     rows: dict[tuple[str, str, str], dict[str, str]] = {}
     for record in records:
         key = _row_key(record)
@@ -98,7 +102,7 @@ def _arms_table(records: Sequence[Record]) -> list[str]:
     lines = [columns]
     for row in rows.values():
         lines.append([row.get(name, "") for name in columns])
-    return aligned(lines)
+    return aligned(lines, width=width)
 
 
 def _row_key(record: Record) -> tuple[str, str, str]:
