@@ -361,7 +361,13 @@ def test_records_are_taken_into_a_checkout_or_where_one_says(tmp_path, monkeypat
     assert capsys.readouterr().err == f"asrkit records add: {said}\n"
 
 
-def test_the_ledger_prints_an_answer_a_document_and_a_line_a_claim_with_its_tolerance(capsys):
+def test_the_ledger_prints_an_answer_a_document_and_a_line_a_claim_with_its_tolerance(
+    capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["ledger", "--document", "003"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["ledger", "--document", "003"]) == 0
     out = capsys.readouterr().out
     assert "003: Training NeMo RNN-T Models Efficiently with Numba FP16 Support" in out
@@ -375,7 +381,9 @@ def test_the_ledger_prints_an_answer_a_document_and_a_line_a_claim_with_its_tole
     assert rows["frames-of-20s"]["appendix"] == "tautology" and "frames-of-20s" in err
     (document,) = found["documents"]
     assert document["claims"] + document["appendix"] == len(rows)
-    assert document["sentence"] in err and found["summary"].endswith("more in the appendix.")
+    assert document["sentence"] in " ".join(err.split()) and found["summary"].endswith(
+        "more in the appendix."
+    )
 
 
 def test_the_ledger_takes_more_records_and_refuses_unknown_documents(tmp_path, capsys):

@@ -3,15 +3,21 @@
 import argparse
 import contextlib
 import functools
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from asrkit.cli.command import Command, count, finish, say
+from asrkit.cli.command import Command, count, finish, say, table_width
 from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
 SUITES = "losses decoders features precision encoder batching training claims ladder all".split()
+SUITES_HELP = (
+    "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding; "
+    "features: log-mel; precision: errors of half precision; encoder: FastConformers, and one "
+    "recogniser; batching: samplers and their padding; training: one step; claims: those of the "
+    "ledger that need a GPU; ladder: one recogniser, its speed-ups switched on one by one; "
+    "all: every suite"
+)
 PLANNED_MINUTES = 9.0  # of --plan without --minutes
 
 
@@ -37,10 +43,8 @@ def _bench(args: argparse.Namespace) -> int:
 def _print_plan(args: argparse.Namespace) -> int:
     from asrkit.workbench.bench.share import parts
 
-    if args.json:
-        print(json.dumps({"parts": [part.name for part in parts.PARTS]}))
-    else:
-        print("\n".join(parts.lines(args.minutes or PLANNED_MINUTES)))
+    lines = parts.lines(args.minutes or PLANNED_MINUTES, width=table_width())
+    finish(args, {"parts": [part.name for part in parts.PARTS]}, "\n".join(lines))
     return 0
 
 
@@ -96,7 +100,7 @@ def _run_suites(args: argparse.Namespace) -> int:
                 )
             except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
                 print(f"{suite} is left out: {error}", file=sys.stderr)
-    say(args, *bench.table(records), *bench.legend(records))
+    say(args, *bench.table(records, width=table_width()), *bench.legend(records))
     result = {"records": len(records), "out": str(out)}
     finish(args, result, f"{count(len(records), 'record')} appended to {out}")
     return 0
@@ -142,7 +146,7 @@ def _run_share(args: argparse.Namespace) -> int:
         say=functools.partial(print, file=sys.stderr, flush=True),
     )
     records = read(out / "bench.jsonl")
-    say(args, *bench.table(records), *report(manifest))
+    say(args, *bench.table(records, width=table_width()), *report(manifest))
     return _finish_share(args, manifest, len(records), out)
 
 
@@ -170,12 +174,12 @@ def _finish_share(
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to measure")
-    what.add_argument("suite", choices=SUITES, help="a suite, or all of them")
+    what.add_argument("suite", choices=SUITES, help=SUITES_HELP)
     what.add_argument("--quick", action="store_true", help="small sizes and few repeats")
     what.add_argument(
         "--peers",
         action="store_true",
-        help="also time the rivals that `make peers` installed, in a checkout; on a GPU NeMo's "
+        help="also time the packages that `make peers` installed, in a checkout; on a GPU NeMo's "
         "decoders",
     )
     add_device(parser.add_argument_group("device"))
@@ -209,8 +213,8 @@ def _add_share_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="N",
         help="measure what matters most in N minutes: first check every path, then run the suites "
-        "in processes of their own, most important first; run it again and it goes on. Without a "
-        "GPU it is a rehearsal, with --quick",
+        "in processes of their own, most important first. Run again with the same --out, it "
+        "continues. Without a GPU it only rehearses, as with --quick",
     )
     share.add_argument(
         "--plan",
@@ -221,9 +225,8 @@ def _add_share_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="with --minutes: go on from the folder of an earlier run, of the same code on the "
-        "same kind of machine; it is copied into --out, which has to be empty. For a second "
-        "lease, carry it along in the checkout",
+        help="with --minutes: continue the run in this folder, of the same code on the "
+        "same kind of machine; it is copied into --out, which has to be empty",
     )
 
 

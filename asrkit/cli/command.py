@@ -3,10 +3,13 @@
 import argparse
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+MIN_TABLE_WIDTH = 100  # also where the output is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +48,23 @@ def say(args: argparse.Namespace, *lines: str) -> None:
         print(line, file=stream)
 
 
-def finish(args: argparse.Namespace, result: Mapping[str, Any], sentence: str) -> None:
-    """End a command: with --json one JSON document on stdout, else one line for people.
+def finish(args: argparse.Namespace, result: Mapping[str, Any], text: str) -> None:
+    """Print the result of a command on stdout: one JSON document with --json, else text.
 
     Args:
         args: the parsed arguments.
-        result: what a program wants to know; has to be JSON.
-        sentence: what a person wants to know, and where the result lies.
+        result: the result for programs; has to be JSON.
+        text: the result for people; its last line says where files were written.
     """
     if args.json:
         print(json.dumps(result))
     else:
-        print(sentence)
+        print(text)
+
+
+def table_width() -> int:
+    """Columns that a table may take: the width of the terminal, and at least 100."""
+    return max(MIN_TABLE_WIDTH, shutil.get_terminal_size().columns)
 
 
 def count(number: int, noun: str, plural: str = "") -> str:

@@ -1,19 +1,15 @@
 """`asrkit cost`."""
 
 import argparse
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from asrkit import files
-from asrkit.cli.command import Command, count
+from asrkit.cli.command import Command, count, finish, table_width
 
-LEGEND = (
-    "RTFx: seconds of speech a second, of one core or GPU. "
-    "even at RTFx: what it would need to cost as much as the one beside it."
-)
+LEGEND = "RTFx: seconds of speech that one core or GPU transcribes in a second"
 SHOWN = ("c7a.48xlarge", "c7i.48xlarge", "p4de.24xlarge", "hf-h200")  # without --instance
 OWN_RECORDS = Path("reports/bench.jsonl")
 DOCUMENT = {  # what document 000 compares
@@ -32,17 +28,18 @@ EXCLUDES = {  # what would have no effect beside each of these
 
 def _cost(args: argparse.Namespace) -> int:
     from asrkit.workbench import cost
+    from asrkit.workbench.cost import Range
 
     _check_combinations(args)
     _fill_defaults(args)
     terms = {
-        "hours": _parse_range(args.hours, "hours", single=True).middle,
-        "utilisation": _parse_range(args.utilisation, "utilisation"),
-        "startup_s": _parse_range(args.startup, "startup"),
+        "hours": Range.parse(args.hours, "hours", single=True).middle,
+        "utilisation": Range.parse(args.utilisation, "utilisation"),
+        "startup_s": Range.parse(args.startup, "startup"),
         "instances": args.instances,
-        "months": _parse_range(args.months, "months"),
-        "storage_usd_per_GB_month": _parse_range(args.storage, "storage"),
-        "egress_usd_per_GB": _parse_range(args.egress, "egress"),
+        "months": Range.parse(args.months, "months"),
+        "storage_usd_per_GB_month": Range.parse(args.storage, "storage"),
+        "egress_usd_per_GB": Range.parse(args.egress, "egress"),
     }
     instances = _instances(args)
     known_speeds = _known_speeds(args)
@@ -56,10 +53,7 @@ def _cost(args: argparse.Namespace) -> int:
     names = {instance.name for instance in instances}
     names_with_speed = {entry.instance.name for entry in costs}
     result["left_out"] = sorted(names - names_with_speed)
-    if args.json:
-        print(json.dumps(result))
-    else:
-        print("\n".join(_text(args, result)))
+    finish(args, result, "\n".join(_text(args, result)))
     return 0
 
 
@@ -95,43 +89,14 @@ def _fill_defaults(args: argparse.Namespace) -> None:
     vars(args).update(defaults | _passed(args))
 
 
-def _parse_range(text: str, option: str, *, single: bool = False) -> Any:
-    """The Range that `4`, `4:6` (with the mean in the middle) or `4:5:6` stands for.
-
-    Args:
-        text: what was typed.
-        option: whose value it is, for the error.
-        single: accept only one number.
-    """
-    from asrkit.shapes import expect
-    from asrkit.workbench.cost import Range
-
-    try:
-        ends = [float(part) for part in text.split(":")]
-    except ValueError:
-        ends = []
-    wanted = "a number, 0 or in 1e-12..1e12"
-    most_ends = 1
-    if not single:
-        wanted += ", or LOW:HIGH, or LOW:MIDDLE:HIGH"
-        most_ends = 3
-    right_number = 1 <= len(ends) <= most_ends
-    in_bounds = all(end == 0 or 1e-12 <= end <= 1e12 for end in ends)
-    expect(right_number and in_bounds and ends == sorted(ends), option, wanted, repr(text))
-    middle = sum(ends) / len(ends)
-    if len(ends) == 3:
-        middle = ends[1]
-    return Range(ends[0], middle, ends[-1])
-
-
 def _instances(args: argparse.Namespace) -> list[Any]:
     """The instances that were asked for, at the price that was asked for; or one of --units."""
     from asrkit.shapes import expect
-    from asrkit.workbench.cost import load_prices
+    from asrkit.workbench.cost import Range, load_prices
 
     price = None
     if args.price is not None:
-        price = _parse_range(args.price, "price")
+        price = Range.parse(args.price, "price")
     if args.units is not None:
         return [_own_instance(args, price)]
     if args.on is None:
@@ -203,7 +168,7 @@ def _speeds(args: argparse.Namespace, instance: Any, known: list[Any]) -> list[A
     from asrkit.workbench import cost
 
     if args.rtfx is not None:
-        rtfx = _parse_range(args.rtfx, "rtfx")
+        rtfx = cost.Range.parse(args.rtfx, "rtfx")
         return [cost.Speed(rtfx=rtfx, per=args.per or instance.per, origin="assumed")]
     measured = []
     if args.measured:
@@ -287,15 +252,21 @@ def _result(args: argparse.Namespace, costs: Sequence[Any], hours: float) -> dic
 def _text(args: argparse.Namespace, result: Mapping[str, Any]) -> Iterable[str]:
     """The result as lines of text."""
     rows = result["rows"]
-    yield from _table(rows, result["hours"])
-    yield ""
+    yield from _cost_table(rows, result["hours"])
     yield LEGEND
+    yield ""
+    yield from _source_table(rows)
+    break_even = _break_even_table(rows)
+    if break_even:
+        yield ""
+        yield from break_even
     if result["left_out"]:
         missing = "RTFx"
         if args.model:
             missing += f" of {args.model}"
         if args.measured:
             missing += " measured on such cores"
+        yield ""
         yield f"left out: {', '.join(result['left_out'])}: no {missing} is known"
     if result.get("cores_over_gpus"):
         ratio = _range_text(result["cores_over_gpus"])
@@ -319,7 +290,7 @@ def _assumptions(rows: Sequence[Mapping[str, Any]], unequal: Sequence[str]) -> I
                 names.append(row["instance"])
     if instances or unequal:
         yield ""
-        yield "taken for granted"
+        yield "assumptions"
     for caveat, names in instances.items():
         yield f"  {', '.join(names)}: {caveat}"
     for difference in unequal:
@@ -339,34 +310,57 @@ def _unstated() -> Iterable[str]:
             yield f"  {row['input']}; here {row['taken']}"
 
 
-def _table(rows: Sequence[Mapping[str, Any]], hours: float) -> list[str]:
-    """Aligned lines, one a cost, below a header."""
+def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Aligned lines, one for each row, below the keys of the first row."""
     from asrkit.workbench.tables import aligned
 
-    table = [_cells(row, hours) for row in rows]
-    header = [*table[0]]
-    return aligned([header, *([*cells.values()] for cells in table)])
+    cells = [[*rows[0]], *([*row.values()] for row in rows)]
+    return aligned(cells, width=table_width())
 
 
-def _cells(row: Mapping[str, Any], hours: float) -> dict[str, str]:
-    """The cells of a row by column, ranges as middle (lowest–highest)."""
-    origin = [row["origin"], row["device"], row["date"]]
-    cells = {
-        "instance": row["instance"],
-        "units": count(row["units"], row["per"]),
-        "RTFx of one": _range_text(row["rtfx"]),
-        "batch": str(row["batch"] or "–"),
-        "model": row["model"] or "–",
-        "RTFx is from": ", ".join(filter(None, origin)),
-        "USD/1M hours": _range_text(row["usd_per_million_hours"]),
-    }
-    if hours != 1e6:
-        cells[f"USD/{hours:,.0f} hours"] = _range_text(row["usd"])
-    return cells | {
-        "even at RTFx": _range_text(row["break_even_rtfx"]),
-        "with": row["against"] or "–",
-        "kWh": _range_text(row["kWh"]),
-    }
+def _cost_table(rows: Sequence[Mapping[str, Any]], hours: float) -> list[str]:
+    """What each row costs; ranges as middle (lowest–highest)."""
+    table = []
+    for number, row in enumerate(rows, 1):
+        cells = {
+            "#": str(number),
+            "instance": row["instance"],
+            "units": count(row["units"], row["per"]),
+            "RTFx of one": _range_text(row["rtfx"]),
+            "batch": str(row["batch"] or "–"),
+            "USD/1M hours": _range_text(row["usd_per_million_hours"]),
+        }
+        if hours != 1e6:
+            cells[f"USD/{hours:,.0f} hours"] = _range_text(row["usd"])
+        table.append(cells | {"kWh": _range_text(row["kWh"])})
+    return _table(table)
+
+
+def _source_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Model and source of the RTFx of each row of the table of costs."""
+    table = []
+    for number, row in enumerate(rows, 1):
+        source = ", ".join(filter(None, [row["origin"], row["device"], row["date"]]))
+        table.append({"#": str(number), "model": row["model"] or "–", "RTFx is from": source})
+    return _table(table)
+
+
+def _break_even_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The RTFx at which an instance would cost as much as its rival; empty without rivals."""
+    table: list[dict[str, str]] = []
+    for row in rows:
+        if not row["break_even_rtfx"]:
+            continue
+        cells = {
+            "instance": row["instance"],
+            "costs as much as": row["against"],
+            "at an RTFx of": _range_text(row["break_even_rtfx"]),
+        }
+        if cells not in table:
+            table.append(cells)
+    if not table:
+        return []
+    return _table(table)
 
 
 def _range_text(ends: Sequence[float] | None) -> str:

@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,13 +61,10 @@ def _stats(args: argparse.Namespace) -> int:
     stats = length_stats(lengths, batch=args.batch)
     if args.out:
         _draw(lengths, args.target, args.out)
-    if args.json:
-        print(json.dumps(stats))
-        return 0
-    print(length_table(stats))
-    print(histogram(lengths.seconds))
+    lines = [length_table(stats), histogram(lengths.seconds)]
     if args.out:
-        print(f"picture: {args.out}")
+        lines.append(f"picture: {args.out}")
+    finish(args, stats, "\n".join(lines))
     return 0
 
 
@@ -187,7 +183,7 @@ def _add_lengths_arguments(parser: argparse.ArgumentParser) -> None:
 PREPARE = Command(
     name="data prepare",
     summary="Download, check and unpack a corpus, or find it in a folder; write lhotse cuts.",
-    details="A run that was stopped goes on where it was.",
+    details="Run it again to continue after an interruption.",
     run=_prepare,
     add_arguments=_add_prepare_arguments,
     examples=["asrkit data prepare mini_librispeech", "asrkit data prepare recordings/"],

@@ -1,22 +1,21 @@
 """`asrkit doctor`."""
 
 import argparse
-import json
+from collections import Counter
 from dataclasses import asdict
 
-from asrkit.cli.command import Command
+from asrkit.cli.command import Command, finish
 
 
 def _doctor(args: argparse.Namespace) -> int:
     from asrkit.workbench.doctor import STATUSES, diagnose, render
 
-    checks = diagnose()
-    counts = {status: sum(check.status == status for check in checks) for status in STATUSES}
-    if args.json:
-        print(json.dumps(counts | {"checks": [asdict(check) for check in checks]}))
-    else:
-        print(render(checks))
-        print(f"{counts['missing']} missing, {counts['note']} worth knowing, {counts['ok']} ok")
+    findings = diagnose()
+    counts = Counter(finding.status for finding in findings)
+    numbers = {status: counts[status] for status in STATUSES}
+    summary = f"{counts['missing']} missing, {counts['note']} worth knowing, {counts['ok']} ok"
+    result = numbers | {"checks": [asdict(finding) for finding in findings]}
+    finish(args, result, f"{render(findings)}\n{summary}")
     if counts["missing"]:
         return 1
     return 0

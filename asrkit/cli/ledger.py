@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from asrkit.cli.command import Command, finish, say
+from asrkit.cli.command import Command, finish, say, table_width
 
 COLUMNS = {  # key of a row -> heading
     "id": "claim",
@@ -22,6 +22,7 @@ def _ledger(args: argparse.Namespace) -> int:
     from asrkit.files import shipped
     from asrkit.shapes import expect
     from asrkit.workbench import ledger, records
+    from asrkit.workbench.tables import paragraph
 
     claims = ledger.load_claims()
     known = sorted({claim.source["document"] for claim in claims})
@@ -33,7 +34,8 @@ def _ledger(args: argparse.Namespace) -> int:
     answers = ledger.document_answers(rows)
     shown = rows if args.appendix else ledger.headline(rows)
     for answer in answers:
-        say(args, f"{answer.document}: {answer.title}, {answer.url}", answer.sentence, "")
+        heading = f"{answer.document}: {answer.title}, {answer.url}"
+        say(args, *paragraph(heading), *paragraph(answer.sentence), "")
         of_document = [row for row in shown if row["document"] == answer.document]
         say(args, *_lines(of_document), "")
     summary = ledger.summary(rows)
@@ -47,11 +49,25 @@ def _ledger(args: argparse.Namespace) -> int:
 
 
 def _lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table of claims, and below it the machines that values were recorded on."""
     from asrkit.workbench.tables import aligned
 
     if not rows:
         return []
-    return aligned([[*COLUMNS.values()], *[[row[key] for key in COLUMNS] for row in rows]])
+    cells = [[*COLUMNS.values()]]
+    origins: list[str] = []
+    for row in rows:
+        value, _, origin = row["recorded"].partition(" on ")
+        if origin and origin not in origins:
+            origins.append(origin)
+        if origin:
+            value += f" [{origins.index(origin) + 1}]"
+        shown = {**row, "recorded": value}
+        cells.append([shown[key] for key in COLUMNS])
+    lines = aligned(cells, width=table_width())
+    for number, origin in enumerate(origins, 1):
+        lines.append(f"[{number}] {origin}")
+    return lines
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +91,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     name="ledger",
-    summary="What became of the published claims: an answer for each document, and a line a claim.",
-    details="Verdicts are of this machine: records of other machines are shown and decide nothing. "
-    "With --json the claims of the appendix are always there, marked.",
+    summary="Judge the published claims: an answer for each document, a row for each claim.",
+    details="Verdicts come from measurements on this machine; those of others are only shown. "
+    "With --json the claims of the appendix are always included, and marked.",
     run=_ledger,
     add_arguments=_add_arguments,
     examples=["asrkit ledger", "asrkit ledger --document 004 --appendix"],

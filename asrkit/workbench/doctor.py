@@ -43,7 +43,7 @@ LOW_DISK_GIB = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Finding:
     """One finding: "missing" is required and not there, "note" is worth knowing.
 
     Every finding that is not "ok" has a remedy.
@@ -55,7 +55,7 @@ class Check:
     remedy: str = ""
 
 
-def diagnose() -> list[Check]:
+def diagnose() -> list[Finding]:
     """Check packages, pins, cores, memory, disk and GPU, in some seconds; installs nothing."""
     machine = this_machine()
     return [
@@ -72,7 +72,7 @@ def diagnose() -> list[Check]:
     ]
 
 
-def render(checks: Iterable[Check]) -> str:
+def render(checks: Iterable[Finding]) -> str:
     """`checks` as text, worst first; what is not ok has its remedy on the next line."""
     lines = []
     for check in sorted(checks, key=lambda check: STATUSES.index(check.status)):
@@ -82,14 +82,14 @@ def render(checks: Iterable[Check]) -> str:
     return "\n".join(lines)
 
 
-def _check(name: str, detail: str, remedy: str = "", *, required: bool = False) -> Check:
+def _finding(name: str, detail: str, remedy: str = "", *, required: bool = False) -> Finding:
     """A finding that is ok if it needs no remedy."""
     if not remedy:
-        return Check(name=name, status="ok", detail=detail)
+        return Finding(name=name, status="ok", detail=detail)
     status: Status = "note"
     if required:
         status = "missing"
-    return Check(name=name, status=status, detail=detail, remedy=remedy)
+    return Finding(name=name, status=status, detail=detail, remedy=remedy)
 
 
 def _install(extra: str = "") -> str:
@@ -102,8 +102,8 @@ def _install(extra: str = "") -> str:
     return f"pip install {target}"
 
 
-def _packages() -> Iterable[Check]:
-    """One check an extra: whether Python finds its modules."""
+def _packages() -> Iterable[Finding]:
+    """One finding for each extra: whether Python finds its modules."""
     for extra, (needed_by, modules) in EXTRAS.items():
         absent = [name for name in modules.split() if not find_spec(name)]
         detail = "all there"
@@ -112,22 +112,22 @@ def _packages() -> Iterable[Check]:
             detail = f"absent: {' '.join(absent)}"
             remedy = _install(extra)
         name = extra or "packages"
-        yield _check(name, f"for {needed_by}; {detail}", remedy, required=not extra)
+        yield _finding(name, f"for {needed_by}; {detail}", remedy, required=not extra)
 
 
-def _libraries() -> Iterable[Check]:
-    """Whether shared libraries load: tried in another process, for one may crash, and eSpeak NG is
-    GPL.
+def _libraries() -> Iterable[Finding]:
+    """Whether shared libraries load; tried in another process, as loading one may crash it, and
+    eSpeak NG is under the GPL.
     """
     torchaudio, espeak = LOADS
     yield _library("torchaudio", torchaudio, _install(), required=True)
     yield _library("espeak-ng", espeak, _install("synth"), required=False)
 
 
-def _library(name: str, program: str, remedy: str, *, required: bool) -> Check:
+def _library(name: str, program: str, remedy: str, *, required: bool) -> Finding:
     if _runs(program):
-        return _check(name, "loads")
-    return _check(name, "does not load", remedy, required=required)
+        return _finding(name, "loads")
+    return _finding(name, "does not load", remedy, required=required)
 
 
 def _runs(program: str) -> bool:
@@ -135,14 +135,14 @@ def _runs(program: str) -> bool:
     return subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
 
 
-def _python() -> Check:
-    return _check("Python, torch", f"{sys.version.split()[0]}, {torch.__version__}")
+def _python() -> Finding:
+    return _finding("Python, torch", f"{sys.version.split()[0]}, {torch.__version__}")
 
 
-def _pins() -> Check:
+def _pins() -> Finding:
     """Which installed packages have another version than requirements.lock says."""
     if not LOCK.exists():
-        return _check("pins", "not checked: only a checkout has requirements.lock")
+        return _finding("pins", "not checked: only a checkout has requirements.lock")
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text("utf-8"), re.MULTILINE))
     different = set()
     for distribution in distributions():
@@ -150,29 +150,29 @@ def _pins() -> Check:
         if name in pins and distribution.version != pins[name]:
             different.add(f"{name} {distribution.version}")
     if not different:
-        return _check("pins", "as in requirements.lock")
+        return _finding("pins", "as in requirements.lock")
     listed = ", ".join(sorted(different))
-    return _check("pins", f"{len(different)} differ from requirements.lock: {listed}", _install())
+    return _finding("pins", f"{len(different)} differ from requirements.lock: {listed}", _install())
 
 
-def _cores(machine: Mapping[str, Any]) -> Check:
+def _cores(machine: Mapping[str, Any]) -> Finding:
     threads = torch.get_num_threads()
     cores = machine["cpu_usable"]
     remedy = ""
     if threads > cores:
         remedy = f"set OMP_NUM_THREADS={cores}"
-    return _check("cores", f"{cores}, torch takes {threads}", remedy)
+    return _finding("cores", f"{cores}, torch takes {threads}", remedy)
 
 
-def _memory(machine: Mapping[str, Any]) -> Check:
+def _memory(machine: Mapping[str, Any]) -> Finding:
     gib = machine["ram_gib"] or 0
     remedy = ""
     if gib < LOW_MEMORY_GIB:
         remedy = "keep the notebooks at their quick sizes"
-    return _check("memory", f"{gib} GiB", remedy)
+    return _finding("memory", f"{gib} GiB", remedy)
 
 
-def _cache() -> Check:
+def _cache() -> Finding:
     path = files.home(make=False).absolute()
     home = next(folder for folder in (path, *path.parents) if folder.exists())
     free_gib = 0.0
@@ -181,10 +181,10 @@ def _cache() -> Check:
     remedy = ""
     if free_gib < LOW_DISK_GIB:
         remedy = f"point ASRKIT_HOME to a folder with {LOW_DISK_GIB} GiB"
-    return _check("cache", f"{free_gib:.0f} GiB to write", remedy, required=free_gib == 0)
+    return _finding("cache", f"{free_gib:.0f} GiB to write", remedy, required=free_gib == 0)
 
 
-def _losses() -> Check:
+def _losses() -> Finding:
     """Which implementations of the losses there are, and which are installed but do not work."""
     problems = {name: lacks(name) for name in MODULES}
     working = [name for name, problem in problems.items() if not problem] or ["torch"]
@@ -197,23 +197,23 @@ def _losses() -> Check:
     remedy = ""
     if len(details) > 1:
         remedy = "pip install 'asrkit[cuda]'"
-    return _check("losses", "; ".join(details), remedy)
+    return _finding("losses", "; ".join(details), remedy)
 
 
-def _cuda_toolkit(machine: Mapping[str, Any]) -> Check:
+def _cuda_toolkit(machine: Mapping[str, Any]) -> Finding:
     folder = toolkit()
     if folder:
-        return _check("CUDA toolkit", f"NVVM in {folder}")
+        return _finding("CUDA toolkit", f"NVVM in {folder}")
     remedy = ""
     if machine["gpus"]:
         remedy = "set CUDA_HOME to a toolkit, for Numba's kernels"
-    return _check("CUDA toolkit", "none with NVVM was found", remedy)
+    return _finding("CUDA toolkit", "none with NVVM was found", remedy)
 
 
-def _gpu(machine: Mapping[str, Any]) -> Check:
+def _gpu(machine: Mapping[str, Any]) -> Finding:
     names = ", ".join(gpu["name"] for gpu in machine["gpus"])
     if torch.cuda.is_available():
-        return _check("GPU", names)
+        return _finding("GPU", names)
     if names:
-        return _check("GPU", names, f"update the driver for CUDA {torch.version.cuda}")
-    return _check("GPU", "none", "no notebook needs one; claims about one get no verdict here")
+        return _finding("GPU", names, f"update the driver for CUDA {torch.version.cuda}")
+    return _finding("GPU", "none", "no notebook needs one; claims about one get no verdict here")

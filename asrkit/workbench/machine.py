@@ -152,7 +152,8 @@ def code() -> dict[str, Any]:
 
     `commit` and `dirty` are None where there is no git checkout. Folders are taken out of `argv`.
     """
-    commit, dirty = None, None
+    commit = None
+    dirty = None
     if (files.HERE.parent / ".git").exists():
         commit = _git("rev-parse", "HEAD") or None
     if commit:

@@ -4,22 +4,64 @@ Written here, not taken from tabulate: a bare GPU machine has no such package, s
 would be needed beside it, and only the one that no test machine uses would run there.
 """
 
+import itertools
+import textwrap
 from collections.abc import Container, Sequence
 
+WIDTH = 100  # columns of a terminal that tables and sentences fit into
+GAP = "  "  # between two columns
 
-def aligned(rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> list[str]:
+
+def aligned(
+    rows: Sequence[Sequence[str]], *, right: Container[int] = (), width: int = 0
+) -> list[str]:
     """Lines of text with the cells of each column below each other, two spaces between columns.
 
     Args:
         rows: cells of each row, as many in all rows; the heading is a row like the others.
         right: numbers of the columns, from 0, that are aligned to the right.
+        width: longest line. Where the cells need more, the widest columns are narrowed and their
+            cells wrapped between words. 0 for lines of any length.
     """
-    columns = []
-    for number, cells in enumerate(zip(*rows, strict=True)):
-        width = max(len(cell) for cell in cells)
-        if number in right:
-            columns.append([cell.rjust(width) for cell in cells])
-        else:
-            columns.append([cell.ljust(width) for cell in cells])
-    lines = ["  ".join(row) for row in zip(*columns, strict=True)]
-    return [line.rstrip() for line in lines]
+    widths = _column_widths(rows, width)
+    lines = []
+    for row in rows:
+        wrapped = [_wrap(cell, size) for cell, size in zip(row, widths, strict=True)]
+        for texts in itertools.zip_longest(*wrapped, fillvalue=""):
+            cells = []
+            for number, text in enumerate(texts):
+                if number in right:
+                    cells.append(text.rjust(widths[number]))
+                else:
+                    cells.append(text.ljust(widths[number]))
+            lines.append(GAP.join(cells).rstrip())
+    return lines
+
+
+def paragraph(text: str) -> list[str]:
+    """Lines of at most WIDTH columns; a longer word, such as an address, is not broken."""
+    return _wrap(text, WIDTH)
+
+
+def _column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The longest cell of each column, or less where `width` asks for it."""
+    widths = []
+    longest_words = []
+    for cells in zip(*rows, strict=True):
+        widths.append(max(len(cell) for cell in cells))
+        words = " ".join(cells).split()
+        longest_words.append(max((len(word) for word in words), default=0))
+    gaps = len(GAP) * (len(widths) - 1)
+    while width and sum(widths) + gaps > width:
+        spare = [column for column, size in enumerate(widths) if size > longest_words[column]]
+        if not spare:
+            break
+        widest = max(spare, key=widths.__getitem__)
+        widths[widest] -= 1
+    return widths
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    if len(text) <= width:  # wrapping would drop spaces that align cells
+        return [text]
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)

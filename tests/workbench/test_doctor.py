@@ -91,7 +91,7 @@ def test_verify_names_a_file_that_is_not_there_in_one_line(tmp_path, capsys):
 
 def test_what_is_missing_comes_first_with_its_remedy_below():
     checks = [
-        doctor.Check(name=s, status=s, detail="d", remedy="" if s == "ok" else "do this")
+        doctor.Finding(name=s, status=s, detail="d", remedy="" if s == "ok" else "do this")
         for s in ("ok", "note", "missing")
     ]
     lines = doctor.render(checks).splitlines()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asrkit.workbench.tables import aligned
+from asrkit.workbench.tables import aligned, paragraph
 
 ROWS = [["name", "ms", ""], ["a longer one", "3", "x"], ["b", "12.5", ""]]
 
@@ -20,3 +20,21 @@ def test_columns_are_aligned_left_or_right_and_lines_end_without_spaces():
 def test_a_row_with_another_number_of_cells_is_an_error():
     with pytest.raises(ValueError):
         aligned([*ROWS, ["short"]])
+
+
+def test_a_table_of_limited_width_wraps_its_widest_columns_between_words():
+    rows = [["claim", "tolerance", "ms"], ["padding-half", "within 10% of 200 frames", "3"]]
+    lines = aligned(rows, right=[2], width=34)
+    assert lines == [
+        "claim         tolerance         ms",
+        "padding-half  within 10% of      3",
+        "              200 frames",
+    ]
+    assert aligned(rows, width=100) == aligned(rows)
+    assert all(len(line) > 10 for line in aligned(rows, width=10)[:2])  # no word is broken
+
+
+def test_a_paragraph_keeps_an_address_whole():
+    address = "https://example.org/" + "a" * 120
+    assert paragraph(f"{'word ' * 30}{address}")[-1] == address
+    assert all(len(line) <= 100 for line in paragraph("word " * 50))

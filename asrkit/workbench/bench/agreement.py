@@ -106,7 +106,7 @@ def _call(case: Case, name: str, device: str) -> tuple[Any, Observation]:
     call = arms[name]
     if case.compared_arms is None and not isinstance(call, Rival):
         call = case.once(name)
-    # of arms that are compared instead of the timed ones nobody wants the memory
+    # the memory of arms that are only compared, and not timed, is of no interest
     memory = case.memory and not case.compared_arms
     return observe(call, device, memory=memory)
 

@@ -32,6 +32,10 @@ MOST_S = 60.0  # that the repeats of one arm may take
 PEER_TOLERANCE = 5e-3
 
 
+def ignore(told: object) -> None:
+    """Do nothing: the default of `say` and `note`."""
+
+
 def run(  # noqa: PLR0913 what to run, and for a supervised run what to leave out and whom to tell
     suite: str,
     *,
@@ -39,13 +43,13 @@ def run(  # noqa: PLR0913 what to run, and for a supervised run what to leave ou
     out: Path | None = None,
     quick: bool = False,
     peers: Peers | None = None,
-    say: Callable[[str], object] = bool,
+    say: Callable[[str], object] = ignore,
     until: float = inf,
     enough_s: float = 2.0,
     without: re.Pattern[str] = NOTHING,
     done: Sequence[Mapping[str, Any]] = (),
     lost: Sequence[Blame] = (),
-    note: Callable[[Blame], object] = bool,
+    note: Callable[[Blame], object] = ignore,
     journal: "Journal | None" = None,
     **options: Any,
 ) -> list[Record]:

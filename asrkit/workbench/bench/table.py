@@ -47,15 +47,19 @@ LEGEND = (
 )
 
 
-def table(records: Iterable[Record]) -> list[str]:
-    """Lines of text, one for each arm: time, ratios, memory, rates of the least work, calls.
+def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
+    """Lines of text, a row for each arm: time, ratios, memory, rates of the least work, calls.
 
     Records for which a suite declares a table of its own (`Suite.tables`) come last, in that.
+
+    Args:
+        records: of any suites.
+        width: longest line, in columns; 0 for any. Longer rows are wrapped, see `tables.aligned`.
     """
     general, own = _split(records)
     lines: list[str] = []
     if general or not any(own.values()):
-        lines = _arms_table(general)
+        lines = _arms_table(general, width)
     for suite in SUITES.values():
         for what, print_own in suite.tables.items():
             lines += print_own(own[what])
@@ -83,7 +87,7 @@ def _split(records: Iterable[Record]) -> tuple[list[Record], dict[str, list[Reco
     return general, own
 
 
-def _arms_table(records: Sequence[Record]) -> list[str]:
+def _arms_table(records: Sequence[Record], width: int) -> list[str]:
     rows: dict[tuple[str, str, str], dict[str, str]] = {}
     for record in records:
         key = _row_key(record)
@@ -95,10 +99,25 @@ def _arms_table(records: Sequence[Record]) -> list[str]:
     for row in rows.values():
         filled |= {name for name, cell in row.items() if cell}
     columns = [name for name in COLUMNS if name in filled]
-    lines = [columns]
-    for row in rows.values():
-        lines.append([row.get(name, "") for name in columns])
-    return aligned(lines)
+    cells = [[row.get(name, "") for name in columns] for row in rows.values()]
+    lines = aligned([columns, *cells])
+    if not width or max(map(len, lines), default=0) <= width:
+        return lines
+    return _by_case(list(rows.values()), columns, width)
+
+
+def _by_case(rows: Sequence[Mapping[str, str]], columns: Sequence[str], width: int) -> list[str]:
+    """A table for each case below its name and shape, which saves the width of two columns."""
+    cases: dict[str, list[Mapping[str, str]]] = {}
+    for row in rows:
+        cases.setdefault(f"{row['what']} {row['shape']}".rstrip(), []).append(row)
+    lines: list[str] = []
+    for case, arms in cases.items():
+        filled = [name for name in columns if any(arm.get(name) for arm in arms)]
+        names = [name for name in filled if name not in ("what", "shape")]
+        cells = [[arm.get(name, "") for name in names] for arm in arms]
+        lines += ["", case, *aligned([names, *cells], width=width)]
+    return lines[1:]
 
 
 def _row_key(record: Record) -> tuple[str, str, str]:

@@ -39,6 +39,35 @@ class Range:
         expect(number and 0 <= value < inf, argument, "a finite number, not below 0", value)
         return cls(value, value, value)
 
+    @classmethod
+    def parse(cls, text: str, argument: str, *, single: bool = False) -> "Range":
+        """The range that `4`, `4:6` (with the mean in the middle) or `4:5:6` stands for.
+
+        Args:
+            text: what was typed.
+            argument: what the error names.
+            single: accept only one number.
+
+        Raises:
+            ValueError: something else, numbers out of order, or not 0 and outside 1e-12..1e12.
+        """
+        try:
+            ends = [float(part) for part in text.split(":")]
+        except ValueError:
+            ends = []
+        wanted = "a number, 0 or in 1e-12..1e12"
+        most_ends = 1
+        if not single:
+            wanted += ", or LOW:HIGH, or LOW:MIDDLE:HIGH"
+            most_ends = 3
+        right_number = 1 <= len(ends) <= most_ends
+        in_bounds = all(end == 0 or 1e-12 <= end <= 1e12 for end in ends)
+        expect(right_number and in_bounds and ends == sorted(ends), argument, wanted, repr(text))
+        middle = sum(ends) / len(ends)
+        if len(ends) == 3:
+            middle = ends[1]
+        return cls(ends[0], middle, ends[-1])
+
     def __add__(self, other: "Range | float") -> "Range":
         addend = Range.of(other)
         return Range(self.low + addend.low, self.middle + addend.middle, self.high + addend.high)

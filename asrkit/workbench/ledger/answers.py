@@ -73,11 +73,15 @@ def document_answers(rows: Sequence[Row]) -> list[DocumentAnswer]:
 def _answer(document: str, rows: Sequence[Row]) -> DocumentAnswer:
     main = headline(rows)
     counts = count_verdicts(main)
-    is_secondary = document == SECONDARY
+    title = str(rows[0]["title"])
+    url = str(rows[0]["url"])
+    if document == SECONDARY:
+        title = SECONDARY_TITLE
+        url = SECONDARY_URL
     return DocumentAnswer(
         document=document,
-        title=SECONDARY_TITLE if is_secondary else str(rows[0]["title"]),
-        url=SECONDARY_URL if is_secondary else str(rows[0]["url"]),
+        title=title,
+        url=url,
         claims=len(main),
         counts=counts,
         appendix=len(rows) - len(main),

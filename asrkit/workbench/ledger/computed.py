@@ -66,8 +66,10 @@ def _is_same_direction(quoted: float, low: float, high: float) -> bool:
 
 def _gap(claim: Claim, value: float) -> str:
     """A computed value beside what it has to be: "212.5 frames, within 10% of 200 frames"."""
-    negation = "" if claim.agrees(value) else "not "
-    return f"{claim.show(value)}, {negation}{claim.rule}"
+    rule = claim.rule
+    if not claim.agrees(value):
+        rule = f"not {rule}"
+    return f"{claim.show(value)}, {rule}"
 
 
 def _judge_grid(claim: Claim) -> Verdict:

@@ -58,7 +58,8 @@ def evidence(claim: Claim, records: Sequence[Record], machine: Record) -> tuple[
 
 def newest(records: Iterable[Record], machine: Record) -> tuple[Record | None, Record | None]:
     """The newest of `records` from `machine`, and the newest from any other."""
-    here, elsewhere = None, None
+    here = None
+    elsewhere = None
     for record in sorted(records, key=lambda record: record["captured_at"]):
         if record["machine"]["id"] == machine["id"]:
             here = record
@@ -106,7 +107,9 @@ def _measured(
 
 def _plain_unit(unit: str) -> str:
     """The unit by one name: records write shares as "1" or as "fraction"."""
-    return "1" if unit == "fraction" else unit
+    if unit == "fraction":
+        return "1"
+    return unit
 
 
 def _is_on_device(claim: Claim, record: Record) -> bool:

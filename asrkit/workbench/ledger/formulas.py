@@ -68,8 +68,9 @@ def evaluate(formula: str, params: Mapping[str, Any]) -> float:
             node.value = float(node.value)  # type: ignore[arg-type]
     names: dict[str, Any] = {"__builtins__": {}, **FUNCTIONS}
     for name, value in params.items():
-        is_number = isinstance(value, int | float)
-        names[name] = float(value) if is_number else value
+        names[name] = value
+        if isinstance(value, int | float):
+            names[name] = float(value)
     value = eval(compile(tree, "formula", "eval"), names)
     is_finite = isinstance(value, int | float) and isfinite(value)
     expect(is_finite, "formula", "a finite number", repr(value))

@@ -46,7 +46,8 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
 
 def _not_comparable(claim: Claim, beside: tuple[Evidence, ...]) -> Verdict:
     """The verdict on a claim beside which something was measured that cannot settle it."""
-    measured, recorded = None, None
+    measured = None
+    recorded = None
     for one in reversed(beside):  # the first of each kind stays
         if one.is_here:
             measured = one.record["value"]
@@ -86,7 +87,8 @@ def _unmeasured(claim: Claim, machine: Record, recorded: Record | None) -> tuple
 def _judge_record(claim: Claim, record: Record) -> tuple[str, str]:
     """The label that a record of this machine gives, and why."""
     stats = record["stats"]
-    low, high = stats["p25"], stats["p75"]
+    low = stats["p25"]
+    high = stats["p75"]
     why = "one observation"
     if stats["n"] > 1:
         why = f"{stats['n']} repeats, quartiles {claim.show(low)} to {claim.show(high)}"

@@ -63,7 +63,7 @@ def measure(  # noqa: PLR0913 - the bench's knobs, all keyword-only with default
     most_s: float = inf,
     device: str = "cpu",
     until: float = inf,
-    watch: Callable[[Callable[[], dict[str, Timing]]], object] = bool,
+    watch: Callable[[Callable[[], dict[str, Timing]]], object] | None = None,
 ) -> dict[str, Timing]:
     """Time rival arms. Each repeat calls all of them once, and each time another one goes first.
 
@@ -120,13 +120,11 @@ def measure(  # noqa: PLR0913 - the bench's knobs, all keyword-only with default
             args = []
             if setups and name in setups:
                 args.append(setups[name]())
-            if kind == "cuda":
-                sample = _time_on_cuda(arms[name], args, device)
-            else:
-                sample = _time_on_cpu(arms[name], args)
+            sample = _time(arms[name], args, device)
             if repeat >= 0:
                 taken[name].append(sample)
-                watch(so_far)
+                if watch is not None:
+                    watch(so_far)
     return so_far()
 
 
@@ -145,6 +143,12 @@ def _own_sample(result: object) -> Sample | None:
     if isinstance(result, Sample):
         return result
     return None
+
+
+def _time(arm: Callable[..., object], args: list[Any], device: str) -> Sample:
+    if torch.device(device).type == "cuda":
+        return _time_on_cuda(arm, args, device)
+    return _time_on_cpu(arm, args)
 
 
 def _time_on_cpu(arm: Callable[..., object], args: list[Any]) -> Sample:

@@ -371,6 +371,17 @@ def test_the_table_has_a_line_an_arm_in_aligned_columns():
     )
 
 
+def test_a_table_that_would_be_too_wide_has_a_heading_for_each_case():
+    found = bench.run("features", quick=True)
+    case, head, *lines = bench.table(found, width=80)
+    assert case == "feature-norm-batched 8×200×80" and "shape" not in head
+    assert max(map(len, lines)) <= 80 and [
+        line.split()[0] for line in lines if not line.startswith(" ")
+    ] == ["sequential", "batched"]
+    assert bench.table(found, width=300) == bench.table(found)
+    assert bench.table([], width=60) == bench.table([]) == []
+
+
 def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
     case = next(
         case for case in bench.SUITES["decoders"].cases("cpu", True) if case.what == "tdt-greedy"

@@ -1,5 +1,6 @@
 """`asrkit cost`: the table and the JSON say the same, and nonsense is one line."""
 
+import itertools
 import json
 import re
 
@@ -9,6 +10,11 @@ from asrkit import files
 from asrkit.cli import main
 from asrkit.workbench import cost, records
 from asrkit.workbench.cost import Range
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
 
 
 def run(capsys, *arguments):
@@ -22,9 +28,10 @@ def run(capsys, *arguments):
     return text.splitlines(), json.loads(out)
 
 
-def cells(lines):
-    """The table's cells, by the columns of its header; a row to a line until the empty one."""
-    table = lines[: lines.index("")] if "" in lines else lines
+def cells(lines, heading="#  instance"):
+    """The cells of the table whose header begins so, by its columns, until a line that is none."""
+    first = next(number for number, line in enumerate(lines) if line.startswith(heading))
+    table = list(itertools.takewhile(lambda line: line and line[:4] != "RTFx", lines[first:]))
     starts = [match.start() for match in re.finditer(r"(?:^|(?<=  ))\S", table[0])]
     return [
         [line[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
@@ -35,31 +42,26 @@ def cells(lines):
 def test_the_table_and_the_json_agree(capsys):
     lines, told = run(capsys)
     head, *rows = cells(lines)
-    assert head == [
-        "instance",
-        "units",
-        "RTFx of one",
-        "batch",
-        "model",
-        "RTFx is from",
-        "USD/1M hours",
-        "even at RTFx",
-        "with",
-        "kWh",
-    ]
+    assert head == ["#", "instance", "units", "RTFx of one", "batch", "USD/1M hours", "kWh"]
     assert len(rows) == len(told["rows"]) >= 4
-    for row, data in zip(rows, told["rows"], strict=True):
-        ends = [data[name] for name in ("rtfx", "usd_per_million_hours", "break_even_rtfx", "kWh")]
-        assert (
-            row[0] == data["instance"]
-            and row[1].startswith(f"{data['units']} {data['per']}")
-            and row[3] == str(data["batch"])
-        )
-        assert [row[2], *row[6:8], row[9]] == [str(Range(*one)) if one else "–" for one in ends]
-        assert row[8] == (data["against"] or "–") and bool(data["against"]) == bool(
-            data["break_even_rtfx"]
-        )
-        assert row[5].startswith(data["origin"]) and data["device"] in row[5] and data["source"]
+    source_head, *sources = cells(lines, "#  model")
+    assert source_head == ["#", "model", "RTFx is from"]
+    even_head, *break_even = cells(lines, "instance")
+    assert even_head == ["instance", "costs as much as", "at an RTFx of"]
+    for number, (row, source, data) in enumerate(zip(rows, sources, told["rows"], strict=True), 1):
+        ends = [data[name] for name in ("rtfx", "usd_per_million_hours", "kWh")]
+        assert row[:2] == [str(number), data["instance"]] and row[4] == str(data["batch"])
+        assert row[2].startswith(f"{data['units']} {data['per']}")
+        assert [row[3], *row[5:]] == [str(Range(*one)) if one else "–" for one in ends]
+        assert source[:2] == [str(number), data["model"]] and data["source"]
+        assert source[2].startswith(data["origin"]) and data["device"] in source[2]
+        assert bool(data["against"]) == bool(data["break_even_rtfx"])
+        if data["against"]:
+            even = [data["instance"], data["against"], str(Range(*data["break_even_rtfx"]))]
+            assert break_even.count(even) == 1
+    assert len(break_even) >= 2
+    end = next(number for number, line in enumerate(lines) if "the cheapest on cores" in line)
+    assert max(map(len, lines[:end])) <= 100
     assert {data["per"] for data in told["rows"]} == {"core", "gpu"} and {"published"} < {
         data["origin"] for data in told["rows"]
     }
@@ -136,10 +138,10 @@ def test_a_machine_of_ones_own_by_hand(capsys):
     ] == pytest.approx(151_120)
     head, line = cells(lines)
     assert (
-        line[6] == "151,120 (121,120–171,120)"
-        and head[7] == "USD/1,000 hours"
-        and line[7] == "151.1 (121.1–171.1)"
-        and line[5] == "assumed"
+        line[5] == "151,120 (121,120–171,120)"
+        and head[6] == "USD/1,000 hours"
+        and line[6] == "151.1 (121.1–171.1)"
+        and cells(lines, "#  model")[1][2] == "assumed"
     )
     assert "cores_over_gpus" not in told and row["break_even_rtfx"] is None
 

@@ -26,25 +26,23 @@ from asrkit.workbench.bench.suites import losses
 from asrkit.workbench.profiling.ops import dtype_name
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Tolerances, relative to a gradient's largest value; sums of halves run in any order.
+# Tolerances of gradients, relative to the largest value. The lean losses sum halves in any order.
 LEAN_TOLERANCES = {
     torch.float32: 1e-5,
     torch.float16: 2e-2,
     torch.bfloat16: 0.15,
 }
-# Patterns of the lean arms that are measured in a dtype.
-LEAN_ARMS = {torch.float32: "^{}(?!.*_bfloat16$)", torch.bfloat16: "^{}.*_bfloat16$"}
-ROUNDED = {
+LOGITS_TOLERANCES = {
     torch.float32: 2e-5,
     torch.float16: 2e-3,
     torch.bfloat16: 2e-2,
 }
+# Patterns of the lean arms that are measured in a dtype.
+LEAN_ARMS = {torch.float32: "^{}(?!.*_bfloat16$)", torch.bfloat16: "^{}.*_bfloat16$"}
 ACTIVATIONS = ("none", "relu", "tanh")
 DROPOUTS = (0.0, 0.3)
 ALIGNED = (3, 5, 3, 20, 9)  # B, T, U, D, V
 UNALIGNED = (2, 9, 5, 640, 1025)  # rows that are not aligned, in several blocks
-
-
 SMALL = (3, 6, 4, 9)  # B, T, U, V
 
 
@@ -116,7 +114,7 @@ def _check_logits_loss(
         num_durations = len(losses.DURATIONS)
     padding = torch.nan
     cost_tolerance = 2e-5
-    gradient_tolerance = ROUNDED[dtype]
+    gradient_tolerance = LOGITS_TOLERANCES[dtype]
     if impl == "torchaudio":
         padding = 0.0
         cost_tolerance = 2e-3

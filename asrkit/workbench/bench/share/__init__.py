@@ -1,4 +1,4 @@
-"""A GPU machine's whole share in one command; see `share.supervisor`."""
+"""All checks and suites of a GPU machine in one command; see `share.supervisor`."""
 
 from asrkit.workbench.bench.share.supervisor import report, share
 

@@ -9,7 +9,7 @@ RESERVE_S = 30.0  # at the end, in which nothing runs; less where the minutes ar
 LAST_CASE_S = 60.0  # at the end, in which nothing begins; likewise
 CHECKS_SHARE = 0.35  # of the time that checks may take
 CHECKS_S = 160.0  # an estimate for an H100, compiling included
-ELSEWHERE = {"batching": "follows from lengths by arithmetic and needs no GPU"}
+ELSEWHERE = {"batching": "computed from lengths, needs no GPU: run `asrkit bench batching`"}
 COMPILED = "compiled"  # the part that a rehearsal on a CPU leaves out
 
 
@@ -23,7 +23,7 @@ class Part(NamedTuple):
         suite: whose cases it measures; "" for the suite of the same name.
         options: of the suite.
         estimate_s: what all of it takes on an H100, its process included; not measured.
-        owed: whether the time of the estimate is kept for it.
+        owed: whether the time of the estimate is reserved for it.
         cases: what the names of all its cases begin with, if a check may fail all of them.
     """
 
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
     @property
     def owed_s(self) -> float:
-        """Seconds that are kept for the part."""
+        """Seconds that are reserved for the part."""
         if not self.owed:
             return 0.0
         return self.estimate_s
@@ -78,12 +78,12 @@ PARTS = (
     _claims(
         "windows",
         0.7,
-        "windowed looping, graphs off, step and full, turns fused and plain: which is the default",
+        "windowed looping, graphs off, step and full, turns fused and plain: sets the default",
         ["windows"],
         40,
     ),
     _ladder("rnnt", 1.5, "all steps together at RNN-T 1.1B, the summary of the series", 76),
-    _ladder("tdt", 1, "the same at TDT 0.6B, the goal's model", 50),
+    _ladder("tdt", 1, "the same for TDT 0.6B", 50),
     Part(
         "losses-large",
         1,
@@ -117,7 +117,7 @@ PARTS = (
     Part(
         "decoders",
         2,
-        "every loop and graph over batch sizes: which one is the default depends on it",
+        "every loop and graph over batch sizes: sets the default",
         estimate_s=165,
     ),
     Part(
@@ -132,7 +132,7 @@ PARTS = (
     Part(
         COMPILED,
         2,
-        "torch.compile takes longest, so what time is left",
+        "torch.compile takes longest, so it gets the time that is left",
         "encoder",
         {"compiled": True},
         200,
@@ -148,9 +148,9 @@ def ends(total_s: float) -> tuple[float, float]:
 def budget_s(parts: Sequence[Part], left_s: float) -> float:
     """Seconds that the first of some parts may take.
 
-    It gets all that it needs as far as this is not owed to the others, for what comes first is
-    worth most; where more is left, its weight's share of that. With too little for all that is
-    owed, what comes first still gets what it is owed.
+    The first is worth most, so it gets all that it needs of the time that is not reserved for the
+    others (`Part.owed_s`), and of what is left beyond that a share by its weight. With too little
+    time for all reservations, those of the first parts are kept.
 
     Args:
         parts: those that are still to be measured, in order.
@@ -165,10 +165,14 @@ def budget_s(parts: Sequence[Part], left_s: float) -> float:
     return min(free_s, max(share_s, first.estimate_s))
 
 
-def lines(minutes: float) -> Iterator[str]:
+def lines(minutes: float, *, width: int = 0) -> Iterator[str]:
     """The plan as a table: for each part the estimate, the time it may take, and why.
 
-    What a part may take is told as if all parts before it took what they may.
+    The time of a part is computed as if all parts before it used up theirs.
+
+    Args:
+        minutes: of the run.
+        width: longest line of the table, in columns; 0 for any.
     """
     begins, _ = ends(60 * minutes)
     checks_s = min(CHECKS_S, CHECKS_SHARE * 60 * minutes)
@@ -183,16 +187,12 @@ def lines(minutes: float) -> Iterator[str]:
         left_s -= budget
         why = part.why
         if part.owed:
-            why += " (owed)"
+            why += " (reserved)"
         rows.append([part.name, f"{part.estimate_s:.0f}", f"{budget:.0f}", why])
     for name, why in ELSEWHERE.items():
         rows.append([name, "", "", f"elsewhere: {why}"])
-    yield (
-        f"The share of {minutes:g} minutes on an H100."
-        " Seconds in the second column are estimates, not measured."
-    )
-    yield from aligned(rows, right=[1, 2])
-    yield (
-        "What a part leaves over goes to those behind it."
-        " Run again in the same folder, or with --resume, the share goes on."
-    )
+    yield f"Plan of {minutes:g} minutes on an H100, in seconds. Needs are estimates, not measured."
+    yield from aligned(rows, right=[1, 2], width=width)
+    yield "reserved: earlier parts leave it the time that it needs."
+    yield "Time that a part does not use goes to the parts after it."
+    yield "Run again with the same --out, or with --resume, it continues with what is missing."

@@ -13,14 +13,14 @@ from asrkit.workbench.bench import guards
 from asrkit.workbench.bench.share.journal import salvage
 from asrkit.workbench.bench.share.parts import ELSEWHERE, Part, ends
 from asrkit.workbench.bench.share.takeover import differences
-from asrkit.workbench.bench.share.work import Row, json_lines
+from asrkit.workbench.bench.share.work import Row, read_rows
 
 WANTED = "a new folder, or one to go on with"
 OTHER_FOLDER = "Name another folder."
 
 
 class Progress:
-    """The state of a share, kept in its folder: whoever is killed goes on from what lies there.
+    """The state of a share, kept in its folder, from which a run that was killed continues.
 
     Args:
         out: the folder.
@@ -122,12 +122,12 @@ class Progress:
 
     def count_records(self) -> int:
         """Number of records written so far."""
-        return len(json_lines(self.bench_path))
+        return len(read_rows(self.bench_path))
 
     def _written_checks(self) -> list[Row]:
         """Lines of checks.jsonl, of this source."""
         source = self.manifest["source"]
-        rows = json_lines(self.checks_path)
+        rows = read_rows(self.checks_path)
         return [row for row in rows if row.get("source") == source and "check" in row]
 
 

@@ -1,5 +1,5 @@
-"""A GPU machine's whole share in one command: every path against its reference, then every suite,
-within the minutes given.
+"""All that a GPU machine contributes, in one command: every path is checked against its reference,
+then every suite is measured, within the minutes given. Its folder is called a share.
 
     python -m asrkit bench all --device cuda --minutes 9 --out $OUT
 
@@ -7,9 +7,9 @@ It works in an unpacked copy of this repository with torch, torchaudio, numpy, n
 beside it, and nothing installed. NeMo's decoders join where build/peers was taken along (see
 asrkit.workbench.bench.rivals.peer_decoders).
 
-Checks come first: what fails one is not measured; what there was no time to check is measured, for
-each case of a suite compares its arms before it times them. Then come `share.parts`, by
-the value of what they settle.
+Checks come first: what fails one is not measured. What there was no time to check is measured,
+because each case of a suite compares its arms before it times them. Then come the parts of
+`share.parts`, those that settle most claims first.
 
 Groups of checks and parts run in processes of their own, so what crashes, hangs or takes all memory
 ends alone. After an error the device has to answer. Where it does not, the process ends, and the
@@ -49,7 +49,7 @@ def share(
     """Check and measure everything; returns the manifest: what was measured, what not, and why.
 
     Args:
-        out: folder for records, checks, log and manifest; a run in it is gone on with.
+        out: folder for records, checks, log and manifest; a run in it is continued.
         device: "cpu" or "cuda".
         minutes: after which everything has ended.
         quick: small sizes and few repeats; always so on a CPU.
@@ -100,5 +100,5 @@ def report(manifest: Mapping[str, Any]) -> list[str]:
     lines = aligned(rows, right=[2, 3])
     if manifest.get("left_out"):
         names = ", ".join(manifest["left_out"])
-        lines.append(f"left out, for their checks did not pass: {names}")
+        lines.append(f"left out, because their checks did not pass: {names}")
     return lines

@@ -1,6 +1,4 @@
-"""Going on with a share in another folder: the files of an earlier run become the beginning of the
-new one.
-"""
+"""Continue a share in another folder: the files of an earlier run are copied into it."""
 
 import json
 from collections.abc import Mapping
@@ -50,7 +48,7 @@ def take_over(earlier: Path, out: Path, same: Mapping[str, Any]) -> None:
 
 
 def _expect_same(contents: Mapping[str, bytes], same: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a run may be gone on with and its files are as its manifest says."""
+    """Raise ValueError unless a run may be continued and its files are as its manifest says."""
     try:
         manifest = json.loads(contents["manifest.json"])
         ended = manifest["state"] == "ended"

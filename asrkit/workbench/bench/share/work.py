@@ -157,7 +157,7 @@ def check_row(check: Check, ok: bool | None, why: str, seconds: float) -> Row:
     }
 
 
-def json_lines(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Row]:
     """The whole objects among the lines of a file; what a crash tore is left out."""
     rows = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
