@@ -13,6 +13,7 @@ from asrkit.workbench.report.notebook_run import NotebookRun
 
 Record = Mapping[str, Any]
 MOST = 6
+NO_BREAK_SPACE = "\u00a0"  # between a number and its unit
 LEAST_FACTOR = 1.1  # less than this is no finding
 CONDITIONS = ("B", "T", "U1", "V", "D", "shape", "dtype", "device", "threads", "day", "ranks")
 
@@ -184,7 +185,7 @@ def _text(record: Record) -> str:
     if record["unit"] == "USD":
         return f"${value:,.0f}"
     factor, unit = UNITS.get(record["unit"], (1, f" {record['unit']}"))
-    return _rounded(value * factor) + unit
+    return _rounded(value * factor) + unit.replace(" ", NO_BREAK_SPACE)
 
 
 def _rounded(value: float) -> str:

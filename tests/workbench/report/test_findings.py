@@ -53,7 +53,7 @@ def test_numbers_of_a_finding_come_from_its_records():
     loss = DECLARED[0]
     (finding,) = findings_of([run(loss, *pair(loss, 21.4))])
     assert finding.number == "21×" and "21 times as fast" in finding.sentence
-    assert [bar.text for bar in finding.bars] == ["5.3 ms", "0.25 ms"]
+    assert [bar.text for bar in finding.bars] == ["5.3\u00a0ms", "0.25\u00a0ms"]
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.notebook)
