@@ -46,7 +46,7 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
 def _mark(value: torch.Tensor) -> str:
     """Shape and hash of all numbers of a tensor."""
     numbers = value.detach().cpu().flatten().contiguous()
-    digest = hashlib.sha256(memoryview(numbers.view(torch.uint8).numpy()))
+    digest = hashlib.sha256(numbers.view(torch.uint8).numpy().data)
     return f"{tuple(value.shape)} {digest.hexdigest()}"
 
 
