@@ -62,7 +62,7 @@ def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
         got = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"manifest: expected {LINES}, got {got} in {path}.") from None
     expect(bool(cuts), "manifest", "at least one utterance", f"none in {path}")
-    return CutSet.from_cuts(_ready(cut, folder) for cut in cuts)
+    return CutSet.from_cuts(_checked(cut, folder) for cut in cuts)
 
 
 def _folder_cuts(folder: Path, part: str) -> list[Any]:
@@ -192,6 +192,21 @@ def _audio_folder(audio: str, folder: Path) -> Path:
         if (base / audio).is_file():
             return base
     raise ValueError(f"manifest: expected audio in {folder} or its parent, got no file {audio!r}.")
+
+
+def _checked(cut: Any, folder: Path) -> Any:
+    """`_ready` of a cut whose fields may hold anything."""
+    name = repr(getattr(cut, "id", None))[:80]
+    try:
+        ready = _ready(cut, folder)
+        times = [cut.start, cut.duration]
+        times += [supervision.start for supervision in cut.supervisions]
+    except (*UNREADABLE, OverflowError) as error:
+        got = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        expect(False, "manifest", f"a whole cut for {name}", got)
+    sound = isinstance(cut.id, str) and all(isinstance(time, int | float) for time in times)
+    expect(sound, "manifest", f"a text as id and times in seconds for {name}", times)
+    return ready
 
 
 def _ready(cut: Any, folder: Path) -> Any:
