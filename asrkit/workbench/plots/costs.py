@@ -38,7 +38,7 @@ def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
 
     Lines are pale from the lowest to the highest price of their machine. A marker is an RTFx that
     somebody has seen, with its origin; it is filled where this project measured. Two machines cost
-    the same where a level line cuts theirs.
+    the same where one horizontal line crosses both.
 
     Args:
         costs: Costs of machines at the speeds that somebody has seen.
