@@ -231,3 +231,13 @@ def test_the_citation_is_of_this_version():
         "license"
     ].split(" AND ")
     assert {"cff-version", "message", "title", "authors", "type"} <= {*cited}
+
+
+def test_each_test_that_a_promise_names_exists():
+    text = (ROOT / "docs/robustness.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "Promise" not in line]
+    named = [re.findall("`(test_[a-z0-9_]+)`", row) for row in rows]
+    assert len(rows) > 20 and all(named), "a promise without a test"
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    defined = set(re.findall(r"(?m)^def (test_\w+)", code))
+    assert set().union(*named) <= defined

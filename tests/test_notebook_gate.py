@@ -4,6 +4,7 @@ Each rule is a function of a notebook (a dict, as in its file) and is seen to fa
 """
 
 import ast
+import contextlib
 import copy
 import json
 import re
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from asrkit.shapes import expect_parameters
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 DEFINITION_LINES = 6
@@ -40,6 +43,15 @@ def code_cells(notebook: dict) -> list[dict]:
 def tags(cell: dict) -> list[str]:
     """Tags of a cell."""
     return cell["metadata"].get("tags", [])
+
+
+def kinds(cell: dict) -> dict[str, str]:
+    """The annotation of each name that a cell declares."""
+    return {
+        ast.unparse(line.target): ast.unparse(line.annotation)
+        for line in parsed(cell).body
+        if isinstance(line, ast.AnnAssign)
+    }
 
 
 def parsed(cell: dict) -> ast.Module:
@@ -203,11 +215,7 @@ def says_how_large_it_may_run(notebook: dict) -> str:
     cell = next(
         (cell for cell in code_cells(notebook) if "parameters" in tags(cell)), {"source": []}
     )
-    declared = {
-        ast.unparse(line.target): ast.unparse(line.annotation)
-        for line in parsed(cell).body
-        if isinstance(line, ast.AnnAssign)
-    }
+    declared = kinds(cell)
     for name, value in told.get("full", {}).items():
         if type(value) not in FITTING.get(declared.get(name, ""), ()):
             return f"metadata.asrkit.full has {name} = {value!r}; declared are {declared}"
@@ -360,3 +368,40 @@ def test_what_is_allowed_passes(notebook, name):
 
 def test_a_cell_that_is_no_python_is_one_line():
     assert problems(changed(3, "def (:"), "01_broken.ipynb")[0].startswith("a cell is no Python")
+
+
+def checked_with(notebook: dict, name: str, value: object) -> None:
+    """Run the notebook's checks of its parameters, where `name` is injected as `value`."""
+    values: dict = {"expect_parameters": expect_parameters}
+    for cell in code_cells(notebook):
+        if "parameters" in tags(cell):
+            exec(text_of(cell), values)  # leaves annotations, as in a kernel
+            assert name in values
+            values[name] = value  # as papermill injects it: without an annotation
+        elif "expect_parameters(" in text_of(cell):
+            for statement in parsed(cell).body:
+                if "expect_parameters(" in ast.unparse(statement):
+                    calls = ast.Module([statement], [])
+                    exec(compile(calls, "check", "exec"), values)
+                elif isinstance(statement, ast.Assign):
+                    with contextlib.suppress(NameError):  # what no check of a parameter needs
+                        exec(compile(ast.Module([statement], []), "check", "exec"), values)
+
+
+WHOLE_PARAMETERS = [
+    (path, name)
+    for path in sorted(FOLDER.glob("*.ipynb"))
+    for cell in code_cells(json.loads(path.read_text(encoding="utf-8")))
+    if "parameters" in tags(cell)
+    for name, kind in kinds(cell).items()
+    if kind == "int"
+]
+
+
+@pytest.mark.parametrize(
+    "path, name", WHOLE_PARAMETERS, ids=lambda value: getattr(value, "stem", value)
+)
+def test_no_notebook_takes_a_fraction_for_a_whole_number(path, name):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    with pytest.raises(ValueError, match=f"^{name}: expected (a whole number|one of)"):
+        checked_with(notebook, name, 16.5)
