@@ -44,7 +44,7 @@ def _ledger(args: argparse.Namespace) -> int:
         "documents": [asdict(answer) for answer in answers],
         "claims": rows,
     }
-    finish(args, result, summary)
+    finish(args, result, "\n".join(paragraph(summary)))
     return 0
 
 
