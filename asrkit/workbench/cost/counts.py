@@ -95,6 +95,7 @@ def joint_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
         N = nodes
     joint = _Joint(
         N=N,
+        T=T,
         U1=U1,
         V=V,
         D=D,
@@ -120,6 +121,7 @@ class _Joint:
     """Sizes of a joint, and the bytes by purpose at the moments that may take most."""
 
     N: int
+    T: int
     U1: int
     V: int
     D: int
@@ -159,7 +161,8 @@ class _Joint:
         tiles = 0
         if tiled:
             row_B = 4 * self.U1 * self.V
-            tiles = 2 * max(1, self.tile_bytes // row_B) * row_B
+            frames = min(self.T, max(1, self.tile_bytes // row_B))  # of one utterance
+            tiles = 2 * frames * row_B
         if self.itemsize == 2:
             tiles = tiles * 3 // 2  # one more, in float32
         return {
@@ -188,7 +191,8 @@ class _Joint:
         }
         if packed:
             parts["gradient of halves"] = 4 * self.halves
-            parts["tiles"] = self.tile_bytes * 9 // 8
+            utterance_B = 8 * self.T * self.U1 * self.D  # in float64
+            parts["tiles"] = min(self.tile_bytes, utterance_B) * 9 // 8
         return parts
 
 

@@ -157,3 +157,15 @@ def test_operations_and_weights_of_an_encoder_are_those_that_torch_counts(change
 def test_sizes_of_no_encoder_are_refused(wrong):
     with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: expected"):
         encoder_flops(**{"B": 1, "T": 100, "bins": 80, "width": 64, "layers": 1} | wrong)
+
+
+@pytest.mark.parametrize("variant", ["wavefront", "packed"])
+def test_an_utterance_smaller_than_a_tile_needs_no_tile(variant, monkeypatch):
+    sizes = {"B": 2, "T": 16, "U1": 9, "V": 64, "D": 16}
+    monkeypatch.setitem(globals(), "LENGTHS", torch.tensor([16, 10]))
+    monkeypatch.setitem(globals(), "LABELS", torch.tensor([8, 5]))
+    run = step(variant, torch.float32, **sizes)
+    run()
+    nodes = int((LENGTHS * (LABELS + 1)).sum())
+    predicted = joint_bytes(variant, **sizes, nodes=nodes).total
+    assert peak_memory(run) == pytest.approx(predicted, rel=0.05)
