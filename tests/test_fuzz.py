@@ -36,6 +36,8 @@ from asrkit.models.checkpoints import archive
 from asrkit.text import CharTokenizer
 from asrkit.transcribe.audio import read_audio
 
+# Of a failure that is printed: its fixtures are bytes of files.
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 # a second or two for each kind of file
 fuzzed = settings(
@@ -156,22 +158,27 @@ def test_a_damaged_checkpoint_is_read_or_refused(checkpoint, tmp_path_factory, h
     read_or_refused(load_checkpoint, path)
 
 
+def sections(tree):
+    """All dicts of nested dicts, the outermost first."""
+    found = [tree]
+    for key in sorted(tree):
+        if isinstance(tree[key], dict) and tree[key]:
+            found += sections(tree[key])
+    return found
+
+
 @fuzzed
-@given(data=st.data())
+@given(section=st.integers(0, 99), field=st.integers(0, 99), value=JSON)
 def test_a_checkpoint_with_odd_values_in_its_header_is_read_or_refused(
-    checkpoint, tmp_path_factory, data
+    checkpoint, tmp_path_factory, section, field, value
 ):
     path = tmp_path_factory.getbasetemp() / "fuzz.safetensors"
     size = int.from_bytes(checkpoint[:8], "little")
     outer = json.loads(checkpoint[8 : 8 + size])
     header = json.loads(outer["__metadata__"]["asrkit"])
-    place = header
-    while True:
-        key = data.draw(st.sampled_from(sorted(place)))
-        if not isinstance(place[key], dict) or not place[key] or data.draw(st.booleans()):
-            break
-        place = place[key]
-    place[key] = data.draw(JSON)
+    places = sections(header)
+    place = places[section % len(places)]
+    place[sorted(place)[field % len(place)]] = value
     outer["__metadata__"]["asrkit"] = json.dumps(header)
     packed = json.dumps(outer).encode()
     path.write_bytes(len(packed).to_bytes(8, "little") + packed + checkpoint[8 + size :])

@@ -136,9 +136,13 @@ def _expect_fits(
 
 
 def _without_memory(config: TransducerConfig | CTCConfig) -> TransducerModel | CTCModel:
-    """The model of `config` without memory for its weights."""
-    with torch.device("meta"):
-        return make_model(config)
+    """The model of `config` without memory for its weights; ValueError where there is none."""
+    try:
+        with torch.device("meta"):
+            return make_model(config)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # of torch, for the last
+        why = " ".join(str(error).split())[:200]
+        raise ValueError(f"model: no model has the settings of this file ({why}).") from None
 
 
 def _expect_same(
