@@ -27,6 +27,7 @@ FOLDED_TAGS = {HIDDEN, TAKEAWAY, "parameters", "injected-parameters", "static-tw
 STAMPS = ("print(machine.stamp", "machine.stamp", "machine_stamp")
 WORDS_PER_MINUTE = 200
 CELL_ID = "cell-id="
+SUPERSCRIPT = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
 MARKDOWN_OUTPUT = re.compile(r"\boutput_markdown\b")
 
 
@@ -109,6 +110,9 @@ def first_sentence(takeaway: str) -> str:
     first = html.find(["li", "p"])
     if first is None:
         return ""
+    for power in first.find_all(["sup", "msup"]):
+        exponent = power if power.name == "sup" else power.find_all(recursive=False)[-1]
+        exponent.replace_with(exponent.get_text().translate(SUPERSCRIPT))
     return re.sub(r"\s+", " ", first.get_text()).strip()
 
 

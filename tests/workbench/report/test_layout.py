@@ -179,3 +179,9 @@ def test_every_page_about_the_run_leads_to_the_others(site):
         assert [link["href"] for link in links] == [f"{other}.html" for other in about]
         here = [link["href"] for link in links if link.get("aria-current") == "page"]
         assert here == ([f"{name}.html"] if name in about else [])
+
+
+def test_a_power_in_a_takeaway_is_still_one_on_the_index(tmp_path):
+    many = markdown("* There are $7.1 \\times 10^{19}$ paths, and 10<sup>-3</sup> of them matter.")
+    page, _ = page_of(tmp_path, tagged("show()", "takeaway", outputs=[many]))
+    assert page.answer == "There are 7.1×10¹⁹ paths, and 10⁻³ of them matter."
