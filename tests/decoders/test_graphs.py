@@ -182,8 +182,8 @@ def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(
     make, speak, same, uncaptured, monkeypatch
 ):
     monkeypatch.setattr(graphs, "KEEP", 2)
-    monkeypatch.setattr(graphs, "ROWS", 2)
-    monkeypatch.setattr(graphs, "FRAMES", 8)
+    monkeypatch.setattr(graphs, "MIN_ROWS", 2)
+    monkeypatch.setattr(graphs, "MIN_FRAMES", 8)
     model, store = make("lstm", 3), graphs.GraphCache()
     captured = []
     for B, T in [(4, 11), (3, 16), (2, 7), (4, 17), (3, 9), (1, 5), (2, 5), (4, 30), (4, 11)]:
@@ -409,7 +409,7 @@ def test_auto_compares_the_first_result_of_every_size_and_no_other(
 ):
     model, store, plain = make("lstm", 3), graphs.GraphCache(), []
     decode = graphs.windowed_looping.decode
-    monkeypatch.setattr(graphs, "FRAMES", 16)
+    monkeypatch.setattr(graphs, "MIN_FRAMES", 16)
     monkeypatch.setattr(graphs.windowed_looping, "decode", lambda *a: plain.append(1) or decode(*a))
     by_graphs(store, model, *speak("lstm", 4, 11, 3), "step")
     seen = [len(plain)]
