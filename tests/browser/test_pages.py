@@ -264,7 +264,7 @@ def test_a_slider_is_moved_by_the_keyboard_and_shows_one_frame_at_a_time(window,
         slider.press(key)
         seen.append(frame(page))
     assert all(len(words) == 1 for _, words in seen)
-    assert len({name for name, _ in seen}) == len({words[0] for _, words in seen}) == 3
+    assert len({name for name, _ in seen}) == len({words[0] for _, words in seen}) >= 3
 
 
 def test_without_a_script_a_slider_shows_its_first_frame(window, pages):
