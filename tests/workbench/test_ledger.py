@@ -709,7 +709,7 @@ def row(verdict, **fields):
         (["reproduced", "not reproduced", "direction only"],
          "Of 3 claims: 1 reproduced; 1 direction only; 1 not reproduced. Of 3 that could be tested, 1 agrees, "
          "1 agrees in part (c: 3× where 2× is published), 1 does not (c: 3× where 2× is published). "
-         "Our view: what could be tested holds, but for what is named above."),
+         "Our view: what could be tested holds, except as noted."),
         (["not reproduced"], "Of 1 claim: 1 not reproduced. Of 1 that could be tested, 1 does not (c: 3× where 2× is published). "
          "Our view: do not rely on its figures without measuring."),
         (["ill-defined", "ill-defined", "evidence, not comparable"],

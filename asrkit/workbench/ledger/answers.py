@@ -143,10 +143,8 @@ def _view(counts: Mapping[str, int]) -> str:
     waiting = sum(counts.values()) - agree - partly - wrong - vague
     if wrong > agree + partly:
         return "do not rely on its figures without measuring"
-    if wrong:
-        return "what could be tested holds, but for what is named above"
-    if measured and partly:
-        return "what could be tested holds, in part only where named"
+    if wrong or (measured and partly):
+        return "what could be tested holds, except as noted"
     if measured:
         return "what could be tested holds"
     if partly:
