@@ -9,7 +9,6 @@ BLUE, RED, GREEN, BROWN, PURPLE, GREY = COLOURS
 PALE = "#eaeef2"  # what is there, but not the subject: padding, empty states
 PALE_COLOURS = ("#a5c8ff", "#ffb3b0", "#a6e3b0", "#e8cf9a", "#d9c7f7", "#c9d1d9")
 PALE_BLUE, PALE_RED, PALE_GREEN, PALE_BROWN, PALE_PURPLE, PALE_GREY = PALE_COLOURS
-ORANGE = "#f2b866"
 
 THINGS = {  # what appears in several notebooks
     # losses
