@@ -43,7 +43,7 @@ bench: $(READY)  ## run the benchmark suites (ARGS="losses --quick" for one, sma
 docs: $(READY)  ## write docs/commands.md again from what --help says
 	@$(BIN)/python -m asrkit.cli.docs
 
-peers: $(PEERS)/.stamp  ## install rival losses and decoders beside .venv, for `asrkit bench all --peers`
+peers: $(PEERS)/.stamp  ## install losses, decoders and engines of other packages (peers) beside .venv, for `asrkit bench all --peers`
 
 lock:  ## write requirements.lock again (ARGS="--upgrade" moves every pin)
 	@$(PYTHON) -m venv --clear build/lock && build/lock/bin/python -m pip install -qq uv
@@ -80,7 +80,7 @@ $(READY): requirements.lock pyproject.toml
 	rm $(OPEN); touch $@; \
 	echo "asrkit: .venv is ready after $$(( $$(date +%s) - start )) s."
 
-# The peers stand on .venv's torch, torchaudio and numba, found through one .pth file: 0.2 GB instead of 6, the same torch on
+# The peers stand on .venv's torch, torchaudio and numba, found through one .pth file: 0.5 GB instead of 6, the same torch on
 # both sides of a comparison, and nothing of theirs that .venv could see. Hence --no-deps: what they lack is pinned.
 $(PEERS)/.stamp: requirements-peers.txt $(READY)
 	@rm -rf $(PEERS); $(BIN)/python -m venv $(PEERS)

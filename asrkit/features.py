@@ -36,6 +36,8 @@ class FeatureConfig:
     # how log_guard keeps the logarithm from zero: NeMo's log_zero_guard_type
     guard: Literal["add", "clamp"] = "add"
     log_guard: float = 2.0**-24
+    # what lies further below the loudest bin of an utterance is raised to that, as in Whisper
+    range_db: float | None = None
     normalization: Literal["per_feature", "all_features", "none"] = "per_feature"
 
     def __post_init__(self) -> None:
@@ -56,6 +58,8 @@ class FeatureConfig:
         sizes = (self.hop_samples, self.window_samples, self.bins, self.log_guard)
         names = "hop_s, window_s, bins, log_guard"
         expect(min(sizes) > 0, names, "at least one sample, one bin, > 0", self)
+        if self.range_db is not None:
+            expect(self.range_db > 0, "range_db", "above 0, or None for no limit", self.range_db)
 
     @property
     def window_samples(self) -> int:
@@ -85,6 +89,27 @@ def mel_bands(config: FeatureConfig) -> Tensor:
     computed in float32: the sum of a band is up to 5e-6 off, which normalisation turns into 7e-5 of
     a feature.
     """
+    edges_hz = mel_edges_hz(config)
+    low = edges_hz[:-2]
+    peak = edges_hz[1:-1]
+    high = edges_hz[2:]
+    hz = torch.linspace(0.0, config.rate_hz / 2, config.fft // 2 + 1, dtype=torch.float64)
+    hz = hz[:, None]
+    rising = (hz - low) / (peak - low)
+    falling = (high - hz) / (high - peak)
+    triangles = torch.minimum(rising, falling).clamp(min=0.0)
+    bands = triangles * 2 / (high - low)
+    return bands.float()
+
+
+def mel_edges_hz(config: FeatureConfig) -> Tensor:
+    """Where the mel bands begin, peak and end, in Hz: (F + 2,) float64, ascending.
+
+    Band f lies between edges f and f + 2 and has its peak at edge f + 1.
+
+    Args:
+        config: Its rate and number of bins.
+    """
     # the mel scale is linear up to 1000 Hz (3 mel per 200 Hz), and logarithmic above
     knee_mel = 15.0
     log_step = math.log(6.4) / 27
@@ -95,17 +120,7 @@ def mel_bands(config: FeatureConfig) -> Tensor:
     mels = torch.linspace(0.0, top_mel, config.bins + 2, dtype=torch.float64)
     linear_hz = mels * 200 / 3
     logarithmic_hz = 1000 * torch.exp(log_step * (mels - knee_mel))
-    edges_hz = torch.where(mels < knee_mel, linear_hz, logarithmic_hz)
-    low = edges_hz[:-2]
-    peak = edges_hz[1:-1]
-    high = edges_hz[2:]
-    hz = torch.linspace(0.0, half_rate_hz, config.fft // 2 + 1, dtype=torch.float64)
-    hz = hz[:, None]
-    rising = (hz - low) / (peak - low)
-    falling = (high - hz) / (high - peak)
-    triangles = torch.minimum(rising, falling).clamp(min=0.0)
-    bands = triangles * 2 / (high - low)
-    return bands.float()
+    return torch.where(mels < knee_mel, linear_hz, logarithmic_hz)
 
 
 def log_mel(
@@ -135,10 +150,17 @@ def log_mel(
     expect(1 <= low <= high <= S, "lengths", f"1..{S}", f"{low} to {high}")
     hop = config.hop_samples
     power = _power_spectrum(waveforms, valid_mask(lengths, S), config)
-    frames = torch.div(lengths, hop, rounding_mode="floor").clamp(min=1)
+    frames = frame_lengths(lengths, config)
     T = max(S // hop, 1)
     features = _log_bands(power[..., :T], config)
+    if config.range_db is not None:
+        features = _within_range(features, frames, config.range_db * config.power / 2)
     return _normalized(features, frames, config), frames
+
+
+def frame_lengths(lengths: Tensor, config: FeatureConfig) -> Tensor:
+    """Frames (B,) that `log_mel` makes of `lengths` (B,) samples: at least one each."""
+    return torch.div(lengths, config.hop_samples, rounding_mode="floor").clamp(min=1)
 
 
 def _log_bands(power: Tensor, config: FeatureConfig) -> Tensor:
@@ -151,6 +173,16 @@ def _log_bands(power: Tensor, config: FeatureConfig) -> Tensor:
     else:
         guarded = bands.clamp(min=config.log_guard)
     return guarded.log()
+
+
+def _within_range(features: Tensor, frames: Tensor, range_db: float) -> Tensor:
+    """Features (B, T, F) in nats of energy, none more than `range_db` below the loudest of its
+    utterance, which has `frames` (B,).
+    """
+    padding = ~valid_mask(frames, features.shape[1])[..., None]
+    loudest = features.masked_fill(padding, -math.inf).amax((1, 2), keepdim=True)
+    range_nats = range_db * math.log(10) / 10
+    return torch.maximum(features, loudest - range_nats)
 
 
 def _normalized(features: Tensor, frames: Tensor, config: FeatureConfig) -> Tensor:

@@ -1,7 +1,8 @@
 """Questions to torch, Numba, Triton and the operating system.
 
 Eager calls under torch.compile, kernels compiled by Numba and kept on disk, which compilers work,
-which ops make the CPU wait for a GPU, peak memory, the end of a parent process, usable cores.
+which ops make the CPU wait for a GPU, copies that do not, which tensors can be read, autocast, peak
+memory, the end of a parent process, usable cores.
 
 Importing this file tries no compiler and does not touch a GPU.
 """
@@ -39,6 +40,9 @@ MODULES = {
 # Tags of ops whose result, or its size, Python has to fetch from the device.
 DECIDES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _IMPORTED_BY = os.getpid()  # which process, before any fork
+_settled_in = _IMPORTED_BY  # the process whose threads of torch are its own
+KEPT_MEMORY: list[Callable[[], None]] = []  # each frees memory that is kept for a later call
+CAPTURING = threading.Lock()  # held while a CUDA graph is captured: torch captures one at a time
 _warned = False  # whether a failing cache of kernels was reported
 INDEXING = {  # names of ops that wait only where an index is a boolean mask
     "index",
@@ -51,15 +55,17 @@ INDEXING = {  # names of ops that wait only where an index is a boolean mask
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: `function` runs outside a graph of torch.compile.
+    """Decorator: `function` runs outside a graph of torch.compile, and in a forked process alone.
 
-    Like torch.compiler.disable, which as a decorator would load the whole compiler on import.
+    Like torch.compiler.disable, which as a decorator would load the whole compiler on import; see
+    `settle_after_fork` for the rest.
     """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **kwargs)
+            return torch.compiler.disable(call)(*args, **kwargs)
+        settle_after_fork()
         return function(*args, **kwargs)
 
     return call
@@ -139,6 +145,18 @@ def forked() -> bool:
     them. Kernels take another path there.
     """
     return os.getpid() != _IMPORTED_BY
+
+
+def settle_after_fork() -> None:
+    """Set torch to one thread the first time that this is called in a forked process.
+
+    Where the parent has used torch's threads, a large op would wait for them for ever in the child,
+    which has none of them. Who knows that the parent has not may ask for more threads afterwards.
+    """
+    global _settled_in
+    if os.getpid() != _settled_in:
+        torch.set_num_threads(1)
+        _settled_in = os.getpid()
 
 
 def _source_hash(file: str) -> str:
@@ -249,14 +267,66 @@ def _has_mask(args: Any) -> bool:
     return not assigns_scalar
 
 
+def autocast(
+    device_type: str, dtype: torch.dtype | None = None
+) -> contextlib.AbstractContextManager[object]:
+    """torch.autocast of a device to `dtype`; off for None and float32, even inside another.
+
+    Device "meta", on which a step is traced without its numbers, has no autocast: nothing happens.
+    """
+    if not torch.amp.is_autocast_available(device_type):
+        return contextlib.nullcontext()
+    enabled = dtype not in (None, torch.float32)
+    return torch.autocast(device_type, dtype, enabled=enabled)
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """dtype of the autocast that is on for a device; None where it is off or there is none."""
+    if not torch.amp.is_autocast_available(device_type):
+        return None
+    if not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` on `device`; the CPU does not wait for a copy from the host to a GPU.
+
+    Such a copy starts from pinned memory, which the caching allocator keeps until it has been read.
+    A copy back to the host does wait.
+
+    Args:
+        tensor: On the host, or on `device` already.
+        device: Where it is wanted.
+    """
+    if device.type == "cpu":
+        return tensor.to(device)
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def readable(tensor: torch.Tensor) -> bool:
+    """Whether Python can read the numbers of `tensor` at once.
+
+    Those on a GPU would have to be waited for; fake tensors, and those in a graph of torch.compile,
+    have none.
+    """
+    if tensor.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return torch._guards.detect_fake_mode(tensor) is None
+
+
 def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
     """Peak tensor memory in bytes of one call of `fn`, beyond what was allocated before it.
 
     On a CPU it counts the allocation events of torch's own (c10) allocator, which torchaudio's
     compiled code uses too. Arrays of NumPy and Numba, and workspaces that a library keeps (BLAS),
-    are not seen; freeing older memory is not subtracted. On CUDA it is
-    torch.cuda.max_memory_allocated.
+    are not seen; freeing older memory is not subtracted. What asrkit keeps for later calls is freed
+    first. On CUDA it is torch.cuda.max_memory_allocated.
     """
+    for free in KEPT_MEMORY:
+        free()
     kind = torch.device(device).type
     expect(kind in ("cpu", "cuda"), "device", "'cpu' or 'cuda'", repr(device))
     if kind == "cuda":

@@ -50,23 +50,26 @@ def expect_types(config: object) -> None:
     """Check the fields of a dataclass against their annotations; ValueError names the field.
 
     A config may come from a file, where annotations guarantee nothing. Checked are fields annotated
-    with int, float (finite; bools do not count as numbers), bool, or classes.
+    with int, float (finite; bools do not count as numbers), float or None, bool, or classes.
     """
     annotations: dict[str, Any] = get_type_hints(type(config))
     for name, annotation in annotations.items():
         value = getattr(config, name)
         if annotation is int:
-            is_number = _is_finite(value) and isinstance(value, int)
+            is_number = is_finite(value) and isinstance(value, int)
             expect(is_number, name, "a whole number", repr(value))
         elif annotation is float:
-            expect(_is_finite(value), name, "a finite number", repr(value))
+            expect(is_finite(value), name, "a finite number", repr(value))
+        elif annotation == float | None:
+            is_number = value is None or is_finite(value)
+            expect(is_number, name, "a finite number, or None", repr(value))
         elif isinstance(annotation, type | UnionType):
             classes = get_args(annotation) or [annotation]
             wanted = " or ".join(getattr(class_, "__name__", "") for class_ in classes)
             expect(isinstance(value, annotation), name, wanted, repr(value))
 
 
-def _is_finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
     """Whether `value` is an int or a float within the range of a float; a bool is not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

@@ -1,5 +1,6 @@
 """Sound files of people: which a folder holds, and whether one is whole."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -69,7 +70,8 @@ def open_sound(path: Path) -> Any:
         path: The file.
 
     Raises:
-        ValueError: In one line, for what is no sound file, or only the beginning of one.
+        ValueError: In one line, for what is no sound file, or by its header only the beginning of
+            one; see `expect_whole` for FLAC and MP3.
     """
     import soundfile
 
@@ -87,9 +89,33 @@ def open_sound(path: Path) -> Any:
     rate = file.samplerate
     usable = 100 <= rate <= 1_000_000
     expect(usable, "audio", "100 to 1,000,000 Hz", f"{rate} Hz in {path.name}")
-    whole = not is_cut(file.extra_info)
-    expect(whole, "audio", "a whole file", f"a part of {path.name}", "The file is truncated.")
+    _expect_no_part(path, not is_cut(file.extra_info))
     return file
+
+
+def expect_whole(path: Path) -> None:
+    """ValueError, in one line, for what is no sound file, or only the beginning of one.
+
+    The last sample is decoded, since the header of a FLAC or MP3 file that is cut short promises
+    all of them. An MP3 file without a header of its own (Xing, Info) promises nothing.
+
+    Args:
+        path: The file.
+    """
+    import soundfile
+
+    found = 0
+    with open_sound(path) as file:
+        if file.frames == 0:
+            return
+        with contextlib.suppress(soundfile.LibsndfileError):  # raised where FLAC breaks off
+            file.seek(file.frames - 1)
+            found = len(file.read(1))
+    _expect_no_part(path, found == 1)
+
+
+def _expect_no_part(path: Path, whole: bool) -> None:
+    expect(whole, "audio", "a whole file", f"a part of {path.name}", "The file is truncated.")
 
 
 def _expect_file(path: Path) -> None:

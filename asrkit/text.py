@@ -158,6 +158,11 @@ class SentencePieceTokenizer:
         """Number of pieces, blank not counted."""
         return len(self._pieces)  # type: ignore[attr-defined]
 
+    def pieces(self) -> list[str]:
+        """The pieces as the model writes them, with "▁" for a space."""
+        number = range(self.vocab_size)
+        return [self._pieces.id_to_piece(n) for n in number]  # type: ignore[attr-defined]
+
     def encode(self, text: str) -> list[int]:
         """Piece ids of `text`."""
         return self._pieces.encode(text)  # type: ignore[attr-defined]
@@ -204,6 +209,23 @@ def _check_tokens(tokens: Sequence[int], size: int) -> None:
     wrong = [int(token) for token in tokens if not 0 <= token < size]
     remedy = "Padding and blank have no text: use Hypotheses.tokens()."
     expect(not wrong, "tokens", f"0 to {size - 1}", wrong[:5], remedy)
+
+
+def token_texts(tokenizer: Tokenizer) -> list[str]:
+    """What each token of a tokenizer writes, with " " or SentencePiece's "▁" where a word begins.
+
+    Raises:
+        ValueError: The tokenizer is not one of asrkit.text.
+    """
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return tokenizer.pieces()
+    expect(
+        isinstance(tokenizer, CharTokenizer),
+        "tokenizer",
+        "one of asrkit.text",
+        type(tokenizer).__name__,
+    )
+    return [*tokenizer.alphabet]  # type: ignore[attr-defined]
 
 
 def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
@@ -265,8 +287,9 @@ class ErrorRate:
 
     def __str__(self) -> str:
         return (
-            f"{self.rate:.1%} [{self.low:.1%}, {self.high:.1%}] ({self.substitutions} sub, "
-            f"{self.insertions} ins, {self.deletions} del of {self.units})"
+            f"{100 * self.rate:.1f} % [{100 * self.low:.1f} %, {100 * self.high:.1f} %] "
+            f"({self.substitutions} sub, {self.insertions} ins, {self.deletions} del "
+            f"of {self.units})"
         )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -149,3 +150,18 @@ def tiny_speech(tmp_path_factory):
         patch.setenv("ASRKIT_HOME", str(tmp_path_factory.mktemp("home")))
         cuts = corpora.spoken_commands(train=30, dev=3, test=3, progress=False)["train"]
         return Utterances.load(cuts, progress=False)
+
+
+@pytest.fixture
+def ordinary_folder():
+    """An empty folder of an account that permissions hold for, which the test runs as: not root."""
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    if is_root:
+        os.seteuid(65_534)
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        if is_root:
+            os.seteuid(0)
+        shutil.rmtree(folder)

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,6 +95,38 @@ def test_normalisation_over_all_features_is_that_of_the_whole_utterance():
             features[b, :n].double(), (rows - rows.mean()) / (rows.std() + 1e-5), atol=1e-5, rtol=0
         )
         assert (features[b, n:] == 0).all()
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("normalization", ["none", "all_features"])
+def test_nothing_lies_further_below_the_loudest_bin_than_the_range(power, normalization):
+    quiet_end = torch.linspace(1, 0, 4000) ** 4
+    waveforms = torch.stack([speechlike(4000, 0), speechlike(4000, 1)]) * quiet_end
+    lengths = torch.tensor([4000, 1730])  # the second ends within a frame,
+    waveforms[1, 1725] = 50.0  # and what is loudest lies in that frame
+    config = FeatureConfig(normalization="none", power=power, log_guard=1e-12)
+    plain, frames = log_mel(waveforms, lengths, config=config)
+    limited = replace(config, normalization=normalization, range_db=20)
+    features, _ = log_mel(waveforms, lengths, config=limited)
+    decades = 20 / 20 * power  # 20 dB are a factor of 10 in magnitude, of 100 in energy
+    for b, n in enumerate(frames.tolist()):
+        rows = plain[b, :n].double()
+        expected = rows.clamp(min=float(rows.max()) - decades * math.log(10))
+        assert 0.1 < (expected > rows).double().mean() < 0.9  # the range matters
+        if normalization == "all_features":
+            expected = (expected - expected.mean()) / expected.std()
+        torch.testing.assert_close(features[b, :n].double(), expected, atol=1e-4, rtol=0)
+        assert (features[b, n:] == 0).all()
+
+
+@pytest.mark.parametrize("gain", [0.01, 30.0])
+def test_with_a_range_the_level_of_a_recording_cannot_matter(gain):
+    config = FeatureConfig(normalization="all_features", range_db=30.0, log_guard=1e-20)
+    waveform = speechlike(4000)[None]
+    lengths = torch.tensor([4000])
+    features, _ = log_mel(waveform, lengths, config=config)
+    louder, _ = log_mel(waveform * gain, lengths, config=config)
+    torch.testing.assert_close(louder, features, atol=1e-4, rtol=0)
 
 
 def test_gradients_of_magnitudes_are_finite_where_there_is_silence():
@@ -231,6 +264,9 @@ def test_a_window_longer_than_the_transform_is_refused():
         {"window_s": 0.0},
         {"log_guard": 0.0},
         {"hop_s": 0.0},
+        {"range_db": 0.0},
+        {"range_db": math.inf},
+        {"range_db": "30"},
     ],
 )
 def test_settings_that_make_no_features_are_refused(wrong):

@@ -22,16 +22,17 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"shapes", "files"},
     {"runtime", "sound_files"},
     {"features", "text"},
-    {"models", "losses", "decoders"},
+    {"models", "losses", "decoders", "optim", "parallel"},
     {"data", "transcribe"},
     {"training"},
-    {"workbench.machine", "workbench.schemas", "workbench.tables"},
+    {"workbench.machine", "workbench.schemas", "workbench.tables", "workbench.typography"},
     {"workbench.records"},
     {"workbench.cost", "workbench.profiling", "workbench.ledger", "workbench.collect"},
     {"workbench.plots", "workbench.bench", "workbench.report", "workbench.doctor"},
-    {"workbench.demo"},
+    {"workbench.demo", "workbench.scaling_studies", "workbench.jasper_studies"},
     {"cli"},
 ]
+CAPTURES = ("torch.cuda.graph", "torch.cuda.make_graphed_callables")
 LAYER = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 LIBRARY = set().union(*FLOORS[:6])
 BARE = (  # what a bare GPU machine imports: it has torch, torchaudio, numpy and numba
@@ -200,6 +201,24 @@ def test_every_room_stands_on_a_floor():
 def test_imports_point_down(path):
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     assert layer_problems(path.read_text(encoding="utf-8"), module) == []
+
+
+def captures_without_lock(text: str) -> list[int]:
+    """Lines that capture a CUDA graph outside a block that holds the lock of asrkit.runtime."""
+    tree = ast.parse(text)
+    locked = set[ast.AST]()
+    for block in ast.walk(tree):
+        if isinstance(block, ast.With) and ast.unparse(block.items[0].context_expr) == "CAPTURING":
+            locked |= {*ast.walk(block)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node not in locked]
+    return [call.lineno for call in calls if ast.unparse(call.func) in CAPTURES]
+
+
+def test_every_capture_of_a_cuda_graph_holds_the_one_lock():
+    texts = {path: path.read_text(encoding="utf-8") for path in sources()}
+    assert sum("with CAPTURING" in text for text in texts.values()) >= 4
+    unlocked = {path: captures_without_lock(text) for path, text in texts.items()}
+    assert [path for path, lines in unlocked.items() if lines] == []
 
 
 @pytest.mark.parametrize("text, module, said", [

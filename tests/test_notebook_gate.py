@@ -17,6 +17,7 @@ from asrkit.shapes import expect_parameters
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 DEFINITION_LINES = 6
+CELL_LINES = 25
 FITTING = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 # Drawn with any of these a cell can wait for ever under nbclient; draw into ipywidgets.HTML instead.
 HANGING = {"Output", "interact", "interactive", "interactive_output", "interact_manual"}
@@ -128,6 +129,15 @@ def defines_nothing_long(notebook: dict) -> str:
     return ""
 
 
+def keeps_cells_short(notebook: dict) -> str:
+    """A cell of code fits on a screen, imports aside: what is longer belongs to the package."""
+    for cell in code_cells(notebook)[1:]:
+        lines = len(text_of(cell).splitlines())
+        if lines > CELL_LINES:
+            return f"cell {cell['id']!r} has {lines} lines, more than {CELL_LINES}; move code into asrkit"
+    return ""
+
+
 def uses_no_widget_that_hangs(notebook: dict) -> str:
     """No Output, interact or interactive_output."""
     for node in nodes(notebook):
@@ -224,7 +234,7 @@ def says_how_large_it_may_run(notebook: dict) -> str:
 
 RULES: list[Callable[[dict], str]] = [
     one_parameters_cell, starts_with_imports_and_stamp, ids_are_unique, holds_no_outputs, defines_nothing_long,
-    uses_no_widget_that_hangs, runs_no_shell, shows_pictures_with_words, names_no_absolute_path, runs_on_any_kernel,
+    keeps_cells_short, uses_no_widget_that_hangs, runs_no_shell, shows_pictures_with_words, names_no_absolute_path, runs_on_any_kernel,
     asks_a_question, says_how_large_it_may_run,
 ]  # fmt: skip
 
@@ -313,6 +323,7 @@ BAD = [
         defines_nothing_long,
         changed(3, "if True:\n" + "".join("    " + line + "\n" for line in LONG.splitlines())),
     ),
+    (keeps_cells_short, changed(3, "x = 1\n" * (CELL_LINES + 1))),
     (uses_no_widget_that_hangs, changed(3, "import ipywidgets as W\nout = W.Output()")),
     (uses_no_widget_that_hangs, changed(3, "from ipywidgets import interact")),
     (
@@ -357,6 +368,7 @@ def test_every_rule_has_been_seen_to_fail():
 
 @pytest.mark.parametrize("notebook, name", [
     (changed(3, LONG, metadata={"tags": ["exercise"]}), "01_exercise.ipynb"),
+    (changed(3, "x = 1\n" * CELL_LINES), "01_as_long_as_may_be.ipynb"),
     (changed(0, "# Start here"), "00_start_here.ipynb"),
     (told(asrkit={"minutes_quick": 0.5, "full": {"frames": 2000, "quick": False}}), "01_full.ipynb"),
     (changed(3, "ratio = a / b\nshare = f'{x:.1f}/{y}'\nspeed = 'https://example.org/usr/page'"), "01_divides.ipynb"),

@@ -75,10 +75,12 @@ class Settings:
     part: range | slice = range(3)
     name: str = "x"
     sides: tuple[int, int] = (1, 2)
+    limit: float | None = None
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"share": 1}, {"part": slice(2)}, {"sides": None}, {"size": -(10**30)}]
+    "changes",
+    [{}, {"share": 1}, {"part": slice(2)}, {"sides": None}, {"size": -(10**30)}, {"limit": 1}],
 )
 def test_fields_of_their_types_pass(changes):
     expect_types(Settings(**changes))
@@ -88,7 +90,7 @@ def test_fields_of_their_types_pass(changes):
     ("size", 1.0, "a whole number"), ("size", True, "a whole number"), ("size", "1", "a whole number"),
     ("share", float("nan"), "a finite number"), ("share", float("inf"), "a finite number"), ("share", "x", "a finite number"),
     ("share", False, "a finite number"), ("on", 1, "bool"), ("on", None, "bool"), ("part", [1], "range or slice"),
-    ("name", 5, "str"),
+    ("name", 5, "str"), ("limit", float("nan"), "a finite number, or None"), ("limit", True, "a finite number, or None"),
 ])  # fmt: skip
 def test_a_field_of_another_type_is_named(name, value, wanted):
     with pytest.raises(ValueError, match=f"^{name}: expected {wanted}, got "):

@@ -65,6 +65,15 @@ def names_of_decoders(folder, **_):
     }
 
 
+def names_of_ctc(folder, **_):
+    """What a model of characters says of two utterances, and a language model of words."""
+    (folder / "words.arpa").write_text(ARPA)
+    return {
+        "log_probs": torch.randn(2, 20, CharTokenizer().vocab_size + 1).log_softmax(-1),
+        "lengths": torch.tensor([20, 12]),
+    }
+
+
 def names_of_recordings(folder, archive, tiny_speech):
     """A small NeMo archive under the name of a published one, and a recording."""
     shutil.copy(archive, folder)
@@ -94,8 +103,8 @@ def names_of_batches(**_):
 
 PREPARED = {  # what each snippet of a page takes for granted
     "README.md": [nothing],
-    "docs/library.md": [nothing, names_of_decoders, names_of_recordings],
-    "docs/training.md": [names_of_batches, nothing, nothing],
+    "docs/library.md": [nothing, names_of_decoders, names_of_ctc, names_of_recordings],
+    "docs/training.md": [nothing, names_of_batches, *[nothing] * 6],
     "docs/transcribing.md": [names_of_recordings],
 }
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,22 @@ def test_with_json_stdout_is_one_document(done, command):
 def test_what_needs_a_checkout_or_a_model_says_so_in_one_line(done, command):
     code, out, err = done[command]
     assert (code, out, err.count("\n")) == (2, "", 1) and REFUSED[command] in err
+
+
+def test_what_is_installed_tells_type_checkers_that_it_has_annotations(python):
+    code = (
+        "import importlib.resources as r; print(r.files('asrkit').joinpath('py.typed').is_file())"
+    )
+    assert python("-c", code) == "True\n"
+
+
+def test_a_source_archive_holds_what_a_checkout_does(tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        held = {name.partition("/")[2] for name in tar.getnames()}
+    files = [path.name for path in ROOT.iterdir() if path.is_file() and path.name[0] != "."]
+    assert {"CONTRIBUTING.md", "CITATION.cff", "requirements-peers.txt"} <= {*files} <= held
+    assert {"asrkit/py.typed", "docs/commands.md"} <= held

@@ -175,6 +175,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         argv = sys.argv[1:]
     args = parser().parse_args(_join_words(argv))
+    args.typed = argv
     try:
         code = args.run(args)
         sys.stdout.flush()

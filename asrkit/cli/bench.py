@@ -10,13 +10,17 @@ from typing import Any
 from asrkit.cli.command import Command, count, finish, say, table_width
 from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
-SUITES = "losses decoders features precision encoder batching training claims ladder all".split()
+SUITES = [
+    *"losses decoders features precision encoder jasper batching training optimizers".split(),
+    *"claims ladder all".split(),
+]
 SUITES_HELP = (
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding; "
     "features: log-mel; precision: errors of half precision; encoder: FastConformers, and one "
-    "recogniser; batching: samplers and their padding; training: one step; claims: those of the "
-    "ledger that need a GPU; ladder: one recogniser, its speed-ups switched on one by one; "
-    "all: every suite"
+    "recogniser; jasper: Jasper 10x5 DR, also by its published protocol; batching: samplers and "
+    "their padding; training: one step, and an LSTM encoder in phases; optimizers: LAMB and "
+    "averaged weights beside those of torch; claims: those of the ledger that need a GPU; ladder: "
+    "one recogniser, its speed-ups switched on one by one; all: every suite"
 )
 PLANNED_MINUTES = 9.0  # of --plan without --minutes
 
@@ -50,7 +54,7 @@ def _print_plan(args: argparse.Namespace) -> int:
 
 def _suite_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options that some suites take (`Suite.options`) and that were passed."""
-    options = {"lengths": args.lengths, "ranks": args.ranks}
+    options = {"lengths": args.lengths, "ranks": args.ranks, "published": args.published}
     return {name: value for name, value in options.items() if value}
 
 
@@ -82,11 +86,11 @@ def _run_suites(args: argparse.Namespace) -> int:
     suites = [args.suite]
     if args.suite == "all":
         suites = list(bench.SUITES)
-    rivals: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    processes: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if args.peers:
-        rivals = bench.Peers()
+        processes = bench.Peers()
     records = []
-    with rivals as peers:
+    with processes as peers:
         for suite in suites:
             try:
                 records += bench.run(
@@ -197,6 +201,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="numbers of ranks (default: 1 8 64 1024)",
     )
+    parser.add_argument_group("suite jasper").add_argument(
+        "--published",
+        action="store_true",
+        help="batch sizes by durations with the published protocol: mean and percentiles as "
+        "published beside median and quartiles",
+    )
     _add_share_arguments(parser)
     parser.add_argument_group("output").add_argument(
         "--out",
@@ -238,6 +248,7 @@ COMMAND = Command(
     examples=[
         "asrkit bench losses",
         "asrkit bench decoders --threads 1 --quick",
+        "asrkit bench jasper --published --quick",
         "asrkit bench batching --lengths mine.csv.gz",
         "asrkit bench all --device cuda --minutes 9 --out share",
         "asrkit bench all --device cuda --minutes 9 --plan",

@@ -346,7 +346,7 @@ def _source_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _break_even_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The RTFx at which an instance would cost as much as its rival; empty without rivals."""
+    """The RTFx at which an instance would cost as much as another; empty where there is none."""
     table: list[dict[str, str]] = []
     for row in rows:
         if not row["break_even_rtfx"]:

@@ -12,7 +12,7 @@ COLUMNS = {  # key of a row -> heading
     "id": "claim",
     "published": "published",
     "tolerance": "tolerance",
-    "measured": "measured here",
+    "measured": "measured or computed",
     "recorded": "recorded elsewhere",
     "verdict": "verdict",
 }

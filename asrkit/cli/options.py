@@ -74,7 +74,7 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
     """
     path = path.absolute()
     candidates = [path, *path.parents] if folder else path.parents
-    nearest = next(candidate for candidate in candidates if candidate.is_dir())
+    nearest = next(candidate for candidate in candidates if candidate.exists())
     try:
         if path.is_file():
             path.open("ab").close()

@@ -1,6 +1,7 @@
 """`asrkit train`."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,73 @@ from asrkit.cli.options import (
     apply_runtime_options,
     check_writable,
 )
+from asrkit.cli.speakers import EACH, train_for_each_speaker
+
+LSTM_WIDTH = 256  # trains on a CPU; the published 1024 are asrkit.models.presets.mlperf_rnnt
 
 
 def _train(args: argparse.Namespace) -> int:
+    _take_gpu_of_rank(args)
     apply_runtime_options(args)
-    from asrkit.models import load_checkpoint
     from asrkit.shapes import expect
     from asrkit.text import load_tokenizer
-    from asrkit.training import TrainConfig, evaluate, train
+    from asrkit.training import TrainConfig, isolated_words
+    from asrkit.training.launch import check_ranks, launch, note_error
+    from asrkit.training.processes import was_started_as_rank
 
-    config = TrainConfig(seconds=args.seconds, steps=args.steps, seed=args.seed, joint=args.joint)
+    config = TrainConfig(
+        seconds=args.seconds,
+        steps=args.steps,
+        seed=args.seed,
+        optimizer=args.optimizer,
+        peak_lr=args.peak_lr,
+        ema=args.ema,
+        joint=args.joint,
+        evaluate=args.evaluate,
+        checkpoint_s=args.checkpoint_seconds,
+        lanes=check_ranks(args.ranks, args.lanes, args.device),
+        shard=args.shard,
+    )
+    if args.isolated_words:
+        config = isolated_words(config)
     tokenizer = load_tokenizer(args.tokenizer)
     expect(not args.out.exists() or args.out.is_dir(), "out", "a folder", repr(str(args.out)))
     check_writable(args.out, folder=True)
     model_config = _model_config(args, tokenizer.vocab_size)
-    speech = _load_speech(args)
+    if args.hold_out == EACH:
+        return train_for_each_speaker(args, model_config, tokenizer, config)
+    cuts = _load_cuts(args)
+    if args.ranks is not None and not was_started_as_rank():
+        return launch(args.typed, args.ranks)
+    try:
+        return _train_here(args, config, model_config, tokenizer, cuts)
+    except (ValueError, OSError, RuntimeError) as error:
+        if note_error(error):
+            return 0  # the agent says it, and starts nothing again
+        raise
+
+
+def _take_gpu_of_rank(args: argparse.Namespace) -> None:
+    """Make `--device cuda` the GPU of this rank, where torchrun started it as one of several."""
+    if args.device == "cuda" and "LOCAL_RANK" in os.environ:
+        args.device = f"cuda:{os.environ['LOCAL_RANK']}"
+
+
+def _train_here(
+    args: argparse.Namespace, config: Any, model_config: Any, tokenizer: Any, cuts: dict[str, Any]
+) -> int:
+    """Train in this process, one of several perhaps, and score the model."""
+    import torch
+
+    from asrkit.training import train
+    from asrkit.training.launch import note_stop
+    from asrkit.training.processes import joined
+
+    speech = _load_audio(args, cuts)
     if "test" in speech:
         for text in speech["test"].texts:
             tokenizer.encode(text)  # a text that has no tokens is refused now, not after training
-    with text_stream(args):
+    with joined(torch.device(args.device), alone_too=args.shard) as processes, text_stream(args):
         result = train(
             model_config,
             tokenizer,
@@ -37,64 +86,108 @@ def _train(args: argparse.Namespace) -> int:
             speech.get("dev"),
             out=args.out,
             device=args.device,
-            resume=not args.fresh,
+            # ranks that are started again go on, whatever was removed for the first start
+            resume=processes.restarts > 0 or not args.fresh,
             progress=not args.no_progress,
             config=config,
         )
-    summary: dict[str, Any] = {
-        "model": str(result.path),
-        "steps": len(result.history),
-        "joint": result.joint,
-    }
+        steps = len(result.history)
+        if not result.finished:
+            if processes.first:
+                note_stop()
+                say(args, f"stopped at step {steps:,}; the same command goes on: {args.out}")
+            return 0
+        summary: dict[str, Any] = {"model": str(result.path), "steps": steps}
+        if result.has_joint:
+            summary["joint"] = result.joint
+        summary |= _score(args, result.path, speech, processes)
+    if processes.first:
+        finish(args, summary, f"trained for {steps:,} steps: {result.path}")
+    return 0
+
+
+def _score(
+    args: argparse.Namespace, model: Path, speech: dict[str, Any], processes: Any
+) -> dict[str, float]:
+    """Word error rates and RTFx on dev and test speech, by name; the processes share the work."""
+    from asrkit.models import load_checkpoint
+    from asrkit.training import evaluate
+
+    scores = dict[str, float]()
     for name in ("dev", "test"):
         if name in speech:
-            checkpoint = load_checkpoint(result.path, device=args.device)
-            rate, _, rtfx = evaluate(checkpoint, speech[name])
-            say(args, f"{name} WER {rate} at RTFx {rtfx:.0f}")
-            summary |= {f"{name}_wer": rate.rate, f"{name}_rtfx": round(rtfx)}
-    finish(args, summary, f"trained for {summary['steps']:,} steps: {result.path}")
-    return 0
+            checkpoint = load_checkpoint(model, device=args.device)
+            with processes.patience():
+                rate, _, rtfx = evaluate(checkpoint, speech[name], processes=processes)
+            if processes.first:
+                say(args, f"{name} WER {rate} at RTFx {rtfx:.0f}")
+            scores |= {f"{name}_wer": rate.rate, f"{name}_rtfx": round(rtfx)}
+    return scores
 
 
 def _model_config(args: argparse.Namespace, vocab_size: int) -> Any:
     from asrkit.models import (
         ConvConfig,
+        CTCConfig,
         FastConformerConfig,
         LSTMConfig,
+        LSTMEncoderConfig,
         StatelessConfig,
         TransducerConfig,
+        presets,
     )
+    from asrkit.models.transducer import EncoderConfig
 
+    encoders: dict[str, EncoderConfig] = {
+        "conv": ConvConfig(),
+        "fastconformer": FastConformerConfig(),
+        "lstm": LSTMEncoderConfig(width=LSTM_WIDTH),
+        "jasper": presets.mini_jasper().encoder,
+    }
+    if args.head == "ctc":
+        _expect_no_transducer(args)
+        return CTCConfig(vocab_size=vocab_size, encoder=encoders[args.encoder])
     return TransducerConfig(
         vocab_size=vocab_size,
-        encoder=ConvConfig() if args.encoder == "conv" else FastConformerConfig(),
+        encoder=encoders[args.encoder],
         predictor=StatelessConfig() if args.predictor == "stateless" else LSTMConfig(),
         durations=tuple(args.durations),
     )
 
 
-def _load_speech(args: argparse.Namespace) -> dict[str, Any]:
-    """Utterances by split (train, dev, test), those splits that have any; train always does."""
-    from asrkit.data import corpora
-    from asrkit.data.utterances import Utterances
+def _expect_no_transducer(args: argparse.Namespace) -> None:
+    """ValueError for a choice about the parts of a transducer that a CTC model has not."""
     from asrkit.shapes import expect
 
-    progress = not args.no_progress
+    remedy = "Leave it out, or pass --head transducer."
+    for name, default in (("predictor", "stateless"), ("durations", []), ("joint", "auto")):
+        value = getattr(args, name)
+        expect(value == default, name, "none with --head ctc", value, remedy)
+
+
+def _load_cuts(args: argparse.Namespace) -> dict[str, Any]:
+    """Cuts by split (train, dev, test); train has some."""
+    from asrkit.data import corpora
+    from asrkit.shapes import expect
+
     splits = corpora.load(
         args.manifest,
         hold_out=args.hold_out,
         join_digits=args.join_digits,
         kinds=args.kinds,
-        progress=progress,
+        progress=not args.no_progress,
     )
     counts = {name: len(cuts) for name, cuts in splits.items()}
-    expect(
-        counts["train"] > 0,
-        "manifest",
-        "utterances to train on",
-        counts,
-        "Set another split, or no --hold-out.",
-    )
+    remedy = "Set another split, or no --hold-out."
+    expect(counts["train"] > 0, "manifest", "utterances to train on", counts, remedy)
+    return splits
+
+
+def _load_audio(args: argparse.Namespace, splits: dict[str, Any]) -> dict[str, Any]:
+    """Utterances by split, those splits that have any."""
+    from asrkit.data.utterances import Utterances
+
+    progress = not args.no_progress
     return {
         name: Utterances.load(cuts, progress=progress) for name, cuts in splits.items() if len(cuts)
     }
@@ -103,31 +196,8 @@ def _load_speech(args: argparse.Namespace) -> dict[str, Any]:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_speech_arguments(parser)
     _add_model_arguments(parser)
-    schedule = parser.add_argument_group("training")
-    schedule.add_argument(
-        "--seconds",
-        type=float,
-        default=300.0,
-        help="training time; an interrupted run can be resumed, a finished one not extended",
-    )
-    schedule.add_argument(
-        "--steps", type=int, default=100_000, metavar="N", help="most optimizer steps"
-    )
-    schedule.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="seed of initial weights, batches and augmentation",
-    )
-    schedule.add_argument(
-        "--joint",
-        choices=["auto", "full", "lean"],
-        default="auto",
-        help="full: build the joint's logits; lean: compute the loss tile by tile, in less memory; "
-        "auto: whichever is faster or fits, batch by batch",
-    )
-    add_device(schedule, threads=False)
+    _add_process_arguments(parser)
+    _add_schedule_arguments(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--out",
@@ -150,18 +220,23 @@ def _add_speech_arguments(parser: argparse.ArgumentParser) -> None:
         "--manifest",
         nargs="+",
         default=["spoken_commands"],
-        help="one or several, mixed: spoken_commands (synthetic, built in), lhotse cuts, or JSON "
-        "lines with audio and text",
+        help="one or several, mixed: spoken_commands (synthetic, built in), isolated_digits "
+        "(likewise, in many voices and accents, for training only), lhotse cuts, or JSON lines "
+        "with audio and text",
     )
     speech.add_argument(
-        "--hold-out", metavar="SPEAKER", help="test on this speaker's utterances, train on others"
+        "--hold-out",
+        metavar="SPEAKER",
+        help="test on this speaker's utterances, train on those of the others; each: do so for "
+        "each speaker of the manifests, in a training each, and report the mean and the worst word "
+        "error rate",
     )
     speech.add_argument(
         "--join-digits",
         type=int,
         default=0,
         metavar="N",
-        help="add N utterances made of 1 to 6 one-word ones",
+        help="add N utterances, each made of 1 to 6 utterances of one word",
     )
     speech.add_argument(
         "--kinds",
@@ -169,18 +244,34 @@ def _add_speech_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["digits", "commands", "sentences"],
         help="only these kinds of spoken_commands (default: all)",
     )
+    speech.add_argument(
+        "--isolated-words",
+        action="store_true",
+        help="for utterances of one word each: normalise all mel bins together, within 35 dB of "
+        "the loudest, and cut quiet ends off some of the training speech",
+    )
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--encoder", choices=["conv", "fastconformer"], default="conv", help="type of encoder"
+        "--encoder",
+        choices=["conv", "fastconformer", "lstm", "jasper"],
+        default="conv",
+        help=f"type of encoder; lstm: MLPerf's with {LSTM_WIDTH} in place of 1024 cells a layer; "
+        "jasper: three blocks of two convolutions, 1.66 million weights",
+    )
+    model.add_argument(
+        "--head",
+        choices=["transducer", "ctc"],
+        default="transducer",
+        help="what follows the encoder; ctc: a linear layer, trained by the CTC loss alone",
     )
     model.add_argument(
         "--predictor",
         choices=["stateless", "lstm"],
         default="stateless",
-        help="type of prediction network",
+        help="type of prediction network of a transducer",
     )
     model.add_argument(
         "--durations",
@@ -188,7 +279,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FRAMES",
-        help="train a token-and-duration transducer (TDT) with these durations, as 0 1 2 3 4 "
+        help="train a token-and-duration transducer (TDT) with these durations, such as 0 1 2 3 4 "
         "(default: an RNN-T)",
     )
     model.add_argument(
@@ -199,15 +290,109 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
+    schedule = parser.add_argument_group("training")
+    schedule.add_argument(
+        "--seconds",
+        type=float,
+        default=300.0,
+        help="training time; an interrupted run can be resumed, a finished one cannot be extended",
+    )
+    schedule.add_argument(
+        "--steps", type=int, default=100_000, metavar="N", help="optimizer steps at most"
+    )
+    schedule.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of weights, batches and augmentation"
+    )
+    schedule.add_argument(
+        "--optimizer",
+        choices=["adamw", "lamb", "novograd"],
+        default="adamw",
+        help="lamb: LAMB, for large batches; its steps are in proportion to each tensor's norm; "
+        "novograd: NovoGrad, as for Jasper; its steps do not depend on the scale of the gradients",
+    )
+    schedule.add_argument(
+        "--peak-lr",
+        type=float,
+        metavar="RATE",
+        help="highest learning rate (default: 0.005 for adamw, 0.01 for lamb, 0.02 for novograd)",
+    )
+    schedule.add_argument(
+        "--ema",
+        type=float,
+        default=0.998,
+        metavar="SHARE",
+        help="decay of the moving average of the weights, which is what is exported; 0: no average",
+    )
+    schedule.add_argument(
+        "--joint",
+        choices=["auto", "full", "lean"],
+        default="auto",
+        help="full: build the joint's logits; lean: compute the loss tile by tile, in less memory; "
+        "auto: batch by batch, lean where the joint would fill half of the memory or, on a CPU, "
+        "where it is expected to be faster",
+    )
+    schedule.add_argument(
+        "--evaluate",
+        choices=["in turn", "beside"],
+        default="in turn",
+        help="in turn: training waits while the dev set is scored; beside: a process of its own "
+        "scores it meanwhile",
+    )
+    schedule.add_argument(
+        "--checkpoint-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="training time between two checkpoints: what a crash can lose",
+    )
+    add_device(schedule, threads=False)
+
+
+def _add_process_arguments(parser: argparse.ArgumentParser) -> None:
+    processes = parser.add_argument_group(
+        "several processes",
+        "On one machine --ranks starts them. On several, torchrun does, with its own flags: "
+        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 "
+        "-m asrkit.cli train --device cuda --out DIR. DIR has to be one that all machines share.",
+    )
+    processes.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="train by N processes of this machine, which listen on loopback only; with --device "
+        "cuda each has a GPU. All start again, from the last checkpoint, when one fails",
+    )
+    processes.add_argument(
+        "--lanes",
+        type=int,
+        metavar="L",
+        help="batches of a step, shared out to the processes. What is trained depends on their "
+        "number, and not on that of the processes, which has to divide it (default: as many as "
+        "there are processes)",
+    )
+    processes.add_argument(
+        "--shard",
+        action="store_true",
+        help="keep a part of weights and optimizer on each process only (FSDP2), for a model that "
+        "does not fit on one device",
+    )
+
+
 COMMAND = Command(
     name="train",
-    summary="Train a transducer; run it again to resume.",
-    details="Ends with the word error rates of the dev and test sets, where there are any.",
+    summary="Train a transducer or a CTC model; run it again to resume.",
+    details="SIGTERM and Ctrl-C save first. Ends with the word error rates of the dev and test "
+    "sets, where there are any; with --hold-out each, with those of all speakers.",
     run=_train,
     add_arguments=_add_arguments,
     examples=[
         "asrkit train --out models/mine",
         "asrkit train --out models/real --manifest cuts.jsonl --hold-out SPEAKER",
+        "asrkit train --out models/speakers --manifest spoken_commands cuts.jsonl --hold-out each",
         "asrkit train --out models/tdt --durations 0 1 2 3 4",
+        "asrkit train --out models/jasper --head ctc --encoder jasper --optimizer novograd "
+        "--kinds digits --steps 900 --seconds inf",
+        "asrkit train --out models/large --device cuda --ranks 8",
     ],
 )

@@ -16,17 +16,18 @@ from asrkit.cli.options import (
     apply_runtime_options,
     check_writable,
 )
-from asrkit.transcribe.options import WindowOptions, description
+from asrkit.transcribe.options import BeamOptions, PipelineConfig, WindowOptions, description
+
+NEED_A_LANGUAGE_MODEL = ("lm_units", "lm_weight")
+NEED_A_BEAM = ("lm", "lm_units", "lm_weight", "label_bonus", "word_bonus", "top_tokens")
 
 
 def _transcribe(args: argparse.Namespace) -> int:
     apply_runtime_options(args)
-    import torch
 
     from asrkit.transcribe import (
         TIMED,
         Folder,
-        PipelineConfig,
         Recognizer,
         find,
         transcribe,
@@ -40,6 +41,7 @@ def _transcribe(args: argparse.Namespace) -> int:
         timestamps=args.timestamps or format_ in TIMED,
     )
     _check_format(args, format_, TIMED)
+    config = PipelineConfig(search=_search(args))
     if args.out and not args.out.is_file():
         check_writable(args.out, folder=True)  # now, not when the first file is done
     checkpoint = _load_model(args)
@@ -48,15 +50,13 @@ def _transcribe(args: argparse.Namespace) -> int:
     todo = [path for path, _ in recordings]
     refused: list[Any] = []
     if args.out:
-        folder = Folder(args.out, recordings, checkpoint, options, kind=format_, fresh=args.fresh)
+        how = {"config": config, "kind": format_, "fresh": args.fresh}
+        folder = Folder(args.out, recordings, checkpoint, options, **how)
         todo, refused = folder.todo()
         if folder.anew:
             print(f"{folder.anew} made anew: other model, settings or recording", file=sys.stderr)
     skipped = len(recordings) - len(todo) - len(refused)
-    # What "optimized" does on CUDA waits for a measurement. In place, now that the folder has
-    # hashed the weights: a copy would take their memory twice.
-    on_cpu = torch.device(args.device).type == "cpu"
-    config = PipelineConfig(encoder="optimized" if on_cpu else "eager")
+    # In place, now that the folder has hashed the weights: a copy would take their memory twice.
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     start = time.perf_counter()
     transcripts = transcribe(
@@ -108,6 +108,24 @@ def _check_format(args: argparse.Namespace, format_: str, timed: Iterable[str]) 
         "a --format with times: json, srt, vtt or ctm",
         format_,
     )
+
+
+def _search(args: argparse.Namespace) -> BeamOptions | None:
+    """The beam search that was asked for; None for greedy decoding."""
+    from asrkit.shapes import expect
+
+    given = {name: getattr(args, name) for name in NEED_A_BEAM if getattr(args, name) is not None}
+    if args.beam is None:
+        for name, value in given.items():
+            expect(False, name, "a beam search with it", value, "Pass --beam 8.")
+        return None
+    expect(args.lm is None or args.lm.is_file(), "lm", "a file in ARPA format", str(args.lm))
+    search = BeamOptions(beam=args.beam, **given)
+    if args.lm is None:
+        for name in NEED_A_LANGUAGE_MODEL:
+            alone = name in given
+            expect(not alone, name, "an n-gram model with it", given.get(name), "Pass --lm FILE.")
+    return search
 
 
 def _load_model(args: argparse.Namespace) -> Any:
@@ -185,6 +203,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_output_arguments(parser)
     _add_model_arguments(parser)
+    _add_beam_arguments(parser)
     windows = parser.add_argument_group("windows and batches")
     windows.add_argument(
         "--window",
@@ -245,8 +264,8 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--model",
         type=Path,
-        help="training folder, .safetensors, .nemo or Hugging Face folder (default: the model "
-        "that notebook 00 trained)",
+        help="training folder, .safetensors, .nemo, .pt of Jasper, or Hugging Face folder "
+        "(default: the model that notebook 00 trained)",
     )
     model.add_argument(
         "--dtype",
@@ -263,6 +282,25 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_beam_arguments(parser: argparse.ArgumentParser) -> None:
+    beam = parser.add_argument_group("beam search")
+
+    def add(name: str, default: str = "", **options: Any) -> None:
+        text = description(BeamOptions, name)
+        if default:
+            text += f" (default: {default})"
+        # no default of argparse's: what is not given needs no --beam
+        beam.add_argument("--" + name.replace("_", "-"), help=text, **options)
+
+    add("beam", "greedy decoding", type=int, metavar="K")
+    add("lm", type=Path, metavar="FILE")
+    add("lm_units", BeamOptions.lm_units, choices=["words", "tokens"])
+    add("lm_weight", str(BeamOptions.lm_weight), type=float, metavar="WEIGHT")
+    add("label_bonus", str(BeamOptions.label_bonus), type=float, metavar="NATS")
+    add("word_bonus", str(BeamOptions.word_bonus), type=float, metavar="NATS")
+    add("top_tokens", type=int, metavar="N")
+
+
 COMMAND = Command(
     name="transcribe",
     summary="Transcribe sound files, long ones in windows.",
@@ -275,6 +313,7 @@ COMMAND = Command(
         "asrkit transcribe talk.wav",
         "asrkit transcribe talks/ call.mp3 --model models/mine --format srt --out text",
         "asrkit transcribe talk.wav --model parakeet.nemo --dtype bfloat16",
+        "asrkit transcribe talk.wav --model models/jasper --beam 8 --lm words.arpa --word-bonus 3",
         "asrkit transcribe talks/ --json --timestamps > talks.jsonl",
     ],
 )

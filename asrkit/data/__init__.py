@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from asrkit.data.augment import AugmentConfig, augment, spec_augment
+from asrkit.data.augment import AugmentConfig, augment, spec_augment, warp_features
 from asrkit.data.batching.buckets import Buckets, buckets_1d, buckets_2d, duration_bins
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, web_like
 from asrkit.data.batching.oom import OOMResult, memory_model, oom_search
@@ -18,12 +18,15 @@ from asrkit.data.batching.padding import (
     at_most_seconds,
     at_most_utterances,
     attention,
+    computed_seconds,
     linear,
     padding_account,
     transducer_joint,
 )
+from asrkit.data.batching.presorting import Presorted
 from asrkit.data.batching.strategies import Balanced, Bucketed, Plan, Random, Sorted, plan
-from asrkit.data.utterances import Batch, Utterances, batches, training_stream
+from asrkit.data.resident import ResidentFeatures
+from asrkit.data.utterances import Batch, TrainingPlan, Utterances, batches, training_stream
 
 if TYPE_CHECKING:
     from asrkit.data.batching.sampler import LengthSampler
@@ -43,8 +46,11 @@ __all__ = [
     "Limit",
     "OOMResult",
     "Plan",
+    "Presorted",
     "Random",
+    "ResidentFeatures",
     "Sorted",
+    "TrainingPlan",
     "Utterances",
     "at_most_seconds",
     "at_most_utterances",
@@ -53,6 +59,7 @@ __all__ = [
     "batches",
     "buckets_1d",
     "buckets_2d",
+    "computed_seconds",
     "duration_bins",
     "linear",
     "memory_model",
@@ -63,6 +70,7 @@ __all__ = [
     "spec_augment",
     "training_stream",
     "transducer_joint",
+    "warp_features",
     "web_like",
 ]
 

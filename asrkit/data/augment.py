@@ -1,8 +1,9 @@
-"""Augmentation: noise, rooms, telephone bands, speed and gain for waveforms; SpecAugment masks.
+"""Augmentation: silence, noise, rooms, bands, speed and gain for waveforms; rate, formants and
+SpecAugment masks for features.
 
 A room, a band and a noise colour each multiply a spectrum, so a batch costs two transforms whatever
-is applied, and one more for the rows in a room. All draws come from the generator passed in: (seed,
-step) decides them.
+is applied, and one more for the rows in a room. Rate and formants are one interpolation of the
+features. All draws come from the generator passed in: (seed, step) decides them.
 """
 
 import math
@@ -11,12 +12,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from asrkit.data.utterances import RATE_HZ
+from asrkit.features import FeatureConfig, mel_edges_hz
+from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, valid_mask
 
-# Transforms have a multiple of this size: 3600 = 2^4 3^2 5^2 keeps them fast.
-SIZE_STEP = 3600
+# Transforms have a multiple of this size, 2^4 3^2, by a number without a prime factor above 5:
+# such transforms are fast.
+SIZE_STEP = 144
+BAND_EDGE_HZ = 50  # how wide the upper edge of a telephone's band is
+LOW_EDGE_HZ = 20  # and its lower edge
+TRIM_BLOCK = RATE_HZ // 100  # samples of which the loudness is taken
 ECHO_DECAY = 6.9  # exp(-6.9) is -60 dB
 ECHO_LEVEL = 0.7  # of the echo's norm, the direct sound being 1
 
@@ -26,36 +34,66 @@ class AugmentConfig:
     """How often (share of utterances) and how strongly speech is altered.
 
     Args:
-        speed: Slowest and fastest factor of duration and pitch together, drawn for the batch in
-            steps of 0.225 s of its length.
+        speed: Slowest and fastest factor of duration, pitch and formants together, drawn for the
+            batch.
+        rate: Slowest and fastest factor of duration alone, as `warp_features` changes it.
+        formants: Lowest and highest factor of all frequencies of the features, as of a longer or
+            shorter vocal tract.
+        trim: Share cut off at both ends where they are quiet, as a detector of speech does that
+            misses weak consonants.
+        trim_db: Least and greatest threshold, in dB below the loudest 10 ms.
+        silence: Share with silence before and behind.
+        silence_s: Shortest and longest of each of these, in seconds.
         noise: Share with noise: white, pink or shaped like the long-term mean of speech.
-        snr_db: Least and greatest signal-to-noise ratio, in dB.
+        snr_db: Least and greatest signal-to-noise ratio, in dB; the added silence does not count.
         room: Share in a room.
         rt60_s: Shortest and longest time in which the echo falls by 60 dB.
         telephone: Share with nothing above 4 kHz, as in 8 kHz recordings.
+        low_cut: Share with nothing below an edge, as behind a telephone or a small microphone.
+        low_cut_hz: Lowest and highest such edge, in Hz.
         gain_db: Least and greatest gain, in dB.
         time_masks: Spans of frames that SpecAugment hides.
         time_share: Longest of them, as a share of the utterance.
         frequency_masks: Spans of bins that SpecAugment hides.
         frequency_bins: Widest of them, in bins.
+
+    Raises:
+        ValueError: A share outside 0..1, or a range that is none.
     """
 
     speed: tuple[float, float] = (0.85, 1.15)
+    rate: tuple[float, float] = (0.8, 1.25)
+    formants: tuple[float, float] = (0.8, 1.25)
+    trim: float = 0.0
+    trim_db: tuple[float, float] = (10.0, 40.0)
+    silence: float = 0.3
+    silence_s: tuple[float, float] = (0.0, 0.2)
     noise: float = 0.5
     snr_db: tuple[float, float] = (10.0, 30.0)
     room: float = 0.2
     rt60_s: tuple[float, float] = (0.1, 0.5)
-    telephone: float = 0.2
-    gain_db: tuple[float, float] = (-12.0, 6.0)
+    telephone: float = 0.4
+    low_cut: float = 0.2
+    low_cut_hz: tuple[float, float] = (80.0, 400.0)
+    gain_db: tuple[float, float] = (-30.0, 6.0)
     time_masks: int = 4
     time_share: float = 0.06
     frequency_masks: int = 2
     frequency_bins: int = 20
 
     def __post_init__(self) -> None:
-        shares = (self.noise, self.room, self.telephone, self.time_share)
-        valid = all(0 <= share <= 1 for share in shares)
-        expect(valid, "noise, room, telephone, time_share", "each in 0..1", shares)
+        for name in ("trim", "silence", "noise", "room", "telephone", "low_cut", "time_share"):
+            share = getattr(self, name)
+            expect(0 <= share <= 1, name, "a share in 0..1", share)
+        for name in ("speed", "rate", "formants", "rt60_s"):
+            low, high = getattr(self, name)
+            expect(0 < low <= high, name, "a range above 0", (low, high))
+        for name in ("silence_s", "low_cut_hz"):
+            low, high = getattr(self, name)
+            expect(0 <= low <= high, name, "a range from 0 up", (low, high))
+        for name in ("trim_db", "snr_db", "gain_db"):
+            low, high = getattr(self, name)
+            expect(low <= high, name, "least and greatest", (low, high))
 
 
 class _Draws:
@@ -97,13 +135,18 @@ def augment(
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
     config = config or AugmentConfig()
+    draws = _Draws(torch.rand(12, B, 1, generator=generator))
+    clean = waveforms.masked_fill(~valid_mask(lengths, S), 0)
+    if config.trim:  # drawn apart: without it the rest is what it was before there was any
+        trim_draws = _Draws(torch.rand(2, B, 1, generator=generator))
+        clean, lengths = _trim(clean, lengths, trim_draws, config)
+    speech_lengths = lengths
+    clean, lengths = _add_silence(clean, lengths, draws, config)
+    S = clean.shape[1]
     _, longest_echo_s = config.rt60_s
     echo_samples = int(longest_echo_s * RATE_HZ)
     # Room for the echo, so that nothing wraps round to the beginning.
-    steps = math.ceil((S + echo_samples) / SIZE_STEP)
-    size = steps * SIZE_STEP
-    draws = _Draws(torch.rand(7, B, 1, generator=generator))
-    clean = waveforms.masked_fill(~valid_mask(lengths, S), 0)
+    size = _fast_size(S + echo_samples)
     spectrum = torch.fft.rfft(clean, size)
     hz = torch.linspace(0, RATE_HZ / 2, size // 2 + 1)
 
@@ -117,12 +160,16 @@ def augment(
     snr_db = draws.between(*config.snr_db)
     if len(rows):
         energy = clean[rows].square().sum(1, keepdim=True)
-        power = energy / lengths[rows, None].clamp(min=1)
+        power = energy / speech_lengths[rows, None].clamp(min=1)
         spectrum[rows] += _noise(hz, size, power, snr_db[rows], generator)
 
     rows = draws.rows(config.telephone)
     band_hz = draws.between(3400, 4000)
-    spectrum[rows] *= torch.sigmoid((band_hz[rows] - hz) / 50)
+    spectrum[rows] *= torch.sigmoid((band_hz[rows] - hz) / BAND_EDGE_HZ)
+
+    rows = draws.rows(config.low_cut)
+    low_hz = draws.between(*config.low_cut_hz)
+    spectrum[rows] *= torch.sigmoid((hz - low_hz[rows]) / LOW_EDGE_HZ)
 
     # A spectrum read out at another size is the sound at another speed: resampling that costs
     # nothing more.
@@ -170,14 +217,159 @@ def _noise(
     return noise.mul_(colour * noise_power.sqrt())
 
 
+def _is_fast(steps: int) -> bool:
+    """Whether a transform of `steps` times SIZE_STEP is fast: 2, 3 and 5 divide `steps` to 1."""
+    for prime in (2, 3, 5):
+        while steps % prime == 0:
+            steps //= prime
+    return steps == 1
+
+
+def _fast_size(samples: int) -> int:
+    """Smallest fast size of a transform that has room for `samples`."""
+    steps = max(1, math.ceil(samples / SIZE_STEP))
+    while not _is_fast(steps):
+        steps += 1
+    return steps * SIZE_STEP
+
+
 def _draw_size(size: int, speed: tuple[float, float], generator: torch.Generator) -> int:
-    """Size of the transform that makes a sound of `size` last longer or shorter."""
+    """Size of the transform that makes a sound of `size` last longer or shorter, within `speed`."""
     slowest, fastest = speed
-    steps = size / SIZE_STEP
-    fewest = max(1, round(steps * slowest))
-    most = max(fewest, round(steps * fastest))
-    drawn = torch.randint(fewest, most + 1, (), generator=generator)
-    return SIZE_STEP * int(drawn)
+    fewest = max(1, math.ceil(size * slowest / SIZE_STEP))
+    most = math.floor(size * fastest / SIZE_STEP)
+    fast = [steps for steps in range(fewest, most + 1) if _is_fast(steps)]
+    drawn = torch.randint(max(1, len(fast)), (), generator=generator)
+    if not fast:
+        return size
+    return SIZE_STEP * fast[int(drawn)]
+
+
+def _trim(
+    waveforms: Tensor, lengths: Tensor, draws: _Draws, config: AugmentConfig
+) -> tuple[Tensor, Tensor]:
+    """Waveforms (B, S) without the quiet ends of some, and their lengths.
+
+    What lies behind those lengths is anything; `_add_silence` leaves it out.
+    """
+    rows = draws.rows(config.trim)
+    threshold_db = draws.between(*config.trim_db)
+    S = waveforms.shape[1]
+    blocks = functional.pad(waveforms, (0, -S % TRIM_BLOCK)).unflatten(1, (-1, TRIM_BLOCK))
+    energies = blocks.square().sum(2)  # (B, blocks)
+    loudest = energies.amax(1, keepdim=True)
+    loud = energies >= loudest * 10 ** (-threshold_db / 10)
+    trimmed = waveforms.clone()
+    lengths = lengths.clone()
+    for row in rows.tolist():
+        kept = loud[row].nonzero()[:, 0]
+        first = int(kept[0]) * TRIM_BLOCK
+        end = min(int(lengths[row]), (int(kept[-1]) + 1) * TRIM_BLOCK)
+        trimmed[row, : end - first] = waveforms[row, first:end]
+        lengths[row] = end - first
+    return trimmed, lengths
+
+
+def _add_silence(
+    waveforms: Tensor, lengths: Tensor, draws: _Draws, config: AugmentConfig
+) -> tuple[Tensor, Tensor]:
+    """Waveforms with zeros before and behind the speech of some, (B, S'), and their lengths."""
+    rows = draws.rows(config.silence)
+    before_s = draws.between(*config.silence_s)
+    behind_s = draws.between(*config.silence_s)
+    before = torch.zeros_like(lengths)
+    behind = torch.zeros_like(lengths)
+    before[rows] = (before_s[rows, 0] * RATE_HZ).long()
+    behind[rows] = (behind_s[rows, 0] * RATE_HZ).long()
+    longer = lengths + before + behind
+    B, S = waveforms.shape
+    padded = waveforms.new_zeros(B, max(S, int(longer.max())))
+    for row in range(B):
+        first = int(before[row])
+        samples = int(lengths[row])
+        padded[row, first : first + samples] = waveforms[row, :samples]
+    return padded, longer
+
+
+def warp_features(
+    features: Tensor,
+    lengths: Tensor,
+    generator: torch.Generator,
+    *,
+    config: AugmentConfig | None = None,
+    mel: FeatureConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Features at another rate and with other formants, drawn for each utterance.
+
+    The rate stretches time. Formants scale the frequency axis in Hz, as a vocal tract of another
+    length does (vocal tract length perturbation, Jaitly and Hinton 2013). Both by interpolation.
+
+    Args:
+        features: (B, T, F) float32.
+        lengths: Frames of each utterance, (B,), at least 1 each, on the host.
+        generator: Decides everything that is drawn.
+        config: Ranges of both; None is AugmentConfig().
+        mel: What the bins are; None is FeatureConfig().
+
+    Returns:
+        Features (B, T', F), zero in the padding, and their lengths (B,).
+    """
+    config = config or AugmentConfig()
+    mel = mel or FeatureConfig()
+    B, T, F = dims(features, "B T F", "features", F=mel.bins)
+    dims(lengths, "B", "lengths", B=B)
+    draws = _Draws(torch.rand(2, B, 1, generator=generator))
+    rate = _log_uniform(draws, config.rate)
+    formants = _log_uniform(draws, config.formants)
+    new_lengths = (lengths[:, None] * rate).round().long().clamp(min=1)  # (B, 1)
+    frames = torch.arange(int(new_lengths.max()))
+    steps_of_source = (lengths[:, None] - 1) / (new_lengths - 1).clamp(min=1)
+    source_frame = (frames * steps_of_source).clamp(max=T - 1)  # (B, T')
+    source_bin = _source_bins(formants, mel)  # (B, F)
+    grid = torch.stack(
+        [
+            _to_unit(source_bin, F)[:, None].expand(-1, len(frames), -1),
+            _to_unit(source_frame, T)[:, :, None].expand(-1, -1, F),
+        ],
+        dim=-1,
+    )
+    warped = functional.grid_sample(
+        features[:, None],
+        to_device(grid, features.device),
+        padding_mode="border",
+        align_corners=True,
+    )
+    new_lengths = new_lengths[:, 0]
+    padding = to_device(~valid_mask(new_lengths, len(frames)), features.device)
+    return warped[:, 0].masked_fill(padding[..., None], 0), new_lengths
+
+
+def _log_uniform(draws: _Draws, limits: tuple[float, float]) -> Tensor:
+    """A factor for each utterance, (B, 1), a factor and its inverse equally likely."""
+    low, high = limits
+    return draws.between(math.log(low), math.log(high)).exp()
+
+
+def _source_bins(formants: Tensor, mel: FeatureConfig) -> Tensor:
+    """Where each bin of the warped features is read from, in bins, (B, F).
+
+    Args:
+        formants: Factor of all frequencies of each utterance, (B, 1).
+        mel: What the bins are.
+    """
+    centres_hz = mel_edges_hz(mel)[1:-1].float()
+    F = len(centres_hz)
+    source_hz = centres_hz / formants
+    above = torch.searchsorted(centres_hz, source_hz.contiguous()).clamp(1, F - 1)
+    below = above - 1
+    width_hz = centres_hz[above] - centres_hz[below]
+    position = below + (source_hz - centres_hz[below]) / width_hz
+    return position.clamp(0, F - 1)
+
+
+def _to_unit(position: Tensor, size: int) -> Tensor:
+    """Positions 0 .. size - 1 as `grid_sample` counts them, from -1 to 1."""
+    return position * (2 / max(1, size - 1)) - 1
 
 
 def spec_augment(

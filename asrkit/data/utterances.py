@@ -20,6 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import at_most_seconds
 from asrkit.data.batching.strategies import cut as cut_batches
+from asrkit.data.resident import ResidentFeatures
+from asrkit.features import FeatureConfig
 from asrkit.shapes import expect, whole
 from asrkit.sound_files import open_sound
 from asrkit.text import Tokenizer
@@ -100,6 +102,33 @@ class Utterances:
         """Seconds of all utterances together."""
         return sum(self.durations)
 
+    def select(self, rows: Iterable[int]) -> "Utterances":
+        """Some of the utterances, in the order of `rows`; the waveforms are shared.
+
+        Args:
+            rows: Their numbers.
+        """
+        rows = list(rows)
+        return Utterances(
+            waveforms=[self.waveforms[row] for row in rows],
+            ids=[self.ids[row] for row in rows],
+            texts=[self.texts[row] for row in rows],
+            speakers=[self.speakers[row] for row in rows],
+        )
+
+    def joined(self, others: "Utterances") -> "Utterances":
+        """These utterances, then the others; the waveforms are shared.
+
+        Args:
+            others: With other ids.
+        """
+        return Utterances(
+            waveforms=[*self.waveforms, *others.waveforms],
+            ids=[*self.ids, *others.ids],
+            texts=[*self.texts, *others.texts],
+            speakers=[*self.speakers, *others.speakers],
+        )
+
     def batch(self, rows: Iterable[int], tokenizer: Tokenizer) -> Batch:
         """Some of the utterances as a padded batch.
 
@@ -109,16 +138,41 @@ class Utterances:
         """
         rows = [int(row) for row in rows]
         waveforms = [self.waveforms[row] for row in rows]
-        texts = [self.texts[row] for row in rows]
-        targets = [torch.tensor(tokenizer.encode(text), dtype=torch.int64) for text in texts]
+        targets, target_lengths = self.targets(rows, tokenizer)
         return Batch(
             waveforms=pad_sequence(waveforms, batch_first=True) / FULL_SCALE,
             sample_lengths=torch.tensor([len(waveform) for waveform in waveforms]),
-            targets=pad_sequence(targets, batch_first=True),
-            target_lengths=torch.tensor([len(target) for target in targets]),
-            texts=texts,
+            targets=targets,
+            target_lengths=target_lengths,
+            texts=[self.texts[row] for row in rows],
             ids=[self.ids[row] for row in rows],
         )
+
+    def targets(self, rows: Iterable[int], tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
+        """Labels (B, U) of some of the utterances, zero in the padding, and their lengths (B,).
+
+        Args:
+            rows: Their numbers.
+            tokenizer: Makes labels of the texts.
+        """
+        texts = [self.texts[int(row)] for row in rows]
+        targets = [torch.tensor(tokenizer.encode(text), dtype=torch.int64) for text in texts]
+        lengths = torch.tensor([len(target) for target in targets])
+        return pad_sequence(targets, batch_first=True), lengths
+
+    def resident(
+        self, config: FeatureConfig | None = None, *, device: str | torch.device = "cpu"
+    ) -> ResidentFeatures:
+        """Features of all utterances, computed now and held on a device.
+
+        Args:
+            config: Log-mel settings; None is FeatureConfig().
+            device: Where they are computed and held.
+        """
+        config = config or FeatureConfig()
+        rate_hz = config.rate_hz
+        expect(rate_hz == RATE_HZ, "config", f"a rate of {RATE_HZ} Hz, as the speech has", rate_hz)
+        return ResidentFeatures.of_waveforms(self.waveforms, config, device)
 
 
 def _read_samples(cut: Any) -> Tensor:
@@ -127,7 +181,8 @@ def _read_samples(cut: Any) -> Tensor:
     got = f"{rate_hz} Hz in {cut.id!r}"
     expect(rate_hz == RATE_HZ, "cuts", "16 kHz", got, "Call cuts.resample(16000).")
     try:
-        _expect_whole(cut)
+        for path in sound_paths(cut):
+            open_sound(path).close()  # lhotse would read the part of a file that is there
         # Averaged here: lhotse's own downmix sums the channels, reads them all at once and repeats
         # the text.
         audio = cut.load_audio().mean(0)
@@ -140,18 +195,15 @@ def _read_samples(cut: Any) -> Tensor:
     return torch.from_numpy(samples.astype(np.int16))
 
 
-def _expect_whole(cut: Any) -> None:
-    """ValueError where a sound file of the cut is cut short: lhotse reads what is there.
-
-    A part of the recording comes with the text of the whole.
-    """
+def sound_paths(cut: Any) -> Iterator[Path]:
+    """Yield the sound files of a lhotse cut, whatever part of them it takes."""
     for track in getattr(cut, "tracks", None) or [cut]:
         part = getattr(track, "cut", track)
         recording = getattr(part, "recording", None)  # padding has none
         sources = recording.sources if recording is not None else []
         for source in sources:
             if source.type == "file":
-                open_sound(Path(source.source)).close()
+                yield Path(source.source)
 
 
 def _blurred_order(
@@ -215,6 +267,58 @@ def batches(
         yield utterances.batch(batch_rows, tokenizer)
 
 
+class TrainingPlan:
+    """Which utterances each lane takes in each step of a training without end.
+
+    A step draws one batch for each lane. The lanes' batches are neighbours in an epoch that is
+    planned for this step, so their lengths are similar and lanes that are computed side by side
+    take about equally long.
+
+    Args:
+        utterances: At least one for each lane.
+        batch_seconds: Most seconds of a lane's batch, padding included.
+        seed: Of the random numbers.
+        lanes: Batches of a step.
+    """
+
+    def __init__(
+        self, utterances: Utterances, *, batch_seconds: float, seed: int = 0, lanes: int = 1
+    ) -> None:
+        expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
+        expect(len(utterances) > 0, "utterances", "at least one", "none")
+        expect(whole(seed, 0), "seed", "a whole number from 0 up", seed)
+        count = len(utterances)
+        fits = whole(lanes, 1, count)
+        expect(fits, "lanes", f"from 1 to the number of utterances, {count}", lanes)
+        budget = batch_seconds * RATE_HZ
+        self.seed = seed
+        self.lanes = lanes
+        self.lengths = _sample_lengths(utterances)
+        self.limit = at_most_seconds(budget)
+        ascending = np.sort(self.lengths.seconds)
+        filled = int(np.searchsorted(np.cumsum(ascending), lanes * budget))
+        last = min(max(filled, lanes - 1), count - 1)
+        self.always_admitted = ascending[last]
+
+    def rows(self, step: int, longest_s: float = np.inf) -> list[np.ndarray]:
+        """Rows of the utterances for each lane, a function of (seed, step, longest_s) alone.
+
+        Args:
+            step: Number of the step.
+            longest_s: Longest utterance admitted, in seconds. As many of the shortest as fill a
+                batch for each lane always are.
+        """
+        random = np.random.default_rng([self.seed, step])
+        samples = self.lengths.seconds
+        longest = max(self.always_admitted, longest_s * RATE_HZ)
+        rows = _blurred_order(np.flatnonzero(samples <= longest), samples, random)
+        batches = cut_batches(rows, self.lengths, self.limit)
+        if len(batches) < self.lanes:
+            batches = np.array_split(rows, self.lanes)
+        first = random.integers(len(batches) - self.lanes + 1)
+        return list(batches[first : first + self.lanes])
+
+
 def training_stream(
     utterances: Utterances,
     tokenizer: Tokenizer,
@@ -227,7 +331,7 @@ def training_stream(
     """Endless padded batches. That of step k is a function of (seed, k, max_seconds(k)) alone.
 
     So a resumed run goes on bit for bit from `start_step`, with nothing replayed. Each step plans
-    an epoch and takes one of its batches at random.
+    an epoch and takes one of its batches at random: a `TrainingPlan` of one lane.
 
     Args:
         utterances: At least one.
@@ -238,21 +342,11 @@ def training_stream(
         max_seconds: max_seconds(k) is the longest utterance admitted at step k, for a length
             curriculum. As many of the shortest as fill a batch always are.
     """
-    expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
-    expect(len(utterances) > 0, "utterances", "at least one", "none")
-    valid = whole(seed, 0) and whole(start_step, 0)
-    expect(valid, "seed, start_step", "whole numbers from 0 up", (seed, start_step))
-    budget = batch_seconds * RATE_HZ
-    lengths = _sample_lengths(utterances)
-    limit = at_most_seconds(budget)
-    samples = lengths.seconds
-    ascending = np.sort(samples)
-    always_admitted = ascending[: np.searchsorted(np.cumsum(ascending), budget) + 1][-1]
+    expect(whole(start_step, 0), "start_step", "a whole number from 0 up", start_step)
+    plan = TrainingPlan(utterances, batch_seconds=batch_seconds, seed=seed)
     for step in itertools.count(start_step):
-        random = np.random.default_rng([seed, step])
-        longest = np.inf
+        longest_s = np.inf
         if max_seconds is not None:
-            longest = max(always_admitted, max_seconds(step) * RATE_HZ)
-        rows = _blurred_order(np.flatnonzero(samples <= longest), samples, random)
-        plan = cut_batches(rows, lengths, limit)
-        yield utterances.batch(plan[random.integers(len(plan))], tokenizer)
+            longest_s = max_seconds(step)
+        (rows,) = plan.rows(step, longest_s)
+        yield utterances.batch(rows, tokenizer)

@@ -1,17 +1,35 @@
 """From scores to labels. Every decoder takes a batch and returns one `Hypotheses`."""
 
+from asrkit.decoders.attention import (
+    Attention,
+    aed_beam,
+    aed_beam_reference,
+    aed_greedy,
+    aed_greedy_reference,
+)
 from asrkit.decoders.ctc import ctc_greedy, ctc_greedy_sequential
+from asrkit.decoders.ctc.beam import ctc_beam
+from asrkit.decoders.ctc.beam_reference import ctc_beam_reference
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.ngram import NGram
 from asrkit.decoders.transducer import Transducer, transducer_greedy
 from asrkit.decoders.transducer.beam import transducer_beam
 from asrkit.decoders.transducer.beam_reference import transducer_beam_reference
-from asrkit.decoders.transducer.graphs import release_graphs
+from asrkit.decoders.transducer.loop_cache import release_graphs
+from asrkit.decoders.word_ngram import WordNGram
 
 __all__ = [
+    "Attention",
     "Hypotheses",
     "NGram",
     "Transducer",
+    "WordNGram",
+    "aed_beam",
+    "aed_beam_reference",
+    "aed_greedy",
+    "aed_greedy_reference",
+    "ctc_beam",
+    "ctc_beam_reference",
     "ctc_greedy",
     "ctc_greedy_sequential",
     "release_graphs",

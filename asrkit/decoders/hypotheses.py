@@ -32,15 +32,19 @@ class Hypotheses:
 
     labels: Tensor  # (B, N) int64
     lengths: Tensor  # (B,) int64, labels of each utterance
-    frames: Tensor  # (B, N) int64, the frame that each label was emitted on
+    # (B, N) int64, the frame that each label was emitted on; -1 where a decoder was not asked
+    frames: Tensor
     # (B, N) int64: frames that TDT jumps after the label, 0 for RNN-T, length of the run for CTC
     durations: Tensor
-    # (B,) log-probability in nats of the chosen path, blanks and durations included
+    # (B,) log-probability in nats of the chosen path, blanks and durations included; of a beam
+    # that of all paths it kept, and the terms of fusion
     scores: Tensor
     impl: str  # the decoding strategy, and how it was run
     confidence: Tensor | None = None  # (B, N) float32 in 0..1, if it was asked for
     carry: Any = None  # transducers: pass it as `carry=` to decode the frames that follow
     alternatives: tuple["Hypotheses", ...] = ()  # beam search: the second best, third best, ...
+    # (B,) bool, attention decoders: whether a text came to its end, and not to the limit or a NaN
+    ended: Tensor | None = None
 
     def tokens(self) -> list[list[int]]:
         """The labels as one list per utterance, without padding."""
@@ -96,7 +100,12 @@ class Hypotheses:
     @classmethod
     @torch.inference_mode(False)
     def from_lists(
-        cls, rows: Sequence[Sequence[tuple]], scores: Sequence[Tensor], impl: str, carry: Any = None
+        cls,
+        rows: Sequence[Sequence[tuple]],
+        scores: Sequence[Tensor],
+        impl: str,
+        carry: Any = None,
+        ended: Tensor | None = None,
     ) -> Self:
         """Hypotheses from Python lists, as the sequential decoders build them.
 
@@ -106,6 +115,7 @@ class Hypotheses:
             scores: One scalar tensor per utterance, log-probability in nats.
             impl: The decoding strategy.
             carry: Stored in the result.
+            ended: Stored in the result.
         """
         device = scores[0].device
         N = max(len(row) for row in rows)
@@ -124,6 +134,7 @@ class Hypotheses:
             scores=torch.stack([*scores]).clone(),
             impl=impl,
             carry=carry,
+            ended=ended,
         )
 
 

@@ -10,12 +10,13 @@ Why not a library (looked up in November 2026): `kenlm` 0.3.0 is on PyPI as sour
 words of every hypothesis, on the device it runs on.
 """
 
+import contextlib
 import gzip
 import itertools
 import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Self, cast
@@ -199,7 +200,11 @@ class NGram:
 
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
         """The states after one more token each, same shape."""
-        return self._arc(states, self.word[tokens])[1]
+        return self.step(states, tokens)[1]
+
+    def step(self, states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """(log-probability in nats of one token after each state, state after it), same shape."""
+        return self._arc(states, self.word[tokens])
 
     def final(self, states: Tensor) -> Tensor:
         """Log-probability in nats of </s> after each of the states."""
@@ -240,6 +245,25 @@ def _widest(contexts: dict[Gram, int], begins: Tensor, order: int) -> tuple[int,
     return tuple(itertools.accumulate(most_arcs, max))
 
 
+def listed_words(path: str | Path) -> list[str]:
+    """The words that an ARPA file lists, in its order, with </s>, <s> and <unk> if they are there.
+
+    Raises:
+        ValueError: Names the line that is wrong, of those before the words.
+    """
+    words = []
+    with contextlib.closing(_lines(Path(path))) as lines:
+        _, place, text = _parse_counts(lines)
+        expect(text == "\\1-grams:", place, "the section \\1-grams:", text)
+        for place, text in lines:
+            if text.startswith("\\") or text == END_OF_FILE:
+                break
+            fields = re.split(r"[ \t]+", text)
+            expect(len(fields) > 1, place, "a log-probability and a word", text)
+            words.append(fields[1])
+    return words
+
+
 def _open(path: Path) -> IO[bytes]:
     """The file, opened; through gzip if it begins as gzip's files do."""
     with path.open("rb") as raw:
@@ -249,7 +273,7 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
+def _lines(path: Path) -> Generator[tuple[str, str]]:
     """Yield (place, text) of every line that is not empty, then of the end of the file."""
     number = 0
     encoding = "utf-8-sig"  # a byte order mark may stand before the first line
@@ -301,7 +325,7 @@ def _parse_counts(lines: Iterator[tuple[str, str]]) -> tuple[list[int], str, str
     expect(text == "\\data\\", place, "a line \\data\\ first", text)
     place, text = next(lines)
     counts: list[int] = []
-    while match := re.fullmatch(r"ngram\s+(\d+)\s*=\s*(\d+)", text):
+    while match := re.fullmatch(r"ngram\s+(\d{1,9})\s*=\s*(\d{1,15})", text):
         order = len(counts) + 1
         expect(int(match[1]) == order, place, f"the count of order {order}", text)
         counts.append(int(match[2]))
@@ -335,6 +359,8 @@ def _parse_entry(
     if len(numbers) > 1:
         backoff = numbers[1]
     expect(logp <= 0, place, "a log10 probability of at most 0", fields[0])
+    in_float32 = logp == -math.inf or logp > -1e38
+    expect(in_float32, place, "a log10 probability above -1e38, or -inf", fields[0])
     expect(abs(backoff) < 1e38, place, "a finite back-off weight", fields[-1])
     words = fields[1 : n + 1]
     gram = None

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, valid_mask
 
 Reduction = Literal["none", "mean", "sum"]
@@ -38,14 +39,15 @@ def check_lengths(
 ) -> Tensor:
     """Frames and labels of each utterance: int64 (B, 2), on the host.
 
-    On a GPU this fetches the lengths, and so waits for everything that was queued before them.
+    Where the integers lie on a GPU this fetches the lengths, and so waits for everything that was
+    queued before them. Where all three lie on the host they are checked there, and nothing waits.
 
     Args:
         targets: labels (B, U), int32 or int64.
         logit_lengths: frames (B,), int32 or int64.
         target_lengths: labels (B,), int32 or int64.
         blank: index of the blank, -V to V - 1.
-        like: the tensor of scores, whose device the others must share.
+        like: the tensor of scores; the others lie on its device or on the host.
         T: frames of the padded scores; None for packed ones.
         U1: lattice rows of the padded scores; None for packed ones.
         V: tokens, blank included.
@@ -57,6 +59,10 @@ def check_lengths(
     expect(is_token, "blank", f"an index of V={V} tokens", repr(blank))
     _check_index_tensors(targets, logit_lengths, target_lengths, like, U1)
     U = targets.shape[1]
+    if not _on_host(targets, logit_lengths, target_lengths):
+        targets = to_device(targets, like.device)
+        logit_lengths = to_device(logit_lengths, like.device)
+        target_lengths = to_device(target_lengths, like.device)
     out_of_range = (targets < 0) | (targets >= V)
     is_blank = targets == blank % V
     is_read = valid_mask(target_lengths, U)
@@ -94,8 +100,15 @@ def _check_index_tensors(
         is_index = tensor.dtype in (torch.int32, torch.int64)
         expect(is_index, name, "int32 or int64", tensor.dtype)
         wanted = f"a tensor on {like.device}, as the scores"
-        same_device = tensor.device == like.device
-        expect(same_device, name, wanted, tensor.device)
+        if like.device.type != "cpu":
+            wanted += ", or on cpu"
+        reachable = tensor.device == like.device or tensor.device.type == "cpu"
+        expect(reachable, name, wanted, tensor.device)
+
+
+def _on_host(*tensors: Tensor) -> bool:
+    """Whether all `tensors` lie on the host."""
+    return all(tensor.device.type == "cpu" for tensor in tensors)
 
 
 def _check_sizes(b: int, frames: int, labels: int, T: int | None, U: int) -> None:
@@ -109,11 +122,15 @@ def _check_sizes(b: int, frames: int, labels: int, T: int | None, U: int) -> Non
     expect(fits, "target_lengths", f"0 to U={U} labels", f"{labels} in utterance {b}")
 
 
-def as_index(targets: Tensor) -> Tensor:
-    """Targets as int64; a copy of those made in inference mode, which autograd would not save."""
-    if targets.is_inference():
-        return targets.long().clone()
-    return targets.long()
+def as_index(targets: Tensor, device: torch.device) -> Tensor:
+    """Targets as int64 on `device`; no CPU waits for the copy there.
+
+    Those made in inference mode, which autograd would not save, are copied in any case.
+    """
+    indices = to_device(targets.long(), device)
+    if indices.is_inference():
+        return indices.clone()
+    return indices
 
 
 def check_options(reduction: str, clamp: float = -1.0, fastemit_lambda: float = 0.0) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from asrkit.losses import huge_pages
+from asrkit.losses import gradient_memory
 from asrkit.losses.nodes import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
 
 # lattice(arcs, nodes, options, grad): without `grad` the posteriors stay None
@@ -117,7 +117,7 @@ class LatticeLoss(torch.autograd.Function):
             # other functions that saved the logits must fail instead of using the gradient for them
             torch.autograd.graph.increment_version(logits)
         else:
-            out = huge_pages.empty_like(logits)
+            out = gradient_memory.empty_like(logits)
         rows.gradient(logits, out, targets, nodes, options, Saved(*saved), incoming[0])
         return (out, *[None] * 5)
 

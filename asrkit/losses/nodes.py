@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asrkit.runtime import to_device
+
 # Columns of the table of nodes, one row an utterance.
 FRAMES = 0  # T, valid frames
 LABELS = 1  # U, valid labels
@@ -96,11 +98,11 @@ class Nodes:
         return logits.detach().as_strided(size, stride, logits.storage_offset() + row[FIRST_LOGIT])
 
     def on(self, device: torch.device) -> Tensor:
-        """The table on `device`, copied there once, from pinned memory so that no CPU waits."""
+        """The table on `device`, copied there once; no CPU waits for the copy."""
         if device.type == "cpu":
             return self.table
         if self._copies.get(device) is None:
-            self._copies[device] = self.table.pin_memory().to(device, non_blocking=True)
+            self._copies[device] = to_device(self.table, device)
         return self._copies[device]
 
     @cached_property

@@ -109,8 +109,9 @@ def check_halves(
         check_scores(half, name)
         same_device = half.device == encoded.device
         expect(same_device, name, f"a tensor on {encoded.device}, as encoded", half.device)
+    dims(target_lengths, "B", "target_lengths", B=B)
     # any labels will do, since only the lengths are checked
-    labels = torch.zeros((B, U1 - 1), dtype=torch.int64, device=encoded.device)
+    labels = torch.zeros((B, U1 - 1), dtype=torch.int64, device=target_lengths.device)
     return check_lengths(labels, logit_lengths, target_lengths, -1, like=encoded, T=T, U1=U1, V=2)
 
 
@@ -260,4 +261,6 @@ def rnnt_loss_packed(  # noqa: PLR0913 - as many arguments as rnnt_loss
         fastemit_lambda=fastemit_lambda,
         overwrite_logits=overwrite_logits,
     )
-    return reduce(losses(logits.contiguous(), as_index(targets), nodes, options), reduction)
+    return reduce(
+        losses(logits.contiguous(), as_index(targets, logits.device), nodes, options), reduction
+    )

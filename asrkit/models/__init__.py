@@ -1,10 +1,14 @@
 """Models: encoders, predictors, joint, and the checkpoints that carry them."""
 
 from asrkit.models import presets
+from asrkit.models.assembly import make_model
+from asrkit.models.attention_decoder import AEDConfig, AEDModel
 from asrkit.models.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from asrkit.models.encoders import ConvConfig, ConvEncoder
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig, limit_context
 from asrkit.models.inference import optimize
+from asrkit.models.jasper import Jasper, JasperConfig, Stage
+from asrkit.models.lstm import LSTMEncoder, LSTMEncoderConfig, phases
 from asrkit.models.transducer import (
     CTCConfig,
     CTCModel,
@@ -12,10 +16,11 @@ from asrkit.models.transducer import (
     StatelessConfig,
     TransducerConfig,
     TransducerModel,
-    make_model,
 )
 
 __all__ = [
+    "AEDConfig",
+    "AEDModel",
     "CTCConfig",
     "CTCModel",
     "Checkpoint",
@@ -23,7 +28,12 @@ __all__ = [
     "ConvEncoder",
     "FastConformer",
     "FastConformerConfig",
+    "Jasper",
+    "JasperConfig",
     "LSTMConfig",
+    "LSTMEncoder",
+    "LSTMEncoderConfig",
+    "Stage",
     "StatelessConfig",
     "TransducerConfig",
     "TransducerModel",
@@ -31,6 +41,7 @@ __all__ = [
     "load_checkpoint",
     "make_model",
     "optimize",
+    "phases",
     "presets",
     "save_checkpoint",
 ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
 
 
@@ -81,17 +82,17 @@ class ConvEncoder(nn.Module):
 
         Args:
             features: Log-mel features (B, T, F).
-            lengths: Frames of each utterance (B,), int64.
+            lengths: Frames of each utterance (B,), int64, on the features' device or the host.
 
         Returns:
-            Encoded frames (B, T', D) and their lengths (B,).
+            Encoded frames (B, T', D) and their lengths (B,), where `lengths` lie.
         """
         B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
         dims(lengths, "B", "lengths", B=B)
         shape = tuple(features.shape)
         expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
         dtype = next(self.parameters()).dtype
-        padding = ~valid_mask(lengths, T)
+        padding = to_device(~valid_mask(lengths, T), features.device)
         x = features.masked_fill(padding[..., None], 0.0)
         x = x.transpose(1, 2).to(dtype)  # (B, F, T)
         for conv, norm in zip(self.strides, self.stride_norms, strict=True):
@@ -99,9 +100,9 @@ class ConvEncoder(nn.Module):
             x = norm(x).relu()
             lengths = halve(lengths)
             # The padding must not leak into the next convolution's window.
-            valid = valid_mask(lengths, x.shape[2])
+            valid = to_device(valid_mask(lengths, x.shape[2]), x.device)
             x = x * valid[:, None]
-        valid = valid_mask(lengths, x.shape[2])
+        valid = to_device(valid_mask(lengths, x.shape[2]), x.device)
         valid = valid[:, None]  # (B, 1, T')
         for conv, norm in zip(self.convs, self.norms, strict=True):
             residual = norm(conv(x)).relu()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from asrkit.models.attention import RelativeAttention, attended, relative_positions
 from asrkit.models.encoders import halve
+from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
 
 
@@ -130,7 +131,7 @@ class _Subsampling(nn.Module):
         The kernel of `conv` is padded with zeros to `side` x `side`.
         """
         lengths = halve(lengths)
-        valid = valid_mask(lengths, x.shape[1])
+        valid = to_device(valid_mask(lengths, x.shape[1]), x.device)
         padding = ~valid[:, :, None, None]
         weight = conv.weight
         more = side - weight.shape[-1]
@@ -254,22 +255,22 @@ class FastConformer(nn.Module):
 
         Args:
             features: Log-mel features (B, T, F).
-            lengths: Frames of each utterance (B,), 1 to T, int64. They are not checked: a GPU
-                would have to be waited for.
+            lengths: Frames of each utterance (B,), 1 to T, int64, on the features' device or the
+                host. They are not checked: a GPU would have to be waited for.
 
         Returns:
-            Encoded frames (B, T', D) and their lengths (B,).
+            Encoded frames (B, T', D) and their lengths (B,), where `lengths` lie.
         """
         B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
         dims(lengths, "B", "lengths", B=B)
         shape = tuple(features.shape)
         expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
-        valid = valid_mask(lengths, T)
+        valid = to_device(valid_mask(lengths, T), features.device)
         features = features.masked_fill(~valid[..., None], 0.0)
         features = features.to(self.subsampling.out.weight.dtype)
         x, lengths = self.subsampling(features, lengths)
         frames = x.shape[1]
-        valid = valid_mask(lengths, frames)
+        valid = to_device(valid_mask(lengths, frames), x.device)
         context = self.config.context
         first, last = attended(frames, context)
         positions = relative_positions(first, last, self.width, x)

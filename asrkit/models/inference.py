@@ -18,8 +18,9 @@ M = TypeVar("M", bound=nn.Module)
 def optimize(model: M, *, feed_forward: FeedForward = "as_it_is") -> M:
     """Make inference of `model` faster; what it computes is the same but for rounding.
 
-    On a CPU batch norms are folded into convolutions and linear layers are packed for oneDNN. On
-    CUDA its FastConformer becomes a fused one (`asrkit.models.fused`). What follows from weights
+    On a CPU batch norms are folded into convolutions, the branches of a Jasper become one product,
+    and linear layers and convolutions are packed for oneDNN. On CUDA a FastConformer becomes a
+    fused one (`asrkit.models.fused`), and other encoders are folded. What follows from weights
     alone, such as projected positions, is cached. Afterwards the model is for inference on this
     device, under no_grad, and no weight may change: to train, save, move or cast it, optimize
     another copy instead.

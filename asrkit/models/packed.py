@@ -1,11 +1,13 @@
-"""Linear layers for inference on a CPU, their weights laid out for oneDNN once.
+"""Linear layers and convolutions for inference on a CPU, their weights laid out for oneDNN once.
 
 Otherwise oneDNN does so in every call.
 """
 
-from typing import Any, TypeVar
+import math
+from typing import Any, Literal, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.shapes import expect
@@ -13,23 +15,23 @@ from asrkit.shapes import expect
 M = TypeVar("M", bound=nn.Module)
 # Frames of the products that the layout is chosen for; others are as right, and about as fast.
 ROWS = 128
+FRAMES = 400  # those of convolutions
+# For few frames oneDNN may want another layout of a convolution, and makes it in every call by its
+# slowest way: a second for 15 million weights. Without AMX it does so for channels in blocks of 48.
+# So small weights are kept in a second layout, and such convolutions of large weights return
+# LEAST_FRAMES at least. Many frames that do not fill a block cost as much as a block.
+LARGE = 2**20
+LEAST_FRAMES = 112
+FEW_FRAMES = 80
+BLOCK = 16
+Activation = Literal["none", "relu"]
 
 
-class PackedLinear(nn.Module):
-    """A linear layer for inference whose weight has an opaque layout.
+class _Packed(nn.Module):
+    """A layer for inference whose weight has an opaque layout.
 
-    It cannot be saved, moved or trained.
+    It cannot be saved, copied, moved or trained.
     """
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        # As torch.compile's freezing does.
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
-        self.bias: Tensor | None = None
-        if linear.bias is not None:
-            self.bias = linear.bias.detach()
 
     def _save_to_state_dict(self, *_: Any) -> None:
         self._refuse("cannot be saved", "Save the model before it is packed or optimized.")
@@ -37,12 +39,137 @@ class PackedLinear(nn.Module):
     def _apply(self, *_: Any, **__: Any) -> Any:  # .to(), .half(), .cuda() and their like call it
         self._refuse("cannot be moved or cast", "Do that before it is packed or optimized.")
 
+    def __getstate__(self) -> Any:  # copy.deepcopy and pickle call it
+        self._refuse("cannot be copied or pickled", "Do that before it is packed or optimized.")
+
     def _refuse(self, what: str, remedy: str) -> None:
         expect(False, "model", "layers that are not packed", f"packed ones, which {what}", remedy)
 
+
+class PackedLinear(_Packed):
+    """A linear layer, and perhaps the activation behind it."""
+
+    def __init__(self, linear: nn.Linear, activation: Activation = "none") -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.activation = activation
+        # As torch.compile's freezing does.
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
+        self.bias: Tensor | None = None
+        if linear.bias is not None:
+            self.bias = linear.bias.detach()
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., out) of (..., in) in the dtype of the weight."""
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(
+            x, self.weight, self.bias, self.activation, [], ""
+        )
+
+
+class PackedConv1d(_Packed):
+    """A convolution over time, and perhaps the activation behind it.
+
+    What it returns has its channels last in memory, where the next one wants them. Its bias stays a
+    parameter: who asks a model for the dtype of its parameters finds one.
+    """
+
+    def __init__(self, conv: nn.Conv1d, activation: Activation = "none") -> None:
+        super().__init__()
+        self.activation = activation
+        self.stride = [1, *conv.stride]
+        self.padding = [0, *(int(frames) for frames in conv.padding)]
+        self.dilation = [1, *conv.dilation]
+        self.reach = conv.dilation[0] * (conv.kernel_size[0] - 1)
+        self.weight = self._laid_out(conv, FRAMES)
+        self.weight_for_few: Tensor | None = None
+        if conv.weight.numel() < LARGE:
+            self.weight_for_few = self._laid_out(conv, FEW_FRAMES // 2)
+        changes = conv.out_channels % 48 == 0 or torch.cpu._is_amx_tile_supported()
+        self.least_frames = LEAST_FRAMES if changes else 1
+        self.bias = _kept(conv.bias)
+
+    def _laid_out(self, conv: nn.Conv1d, frames: int) -> Tensor:
+        """The weight in the layout for an input of `frames`."""
+        weight = conv.weight.detach().unsqueeze(2)  # images one pixel high
+        lay_out: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+        return lay_out(
+            weight.to_mkldnn(),
+            self.padding,
+            self.stride,
+            self.dilation,
+            1,
+            [1, conv.in_channels, 1, frames],
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, out, T') of (B, in, T) in the dtype of the weight."""
+        stride = self.stride[1]
+        frames = (x.shape[2] + 2 * self.padding[1] - self.reach - 1) // stride + 1
+        few = frames <= FEW_FRAMES
+        weight = self.weight
+        if few and self.weight_for_few is not None:
+            weight = self.weight_for_few
+        elif not few or frames < self.least_frames:
+            x = self._in_whole_blocks(x)
+        image = x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        out = torch.ops.mkldnn._convolution_pointwise(
+            image,
+            weight,
+            self.bias,
+            self.padding,
+            self.stride,
+            self.dilation,
+            1,
+            self.activation,
+            [],
+            "",
+        )
+        return out.squeeze(2)[:, :, :frames]
+
+    def _in_whole_blocks(self, x: Tensor) -> Tensor:
+        """`x` (B, in, T) with zeros behind it, for outputs in whole blocks and enough of them.
+
+        Part of a block costs as much as a block, and for fewer outputs than `least_frames` oneDNN
+        may lay the weight out anew. The zeros change no output that is kept: they lie where the
+        convolution pads with zeros itself.
+        """
+        T = x.shape[2]
+        block = BLOCK * self.stride[1]  # frames of the input for a block of outputs
+        least = self.least_frames // BLOCK
+        blocks = max(math.ceil(T / block), least)
+        # Padded as rows of channels: channels then lie last, as the convolution wants them.
+        rows = F.pad(x.transpose(1, 2), (0, 0, 0, blocks * block - T))
+        return rows.transpose(1, 2)
+
+
+class PackedPointwise(_Packed):
+    """A convolution of one frame, computed as a linear layer over channels that lie last.
+
+    As a packed convolution of many channels over few frames it is up to a hundred times slower.
+    """
+
+    def __init__(self, conv: nn.Conv1d, activation: Activation = "none") -> None:
+        super().__init__()
+        self.activation = activation
+        weight = conv.weight.detach().squeeze(2).contiguous()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+        self.bias = _kept(conv.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, out, T) of (B, in, T) in the dtype of the weight."""
+        rows = x.transpose(1, 2).contiguous()  # (B, T, in)
+        out = torch.ops.mkldnn._linear_pointwise(
+            rows, self.weight, self.bias, self.activation, [], ""
+        )
+        return out.transpose(1, 2)
+
+
+def _kept(bias: Tensor | None) -> nn.Parameter | None:
+    """A layer's bias as a parameter that does not train; None where it has none."""
+    if bias is None:
+        return None
+    return nn.Parameter(bias.detach(), requires_grad=False)
 
 
 def multiplies(dtype: torch.dtype) -> bool:
@@ -67,7 +194,10 @@ def packs(model: nn.Module) -> bool:
 
 
 def pack(model: M) -> M:
-    """Replace every nn.Linear of the model by a `PackedLinear`, in place, and return the model.
+    """Lay out the weights of linear layers and convolutions for oneDNN, in place.
+
+    Every nn.Linear, and every nn.Conv1d of one group, becomes a packed layer; a ReLU right behind a
+    convolution, in an nn.Sequential of the two, becomes a part of it. Returns the model.
 
     Args:
         model: A model for which `packs` is True.
@@ -77,8 +207,40 @@ def pack(model: M) -> M:
     """
     wanted = "one in eval mode on a CPU, in a dtype that its oneDNN multiplies"
     expect(packs(model), "model", wanted, type(model).__name__)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child))
+    _pack_children(model)
     return model
+
+
+def _pack_children(parent: nn.Module) -> None:
+    """Pack what lies in `parent`; each layer's old weights are freed before the next is packed."""
+    for name in [name for name, _ in parent.named_children()]:
+        child = getattr(parent, name)
+        packed = _packed(child)
+        if packed is None:
+            _pack_children(child)
+        else:
+            setattr(parent, name, packed.eval())
+
+
+def _packed(layer: nn.Module) -> nn.Module | None:
+    """The packed layer that does what `layer` does; None where there is none."""
+    if type(layer) is nn.Linear:
+        return PackedLinear(layer)
+    if type(layer) is nn.Sequential and [type(part) for part in layer] == [nn.Conv1d, nn.ReLU]:
+        return _packed_conv(layer[0], "relu")
+    if type(layer) is nn.Conv1d:
+        return _packed_conv(layer, "none")
+    return None
+
+
+def _packed_conv(conv: Any, activation: Activation) -> nn.Module | None:
+    """The packed form of a convolution; None for a depthwise or grouped one, or other padding."""
+    depthwise = conv.groups == conv.in_channels
+    if depthwise or conv.groups != 1:
+        return None
+    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+        return None
+    one_by_one = conv.kernel_size == (1,) and conv.stride == (1,) and conv.padding == (0,)
+    if one_by_one:
+        return PackedPointwise(conv, activation)
+    return PackedConv1d(conv, activation)

@@ -1,6 +1,6 @@
-"""Configs of the Parakeet models under their published names, and a tiny one for tests and lessons.
+"""Configs of published models under their names, and a tiny one for tests and lessons.
 
-A preset has the sizes of the published checkpoint and random weights:
+A preset has the sizes of the published model and random weights:
 `TransducerModel(presets.parakeet_rnnt_1_1b())`. What the published configs state, checkpoint by
 checkpoint, is tested against their parameter counts in tests/models/test_presets.py.
 """
@@ -8,7 +8,11 @@ checkpoint, is tested against their parameter counts in tests/models/test_preset
 from collections.abc import Callable
 from typing import Any
 
+from asrkit.models.assembly import ModelConfig
+from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.fastconformer import FastConformerConfig
+from asrkit.models.jasper import JasperConfig, Stage
+from asrkit.models.lstm import LSTMEncoderConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
 
 TDT = (0, 1, 2, 3, 4)
@@ -72,6 +76,76 @@ def tdt_ctc_110m(vocab_size: int = 1024) -> TransducerConfig:
     return _transducer(vocab_size, _encoder(17, 512), layers=1, durations=TDT, ctc=True)
 
 
+def _canary(vocab_size: int, encoder: FastConformerConfig, layers: int, most: int) -> AEDConfig:
+    """A Canary: a decoder of 1024 with 8 heads, and the special tokens of its tokenizers."""
+    return AEDConfig(
+        vocab_size=vocab_size,
+        pad=2,
+        eos=3,
+        bos=4,
+        encoder=encoder,
+        width=1024,
+        layers=layers,
+        heads=8,
+        most=most,
+    )
+
+
+def canary_1b(vocab_size: int = 4128) -> AEDConfig:
+    """nvidia/canary-1b: 24 layers of encoder and 24 of decoder, 1,016,677,408 parameters.
+
+    How many tokens the checkpoint has is not published; 4,128 are four tokenizers of 1,024 and 32
+    special tokens.
+    """
+    return _canary(vocab_size, _encoder(24, bins=128), 24, 512)
+
+
+def canary_1b_flash(vocab_size: int = 5248) -> AEDConfig:
+    """nvidia/canary-1b-flash: layers moved to the encoder, 32 and 4: 883,554,432 parameters."""
+    return _canary(vocab_size, _encoder(32, bins=128), 4, 1024)
+
+
+def canary_180m_flash(vocab_size: int = 5248) -> AEDConfig:
+    """nvidia/canary-180m-flash: 17 layers of 512 and 4 of 1024, 182,643,840 parameters."""
+    return _canary(vocab_size, _encoder(17, 512, bins=128), 4, 1024)
+
+
+def mlperf_rnnt(vocab_size: int = 1023) -> TransducerConfig:
+    """RNN-T of MLPerf Training: five LSTM layers of 1024, 1,023 subwords and blank.
+
+    Sizes and dropout of baseline_v3-1023sp.yaml in github.com/mlcommons/training. The round's model
+    has 49,006,080 parameters. This one has 512 more: its predictor embeds blank, which starts every
+    utterance, where the round's starts with a vector of zeros that is no parameter.
+    """
+    return TransducerConfig(
+        vocab_size=vocab_size,
+        encoder=LSTMEncoderConfig(),
+        predictor=LSTMConfig(width=512, layers=2, dropout=0.3, start="mlperf"),
+        joint_width=512,
+        dropout=0.3,
+        activation="relu",
+        ctc=False,
+    )
+
+
+def jasper_10x5dr(vocab_size: int = 28) -> CTCConfig:
+    """Jasper 10x5 DR: 332,632,349 parameters, 64 bins; 28 characters: space, a to z, apostrophe."""
+    return CTCConfig(vocab_size=vocab_size, encoder=JasperConfig())
+
+
+def mini_jasper(vocab_size: int = 28, bins: int = 80) -> CTCConfig:
+    """Three blocks of two convolutions in 1.66 million weights, which train on a CPU in minutes."""
+    first = Stage(channels=96, kernel=11, repeat=1, dropout=0.1, stride=2, dense=False)
+    wide = Stage(channels=160, kernel=29, repeat=1, dropout=0.1, dilation=2, dense=False)
+    last = Stage(channels=192, kernel=1, repeat=1, dropout=0.1, dense=False)
+    blocks = [
+        Stage(channels=channels, kernel=kernel, repeat=2, dropout=0.1)
+        for channels, kernel in ((96, 11), (96, 13), (128, 15))
+    ]
+    encoder = JasperConfig(bins=bins, stages=(first, *blocks, wide, last))
+    return CTCConfig(vocab_size=vocab_size, encoder=encoder)
+
+
 def tiny(vocab_size: int = 32) -> TransducerConfig:
     """All parts of `tdt_ctc_110m` in 72,000 weights: for tests, and to try a pipeline."""
     encoder = _encoder(2, 32, heads=2, subsampling_channels=16)
@@ -86,7 +160,23 @@ def tiny(vocab_size: int = 32) -> TransducerConfig:
     )
 
 
-PRESETS: dict[str, Callable[..., TransducerConfig | CTCConfig]] = {
+def tiny_aed(vocab_size: int = 35) -> AEDConfig:
+    """Canary's parts and a CTC head in 94,000 weights; its last three tokens are special."""
+    return AEDConfig(
+        vocab_size=vocab_size,
+        pad=vocab_size - 3,
+        bos=vocab_size - 2,
+        eos=vocab_size - 1,
+        encoder=_encoder(2, 32, heads=2, subsampling_channels=16),
+        width=32,
+        layers=2,
+        heads=2,
+        most=128,
+        ctc=True,
+    )
+
+
+PRESETS: dict[str, Callable[..., ModelConfig]] = {
     preset.__name__: preset
     for preset in (
         parakeet_ctc_0_6b,
@@ -96,6 +186,13 @@ PRESETS: dict[str, Callable[..., TransducerConfig | CTCConfig]] = {
         parakeet_tdt_0_6b,
         parakeet_tdt_1_1b,
         tdt_ctc_110m,
+        canary_1b,
+        canary_1b_flash,
+        canary_180m_flash,
+        mlperf_rnnt,
+        jasper_10x5dr,
+        mini_jasper,
         tiny,
+        tiny_aed,
     )
 }

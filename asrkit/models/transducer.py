@@ -9,9 +9,12 @@ from torch import Tensor, nn
 
 from asrkit.models.encoders import ConvConfig, ConvEncoder
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig
+from asrkit.models.jasper import Jasper, JasperConfig
+from asrkit.models.lstm import LSTMEncoder, LSTMEncoderConfig, scale_first_weights
 from asrkit.shapes import MAX_COUNT, dims, expect, expect_types, whole
 
-EncoderConfig = ConvConfig | FastConformerConfig
+EncoderConfig = ConvConfig | FastConformerConfig | LSTMEncoderConfig | JasperConfig
+Encoder = ConvEncoder | FastConformer | LSTMEncoder | Jasper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +41,22 @@ class LSTMConfig:
     Args:
         width: Width of the embedding, of every layer and of the prediction, D.
         layers: LSTM layers.
+        dropout: Share dropped behind every LSTM layer, in training.
+        start: "torch" draws the LSTM's first weights as torch does; "mlperf" as MLPerf's RNN-T: the
+            forget gate's bias is 1, and then all weights and biases of the LSTM are halved.
     """
 
     width: int = 128
     layers: int = 1
+    dropout: float = 0.0
+    start: Literal["torch", "mlperf"] = "torch"
 
     def __post_init__(self) -> None:
         expect_types(self)
         expect(min(self.width, self.layers) >= 1, "config", "sizes of at least 1", self)
+        expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
+        starts = ("torch", "mlperf")
+        expect(self.start in starts, "start", "one of 'torch', 'mlperf'", repr(self.start))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +125,14 @@ class CTCConfig:
         expect(self.vocab_size >= 1, "vocab_size", "at least 1", self.vocab_size)
 
 
-def make_encoder(config: EncoderConfig) -> ConvEncoder | FastConformer:
+def make_encoder(config: EncoderConfig) -> Encoder:
     """The encoder that `config` describes, with random weights."""
     if isinstance(config, ConvConfig):
         return ConvEncoder(config)
+    if isinstance(config, LSTMEncoderConfig):
+        return LSTMEncoder(config)
+    if isinstance(config, JasperConfig):
+        return Jasper(config)
     return FastConformer(config)
 
 
@@ -128,16 +143,6 @@ def log_probs(logits: Tensor) -> Tensor:
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return logits.log_softmax(-1, dtype=dtype)
-
-
-def make_model(config: "TransducerConfig | CTCConfig") -> "TransducerModel | CTCModel":
-    """The model that `config` describes, with random weights.
-
-    >>> make_model(presets.parakeet_ctc_0_6b())  # doctest: +SKIP
-    """
-    if isinstance(config, CTCConfig):
-        return CTCModel(config)
-    return TransducerModel(config)
 
 
 class StatelessPredictor(nn.Module):
@@ -171,7 +176,15 @@ class LSTMPredictor(nn.Module):
     def __init__(self, V: int, config: LSTMConfig) -> None:
         super().__init__()
         self.embedding = nn.Embedding(V, config.width)
-        self.lstm = nn.LSTM(config.width, config.width, config.layers, batch_first=True)
+        between = config.dropout
+        if config.layers == 1:  # there is nothing between, and torch warns
+            between = 0.0
+        self.lstm = nn.LSTM(
+            config.width, config.width, config.layers, dropout=between, batch_first=True
+        )
+        if config.start == "mlperf":
+            scale_first_weights(self.lstm)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, labels: Tensor, state: tuple[Tensor, Tensor] | None
@@ -186,6 +199,7 @@ class LSTMPredictor(nn.Module):
         if state is not None:
             layers_first = tuple(part.transpose(0, 1).contiguous() for part in state)
         predicted, (hidden, cell) = self.lstm(embedded, layers_first)
+        predicted = self.dropout(predicted)
         return predicted, (hidden.transpose(0, 1), cell.transpose(0, 1))
 
     def initial_state(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,12 +225,15 @@ class LSTMPredictor(nn.Module):
             names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             weights = [getattr(self.lstm, f"{name}_l{layer}") for name in names]
             before = (hidden_before[:, layer], cell_before[:, layer])
-            below, cell = torch.lstm_cell(below, before, *weights)
-            hidden_states.append(below)
+            hidden, cell = torch.lstm_cell(below, before, *weights)
+            hidden_states.append(hidden)
             cells.append(cell)
+            below = hidden
+            if self.training:  # else it would be one more op in each turn of a decoder
+                below = self.dropout(hidden)
         predicted = below[:, None]
         if self.lstm.num_layers == 1:  # a view, where a stack would copy
-            return predicted, (below[:, None], cell[:, None])
+            return predicted, (hidden[:, None], cell[:, None])
         return predicted, (torch.stack(hidden_states, 1), torch.stack(cells, 1))
 
 
@@ -257,11 +274,11 @@ class TransducerModel(nn.Module):
 
         Args:
             features: Log-mel features (B, T, F).
-            lengths: Frames of each utterance (B,), int64.
+            lengths: Frames of each utterance (B,), int64, on the features' device or the host.
 
         Returns:
-            Projected frames (B, T', D), their lengths (B,), and log-probabilities of the CTC head
-            (B, T', V), which are (B, T', 0) where there is none.
+            Projected frames (B, T', D), their lengths (B,) where `lengths` lie, and
+            log-probabilities of the CTC head (B, T', V), which are (B, T', 0) where there is none.
         """
         encoded, lengths = self.encoder(features, lengths)
         if self.ctc_head is None:

@@ -1,7 +1,7 @@
 """Settings of a training run."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -9,10 +9,14 @@ import torch
 from asrkit.data import AugmentConfig
 from asrkit.features import FeatureConfig
 from asrkit.runtime import usable_cores
-from asrkit.shapes import expect
+from asrkit.shapes import expect, is_finite
 
 Joint = Literal["auto", "full", "lean"]
 JOINTS = ("auto", "full", "lean")
+EVALUATE = ("in turn", "beside")
+OPTIMIZERS = ("adamw", "lamb", "novograd")
+PEAK_LR = {"adamw": 5e-3, "lamb": 1e-2, "novograd": 2e-2}  # where a config names none
+MOST_RATE = 1_000_000  # far above any that trains; float32 holds it, and its square
 PRECISIONS = ("auto", "float32", "bfloat16")
 
 
@@ -29,11 +33,17 @@ class TrainConfig:
         seconds: Training time at most, in seconds; math.inf for no limit.
         batch_seconds: Audio of a batch at most, in seconds. Small by default: on a CPU the number
             of steps decides, not their size.
-        peak_lr: Highest learning rate.
+        optimizer: "adamw"; "lamb" (`asrkit.optim.Lamb`) for large batches; or "novograd"
+            (`asrkit.optim.NovoGrad`), by which Jasper was trained. LAMB's rate is the length of a
+            step as a share of the weights' own, NovoGrad's is the length itself before momentum:
+            neither compares with AdamW's.
+        peak_lr: Highest learning rate; None for the optimizer's default, see `highest_rate`.
         warmup: Share of the run in which the learning rate rises linearly.
-        weight_decay: Weight decay of AdamW.
-        clip: Largest norm of the gradient; larger ones are scaled down.
-        ctc_weight: Weight of the auxiliary CTC loss; 0 leaves it out.
+        weight_decay: Weight decay of the optimizer.
+        clip: Largest norm of the gradient; larger ones are scaled down. NovoGrad takes no notice:
+            it divides the gradient of each weight tensor by its norm, whatever that is.
+        ctc_weight: Weight of a transducer's auxiliary CTC loss; 0 leaves it out. A CTC model is
+            trained by CTC alone, and takes no notice of this, `sigma`, `omega` and `joint`.
         sigma: Logit under-normalisation of TDT, in nats; see `asrkit.losses.tdt_loss`.
         omega: Share of steps in which TDT takes the RNN-T loss; see `asrkit.losses.tdt_loss`.
         ema: Decay of the averaged weights, which are the ones exported.
@@ -48,9 +58,16 @@ class TrainConfig:
         augment: Augmentation of the training speech.
         checkpoint_s: Training time between two checkpoints, in seconds.
         evaluate_s: Training time between two evaluations of the dev set, in seconds.
-        threads: Threads that torch computes with. By default half of the cores; the other half
-            prepares batches.
+        evaluate: "in turn": training waits while the dev set is scored; "beside": a process of its
+            own scores it meanwhile (`asrkit.training.Beside`), with as many threads more.
+        threads: Threads that torch computes with on a machine; its processes share them out. By
+            default half of the cores; the other half prepares batches.
         seed: Seed of weights, batches, augmentation and dropout.
+        lanes: Batches of a step, each of `batch_seconds`; the loss is the mean over the labels of
+            all. Processes share them out, so what is trained depends on the number of lanes and
+            not on that of processes, which has to divide it.
+        shard: Whether each process keeps a part of weights and optimizer only (FSDP2), for a model
+            that does not fit on one device.
 
     Raises:
         ValueError: A value of the wrong type or out of range.
@@ -59,7 +76,8 @@ class TrainConfig:
     steps: int = 100_000
     seconds: float = 300.0
     batch_seconds: float = 12.0
-    peak_lr: float = 5e-3
+    optimizer: Literal["adamw", "lamb", "novograd"] = "adamw"
+    peak_lr: float | None = None
     warmup: float = 0.05
     weight_decay: float = 0.01
     clip: float = 5.0
@@ -74,8 +92,11 @@ class TrainConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     checkpoint_s: float = 30.0
     evaluate_s: float = 60.0
+    evaluate: Literal["in turn", "beside"] = "in turn"
     threads: int = field(default_factory=_half_of_the_cores)
     seed: int = 0
+    lanes: int = 1
+    shard: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -84,9 +105,20 @@ class TrainConfig:
         expect(self.batch_seconds > 0, "batch_seconds", "above 0", self.batch_seconds)
         expect(self.seed >= 0, "seed", "at least 0", self.seed)
         expect(self.threads >= 1, "threads", "at least 1", self.threads)
+        expect(self.lanes >= 1, "lanes", "at least 1", self.lanes)
         expect(0 <= self.warmup < 1, "warmup", "a share from 0 to below 1", self.warmup)
         expect(0 <= self.ema <= 1, "ema", "a share from 0 to 1", self.ema)
-        for name, choices in (("precision", PRECISIONS), ("joint", JOINTS)):
+        expect(self.clip > 0, "clip", "above 0, math.inf for no limit", self.clip)
+        expect(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
+        rate_fits = self.peak_lr is None or self.peak_lr >= 0
+        expect(rate_fits, "peak_lr", "at least 0, or None", self.peak_lr)
+        chosen = (
+            ("precision", PRECISIONS),
+            ("joint", JOINTS),
+            ("evaluate", EVALUATE),
+            ("optimizer", OPTIMIZERS),
+        )
+        for name, choices in chosen:
             value = getattr(self, name)
             listed = ", ".join(map(repr, choices))
             expect(value in choices, name, f"one of {listed}", repr(value))
@@ -96,7 +128,8 @@ class TrainConfig:
 
         `expect_types` does not serve here: it refuses `seconds=math.inf`, which means no limit.
         """
-        for name in ("steps", "threads", "seed"):
+        expect(isinstance(self.shard, bool), "shard", "True or False", repr(self.shard))
+        for name in ("steps", "threads", "seed", "lanes"):
             value = getattr(self, name)
             number = isinstance(value, int) and not isinstance(value, bool)
             expect(number, name, "a whole number", repr(value))
@@ -104,20 +137,30 @@ class TrainConfig:
             if kind is float:
                 value = getattr(self, name)
                 expect(_is_number(value), name, "a number", repr(value))
+        fits = self.peak_lr is None or (is_finite(self.peak_lr) and self.peak_lr <= MOST_RATE)
+        wanted = f"a number of at most {MOST_RATE:,}, or None"
+        expect(fits, "peak_lr", wanted, repr(self.peak_lr))
         pair = isinstance(self.curriculum, tuple | list) and len(self.curriculum) == 2
         numbers = pair and all(_is_number(value) for value in self.curriculum)
         expect(numbers, "curriculum", "a pair (seconds, share)", repr(self.curriculum))
-        for name, wanted in (("features", FeatureConfig), ("augment", AugmentConfig)):
+        for name, class_ in (("features", FeatureConfig), ("augment", AugmentConfig)):
             value = getattr(self, name)
-            expect(isinstance(value, wanted), name, wanted.__name__, repr(value))
+            expect(isinstance(value, class_), name, class_.__name__, repr(value))
+
+    @property
+    def highest_rate(self) -> float:
+        """`peak_lr`, or where that is None the default of the optimizer."""
+        if self.peak_lr is None:
+            return PEAK_LR[self.optimizer]
+        return self.peak_lr
 
     def learning_rate(self, progress: float) -> float:
         """Learning rate at `progress` in 0..1: linear warm-up, then a half cosine to zero."""
         if progress < self.warmup:
-            return self.peak_lr * (progress + 1e-3) / (self.warmup + 1e-3)
+            return self.highest_rate * (progress + 1e-3) / (self.warmup + 1e-3)
         after_warmup = (progress - self.warmup) / (1 - self.warmup)
         done = min(1.0, after_warmup)
-        return self.peak_lr * 0.5 * (1 + math.cos(math.pi * done))
+        return self.highest_rate * 0.5 * (1 + math.cos(math.pi * done))
 
     def longest_s(self, progress: float) -> float:
         """Longest utterance that the length curriculum admits at `progress` in 0..1, in seconds."""
@@ -137,6 +180,23 @@ class TrainConfig:
         if fast:
             return torch.bfloat16
         return torch.float32
+
+
+def isolated_words(config: TrainConfig) -> TrainConfig:
+    """The config with features and augmentation for utterances of one word each.
+
+    All bins are normalised together: over one word, the mean of a bin is that of its vowel. What
+    lies further than 35 dB below the loudest bin is raised to that, so that neither the background
+    nor an empty band tells recordings apart. Half of the training speech loses its quiet ends, as
+    recordings do that were cut by their loudness; the factors of speed and formants are those
+    between adults.
+
+    Args:
+        config: How to train otherwise; other settings of its features and augmentation stay.
+    """
+    features = replace(config.features, normalization="all_features", range_db=35.0)
+    augment = replace(config.augment, trim=0.5, speed=(0.95, 1.05), formants=(0.92, 1.09))
+    return replace(config, features=features, augment=augment)
 
 
 def _is_number(value: object) -> bool:

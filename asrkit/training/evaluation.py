@@ -1,41 +1,89 @@
 """Word error rate of a checkpoint on a set of utterances."""
 
 import time
+from itertools import islice
+from typing import Any, NamedTuple
 
 from asrkit.data import Utterances, batches
 from asrkit.models import Checkpoint
-from asrkit.text import ErrorRate, normalize_text, wer
-from asrkit.transcribe import recognize
+from asrkit.models.assembly import Model
+from asrkit.text import ErrorRate, Tokenizer, normalize_text, wer
+from asrkit.training.processes import Processes
+from asrkit.transcribe import Recognizer
+
+
+class Evaluation(NamedTuple):
+    """What `evaluate` finds out about a checkpoint.
+
+    Attributes:
+        errors: Word error rate, case ignored.
+        texts: Recognised text of every utterance by its id, in lower case.
+        rtfx: Seconds of speech recognised per second of computing, of the slowest process.
+    """
+
+    errors: ErrorRate
+    texts: dict[str, str]
+    rtfx: float
 
 
 def evaluate(
-    checkpoint: Checkpoint, utterances: Utterances, *, batch_seconds: float = 120.0
-) -> tuple[ErrorRate, dict[str, str], float]:
+    checkpoint: Checkpoint,
+    utterances: Utterances,
+    *,
+    batch_seconds: float = 120.0,
+    processes: Processes | None = None,
+) -> Evaluation:
     """Word error rate (case ignored), recognised text by utterance id, and RTFx.
 
-    The recogniser has the default `PipelineConfig`, which leaves the model trainable; RTFx is not
-    that of `asrkit transcribe`, which optimizes the encoder on a CPU.
+    The recogniser is that of `asrkit transcribe`: on a CPU it optimizes a copy of the encoder, and
+    the model stays trainable.
 
     Args:
         checkpoint: Model, tokenizer and features.
         utterances: Speech with its transcripts.
         batch_seconds: Audio of a batch at most, in seconds.
+        processes: Share the batches out; all of them have to call. None: this process alone.
 
     Returns:
-        The error rate, the lower-case text of every utterance, and seconds of speech recognised
-        per second of computing.
+        The same on all processes.
     """
+    processes = processes or Processes()
     tokenizer = checkpoint.tokenizer
+    recognizer = Recognizer.from_checkpoint(checkpoint)
+    every = batches(utterances, tokenizer, batch_seconds=batch_seconds, order="sorted")
     texts = dict[str, str]()
-    references = dict[str, str]()
     busy_s = 0.0
-    for batch in batches(utterances, tokenizer, batch_seconds=batch_seconds, order="sorted"):
+    for batch in islice(every, processes.rank, None, processes.count):
         start = time.perf_counter()
-        tokens = recognize(checkpoint, batch.waveforms, batch.sample_lengths).tokens()
+        tokens = recognizer(batch.waveforms, batch.sample_lengths).tokens()
         busy_s += time.perf_counter() - start
-        for id_, row, reference in zip(batch.ids, tokens, batch.texts, strict=True):
+        for id_, row in zip(batch.ids, tokens, strict=True):
             texts[id_] = normalize_text(tokenizer.decode(row))
-            references[id_] = normalize_text(reference)
-    hypotheses = [texts[id_] for id_ in references]
-    rate = wer(list(references.values()), hypotheses)
-    return rate, texts, utterances.total_seconds / busy_s
+    parts = processes.gather((texts, busy_s))
+    texts = {id_: text for part, _ in parts for id_, text in part.items()}
+    slowest_s = max(seconds for _, seconds in parts)
+    rows = sorted(range(len(utterances)), key=lambda row: -len(utterances.waveforms[row]))
+    references = [normalize_text(utterances.texts[row]) for row in rows]
+    hypotheses = [texts[utterances.ids[row]] for row in rows]
+    return Evaluation(
+        errors=wer(references, hypotheses),
+        texts=texts,
+        rtfx=utterances.total_seconds / slowest_s,
+    )
+
+
+def score_weights(
+    tokenizer: Tokenizer,
+    features: dict[str, Any],
+    utterances: Utterances,
+    model: Model,
+) -> ErrorRate:
+    """Word error rate of a model that is no checkpoint yet; `asrkit.training.Beside` calls it.
+
+    Args:
+        tokenizer: Of the model.
+        features: Settings of its features, as a checkpoint holds them.
+        utterances: Speech with its transcripts.
+        model: In evaluation mode.
+    """
+    return evaluate(Checkpoint(model, tokenizer, features, {}), utterances)[0]

@@ -16,7 +16,7 @@ from asrkit.shapes import expect
 from asrkit.training.config import TrainConfig
 
 MEMORY_SHARE = 0.5  # of the device that the joint may fill; weights and encoder need the rest
-PRODUCT_WIDTH = 224  # D V / (D + V) up to which lean was faster on a CPU; see chooses_lean
+PRODUCT_WIDTH = 224  # D V / (D + V) up to which lean was as fast on a CPU; see chooses_lean
 PAGED_BYTES = 1 << 27  # joint from which lean was faster on a CPU whatever D and V are
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the compiled kernels
 

@@ -1,40 +1,83 @@
 """One step of training: the optimizer's update, and a step as `asrkit.data.oom_search` wants it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from asrkit.models import TransducerModel
+from asrkit.models.assembly import Model
 from asrkit.training.batches import Prepared
 from asrkit.training.config import TrainConfig
 from asrkit.training.objective import training_loss
 
 
 def update(
-    model: TransducerModel, optimizer: torch.optim.Optimizer, loss: Tensor, config: TrainConfig
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, config: TrainConfig
 ) -> Tensor:
     """Norm of the gradient of `loss` before clipping, a scalar, after one optimizer step.
 
-    A gradient that is not finite makes no step. The gradients are dropped at once: else they would
-    lie beside the activations of the next forward pass.
+    An optimizer that says `clips_gradients = True` scales gradients by itself, as those of
+    `asrkit.optim` do; one that has a `gradient_norm` after its step, as `Lamb`, is asked for it. A
+    gradient that is not finite makes no step. The gradients are dropped at once: else they would
+    lie beside the activations of the next forward pass. The host reads nothing from the device,
+    unless the optimizer cannot skip a step by itself.
 
     Args:
         model: Whose parameters get the gradient.
         optimizer: Over these parameters.
         loss: A scalar with a graph.
-        config: Its `clip` is the largest norm.
+        config: Its `clip` is the largest norm, for an optimizer that does not clip.
     """
     loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-    if bool(norm.isfinite()):
+    if hasattr(optimizer, "gradient_norm"):
         optimizer.step()
+        norm = optimizer.gradient_norm
+    else:
+        norm = _clip_and_step(model, optimizer, config)
     optimizer.zero_grad(set_to_none=True)
     return norm
 
 
+def _clip_and_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig
+) -> Tensor:
+    """Norm of the gradients before clipping, after one step with them where it is finite."""
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if not getattr(optimizer, "clips_gradients", False):
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), config.clip, norm)
+    if hasattr(norm, "full_tensor"):  # weights that FSDP2 has sharded
+        norm = norm.full_tensor()
+    step_if_finite(optimizer, norm)
+    return norm
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
+    """One step of `optimizer` where `norm` is finite; else weights and state stay bit for bit.
+
+    torch's fused optimizers decide that on the device, by the flag that they have for loss scaling.
+    An optimizer that says `skips_non_finite = True` looks at its gradients itself. For any other
+    the host has to read the norm.
+
+    Args:
+        optimizer: Of any kind.
+        norm: Norm of its gradients, a scalar on their device.
+    """
+    if getattr(optimizer, "skips_non_finite", False):
+        optimizer.step()
+    elif getattr(optimizer, "_step_supports_amp_scaling", False):
+        flagged: Any = optimizer
+        flagged.grad_scale = None
+        flagged.found_inf = norm.isfinite().logical_not().float()
+        optimizer.step()
+        del flagged.found_inf, flagged.grad_scale
+    elif bool(norm.isfinite()):
+        optimizer.step()
+
+
 def training_step(
-    model: TransducerModel, optimizer: torch.optim.Optimizer, config: TrainConfig | None = None
+    model: Model, optimizer: torch.optim.Optimizer, config: TrainConfig | None = None
 ) -> Callable[[int, float, int], None]:
     """step(n, seconds, tokens) for `asrkit.data.oom_search`: trains on n random utterances.
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from asrkit.transcribe.audio import find, read_audio
     from asrkit.transcribe.folder import Folder
     from asrkit.transcribe.formats import FORMATS, TIMED, Transcript, render, summary
-    from asrkit.transcribe.options import PipelineConfig, WindowOptions
+    from asrkit.transcribe.options import BeamOptions, PipelineConfig, WindowOptions
     from asrkit.transcribe.pipeline import Recognizer, recognize
     from asrkit.transcribe.seams import Label, Word
     from asrkit.transcribe.windows import transcribe
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "TIMED",
+    "BeamOptions",
     "Folder",
     "Label",
     "PipelineConfig",
@@ -38,7 +39,7 @@ _FILES = {  # the file of this folder that defines each name
     "audio": ["find", "read_audio"],
     "folder": ["Folder"],
     "formats": ["FORMATS", "TIMED", "Transcript", "render", "summary"],
-    "options": ["PipelineConfig", "WindowOptions"],
+    "options": ["BeamOptions", "PipelineConfig", "WindowOptions"],
     "pipeline": ["Recognizer", "recognize"],
     "seams": ["Label", "Word"],
     "windows": ["transcribe"],

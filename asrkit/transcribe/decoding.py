@@ -5,16 +5,27 @@ A new kind of model is one more line in `KINDS`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
+from asrkit.decoders import (
+    Hypotheses,
+    NGram,
+    WordNGram,
+    ctc_beam,
+    ctc_greedy,
+    ctc_greedy_sequential,
+    transducer_beam,
+    transducer_greedy,
+)
+from asrkit.decoders.beams import LanguageModel
 from asrkit.models import CTCModel, TransducerModel
 from asrkit.models.transducer import log_probs
 from asrkit.shapes import expect
-from asrkit.transcribe.options import CAPTURED
+from asrkit.text import Tokenizer, token_texts
+from asrkit.transcribe.options import CAPTURED, BeamOptions
 
 
 class DecodeOptions(NamedTuple):
@@ -25,6 +36,8 @@ class DecodeOptions(NamedTuple):
     turn: str = "auto"
     max_symbols: int = 10
     confidence: bool = False
+    search: BeamOptions | None = None
+    lm: LanguageModel | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +53,31 @@ class ModelKind:
     # strategies of PipelineConfig to the decoder's names for them
     strategies: Mapping[str, str]
     captures: bool  # whether the decoder's loop can be a CUDA graph
+    beams: bool = False  # whether `decode` knows beam search
+    beam_confidence: bool = False  # whether its beam search knows each label's probability
+
+
+def read_lm(search: BeamOptions | None, tokenizer: Tokenizer | None) -> LanguageModel | None:
+    """The n-gram model that `search` names, over a tokenizer's tokens and the blank; None if none.
+
+    Raises:
+        ValueError: There is no such file or no tokenizer, or what the file holds is wrong.
+    """
+    if search is None or search.lm is None:
+        return None
+    expect(
+        tokenizer is not None,
+        "tokenizer",
+        "the model's, to read an n-gram model with",
+        "none",
+        "Recognizer.from_checkpoint has it.",
+    )
+    expect(search.lm.is_file(), "lm", "a file in ARPA format", str(search.lm))
+    texts = token_texts(cast(Tokenizer, tokenizer))
+    if search.lm_units == "words":
+        return WordNGram.read(search.lm, [*texts, ""], word_bonus=search.word_bonus)
+    written = ["<space>" if text == " " else text for text in texts]
+    return NGram.read(search.lm, [*written, "<blank>"])
 
 
 def _projected(model: TransducerModel, encoded: Tensor) -> Tensor:
@@ -61,6 +99,18 @@ def _ctc_output(model: CTCModel) -> nn.Module:
 def _decode_transducer(
     model: TransducerModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
+    beam = options.search
+    if beam is not None:
+        return transducer_beam(
+            model,
+            encoded,
+            lengths,
+            width=beam.beam,
+            max_symbols=options.max_symbols,
+            lm=options.lm,
+            lm_weight=beam.lm_weight,
+            label_bonus=beam.label_bonus,
+        )
     keywords: dict[str, Any] = {"strategy": options.strategy, "graphs": options.graphs}
     if options.graphs in CAPTURED:
         keywords["turn"] = options.turn
@@ -76,7 +126,19 @@ def _decode_ctc(
     model: CTCModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
     scores = log_probs(model.output(encoded))  # (B, T, V)
-    hypotheses = _CTC_DECODERS[options.strategy](scores, lengths)
+    beam = options.search
+    if beam is None:
+        hypotheses = _CTC_DECODERS[options.strategy](scores, lengths)
+    else:
+        hypotheses = ctc_beam(
+            scores,
+            lengths,
+            width=beam.beam,
+            top_tokens=beam.top_tokens,
+            lm=options.lm,
+            lm_weight=beam.lm_weight,
+            label_bonus=beam.label_bonus,
+        )
     if not options.confidence:
         return hypotheses
     return replace(hypotheses, confidence=_first_frame_probability(hypotheses, scores))
@@ -105,6 +167,7 @@ KINDS: dict[type[nn.Module], ModelKind] = {
             "windowed_looping": "windowed_looping",
         },
         captures=True,
+        beams=True,
     ),
     CTCModel: ModelKind(
         project=_as_encoded,
@@ -112,6 +175,8 @@ KINDS: dict[type[nn.Module], ModelKind] = {
         ctc_head=_ctc_output,
         strategies={"fastest": "batched", "batched": "batched", "one_by_one": "one_by_one"},
         captures=False,
+        beams=True,
+        beam_confidence=True,
     ),
 }
 

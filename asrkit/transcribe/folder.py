@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -53,13 +54,20 @@ def _mark(value: torch.Tensor) -> str:
 
 def text_settings(options: WindowOptions, config: PipelineConfig) -> dict[str, object]:
     """The settings that a transcript depends on: how batches are made and computed is not."""
-    return {
+    settings: dict[str, object] = {
         "window_s": options.window_s,
         "overlap_s": options.overlap_s,
         "timestamps": options.timestamps,
         "precision": config.precision,
         "max_symbols": config.max_symbols,
     }
+    search = config.search
+    if search is not None:  # else as before there was a beam, so that no transcript is made anew
+        settings["search"] = replace(search, lm=None)
+        if search.lm is not None:
+            with search.lm.open("rb") as file:
+                settings["lm"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return settings
 
 
 class Folder:

@@ -6,6 +6,7 @@ Importing this file needs no torch, so the command line can show these texts at 
 from dataclasses import dataclass, field, fields
 from math import isfinite
 from numbers import Real
+from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 GRAPH_STRATEGIES = ("fastest", "windowed_looping")  # decoders that can run as a CUDA graph
@@ -52,12 +53,65 @@ class WindowOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BeamOptions:
+    """Beam search instead of greedy decoding: its width, and what an n-gram model adds to it.
+
+    The decoders are `asrkit.decoders.ctc_beam` and `transducer_beam`.
+    """
+
+    beam: int = described(
+        8, "beam search that keeps so many hypotheses, instead of greedy decoding"
+    )
+    lm: Path | None = described(  # noqa: RUF009 - it is dataclasses.field
+        None, "n-gram model in ARPA format, plain or gzipped, for the beam"
+    )
+    lm_units: Literal["words", "tokens"] = described(
+        "words",
+        "what the n-gram model is over: words, scored where they end, or the model's tokens "
+        "(characters with <space> for the space, SentencePiece's pieces)",
+    )
+    lm_weight: float = described(0.3, "weight of the n-gram model's log-probability")
+    label_bonus: float = described(0.0, "nats added for each label, against short texts")
+    word_bonus: float = described(
+        0.0,
+        "nats added to each word's log-probability before its weight, against short texts: begin "
+        "with what an average word costs",
+    )
+    top_tokens: int | None = described(
+        None,
+        "CTC: only so many of the likeliest labels of a frame begin new hypotheses (default: all)",
+    )
+
+    def __post_init__(self) -> None:
+        from asrkit.shapes import MAX_COUNT, expect, whole
+
+        wanted = f"1 to {MAX_COUNT} hypotheses"
+        expect(whole(self.beam, 1, MAX_COUNT), "beam", wanted, repr(self.beam))
+        known = ("words", "tokens")
+        units = "one of 'words', 'tokens'"
+        expect(self.lm_units in known, "lm_units", units, repr(self.lm_units))
+        for name in ("lm_weight", "label_bonus", "word_bonus"):
+            value = getattr(self, name)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            expect(is_number and isfinite(value), name, "a finite number", repr(value))
+        most = self.top_tokens
+        expect(most is None or whole(most, 1), "top_tokens", "at least 1, or None", repr(most))
+        over_words = self.lm is not None and self.lm_units == "words"
+        expect(
+            over_words or not self.word_bonus,
+            "word_bonus",
+            "an n-gram model over words with it",
+            repr(self.word_bonus),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
     """How the recogniser computes, from waveforms to hypotheses.
 
-    The defaults run the model as it was loaded, on any device. `asrkit transcribe` takes them too,
-    except for encoder="optimized" on a CPU. No option but `precision` and `max_symbols` changes
-    what is recognised, except by rounding.
+    The defaults compute in the dtype in which the model was loaded, on any device. Transcription,
+    evaluation and the command line all take them. No option but `precision`, `max_symbols` and
+    `search` changes what is recognised, except by rounding.
     """
 
     normalization: Literal["batched", "one_by_one"] = described(
@@ -70,10 +124,11 @@ class PipelineConfig:
             "torch's settings, 'autocast' casts float32 weights to bfloat16 in the encoder only",
         )
     )
-    encoder: Literal["eager", "packed", "optimized", "compiled"] = described(
-        "eager",
+    encoder: Literal["auto", "eager", "packed", "optimized", "compiled"] = described(
+        "auto",
         "run the model as it is, with linear layers packed for a CPU (asrkit.models.packed), "
-        "through asrkit.models.optimize, or with its encoder's blocks compiled by torch.compile",
+        "through asrkit.models.optimize, or with its encoder compiled by torch.compile; "
+        "'auto' is 'optimized' on a CPU and 'eager' on CUDA",
     )
     encoder_graphs: Literal["off", "per_shape"] = described(
         "off", "replay the encoder as a CUDA graph, captured once for each shape"
@@ -94,6 +149,9 @@ class PipelineConfig:
     max_symbols: int | None = described(
         None, "most labels on one frame, for a transducer (none: what the checkpoint says, or 10)"
     )
+    search: BeamOptions | None = described(  # noqa: RUF009 - it is dataclasses.field
+        None, "beam search, or greedy decoding (none)"
+    )
     order: Literal["by_length", "as_given"] = described(
         "by_length", "batch utterances of similar length, or as they come"
     )
@@ -105,11 +163,21 @@ class PipelineConfig:
         from asrkit.shapes import expect, whole
 
         for name, annotation in get_type_hints(type(self)).items():
-            if name != "max_symbols":
+            if name not in ("max_symbols", "search"):
                 known, value = get_args(annotation), getattr(self, name)
                 expect(value in known, name, "one of " + ", ".join(map(repr, known)), repr(value))
         most = self.max_symbols
         expect(most is None or whole(most, 1), "max_symbols", "at least 1, or None", repr(most))
+        beam = self.search
+        is_search = beam is None or isinstance(beam, BeamOptions)
+        expect(is_search, "search", "BeamOptions or None", repr(beam))
+        greedy_only = self.strategy != "fastest" or self.graphs in CAPTURED
+        expect(
+            beam is None or not greedy_only,
+            "search",
+            "None with a strategy or graphs of greedy decoding",
+            "a beam",
+        )
         expect(
             self.graphs not in CAPTURED or self.strategy in GRAPH_STRATEGIES,
             "graphs",

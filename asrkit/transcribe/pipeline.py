@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from asrkit.decoders import Hypotheses
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
 from asrkit.models import Checkpoint
-from asrkit.models.execution import EncoderGraphs, cast_copy, prepare, tf32
+from asrkit.models.execution import EncoderForm, EncoderGraphs, cast_copy, prepare, tf32
 from asrkit.shapes import expect
-from asrkit.transcribe.decoding import DecodeOptions, kind_of
+from asrkit.text import Tokenizer
+from asrkit.transcribe.decoding import DecodeOptions, kind_of, read_lm
 from asrkit.transcribe.options import CAPTURED, PipelineConfig
 
 T = TypeVar("T")
@@ -40,7 +41,10 @@ def recognize(
     max_symbols: int | None = None,
     confidence: bool = False,
 ) -> Hypotheses:
-    """Greedy hypotheses of B waveforms, by the recogniser with default settings.
+    """Greedy hypotheses of B waveforms, by a recogniser that is used once.
+
+    The encoder runs as it is: to prepare it takes longer than one batch gains. A `Recognizer`
+    prepares it once for many batches.
 
     Args:
         checkpoint: model and feature settings.
@@ -50,8 +54,21 @@ def recognize(
             say, or 10.
         confidence: also return each label's probability; for CTC, that on its first frame.
     """
-    recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(max_symbols=max_symbols))
+    config = PipelineConfig(encoder="eager", max_symbols=max_symbols)
+    recognizer = Recognizer.from_checkpoint(checkpoint, config)
     return recognizer(waveforms, lengths, confidence=confidence)
+
+
+def encoder_form(config: PipelineConfig, device: torch.device) -> EncoderForm:
+    """How the encoder runs on `device`: as `config` says, or for "auto" the fastest known way.
+
+    What "optimized" gains on CUDA is not measured yet.
+    """
+    if config.encoder != "auto":
+        return config.encoder
+    if device.type == "cpu":
+        return "optimized"
+    return "eager"
 
 
 def weight_dtype(model: nn.Module, config: PipelineConfig) -> torch.dtype:
@@ -79,15 +96,17 @@ class ModelVariants:
 
     def model_for(self, config: PipelineConfig) -> Any:
         """The model with the precision and the encoder of `config`; ValueError where impossible."""
+        weight = next(self.model.parameters())
         dtype = weight_dtype(self.model, config)
-        key = (dtype, config.encoder)
+        form = encoder_form(config, weight.device)
+        key = (dtype, form)
         if key not in self.variants:
-            as_it_is = key == (next(self.model.parameters()).dtype, "eager")
+            as_it_is = key == (weight.dtype, "eager")
             if as_it_is or self.in_place:
                 made = self.model.to(dtype)
             else:
                 made = cast_copy(self.model, dtype)
-            self.variants[key] = prepare(made, config.encoder)
+            self.variants[key] = prepare(made, form)
         return self.variants[key]
 
     def graphs_for(
@@ -110,9 +129,11 @@ class Recognizer:
 
     Args:
         model: of a class in asrkit.transcribe.decoding.KINDS, or its `ModelVariants` to share.
-        config: how to compute; None: the defaults.
+        config: how to compute; None: the defaults, which prepare a copy of the encoder on a CPU:
+            it does not see later changes of the weights.
         features: log-mel settings of the model.
         max_symbols: most labels on one frame, where `config` does not say.
+        tokenizer: of the model, to read an n-gram model with, if `config` names one.
 
     Raises:
         ValueError: the model or its device cannot do what `config` asks for.
@@ -129,6 +150,7 @@ class Recognizer:
         *,
         features: FeatureConfig | None = None,
         max_symbols: int = MAX_SYMBOLS,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         variants = model if isinstance(model, ModelVariants) else ModelVariants(model)
         self.config = PipelineConfig() if config is None else config
@@ -137,13 +159,19 @@ class Recognizer:
         self.feature_config = features or FeatureConfig()
         self.kind = kind_of(variants.model)
         self.device = next(variants.model.parameters()).device
+        self.config = replace(self.config, encoder=encoder_form(self.config, self.device))
         self.dtype = weight_dtype(variants.model, self.config)
         self._check(variants.model)
+        lm: Any = read_lm(self.config.search, tokenizer)
+        if lm is not None:
+            lm = lm.to(self.device)
         self.decode_options = DecodeOptions(
             strategy=self.kind.strategies[self.config.strategy],
             graphs=self.config.graphs,
             turn=self.config.turn,
             max_symbols=self.config.max_symbols or max_symbols,
+            search=self.config.search,
+            lm=lm,
         )
         self.model = variants.model_for(self.config)
         self.run_encoder: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._encode
@@ -161,7 +189,7 @@ class Recognizer:
         """The recogniser of a checkpoint.
 
         Args:
-            checkpoint: model, feature settings, and notes that may hold `max_symbols`.
+            checkpoint: model, tokenizer, feature settings, and notes that may hold `max_symbols`.
             config: how to compute; None: the defaults.
             in_place: prepare the checkpoint's model itself instead of a copy, which saves memory;
                 it cannot be saved or trained afterwards.
@@ -171,6 +199,7 @@ class Recognizer:
             config,
             features=FeatureConfig(**checkpoint.features),
             max_symbols=checkpoint.notes.get("max_symbols", MAX_SYMBOLS),
+            tokenizer=checkpoint.tokenizer,
         )
 
     def __call__(
@@ -186,6 +215,11 @@ class Recognizer:
         features, frames = self.features(waveforms, lengths)
         encoded, ends = self.encode(features, frames)
         return self.decode(encoded, ends, confidence=confidence)
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether `confidence` can be asked for: the beam of transducers has none."""
+        return self.config.search is None or self.kind.beam_confidence
 
     @torch.inference_mode()
     def features(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +253,7 @@ class Recognizer:
 
     @torch.inference_mode()
     def decode(self, encoded: Tensor, lengths: Tensor, *, confidence: bool = False) -> Hypotheses:
-        """Greedy hypotheses of encoded frames.
+        """Hypotheses of encoded frames, greedy ones or those of a beam, as the config says.
 
         Args:
             encoded: (B, T, P), as `encode` returns them.
@@ -273,6 +307,8 @@ class Recognizer:
             f"'auto' or 'off' for a {name}",
             repr(self.config.graphs),
         )
+        no_beam = self.config.search is None
+        expect(self.kind.beams or no_beam, "search", f"None for a {name}", "a beam")
         on_cuda = self.device.type == "cuda"
         for option, needs_cuda in (
             ("encoder_graphs", self.config.encoder_graphs == "per_shape"),

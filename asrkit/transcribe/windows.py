@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from asrkit.models import Checkpoint
+from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 from asrkit.transcribe.audio import blocks, find, seconds
 from asrkit.transcribe.formats import Transcript
@@ -175,6 +176,13 @@ class _Transcriber:
         files: Sequence[Path],
         options: WindowOptions,
     ) -> None:
+        expect(
+            recognizer.has_confidence or not options.timestamps,
+            "timestamps",
+            "greedy decoding of this model",
+            "a beam search",
+            "The beam of a transducer has no confidences.",
+        )
         config = recognizer.feature_config
         self.recognizer = recognizer
         self.tokenizer = tokenizer
@@ -269,15 +277,21 @@ class _Transcriber:
         scores = hypotheses.scores.tolist()
         results: list[list[Label] | str] = []
         for row, (window, score) in enumerate(zip(batch, scores, strict=True)):
-            if math.isnan(score):
-                results.append(
-                    "model: expected finite scores, got NaN in "
-                    f"{self.recognizer.dtype}. Try another --dtype."
-                )
+            if not math.isfinite(score):
+                results.append(self._no_score(score))
                 continue
             values = zip(*(column[row][: counts[row]] for column in columns), strict=True)
             results.append([self._label(window, *value) for value in values])
         return results
+
+    def _no_score(self, score: float) -> str:
+        """What is said of a window without a finite score."""
+        dtype = self.recognizer.dtype
+        remedy = "Try another --dtype."
+        if self.recognizer.decode_options.lm is not None:
+            remedy += " Or the --lm excludes all texts: it needs <unk> to allow unknown words."
+        shown = str(score).replace("nan", "NaN")
+        return f"model: expected finite scores, got {shown} in {dtype}. {remedy}"
 
     def _label(
         self, window: _Window, token: int, frame: int, duration: int, confidence: float

@@ -70,7 +70,7 @@ def _expect_committed_code(records: Sequence[Record]) -> None:
             continue
         measured_by = "other code"
         if code["dirty"]:
-            measured_by = "a checkout with changes"
+            measured_by = "a checkout with uncommitted changes"
         raise ValueError(
             f"{record['what']} of {record['captured_at']}: expected records of code that a commit "
             f"here holds, got {measured_by}. Pass --dirty to take it."

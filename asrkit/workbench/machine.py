@@ -210,7 +210,7 @@ def stamp() -> str:
     gpus = " + ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
     commit = (code()["commit"] or "installed")[:9]
     if code()["dirty"]:
-        commit += " with changes"
+        commit += " with uncommitted changes"
     parts = [
         f"{machine['cpu_model']}, {machine['cpu_usable']} cores, {machine['ram_gib']} GiB, {gpus}",
         f"Python {versions['python']}, torch {versions['torch']}",

@@ -65,3 +65,13 @@ def _wrap(text: str, width: int) -> list[str]:
     if len(text) <= width:  # wrapping would drop spaces that align cells
         return [text]
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """`share` in per cent, with a space before the sign: "26 %".
+
+    Args:
+        share: A fraction, as 0.26.
+        digits: Digits after the point.
+    """
+    return f"{100 * share:.{digits}f} %"

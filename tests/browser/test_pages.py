@@ -32,6 +32,9 @@ for impl in ("wavefront", "numba_cpu"):
     one = records.Measurement(what="joint-memory-measured", metric="ratio", unit="1", value=1.0, impl=impl)
     records.publish(one.sealed())"""
 TABLE = "import pandas\npandas.DataFrame({'T': [100, 200], 'bytes': [1e6, 2e6]}, index=['short', 'long'])"
+SENTENCES = """import pandas
+row = {"claim": "The joint of a transducer takes most of the memory", "published": "5×", "verdict": "reproduced"}
+pandas.DataFrame([row]).style.hide(axis="index")"""
 TEXT = "A joint takes 1.6 GB<!-- joint-memory-20s -->.\n\n$$\\alpha_{t, u} + \\beta_{t, u}$$"
 SLIDER = """def draw(size):
     figure, ax = plots.canvas(f"{size} bars")
@@ -56,6 +59,7 @@ SMALL = {
         PARAMETERS,
         new_code_cell(PICTURE),
         new_code_cell(TABLE),
+        new_code_cell(SENTENCES),
     ],
     "03_loss_kernels": [
         new_markdown_cell("# Does it fail?"),
@@ -204,18 +208,18 @@ def test_every_notebook_is_opened_from_the_index_and_leads_back(index, site):
 
 
 def test_links_from_numbers_and_records_land_on_their_claim(window, pages):
-    tabs, landed = window(), {"p": [], "table": []}
+    tabs, landed = window(), {"p a.claim": [], "table a[href^='ledger.html#']": []}
     for name in ("01_transducer", "02_joint_memory"):
         page = tabs.open(pages[name])
         for place, found in landed.items():
-            for link in page.locator(f"{place} a[href^='ledger.html#']").all()[:2]:
+            for link in page.locator(place).all()[:2]:
                 href = link.get_attribute("href")
                 there = tabs.open(pages["ledger"].replace("ledger.html", href))
                 row = there.locator("tr:target")
                 row.wait_for()
                 assert 0 <= row.evaluate("row => row.getBoundingClientRect().top") < 900
                 found.append(row.get_attribute("id") == href.split("#")[1])
-    assert all(landed["p"]) and all(landed["table"]) and min(map(len, landed.values())) > 0
+    assert all(map(all, landed.values())) and min(map(len, landed.values())) > 0
 
 
 def test_without_a_script_every_claim_stands_in_a_plain_table(window, pages, ledger):
@@ -302,6 +306,36 @@ def test_a_figure_is_dark_on_a_dark_page(window, pages):
         assert len(np.unique(seen.reshape(-1, 3), axis=0)) > 20
         medians.append(np.median(seen))
     assert medians[0] > 200 and medians[1] < 60
+
+
+def test_on_a_phone_a_row_with_sentences_is_a_block_and_a_figure_scrolls(window, pages):
+    page = window(**PHONE).open(pages["02_joint_memory"])
+    verdict = page.locator(".stacked td[data-label='verdict']").first
+    assert verdict.evaluate("cell => getComputedStyle(cell, '::before').content") == '"verdict"'
+    heads = page.locator(".stacked thead")
+    assert heads.count() > 0 and heads.locator("visible=true").count() == 0
+    cells = page.locator(".stacked td").locator("visible=true").all()
+    boxes = [cell.bounding_box() for cell in cells]
+    assert len(boxes) >= 3 and all(
+        box["x"] >= 0 and box["x"] + box["width"] <= 360 for box in boxes
+    )
+    figure = page.locator(".picture").first
+    sizes = figure.evaluate("box => [box.clientWidth, box.scrollWidth, box.tabIndex]")
+    assert sizes[0] < 360 < 600 < sizes[1] and sizes[2] == 0
+    assert against(page) == []
+
+
+def test_the_line_about_marks_leads_to_what_each_verdict_means(window, pages):
+    page = window().open(pages["02_joint_memory"])
+    page.locator("p.marks").get_by_role("link").click()
+    page.locator("#verdicts[open] dl").wait_for()  # until it is visible
+
+
+def test_on_a_wide_screen_the_same_table_is_a_table(window, pages):
+    page = window().open(pages["02_joint_memory"])
+    assert page.locator(".stacked thead").first.is_visible()
+    verdict = page.locator(".stacked td[data-label='verdict']").first
+    assert verdict.evaluate("cell => getComputedStyle(cell).display") == "table-cell"
 
 
 def test_no_page_is_wider_than_a_phone(window, pages):

@@ -3,11 +3,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from asrkit.data import AugmentConfig, spec_augment
+from asrkit.data import AugmentConfig, spec_augment, warp_features
 from asrkit.data import augment as augment_with_lengths
+from asrkit.features import FeatureConfig, mel_edges_hz
 
 NOTHING = AugmentConfig(
-    speed=(1, 1), noise=0, room=0, telephone=0, gain_db=(0, 0), time_masks=0, frequency_masks=0
+    speed=(1, 1),
+    rate=(1, 1),
+    formants=(1, 1),
+    trim=0,
+    silence=0,
+    noise=0,
+    room=0,
+    telephone=0,
+    low_cut=0,
+    gain_db=(0, 0),
+    time_masks=0,
+    frequency_masks=0,
 )
 
 
@@ -31,6 +43,55 @@ def test_with_everything_off_waveforms_come_back_as_they_were():
     out = augment(waveforms, lengths, seeded(), config=NOTHING)
     for row, size in enumerate(lengths):
         assert torch.allclose(out[row, :size], waveforms[row, :size], atol=1e-6)
+
+
+def loud_with_quiet_ends(before_db, behind_db):
+    """Noise of 0.1 s, 0.3 s and 0.2 s, the ends so far below the middle, and the samples."""
+    parts = [(1600, before_db), (4800, 0.0), (3200, behind_db)]
+    noise = [torch.randn(n, generator=seeded(n)) * 0.1 * 10 ** (-db / 20) for n, db in parts]
+    return torch.cat(noise)
+
+
+def test_quiet_ends_are_cut_off_and_what_is_between_stays():
+    waveforms = torch.zeros(3, 12_000)
+    for row, ends_db in enumerate([(20, 20), (20, 9), (9, 9)]):
+        waveforms[row, :9600] = loud_with_quiet_ends(*ends_db)
+    waveforms[:, 9600:] = float("nan")
+    lengths = torch.full((3,), 9600)
+    cut = replace(NOTHING, trim=1.0, trim_db=(12.0, 12.0))
+    out, kept = augment_with_lengths(waveforms, lengths, seeded(), config=cut)
+    assert kept.tolist() == [4800, 8000, 9600]
+    for row, first in enumerate([1600, 1600, 0]):
+        end = first + int(kept[row])
+        torch.testing.assert_close(
+            out[row, : kept[row]], waveforms[row, first:end], atol=1e-6, rtol=0
+        )
+        assert (out[row, kept[row] :] == 0).all()
+
+
+def test_what_was_cut_off_is_heard_no_more():
+    waveforms = loud_with_quiet_ends(20, 20)[None]
+    shorter = torch.nn.functional.pad(waveforms[:, 1600:6400], (0, 4800))
+    filtered = replace(NOTHING, low_cut=1.0, low_cut_hz=(100.0, 100.0))  # looks ahead
+    cut = replace(filtered, trim=1.0, trim_db=(12.0, 12.0))
+    out = augment(waveforms, torch.tensor([9600]), seeded(), config=cut)
+    expected = augment(shorter, torch.tensor([4800]), seeded(), config=filtered)
+    torch.testing.assert_close(out[:, :4800], expected[:, :4800], atol=1e-6, rtol=0)
+
+
+def test_silence_and_a_single_sample_survive_the_cut():
+    waveforms = torch.zeros(2, 500)
+    waveforms[1, 0] = 0.5
+    cut = replace(NOTHING, trim=1.0)
+    out, kept = augment_with_lengths(waveforms, torch.tensor([500, 1]), seeded(), config=cut)
+    assert kept.tolist() == [500, 1] and out[1, 0] == pytest.approx(0.5, abs=1e-6)
+
+
+def test_so_many_are_cut_as_the_share_says():
+    waveforms = loud_with_quiet_ends(20, 20).repeat(400, 1)
+    cut = replace(NOTHING, trim=0.3, trim_db=(12.0, 12.0))
+    _, kept = augment_with_lengths(waveforms, torch.full((400,), 9600), seeded(), config=cut)
+    assert 0.2 < (kept < 9600).double().mean() < 0.4
 
 
 def test_what_lies_in_the_padding_cannot_matter_and_comes_back_as_zero():
@@ -147,8 +208,130 @@ def test_the_shortest_waveforms_survive(S):
     )
 
 
+def test_speed_keeps_its_range_in_a_batch_of_short_words_too():
+    words, lengths = torch.randn(2, 6400, generator=seeded()), torch.tensor([6400, 3200])
+    speeds = set()
+    for seed in range(20):
+        config = replace(NOTHING, speed=(0.9, 1.1))
+        out, shortened = augment_with_lengths(words, lengths, seeded(seed), config=config)
+        assert 0.9 <= out.shape[1] / 6400 <= 1.1
+        assert abs(int(shortened[1]) - int(shortened[0]) / 2) <= 1
+        speeds.add(out.shape[1])
+    assert len(speeds) > 3
+
+
+def test_silence_stands_around_the_speech_and_leaves_it_as_it_was():
+    waveforms, lengths = speech()
+    config = replace(NOTHING, silence=1, silence_s=(0.05, 0.2))
+    out, longer = augment_with_lengths(waveforms, lengths, seeded(), config=config)
+    added = longer - lengths
+    assert (added >= 2 * 800).all() and (added <= 2 * 3200).all()
+    for row, size in enumerate(lengths):
+        first = int((out[row].abs() > 1e-5).nonzero()[0])
+        assert 799 <= first <= 3200
+        spoken = out[row, first : first + size]
+        assert torch.allclose(spoken, waveforms[row, :size], atol=1e-5)
+        assert out[row, first + size :].abs().max() < 1e-5
+    some, _ = augment_with_lengths(waveforms, lengths, seeded(), config=replace(config, silence=0))
+    assert some.shape == waveforms.shape
+
+
+def test_silence_does_not_count_in_the_ratio_of_speech_to_noise():
+    waveforms, lengths = torch.randn(16, 8000, generator=seeded(1)), torch.full((16,), 8000)
+    config = replace(NOTHING, noise=1, snr_db=(20, 20), silence=1, silence_s=(1.0, 1.0))
+    noisy, _ = augment_with_lengths(waveforms, lengths, seeded(), config=config)
+    noise_power = noisy[:, 1000:15_000].square().mean(1)
+    ratio_db = 10 * torch.log10(waveforms.square().mean(1) / noise_power)
+    assert (ratio_db - 20).abs().max() < 1
+
+
+def test_a_low_cut_stops_below_its_edge_and_passes_above_it():
+    seconds = torch.arange(16_000) / 16_000
+    tones = [torch.sin(2 * torch.pi * hz * seconds) for hz in (60.0, 150.0, 500.0, 3000.0)]
+    waveforms = torch.stack(tones)
+    config = replace(NOTHING, low_cut=1, low_cut_hz=(300, 300))
+    out = augment(waveforms, torch.full((4,), 16_000), seeded(), config=config)
+    ratio = out.square().mean(1) / waveforms.square().mean(1)
+    assert (ratio[:2] < 1e-2).all() and (ratio[2:] > 0.98).all()
+
+
+def test_warping_by_one_changes_nothing_but_the_padding():
+    features, lengths = torch.randn(3, 50, 80, generator=seeded()), torch.tensor([50, 20, 1])
+    out, same = warp_features(features, lengths, seeded(), config=NOTHING)
+    assert torch.equal(same, lengths) and out.dtype == torch.float32
+    for row, size in enumerate(lengths):
+        assert torch.allclose(out[row, :size], features[row, :size], atol=1e-4)
+        assert (out[row, size:] == 0).all()
+
+
+def test_what_lies_in_the_padding_of_features_cannot_matter():
+    features, lengths = torch.randn(2, 50, 80, generator=seeded()), torch.tensor([50, 20])
+    other = features.clone()
+    other[1, 20:] = 1e6
+    config = AugmentConfig(rate=(0.5, 2), formants=(0.5, 2))
+    outs = [warp_features(x, lengths, seeded(3), config=config)[0] for x in (features, other)]
+    assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.5])
+def test_rate_stretches_time_and_leaves_frequencies_alone(rate):
+    lengths = torch.tensor([101, 41])
+    ramp = torch.arange(101.0)[None, :, None].expand(2, -1, 80) + torch.arange(80.0) * 1000
+    config = replace(NOTHING, rate=(rate, rate))
+    out, longer = warp_features(ramp, lengths, seeded(), config=config)
+    for row in range(2):
+        size = int(longer[row])
+        assert abs(size - rate * int(lengths[row])) <= 1
+        first, last = out[row, 0], out[row, size - 1]
+        assert torch.allclose(first, torch.arange(80.0) * 1000, atol=0.1)
+        assert torch.allclose(last - first, (lengths[row] - 1).float(), atol=0.1)
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_formants_move_all_frequencies_by_one_factor_and_leave_time_alone(factor):
+    centres_hz = mel_edges_hz(FeatureConfig())[1:-1].float()
+    peaks = [15, 30, 50]
+    features = torch.zeros(3, 4, 80)
+    for row, peak in enumerate(peaks):
+        features[row] = -((torch.log(centres_hz / centres_hz[peak])) ** 2)
+    config = replace(NOTHING, formants=(factor, factor))
+    out, lengths = warp_features(features, torch.full((3,), 4), seeded(), config=config)
+    assert (lengths == 4).all() and torch.equal(out[:, 0], out[:, 3])
+    for row, peak in enumerate(peaks):
+        moved = centres_hz[out[row, 0].argmax()] / centres_hz[peak]
+        assert abs(float(torch.log(moved / factor))) < 0.04  # a band's width
+
+
+@pytest.mark.parametrize("T", [1, 2, 63])
+def test_features_of_any_length_stay_finite_and_have_a_frame_at_least(T):
+    config = AugmentConfig(rate=(0.1, 0.2), formants=(0.5, 2.0))
+    lengths = torch.tensor([T, 1])
+    out, shorter = warp_features(torch.ones(2, T, 80), lengths, seeded(), config=config)
+    assert out.isfinite().all() and (shorter >= 1).all() and out.shape[1] == int(shorter.max())
+    again, _ = warp_features(torch.ones(2, T, 80), lengths, seeded(), config=config)
+    assert torch.equal(out, again)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"noise": 2}, "noise: expected a share in 0..1, got 2"),
+        ({"silence": -0.1}, "silence: expected a share in 0..1"),
+        ({"rate": (0, 1)}, "rate: expected a range above 0"),
+        ({"formants": (1.2, 0.8)}, "formants: expected a range above 0"),
+        ({"silence_s": (-1, 1)}, "silence_s: expected a range from 0 up"),
+        ({"gain_db": (3, -3)}, "gain_db: expected least and greatest"),
+    ],
+)
+def test_settings_out_of_range_are_refused_in_one_line(wrong, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        AugmentConfig(**wrong)
+
+
 def test_bad_arguments_are_refused_in_one_line():
-    with pytest.raises(ValueError, match=r"each in 0..1"):
-        AugmentConfig(noise=2)
     with pytest.raises(ValueError, match=r"lengths: expected shape \(B=2\)"):
         augment(torch.ones(2, 10), torch.ones(3), seeded())
+    with pytest.raises(ValueError, match=r"lengths: expected shape \(B=2\)"):
+        warp_features(torch.ones(2, 10, 80), torch.ones(3), seeded())
+    with pytest.raises(ValueError, match=r"features: expected shape \(B, T, F=80\)"):
+        warp_features(torch.ones(2, 10, 40), torch.ones(2), seeded())

@@ -13,7 +13,7 @@ from torch import nn
 
 from asrkit.decoders import release_graphs, transducer_greedy
 from asrkit.decoders.states import map_state, state_tensors
-from asrkit.decoders.transducer import graph_capture, graphs
+from asrkit.decoders.transducer import graph_capture, graphs, loop_cache
 from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 
@@ -312,11 +312,11 @@ WRAPPERS = (
 def test_weights_are_seen_through_wrappers(make, kind):
     net = make("lstm", 3)
     wrapped = wrappers(net)[kind]
-    before = set(graphs.fingerprint(wrapped))
-    assert set(graphs.fingerprint(net)) <= before
-    assert set(graphs.fingerprint(wrapped)) == before
+    before = set(loop_cache.fingerprint(wrapped))
+    assert set(loop_cache.fingerprint(net)) <= before
+    assert set(loop_cache.fingerprint(wrapped)) == before
     net.output.bias = nn.Parameter(net.output.bias.clone())
-    assert set(graphs.fingerprint(wrapped)) != before
+    assert set(loop_cache.fingerprint(wrapped)) != before
 
 
 def test_a_module_that_knows_its_owner_is_walked_to_an_end(make):
@@ -324,7 +324,7 @@ def test_a_module_that_knows_its_owner_is_walked_to_an_end(make):
     net.predictor.owner = [net]
     net.predictor.hidden = SimpleNamespace(owner=net)
     vars(net.predictor)["also"] = net  # as no submodule
-    assert 0 < len(list(graphs.fingerprint(net))) < 1000
+    assert 0 < len(list(loop_cache.fingerprint(net))) < 1000
 
 
 def test_a_wrapper_is_followed_when_its_weights_move(make, speak, same, uncaptured):
@@ -471,7 +471,7 @@ def test_a_captured_loop_does_not_keep_the_model_alive(make, speak, monkeypatch)
     monkeypatch.setattr(graphs, "capture", lambda loop, greedy, mode: lambda: None)
     model, store = make("lstm", 3), graphs.GraphCache()
     by_graphs(store, model, *speak("lstm", 4, 11, 3), "step")
-    graphs.weakref.finalize(model, gone.append, 1)
+    loop_cache.weakref.finalize(model, gone.append, 1)
     del model
     gc.collect()
     assert gone and len(store.loops) == 1

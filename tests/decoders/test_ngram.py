@@ -3,13 +3,14 @@
 import gzip
 import math
 import random
+import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asrkit.decoders import NGram
+from asrkit.decoders import NGram, WordNGram
 
 
 def arpa(grams):
@@ -137,6 +138,8 @@ def test_to_moves_every_tensor(tmp_path):
     ("-0.75\tb", "nan\tb", "lm.arpa:11: expected a log10 probability of at most 0, got nan."),
     ("-0.75\tb", "0.5\tb", "lm.arpa:11: expected a log10 probability of at most 0, got 0.5."),
     ("-0.75\tb", "x\tb", "lm.arpa:11: expected a number, got 'x'."),
+    ("-0.75\tb", "-1e300\tb", "lm.arpa:11: expected a log10 probability above -1e38, or -inf, got -1e300."),
+    ("ngram 1=4", f"ngram 1={5000 * '9'}", f"lm.arpa:4: expected a line 'ngram 1=count', got ngram 1={5000 * '9'}."),
     ("-0.75\tb", "-0.75\ta", "lm.arpa:11: expected every n-gram once, got -0.75\ta."),
     ("a\t-0.25", "a\tinf", "lm.arpa:10: expected a finite back-off weight, got inf."),
     ("a\t-0.25", "a\tnan", "lm.arpa:10: expected a finite back-off weight, got nan."),
@@ -202,3 +205,93 @@ def test_a_byte_order_mark_and_lines_of_windows_are_read(tmp_path):
         b"\xef\xbb\xbf" + arpa(GOOD).partition("\n\n")[2].replace("\n", "\r\n").encode()
     )
     assert NGram.read(tmp_path / "lm.arpa", ["a", "b"]).order == 2
+
+
+def spellings(words):
+    """Pieces that cut words in several ways; "▁" alone and "" for blank are among them."""
+    return ["", "▁", *(f"▁{word}" for word in words), *"abc", "ab", "bc", "▁ab", "▁▁c"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 3), st.booleans(), st.sampled_from(["▁", " "]))
+def test_words_have_the_probability_of_the_textbook(tmp_path_factory, seed, order, unknown, mark):
+    words = ["a", "b", "ab", "abc", "ba", "cab"]
+    grams = random_grams(seed, order, words, unknown)
+    path = tmp_path_factory.mktemp("lm") / "words.arpa"
+    path.write_text(arpa(grams), encoding="utf-8")
+    pieces = [piece.replace("▁", mark) for piece in spellings(words)]
+    lm, rng = WordNGram.read(path, pieces, word_bonus=0.25), random.Random(seed)
+    states, said, total = lm.start(4), [""] * 4, torch.zeros(4)
+    for _ in range(rng.randint(0, 9)):
+        tokens = [rng.randrange(1, len(pieces)) for _ in said]
+        total = total + lm.scores(states)[range(4), tokens]
+        states = lm.advance(states, torch.tensor(tokens))
+        said = [text + pieces[token] for text, token in zip(said, tokens, strict=True)]
+    total = total + lm.final(states)
+    wanted = []
+    for text in said:
+        history, cost = ("<s>",), 0.0
+        for word in [*text.replace(mark, " ").split(), "</s>"]:
+            word = word if (word,) in grams else "<unk>"
+            past = history[max(0, len(history) - order + 1) :]
+            cost += textbook(grams, past, word) + 0.25 * (word != "</s>")
+            history = (*history, word)
+        wanted.append(cost)
+    torch.testing.assert_close(total, torch.tensor(wanted), rtol=1e-5, atol=1e-4)
+
+
+def test_tokens_inside_a_word_cost_nothing_until_the_next_begins(tmp_path):
+    (tmp_path / "lm.arpa").write_text(arpa(GOOD))
+    lm = WordNGram.read(tmp_path / "lm.arpa", [" ", "a", "b"])
+    state = lm.start(1)
+    assert lm.scores(state).tolist() == [[0, 0, 0]]  # a space before the first word is no word
+    state = lm.advance(state, torch.tensor([1]))
+    found = lm.scores(state)[0] / math.log(10)
+    # <s> is listed with no "<s> a": its back-off weight, and "a"
+    torch.testing.assert_close(found, torch.tensor([-1.0, 0, 0]), rtol=1e-5, atol=1e-5)
+    state = lm.advance(lm.advance(state, torch.tensor([0])), torch.tensor([0]))
+    assert lm.scores(state).tolist() == [[0, 0, 0]]  # nor is what lies between two spaces
+    state = lm.advance(state, torch.tensor([2]))
+    found = lm.final(state) / math.log(10)  # "a b" is listed, then "</s>" after "b"
+    torch.testing.assert_close(found, torch.tensor([-0.125 - 1.0]), rtol=1e-5, atol=1e-5)
+
+
+def test_the_words_of_a_file_and_their_tree_move_to_another_device(tmp_path):
+    (tmp_path / "lm.arpa").write_text(arpa(GOOD))
+    moved = WordNGram.read(tmp_path / "lm.arpa", [" ", "a", "b"]).to("meta")
+    assert moved.scores(moved.start(3)).shape == (3, 3)
+    tensors = [*vars(moved).values(), *vars(moved.ngram).values()]
+    kinds = {part.device.type for part in tensors if isinstance(part, torch.Tensor)}
+    assert kinds == {"meta"}
+
+
+@pytest.mark.parametrize(("tokens", "wanted"), [
+    ([], "tokens: expected at least one, got none."),
+    ([0, 1], "tokens: expected a text each, got 0. WordNGram spells words by what each token writes."),
+    (None, "tokens: expected a sequence of what tokens write, got NoneType."),
+    (["a", "b"], "tokens: expected some that begin with ' ' or '▁', got ['a', 'b']."),
+    ([" ", "a b"], "tokens: expected ' ' or '▁' as first characters only, got ['a b']."),
+    ([" ", "A"], "lm.arpa: expected a word that the tokens can spell, got 2 others, as ['a']. Are both in lower case?"),
+])  # fmt: skip
+def test_tokens_that_spell_no_words_are_refused(tmp_path, tokens, wanted):
+    (tmp_path / "lm.arpa").write_text(arpa(GOOD))
+    with pytest.raises(ValueError) as error:
+        WordNGram.read(tmp_path / "lm.arpa", tokens)
+    assert str(error.value) == wanted
+
+
+@pytest.mark.parametrize("token", ["<space>", "▁b"])
+def test_a_model_over_tokens_is_not_taken_for_one_over_words(tmp_path, token):
+    (tmp_path / "lm.arpa").write_text(
+        arpa(GOOD).replace("\tb", f"\t{token}").replace("a b", f"a {token}")
+    )
+    said = f"lm.arpa: expected a model over words, got one that lists {token!r}. "
+    with pytest.raises(ValueError, match=re.escape(said)):
+        WordNGram.read(tmp_path / "lm.arpa", [" ", "a", "b"])
+
+
+@pytest.mark.parametrize("old, new", [("\\data\\\n", ""), ("\\1-grams:", "\\3-grams:"), ("-0.75\tb", "b"), ("-0.75\tb", "x\tb")])  # fmt: skip
+def test_a_malformed_file_of_words_is_one_line_too(tmp_path, old, new):
+    (tmp_path / "lm.arpa").write_text(arpa(GOOD).replace(old, new, 1))
+    with pytest.raises(ValueError, match=r"^lm\.arpa:\d+: expected [^\n]+$"):
+        WordNGram.read(tmp_path / "lm.arpa", [" ", "a", "b"])

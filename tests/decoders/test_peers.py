@@ -10,9 +10,9 @@ import torch
 from asrkit.decoders import transducer_greedy
 from asrkit.models import ConvConfig, LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.workbench import bench
+from asrkit.workbench.bench.peers.peer_decoders import write
+from asrkit.workbench.bench.peers.processes import HERE, PYTHON
 from asrkit.workbench.bench.planted import planted
-from asrkit.workbench.bench.rivals.peer_decoders import write
-from asrkit.workbench.bench.rivals.peers import HERE, PYTHON
 
 TDT = [(0, 1, 2, 3, 4), (0, 1, 2, 4, 8)]
 SIZES = {
@@ -41,12 +41,12 @@ def nemo(peers, tmp_path):
     def ask(loop, model, encoded, lengths, max_symbols):
         path = tmp_path / f"{len([*tmp_path.iterdir()])}.pt"
         write(path, model, encoded, lengths)
-        rivals = peers.arms(
+        arms = peers.arms(
             "tdt-greedy-loops", plan=str(path), max_symbols=max_symbols, keep_durations=True
         )
-        if loop not in rivals:
+        if loop not in arms:
             pytest.skip("needs nemo_toolkit: `make peers` installs it")
-        answer = rivals[loop].ask(observe=True)
+        answer = arms[loop].ask(observe=True)
         return [torch.tensor(part) for part in answer["digest"]], answer
 
     return ask

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from asrkit.decoders import (
+    ctc_beam,
+    ctc_beam_reference,
     ctc_greedy,
     ctc_greedy_sequential,
     transducer_beam,
@@ -20,7 +22,13 @@ from asrkit.models import ConvConfig, LSTMConfig, TransducerConfig, TransducerMo
 
 BEAMS = {"beam": transducer_beam, "reference": transducer_beam_reference}
 DECODERS = [*STRATEGIES, *BEAMS]
-CTC = {"numba_cpu": ctc_greedy, "batched": ctc_greedy, "sequential": ctc_greedy_sequential}
+CTC = {
+    "numba_cpu": ctc_greedy,
+    "batched": ctc_greedy,
+    "sequential": ctc_greedy_sequential,
+    "ctc_beam": ctc_beam,
+    "ctc_beam_reference": ctc_beam_reference,
+}
 
 
 def decode(name, model, encoded, lengths, **options):
@@ -30,7 +38,7 @@ def decode(name, model, encoded, lengths, **options):
 
 
 def by_ctc(name, log_probs, lengths, **options):
-    if name != "sequential":
+    if CTC[name] is ctc_greedy:
         options["impl"] = name
     return CTC[name](log_probs, lengths, **options)
 
@@ -224,14 +232,15 @@ def test_max_symbols_is_an_int_of_a_size_that_ends(given, name, bad):
     assert text == f"max_symbols: expected 1 to 1000 labels on a frame, got {bad!r}."
 
 
-@pytest.mark.parametrize("name", BEAMS)
+@pytest.mark.parametrize("name", [*BEAMS, "ctc_beam", "ctc_beam_reference"])
 @pytest.mark.parametrize(("option", "values"), [
     ("width", (True, 2.0, 10**4)), ("nbest", (True, 1.0)), ("lm_weight", (float("nan"), float("inf"), None, "1")),
     ("label_bonus", (float("nan"), -float("inf"), None)),
 ])  # fmt: skip
 def test_options_of_a_beam_are_numbers_in_range(given, name, option, values):
     for value in values:
-        text = refused(lambda value=value: decode(name, *given, **{option: value}))
+        call = partial(by_ctc, name, *given[1:]) if name in CTC else partial(decode, name, *given)
+        text = refused(lambda call=call, value=value: call(**{option: value}))
         assert text.startswith(f"{option}: expected ") and text.endswith(f"got {value!r}.")
 
 
@@ -379,7 +388,7 @@ def test_numbers_of_numpy_and_negated_views_are_what_they_stand_for(name):
 def test_what_calls_a_decoder_may_be_compiled(make):
     model, generator = make("foreign", 1, durations=(0, 1)), torch.Generator().manual_seed(1)
     encoded, lengths = torch.randn(2, 3, 4, generator=generator).double(), torch.tensor([3, 2])
-    for name in ("numba_cpu", "sequential", "windowed_looping", "beam", "reference"):
+    for name in ("numba_cpu", "sequential", "windowed_looping", "beam", "reference", "ctc_beam"):
         plain = partial(by_ctc, name) if name in CTC else partial(decode, name, model)
         found = torch.compile(
             lambda part, plain=plain: plain(2 * part, lengths).labels + 1, backend="eager"

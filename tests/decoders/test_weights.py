@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from asrkit.decoders.transducer import graph_capture, graphs
+from asrkit.decoders.transducer import graph_capture, graphs, loop_cache
 from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 from asrkit.decoders.transducer.weights import Watch
@@ -140,7 +140,7 @@ def test_a_look_costs_the_same_whatever_the_encoder_is():
         found.append(
             (calls_of(lambda net=net, store=store: store.follow(net)), len(store.watch.steps))
         )
-        assert calls_of(lambda net=net: list(graphs.fingerprint(net))) > 10 * found[0][0] * (
+        assert calls_of(lambda net=net: list(loop_cache.fingerprint(net))) > 10 * found[0][0] * (
             net is large
         )
     assert found[0] == found[1]
@@ -152,8 +152,8 @@ def test_what_a_look_finds_changed_is_looked_at_whole_and_loops_stay_if_nothing_
 ):
     model, store, batch, whole = make("lstm", 3), graphs.GraphCache(), speak("lstm", 4, 11, 3), []
     monkeypatch.setattr(graphs, "capture", lambda loop, greedy, mode: lambda: None)
-    plain = graphs.fingerprint
-    monkeypatch.setattr(graphs, "fingerprint", lambda held: whole.append(1) or plain(held))
+    plain = loop_cache.fingerprint
+    monkeypatch.setattr(loop_cache, "fingerprint", lambda held: whole.append(1) or plain(held))
     with torch.inference_mode():
         greedy = GreedyModel(model)
         for number in range(6):

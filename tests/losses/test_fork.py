@@ -75,3 +75,54 @@ def test_a_forked_process_computes_the_losses_of_its_parent(way):
         timeout=300,  # a process that waits for lost threads would wait for ever
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+FIRST_CALL = """
+import os
+import torch
+from asrkit.decoders import ctc_greedy
+from asrkit.losses import ctc_loss, rnnt_loss, tdt_loss
+
+torch.set_num_threads(2)
+logits = torch.randn(2, 40, 11, 505).exp()  # large enough to start the threads of torch
+log_probs = logits[:, :, 0].log_softmax(-1)
+strided = logits.mT.contiguous().mT  # the vocabulary does not lie together
+sizes = (torch.ones(2, 10, dtype=torch.int64), torch.tensor([40, 35]), torch.tensor([10, 8]))
+
+def rnnt(logits, impl):
+    return rnnt_loss(logits, *sizes, blank=0, impl=impl, reduction="none")
+
+CALLS = (
+    lambda: rnnt(strided, "wavefront"),
+    lambda: ctc_loss(log_probs, *sizes, blank=0),
+    lambda: ctc_greedy(log_probs, sizes[1], impl="batched").scores,
+    lambda: rnnt(strided, "numba_cpu"),
+    lambda: tdt_loss(strided, *sizes, blank=0, impl="wavefront", reduction="none"),
+    lambda: rnnt(logits, "numba_cpu"),
+)
+
+for first in range(len(CALLS) - 1):
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.save([call() for call in CALLS[first:]], f"{first}.pt")
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+wanted = [call() for call in CALLS]
+for first in range(len(CALLS) - 1):
+    torch.testing.assert_close(torch.load(f"{first}.pt"), wanted[first:])
+"""
+
+
+def test_a_process_forked_before_any_loss_call_after_torch_has_used_its_threads(tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -40,8 +40,8 @@ def value_and_gradients(loss, given, weight=None):
     return costs.detach(), *torch.autograd.grad(costs, given, weight.to(costs))
 
 
-def assert_no_worse_than(rival, ours, truth, tiny):
-    for name, theirs, got, wanted in zip(["loss", *NAMES], rival, ours, truth, strict=True):
+def assert_no_worse_than(dense_found, ours, truth, tiny):
+    for name, theirs, got, wanted in zip(["loss", *NAMES], dense_found, ours, truth, strict=True):
         error, allowed = (
             (got - wanted).abs().max(),
             2 * (theirs - wanted).abs().max() + tiny * wanted.abs().max().clamp(min=1),
@@ -74,10 +74,10 @@ def test_values_and_gradients_are_those_of_the_joint(
     ):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-11)
     low = [tensor.float() for tensor in given]
-    rival = value_and_gradients(lambda *x: dense(*x, impl="wavefront"), low, weight)
+    dense_found = value_and_gradients(lambda *x: dense(*x, impl="wavefront"), low, weight)
     for impl in IMPLS:
         assert_no_worse_than(
-            rival,
+            dense_found,
             value_and_gradients(lambda *x, impl=impl: lean(*x, impl=impl), low, weight),
             truth,
             1e-5,
@@ -121,14 +121,14 @@ def test_half_precision_is_no_worse_than_a_joint_in_half_precision(impl, activat
     truth = value_and_gradients(
         lambda *x: rnnt_loss(joint(*x, activation), *rest, **options), [x.double() for x in given]
     )
-    rival = value_and_gradients(
+    dense_found = value_and_gradients(
         lambda *x: rnnt_loss(joint(*x, activation), *rest, impl="wavefront", **options), given
     )
     ours = value_and_gradients(
         lambda *x: rnnt_loss_lean(*x, *rest, activation=activation, impl=impl, **options), given
     )
     assert [tensor.dtype for tensor in ours] == [torch.float32, *[dtype] * 4]
-    assert_no_worse_than(rival, ours, truth, torch.finfo(dtype).eps)
+    assert_no_worse_than(dense_found, ours, truth, torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("impl", IMPLS)

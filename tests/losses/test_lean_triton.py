@@ -62,14 +62,15 @@ def errors(case, device):
     torch.manual_seed(case.V)
     given, rest = tensors(case)
     truth = graded(case, [tensor.double() for tensor in given], rest, "plain")
-    rival, ours = graded(case, given, rest, "plain"), graded(case, given, rest, "triton", device)
+    plain = graded(case, given, rest, "plain")
+    ours = graded(case, given, rest, "triton", device)
     assert torch.equal(ours[0].isinf().cpu(), truth[0].isinf())
     cut_off = (
         2 if case.dtype == torch.bfloat16 and device == "cpu" else 1
     )  # not rounded: twice the error
     found = []
     for what, *results in zip(
-        ["loss", "encoded", "predicted", "weight", "bias"], truth, rival, ours, strict=True
+        ["loss", "encoded", "predicted", "weight", "bias"], truth, plain, ours, strict=True
     ):
         wanted, theirs, got = (result.double().cpu().nan_to_num(posinf=0) for result in results)
         error, tiny = (

@@ -172,10 +172,10 @@ def test_reference_gradient_is_the_numerical_one():
 def test_on_a_lattice_of_real_size_the_error_is_at_most_twice_torchaudios():
     logits, *rest = lattice(20, 2, 200, 50, 32, torch.float32, ragged=False)
     truth = value_and_gradient(logits.double(), *rest, impl="wavefront")
-    rival = value_and_gradient(logits, *rest, impl="torchaudio")
+    peer = value_and_gradient(logits, *rest, impl="torchaudio")
     for impl in FAST:
         for wanted, theirs, got in zip(
-            truth, rival, value_and_gradient(logits, *rest, impl=impl), strict=True
+            truth, peer, value_and_gradient(logits, *rest, impl=impl), strict=True
         ):
             assert (got - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + 1e-12
 
@@ -248,10 +248,10 @@ def case_and_truth(seed, B, T, U, V, blank, fused, clamp, dtype):
 @CASES
 def test_float32_agrees_with_the_reference_as_closely_as_torchaudio_does(**case):
     arguments, options, truth = case_and_truth(dtype=torch.float32, **case)
-    rival = value_and_gradient(*arguments, impl="torchaudio", **options)
+    peer = value_and_gradient(*arguments, impl="torchaudio", **options)
     for impl in FAST:
         ours = value_and_gradient(*arguments, impl=impl, **options)
-        for wanted, theirs, got, tiny in zip(truth, rival, ours, (1e-5, 2e-6), strict=True):
+        for wanted, theirs, got, tiny in zip(truth, peer, ours, (1e-5, 2e-6), strict=True):
             assert (got - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + tiny
 
 
@@ -276,8 +276,8 @@ def test_half_precision_gives_float32_losses_and_gradients_rounded_once(**case):
         torch.testing.assert_close(cost.double(), truth[0], rtol=1e-6, atol=1e-5)
         torch.testing.assert_close(grad.double(), truth[1], rtol=torch.finfo(dtype).eps, atol=2e-6)
     if dtype == torch.float16:
-        rival = value_and_gradient(*arguments, impl="torchaudio", **options)[1]
-        assert (grad - truth[1]).abs().max() <= 2 * (rival - truth[1]).abs().max() + 2e-6
+        peer = value_and_gradient(*arguments, impl="torchaudio", **options)[1]
+        assert (grad - truth[1]).abs().max() <= 2 * (peer - truth[1]).abs().max() + 2e-6
 
 
 @pytest.mark.parametrize("impl", FAST)

@@ -52,12 +52,12 @@ def check(loss, logits, *rest, overwrite=False, **options):
         found[1], exact[1], rtol=units * torch.finfo(logits.dtype).eps, atol=2e-6
     )
     for ours, theirs, truth in zip(found, plain, exact, strict=True):
-        off, rival, size = (
+        off, plain_off, size = (
             torch.where(truth.isfinite(), part, 0).abs().max()
             for part in (ours - truth, theirs - truth, truth)
         )
         cut = torch.finfo(logits.dtype).eps * size * (units == 1)
-        assert off <= 2 * rival + size * torch.finfo(torch.float32).eps + cut
+        assert off <= 2 * plain_off + size * torch.finfo(torch.float32).eps + cut
 
 
 def cases(device):

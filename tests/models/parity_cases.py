@@ -21,6 +21,11 @@ ENCODER = {
     "layers": 2, "width": 32, "heads": 4, "channels": 8, "kernel": 9, "bins": 80, "subsampling": 8, "bias": True, "scale": True,
 }  # fmt: skip
 Case = dict[str, Any]
+# Blocks of a Jasper: filters, repeat, kernel, stride, dilation, dense.
+JASPER = [
+    (16, 1, 5, 2, 1, False), (20, 1, 7, 2, 1, False), (24, 2, 3, 1, 1, True), (32, 3, 5, 1, 1, True), (28, 1, 7, 1, 2, False),
+    (24, 1, 1, 1, 1, False),
+]  # fmt: skip
 
 
 def cases() -> dict[str, Case]:
@@ -67,6 +72,7 @@ def nemo_cases() -> dict[str, Case]:
     hybrid = {"kind": "hybrid", "lstm": 1, "durations": [0, 1, 2, 3, 4]}
     near = {"context": [4, 2], "subsampling": 4}
     others |= {
+        "ctc-jasper": {"kind": "ctc", "bins": 64, "width": 24, "blank": 2.0, "jasper": JASPER},
         "hybrid": hybrid,
         "ctc-near": {"kind": "ctc", **near},
         "rnnt-past": {**cases()["rnnt"], "context": [8, 0]},
@@ -312,6 +318,8 @@ def nemo_config(case: Case) -> dict[str, Any]:
             "stochastic_depth_start_layer": 1,
         },
     }  # fmt: skip
+    if "jasper" in how:
+        config["encoder"] = jasper_config(how)
     ctc = {
         "_target_": f"{modules}ConvASRDecoder",
         "feat_in": how["width"],
@@ -359,6 +367,25 @@ def nemo_config(case: Case) -> dict[str, Any]:
     decoder |= {"blank_as_pad": True, "prednet": net, "vocab_size": V}
     config |= {"decoder": decoder, "joint": joint, "decoding": decoding, "target": CLASSES[kind]}
     return keyed(config, case)
+
+
+def jasper_config(how: Case) -> dict[str, Any]:
+    """The encoder's section of a Jasper, with the keys of NeMo's published config."""
+    blocks = []
+    for filters, repeat, kernel, stride, dilation, dense in how["jasper"]:
+        block = {
+            "filters": filters,
+            "repeat": repeat,
+            "kernel": [kernel],
+            "stride": [stride],
+            "dilation": [dilation],
+        }
+        block |= {"dropout": 0.2, "residual": dense} | ({"residual_dense": True} if dense else {})
+        blocks.append(block)
+    return {
+        "_target_": "nemo.collections.asr.modules.ConvASREncoder", "feat_in": how["bins"], "activation": "relu",
+        "conv_mask": True, "jasper": blocks,
+    }  # fmt: skip
 
 
 def keyed(config: dict[str, Any], case: Case) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/workbench/bench/rivals")]
+sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/workbench/bench/peers")]
 
 from nemo_stubs import Stub, stub_nemo  # noqa: E402
 from parity_cases import (  # noqa: E402
@@ -117,9 +117,10 @@ def import_nemo() -> types.SimpleNamespace:
     asr = f"{asr}modules."
     found = {
         f"{asr}audio_preprocessing": ("AudioToMelSpectrogramPreprocessor",), f"{asr}conformer_encoder": ("ConformerEncoder",),
-        f"{asr}conv_asr": ("ConvASRDecoder",), f"{asr}rnnt": ("RNNTDecoder", "RNNTJoint"),
+        f"{asr}conv_asr": ("ConvASRDecoder", "ConvASREncoder"), f"{asr}rnnt": ("RNNTDecoder", "RNNTJoint"),
         "nemo.collections.asr.parts.submodules.rnnt_greedy_decoding": ("GreedyBatchedRNNTInfer", "GreedyBatchedTDTInfer"),
     }  # fmt: skip
+    importlib.import_module(f"{asr}conv_asr").OmegaConf.to_container = same
     classes = {
         name: getattr(importlib.import_module(module), name)
         for module, names in found.items()
@@ -143,7 +144,7 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, path: Path | None = None) -
     config, transducer = nemo_config(case), case["kind"] != "ctc"
     made: dict[str, nn.Module] = {
         "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(**bare(config["preprocessor"])),
-        "encoder": nemo.ConformerEncoder(**bare(config["encoder"])),
+        "encoder": encoder_of(nemo, config["encoder"]),
     }
     if transducer:
         made["decoder"] = nemo.RNNTDecoder(**bare(config["decoder"]))
@@ -203,6 +204,12 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, path: Path | None = None) -
         answer["tokens"] = [[*map(int, one.y_sequence)] for one in found]
         answer["starts"] = [[*map(int, one.timestamp)] for one in found]
     return {**answer, "shapes": {name: list(value.shape) for name, value in weights.items()}}
+
+
+def encoder_of(nemo: types.SimpleNamespace, section: dict[str, Any]) -> nn.Module:
+    """NeMo's encoder of a config's section."""
+    target = section["_target_"].rpartition(".")[2]
+    return getattr(nemo, target)(**bare(section))
 
 
 def bare(config: dict[str, Any]) -> dict[str, Any]:

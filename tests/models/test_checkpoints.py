@@ -116,7 +116,7 @@ def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp
     header = edit_header(tmp_path, damage)
     with pytest.raises(
         ValueError,
-        match="of (model.safetensors (is|are) (damaged|no dict)|model.safetensors to be of|a transducer or CTC)",
+        match="of (model.safetensors (is|are) (damaged|no dict)|model.safetensors to be of|a transducer, CTC or)",
     ) as caught:
         load_checkpoint(tmp_path)
     assert "\n" not in str(caught.value) and header
@@ -347,3 +347,9 @@ def test_others_may_read_a_checkpoint_as_any_file_of_its_account(tmp_path):
     save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, {}))
     (tmp_path / "plain").touch()
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_header_whose_notes_are_null_has_no_notes(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, None))
+    assert load_checkpoint(path).notes == {}

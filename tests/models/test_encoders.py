@@ -1,12 +1,22 @@
 import pytest
 import torch
 
-from asrkit.models import ConvConfig, ConvEncoder, FastConformer, FastConformerConfig
+from asrkit.models import (
+    ConvConfig,
+    ConvEncoder,
+    FastConformer,
+    FastConformerConfig,
+    LSTMEncoder,
+    LSTMEncoderConfig,
+)
 
 ENCODERS = {
     "conv": lambda s: ConvEncoder(ConvConfig(width=16, layers=3, subsampling=s)),
     "fastconformer": lambda s: FastConformer(
         FastConformerConfig(width=16, layers=2, heads=2, subsampling=s, subsampling_channels=4)
+    ),
+    "lstm": lambda s: LSTMEncoder(
+        LSTMEncoderConfig(width=16, before=1, after=1, stack_input=s // 2, phases=3)
     ),
 }
 

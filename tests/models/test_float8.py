@@ -48,10 +48,10 @@ def test_an_encoder_loses_more_than_in_bfloat16_and_stays_near():
     with torch.inference_mode():
         exact = plain(features, lengths)[0]
         half = plain.to(torch.bfloat16)
-        rival, found = (
+        in_half, found = (
             fuse(half, feed_forward=kind)(features, lengths)[0] for kind in ("as_it_is", "float8")
         )
-    loss, least = ((one.float() - exact).norm() / exact.norm() for one in (found, rival))
+    loss, least = ((one.float() - exact).norm() / exact.norm() for one in (found, in_half))
     assert found.dtype == torch.bfloat16 and least < loss < 0.1
 
 

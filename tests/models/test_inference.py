@@ -1,6 +1,7 @@
 """Folded batch norms, and the one door to fast inference: the same numbers, and a refusal where they would not be."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,17 +10,36 @@ from torch import nn
 from asrkit.models import (
     ConvConfig,
     ConvEncoder,
+    CTCModel,
     FastConformer,
     FastConformerConfig,
+    Jasper,
+    JasperConfig,
+    LSTMEncoder,
+    LSTMEncoderConfig,
+    Stage,
     TransducerModel,
     optimize,
     presets,
 )
+from asrkit.models.execution import prepare
 from asrkit.models.folded import FoldedNorm, fold, fold_norm
-from asrkit.models.packed import PackedLinear
+from asrkit.models.packed import PackedConv1d, PackedLinear, PackedPointwise
 
 FAST = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
+JASPER = JasperConfig(
+    bins=80,
+    stages=(
+        Stage(channels=16, kernel=5, repeat=1, stride=2, dense=False),
+        Stage(channels=12, kernel=3, repeat=2),
+        Stage(channels=20, kernel=5, repeat=1),
+        Stage(channels=24, kernel=7, repeat=1, dilation=2, dense=False),
+        Stage(channels=8, kernel=1, repeat=1),
+    ),
+)
 ENCODERS = {
+    "jasper": lambda: Jasper(JASPER),
+    "jasper without branches": lambda: Jasper(replace(JASPER, residual="none")),
     "fastconformer": lambda: FastConformer(FAST),
     "without bias": lambda: FastConformer(
         FastConformerConfig(width=16, layers=1, heads=2, subsampling_channels=4, bias=False)
@@ -60,6 +80,62 @@ def test_a_folded_encoder_computes_the_same_in_float64(kind):
     assert not torch.equal(found, torch.zeros_like(found))
 
 
+@torch.inference_mode()
+def test_branches_of_a_jasper_become_one_product():
+    plain = spread(Jasper(JASPER)).double()
+    for part in plain.modules():
+        if isinstance(part, nn.BatchNorm1d):
+            part.running_var[::3] = 0
+            part.weight[1::2] *= -1
+    model = fold(copy.deepcopy(plain))
+    convs = [part for part in model.modules() if isinstance(part, nn.Conv1d)]
+    assert len(convs) == sum(stage.repeat for stage in JASPER.stages) + 3
+    assert [part.in_channels for part in convs if part.kernel_size == (1,)] == [16, 28, 24, 52]
+    features = torch.randn(4, 61, 80).double()
+    for lengths in ([61, 61, 61, 61], [61, 30, 1, 60]):
+        wanted, frames = plain(features, torch.tensor(lengths))
+        found, steps = model(features, torch.tensor(lengths))
+        assert torch.equal(frames, steps)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def shared_norm(encoder):
+    encoder.stages[1].branches[0].norm = encoder.stages[1].repeats[0].norm
+
+
+def shared_convolution(encoder):
+    encoder.stages[1].repeats[1].conv = encoder.stages[3].repeats[0].conv
+
+
+@pytest.mark.parametrize("share", [shared_norm, shared_convolution])
+def test_a_norm_or_a_convolution_that_two_share_is_refused_and_nothing_is_folded(share):
+    model = spread(Jasper(JASPER))
+    share(model)
+    before = norms(model)
+    said = "^model: expected a norm for each convolution, .*got one that 2 share"
+    with pytest.raises(ValueError, match=said):
+        fold(model)
+    assert norms(model) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_an_optimized_jasper_has_packed_layers_alone_and_says_the_same(dtype):
+    model = spread(CTCModel(presets.mini_jasper())).to(dtype)
+    features, lengths = torch.randn(2, 100, 80), torch.tensor([100, 60])
+    exact = copy.deepcopy(model).double()(features.double(), lengths)[0]
+    limit = (model(features, lengths)[0] - exact).norm()
+    assert optimize(model) is model
+    found, frames = model(features, lengths)
+    assert (found - exact).norm() <= 2 * limit + 1e-6
+    assert frames.tolist() == [50, 30]
+    assert next(model.parameters()).dtype == dtype
+    kinds = [type(part) for part in model.modules()]
+    assert kinds.count(PackedConv1d) == 8
+    assert kinds.count(PackedPointwise) == 4
+    assert nn.Conv1d not in kinds
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_folding_errs_at_most_twice_as_much_as_the_norm_that_it_replaces(dtype):
     plain = spread(FastConformer(FAST))
@@ -67,11 +143,11 @@ def test_folding_errs_at_most_twice_as_much_as_the_norm_that_it_replaces(dtype):
     with torch.inference_mode():
         exact = copy.deepcopy(plain).double()(features.double(), lengths)[0]
         half = plain.to(dtype)
-        error, rivals = (
+        error, limit = (
             (model(features, lengths)[0].double() - exact).norm()
             for model in (fold(copy.deepcopy(half)), half)
         )
-    assert error <= 2 * rivals + 1e-9
+    assert error <= 2 * limit + 1e-9
 
 
 def test_a_folded_convolution_is_the_formula():
@@ -82,13 +158,15 @@ def test_a_folded_convolution_is_the_formula():
     assert (weight.dtype, bias.dtype) == (torch.float32, torch.float32)
 
 
-def test_training_is_refused_before_and_after_and_evaluation_goes_on():
-    model, features, lengths = FastConformer(FAST), torch.randn(1, 40, 80), torch.tensor([40])
+@pytest.mark.parametrize("make", [lambda: FastConformer(FAST), lambda: Jasper(JASPER)])
+def test_training_is_refused_before_and_after_and_evaluation_goes_on(make):
+    model, features, lengths = make(), torch.randn(1, 40, 80), torch.tensor([40])
+    count = norms(model)
     with pytest.raises(
         ValueError, match="^model: expected eval mode, got training mode. Call model.eval"
     ):
         fold(model)
-    assert norms(model) == 2
+    assert norms(model) == count > 0
     fold(model.eval())
     before = model(features, lengths)[0]
     with pytest.raises(
@@ -133,3 +211,32 @@ def test_in_a_dtype_without_packed_products_a_model_is_folded_alone():
 def test_a_model_in_training_is_not_optimized():
     with pytest.raises(ValueError, match="^model: expected eval mode"):
         optimize(TransducerModel(presets.tiny()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile warns of its own
+@pytest.mark.parametrize("kind", ["jasper", "convolutions"])
+def test_every_size_of_a_compiled_encoder_is_compiled_beyond_torchs_limit(kind, monkeypatch):
+    programs = []
+
+    def keep(graph, inputs):  # no inductor, whose code takes a minute
+        programs.append(graph)
+        return graph
+
+    plain = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **how: plain(self, backend=keep, **how))
+    model = spread(ENCODERS[kind]())
+    with torch._dynamo.config.patch(recompile_limit=1):
+        compiled = prepare(copy.deepcopy(model), "compiled")
+        for T in (20, 26):
+            features, lengths = torch.randn(2, T, 80), torch.tensor([T, 9])
+            with torch.no_grad():
+                wanted, found = model(features, lengths)[0], compiled(features, lengths)[0]
+            torch.testing.assert_close(found, wanted)
+    torch._dynamo.reset()
+    assert len(programs) == 2
+
+
+def test_an_lstm_encoder_is_not_compiled():
+    encoder = LSTMEncoder(LSTMEncoderConfig(bins=80, width=8)).eval()
+    with pytest.raises(ValueError, match="^form: expected another than 'compiled'"):
+        prepare(encoder, "compiled")

@@ -1,16 +1,29 @@
-"""Packed linear layers: the same numbers, for any number of frames, and refused where they cannot work."""
+"""Packed layers: the same numbers, for any number of frames, and refused where they cannot work."""
+
+import copy
+import pickle
 
 import pytest
 import torch
 from torch import nn
 
-from asrkit.models import TransducerModel, presets
-from asrkit.models.packed import PackedLinear, pack, packs
+from asrkit.models import (
+    ConvConfig,
+    ConvEncoder,
+    CTCModel,
+    FastConformer,
+    FastConformerConfig,
+    TransducerModel,
+    presets,
+)
+from asrkit.models.packed import PackedConv1d, PackedLinear, PackedPointwise, pack, packs
 
-
-@pytest.mark.parametrize(
+DTYPES = pytest.mark.parametrize(
     "dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)], ids=str
 )
+
+
+@DTYPES
 @pytest.mark.parametrize("shape", [(1,), (3, 1), (2, 300), (2, 3, 4)], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_layer_computes_the_same(shape, dtype, tolerance, bias):
@@ -20,6 +33,79 @@ def test_a_packed_layer_computes_the_same(shape, dtype, tolerance, bias):
         wanted, found = plain(x), PackedLinear(plain)(x)
     assert found.dtype == dtype and found.shape == wanted.shape
     assert (wanted - found).norm() <= tolerance * wanted.norm()
+
+
+CONVOLUTIONS = {
+    "large": {"kernel_size": 4097, "padding": 2048},
+    "large, strided": {"kernel_size": 2731, "padding": 1365, "stride": 2},
+    "long": {"kernel_size": 25, "padding": 12},
+    "strided": {"kernel_size": 11, "padding": 5, "stride": 2},
+    "dilated": {"kernel_size": 7, "padding": 6, "dilation": 2},
+    "without padding": {"kernel_size": 3},
+    "one frame": {"kernel_size": 1},
+    "one frame, strided": {"kernel_size": 1, "stride": 2},
+    "without bias": {"kernel_size": 1, "bias": False},
+    "long without bias": {"kernel_size": 5, "padding": 2, "bias": False},
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("B, T", [(1, 3), (2, 57), (1, 450)])
+@torch.inference_mode()
+def test_a_packed_convolution_computes_the_same(name, dtype, tolerance, relu, B, T):
+    conv = nn.Conv1d(24, 40, **CONVOLUTIONS[name])
+    plain = nn.Sequential(conv, *([nn.ReLU()] if relu else [])).eval().to(dtype)
+    model = pack(nn.Sequential(nn.Sequential(*plain) if relu else conv).eval())
+    by_channels = torch.randn(B, 24, T).to(dtype)
+    by_frames = by_channels.transpose(1, 2).contiguous().transpose(1, 2)
+    wanted = plain(by_channels)
+    assert isinstance(model[0], PackedConv1d | PackedPointwise)
+    for x in (by_channels, by_frames):
+        found = model(x)
+        assert (found.dtype, found.shape) == (dtype, wanted.shape)
+        assert (wanted - found).norm() <= tolerance * wanted.norm()
+        assert found.stride(1) == 1
+    assert bool((found < 0).any()) != relu
+
+
+def test_convolutions_of_a_frame_are_linear_layers_and_depthwise_ones_stay():
+    made = [
+        nn.Conv1d(8, 8, 1),
+        nn.Conv1d(8, 8, 3),
+        nn.Conv1d(8, 8, 3, groups=8),
+        nn.Conv1d(8, 8, 3, groups=2),
+        nn.Conv1d(1, 8, 3),
+        nn.Conv1d(8, 8, 3, padding="same"),
+        nn.Conv1d(8, 8, 3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(8, 8, 3),
+    ]
+    kinds = [type(layer) for layer in pack(nn.ModuleList(made).eval())]
+    stay = [nn.Conv1d] * 5
+    assert kinds == [PackedPointwise, PackedConv1d, *stay, nn.Conv2d]
+
+
+ENCODERS = {
+    "jasper": lambda: CTCModel(presets.mini_jasper()).encoder,
+    "convolutions": lambda: ConvEncoder(ConvConfig(width=32, layers=3)),
+    "fastconformer": lambda: FastConformer(FastConformerConfig(width=32, layers=1, heads=2)),
+    "a width of one": lambda: FastConformer(FastConformerConfig(width=2, layers=1, heads=1)),
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("lengths", [[90, 33], [90, 90], [1, 1]], ids=str)
+@torch.inference_mode()
+def test_a_packed_encoder_computes_the_same(kind, lengths, dtype, tolerance):
+    torch.manual_seed(0)
+    encoder = ENCODERS[kind]().eval().to(dtype)
+    features, lengths = torch.randn(2, max(lengths), 80), torch.tensor(lengths)
+    wanted, frames = encoder(features, lengths)
+    found, steps = pack(encoder)(features, lengths)
+    assert torch.equal(frames, steps)
+    assert (wanted - found).norm() <= 4 * tolerance * wanted.norm()
 
 
 def test_a_model_is_packed_whole_and_in_place():
@@ -59,7 +145,8 @@ def test_a_model_that_cannot_be_packed_is_refused_and_left_as_it_is(change):
 
 @pytest.mark.parametrize("ask, what", [
     (lambda model: model.state_dict(), "saved"), (lambda model: model.to(torch.bfloat16), "moved or cast"),
-], ids=["state_dict", "to"])  # fmt: skip
+    (copy.deepcopy, "copied or pickled"), (pickle.dumps, "copied or pickled"),
+], ids=["state_dict", "to", "deepcopy", "pickle"])  # fmt: skip
 def test_a_packed_model_is_not_saved_or_cast_with_its_layers_left_out(ask, what):
     model = pack(TransducerModel(presets.tiny()).eval())
     with pytest.raises(

@@ -16,7 +16,7 @@ import torch
 from asrkit.decoders import ctc_greedy, transducer_greedy
 from asrkit.features import FeatureConfig, log_mel, mel_bands
 from asrkit.models import TransducerModel, load_checkpoint
-from asrkit.workbench.bench.rivals.peers import PYTHON
+from asrkit.workbench.bench.peers.processes import PYTHON
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from asrkit.models import CTCModel, TransducerModel, presets
-from asrkit.models.transducer import CTCConfig
+from asrkit.models import make_model, presets
 
 # Counted from the same settings built with nemo_toolkit 3.0.0 (ConformerEncoder, RNNTDecoder, RNNTJoint, ConvASRDecoder);
 # transformers 5.23.0 has the same for all but the 110M, which it cannot build. Model cards give two digits: 0.6B, 1.1B, 114M.
@@ -22,7 +21,7 @@ COUNTS = {
 def parameters(config):
     """Parameters of the model of `config`, which is not made: it has no memory."""
     with torch.device("meta"):
-        model = CTCModel(config) if isinstance(config, CTCConfig) else TransducerModel(config)
+        model = make_model(config)
     return sum(weight.numel() for weight in model.parameters())
 
 
@@ -37,8 +36,39 @@ def test_the_multilingual_model_is_the_preset_with_its_vocabulary():
     )  # parakeet-tdt-0.6b-v3
 
 
+def test_the_mlperf_model_has_the_rounds_parameters_and_a_row_for_blank():
+    config = presets.mlperf_rnnt()
+    of_the_round = 49_006_080  # training_results_v1.0, NVIDIA's rnnt, built from its own settings
+    row_of_blank = config.predictor.width
+    assert parameters(config) == of_the_round + row_of_blank == 49_006_592
+
+
+# Model cards give 883M and 182M for the flash models and 1B for the first; see the formula below.
+CANARY = {
+    "canary_1b": 1_016_677_408,
+    "canary_1b_flash": 883_554_432,
+    "canary_180m_flash": 182_643_840,
+}
+
+
+@pytest.mark.parametrize("name", CANARY)
+def test_a_canary_has_as_many_parameters_as_its_formula_and_its_card_say(name):
+    config = presets.PRESETS[name]()
+    assert parameters(config) == CANARY[name]
+    D, L, V = config.width, config.layers, config.vocab_size
+    with torch.device("meta"):
+        model = make_model(config)
+    encoder = sum(weight.numel() for weight in model.encoder.parameters())
+    projection = 0 if config.encoder.width == D else config.encoder.width * D + D
+    of_the_decoder = L * (16 * D**2 + 19 * D) + V * D + V + 4 * D
+    assert parameters(config) == encoder + projection + of_the_decoder
+    assert (config.encoder.bins, config.encoder.scale_input, config.heads) == (128, False, 8)
+    assert V % 8 == 0
+
+
 def test_every_preset_but_the_tiny_one_is_published():
-    assert presets.PRESETS.keys() - COUNTS.keys() == {"tiny"}
+    others = {"mlperf_rnnt", "jasper_10x5dr", "mini_jasper", "tiny", "tiny_aed", *CANARY}
+    assert presets.PRESETS.keys() - COUNTS.keys() == others
 
 
 # What counts cannot tell: facts of the published checkpoints, as their readers state them.

@@ -373,7 +373,10 @@ def test_a_setting_that_is_none_is_refused_in_one_line(wrong, said):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"model_config": make}, "model_config: expected TransducerConfig, got function"),
+        (
+            {"model_config": make},
+            "model_config: expected TransducerConfig or CTCConfig, got function",
+        ),
         ({"train_set": ["a.wav"]}, "train_set: expected Utterances, got list"),
         ({"dev_set": "dev"}, "dev_set: expected Utterances or None, got str"),
         ({"config": {"steps": 3}}, "config: expected TrainConfig or None, got dict"),

@@ -28,6 +28,8 @@ from asrkit.models import (
 from asrkit.runtime import peak_memory
 from asrkit.text import CharTokenizer
 from asrkit.training import Prepared, TrainConfig, evaluate, train, training_step, update
+from asrkit.training.batches import LaneBatches
+from asrkit.training.folder import RunFolder
 from asrkit.training.state import TrainingRun
 from asrkit.transcribe import recognize
 
@@ -40,7 +42,17 @@ SMALL = TransducerConfig(
 )
 STEPS = TrainConfig(steps=12, seconds=math.inf, batch_seconds=6.0, checkpoint_s=0.0, threads=1)
 PLAIN = AugmentConfig(
-    speed=(1, 1), noise=0, room=0, telephone=0, gain_db=(0.0, 0.0), time_masks=0, frequency_masks=0
+    speed=(1, 1),
+    rate=(1, 1),
+    formants=(1, 1),
+    silence=0,
+    noise=0,
+    room=0,
+    telephone=0,
+    low_cut=0,
+    gain_db=(0.0, 0.0),
+    time_masks=0,
+    frequency_masks=0,
 )
 RUN = """
 import sys, torch
@@ -110,7 +122,7 @@ def test_a_disk_that_is_full_is_said_to_be(tiny_speech, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(OSError, match="state.pt cannot be written. Is the disk full?"):
-            run.save(tmp_path / "state.pt")
+            run.save(RunFolder(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
@@ -274,7 +286,7 @@ def test_a_kill_at_any_rename_loses_no_model_and_leaves_no_litter(
     whole = train(
         SMALL, TOKENIZER, tiny_speech, out=tmp_path / "whole", config=three, progress=False
     )
-    for fatal in range(1, 7):  # a model and a state a step
+    for fatal in range(1, 9):  # a model, the state before and a state a step
         out, calls = tmp_path / str(fatal), iter(range(1, 99))
 
         def replace_or_die(source, target, fatal=fatal, calls=calls):
@@ -290,6 +302,7 @@ def test_a_kill_at_any_rename_loses_no_model_and_leaves_no_litter(
             (out / f".{name.partition('.')[0]}-0a1b2c3d.{name.partition('.')[2]}").write_bytes(
                 b"half"
             )
+        (out / ".tmpRPWrGU").write_bytes(b"half")
         again = train(SMALL, TOKENIZER, tiny_speech, out=out, config=three, progress=False)
         assert [line["loss"] for line in again.history] == [line["loss"] for line in whole.history]
         weights = [load_checkpoint(path).model.state_dict() for path in (whole.path, again.path)]
@@ -298,6 +311,7 @@ def test_a_kill_at_any_rename_loses_no_model_and_leaves_no_litter(
             LOCK,
             "log.jsonl",
             "model.safetensors",
+            "state-previous.pt",
             "state.pt",
         ]
 
@@ -489,11 +503,9 @@ def test_the_loss_of_tdt_depends_on_sigma_and_omega_and_that_of_rnnt_on_neither(
 ):
     first = {}
     for config in (SMALL, TDT):
-        for name, value in (("sigma", 0.05), ("sigma", 0.5), ("omega", 0.9)):
-            how, out = (
-                replace(STEPS, steps=1, **{name: value}),
-                tmp_path / f"{config.durations}{name}{value}",
-            )
+        for sigma, omega in ((0.05, 0.0), (0.5, 0.0), (0.05, 1.0)):
+            how = replace(STEPS, steps=1, sigma=sigma, omega=omega)
+            out = tmp_path / f"{config.durations}{sigma}{omega}"
             (line,) = train(
                 config, TOKENIZER, tiny_speech, out=out, config=how, progress=False
             ).history
@@ -556,17 +568,19 @@ def test_sizes_that_oom_search_finds_are_those_that_a_run_survives(model_and_opt
     run = TrainingRun(SMALL, STEPS, torch.device("cpu"), {})
 
     def advance(n, seconds, tokens):
-        def prepared():
-            T, targets = round(100 * seconds), torch.randint(SMALL.vocab_size, (n, tokens))
-            yield Prepared(
+        T = round(100 * seconds)
+
+        def step():
+            batch = Prepared(
                 torch.randn(n, T, 80),
                 torch.full((n,), T),
-                targets,
+                torch.randint(SMALL.vocab_size, (n, tokens)),
                 torch.full((n,), tokens),
                 n * seconds,
             )
+            run.advance([batch], run.agree(LaneBatches([batch], 0)))
 
-        return peak_memory(lambda: run.advance(prepared()))
+        return peak_memory(step)
 
     advance(1, 1.0, 1)  # makes the optimizer's state
     for seconds, tokens, n in zip(

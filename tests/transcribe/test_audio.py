@@ -1,8 +1,3 @@
-import contextlib
-import os
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import pytest
 import soundfile
@@ -207,27 +202,11 @@ def test_a_folder_reports_what_cannot_be_read_unless_a_copy_that_can_lies_beside
     assert [str(name) for _, name in find(tmp_path)] == ["a.wav", "b.m4a", "d.wav", "sub/c.webm"]
 
 
-def test_a_subfolder_without_permission_is_reported_in_its_place():
-    with as_ordinary_account(), tempfile.TemporaryDirectory() as name:
-        folder = Path(name, "talks")
-        (folder / "closed").mkdir(parents=True)
-        soundfile.write(str(folder / "a.wav"), noise(1, 16_000), 16_000)
-        (folder / "closed").chmod(0)
-        found = find(folder)
-        with pytest.raises(ValueError, match="closed', which cannot be read .Permission denied"):
-            read_audio(found[1][0], 16_000)
-        (folder / "closed").chmod(0o700)
+def test_a_subfolder_without_permission_is_reported_in_its_place(ordinary_folder):
+    closed = ordinary_folder / "closed"
+    soundfile.write(str(ordinary_folder / "a.wav"), noise(1, 16_000), 16_000)
+    closed.mkdir(mode=0)
+    found = find(ordinary_folder)
+    with pytest.raises(ValueError, match="closed', which cannot be read .Permission denied"):
+        read_audio(found[1][0], 16_000)
     assert [str(name) for _, name in found] == ["a.wav", "closed"]
-
-
-@contextlib.contextmanager
-def as_ordinary_account():
-    """An account that permissions hold for: not root."""
-    was_root = os.geteuid() == 0
-    if was_root:
-        os.seteuid(65_534)
-    try:
-        yield
-    finally:
-        if was_root:
-            os.seteuid(0)

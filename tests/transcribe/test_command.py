@@ -230,3 +230,14 @@ def test_more_threads_than_any_machine_has_are_refused(model, speech, capsys):
     arguments = ["transcribe", str(speech[0]), "--model", str(model), "--threads", "99999999"]
     assert main(arguments) == 2
     assert "--threads: expected at most 1,024, got 99999999" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_told_before_the_model_is_loaded(
+    speech, tmp_path, capsys
+):
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file/transcripts", tmp_path / "file/a/b"):
+        arguments = ["transcribe", str(speech[0]), "--model", "none.nemo", "--out", str(out)]
+        assert main(arguments) == 2
+        wanted = f"asrkit transcribe: {out} cannot be written: Not a directory\n"
+        assert capsys.readouterr().err == wanted

@@ -13,14 +13,22 @@ from asrkit.models import Checkpoint, ConvConfig, CTCConfig, CTCModel, Transduce
 from asrkit.models.execution import cast_copy
 from asrkit.models.packed import PackedLinear
 from asrkit.text import CharTokenizer
-from asrkit.transcribe import PipelineConfig, Recognizer, WindowOptions, decoding, recognize
+from asrkit.transcribe import (
+    BeamOptions,
+    PipelineConfig,
+    Recognizer,
+    WindowOptions,
+    decoding,
+    recognize,
+)
 from asrkit.transcribe.decoding import KINDS, ModelKind
 from asrkit.transcribe.folder import made_by, text_settings
 from asrkit.transcribe.options import description
-from asrkit.transcribe.pipeline import ModelVariants, prefetched
+from asrkit.transcribe.pipeline import ModelVariants, encoder_form, prefetched
 from asrkit.transcribe.windows import plan_batches
 
 OTHERS = [
+    {},
     {"normalization": "one_by_one"},
     {"strategy": "one_by_one"},
     {"strategy": "batched"},
@@ -66,7 +74,7 @@ def by_hand(checkpoint, waveforms, lengths):
 def test_the_recogniser_returns_to_the_bit_what_plain_code_does(checkpoint, noise):
     wanted = by_hand(checkpoint, *noise)
     assert int(wanted.lengths.sum()) > 3
-    recognizer = Recognizer.from_checkpoint(checkpoint)
+    recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(encoder="eager"))
     encoded, ends = recognizer.encode(*recognizer.features(*noise))
     for found in (
         recognize(checkpoint, *noise),
@@ -120,6 +128,19 @@ def test_options_reach_the_stage_that_they_are_about(checkpoint, noise, monkeypa
         Recognizer(checkpoint.model, PipelineConfig(normalization="one_by_one"), features=plain)
 
 
+def test_by_default_a_cpu_optimizes_a_copy_and_one_batch_runs_as_it_is(checkpoint, noise):
+    def is_packed(model):
+        return any(isinstance(part, PackedLinear) for part in model.modules())
+
+    recognizer = Recognizer.from_checkpoint(checkpoint)
+    assert recognizer.config.encoder == "optimized"
+    assert is_packed(recognizer.model) and not is_packed(checkpoint.model)
+    one_batch = recognize(checkpoint, *noise)
+    assert torch.equal(one_batch.scores, by_hand(checkpoint, *noise).scores)
+    on_cuda = encoder_form(PipelineConfig(), torch.device("cuda"))
+    assert on_cuda == "eager" and encoder_form(PipelineConfig(encoder="packed"), None) == "packed"
+
+
 def test_a_model_prepared_in_place_is_not_copied(checkpoint, noise):
     own = cast_copy(checkpoint.model, torch.float32)
     config = PipelineConfig(encoder="optimized")
@@ -130,9 +151,11 @@ def test_a_model_prepared_in_place_is_not_copied(checkpoint, noise):
 
 def test_variants_are_made_once_and_share_weights_of_their_dtype(checkpoint):
     variants = ModelVariants(checkpoint.model)
-    first, again = (Recognizer(variants, PipelineConfig(precision="bfloat16")) for _ in range(2))
+    half = PipelineConfig(encoder="eager", precision="bfloat16")
+    first, again = (Recognizer(variants, half) for _ in range(2))
     assert first.model is again.model is not checkpoint.model
-    assert Recognizer(variants, PipelineConfig(precision="float32")).model is checkpoint.model
+    assert Recognizer(variants, replace(half, precision="float32")).model is checkpoint.model
+    assert Recognizer(variants).model is Recognizer(variants).model is not checkpoint.model
     half, whole = (cast_copy(checkpoint.model, dtype) for dtype in (torch.bfloat16, torch.float32))
     pairs = zip(whole.parameters(), checkpoint.model.parameters(), strict=True)
     assert all(a.data_ptr() == b.data_ptr() for a, b in pairs)
@@ -147,6 +170,7 @@ def test_another_kind_of_model_is_one_more_line_of_the_table(noise, monkeypatch)
             torch.manual_seed(0)
             self.inner = CTCModel(CTCConfig(vocab_size=28, encoder=presets.tiny().encoder)).eval()
             self.encoder = self.inner.encoder
+            self.eval()
 
     def decode(model, encoded, lengths, options):
         return ctc_greedy_sequential(model.inner.output(encoded).log_softmax(-1), lengths)
@@ -165,6 +189,8 @@ def test_another_kind_of_model_is_one_more_line_of_the_table(noise, monkeypatch)
     assert found.tokens() == Recognizer(Other().inner)(*noise).tokens()
     with pytest.raises(ValueError, match="strategy: expected one of 'fastest' for a Other"):
         Recognizer(Other(), PipelineConfig(strategy="one_by_one"))
+    with pytest.raises(ValueError, match="^search: expected None for a Other, got a beam"):
+        Recognizer(Other(), PipelineConfig(search=BeamOptions()))
 
 
 @pytest.mark.parametrize(("config", "message"), [
@@ -178,9 +204,11 @@ def test_what_a_device_or_a_model_cannot_do_is_refused(checkpoint, config, messa
 
 @pytest.mark.parametrize(("config", "message"), [
     ({"max_symbols": 0}, "max_symbols: expected at least 1, or None, got 0"),
-    ({"encoder": "fast"}, "encoder: expected one of 'eager', 'packed', 'optimized', 'compiled', got 'fast'"),
+    ({"encoder": "fast"}, "encoder: expected one of 'auto', 'eager', 'packed', 'optimized', 'compiled', got 'fast'"),
     ({"graphs": "full", "strategy": "label_looping"}, "graphs: expected 'auto' or 'off' with strategy='label_looping'"),
     ({"turn": "fused"}, "turn: expected 'auto' or 'plain' with graphs='auto'"),
+    ({"search": 8}, "search: expected BeamOptions or None, got 8"),
+    ({"search": BeamOptions(), "strategy": "one_by_one"}, "search: expected None with a strategy or graphs of greedy decoding, got a beam"),
 ])  # fmt: skip
 def test_a_config_that_contradicts_itself_is_refused(config, message):
     with pytest.raises(ValueError, match=message):
@@ -249,7 +277,8 @@ def test_only_settings_that_change_the_text_tell_folders_apart(checkpoint):
     other += [
         key(config=PipelineConfig(**one)) for one in ({"precision": "bfloat16"}, {"max_symbols": 1})
     ]
-    assert {*same} == {key()} and len({key(), *other}) == 6
+    other += [key(config=PipelineConfig(search=BeamOptions(beam=beam))) for beam in (2, 3)]
+    assert {*same} == {key()} and len({key(), *other}) == 8
 
 
 def test_the_command_line_takes_defaults_and_texts_from_the_config():

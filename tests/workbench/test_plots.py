@@ -4,13 +4,25 @@ from xml.etree import ElementTree
 
 import matplotlib.colors
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from asrkit.workbench import plots
-from asrkit.workbench.cost import Instance, Range, Speed, transcription_cost
+from asrkit.workbench.cost import (
+    Instance,
+    Range,
+    Speed,
+    fit_epochs,
+    fit_steps,
+    joint_bytes,
+    published_runs,
+    transcription_cost,
+    without_buckets,
+)
 from asrkit.workbench.plots.palette import DARK, THINGS, colours_of
 from asrkit.workbench.plots.svg import HEAVY_BYTES
+from asrkit.workbench.profiling import Timing
 
 
 def test_a_picture_without_words_is_refused():
@@ -355,20 +367,69 @@ def test_pictures_of_decoding_have_a_row_an_utterance_and_a_round():
 def test_bars_of_costs_begin_with_ones_own_in_another_colour():
     costs = [
         transcription_cost(
-            Instance(name=name, usd_per_hour=Range.of(2.0), cores=1),
-            Speed(rtfx=Range.of(10.0), per="core", origin="assumed"),
+            Instance(name=name, usd_per_hour=Range.of(2.0), cores=1, gpus=1),
+            Speed(rtfx=Range.of(10.0), per=per, origin="assumed"),
             hours=100,
         )
-        for name in ("yours", "theirs")
+        for name, per in (("yours", "core"), ("theirs", "core"), ("card", "gpu"))
     ]
     _, ax = plots.canvas("title")
     plots.cost_bars(costs, ax)
-    assert [bar.get_width() for bar in ax.patches] == [20, 20]
-    assert ax.patches[0].get_facecolor() != ax.patches[1].get_facecolor()
+    assert [bar.get_width() for bar in ax.patches] == [20, 20, 20]
+    shades = [matplotlib.colors.to_hex(bar.get_facecolor()) for bar in ax.patches]
+    assert shades[1:] == [plots.colour("cores"), plots.colour("GPUs")] and len({*shades}) == 3
     assert [text.get_text() for text in ax.get_yticklabels()] == [
         "yours, RTFx 10 assumed",
         "theirs, RTFx 10 assumed",
+        "card, RTFx 10 assumed",
     ]
+
+
+def test_machines_of_a_kind_share_a_colour_and_differ_in_their_dashes():
+    speed = Speed(rtfx=Range.of(10.0), per="core", origin="assumed")
+    machines = [Instance(name=name, usd_per_hour=Range.of(2.0), cores=1) for name in "ab"]
+    _, ax = plots.canvas("title")
+    plots.break_even([transcription_cost(one, speed, hours=100) for one in machines], ax)
+    lines = [line for line in ax.lines if len(line.get_xdata()) > 2]
+    assert [line.get_color() for line in lines] == [plots.colour("cores")] * 2
+    assert [line.get_linestyle() for line in lines] == ["-", "--"]
+
+
+def test_names_of_frames_that_have_no_room_are_left_out_and_those_of_labels_are_not():
+    _, ax = plots.canvas("title")
+    is_blank = [frame != 30 for frame in range(32)]
+    plots.pointer_jumping(is_blank, [str(frame) for frame in range(32)], ax)
+    ticks = [int(tick) for tick in ax.get_xticks()]
+    assert ticks[-2:] == [30, 32] and ticks[0] == 0 and min(np.diff(ticks)) == 2
+    assert [text.get_text() for text in ax.get_xticklabels()][-2:] == ["30", "beyond"]
+
+
+def test_what_fills_memory_has_a_colour_of_its_own_in_a_legend():
+    shape = {"B": 3, "T": 80, "U1": 41, "V": 1024, "D": 256}
+    parts = set()
+    for variant in ("torchaudio", "wavefront", "numba", "overwrite", "split", "packed", "lean"):
+        parts |= {*joint_bytes(variant, **shape, nodes=5980).parts}
+    parts -= {"tile"}  # notebook 02 calls it tiles
+    assert len(parts) > 7 and len({plots.colour(part) for part in parts}) == len(parts)
+
+
+def test_a_heat_map_lets_the_page_through_where_it_is_low_and_its_words_follow_the_scheme():
+    figure, ax = plots.canvas("title")
+    plots.waits_matrix(np.array([[0.0, 2.0], [1.0, 0.0]]), ax)
+    assert ax.images[0].to_rgba(np.array([0.0]))[0, 3] == 0
+    picture = picture_in(plots.as_html(figure, "Two utterances that wait"))
+    assert re.search(r"<text [^>]*>2</text>", picture) and "#010101" not in picture
+    states = np.array([[0, 1, 2, 2]])
+    _, ax = plots.canvas("title")
+    plots.waiting(states, ax)
+    working, waiting, finished = ax.images[0].to_rgba(states)[0, :3, 3]
+    assert (working, waiting) == (1, 1) and finished < 0.2
+
+
+def test_a_per_cent_in_a_figure_has_a_space():
+    figure, _ = plots.canvas("26% of 80 %")
+    picture = picture_in(plots.as_html(figure, "A canvas with a title"))
+    assert "26\u00a0% of 80\u00a0%" in picture
 
 
 def test_dots_keep_their_value_their_spread_and_the_colour_of_their_name():
@@ -450,3 +511,144 @@ def test_formats_resolve_what_torch_says_and_magnitudes_reach_from_end_to_end():
     plots.magnitudes({"power": (1e-20, 10.0)}, bottom, edges=(6e-5,))
     assert [*bottom.lines[0].get_xdata()] == [1e-20, 10.0]
     assert [tick.get_text() for tick in bottom.get_yticklabels()] == ["power"]
+
+
+RUNS = without_buckets(published_runs())
+A100 = [run for run in RUNS if run.gpu == "a100"]
+
+
+def test_epochs_have_a_dot_a_run_and_the_critical_batch():
+    _, ax = plots.canvas("epochs")
+    plots.epochs_and_critical_batch(RUNS, fit_epochs(RUNS), ax)
+    assert len(ax.lines[0].get_xdata()) == len(RUNS)
+    assert any("critical batch 3,430" in text.get_text() for text in ax.texts)
+
+
+def test_minutes_of_a_fixed_batch_end_where_a_gpu_would_have_no_utterance():
+    _, ax = plots.canvas("minutes")
+    plots.minutes_over_gpus(
+        A100, fit_epochs(RUNS), fit_steps(A100), [1, 8, 64, 512], ax, batches=[64]
+    )
+    fixed, best, *published = ax.lines
+    assert list(fixed.get_xdata()) == [1, 8, 64]
+    assert list(best.get_xdata()) == [1, 8, 64, 512]
+    assert len(published) == len({(run.gpus, run.batch) for run in A100})
+    assert all(fixed.get_ydata() >= best.get_ydata()[:3])
+
+
+def test_an_all_reduce_has_a_line_an_algorithm():
+    _, ax = plots.canvas("sums")
+    plots.all_reduce_over_gpus(1e8, [8, 64, 512], ax)
+    assert [line.get_label() for line in ax.lines] == ["ring", "tree", "switches"]
+
+
+def test_a_flat_vector_is_cut_into_equal_parts():
+    _, ax = plots.canvas("flat")
+    plots.flat_shards({"embedding": 10, "lstm": 70, "output": 21}, 4, ax)
+    assert [patch.get_width() for patch in ax.patches] == [10, 70, 21]
+    assert [line.get_xdata()[0] for line in ax.lines] == [0, 26, 52, 78, 104]
+    with pytest.raises(ValueError, match="ranks: expected from 1 to 101"):
+        plots.flat_shards({"all": 101}, 102, ax)
+
+
+def test_ratios_have_a_line_a_tensor_over_steps():
+    _, ax = plots.canvas("ratios")
+    plots.ratios_over_steps({"encoder": [1.0, 2.0], "bias": [3.0, 4.0]}, ax, every=10)
+    assert [list(line.get_xdata()) for line in ax.lines] == [[10, 20], [10, 20]]
+    assert ax.lines[0].get_color() == plots.colour("encoder")
+
+
+def timing(*samples_ms):
+    return Timing(samples_ms=samples_ms, warmup=0, timer="clock")
+
+
+def test_bars_of_casts_stand_on_each_other_and_add_up():
+    _, ax = plots.canvas("title")
+    plots.cast_bytes({"weight": [2.0, 2.0], "activation": [1.0, 5.0]}, (1, 8), ax, xlabel="batch")
+    tops = [bar.get_y() + bar.get_height() for bar in ax.patches]
+    assert tops == [2.0, 2.0, 3.0, 7.0]
+
+
+def test_a_bar_of_times_is_its_median_and_has_the_colour_of_its_thing():
+    _, ax = plots.canvas("title")
+    plots.time_bars(
+        {"float32": timing(1, 2, 9), "autocast": timing(1)},
+        ax,
+        unit="ms",
+        things={"autocast": "cast"},
+    )
+    assert [bar.get_width() for bar in ax.patches] == [2, 1]
+    shades = [matplotlib.colors.to_hex(bar.get_facecolor()) for bar in ax.patches]
+    assert shades == [plots.colour("float32"), plots.colour("cast")]
+
+
+def test_points_of_time_over_memory_lie_where_their_numbers_say():
+    _, ax = plots.canvas("title")
+    plots.time_over_memory({"lean": timing(3, 4, 5)}, {"lean": 2**21}, ax, ylabel="ms")
+    x, y = ax.lines[0].get_data()
+    assert (x[0], y[0]) == (2.0, 4.0)
+
+
+def test_errors_are_solid_with_wide_sums_and_dashed_with_sums_in_the_format():
+    rows = [{"T": T, "format": "float16", "sums": sums, "loss": T, "gradient": T}
+            for sums in ("float64", "in the format") for T in (10, 20)]  # fmt: skip
+    _, axes = plots.canvas("title", columns=2)
+    plots.rounding_errors(pd.DataFrame(rows), axes)
+    assert [line.get_linestyle() for line in axes[1].lines] == ["-", "--"]
+
+
+def test_spans_fill_a_share_of_the_time_up_to_their_end():
+    assert plots.busy_share([(0, 2), (6, 2)]) == 0.5
+
+
+def test_time_per_utterance_divides_by_the_batch():
+    _, ax = plots.canvas("title")
+    plots.ms_per_utterance({1: {"loop": timing(3)}, 4: {"loop": timing(8)}}, ax)
+    assert list(ax.lines[0].get_ydata()) == [3, 2]
+
+
+def test_loops_are_worth_more_the_faster_the_rest_is():
+    _, ax = plots.canvas("title")
+    plots.gain_over_speed(90.0, {"a": 5.0, "b": 5.0}, (10,), ax)
+    both = ax.lines[2].get_ydata()
+    assert both[0] == pytest.approx(100 * 10 / 90) and both[-1] == pytest.approx(100 * 10 / 0.09)
+
+
+def test_ways_to_batch_have_a_line_each_and_keep_their_colours():
+    _, (left, right) = plots.canvas("title", columns=2)
+    table = pd.DataFrame({"1D": [60.0, 70.0], "2D": [80.0, 90.0]}, index=[1, 8])
+    plots.utilisation_lines(table, left, xlabel="ranks", legend=False)
+    plots.utilisation_lines(table, right, xlabel="utterances")
+    assert [line.get_color() for line in left.lines] == [line.get_color() for line in right.lines]
+    assert left.get_legend() is None and right.get_legend() is not None
+
+
+def test_a_way_that_was_trained_twice_stands_in_the_legend_once():
+    _, ax = plots.canvas("title")
+    runs = [(way, [1.0, 2.0], [3.0, 1.0]) for way in ("random", "balanced", "random")]
+    plots.loss_over_padded_speech(runs, ax)
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["random", "balanced"]
+
+
+def test_runs_that_stopped_are_crosses_and_no_part_of_a_mean():
+    runs = pd.DataFrame([("success", 1, 512, 50), ("success", 1, 512, 60), ("aborted", 1, 512, 120)],
+                        columns=["status", "buckets", "global_batch", "epochs"])  # fmt: skip
+    _, ax = plots.canvas("title")
+    plots.epochs_over_batch(runs, ax)
+    means, lost = ax.lines[0].get_ydata(), ax.lines[-1].get_ydata()
+    assert list(means) == [55] and list(lost) == [120]
+
+
+def test_a_live_curve_is_drawn_at_most_every_few_seconds(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("IPython.display.display", lambda *_: None)
+    monkeypatch.setattr(
+        "asrkit.workbench.plots.live.as_html", lambda *_: drawn.append(1) or "<img>"
+    )
+    history = [{"step": 1, "seconds": 0.1, "loss": 2.0}]
+    slow = plots.live_training_curve(every_s=1000)
+    slow(history)
+    assert not drawn
+    plots.live_training_curve(every_s=0)(history)
+    assert drawn == [1]

@@ -35,6 +35,7 @@ EXEMPT = {
     r"\b[^\W\d]+\d[\w.]*\b": "names that end in digits: float32, A100, v1.0",
     r"\b[123]D\b": "dimensions",
     r"\b(?:Parakeet|Canary)[ -](?:[A-Z-]+[ -])?\d[\d.]*B\b": "names of models",
+    r"\bJasper 10x5 DR\b|\b1x1\b|\bp(?:90|95|99)\b": "a model, a convolution, percentiles: names",
     r"\b[Nn]otebooks? \d\d\b(?:(?:,| and| to) \d\d\b)*|\b[Pp]age, \d\d\b": "names of notebooks",
     r", (?:19|20)\d\d(?=\))": "years of papers: (Graves, 2012)",
     r"\barXiv \d{4}\.\d{5}\b|\b(?:[Ii]ssue|[Pp]ull request|[Ss]ection|[Ff]igure|[Tt]able) \d+": "where to look something up",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asrkit.workbench.tables import aligned, paragraph
+from asrkit.workbench.tables import aligned, paragraph, percent
 
 ROWS = [["name", "ms", ""], ["a longer one", "3", "x"], ["b", "12.5", ""]]
 
@@ -38,3 +38,9 @@ def test_a_paragraph_keeps_an_address_whole():
     address = "https://example.org/" + "a" * 120
     assert paragraph(f"{'word ' * 30}{address}")[-1] == address
     assert all(len(line) <= 100 for line in paragraph("word " * 50))
+
+
+def test_per_cent_has_a_space_before_its_sign():
+    assert percent(0.256) == "26 %"
+    assert percent(0.0098, 2) == "0.98 %"
+    assert percent(-0.031, 1) == "-3.1 %"

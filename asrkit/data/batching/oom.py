@@ -126,7 +126,7 @@ def memory_model(trials: Iterable[Trial]) -> Cost:
         names[term]: float(value)
         for term, value in zip(chosen, values / scale[chosen], strict=True)
     }
-    source = f"fitted to {len(n)} training steps, {error:.1%} off in the root mean square"
+    source = f"fitted to {len(n)} training steps, {100 * error:.1f} % off in the root mean square"
     return Cost(name="memory of a step", unit="B", source=source, **coefficients)
 
 

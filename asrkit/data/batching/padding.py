@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from asrkit.shapes import expect, expect_types
+from asrkit.models.lstm import fewest_cells
+from asrkit.shapes import expect, expect_types, whole
 
 Pair = tuple[Any, Any]
 TERMS = {
@@ -229,7 +230,7 @@ class Account:
     utterances: int
     hours: float  # of speech
     batch_size: float  # mean utterances a batch
-    audio_padding: float  # share of the padded seconds n D that is padding
+    audio_padding: float  # share of the seconds that are computed, n D or fewer in phases
     token_padding: float  # share of the padded tokens n U that is padding
     lattice_padding: float  # share of n D U, a transducer's lattices, that packing would leave out
     compute_padding: float  # share of the cost that is spent on padding
@@ -239,8 +240,35 @@ class Account:
     utilisation: float  # useful cost over ranks x slowest rank, summed over the steps
 
 
+def computed_seconds(seconds: Sequence[float] | np.ndarray, phases: int = 1) -> float:
+    """Seconds that a batch computes in phases, in sum: useful ones and padding.
+
+    Args:
+        seconds: Of each utterance (B,).
+        phases: Phases at most, as LSTMEncoderConfig has them; 1 computes B times the longest. How
+            many frames are stacked is not looked at: ends of phases are not rounded.
+
+    >>> computed_seconds([10, 9, 4, 4]), computed_seconds([10, 9, 4, 4], phases=2)
+    (40.0, 28.0)
+    """
+    lengths = np.asarray(seconds, dtype=np.float64)
+    if phases == 1:
+        return float(len(lengths) * lengths.max())
+    total = 0.0
+    start = 0.0
+    for end, rows in fewest_cells(lengths, phases):
+        total += (end - start) * rows
+        start = end
+    return total
+
+
 def padding_account(
-    batches: Iterable[Pair], *, cost: Cost, limit: Limit | None = None, ranks: int = 1
+    batches: Iterable[Pair],
+    *,
+    cost: Cost,
+    limit: Limit | None = None,
+    ranks: int = 1,
+    phases: int = 1,
 ) -> Account:
     """Account of the padding and waiting of a sequence of batches.
 
@@ -253,14 +281,21 @@ def padding_account(
         cost: What a batch costs in compute.
         limit: Memory limit, for `memory` and `memory_max`.
         ranks: Number of ranks that train together.
+        phases: Phases in which an encoder runs each batch (LSTMEncoderConfig): the seconds that
+            are computed are fewer then. Lattices and memory stay those of the longest utterance.
+            The cost has to be linear in seconds.
     """
     expect(isinstance(cost, Cost), "cost", "asrkit.data.Cost", repr(cost))
     expect(ranks >= 1, "ranks", "at least 1", ranks)
-    rows = [_row(cost, *pair) for pair in batches]
-    table = np.array(rows, dtype=np.float64).reshape(-1, 7)
+    expect(whole(phases, 1), "phases", "a whole number of at least 1", repr(phases))
+    linear_cost = cost.per_second2 == cost.per_pair == 0
+    remedy = "Only recurrent layers run in phases."
+    expect(phases == 1 or linear_cost, "cost", "one linear in seconds", cost.formula, remedy)
+    rows = [_row(cost, *pair, phases) for pair in batches]
+    table = np.array(rows, dtype=np.float64).reshape(-1, 8)
     expect(len(table) > 0, "batches", "at least one", "none")
-    n, D, U, seconds, tokens, nodes, useful = table.T
-    padded_cost = cost(n, D, U)
+    n, D, U, seconds, tokens, nodes, useful, computed = table.T
+    padded_cost = cost(n, computed / n, U)
     steps = -(-len(table) // ranks)
     missing = steps * ranks - len(padded_cost)
     of_ranks = np.pad(padded_cost, (0, missing)).reshape(steps, ranks)
@@ -278,7 +313,7 @@ def padding_account(
         utterances=int(n.sum()),
         hours=float(seconds.sum()) / 3600,
         batch_size=float(n.mean()),
-        audio_padding=_padding(seconds, n * D),
+        audio_padding=_padding(seconds, computed),
         token_padding=_padding(tokens, n * U),
         lattice_padding=_padding(nodes, n * D * U),
         compute_padding=_padding(useful, padded_cost - cost.per_batch),
@@ -297,8 +332,10 @@ def _padding(real: np.ndarray, padded: np.ndarray) -> float:
     return 1 - float(real.sum() / total)
 
 
-def _row(cost: Cost, seconds: Sequence[float], tokens: Sequence[int]) -> tuple[float, ...]:
-    """n, D, U, sums of seconds, of tokens and of their products, and useful cost of a batch."""
+def _row(
+    cost: Cost, seconds: Sequence[float], tokens: Sequence[int], phases: int
+) -> tuple[float, ...]:
+    """n, D, U, sums of seconds, of tokens and of their products, useful cost, computed seconds."""
     D = np.asarray(seconds, dtype=np.float64)
     U = np.asarray(tokens, dtype=np.float64)  # float64, for sums of integers may overflow
     fits = D.ndim == 1 and D.shape == U.shape and len(D) > 0
@@ -307,4 +344,5 @@ def _row(cost: Cost, seconds: Sequence[float], tokens: Sequence[int]) -> tuple[f
     expect(real, "batches", "finite seconds above 0, and tokens not below", (D.min(), U.min()))
     nodes = float(D @ U)
     useful = cost.useful(D, U)
-    return len(D), D.max(), U.max(), D.sum(), U.sum(), nodes, useful
+    computed = computed_seconds(D, phases)
+    return len(D), D.max(), U.max(), D.sum(), U.sum(), nodes, useful, computed

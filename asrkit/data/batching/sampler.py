@@ -51,7 +51,7 @@ class LengthSampler(CutSampler):
     Args:
         cuts: lhotse cuts. Read once, here, and kept: a lazy set, which has to end, takes the memory
             of an eager one (1.7 KB a cut that has a recording and a text, measured).
-        strategy: Random, Sorted, Bucketed, Balanced or one's own.
+        strategy: Random, Sorted, Bucketed, Balanced, Presorted or one's own.
         lengths: Of the cuts, in their order, where they are known already, as for a Bucketed
             strategy. By default they are read from the cuts.
         tokens: A tokenizer or a function that counts tokens, as in Lengths.of_cuts; only without

@@ -10,10 +10,12 @@ import numpy as np
 from lhotse.serialization import deserialize_item
 
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
+from asrkit.data.batching.padding import computed_seconds
 from asrkit.data.corpora.manifests import TABLES, read_rows, simple_cut
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
+DRAWN_BATCHES = 200  # of which the padding in phases is the mean
 TABLE = (".csv", ".csv.gz")
 QUANTILES = {
     "min": 0.0,
@@ -123,15 +125,38 @@ def padding_of_random(values: np.ndarray, batch: int) -> float:
     return float(1 - np.mean(values) / longest)
 
 
-def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
+def padding_in_phases(seconds: np.ndarray, batch: int, phases: int) -> float:
+    """Share of padding in random batches that a recurrent encoder runs in phases.
+
+    Estimated from DRAWN_BATCHES batches, which are the same in every call.
+
+    Args:
+        seconds: Lengths, (N,).
+        batch: Utterances in a batch, at most N.
+        phases: Phases of a batch at most, as LSTMEncoderConfig has them.
+    """
+    random = np.random.default_rng(0)
+    useful = 0.0
+    computed = 0.0
+    for _ in range(DRAWN_BATCHES):
+        drawn = random.choice(seconds, batch, replace=False)
+        useful += float(drawn.sum())
+        computed += computed_seconds(drawn, phases)
+    return 1 - useful / computed
+
+
+def length_stats(lengths: Lengths, *, batch: int = 32, phases: int = 1) -> dict[str, Any]:
     """Utterances, hours, quantiles of lengths, and the padding of random batches, as JSON.
 
     Args:
         lengths: Of at least one utterance. Tokens are left out of the result where none are known.
         batch: Utterances in a random batch. Its padding is exact, not simulated.
+        phases: Above 1, the padding of a recurrent encoder that runs a batch in so many phases is
+            estimated as well.
     """
     expect(len(lengths) > 0, "lengths", "at least one utterance", "none")
     expect(batch >= 1, "batch", "at least 1", batch)
+    expect(phases >= 1, "phases", "at least 1", phases)
     batch = min(batch, len(lengths))
     columns = {"seconds": lengths.seconds}
     if lengths.tokens.any():
@@ -142,6 +167,10 @@ def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
         padding[name] = round(share, 4)
     if "tokens" in columns:
         columns["tokens_per_second"] = lengths.tokens_per_second
+    in_phases = {}
+    if phases > 1:
+        share = padding_in_phases(lengths.seconds, batch, phases)
+        in_phases[str(phases)] = round(share, 4)
     return {
         "utterances": len(lengths),
         "hours": round(lengths.hours, 4),
@@ -149,6 +178,7 @@ def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
         "quantiles": {name: _quantiles(values) for name, values in columns.items()},
         "random_batch": batch,
         "random_batch_padding": padding,
+        "padding_in_phases": in_phases,
     }
 
 
@@ -172,8 +202,10 @@ def length_table(stats: dict[str, Any]) -> str:
         tokens = f"{stats['tokens']:,} tokens"
     lines.append(f"{stats['utterances']:,} utterances, {stats['hours']:,.2f} hours, {tokens}")
     padding = stats["random_batch_padding"]
-    shares = " and ".join(f"{share:.1%} of their {name}" for name, share in padding.items())
+    shares = " and ".join(f"{100 * share:.1f} % of their {name}" for name, share in padding.items())
     lines.append(f"random batches of {stats['random_batch']} would be padding for {shares}")
+    for phases, share in stats["padding_in_phases"].items():
+        lines.append(f"an encoder that runs them in {phases} phases would pad {100 * share:.1f} %")
     return "\n".join(lines)
 
 

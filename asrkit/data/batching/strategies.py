@@ -16,6 +16,7 @@ import numpy as np
 from asrkit.data.batching.buckets import Buckets
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import CANARY_COMPUTE, Cost
+from asrkit.models.lstm import fewest_cells
 from asrkit.shapes import expect, whole
 
 Batches = list[np.ndarray]  # row numbers of each batch
@@ -36,7 +37,11 @@ class Constraint(Protocol):
 
 
 class Strategy(Protocol):
-    """A way to batch: Random, Sorted, Bucketed, Balanced or one's own."""
+    """A way to batch: Random, Sorted, Bucketed, Balanced or one's own.
+
+    One that has a method `deal(step, lengths)` too, as Presorted, also says which of a step's
+    utterances go to which rank.
+    """
 
     @property
     def balance_by(self) -> Cost | None:
@@ -80,6 +85,15 @@ class Plan:
             (lengths.seconds[rows], lengths.tokens[rows]) for step in self.steps for rows in step
         ]
 
+    def phases(self, lengths: Lengths, count: int) -> list[list[tuple[float, int]]]:
+        """(end in seconds, rows) of each phase of each batch, in the order of `pairs`.
+
+        Args:
+            lengths: Of all utterances.
+            count: Phases of a batch at most, as LSTMEncoderConfig has them.
+        """
+        return [fewest_cells(seconds, count) for seconds, _ in self.pairs(lengths)]
+
 
 def plan(
     strategy: Strategy,
@@ -93,7 +107,7 @@ def plan(
     """Plan an epoch. Every rank gets a batch in every step.
 
     Args:
-        strategy: Random, Sorted, Bucketed, Balanced or one's own.
+        strategy: Random, Sorted, Bucketed, Balanced, Presorted or one's own.
         lengths: Of at least as many utterances as there are ranks.
         ranks: Number of ranks that train together.
         seed: Of the random numbers, together with `epoch`.
@@ -118,6 +132,9 @@ def plan(
         batches = _balance_steps(batches, lengths, ranks, strategy.balance_by, random)
     end = len(batches) // ranks * ranks
     steps = [batches[first : first + ranks] for first in range(0, end, ranks)]
+    deal = getattr(strategy, "deal", None)
+    if deal is not None:
+        steps = [deal(step, lengths) for step in steps]
     return Plan(steps, np.concatenate([dropped, *batches[end:]]))
 
 
@@ -126,7 +143,7 @@ def check_strategy(strategy: Any) -> None:
     expect(
         hasattr(strategy, "batches") and hasattr(strategy, "balance_by"),
         "strategy",
-        "Random, Sorted, Bucketed, Balanced or one's own",
+        "Random, Sorted, Bucketed, Balanced, Presorted or one's own",
         repr(strategy),
     )
 

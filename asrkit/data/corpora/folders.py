@@ -16,8 +16,9 @@ from lhotse.utils import fastcopy
 from tqdm import tqdm
 
 from asrkit.data.corpora.manifests import SPLITS, TABLES, from_manifest, transcribed_cut
+from asrkit.data.utterances import sound_paths
 from asrkit.shapes import expect
-from asrkit.sound_files import CONVERT, UNREAD, listed, open_sound
+from asrkit.sound_files import CONVERT, UNREAD, expect_whole, listed
 
 Parts = tuple[dict[str, list[Any]], list[str]]  # cuts of each part, and what was left out
 
@@ -33,10 +34,14 @@ def read_folder(folder: Path, jobs: int, progress: bool) -> Parts:
     """
     transcripts = sorted(folder.rglob("*.trans.txt"))
     if transcripts:
-        return _read_librispeech_parts(folder, transcripts, jobs, progress)
+        sets, left_out = _read_librispeech_parts(folder, transcripts, jobs, progress)
+        _expect_whole_sounds(sets, jobs)
+        return sets, left_out
     tables = sorted(folder.glob(TABLES[1].format("*")))
     if tables:
-        return _read_tables(folder, tables), []
+        sets = _read_tables(folder, tables)
+        _expect_whole_sounds(sets, jobs)
+        return sets, []
     sounds = [folder / name for name in listed(folder)]
     expect(
         any(path.with_suffix(".txt").is_file() for path in sounds),
@@ -46,6 +51,26 @@ def read_folder(folder: Path, jobs: int, progress: bool) -> Parts:
         f"none of them in {folder}",
     )
     return _read_sounds(folder, sounds, jobs, progress)
+
+
+def _expect_whole_sounds(sets: dict[str, list[Any]], jobs: int) -> None:
+    """ValueError that names a sound file of the cuts which cannot be read to its end."""
+    paths = {path for cuts in sets.values() for cut in cuts for path in sound_paths(cut)}
+
+    def check(path: Path) -> None:
+        try:
+            expect_whole(path)
+        except ValueError as error:
+            raise _unreadable(path, error) from None
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(check, sorted(paths)))
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"corpus: {path} cannot be read ({_one_line(error, 200)}). Mend or remove it."
+    )
 
 
 def _read_librispeech_parts(
@@ -216,11 +241,9 @@ def _read_sound(path: Path, folder: Path) -> Any:
         text = " ".join(text_file.read_text(encoding="utf-8-sig").split())
         if not text:
             return None
-        open_sound(path).close()  # refuses a part of a file, which lhotse reads
+        expect_whole(path)  # lhotse would take the part of a file that is there
         recording = Recording.from_file(path, recording_id=name)
         expect(recording.num_samples > 0, "sound", "samples", "none")
         return transcribed_cut(recording, text, "unknown", {})
     except Exception as error:  # classes of soundfile, audioread and lhotse
-        raise ValueError(
-            f"corpus: {path} cannot be read ({_one_line(error, 200)}). Mend or remove it."
-        ) from None
+        raise _unreadable(path, error) from None

@@ -17,6 +17,7 @@ from asrkit.data.utterances import RATE_HZ
 from asrkit.shapes import expect
 
 SPLITS = ("train", "dev", "test")
+UNKNOWN = "unknown"  # the speaker of a line that names none
 # Names of lhotse's tables in a folder; {} is the part of the corpus.
 TABLES = ("*recordings{}.jsonl*", "*supervisions{}.jsonl*")
 LINES = "cuts, or lines with audio and text"
@@ -151,7 +152,7 @@ def simple_cut(row: dict[str, Any], folder: Path) -> Any:
     name = f"{audio}@{start}" if start else audio  # several lines may name one sound
     recording = Recording.from_file(file, recording_id=str(row.get("id", name)))
     custom: dict[str, Any] = {key: row[key] for key in ("kind", "split") if key in row}
-    cut = transcribed_cut(recording, row["text"], str(row.get("speaker", "unknown")), custom)
+    cut = transcribed_cut(recording, row["text"], str(row.get("speaker", UNKNOWN)), custom)
     if not is_nemo:
         return cut
     return _part_of(cut, start, row.get("duration"))

@@ -141,7 +141,7 @@ def prepare_corpora(
     known = [*SPOKEN, *ARCHIVES]
     exists = name in known or folder.is_dir()
     expect(exists, "corpus", f"{', '.join(known)} or a folder", repr(name))
-    default_out = home() / "corpora" / (name if name in known else folder.name)
+    default_out = home(make=False) / "corpora" / (name if name in known else folder.name)
     to = Path(out or default_out).resolve()
     expect(not to.exists() or to.is_dir(), "out", "a folder", repr(str(to)))
     if name in SPOKEN:

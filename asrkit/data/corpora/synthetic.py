@@ -94,18 +94,34 @@ def spoken_commands(
     sizes = {"train": train, "dev": dev, "test": test}
     positive = all(whole(size, 0) for size in sizes.values())
     expect(positive, "train, dev, test", "whole numbers, 0 or more", tuple(sizes.values()))
+    return spoken("spoken_commands", _jobs(sizes, seed), workers=workers, progress=progress)
+
+
+def spoken(
+    name: str, jobs: list[dict[str, Any]], *, workers: int | None, progress: bool
+) -> dict[str, CutSet]:
+    """Cuts of what jobs of `espeak_worker` say, by split; built once and kept.
+
+    Args:
+        name: Of the corpus.
+        jobs: Their ids begin with the split and the kind: train-digits-00000.
+        workers: Processes that synthesise; None is 2.
+        progress: Show a progress bar while the corpus is built.
+
+    Raises:
+        RuntimeError: The synthesiser is not installed, or fails.
+    """
     try:
         engine = importlib.metadata.version("espeakng_loader")
     except importlib.metadata.PackageNotFoundError:
         remedy = 'Run pip install -e ".[synth]" in the checkout, or make report.'
         raise RuntimeError(
-            f"spoken_commands: the synthesiser espeakng_loader is not installed. {remedy}"
+            f"{name}: the synthesiser espeakng_loader is not installed. {remedy}"
         ) from None
-    jobs = _jobs(sizes, seed)
     steps = (_build, _synthesise, _to_flac, _job_cut, transcribed_cut, _write_manifests)
     sources = [inspect.getsource(step) for step in steps]
     key = content_hash([jobs, engine, WORKER.read_text(encoding="utf-8"), sources])
-    folder = home() / "corpora" / f"spoken_commands-{key.removeprefix('sha256:')[:16]}"
+    folder = home() / "corpora" / f"{name}-{key.removeprefix('sha256:')[:16]}"
     if not intact(folder):
         _build(folder, jobs, workers or 2, progress)
     sets = {}
@@ -115,11 +131,16 @@ def spoken_commands(
     return sets
 
 
-def _jobs(sizes: dict[str, int], seed: int) -> list[dict[str, Any]]:
-    """What the worker is to speak: a job for each utterance of each split."""
+def voices_of_splits() -> dict[str, list[dict[str, str]]]:
+    """Accents and variants that speak in each split, as jobs name them."""
     voices = [{"voice": accent, "variant": variant} for accent in ACCENTS for variant in VARIANTS]
     random.Random("voices").shuffle(voices)
-    of_split = {"test": voices[:12], "dev": voices[12:22], "train": voices[22:]}
+    return {"test": voices[:12], "dev": voices[12:22], "train": voices[22:]}
+
+
+def _jobs(sizes: dict[str, int], seed: int) -> list[dict[str, Any]]:
+    """What the worker is to speak: a job for each utterance of each split."""
+    of_split = voices_of_splits()
     return [
         _job(split, n, of_split[split], seed) for split, size in sizes.items() for n in range(size)
     ]
@@ -188,7 +209,7 @@ def intact(folder: Path, *, thorough: bool = False) -> bool:
 def _build(folder: Path, jobs: list[dict[str, Any]], workers: int, progress: bool) -> None:
     """Synthesise `jobs` beside `folder`, then rename the result, so that `folder` is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    bar = tqdm(total=len(jobs), desc="building spoken_commands", unit="utt", disable=not progress)
+    bar = tqdm(total=len(jobs), desc="building speech", unit="utt", disable=not progress)
     with (
         tempfile.TemporaryDirectory(
             prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from asrkit.decoders.transducer import frame_looping, label_looping, one_by_one,
 from asrkit.decoders.transducer.graphs import GRAPH_MODES, TURN_MODES
 from asrkit.decoders.transducer.graphs import decode as decode_with_graphs
 from asrkit.decoders.transducer.steps import (
+    CONFIDENCE,
     Carry,
     Confidence,
     GreedyModel,
@@ -27,7 +28,6 @@ STRATEGIES = {
     "frame_looping": frame_looping.decode,
     "one_by_one": one_by_one.decode,
 }
-CONFIDENCE = get_args(Confidence)
 TDT_WINDOW = 2  # default window for TDT, whose durations skip most blanks
 
 

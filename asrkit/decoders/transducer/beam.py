@@ -3,14 +3,22 @@
 A hypothesis is a label sequence; the probabilities of its alignments are summed.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from asrkit.decoders.beams import (
+    Fusion,
+    LanguageModel,
+    check_lm,
+    check_lm_scores,
+    check_weights,
+    check_width,
+    longer_key,
+)
 from asrkit.decoders.hypotheses import Emissions, Hypotheses, check_batch
 from asrkit.decoders.states import map_state, select_state
 from asrkit.decoders.transducer import Transducer
@@ -23,29 +31,6 @@ from asrkit.decoders.transducer.beam_sets import (
 )
 from asrkit.decoders.transducer.steps import check_rules, first_prediction, vocabulary
 from asrkit.runtime import eager
-from asrkit.shapes import MAX_COUNT, expect, whole
-
-MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it loses nothing
-LOW_35 = (1 << 35) - 1
-
-
-class LanguageModel(Protocol):
-    """What shallow fusion asks of a language model; `NGram` is one.
-
-    Its states are nested tuples, lists and dicts of tensors, batch first.
-    """
-
-    def start(self, B: int) -> Any:
-        """States of B empty sentences."""
-
-    def scores(self, states: Any) -> Tensor:
-        """Log-probability in nats of every next token, (B, V); the blank's entry is not used."""
-
-    def advance(self, states: Any, tokens: Tensor) -> Any:
-        """States after one more token (B,) each."""
-
-    def final(self, states: Any) -> Tensor:
-        """Log-probability in nats that the sentence ends here, (B,)."""
 
 
 def check_beam(
@@ -53,6 +38,7 @@ def check_beam(
     width: int,
     nbest: int,
     max_symbols: int,
+    lm: LanguageModel | None,
     lm_weight: float,
     label_bonus: float,
 ) -> None:
@@ -63,15 +49,14 @@ def check_beam(
         width: Hypotheses in a set.
         nbest: Hypotheses in the result, at most `width`.
         max_symbols: Most labels on one frame.
-        lm_weight: Weight of the language model.
+        lm: The language model, or None.
+        lm_weight: Its weight.
         label_bonus: Added per label.
     """
     check_rules(model, max_symbols)
-    expect(whole(width, 1, MAX_COUNT), "width", f"1 to {MAX_COUNT} hypotheses", repr(width))
-    expect(whole(nbest, 1, width), "nbest", f"1 to width={width} hypotheses", repr(nbest))
-    for name, value in (("lm_weight", lm_weight), ("label_bonus", label_bonus)):
-        finite = isinstance(value, int | float) and math.isfinite(value)
-        expect(finite, name, "a finite number", repr(value))
+    check_width(width, nbest)
+    check_lm(lm)
+    check_weights(lm_weight=lm_weight, label_bonus=label_bonus)
 
 
 @eager
@@ -123,7 +108,7 @@ def transducer_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
         ValueError: An argument does not fit, or the model does not follow the protocol.
     """
     longest = check_batch(encoded, lengths, "B T E", "encoded")
-    check_beam(model, width, nbest, max_symbols, lm_weight, label_bonus)
+    check_beam(model, width, nbest, max_symbols, lm, lm_weight, label_bonus)
     if not lm_weight:
         lm = None
     with torch.inference_mode():
@@ -133,26 +118,6 @@ def transducer_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
         best = map_state(lambda part: part[:, :nbest], best)
         first, *rest = search.trace(best)
     return replace(first, alternatives=tuple(rest))
-
-
-class Fusion(NamedTuple):
-    """What shallow fusion adds to the model's scores."""
-
-    lm: LanguageModel | None
-    weight: float
-    bonus: float
-
-    def lm_scores(self, states: Any) -> Tensor | None:
-        """Weighted log-probability of each next label, (B, V), or None."""
-        if self.lm is None:
-            return None
-        return self.weight * self.lm.scores(states)
-
-    def advance(self, states: Any, labels: Tensor) -> Any:
-        """States of the language model after `labels`, or None."""
-        if self.lm is None:
-            return None
-        return self.lm.advance(states, labels)
 
 
 class PrefixState(NamedTuple):
@@ -305,9 +270,7 @@ class Search:
         blank_index = torch.tensor(self.model.blank, device=self.device)
         labels = logp.index_fill(1, blank_index, -torch.inf)
         if prefix.lm_scores is not None:
-            size = prefix.lm_scores.shape[-1]
-            remedy = "Blank has a place among them."
-            expect(size == V, "lm", f"scores of V={V} tokens", size, remedy)
+            check_lm_scores(prefix.lm_scores, V)
             labels = labels + prefix.lm_scores
         best, token = labels.topk(min(self.K, V))  # no more than K of one prefix can be kept
         label_hops = torch.zeros_like(blank)
@@ -359,8 +322,6 @@ class Search:
         parents = now.repeated(moves).gather(place // labels_each)
         tokens = scores.token.flatten(1)[:, None]
         label = tokens.expand(-1, moves, -1).gather(-1, place)
-        key = (parents.key ^ (label + 1)) * MIX
-        key = key ^ ((key >> 29) & LOW_35)
         size = moves * self.K
         index = torch.arange(size, device=self.device).view(1, moves, self.K)
         node = index + size * len(self.history)
@@ -369,7 +330,7 @@ class Search:
         self.frames.append(t)
         return HypothesisSet(
             score=score,
-            key=key,
+            key=longer_key(parents.key, label),
             length=parents.length + 1,
             node=node.expand_as(label),
             cell=parents.cell,

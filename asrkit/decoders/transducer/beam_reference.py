@@ -6,15 +6,16 @@ A prefix is a tuple of labels, a set of hypotheses a dict of prefixes.
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import exp, inf, log
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from asrkit.decoders.beams import LanguageModel, log_add
 from asrkit.decoders.hypotheses import Hypotheses, check_batch
 from asrkit.decoders.transducer import Transducer
-from asrkit.decoders.transducer.beam import LanguageModel, check_beam
+from asrkit.decoders.transducer.beam import check_beam
 from asrkit.decoders.transducer.steps import first_prediction, vocabulary
 from asrkit.runtime import eager
 
@@ -63,7 +64,7 @@ def transducer_beam_reference(  # noqa: PLR0913 - the arguments of transducer_be
         label_bonus: Added per label.
     """
     check_batch(encoded, lengths, "B T E", "encoded")
-    check_beam(model, width, nbest, max_symbols, lm_weight, label_bonus)
+    check_beam(model, width, nbest, max_symbols, lm, lm_weight, label_bonus)
     if not lm_weight:
         lm = None
     with torch.inference_mode():
@@ -259,11 +260,3 @@ class PlainSearch:
 def _by_score(item: Hypothesis) -> float:
     """Sort key: best first."""
     return -item[1].score
-
-
-def log_add(a: float, b: float) -> float:
-    """log(exp(a) + exp(b))."""
-    high = max(a, b)
-    if high == -inf:
-        return high
-    return high + log(exp(a - high) + exp(b - high))

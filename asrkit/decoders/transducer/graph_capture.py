@@ -1,6 +1,5 @@
-"""Recording the turns of a `GraphLoop` into a CUDA graph."""
+"""Recording the turns of a decoding loop into a CUDA graph."""
 
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,14 +8,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from asrkit.decoders.repeated_turns import RepeatedTurns
 from asrkit.decoders.transducer.conditional import WhileGraph
-from asrkit.decoders.transducer.graph_loop import GraphLoop
-from asrkit.decoders.transducer.steps import GreedyModel
-from asrkit.runtime import waits
+from asrkit.runtime import CAPTURING, waits
 
 TURNS = 4  # of the loop in one replay of "step"; turns after the end change nothing
 WARM_UP = 2  # turns before a capture: libraries set themselves up and kernels are compiled
-CAPTURING = threading.Lock()  # torch records one graph at a time
 
 
 class CaptureGuard(TorchDispatchMode):
@@ -48,9 +45,9 @@ class CaptureGuard(TorchDispatchMode):
 
 
 class CapturedLoop(NamedTuple):
-    """A loop, and how to run it on the current stream once a batch is loaded."""
+    """A loop, of any kind, and how to run it on the current stream once a batch is loaded."""
 
-    loop: GraphLoop
+    loop: Any
     run: Callable[[], None]
 
     def holds(self, T: int) -> bool:
@@ -58,19 +55,19 @@ class CapturedLoop(NamedTuple):
         return self.loop.encoded.shape[1] >= T
 
 
-def capture(loop: GraphLoop, greedy: GreedyModel, mode: str) -> Callable[[], None]:
+def capture(loop: RepeatedTurns, model: Any, mode: str) -> Callable[[], None]:
     """Record turns of a loaded loop, and return a function that runs it to its end.
 
     Args:
         loop: A loop with a batch in it; sets its `storages_read`.
-        greedy: The model.
+        model: What the loop's turn takes.
         mode: "step" records `TURNS` turns in a graph that the host replays; "full" records one turn
             in a graph that repeats itself.
 
     Raises:
         RuntimeError: The turn contains an op that waits for the GPU, or the capture failed.
     """
-    device_type = loop.encoded.device.type
+    device_type = loop.active.device.type
     stream = torch.cuda.Stream()  # its own, since matrix products keep a workspace per stream
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph(keep_graph=mode == "full")
@@ -84,11 +81,11 @@ def capture(loop: GraphLoop, greedy: GreedyModel, mode: str) -> Callable[[], Non
     with CAPTURING, cast, torch.cuda.stream(stream):
         for _ in range(WARM_UP):
             with CaptureGuard() as guard:
-                loop.turn(greedy)
+                loop.turn(model)
         loop.storages_read = guard.storages_read
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for _ in range(1 if mode == "full" else TURNS):
-                loop.turn(greedy)
+                loop.turn(model)
     torch.cuda.current_stream().wait_stream(stream)
     if mode == "full":
         return WhileGraph(graph, loop.active).launch

@@ -1,12 +1,10 @@
 """`GraphLoop`: windowed looping on buffers with fixed addresses, so that it can be recorded."""
 
-from collections.abc import Callable
-from itertools import cycle
-
 import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import PADDING, Hypotheses
+from asrkit.decoders.repeated_turns import RepeatedTurns
 from asrkit.decoders.states import map_state
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.decoders.transducer.windowed_looping import (
@@ -17,7 +15,7 @@ from asrkit.decoders.transducer.windowed_looping import (
 from asrkit.shapes import expect
 
 
-class GraphLoop:
+class GraphLoop(RepeatedTurns):
     """Windowed looping for batches of up to B utterances of up to T frames, in fixed buffers.
 
     `turn` sends nothing to the host, so it can be recorded. Rows and frames that a batch leaves
@@ -31,10 +29,8 @@ class GraphLoop:
         counts: (B,) labels so far.
         outputs: (3, B, columns) labels, frames and durations so far.
         confidence: (B, columns) confidence of these labels, or None.
-        active: () bool, whether any utterance has frames left.
         fused: Whether Triton computes the turn.
         impl: How the turn is computed, in words.
-        storages_read: Addresses of the memory that a recorded turn reads; None before that.
     """
 
     def __init__(
@@ -59,6 +55,7 @@ class GraphLoop:
             unfused_because: Why the turn cannot be fused; "" to fuse it.
         """
         device = encoded.device
+        super().__init__(device)
         columns = T * options.max_symbols + 1
         self.options = options
         self.duration_table = greedy.duration_table  # kept: a graph knows its address
@@ -72,14 +69,8 @@ class GraphLoop:
         self.confidence: Tensor | None = None
         if greedy.confidence != "none":
             self.confidence = torch.zeros(B, columns, dtype=torch.float32, device=device)
-        self.active = torch.zeros((), dtype=torch.bool, device=device)
-        self.host_flags = torch.zeros(2, dtype=torch.bool, pin_memory=encoded.is_cuda)
-        self.flag_sent: list[torch.cuda.Event] = []
-        if encoded.is_cuda:
-            self.flag_sent = [torch.cuda.Event(), torch.cuda.Event()]
         self.fused = not unfused_because
         self.impl = f"not fused: {unfused_because}" if unfused_because else "fused"
-        self.storages_read: set[int] | None = None
 
     def load(self, encoded: Tensor, lengths: Tensor, carry: Carry) -> None:
         """Copy a batch into the buffers.
@@ -119,30 +110,6 @@ class GraphLoop:
         self.counts += step.emitted
         map_state(_overwrite, self.state, predictor_step(greedy, advanced, step))
         torch.any(self.state.time < self.lengths, out=self.active)
-
-    def repeat(self, turns: Callable[[], None]) -> None:
-        """Call `turns` until no utterance has frames left.
-
-        The flag `active` travels to the host while the next turns already run, so there is one call
-        more than needed; turns after the end change nothing.
-        """
-        turns()
-        self._send_flag(0)
-        for slot in cycle((1, 0)):
-            turns()
-            self._send_flag(slot)
-            if not self._received_flag(1 - slot):
-                return
-
-    def _send_flag(self, slot: int) -> None:
-        self.host_flags[slot].copy_(self.active, non_blocking=True)
-        if self.flag_sent:
-            self.flag_sent[slot].record()
-
-    def _received_flag(self, slot: int) -> bool:
-        if self.flag_sent:
-            self.flag_sent[slot].synchronize()
-        return bool(self.host_flags[slot])
 
     @torch.inference_mode(False)
     def hypotheses(self, lengths: Tensor, carry: Carry, impl: str) -> Hypotheses:

@@ -15,9 +15,6 @@ Python then launches nothing itself. The parts, from the caller down:
                    +-- weights.Watch: have the weights moved since?
 """
 
-import threading
-import weakref
-from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -30,8 +27,14 @@ from asrkit.decoders.states import state_tensors
 from asrkit.decoders.transducer import windowed_looping
 from asrkit.decoders.transducer.graph_capture import CapturedLoop, capture
 from asrkit.decoders.transducer.graph_loop import GraphLoop
+from asrkit.decoders.transducer.loop_cache import (
+    GraphsUnavailable,
+    LoopCache,
+    cache_of,
+    first_cause,
+    registry,
+)
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
-from asrkit.decoders.transducer.weights import Watch, fingerprint
 from asrkit.shapes import expect
 
 GRAPH_MODES = ("auto", "off", "step", "full")
@@ -39,7 +42,6 @@ TURN_MODES = ("auto", "fused", "plain")  # to compute a captured turn
 KEEP = 8  # captured loops of one model
 MIN_ROWS = 8  # the fewest that a loop has room for, but a single utterance has a loop of its own
 MIN_FRAMES = 512  # the fewest that a loop has room for
-REGISTERING = threading.Lock()
 
 
 class DecoderCall(NamedTuple):
@@ -50,10 +52,6 @@ class DecoderCall(NamedTuple):
     lengths: Tensor  # (B,) int64
     carry: Carry
     options: GreedyOptions
-
-
-class GraphsUnavailable(RuntimeError):
-    """Why graphs cannot run."""
 
 
 def decode(
@@ -113,37 +111,16 @@ def decode(
         return cache.decode(batch)
 
 
-def release_graphs(model: Any = None) -> None:
-    """Free what graphs of `model`, or of all models, hold; the next call captures again."""
-    with REGISTERING:
-        keys = list(MODELS) if model is None else [id(model)]
-        caches = [MODELS.pop(key) for key in keys if key in MODELS]
-    for cache in caches:
-        with cache.lock:
-            cache.drop(*cache.loops)
-
-
-class GraphCache:
+class GraphCache(LoopCache):
     """The captured loops of one model, the one used last at the end.
 
     Attributes:
-        lock: Held by whoever decodes.
-        loops: Captured loops by what they fit.
-        trusted: Keys of loops whose first result was compared with the plain loop's.
-        refused: Why "auto" uses no graphs any more; "" while it does.
         unfused: Why no turn is fused any more; "" while turns are.
-        done: When the device has finished with the buffers.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.loops = OrderedDict[tuple, CapturedLoop]()
-        self.weights: tuple = ()
-        self.watch: Watch | None = None  # of the weights that the loops read
-        self.trusted = set[tuple]()
-        self.refused = ""
+        super().__init__()
         self.unfused = ""
-        self.done: torch.cuda.Event | None = None
 
     def decode(self, batch: DecoderCall) -> Hypotheses:
         """Hypotheses by `replay`; "auto" falls back to the plain loop, and `impl` says why."""
@@ -229,12 +206,12 @@ class GraphCache:
                 try:
                     return self._record(batch, mode, "")
                 except Exception as error:
-                    unfused_because = _first_cause(error)
+                    unfused_because = first_cause(error)
             if turn == "fused":
                 raise RuntimeError(f"turn='fused': {unfused_because}")
             return self._record(batch, mode, unfused_because)
         except Exception as error:
-            reason = f"graphs={mode!r}: capture failed, {_first_cause(error)}"
+            reason = f"graphs={mode!r}: capture failed, {first_cause(error)}"
             raise GraphsUnavailable(reason) from error
 
     def _record(self, batch: DecoderCall, mode: str, unfused_because: str) -> CapturedLoop:
@@ -244,57 +221,16 @@ class GraphCache:
         loop = GraphLoop(rows, frames, greedy, encoded, carry, options, unfused_because)
         loop.load(batch.encoded, batch.lengths, batch.carry)
         run = capture(loop, batch.greedy, mode)
-        watched = self.watch.read if self.watch else set()
-        storages = None
-        if loop.storages_read is not None and watched is not None:
-            storages = watched | loop.storages_read
-        self.watch = Watch(batch.greedy.model, storages)
+        self.watch_reads(batch.greedy.model, loop.storages_read)
         return CapturedLoop(loop, run)
 
-    def follow(self, model: Any) -> None:
-        """Drop all loops if weights have moved or changed dtype or shape: graphs know addresses.
 
-        Every call checks what the loops read; the whole model is compared only if that changed.
-
-        Raises:
-            GraphsUnavailable: The model's attributes hold no tensors.
-        """
-        if self.watch and self.watch.still(model):
-            return
-        weights = tuple(fingerprint(model))
-        if not any(len(entry) > 2 for entry in weights):
-            raise GraphsUnavailable(
-                "the model's attributes hold no tensors, "
-                "so a change of its weights could not be seen"
-            )
-        if weights != self.weights:
-            self.drop(*self.loops)
-            self.weights = weights
-        self.watch = Watch(model, self.watch.read) if self.watch and self.loops else None
-
-    def drop(self, *keys: tuple) -> None:
-        """Free loops, once the device has finished with them."""
-        if self.done:
-            self.done.synchronize()
-        for key in keys:
-            del self.loops[key]
-            self.trusted.discard(key)
-
-
-MODELS = dict[int, GraphCache]()  # by identity: a model need not be hashable
+MODELS: dict[int, Any] = registry()
 
 
 def _cache_of(model: Any) -> GraphCache:
     """The cache of `model`, made at the first call; it goes when the model is deleted."""
-    with REGISTERING:
-        if id(model) not in MODELS:
-            try:
-                weakref.finalize(model, MODELS.pop, id(model), None).atexit = False
-            except TypeError as error:
-                reason = f"the model's graphs could not go when it goes: {error}"
-                raise GraphsUnavailable(reason) from error
-            MODELS[id(model)] = GraphCache()
-        return MODELS[id(model)]
+    return cache_of(MODELS, model, GraphCache)
 
 
 def _decode_plain(batch: DecoderCall, reason: str) -> Hypotheses:
@@ -352,11 +288,3 @@ def _same_labels(hypotheses: Hypotheses, expected: Hypotheses) -> bool:
     """Whether labels, lengths, frames and durations are equal."""
     pairs = zip(hypotheses.parts()[:4], expected.parts()[:4], strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
-
-
-def _first_cause(error: BaseException) -> str:
-    """The first line of the original error: leaving a failed capture raises another one."""
-    while error.__context__ is not None:
-        error = error.__context__
-    first_line = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}"

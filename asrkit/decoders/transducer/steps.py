@@ -7,7 +7,7 @@ many frames it moves on, and how likely it is.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from asrkit.decoders.states import map_state, state_tensors
 from asrkit.shapes import MAX_COUNT, expect, whole
 
 Confidence = Literal["none", "max_prob", "entropy"]
+CONFIDENCE = get_args(Confidence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +184,7 @@ class GreedyModel:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logp = logits[..., :V].log_softmax(-1, dtype=dtype)  # durations have their own softmax
         score, token = logp.max(-1)
-        confidence = self._token_confidence(logp, score)
+        confidence = token_confidence(self.confidence, logp, score)
         blank = (token == self.blank).long()
         if self.duration_table is None:
             return BestTokens(token, blank, score.float(), confidence)
@@ -193,17 +194,6 @@ class GreedyModel:
         total = (score + duration_score).float()
         return BestTokens(token, jump, total, confidence)
 
-    def _token_confidence(self, logp: Tensor, score: Tensor) -> Tensor | None:
-        """Probability of the best token, or 1 - entropy / ln V; None unless asked for."""
-        if self.confidence == "none":
-            return None
-        if self.confidence == "max_prob":
-            return score.exp().float()
-        entropy = torch.special.entr(logp.exp()).sum(-1)
-        highest = math.log(logp.shape[-1])
-        certainty = 1 - entropy / highest
-        return certainty.clamp(0, 1).float()
-
     def initial_carry(self, encoded: Tensor) -> Carry:
         """The carry of the utterances of encoded (B, T, E) before their first frame."""
         B = len(encoded)
@@ -211,6 +201,24 @@ class GreedyModel:
         predicted, state = first_prediction(self.model, blank)
         zero = torch.zeros_like(blank)
         return Carry(predicted, state, zero, zero.clone())
+
+
+def token_confidence(kind: Confidence, logp: Tensor, score: Tensor) -> Tensor | None:
+    """Confidence of the best token, (...,) float32 in 0..1; None for "none".
+
+    Args:
+        kind: "max_prob", its probability, "entropy", 1 - entropy / ln V, or "none".
+        logp: Log-probabilities of all tokens (..., V).
+        score: That of the best (...,).
+    """
+    if kind == "none":
+        return None
+    if kind == "max_prob":
+        return score.exp().float()
+    entropy = torch.special.entr(logp.exp()).sum(-1)
+    highest = math.log(logp.shape[-1])
+    certainty = 1 - entropy / highest
+    return certainty.clamp(0, 1).float()
 
 
 def first_prediction(model: Any, blank: Tensor) -> tuple[Tensor, Any]:

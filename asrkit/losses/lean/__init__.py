@@ -28,7 +28,7 @@ from asrkit.losses.lean.inputs import (
     resolve_joint,
 )
 from asrkit.losses.nodes import LatticeOptions, Nodes
-from asrkit.runtime import eager
+from asrkit.runtime import autocast, autocast_dtype, eager
 from asrkit.shapes import expect
 
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
@@ -65,7 +65,8 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
     Memory: one tile of `tile` nodes (D + V + D numbers a node on a CPU, some four times that in
     plain torch, D + V in the second pass of Triton's kernels), about 40 bytes for each node of the
     lattice, and the gradients. Products run in weight's dtype, or in autocast's; sums in float32.
-    What `rnnt_loss` says of its losses, infinite ones and gradients holds here too.
+    What `rnnt_loss` says of its losses, infinite ones, gradients, and integers on the host holds
+    here too.
 
     Args:
         encoded: Projected encoder frames (B, T, D).
@@ -206,8 +207,7 @@ def _lean_loss(
         U1=predicted.shape[1],
         V=V,
     )
-    if torch.is_autocast_enabled(encoded.device.type):
-        weight = weight.to(torch.get_autocast_dtype(encoded.device.type))
+    weight = weight.to(autocast_dtype(encoded.device.type) or weight.dtype)
     picked = _pick(impl, encoded, weight)
     joint = resolve_joint(request, weight, picked)
     lattice_impl = LATTICES[picked] or lattice_beside(encoded)
@@ -219,10 +219,10 @@ def _lean_loss(
     inputs = [encoded, predicted, weight, bias]
     if not torch.is_grad_enabled():
         inputs = [tensor.detach() for tensor in inputs]
-    with torch.autocast(encoded.device.type, enabled=False), torch.cuda.device_of(encoded):
+    with autocast(encoded.device.type), torch.cuda.device_of(encoded):
         costs = LeanLoss.apply(
             *inputs,
-            as_index(targets),
+            as_index(targets, encoded.device),
             Nodes.packed(lengths, outputs),
             replace(options, blank=options.blank % V),
             joint,

@@ -47,7 +47,8 @@ class Tiles(NodeTiles):
         self.encoded = array(encoded.reshape(-1, D).contiguous())  # (B T, D)
         self.predicted = array(predicted.reshape(-1, D).contiguous())  # (B U1, D)
         self.weight = weight.detach()
-        self.bias = bias.detach().float().numpy()
+        # a copy: FSDP2 frees weights that it has gathered, which NumPy's hold would prevent
+        self.bias = bias.detach().float().clone().numpy()
         self.targets = targets.numpy()
         self.nodes = nodes
         self.table = nodes.table.numpy()

@@ -31,7 +31,7 @@ from asrkit.losses.nodes import (
     Nodes,
 )
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
-from asrkit.runtime import forked
+from asrkit.runtime import forked, settle_after_fork
 
 SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
 FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
@@ -44,11 +44,10 @@ ONE_AT_A_TIME = threading.RLock()
 def pool() -> Iterator[None]:
     """Where compiled kernels run: one caller at a time, on as many threads as torch uses.
 
-    A forked process inherits no threads, and perhaps a lock that is held. Torch would wait for ever
-    there for the threads of its parent, so it is set to one thread.
+    A forked process inherits no threads, and perhaps a lock that is held.
     """
     if forked():
-        torch.set_num_threads(1)
+        settle_after_fork()  # a backward pass may be the first call there
         yield
         return
     with ONE_AT_A_TIME:

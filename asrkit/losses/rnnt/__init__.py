@@ -81,7 +81,8 @@ def rnnt_loss(  # noqa: PLR0913 - the positional part is torchaudio's signature
 
     Args:
         logits: (B, T, U1, V), floating point.
-        targets: labels (B, U), int32 or int64, on the logits' device as the lengths are.
+        targets: labels (B, U), int32 or int64. These and both lengths lie on the logits' device,
+            or on the host, where checking them waits for no GPU.
         logit_lengths: frames of each utterance, (B,).
         target_lengths: labels of each utterance, (B,).
         blank: index of the blank token, -V to V - 1.
@@ -124,4 +125,4 @@ def rnnt_loss(  # noqa: PLR0913 - the positional part is torchaudio's signature
         overwrite_logits=overwrite_logits,
     )
     nodes = Nodes.padded(logits, lengths)
-    return reduce(losses(logits, as_index(targets), nodes, options), reduction)
+    return reduce(losses(logits, as_index(targets, logits.device), nodes, options), reduction)

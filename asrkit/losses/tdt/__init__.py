@@ -66,7 +66,8 @@ def tdt_loss(  # noqa: PLR0913 - rnnt_loss's arguments and those of the duration
     Args:
         logits: (B, T, U1, V + n): V token logits, then one for each of the n durations. Both parts
             have a softmax of their own.
-        targets: labels (B, U), int32 or int64, on the logits' device as the lengths are.
+        targets: labels (B, U), int32 or int64. These and both lengths lie on the logits' device,
+            or on the host, where checking them waits for no GPU.
         logit_lengths: frames of each utterance, (B,).
         target_lengths: labels of each utterance, (B,).
         blank: index of the blank among the V tokens, -V to V - 1.
@@ -117,4 +118,4 @@ def tdt_loss(  # noqa: PLR0913 - rnnt_loss's arguments and those of the duration
         sigma=sigma,
     )
     nodes = Nodes.padded(logits, lengths)
-    return reduce(losses(logits, as_index(targets), nodes, options), reduction)
+    return reduce(losses(logits, as_index(targets, logits.device), nodes, options), reduction)

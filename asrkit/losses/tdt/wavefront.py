@@ -27,6 +27,7 @@ from asrkit.losses.rnnt.wavefront import (
     upright,
     with_last_row,
 )
+from asrkit.runtime import to_device
 
 
 def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
@@ -74,7 +75,7 @@ def sweep(arcs_in: Tensor, durations: list[int]) -> Tensor:
     left = sums[:, :, :-1]
     blank_in = arcs_in[:, 0]
     label_in = arcs_in[:, 1]
-    source = reach - torch.tensor(durations, device=arcs_in.device)
+    source = reach - to_device(torch.tensor(durations, device="cpu"), arcs_in.device)
     for k in range(1, diagonals):
         by_blank = nodes[source + k] + blank_in[:, k]
         by_label = left[source + (k - 1)] + label_in[:, k]

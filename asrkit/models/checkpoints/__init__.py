@@ -1,5 +1,5 @@
-"""Checkpoints: `load_checkpoint` reads asrkit's own files, NeMo's `.nemo` archives and Hugging Face
-folders.
+"""Checkpoints: `load_checkpoint` reads asrkit's own files, NeMo's `.nemo` archives, Hugging Face
+folders, and `.pt` files of Jasper's published training code.
 
 No pickled code is ever run.
 """
@@ -11,15 +11,10 @@ import torch
 from torch import Tensor
 
 from asrkit.features import FeatureConfig
+from asrkit.models.assembly import Model, ModelConfig, make_model
+from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import own
 from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
-from asrkit.models.transducer import (
-    CTCConfig,
-    CTCModel,
-    TransducerConfig,
-    TransducerModel,
-    make_model,
-)
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
@@ -36,7 +31,7 @@ class Checkpoint(NamedTuple):
         notes: Where it comes from and how it was trained; `max_symbols` for its greedy decoding.
     """
 
-    model: TransducerModel | CTCModel
+    model: Model
     tokenizer: Tokenizer
     features: dict[str, Any]
     notes: dict[str, Any]
@@ -69,7 +64,8 @@ def load_checkpoint(
 
     Args:
         path: asrkit's own .safetensors file, or the folder that holds `model.safetensors`; a NeMo
-            `.nemo` archive; a Hugging Face folder (config.json beside the weights).
+            `.nemo` archive; a Hugging Face folder (config.json beside the weights); a `.pt` file of
+            Jasper's published training code, whose averaged weights are taken where it has them.
         device: Where the weights are to lie.
         dtype: Floating-point dtype of the weights; counters stay whole numbers.
 
@@ -87,7 +83,9 @@ def load_checkpoint(
     config, weights, tokenizer, features, notes = _read(path)
     _expect_fits(config, tokenizer, features, path.name)
     predictor = getattr(config, "predictor", None)
-    layers = max(config.encoder.layers, getattr(predictor, "layers", 0))
+    layers = max(
+        config.encoder.layers, getattr(predictor, "layers", 0), getattr(config, "layers", 0)
+    )
     most = f"at most {len(weights)} layers, the number of its tensors"
     expect(layers <= len(weights), "model", most, layers)
     model = _without_memory(config)
@@ -108,7 +106,7 @@ def load_checkpoint(
 
 
 def _read(path: Path) -> own.Contents:
-    """Contents of a Hugging Face folder, a `.nemo` archive or asrkit's own file."""
+    """Contents of a Hugging Face folder, a `.nemo` archive, a `.pt` file or asrkit's own file."""
     if path.is_dir():
         from asrkit.models.checkpoints import huggingface
 
@@ -117,14 +115,22 @@ def _read(path: Path) -> own.Contents:
         from asrkit.models.checkpoints import nemo
 
         return nemo.read(path)
+    if path.suffix == ".pt":
+        from asrkit.models.checkpoints import jasper
+
+        return jasper.read(path)
     return own.read(path)
 
 
 def _expect_fits(
-    config: TransducerConfig | CTCConfig, tokenizer: Tokenizer, features: dict[str, Any], name: str
+    config: ModelConfig, tokenizer: Tokenizer, features: dict[str, Any], name: str
 ) -> None:
-    same = tokenizer.vocab_size == config.vocab_size
-    expect(same, "tokenizer", f"{config.vocab_size} tokens", tokenizer.vocab_size)
+    V = config.vocab_size
+    if isinstance(config, AEDConfig):  # tokens of a prompt, and of nothing at all, come on top
+        fits = tokenizer.vocab_size <= V
+        expect(fits, "tokenizer", f"at most {V} tokens", tokenizer.vocab_size)
+    else:
+        expect(tokenizer.vocab_size == V, "tokenizer", f"{V} tokens", tokenizer.vocab_size)
     try:
         bins = FeatureConfig(**features).bins
     except TypeError as error:
@@ -135,7 +141,7 @@ def _expect_fits(
     expect(bins == config.encoder.bins, "features", wanted, bins)
 
 
-def _without_memory(config: TransducerConfig | CTCConfig) -> TransducerModel | CTCModel:
+def _without_memory(config: ModelConfig) -> Model:
     """The model of `config` without memory for its weights; ValueError where there is none."""
     try:
         with torch.device("meta"):

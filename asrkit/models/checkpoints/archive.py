@@ -1,10 +1,11 @@
-"""Tar files of unknown origin, read without trusting them.
+"""Tar files and saved tensors of unknown origin, read without trusting them.
 
 Nothing is unpacked under a name of the archive's choice, no code is run, and sizes have limits.
 """
 
 import contextlib
 import gzip
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -90,14 +91,49 @@ class Archive:
             size = self._members[member].size
             _expect_stored(stream, what, size)
             weights = _load(stream, what)
-        named = isinstance(weights, dict) and all(
-            isinstance(name, str) and _dense(value) for name, value in weights.items()
-        )
-        expect(named, what, "dense tensors by name", type(weights).__name__)
-        total = sum(_bytes(value) for value in weights.values())
-        got = f"{total} bytes of them in {size}"
-        expect(total <= 2 * size, what, "tensors that share little memory", got, DISTRUST)
-        return _separate(weights)
+        return tensors(weights, what, size)
+
+
+def saved(path: Path) -> tuple[Any, int]:
+    """What `torch.save` wrote to the file `path`, and the file's bytes.
+
+    Its tensors stay in the file until they are used, and change with it.
+
+    Raises:
+        ValueError: The file is damaged, or holds anything but tensors and plain values.
+    """
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as stream:
+            _expect_stored(stream, path.name, size)
+    except (
+        zipfile.BadZipFile,
+        EOFError,
+        OverflowError,
+        NotImplementedError,
+        struct.error,
+    ) as error:
+        why = " ".join(str(error).split())
+        raise ValueError(f"{path.name} is not whole ({why:.200}).") from None
+    return _load(path, path.name, mmap=True), size
+
+
+def tensors(weights: Any, what: str, size: int) -> dict[str, Tensor]:
+    """`weights`, each in memory of its own; ValueError unless they are dense tensors by name.
+
+    Args:
+        weights: What a file holds.
+        what: Its name in errors.
+        size: The file's bytes; tensors that share memory add up to more.
+    """
+    named = isinstance(weights, dict) and all(
+        isinstance(name, str) and _dense(value) for name, value in weights.items()
+    )
+    expect(named, what, "dense tensors by name", type(weights).__name__)
+    total = sum(_bytes(value) for value in weights.values())
+    got = f"{total} bytes of them in {size}"
+    expect(total <= 2 * size, what, "tensors that share little memory", got, DISTRUST)
+    return _separate(weights)
 
 
 def _expect_stored(stream: IO[bytes], what: str, size: int) -> None:
@@ -121,10 +157,10 @@ def _expect_stored(stream: IO[bytes], what: str, size: int) -> None:
     stream.seek(0)
 
 
-def _load(stream: IO[bytes], what: str) -> Any:
-    """What `torch.save` wrote to `stream`, tensors alone; ValueError for anything else."""
+def _load(source: IO[bytes] | Path, what: str, *, mmap: bool = False) -> Any:
+    """What `torch.save` wrote to `source`, tensors alone; ValueError for anything else."""
     try:
-        return torch.load(stream, map_location="cpu", weights_only=True)
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # a damaged pickle raises anything
         message = str(error).rpartition("WeightsUnpickler error: ")[2]
         first_sentence = message.split(". ")[0]

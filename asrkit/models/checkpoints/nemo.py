@@ -1,4 +1,5 @@
-"""NeMo's `.nemo` archives of FastConformer models with CTC, RNN-T, TDT or CTC beside a transducer.
+"""NeMo's `.nemo` archives of FastConformer models with CTC, RNN-T, TDT or CTC beside a transducer,
+and of Jasper.
 
 They become asrkit's config and weights. Every key that bears on the numbers is read from the
 archive's own config, or refused by name; none is assumed. Names of keys and classes are those of
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 
 from asrkit.features import FeatureConfig, mel_bands
-from asrkit.models.checkpoints import archive
+from asrkit.models.checkpoints import archive, jasper
 from asrkit.models.checkpoints.nemo_config import SIZE, Section, read_config, short
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.fastconformer import FastConformerConfig
+from asrkit.models.jasper import JasperConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
 from asrkit.shapes import MAX_COUNT, expect, whole
 from asrkit.text import CharTokenizer, SentencePieceTokenizer, Tokenizer
@@ -160,7 +162,13 @@ def _other(held: Tensor | None) -> str:
     return "none" if held is None else f"one of {tuple(held.shape)} with other numbers"
 
 
-def _encoder(section: Section, bins: int) -> FastConformerConfig:
+def _encoder(section: Section, bins: int) -> FastConformerConfig | JasperConfig:
+    if str(section.take("_target_", "")).endswith(".ConvASREncoder"):
+        return jasper.nemo_encoder(section, bins)
+    return _conformer(section, bins)
+
+
+def _conformer(section: Section, bins: int) -> FastConformerConfig:
     _module(section, "ConformerEncoder")
     width = section.count("d_model")
     kernel = section.count("conv_kernel_size", 31)
@@ -253,7 +261,7 @@ def _max_symbols(decoding: Section) -> int:
 
 
 def _transducer(
-    top: Section, encoder: FastConformerConfig, tokenizer: Tokenizer, ctc: bool
+    top: Section, encoder: FastConformerConfig | JasperConfig, tokenizer: Tokenizer, ctc: bool
 ) -> TransducerConfig:
     decoder = top.section("decoder")
     joint = top.section("joint")
@@ -374,7 +382,7 @@ def _ours(name: str) -> str | None:
     """asrkit's name of a NeMo weight, None for one it does not know."""
     block = re.match(r"encoder\.layers\.(\d+)\.", name)
     if block is None:
-        return _replaced(name, MODEL_NAMES)
+        return jasper.our_name(name) or _replaced(name, MODEL_NAMES)
     inner = _replaced(name[block.end() :], BLOCK_NAMES)
     if inner is None:
         return None
@@ -397,9 +405,9 @@ def _renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     names = {name: _ours(name) for name in weights if not name.startswith(_NO_WEIGHTS)}
     unknown = sorted(name for name, ours in names.items() if ours is None)
     got = f"{str(unknown)[:200]}, {len(unknown)} unknown in all"
-    expect(not unknown, "model_weights.ckpt", "weights of a FastConformer", got)
+    expect(not unknown, "model_weights.ckpt", "weights of a FastConformer or Jasper", got)
     distinct = len(set(names.values())) == len(names)
-    got = "joint_net.1 and joint_net.2"
+    got = "joint_net.1 and joint_net.2, or a weight of two names"
     expect(distinct, "model_weights.ckpt", "one output layer", got)
     renamed = dict[str, Tensor]()
     for name, ours in names.items():

@@ -9,26 +9,32 @@ import torch
 from torch import Tensor
 
 from asrkit.files import atomic
+from asrkit.models.assembly import ModelConfig
+from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.encoders import ConvConfig
 from asrkit.models.fastconformer import FastConformerConfig
+from asrkit.models.jasper import JasperConfig, Stage
+from asrkit.models.lstm import LSTMEncoderConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, StatelessConfig, TransducerConfig
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, dump_tokenizer, load_tokenizer
 
 # What every reader returns: config, weights by asrkit's names, tokenizer, arguments of
 # FeatureConfig, notes.
-Contents = tuple[
-    TransducerConfig | CTCConfig, dict[str, Tensor], Tokenizer, dict[str, Any], dict[str, Any]
-]
+Contents = tuple[ModelConfig, dict[str, Tensor], Tokenizer, dict[str, Any], dict[str, Any]]
 NEWER = "Is the checkpoint from a newer asrkit?"
 
 _CONFIGS = (
     ConvConfig,
     FastConformerConfig,
+    LSTMEncoderConfig,
+    JasperConfig,
+    Stage,
     StatelessConfig,
     LSTMConfig,
     TransducerConfig,
     CTCConfig,
+    AEDConfig,
 )
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in _CONFIGS}
 
@@ -37,11 +43,26 @@ def config_to_dict(config: Any) -> dict[str, Any]:
     """Fields of a config dataclass, nested, each with its `kind`."""
     values: dict[str, Any] = {"kind": type(config).__name__}
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            value = config_to_dict(value)
-        values[field.name] = value
+        values[field.name] = _to_plain(getattr(config, field.name))
     return values
+
+
+def _to_plain(value: Any) -> Any:
+    """A field's value, with configs as dicts, those in a sequence too."""
+    if dataclasses.is_dataclass(value):
+        return config_to_dict(value)
+    if isinstance(value, tuple | list):
+        return [_to_plain(item) for item in value]
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    """The inverse of `_to_plain`, but for sequences, which become lists."""
+    if isinstance(value, dict):
+        return config_from_dict(value)
+    if isinstance(value, list):
+        return [_from_plain(item) for item in value]
+    return value
 
 
 def config_from_dict(values: dict[str, Any]) -> Any:
@@ -55,10 +76,8 @@ def config_from_dict(values: dict[str, Any]) -> Any:
     config_class = _KINDS[kind]
     fields = {}
     for name, value in values.items():
-        if isinstance(value, dict):
-            value = config_from_dict(value)
         if name != "kind":
-            fields[name] = value
+            fields[name] = _from_plain(value)
     known = {field.name for field in dataclasses.fields(config_class)}
     unknown = fields.keys() - known
     expect(not unknown, kind, "known fields", sorted(unknown), NEWER)
@@ -111,9 +130,9 @@ def read(path: Path) -> Contents:
     except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"model: the header of {path.name} is damaged ({why:.300}).") from None
-    known = isinstance(config, TransducerConfig | CTCConfig)
+    known = isinstance(config, ModelConfig)
     got = f"{path.name} of a {type(config).__name__}"
-    expect(known, "model", "a header of a transducer or CTC model", got)
+    expect(known, "model", "a header of a transducer, CTC or attention model", got)
     if isinstance(config, TransducerConfig) and "predictor_projection.weight" in weights:
         # Files of before this layer had a bias: zeros change nothing.
         bias = torch.zeros(len(weights["predictor_projection.weight"]))

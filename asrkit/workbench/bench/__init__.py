@@ -7,7 +7,7 @@ everything within a given time, in processes of its own.
 
 from asrkit.workbench.bench.agreement import check, compare_arms
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
-from asrkit.workbench.bench.rivals.peers import Peers
+from asrkit.workbench.bench.peers.processes import Peers
 from asrkit.workbench.bench.runner import run
 from asrkit.workbench.bench.suites import SUITES
 from asrkit.workbench.bench.table import LEGEND, legend, table

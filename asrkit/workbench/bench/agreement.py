@@ -9,8 +9,8 @@ from torch import Tensor
 from asrkit.decoders import Hypotheses
 from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.bench.guards import synchronize
-from asrkit.workbench.bench.rivals.peer_encoders import sketch
-from asrkit.workbench.bench.rivals.peers import Answer, Rival
+from asrkit.workbench.bench.peers.peer_encoders import sketch
+from asrkit.workbench.bench.peers.processes import Answer, Peer
 from asrkit.workbench.profiling import peak_memory
 
 CHUNK = 2**20  # elements converted to float64 at a time: 8 MiB
@@ -83,11 +83,11 @@ def observe(arm: Callable[..., Any], device: str, *, memory: bool) -> tuple[Any,
     """What one call of an arm returns, and an Observation of it.
 
     Args:
-        arm: to call; a Rival observes itself in its own process.
+        arm: to call; a Peer observes itself in its own process.
         device: whose memory is watched.
         memory: whether peak memory is measured.
     """
-    if isinstance(arm, Rival):
+    if isinstance(arm, Peer):
         answer = arm(observe=True)
         return answer, Observation(answer.peak_B, answer.counts)
     if not memory:
@@ -104,7 +104,7 @@ def observe(arm: Callable[..., Any], device: str, *, memory: bool) -> tuple[Any,
 def _call(case: Case, name: str, device: str) -> tuple[Any, Observation]:
     arms = case.compared_arms or case.arms
     call = arms[name]
-    if case.compared_arms is None and not isinstance(call, Rival):
+    if case.compared_arms is None and not isinstance(call, Peer):
         call = case.once(name)
     # the memory of arms that are only compared, and not timed, is of no interest
     memory = case.memory and not case.compared_arms

@@ -27,7 +27,7 @@ class PeerArms:
     """Arms of other packages that join a case; each runs in a process of its own.
 
     Attributes:
-        request: what the processes are asked for, see `rivals.peers.Peers.arms`.
+        request: what the processes are asked for, see `peers.processes.Peers.arms`.
         ours: our arm that the peers' times are divided by, if it runs.
         against: another arm of ours for the peer of this name.
         params: params of the peers' records.
@@ -128,8 +128,9 @@ class Suite:
         name: as in `asrkit bench NAME`.
         cases: called with device, quick and options; yields the suite's cases.
         options: what else `cases` takes from the command line, as `asrkit bench NAME --ranks 8`.
-        takes: which of "without" (pattern of arms to leave out) and "until" (time.monotonic() of
-            the end) `cases` takes too: a suite that calls arms while it makes cases has to know.
+        takes: which of "without" (pattern of arms to leave out), "until" (time.monotonic() of the
+            end) and "peers" (`peers.processes.Peers`, or None) `cases` takes too: a suite that
+            calls arms while it makes cases has to know.
         tables: `what` of records to the function that prints them in a table of their own.
     """
 

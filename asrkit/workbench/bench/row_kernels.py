@@ -7,9 +7,11 @@ costs once (the sum over lanes, the blank, the label) is left out, and so is not
 loops hold no branch.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -39,7 +41,7 @@ def row_kernels(
     depend on it.
 
     Args:
-        impl: "triton" or "numba_cuda".
+        impl: "triton", "numba_cuda", or "simplest" for the gradient's loop as one would write it.
         dtype: of the logits.
         V: tokens with blank.
         n: durations.
@@ -63,6 +65,8 @@ def _compiled(
     """Kept for the process: seconds are compiled at, and one kernel serves many a V."""
     if impl == "triton":
         cubins = _triton(dtype, V, n, cc, together)
+    elif impl == "simplest":
+        cubins = _simplest(dtype, cc)
     else:
         cubins = _numba(dtype, cc)
     return {name: counted(cubin, dtype.itemsize) for name, cubin in cubins}
@@ -94,6 +98,41 @@ def counts(impl: str, logits: Tensor, n: int = 0) -> dict[str, Any]:
             "bytes_a_logit": kernel.bytes,
         }
     return {"sass": numbers}
+
+
+def kernel_table(
+    impls: Sequence[str], dtypes: Sequence[torch.dtype], *, V: int, cc: int = 90
+) -> list[dict[str, Any]]:
+    """A row for each kernel: instructions and bytes a logit, registers, spills and warps.
+
+    Kernels whose compiler is missing are left out.
+
+    Args:
+        impls: see `row_kernels`.
+        dtypes: of the logits.
+        V: tokens with blank.
+        cc: compute capability times ten.
+    """
+    rows = []
+    for dtype, impl in product(dtypes, impls):
+        try:
+            kernels = row_kernels(impl, dtype, V=V, cc=cc)
+        except (ImportError, RuntimeError):
+            continue
+        for name, kernel in kernels.items():
+            rows.append(
+                {
+                    "kernel": impl,
+                    "logits": str(dtype).removeprefix("torch."),
+                    "pass": name,
+                    "instructions a logit": kernel.instructions,
+                    "bytes a logit": kernel.bytes,
+                    "registers": kernel.cubin.registers,
+                    "spills": kernel.cubin.spills,
+                    "warps": kernel.cubin.warps,
+                }
+            )
+    return rows
 
 
 def triton_types(
@@ -175,6 +214,23 @@ def _numba(dtype: torch.dtype, cc: int) -> Iterator[tuple[str, Cubin]]:
             shared_B = 8 * threads
         kernel = getattr(rows, f"_{name}")
         yield name, compile_numba(kernel, types, cc=cc, threads=threads, dynamic_B=shared_B)
+
+
+def _simplest(dtype: torch.dtype, cc: int) -> Iterator[tuple[str, Cubin]]:
+    """The gradient's loop without any of the techniques that keep its instructions few."""
+    import numpy as np
+    from numba import cuda, types
+
+    @cuda.jit
+    def gradient(x, out, z, place):
+        for v in range(place[0] + cuda.threadIdx.x, place[1], cuda.blockDim.x):
+            out[v] = math.exp(np.float32(x[v]) - z[place[2]])
+
+    logits = types.Array(getattr(types, str(dtype).removeprefix("torch.")), 1, "C")
+    normalisers = types.Array(types.float32, 1, "C")
+    place = types.Array(types.int64, 1, "C")
+    kinds = (logits, logits, normalisers, place)
+    yield "gradient", compile_numba(gradient, kinds, cc=cc, threads=128)
 
 
 def counted(cubin: Cubin, size: int) -> RowKernel:

@@ -18,7 +18,7 @@ from asrkit.workbench.bench import guards
 from asrkit.workbench.bench.agreement import Observation, compare_arms
 from asrkit.workbench.bench.cases import NOTHING, Case, Suite, failure
 from asrkit.workbench.bench.guards import NO_BLAME, Blame
-from asrkit.workbench.bench.rivals.peers import Peers, Rival
+from asrkit.workbench.bench.peers.processes import Peer, Peers
 from asrkit.workbench.bench.suites import SUITES
 from asrkit.workbench.profiling import Timing, measure, ratio
 from asrkit.workbench.records import Measurement
@@ -127,19 +127,22 @@ class _Run:
         """Measure all cases; returns the records, or raises AssertionError with the failures."""
         for case in self.cases(options):
             self.case(case)
+            del case  # its arms are freed before those of the next are made
         if self.failures:
             raise AssertionError(" ".join(self.failures))
         return self.records
 
     def cases(self, options: Mapping[str, Any]) -> Iterator[Case]:
         """The cases of the suite, or what is left of them, that are to be measured in this run."""
-        own = {"without": self.without, "until": self.until}
+        own = {"without": self.without, "until": self.until, "peers": self.peers}
         more = {name: own[name] for name in self.suite.takes}
         for case in self.suite.cases(self.device, self.quick, **options, **more):
             guards.prove_alive(self.device, case.title)  # making a case calls the device too
             left = self.remaining(case)
+            del case
             if left is not None:
                 yield left
+            del left
 
     def remaining(self, case: Case) -> Case | None:
         """The case without the arms to leave out; None if all of it was measured or is left out."""
@@ -245,7 +248,7 @@ class _Run:
         """The case to compare: `note` learns which arm is called, and errors ask the device."""
 
         def watch(arm: str, call: Callable[..., Any]) -> Callable[..., Any]:
-            if isinstance(call, Rival):
+            if isinstance(call, Peer):
                 return call
 
             def noted(*arguments: Any) -> Any:
@@ -324,8 +327,8 @@ def with_peers(case: Case, peers: Peers | None) -> Case:
     arms = peers.arms(**case.peers.request)
     params = dict(case.arm_params)
     pairs = list(case.ratios or ())
-    for name, rival in arms.items():
-        params[name] = {"peer": rival.version, "tolerance": PEER_TOLERANCE, **case.peers.params}
+    for name, peer in arms.items():
+        params[name] = {"peer": peer.version, "tolerance": PEER_TOLERANCE, **case.peers.params}
         ours = case.peers.against.get(name, case.peers.ours)
         if ours in case.arms:
             pairs.append((name, ours))
@@ -358,7 +361,7 @@ def arm_measurements(
         }
         yield from _times(case, timing, shared)
         if observation.peak_B is not None:
-            is_peer = isinstance(case.arms[name], Rival)
+            is_peer = isinstance(case.arms[name], Peer)
             timer = "VmHWM of its process" if is_peer else "torch allocator"
             peak_B = observation.peak_B
             yield Measurement(case.what, "peak_memory", "B", peak_B, timer=timer, **shared)

@@ -190,6 +190,6 @@ def _least_work(record: Record) -> str:
         text = f"{giga_per_s:.3g} G{unit}/s"
         peak = record["params"].get(f"peak_{unit}")
         if peak:
-            text += f" ({1e9 * giga_per_s / peak:.0%})"
+            text += f" ({100e9 * giga_per_s / peak:.0f} %)"
         rates.append(text)
     return ", ".join(rates)

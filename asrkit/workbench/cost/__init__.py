@@ -1,8 +1,16 @@
-"""What models cost: operations and bytes counted (`counts`), a GPU's time predicted (`lean`,
-`encoders`), and the money that transcription takes (`prices`, `speeds`, `transcription`).
+"""What models cost: operations and bytes counted (`counts`, `jasper`), a GPU's time predicted
+(`lean`, `encoders`), the money that transcription takes (`prices`, `speeds`, `transcription`), and
+the time that training takes (`time_to_train`, `collectives`).
 """
 
 from asrkit.workbench.cost.cards import CARDS, Card, card_called
+from asrkit.workbench.cost.collectives import (
+    DGX_A100,
+    Cluster,
+    Link,
+    all_reduce_s,
+    cluster_all_reduce_s,
+)
 from asrkit.workbench.cost.comparison import MACHINES, priced_pair, published_pair, swings
 from asrkit.workbench.cost.counts import (
     GPU_TILE_BYTES,
@@ -13,8 +21,18 @@ from asrkit.workbench.cost.counts import (
     joint_bytes,
     joint_flops,
     largest_batch,
+    lstm_encoder_flops,
+    lstm_encoder_parameters,
 )
 from asrkit.workbench.cost.encoders import predicted_ms
+from asrkit.workbench.cost.jasper import (
+    LatencyCell,
+    TwoNumbers,
+    jasper_flops,
+    jasper_parameters,
+    published_latencies,
+    two_numbers,
+)
 from asrkit.workbench.cost.lean import (
     Phase,
     lean_floor_ms,
@@ -33,6 +51,19 @@ from asrkit.workbench.cost.speeds import (
     recorded_speeds,
     speeds_for,
 )
+from asrkit.workbench.cost.time_to_train import (
+    EpochFit,
+    Prediction,
+    Run,
+    StepFit,
+    critical_batch,
+    fastest,
+    fit_epochs,
+    fit_steps,
+    predict,
+    published_runs,
+    without_buckets,
+)
 from asrkit.workbench.cost.transcription import (
     Terms,
     TranscriptionCost,
@@ -48,24 +79,41 @@ from asrkit.workbench.cost.transcription import (
 __all__ = [
     "CARDS",
     "DEFAULT_MODEL",
+    "DGX_A100",
     "GPU_TILE_BYTES",
     "MACHINES",
     "SAME_KIND",
     "VARIANTS",
     "Card",
+    "Cluster",
+    "EpochFit",
     "Instance",
+    "LatencyCell",
+    "Link",
     "Peak",
     "Phase",
+    "Prediction",
     "Range",
+    "Run",
     "Speed",
+    "StepFit",
     "Terms",
     "TranscriptionCost",
+    "TwoNumbers",
+    "all_reduce_s",
     "break_even_rtfx",
     "card_called",
     "cheapest_pair",
+    "cluster_all_reduce_s",
     "compare",
+    "critical_batch",
     "encoder_flops",
     "encoder_parameters",
+    "fastest",
+    "fit_epochs",
+    "fit_steps",
+    "jasper_flops",
+    "jasper_parameters",
     "joint_bytes",
     "joint_flops",
     "largest_batch",
@@ -74,10 +122,15 @@ __all__ = [
     "lean_peak",
     "lean_phases",
     "load_prices",
+    "lstm_encoder_flops",
+    "lstm_encoder_parameters",
     "power",
+    "predict",
     "predicted_ms",
     "priced_pair",
+    "published_latencies",
     "published_pair",
+    "published_runs",
     "published_speeds",
     "recorded_speeds",
     "sensitivity",
@@ -85,5 +138,7 @@ __all__ = [
     "stated_inputs",
     "swings",
     "transcription_cost",
+    "two_numbers",
     "unequal",
+    "without_buckets",
 ]

@@ -29,9 +29,9 @@ DATA_CENTER = "https://www.nvidia.com/en-us/data-center"
 # fmt: off
 CARDS = (  # memory GB/s, float32 TFLOP/s, half TFLOP/s, L2 GB/s
     Card("GeForce RTX 3060", 12, 2021, f"{GEFORCE}/30-series/rtx-3060-3060ti/"),
-    Card("Tesla T4", 16, 2018, f"{DATA_CENTER}/tesla-t4/"),
-    Card("Tesla V100 (16 GB)", 16, 2017, f"{DATA_CENTER}/v100/"),
-    Card("Tesla V100 (32 GB)", 32, 2018, f"{DATA_CENTER}/v100/"),
+    Card("Tesla T4", 16, 2018, f"{DATA_CENTER}/tesla-t4/", float32_TFLOP_per_s=8.1),
+    Card("Tesla V100 (16 GB)", 16, 2017, f"{DATA_CENTER}/v100/", float32_TFLOP_per_s=15.7),
+    Card("Tesla V100 (32 GB)", 32, 2018, f"{DATA_CENTER}/v100/", float32_TFLOP_per_s=15.7),
     Card("A10", 24, 2021, f"{DATA_CENTER}/products/a10-gpu/"),
     Card("L4", 24, 2023, f"{DATA_CENTER}/l4/", 300, 30.3),
     Card("GeForce RTX 4090", 24, 2022, f"{GEFORCE}/40-series/rtx-4090/"),

@@ -8,6 +8,7 @@ overwrite and lean left out, within 5 %. N is the number of lattice nodes held a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from asrkit.shapes import expect
 
@@ -58,6 +59,7 @@ def joint_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
     nodes: int | None = None,
     size: int = 1,
     tile_bytes: int | None = None,
+    kept: bool = False,
 ) -> Peak:
     """Peak memory of the joint and its loss, forward and backward, beyond their inputs.
 
@@ -77,6 +79,8 @@ def joint_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
             None: no padding.
         size: utterances of a sub-batch, for `split`.
         tile_bytes: size of a tile of those variants that have tiles; by default a CPU's.
+        kept: whether the memory of the gradient of the logits is kept for the next call, as on a
+            CPU that of one above 32 MiB is (asrkit.losses.gradient_memory).
 
     >>> joint_bytes("numba", B=1, T=2000, U1=100, V=1024, D=0).parts["logits"] * 2
     1638400000
@@ -110,9 +114,11 @@ def joint_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
         joint.in_weight_gradient(),
         joint.in_hidden_gradient(packed=variant == "packed"),
     ]
+    if kept:
+        moments.append(joint.behind_loss())
     if variant == "split" and size < B:  # the gradients of earlier sub-batches are kept
-        kept = {"gradient of earlier sub-batches": (joint.weight + joint.halves) * itemsize}
-        moments = [moment | kept for moment in moments]
+        earlier = {"gradient of earlier sub-batches": (joint.weight + joint.halves) * itemsize}
+        moments = [moment | earlier for moment in moments]
     return Peak(parts=max(moments, key=lambda parts: sum(parts.values())))
 
 
@@ -156,6 +162,14 @@ class _Joint:
             "gradients": 4 * (self.halves + self.weight),
         }
 
+    def behind_loss(self) -> dict[str, int]:
+        """In the backward pass of the hidden layer, while the logits' gradient is kept."""
+        return {
+            "gradient of logits": self.logits_B,
+            "hidden layer": self.hidden_B,
+            "gradient of hidden layer": 2 * self.hidden_B,
+        }
+
     def in_loss(self, *, overwrite: bool, tiled: bool) -> dict[str, int]:
         """Inside the loss: logits and their gradient."""
         tiles = 0
@@ -196,7 +210,7 @@ class _Joint:
         return parts
 
 
-def largest_batch(memory_bytes: int, variant: str, *, padding: float = 0.0, **shape: int) -> int:
+def largest_batch(memory_bytes: int, variant: str, *, padding: float = 0.0, **shape: Any) -> int:
     """The most utterances whose joint and loss fit into memory.
 
     Args:
@@ -338,6 +352,77 @@ def encoder_parameters(
     return front + layers * (products + vectors)
 
 
+def lstm_encoder_flops(
+    *,
+    B: int,
+    T: int,
+    bins: int,
+    width: int,
+    before: int,
+    after: int,
+    stack_input: int = 3,
+    stack: int = 2,
+) -> int:
+    """Operations of an LSTM encoder's products, forward; a multiplication and its addition are two.
+
+    Gates' activations are left out: below 1 %.
+
+    Args:
+        B: utterances.
+        T: feature frames of each, with all padding that is computed.
+        bins: feature bins.
+        width: width of the LSTMs.
+        before: LSTM layers before the second stacking.
+        after: LSTM layers behind it.
+        stack_input: feature frames that are stacked before the first LSTM.
+        stack: frames that are stacked between the LSTMs.
+
+    >>> sizes = {"bins": 80, "width": 1024, "before": 2, "after": 3}
+    >>> lstm_encoder_flops(B=1, T=1230, **sizes) // 10**9  # MLPerf's on 12.3 seconds
+    23
+    """
+    _expect_sizes(B=B, T=T, bins=bins, width=width, before=before, after=after)
+    _expect_sizes(stack_input=stack_input, stack=stack)
+    frames = -(-T // stack_input)
+    stacked = -(-frames // stack)
+    gates = 4 * width  # input, forget, cell and output
+    inputs_before = bins * stack_input + width * (before - 1)
+    inputs_after = width * stack + width * (after - 1)
+    multiplications = B * frames * gates * (inputs_before + width * before)
+    multiplications += B * stacked * gates * (inputs_after + width * after)
+    return 2 * multiplications
+
+
+def lstm_encoder_parameters(
+    *,
+    bins: int,
+    width: int,
+    before: int,
+    after: int,
+    stack_input: int = 3,
+    stack: int = 2,
+) -> int:
+    """Trained numbers of an LSTM encoder. Every step of the recurrence reads most of them.
+
+    Args:
+        bins: feature bins.
+        width: width of the LSTMs.
+        before: LSTM layers before the second stacking.
+        after: LSTM layers behind it.
+        stack_input: feature frames that are stacked before the first LSTM.
+        stack: frames that are stacked between the LSTMs.
+
+    >>> lstm_encoder_parameters(bins=80, width=1024, before=2, after=3)  # MLPerf's
+    42967040
+    """
+    _expect_sizes(bins=bins, width=width, before=before, after=after)
+    _expect_sizes(stack_input=stack_input, stack=stack)
+    layers = before + after
+    inputs = bins * stack_input + width * stack + width * (layers - 2)
+    biases = 2 * layers  # torch has two vectors of them a layer
+    return 4 * width * (inputs + width * layers + biases)
+
+
 def _halvings(subsampling: int) -> int:
     """The convolutions of stride 2 that subsample so much."""
     return subsampling.bit_length() - 1
@@ -360,5 +445,9 @@ def _attention_sizes(T: int, context: tuple[int, int]) -> tuple[int, int]:
 
 def _check_sizes(subsampling: int, **sizes: int) -> None:
     expect(subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", subsampling)
+    _expect_sizes(**sizes)
+
+
+def _expect_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         expect(size >= 1, name, "at least 1", size)

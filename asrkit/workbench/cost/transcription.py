@@ -188,10 +188,10 @@ def compare(costs: Sequence[TranscriptionCost]) -> list[dict[str, Any]]:
     if there is none on another instance.
     """
     ordered = sorted(costs, key=lambda cost: cost.usd.middle)
-    return [_row(cost, _rival(cost, ordered)) for cost in ordered]
+    return [_row(cost, _compared_with(cost, ordered)) for cost in ordered]
 
 
-def _rival(
+def _compared_with(
     cost: TranscriptionCost, ordered: Sequence[TranscriptionCost]
 ) -> TranscriptionCost | None:
     """The first of `ordered` that `cost` is compared with, None if there is none."""
@@ -205,13 +205,13 @@ def _rival(
     return None
 
 
-def _row(cost: TranscriptionCost, rival: TranscriptionCost | None) -> dict[str, Any]:
+def _row(cost: TranscriptionCost, other: TranscriptionCost | None) -> dict[str, Any]:
     speed = cost.speed
     break_even = None
     against = None
-    if rival:
-        break_even = break_even_rtfx(cost, rival)
-        against = rival.name
+    if other:
+        break_even = break_even_rtfx(cost, other)
+        against = other.name
     return {
         "instance": cost.instance.name,
         "usd_per_hour": cost.instance.usd_per_hour.ends,

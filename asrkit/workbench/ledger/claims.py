@@ -108,7 +108,11 @@ class Claim:
 
     @property
     def rule(self) -> str:
-        """What a measurement has to be, in words: "within 10% of 1×", "above 0.5"; else a dash."""
+        """What a measurement has to be, in words: "within 10 % of 1×", "above 0.5"; else a dash.
+
+        Where a record of a smaller scale settles nothing, the scale is part of it: "within 10 % of
+        1× with at least 8 cores".
+        """
         if not self.is_defined:
             return "–"
         ((rule, size),) = self.tolerance.items()
@@ -116,7 +120,7 @@ class Claim:
             return f"each line within {size:g} of its cell" if self.column else "true in each line"
         match rule:
             case "rel" if size:
-                words = f"within {size:.0%} of"
+                words = f"within {100 * size:.0f} % of"
             case "abs" if size:
                 words = f"within {size:g} of"
             case "rel" | "abs":
@@ -125,7 +129,10 @@ class Claim:
                 words = f"at least {size:g} {rule}"
             case _:
                 words = rule
-        return f"{words} {self.show(self.quoted)}"
+        scale = " and ".join(f"{size:g} {name}" for name, size in self.least.items())
+        if scale:
+            scale = f" with at least {scale}"
+        return f"{words} {self.show(self.quoted)}{scale}"
 
     def show(self, value: float | None) -> str:
         """`value` with the claim's unit, as tables show it; a dash for None."""

@@ -65,7 +65,7 @@ def _is_same_direction(quoted: float, low: float, high: float) -> bool:
 
 
 def _gap(claim: Claim, value: float) -> str:
-    """A computed value beside what it has to be: "212.5 frames, within 10% of 200 frames"."""
+    """A computed value beside what it has to be: "212.5 frames, within 10 % of 200 frames"."""
     rule = claim.rule
     if not claim.agrees(value):
         rule = f"not {rule}"

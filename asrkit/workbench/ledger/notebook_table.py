@@ -23,6 +23,9 @@ def table(
         recorded = "–"
         if judged.recorded:
             recorded = f"{claim.show(judged.recorded['value'])} on {origin(judged.recorded)}"
+        measured = claim.show(judged.measured)
+        if claim.formula and judged.measured is not None:
+            measured += " (computed)"
         rows.append(
             {
                 "id": claim.id,
@@ -30,7 +33,7 @@ def table(
                 "published": claim.show(claim.quoted),
                 "tolerance": claim.rule,
                 "recorded": recorded,
-                "measured": claim.show(judged.measured),
+                "measured": measured,
                 "verdict": judged.label,
                 "why": judged.why,
                 "notebook": claim.notebook,

@@ -94,7 +94,8 @@ def _judge_record(claim: Claim, record: Record) -> tuple[str, str]:
         why = f"{stats['n']} repeats, quartiles {claim.show(low)} to {claim.show(high)}"
     is_noisy = stats["n"] < 3 or high - low > claim.noise * abs(stats["p50"])
     if claim.kind in TIMED and is_noisy:
-        wanted = f"a verdict needs 3 repeats and a spread within {claim.noise:.0%} of the median"
+        spread = f"a spread within {100 * claim.noise:.0f} % of the median"
+        wanted = f"a verdict needs 3 repeats and {spread}"
         return "too noisy", f"{why}; {wanted}"
     best_label = "reproduced"
     for name, least in claim.least.items():

@@ -4,7 +4,21 @@ No global style, and nothing is saved; `show` puts a picture on a page with its 
 """
 
 from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, tornado
+from asrkit.workbench.plots.batching import (
+    epochs_over_batch,
+    lengths_and_shares,
+    loss_over_padded_speech,
+    padding_over_spread,
+    shuffling,
+    utilisation_lines,
+)
 from asrkit.workbench.plots.canvas import as_html, canvas, show
+from asrkit.workbench.plots.casts import (
+    cast_against_product,
+    cast_bytes,
+    errors_of_bins,
+    time_bars,
+)
 from asrkit.workbench.plots.costs import break_even, cost_bars
 from asrkit.workbench.plots.decoding import (
     pointer_jumping,
@@ -15,11 +29,51 @@ from asrkit.workbench.plots.decoding import (
 from asrkit.workbench.plots.dots import dots
 from asrkit.workbench.plots.formats import format_steps, magnitudes
 from asrkit.workbench.plots.frames import frames
+from asrkit.workbench.plots.frontend import (
+    amdahl,
+    ctc_runs,
+    gain_over_speed,
+    launches_and_waits,
+    ms_per_utterance,
+)
+from asrkit.workbench.plots.graphs import (
+    busy_share,
+    decode_times,
+    dispatch,
+    kernel_streams,
+    launch_rates,
+    padding_over_sizes,
+    schedule,
+    turn_floors,
+    waits_of_ways,
+)
 from asrkit.workbench.plots.intervals import intervals
+from asrkit.workbench.plots.jasper import (
+    dense_branches,
+    latency_over_work,
+    rate_over_batch,
+    seed_dots,
+    training_memory_bars,
+)
 from asrkit.workbench.plots.lattices import arcs, diagonal, nodes_at_once, tdt_arcs
 from asrkit.workbench.plots.lean_tile import lean_tile
+from asrkit.workbench.plots.live import live_training_curve
+from asrkit.workbench.plots.losses import (
+    emissions,
+    rounding_errors,
+    time_over_memory,
+    tokens_over_penalty,
+)
 from asrkit.workbench.plots.memory import memory_over_batch, padded_lattices
 from asrkit.workbench.plots.palette import COLOURS, colour
+from asrkit.workbench.plots.phases import phased_batch, rank_work
+from asrkit.workbench.plots.scaling import (
+    all_reduce_over_gpus,
+    epochs_and_critical_batch,
+    flat_shards,
+    minutes_over_gpus,
+    ratios_over_steps,
+)
 from asrkit.workbench.plots.speech import (
     lattice,
     lengths,
@@ -30,35 +84,76 @@ from asrkit.workbench.plots.speech import (
 
 __all__ = [
     "COLOURS",
+    "all_reduce_over_gpus",
+    "amdahl",
     "arcs",
     "as_html",
     "break_even",
+    "busy_share",
     "canvas",
+    "cast_against_product",
+    "cast_bytes",
     "colour",
     "cost_bars",
+    "ctc_runs",
+    "decode_times",
+    "dense_branches",
     "diagonal",
+    "dispatch",
     "dots",
+    "emissions",
+    "epochs_and_critical_batch",
+    "epochs_over_batch",
+    "errors_of_bins",
+    "flat_shards",
     "format_steps",
     "frames",
+    "gain_over_speed",
     "intervals",
+    "kernel_streams",
+    "latency_over_work",
     "lattice",
+    "launch_rates",
+    "launches_and_waits",
     "lean_tile",
     "lengths",
+    "lengths_and_shares",
+    "live_training_curve",
+    "loss_over_padded_speech",
     "magnitudes",
     "memory_over_batch",
+    "minutes_over_gpus",
+    "ms_per_utterance",
     "nodes_at_once",
     "padded_batches",
     "padded_lattices",
+    "padding_over_sizes",
+    "padding_over_spread",
+    "phased_batch",
     "pointer_jumping",
+    "rank_work",
+    "rate_over_batch",
+    "ratios_over_steps",
+    "rounding_errors",
+    "schedule",
+    "seed_dots",
     "show",
+    "shuffling",
     "spectrogram",
     "stacked",
     "tdt_arcs",
+    "time_bars",
+    "time_over_memory",
     "timeline",
+    "tokens_over_penalty",
     "tornado",
     "training_curve",
+    "training_memory_bars",
+    "turn_floors",
+    "utilisation_lines",
     "waiting",
     "waiting_legend",
     "waits_matrix",
+    "waits_of_ways",
     "waveform",
 ]

@@ -1,5 +1,6 @@
 """What transcription costs over how fast it is."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,9 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from asrkit.workbench.cost import Range, TranscriptionCost, transcription_cost
-from asrkit.workbench.plots.palette import COLOURS
+from asrkit.workbench.plots.palette import GREEN, colour
 
 UNITS = {"core": "cores", "gpu": "GPUs"}
+DASHES = ("-", "--", ":", "-.")  # of the machines of a kind
 NOT_MEASURED = ("published", "assumed")  # origins
 # Where the words of a marker are: offset in points, and alignment.
 ABOVE_RIGHT = ((6, 4), "left")
@@ -17,7 +19,7 @@ BELOW_LEFT = ((-6, -11), "right")
 
 
 def cost_bars(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
-    """What the same speech costs on several machines, a bar each; the first one is yours, in red.
+    """What the same speech costs on several machines, a bar each; the first one is yours, in green.
 
     Args:
         costs: Costs on the same terms.
@@ -26,7 +28,10 @@ def cost_bars(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
     for row, cost in enumerate(costs):
         speed = cost.speed
         name = f"{cost.instance.name}, RTFx {speed.rtfx.middle:,.4g} {speed.origin}"
-        ax.barh(name, cost.usd.middle, color=COLOURS[0] if row else COLOURS[1])
+        shade = colour(UNITS[speed.per])
+        if row == 0:
+            shade = GREEN
+        ax.barh(name, cost.usd.middle, color=shade)
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set_xlabel("USD")
@@ -36,7 +41,8 @@ def cost_bars(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
 def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
     """USD of a million hours of speech over the RTFx of one core or GPU, a line a machine.
 
-    Lines are pale from the lowest to the highest price of their machine. A marker is an RTFx that
+    Lines of cores have one colour and those of GPUs another, and several machines of a kind differ
+    in their dashes. They are pale from the lowest to the highest price. A marker is an RTFx that
     somebody has seen, with its origin; it is filled where this project measured. Two machines cost
     the same where one horizontal line crosses both.
 
@@ -47,14 +53,16 @@ def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
     first_of_machine = dict[str, TranscriptionCost]()
     for cost in costs:
         first_of_machine.setdefault(cost.instance.name, cost)
+    drawn = Counter[str]()
     speeds = [end for cost in costs for end in cost.speed.rtfx.ends]
     rtfx = np.geomspace(min(speeds) / 3, max(speeds) * 3, 100)
-    colours = dict(zip(first_of_machine, COLOURS, strict=False))
-    for name, cost in first_of_machine.items():
-        _draw_line(cost, rtfx, colours[name], ax)
+    for cost in first_of_machine.values():
+        per = cost.speed.per
+        _draw_line(cost, rtfx, DASHES[drawn[per] % len(DASHES)], ax)
+        drawn[per] += 1
     by_speed = sorted(costs, key=lambda cost: cost.speed.rtfx.middle)
     for place, cost in enumerate(by_speed):
-        _draw_marker(cost, colours[cost.instance.name], ax, above=place % 2 == 1)
+        _draw_marker(cost, ax, above=place % 2 == 1)
     usd = [end for cost in costs for end in cost.usd_per_million_hours.ends]
     ax.set_ylim(min(usd) / 3, max(usd) * 2)
     ax.set(
@@ -69,7 +77,7 @@ def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
     return ax
 
 
-def _draw_line(cost: TranscriptionCost, rtfx: np.ndarray, colour: str, ax: Axes) -> None:
+def _draw_line(cost: TranscriptionCost, rtfx: np.ndarray, dashes: str, ax: Axes) -> None:
     """The costs of one machine at each speed in `rtfx`."""
     terms = vars(cost.terms)
     ends = []
@@ -81,18 +89,20 @@ def _draw_line(cost: TranscriptionCost, rtfx: np.ndarray, colour: str, ax: Axes)
     low, middle, high = np.transpose(ends)
     per = cost.speed.per
     label = f"{cost.instance.name}, {cost.instance.units(per)} {UNITS[per]}"
-    ax.plot(rtfx, middle, color=colour, label=label)
-    ax.fill_between(rtfx, low, high, color=colour, alpha=0.2, lw=0)
+    shade = colour(UNITS[per])
+    ax.plot(rtfx, middle, dashes, color=shade, label=label)
+    ax.fill_between(rtfx, low, high, color=shade, alpha=0.2, lw=0)
 
 
-def _draw_marker(cost: TranscriptionCost, colour: str, ax: Axes, *, above: bool) -> None:
+def _draw_marker(cost: TranscriptionCost, ax: Axes, *, above: bool) -> None:
     """A speed that somebody has seen; neighbours have their words on either side of the line."""
     x = cost.speed.rtfx.middle
     y = cost.usd_per_million_hours.middle
-    face = colour
+    shade = colour(UNITS[cost.speed.per])
+    face = shade
     if cost.speed.origin in NOT_MEASURED:
         face = "white"
-    ax.plot(x, y, "o", color=colour, mfc=face, zorder=3)
+    ax.plot(x, y, "o", color=shade, mfc=face, zorder=3)
     origin = cost.speed.origin.partition(",")[0]
     offset, alignment = BELOW_LEFT
     if above:

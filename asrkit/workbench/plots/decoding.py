@@ -7,9 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 
 from asrkit.shapes import expect
-from asrkit.workbench.plots.palette import BLUE, GREY, PALE, colour
+from asrkit.workbench.plots.palette import BLUE, GREY, colour, fading
 
-STATES = {"working": colour("useful"), "waiting": colour("waiting"), "finished": PALE}
+# Pixels are the same in both schemes, so that "finished" lets the page through.
+FAINT = "#80808026"
+MOST_TICKS = 16  # names of frames that have room side by side
+STATES = {"working": colour("useful"), "waiting": colour("waiting"), "finished": FAINT}
 
 
 def waiting(states: np.ndarray, ax: Axes, *, calls: int | None = None) -> Axes:
@@ -45,7 +48,7 @@ def waits_matrix(shares: np.ndarray, ax: Axes) -> Axes:
         ax: Axes to draw on; returned.
     """
     B = len(shares)
-    ax.imshow(shares, cmap="Oranges", vmin=0, vmax=1.5 * max(1e-9, shares.max()))
+    ax.imshow(shares, cmap=fading(STATES["waiting"]), vmin=0, vmax=1.5 * max(1e-9, shares.max()))
     if B <= 20:
         for (row, column), share in np.ndenumerate(shares.round().astype(int)):
             if share:
@@ -76,8 +79,21 @@ def pointer_jumping(is_blank: Sequence[bool], names: Sequence[str], ax: Axes) ->
                 arrow = {"arrowstyle": "->", "connectionstyle": "arc3,rad=-0.25", "color": shade}
                 ax.annotate("", (target, -done), (frame, -done), arrowprops=arrow)
         hop = np.append(hop, W)[hop]  # follow two arrows at once
+    shown = _named_frames(is_blank)
+    ticks = [*names, "beyond"]
     labels = ["one blank each", *(f"after round {done}" for done in range(1, rounds + 1))]
     ax.set_yticks([-done for done in range(rounds + 1)], labels)
-    ax.set_xticks(range(W + 1), [*names, "beyond"], fontsize=8)
+    ax.set_xticks(shown, [ticks[frame] for frame in shown], fontsize=8)
     ax.set(xlabel="encoder frame, and the best token there", ylim=(-rounds - 0.4, 0.7))
     return ax
+
+
+def _named_frames(is_blank: Sequence[bool]) -> list[int]:
+    """Frames whose names have room: those of labels, what is beyond, and blanks between them."""
+    W = len(is_blank)
+    step = -(-W // MOST_TICKS)
+    named = [frame for frame in range(W) if not is_blank[frame]] + [W]
+    for frame in range(0, W, step):
+        if all(abs(frame - other) >= step for other in named):
+            named.append(frame)
+    return sorted(named)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgba
+
 from asrkit.shapes import expect
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
@@ -15,10 +17,12 @@ THINGS = {  # what appears in several notebooks
     "reference": GREY,
     "torchaudio": RED,
     "wavefront": PURPLE,
+    "numba": BROWN,
     "numba_cpu": BROWN,
     "numba_cpu_overwrite": BROWN,
     "numba_cuda": BROWN,
-    "compact": GREEN,
+    "overwrite": BROWN,
+    "packed": GREEN,
     "lean": BLUE,
     # decoding strategies
     "one_by_one": GREY,
@@ -35,10 +39,14 @@ THINGS = {  # what appears in several notebooks
     "hidden layer": BROWN,
     "gradient of hidden layer": PALE_BROWN,
     "lattice": GREY,
-    "gradient of weights": PURPLE,
     "gradients": PURPLE,
+    "gradient of weights": PALE_PURPLE,
+    "gradient of halves": PALE_RED,
+    "gradient of earlier sub-batches": PALE_GREY,
     "tiles": GREEN,
-    # parts of a model
+    # parts of a model, and of a recogniser
+    "loading": GREY,
+    "frontend": BROWN,
     "features": BROWN,
     "encoder": BLUE,
     "predictor": PURPLE,
@@ -55,7 +63,15 @@ THINGS = {  # what appears in several notebooks
     "padded audio": RED,
     "padded text": PALE_RED,
     "waiting": BROWN,
-    "gradient of earlier sub-batches": GREY,
+    # ways to make batches
+    "random": GREY,
+    "random, by seconds": GREY,
+    "random, by memory": GREY,
+    "1D": BROWN,
+    "2D": RED,
+    "2D, synchronized": RED,
+    "2D, each rank for itself": BROWN,
+    "balanced": BLUE,
     # operations of an encoder
     "cast of input": PALE_RED,
     "cast of activation": PALE_RED,
@@ -110,6 +126,16 @@ def colour(thing: str) -> str:
     remedy = "Add it to THINGS in asrkit/workbench/plots/palette.py."
     expect(thing in THINGS, "thing", f"one of {', '.join(THINGS)}", repr(thing), remedy)
     return THINGS[thing]
+
+
+def fading(shade: str) -> Colormap:
+    """Colours of a heat map, from none to `shade`: low values are the page's colour in any scheme.
+
+    Args:
+        shade: Colour of the highest value, `#rrggbb`.
+    """
+    ends = [to_rgba(shade, 0), to_rgba(shade, 1)]
+    return LinearSegmentedColormap.from_list(f"fading {shade}", ends)
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:

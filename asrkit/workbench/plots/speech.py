@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from asrkit.shapes import expect
-from asrkit.workbench.plots.palette import BLUE, GREEN, RED
+from asrkit.workbench.plots.palette import BLUE, GREEN, RED, fading
 
 
 def waveform(samples: Tensor, rate_hz: int, ax: Axes) -> Axes:
@@ -90,7 +90,7 @@ def lattice(
     """
     _, U1 = values.shape
     expect(len(labels) == U1 - 1, "labels", f"{U1 - 1}, one less than rows", len(labels))
-    image = ax.imshow(values.T.numpy(), origin="lower", aspect="auto", cmap="Blues")
+    image = ax.imshow(values.T.numpy(), origin="lower", aspect="auto", cmap=fading(BLUE))
     if path:
         frames = [t for t, _ in path]
         rows = [u for _, u in path]

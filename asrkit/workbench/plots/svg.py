@@ -11,8 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from asrkit.workbench.plots.palette import DARK, DARK_FRAME
+from asrkit.workbench.typography import space_percents
 
 HEAVY_BYTES = 120_000  # beyond this, what is drawn with data becomes a picture inside the SVG
 RASTER_DPI = 144
@@ -23,6 +25,7 @@ NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 COLOUR = re.compile(r"(?P<what>fill|stroke): (?P<colour>#[0-9a-f]{6})")
 FONT_FAMILY = re.compile(r" ?font-family: [^;\"]*;?")
 COORDINATES = re.compile(r'\b(?:d|x|y)="[^"]*"')
+WORDS = re.compile(r"(?<=>)[^<>]+(?=</t(?:ext|span)>)")
 DECIMALS = re.compile(r"(\.\d\d)\d+")
 
 
@@ -46,22 +49,35 @@ def as_svg(figure: Figure) -> str:
 
 
 def _prepare_axes(ax: Axes) -> None:
-    """Keep the pixels of heat maps as they are, and black words on them or on marks black."""
+    """Keep the pixels of heat maps as they are, and black words on them or on marks black.
+
+    Where the page shows through, the words follow the scheme as it does.
+    """
     for image in ax.images:
         if max(image.get_size()) <= LARGEST_EXACT:
             image.set_interpolation("none")
     marks = _centres_of_marks(ax)
+    has_opaque_pixels = any(_is_opaque(image) for image in ax.images)
     for text in ax.texts:
-        is_on_colour = bool(ax.images) or text.get_position() in marks
+        is_on_colour = has_opaque_pixels or text.get_position() in marks
         if is_on_colour and to_hex(text.get_color()) == "#000000":
             text.set_color(BLACK_ON_PIXELS)
 
 
+def _is_opaque(image: AxesImage) -> bool:
+    """Whether no colour of a heat map lets the page through."""
+    colours = image.get_cmap()(np.linspace(0, 1, 256))
+    return bool(colours[:, 3].min() == 1)
+
+
 def _centres_of_marks(ax: Axes) -> set[tuple[float, float]]:
-    """Where the filled marks of scatter plots stand, in the coordinates of the data."""
+    """Where the opaque marks of scatter plots stand, in the coordinates of the data."""
     centres = set[tuple[float, float]]()
     for marks in ax.collections:
-        if isinstance(marks, PathCollection) and len(marks.get_facecolor()):
+        if not isinstance(marks, PathCollection):
+            continue
+        faces = np.asarray(marks.get_facecolor()).reshape(-1, 4)
+        if len(faces) and faces[:, 3].min() == 1:
             for x, y in np.asarray(marks.get_offsets()).tolist():
                 centres.add((x, y))
     return centres
@@ -76,6 +92,7 @@ def _saved(figure: Figure) -> str:
     document = text[text.index("<svg") :]
     document = COORDINATES.sub(lambda match: DECIMALS.sub(r"\1", match[0]), document)
     document = FONT_FAMILY.sub("", document)
+    document = WORDS.sub(lambda match: space_percents(match[0]), document)
     return re.sub(r"\n\s*", "\n", document)
 
 

@@ -10,6 +10,7 @@ from asrkit.workbench.profiling.casts import (
     median_profile,
     profiles_in_turns,
 )
+from asrkit.workbench.profiling.host_reads import fake_peak, host_reads
 from asrkit.workbench.profiling.launches import Launches, launch_profile
 from asrkit.workbench.profiling.timing import Sample, Timing, measure, ratio
 from asrkit.workbench.profiling.turns import turn_launches
@@ -21,6 +22,8 @@ __all__ = [
     "Sample",
     "Timing",
     "cast_profile",
+    "fake_peak",
+    "host_reads",
     "launch_profile",
     "measure",
     "median_profile",

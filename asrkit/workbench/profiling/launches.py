@@ -79,12 +79,12 @@ def launch_profile(
     expect(present, "device", "'cpu' where there is no GPU", repr(device))
     count = CountOps(kind)
     if kind == "cpu" or not runtime:
-        with count, _CountReads(count):
+        with count, CountReads(count):
             fn()
         return count.result()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
-        with count, _CountReads(count):
+        with count, CountReads(count):
             fn()
     events = Counter(event.name for event in profile.events() or ())
     by_driver = {}
@@ -110,7 +110,7 @@ class CountOps(EachOp):
         inputs = tensors((args, kwargs))
         outputs = tensors(result)
         if any(tensor.device.type == self.kind for tensor in inputs + outputs):
-            waited = waits(func, args, kwargs) or _crosses(name, args, kwargs, inputs + outputs)
+            waited = waits(func, args, kwargs) or crosses(name, args, kwargs, inputs + outputs)
             self.add(name, works(func, inputs, outputs), waited)
         return result
 
@@ -138,7 +138,7 @@ class CountOps(EachOp):
         )
 
 
-class _CountReads(TorchFunctionMode):
+class CountReads(TorchFunctionMode):
     """Counts what only Python sees on a CPU: tensors that are read, or made of Python's values."""
 
     def __init__(self, count: CountOps) -> None:
@@ -157,8 +157,15 @@ class _CountReads(TorchFunctionMode):
         return device is not None and torch.device(device).type == self.count.kind
 
 
-def _crosses(name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
-    """Whether an op is a copy between devices that the CPU waits for."""
+def crosses(name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+    """Whether an op is a copy between devices that the CPU waits for.
+
+    Args:
+        name: Of the op.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        tensors: Its inputs and outputs.
+    """
     if name not in ("_to_copy", "copy_"):
         return False
     if kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]):

@@ -1,4 +1,4 @@
-"""Times of rival arms, interleaved in one run, so that drift of the machine meets all alike."""
+"""Times of arms, interleaved in one run, so that drift of the machine meets all alike."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -65,13 +65,13 @@ def measure(  # noqa: PLR0913 - the bench's knobs, all keyword-only with default
     until: float = inf,
     watch: Callable[[Callable[[], dict[str, Timing]]], object] | None = None,
 ) -> dict[str, Timing]:
-    """Time rival arms. Each repeat calls all of them once, and each time another one goes first.
+    """Time arms. Each repeat calls all of them once, and each time another one goes first.
 
     CPU: time.perf_counter_ns around the call, and time.process_time_ns. CUDA: events around it,
     on a device idle at the start, which are waited for.
 
     Args:
-        arms: Functions by name. One that returns a `Sample` has timed itself, as a rival in another
+        arms: Functions by name. One that returns a `Sample` has timed itself, as a peer in another
             process does, and is believed.
         setups: Functions by the name of an arm: it is called with their result, made anew for each
             call and outside the time.

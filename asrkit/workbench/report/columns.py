@@ -10,14 +10,6 @@ from asrkit.workbench.records import code_version
 Record = Mapping[str, Any]
 Row = dict[str, Any]
 
-MARKS = {  # verdict -> colour; any other is "soft"
-    "reproduced": "good",
-    "arithmetic checked": "good",
-    "direction only": "mild",
-    "too noisy": "mild",
-    "not reproduced": "bad",
-}
-SIGNS = {"good": "✓", "mild": "≈", "bad": "✗", "soft": "○"}
 UNITS = {  # unit of a record -> factor and text of what is shown
     "1": (1, ""),
     "B": (2**-20, " MiB"),
@@ -89,6 +81,7 @@ def claim_columns(claim: Claim, judged: Verdict, *, is_fresh: bool) -> Row:
         "published_value": _sortable(claim.quoted),
         "measured": claim.show(judged.measured),
         "measured_value": _sortable(judged.measured),
+        "measured_label": "Computed here" if claim.formula else "Measured here",
         "measured_note": _measured_note(claim, judged, is_fresh),
         "verdict": judged.label,
         "verdict_value": LABELS.index(judged.label),
@@ -262,5 +255,5 @@ def _fact(value: Any) -> str:
 def _commit(code: Mapping[str, Any]) -> str:
     commit = str(code["commit"] or "–")[:9]
     if code["dirty"]:
-        commit += " with changes"
+        commit += " with uncommitted changes"
     return commit

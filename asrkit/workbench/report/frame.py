@@ -12,7 +12,8 @@ from pygments.formatters import HtmlFormatter
 
 from asrkit import files
 from asrkit.workbench.ledger import LEGEND
-from asrkit.workbench.report.columns import MARKS, filled_columns
+from asrkit.workbench.report.columns import filled_columns
+from asrkit.workbench.report.marks import MEANINGS, SIGNS, mark_of
 
 SITE_PAGES = {  # of every report, beside a page for each notebook
     "index": "Findings",
@@ -64,7 +65,8 @@ def page_context() -> dict[str, Any]:
         "css": css,
         "js": js,
         "csp": policy,
-        "marks": MARKS,
+        "mark_of": mark_of,
+        "marks": [(mark, SIGNS[mark], meaning) for mark, meaning in MEANINGS.items()],
         "legend": LEGEND,
         "site_pages": [*SITE_PAGES.items()],
         "filled_columns": filled_columns,

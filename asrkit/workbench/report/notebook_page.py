@@ -11,13 +11,16 @@ from bs4 import BeautifulSoup, Tag
 from nbconvert import HTMLExporter
 
 from asrkit.workbench.records import MIME, problem
-from asrkit.workbench.report import layout
+from asrkit.workbench.report import layout, narrow
+from asrkit.workbench.report.marks import mark_verdicts
 from asrkit.workbench.report.notebook_run import count_of_records
 from asrkit.workbench.report.prose import BROKEN_FORMULA, prose
 from asrkit.workbench.report.sanitise import clean
+from asrkit.workbench.typography import PERCENT, space_percents
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 NOTEBOOK_LINK = re.compile(r"^([\w.-]+)\.ipynb(?:#.*)?$")
+INPUT = re.compile(r"\binput\b")  # class of the box around a cell's code
 NO_WORDS = "No description has been provided for this image"  # nbconvert's alt text without one
 
 Record = Mapping[str, Any]
@@ -29,7 +32,8 @@ class Page:
 
     `figures` have alt, src and cell; `records` are by cell id; `claims` are the ids of those that
     the prose names; `defects` say what is wrong with the page. `heading` is the title as HTML and
-    `takeaway` what this run shows; `cover` is the figure that stands for the page elsewhere.
+    `takeaway` what this run shows; `cover` is the figure that stands for the page elsewhere;
+    `has_marks` is whether there are marks of verdicts.
     """
 
     title: str
@@ -42,6 +46,7 @@ class Page:
     cover: Mapping[str, str] | None = None
     records: Mapping[str, Sequence[Record]] = field(default_factory=dict)
     claims: Sequence[str] = ()
+    has_marks: bool = False
     defects: Sequence[str] = ()
 
     @property
@@ -78,11 +83,16 @@ def render_page(
     body = clean(_html(notebook))
     _lead_to_pages(body, titles or {})
     layout.fold_code(body, notebook.cells)
+    _space_percents(body)
+    narrow.label_cells(body)
+    verdict_cells = mark_verdicts(body)
     defects = [
         f"no LaTeX: {code.get_text()}" for code in body.find_all("code", class_=BROKEN_FORMULA)
     ]
     defects += [f"no claim: {name}" for name in dict.fromkeys(named) if name not in verdicts]
     figures, picture_defects = _figures(body)
+    narrow.box_figures(body)
+    claims = [name for name in named if name in verdicts]
     return Page(
         title=title_of(notebook) or executed.stem,
         heading=layout.take_title(body),
@@ -93,7 +103,8 @@ def render_page(
         figures=figures,
         cover=_cover(figures, layout.cover_cells(notebook.cells)),
         records=records,
-        claims=[name for name in named if name in verdicts],
+        claims=claims,
+        has_marks=bool(claims) or verdict_cells > 0,
         defects=defects + picture_defects,
     )
 
@@ -170,6 +181,16 @@ def _lead_to_pages(body: BeautifulSoup, titles: Mapping[str, str]) -> None:
         link.attrs = {"href": f"{name}.html"}
         if link.get_text().strip() in (name, f"{name}.ipynb"):
             link.string = titles[name]
+
+
+def _space_percents(body: BeautifulSoup) -> None:
+    """Write every per cent of prose, tables and figures' words in one form; code stays as it is."""
+    for text in body.find_all(string=PERCENT):
+        is_code = text.find_parent("code") or text.find_parent(class_=INPUT)
+        if not is_code:
+            text.replace_with(space_percents(str(text)))
+    for image in body.find_all("img", alt=PERCENT):
+        image["alt"] = space_percents(str(image["alt"]))
 
 
 def _figures(body: BeautifulSoup) -> tuple[list[Mapping[str, str]], list[str]]:

@@ -6,7 +6,7 @@ from html import escape
 
 from latex2mathml.converter import convert
 
-from asrkit.workbench.report.columns import MARKS, SIGNS
+from asrkit.workbench.report.marks import claim_link
 
 BROKEN_FORMULA = "no-tex"  # class of the code that shows a formula as it was typed
 # Code comes first, so that a dollar or a comment inside it is never seen.
@@ -54,19 +54,3 @@ def _formula(match: re.Match[str]) -> str:
         return convert(match["line"].strip(), display="inline")
     except Exception:  # latex2mathml has no common base; one bad formula must not cost the report
         return f'<code class="{BROKEN_FORMULA}">{escape(match[0])}</code>'
-
-
-def claim_link(name: str, label: str) -> str:
-    """A small mark that leads to the claim's row, with the verdict as its accessible name.
-
-    Args:
-        name: Id of the claim.
-        label: Its verdict.
-    """
-    mark = MARKS.get(label, "soft")
-    title = f"Claim {name}: {label}"
-    # Of several links to a claim, sanitise.clean() keeps the first id.
-    return (
-        f'<a class="claim {mark}" href="ledger.html#{name}" id="claim-{name}" '
-        f'title="{title}" aria-label="{title}">{SIGNS[mark]}</a>'
-    )

@@ -69,7 +69,7 @@ def test_the_memory_model_recovers_what_the_steps_were_made_of():
         "per_pair",
     ):
         assert getattr(found, term) == pytest.approx(getattr(KNOWN, term), rel=1e-6), term
-    assert found.source == "fitted to 12 training steps, 0.0% off in the root mean square"
+    assert found.source == "fitted to 12 training steps, 0.0 % off in the root mean square"
 
 
 def test_what_probes_cannot_tell_apart_is_left_out_and_what_they_saw_is_foreseen_all_the_same():

@@ -203,7 +203,7 @@ def test_the_stats_are_those_of_the_lengths_and_json():
     table = length_table(stats)
     assert (
         "3 utterances, 0.00 hours, 80 tokens" in table
-        and "25.0% of their seconds and 38.5% of their tokens" in table
+        and "25.0 % of their seconds and 38.5 % of their tokens" in table
     )
 
 

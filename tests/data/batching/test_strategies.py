@@ -406,7 +406,7 @@ def test_halved_batches_give_the_last_step_one_for_every_rank():
 @pytest.mark.parametrize("call, said", [
     (lambda: plan(Random(limit=SMALL), web_like(9), ranks=0), "ranks: expected a whole number of at least 1, got 0"),
     (lambda: plan(Random(limit=SMALL), web_like(9), seed=-1), r"seed, epoch: expected whole numbers from 0 up, got \(-1, 0\)"),
-    (lambda: plan(None, web_like(9)), "strategy: expected Random, Sorted, Bucketed, Balanced or one's own, got None"),
+    (lambda: plan(None, web_like(9)), "strategy: expected Random, Sorted, Bucketed, Balanced, Presorted or one's own, got None"),
     (lambda: Bucketed(buckets=Buckets([1.0], [1], [1]), tails="burn"), "tails: expected carry, keep or drop, got 'burn'"),
     (lambda: Bucketed(buckets=Buckets([1.0], [1], [1]), misfits="keep"), "misfits: expected error or drop, got 'keep'"),
     (lambda: Bucketed(buckets=None), "buckets: expected asrkit.data.Buckets, got None"),

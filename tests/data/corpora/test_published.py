@@ -12,7 +12,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 from lhotse import CutSet, RecordingSet, SupervisionSegment, SupervisionSet
 from lhotse.recipes.librispeech import prepare_librispeech
 
@@ -287,6 +289,20 @@ def test_a_folder_of_lhotse_tables_keeps_its_parts_apart(libri, tmp_path):
     )  # a user's text stays as it is
 
 
+def test_a_sound_that_is_cut_short_is_refused_in_every_layout_before_anything_is_written(
+    libri, tmp_path
+):
+    folder, _ = libri("some")
+    tables = tmp_path / "tables"
+    prepare_librispeech(folder.parent, dataset_parts=["some"], output_dir=tables)
+    (cut_short, *_) = sorted(folder.rglob("*.flac"))
+    cut_short.write_bytes(cut_short.read_bytes()[: cut_short.stat().st_size * 9 // 10])
+    for layout in (folder.parent, tables):
+        with pytest.raises(ValueError, match=rf"corpus: .*{cut_short.name} .* file is truncated"):
+            quiet(layout, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_split_that_supervisions_name_is_kept(tmp_path, libri):
     folder, _ = libri("some")
     sounds = RecordingSet.from_dir(folder, "*.flac")
@@ -338,6 +354,20 @@ def test_sound_files_with_a_text_beside_them_are_a_corpus_and_those_without_are_
     with pytest.raises(ValueError, match=r"corpus: .*train/a\.wav cannot be read"):
         quiet(tmp_path / "in", out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_what_a_folder_holds_and_cannot_be_read_is_listed_among_what_is_left_out(ordinary_folder):
+    corpus = ordinary_folder / "in"
+    corpus.mkdir()
+    soundfile.write(corpus / "a.wav", np.ones(4000) / 2, 16_000)
+    (corpus / "a.txt").write_text("one")
+    (corpus / "talk.m4a").write_bytes(b"x")
+    (corpus / "closed").mkdir(mode=0)
+    summary, said = quiet(corpus, out=ordinary_folder / "out")
+    assert (summary["utterances"], summary["left_out"]) == (1, 2)
+    no_permission = f"no permission to read {corpus}/closed"
+    no_decoder = f"no decoder for {corpus}/talk.m4a (Convert it first: ffmpeg -i IN OUT.wav)"
+    assert said == [f"2 left out: {no_permission}; {no_decoder}"]
 
 
 @pytest.mark.parametrize(("files", "said"), [

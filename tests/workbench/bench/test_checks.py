@@ -13,7 +13,15 @@ from asrkit.workbench.bench.checks import decoders as decoder_checks
 from asrkit.workbench.bench.checks import losses as loss_checks
 from asrkit.workbench.bench.checks import models as model_checks
 from asrkit.workbench.bench.checks import profiling as profiling_checks
-from asrkit.workbench.bench.suites import decoders, encoder, ladder, losses
+from asrkit.workbench.bench.suites import (
+    decoders,
+    encoder,
+    jasper,
+    ladder,
+    losses,
+    optimizers,
+    phases,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,6 +72,8 @@ def arms_of(device):
     for what, group in encoder.groups(cuda, compiled=True).items():
         for name, one in group.items():
             add(what, [name], one.arithmetic)
+    for name, way in jasper.ways(cuda, compiled=True).items():
+        add("jasper-inference", [name], way.arithmetic)
     modes = ("step", "full") if cuda else ()
     for kind in ("rnnt", "tdt"):
         graphs = [f"windowed_looping_{mode}{end}" for mode, end in product(modes, ("", "_plain"))]
@@ -86,7 +96,15 @@ def arms_of(device):
                 ladder.dtype_of(ladder.RUNGS[rung].get("precision", "float32")),
             )
             add(f"ladder-{kind}", [f"to_{rung}"], "bfloat16")
+    dtypes = ("float32", "bfloat16") if cuda else ("float32",)
+    ways_of_lstm = [f"phases_{count}" for count in phases.COUNTS]
+    ways_of_lstm += [f"sub_batches_{count}" for count in phases.SUB_BATCHES]
+    add("lstm-phases-librispeech", ["whole", *ways_of_lstm], *dtypes)
+    add("lstm-packed", ["whole", "packed"], *dtypes)
+    add("optimizer-step", [f"lamb_{impl}" for impl in optimizers.implementations(device)])
+    add("weight-average", ["average"])
     add("ctc-greedy-batched", ["sequential", "batched"])
+    add("ctc-beam", ["reference", "batched"])
     add("feature-norm-batched", ["sequential", "batched"])
     add("precision-parakeet_ctc_0_6b", ["float32"], "float32")
     add("precision-parakeet_ctc_0_6b", ["autocast", "bfloat16"], "bfloat16")
@@ -226,6 +244,7 @@ def test_the_loops_without_graphs_vouch_for_none_and_batched_is_not_the_other_ba
     assert {way.rpartition(" ")[2] for way in by["windowed_looping rnnt"]} == {"windowed_looping", "windowed_looping_off", *(
         f"window_{size}" for size in (1, 2, 4, 6, 8, 16)), "window_1_off", "window_8_off"}  # fmt: skip
     assert by["ctc batched"] == {"ctc-greedy-batched in float32: batched"}
+    assert by["ctc beam"] == {"ctc-beam in float32: batched"}
     assert by["normalize"] == {"feature-norm-batched in float32: batched"}
     assert {way.partition(":")[0] for way in by["precision bfloat16"]} == {
         "precision-parakeet_ctc_0_6b in bfloat16", "half-over-autocast in bfloat16"}  # fmt: skip
@@ -303,6 +322,7 @@ def off_by_one(decode):
     ("name", "spoil", "group", "said"),
     [
         ("ctc_greedy", off_by_one, "decoders", "integers differ"),
+        ("ctc_beam", lambda beam: lambda *a, **k: replace(x := beam(*a, **k), scores=x.scores + 1), "decoders", "1 apart"),
         ("transducer_beam", lambda beam: lambda *a, **k: replace(x := beam(*a, **k), scores=x.scores + 1), "decoders", "1 apart"),
         ("normalize", lambda f: lambda *a: f(*a) * 1.01, "models", "apart, of"),
         ("rnnt_loss_packed", lambda f: lambda *a, **k: 1.001 * f(*a, **k), "losses numba_cpu", "apart, of"),

@@ -1,4 +1,4 @@
-"""The suite of encoders on its smallest preset: records, floors, rivals, and arms that are refused."""
+"""The suite of encoders on its smallest preset: records, floors, peers, and arms that are refused."""
 
 import os
 from itertools import islice
@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from asrkit.models import FastConformerConfig, presets
 from asrkit.transcribe import pipeline
 from asrkit.workbench import bench
-from asrkit.workbench.bench.rivals.peer_encoders import renamed, sketch
-from asrkit.workbench.bench.rivals.peers import PYTHON
+from asrkit.workbench.bench.peers.peer_encoders import renamed, sketch
+from asrkit.workbench.bench.peers.processes import PYTHON
 from asrkit.workbench.bench.suites import encoder
 from asrkit.workbench.bench.suites.encoder import Way
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
@@ -200,17 +200,17 @@ def test_weights_get_the_names_and_shapes_of_a_peer(peer, parts):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs NeMo and transformers: make peers")
-def test_rivals_encode_the_same_with_the_same_weights(monkeypatch):
+def test_peers_encode_the_same_with_the_same_weights(monkeypatch):
     with bench.Peers() as peers:
         found = run(islice(encoder.suite("cpu", True), 4), monkeypatch, peers=peers)
-    rivals = {"nemo_encoder", "transformers_encoder", "transformers_encoder_eager"}
+    peers = {"nemo_encoder", "transformers_encoder", "transformers_encoder_eager"}
     for kind in ("float32", "autocast-bfloat16", "bfloat16"):
         timed = {
             one["impl"]: one["params"]
             for one in found
             if one["metric"] == "latency" and one["what"] == f"encoder-{kind}"
         }
-        assert rivals < {*timed} and {timed[name]["dtype"] for name in rivals} == {
+        assert peers < {*timed} and {timed[name]["dtype"] for name in peers} == {
             kind.rpartition("-")[2]
         }
         pairs = {
@@ -218,7 +218,7 @@ def test_rivals_encode_the_same_with_the_same_weights(monkeypatch):
             for r in found
             if r["metric"] == "ratio" and r["what"] == f"encoder-{kind}"
         }
-        assert {(name, kind.replace("-", "_")) for name in rivals} <= pairs
+        assert {(name, kind.replace("-", "_")) for name in peers} <= pairs
 
 
 def test_one_core_says_what_was_planted_with_one_thread_on_one_core(monkeypatch):

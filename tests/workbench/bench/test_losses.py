@@ -120,3 +120,21 @@ def test_a_small_tile_can_reach_a_fiftieth_of_an_eager_joints_memory():
     assert usual.total > limit
     assert rest + (losses.small_tile_nodes(D, V) + 128) * 2 * (D + V) < limit
     assert re.fullmatch("lean_triton.*_bfloat16", losses.SMALL_TILE)
+
+
+def test_a_table_of_kernels_leaves_out_those_whose_compiler_is_missing(monkeypatch):
+    compiled = row_kernels.row_kernels
+
+    def without_triton(impl, dtype, **sizes):
+        if impl == "triton":
+            raise ImportError("no triton")
+        return compiled(impl, dtype, **sizes)
+
+    monkeypatch.setattr(row_kernels, "row_kernels", without_triton)
+    impls = ("simplest", "numba_cuda", "triton")
+    rows = row_kernels.kernel_table(impls, (torch.float32,), V=1025)
+    by_kernel = {(row["kernel"], row["pass"]): row["instructions a logit"] for row in rows}
+    assert set(by_kernel) == {
+        ("simplest", "gradient"), ("numba_cuda", "scores"), ("numba_cuda", "gradient"),
+    }  # fmt: skip
+    assert by_kernel["simplest", "gradient"] > 2 * by_kernel["numba_cuda", "gradient"]

@@ -1,4 +1,4 @@
-"""Rivals in processes of their own: the protocol with a real loss, what is missing, what disagrees, what dies."""
+"""Peers in processes of their own: the protocol with a real loss, what is missing, what disagrees, what dies."""
 
 import itertools
 import subprocess
@@ -16,10 +16,10 @@ from asrkit.losses import rnnt_loss
 from asrkit.workbench import bench
 from asrkit.workbench.bench import runner
 from asrkit.workbench.bench.agreement import digest
+from asrkit.workbench.bench.peers import processes
+from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, LOOPS, expect_graphs, write
+from asrkit.workbench.bench.peers.processes import COPY, NAMES, PYTHON, Answer, Peer
 from asrkit.workbench.bench.planted import planted
-from asrkit.workbench.bench.rivals import peers as rivals_of
-from asrkit.workbench.bench.rivals.peer_decoders import GRAPHS, LOOPS, expect_graphs, write
-from asrkit.workbench.bench.rivals.peers import COPY, NAMES, PYTHON, Answer, Rival
 from asrkit.workbench.bench.share import work
 from asrkit.workbench.bench.suites import decoders, losses
 from asrkit.workbench.profiling import measure
@@ -29,9 +29,9 @@ installed = pytest.mark.skipif(not PYTHON.exists(), reason="needs nemo_toolkit: 
 
 @pytest.fixture(scope="module")
 def peers():
-    """torchaudio as the rival: a real loss that every installation has."""
-    with bench.Peers(sys.executable, {"rnnt": ("torchaudio",)}) as rivals:
-        yield rivals
+    """torchaudio as a peer: a real loss that every installation has."""
+    with bench.Peers(sys.executable, {"rnnt": ("torchaudio",)}) as started:
+        yield started
 
 
 def declare(monkeypatch, case):
@@ -49,17 +49,17 @@ def case():
     )
 
 
-def test_a_rival_computes_the_same_from_the_same_seed_and_times_itself(peers, case):
-    (rival,) = peers.arms(**case.peers.request).values()
-    answer, (cost, gradient) = rival(observe=True), case.run("reference")
+def test_a_peer_computes_the_same_from_the_same_seed_and_times_itself(peers, case):
+    (peer,) = peers.arms(**case.peers.request).values()
+    answer, (cost, gradient) = peer(observe=True), case.run("reference")
     assert torch.stack(answer.digest).tolist() == pytest.approx(
         [one.item() for one in digest((cost, gradient), case.peers.logits)], rel=1e-5
     )
     assert answer.wall_ms > 0 and answer.cpu_ms > 0 and answer.peak_B >= 0
-    assert rival().digest == ()  # only asked for once: it costs time
+    assert peer().digest == ()  # only asked for once: it costs time
 
 
-def test_records_name_the_rival_and_its_version(peers, case, monkeypatch):
+def test_records_name_the_peer_and_its_version(peers, case, monkeypatch):
     declare(monkeypatch, case)
     found = [
         record
@@ -75,7 +75,7 @@ def test_records_name_the_rival_and_its_version(peers, case, monkeypatch):
     }
 
 
-def test_a_rival_that_disagrees_is_not_measured(peers, case, monkeypatch):
+def test_a_peer_that_disagrees_is_not_measured(peers, case, monkeypatch):
     turned = {
         "wrong": lambda: (case.run("reference")[0], case.run("reference")[1].flip(1)),
         "numba_cpu": lambda: turned["wrong"](),
@@ -88,7 +88,7 @@ def test_a_rival_that_disagrees_is_not_measured(peers, case, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2], ids=["labels", "lengths", "frames"])
-def test_a_rival_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
+def test_a_peer_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
     found = ctc_greedy(torch.eye(3)[torch.tensor([[0, 2, 1], [2, 2, 1]])], torch.tensor([3, 3]))
     parts = list(digest(found, None))
 
@@ -108,11 +108,11 @@ def test_a_rival_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
         check()
 
 
-def test_counts_that_a_rival_tells_are_in_its_records(monkeypatch):
+def test_counts_that_a_peer_tells_are_in_its_records(monkeypatch):
     found = ctc_greedy(torch.eye(3)[torch.tensor([[0, 2, 1]])], torch.tensor([3]))
     answer = Answer(wall_ms=1.0, cpu_ms=1.0, digest=digest(found, None), counts={"join": 7})
-    monkeypatch.setattr(Rival, "__call__", lambda self, observe=False: answer)
-    theirs = Rival(process=None, name="theirs", request={})
+    monkeypatch.setattr(Peer, "__call__", lambda self, observe=False: answer)
+    theirs = Peer(process=None, name="theirs", request={})
     case = bench.Case(
         what="x",
         arms={"ours": lambda: found, "theirs": theirs},
@@ -128,26 +128,26 @@ def test_counts_that_a_rival_tells_are_in_its_records(monkeypatch):
     assert by_arm["theirs"]["join"] == 7 and "join" not in by_arm["ours"]
 
 
-def test_a_rival_that_is_not_installed_is_one_line_and_left_out(case, capfd):
+def test_a_peer_that_is_not_installed_is_one_line_and_left_out(case, capfd):
     with bench.Peers(sys.executable, {"rnnt": ("warprnnt_numba",)}) as absent:
         assert absent.arms(**case.peers.request) == absent.arms(**case.peers.request) == {}
     (line,) = capfd.readouterr().err.splitlines()
     assert "peer warprnnt_numba: ModuleNotFoundError" in line and "`make peers`" in line
 
 
-def test_a_rival_whose_process_dies_is_heard():
+def test_a_peer_whose_process_dies_is_heard():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", "input()"], **pipes)
-    rival = Rival(process=process, name="frail", request={})
+    peer = Peer(process=process, name="frail", request={})
     for _ in range(2):  # it ends instead of answering, then it is gone
         with pytest.raises(RuntimeError, match="peer frail: its process ended"):
-            rival()
+            peer()
         process.wait()
     process.communicate()
 
 
 def test_peers_without_their_environment_are_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("asrkit.workbench.bench.rivals.peers.PYTHON", tmp_path / "none")
+    monkeypatch.setattr("asrkit.workbench.bench.peers.processes.PYTHON", tmp_path / "none")
     assert main(["bench", "losses", "--quick", "--peers", "--out", str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err.strip()
     assert (
@@ -167,14 +167,14 @@ def plan(tmp_path_factory):
 
 @installed
 def test_nemos_decoders_are_a_small_folder_that_another_python_runs(plan, tmp_path):
-    worker = rivals_of.HERE / "peer_decoders.py"
+    worker = processes.HERE / "peer_decoders.py"
     subprocess.run([str(PYTHON), "-P", str(worker), "copy", str(tmp_path)], check=True)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 2 * 2**20
     made, request = plan
     with bench.Peers(sys.executable, {"one": LOOPS[:1]}, tmp_path) as copied:
-        (rival,) = copied.arms("one", **request).values()
-        labels, lengths, frames = rival(observe=True).digest
-    assert rival.version.startswith("nemo_toolkit ")
+        (peer,) = copied.arms("one", **request).values()
+        labels, lengths, frames = peer(observe=True).digest
+    assert peer.version.startswith("nemo_toolkit ")
     assert [
         row[:n] for row, n in zip(labels.tolist(), lengths.tolist(), strict=True)
     ] == made.labels
@@ -186,8 +186,8 @@ def test_nemos_decoders_are_a_small_folder_that_another_python_runs(plan, tmp_pa
 def test_a_machine_without_the_environment_takes_the_copy_with_its_own_python(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(rivals_of, "PYTHON", tmp_path / "none")
-    monkeypatch.setattr(rivals_of, "COPY", tmp_path)
+    monkeypatch.setattr(processes, "PYTHON", tmp_path / "none")
+    monkeypatch.setattr(processes, "COPY", tmp_path)
     found = bench.Peers()
     assert (str(found.python), found.folder) == (sys.executable, tmp_path)
     assert COPY.relative_to(PYTHON.parents[2]).parts[0] == "build"  # which git ignores
@@ -223,9 +223,9 @@ def test_graphs_are_asked_for_on_a_gpu_only():
         expect_graphs("cpu")
 
 
-def test_a_rival_is_set_against_the_arm_named_for_it_and_against_none_that_is_left_out(monkeypatch):
-    rival = Rival(process=None, name="theirs", request={})
-    stub = SimpleNamespace(arms=lambda **_: {LOOPS[0]: rival, GRAPHS: rival})
+def test_a_peer_is_set_against_the_arm_named_for_it_and_against_none_that_is_left_out(monkeypatch):
+    peer = Peer(process=None, name="theirs", request={})
+    stub = SimpleNamespace(arms=lambda **_: {LOOPS[0]: peer, GRAPHS: peer})
     arms = {"frame_looping": bool, "windowed_looping": bool, "windowed_looping_full": bool}
     case = bench.Case(
         what="x",
@@ -244,8 +244,8 @@ def test_a_rival_is_set_against_the_arm_named_for_it_and_against_none_that_is_le
     assert runner.with_peers(fewer, stub).ratios == [(GRAPHS, "windowed_looping_full")]
 
 
-def test_on_a_gpu_too_a_rivals_own_time_is_what_counts(monkeypatch):
-    """Only CUDA's events are stood in for: they would say 1,000 ms for the way to the rival's process and back."""
+def test_on_a_gpu_too_a_peers_own_time_is_what_counts(monkeypatch):
+    """Only CUDA's events are stood in for: they would say 1,000 ms for the way to the peer's process and back."""
     event = SimpleNamespace(record=bool, synchronize=bool, elapsed_time=lambda other: 1000.0)
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
     monkeypatch.setattr(torch.cuda, "synchronize", bool)
@@ -256,14 +256,14 @@ def test_on_a_gpu_too_a_rivals_own_time_is_what_counts(monkeypatch):
 
 
 @pytest.mark.parametrize(("device", "there"), [("cuda", True), ("cuda", False), ("cpu", True)])
-def test_a_share_on_a_gpu_asks_the_rivals_that_were_taken_along(
+def test_a_share_on_a_gpu_asks_the_peers_that_were_taken_along(
     device, there, monkeypatch, tmp_path
 ):
     asked, copied = [], tmp_path / "peers"
     if there:
         copied.mkdir()
-    monkeypatch.setattr(rivals_of, "PYTHON", tmp_path / "none")
-    monkeypatch.setattr(rivals_of, "COPY", copied)
+    monkeypatch.setattr(processes, "PYTHON", tmp_path / "none")
+    monkeypatch.setattr(processes, "COPY", copied)
     monkeypatch.setattr(bench, "run", lambda suite, *, peers, **how: asked.append(peers))
     (tmp_path / "bench.jsonl").touch()
     decoders = work.SuiteRun(

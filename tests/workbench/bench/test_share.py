@@ -225,6 +225,14 @@ def test_the_options_of_each_part_are_those_that_its_suite_takes():
     assert sorted(groups) == sorted([*claims.STUDIES, "windows"])
 
 
+def test_torch_compile_takes_part_in_the_part_of_its_own_alone():
+    able = {
+        name for name in SUITES if "compiled" in inspect.signature(SUITES[name].cases).parameters
+    }
+    chosen = {part.name: part.options.get("compiled") for part in PARTS if part.suite_name in able}
+    assert chosen == {"jasper": False, "encoder": False, "compiled": True}
+
+
 def test_every_suite_is_measured_by_a_part_or_stands_among_those_measured_elsewhere():
     assert {part.suite_name for part in PARTS} | parts.ELSEWHERE.keys() == SUITES.keys()
     assert not {part.suite_name for part in PARTS} & parts.ELSEWHERE.keys()

@@ -7,13 +7,39 @@ from asrkit.workbench import bench
 def test_all_ways_to_train_agree_and_lean_takes_no_more_memory():
     records = bench.run("training", quick=True)
     peaks = {}
-    for record in records:
-        assert record["what"] == "training-step"
+    steps = [record for record in records if record["what"] == "training-step"]
+    for record in steps:
         if record["metric"] == "peak_memory":
             peaks[record["params"]["dtype"], record["impl"]] = record["value"]
     assert {impl for _, impl in peaks} >= {"full", "lean"}
     for dtype in {dtype for dtype, _ in peaks}:
         assert peaks[dtype, "lean"] <= peaks[dtype, "full"]
+    _check_lstm([record for record in records if record["what"].startswith("lstm-")])
+    others = {(record["what"], record["metric"]): record for record in records}
+    assert others["training-step-reads", "reads"]["value"] == 0
+    assert 0 < others["evaluation-beside", "exposed_share"]["value"] < 1
+    assert others["evaluation-beside", "ratio"]["params"]["arms"] == ["in_turn", "beside"]
+
+
+def _check_lstm(records):
+    """Every way to run a batch of an LSTM encoder is timed, with the share that it computes."""
+    arms = {}
+    for record in records:
+        if record["metric"] == "latency":
+            arms.setdefault(record["what"], {})[record["impl"]] = record["params"]
+    ways = {"whole", "phases_2", "phases_4", "phases_8", "sub_batches_2", "sub_batches_4"}
+    assert arms.keys() == {
+        "lstm-phases-librispeech",
+        "lstm-phases-equal",
+        "lstm-packed",
+        "lstm-half-rows",
+    }
+    phased = arms["lstm-phases-librispeech"]
+    assert phased.keys() == ways
+    assert arms["lstm-packed"].keys() == {"whole", "phases_8", "packed"}
+    cells = {name: params["cells"] for name, params in phased.items()}
+    assert phased["whole"]["useful_cells"] < cells["phases_8"] < cells["phases_2"] < 1
+    assert arms["lstm-phases-equal"]["phases_8"]["cells"] == 1
 
 
 def test_without_a_package_that_it_needs_the_command_leaves_the_suite_out_and_says_so(

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from asrkit.losses import pack_joint, rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches
-from asrkit.models import FastConformer, FastConformerConfig
+from asrkit.models import FastConformer, FastConformerConfig, LSTMEncoder, LSTMEncoderConfig
 from asrkit.workbench.cost import (
     CARDS,
     VARIANTS,
@@ -15,6 +15,8 @@ from asrkit.workbench.cost import (
     joint_bytes,
     joint_flops,
     largest_batch,
+    lstm_encoder_flops,
+    lstm_encoder_parameters,
 )
 from asrkit.workbench.profiling import peak_memory
 
@@ -107,8 +109,9 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     assert largest_batch(16 << 30, "packed", padding=0.5, **shape) >= 2 * whole - 1
 
 
-def test_a_card_has_both_rates_or_neither_in_their_units():
-    rated = [card for card in CARDS if card.memory_GB_per_s or card.float32_TFLOP_per_s]
+def test_rates_of_a_card_are_in_their_units():
+    rated = [card for card in CARDS if card.memory_GB_per_s and card.float32_TFLOP_per_s]
+    assert all(card.float32_TFLOP_per_s for card in CARDS if card.memory_GB_per_s)
     assert len(rated) >= 4
     for card in rated:
         assert 1 < card.float32_TFLOP_per_s * 1e3 / card.memory_GB_per_s < 200  # operations a byte
@@ -151,6 +154,28 @@ def test_operations_and_weights_of_an_encoder_are_those_that_torch_counts(change
     assert encoder_parameters(bias=config.bias, **sizes) == sum(
         weight.numel() for weight in encoder.parameters()
     )
+
+
+@pytest.mark.parametrize("T", [1, 20, 24])
+@pytest.mark.parametrize("changed", [{}, {"before": 1, "after": 1}, {"stack_input": 1, "stack": 3}])
+def test_operations_and_weights_of_an_lstm_encoder_are_those_that_torch_counts(changed, T):
+    sizes = {"bins": 8, "width": 12, "before": 2, "after": 3, **changed}
+    # in float64, since the counter does not see a CPU's fused LSTM
+    encoder = LSTMEncoder(LSTMEncoderConfig(**sizes)).double()
+    features = torch.randn(2, T, 8, dtype=torch.float64)
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        encoder(features, torch.full((2,), T))
+    assert lstm_encoder_flops(B=2, T=T, **sizes) == counter.get_total_flops()
+    weights = sum(weight.numel() for weight in encoder.parameters())
+    assert lstm_encoder_parameters(**sizes) == weights
+
+
+@pytest.mark.parametrize("wrong", [{"T": 0}, {"before": 0}, {"stack": 0}])
+def test_sizes_of_no_lstm_encoder_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: expected"):
+        lstm_encoder_flops(
+            **{"B": 1, "T": 9, "bins": 80, "width": 64, "before": 2, "after": 3} | wrong
+        )
 
 
 @pytest.mark.parametrize("wrong", [{"B": 0}, {"T": 0}, {"subsampling": 3}, {"kernel": 0}])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from asrkit import files
 from asrkit.workbench import cost, records
 from asrkit.workbench.cost import Instance, Range, Speed, transcription_cost
+from asrkit.workbench.cost.table import cost_table
 from asrkit.workbench.machine import GPU_FIELDS
 
 PRICES, SPEEDS = cost.load_prices(), cost.published_speeds()
@@ -165,17 +166,17 @@ def test_the_ends_of_break_even_are_the_best_and_the_worst_case_for_it():
     a = transcription_cost(
         replace(machine(), usd_per_hour=Range(1, 2, 4)), speed(), hours=1000, **wide
     )
-    rival = replace(speed(), rtfx=Range(4, 5, 9))
-    b = transcription_cost(replace(machine(), usd_per_hour=Range(3, 5, 6)), rival, hours=1000)
+    faster = replace(speed(), rtfx=Range(4, 5, 9))
+    b = transcription_cost(replace(machine(), usd_per_hour=Range(3, 5, 6)), faster, hours=1000)
     even = cost.break_even_rtfx(a, b)
     at = [
         cost.break_even_rtfx(
             transcription_cost(
                 machine(usd), speed(), hours=1000, utilisation=used, startup_s=startup
             ),
-            transcription_cost(machine(rival), speed(rtfx), hours=1000),
+            transcription_cost(machine(other_usd), speed(rtfx), hours=1000),
         ).middle
-        for usd, used, startup, rival, rtfx in product(
+        for usd, used, startup, other_usd, rtfx in product(
             (1, 2, 4), (0.4, 0.6, 0.9), (10, 60, 300), (3, 5, 6), (4, 5, 9)
         )
     ]
@@ -473,7 +474,7 @@ def test_what_is_taken_for_an_input_that_is_not_stated_is_what_the_tables_hold()
         rows["RTFx of the GPU"]["taken"].startswith(str(BOARD.rtfx.middle))
         and rows["RTFx of the CPU"]["taken"] == "4.5"
     )
-    assert float(rows["speech, hours"]["stated"]) == cost.Terms().hours
+    assert float(rows["speech, hours"]["stated"].replace(",", "")) == cost.Terms().hours
     assert PRICES["c7a.48xlarge"].processor in rows["CPU of that instance"]["taken"] and str(BOARD.batch) in rows[
         "batch size on the GPU"]["taken"]  # fmt: skip
 
@@ -560,3 +561,12 @@ def test_the_swings_of_the_comparison_begin_with_the_widest_and_enclose_its_midd
     assert least < found.middle < most
     with pytest.raises(ValueError, match="idle: expected above 0"):
         cost.swings(pair, pair.core, then, now, idle=0)
+
+
+def test_a_table_of_costs_has_ranges_as_text_and_the_model_in_its_caption():
+    prices = cost.load_prices()
+    costs = cost.priced_pair(cost.published_pair(cost.published_speeds()), prices, hours=1e6)
+    html = cost_table(costs).to_html()
+    usd = costs[0].usd_per_million_hours
+    assert f"{usd.middle:,.0f}" in html and costs[0].speed.model in html
+    assert "USD for a million hours" in html and "usd_per" not in html

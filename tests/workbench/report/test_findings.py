@@ -35,7 +35,7 @@ def pair(declared, factor=2.0, **params):
     if declared.more_is_better:
         ends = (0.25, 0.25 * factor)
     return (
-        record(declared, declared.baseline, ends[0], T=80),
+        record(declared, declared.baselines[0], ends[0], T=80),
         record(declared, declared.ours, ends[1], **{"T": 80, **params}),
     )
 
@@ -46,14 +46,40 @@ def test_a_finding_says_what_its_records_say(declared):
     assert finding.notebook == declared.notebook
     assert "{" not in finding.sentence + finding.number
     assert sorted(bar.share for bar in finding.bars) == pytest.approx([1 / 3, 1])
-    assert [bar.label for bar in finding.bars] == [declared.baseline.label, declared.ours.label]
+    shown = [declared.baselines[0].label, declared.ours.label]
+    assert [bar.label for bar in finding.bars] == shown
 
 
 def test_numbers_of_a_finding_come_from_its_records():
     loss = DECLARED[0]
     (finding,) = findings_of([run(loss, *pair(loss, 21.4))])
     assert finding.number == "21×" and "21 times as fast" in finding.sentence
-    assert [bar.text for bar in finding.bars] == ["5.3\u00a0ms", "0.25\u00a0ms"]
+    assert [bar.text for bar in finding.bars] == ["5.35\u00a0ms", "0.25\u00a0ms"]
+
+
+@pytest.mark.parametrize(("values", "texts", "number"), [
+    ((3.96, 1.418), ["3.96", "1.42"], "2.8×"), ((120.6, 74.88), ["121", "74.9"], "1.6×"), ((2849.9, 1000.2), ["2,850", "1,000"], "2.9×"),
+])  # fmt: skip
+def test_a_factor_is_the_quotient_of_the_values_that_stand_beside_it(values, texts, number):
+    loss = DECLARED[0]
+    both = (record(loss, loss.baselines[0], values[0]), record(loss, loss.ours, values[1]))
+    (finding,) = findings_of([run(loss, *both)])
+    assert finding.number == number
+    assert [bar.text for bar in finding.bars] == [f"{text}\u00a0ms" for text in texts]
+
+
+@pytest.mark.parametrize(
+    "declared", [one for one in DECLARED if len(one.baselines) > 1], ids=lambda one: one.notebook
+)
+def test_ours_is_compared_with_the_best_baseline_and_every_baseline_is_shown(declared):
+    made = [record(declared, arm, value) for value, arm in enumerate(declared.baselines, 4)]
+    ours = record(declared, declared.ours, 2.0)
+    (finding,) = findings_of([run(declared, *made, ours)])
+    assert finding.number == "2×" and declared.baselines[0].label in finding.sentence
+    assert [bar.label for bar in finding.bars] == [
+        arm.label for arm in (*declared.baselines, declared.ours)
+    ]
+    assert findings_of([run(declared, *made, record(declared, declared.ours, 3.9))]) == []
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.notebook)

@@ -16,8 +16,9 @@ from asrkit import files
 from asrkit.workbench import ledger, records
 from asrkit.workbench.ledger import LEGEND
 from asrkit.workbench.report import NotebookRun
-from asrkit.workbench.report.columns import SIGNS, record_columns
+from asrkit.workbench.report.columns import record_columns
 from asrkit.workbench.report.frame import page_context
+from asrkit.workbench.report.marks import SIGNS
 from asrkit.workbench.report.notebook_page import render_page
 from asrkit.workbench.report.notebook_run import outcome
 from asrkit.workbench.report.plan import command_line
@@ -137,8 +138,10 @@ def test_every_claim_has_a_row_that_can_be_sorted_and_filtered(plain, table):
         assert claim.source["url"] in cells[0]["links"]
         assert (claim.appendix in cells[0]["text"]) or not claim.appendix
         assert [cell.get("data-label") for cell in cells[1:]] == [
-            "Published", "Measured here", "Verdict", "Notebook",
+            "Published", "Computed here" if claim.formula else "Measured here", "Verdict", "Notebook",
         ]  # fmt: skip
+        is_computed = cells[2]["text"].strip().endswith("computed")
+        assert is_computed == bool(claim.formula and claim.quoted is not None)
 
 
 def test_the_appendix_is_folded_and_in_no_count(plain):
@@ -185,16 +188,19 @@ def test_evidence_that_cannot_settle_a_claim_is_shown_with_what_differs(tmp_path
     assert cells[2]["text"].strip() == f"3× not comparable: {why}" and why in cells[3]["text"]
 
 
-def test_the_ledger_says_what_each_verdict_means_and_which_notebooks_are_to_come(tmp_path):
+def test_the_ledger_says_what_each_verdict_means_and_which_notebooks_are_to_come(tmp_path, plain):
     assert [*LEGEND] == [*ledger.LABELS]
     tag = "<!-- joint-memory-20s -->"
     text, pages = built(tmp_path, [new_markdown_cell(f"# Why?\n\n1.6 GB{tag}")])
     index = pages["ledger"]
-    legend = re.search(r'(?s)<details class="legend">.*?</details>', index)[0]
+    legend = re.search(r'(?s)<details class="legend" id="verdicts">.*?</details>', index)[0]
     assert re.findall(r"<dt><span[^>]*>([^<]*)", legend) == [*LEGEND] and all(
         words in legend for words in LEGEND.values()
     )
-    assert "A mark after a number" in text and all(sign in legend for sign in SIGNS.values())
+    for page in (text, index):  # a page that has marks says what they mean
+        line = re.search(r'(?s)<p class="marks soft">.*?</p>', page)[0]
+        assert all(sign in line for sign in SIGNS.values())
+    assert 'class="marks' not in plain["01_transducer"]
     series = {path.stem for path in (files.HERE.parent / "notebooks").glob("*.ipynb")}
     rows, grids = (
         Ledger(index).rows,

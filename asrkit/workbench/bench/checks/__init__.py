@@ -10,9 +10,12 @@ table runs on a CPU, with its implementations.
 
 from asrkit.workbench.bench.checks.check import Check
 from asrkit.workbench.bench.checks.decoders import decoder_checks, graph_checks
+from asrkit.workbench.bench.checks.jasper import jasper_checks
 from asrkit.workbench.bench.checks.losses import kernels, tiles
 from asrkit.workbench.bench.checks.models import encoder_checks, feature_checks, ladder_checks
+from asrkit.workbench.bench.checks.optimizers import optimizer_checks
 from asrkit.workbench.bench.checks.profiling import profiling_checks
+from asrkit.workbench.bench.checks.recurrent import recurrent_checks
 
 GROUPS = (  # the most valuable arms first
     graph_checks,
@@ -21,8 +24,11 @@ GROUPS = (  # the most valuable arms first
     kernels,
     tiles,
     feature_checks,
+    optimizer_checks,
     profiling_checks,
     encoder_checks,
+    jasper_checks,
+    recurrent_checks,
 )
 
 

@@ -96,8 +96,22 @@ PARTS = (
     Part(
         "training",
         1,
-        "a training step with the joint whole and lean: what `asrkit train` chooses between",
-        estimate_s=45,
+        "a training step with the joint whole and lean: what `asrkit train` chooses between; an "
+        "LSTM encoder in phases",
+        estimate_s=120,
+    ),
+    Part(
+        "optimizers",
+        0.5,
+        "LAMB beside torch's optimizers at 49 million parameters: no GPU has measured it",
+        estimate_s=30,
+    ),
+    Part(
+        "jasper",
+        1,
+        "Jasper 10x5 DR beside its published tables: five claims, three of them of inference",
+        options={"compiled": False},
+        estimate_s=80,
     ),
     _claims(
         "recognisers",

@@ -5,7 +5,7 @@ then every suite is measured, within the minutes given. Its folder is called a s
 
 It works in an unpacked copy of this repository with torch, torchaudio, numpy, numba-cuda and triton
 beside it, and nothing installed. NeMo's decoders join where build/peers was taken along (see
-asrkit.workbench.bench.rivals.peer_decoders).
+asrkit.workbench.bench.peers.peer_decoders).
 
 Checks come first: what fails one is not measured. What there was no time to check is measured,
 because each case of a suite compares its arms before it times them. Then come the parts of

@@ -16,7 +16,7 @@ from asrkit.workbench import bench, machine, records
 from asrkit.workbench.bench import checks, guards
 from asrkit.workbench.bench.checks.check import Check
 from asrkit.workbench.bench.guards import Blame, DeviceLost
-from asrkit.workbench.bench.rivals.peers import installed
+from asrkit.workbench.bench.peers.processes import installed
 from asrkit.workbench.bench.share.journal import Journal
 from asrkit.workbench.bench.share.processes import LOST, NO_PACKAGE, STOPPED, Tell
 
@@ -97,11 +97,11 @@ def measure(suite_run: SuiteRun, tell: Tell) -> tuple[str, str]:
         tell: takes the case and arm that work is at.
     """
     out = suite_run.out / "bench.jsonl"
-    rivals: Any = contextlib.nullcontext()
+    processes: Any = contextlib.nullcontext()
     if suite_run.device.startswith("cuda") and installed():
-        rivals = bench.Peers()
+        processes = bench.Peers()
     try:
-        with rivals as peers:
+        with processes as peers:
             bench.run(
                 suite_run.suite,
                 device=suite_run.device,

@@ -8,8 +8,10 @@ from asrkit.workbench.bench.suites import (
     claims,
     decoders,
     encoder,
+    jasper,
     ladder,
     losses,
+    optimizers,
     precision,
     training,
 )
@@ -22,8 +24,10 @@ SUITES = {
         decoders.FEATURES,
         precision.SUITE,
         encoder.SUITE,
+        jasper.SUITE,
         batching.SUITE,
         training.SUITE,
+        optimizers.SUITE,
         claims.SUITE,
         ladder.SUITE,
     ]

@@ -21,10 +21,11 @@ import numpy as np
 
 from asrkit.shapes import expect
 from asrkit.workbench.bench.cases import Case, Suite
-from asrkit.workbench.bench.rivals import samplers
-from asrkit.workbench.bench.rivals.samplers import Epoch
+from asrkit.workbench.bench.peers import samplers
+from asrkit.workbench.bench.peers.samplers import Epoch
 from asrkit.workbench.records import Measurement
 from asrkit.workbench.tables import aligned
+from asrkit.workbench.typography import space_percents
 
 if TYPE_CHECKING:
     from asrkit.data import Buckets, Lengths, Limit
@@ -481,7 +482,7 @@ def _rows_text(arms: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _cell(form: str, arm: Mapping[str, Any]) -> str:
     try:
-        return form.format_map(arm)
+        return space_percents(form.format_map(arm))
     except KeyError:  # not every sampler is timed
         return ""
 

@@ -270,7 +270,7 @@ def _recognisers(
     kind = kind_of_durations(config.durations)
     case = f"{kind}-recogniser"
     tried = {
-        name: partial(batch.recognise, Recognizer(variants, PipelineConfig(**way)))
+        name: partial(batch.recognise, Recognizer(variants, PipelineConfig(encoder="eager", **way)))
         for name, way in options.items()
         if not barred(without, name, case, "bfloat16")
     }
@@ -322,7 +322,7 @@ def _ctc_arm(model: TransducerModel, batch: _PlantedBatch) -> Callable[[], Hypot
         ctc = CTCModel(CTCConfig(vocab_size=model.blank, encoder=model.config.encoder)).eval()
     ctc.encoder = model.encoder
     ctc.output = torch.nn.Linear(model.encoder.width, model.blank + 1).to(device, torch.bfloat16)
-    recognizer = Recognizer(ctc)
+    recognizer = Recognizer(ctc, PipelineConfig(encoder="eager"))
     scores = ctc_log_probs(batch.plan).to(device)
 
     @torch.inference_mode()

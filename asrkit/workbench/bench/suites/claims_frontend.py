@@ -62,11 +62,12 @@ TOY = StudySizes(
     product_repeats=5,
 )
 BLANK_SHARE = 0.72  # of frames, as in speech
+way = partial(PipelineConfig, encoder="eager")  # frontend and decoder are what is compared
 WAYS = {  # normalisation and CTC decoding, each utterance by utterance or batched
-    "both_sequential": PipelineConfig(normalization="one_by_one", strategy="one_by_one"),
-    "sequential_ctc": PipelineConfig(normalization="batched", strategy="one_by_one"),
-    "sequential_norm": PipelineConfig(normalization="one_by_one", strategy="batched"),
-    "both_batched": PipelineConfig(normalization="batched", strategy="batched"),
+    "both_sequential": way(normalization="one_by_one", strategy="one_by_one"),
+    "sequential_ctc": way(normalization="batched", strategy="one_by_one"),
+    "sequential_norm": way(normalization="one_by_one", strategy="batched"),
+    "both_batched": way(normalization="batched", strategy="batched"),
 }
 mel = partial(log_mel, config=FeatureConfig(normalization="none"))
 Make = Callable[[str, bool, Pattern[str]], Iterable[Measurement]]
@@ -166,7 +167,7 @@ def log_probs_of(model: CTCModel, waveforms: Tensor, lengths: Tensor) -> tuple[T
         waveforms: (B, S).
         lengths: (B,) samples.
     """
-    recognizer = Recognizer(model)
+    recognizer = Recognizer(model, way())
     encoded, ends = recognizer.encode(*recognizer.features(waveforms, lengths))
     return log_probs(model.output(encoded)), ends
 

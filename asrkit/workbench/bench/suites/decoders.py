@@ -1,9 +1,12 @@
-"""Suites of greedy decoding, and of features.
+"""Suites of decoding, and of features.
 
 Decoding is timed on planted transducers (asrkit.workbench.bench.planted): V = 1025 tokens, a joint
 of D = 640, an LSTM of one layer, and utterances of 5, 15 and 30 seconds at 12.5 frames a second
 that say 3.5 labels a second. Least work, in every row: a joint for each node of the path, a
-predictor step for each label.
+predictor step for each label; of CTC, to read the scores once.
+
+The beam of CTC has no peer here: torchaudio's `ctc_decoder` needs flashlight-text, which torchaudio
+does not bring.
 """
 
 import sys
@@ -18,13 +21,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential, transducer_greedy
+from asrkit.decoders import (
+    Hypotheses,
+    ctc_beam,
+    ctc_beam_reference,
+    ctc_greedy,
+    ctc_greedy_sequential,
+    transducer_greedy,
+)
 from asrkit.features import normalize, normalize_sequential
 from asrkit.models import TransducerModel
 from asrkit.workbench.bench import guards
 from asrkit.workbench.bench.cases import NOTHING, Arms, Case, PeerArms, Suite, rows
+from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, write
 from asrkit.workbench.bench.planted import DURATIONS, Planted, ctc_log_probs, kind, planted
-from asrkit.workbench.bench.rivals.peer_decoders import GRAPHS, write
 from asrkit.workbench.profiling import launch_profile
 from asrkit.workbench.profiling.ops import dtype_name
 
@@ -36,6 +46,7 @@ HALF_SIZES = ((1, 187), (32, 187))
 WINDOW_SIZES = ((1, 187), (8, 187), (32, 187))
 QUICK_SIZES = ((4, 40),)
 QUICK_MODEL: dict[str, Any] = {"V": 33, "width": 240}
+BEAM: dict[str, Any] = {"width": 8, "top_tokens": 32}  # options of ctc_beam
 Options = dict[str, Any]  # of transducer_greedy
 
 
@@ -43,6 +54,7 @@ class Plans(NamedTuple):
     """Sizes of the planted batches: utterances, and frames of the longest."""
 
     ctc: Sequence[tuple[int, int]]
+    beams: Sequence[tuple[int, int]]  # of CTC
     smallest: tuple[int, int]  # with the slow loops
     loops: Sequence[tuple[int, int]]
     half: Sequence[tuple[int, int]]  # in bfloat16
@@ -52,6 +64,7 @@ class Plans(NamedTuple):
 
 FULL = Plans(
     ctc=((1, 375), (8, 375), (32, 375), (128, 375)),
+    beams=((1, 187), (8, 62), (32, 187)),
     smallest=(8, 62),
     loops=SIZES,
     half=HALF_SIZES,
@@ -60,6 +73,7 @@ FULL = Plans(
 )
 QUICK = Plans(
     ctc=((8, 40),),
+    beams=((2, 30),),
     smallest=(2, 30),
     loops=QUICK_SIZES,
     half=(),
@@ -69,8 +83,8 @@ QUICK = Plans(
 
 
 def suite(device: str, quick: bool, *, without: Pattern[str] = NOTHING) -> Iterator[Case]:
-    """Greedy CTC over batch sizes; then RNN-T and TDT: every loop over batch sizes and lengths, in
-    half precision, and windows.
+    """CTC, greedy and by a beam, over batch sizes; then RNN-T and TDT: every loop over batch sizes
+    and lengths, in half precision, and windows.
 
     Args:
         device: "cpu" or "cuda".
@@ -82,6 +96,8 @@ def suite(device: str, quick: bool, *, without: Pattern[str] = NOTHING) -> Itera
         sizes = QUICK
     for B, T in sizes.ctc:
         yield ctc(planted(B, T, **sizes.model), device)
+    for B, T in sizes.beams:
+        yield beam(planted(B, T, **sizes.model), device)
     for durations in DURATIONS:
         make: Callable[..., Planted] = partial(planted, durations=durations, **sizes.model)
         versus = partial(versus_nemo, device=device, without=without)
@@ -117,6 +133,28 @@ def ctc(plan: Planted, device: str) -> Case:
         arm_params={name: counts(arms[name], device) for name in ("sequential", "batched")},
         ratios=[("sequential", name) for name in batched],
         tolerance=1e-4,
+    )
+
+
+def beam(plan: Planted, device: str) -> Case:
+    """Prefix beam search of CTC without a language model: in plain loops, and batched."""
+    given = (ctc_log_probs(plan).to(device), plan.lengths.to(device))
+    arms: dict[str, Callable[[], Hypotheses]] = {
+        "reference": partial(ctc_beam_reference, *given, **BEAM),
+        "batched": partial(ctc_beam, *given, **BEAM),
+    }
+    return Case(
+        what="ctc-beam",
+        arms=arms,
+        params={
+            "shape": [*given[0].shape],
+            "labels": sum(map(len, plan.labels)),
+            "floor_B": given[0].nbytes,
+            **BEAM,
+        },
+        arm_params={"batched": counts(arms["batched"], device)},
+        ratios=[("reference", "batched")],
+        tolerance=1e-3,  # the reference adds in float64
     )
 
 

@@ -1,7 +1,7 @@
 """The suite of encoders: FastConformers of published sizes by arithmetic, eager, compiled, packed,
 optimized, as a CUDA graph, without cuDNN's attention; and a whole recogniser on one core.
 
-Weights are random and seeded: they change neither the work nor its time, and every rival gets the
+Weights are random and seeded: they change neither the work nor its time, and every peer gets the
 same. Utterances last ten seconds, the shortest of a batch half as long; RTFx counts speech,
 operations count padding too. Least work is the products' operations, and all weights read once;
 `least_ms` is what that takes at the ceilings of the machine, measured in the same run. Each case is
@@ -35,13 +35,13 @@ from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
 from asrkit.workbench.bench.ceilings import ceilings
+from asrkit.workbench.bench.peers.peer_encoders import write
 from asrkit.workbench.bench.planted import planted
-from asrkit.workbench.bench.rivals.peer_encoders import write
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
 
 SECONDS = 10
 RATE_HZ = 16_000
-RIVALS_MOST = 700_000_000  # parameters: every rival's process holds them too
+PEERS_MOST = 700_000_000  # parameters: every peer's process holds them too
 TOLERANCE = {  # distance from eager float32 over its norm
     "float32": 1e-4,
     "tf32": 0.02,
@@ -165,7 +165,7 @@ def _ways(name: str, cuda: bool, compiled: bool) -> dict[str, Way]:
 def random_encoder(config: FastConformerConfig, device: str) -> FastConformer:
     """An encoder with seeded random weights, in eval mode.
 
-    The biases of attention are not zero as at birth, so a rival that lacks them is found out.
+    The biases of attention are not zero as at birth, so a peer that lacks them is found out.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -318,7 +318,7 @@ def versus_peers(made: Case, encoder: FastConformer, inputs: Inputs) -> Iterator
         inputs: features and lengths.
     """
     weights = sum(weight.numel() for weight in encoder.parameters())
-    if inputs[0].is_cuda or weights > RIVALS_MOST:
+    if inputs[0].is_cuda or weights > PEERS_MOST:
         yield replace(made, peers=None)
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -358,7 +358,7 @@ def one_core(quick: bool) -> Case:
             encoded, ends = recognizer.encode(*recognizer.features(wave, length))
             return encoded, recognizer.decode(plan.encoded.to(encoded.dtype), ends).labels
 
-    float32 = PipelineConfig(precision="float32", graphs="off")
+    float32 = PipelineConfig(precision="float32", encoder="eager", graphs="off")
     bfloat16 = replace(float32, precision="bfloat16")
     configs = {
         "float32": float32,

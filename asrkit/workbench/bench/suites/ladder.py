@@ -40,6 +40,7 @@ from asrkit.workbench.cost import encoder_flops, encoder_parameters
 BASELINE = PipelineConfig(
     normalization="one_by_one",
     precision="float32",
+    encoder="eager",
     strategy="one_by_one",
     graphs="off",
     turn="plain",

@@ -24,7 +24,7 @@ from asrkit.losses import rnnt_loss, rnnt_loss_packed, tdt_loss
 from asrkit.losses.availability import expect_runs
 from asrkit.shapes import valid_mask
 from asrkit.workbench.bench.cases import NOTHING, Case, PeerArms, Suite, no_measurements
-from asrkit.workbench.bench.rivals.peer_worker import inputs
+from asrkit.workbench.bench.peers.peer_worker import inputs
 from asrkit.workbench.bench.row_kernels import counts
 from asrkit.workbench.bench.suites.joint_arms import (
     OFFSETS,

@@ -19,12 +19,11 @@ from asrkit.features import FeatureConfig, log_mel, normalize
 from asrkit.files import home
 from asrkit.models import (
     Checkpoint,
-    CTCModel,
-    TransducerModel,
     load_checkpoint,
     make_model,
     presets,
 )
+from asrkit.models.assembly import Model
 from asrkit.models.transducer import log_probs
 from asrkit.runtime import op_name
 from asrkit.shapes import expect, valid_mask
@@ -43,7 +42,6 @@ MODES = {
 PRESETS_MEASURED = ("tdt_ctc_110m", "parakeet_ctc_0_6b")  # of two sizes and heads; quick: the first
 ROUNDED = ("features", "log-mel", "waveform")
 PAIRS = [("float32", mode) for mode in MODES if mode != "float32"] + [("autocast", "bfloat16")]
-Model = TransducerModel | CTCModel
 
 
 class ModelOutput(NamedTuple):
@@ -343,7 +341,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
     """Yield the trained model of notebook 00, where there is one, and published sizes with random
     weights.
     """
-    path = home() / "demo" / "model.safetensors"
+    path = home(make=False) / "demo" / "model.safetensors"
     if path.exists():
         checkpoint = load_checkpoint(path, device=device)
         most = None

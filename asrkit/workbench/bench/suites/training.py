@@ -1,8 +1,8 @@
 """The suite of training steps: the joint whole, with logits made float32 or left as they are, and
-the lean loss.
+the lean loss; then an LSTM encoder in phases (`phases`).
 
-All arms start from one model and take one step on one batch: forward, backward, clipping, AdamW.
-The learning rate is 0, so that every call computes the same loss and its gradient.
+All arms of a training step start from one model and take one step on one batch: forward, backward,
+clipping, AdamW. The learning rate is 0, so that every call computes the same loss and its gradient.
 """
 
 import copy
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from asrkit.models import TransducerConfig, TransducerModel
 from asrkit.workbench.bench.cases import Case, Suite
+from asrkit.workbench.bench.suites import phases, queueing
 from asrkit.workbench.profiling.ops import dtype_name
 
 if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
@@ -39,6 +40,8 @@ class Float32Linear(nn.Linear):
 def suite(device: str, quick: bool) -> Iterator[Case]:
     """A case for each size and dtype: float32, and bfloat16 where the hardware computes in it.
 
+    Then those of an LSTM encoder, graphs, reads of the host, and evaluation beside training.
+
     Args:
         device: "cpu" or "cuda".
         quick: One small size only.
@@ -55,6 +58,8 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
     for size in QUICK if quick else SIZES:
         for dtype in dtypes:
             yield training_case(size, dtype, device)
+    yield from phases.cases(device, quick)
+    yield from queueing.cases(device, quick)
 
 
 def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Case:

@@ -137,7 +137,7 @@
     if (!target) return;
     if (target.hidden) clear();
     const folded = target.closest("details") ?? target.parentElement.querySelector(":scope > h2 + details");
-    if (folded && target.matches("#records, #appendix, details *")) folded.open = true;
+    if (folded && target.matches("#records, #appendix, #verdicts, details *")) folded.open = true;
     target.scrollIntoView();
   }
   addEventListener("hashchange", reveal);
@@ -152,7 +152,9 @@
       box.tabIndex = 0;
       if (box.tagName === "math") return; // it reads itself
       box.setAttribute("role", "group");
-      const kind = box.tagName === "PRE" ? "text" : "table";
+      let kind = "table";
+      if (box.tagName === "PRE") kind = "text";
+      if (box.matches(".picture")) kind = "picture";
       box.setAttribute("aria-label", `Scrolls: ${box.querySelector("caption")?.textContent ?? kind}`);
     } else {
       ["tabindex", "role", "aria-label"].forEach((name) => box.removeAttribute(name));
@@ -180,7 +182,7 @@
 
   // A slider over pictures that were drawn when the notebook ran.
   all(".frames").forEach((box, number) => {
-    const frames = all(":scope > .frame", box);
+    const frames = all(".frame", box);
     const [label, range, said] = ["label", "input", "output"].map((tag) => document.createElement(tag));
     range.id = `frames-${number}`;
     Object.assign(range, { type: "range", min: 0, max: frames.length - 1, step: 1 });

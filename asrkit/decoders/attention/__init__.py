@@ -1,0 +1,118 @@
+"""Decoding by attention: `aed_greedy` and `aed_beam`, for models that remember and follow."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders.attention.beam import aed_beam
+from asrkit.decoders.attention.beam_reference import aed_beam_reference
+from asrkit.decoders.attention.graphs import Call, decode
+from asrkit.decoders.attention.reference import aed_greedy_reference
+from asrkit.decoders.attention.steps import (
+    CROSS,
+    PAST,
+    Attention,
+    AttentionOptions,
+    Prompt,
+    check_model,
+    draft_of,
+    expect_choice,
+    limits_of,
+    prompt_of,
+    with_confidence,
+)
+from asrkit.decoders.hypotheses import Hypotheses, check_batch
+from asrkit.decoders.transducer.graphs import GRAPH_MODES
+from asrkit.decoders.transducer.steps import CONFIDENCE, Confidence
+from asrkit.runtime import eager
+from asrkit.shapes import expect
+
+__all__ = ["Attention", "aed_beam", "aed_beam_reference", "aed_greedy", "aed_greedy_reference"]
+
+
+@eager
+def aed_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
+    model: Attention,
+    encoded: Tensor,
+    lengths: Tensor,
+    *,
+    prompt: Prompt | None = None,
+    cross: Literal["kept", "absorbed", "recomputed"] = "kept",
+    past: Literal["kept", "states", "none"] = "kept",
+    draft: Hypotheses | None = None,
+    most: int | None = None,
+    graphs: Literal["auto", "off", "step", "full"] = "auto",
+    confidence: Confidence = "none",
+    align: bool = False,
+) -> Hypotheses:
+    """Greedy `Hypotheses` of a batch of encoded utterances, the same labels in every way.
+
+    The best token is taken until it is eos. All utterances take one step at a time, and those that
+    have ended wait for the last one.
+
+    Args:
+        model: Used in the mode it is in: call model.eval() first.
+        encoded: (B, T, D) frames, of `model.encode`.
+        lengths: (B,) valid frames, int32 or int64; an utterance of 0 frames has no labels.
+        prompt: Tokens before the text, (P,) for all or (B, P); None is `model.bos` alone. The texts
+            of a batch need prompts of one length.
+        cross: What is kept of the frames: "kept", their keys and values in every layer, "absorbed",
+            the frames alone (exact as well, see `asrkit.models.attention_memory`); "recomputed"
+            projects the frames in every layer of every step, as NeMo 3.0 does.
+        past: What is kept of the text so far: "kept", keys and values; "states", what each layer
+            was given, projected again in every step (NeMo 3.0); "none", all is computed again.
+        draft: A guess at the texts, for instance `ctc_greedy`'s of a CTC head. One call of `follow`
+            checks all its tokens, and the longest right beginning is kept, so the result is that
+            without a draft but for rounding; a right draft takes one call in all.
+        most: Most labels of an utterance; None is 50 more than it has frames. Texts that are still
+            without eos there are returned as they are, and `ended` is False for them.
+        graphs: Whether the turns run as CUDA graphs: "off", "step" (the host replays a few turns at
+            a time), "full" (one graph that loops on the device), or "auto".
+        confidence: Confidence of each label: "max_prob", its probability; "entropy",
+            1 - entropy / ln V. Both are 1 where the model is sure.
+        align: Whether labels get the frame that the last layer's heads look at most, in the mean,
+            when they choose it; it takes one more pass over the texts. Else frames are -1.
+
+    Returns:
+        Hypotheses with scores in nats, eos included. NaN among the logits ends an utterance, with
+        score NaN; `ended` is False, and `impl` says so. Durations are 0.
+
+    Raises:
+        ValueError: An argument does not fit, or the model does not follow the protocol.
+
+    >>> frames, ends, ctc = model.encode(features, lengths)  # doctest: +SKIP
+    >>> aed_greedy(model, frames, ends, draft=ctc_greedy(ctc, ends)).tokens()  # doctest: +SKIP
+    """
+    longest = check_batch(encoded, lengths, "B T D", "encoded")
+    check_model(model)
+    expect_choice("cross", cross, CROSS)
+    expect_choice("past", past, PAST)
+    expect_choice("confidence", confidence, CONFIDENCE)
+    expect_choice("graphs", graphs, GRAPH_MODES)
+    recordable = encoded.is_cuda or graphs in ("auto", "off")
+    possible = f"'auto' or 'off' on {encoded.device}"
+    expect(recordable, "graphs", possible, repr(graphs), "CUDA graphs need a CUDA device.")
+    can_align = not align or hasattr(model, "looks")
+    expect(can_align, "align", "a model with `looks`", type(model).__name__)
+    lengths = lengths.long()
+    prompts = prompt_of(model, prompt, encoded)
+    limits = limits_of(model, lengths, prompts.shape[1], most)
+    options = AttentionOptions(
+        cross=cross, past=past, graphs=graphs, confidence=confidence, align=align
+    )
+    with torch.inference_mode():
+        guess = draft_of(model, draft, limits)
+        if longest == 0:
+            return _nothing(limits, options)
+        call = Call(model, encoded[:, :longest], lengths, prompts, limits, guess, options)
+        return decode(call)
+
+
+def _nothing(limits: Tensor, options: AttentionOptions) -> Hypotheses:
+    """The texts of utterances without frames."""
+    empty = [()] * len(limits)
+    scores = [torch.zeros((), device=limits.device)] * len(limits)
+    ended = torch.ones_like(limits, dtype=torch.bool)
+    found = Hypotheses.from_lists(empty, scores, "attention, no frames", ended=ended)
+    return with_confidence(found, options.confidence)

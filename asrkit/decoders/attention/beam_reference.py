@@ -1,0 +1,132 @@
+"""The search of `aed_beam` in plain loops, one utterance at a time, no memory."""
+
+from dataclasses import dataclass, replace
+from math import inf, isnan
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders.attention.beam import check_beam
+from asrkit.decoders.attention.loop import unended
+from asrkit.decoders.attention.steps import Attention, Prompt, check_model, limits_of, prompt_of
+from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
+from asrkit.runtime import eager
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A hypothesis: its labels, and how it stands."""
+
+    labels: tuple[int, ...] = ()
+    score: float = 0.0  # log-probability in nats
+    going: bool = True
+    ended: bool = False  # by eos
+
+    def rank(self, length_penalty: float) -> float:
+        """What hypotheses are compared by."""
+        tokens = len(self.labels) + self.ended
+        return self.score / ((5 + tokens) / 6) ** length_penalty
+
+
+@eager
+def aed_beam_reference(
+    model: Attention,
+    encoded: Tensor,
+    lengths: Tensor,
+    *,
+    prompt: Prompt | None = None,
+    width: int = 4,
+    nbest: int = 1,
+    length_penalty: float = 1.0,
+    most: int | None = None,
+) -> Hypotheses:
+    """What `aed_beam` computes; slow and readable.
+
+    Args:
+        model: As in `aed_beam`, like everything that follows.
+        encoded: (B, T, D) frames.
+        lengths: (B,) valid frames.
+        prompt: Tokens before the text.
+        width: Hypotheses of an utterance.
+        nbest: Hypotheses per utterance in the result.
+        length_penalty: Exponent of the length.
+        most: Most labels.
+    """
+    check_batch(encoded, lengths, "B T D", "encoded")
+    check_model(model)
+    check_beam(width, nbest, length_penalty)
+    lengths = lengths.long()
+    prompts = prompt_of(model, prompt, encoded)
+    limits = limits_of(model, lengths, prompts.shape[1], most)
+    found = []
+    with torch.inference_mode():
+        for b, length in enumerate(lengths.tolist()):
+            if length == 0:
+                found.append([Text(going=False, ended=True)])
+                continue
+            frames = encoded[b : b + 1, :length]
+            memory = model.remember(frames, lengths[b : b + 1], cross="recomputed")
+            search = PlainSearch(model, memory, prompts[b], int(limits[b]), width, length_penalty)
+            found.append(search.run())
+    missing = Text(score=-inf, going=False)
+    ranks = []
+    for n in range(nbest):
+        texts = [ranked[n] if n < len(ranked) else missing for ranked in found]
+        rows = [[(label, PADDING, 0) for label in text.labels] for text in texts]
+        scores = encoded.new_tensor([text.score for text in texts], dtype=torch.float32)
+        ended = torch.tensor([text.ended for text in texts], device=encoded.device)
+        impl = "attention, beam, reference" + unended(ended, scores)
+        ranks.append(Hypotheses.from_lists(rows, list(scores), impl, ended=ended))
+    return replace(ranks[0], alternatives=tuple(ranks[1:]))
+
+
+@dataclass(frozen=True)
+class PlainSearch:
+    """The search of one utterance."""
+
+    model: Any
+    memory: Any
+    prompt: Tensor  # (P,)
+    limit: int
+    width: int
+    length_penalty: float
+
+    def run(self) -> list[Text]:
+        """The hypotheses once all have ended, best first."""
+        texts = [Text()]
+        while any(text.going for text in texts):
+            candidates = []
+            for text in texts:
+                candidates += self.extensions(text) if text.going else [(text, text)]
+            best = sorted(candidates, key=lambda pair: -pair[0].rank(self.length_penalty))
+            texts = [after for _, after in best[: self.width]]
+        return sorted(texts, key=lambda text: -text.rank(self.length_penalty))
+
+    def extensions(self, text: Text) -> list[tuple[Text, Text]]:
+        """(what is ranked, what becomes of it) for each next token of a text."""
+        scores = self.log_probs(text)
+        eos = self.model.eos
+        longer = []
+        pairs = []
+        for token, score in enumerate(scores):
+            total = text.score + score
+            if isnan(score) or total == -inf:
+                continue
+            if token == eos:
+                end = replace(text, score=total, going=False, ended=True)
+                pairs.append((end, end))
+            else:
+                longer.append(replace(text, labels=(*text.labels, token), score=total))
+        if len(text.labels) < self.limit:
+            return pairs + [(each, each) for each in longer]
+        likeliest = sorted(longer, key=lambda each: -each.score)[:1]
+        return pairs + [(each, replace(text, going=False)) for each in likeliest]
+
+    def log_probs(self, text: Text) -> list[float]:
+        """Log-probabilities of every next token, in nats."""
+        labels = self.prompt.new_tensor(text.labels)
+        tokens = torch.cat([self.prompt, labels])[None]
+        state = self.model.begin(self.memory, tokens.shape[1], past="none")
+        logits, _ = self.model.follow(tokens, state, self.memory, reach=None)
+        return logits[0, -1].log_softmax(-1, dtype=torch.float64).tolist()

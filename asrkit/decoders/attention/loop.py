@@ -1,0 +1,235 @@
+"""`AttentionLoop`: greedy decoding by attention, a token of every utterance in each turn."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders.attention.steps import (
+    AttentionOptions,
+    BestTokens,
+    Draft,
+    aligned,
+    best_tokens,
+)
+from asrkit.decoders.hypotheses import PADDING, Hypotheses
+from asrkit.decoders.repeated_turns import RepeatedTurns
+from asrkit.decoders.states import map_state
+
+
+class Batch(NamedTuple):
+    """What is decoded, batch first."""
+
+    memory: Any  # of the model
+    prompt: Tensor  # (B, P) int64
+    limits: Tensor  # (B,) int64, most labels
+    lengths: Tensor  # (B,) int64, frames; an utterance without any has no labels
+
+
+class AttentionLoop(RepeatedTurns):
+    """Greedy decoding on buffers that stay where they are; `turn` sends nothing to the host.
+
+    Rows that have ended go on computing; nothing of theirs changes any more.
+
+    Attributes:
+        options: Uses `confidence` and `past`.
+        batch: The batch; what is recorded keeps it, but for the prompt, and `load` overwrites it.
+        past: The model's state.
+        last: (B,) the token to go on from.
+        counts: (B,) labels so far.
+        scores: (B,) their log-probabilities in nats, and that of eos.
+        going: (B,) bool, rows that have not ended.
+        ended: (B,) bool, rows that came to eos, or have no frames.
+        labels: (B, columns) so far.
+        confidence: (B, columns) of these labels, or None.
+    """
+
+    def __init__(self, model: Any, batch: Batch, room: int, options: AttentionOptions) -> None:
+        """Begin a batch.
+
+        Args:
+            model: An `Attention`.
+            batch: The batch.
+            room: Tokens that there is room for; prompt and most labels at least.
+            options: Those of the call.
+        """
+        device = batch.limits.device
+        super().__init__(device)
+        B = len(batch.limits)
+        self.options = options
+        self.batch = batch
+        self.eos = model.eos
+        self.past = model.begin(batch.memory, room, past=options.past)
+        self.last = batch.prompt[:, -1].clone()
+        self.counts = torch.zeros(B, dtype=torch.int64, device=device)
+        self.scores = torch.zeros(B, dtype=torch.float32, device=device)
+        self.going = batch.lengths > 0
+        self.ended = ~self.going
+        self.labels = torch.zeros(B, room + 1, dtype=torch.int64, device=device)
+        self.confidence: Tensor | None = None
+        if options.confidence != "none":
+            self.confidence = torch.zeros(B, room + 1, dtype=torch.float32, device=device)
+
+    def load(self, batch: Batch) -> None:
+        """Take another batch of the same sizes; what the last one left is void.
+
+        Args:
+            batch: Of as many utterances, and frames remembered in the same way.
+        """
+        map_state(
+            lambda own, new: own.copy_(new),
+            (self.batch.memory, self.batch.limits, self.batch.lengths),
+            (batch.memory, batch.limits, batch.lengths),
+        )
+        self.batch = self.batch._replace(prompt=batch.prompt)
+        # zeros, since what a NaN has left would be mixed with weights of 0
+        map_state(Tensor.zero_, (self.past, self.counts, self.scores))
+        self.last.copy_(batch.prompt[:, -1])
+        self.going.copy_(batch.lengths > 0)
+        self.ended.copy_(batch.lengths == 0)
+
+    def start(self, model: Any, draft: Draft) -> None:
+        """The first turn: prompt and draft in one call, and as much of the draft as is right.
+
+        A draft's token is right if it is the best one after all before it, so what remains is what
+        decoding token by token finds. The best token after that is emitted as well.
+
+        Args:
+            model: An `Attention`.
+            draft: N = 0 for none.
+        """
+        prompt = self.batch.prompt
+        P = prompt.shape[1]
+        N = draft.tokens.shape[1]
+        tokens = torch.cat([prompt, draft.tokens], 1)
+        logits, after = model.follow(tokens, self.past, self.batch.memory, reach=P + N)
+        best = best_tokens(logits[:, P - 1 :], self.options.confidence)  # (B, N + 1)
+        columns = torch.arange(N, device=prompt.device)
+        guessed = columns < draft.lengths[:, None]
+        right = guessed & (best.token[:, :N] == draft.tokens) & ~best.score[:, :N].isnan()
+        kept = right.long().cumprod(1).sum(1) * self.going  # (B,)
+        self.labels[:, :N].copy_(draft.tokens)
+        if self.confidence is not None and best.confidence is not None:
+            self.confidence[:, :N].copy_(best.confidence[:, :N])
+        self.counts.copy_(kept)
+        within = columns < kept[:, None]
+        self.scores.copy_(best.score[:, :N].where(within, 0.0).sum(1))
+        after = after._replace(place=after.place - N + kept)
+        self._keep(after)
+        self._emit(map_state(lambda part: part.gather(1, kept[:, None])[:, 0], best))
+
+    def turn(self, model: Any, reach: int | None = None) -> None:
+        """One more token of each row that goes on.
+
+        Args:
+            model: An `Attention`.
+            reach: Tokens of the longest row once this one is in; None looks at the whole room.
+        """
+        tokens = self.last[:, None]
+        logits, after = model.follow(tokens, self.past, self.batch.memory, reach=reach)
+        best = best_tokens(logits[:, 0], self.options.confidence)
+        place = torch.where(self.going, after.place, self.past.place)
+        self._keep(after._replace(place=place))
+        self._emit(best)
+
+    def _keep(self, after: Any) -> None:
+        """Bring the model's new state into the buffers of the old one."""
+
+        def keep(buffer: Tensor, new: Tensor) -> Tensor:
+            return buffer if new is buffer else buffer.copy_(new)
+
+        map_state(keep, self.past, after)
+
+    def _emit(self, best: BestTokens) -> None:
+        """Take the best token (B,) of each row that goes on, or end the row.
+
+        Other rows write too, behind their labels.
+        """
+        broken = best.score.isnan()
+        stops = best.token == self.eos
+        emits = self.going & ~broken & ~stops & (self.counts < self.batch.limits)
+        ends = self.going & ~broken & stops
+        counts = emits | ends | (self.going & broken)
+        self.scores.add_(best.score.where(counts, 0.0))
+        column = self.counts[:, None]
+        self.labels.scatter_(1, column, best.token[:, None])
+        if self.confidence is not None and best.confidence is not None:
+            self.confidence.scatter_(1, column, best.confidence[:, None])
+        self.last.copy_(best.token.where(emits, self.last))
+        self.counts += emits
+        self.ended |= ends
+        self.going &= emits
+        torch.any(self.going, out=self.active)
+
+    def run(self, model: Any) -> None:
+        """Turn until every row has ended."""
+        room = self.labels.shape[1] - 1
+        if not self.active.is_cuda:
+            while bool(self.active):
+                self.turn(model, min(room, int(self.past.place.max()) + 1))
+            return
+        reach = int(self.past.place.max())
+
+        def turn() -> None:
+            nonlocal reach
+            reach = min(room, reach + 1)
+            self.turn(model, reach)
+
+        self.repeat(turn)
+
+    @torch.inference_mode(False)
+    def hypotheses(self, model: Any, impl: str, B: int) -> Hypotheses:
+        """The result, in tensors of its own.
+
+        Args:
+            model: An `Attention`, with `looks` if the options say to align.
+            impl: How it was computed; rows that did not end by themselves are added.
+            B: Utterances; rows behind them are dropped.
+        """
+        counts = self.counts[:B].clone()
+        N = int(counts.max())
+        beyond = torch.arange(N, device=counts.device) >= counts[:, None]
+        labels = self.labels[:B, :N]
+        frames = torch.full_like(labels, PADDING)
+        if self.options.align:
+            with torch.inference_mode():
+                prompt = self.batch.prompt[:B]
+                tokens = torch.cat([prompt, labels.masked_fill(beyond, self.eos)], 1)
+                memory = map_state(lambda part: part[:B], self.batch.memory)
+                found = aligned(model, tokens, memory, prompt.shape[1])
+            frames.copy_(found).masked_fill_(beyond, PADDING)
+        confidence = None
+        if self.confidence is not None:
+            confidence = self.confidence[:B, :N].masked_fill(beyond, PADDING)
+        scores = self.scores[:B].clone()
+        ended = self.ended[:B].clone()
+        return Hypotheses(
+            labels=labels.masked_fill(beyond, PADDING),
+            frames=frames,
+            durations=torch.zeros_like(frames).masked_fill_(beyond, PADDING),
+            lengths=counts,
+            scores=scores,
+            impl=impl + unended(ended, scores),
+            confidence=confidence,
+            ended=ended,
+        )
+
+
+def unended(ended: Tensor, scores: Tensor) -> str:
+    """What `impl` says of utterances that did not come to eos.
+
+    Args:
+        ended: (B,) bool.
+        scores: (B,), NaN where the logits had one, -inf where nothing was left.
+    """
+    B = len(ended)
+    counts = {
+        "NaN logits ended": scores.isnan(),
+        "nothing was left of": scores == -torch.inf,
+        "no end in": ~ended & scores.isfinite(),
+    }
+    said = ""
+    for what, rows in counts.items():
+        if rows.any():
+            said += f"; {what} {int(rows.sum())} of {B}"
+    return said

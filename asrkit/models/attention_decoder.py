@@ -1,0 +1,391 @@
+"""Encoder-decoder models ("AED"): an encoder, and a Transformer that writes the text by attention.
+
+The decoder is Canary's (arXiv 2406.19674), a Transformer with layer norms first (arXiv 2002.04745):
+causal self-attention, attention to the encoder's frames, feed-forward. How little or how much a
+step of decoding computes again is the subject of `asrkit.models.attention_memory`.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asrkit.models.attention import relative_positions
+from asrkit.models.attention_memory import (
+    CROSS,
+    PAST,
+    AbsorbedFrames,
+    KeptFrames,
+    KeptPast,
+    Memory,
+    NoPast,
+    Past,
+    RecomputedFrames,
+    Span,
+    StatesPast,
+    attention_weights,
+    join_heads,
+    span_of,
+    split_heads,
+)
+from asrkit.models.encoders import ConvConfig
+from asrkit.models.transducer import EncoderConfig, log_probs, make_encoder
+from asrkit.runtime import to_device
+from asrkit.shapes import dims, expect, expect_types, valid_mask
+
+Cross = Literal["kept", "absorbed", "recomputed"]
+PastKind = Literal["kept", "states", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AEDConfig:
+    """Sizes of an `AEDModel`.
+
+    Args:
+        vocab_size: Tokens of the decoder, V: those of the text, `bos`, `eos`, `pad` and whatever
+            else a prompt holds.
+        bos: Token before the text, where no prompt is given.
+        eos: Token that ends the text.
+        pad: Token that fills rows; its embedding starts as zeros.
+        encoder: Sizes of the encoder.
+        width: Width of the decoder, D. A linear layer leads there where the encoder has another.
+        layers: Layers of the decoder, L.
+        heads: Attention heads, H, a divisor of `width`.
+        expansion: Width of the feed-forwards, in D.
+        most: Tokens that the decoder has positions for, prompt and text together.
+        dropout: Share of activations and attention weights dropped in training.
+        ctc: Whether the encoder has a CTC head as well, over V tokens and blank, which is V.
+    """
+
+    vocab_size: int
+    bos: int
+    eos: int
+    pad: int
+    encoder: EncoderConfig = field(default_factory=ConvConfig)
+    width: int = 256
+    layers: int = 4
+    heads: int = 4
+    expansion: int = 4
+    most: int = 512
+    dropout: float = 0.1
+    ctc: bool = False
+
+    def __post_init__(self) -> None:
+        expect_types(self)
+        sizes = (self.vocab_size, self.width, self.layers, self.heads, self.expansion, self.most)
+        names = "vocab_size, width, layers, heads, expansion, most"
+        expect(min(sizes) >= 1, names, "at least 1", sizes)
+        special = (self.bos, self.eos, self.pad)
+        inside = all(0 <= token < self.vocab_size for token in special)
+        below = f"tokens from 0 to below vocab_size={self.vocab_size}"
+        expect(inside, "bos, eos, pad", below, special)
+        expect(len(set(special)) == 3, "bos, eos, pad", "three different tokens", special)
+        divides = self.width % self.heads == 0
+        expect(divides, "heads", f"a divisor of width={self.width}", self.heads)
+        even = self.width % 2 == 0
+        expect(even, "width", "an even number, for sines and cosines", self.width)
+        expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention of tokens to themselves and to those before them."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def project(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values (B, H, U, D / H) of normed tokens x (B, U, D)."""
+        return [split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1)]
+
+    def attend(self, parts: list[Tensor], mask: Tensor | None) -> Tensor:
+        """(B, K, D) of queries, keys and values; without a mask it is the causal one."""
+        queries, keys, values = parts
+        share = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, dropout_p=share, is_causal=mask is None
+        )
+        return self.out(join_heads(mixed))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, U, D) of a whole text x (B, U, D), normed."""
+        return self.attend(self.project(x), None)
+
+
+class Halves(nn.Linear):
+    """A linear layer whose halves are used apart; being no nn.Linear, it is not packed."""
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of tokens to the encoder's frames."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.query = nn.Linear(width, width)
+        self.key_value = Halves(width, 2 * width)
+        self.out = nn.Linear(width, width)
+
+    def keys_values(self, frames: Tensor) -> list[Tensor]:
+        """Keys and values (B, H, T, D / H) of frames (B, T, D)."""
+        return [split_heads(part, self.heads) for part in self.key_value(frames).chunk(2, -1)]
+
+    def by_heads(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights of keys and values (H, D / H, D), and the values' bias (H, 1, D / H)."""
+        H = self.heads
+        key_weight, value_weight = self.key_value.weight.unflatten(0, (2, H, -1))
+        bias = self.key_value.bias.unflatten(0, (2, H, 1, -1))[1]
+        return key_weight, value_weight, bias
+
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """(B, K, D): frames mixed for normed tokens x (B, K, D)."""
+        share = self.dropout if self.training else 0.0
+        queries = split_heads(self.query(x), self.heads)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, mask, dropout_p=share)
+        return self.out(join_heads(mixed))
+
+    def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """(B, H, K, T): how much normed tokens x (B, K, D) look at each frame."""
+        return attention_weights(split_heads(self.query(x), self.heads), keys, mask)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, cross-attention and feed-forward, each behind a layer norm, as residuals."""
+
+    def __init__(self, config: AEDConfig) -> None:
+        super().__init__()
+        D = config.width
+        inner = config.expansion * D
+        self.self_norm = nn.LayerNorm(D)
+        self.self_attention = SelfAttention(D, config.heads, config.dropout)
+        self.cross_norm = nn.LayerNorm(D)
+        self.cross_attention = CrossAttention(D, config.heads, config.dropout)
+        self.feed_forward_norm = nn.LayerNorm(D)
+        self.feed_forward = nn.Sequential(nn.Linear(D, inner), nn.ReLU(), nn.Linear(inner, D))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def look(self, number: int, x: Tensor, memory: Memory) -> Tensor:
+        """(B, K, D) after cross-attention and feed-forward, for x after the self-attention."""
+        mixed = memory.mix(number, self.cross_attention, self.cross_norm(x))
+        x = x + self.dropout(mixed)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class AEDModel(nn.Module):
+    """Encoder and attention decoder.
+
+    `remember`, `begin` and `follow` are what decoding asks for, with `bos`, `eos`, `most` and
+    `vocab_size`. The sines are a buffer of the checkpoint, since NeMo interleaves sines and cosines
+    and transformers puts the sines first: a loader brings the table of its source.
+    """
+
+    positions: Tensor  # (most, D)
+
+    def __init__(self, config: AEDConfig) -> None:
+        super().__init__()
+        right = isinstance(config, AEDConfig)
+        expect(right, "config", "an AEDConfig", type(config).__name__, "Try make_model.")
+        V = config.vocab_size
+        D = config.width
+        self.config = config
+        self.bos = config.bos
+        self.eos = config.eos
+        self.most = config.most
+        self.vocab_size = V
+        self.blank = V  # of the CTC head
+        self.encoder = make_encoder(config.encoder)
+        self.encoder_projection: nn.Module = nn.Identity()
+        if self.encoder.width != D:
+            self.encoder_projection = nn.Linear(self.encoder.width, D)
+        self.ctc_head: nn.Linear | None = None
+        if config.ctc:
+            self.ctc_head = nn.Linear(self.encoder.width, V + 1)
+        self.embedding = nn.Embedding(V, D)  # the output's weight as well
+        self.output_bias = nn.Parameter(torch.zeros(V))
+        self.embedding_norm = nn.LayerNorm(D)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(D)
+        self.dropout = nn.Dropout(config.dropout)
+        nn.init.normal_(self.embedding.weight, std=D**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[config.pad].zero_()
+        self.register_buffer("positions", sines(config.most, D, self.embedding.weight))
+
+    def stack(self) -> list[DecoderLayer]:
+        """The layers of the decoder."""
+        return list(self.layers)  # type: ignore[arg-type]
+
+    def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Encode a batch of features.
+
+        Args:
+            features: Log-mel features (B, T, F).
+            lengths: Frames of each utterance (B,), int64, on the features' device or the host.
+
+        Returns:
+            Frames (B, T', D) as wide as the decoder, their lengths (B,) where `lengths` lie, and
+            log-probabilities of the CTC head (B, T', V + 1), which are (B, T', 0) where there is
+            none.
+        """
+        encoded, lengths = self.encoder(features, lengths)
+        if self.ctc_head is None:
+            ctc = encoded.new_empty((*encoded.shape[:2], 0))
+        else:
+            ctc = log_probs(self.ctc_head(encoded))
+        return self.encoder_projection(encoded), lengths, ctc
+
+    def forward(
+        self, features: Tensor, lengths: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of every next token, given the tokens before it (teacher forcing).
+
+        Args:
+            features: Log-mel features (B, T, F).
+            lengths: Frames of each utterance (B,), int64.
+            tokens: Prompt and text (B, U), int64; filled with `pad`, or any token below V.
+
+        Returns:
+            Logits (B, U, V), encoded lengths (B,), and the CTC head's log-probabilities
+            (B, T', V + 1).
+        """
+        encoded, lengths, ctc = self.encode(features, lengths)
+        return self.logits(encoded, lengths, tokens), lengths, ctc
+
+    def logits(self, encoded: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
+        """Logits (B, U, V) of the tokens that follow each of `tokens`, all at once.
+
+        Args:
+            encoded: Frames (B, T, D) of `encode`.
+            lengths: Valid frames (B,).
+            tokens: Prompt and text (B, U), int64.
+        """
+        _, U = dims(tokens, "B U", "tokens", B=len(encoded))
+        expect(1 <= U <= self.most, "tokens", f"1 to most={self.most} of them", U)
+        memory = self.remember(encoded, lengths, cross="recomputed")
+        return self.score(self.whole(tokens, memory))
+
+    def score(self, x: Tensor) -> Tensor:
+        """Logits (..., V) of what the last layer gives, (..., D)."""
+        return F.linear(self.norm(x), self.embedding.weight, self.output_bias)
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """(B, K, D) of tokens (B, K) and the sines of their places (B, K, D) or (K, D)."""
+        return self.dropout(self.embedding_norm(self.embedding(tokens) + positions))
+
+    def whole(self, tokens: Tensor, memory: Memory) -> Tensor:
+        """What the last layer gives for whole texts (B, U): (B, U, D)."""
+        x = self.embed(tokens, self.positions[: tokens.shape[1]])
+        for number, layer in enumerate(self.stack()):
+            x = x + layer.dropout(layer.self_attention(layer.self_norm(x)))
+            x = layer.look(number, x, memory)
+        return x
+
+    def remember(self, encoded: Tensor, lengths: Tensor, *, cross: Cross = "kept") -> Memory:
+        """What decoding keeps of the frames, batch first.
+
+        Args:
+            encoded: Frames (B, T, D) of `encode`; what lies behind `lengths` has no influence.
+            lengths: Valid frames (B,), on the frames' device or the host. An utterance without any
+                sees one frame of zeros.
+            cross: "kept", "absorbed" or "recomputed": see `asrkit.models.attention_memory`.
+        """
+        B, T, _ = dims(encoded, "B T D", "encoded", D=self.config.width)
+        dims(lengths, "B", "lengths", B=B)
+        expect(cross in CROSS, "cross", f"one of {', '.join(CROSS)}", repr(cross))
+        expect(T >= 1, "encoded", "a frame at least", tuple(encoded.shape))
+        valid = to_device(valid_mask(lengths, T), encoded.device)
+        frames = encoded.masked_fill(~valid[..., None], 0.0)  # 0 weights do not undo a NaN
+        seen = to_device(valid_mask(lengths.clamp(min=1), T), encoded.device)
+        mask = seen[:, None, None]
+        if cross == "recomputed":
+            return RecomputedFrames(mask, frames)
+        if cross == "absorbed":
+            return AbsorbedFrames(mask, frames)
+        by_layer = []
+        for layer in self.stack():
+            keys_values = layer.cross_attention.keys_values(frames)
+            by_layer.append(torch.stack(keys_values, 1))  # (B, 2, H, T, D / H)
+        return KeptFrames(mask, torch.stack(by_layer, 1))
+
+    def begin(self, memory: Memory, room: int, *, past: PastKind = "kept") -> Past:
+        """The state before the first token, batch first; all its memory is allocated here.
+
+        Args:
+            memory: Of `remember`.
+            room: Most tokens, prompt included.
+            past: "kept", "states" or "none": see `asrkit.models.attention_memory`.
+        """
+        expect(past in PAST, "past", f"one of {', '.join(PAST)}", repr(past))
+        expect(1 <= room <= self.most, "room", f"1 to most={self.most} tokens", room)
+        config = self.config
+        B = len(memory.mask)
+        L, D, H = config.layers, config.width, config.heads
+        like = memory.like()
+        place = torch.zeros(B, dtype=torch.int64, device=like.device)
+        if past == "none":
+            return NoPast(place, place.new_full((B, room), config.pad))
+        if past == "states":
+            plain = all(type(layer.self_attention.qkv) is nn.Linear for layer in self.stack())
+            expect(plain, "past", "'kept' or 'none' for a model with packed layers", "'states'")
+            return StatesPast(place, like.new_zeros(B, L, room, D))
+        return KeptPast(place, like.new_zeros(B, L, 2, H, room, D // H))
+
+    def follow(
+        self, tokens: Tensor, state: Past, memory: Memory, *, reach: int | None = None
+    ) -> tuple[Tensor, Past]:
+        """Logits (B, K, V) of what follows each of K more tokens, and the state after them.
+
+        Args:
+            tokens: (B, K) int64.
+            state: Of `begin` or `follow`; its buffers are written. `state._replace(place=...)` sets
+                rows back to an earlier place.
+            memory: Of `remember`.
+            reach: Slots of the state that are in use once the tokens are in; None is its whole
+                room. A bound that the host knows, so a step need not look at slots still empty.
+        """
+        _, K = dims(tokens, "B K", "tokens", B=len(state.place))
+        span = span_of(state.place, K, state.room(), reach)
+        after = state._replace(place=state.place + K)
+        if isinstance(state, NoPast):
+            return self.score(self._prefix(tokens, state, memory, span)), after
+        x = self.embed(tokens, self.positions[span.slots])
+        for number, layer in enumerate(self.stack()):
+            x = x + layer.dropout(state.mix(number, layer, x, span))
+            x = layer.look(number, x, memory)
+        return self.score(x), after
+
+    def _prefix(self, tokens: Tensor, state: NoPast, memory: Memory, span: Span) -> Tensor:
+        """What the last layer gives for `tokens`, by the whole prefix."""
+        state.tokens[span.rows, span.slots] = tokens
+        x = self.whole(state.tokens[:, : span.reach], memory)
+        return x[span.rows, span.slots]
+
+    def looks(self, tokens: Tensor, memory: Memory) -> Tensor:
+        """(B, U, T): how much the last layer's heads look at each frame, in the mean.
+
+        Args:
+            tokens: Prompt and text (B, U); row u belongs to the token that follows tokens[:, u].
+            memory: Of `remember`.
+        """
+        x = self.embed(tokens, self.positions[: tokens.shape[1]])
+        last = len(self.layers) - 1
+        for number, layer in enumerate(self.stack()):
+            x = x + layer.dropout(layer.self_attention(layer.self_norm(x)))
+            if number == last:
+                normed = layer.cross_norm(x)
+                return memory.weights(number, layer.cross_attention, normed).mean(1)
+            x = layer.look(number, x, memory)
+        raise AssertionError("a decoder has a layer")
+
+
+def sines(most: int, D: int, like: Tensor) -> Tensor:
+    """Fixed positions (most, D) over sqrt(D): sine and cosine interleaved, as NeMo's."""
+    rising = relative_positions(most - 1, 0, D, like).flip(0)
+    return rising / math.sqrt(D)

@@ -1,0 +1,217 @@
+"""What an attention decoder keeps between steps: of the encoder's frames, and of its own past.
+
+Frames (`remember`), for the cross-attention of each layer:
+    "kept"        keys and values of all layers, projected once: 2 L T D numbers an utterance;
+    "absorbed"    the frames alone. q . (Wk h) = (Wk^T q) . h, so the key's weight goes to the
+                  query, and the value's weight follows the mixing; the bias of the keys cancels in
+                  the softmax, that of the values is added once;
+    "recomputed"  the frames alone, projected to keys and values again in every step.
+Past tokens (`begin`), for the self-attention:
+    "kept"        keys and values;
+    "states"      what each layer was given, projected to keys and values again in every step;
+    "none"        the tokens: every step computes the whole prefix again.
+
+NeMo 3.0 decodes with "recomputed" and "states", as the decoders of its Canary models did when their
+speeds were published. All tensors are batch first, as `asrkit.decoders.states` walks them.
+"""
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from asrkit.models.attention_decoder import CrossAttention, DecoderLayer
+
+CROSS = ("kept", "absorbed", "recomputed")
+PAST = ("kept", "states", "none")
+
+
+class Span(NamedTuple):
+    """Where the tokens of one step go, and what they may look at."""
+
+    rows: Tensor  # (B, 1) int64
+    slots: Tensor  # (B, K) int64, places of the tokens
+    mask: Tensor  # (B, 1, K, reach) bool, True where a token may look
+    reach: int  # leading slots that are looked at
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, H, N, D / H) of x (B, N, D)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """(B, N, D) of x (B, H, N, D / H)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+class KeptFrames(NamedTuple):
+    """Keys and values of every layer."""
+
+    mask: Tensor  # (B, 1, 1, T) bool
+    keys_values: Tensor  # (B, L, 2, H, T, D / H)
+
+    def like(self) -> Tensor:
+        """A tensor with the device and dtype of the memory."""
+        return self.keys_values
+
+    def mix(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
+        """Frames mixed for the queries of x (B, K, D), by layer `number`: (B, K, D)."""
+        keys, values = self.keys_values[:, number].unbind(1)
+        return attention.attend(x, keys, values, self.mask)
+
+    def weights(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
+        """(B, H, K, T) how much each query looks at each frame."""
+        keys = self.keys_values[:, number, 0]
+        return attention.weights(x, keys, self.mask)
+
+
+class RecomputedFrames(NamedTuple):
+    """The frames, which every layer projects in every step."""
+
+    mask: Tensor  # (B, 1, 1, T) bool
+    frames: Tensor  # (B, T, D)
+
+    def like(self) -> Tensor:
+        """A tensor with the device and dtype of the memory."""
+        return self.frames
+
+    def mix(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
+        """As `KeptFrames.mix`."""
+        keys, values = attention.keys_values(self.frames)
+        return attention.attend(x, keys, values, self.mask)
+
+    def weights(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
+        """As `KeptFrames.weights`."""
+        keys, _ = attention.keys_values(self.frames)
+        return attention.weights(x, keys, self.mask)
+
+
+class AbsorbedFrames(NamedTuple):
+    """The frames, which are neither projected nor kept projected."""
+
+    mask: Tensor  # (B, 1, 1, T) bool
+    frames: Tensor  # (B, T, D)
+
+    def like(self) -> Tensor:
+        """A tensor with the device and dtype of the memory."""
+        return self.frames
+
+    def mix(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
+        """As `KeptFrames.mix`: (2 T + 2 D / H) H D multiplications a query, none a frame."""
+        weights = self.weights(number, attention, x)
+        B, H, K, _ = weights.shape
+        mixed = weights.flatten(1, 2) @ self.frames  # (B, H K, D)
+        by_head = mixed.view(B, H, K, -1).transpose(0, 1).flatten(1, 2)  # (H, B K, D)
+        _, value_weight, value_bias = attention.by_heads()
+        values = torch.baddbmm(value_bias, by_head, value_weight.transpose(1, 2))  # (H, B K, D / H)
+        return attention.out(join_heads(values.view(H, B, K, -1).transpose(0, 1)))
+
+    def weights(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
+        """As `KeptFrames.weights`."""
+        queries = split_heads(attention.query(x), attention.heads)
+        B, H, K, _ = queries.shape
+        key_weight, _, _ = attention.by_heads()
+        by_head = queries.transpose(0, 1).flatten(1, 2)  # (H, B K, D / H)
+        absorbed = torch.bmm(by_head, key_weight).view(H, B, K, -1).transpose(0, 1)
+        scores = absorbed.flatten(1, 2) @ self.frames.transpose(1, 2)  # (B, H K, T)
+        return _softmax(scores.view(B, H, K, -1), queries.shape[-1], self.mask)
+
+
+Memory = KeptFrames | AbsorbedFrames | RecomputedFrames
+
+
+def _softmax(products: Tensor, width: int, mask: Tensor) -> Tensor:
+    """Attention weights of products q . k, in float32 at least while they are computed."""
+    dtype = torch.promote_types(products.dtype, torch.float32)
+    scores = products.to(dtype) / math.sqrt(width)
+    return scores.masked_fill(~mask, -torch.inf).softmax(-1).to(products.dtype)
+
+
+def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    """(B, H, K, T) of queries (B, H, K, D / H) and keys (B, H, T, D / H)."""
+    return _softmax(queries @ keys.transpose(2, 3), queries.shape[-1], mask)
+
+
+class KeptPast(NamedTuple):
+    """Keys and values of the tokens so far."""
+
+    place: Tensor  # (B,) int64, tokens so far
+    keys_values: Tensor  # (B, L, 2, H, room, D / H)
+
+    def room(self) -> int:
+        """Most tokens."""
+        return self.keys_values.shape[4]
+
+    def mix(self, number: int, layer: "DecoderLayer", x: Tensor, span: Span) -> Tensor:
+        """What the self-attention of layer `number` makes of x (B, K, D)."""
+        attention = layer.self_attention
+        queries, keys, values = attention.project(layer.self_norm(x))
+        all_keys, all_values = self.keys_values[:, number].unbind(1)
+        _write(all_keys, keys, span)
+        _write(all_values, values, span)
+        seen = slice(0, span.reach)
+        parts = [queries, all_keys[:, :, seen], all_values[:, :, seen]]
+        return attention.attend(parts, span.mask)
+
+
+class StatesPast(NamedTuple):
+    """What each layer was given so far."""
+
+    place: Tensor  # (B,) int64, tokens so far
+    states: Tensor  # (B, L, room, D)
+
+    def room(self) -> int:
+        """Most tokens."""
+        return self.states.shape[2]
+
+    def mix(self, number: int, layer: "DecoderLayer", x: Tensor, span: Span) -> Tensor:
+        """As `KeptPast.mix`: projects the whole prefix."""
+        attention = layer.self_attention
+        states = self.states[:, number]
+        states[span.rows, span.slots] = x.to(states.dtype)
+        prefix = layer.self_norm(states[:, : span.reach])
+        weight, bias = attention.qkv.weight, attention.qkv.bias
+        D = x.shape[2]
+        queries = F.linear(layer.self_norm(x), weight[:D], bias[:D])
+        keys, values = F.linear(prefix, weight[D:], bias[D:]).chunk(2, -1)
+        parts = [split_heads(part, attention.heads) for part in (queries, keys, values)]
+        return attention.attend(parts, span.mask)
+
+
+class NoPast(NamedTuple):
+    """The tokens so far, and nothing that was computed from them."""
+
+    place: Tensor  # (B,) int64, tokens so far
+    tokens: Tensor  # (B, room) int64
+
+    def room(self) -> int:
+        """Most tokens."""
+        return self.tokens.shape[1]
+
+
+Past = KeptPast | StatesPast | NoPast
+
+
+def _write(buffer: Tensor, new: Tensor, span: Span) -> None:
+    """Write new (B, H, K, D / H) into the span's slots of buffer (B, H, room, D / H)."""
+    values = new.transpose(1, 2).to(buffer.dtype)  # an index on both sides of a slice comes first
+    buffer[span.rows, :, span.slots] = values
+
+
+def span_of(place: Tensor, K: int, room: int, reach: int | None) -> Span:
+    """The span of K tokens behind `place` (B,).
+
+    Slots end with the room: a row that is full overwrites its last slot, so whoever goes on with
+    rows that have ended needs no care.
+    """
+    if reach is None:
+        reach = room
+    device = place.device
+    rows = torch.arange(len(place), device=device)[:, None]
+    slots = (place[:, None] + torch.arange(K, device=device)).clamp(max=room - 1)
+    mask = torch.arange(reach, device=device) <= slots[..., None]  # (B, K, reach)
+    return Span(rows, slots, mask[:, None], reach)

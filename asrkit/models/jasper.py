@@ -1,0 +1,307 @@
+"""Jasper: a deep stack of plain convolutions, whose blocks see all blocks before them.
+
+Features (B, T, F) and lengths (B,) in; encoded frames (B, T', D) and their lengths (B,) out.
+Source: Li et al. 2019, Jasper (arXiv 1904.03288); sizes and lengths as in NVIDIA's
+DeepLearningExamples, PyTorch/SpeechRecognition/Jasper.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from asrkit.runtime import readable, to_device
+from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
+
+NORM_EPS = 1e-3
+NORM_MOMENTUM = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One block of a Jasper: equal convolutions, each with batch norm, ReLU and dropout.
+
+    Args:
+        channels: Channels of every convolution.
+        kernel: Frames of each convolution, an odd number.
+        repeat: Convolutions in a row.
+        dropout: Share of activations dropped behind each of them, in training.
+        stride: Frames from one output to the next. A stage that strides has one convolution.
+        dilation: Frames between two taps of a kernel.
+        dense: Whether the last convolution adds branches: of this stage's input, and of the inputs
+            of all dense stages before it, a 1x1 convolution and batch norm each.
+    """
+
+    channels: int
+    kernel: int
+    repeat: int = 5
+    dropout: float = 0.2
+    stride: int = 1
+    dilation: int = 1
+    dense: bool = True
+
+    def __post_init__(self) -> None:
+        expect_types(self)
+        counts = (self.channels, self.kernel, self.repeat, self.stride, self.dilation)
+        valid = all(whole(count, 1) for count in counts)
+        expect(valid, "stage", "counts of at least 1", self)
+        expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
+        expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
+        one = self.stride == 1 or self.dilation == 1
+        pair = (self.stride, self.dilation)
+        expect(one, "stride, dilation", "one of them 1", pair, "Give them to two stages.")
+        single = self.stride == 1 or self.repeat == 1
+        expect(single, "repeat", "1 in a stage that strides", self.repeat)
+        level = self.stride == 1 or not self.dense
+        remedy = "Its input and output have other lengths: set dense=False."
+        expect(level, "dense", "False in a stage that strides", self.dense, remedy)
+
+
+def _published_stages() -> tuple[Stage, ...]:
+    """Conv1, ten blocks of five convolutions, Conv2 and Conv3 of Jasper 10x5 DR."""
+    blocks = []
+    sizes = ((256, 11, 0.2), (384, 13, 0.2), (512, 17, 0.2), (640, 21, 0.3), (768, 25, 0.3))
+    for channels, kernel, dropout in sizes:
+        blocks += [Stage(channels=channels, kernel=kernel, dropout=dropout)] * 2
+    first = Stage(channels=256, kernel=11, repeat=1, dropout=0.2, stride=2, dense=False)
+    wide = Stage(channels=896, kernel=29, repeat=1, dropout=0.4, dilation=2, dense=False)
+    last = Stage(channels=1024, kernel=1, repeat=1, dropout=0.4, dense=False)
+    return (first, *blocks, wide, last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JasperConfig:
+    """Sizes of a `Jasper`; the defaults are those of Jasper 10x5 DR.
+
+    Args:
+        bins: Mel bins of the features, F.
+        stages: The blocks, first to last.
+        residual: "dense": dense stages have their branches; "none": no stage has any.
+    """
+
+    bins: int = 64
+    stages: Sequence[Stage] = _published_stages()
+    residual: Literal["dense", "none"] = "dense"
+
+    def __post_init__(self) -> None:
+        expect_types(self)
+        expect(whole(self.bins, 1), "bins", "at least 1", self.bins)
+        known = self.residual in ("dense", "none")
+        expect(known, "residual", "'dense' or 'none'", repr(self.residual))
+        several = isinstance(self.stages, Sequence) and len(self.stages) > 0
+        expect(several, "stages", "at least one Stage", repr(self.stages))
+        valid = all(isinstance(stage, Stage) for stage in self.stages)
+        expect(valid, "stages", "a Stage each", [type(stage).__name__ for stage in self.stages])
+        object.__setattr__(self, "stages", tuple(self.stages))  # JSON brings lists
+        seen_dense = False
+        for number, stage in enumerate(self.stages):
+            crosses = seen_dense and stage.stride > 1
+            got = f"stride {stage.stride} in stage {number}"
+            remedy = "Stride before the first dense stage, or set residual='none'."
+            wanted = "no stride behind a dense stage"
+            expect(not crosses or self.residual == "none", "stages", wanted, got, remedy)
+            seen_dense = seen_dense or stage.dense
+
+    @property
+    def subsampling(self) -> int:
+        """Frames of features for one encoded frame."""
+        return math.prod(stage.stride for stage in self.stages)
+
+    @property
+    def layers(self) -> int:
+        """All convolutions, those of branches too."""
+        dense = sum(self.has_branches(stage) for stage in self.stages)
+        branches = dense * (dense + 1) // 2
+        return sum(stage.repeat for stage in self.stages) + branches
+
+    @property
+    def receptive_field(self) -> int:
+        """Frames of features that an encoded frame depends on."""
+        frames = 1
+        step = 1  # feature frames between two frames of this stage's input
+        for stage in self.stages:
+            reach = (stage.kernel - 1) * stage.dilation
+            frames += reach * stage.repeat * step
+            step *= stage.stride
+        return frames
+
+    def has_branches(self, stage: Stage) -> bool:
+        """Whether a stage of this encoder adds branches."""
+        return stage.dense and self.residual == "dense"
+
+    def branch_channels(self) -> list[list[int]]:
+        """For each stage, the channels of the inputs that its branches take, oldest first."""
+        found: list[list[int]] = []
+        sources: list[int] = []
+        channels = self.bins
+        for stage in self.stages:
+            if self.has_branches(stage):
+                sources.append(channels)
+                found.append(list(sources))
+            else:
+                found.append([])
+            channels = stage.channels
+        return found
+
+
+def strided(lengths: Tensor, stride: int) -> Tensor:
+    """Lengths (B,) after a convolution with "same" padding: ceil(length / stride).
+
+    The published floor((length + 2 padding - dilation (kernel - 1) - 1) / stride) + 1, for an odd
+    kernel padded by dilation (kernel - 1) / 2.
+    """
+    return torch.div(lengths - 1, stride, rounding_mode="floor") + 1
+
+
+class ConvNorm(nn.Module):
+    """A convolution without bias, and batch norm: (B, C, T) in, (B, channels, T') out."""
+
+    def __init__(
+        self, inputs: int, channels: int, kernel: int, *, stride: int = 1, dilation: int = 1
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(
+            inputs,
+            channels,
+            kernel,
+            stride=stride,
+            dilation=dilation,
+            padding=dilation * (kernel // 2),
+            bias=False,
+        )
+        self.norm = nn.BatchNorm1d(channels, eps=NORM_EPS, momentum=NORM_MOMENTUM)
+        nn.init.xavier_uniform_(self.conv.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels, T') of (B, C, T), whose padding has to be zero."""
+        return self.norm(self.conv(x))
+
+
+class JasperStage(nn.Module):
+    """A stage with its branches."""
+
+    def __init__(self, config: Stage, inputs: int, branch_channels: Sequence[int]) -> None:
+        super().__init__()
+        channels = config.channels
+        self.repeats = nn.ModuleList()
+        for _ in range(config.repeat):
+            repeat = ConvNorm(
+                inputs,
+                channels,
+                config.kernel,
+                stride=config.stride,
+                dilation=config.dilation,
+            )
+            self.repeats.append(repeat)
+            inputs = channels
+        self.branches = nn.ModuleList(ConvNorm(source, channels, 1) for source in branch_channels)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, sources: Sequence[Tensor], padding: Tensor | None) -> Tensor:
+        """Output (B, channels, T') of a stage, zero in its padding.
+
+        Args:
+            x: Input (B, C, T), zero in its padding.
+            sources: Input of each branch (B, C', T), zero in their padding.
+            padding: (B, 1, T') bool, True in the padding of the output; None where there is none.
+        """
+        *before, last = self.repeats
+        for repeat in before:
+            x = self._activate(repeat(x), padding)
+        x = last(x)
+        for branch, source in zip(self.branches, sources, strict=True):
+            x = x + branch(source)
+        return self._activate(x, padding)
+
+    def _activate(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        x = self.dropout(x.relu())
+        return without_padding(x, padding)
+
+
+def without_padding(x: Tensor, padding: Tensor | None) -> Tensor:
+    """`x` (B, C, T) with zeros where `padding` (B, 1, T) is True; None: there is no padding."""
+    if padding is None:
+        return x
+    return x.masked_fill(padding, 0.0)
+
+
+def padding_mask(lengths: Tensor, T: int, device: torch.device) -> Tensor | None:
+    """(B, 1, T) bool on `device`, True in the padding; None where all lengths are known to be T.
+
+    Lengths that Python cannot read at once, such as those on a GPU, are not asked.
+
+    Args:
+        lengths: Frames of each utterance (B,).
+        T: Frames of the batch.
+        device: Of the mask.
+    """
+    if readable(lengths) and bool((lengths >= T).all()):
+        return None
+    padding = ~valid_mask(lengths, T)
+    return to_device(padding, device)[:, None]
+
+
+class Jasper(nn.Module):
+    """Stages of convolutions with dense residuals: what lies in the padding has no influence.
+
+    The padding is zero before every convolution, that of the branches too. One mask serves all
+    convolutions of a length, and batches without padding need none.
+    """
+
+    def __init__(self, config: JasperConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.width = config.stages[-1].channels
+        self.stages = nn.ModuleList()
+        inputs = config.bins
+        for stage, branches in zip(config.stages, config.branch_channels(), strict=True):
+            self.stages.append(JasperStage(stage, inputs, branches))
+            inputs = stage.channels
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode a batch of features.
+
+        Args:
+            features: Log-mel features (B, T, F).
+            lengths: Frames of each utterance (B,), 1 to T, int64, on the features' device or the
+                host. Those on the host are checked.
+
+        Returns:
+            Encoded frames (B, T', D), zero behind each length, and their lengths (B,), where
+            `lengths` lie.
+
+        Raises:
+            ValueError: Wrong shapes or lengths; a model in half precision that trains.
+        """
+        B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
+        self._check(features, lengths)
+        padding = padding_mask(lengths, T, features.device)
+        dtype = next(self.parameters()).dtype
+        x = without_padding(features.transpose(1, 2), padding).to(dtype)  # (B, F, T)
+        sources: list[Tensor] = []
+        for stage, sizes in zip(self.stages, self.config.stages, strict=True):
+            has_branches = self.config.has_branches(sizes)
+            if has_branches:
+                sources.append(x)
+            if sizes.stride > 1:
+                lengths = strided(lengths, sizes.stride)
+                frames = -(-x.shape[2] // sizes.stride)
+                padding = padding_mask(lengths, frames, features.device)
+            x = stage(x, sources if has_branches else [], padding)
+        return x.transpose(1, 2), lengths
+
+    def _check(self, features: Tensor, lengths: Tensor) -> None:
+        B, T, _ = features.shape
+        dims(lengths, "B", "lengths", B=B)
+        expect(B > 0 and T > 0, "features", "an utterance and a frame at least", (B, T))
+        if readable(lengths):
+            inside = bool(((lengths >= 1) & (lengths <= T)).all())
+            expect(inside, "lengths", f"1 to {T} frames each", lengths)
+        weight = next(self.parameters())
+        half = weight.dtype in (torch.float16, torch.bfloat16)
+        remedy = "Keep float32 weights and train under torch.autocast."
+        wanted = "float32 weights in training: norms in half precision lose their statistics"
+        expect(not (half and self.training), "model", wanted, weight.dtype, remedy)

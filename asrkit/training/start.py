@@ -1,0 +1,227 @@
+"""Training into a folder, alone or as one of several processes.
+
+A run lives in one folder: `log.jsonl` (a line a step), `state.pt` (to resume), `model.safetensors`
+(EMA weights, to use). Augmentation and dropout follow from (seed, step, lane). Where `steps` ends
+the run, so do batches and rate, and on a CPU a resumed run repeats the losses of an unbroken one;
+where `seconds` does, rate and curriculum follow the clock of the first process.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from asrkit.data import Batch, Utterances
+from asrkit.files import content_hash, lock
+from asrkit.models.assembly import ModelConfig
+from asrkit.shapes import expect
+from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
+from asrkit.training.batches import draw_given, draw_planned, prefetch
+from asrkit.training.config import TrainConfig
+from asrkit.training.folder import RunFolder
+from asrkit.training.loop import Loop, OnStep
+from asrkit.training.objective import compile_losses, objective_of
+from asrkit.training.processes import Processes, joined, was_started_as_rank
+from asrkit.training.signals import StopWish
+from asrkit.training.state import TrainingRun, compile_optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a run leaves.
+
+    Args:
+        path: The exported model, with the averaged weights.
+        history: The log, a line a step: step, seconds, loss (nats per label), lr, gradient_norm,
+            rtfx, and lean (whether the lean loss computed it).
+        dev: Word error rate on the dev set; None if there was none.
+        finished: Whether the run is over. One of several processes returns from a run that was
+            asked to stop; the same call goes on with it.
+        has_joint: Whether the model has a joint; that of CTC has none.
+    """
+
+    path: Path
+    history: list[dict[str, float]]
+    dev: ErrorRate | None
+    finished: bool = True
+    has_joint: bool = True
+
+    @property
+    def joint(self) -> Literal["full", "lean", "mixed"] | None:
+        """What the steps took: the full joint, the lean loss, or each for some of the batches; None
+        of a model without a joint.
+        """
+        if not self.has_joint:
+            return None
+        # a log from before the lean loss was used does not name it
+        lean_steps = sum(bool(line.get("lean", False)) for line in self.history)
+        if lean_steps == 0:
+            return "full"
+        if lean_steps == len(self.history):
+            return "lean"
+        return "mixed"
+
+
+def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only with defaults
+    model_config: ModelConfig,
+    tokenizer: Tokenizer,
+    train_set: Utterances,
+    dev_set: Utterances | None = None,
+    *,
+    out: Path,
+    config: TrainConfig | None = None,
+    device: str = "cpu",
+    resume: bool = True,
+    progress: bool = True,
+    on_step: OnStep | None = None,
+    batches: Callable[[int], Iterator[Batch]] | None = None,
+) -> TrainResult:
+    """Train a transducer or a CTC model into the folder `out`, or resume the run that it holds.
+
+    Args:
+        model_config: The model to train; its vocabulary has to be the tokenizer's. What it is
+            trained for follows from its kind: see `asrkit.training.training_loss`.
+        tokenizer: Makes labels of transcripts, and is saved with the model.
+        train_set: Speech to train on.
+        dev_set: Scored every `config.evaluate_s` seconds and at the end; None skips it.
+        out: Folder of the run: log.jsonl, state.pt and model.safetensors.
+        config: How to train; the defaults of TrainConfig if None.
+        device: Where to train, "cpu" or "cuda".
+        resume: Whether to go on with the run in `out`; False removes its log and states.
+        progress: Whether to show a progress bar.
+        on_step: Called after every step with the log so far, e.g. to draw a live curve.
+        batches: batches(k) yields batch k of the run and those after, without end, in place of
+            `TrainingPlan` and its curriculum. A step takes one for each lane. A resumed run asks
+            for those that are left.
+
+    Returns:
+        The path of the exported model, the log, and the last word error rate on `dev_set`.
+
+    Raises:
+        ValueError: An argument of the wrong type, a transcript without tokens, or `out` holds a
+            damaged run, one with other settings, or one that another process trains now.
+        OSError: `out` cannot be written to.
+    """
+    objective = objective_of(model_config)
+    _check_arguments(train_set, dev_set, out, config, device)
+    config = config or TrainConfig()
+    dev_set = dev_set or None  # an empty one is none
+    wanted = str(tokenizer.vocab_size)
+    fits = tokenizer.vocab_size == model_config.vocab_size
+    expect(fits, "vocab_size", wanted, model_config.vocab_size)
+    _expect_tokens(tokenizer, train_set, dev_set)
+    objective.check(model_config, config)
+    where = torch.device(device)
+    forked = [] if device == "cpu" else [device]
+    with (
+        joined(where, alone_too=config.shard) as processes,
+        ExitStack() as after,
+        torch.enable_grad(),
+        torch.random.fork_rng(forked),
+    ):
+        lanes = processes.lanes(config.lanes)
+        folder = RunFolder(Path(out))
+        processes.by_first(lambda: _take_folder(folder, after))
+        after.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(max(1, config.threads // processes.local_count))
+        run = TrainingRun(model_config, config, where, _identify(tokenizer, train_set))
+        processes.expect_same(_identify_process(run))
+        _begin(run, folder, processes, resume=resume)
+        if batches is None:
+            draw = draw_planned(train_set, tokenizer, config, lanes)
+        else:
+            draw = draw_given(batches(run.step * config.lanes), config.lanes, lanes)
+        steps = prefetch(draw, config, lanes, run.step, run.longest_s)
+        loop = Loop(run, tokenizer, dev_set, folder)
+        with StopWish(rank=was_started_as_rank()) as stop:
+            dev = loop.run_to_end(steps, stop, progress=progress, on_step=on_step)
+    stop.pass_on()
+    return TrainResult(
+        path=folder.model,
+        history=run.history,
+        dev=dev,
+        finished=run.progress >= 1,
+        has_joint=objective.has_joint,
+    )
+
+
+def _take_folder(folder: RunFolder, after: ExitStack) -> None:
+    """Lock the folder until `after` ends, and make it ready."""
+    out = str(folder.path)
+    in_use = f"out: expected a folder of no other training that runs now, got {out!r}. Wait."
+    after.enter_context(lock(folder.path, refused=in_use))
+    folder.make()
+
+
+def _begin(run: TrainingRun, folder: RunFolder, processes: Processes, *, resume: bool) -> None:
+    """Compile, share the run out, and go back to the state of the folder, if any."""
+    if processes.local_rank == 0:  # the others read what it leaves on the disk
+        compile_losses(run.model, run.config)
+        compile_optimizer(run.config, run.device)
+    run.distribute(processes)
+    state = processes.by_first(folder.newest_state) if resume else None
+    if state is not None:
+        run.restore(state, folder)
+        if processes.first:
+            damaged = ""
+            if state != folder.state:
+                damaged = f"; {folder.state} is damaged or gone, the state before is taken"
+            print(f"resuming {folder.path} at step {run.step}{damaged}", file=sys.stderr)
+            folder.write_log(run.history)
+    processes.expect_same({"out": f"a folder with step {run.step}"})
+    if run.step == 0:
+        processes.by_first(folder.clear)
+
+
+def _identify_process(run: TrainingRun) -> dict[str, str]:
+    """What has to be the same on all processes of a run: settings, data, versions."""
+    what = {name: json.dumps(value) for name, value in run.settings.items()}
+    return what | {"shard": str(run.config.shard), "torch": torch.__version__}
+
+
+def _check_arguments(
+    train_set: Utterances,
+    dev_set: Utterances | None,
+    out: Path,
+    config: TrainConfig | None,
+    device: str,
+) -> None:
+    """ValueError for arguments of `train` that are of another type."""
+    _expect_instance(train_set, Utterances, "train_set", "Utterances")
+    _expect_instance(dev_set, Utterances | None, "dev_set", "Utterances or None")
+    _expect_instance(out, str | Path, "out", "a path")
+    _expect_instance(config, TrainConfig | None, "config", "TrainConfig or None")
+    known = True
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError):
+        known = False
+    expect(known, "device", "'cpu' or 'cuda'", repr(device))
+
+
+def _expect_instance(value: object, kind: Any, name: str, wanted: str) -> None:
+    expect(isinstance(value, kind), name, wanted, type(value).__name__)
+
+
+def _expect_tokens(tokenizer: Tokenizer, train_set: Utterances, dev_set: Utterances | None) -> None:
+    """ValueError for a transcript without tokens: now, not when its turn comes."""
+    texts = [*train_set.texts]
+    if dev_set is not None:
+        texts += dev_set.texts
+    for text in texts:
+        tokenizer.encode(text)
+
+
+def _identify(tokenizer: Tokenizer, train_set: Utterances) -> dict[str, str]:
+    """Hashes of what a run was started with, beside its settings."""
+    samples = [len(waveform) for waveform in train_set.waveforms]
+    speech = [[*train_set.ids], [*train_set.texts], samples]
+    return {
+        "tokenizer": content_hash(dump_tokenizer(tokenizer)),
+        "train_set": content_hash(speech),
+    }

@@ -1,0 +1,259 @@
+"""Jasper in OpenVINO and ONNX Runtime, each in a process of its own, run by the Python of `make
+peers`.
+
+    python -P peer_engines.py openvino_bfloat16
+    {"folder": "...", "frames": 200, "observe": true}
+    {"wall_ms": ..., "cpu_ms": ..., "digest": [sketch, lengths], "version": "..."}
+
+`folder` has a model and features by `write_model` and `write_features`. The first process that
+needs an engine's file lets another process make it, which takes several times the weights and ends.
+Models have no lengths and no masks: utterances are whole, one at a time. A process runs on one
+thread of the core that our arms run on. Protocol and timing are those of
+asrkit.workbench.bench.peers.peer_worker. The exporter alone imports asrkit, from this checkout.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+MODEL = "model.pt"
+FILES = {"openvino": "model.xml", "onnxruntime": "model.onnx"}
+CHECKOUT = Path(__file__).resolve().parents[4]
+
+
+def write_model(folder: Path, model: Any) -> None:
+    """Write what is exported; asrkit's side.
+
+    Args:
+        folder: to write into.
+        model: our CTCModel with a Jasper, float32, in eval mode.
+    """
+    from asrkit.models.checkpoints import config_to_dict
+
+    parts = {"config": config_to_dict(model.config), "weights": model.state_dict()}
+    torch.save(parts, folder / MODEL)
+
+
+def write_features(folder: Path, features: Tensor) -> None:
+    """Write features (1, T, F) for requests with `frames` T; asrkit's side.
+
+    Args:
+        folder: to write into.
+        features: of one whole utterance.
+    """
+    np.save(_features_path(folder, features.shape[1]), features.numpy())
+
+
+def _features_path(folder: Path, frames: int) -> Path:
+    return folder / f"features-{frames}.npy"
+
+
+class WholeUtterances(nn.Module):
+    """A CTC model with a Jasper for utterances without padding: features (B, T, F) in,
+    log-probabilities (B, T', V) out.
+
+    Args:
+        model: ours, whose parts it calls.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The model without lengths, so no masks stand in a graph traced from it."""
+        encoder = self.model.encoder
+        x = features.transpose(1, 2)
+        sources: list[Tensor] = []
+        for stage, sizes in zip(encoder.stages, encoder.config.stages, strict=True):
+            has_branches = encoder.config.has_branches(sizes)
+            if has_branches:
+                sources.append(x)
+            x = stage(x, sources if has_branches else [], None)
+        return self.model.output(x.transpose(1, 2)).log_softmax(-1)
+
+
+def export(folder: Path, engine: str) -> None:
+    """Write an engine's file, for any number of frames.
+
+    Args:
+        folder: of `write_model`.
+        engine: a key of FILES.
+    """
+    sys.path.append(str(CHECKOUT))
+    from asrkit.models import CTCModel
+    from asrkit.models.checkpoints import config_from_dict
+
+    parts = torch.load(folder / MODEL, mmap=True)
+    with torch.device("meta"):
+        model = CTCModel(config_from_dict(parts["config"]))
+    model.load_state_dict(parts["weights"], assign=True)
+    whole = WholeUtterances(model).eval().requires_grad_(False)
+    example = torch.zeros(1, 64, model.config.encoder.bins)
+    path = folder / FILES[engine]
+    if engine == "openvino":
+        import openvino
+
+        converted = openvino.convert_model(whole, example_input=example)
+        openvino.save_model(converted, path, compress_to_fp16=False)
+        return
+    program = torch.onnx.export(
+        whole,
+        (example,),
+        dynamo=True,
+        dynamic_shapes={"features": {1: torch.export.Dim("T", min=2)}},
+        verbose=False,
+    )
+    assert program is not None
+    program.save(path, external_data=True)  # a file of ONNX alone ends at 2 GB
+
+
+def exported(folder: Path, engine: str) -> Path:
+    """The file of an engine, exported by another process unless it is there.
+
+    Raises:
+        RuntimeError: the last line of what that process said.
+    """
+    path = folder / FILES[engine]
+    if path.exists():
+        return path
+    command = [sys.executable, "-P", "-W", "ignore", __file__, "export", str(folder), engine]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["its export failed"]
+        raise RuntimeError(lines[-1])
+    return path
+
+
+class OpenVINO:
+    """A call that returns log-probabilities (1, T', V), by OpenVINO on one thread.
+
+    Args:
+        folder: of `write_model`.
+        features: (1, T, F).
+        precision: "f32" or "bf16".
+    """
+
+    def __init__(self, folder: Path, features: np.ndarray, precision: str) -> None:
+        import openvino
+
+        core = openvino.Core()
+        model = core.read_model(exported(folder, "openvino"))
+        model.reshape([*features.shape])
+        options = {
+            "INFERENCE_NUM_THREADS": 1,
+            "INFERENCE_PRECISION_HINT": precision,
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        compiled = core.compile_model(model, "CPU", options)
+        used = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+        if used != precision:
+            raise RuntimeError(f"it computes in {used} on this CPU, not in {precision}")
+        self.features = features
+        self.request = compiled.create_infer_request()
+
+    def __call__(self) -> np.ndarray:
+        return self.request.infer([self.features], share_inputs=True)[0]
+
+
+class ONNXRuntime:
+    """A call that returns log-probabilities (1, T', V), by ONNX Runtime on one thread.
+
+    Args:
+        folder: of `write_model`.
+        features: (1, T, F).
+    """
+
+    def __init__(self, folder: Path, features: np.ndarray) -> None:
+        import onnxruntime
+
+        onnxruntime.disable_telemetry_events()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.add_free_dimension_override_by_name("T", features.shape[1])
+        path = exported(folder, "onnxruntime")
+        self.session = onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"]
+        )
+        self.inputs = {self.session.get_inputs()[0].name: features}
+
+    def __call__(self) -> np.ndarray:
+        return self.session.run(None, self.inputs)[0]
+
+
+ENGINES: dict[str, tuple[str, Callable[..., Callable[[], np.ndarray]]]] = {
+    "openvino_float32": ("openvino", functools.partial(OpenVINO, precision="f32")),
+    "openvino_bfloat16": ("openvino", functools.partial(OpenVINO, precision="bf16")),
+    "onnxruntime_float32": ("onnxruntime", ONNXRuntime),
+}
+
+
+class Server:
+    """Answers requests to one engine; it holds one compiled model, of the frames asked last.
+
+    Args:
+        peer: a key of ENGINES.
+    """
+
+    def __init__(self, peer: str) -> None:
+        self.package, self.make = ENGINES[peer]
+        self.prepared: tuple[str, int] | None = None
+        self.call: Callable[[], np.ndarray] | None = None
+
+    def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request, as above."""
+        call = self._call(request["folder"], request["frames"])
+        wall_start = time.perf_counter_ns()
+        cpu_start = time.process_time_ns()
+        found = call()
+        cpu_ns = time.process_time_ns() - cpu_start
+        wall_ns = time.perf_counter_ns() - wall_start
+        answer = {
+            "wall_ms": wall_ns / 1e6,
+            "cpu_ms": cpu_ns / 1e6,
+            "version": f"{self.package} {version(self.package)}",
+        }
+        if request["observe"]:
+            from peer_encoders import sketch
+
+            lengths = torch.tensor([found.shape[1]])
+            digest = sketch(torch.tensor(found), lengths)
+            answer["digest"] = [digest.tolist(), lengths.tolist()]
+        return answer
+
+    def _call(self, folder: str, frames: int) -> Callable[[], np.ndarray]:
+        if self.call is None or self.prepared != (folder, frames):
+            self.call = None  # the memory of one at a time
+            self.prepared = None
+            features = np.load(_features_path(Path(folder), frames))
+            self.call = self.make(Path(folder), features)
+            self.prepared = (folder, frames)
+        return self.call
+
+
+def main(peer: str) -> None:
+    """Answer until the requests end."""
+    sys.path.append(str(Path(__file__).parent))
+    from peer_worker import answer_requests
+
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    answer_requests(Server(peer))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "export":
+        export(Path(sys.argv[2]), sys.argv[3])
+    else:
+        main(sys.argv[1])

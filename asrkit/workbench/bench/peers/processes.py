@@ -1,0 +1,192 @@
+"""Losses, decoders, encoders and engines of peers, each in a process of its own with the Python
+that `make peers` set up.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.shapes import expect
+from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, LOOPS
+from asrkit.workbench.bench.peers.peer_encoders import ENCODERS
+from asrkit.workbench.bench.peers.peer_engines import ENGINES
+from asrkit.workbench.profiling import Sample
+
+HERE = Path(__file__).resolve().parent
+PYTHON = HERE.parents[3] / ".venv-peers/bin/python"
+# NeMo's decoders for a machine without .venv-peers, see peer_decoders
+COPY = HERE.parents[3] / "build/peers"
+NAMES = {
+    "rnnt": ("warprnnt_numba", "nemo_numba", "nemo_pytorch"),
+    "tdt": ("transformers_tdt",),
+    "rnnt-greedy": LOOPS[:1],
+    "tdt-greedy": LOOPS[:1],
+    "rnnt-greedy-loops": LOOPS,
+    "tdt-greedy-loops": (LOOPS[0], LOOPS[2]),
+    "rnnt-greedy-cuda": (LOOPS[0], GRAPHS),
+    "tdt-greedy-cuda": (LOOPS[0], GRAPHS),
+    "rnnt-greedy-loops-cuda": (*LOOPS, GRAPHS),
+    "tdt-greedy-loops-cuda": (LOOPS[0], LOOPS[2], GRAPHS),
+    "encoder": (*ENCODERS,),
+    "jasper-bfloat16": ("openvino_bfloat16",),
+    "jasper-float32": ("openvino_float32", "onnxruntime_float32"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Sample):
+    """Times of one call of a peer.
+
+    If it was observed: the digest of its result (see asrkit.workbench.bench.agreement), its peak
+    memory in bytes and counts of its calls.
+    """
+
+    digest: tuple[Tensor, ...] = ()
+    peak_B: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """An arm that sends one request to a peer's process.
+
+    Attributes:
+        process: the process, which answers a line with a line.
+        name: of the peer.
+        request: what it is asked each time.
+        version: package and version that answer.
+    """
+
+    process: subprocess.Popen[str]
+    name: str
+    request: Mapping[str, Any]
+    version: str = ""
+
+    def ask(self, **more: Any) -> dict[str, Any]:
+        """The process's answer; RuntimeError with its reason if it has none."""
+        assert self.process.stdin and self.process.stdout
+        request = {**self.request, "threads": torch.get_num_threads(), **more}
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
+        except BrokenPipeError:
+            answer = {"error": "its process ended"}
+        if "error" in answer:
+            raise RuntimeError(f"peer {self.name}: {answer['error']}")
+        return answer
+
+    def __call__(self, observe: bool = False) -> Answer:
+        answer = self.ask(observe=observe)
+        return Answer(
+            wall_ms=answer["wall_ms"],
+            cpu_ms=answer["cpu_ms"],
+            digest=tuple(torch.tensor(part) for part in answer.get("digest", ())),
+            peak_B=answer.get("peak_B"),
+            counts=answer.get("counts", {}),
+        )
+
+
+class Peers:
+    """The installed peers, started when they are first asked and ended with the `with` block.
+
+    Args:
+        python: that runs them; None for .venv-peers, or this Python with build/peers.
+        names: of peers, by what they are asked for.
+        folder: where else Python finds NeMo.
+    """
+
+    def __init__(
+        self,
+        python: str | Path | None = None,
+        names: Mapping[str, tuple[str, ...]] = NAMES,
+        folder: Path | None = None,
+    ) -> None:
+        if python is None and not PYTHON.exists() and COPY.is_dir():
+            python = sys.executable
+            folder = COPY
+        self.python = Path(python or PYTHON)
+        self.names = names
+        self.folder = folder
+        expect(
+            self.python.exists(),
+            "peers",
+            "the environment .venv-peers",
+            "none",
+            "`make peers` installs it.",
+        )
+        self.running: dict[str, Peer | None] = {}
+
+    def __enter__(self) -> "Peers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end([*self.running])
+
+    def arms(self, loss: str, **request: Any) -> dict[str, Peer]:
+        """An arm for each peer that has `loss`, a key of NAMES; one that does not run is named on
+        standard error.
+        """
+        small = {**request, "shape": [1, 3, 2, 4]}
+        names = self.names.get(loss, ())
+        missing = [name for name in names if name not in self.running]
+        started = {name: self._start(name, small) for name in missing}  # all import at once
+        for name, peer in started.items():
+            self.running[name] = _ready(peer)
+        arms = {}
+        for name in names:
+            running = self.running[name]
+            if running:
+                arms[name] = Peer(**{**vars(running), "request": request})
+        return arms
+
+    def end(self, loss: str) -> None:
+        """End the processes of peers that have `loss`, for their memory; asked again they start."""
+        self._end([name for name in self.names.get(loss, ()) if name in self.running])
+
+    def _end(self, names: list[str]) -> None:
+        for name in names:
+            peer = self.running.pop(name)
+            if peer:
+                peer.process.communicate()  # no more requests: it ends
+
+    def _start(self, name: str, small: dict[str, Any]) -> Peer:
+        worker = HERE / "peer_worker.py"
+        if name in (*LOOPS, GRAPHS):
+            worker = HERE / "peer_decoders.py"
+        elif name in ENCODERS:
+            worker = HERE / "peer_encoders.py"
+        elif name in ENGINES:
+            worker = HERE / "peer_engines.py"
+        command = [str(self.python), "-P", "-W", "ignore", str(worker), name]
+        if self.folder:
+            command.append(str(self.folder))
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.DEVNULL,
+        }
+        return Peer(process=subprocess.Popen(command, text=True, **pipes), name=name, request=small)
+
+
+def installed() -> bool:
+    """Whether peers are here: in .venv-peers, or NeMo's decoders in build/peers."""
+    return PYTHON.exists() or COPY.is_dir()
+
+
+def _ready(peer: Peer) -> Peer | None:
+    """The peer with its version, once it has answered; None, and a line that says why, if it
+    cannot.
+    """
+    try:
+        return Peer(**{**vars(peer), "version": peer.ask(observe=False)["version"]})
+    except RuntimeError as error:
+        print(f"{error}; left out. `make peers` installs what is missing.", file=sys.stderr)
+        peer.process.communicate()
+        return None

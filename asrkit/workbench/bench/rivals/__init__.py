@@ -1,1 +1,0 @@
-"""Rivals of our arms: other packages, each in a process of its own."""

@@ -1,0 +1,200 @@
+"""Utterances a second of a Jasper's training on several processes, each with a batch of its own.
+
+Here on one and two processes of this machine, on loopback alone: `weak_scaling`. On eight GPUs, and
+on one to compare with, as the published tables have it:
+
+    torchrun --standalone --nproc-per-node 8 -m asrkit.workbench.bench.weak_scaling \\
+        --preset jasper_10x5dr --batch 64 --frames 1670 --precision mixed --device cuda
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from asrkit.models import CTCModel, JasperConfig, presets
+from asrkit.runtime import usable_cores
+from asrkit.shapes import expect, whole
+from asrkit.workbench.bench.jasper_claims import TrainingStep
+from asrkit.workbench.bench.protocols import training_throughput
+
+MODULE = "asrkit.workbench.bench.weak_scaling"
+LOOPBACK = {"darwin": "lo0"}  # where it is not "lo"
+# Between two looks at the processes: less than another takes to fail because the first has.
+LOOK_S = 0.05
+
+
+def weak_scaling(
+    ranks: Sequence[int] = (1, 2),
+    *,
+    preset: str = "mini_jasper",
+    batch: int = 8,
+    frames: int = 400,
+    steps: int = 5,
+) -> dict[int, float]:
+    """Utterances a second by number of processes on this machine's cores, one thread each.
+
+    Args:
+        ranks: Numbers of processes, one run after the other.
+        preset: Of a Jasper.
+        batch: Utterances of a step of each process.
+        frames: Feature frames of each utterance.
+        steps: Of an epoch; the last of two counts.
+
+    Returns:
+        Of all processes together. Divided by that of one and by the processes, it is the
+        efficiency of weak scaling.
+
+    Raises:
+        ValueError: More processes than cores.
+        RuntimeError: A process failed, and the others were ended; the message is one line, with
+            the last that it said.
+    """
+    cores = usable_cores()
+    for count in ranks:
+        expect(whole(count, 1, cores), "ranks", f"from 1 to the {cores} cores here", count)
+    arguments = ["--preset", preset, "--batch", str(batch), "--frames", str(frames)]
+    arguments += ["--steps", str(steps), "--threads", "1"]
+    return {count: _run(count, arguments) for count in ranks}
+
+
+def _run(count: int, arguments: Sequence[str]) -> float:
+    """Utterances a second of `count` processes, which meet through a file."""
+    from asrkit.training.processes import STORE
+
+    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    shared["GLOO_SOCKET_IFNAME"] = LOOPBACK.get(sys.platform, "lo")
+    processes = list[subprocess.Popen[bytes]]()
+    with tempfile.TemporaryDirectory(prefix="asrkit-ranks-") as name:  # mode 0700
+        folder = Path(name)
+        shared[STORE] = str(folder / "ranks")
+        try:
+            for rank in range(count):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                process = _start(arguments, {**os.environ, **shared, **own}, folder)
+                processes.append(process)
+            _wait(processes, folder)
+        finally:
+            for process in processes:
+                process.kill()  # one that has ended is left as it is
+                process.wait()
+        lines = (folder / "output-0").read_text().splitlines()
+    return json.loads(lines[-1])["utterances_per_s"]
+
+
+def _start(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> subprocess.Popen[bytes]:
+    """A rank that writes what it says to files: a pipe that nobody reads yet would fill."""
+    command = [sys.executable, "-m", MODULE, *arguments]
+    rank = environment["RANK"]
+    with (
+        (folder / f"output-{rank}").open("wb") as output,
+        (folder / f"errors-{rank}").open("wb") as errors,
+    ):
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Return when all have ended well.
+
+    Raises:
+        RuntimeError: One has failed; the others may still wait for it.
+    """
+    while True:
+        codes = [process.poll() for process in processes]
+        for rank, code in enumerate(codes):
+            if code:
+                said = (folder / f"errors-{rank}").read_text(errors="replace").split("\n")
+                last = next((line for line in reversed(said) if line.strip()), "it said nothing")
+                raise RuntimeError(
+                    f"rank {rank} of {len(codes)} ended with {code}, so the others were ended: "
+                    f"{last.strip()}"
+                )
+        if None not in codes:
+            return
+        time.sleep(LOOK_S)
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Two epochs as one of the processes; what rank 0 prints.
+
+    Args:
+        args: Of the command line.
+    """
+    from asrkit.training.processes import joined
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    config = presets.PRESETS[args.preset]()
+    jasper = isinstance(config.encoder, JasperConfig)
+    expect(jasper, "preset", "one of a Jasper", repr(args.preset))
+    device = torch.device(args.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    torch.manual_seed(0)
+    model = CTCModel(config).to(device)  # type: ignore[arg-type]
+    with joined(device) as processes:
+        step = TrainingStep(model, args.batch, args.frames, args.precision)
+        if processes.grouped:
+            step.model = _in_parallel(step.model, device)
+        epoch = partial(_epoch, step, args.steps, processes.wait)
+        rate = training_throughput(epoch, device=device)
+        (total,) = processes.total([rate])
+    return {
+        "preset": args.preset,
+        "processes": processes.count,
+        "batch": args.batch,
+        "frames": args.frames,
+        "precision": args.precision,
+        "device": args.device,
+        "utterances_per_s": total,
+    }
+
+
+def _in_parallel(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with gradients averaged over the processes."""
+    if device.type == "cuda":
+        return DistributedDataParallel(model, device_ids=[device])
+    return DistributedDataParallel(model)
+
+
+def _epoch(step: TrainingStep, steps: int, wait: Callable[[], object]) -> int:
+    """All processes begin together and end when the last has; returns this one's utterances."""
+    wait()
+    for _ in range(steps):
+        step().item()  # waited for, as in the published training
+    wait()
+    return steps * step.B
+
+
+def main() -> None:
+    """One process of a run; rank 0 prints a line of JSON."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser.add_argument("--preset", default="mini_jasper")
+    parser.add_argument("--batch", type=int, default=8, help="utterances of each process")
+    parser.add_argument("--frames", type=int, default=400, help="of each utterance")
+    parser.add_argument("--steps", type=int, default=5, help="of an epoch; two are trained")
+    parser.add_argument("--precision", choices=("tf32", "mixed"), default="tf32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=0, help="of each process; 0: torch's own")
+    torch.backends.cudnn.benchmark = True  # as the published training
+    result = train(parser.parse_args())
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

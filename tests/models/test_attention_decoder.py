@@ -1,0 +1,271 @@
+"""The attention decoder: step by step it computes what it computes at once, whatever it keeps."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from asrkit.decoders.states import map_state, state_tensors
+from asrkit.models import (
+    AEDConfig,
+    AEDModel,
+    Checkpoint,
+    ConvConfig,
+    load_checkpoint,
+    make_model,
+    optimize,
+    presets,
+    save_checkpoint,
+)
+from asrkit.models.attention_memory import CROSS, PAST
+from asrkit.text import CharTokenizer
+
+SPECIAL = {"vocab_size": 11, "pad": 0, "bos": 1, "eos": 2}
+WAYS = list(product(CROSS, PAST))
+
+
+@pytest.fixture(autouse=True)
+def small_batches(one_thread):
+    """Every test of this file starts on one thread."""
+
+
+def small(dtype=torch.float64, **settings):
+    torch.manual_seed(0)
+    sizes = {"encoder": ConvConfig(bins=4, width=6, layers=1), "width": 8, "heads": 2, "layers": 2}
+    model = AEDModel(AEDConfig(**SPECIAL | sizes | {"most": 16} | settings))
+    for layer in model.layers:  # biases start small, and those of keys must cancel
+        torch.nn.init.normal_(layer.cross_attention.key_value.bias)
+        torch.nn.init.normal_(layer.self_attention.qkv.bias)
+    torch.nn.init.normal_(model.output_bias)
+    return model.to(dtype).eval()
+
+
+def spoken(B, T, U, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(B + T + U)
+    encoded = torch.randn(B, T, 8, generator=generator, dtype=torch.float64).to(dtype)
+    lengths = torch.randint(1, T + 1, (B,), generator=generator)
+    tokens = torch.randint(0, 11, (B, U), generator=generator)
+    return encoded, lengths, tokens
+
+
+def by_steps(model, encoded, lengths, tokens, cross, past, *, chunks, room=16, bounded=True):
+    """Logits of `tokens`, as many at a time as `chunks` say."""
+    memory = model.remember(encoded, lengths, cross=cross)
+    state = model.begin(memory, room, past=past)
+    parts = []
+    seen = 0
+    for chunk in chunks:
+        more = tokens[:, seen : seen + chunk]
+        seen += chunk
+        logits, state = model.follow(more, state, memory, reach=seen if bounded else None)
+        parts.append(logits)
+    return torch.cat(parts, 1)
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("cross", "past"), WAYS)
+def test_step_by_step_is_all_at_once(cross, past, dtype, most):
+    model = small(dtype)
+    for (B, T, U), bounded in product([(1, 1, 1), (3, 7, 5), (33, 4, 2)], (True, False)):
+        encoded, lengths, tokens = spoken(B, T, U, dtype)
+        with torch.no_grad():
+            wanted = model.logits(encoded, lengths, tokens)
+            for chunks in ([1] * U, [U]):
+                found = by_steps(
+                    model, encoded, lengths, tokens, cross, past, chunks=chunks, bounded=bounded
+                )
+                torch.testing.assert_close(found, wanted, rtol=0, atol=most)
+
+
+def test_the_reference_of_all_is_written_out():
+    model = small()
+    encoded, _, tokens = spoken(1, 5, 4)
+    D, H = 8, 2
+    with torch.no_grad():
+        angle = [[u / 10_000 ** (2 * i / D) for i in range(D // 2)] for u in range(4)]
+        angle = torch.tensor(angle, dtype=torch.float64)
+        sines = torch.stack([angle.sin(), angle.cos()], -1).flatten(1) / D**0.5
+        x = model.embedding_norm(model.embedding.weight[tokens[0]] + sines)
+        for layer in model.layers:
+            normed = layer.self_norm(x)
+            q, k, v = layer.self_attention.qkv(normed).chunk(3, -1)
+            x = x + layer.self_attention.out(mixed(q, k, v, H, causal=True))
+            q = layer.cross_attention.query(layer.cross_norm(x))
+            k, v = layer.cross_attention.key_value(encoded[0]).chunk(2, -1)
+            x = x + layer.cross_attention.out(mixed(q, k, v, H, causal=False))
+            x = x + layer.feed_forward(layer.feed_forward_norm(x))
+        wanted = model.norm(x) @ model.embedding.weight.T + model.output_bias
+        found = model.logits(encoded, torch.tensor([5]), tokens)
+    torch.testing.assert_close(found[0], wanted, rtol=0, atol=1e-6)  # sines are float32's
+
+
+def mixed(q, k, v, H, *, causal):
+    """Multi-head attention by its definition, (U, D)."""
+    out = torch.zeros_like(q)
+    width = q.shape[1] // H
+    for h, u in product(range(H), range(len(q))):
+        part = slice(h * width, (h + 1) * width)
+        last = u + 1 if causal else len(k)
+        weights = (k[:last, part] @ q[u, part] / width**0.5).softmax(0)
+        out[u, part] = weights @ v[:last, part]
+    return out
+
+
+def test_absorbed_attention_is_the_kept_one_with_biases_of_keys_and_values():
+    model = small()
+    encoded, lengths, tokens = spoken(4, 9, 6)
+    with torch.no_grad():
+        kept, absorbed = (
+            by_steps(model, encoded, lengths, tokens, cross, "kept", chunks=[2, 1, 3])
+            for cross in ("kept", "absorbed")
+        )
+        torch.testing.assert_close(absorbed, kept, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("cross", "past"), WAYS)
+def test_neither_padding_nor_the_rest_of_the_batch_matters(cross, past):
+    model = small()
+    encoded, lengths, tokens = spoken(3, 7, 5)
+    with torch.no_grad():
+        wanted = by_steps(model, encoded, lengths, tokens, cross, past, chunks=[2, 3])
+        for b, length in enumerate(lengths):
+            encoded[b, length:] = torch.nan
+        found = by_steps(model, encoded, lengths, tokens, cross, past, chunks=[2, 3])
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        for b, length in enumerate(lengths):
+            row = slice(b, b + 1)
+            alone = (encoded[row, :length], lengths[row], tokens[row])
+            found = by_steps(model, *alone, cross, past, chunks=[2, 3])
+            torch.testing.assert_close(found, wanted[row], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("cross", "past"), WAYS)
+def test_rows_may_be_at_different_places_and_selected(cross, past):
+    model = small()
+    encoded, lengths, tokens = spoken(3, 7, 6)
+    with torch.no_grad():
+        wanted = model.logits(encoded, lengths, tokens)
+        memory = model.remember(encoded, lengths, cross=cross)
+        state = model.begin(memory, 8, past=past)
+        _, state = model.follow(tokens[:, :4], state, memory)
+        state = state._replace(place=torch.tensor([4, 1, 3]))  # what lies behind is void
+        rows = torch.tensor([2, 1])
+        memory, state = map_state(lambda part: part[rows], (memory, state))
+        assert {len(part) for part in state_tensors((memory, state))} == {2}
+        more = torch.stack([tokens[2, 3:5], tokens[1, 1:3]])
+        found, state = model.follow(more, state, memory)
+        assert state.place.tolist() == [5, 3]
+        torch.testing.assert_close(found[0], wanted[2, 3:5], rtol=0, atol=1e-10)
+        torch.testing.assert_close(found[1], wanted[1, 1:3], rtol=0, atol=1e-10)
+
+
+def test_frames_are_looked_at_by_the_same_weights_in_every_way():
+    model = small()
+    encoded, lengths, tokens = spoken(3, 7, 5)
+    with torch.no_grad():
+        looks = [
+            model.looks(tokens, model.remember(encoded, lengths, cross=cross)) for cross in CROSS
+        ]
+    for found in looks:
+        torch.testing.assert_close(found, looks[0], rtol=0, atol=1e-12)
+        torch.testing.assert_close(found.sum(2), torch.ones(3, 5).double())
+        behind = torch.arange(7) >= lengths[:, None]
+        assert (found.amax(1)[behind] == 0).all()
+
+
+# ---- the model
+
+
+def test_everything_that_is_used_learns():
+    model = small(torch.float32, ctc=True, dropout=0.5).train()
+    features = torch.randn(2, 20, 4)
+    logits, ends, ctc = model(features, torch.tensor([20, 9]), torch.tensor([[1, 4, 5], [1, 3, 0]]))
+    assert logits.shape == (2, 3, 11)
+    assert ends.tolist() == [5, 3]
+    assert ctc.shape == (2, 5, 12)
+    (logits.logsumexp(-1).sum() + ctc[..., 0].sum() + logits[..., 4].sum()).backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad.abs().sum() > 0, name
+
+
+def test_the_future_has_no_influence():
+    model = small()
+    encoded, lengths, tokens = spoken(2, 5, 6)
+    other = tokens.clone()
+    other[:, 3:] = 7
+    with torch.no_grad():
+        a = model.logits(encoded, lengths, tokens)
+        b = model.logits(encoded, lengths, other)
+    torch.testing.assert_close(a[:, :3], b[:, :3], rtol=0, atol=1e-12)
+    assert not torch.allclose(a[:, 3:], b[:, 3:])
+
+
+def test_pad_starts_as_zeros_and_the_table_of_sines_is_part_of_a_checkpoint():
+    model = small(torch.float32)
+    assert (model.embedding.weight[0] == 0).all()
+    assert (model.embedding.weight[1:] != 0).all()
+    assert model.state_dict()["positions"].shape == (16, 8)
+    assert "positions" not in dict(model.named_parameters())
+
+
+def test_a_checkpoint_brings_back_the_same_model(tmp_path):
+    vocab_size = CharTokenizer().vocab_size + 3
+    model = make_model(presets.tiny_aed(vocab_size)).eval()
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, Checkpoint(model, CharTokenizer(), {"bins": 80}, {"step": 3}))
+    again = load_checkpoint(path).model
+    assert again.config == model.config
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+    too_few = make_model(presets.tiny_aed(vocab_size - 4)).eval()
+    with pytest.raises(ValueError, match="^tokenizer: expected at most 27 tokens, got 28"):
+        save_checkpoint(path, Checkpoint(too_few, CharTokenizer(), {"bins": 80}, {}))
+
+
+def test_an_optimized_model_computes_the_same():
+    model = small(torch.float32)
+    encoded, lengths, tokens = spoken(2, 5, 6, torch.float32)
+    with torch.no_grad():
+        wanted = model.logits(encoded, lengths, tokens)
+        faster = optimize(model)
+        for cross, past in product(CROSS, ("kept", "none")):
+            found = by_steps(faster, encoded, lengths, tokens, cross, past, chunks=[1, 5])
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+        memory = faster.remember(encoded, lengths)
+        if type(faster.layers[0].self_attention.qkv) is not torch.nn.Linear:
+            with pytest.raises(ValueError, match="^past: .*packed"):
+                faster.begin(memory, 4, past="states")
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"eos": 0}, "^bos, eos, pad: expected three different tokens"),
+    ({"pad": 11}, "^bos, eos, pad: expected tokens from 0 to below vocab_size=11"),
+    ({"heads": 3}, "^heads: expected a divisor of width=8"),
+    ({"width": 9, "heads": 3}, "^width: expected an even number"),
+    ({"layers": 0}, "at least 1"), ({"dropout": 1.0}, "^dropout: "), ({"most": 2.5}, "^most: "),
+])  # fmt: skip
+def test_settings_that_make_no_model_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        small(**settings)
+
+
+def test_calls_that_make_no_sense_are_refused():
+    model = small()
+    encoded, lengths, tokens = spoken(2, 5, 3)
+    memory = model.remember(encoded, lengths)
+    for said, call in {
+        "^cross: expected one of": lambda: model.remember(encoded, lengths, cross="all"),
+        "^past: expected one of": lambda: model.begin(memory, 3, past="all"),
+        "^room: expected 1 to most=16": lambda: model.begin(memory, 17),
+        "^encoded: expected shape": lambda: model.remember(encoded[..., :4], lengths),
+        "^tokens: expected 1 to most=16": lambda: model.logits(
+            encoded, lengths, tokens.repeat(1, 6)
+        ),
+        "^tokens: expected shape": lambda: model.logits(encoded, lengths, tokens[:1]),
+        "^config: expected an AEDConfig": lambda: AEDModel(presets.tiny()),
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            call()

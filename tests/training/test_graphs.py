@@ -1,0 +1,149 @@
+"""Which length is taken, how arguments are padded, what a failed capture leaves; on a GPU, equal gradients."""
+
+import pytest
+import torch
+from torch import nn
+
+from asrkit.training.graphs import bucket, capture_all, graphed_training, pad_to
+
+LENGTHS = [4, 8, 16]
+
+
+class Net(nn.Module):
+    """Batch norm, whose buffers a capture moves, and a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x, lengths):
+        valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        normal = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        return self.layer(normal) * valid[..., None]
+
+
+def samples(device="cpu"):
+    return [
+        (torch.randn(2, length, 3, device=device), torch.full((2,), length, device=device))
+        for length in LENGTHS
+    ]
+
+
+def eager(view, arguments):
+    """A stand-in for a capture: it warms up, as CUDA's does, and replays the module itself."""
+    view(*arguments)
+    return view
+
+
+@pytest.mark.parametrize(
+    ("length", "place"), [(0, 0), (1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (16, 2)]
+)
+def test_the_shortest_length_that_fits_is_taken(length, place):
+    assert bucket(length, LENGTHS) == place
+
+
+def test_padding_is_zeros_behind_in_dimension_1():
+    x = torch.ones(2, 3, 4)
+    padded = pad_to(x, 5)
+    assert padded.shape == (2, 5, 4)
+    assert torch.equal(padded[:, :3], x) and not padded[:, 3:].any()
+    labels = pad_to(torch.ones(2, 3, dtype=torch.long), 4)
+    assert labels.tolist() == [[1, 1, 1, 0]] * 2
+    counts = torch.ones(2)
+    assert pad_to(counts, 9) is counts
+
+
+def test_arguments_run_at_the_next_length_and_buffers_are_as_before():
+    net = Net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    graphed = capture_all(net, samples(), LENGTHS, eager)
+    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
+    x = torch.randn(2, 5, 3)
+    lengths = torch.tensor([5, 2])
+    out = graphed(x, lengths)
+    assert out.shape == (2, 8, 2)
+    out.sum().backward()
+    assert net.layer.weight.grad is not None  # the views share the module's parameters
+    net.load_state_dict(before)
+    assert torch.equal(out, net(pad_to(x, 8), lengths))
+
+
+def test_a_capture_that_fails_leaves_the_module_as_it_was_and_names_the_line():
+    net = Net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    forward = net.forward
+
+    def fails_at_8(view, arguments):
+        view(*arguments)
+        view.forward = None
+        if arguments[0].shape[1] == 8:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return view
+
+    wanted = (
+        r"^module: its passes at length 8 cannot be captured, by test_graphs\.py:\d+: operation"
+    )
+    with pytest.raises(RuntimeError, match=wanted):
+        capture_all(net, samples(), LENGTHS, fails_at_8)
+    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
+    assert net.forward == forward
+    assert net.layer.weight.grad is None
+
+
+def call(*arguments):
+    return lambda: capture_all(Net(), samples(), LENGTHS, eager)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("act", "wanted"),
+    [
+        (
+            lambda: graphed_training(Net(), samples(), LENGTHS),
+            "module: expected one on a CUDA device, got cpu. Elsewhere call it as it is.",
+        ),
+        (
+            call(torch.zeros(2, 17, 3), torch.ones(2)),
+            "arguments: expected at most 16 in dimension 1, got 17.",
+        ),
+        (
+            call(torch.zeros(3, 4, 3), torch.ones(3)),
+            "arguments: expected shapes [(2, 4, 3), (2,)], got [(3, 4, 3), (3,)]. "
+            "Take batches of the samples' size.",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(act, wanted):
+    with pytest.raises(ValueError) as caught:
+        act()
+    assert str(caught.value) == wanted
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_graphs_equal_the_module():
+    torch.manual_seed(0)
+    net = Net().cuda()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    graphed = graphed_training(net, samples("cuda"), LENGTHS)
+    for length in (3, 8, 13, 4, 16, 1):
+        x = torch.randn(2, length, 3, device="cuda")
+        lengths = torch.tensor([length, 1], device="cuda")
+        results = []
+        for run in (graphed, net):
+            net.load_state_dict(before)
+            padded = pad_to(x, LENGTHS[bucket(length, LENGTHS)])
+            out = run(padded, lengths)
+            out.square().sum().backward()
+            results.append((out.detach().clone(), net.layer.weight.grad.clone()))
+            net.zero_grad()
+        torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_read_inside_a_graph_is_named():
+    class Reads(Net):
+        def forward(self, x, lengths):
+            return super().forward(x, lengths) * float(lengths.sum())
+
+    with pytest.raises(RuntimeError, match=r"at length 4 cannot be captured, by test_graphs\.py:"):
+        graphed_training(Reads().cuda(), samples("cuda"), LENGTHS)

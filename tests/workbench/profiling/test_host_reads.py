@@ -1,0 +1,117 @@
+"""Host reads of a step that has a known number of them, and peaks that follow from shapes."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from asrkit.workbench.profiling import fake_peak, host_reads
+
+HERE = "tests/workbench/profiling/test_host_reads.py"
+
+
+def planted(x):
+    y = (x * 2).sum()
+    if y.isfinite():
+        y = y + x.max().item()
+    return y.backward()
+
+
+def lines(function, *numbers):
+    first = inspect.getsourcelines(function)[1]
+    return {f"{HERE}:{first + number}": 1 for number in numbers}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_planted_read_is_found_with_its_file_and_line(device):
+    x = torch.ones(3, 4, device=device, requires_grad=True)
+    assert host_reads(lambda: planted(x), device=device) == lines(planted, 2, 3)
+    assert x.grad.shape == x.shape
+    assert host_reads(lambda: (x * 2).sum().backward(), device=device) == {}
+
+
+def test_a_planted_read_is_found_among_fake_tensors():
+    with FakeTensorMode():
+        x = torch.ones(3, 4, requires_grad=True)
+        assert host_reads(lambda: planted(x)) == lines(planted, 2, 3)
+        assert host_reads(lambda: (x * 2).sum().backward()) == {}
+
+
+READS = {
+    "tolist": lambda x, host: x.tolist(),
+    "a copy to the host": lambda x, host: x.to("cpu"),
+    "a copy to the host, by name": lambda x, host: x.cpu() + host,
+    "a copy into host memory": lambda x, host: host.copy_(x),
+    "a copy of pageable memory": lambda x, host: host.to("meta"),
+    "equal": lambda x, host: torch.equal(x, x),
+    "a whole number": lambda x, host: host[x.long().sum()],
+}
+WAITLESS = {
+    "host tensors": lambda x, host: (host.tolist(), host.sum().item(), host.nonzero()),
+    "a copy that does not block": lambda x, host: host.to("meta", non_blocking=True),
+    "a copy back that does not block": lambda x, host: x.to("cpu", non_blocking=True),
+    "work on the device": lambda x, host: x.softmax(0).where(x > 0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_every_way_to_read_counts_once(name):
+    found = host_reads(
+        lambda: READS[name](torch.ones(2, device="meta"), torch.ones(2)), device="meta"
+    )
+    assert found.total() == 1, found
+
+
+@pytest.mark.parametrize("name", WAITLESS)
+def test_what_stays_on_its_side_counts_nothing(name):
+    run = lambda: WAITLESS[name](torch.ones(2, device="meta"), torch.ones(2))  # noqa: E731
+    assert host_reads(run, device="meta") == {}
+
+
+def test_a_size_that_numbers_decide_is_refused_by_its_line():
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.raises(RuntimeError) as caught:
+        host_reads(lambda: torch.ones(3, device="meta").nonzero(), device="meta")
+    assert f"nonzero at {HERE}:{line}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "function", [host_reads, lambda run, device: fake_peak(run, (), device=device)]
+)
+def test_another_device_is_refused(function):
+    with pytest.raises(ValueError, match="^device: expected '"):
+        function(lambda *_: None, device="gpu")
+
+
+def test_the_peak_of_two_layers_is_the_sum_of_what_lives_then():
+    """Weights, gradients, two of Adam's states, and the activations that backward keeps."""
+    with torch.device("meta"):
+        model = nn.Sequential(
+            nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 64, bias=False)
+        )
+        x = torch.randn(1000, 64)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+
+    def step(batch):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    weights = 2 * 64 * 64 * 4
+    rows = 1000 * 64 * 4
+    peak = fake_peak(step, x, held=(model, optimizer))
+    # x, the first layer's output and the second's live when backward begins; then a gradient of
+    # rows stands beside the first two
+    least = 3 * weights + 3 * rows
+    assert least <= peak <= least + 2 * weights + rows
+
+
+def test_the_peak_grows_by_the_batch():
+    with torch.device("meta"):
+        layer = nn.Linear(8, 8)
+        small, large = torch.randn(100, 8), torch.randn(300, 8)
+    step = lambda x: layer(x).sum().backward()  # noqa: E731
+    difference = fake_peak(step, large, held=[layer]) - fake_peak(step, small, held=[layer])
+    assert difference == 200 * 8 * 4 * 2  # rows in, and rows out
