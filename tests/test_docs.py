@@ -69,7 +69,7 @@ def texts(pages):
     return "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
 
 
-TOLD = texts(["README.md", *GUIDES])
+TOLD = re.sub(r" \\\n *", " ", texts(["README.md", *GUIDES]))  # a command of two lines is one
 SHELL = re.findall(r"^    (?:make \w+ && )?(asrkit .+?)(?:\s+#.*)?$", TOLD, re.MULTILINE)
 INLINE = re.findall(r"`(asrkit [a-z][^`…]*)`", TOLD)
 MADE = re.findall(r"^    make (\w+)(?: ARGS=\"(.*?)\")?", TOLD, re.MULTILINE)

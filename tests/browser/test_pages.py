@@ -202,7 +202,7 @@ def test_every_notebook_is_opened_from_the_index_and_leads_back(index, site):
     for name in names:
         index.locator(f".cards h3 a[href='{name}.html']").click()
         assert index.url.endswith(f"/{name}.html")
-        assert index.get_by_role("heading", level=1).count() == 1
+        index.get_by_role("heading", level=1).wait_for()  # strict: one, not two
         index.get_by_role("link", name="Findings", exact=True).click()
         assert index.url.endswith("/index.html")
 

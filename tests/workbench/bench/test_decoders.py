@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from asrkit.decoders import transducer_greedy
-from asrkit.decoders.transducer.graphs import fingerprint
+from asrkit.decoders.transducer.weights import fingerprint
 from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.bench.suites import decoders
 from asrkit.workbench.profiling import launch_profile
