@@ -14,7 +14,7 @@ from asrkit.cli import COMMANDS, PARENTS, parser
 from asrkit.cli import _join_words as join_words
 from asrkit.cli.docs import document
 from asrkit.workbench import records
-from asrkit.workbench.ledger import LABELS
+from asrkit.workbench.ledger import LABELS, load_claims
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -243,3 +243,11 @@ def test_each_test_that_a_promise_names_exists():
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
     defined = set(re.findall(r"(?m)^def (test_\w+)", code))
     assert set().union(*named) <= defined
+
+
+def test_the_guide_to_the_report_counts_the_claims():
+    claims = load_claims()
+    aside = sum(bool(claim.appendix) for claim in claims)
+    page = (ROOT / "docs/report.md").read_text(encoding="utf-8")
+    assert f"\n{len(claims) - aside} claims of five documents" in page
+    assert f" {aside} more in an appendix " in page
