@@ -1,8 +1,15 @@
-"""What models cost: operations and bytes counted (`counts`, `jasper`), a GPU's time predicted
-(`lean`, `encoders`), the money that transcription takes (`prices`, `speeds`, `transcription`), and
-the time that training takes (`time_to_train`, `collectives`).
+"""What models cost: operations and bytes counted (`counts`, `jasper`, `aed`), a GPU's time
+predicted (`lean`, `encoders`), the money that transcription takes (`prices`, `speeds`,
+`transcription`), and the time that training takes (`time_to_train`, `collectives`).
 """
 
+from asrkit.workbench.cost.aed import (
+    DecoderBytes,
+    DecoderFLOP,
+    aed_bytes,
+    aed_flops,
+    aed_parameters,
+)
 from asrkit.workbench.cost.cards import CARDS, Card, card_called
 from asrkit.workbench.cost.collectives import (
     DGX_A100,
@@ -86,6 +93,8 @@ __all__ = [
     "VARIANTS",
     "Card",
     "Cluster",
+    "DecoderBytes",
+    "DecoderFLOP",
     "EpochFit",
     "Instance",
     "LatencyCell",
@@ -100,6 +109,9 @@ __all__ = [
     "Terms",
     "TranscriptionCost",
     "TwoNumbers",
+    "aed_bytes",
+    "aed_flops",
+    "aed_parameters",
     "all_reduce_s",
     "break_even_rtfx",
     "card_called",
