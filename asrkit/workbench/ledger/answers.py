@@ -10,7 +10,7 @@ Row = Mapping[str, object]  # of `table`, or of the report's table
 
 AGREE = ("reproduced", "arithmetic checked")
 SECONDARY = "secondary"  # the document of pull requests and threads, which have no title in common
-SECONDARY_TITLE = "Pull requests and issues of NeMo"
+SECONDARY_TITLE = "Pull requests, issues and model cards"
 SECONDARY_URL = "https://github.com/NVIDIA-NeMo/Speech"
 
 

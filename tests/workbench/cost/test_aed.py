@@ -16,6 +16,7 @@ from asrkit.workbench.cost import (
     encoder_flops,
     encoder_parameters,
 )
+from asrkit.workbench.ledger import load_claims, verdict
 
 CROSS = ("kept", "absorbed", "recomputed")
 PAST = ("kept", "states", "none")
@@ -202,6 +203,20 @@ def test_canarys_operations_for_20_seconds():
     assert (round(deep["kept"][0]), round(shallow["kept"][0])) == (332, 441)
     ratio = [sum(deep[name]) / sum(shallow[name]) for name in ways]
     assert ratio == pytest.approx([3.77, 3.04, 0.90], abs=0.005)
+
+
+def test_the_ledger_has_the_same_operations_and_weights():
+    claims = {claim.id: claim for claim in load_claims()}
+    params = claims["decoder-3x-work"].params
+    deep, shallow = (work(config, "recomputed", "states") for config in (DEEP, SHALLOW))
+    assert [params["deep_encoder"], params["deep_decoder"]] == pytest.approx(deep, abs=0.005)
+    assert [params["shallow_encoder"], params["shallow_decoder"]] == pytest.approx(
+        shallow, abs=0.005
+    )
+    for name, layers, width in (("canary-883m", 32, 1024), ("canary-182m", 17, 512)):
+        count = encoder_parameters(bins=128, width=width, layers=layers)
+        assert claims[name].params["encoder"] == count
+        assert verdict(claims[name], [], {"id": "none", "gpus": []}).label == "arithmetic checked"
 
 
 GOOD = {"T": 5, "U": 3, "D": 16, "layers": 1, "V": 9, "cross": "kept", "past": "kept"}
