@@ -3,6 +3,13 @@
 No global style, and nothing is saved; `show` puts a picture on a page with its alt text.
 """
 
+from asrkit.workbench.plots.aed import (
+    decoder_work,
+    decoding_steps,
+    deep_over_shallow,
+    step_cells,
+    step_floor,
+)
 from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, tornado
 from asrkit.workbench.plots.batching import (
     epochs_over_batch,
@@ -97,6 +104,9 @@ __all__ = [
     "cost_bars",
     "ctc_runs",
     "decode_times",
+    "decoder_work",
+    "decoding_steps",
+    "deep_over_shallow",
     "dense_branches",
     "diagonal",
     "dispatch",
@@ -141,6 +151,8 @@ __all__ = [
     "shuffling",
     "spectrogram",
     "stacked",
+    "step_cells",
+    "step_floor",
     "tdt_arcs",
     "time_bars",
     "time_over_memory",

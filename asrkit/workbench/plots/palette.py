@@ -52,6 +52,14 @@ THINGS = {  # what appears in several notebooks
     "predictor": PURPLE,
     "joint": RED,
     "decoder": GREEN,
+    # steps of an attention decoder
+    "projections of frames": RED,
+    "earlier tokens again": PALE_RED,
+    "steps": GREEN,
+    "rest of the steps": GREEN,
+    "self-attention": PURPLE,
+    "cross-attention of the token": BROWN,
+    "feed-forward": GREEN,
     # half precision
     "product": BLUE,
     "products": BLUE,
