@@ -1,11 +1,14 @@
 """Encoder-decoder models in four ways of decoding: work counted, and times of small random models.
 
 The models never write eos, so that the number of their steps is known; their texts mean nothing.
+They decode noise, as an untrained encoder gives nearly the same frame throughout. Attention is made
+sharp, so that a text depends on the frames and on all of its tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +41,9 @@ WAYS = {
 }
 LAYERS = {"deep": (8, 6), "shallow": (11, 2)}  # of encoder and decoder; about equal parameters
 VOCABULARY = 1024
+SHARPER = 8.0  # queries of cross-attention than at the start of a training
+LOUDER = 4.0  # what cross-attention adds
+QUIETER = 0.1  # the last token itself; else it would be written again
 
 
 def gigaflops(config: AEDConfig, way: Way, *, seconds: float, tokens: int) -> dict[str, float]:
@@ -86,6 +92,20 @@ def gigaflops(config: AEDConfig, way: Way, *, seconds: float, tokens: int) -> di
     return {name: FLOP / 1e9 for name, FLOP in parts.items()}
 
 
+def step_products(seconds: float) -> dict[str, int]:
+    """Products of D x D weights in one step of one layer that projects the frames, by part.
+
+    Args:
+        seconds: Of speech, of which eight frames are encoded to one.
+
+    >>> step_products(20)["projections of frames"]
+    500
+    """
+    frames = round(seconds * FRAMES_PER_S / 8)
+    token = {"self-attention": 4, "cross-attention": 2, "feed-forward": 8}
+    return token | {"projections of frames": 2 * frames}
+
+
 def random_model(layers: tuple[int, int], *, width: int = 256, seed: int = 0) -> AEDModel:
     """An encoder-decoder model with random weights that never writes eos, in inference mode.
 
@@ -113,9 +133,20 @@ def random_model(layers: tuple[int, int], *, width: int = 256, seed: int = 0) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AEDModel(config).eval()
-    with torch.no_grad():
-        model.output_bias[config.eos] = -1e9
+        _sharpen(model)
     return model
+
+
+@torch.no_grad()
+def _sharpen(model: AEDModel) -> None:
+    """Weights by which a text depends on frames and tokens, and never ends."""
+    model.output_bias[model.eos] = -1e9
+    model.embedding_norm.weight.mul_(QUIETER)
+    for layer in model.stack():
+        attention = layer.cross_attention
+        attention.query.weight.mul_(SHARPER)
+        attention.out.weight.mul_(LOUDER)
+        torch.nn.init.normal_(attention.key_value.bias, std=0.3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +165,7 @@ class Speech:
 
 
 def noise(B: int, *, seconds: float, tokens: int, bins: int = 80, seed: int = 0) -> Speech:
-    """A batch of noise, all of one length.
+    """A batch of noise, all utterances of one length.
 
     Args:
         B: Utterances.
@@ -149,12 +180,22 @@ def noise(B: int, *, seconds: float, tokens: int, bins: int = 80, seed: int = 0)
     return Speech(features=features, lengths=torch.full((B,), frames), tokens=tokens)
 
 
-def encode(model: AEDModel, speech: Speech) -> tuple[Tensor, Tensor]:
-    """Encoder frames (B, T', D) in the model's dtype, and their lengths (B,)."""
-    with torch.inference_mode():
-        features = speech.features.to(model.output_bias.dtype)
-        encoded, lengths, _ = model.encode(features, speech.lengths)
-    return encoded, lengths
+def noise_frames(model: AEDModel, speech: Speech, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Noise (B, T', D) of the shape of the encoder's frames, and their lengths (B,).
+
+    Args:
+        model: Whose frames.
+        speech: To encode.
+        seed: Of the noise.
+    """
+    encoder = model.config.encoder
+    assert isinstance(encoder, FastConformerConfig)
+    B, T, _ = speech.features.shape
+    frames = -(-T // encoder.subsampling)
+    generator = torch.Generator().manual_seed(seed)
+    encoded = torch.randn(B, frames, model.config.width, generator=generator)
+    lengths = -(-speech.lengths // encoder.subsampling)
+    return encoded.to(model.output_bias.dtype), lengths
 
 
 def decode(
@@ -193,12 +234,10 @@ def texts_agree(
         rows: Utterances.
     """
     exact = deepcopy(model).double()
-    few = Speech(
-        features=speech.features[:rows], lengths=speech.lengths[:rows], tokens=speech.tokens
-    )
-    encoded, lengths = encode(exact, few)
+    encoded, lengths = noise_frames(exact, speech)
     texts = [
-        decode(exact, encoded, lengths, way, tokens=speech.tokens).tokens() for way in ways.values()
+        decode(exact, encoded[:rows], lengths[:rows], way, tokens=speech.tokens).tokens()
+        for way in ways.values()
     ]
     return all(text == texts[0] for text in texts)
 
@@ -292,11 +331,13 @@ def time_ways(
     """
     arms: dict[str, Callable[[], object]] = {}
     for title, model in models.items():
-        encoded, lengths = encode(model, speech)
-        arms[f"{title}, encoder"] = _Encoding(model, speech)
-        arms[f"{title}, projections"] = _Projecting(model, encoded, lengths)
+        encoded, lengths = noise_frames(model, speech)
+        arms[f"{title}, encoder"] = partial(_encode, model, speech)
+        arms[f"{title}, projections"] = partial(_project, model, encoded, lengths)
         for name, way in ways.items():
-            arms[f"{title}, {name}"] = _Decoding(model, encoded, lengths, way, speech.tokens)
+            arms[f"{title}, {name}"] = partial(
+                decode, model, encoded, lengths, way, tokens=speech.tokens
+            )
     B, frames, _ = speech.features.shape
     return Times(
         B=B,
@@ -306,50 +347,15 @@ def time_ways(
     )
 
 
-@dataclass(frozen=True)
-class _Encoding:
-    """An arm: the encoder."""
-
-    model: AEDModel
-    speech: Speech
-
-    def __call__(self) -> object:
-        return encode(self.model, self.speech)
+def _encode(model: AEDModel, speech: Speech) -> object:
+    with torch.inference_mode():
+        return model.encode(speech.features, speech.lengths)
 
 
-@dataclass(frozen=True)
-class _Projecting:
-    """An arm: keys and values of all frames, for every layer once."""
-
-    model: AEDModel
-    encoded: Tensor
-    lengths: Tensor
-
-    def __call__(self) -> object:
-        with torch.inference_mode():
-            return self.model.remember(self.encoded, self.lengths, cross="kept")
-
-
-@dataclass(frozen=True)
-class _Decoding:
-    """An arm: the decoder in one way."""
-
-    model: Any
-    encoded: Tensor
-    lengths: Tensor
-    way: Way
-    tokens: int
-    draft: Hypotheses | None = None
-
-    def __call__(self) -> Hypotheses:
-        return decode(
-            self.model,
-            self.encoded,
-            self.lengths,
-            self.way,
-            tokens=self.tokens,
-            draft=self.draft,
-        )
+def _project(model: AEDModel, encoded: Tensor, lengths: Tensor) -> object:
+    """Keys and values of all frames, for every layer once."""
+    with torch.inference_mode():
+        return model.remember(encoded, lengths, cross="kept")
 
 
 class Counted:
@@ -392,6 +398,8 @@ def time_drafts(
 ) -> list[DraftRun]:
     """Decoding without a draft, and with drafts of each rate of errors; K/V are kept.
 
+    Texts and calls are those in float64, where rounding decides nothing; times are in float32.
+
     Args:
         model: That never writes eos.
         speech: What is recognised.
@@ -401,21 +409,22 @@ def time_drafts(
     """
     way = WAYS["K/V kept"]
     tokens = speech.tokens
-    encoded, lengths = encode(model, speech)
-    plain = decode(model, encoded, lengths, way, tokens=tokens)
+    encoded, lengths = noise_frames(model, speech)
+    exact = deepcopy(model).double()
+    plain = decode(exact, encoded.double(), lengths, way, tokens=tokens)
     generator = np.random.default_rng(seed)
     drafts: dict[float | None, Hypotheses | None] = {None: None}
     for rate in rates:
         drafts[rate] = spoiled(plain, rate, generator)
     arms = {
-        str(rate): _Decoding(model, encoded, lengths, way, tokens, draft)
+        str(rate): partial(decode, model, encoded, lengths, way, tokens=tokens, draft=draft)
         for rate, draft in drafts.items()
     }
     timings = measure(arms, repeats=repeats, warmup=1)
     runs = []
     for errors, draft in drafts.items():
-        counted = Counted(model)
-        found = decode(counted, encoded, lengths, way, tokens=tokens, draft=draft)
+        counted = Counted(exact)
+        found = decode(counted, encoded.double(), lengths, way, tokens=tokens, draft=draft)
         runs.append(
             DraftRun(
                 rate=errors,

@@ -1,11 +1,12 @@
 """Encoder-decoder models: a step drawn to scale, work by part, deep against shallow, drafts."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
 from asrkit.shapes import expect
 from asrkit.workbench.cost import CARDS, aed_bytes, aed_flops
@@ -23,7 +24,7 @@ from asrkit.workbench.plots.palette import (
     colours_of,
 )
 
-CELLS_A_ROW = 40
+CELLS_A_ROW = 50
 WAYS = {"no cache": GREY, "NeMo 3.0": RED, "K/V kept": BLUE, "absorbed": GREEN}
 
 
@@ -124,8 +125,7 @@ def deep_over_shallow(
 
     Args:
         ratios: Name of a way -> batch -> time of the deep model over that of the shallow one, one
-            for each repeat. The line is the median, the band reaches from the lowest to the
-            highest.
+            for each repeat. The line is the median, the band has the middle half.
         ax: Axes to draw on; returned.
         operations: Name of a way -> ratio of the operations, a dashed line.
     """
@@ -133,8 +133,8 @@ def deep_over_shallow(
         batches = list(by_batch)
         values = [np.asarray(samples) for samples in by_batch.values()]
         middle = [float(np.median(samples)) for samples in values]
-        low = [float(samples.min()) for samples in values]
-        high = [float(samples.max()) for samples in values]
+        low = [float(np.percentile(samples, 25)) for samples in values]
+        high = [float(np.percentile(samples, 75)) for samples in values]
         shade = WAYS.get(name, PURPLE)
         ax.fill_between(batches, low, high, color=shade, alpha=0.15, lw=0)
         ax.plot(batches, middle, "o-", color=shade, ms=4, label=name)
@@ -177,9 +177,10 @@ def decoding_steps(
         ax.barh(rows, -drafted, height=1.0, color=PURPLE, label=f"{saved}, in the first step")
         ax.axvline(0, color="black", lw=0.8)
     ax.barh(rows, steps, height=1.0, color=colour("steps"), label="steps")
-    idle = {"color": colour("waiting"), "alpha": 0.35, "label": "waiting"}
+    idle: dict[str, Any] = {"color": colour("waiting"), "alpha": 0.35, "label": "waiting"}
     ax.barh(rows, last - steps, left=steps, height=1.0, **idle)
     ax.set(xlabel="steps of the decoder", ylabel="utterance", ylim=(len(texts) - 0.5, -0.5))
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ticks = [tick for tick in ax.get_xticks() if tick <= last]
     ax.set_xticks(ticks, [f"{abs(tick):.0f}" for tick in ticks])
     return ax

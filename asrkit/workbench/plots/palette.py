@@ -58,7 +58,7 @@ THINGS = {  # what appears in several notebooks
     "steps": GREEN,
     "rest of the steps": GREEN,
     "self-attention": PURPLE,
-    "cross-attention of the token": BROWN,
+    "cross-attention": BROWN,
     "feed-forward": GREEN,
     # half precision
     "product": BLUE,
