@@ -29,7 +29,12 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"workbench.records"},
     {"workbench.cost", "workbench.profiling", "workbench.ledger", "workbench.collect"},
     {"workbench.plots", "workbench.bench", "workbench.report", "workbench.doctor"},
-    {"workbench.demo", "workbench.scaling_studies", "workbench.jasper_studies"},
+    {
+        "workbench.demo",
+        "workbench.scaling_studies",
+        "workbench.jasper_studies",
+        "workbench.aed_studies",
+    },
     {"cli"},
 ]
 CAPTURES = ("torch.cuda.graph", "torch.cuda.make_graphed_callables")
