@@ -1,0 +1,215 @@
+"""`PromptFormat`: the tokens that an encoder-decoder model expects before its text.
+
+A checkpoint carries it as a dict of plain values, `notes["prompt"]`. Where there is none, the
+prompt is the model's token `bos` alone.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Self
+
+from asrkit.shapes import expect, whole
+
+Task = Literal["transcribe", "translate"]
+TASKS = ("transcribe", "translate")
+LANGUAGE = "{language}"
+TASK = "{task}"
+TARGET = "{target_language}"
+PUNCTUATION = "{punctuation}"
+SLOTS = (LANGUAGE, TASK, TARGET, PUNCTUATION)
+NOTE = "prompt"  # key of a checkpoint's notes
+ENGLISH = "en"
+# Control tokens of Canary that look like those of a language.
+_NO_LANGUAGES = ("pnc", "itn")
+
+
+def written(name: str) -> str:
+    """The token of a language or of a control: "de" is written "<|de|>"."""
+    return f"<|{name}|>"
+
+
+def languages_of(tokens: Sequence[str]) -> list[str]:
+    """The languages among the tokens of a vocabulary, by their codes, sorted.
+
+    >>> languages_of(["<|de|>", "<|pnc|>", "<|pt-BR|>", "<|endoftext|>", "de"])
+    ['de', 'pt-BR']
+    """
+    found = set()
+    for token in tokens:
+        code = re.fullmatch(r"<\|([a-z]{2,3}(-[A-Za-z]{2,4})?)\|>", token)
+        if code is not None and code[1] not in _NO_LANGUAGES:
+            found.add(code[1])
+    return sorted(found)
+
+
+def _texts(template: Sequence[str], languages: Sequence[str]) -> set[str]:
+    """Texts of all tokens that a prompt may have."""
+    names: set[str] = set()
+    if LANGUAGE in template or TARGET in template:
+        names |= set(languages)
+    if TASK in template:
+        names |= set(TASKS)
+    if PUNCTUATION in template:
+        names |= {"pnc", "nopnc"}
+    plain = {piece for piece in template if piece not in SLOTS}
+    return plain | {written(name) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFormat:
+    """A prompt with a place for each thing that a model can be asked for.
+
+    >>> canary = PromptFormat(
+    ...     template=("<|startoftranscript|>", LANGUAGE, TASK, TARGET, PUNCTUATION),
+    ...     ids={"<|startoftranscript|>": 4, "<|pnc|>": 5, "<|nopnc|>": 6, "<|en|>": 7, "<|de|>": 8,
+    ...          "<|transcribe|>": 9, "<|translate|>": 10},
+    ...     languages=("de", "en"),
+    ... )
+    >>> canary.tokens(language="de", task="translate", punctuation=False)
+    [4, 8, 10, 7, 6]
+
+    Args:
+        template: The prompt from its first token to its last, each either the text of a token or
+            one of `SLOTS`, which `tokens` fills.
+        ids: Token ids by the tokens' texts: all of the template, and all that may fill its slots:
+            `<|de|>` for each language, `<|transcribe|>`, `<|translate|>`, `<|pnc|>`, `<|nopnc|>`.
+        languages: Codes of the languages that may be asked for.
+        language: Spoken language where nobody names one.
+        punctuation: Whether texts have punctuation and capitals where nobody says.
+    """
+
+    template: tuple[str, ...]
+    ids: dict[str, int] = field(hash=False)
+    languages: tuple[str, ...]
+    language: str = ENGLISH
+    punctuation: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("template", "languages"):
+            value = getattr(self, name)
+            texts = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+            expect(texts and len(value) > 0, f"prompt.{name}", "texts", repr(value)[:80])
+            object.__setattr__(self, name, tuple(value))
+        known = isinstance(self.ids, dict)
+        valid = known and all(
+            isinstance(text, str) and whole(id_, 0) for text, id_ in self.ids.items()
+        )
+        expect(valid, "prompt.ids", "token ids by text", repr(self.ids)[:80])
+        listed = f"one of {', '.join(self.languages)}"
+        expect(self.language in self.languages, "prompt.language", listed, repr(self.language))
+        flag = isinstance(self.punctuation, bool)
+        expect(flag, "prompt.punctuation", "True or False", repr(self.punctuation))
+        missing = sorted(_texts(self.template, self.languages) - self.ids.keys())
+        expect(not missing, "prompt", "a token for each of its places", f"none for {missing[:5]}")
+
+    @classmethod
+    def of_vocabulary(
+        cls,
+        template: Sequence[str],
+        vocabulary: dict[str, int],
+        languages: Sequence[str],
+        **defaults: Any,
+    ) -> Self:
+        """The format whose tokens are those of a vocabulary.
+
+        Args:
+            template: As in the class.
+            vocabulary: Token ids by text; what no prompt needs is left out.
+            languages: As in the class.
+            **defaults: `language` and `punctuation`.
+
+        Raises:
+            ValueError: The vocabulary lacks a token.
+        """
+        needed = _texts(template, languages)
+        ids = {text: vocabulary[text] for text in sorted(needed) if text in vocabulary}
+        return cls(template=tuple(template), ids=ids, languages=tuple(languages), **defaults)
+
+    @classmethod
+    def from_notes(cls, notes: dict[str, Any]) -> Self | None:
+        """The prompt format that a checkpoint's notes hold; None where they hold none.
+
+        Raises:
+            ValueError: What they hold is no prompt format.
+        """
+        values = notes.get(NOTE)
+        if values is None:
+            return None
+        names = {one.name for one in fields(cls)}
+        known = isinstance(values, dict) and values.keys() <= names
+        expect(known, "prompt", f"a dict of {', '.join(sorted(names))}", repr(values)[:80])
+        try:
+            return cls(**values)
+        except TypeError as error:  # a key is missing
+            raise ValueError(f"prompt: the checkpoint's notes are damaged ({error}).") from None
+
+    def to_notes(self) -> dict[str, Any]:
+        """`notes` that hold this format, as JSON keeps them."""
+        values = asdict(self)
+        return {NOTE: values | {name: [*values[name]] for name in ("template", "languages")}}
+
+    def tokens(
+        self,
+        *,
+        language: str | None = None,
+        target_language: str | None = None,
+        task: Task | None = None,
+        punctuation: bool | None = None,
+    ) -> list[int]:
+        """Token ids of the prompt, without arguments those of transcription in `self.language`.
+
+        Args:
+            language: Code of the spoken language.
+            target_language: Code of the language of the text. None is the spoken one, and English
+                for a translation.
+            task: None is "translate" where the two languages differ. A model without a place for
+                the task translates by its target language alone, one without a place for the target
+                language into English alone.
+            punctuation: Whether the text has punctuation and capitals.
+
+        Raises:
+            ValueError: The model has no such language, or no place for what is asked.
+        """
+        expect(task in (None, *TASKS), "task", f"one of {', '.join(TASKS)}", repr(task))
+        language = language or self.language
+        self._expect_language("language", language)
+        target = self._target(language, target_language, task)
+        translates = target != language
+        has_place = PUNCTUATION in self.template or punctuation is None
+        wanted = "none, since the model's prompt has no place for it"
+        expect(has_place, "punctuation", wanted, punctuation)
+        if punctuation is None:
+            punctuation = self.punctuation
+        values = {
+            LANGUAGE: language,
+            TASK: "translate" if translates else "transcribe",
+            TARGET: target,
+            PUNCTUATION: "pnc" if punctuation else "nopnc",
+        }
+        texts = [written(values[piece]) if piece in SLOTS else piece for piece in self.template]
+        return [self.ids[text] for text in texts]
+
+    def _target(self, language: str, target: str | None, task: Task | None) -> str:
+        """The language of the text."""
+        if target is None:
+            target = ENGLISH if task == "translate" else language
+        translates = target != language
+        if task == "transcribe":
+            same = f"{language!r} to transcribe, as language"
+            expect(not translates, "target_language", same, repr(target), "Pass task='translate'.")
+        if task == "translate":
+            other = f"another language than language={language!r} to translate into"
+            remedy = "Name the language of the text."
+            expect(translates, "target_language", other, repr(target), remedy)
+        if not translates:
+            return target
+        self._expect_language("target_language", target)
+        able = TARGET in self.template or (TASK in self.template and target == ENGLISH)
+        wanted = f"{language!r}: the model has no place in its prompt for another one"
+        expect(able, "target_language", wanted, repr(target))
+        return target
+
+    def _expect_language(self, argument: str, language: str) -> None:
+        listed = ", ".join(self.languages)
+        expect(language in self.languages, argument, f"one of {listed}", repr(language))
