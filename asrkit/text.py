@@ -1,7 +1,9 @@
 """Tokenizers, text normalisation, and word and character error rates with their uncertainty."""
 
 import base64
+import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ _UNKNOWN = 2
 _CONTROL = 3
 _USER_DEFINED = 4
 _BYTE = 6
+_SPACE = "▁"  # a space, as SentencePiece writes it
+_PART = "part "  # before the names of an aggregate tokenizer's models, where it is saved
 
 
 class Tokenizer(Protocol):
@@ -153,6 +157,19 @@ class SentencePieceTokenizer:
         expect(len(pieces) > 0, "tokenizer", "a SentencePiece model", got)
         object.__setattr__(self, "_pieces", pieces)
 
+    def with_control(self) -> "SentencePieceTokenizer":
+        """The same model with `<pad>` and pieces such as `<|en|>` as control symbols: without text.
+
+        NeMo's models have them as symbols that a user defined, which are text like any other.
+        """
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
+        proto = ModelProto.FromString(self.model)
+        for piece in proto.pieces:
+            if piece.piece == "<pad>" or re.fullmatch(r"<\|.+\|>", piece.piece):
+                piece.type = _CONTROL
+        return SentencePieceTokenizer(proto.SerializeToString())
+
     @property
     def vocab_size(self) -> int:
         """Number of pieces, blank not counted."""
@@ -171,6 +188,77 @@ class SentencePieceTokenizer:
         """Text of the piece ids."""
         _check_tokens(tokens, self.vocab_size)
         return self._pieces.decode([int(token) for token in tokens])  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class AggregateTokenizer:
+    """SentencePiece models one behind the other, each for a language, as NeMo's Canary has them.
+
+    The first token of a model is the number of tokens of all models before it.
+
+    Args:
+        parts: (language, model) in the order of their tokens. A model of control symbols alone has
+            a name of its own, such as "spl_tokens".
+    """
+
+    parts: tuple[tuple[str, SentencePieceTokenizer], ...]
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.parts]
+        distinct = len(names) > 0 and len(set(names)) == len(names)
+        expect(distinct, "tokenizer", "models of different languages", names)
+        starts = []  # the first token of each model
+        size = 0
+        for _, part in self.parts:
+            starts.append(size)
+            size += part.vocab_size
+        pieces = [piece for _, part in self.parts for piece in part.pieces()]
+        object.__setattr__(self, "_starts", starts)
+        object.__setattr__(self, "_texts", pieces)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens of all models."""
+        return len(self._texts)  # type: ignore[attr-defined]
+
+    @property
+    def languages(self) -> list[str]:
+        """Names of the models, in their order."""
+        return [name for name, _ in self.parts]
+
+    def pieces(self) -> list[str]:
+        """The pieces of all models, with "▁" for a space."""
+        return list(self._texts)  # type: ignore[attr-defined]
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        """Tokens of `text`.
+
+        Args:
+            text: In the language.
+            language: One of `languages`; None: "en", or the last one where there is none.
+
+        Raises:
+            ValueError: There is no model for the language.
+        """
+        names = self.languages
+        if language is None:
+            language = "en" if "en" in names else names[-1]
+        expect(language in names, "language", f"one of {', '.join(names)}", repr(language))
+        number = names.index(language)
+        start = self._starts[number]  # type: ignore[attr-defined]
+        return [start + token for token in self.parts[number][1].encode(text)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of the tokens, which may be of several models."""
+        _check_tokens(tokens, self.vocab_size)
+        starts = self._starts  # type: ignore[attr-defined]
+        text = ""
+        for number, run in itertools.groupby(tokens, lambda token: bisect_right(starts, token) - 1):
+            ids = [int(token) for token in run]
+            if self._texts[ids[0]].startswith(_SPACE):  # type: ignore[attr-defined]
+                text += " "
+            text += self.parts[number][1].decode([id_ - starts[number] for id_ in ids])
+        return " ".join(text.split())
 
 
 def _vocabulary(model: dict[str, Any]) -> tuple[dict[int, str], dict[str, float], str | None]:
@@ -217,7 +305,7 @@ def token_texts(tokenizer: Tokenizer) -> list[str]:
     Raises:
         ValueError: The tokenizer is not one of asrkit.text.
     """
-    if isinstance(tokenizer, SentencePieceTokenizer):
+    if isinstance(tokenizer, SentencePieceTokenizer | AggregateTokenizer):
         return tokenizer.pieces()
     expect(
         isinstance(tokenizer, CharTokenizer),
@@ -242,6 +330,10 @@ def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
         expect(all_text, "tokenizer", "text for its parts", repr(spec)[:80])
         if "alphabet" in spec:
             return CharTokenizer(spec["alphabet"])
+        if spec and all(name.startswith(_PART) for name in spec):
+            models = {name: SentencePieceTokenizer(bytes.fromhex(spec[name])) for name in spec}
+            parts = [(name.removeprefix(_PART), model) for name, model in models.items()]
+            return AggregateTokenizer(tuple(parts))
         return SentencePieceTokenizer(bytes.fromhex(spec["model"]))
     if spec == "char":
         return CharTokenizer()
@@ -255,6 +347,8 @@ def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
     """A JSON-able dict from which `load_tokenizer` makes an equal tokenizer."""
     if isinstance(tokenizer, SentencePieceTokenizer):
         return {"model": tokenizer.model.hex()}
+    if isinstance(tokenizer, AggregateTokenizer):
+        return {_PART + name: part.model.hex() for name, part in tokenizer.parts}
     expect(
         isinstance(tokenizer, CharTokenizer),
         "tokenizer",

@@ -16,7 +16,13 @@ from asrkit.cli.options import (
     apply_runtime_options,
     check_writable,
 )
-from asrkit.transcribe.options import BeamOptions, PipelineConfig, WindowOptions, description
+from asrkit.transcribe.options import (
+    BeamOptions,
+    PipelineConfig,
+    PromptOptions,
+    WindowOptions,
+    description,
+)
 
 NEED_A_LANGUAGE_MODEL = ("lm_units", "lm_weight")
 NEED_A_BEAM = ("lm", "lm_units", "lm_weight", "label_bonus", "word_bonus", "top_tokens")
@@ -41,7 +47,7 @@ def _transcribe(args: argparse.Namespace) -> int:
         timestamps=args.timestamps or format_ in TIMED,
     )
     _check_format(args, format_, TIMED)
-    config = PipelineConfig(search=_search(args))
+    config = PipelineConfig(search=_search(args), prompt=_prompt(args))
     if args.out and not args.out.is_file():
         check_writable(args.out, folder=True)  # now, not when the first file is done
     checkpoint = _load_model(args)
@@ -128,6 +134,17 @@ def _search(args: argparse.Namespace) -> BeamOptions | None:
     return search
 
 
+def _prompt(args: argparse.Namespace) -> PromptOptions | None:
+    """What the model is asked for; None where nothing was given."""
+    asked = PromptOptions(
+        language=args.language,
+        target_language=args.target_language,
+        task=args.task,
+        punctuation=args.punctuation,
+    )
+    return asked if asked.given() else None
+
+
 def _load_model(args: argparse.Namespace) -> Any:
     """The checkpoint of --model, or the one that notebook 00 left, on the device."""
     import torch
@@ -203,6 +220,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_output_arguments(parser)
     _add_model_arguments(parser)
+    _add_prompt_arguments(parser)
     _add_beam_arguments(parser)
     windows = parser.add_argument_group("windows and batches")
     windows.add_argument(
@@ -282,6 +300,22 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    prompt = parser.add_argument_group("encoder-decoder models (others refuse these)")
+    prompt.add_argument("--language", metavar="CODE", help=description(PromptOptions, "language"))
+    prompt.add_argument(
+        "--target-language", metavar="CODE", help=description(PromptOptions, "target_language")
+    )
+    prompt.add_argument(
+        "--task", choices=["transcribe", "translate"], help=description(PromptOptions, "task")
+    )
+    prompt.add_argument(
+        "--punctuation",
+        action=argparse.BooleanOptionalAction,
+        help=description(PromptOptions, "punctuation"),
+    )
+
+
 def _add_beam_arguments(parser: argparse.ArgumentParser) -> None:
     beam = parser.add_argument_group("beam search")
 
@@ -314,6 +348,7 @@ COMMAND = Command(
         "asrkit transcribe talks/ call.mp3 --model models/mine --format srt --out text",
         "asrkit transcribe talk.wav --model parakeet.nemo --dtype bfloat16",
         "asrkit transcribe talk.wav --model models/jasper --beam 8 --lm words.arpa --word-bonus 3",
+        "asrkit transcribe talk.wav --model canary.nemo --language de --task translate",
         "asrkit transcribe talks/ --json --timestamps > talks.jsonl",
     ],
 )

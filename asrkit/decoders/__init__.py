@@ -6,6 +6,7 @@ from asrkit.decoders.attention import (
     aed_beam_reference,
     aed_greedy,
     aed_greedy_reference,
+    attention_frames,
 )
 from asrkit.decoders.ctc import ctc_greedy, ctc_greedy_sequential
 from asrkit.decoders.ctc.beam import ctc_beam
@@ -28,6 +29,7 @@ __all__ = [
     "aed_beam_reference",
     "aed_greedy",
     "aed_greedy_reference",
+    "attention_frames",
     "ctc_beam",
     "ctc_beam_reference",
     "ctc_greedy",

@@ -1,7 +1,7 @@
 """`Hypotheses`, the result type of every decoder, and the checks that every decoder makes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -50,6 +50,27 @@ class Hypotheses:
         """The labels as one list per utterance, without padding."""
         rows = zip(self.labels.tolist(), self.lengths.tolist(), strict=True)
         return [labels[:length] for labels, length in rows]
+
+    @torch.inference_mode(False)
+    def only(self, kept: Tensor) -> Self:
+        """The hypotheses without the labels that are not `kept` (B, N); padding goes anyway."""
+        kept = kept & (self.labels != PADDING)
+        order = kept.int().argsort(dim=1, descending=True, stable=True)
+        lengths = kept.sum(1)
+        behind = torch.arange(kept.shape[1], device=kept.device) >= lengths[:, None]
+
+        def pick(values: Tensor) -> Tensor:
+            return values.gather(1, order).masked_fill(behind, PADDING)
+
+        confidence = None if self.confidence is None else pick(self.confidence)
+        return replace(
+            self,
+            labels=pick(self.labels),
+            frames=pick(self.frames),
+            durations=pick(self.durations),
+            confidence=confidence,
+            lengths=lengths,
+        )
 
     def parts(self) -> list[Tensor]:
         """The tensors in which two decoders of the same batch must agree."""

@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     from asrkit.transcribe.audio import find, read_audio
     from asrkit.transcribe.folder import Folder
     from asrkit.transcribe.formats import FORMATS, TIMED, Transcript, render, summary
-    from asrkit.transcribe.options import BeamOptions, PipelineConfig, WindowOptions
+    from asrkit.transcribe.options import (
+        BeamOptions,
+        PipelineConfig,
+        PromptOptions,
+        WindowOptions,
+    )
     from asrkit.transcribe.pipeline import Recognizer, recognize
     from asrkit.transcribe.seams import Label, Word
     from asrkit.transcribe.windows import transcribe
@@ -23,6 +28,7 @@ __all__ = [
     "Folder",
     "Label",
     "PipelineConfig",
+    "PromptOptions",
     "Recognizer",
     "Transcript",
     "WindowOptions",
@@ -39,7 +45,7 @@ _FILES = {  # the file of this folder that defines each name
     "audio": ["find", "read_audio"],
     "folder": ["Folder"],
     "formats": ["FORMATS", "TIMED", "Transcript", "render", "summary"],
-    "options": ["BeamOptions", "PipelineConfig", "WindowOptions"],
+    "options": ["BeamOptions", "PipelineConfig", "PromptOptions", "WindowOptions"],
     "pipeline": ["Recognizer", "recognize"],
     "seams": ["Label", "Word"],
     "windows": ["transcribe"],

@@ -14,6 +14,10 @@ from asrkit.decoders import (
     Hypotheses,
     NGram,
     WordNGram,
+    aed_beam,
+    aed_greedy,
+    aed_greedy_reference,
+    attention_frames,
     ctc_beam,
     ctc_greedy,
     ctc_greedy_sequential,
@@ -21,11 +25,12 @@ from asrkit.decoders import (
     transducer_greedy,
 )
 from asrkit.decoders.beams import LanguageModel
-from asrkit.models import CTCModel, TransducerModel
+from asrkit.models import AEDModel, CTCModel, TransducerModel
+from asrkit.models.prompts import PromptFormat
 from asrkit.models.transducer import log_probs
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, token_texts
-from asrkit.transcribe.options import CAPTURED, BeamOptions
+from asrkit.transcribe.options import CAPTURED, BeamOptions, PromptOptions
 
 
 class DecodeOptions(NamedTuple):
@@ -38,6 +43,9 @@ class DecodeOptions(NamedTuple):
     confidence: bool = False
     search: BeamOptions | None = None
     lm: LanguageModel | None = None
+    prompt: list[int] | None = None  # token ids before the text; None: the model's `bos`
+    texts: int | None = None  # tokens below have a text, the rest stay out; None: all have one
+    times: bool = False  # whether labels get frames where decoding leaves them open
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +63,9 @@ class ModelKind:
     captures: bool  # whether the decoder's loop can be a CUDA graph
     beams: bool = False  # whether `decode` knows beam search
     beam_confidence: bool = False  # whether its beam search knows each label's probability
+    fusion: bool = False  # whether its beam search takes n-gram models and bonuses
+    fused_turns: bool = False  # whether a captured step can be of fused kernels
+    prompts: bool = False  # whether its texts begin behind a prompt
 
 
 def read_lm(search: BeamOptions | None, tokenizer: Tokenizer | None) -> LanguageModel | None:
@@ -80,7 +91,30 @@ def read_lm(search: BeamOptions | None, tokenizer: Tokenizer | None) -> Language
     return NGram.read(search.lm, [*written, "<blank>"])
 
 
-def _projected(model: TransducerModel, encoded: Tensor) -> Tensor:
+def prompt_tokens(
+    kind: ModelKind, name: str, format_: PromptFormat | None, asked: PromptOptions | None
+) -> list[int] | None:
+    """Token ids of the prompt that `asked` describes; None where the model has none.
+
+    Args:
+        kind: Of the model.
+        name: Its class.
+        format_: Its prompt's form; None for a model whose prompt is its token `bos` alone.
+        asked: What it is asked for; None: its defaults.
+
+    Raises:
+        ValueError: The model cannot be asked for that.
+    """
+    given = asked.given() if asked is not None else {}
+    if kind.prompts and format_ is not None:
+        return format_.tokens(**given)
+    for option, value in given.items():
+        wanted = f"none, since this {name} has no prompt with a place for it"
+        expect(False, option, wanted, repr(value), "Some encoder-decoder models have one.")
+    return None
+
+
+def _projected(model: TransducerModel | AEDModel, encoded: Tensor) -> Tensor:
     return model.encoder_projection(encoded)
 
 
@@ -88,7 +122,7 @@ def _as_encoded(model: nn.Module, encoded: Tensor) -> Tensor:
     return encoded
 
 
-def _transducer_ctc_head(model: TransducerModel) -> nn.Module | None:
+def _own_ctc_head(model: TransducerModel | AEDModel) -> nn.Module | None:
     return model.ctc_head
 
 
@@ -153,11 +187,34 @@ def _first_frame_probability(hypotheses: Hypotheses, scores: Tensor) -> Tensor:
     return probability.masked_fill(hypotheses.labels < 0, -1.0).float()
 
 
+def _decode_attention(
+    model: AEDModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
+) -> Hypotheses:
+    prompt = options.prompt
+    confidence: Any = "max_prob" if options.confidence else "none"
+    if options.search is not None:
+        width = options.search.beam
+        found = aed_beam(model, encoded, lengths, prompt=prompt, width=width)
+    elif options.strategy == "one_by_one":
+        found = aed_greedy_reference(model, encoded, lengths, prompt=prompt, confidence=confidence)
+    else:
+        graphs: Any = options.graphs
+        found = aed_greedy(
+            model, encoded, lengths, prompt=prompt, graphs=graphs, confidence=confidence
+        )
+    if options.times:
+        frames = attention_frames(model, encoded, lengths, found, prompt=prompt)
+        found = replace(found, frames=frames)
+    if options.texts is not None:
+        found = found.only(found.labels < options.texts)
+    return found
+
+
 KINDS: dict[type[nn.Module], ModelKind] = {
     TransducerModel: ModelKind(
         project=_projected,
         decode=_decode_transducer,
-        ctc_head=_transducer_ctc_head,
+        ctc_head=_own_ctc_head,
         strategies={
             "fastest": "windowed_looping",
             "batched": "frame_looping",
@@ -168,6 +225,8 @@ KINDS: dict[type[nn.Module], ModelKind] = {
         },
         captures=True,
         beams=True,
+        fusion=True,
+        fused_turns=True,
     ),
     CTCModel: ModelKind(
         project=_as_encoded,
@@ -177,6 +236,16 @@ KINDS: dict[type[nn.Module], ModelKind] = {
         captures=False,
         beams=True,
         beam_confidence=True,
+        fusion=True,
+    ),
+    AEDModel: ModelKind(
+        project=_projected,
+        decode=_decode_attention,
+        ctc_head=_own_ctc_head,
+        strategies={"fastest": "batched", "batched": "batched", "one_by_one": "one_by_one"},
+        captures=True,
+        beams=True,
+        prompts=True,
     ),
 }
 

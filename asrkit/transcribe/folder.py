@@ -67,6 +67,8 @@ def text_settings(options: WindowOptions, config: PipelineConfig) -> dict[str, o
         if search.lm is not None:
             with search.lm.open("rb") as file:
                 settings["lm"] = hashlib.file_digest(file, "sha256").hexdigest()
+    if config.prompt is not None:
+        settings["prompt"] = config.prompt
     return settings
 
 

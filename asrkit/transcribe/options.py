@@ -106,12 +106,49 @@ class BeamOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """What an encoder-decoder model is asked for, as far as its prompt has a place for it.
+
+    Without any of them it is asked to transcribe English, or its one language, with punctuation.
+    """
+
+    language: str | None = described(None, "code of the spoken language, such as de (default: en)")
+    target_language: str | None = described(
+        None,
+        "code of the language to write; another one than --language translates (default: the "
+        "spoken one, and en with --task translate)",
+    )
+    task: Literal["transcribe", "translate"] | None = described(
+        None, "write what is said, or translate it (default: translate if the languages differ)"
+    )
+    punctuation: bool | None = described(
+        None, "write punctuation and capitals, or neither (default: write them)"
+    )
+
+    def __post_init__(self) -> None:
+        from asrkit.shapes import expect
+
+        for name in ("language", "target_language"):
+            value = getattr(self, name)
+            is_code = value is None or (isinstance(value, str) and bool(value.strip()))
+            expect(is_code, name, "a language's code, or None", repr(value))
+        tasks = (None, "transcribe", "translate")
+        expect(self.task in tasks, "task", "'transcribe', 'translate' or None", repr(self.task))
+        flag = self.punctuation is None or isinstance(self.punctuation, bool)
+        expect(flag, "punctuation", "True, False or None", repr(self.punctuation))
+
+    def given(self) -> dict[str, Any]:
+        """The options that were given, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
     """How the recogniser computes, from waveforms to hypotheses.
 
     The defaults compute in the dtype in which the model was loaded, on any device. Transcription,
-    evaluation and the command line all take them. No option but `precision`, `max_symbols` and
-    `search` changes what is recognised, except by rounding.
+    evaluation and the command line all take them. No option but `precision`, `max_symbols`,
+    `search` and `prompt` changes what is recognised, except by rounding.
     """
 
     normalization: Literal["batched", "one_by_one"] = described(
@@ -152,6 +189,9 @@ class PipelineConfig:
     search: BeamOptions | None = described(  # noqa: RUF009 - it is dataclasses.field
         None, "beam search, or greedy decoding (none)"
     )
+    prompt: PromptOptions | None = described(  # noqa: RUF009 - it is dataclasses.field
+        None, "what an encoder-decoder model is asked for (none: its defaults)"
+    )
     order: Literal["by_length", "as_given"] = described(
         "by_length", "batch utterances of similar length, or as they come"
     )
@@ -163,7 +203,7 @@ class PipelineConfig:
         from asrkit.shapes import expect, whole
 
         for name, annotation in get_type_hints(type(self)).items():
-            if name not in ("max_symbols", "search"):
+            if name not in ("max_symbols", "search", "prompt"):
                 known, value = get_args(annotation), getattr(self, name)
                 expect(value in known, name, "one of " + ", ".join(map(repr, known)), repr(value))
         most = self.max_symbols
@@ -171,6 +211,9 @@ class PipelineConfig:
         beam = self.search
         is_search = beam is None or isinstance(beam, BeamOptions)
         expect(is_search, "search", "BeamOptions or None", repr(beam))
+        asked = self.prompt
+        is_prompt = asked is None or isinstance(asked, PromptOptions)
+        expect(is_prompt, "prompt", "PromptOptions or None", repr(asked))
         greedy_only = self.strategy != "fastest" or self.graphs in CAPTURED
         expect(
             beam is None or not greedy_only,

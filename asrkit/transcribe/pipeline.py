@@ -17,9 +17,10 @@ from asrkit.decoders import Hypotheses
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
 from asrkit.models import Checkpoint
 from asrkit.models.execution import EncoderForm, EncoderGraphs, cast_copy, prepare, tf32
+from asrkit.models.prompts import PromptFormat
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
-from asrkit.transcribe.decoding import DecodeOptions, kind_of, read_lm
+from asrkit.transcribe.decoding import DecodeOptions, kind_of, prompt_tokens, read_lm
 from asrkit.transcribe.options import CAPTURED, PipelineConfig
 
 T = TypeVar("T")
@@ -133,7 +134,9 @@ class Recognizer:
             it does not see later changes of the weights.
         features: log-mel settings of the model.
         max_symbols: most labels on one frame, where `config` does not say.
-        tokenizer: of the model, to read an n-gram model with, if `config` names one.
+        tokenizer: of the model, to read an n-gram model with, if `config` names one, and to know
+            which tokens of an encoder-decoder model have a text.
+        prompt: the form of an encoder-decoder model's prompt; None: its token `bos` alone.
 
     Raises:
         ValueError: the model or its device cannot do what `config` asks for.
@@ -151,6 +154,7 @@ class Recognizer:
         features: FeatureConfig | None = None,
         max_symbols: int = MAX_SYMBOLS,
         tokenizer: Tokenizer | None = None,
+        prompt: PromptFormat | None = None,
     ) -> None:
         variants = model if isinstance(model, ModelVariants) else ModelVariants(model)
         self.config = PipelineConfig() if config is None else config
@@ -162,6 +166,7 @@ class Recognizer:
         self.config = replace(self.config, encoder=encoder_form(self.config, self.device))
         self.dtype = weight_dtype(variants.model, self.config)
         self._check(variants.model)
+        name = type(variants.model).__name__
         lm: Any = read_lm(self.config.search, tokenizer)
         if lm is not None:
             lm = lm.to(self.device)
@@ -172,6 +177,8 @@ class Recognizer:
             max_symbols=self.config.max_symbols or max_symbols,
             search=self.config.search,
             lm=lm,
+            prompt=prompt_tokens(self.kind, name, prompt, self.config.prompt),
+            texts=None if tokenizer is None else tokenizer.vocab_size,
         )
         self.model = variants.model_for(self.config)
         self.run_encoder: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._encode
@@ -200,10 +207,16 @@ class Recognizer:
             features=FeatureConfig(**checkpoint.features),
             max_symbols=checkpoint.notes.get("max_symbols", MAX_SYMBOLS),
             tokenizer=checkpoint.tokenizer,
+            prompt=PromptFormat.from_notes(checkpoint.notes),
         )
 
     def __call__(
-        self, waveforms: Tensor, lengths: Tensor, *, confidence: bool = False
+        self,
+        waveforms: Tensor,
+        lengths: Tensor,
+        *,
+        confidence: bool = False,
+        times: bool = False,
     ) -> Hypotheses:
         """Hypotheses of B waveforms.
 
@@ -211,14 +224,16 @@ class Recognizer:
             waveforms: (B, S) float in [-1, 1] at the model's sampling rate, on any device.
             lengths: (B,) valid samples of each.
             confidence: also return each label's probability; for CTC, that on its first frame.
+            times: also find the frames of labels where decoding leaves them open: those that the
+                attention of an encoder-decoder model looks at.
         """
         features, frames = self.features(waveforms, lengths)
         encoded, ends = self.encode(features, frames)
-        return self.decode(encoded, ends, confidence=confidence)
+        return self.decode(encoded, ends, confidence=confidence, times=times)
 
     @property
     def has_confidence(self) -> bool:
-        """Whether `confidence` can be asked for: the beam of transducers has none."""
+        """Whether `confidence` can be asked for: of beams, only that of CTC has it."""
         return self.config.search is None or self.kind.beam_confidence
 
     @torch.inference_mode()
@@ -252,19 +267,27 @@ class Recognizer:
             return self.run_encoder(features, lengths)
 
     @torch.inference_mode()
-    def decode(self, encoded: Tensor, lengths: Tensor, *, confidence: bool = False) -> Hypotheses:
+    def decode(
+        self,
+        encoded: Tensor,
+        lengths: Tensor,
+        *,
+        confidence: bool = False,
+        times: bool = False,
+    ) -> Hypotheses:
         """Hypotheses of encoded frames, greedy ones or those of a beam, as the config says.
 
         Args:
             encoded: (B, T, P), as `encode` returns them.
             lengths: (B,) in encoder frames.
             confidence: also return each label's probability.
+            times: also find the frames of labels where decoding leaves them open.
         """
         # Autocast keeps no casts in inference mode: in a region, a decoder would cast its weights
         # at each of its many small steps.
         if self.config.precision != "as_loaded":
             encoded = encoded.to(self.dtype)
-        options = self.decode_options._replace(confidence=confidence)
+        options = self.decode_options._replace(confidence=confidence, times=times)
         with self._arithmetic():
             return self.kind.decode(self.model, encoded, lengths, options)
 
@@ -281,6 +304,16 @@ class Recognizer:
         if self.config.precision == "as_loaded":
             return nullcontext()
         return tf32(self.config.precision == "tf32")
+
+    def _check_beam(self, name: str) -> None:
+        """ValueError unless models of the class `name` can search as the config asks for."""
+        beam = self.config.search
+        if beam is None:
+            return
+        expect(self.kind.beams, "search", f"None for a {name}", "a beam")
+        for option, value in (("lm", beam.lm), ("label_bonus", beam.label_bonus or None)):
+            takes = self.kind.fusion or value is None
+            expect(takes, option, f"none for a {name}", value, "Its beam knows its own text.")
 
     def _check(self, model: nn.Module) -> None:
         """ValueError unless the model and its device can do what the config asks for."""
@@ -307,8 +340,9 @@ class Recognizer:
             f"'auto' or 'off' for a {name}",
             repr(self.config.graphs),
         )
-        no_beam = self.config.search is None
-        expect(self.kind.beams or no_beam, "search", f"None for a {name}", "a beam")
+        plain = self.kind.fused_turns or self.config.turn != "fused"
+        expect(plain, "turn", f"'auto' or 'plain' for a {name}", repr(self.config.turn))
+        self._check_beam(name)
         on_cuda = self.device.type == "cuda"
         for option, needs_cuda in (
             ("encoder_graphs", self.config.encoder_graphs == "per_shape"),

@@ -181,7 +181,7 @@ class _Transcriber:
             "timestamps",
             "greedy decoding of this model",
             "a beam search",
-            "The beam of a transducer has no confidences.",
+            "Only the beam of a CTC model has confidences.",
         )
         config = recognizer.feature_config
         self.recognizer = recognizer
@@ -267,7 +267,9 @@ class _Transcriber:
     def _labels(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
         waveforms = pad_sequence([window.waveform for window in batch], batch_first=True)
         lengths = torch.tensor([len(window.waveform) for window in batch])
-        hypotheses = self.recognizer(waveforms, lengths, confidence=self.options.timestamps)
+        hypotheses = self.recognizer(
+            waveforms, lengths, confidence=self.options.timestamps, times=True
+        )
         confidence = hypotheses.confidence
         if confidence is None:
             confidence = torch.ones(hypotheses.labels.shape)

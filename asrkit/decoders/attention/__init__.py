@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from asrkit.decoders.attention.alignment import attention_frames
 from asrkit.decoders.attention.beam import aed_beam
 from asrkit.decoders.attention.beam_reference import aed_beam_reference
 from asrkit.decoders.attention.graphs import Call, decode
@@ -28,7 +29,14 @@ from asrkit.decoders.transducer.steps import CONFIDENCE, Confidence
 from asrkit.runtime import eager
 from asrkit.shapes import expect
 
-__all__ = ["Attention", "aed_beam", "aed_beam_reference", "aed_greedy", "aed_greedy_reference"]
+__all__ = [
+    "Attention",
+    "aed_beam",
+    "aed_beam_reference",
+    "aed_greedy",
+    "aed_greedy_reference",
+    "attention_frames",
+]
 
 
 @eager

@@ -1,0 +1,67 @@
+"""When a text was said, by the attention of the decoder that wrote it: frames in rising order."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders.attention.steps import Prompt, prompt_of
+from asrkit.decoders.hypotheses import PADDING, Hypotheses
+from asrkit.shapes import dims, valid_mask
+
+
+def attention_frames(
+    model: Any,
+    encoded: Tensor,
+    lengths: Tensor,
+    hypotheses: Hypotheses,
+    *,
+    prompt: Prompt | None = None,
+) -> Tensor:
+    """The frame of each label, (B, N) int64, padding -1: one more pass over the texts.
+
+    Of all sequences of frames that never go back, it is the one that the last layer's heads, in the
+    mean, look at most when they choose the labels. Nothing trains attention to look there, so the
+    times are rough; those of a translation are rougher still.
+
+    Args:
+        model: An `Attention` with `looks`, in evaluation mode.
+        encoded: (B, T, D) frames that the texts were decoded from.
+        lengths: (B,) valid frames.
+        hypotheses: Of these B utterances, greedy ones or a beam's.
+        prompt: Tokens before the texts, as they were decoded with.
+    """
+    labels = hypotheses.labels
+    _, N = dims(labels, "B N", "hypotheses", B=len(encoded))
+    if N == 0 or encoded.shape[1] == 0:
+        return hypotheses.frames
+    with torch.inference_mode():
+        prompts = prompt_of(model, prompt, encoded)
+        P = prompts.shape[1]
+        padding = labels == PADDING
+        tokens = torch.cat([prompts, labels.masked_fill(padding, model.eos)], 1)
+        memory = model.remember(encoded, lengths, cross="recomputed")
+        looks = model.looks(tokens[:, :-1], memory)[:, P - 1 :]  # (B, N, T)
+        looks = looks.masked_fill(padding[..., None], 0.0)
+        beyond = ~valid_mask(lengths, encoded.shape[1])
+        frames = rising_frames(looks.masked_fill(beyond[:, None], -torch.inf))
+    with torch.inference_mode(False):
+        return frames.clone().masked_fill_(padding, PADDING)
+
+
+def rising_frames(looks: Tensor) -> Tensor:
+    """Frames (B, N) that never go back and have the largest sum of `looks` (B, N, T).
+
+    Frame by frame, the best sum of a row that ends there is its own look and the best of the rows
+    before that end there or earlier (dynamic programming, in N turns over all frames).
+    """
+    best = looks[:, 0]  # (B, T)
+    before = []
+    for row in looks.unbind(1)[1:]:
+        highest, where = best.cummax(1)
+        before.append(where)
+        best = row + highest
+    frames = [best.argmax(1)]
+    for where in reversed(before):
+        frames.append(where.gather(1, frames[-1][:, None])[:, 0])
+    return torch.stack(frames[::-1], 1)
