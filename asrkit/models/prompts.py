@@ -20,6 +20,7 @@ PUNCTUATION = "{punctuation}"
 SLOTS = (LANGUAGE, TASK, TARGET, PUNCTUATION)
 NOTE = "prompt"  # key of a checkpoint's notes
 ENGLISH = "en"
+LISTED = 40  # languages that an error names
 # Control tokens of Canary that look like those of a language.
 _NO_LANGUAGES = ("pnc", "itn")
 
@@ -149,6 +150,19 @@ class PromptFormat:
         values = asdict(self)
         return {NOTE: values | {name: [*values[name]] for name in ("template", "languages")}}
 
+    def expect_fits(self, vocab_size: int, most: int) -> None:
+        """ValueError unless a model can have such prompts, and a text behind them.
+
+        Args:
+            vocab_size: Tokens of the model.
+            most: Tokens that it has positions for.
+        """
+        highest = max(self.ids.values(), default=0)
+        below = f"tokens below {vocab_size}, the size of the model's vocabulary"
+        expect(highest < vocab_size, "prompt", below, highest)
+        size = len(self.template)
+        expect(size < most, "prompt", f"fewer tokens than the model's {most} positions", size)
+
     def tokens(
         self,
         *,
@@ -211,5 +225,8 @@ class PromptFormat:
         return target
 
     def _expect_language(self, argument: str, language: str) -> None:
-        listed = ", ".join(self.languages)
+        listed = ", ".join(self.languages[:LISTED])
+        more = len(self.languages) - LISTED
+        if more > 0:
+            listed += f" and {more} more"
         expect(language in self.languages, argument, f"one of {listed}", repr(language))

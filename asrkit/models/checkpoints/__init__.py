@@ -15,6 +15,7 @@ from asrkit.models.assembly import Model, ModelConfig, make_model
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import own
 from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
+from asrkit.models.prompts import PromptFormat
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
@@ -28,7 +29,8 @@ class Checkpoint(NamedTuple):
         model: The model.
         tokenizer: Turns its tokens into text.
         features: Arguments of the `FeatureConfig` that it was trained on.
-        notes: Where it comes from and how it was trained; `max_symbols` for its greedy decoding.
+        notes: Where it comes from and how it was trained; `max_symbols` for its greedy decoding;
+            `prompt` of an encoder-decoder model, as `PromptFormat.from_notes` reads it.
     """
 
     model: Model
@@ -49,6 +51,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """
     model, tokenizer, features, notes = checkpoint
     _expect_fits(model.config, tokenizer, features, "the checkpoint")
+    _expect_prompt_fits(model.config, notes)
     weights = {}
     for name, value in model.state_dict().items():
         weights[name] = value.detach().cpu().contiguous()
@@ -82,6 +85,7 @@ def load_checkpoint(
     expect(there, "model", kinds, repr(str(path)), "Make one: asrkit train.")
     config, weights, tokenizer, features, notes = _read(path)
     _expect_fits(config, tokenizer, features, path.name)
+    _expect_prompt_fits(config, notes)
     predictor = getattr(config, "predictor", None)
     layers = max(
         config.encoder.layers, getattr(predictor, "layers", 0), getattr(config, "layers", 0)
@@ -139,6 +143,14 @@ def _expect_fits(
         ) from None
     wanted = f"{config.encoder.bins} bins, as the encoder has"
     expect(bins == config.encoder.bins, "features", wanted, bins)
+
+
+def _expect_prompt_fits(config: ModelConfig, notes: dict[str, Any]) -> None:
+    """ValueError unless the prompt that notes hold, if any, is one of the model's."""
+    if isinstance(config, AEDConfig):
+        prompt = PromptFormat.from_notes(notes)
+        if prompt is not None:
+            prompt.expect_fits(config.vocab_size, config.most)
 
 
 def _without_memory(config: ModelConfig) -> Model:

@@ -1,17 +1,18 @@
 """Hugging Face folders of transformers' ParakeetForCTC, ParakeetForRNNT and ParakeetForTDT.
 
-Pickled weights are not read. A key that config.json lacks has the value that transformers 5.23
-gives it: its files leave defaults out. What a config may ask for and asrkit does not do is refused
-by name. layerdrop, max_position_embeddings and the initialisers do not matter once trained.
+Those of Canary are handed on to `asrkit.models.checkpoints.huggingface_canary`. A key that
+config.json lacks has the value that transformers 5.23 gives it: its files leave defaults out. What
+a config may ask for and asrkit does not do is refused by name. layerdrop, max_position_embeddings
+and the initialisers do not matter once trained.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from asrkit.models.checkpoints.folders import MAX_SIZE, extractor, read_json, read_weights
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
@@ -66,8 +67,6 @@ _EXTRACTOR_CODE = {
     "log_guard": 2.0**-24,
     "normalization": "per_feature",
 }
-_MAX_SIZE = 10**6  # of classes or samples; a config with more is taken for damaged
-_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 # parts of transformers' names, and asrkit's; the subsampling's numbers count activations too
 NAMES = {
     "encoder.subsampling.linear.": "encoder.subsampling.out.",
@@ -120,11 +119,15 @@ def read(path: Path) -> Contents:
 
 
 def _read(path: Path) -> Contents:
-    values = _json(path, "config.json")
+    values = read_json(path, "config.json")
     kind = values.get("model_type")
-    remedy = "asrkit reads the Parakeet models of transformers."
-    expect(kind in _KINDS, "model_type", f"one of {[*_KINDS]}", repr(kind), remedy)
-    encoder = _encoder(values["encoder_config"])
+    if kind == "canary":
+        from asrkit.models.checkpoints import huggingface_canary  # which imports this file
+
+        return huggingface_canary.read(path, values)
+    remedy = "asrkit reads the Parakeet and Canary models of transformers."
+    expect(kind in _KINDS, "model_type", f"one of {[*_KINDS, 'canary']}", repr(kind), remedy)
+    encoder = encoder_config(values["encoder_config"])
     if kind == "parakeet_ctc":
         key = "pad_token_id"
         classes = values.get("vocab_size", 1025)
@@ -133,7 +136,7 @@ def _read(path: Path) -> Contents:
         key = "blank_token_id"
         classes = values.get("vocab_size", 8193)
         blank = values.get(key, 8192)
-    expect(whole(classes, 2, _MAX_SIZE), "vocab_size", f"2 to {_MAX_SIZE} classes", classes)
+    expect(whole(classes, 2, MAX_SIZE), "vocab_size", f"2 to {MAX_SIZE} classes", classes)
     expect(whole(blank, 0, classes - 1), key, f"one of vocab_size = {classes} classes", blank)
     tokens = [token for token in range(classes) if token != blank]
     version = values.get("transformers_version", "of unknown version")
@@ -146,11 +149,11 @@ def _read(path: Path) -> Contents:
         most = values.get("max_symbols_per_step", 10)
         expect(whole(most, 1, MAX_COUNT), "max_symbols_per_step", f"1 to {MAX_COUNT}", most)
         notes["max_symbols"] = most
-    features = _features(_extractor(path), encoder.bins)
-    contents = _json(path, "tokenizer.json")
+    features = feature_settings(extractor(path), encoder.bins)
+    contents = read_json(path, "tokenizer.json")
     expect(bool(contents), "model", "tokenizer.json", f"none in {path.name}")
     tokenizer = SentencePieceTokenizer.from_json(contents, tokens)
-    weights = _with_blank_last(_renamed(_weights(path)), blank, classes)
+    weights = _with_blank_last(renamed(read_weights(path)), blank, classes)
     return config, weights, tokenizer, features, notes
 
 
@@ -172,28 +175,8 @@ def _transducer(
     )
 
 
-def _extractor(path: Path) -> dict[str, Any]:
-    """Settings of the feature extractor, which stand in either of two files."""
-    own, processor = _PROCESSORS
-    settings = _json(path, own) or _json(path, processor).get("feature_extractor") or {}
-    wanted = f"{own} or a feature_extractor in {processor}"
-    expect(bool(settings), "model", wanted, "neither")
-    return {**settings}
-
-
-def _json(path: Path, name: str) -> dict[str, Any]:
-    """The JSON object in file `name` of the folder, empty where there is no such file."""
-    if not (path / name).is_file():
-        return {}
-    try:
-        values = json.loads((path / name).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # its encoding, its syntax, its depth
-        raise ValueError(f"model: {name} of {path.name} is no JSON ({error}).") from None
-    expect(isinstance(values, dict), "model", f"a JSON object in {name}", type(values).__name__)
-    return values
-
-
-def _encoder(values: dict[str, Any]) -> FastConformerConfig:
+def encoder_config(values: dict[str, Any]) -> FastConformerConfig:
+    """The encoder of a config's section `encoder_config`; ValueError names what is not done."""
     get = {**_ENCODER, **values}.__getitem__
     for key, only in _FIXED.items():
         same = values.get(key, only) == only
@@ -231,7 +214,7 @@ def _encoder(values: dict[str, Any]) -> FastConformerConfig:
     )
 
 
-def _features(values: dict[str, Any], bins: int) -> dict[str, Any]:
+def feature_settings(values: dict[str, Any], bins: int) -> dict[str, Any]:
     """Arguments of FeatureConfig.
 
     Those of _EXTRACTOR_CODE are not in the file: transformers' extractor has them in its code.
@@ -243,8 +226,8 @@ def _features(values: dict[str, Any], bins: int) -> dict[str, Any]:
     size = get("feature_size")
     expect(size == bins, "feature_size", f"{bins}, the encoder's num_mel_bins", size)
     for key in ("sampling_rate", "win_length", "hop_length", "n_fft"):
-        wanted = f"a whole number in 1..{_MAX_SIZE}"
-        expect(whole(get(key), 1, _MAX_SIZE), key, wanted, repr(get(key)))
+        wanted = f"a whole number in 1..{MAX_SIZE}"
+        expect(whole(get(key), 1, MAX_SIZE), key, wanted, repr(get(key)))
     rate = get("sampling_rate")
     return _EXTRACTOR_CODE | {
         "rate_hz": rate,
@@ -256,49 +239,28 @@ def _features(values: dict[str, Any], bins: int) -> dict[str, Any]:
     }
 
 
-def _weights(path: Path) -> dict[str, Tensor]:
-    """Every tensor of model.safetensors, or of the shards that its index names."""
-    from safetensors import SafetensorError, safe_open
-
-    files = ["model.safetensors"]
-    if not (path / files[0]).is_file() and (index := _json(path, "model.safetensors.index.json")):
-        files = sorted({*index["weight_map"].values()}, key=str)
-    weights: dict[str, Tensor] = {}
-    for name in files:
-        plain = isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
-        expect(plain, "weight_map", "names of .safetensors files in the folder", repr(name))
-        remedy = "Pickled weights (.bin, .pt) are not read."
-        expect((path / name).is_file(), "model", name, f"none in {path.name}", remedy)
-        try:
-            with safe_open(str(path / name), "pt") as file:
-                weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"model: {name} is not a safetensors file ({error}).") from None
-    return weights
-
-
-def _renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights by asrkit's names, in its shapes.
 
     Queries, keys and values are one layer, and pointwise convolutions are linear layers.
     """
-    renamed: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     for name, value in weights.items():
         ours = name
         for part, own in NAMES.items():
             ours = ours.replace(part, own)
-        expect(ours not in renamed, "model", "weights of one model", f"two for {ours}")
+        expect(ours not in found, "model", "weights of one model", f"two for {ours}")
         if ours.endswith((".gate.weight", ".pointwise.weight")) or ours == "output.weight":
             value = value.flatten(1)  # a kernel of 1
         if ours.endswith(("content_bias", "position_bias")):
             value = value[:, None]  # (H, D/H) -> (H, 1, D/H)
-        renamed[ours] = value
-    for query in [name for name in renamed if ".attention.q." in name]:
+        found[ours] = value
+    for query in [name for name in found if ".attention.q." in name]:
         parts = [query.replace(".attention.q.", f".attention.{part}.") for part in "qkv"]
-        if all(part in renamed for part in parts):  # if not, they are missing by their own names
-            joined = torch.cat([renamed.pop(part) for part in parts])
-            renamed[query.replace(".attention.q.", ".attention.qkv.")] = joined
-    return renamed
+        if all(part in found for part in parts):  # if not, they are missing by their own names
+            joined = torch.cat([found.pop(part) for part in parts])
+            found[query.replace(".attention.q.", ".attention.qkv.")] = joined
+    return found
 
 
 def _with_blank_last(weights: dict[str, Tensor], blank: int, classes: int) -> dict[str, Tensor]:

@@ -1,5 +1,5 @@
-"""NeMo's `.nemo` archives of FastConformer models with CTC, RNN-T, TDT or CTC beside a transducer,
-and of Jasper.
+"""NeMo's `.nemo` archives of FastConformer models with CTC, RNN-T, TDT, CTC beside a transducer or
+an attention decoder (Canary), and of Jasper.
 
 They become asrkit's config and weights. Every key that bears on the numbers is read from the
 archive's own config, or refused by name; none is assumed. Names of keys and classes are those of
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from asrkit.features import FeatureConfig, mel_bands
-from asrkit.models.checkpoints import archive, jasper
+from asrkit.models.assembly import ModelConfig
+from asrkit.models.attention_decoder import AEDConfig
+from asrkit.models.checkpoints import archive, jasper, nemo_canary
 from asrkit.models.checkpoints.nemo_config import SIZE, Section, read_config, short
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.fastconformer import FastConformerConfig
@@ -23,7 +25,7 @@ from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
 from asrkit.shapes import MAX_COUNT, expect, whole
 from asrkit.text import CharTokenizer, SentencePieceTokenizer, Tokenizer
 
-Kind = Literal["ctc", "transducer", "hybrid"]
+Kind = Literal["ctc", "transducer", "hybrid", "attention"]
 TARGETS: dict[str, Kind] = {
     "EncDecCTCModel": "ctc",
     "EncDecCTCModelBPE": "ctc",
@@ -31,6 +33,7 @@ TARGETS: dict[str, Kind] = {
     "EncDecRNNTBPEModel": "transducer",
     "EncDecHybridRNNTCTCModel": "hybrid",
     "EncDecHybridRNNTCTCBPEModel": "hybrid",
+    "EncDecMultiTaskModel": "attention",
 }
 
 
@@ -49,21 +52,37 @@ def read(path: Path) -> Contents:
         features = _features(top.section("preprocessor"))
         top.take("sample_rate", features["rate_hz"], of=(features["rate_hz"],))
         encoder = _encoder(top.section("encoder"), features["bins"])
-        tokenizer = _tokenizer(top, nemo, target)
         notes: dict[str, Any] = {"source": path.name, "target": target}
         notes["nemo_version"] = str(top.take("nemo_version", ""))
-        config: TransducerConfig | CTCConfig
-        if kind == "ctc":
-            vocab_size = _ctc_size(top.section("decoder"), tokenizer)
-            config = CTCConfig(vocab_size=vocab_size, encoder=encoder)
+        config: ModelConfig
+        tokenizer: Tokenizer
+        if kind == "attention":
+            config, tokenizer, prompt = nemo_canary.read(top, nemo, encoder)
+            notes |= prompt.to_notes()
         else:
-            notes["max_symbols"] = _max_symbols(top.section("decoding"))
-            config = _transducer(top, encoder, tokenizer, ctc=kind == "hybrid")
-        if kind == "hybrid":
-            _ctc_size(top.section("aux_ctc").section("decoder"), tokenizer)
+            tokenizer = _tokenizer(top, nemo, target)
+            config, more = _with_blank(top, encoder, tokenizer, kind)
+            notes |= more
         weights = nemo.weights("model_weights.ckpt")
     _check_features(weights, features)
-    return config, _renamed(weights), tokenizer, features, notes
+    renamed = _renamed(weights)
+    if isinstance(config, AEDConfig):
+        renamed = nemo_canary.our_weights(renamed, config)
+    return config, renamed, tokenizer, features, notes
+
+
+def _with_blank(
+    top: Section, encoder: FastConformerConfig | JasperConfig, tokenizer: Tokenizer, kind: Kind
+) -> tuple[CTCConfig | TransducerConfig, dict[str, Any]]:
+    """The config of a CTC model or a transducer, and what its notes say of decoding."""
+    if kind == "ctc":
+        vocab_size = _ctc_size(top.section("decoder"), tokenizer)
+        return CTCConfig(vocab_size=vocab_size, encoder=encoder), {}
+    most = _max_symbols(top.section("decoding"))
+    config = _transducer(top, encoder, tokenizer, ctc=kind == "hybrid")
+    if kind == "hybrid":
+        _ctc_size(top.section("aux_ctc").section("decoder"), tokenizer)
+    return config, {"max_symbols": most}
 
 
 def _module(section: Section, name: str) -> None:
@@ -367,6 +386,8 @@ _NO_WEIGHTS = (  # beginnings of names: metrics, tables
     "_wer.",
     "ctc_loss.",
     "ctc_wer.",
+    "val_loss.",
+    "metric.",
     "spec_augmentation.",
     "encoder.pos_enc.",
 )
@@ -382,7 +403,8 @@ def _ours(name: str) -> str | None:
     """asrkit's name of a NeMo weight, None for one it does not know."""
     block = re.match(r"encoder\.layers\.(\d+)\.", name)
     if block is None:
-        return jasper.our_name(name) or _replaced(name, MODEL_NAMES)
+        other = jasper.our_name(name) or nemo_canary.our_name(name)
+        return other or _replaced(name, MODEL_NAMES)
     inner = _replaced(name[block.end() :], BLOCK_NAMES)
     if inner is None:
         return None
@@ -405,7 +427,7 @@ def _renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     names = {name: _ours(name) for name in weights if not name.startswith(_NO_WEIGHTS)}
     unknown = sorted(name for name, ours in names.items() if ours is None)
     got = f"{str(unknown)[:200]}, {len(unknown)} unknown in all"
-    expect(not unknown, "model_weights.ckpt", "weights of a FastConformer or Jasper", got)
+    expect(not unknown, "model_weights.ckpt", "weights of a FastConformer, Jasper or Canary", got)
     distinct = len(set(names.values())) == len(names)
     got = "joint_net.1 and joint_net.2, or a weight of two names"
     expect(distinct, "model_weights.ckpt", "one output layer", got)

@@ -1,0 +1,174 @@
+"""Hugging Face folders of transformers' CanaryForConditionalGeneration.
+
+As in `asrkit.models.checkpoints.huggingface`, a key that config.json lacks has the value that
+transformers 5.23 gives it, and what asrkit does not do is refused by name.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.models.attention_decoder import AEDConfig, sines
+from asrkit.models.checkpoints import canary
+from asrkit.models.checkpoints.folders import MAX_SIZE, extractor, read_json, read_weights
+from asrkit.models.checkpoints.huggingface import encoder_config, feature_settings, renamed
+from asrkit.models.checkpoints.own import Contents
+from asrkit.models.fastconformer import FastConformerConfig
+from asrkit.models.prompts import languages_of
+from asrkit.shapes import expect, whole
+from asrkit.text import SentencePieceTokenizer
+
+_DECODER: dict[str, Any] = {
+    "vocab_size": 16_384,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 1024,
+    "attention_dropout": 0.0,
+}
+_FIXED = {"model_type": "canary_decoder", "hidden_act": "relu", "attention_bias": True}
+_IGNORED = {
+    "num_key_value_heads",
+    "head_dim",
+    "initializer_range",
+    "use_cache",
+    "is_encoder_decoder",
+    "dtype",
+    "torch_dtype",
+    "architectures",
+    "transformers_version",
+}
+_SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "pad_token_id"}
+NAMES = {
+    "model.decoder.embed_tokens.": "embedding.",
+    "model.decoder.embedding_layernorm.": "embedding_norm.",
+    "model.decoder.norm.": "norm.",
+    "model.decoder.layers.": "layers.",
+    "proj_out.weight": "output.weight",
+    "proj_out.bias": "output_bias",
+    ".input_layernorm.": ".self_norm.",
+    ".self_attn.q_proj.": ".self_attention.q.",
+    ".self_attn.k_proj.": ".self_attention.k.",
+    ".self_attn.v_proj.": ".self_attention.v.",
+    ".self_attn.o_proj.": ".self_attention.out.",
+    ".post_attention_layernorm.": ".cross_norm.",
+    ".encoder_attn.q_proj.": ".cross_attention.query.",
+    ".encoder_attn.k_proj.": ".cross_attention.k.",
+    ".encoder_attn.v_proj.": ".cross_attention.v.",
+    ".encoder_attn.o_proj.": ".cross_attention.out.",
+    ".final_layernorm.": ".feed_forward_norm.",
+    ".mlp.fc1.": ".feed_forward.0.",
+    ".mlp.fc2.": ".feed_forward.2.",
+}
+_ENCODER = "model.encoder."
+_NO_WEIGHTS = "preprocessor.featurizer."  # left by a conversion; transformers ignores them too
+
+
+def read(path: Path, values: dict[str, Any]) -> Contents:
+    """Contents of the folder `path`.
+
+    Args:
+        path: The folder.
+        values: Of its config.json.
+
+    Raises:
+        ValueError: A file is damaged or missing, or asks for what is not supported.
+    """
+    encoder = encoder_config(values["encoder_config"])
+    contents = read_json(path, "tokenizer.json")
+    expect(bool(contents), "model", "tokenizer.json", f"none in {path.name}")
+    tokenizer = _tokenizer(contents)
+    vocabulary = {text: id_ for id_, text in enumerate(tokenizer.pieces())}
+    special = canary.special_tokens(vocabulary)
+    config = _decoder(values, encoder, special)
+    same = values.get("tie_word_embeddings", True) is True
+    expect(same, "tie_word_embeddings", "true", repr(values.get("tie_word_embeddings")))
+    name = "canary2" if canary.CONTEXT in vocabulary else "canary"
+    prompt = canary.prompt_of(name, vocabulary, languages_of([*vocabulary]), {})
+    version = values.get("transformers_version", "of unknown version")
+    notes = {"source": f"transformers {version}, canary", **prompt.to_notes()}
+    features = feature_settings(extractor(path), encoder.bins)
+    return config, _weights(read_weights(path), config), tokenizer, features, notes
+
+
+def _tokenizer(contents: dict[str, Any]) -> SentencePieceTokenizer:
+    """The tokenizer of all pieces, from the first id to the last."""
+    vocab = contents["model"]["vocab"]
+    ids = [*range(len(vocab))]
+    if isinstance(vocab, dict):
+        ids = [*vocab.values()]
+    ids += [token["id"] for token in contents.get("added_tokens") or ()]
+    inside = all(whole(id_, 0, MAX_SIZE) for id_ in ids)
+    expect(inside, "tokenizer", f"token ids up to {MAX_SIZE}", "others")
+    return SentencePieceTokenizer.from_json(contents, range(max(ids) + 1)).with_control()
+
+
+def _decoder(
+    values: dict[str, Any], encoder: FastConformerConfig, special: dict[str, int]
+) -> AEDConfig:
+    section = values.get("decoder_config") or {}
+    for name, key in _SPECIAL.items():
+        for held in (values, section):
+            got = held.get(key, special[name])
+            expect(got == special[name], key, f"{special[name]}, as the tokenizer", got)
+    get = {**_DECODER, **section}.__getitem__
+    for key, only in _FIXED.items():
+        got = section.get(key, only)
+        expect(got == only, f"decoder_config.{key}", repr(only), repr(got))
+    known = {*_DECODER, *_FIXED, *_IGNORED, *_SPECIAL.values()}
+    unknown = sorted(section.keys() - known)
+    expect(not unknown, "decoder_config", "keys that asrkit knows", unknown)
+    D = get("hidden_size")
+    wide = get("intermediate_size")
+    heads = get("num_attention_heads")
+    multiple = whole(D, 1) and whole(wide, D) and wide % D == 0
+    expect(multiple, "decoder_config.intermediate_size", f"a multiple of {D}", wide)
+    got = encoder.width
+    expect(got == D, "encoder_config.hidden_size", f"{D}, the decoder's: none projects", got)
+    derived = {"num_key_value_heads": (heads, 8), "head_dim": (D // max(1, heads), 128)}
+    for key, (only, default) in derived.items():
+        got = section.get(key, default)
+        expect(got in (only, None), f"decoder_config.{key}", f"{only}, as of its heads", got)
+    V = get("vocab_size")
+    same = values.get("vocab_size", _DECODER["vocab_size"])
+    expect(same == V and whole(V, 1, MAX_SIZE), "vocab_size", f"{same} in both configs", V)
+    most = get("max_position_embeddings")
+    within = f"1 to {MAX_SIZE} positions"
+    expect(whole(most, 1, MAX_SIZE), "decoder_config.max_position_embeddings", within, most)
+    return AEDConfig(
+        vocab_size=V,
+        encoder=encoder,
+        width=D,
+        layers=get("num_hidden_layers"),
+        heads=heads,
+        expansion=wide // D,
+        most=most,
+        dropout=get("attention_dropout") or 0.0,
+        bos=special["bos"],
+        eos=special["eos"],
+        pad=special["pad"],
+    )
+
+
+def _weights(weights: dict[str, Tensor], config: AEDConfig) -> dict[str, Tensor]:
+    """Weights by asrkit's names, and the table of positions, which the files do not have."""
+    encoder = {}
+    found: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if name.startswith(_ENCODER):
+            encoder[name.removeprefix("model.")] = value
+        elif not name.startswith(_NO_WEIGHTS):
+            ours = name
+            for part, own in NAMES.items():
+                ours = ours.replace(part, own)
+            expect(ours not in found, "model", "weights of one model", f"two for {ours}")
+            found[ours] = value
+    found |= renamed(encoder)
+    embedding = found.get("embedding.weight")
+    if embedding is not None and embedding.shape[1:] == (config.width,):  # else it is refused later
+        table = sines(config.most, config.width, torch.zeros(()))
+        found["positions"] = canary.sines_first(table)
+    return canary.our_weights(found, "output.weight")

@@ -1,0 +1,235 @@
+"""NeMo's encoder-decoder models, `EncDecMultiTaskModel`: decoder, tokenizers, prompt and names."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.models.attention_decoder import AEDConfig
+from asrkit.models.checkpoints import canary
+from asrkit.models.checkpoints.archive import Archive
+from asrkit.models.checkpoints.nemo_config import Section, short
+from asrkit.models.fastconformer import FastConformerConfig
+from asrkit.models.jasper import JasperConfig
+from asrkit.models.prompts import PromptFormat, languages_of, written
+from asrkit.shapes import expect
+from asrkit.text import AggregateTokenizer, SentencePieceTokenizer
+
+SPECIAL = "spl_tokens"  # of an aggregate tokenizer, the model of control symbols
+# The vocabulary is rounded up to a multiple of this many tokens.
+ROUND = 8
+TRUE = ("yes", "1", "True", "true")  # what NeMo takes for a switch that is on
+TOKENIZERS = {"agg": "CanaryTokenizer", "bpe": "CanaryBPETokenizer"}
+NAMES = {
+    "transf_decoder._embedding.token_embedding": "embedding",
+    "transf_decoder._embedding.position_embedding.pos_enc": "positions",
+    "transf_decoder._embedding.layer_norm": "embedding_norm",
+    "transf_decoder._decoder.final_layer_norm": "norm",
+    "log_softmax.mlp.layer0.weight": "output.weight",
+    "log_softmax.mlp.layer0.bias": "output_bias",
+    "encoder_decoder_proj": "encoder_projection",
+}
+LAYERS = "transf_decoder._decoder.layers."
+LAYER_NAMES = {
+    "layer_norm_1": "self_norm",
+    "first_sub_layer.query_net": "self_attention.q",
+    "first_sub_layer.key_net": "self_attention.k",
+    "first_sub_layer.value_net": "self_attention.v",
+    "first_sub_layer.out_projection": "self_attention.out",
+    "layer_norm_2": "cross_norm",
+    "second_sub_layer.query_net": "cross_attention.query",
+    "second_sub_layer.key_net": "cross_attention.k",
+    "second_sub_layer.value_net": "cross_attention.v",
+    "second_sub_layer.out_projection": "cross_attention.out",
+    "layer_norm_3": "feed_forward_norm",
+    "third_sub_layer.dense_in": "feed_forward.0",
+    "third_sub_layer.dense_out": "feed_forward.2",
+}
+
+Tokens = AggregateTokenizer | SentencePieceTokenizer
+
+
+def read(
+    top: Section, nemo: Archive, encoder: FastConformerConfig | JasperConfig
+) -> tuple[AEDConfig, Tokens, PromptFormat]:
+    """Config, tokenizer and prompt of the archive `nemo`.
+
+    Raises:
+        ValueError: A setting is missing, damaged or not supported.
+    """
+    tokenizer, vocabulary, languages = _tokenizer(top.section("tokenizer"), nemo)
+    config = _decoder(top, encoder, tokenizer.vocab_size, canary.special_tokens(vocabulary))
+    name = top.take("prompt_format", of=tuple(canary.PROMPTS))
+    prompt = canary.prompt_of(name, vocabulary, languages, _chosen(top, languages))
+    return config, tokenizer, prompt
+
+
+def _decoder(
+    top: Section,
+    encoder: FastConformerConfig | JasperConfig,
+    tokens: int,
+    special: dict[str, int],
+) -> AEDConfig:
+    between = top.take("transf_encoder", None) or {}
+    nothing = isinstance(between, dict) and between.get("num_layers", 0) == 0
+    expect(nothing, "transf_encoder.num_layers", "0 (others are not supported)", short(between))
+    section = top.section("transf_decoder")
+    target = str(section.take("_target_", "")).rpartition(".")[2]
+    name = "get_nemo_transformer"
+    expect(target == name, "transf_decoder._target_", name, short(target))
+    section.take("model_name", None, of=(None,))
+    section.take("pretrained", False, of=(False,))
+    section.take("encoder", of=(None, False))
+    section.take("pre_ln_final_layer_norm", True, of=(True,))
+    sizes = section.section("config_dict")
+    section.done("library")
+    for key, only, default in (
+        ("num_token_types", 0, 2),
+        ("learn_positional_encodings", False, False),
+        ("hidden_act", "relu", "relu"),
+        ("pre_ln", True, False),
+    ):
+        sizes.take(key, default, of=(only,))
+    width = sizes.count("hidden_size")
+    inner = sizes.count("inner_size")
+    multiple = inner % width == 0
+    expect(multiple, f"{sizes.name}.inner_size", f"a multiple of {width}", inner)
+    V = -(-tokens // ROUND) * ROUND
+    config = AEDConfig(
+        vocab_size=V,
+        encoder=encoder,
+        width=width,
+        layers=sizes.count("num_layers"),
+        heads=sizes.count("num_attention_heads"),
+        expansion=inner // width,
+        most=sizes.count("max_sequence_length", 512),
+        dropout=sizes.number("ffn_dropout", 0.0),
+        bos=special["bos"],
+        eos=special["eos"],
+        pad=special["pad"],
+    )
+    sizes.done("vocab_size embedding_dropout attn_score_dropout attn_layer_dropout")
+    head = top.section("head")
+    target = str(head.take("_target_", "")).rpartition(".")[2]
+    expect(target == "TokenClassifier", "head._target_", "TokenClassifier", short(target))
+    head.take("num_layers", 1, of=(1,))
+    head.take("hidden_size", of=(width,))
+    head.take("num_classes", V, of=(V,))
+    head.done("activation log_softmax dropout use_transformer_init")
+    return config
+
+
+def _tokenizer(section: Section, nemo: Archive) -> tuple[Tokens, dict[str, int], list[str]]:
+    """The tokenizer, ids of special tokens by their text, and languages."""
+    kind = section.take("type", of=tuple(TOKENIZERS))
+    custom = section.take("custom_tokenizer", None) or {}
+    held = isinstance(custom, dict)
+    target = str(custom.get("_target_", "")).rpartition(".")[2] if held else short(custom)
+    name = f"{section.name}.custom_tokenizer"
+    expect(target == TOKENIZERS[kind], name, TOKENIZERS[kind], short(target))
+    if kind == "bpe":
+        alone = _model(section, nemo)
+        texts = alone.pieces()
+        return alone, _numbered(texts), languages_of(texts)
+    langs = section.section("langs")
+    has_special = SPECIAL in langs.values
+    expect(has_special, langs.name, f"a model {SPECIAL!r}", short(sorted(langs.values)))
+    parts = [(str(name), _model(langs.section(name), nemo)) for name in langs.values]
+    tokenizer = AggregateTokenizer(tuple(parts))
+    start = sum(part.vocab_size for part in _before(parts))
+    texts = dict(parts)[SPECIAL].pieces()
+    vocabulary = {text: start + id_ for text, id_ in _numbered(texts).items()}
+    return tokenizer, vocabulary, _languages(tokenizer.languages, vocabulary)
+
+
+def _model(section: Section, nemo: Archive) -> SentencePieceTokenizer:
+    section.take("type", of=("bpe",))
+    member = str(section.take("model_path"))[:200].removeprefix("nemo:")
+    return SentencePieceTokenizer(nemo.small(member)).with_control()
+
+
+def _before(parts: list[tuple[str, SentencePieceTokenizer]]) -> list[SentencePieceTokenizer]:
+    """The models before the one of control symbols."""
+    names = [name for name, _ in parts]
+    return [part for _, part in parts[: names.index(SPECIAL)]]
+
+
+def _numbered(texts: list[str]) -> dict[str, int]:
+    return {text: id_ for id_, text in enumerate(texts)}
+
+
+def _languages(names: list[str], vocabulary: dict[str, int]) -> list[str]:
+    """Codes of the languages that have both a model and a token; without any, all with a token.
+
+    The control symbols of published archives name some 180 languages, their other models those that
+    were trained. A model may be for "en-US" and the token for "en".
+    """
+    found = []
+    for name in names:
+        for code in (name, name.partition("-")[0]):
+            if written(code) in vocabulary:
+                found.append(code)
+                break
+    return list(dict.fromkeys(found)) or languages_of([*vocabulary])
+
+
+def _chosen(top: Section, languages: list[str]) -> dict[str, Any]:
+    """What the archive sets in its prompt where nobody asks for anything else."""
+    turns = top.take("prompt_defaults", None) or []
+    listed = isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)
+    expect(listed, "prompt_defaults", "a list of turns", short(turns))
+    slots: Any = {}
+    for turn in turns:
+        if turn.get("role") == "user":
+            slots = turn.get("slots") or {}
+    held = isinstance(slots, dict)
+    expect(held, "prompt_defaults", "slots of the user's turn", short(slots))
+    section = Section("prompt_defaults", {str(key): value for key, value in slots.items()}, {})
+    section.take("decodercontext", "", of=("", None))
+    chosen: dict[str, Any] = {}
+    for key in ("itn", "timestamp", "diarize"):
+        if section.take(key, None) is not None:
+            chosen[f"{{{key}}}"] = written(key if _on(section, key) else f"no{key}")
+    if section.take("emotion", None) is not None:
+        chosen["{emotion}"] = str(section.take("emotion"))
+    if section.take("pnc", None) is not None:
+        chosen["punctuation"] = _on(section, "pnc")
+    language = section.take("source_lang", None)
+    if language is not None:
+        code = str(language).removeprefix("<|").removesuffix("|>")
+        expect(code in languages, "prompt_defaults.source_lang", f"one of {languages}", short(code))
+        chosen["language"] = code
+    section.done("target_lang task taskname prompt_language")
+    return chosen
+
+
+def _on(section: Section, key: str) -> bool:
+    """Whether a switch of the prompt is on, as NeMo reads it."""
+    return str(section.take(key)) in (*TRUE, key, written(key))
+
+
+def our_name(name: str) -> str | None:
+    """asrkit's name of a weight of the decoder; None for another weight."""
+    names = NAMES
+    prefix = ""
+    if name.startswith(LAYERS):
+        number, _, name = name.removeprefix(LAYERS).partition(".")
+        prefix = f"layers.{number}."
+        names = LAYER_NAMES
+    for theirs, ours in names.items():
+        if name == theirs or name.startswith(f"{theirs}."):
+            return prefix + ours + name[len(theirs) :]
+    return None
+
+
+def our_weights(weights: dict[str, Tensor], config: AEDConfig) -> dict[str, Tensor]:
+    """`weights` in asrkit's shapes; by asrkit's names already.
+
+    NeMo saves its table of positions, in its own order, and one that grew while it was used whole.
+    """
+    table = weights.get("positions")
+    if table is not None and table.ndim == 2:
+        finite = bool(torch.isfinite(table).all())
+        expect(finite, "pos_enc", "finite numbers", "others", "Is the archive whole?")
+        weights["positions"] = table[: config.most].clone()
+    return canary.our_weights(weights, "output.weight")
