@@ -20,7 +20,7 @@ _UNKNOWN = 2
 _CONTROL = 3
 _USER_DEFINED = 4
 _BYTE = 6
-_SPACE = "▁"  # a space, as SentencePiece writes it
+SPACE = "▁"  # a space, as SentencePiece writes it
 _PART = "part "  # before the names of an aggregate tokenizer's models, where it is saved
 
 
@@ -255,7 +255,7 @@ class AggregateTokenizer:
         text = ""
         for number, run in itertools.groupby(tokens, lambda token: bisect_right(starts, token) - 1):
             ids = [int(token) for token in run]
-            if self._texts[ids[0]].startswith(_SPACE):  # type: ignore[attr-defined]
+            if self._texts[ids[0]].startswith(SPACE):  # type: ignore[attr-defined]
                 text += " "
             text += self.parts[number][1].decode([id_ - starts[number] for id_ in ids])
         return " ".join(text.split())

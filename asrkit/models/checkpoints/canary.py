@@ -1,5 +1,6 @@
 """What Canary's NeMo archives and Hugging Face folders share: prompts, special tokens, weights."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,6 +68,16 @@ def prompt_of(
     return PromptFormat.of_vocabulary(
         template, vocabulary, languages, language=language, punctuation=punctuation
     )
+
+
+def led(prompt: PromptFormat, lead: list[str], vocabulary: dict[str, int]) -> PromptFormat:
+    """`prompt` behind the tokens `lead`; of one vocabulary.
+
+    A SentencePiece model that puts a space before every text puts one before the prompt as well,
+    where the prompt is text to it.
+    """
+    ids = prompt.ids | {text: vocabulary[text] for text in lead}
+    return replace(prompt, template=(*lead, *prompt.template), ids=ids)
 
 
 def special_tokens(vocabulary: dict[str, int]) -> dict[str, int]:

@@ -16,9 +16,9 @@ from asrkit.models.checkpoints.folders import MAX_SIZE, extractor, read_json, re
 from asrkit.models.checkpoints.huggingface import encoder_config, feature_settings, renamed
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.fastconformer import FastConformerConfig
-from asrkit.models.prompts import languages_of
+from asrkit.models.prompts import PromptFormat, languages_of
 from asrkit.shapes import expect, whole
-from asrkit.text import SentencePieceTokenizer
+from asrkit.text import SPACE, SentencePieceTokenizer
 
 _DECODER: dict[str, Any] = {
     "vocab_size": 16_384,
@@ -88,10 +88,23 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
     expect(same, "tie_word_embeddings", "true", repr(values.get("tie_word_embeddings")))
     name = "canary2" if canary.CONTEXT in vocabulary else "canary"
     prompt = canary.prompt_of(name, vocabulary, languages_of([*vocabulary]), {})
+    prompt = canary.led(prompt, _lead(values, prompt, tokenizer), vocabulary)
     version = values.get("transformers_version", "of unknown version")
     notes = {"source": f"transformers {version}, canary", **prompt.to_notes()}
     features = feature_settings(extractor(path), encoder.bins)
     return config, _weights(read_weights(path), config), tokenizer, features, notes
+
+
+def _lead(
+    values: dict[str, Any], prompt: PromptFormat, tokenizer: SentencePieceTokenizer
+) -> list[str]:
+    """Pieces before the prompt: the one that decoding starts with, if it is a space."""
+    pieces = tokenizer.pieces()
+    start = values.get("decoder_start_token_id", 7)
+    first = prompt.template[0]
+    known = whole(start, 0, len(pieces) - 1) and pieces[start] in (first, SPACE)
+    expect(known, "decoder_start_token_id", f"that of {first}, or of a space", start)
+    return [] if pieces[start] == first else [SPACE]
 
 
 def _tokenizer(contents: dict[str, Any]) -> SentencePieceTokenizer:

@@ -61,7 +61,24 @@ def read(
     config = _decoder(top, encoder, tokenizer.vocab_size, canary.special_tokens(vocabulary))
     name = top.take("prompt_format", of=tuple(canary.PROMPTS))
     prompt = canary.prompt_of(name, vocabulary, languages, _chosen(top, languages))
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        lead = _lead(top.section("tokenizer"), nemo, prompt)
+        prompt = canary.led(prompt, lead, vocabulary)
     return config, tokenizer, prompt
+
+
+def _lead(section: Section, nemo: Archive, prompt: PromptFormat) -> list[str]:
+    """Pieces before a prompt that NeMo has the archive's one SentencePiece model split as text."""
+    texts = {id_: text for text, id_ in prompt.ids.items()}
+    wanted = prompt.tokens()
+    model = SentencePieceTokenizer(_contents(section, nemo))
+    found = model.encode("".join(texts[id_] for id_ in wanted))
+    extra = len(found) - len(wanted)
+    alike = extra >= 0 and found[extra:] == wanted
+    pieces = model.pieces()
+    got = str([pieces[id_] for id_ in found])[:120]
+    expect(alike, section.name, "a model in which each token of the prompt is a symbol", got)
+    return [pieces[id_] for id_ in found[:extra]]
 
 
 def _decoder(
@@ -144,8 +161,13 @@ def _tokenizer(section: Section, nemo: Archive) -> tuple[Tokens, dict[str, int],
 
 def _model(section: Section, nemo: Archive) -> SentencePieceTokenizer:
     section.take("type", of=("bpe",))
+    return SentencePieceTokenizer(_contents(section, nemo)).with_control()
+
+
+def _contents(section: Section, nemo: Archive) -> bytes:
+    """The bytes of the SentencePiece model that a section names."""
     member = str(section.take("model_path"))[:200].removeprefix("nemo:")
-    return SentencePieceTokenizer(nemo.small(member)).with_control()
+    return nemo.small(member)
 
 
 def _before(parts: list[tuple[str, SentencePieceTokenizer]]) -> list[SentencePieceTokenizer]:

@@ -1,0 +1,239 @@
+"""Small Canary models of known weights and the files they are published in: shared by the peers' process and the tests.
+
+Nothing of asrkit is imported here. Weights and sound are those of parity_cases.py.
+"""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from parity_cases import ENCODER, Case, message, nemo_config, pieces, seeded
+from torch import Tensor
+
+MOST = 40  # positions of the decoder
+CONTROL = [  # of published archives, the first of them with the published ids
+    "<unk>", "<|nospeech|>", "<pad>", "<|endoftext|>", "<|startoftranscript|>", "<|pnc|>", "<|nopnc|>",
+    "<|startofcontext|>", "<|itn|>", "<|noitn|>", "<|timestamp|>", "<|notimestamp|>", "<|diarize|>", "<|nodiarize|>",
+    "<|emo:undefined|>", "<|transcribe|>", "<|translate|>", "<|de|>", "<|en|>", "<|fr|>", "<|0|>", "<|1|>",
+]  # fmt: skip
+EOS = CONTROL.index("<|endoftext|>")
+PAD = CONTROL.index("<pad>")
+# Output and embedding share their weights, so that a token would repeat itself: feed-forwards speak louder than it, and it no louder
+# than its position.
+LOUD = ("dense_out.weight", "fc2.weight")
+EMBEDDING = ("token_embedding.weight", "embed_tokens.weight")
+END = 1.0  # nats that the end is favoured by
+# What is asked for in each case, in the words of asrkit; NeMo's and transformers' are in the worker.
+ASKED = {
+    "canary": {"language": "de", "task": "translate", "punctuation": False},
+    "canary2": {"language": "en", "target_language": "de"},
+}
+
+
+def attention_cases() -> dict[str, Case]:
+    """NeMo's: an aggregate tokenizer and one of all languages, both prompts, a decoder wider than the encoder."""
+    wide = {"decoder": 48, "tokenizer": "bpe"}
+    return {
+        "canary": {"prompt": "canary", "decoder": 32, "tokenizer": "agg", "scale": False},
+        "canary2": {"prompt": "canary2", "scale": False, "bins": 128, **wide},
+    }
+
+
+def attention_folders() -> dict[str, Case]:
+    """transformers': encoder and decoder of one width, the second prompt."""
+    return {"canary2": {"prompt": "canary2", "decoder": 32, "scale": False, "bins": 128}}
+
+
+def attention_goldens() -> dict[str, Case]:
+    """The tiny ones whose numbers are committed, of either peer."""
+    tiny = {"width": 16, "heads": 2, "channels": 4, "decoder": 16, "tokenizer": "agg", "scale": False}
+    return {"canary2": {"prompt": "canary2", **tiny}}
+
+
+def vocabulary(case: Case) -> int:
+    """Tokens of the model: of its tokenizers, rounded up to a multiple of 8."""
+    languages = 2 if case.get("tokenizer") == "agg" else 1
+    return -(-(len(CONTROL) + languages * len(pieces())) // 8) * 8
+
+
+def fill_attention(state: dict[str, Tensor], output: str, kept: tuple[str, ...]) -> dict[str, Tensor]:
+    """Seeded weights for the names and shapes of `state`; those ending in `kept` stay. The output's bias favours the end a little."""
+    made = {}
+    for name, value in state.items():
+        made[name] = value if name.endswith(kept) else seeded(name, tuple(value.shape))
+        if "decoder" in name and name.endswith(LOUD):
+            made[name] *= 8.0
+        if name.endswith(EMBEDDING):
+            made[name] *= 0.2
+    made[output][EOS] += END
+    return made
+
+
+def model_of_pieces(rows: list[tuple[str, float, int]]) -> bytes:
+    """A BPE model of SentencePiece: (piece, score, type) of each; type 1 is normal, 2 unknown, 4 a symbol that a user defined."""
+    encoded = [
+        (1, message((1, piece.encode()), (2, score), (3, kind))) for piece, score, kind in rows
+    ]
+    return message(*encoded, (2, message((3, 2))))
+
+
+def control_pieces() -> list[tuple[str, float, int]]:
+    """The control symbols, as NeMo's build_special_tokenizer makes them: defined by a user."""
+    return [(text, 0.0, 4 if number else 2) for number, text in enumerate(CONTROL)]
+
+
+def one_vocabulary() -> list[tuple[str, float, int]]:
+    """Control symbols and pieces in one model, as canary-1b-v2 has them."""
+    return [*control_pieces(), *(row for row in pieces() if row[0] != "<unk>")]
+
+
+def members(case: Case) -> dict[str, bytes]:
+    """The tokenizers' files by their names in the archive."""
+    if case["tokenizer"] == "bpe":
+        return {"9_tokenizer.model": model_of_pieces(one_vocabulary())}
+    words = model_of_pieces(pieces())
+    special = model_of_pieces(control_pieces())
+    return {"1_tokenizer.model": special, "2_tokenizer.model": words, "3_tokenizer.model": words}
+
+
+def archive_config(case: Case) -> dict[str, Any]:
+    """The archive's yaml, with the keys of NeMo's published recipe (fast-conformer_aed.yaml)."""
+    how, V = ENCODER | case, vocabulary(case)
+    ctc = nemo_config({"kind": "ctc", **{k: v for k, v in case.items() if k in ENCODER}})
+    config: dict[str, Any] = {key: ctc[key] for key in ("sample_rate", "preprocessor", "encoder")}
+    tokenizers = "nemo.collections.common.tokenizers.canary_tokenizer."
+    if case["tokenizer"] == "agg":
+        langs = {
+            name: {"dir": None, "type": "bpe", "model_path": f"nemo:{number}_tokenizer.model"}
+            for number, name in enumerate(("spl_tokens", "en", "de"), 1)
+        }
+        tokenizer = {"dir": None, "type": "agg", "langs": langs}
+        tokenizer["custom_tokenizer"] = {"_target_": f"{tokenizers}CanaryTokenizer", "tokenizers": None}
+    else:
+        tokenizer = {"dir": "tok", "type": "bpe", "model_path": "nemo:9_tokenizer.model"}
+        tokenizer["custom_tokenizer"] = {"_target_": f"{tokenizers}CanaryBPETokenizer"}
+    D = case["decoder"]
+    slots = {
+        "decodercontext": "", "source_lang": "<|en|>", "target_lang": "<|en|>", "emotion": "<|emo:undefined|>",
+        "pnc": "<|pnc|>", "itn": "<|itn|>", "diarize": "<|nodiarize|>", "timestamp": "<|notimestamp|>",
+    }  # fmt: skip
+    defaults = [{"role": "user", "slots": slots}, {"role": "user_partial", "slots": {"decodercontext": ""}}]
+    return config | {
+        "label_smoothing": 0.0, "prompt_format": case["prompt"], "tokenizer": tokenizer,
+        "prompt_defaults": defaults if case["prompt"] == "canary2" else None,
+        "model_defaults": {"asr_enc_hidden": how["width"], "lm_enc_hidden": 16, "lm_dec_hidden": D},
+        "transf_encoder": {"num_layers": 0, "hidden_size": 16},
+        "transf_decoder": {
+            "_target_": "nemo.collections.asr.modules.transformer.get_nemo_transformer", "model_name": None,
+            "pretrained": False, "encoder": None, "pre_ln_final_layer_norm": True,
+            "config_dict": {
+                "max_sequence_length": MOST, "num_token_types": 0, "embedding_dropout": 0.1,
+                "learn_positional_encodings": False, "hidden_size": D, "inner_size": 4 * D, "num_layers": 2,
+                "num_attention_heads": 4, "ffn_dropout": 0.1, "attn_score_dropout": 0.1, "attn_layer_dropout": 0.1,
+                "hidden_act": "relu", "pre_ln": True, "vocab_size": V,
+            },
+        },
+        "head": {
+            "_target_": "nemo.collections.asr.parts.submodules.token_classifier.TokenClassifier", "num_layers": 1,
+            "activation": "relu", "log_softmax": True, "hidden_size": D, "num_classes": V, "dropout": 0.0,
+            "use_transformer_init": True,
+        },
+        "decoding": {"strategy": "beam", "beam": {"beam_size": 1, "len_pen": 0.0, "max_generation_delta": 50}},
+        "loss": {"pad_id": PAD}, "nemo_version": "3.0.0",
+        "target": "nemo.collections.asr.models.aed_multitask_models.EncDecMultiTaskModel",
+    }  # fmt: skip
+
+
+def write_archive(path: Path, case: Case, weights: dict[str, Tensor], config: dict[str, Any] | None = None) -> Path:
+    """A .nemo archive of `case`."""
+    import yaml
+
+    stored = io.BytesIO()
+    torch.save(weights, stored)
+    text = yaml.safe_dump(config or archive_config(case), sort_keys=False)
+    files = {"model_config.yaml": text.encode(), "model_weights.ckpt": stored.getvalue()}
+    with tarfile.open(path, "w") as tar:
+        for name, content in (files | members(case)).items():
+            member = tarfile.TarInfo(f"./{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def canary_config(case: Case) -> dict[str, Any]:
+    """The folder's config.json."""
+    how, D = ENCODER | case, case["decoder"]
+    encoder = {
+        "model_type": "parakeet_encoder", "hidden_size": how["width"], "num_hidden_layers": how["layers"],
+        "num_attention_heads": how["heads"], "intermediate_size": 4 * how["width"], "conv_kernel_size": how["kernel"],
+        "subsampling_factor": how["subsampling"], "subsampling_conv_channels": how["channels"],
+        "num_mel_bins": how["bins"], "scale_input": how["scale"],
+    }  # fmt: skip
+    V = 56  # some tokens more than the tokenizer has
+    decoder = {
+        "vocab_size": V, "hidden_size": D, "intermediate_size": 4 * D, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "head_dim": D // 4, "max_position_embeddings": MOST, "hidden_act": "relu",
+        "model_type": "canary_decoder",
+    }  # fmt: skip
+    return {
+        "architectures": ["CanaryForConditionalGeneration"], "model_type": "canary", "encoder_config": encoder,
+        "decoder_config": decoder, "vocab_size": V, "decoder_start_token_id": 7, "pad_token_id": PAD, "eos_token_id": EOS,
+        "bos_token_id": 4, "tie_word_embeddings": True,
+    }  # fmt: skip
+
+
+def canary_tokenizer_json() -> dict[str, Any]:
+    """The one vocabulary as a converter writes it: BPE, its control symbols added tokens."""
+    texts = [row[0] for row in one_vocabulary()]
+    vocab = {text: id_ for id_, text in enumerate(texts)}
+    words = {row[0] for row in pieces()}
+    merges = [
+        [piece[:cut], piece[cut:]] for piece in texts for cut in range(1, len(piece))
+        if piece in words and piece != "<unk>" and {piece[:cut], piece[cut:]} <= words
+    ]  # fmt: skip
+    marks = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "added_tokens": [{"id": id_, "content": text, **marks} for id_, text in enumerate(CONTROL)],
+        "pre_tokenizer": metaspace, "decoder": metaspace,
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": False, "ignore_merges": False,
+            "vocab": vocab, "merges": merges,
+        },
+    }  # fmt: skip
+
+
+def write_canary_rest(path: Path, case: Case) -> None:
+    """The folder's files that the model itself does not save."""
+    extractor = {
+        "feature_extractor_type": "ParakeetFeatureExtractor", "feature_size": (ENCODER | case)["bins"],
+        "sampling_rate": 16000, "hop_length": 160, "n_fft": 512, "win_length": 400, "preemphasis": 0.97,
+    }  # fmt: skip
+    for name, part in {"preprocessor_config.json": extractor, "tokenizer.json": canary_tokenizer_json()}.items():
+        (path / name).write_text(json.dumps(part, ensure_ascii=False))
+
+
+def write_canary(path: Path, case: Case, weights: dict[str, Tensor]) -> Path:
+    """A Hugging Face folder of `case`."""
+    from safetensors.torch import save_file
+
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(canary_config(case)))
+    write_canary_rest(path, case)
+    kept = {name: value for name, value in weights.items() if name != "proj_out.weight"}
+    save_file(kept, str(path / "model.safetensors"), metadata={"format": "pt"})
+    return path
+
+
+# Labels behind the prompt for which logits are compared.
+TEXT = torch.tensor([[24, 30, 41, 41, 23], [25, 25, 50, 26, 30], [29, 23, 24, 33, 28], [34, 42, 27, 27, 32]])
+# Which numbers of a stage are committed: (utterance, rows, columns).
+CHOSEN = {
+    "encoded": (1, slice(0, 13, 2), slice(None)),
+    "logits": (2, slice(0, 12, 3), slice(0, 56, 5)),
+}
