@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from asrkit.decoders import aed_greedy
-from asrkit.features import FeatureConfig, log_mel, mel_bands
+from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import load_checkpoint
 from asrkit.models.attention_decoder import sines
 from asrkit.models.prompts import PromptFormat
 from asrkit.workbench.bench.peers.processes import PYTHON
 
 HERE = Path(__file__).resolve().parent
-GOLDEN = HERE.parent / "golden"
 sys.path.append(str(HERE))
 import parity_attention_cases as known  # noqa: E402
+from canary_files import archive, folder, golden  # noqa: E402
 from parity_cases import LENGTHS, speech  # noqa: E402
 
 CASES = [("nemo", name) for name in known.attention_cases()] + [
@@ -113,16 +113,12 @@ def test_transformers_has_its_sines_first_and_nemo_has_them_interleaved(peers):
         assert (logits - theirs["logits"].log_softmax(-1)).abs().max() > 0.1
 
 
-def golden(peer):
-    """The committed numbers of a peer."""
-    return json.loads((GOLDEN / f"{peer}_attention.json").read_text())
-
-
 @pytest.mark.parametrize("case", known.attention_goldens())
 @pytest.mark.parametrize("peer", ["nemo", "transformers"])
 def test_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
-    theirs, how = golden(peer)[case], known.attention_goldens()[case]
-    ours = computed(load_checkpoint(written(tmp_path, peer, how, theirs["shapes"])), known.ASKED[case])
+    theirs = golden(peer)[case]
+    made = archive(tmp_path / "a.nemo") if peer == "nemo" else folder(tmp_path / "a")
+    ours = computed(load_checkpoint(made), known.ASKED[case])
     for stage in STAGES:
         values = ours[stage]
         if stage == "logits":
@@ -138,24 +134,6 @@ def test_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
     assert ours["prompt"] == theirs["prompt"]
     assert ours["tokens"] == theirs["tokens"]
     assert any(len(set(row)) > 4 for row in ours["tokens"])
-
-
-def written(folder, peer, case, shapes):
-    """The files of a peer's model, of the shapes of its weights alone."""
-    states = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    if peer == "transformers":
-        weights = known.fill_attention(states, "proj_out.bias", ("proj_out.weight",))
-        return known.write_canary(folder / "model", case, weights)
-    bands = mel_bands(FeatureConfig()).T[None]
-    states["preprocessor.featurizer.window"] = torch.hann_window(400, periodic=False)
-    states["preprocessor.featurizer.fb"] = bands
-    table = "transf_decoder._embedding.position_embedding.pos_enc"
-    states[table] = sines(*shapes[table], torch.zeros(()))
-    kept = ("featurizer.window", "featurizer.fb", "pos_enc", "mlp.layer0.weight")
-    weights = known.fill_attention(states, "log_softmax.mlp.layer0.bias", kept)
-    embedding = weights["transf_decoder._embedding.token_embedding.weight"]
-    weights["log_softmax.mlp.layer0.weight"] = embedding
-    return known.write_archive(folder / "model.nemo", case, weights)
 
 
 @pytest.mark.parametrize("peer", ["nemo", "transformers"])

@@ -1,0 +1,217 @@
+"""Readers of Canary: NeMo's archives and Hugging Face folders, what they refuse, and asrkit's own copies."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from asrkit.decoders import aed_greedy
+from asrkit.features import FeatureConfig, log_mel
+from asrkit.models import AEDConfig, FastConformerConfig, load_checkpoint, save_checkpoint
+from asrkit.models.prompts import PromptFormat
+from asrkit.text import AggregateTokenizer, SentencePieceTokenizer
+
+sys.path.append(str(Path(__file__).resolve().parent))
+import parity_attention_cases as known  # noqa: E402
+from canary_files import CASE, OUTPUT, POSITIONS, archive, changed, folder, weights_of  # noqa: E402
+from parity_cases import ENCODER, LENGTHS, speech  # noqa: E402
+
+
+def refused(path: Path, message: str) -> None:
+    """Loading is refused in one short line that holds `message`."""
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load_checkpoint(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
+
+
+def pieces() -> SentencePieceTokenizer:
+    return SentencePieceTokenizer(known.model_of_pieces(known.pieces())).with_control()
+
+
+@torch.no_grad()
+def tokens(checkpoint, **asked):
+    """Greedy tokens of some sound."""
+    model = checkpoint.model
+    features, frames = log_mel(*speech(LENGTHS), config=FeatureConfig(**checkpoint.features))
+    encoded, steps, _ = model.encode(features, frames)
+    prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
+    return aed_greedy(model, encoded, steps, prompt=prompt).tokens()
+
+
+def test_an_archive_becomes_the_model_of_its_config_and_so_does_its_copy(tmp_path):
+    loaded = load_checkpoint(archive(tmp_path / "a.nemo"))
+    how = ENCODER | CASE
+    encoder = FastConformerConfig(
+        bins=how["bins"], width=16, layers=how["layers"], heads=2, subsampling=8, subsampling_channels=4, kernel=9,
+        scale_input=False, dropout=0.1, dropout_attention=0.1, dropout_input=0.1,
+    )  # fmt: skip
+    assert loaded.model.config == AEDConfig(
+        vocab_size=88, bos=4, eos=3, pad=2, encoder=encoder, width=16, layers=2, heads=4, most=known.MOST
+    )
+    control = SentencePieceTokenizer(known.model_of_pieces(known.control_pieces())).with_control()
+    parts = (("spl_tokens", control), ("en", pieces()), ("de", pieces()))
+    assert loaded.tokenizer == AggregateTokenizer(parts)
+    assert loaded.notes["target"] == "EncDecMultiTaskModel" and not loaded.model.training
+    prompt = PromptFormat.from_notes(loaded.notes)
+    assert prompt.languages == ("en", "de")  # French has a token and no model
+    assert prompt.tokens() == [7, 4, 14, 18, 18, 5, 8, 11, 13]  # with numerals, as the archive says
+    save_checkpoint(tmp_path / "b.safetensors", loaded)
+    again = load_checkpoint(tmp_path / "b.safetensors")
+    assert again[1:] == loaded[1:]
+    assert torch.equal(again.model.positions, loaded.model.positions)
+    assert tokens(again, language="de") == tokens(loaded, language="de") != tokens(loaded)
+
+
+def test_a_folder_becomes_the_model_of_its_config(tmp_path):
+    loaded = load_checkpoint(folder(tmp_path / "a"))
+    assert loaded.model.config.vocab_size == 56 and loaded.tokenizer.vocab_size == 52
+    assert loaded.model.config.most == known.MOST
+    assert PromptFormat.from_notes(loaded.notes).tokens() == [7, 4, 14, 18, 18, 5, 9, 11, 13]
+    assert loaded.tokenizer.decode([18, 5, 22, 23, 2]) == "e"
+    assert loaded.notes["source"].endswith(", canary")
+
+
+def test_the_first_prompt_and_its_defaults_are_read(tmp_path):
+    slots = {"source_lang": "de", "pnc": "no"}
+    turns = [{"role": "user", "slots": slots}]
+    path = archive(tmp_path / "a.nemo", prompt_format="canary", prompt_defaults=turns)
+    prompt = PromptFormat.from_notes(load_checkpoint(path).notes)
+    assert prompt.tokens() == [4, 17, 15, 17, 6]
+    assert prompt.tokens(task="translate", punctuation=True) == [4, 17, 16, 18, 5]
+
+
+def test_a_table_of_positions_that_grew_is_cut_to_the_models(tmp_path):
+    weights = weights_of("nemo")
+    table = weights[POSITIONS]
+    weights[POSITIONS] = torch.cat([table, torch.zeros(8, table.shape[1])])
+    path = known.write_archive(tmp_path / "a.nemo", CASE, weights)
+    assert torch.equal(load_checkpoint(path).model.positions, table)
+
+
+CONFIG = [
+    ({"prompt_format": "plain"}, "config.prompt_format: expected 'canary' or 'canary2' (others are not supported), got 'plain'."),
+    ({"prompt_format__": None}, "config: expected a key 'prompt_format'"),
+    ({"transf_encoder__num_layers": 2}, "transf_encoder.num_layers: expected 0"),
+    ({"transf_decoder___target_": "a.get_other"}, "transf_decoder._target_: expected get_nemo_transformer, got 'get_other'."),
+    ({"transf_decoder__encoder": True}, "transf_decoder.encoder: expected None or False"),
+    ({"transf_decoder__pre_ln_final_layer_norm": False}, "transf_decoder.pre_ln_final_layer_norm: expected True"),
+    ({"transf_decoder__config_dict__num_token_types__": None}, "config_dict.num_token_types: expected 0 (others are not supported), got 2."),
+    ({"transf_decoder__config_dict__pre_ln": False}, "config_dict.pre_ln: expected True"),
+    ({"transf_decoder__config_dict__hidden_act": "gelu"}, "config_dict.hidden_act: expected 'relu'"),
+    ({"transf_decoder__config_dict__learn_positional_encodings": True}, "config_dict.learn_positional_encodings: expected False"),
+    ({"transf_decoder__config_dict__inner_size": 40}, "config_dict.inner_size: expected a multiple of 16, got 40."),
+    ({"transf_decoder__config_dict__mask_future": True}, "config_dict: expected known keys, got ['mask_future']."),
+    ({"transf_decoder__config_dict__num_attention_heads": 3}, "heads: expected a divisor of width=16, got 3."),
+    ({"transf_decoder__config_dict__num_layers": 10**4}, "model: expected at most"),
+    ({"transf_decoder__config_dict__max_sequence_length": 9}, "prompt: expected fewer tokens than the model's 9 positions, got 9."),
+    ({"head__num_classes": 80}, "head.num_classes: expected 88"),
+    ({"head__num_layers": 2}, "head.num_layers: expected 1"),
+    ({"head__temperature": 2}, "head: expected known keys, got ['temperature']."),
+    ({"tokenizer__type": "wpe"}, "tokenizer.type: expected 'agg' or 'bpe'"),
+    ({"tokenizer__custom_tokenizer": None}, "tokenizer.custom_tokenizer: expected CanaryTokenizer, got ''."),
+    ({"tokenizer__custom_tokenizer___target_": "a.MyTokenizer"}, "tokenizer.custom_tokenizer: expected CanaryTokenizer, got 'MyTokenizer'."),
+    ({"tokenizer__langs__spl_tokens__": None}, "tokenizer.langs: expected a model 'spl_tokens', got ['de', 'en']."),
+    ({"tokenizer__langs__en__model_path": "nemo:other.model"}, "a.nemo: expected a member 'other.model', got"),
+    ({"tokenizer__langs__en__type": "wpe"}, "tokenizer.langs.en.type: expected 'bpe'"),
+    ({"tokenizer__langs__spl_tokens__model_path": "nemo:2_tokenizer.model"}, "tokenizer: expected tokens <|startoftranscript|>, <|endoftext|> and <pad>, got none for"),
+    ({"prompt_defaults": [{"role": "user", "slots": {"romanized": "no"}}]}, "prompt_defaults: expected known keys, got ['romanized']."),
+    ({"prompt_defaults": [{"role": "user", "slots": {"decodercontext": "well"}}]}, "prompt_defaults.decodercontext: expected '' or None"),
+    ({"prompt_defaults": [{"role": "user", "slots": {"emotion": "<|emo:odd|>"}}]}, "prompt: expected a token for each of its places, got none for ['<|emo:odd|>']."),
+    ({"prompt_defaults": [{"role": "user", "slots": {"source_lang": "fr"}}]}, "prompt_defaults.source_lang: expected one of ['en', 'de'], got 'fr'."),
+    ({"prompt_defaults": "no"}, "prompt_defaults: expected a list of turns, got 'no'."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, message", CONFIG, ids=[next(iter(one)) for one, _ in CONFIG])
+def test_a_setting_that_asrkit_does_not_do_is_refused_by_name(changes, message, tmp_path):
+    refused(archive(tmp_path / "a.nemo", **changes), message)
+
+
+LAYER = "transf_decoder._decoder.layers.1."
+WEIGHTS = [
+    ({f"{LAYER}first_sub_layer.key_net.bias": None}, "missing ['layers.1.self_attention.qkv.bias'], unknown ['layers.1.self_attention.q"),
+    ({f"{LAYER}second_sub_layer.value_net.weight": None}, "missing ['layers.1.cross_attention.key_value.weight']"),
+    ({f"{LAYER}third_sub_layer.gate.weight": torch.zeros(2)}, "expected weights of a FastConformer, Jasper or Canary, got"),
+    ({POSITIONS: None}, "missing ['positions'], unknown []"),
+    ({POSITIONS: torch.zeros(9, 16)}, "positions (9, 16), not (40, 16)"),
+    ({POSITIONS: torch.full((40, 16), torch.nan)}, "pos_enc: expected finite numbers"),
+    ({OUTPUT: torch.zeros(88, 16)}, "output.weight: expected the weights of the embedding, to which it is tied, got others."),
+    ({"encoder_decoder_proj.weight": torch.zeros(16, 16)}, "unknown ['encoder_projection.weight']"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, message", WEIGHTS, ids=[message for _, message in WEIGHTS])
+def test_weights_that_are_missing_unknown_or_others_are_named(changes, message, tmp_path):
+    weights = weights_of("nemo") | changes
+    kept = {name: value for name, value in weights.items() if value is not None}
+    refused(known.write_archive(tmp_path / "a.nemo", CASE, kept), message)
+
+
+def test_an_archive_without_the_outputs_own_weight_is_whole(tmp_path):
+    weights = weights_of("nemo")
+    del weights[OUTPUT]
+    loaded = load_checkpoint(known.write_archive(tmp_path / "a.nemo", CASE, weights))
+    whole = load_checkpoint(archive(tmp_path / "b.nemo"))
+    assert torch.equal(loaded.model.embedding.weight, whole.model.embedding.weight)
+
+
+def test_one_tokenizer_has_to_hold_each_token_of_the_prompt_as_a_symbol(tmp_path, monkeypatch):
+    """NeMo has SentencePiece split the prompt: where it falls into pieces, the model was never asked so."""
+    case = CASE | {"tokenizer": "bpe"}
+    rows = [(text, score, 1 if text == "<|noitn|>" else kind) for text, score, kind in known.one_vocabulary()]
+    monkeypatch.setattr(known, "one_vocabulary", lambda: rows)
+    weights = {
+        name: value[:56] if value.shape[:1] == (88,) else value for name, value in weights_of("nemo").items()
+    }
+    config = changed(known.archive_config(case), prompt_defaults=None)
+    path = known.write_archive(tmp_path / "a.nemo", case, weights, config)
+    refused(path, "tokenizer: expected a model in which each token of the prompt is a symbol, got [")
+
+
+FOLDER = [
+    ({"decoder_config__hidden_act": "gelu"}, "decoder_config.hidden_act: expected 'relu', got 'gelu'."),
+    ({"decoder_config__attention_bias": False}, "decoder_config.attention_bias: expected True, got False."),
+    ({"decoder_config__num_key_value_heads": 2}, "decoder_config.num_key_value_heads: expected 4, as of its heads, got 2."),
+    ({"decoder_config__head_dim__": None}, "decoder_config.head_dim: expected 4, as of its heads, got 128."),
+    ({"decoder_config__intermediate_size": 40}, "decoder_config.intermediate_size: expected a multiple of 16, got 40."),
+    ({"decoder_config__rope": 1}, "decoder_config: expected keys that asrkit knows, got ['rope']."),
+    ({"decoder_config__max_position_embeddings": 10**9}, "max_position_embeddings: expected 1 to 1000000 positions, got 1000000000."),
+    ({"decoder_config__eos_token_id": 5}, "eos_token_id: expected 3, as the tokenizer, got 5."),
+    ({"pad_token_id": 0}, "pad_token_id: expected 2, as the tokenizer, got 0."),
+    ({"vocab_size": 64}, "vocab_size: expected 64 in both configs, got 56."),
+    ({"decoder_start_token_id": 4}, "decoder_start_token_id: expected that of <|startofcontext|>, or of a space, got 4."),
+    ({"tie_word_embeddings": False}, "tie_word_embeddings: expected true, got False."),
+    ({"encoder_config__hidden_size": 32, "encoder_config__intermediate_size": 128}, "encoder_config.hidden_size: expected 16, the decoder's: none projects, got 32."),
+    ({"encoder_config__": None}, "is damaged (KeyError: 'encoder_config')"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, message", FOLDER, ids=[next(iter(one)) for one, _ in FOLDER])
+def test_a_folders_setting_that_asrkit_does_not_do_is_refused_by_name(changes, message, tmp_path):
+    refused(folder(tmp_path / "a", **changes), message)
+
+
+def test_a_space_may_stand_before_the_prompt(tmp_path):
+    space = [row[0] for row in known.one_vocabulary()].index("▁")
+    loaded = load_checkpoint(folder(tmp_path / "a", decoder_start_token_id=space))
+    assert PromptFormat.from_notes(loaded.notes).tokens()[:2] == [space, 7]
+
+
+def test_a_folder_without_a_tokenizer_or_with_another_is_refused(tmp_path):
+    path = folder(tmp_path / "a")
+    contents = json.loads((path / "tokenizer.json").read_text())
+    contents["added_tokens"][3]["content"] = "<end>"
+    (path / "tokenizer.json").write_text(json.dumps(contents))
+    refused(path, "tokenizer: expected tokens <|startoftranscript|>, <|endoftext|> and <pad>, got none for ['<|endoftext|>'].")
+    (path / "tokenizer.json").unlink()
+    refused(path, "model: expected tokenizer.json, got none in a.")
+
+
+def test_notes_whose_prompt_is_not_the_models_are_refused(tmp_path):
+    loaded = load_checkpoint(archive(tmp_path / "a.nemo"))
+    prompt = {**loaded.notes["prompt"], "ids": {**loaded.notes["prompt"]["ids"], "<|en|>": 999}}
+    with pytest.raises(ValueError, match="prompt: expected tokens below 88, the size of the model's vocabulary, got 999"):
+        save_checkpoint(tmp_path / "b.safetensors", loaded._replace(notes={"prompt": prompt}))

@@ -1,0 +1,111 @@
+import re
+
+import pytest
+
+from asrkit.models.prompts import LANGUAGE, PUNCTUATION, TARGET, TASK, PromptFormat, languages_of
+
+TEXTS = "<|start|> <|pnc|> <|nopnc|> <|de|> <|en|> <|fr|> <|transcribe|> <|translate|> <|times|>"
+VOCABULARY = {text: 10 + id_ for id_, text in enumerate(TEXTS.split())}
+TEMPLATES = {
+    "canary": ("<|start|>", LANGUAGE, TASK, TARGET, PUNCTUATION),
+    "canary2": ("<|start|>", LANGUAGE, TARGET, PUNCTUATION, "<|times|>"),
+    "whisper": ("<|start|>", LANGUAGE, TASK, "<|times|>"),
+    "english": ("<|start|>", "<|times|>"),
+}
+
+
+def made(name: str, **defaults) -> PromptFormat:
+    """The format of a template; the last one knows English alone."""
+    languages = ["en"] if name == "english" else ["de", "en", "fr"]
+    return PromptFormat.of_vocabulary(TEMPLATES[name], VOCABULARY, languages, **defaults)
+
+
+def said(prompt: PromptFormat, **asked) -> str:
+    """The prompt as text, without brackets."""
+    texts = {id_: text for text, id_ in VOCABULARY.items()}
+    return " ".join(texts[id_].strip("<|>") for id_ in prompt.tokens(**asked))
+
+
+@pytest.mark.parametrize("name, asked, wanted", [
+    ("canary", {}, "start en transcribe en pnc"),
+    ("canary", {"language": "de"}, "start de transcribe de pnc"),
+    ("canary", {"language": "de", "task": "translate"}, "start de translate en pnc"),
+    ("canary", {"language": "de", "target_language": "fr"}, "start de translate fr pnc"),
+    ("canary", {"target_language": "de", "punctuation": False}, "start en translate de nopnc"),
+    ("canary", {"language": "fr", "target_language": "fr", "task": "transcribe"}, "start fr transcribe fr pnc"),
+    ("canary2", {"language": "de", "task": "translate", "punctuation": True}, "start de en pnc times"),
+    ("whisper", {"language": "de"}, "start de transcribe times"),
+    ("whisper", {"language": "de", "task": "translate"}, "start de translate times"),
+    ("english", {"task": "transcribe", "language": "en"}, "start times"),
+])  # fmt: skip
+def test_what_is_asked_for_stands_in_its_place(name, asked, wanted):
+    assert said(made(name), **asked) == wanted
+
+
+def test_defaults_are_those_of_the_model():
+    prompt = made("canary", language="fr", punctuation=False)
+    assert said(prompt) == "start fr transcribe fr nopnc"
+    assert said(prompt, punctuation=True) == "start fr transcribe fr pnc"
+
+
+@pytest.mark.parametrize("name, asked, message", [
+    ("canary", {"language": "xx"}, "language: expected one of de, en, fr, got 'xx'."),
+    ("canary", {"target_language": "xx"}, "target_language: expected one of de, en, fr, got 'xx'."),
+    ("canary", {"task": "sing"}, "task: expected one of transcribe, translate, got 'sing'."),
+    ("canary", {"task": "translate"}, "target_language: expected another language than language='en' to translate into, got 'en'. Name the language of the text."),
+    ("canary", {"task": "transcribe", "target_language": "de"}, "target_language: expected 'en' to transcribe, as language, got 'de'. Pass task='translate'."),
+    ("whisper", {"language": "de", "target_language": "fr"}, "target_language: expected 'de': the model has no place in its prompt for another one, got 'fr'."),
+    ("whisper", {"punctuation": True}, "punctuation: expected none, since the model's prompt has no place for it, got True."),
+    ("english", {"language": "de"}, "language: expected one of en, got 'de'."),
+])  # fmt: skip
+def test_what_the_model_cannot_be_asked_for_is_refused_by_name(name, asked, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        made(name).tokens(**asked)
+
+
+def test_an_error_names_forty_languages_and_counts_the_rest():
+    codes = [first + second for first in "abcde" for second in "klmnopqrst"]
+    vocabulary = {f"<|{code}|>": id_ for id_, code in enumerate(codes)}
+    prompt = PromptFormat.of_vocabulary((LANGUAGE,), vocabulary, codes, language="ak")
+    with pytest.raises(ValueError, match=r"one of ak, al, .*, dt and 10 more, got 'zz'\.$"):
+        prompt.tokens(language="zz")
+
+
+def test_notes_carry_it_as_plain_values_and_give_it_back():
+    prompt = made("canary", language="fr")
+    assert PromptFormat.from_notes(prompt.to_notes()) == prompt
+    assert PromptFormat.from_notes({}) is None
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"ids": {}}, "prompt: expected a token for each of its places, got none for"),
+    ({"ids": {"<|start|>": -1}}, "prompt.ids: expected token ids by text"),
+    ({"ids": [1]}, "prompt.ids: expected token ids by text"),
+    ({"template": "<|start|>"}, "prompt.template: expected texts"),
+    ({"template": []}, "prompt.template: expected texts"),
+    ({"languages": [7]}, "prompt.languages: expected texts"),
+    ({"language": "xx"}, "prompt.language: expected one of de, en, fr, got 'xx'"),
+    ({"punctuation": 1}, "prompt.punctuation: expected True or False, got 1"),
+    ({"more": 1}, "prompt: expected a dict of ids, language, languages, punctuation, template"),
+])  # fmt: skip
+def test_damaged_notes_are_refused_in_one_line(change, message):
+    values = made("canary").to_notes()["prompt"] | change
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PromptFormat.from_notes({"prompt": values})
+    values.pop("template", None)
+    with pytest.raises(ValueError, match="^prompt"):
+        PromptFormat.from_notes({"prompt": values})
+
+
+def test_a_prompt_has_to_fit_the_model():
+    prompt = made("canary")
+    prompt.expect_fits(19, 6)
+    with pytest.raises(ValueError, match="prompt: expected tokens below 15, the size of the model's vocabulary, got 17"):
+        prompt.expect_fits(15, 6)
+    with pytest.raises(ValueError, match="prompt: expected fewer tokens than the model's 5 positions, got 5"):
+        prompt.expect_fits(19, 5)
+
+
+def test_control_tokens_are_no_languages():
+    tokens = ["<|itn|>", "<|pnc|>", "<|en|>", "<|pt-BR|>", "<|0|>", "<|endoftext|>", "<|haw|>", "de"]
+    assert languages_of(tokens) == ["en", "haw", "pt-BR"]

@@ -1,0 +1,78 @@
+"""SentencePiece models one behind the other: their tokens, texts and languages."""
+
+import pytest
+
+from asrkit.text import (
+    AggregateTokenizer,
+    CharTokenizer,
+    SentencePieceTokenizer,
+    dump_tokenizer,
+    load_tokenizer,
+    token_texts,
+)
+
+ENGLISH = ["the cat sat on the mat", "a dog had a bone", "she sells sea shells"] * 5
+GERMAN = ["die katze lag auf der matte", "ein hund hat einen knochen", "sieben segel"] * 5
+
+
+@pytest.fixture(scope="module")
+def models():
+    return [SentencePieceTokenizer.train(texts, vocab_size=30) for texts in (ENGLISH, GERMAN)]
+
+
+@pytest.fixture(scope="module")
+def both(models):
+    return AggregateTokenizer((("en", models[0]), ("de", models[1])))
+
+
+def test_tokens_of_a_language_stand_behind_those_of_the_one_before(both, models):
+    start = models[0].vocab_size
+    assert both.vocab_size == start + models[1].vocab_size
+    assert both.encode("the cat") == models[0].encode("the cat")
+    assert both.encode("der hund", "de") == [start + token for token in models[1].encode("der hund")]
+    assert both.languages == ["en", "de"]
+    assert token_texts(both) == models[0].pieces() + models[1].pieces()
+
+
+@pytest.mark.parametrize("language, text", [("en", "she had a cat"), ("de", "der hund lag auf der katze")])
+def test_a_text_comes_back_as_it_went_in(both, language, text):
+    assert both.decode(both.encode(text, language)) == text
+
+
+def test_a_text_in_two_languages_keeps_its_spaces(both):
+    tokens = [*both.encode("the cat"), *both.encode("die katze", "de"), *both.encode("sat")]
+    assert both.decode(tokens) == "the cat die katze sat"
+    inside = both.pieces().index("s")  # a piece that begins no word goes on with the one before
+    assert both.decode([*both.encode("die katze", "de"), inside]) == "die katzes"
+
+
+def test_control_symbols_have_no_text(both, models):
+    texts = ["<|en|> <|pnc|> <pad> ok"] * 5
+    plain = SentencePieceTokenizer.train(texts, vocab_size=40)
+    symbols = {"<|en|>", "<|pnc|>", "<pad>"} & set(plain.pieces())
+    control = plain.with_control()
+    assert control.pieces() == plain.pieces()
+    assert control.with_control() == control
+    made = AggregateTokenizer((("spl_tokens", control), ("en", models[0])))
+    tokens = [control.pieces().index(symbol) for symbol in symbols]
+    start = control.vocab_size
+    said = [start + token for token in models[0].encode("the cat")]
+    assert made.decode([*tokens, *said, *tokens]) == "the cat"
+
+
+def test_a_dump_gives_an_equal_one(both):
+    assert load_tokenizer(dump_tokenizer(both)) == both
+    assert load_tokenizer(dump_tokenizer(both)) != AggregateTokenizer(both.parts[::-1])
+    assert load_tokenizer(dump_tokenizer(CharTokenizer())) == CharTokenizer()
+
+
+def test_what_it_does_not_know_is_refused_in_one_line(both, models):
+    with pytest.raises(ValueError, match=r"language: expected one of en, de, got 'fr'\."):
+        both.encode("le chat", "fr")
+    with pytest.raises(ValueError, match=f"tokens: expected 0 to {both.vocab_size - 1}"):
+        both.decode([both.vocab_size])
+    for parts in ((), (("en", models[0]), ("en", models[1]))):
+        with pytest.raises(ValueError, match="tokenizer: expected models of different languages"):
+            AggregateTokenizer(parts)
+    with pytest.raises(ValueError, match="tokenizer: expected a SentencePiece model"):
+        load_tokenizer({"part en": "00"})
