@@ -29,12 +29,16 @@ def test_tokens_of_a_language_stand_behind_those_of_the_one_before(both, models)
     start = models[0].vocab_size
     assert both.vocab_size == start + models[1].vocab_size
     assert both.encode("the cat") == models[0].encode("the cat")
-    assert both.encode("der hund", "de") == [start + token for token in models[1].encode("der hund")]
+    assert both.encode("der hund", "de") == [
+        start + token for token in models[1].encode("der hund")
+    ]
     assert both.languages == ["en", "de"]
     assert token_texts(both) == models[0].pieces() + models[1].pieces()
 
 
-@pytest.mark.parametrize("language, text", [("en", "she had a cat"), ("de", "der hund lag auf der katze")])
+@pytest.mark.parametrize(
+    "language, text", [("en", "she had a cat"), ("de", "der hund lag auf der katze")]
+)
 def test_a_text_comes_back_as_it_went_in(both, language, text):
     assert both.decode(both.encode(text, language)) == text
 

@@ -200,9 +200,10 @@ def main(argv: list[str] | None = None) -> int:
 def _name_the_flag(message: str, command: argparse.ArgumentParser) -> str:
     """Name the flag that was typed: `batch_s: expected` becomes `--batch-seconds: expected`."""
     names, colon, rest = message.partition(": expected ")
-    flags = {
-        action.dest: action.option_strings[-1]
-        for action in command._actions
-        if action.option_strings
-    }
+    flags = {}
+    for action in command._actions:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            flags[action.dest] = action.option_strings[0]  # --punctuation, --no-punctuation
+        elif action.option_strings:
+            flags[action.dest] = action.option_strings[-1]
     return ", ".join(flags.get(name, name) for name in names.split(", ")) + colon + rest

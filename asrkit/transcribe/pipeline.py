@@ -306,23 +306,23 @@ class Recognizer:
         return tf32(self.config.precision == "tf32")
 
     def _check_beam(self, name: str) -> None:
-        """ValueError unless models of the class `name` can search as the config asks for."""
+        """ValueError unless `name`, "a CTCModel", can search as the config asks for."""
         beam = self.config.search
         if beam is None:
             return
-        expect(self.kind.beams, "search", f"None for a {name}", "a beam")
+        expect(self.kind.beams, "search", f"None for {name}", "a beam")
         for option, value in (("lm", beam.lm), ("label_bonus", beam.label_bonus or None)):
             takes = self.kind.fusion or value is None
-            expect(takes, option, f"none for a {name}", value, "Its beam knows its own text.")
+            expect(takes, option, f"none for {name}", value, "Its beam takes no such term.")
 
     def _check(self, model: nn.Module) -> None:
         """ValueError unless the model and its device can do what the config asks for."""
-        name = type(model).__name__
+        name = _with_article(type(model).__name__)
         strategies = ", ".join(map(repr, self.kind.strategies))
         expect(
             self.config.strategy in self.kind.strategies,
             "strategy",
-            f"one of {strategies} for a {name}",
+            f"one of {strategies} for {name}",
             repr(self.config.strategy),
         )
         expect(
@@ -337,11 +337,11 @@ class Recognizer:
         expect(
             self.kind.captures or not captured,
             "graphs",
-            f"'auto' or 'off' for a {name}",
+            f"'auto' or 'off' for {name}",
             repr(self.config.graphs),
         )
         plain = self.kind.fused_turns or self.config.turn != "fused"
-        expect(plain, "turn", f"'auto' or 'plain' for a {name}", repr(self.config.turn))
+        expect(plain, "turn", f"'auto' or 'plain' for {name}", repr(self.config.turn))
         self._check_beam(name)
         on_cuda = self.device.type == "cuda"
         for option, needs_cuda in (
@@ -355,6 +355,12 @@ class Recognizer:
                 repr(getattr(self.config, option)),
                 "CUDA graphs need a CUDA device.",
             )
+
+
+def _with_article(name: str) -> str:
+    """A class behind its article: "an AEDModel"."""
+    article = "an" if name[0] in "AEIO" else "a"
+    return f"{article} {name}"
 
 
 _END: Any = object()

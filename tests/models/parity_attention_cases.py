@@ -49,7 +49,14 @@ def attention_folders() -> dict[str, Case]:
 
 def attention_goldens() -> dict[str, Case]:
     """The tiny ones whose numbers are committed, of either peer."""
-    tiny = {"width": 16, "heads": 2, "channels": 4, "decoder": 16, "tokenizer": "agg", "scale": False}
+    tiny = {
+        "width": 16,
+        "heads": 2,
+        "channels": 4,
+        "decoder": 16,
+        "tokenizer": "agg",
+        "scale": False,
+    }
     return {"canary2": {"prompt": "canary2", **tiny}}
 
 
@@ -59,7 +66,9 @@ def vocabulary(case: Case) -> int:
     return -(-(len(CONTROL) + languages * len(pieces())) // 8) * 8
 
 
-def fill_attention(state: dict[str, Tensor], output: str, kept: tuple[str, ...]) -> dict[str, Tensor]:
+def fill_attention(
+    state: dict[str, Tensor], output: str, kept: tuple[str, ...]
+) -> dict[str, Tensor]:
     """Seeded weights for the names and shapes of `state`; those ending in `kept` stay. The output's bias favours the end a little."""
     made = {}
     for name, value in state.items():
@@ -111,7 +120,10 @@ def archive_config(case: Case) -> dict[str, Any]:
             for number, name in enumerate(("spl_tokens", "en", "de"), 1)
         }
         tokenizer = {"dir": None, "type": "agg", "langs": langs}
-        tokenizer["custom_tokenizer"] = {"_target_": f"{tokenizers}CanaryTokenizer", "tokenizers": None}
+        tokenizer["custom_tokenizer"] = {
+            "_target_": f"{tokenizers}CanaryTokenizer",
+            "tokenizers": None,
+        }
     else:
         tokenizer = {"dir": "tok", "type": "bpe", "model_path": "nemo:9_tokenizer.model"}
         tokenizer["custom_tokenizer"] = {"_target_": f"{tokenizers}CanaryBPETokenizer"}
@@ -120,7 +132,10 @@ def archive_config(case: Case) -> dict[str, Any]:
         "decodercontext": "", "source_lang": "<|en|>", "target_lang": "<|en|>", "emotion": "<|emo:undefined|>",
         "pnc": "<|pnc|>", "itn": "<|itn|>", "diarize": "<|nodiarize|>", "timestamp": "<|notimestamp|>",
     }  # fmt: skip
-    defaults = [{"role": "user", "slots": slots}, {"role": "user_partial", "slots": {"decodercontext": ""}}]
+    defaults = [
+        {"role": "user", "slots": slots},
+        {"role": "user_partial", "slots": {"decodercontext": ""}},
+    ]
     return config | {
         "label_smoothing": 0.0, "prompt_format": case["prompt"], "tokenizer": tokenizer,
         "prompt_defaults": defaults if case["prompt"] == "canary2" else None,
@@ -147,7 +162,9 @@ def archive_config(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_archive(path: Path, case: Case, weights: dict[str, Tensor], config: dict[str, Any] | None = None) -> Path:
+def write_archive(
+    path: Path, case: Case, weights: dict[str, Tensor], config: dict[str, Any] | None = None
+) -> Path:
     """A .nemo archive of `case`."""
     import yaml
 
@@ -194,7 +211,13 @@ def canary_tokenizer_json() -> dict[str, Any]:
         [piece[:cut], piece[cut:]] for piece in texts for cut in range(1, len(piece))
         if piece in words and piece != "<unk>" and {piece[:cut], piece[cut:]} <= words
     ]  # fmt: skip
-    marks = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    marks = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     return {
         "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
@@ -214,7 +237,10 @@ def write_canary_rest(path: Path, case: Case) -> None:
         "feature_extractor_type": "ParakeetFeatureExtractor", "feature_size": (ENCODER | case)["bins"],
         "sampling_rate": 16000, "hop_length": 160, "n_fft": 512, "win_length": 400, "preemphasis": 0.97,
     }  # fmt: skip
-    for name, part in {"preprocessor_config.json": extractor, "tokenizer.json": canary_tokenizer_json()}.items():
+    for name, part in {
+        "preprocessor_config.json": extractor,
+        "tokenizer.json": canary_tokenizer_json(),
+    }.items():
         (path / name).write_text(json.dumps(part, ensure_ascii=False))
 
 
@@ -231,7 +257,9 @@ def write_canary(path: Path, case: Case, weights: dict[str, Tensor]) -> Path:
 
 
 # Labels behind the prompt for which logits are compared.
-TEXT = torch.tensor([[24, 30, 41, 41, 23], [25, 25, 50, 26, 30], [29, 23, 24, 33, 28], [34, 42, 27, 27, 32]])
+TEXT = torch.tensor(
+    [[24, 30, 41, 41, 23], [25, 25, 50, 26, 30], [29, 23, 24, 33, 28], [34, 42, 27, 27, 32]]
+)
 # Which numbers of a stage are committed: (utterance, rows, columns).
 CHOSEN = {
     "encoded": (1, slice(0, 13, 2), slice(None)),

@@ -69,7 +69,9 @@ def import_attention() -> types.SimpleNamespace:
     )
     for name in ("omegaconf.omegaconf", "nemo.collections.common.data.prompt_fn"):
         sys.modules[name] = Stub(name)
-    sys.modules["nemo.collections.common.data.prompt_fn"].registered_prompt_format_fn = lambda *_: same
+    sys.modules["nemo.collections.common.data.prompt_fn"].registered_prompt_format_fn = lambda *_: (
+        same
+    )
     vars(importlib.import_module("omegaconf")).update(DictConfig=dict)
     for file in ("transformer_utils", "multi_layer_perceptron"):
         found = importlib.import_module(f"{parts}.{file}")
@@ -80,7 +82,10 @@ def import_attention() -> types.SimpleNamespace:
     spec = importlib.import_module(f"{tokenizers}tokenizer_spec").TokenizerSpec
     vars(sys.modules[tokenizers[:-1]]).update(AggregateTokenizer=aggregate, TokenizerSpec=spec)
     canary = importlib.import_module(f"{tokenizers}canary_tokenizer")
-    nemo.CanaryTokenizer, nemo.CanaryBPETokenizer = canary.CanaryTokenizer, canary.CanaryBPETokenizer
+    nemo.CanaryTokenizer, nemo.CanaryBPETokenizer = (
+        canary.CanaryTokenizer,
+        canary.CanaryBPETokenizer,
+    )
     nemo.SentencePieceTokenizer = canary.SentencePieceTokenizer
     prompts = "nemo.collections.common.prompts."
     nemo.prompts = {
@@ -88,7 +93,9 @@ def import_attention() -> types.SimpleNamespace:
         "canary2": importlib.import_module(f"{prompts}canary2").Canary2PromptFormatter,
     }
     nemo.decoder = importlib.import_module(f"{transformer}transformer").TransformerDecoderNM
-    nemo.generator = importlib.import_module(f"{transformer}transformer_generators").GreedySequenceGenerator
+    nemo.generator = importlib.import_module(
+        f"{transformer}transformer_generators"
+    ).GreedySequenceGenerator
     classifier = "nemo.collections.asr.parts.submodules.token_classifier"
     nemo.classifier = importlib.import_module(classifier).TokenClassifier
     return nemo
@@ -109,7 +116,9 @@ def nemo_tokenizer(nemo: types.SimpleNamespace, case: Case, folder: Path) -> Any
     return nemo.CanaryTokenizer(one)
 
 
-def of_nemo(nemo: types.SimpleNamespace, case: Case, folder: Path, path: Path | None = None) -> Answer:
+def of_nemo(
+    nemo: types.SimpleNamespace, case: Case, folder: Path, path: Path | None = None
+) -> Answer:
     """What NeMo's modules compute for `case`; with `path` the archive is written there."""
     config = archive_config(case)
     sizes = dict(config["transf_decoder"]["config_dict"])
@@ -124,13 +133,21 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, folder: Path, path: Path | 
         made["encoder_decoder_proj"] = nn.Linear(width, case["decoder"])
     made["log_softmax"].mlp.layer0.weight = made["transf_decoder"].embedding.token_embedding.weight
     state = {
-        f"{part}.{name}": value for part, module in made.items() for name, value in module.state_dict().items()
+        f"{part}.{name}": value
+        for part, module in made.items()
+        for name, value in module.state_dict().items()
     }
     kept = ("featurizer.window", "featurizer.fb", "pos_enc", "mlp.layer0.weight")
     weights = fill_attention(state, "log_softmax.mlp.layer0.bias", kept)
-    weights["log_softmax.mlp.layer0.weight"] = weights["transf_decoder._embedding.token_embedding.weight"]
+    weights["log_softmax.mlp.layer0.weight"] = weights[
+        "transf_decoder._embedding.token_embedding.weight"
+    ]
     for part, module in made.items():
-        own = {name.removeprefix(f"{part}."): v for name, v in weights.items() if name.startswith(f"{part}.")}
+        own = {
+            name.removeprefix(f"{part}."): v
+            for name, v in weights.items()
+            if name.startswith(f"{part}.")
+        }
         module.eval().load_state_dict(own)
     if path:
         write_archive(path, case, weights)
@@ -147,7 +164,10 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, folder: Path, path: Path | 
     prompt = formatter.encode_dialog([turn])["context_ids"].tolist()
     given = torch.cat([torch.tensor([prompt] * len(LENGTHS)), TEXT], 1)
     states = made["transf_decoder"](
-        input_ids=given, decoder_mask=torch.ones_like(given), encoder_embeddings=encoded, encoder_mask=mask
+        input_ids=given,
+        decoder_mask=torch.ones_like(given),
+        encoder_embeddings=encoded,
+        encoder_mask=mask,
     )
     decoder = made["transf_decoder"]
     generator = nemo.generator(
@@ -191,7 +211,17 @@ def of_transformers(case: Case, folder: Path, path: Path | None = None) -> Answe
     features, mask = found["input_features"], found["attention_mask"]
     out = model.model.encoder(features, attention_mask=mask)
     steps = out.attention_mask.sum(-1)
-    prompt = [7, 4, 14, 18, 17, 5, 9, 11, 13]  # startofcontext ... nodiarize, as CONTROL numbers them
+    prompt = [
+        7,
+        4,
+        14,
+        18,
+        17,
+        5,
+        9,
+        11,
+        13,
+    ]  # startofcontext ... nodiarize, as CONTROL numbers them
     prompts = torch.tensor([prompt] * len(LENGTHS))
     given = torch.cat([prompts, TEXT], 1)
     logits = model(features, attention_mask=mask, decoder_input_ids=given).logits
@@ -231,7 +261,9 @@ def main(peer: str, folder: Path) -> None:
             torch.save(of_transformers(case, folder, folder / name), folder / f"{name}.pt")
         golden = {name: of_transformers(case, folder) for name, case in attention_goldens().items()}
     lines = [f'"peer": "{package} {version(package)}"']
-    lines += [f"{json.dumps(name)}: {json.dumps(sampled(answer))}" for name, answer in golden.items()]
+    lines += [
+        f"{json.dumps(name)}: {json.dumps(sampled(answer))}" for name, answer in golden.items()
+    ]
     (folder / f"{peer}_attention.json").write_text("{" + ",\n".join(lines) + "}\n")
 
 

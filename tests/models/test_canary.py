@@ -15,9 +15,9 @@ from asrkit.models.prompts import PromptFormat
 from asrkit.text import AggregateTokenizer, SentencePieceTokenizer
 
 sys.path.append(str(Path(__file__).resolve().parent))
-import parity_attention_cases as known  # noqa: E402
-from canary_files import CASE, OUTPUT, POSITIONS, archive, changed, folder, weights_of  # noqa: E402
-from parity_cases import ENCODER, LENGTHS, speech  # noqa: E402
+import parity_attention_cases as known
+from canary_files import CASE, OUTPUT, POSITIONS, archive, changed, folder, weights_of
+from parity_cases import ENCODER, LENGTHS, speech
 
 
 def refused(path: Path, message: str) -> None:
@@ -49,7 +49,15 @@ def test_an_archive_becomes_the_model_of_its_config_and_so_does_its_copy(tmp_pat
         scale_input=False, dropout=0.1, dropout_attention=0.1, dropout_input=0.1,
     )  # fmt: skip
     assert loaded.model.config == AEDConfig(
-        vocab_size=88, bos=4, eos=3, pad=2, encoder=encoder, width=16, layers=2, heads=4, most=known.MOST
+        vocab_size=88,
+        bos=4,
+        eos=3,
+        pad=2,
+        encoder=encoder,
+        width=16,
+        layers=2,
+        heads=4,
+        most=known.MOST,
     )
     control = SentencePieceTokenizer(known.model_of_pieces(known.control_pieces())).with_control()
     parts = (("spl_tokens", control), ("en", pieces()), ("de", pieces()))
@@ -161,14 +169,20 @@ def test_an_archive_without_the_outputs_own_weight_is_whole(tmp_path):
 def test_one_tokenizer_has_to_hold_each_token_of_the_prompt_as_a_symbol(tmp_path, monkeypatch):
     """NeMo has SentencePiece split the prompt: where it falls into pieces, the model was never asked so."""
     case = CASE | {"tokenizer": "bpe"}
-    rows = [(text, score, 1 if text == "<|noitn|>" else kind) for text, score, kind in known.one_vocabulary()]
+    rows = [
+        (text, score, 1 if text == "<|noitn|>" else kind)
+        for text, score, kind in known.one_vocabulary()
+    ]
     monkeypatch.setattr(known, "one_vocabulary", lambda: rows)
     weights = {
-        name: value[:56] if value.shape[:1] == (88,) else value for name, value in weights_of("nemo").items()
+        name: value[:56] if value.shape[:1] == (88,) else value
+        for name, value in weights_of("nemo").items()
     }
     config = changed(known.archive_config(case), prompt_defaults=None)
     path = known.write_archive(tmp_path / "a.nemo", case, weights, config)
-    refused(path, "tokenizer: expected a model in which each token of the prompt is a symbol, got [")
+    refused(
+        path, "tokenizer: expected a model in which each token of the prompt is a symbol, got ["
+    )
 
 
 FOLDER = [
@@ -205,7 +219,10 @@ def test_a_folder_without_a_tokenizer_or_with_another_is_refused(tmp_path):
     contents = json.loads((path / "tokenizer.json").read_text())
     contents["added_tokens"][3]["content"] = "<end>"
     (path / "tokenizer.json").write_text(json.dumps(contents))
-    refused(path, "tokenizer: expected tokens <|startoftranscript|>, <|endoftext|> and <pad>, got none for ['<|endoftext|>'].")
+    refused(
+        path,
+        "tokenizer: expected tokens <|startoftranscript|>, <|endoftext|> and <pad>, got none for ['<|endoftext|>'].",
+    )
     (path / "tokenizer.json").unlink()
     refused(path, "model: expected tokenizer.json, got none in a.")
 
@@ -213,5 +230,8 @@ def test_a_folder_without_a_tokenizer_or_with_another_is_refused(tmp_path):
 def test_notes_whose_prompt_is_not_the_models_are_refused(tmp_path):
     loaded = load_checkpoint(archive(tmp_path / "a.nemo"))
     prompt = {**loaded.notes["prompt"], "ids": {**loaded.notes["prompt"]["ids"], "<|en|>": 999}}
-    with pytest.raises(ValueError, match="prompt: expected tokens below 88, the size of the model's vocabulary, got 999"):
+    with pytest.raises(
+        ValueError,
+        match="prompt: expected tokens below 88, the size of the model's vocabulary, got 999",
+    ):
         save_checkpoint(tmp_path / "b.safetensors", loaded._replace(notes={"prompt": prompt}))

@@ -122,9 +122,13 @@ def test_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
     for stage in STAGES:
         values = ours[stage]
         if stage == "logits":
-            values = values[known.CHOSEN[stage]] - values[known.CHOSEN[stage]].mean(-1, keepdim=True)
+            values = values[known.CHOSEN[stage]] - values[known.CHOSEN[stage]].mean(
+                -1, keepdim=True
+            )
             wanted = torch.tensor(theirs[stage]).view(values.shape)
-            wanted = wanted - wanted.mean(-1, keepdim=True)  # transformers' are no log-probabilities
+            wanted = wanted - wanted.mean(
+                -1, keepdim=True
+            )  # transformers' are no log-probabilities
         else:
             values = values[known.CHOSEN[stage]]
             wanted = torch.tensor(theirs[stage]).view(values.shape)
@@ -146,6 +150,8 @@ def test_a_peer_still_says_what_is_committed(peers, peer):
         assert said[case].keys() == kept[case].keys()
         for name, wanted in kept[case].items():
             if name in known.CHOSEN:  # another processor rounds otherwise
-                torch.testing.assert_close(torch.tensor(said[case][name]), torch.tensor(wanted), **CLOSE)
+                torch.testing.assert_close(
+                    torch.tensor(said[case][name]), torch.tensor(wanted), **CLOSE
+                )
             else:
                 assert said[case][name] == wanted, (case, name)

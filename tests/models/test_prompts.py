@@ -100,12 +100,26 @@ def test_damaged_notes_are_refused_in_one_line(change, message):
 def test_a_prompt_has_to_fit_the_model():
     prompt = made("canary")
     prompt.expect_fits(19, 6)
-    with pytest.raises(ValueError, match="prompt: expected tokens below 15, the size of the model's vocabulary, got 17"):
+    with pytest.raises(
+        ValueError,
+        match="prompt: expected tokens below 15, the size of the model's vocabulary, got 17",
+    ):
         prompt.expect_fits(15, 6)
-    with pytest.raises(ValueError, match="prompt: expected fewer tokens than the model's 5 positions, got 5"):
+    with pytest.raises(
+        ValueError, match="prompt: expected fewer tokens than the model's 5 positions, got 5"
+    ):
         prompt.expect_fits(19, 5)
 
 
 def test_control_tokens_are_no_languages():
-    tokens = ["<|itn|>", "<|pnc|>", "<|en|>", "<|pt-BR|>", "<|0|>", "<|endoftext|>", "<|haw|>", "de"]
+    tokens = [
+        "<|itn|>",
+        "<|pnc|>",
+        "<|en|>",
+        "<|pt-BR|>",
+        "<|0|>",
+        "<|endoftext|>",
+        "<|haw|>",
+        "de",
+    ]
     assert languages_of(tokens) == ["en", "haw", "pt-BR"]

@@ -1,0 +1,259 @@
+"""`asrkit transcribe` with encoder-decoder models: prompts, windows, times, refusals."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+
+from asrkit.cli import main
+from asrkit.decoders import aed_greedy, ctc_greedy
+from asrkit.models import AEDModel, Checkpoint, load_checkpoint, presets, save_checkpoint
+from asrkit.models.prompts import PromptFormat
+from asrkit.text import CharTokenizer
+from asrkit.transcribe import (
+    BeamOptions,
+    PipelineConfig,
+    PromptOptions,
+    Recognizer,
+    WindowOptions,
+    transcribe,
+)
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
+from canary_files import archive, folder
+from parity_cases import LENGTHS, speech
+
+ASKED = {"language": "de", "task": "translate", "punctuation": False}
+
+
+@pytest.fixture(scope="module")
+def canary(tmp_path_factory):
+    """A Canary of random weights, as NeMo publishes them."""
+    return archive(tmp_path_factory.mktemp("canary") / "canary.nemo")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(canary):
+    return load_checkpoint(canary)
+
+
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory):
+    """A second and a half of sound."""
+    path = tmp_path_factory.mktemp("talk") / "talk.wav"
+    waveforms, lengths = speech(LENGTHS)
+    soundfile.write(str(path), waveforms[0, : lengths[0]].numpy(), 16_000)
+    return path
+
+
+@torch.no_grad()
+def by_hand(checkpoint, **asked):
+    """Tokens of four utterances, stage by stage, without those that have no text."""
+    recognizer = Recognizer.from_checkpoint(checkpoint)
+    encoded, ends = recognizer.encode(*recognizer.features(*speech(LENGTHS)))
+    prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
+    rows = aed_greedy(recognizer.model, encoded, ends, prompt=prompt).tokens()
+    size = checkpoint.tokenizer.vocab_size
+    return [[token for token in row if token < size] for row in rows]
+
+
+def recognised(checkpoint, **config):
+    recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(**config))
+    return recognizer(*speech(LENGTHS))
+
+
+def test_the_recogniser_says_what_the_decoder_says_behind_the_prompt_asked_for(checkpoint):
+    asked = recognised(checkpoint, prompt=PromptOptions(**ASKED)).tokens()
+    assert asked == by_hand(checkpoint, **ASKED)
+    assert recognised(checkpoint).tokens() == by_hand(checkpoint) != asked
+    assert any(asked)
+
+
+def test_ways_to_decode_agree(checkpoint):
+    wanted = recognised(checkpoint).tokens()
+    for strategy in ("batched", "one_by_one"):
+        assert recognised(checkpoint, strategy=strategy).tokens() == wanted
+    assert recognised(checkpoint, search=BeamOptions(beam=1)).tokens() == wanted
+    assert recognised(checkpoint, search=BeamOptions(beam=4)).impl.startswith("attention, beam")
+
+
+def test_tokens_without_a_text_are_left_out_with_their_frames_and_confidences():
+    """Of tiny_aed the last three tokens are special, and a model of random weights says them too."""
+    torch.manual_seed(1)
+    model = AEDModel(presets.tiny_aed(31)).eval()
+    for weight in model.parameters():
+        weight.data += 0.3 * torch.randn_like(weight)
+    model.output_bias.data[model.eos] -= 20  # else it says nothing
+    checkpoint = Checkpoint(model, CharTokenizer(), {"bins": model.config.encoder.bins}, {})
+    recognizer = Recognizer.from_checkpoint(checkpoint)
+    plain = Recognizer(model)
+    waveforms, lengths = speech(LENGTHS)
+    kept = recognizer(waveforms, lengths, confidence=True, times=True)
+    every = plain(waveforms, lengths, confidence=True, times=True)
+    assert int(every.labels.max()) >= 28 > int(kept.labels.max())
+    for row in range(len(LENGTHS)):
+        keep = (every.labels[row] >= 0) & (every.labels[row] < 28)
+        n = int(kept.lengths[row])
+        assert n == int(keep.sum())
+        for name in ("labels", "frames", "confidence"):
+            mine, theirs = getattr(kept, name)[row], getattr(every, name)[row]
+            assert torch.equal(mine[:n], theirs[keep]) and (mine[n:] == -1).all()
+
+
+def test_a_checkpoint_of_asrkits_own_says_the_same(checkpoint, canary, talk, tmp_path, capsys):
+    save_checkpoint(tmp_path / "own.safetensors", checkpoint)
+    lines = []
+    for model in (canary, tmp_path / "own.safetensors"):
+        assert main(["transcribe", str(talk), "--model", str(model), "--language", "de"]) == 0
+        lines.append(capsys.readouterr().out)
+    assert lines[0] == lines[1]
+    assert lines[0].split("\t")[1].strip()
+
+
+def test_a_hugging_face_folder_transcribes(talk, tmp_path, capsys):
+    made = str(folder(tmp_path / "canary"))
+    assert (
+        main(["transcribe", str(talk), "--model", made, "--language", "fr", "--no-punctuation"])
+        == 0
+    )
+    assert capsys.readouterr().out.startswith(f"{talk}\t")
+
+
+def test_what_is_asked_for_reaches_the_decoder_from_the_command_line(
+    checkpoint, canary, talk, capsys
+):
+    texts = []
+    for options in ([], ["--language", "de", "--task", "translate", "--no-punctuation"]):
+        assert main(["transcribe", str(talk), "--model", str(canary), *options]) == 0
+        texts.append(capsys.readouterr().out.rstrip("\n").partition("\t")[2])
+    wanted = [checkpoint.tokenizer.decode(by_hand(checkpoint, **asked)[0]) for asked in ({}, ASKED)]
+    assert texts == wanted
+    assert texts[0] != texts[1]
+
+
+def test_words_have_times_that_never_go_back_and_confidences(canary, talk, capsys):
+    assert main(["transcribe", str(talk), "--model", str(canary), "--json", "--timestamps"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["words"]
+    last = 0.0
+    for word in said["words"]:
+        assert last <= word["start_s"] <= word["end_s"] <= said["audio_s"]
+        assert 0 <= word["confidence"] <= 1
+        last = word["start_s"]
+
+
+def test_a_long_file_goes_through_windows(checkpoint, tmp_path):
+    waveforms, lengths = speech(LENGTHS)
+    piece = waveforms[0, : lengths[0]]
+    path = tmp_path / "long.wav"
+    soundfile.write(str(path), torch.cat([piece] * 6).numpy(), 16_000)
+    (one,) = transcribe(
+        checkpoint, path, options=WindowOptions(window_s=3.0, overlap_s=1.0, timestamps=True)
+    )
+    assert one.error == ""
+    assert one.audio_s == pytest.approx(6 * int(lengths[0]) / 16_000)
+    starts = [word.start_s for word in one.words]
+    assert starts == sorted(starts)
+    assert starts[-1] > 5.0  # the last window has its share
+
+
+def test_a_folder_of_transcripts_is_made_anew_for_another_prompt(canary, talk, tmp_path, capsys):
+    command = [
+        "transcribe",
+        str(talk),
+        "--model",
+        str(canary),
+        "--out",
+        str(tmp_path / "text"),
+        "--json",
+    ]
+    for options, skipped in (
+        ([], 0),
+        ([], 1),
+        (["--language", "de"], 0),
+        (["--language", "de"], 1),
+    ):
+        assert main([*command, *options]) == 0
+        assert json.loads(capsys.readouterr().out)["skipped"] == skipped
+
+
+@pytest.mark.parametrize("options, message", [
+    (["--language", "fr"], "--language: expected one of en, de, got 'fr'."),
+    (["--target-language", "xx"], "--target-language: expected one of en, de, got 'xx'."),
+    (["--task", "translate"], "--target-language: expected another language than language='en' to translate into, got 'en'. Name the language of the text."),
+    (["--beam", "4", "--label-bonus", "1"], "--label-bonus: expected none for an AEDModel, got 1.0."),
+])  # fmt: skip
+def test_what_the_model_cannot_do_is_refused_in_one_line(canary, talk, options, message, capsys):
+    assert main(["transcribe", str(talk), "--model", str(canary), *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"asrkit transcribe: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "option, value", [("language", "de"), ("target-language", "en"), ("task", "translate")]
+)
+def test_other_models_refuse_a_prompt(learned, talk, option, value, tmp_path, capsys):
+    save_checkpoint(tmp_path / "ctc.safetensors", learned)
+    command = ["transcribe", str(talk), "--model", str(tmp_path / "ctc.safetensors")]
+    assert main([*command, f"--{option}", value]) == 2
+    wanted = f"--{option}: expected none, since this CTCModel has no prompt with a place for it, got {value!r}."
+    assert (
+        capsys.readouterr().err
+        == f"asrkit transcribe: {wanted} Some encoder-decoder models have one.\n"
+    )
+    assert main([*command, "--punctuation"]) == 2
+    assert "--punctuation: expected none, since this CTCModel" in capsys.readouterr().err
+
+
+def test_a_model_whose_prompt_is_its_start_token_refuses_one_too():
+    model = AEDModel(presets.tiny_aed()).eval()
+    with pytest.raises(
+        ValueError, match="language: expected none, since this AEDModel has no prompt"
+    ):
+        Recognizer(model, PipelineConfig(prompt=PromptOptions(language="de")))
+    Recognizer(model, PipelineConfig(prompt=PromptOptions()))
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"language": ""}, "language: expected a language's code, or None, got ''."),
+    ({"target_language": 7}, "target_language: expected a language's code, or None, got 7."),
+    ({"task": "sing"}, "task: expected 'transcribe', 'translate' or None, got 'sing'."),
+    ({"punctuation": "yes"}, "punctuation: expected True, False or None, got 'yes'."),
+])  # fmt: skip
+def test_options_that_no_model_has_are_refused(options, message):
+    with pytest.raises(ValueError) as refused:
+        PromptOptions(**options)
+    assert str(refused.value) == message
+    with pytest.raises(ValueError, match="prompt: expected PromptOptions or None"):
+        PipelineConfig(prompt={"language": "de"})
+
+
+def test_fused_turns_and_n_grams_are_not_for_attention(checkpoint):
+    with pytest.raises(ValueError, match="graphs: expected 'off' on a CPU"):
+        Recognizer.from_checkpoint(checkpoint, PipelineConfig(graphs="step"))
+    with pytest.raises(
+        ValueError, match="turn: expected 'auto' or 'plain' for an AEDModel, got 'fused'"
+    ):
+        Recognizer.from_checkpoint(checkpoint, PipelineConfig(graphs="step", turn="fused"))
+    search = BeamOptions(beam=4, lm=Path("words.arpa"))
+    with pytest.raises(ValueError, match="lm: expected none for an AEDModel"):
+        Recognizer.from_checkpoint(checkpoint, PipelineConfig(search=search))
+
+
+def test_the_ctc_head_beside_a_decoder_is_found():
+    model = AEDModel(presets.tiny_aed()).eval()
+    recognizer = Recognizer(model)
+    head = recognizer.kind.ctc_head(model)
+    waveforms, lengths = speech(LENGTHS)
+    features, frames = recognizer.features(waveforms, lengths)
+    encoded, ends = model.encoder(features, frames)
+    scores = head(encoded).log_softmax(-1)
+    assert (
+        ctc_greedy(scores, ends).tokens()
+        == ctc_greedy(model.encode(features, frames)[2], ends).tokens()
+    )
