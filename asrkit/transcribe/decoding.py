@@ -255,6 +255,6 @@ def kind_of(model: nn.Module) -> ModelKind:
     for kind, entry in KINDS.items():
         if isinstance(model, kind):
             return entry
-    names = " or ".join(kind.__name__ for kind in KINDS)
-    expect(False, "model", names, type(model).__name__)
+    *names, last = [kind.__name__ for kind in KINDS]
+    expect(False, "model", f"{', '.join(names)} or {last}", type(model).__name__)
     raise AssertionError  # unreachable: `expect` has raised

@@ -33,7 +33,8 @@ class WindowOptions:
     timestamps: bool = described(
         False,
         "json: add words with times and confidences (srt, vtt and ctm always have them); "
-        "an RNN-T's labels have no length, so its words end where their last label starts",
+        "an RNN-T's labels have no length, so its words end where their last label starts; those "
+        "of an encoder-decoder model are rough",
     )
 
     def __post_init__(self) -> None:
@@ -56,7 +57,8 @@ class WindowOptions:
 class BeamOptions:
     """Beam search instead of greedy decoding: its width, and what an n-gram model adds to it.
 
-    The decoders are `asrkit.decoders.ctc_beam` and `transducer_beam`.
+    The decoders are `asrkit.decoders.ctc_beam`, `transducer_beam` and `aed_beam`, which takes only
+    the width.
     """
 
     beam: int = described(

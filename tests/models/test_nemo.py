@@ -426,7 +426,7 @@ def test_an_archive_cut_anywhere_or_with_damaged_bytes_is_refused_or_read_but_ne
     (b"a: [", "model_config.yaml is damaged"),
     (b"\xff\xfe\xfa", "model_config.yaml is damaged"), (b"[1]", "keys and values, got list"),
     (b"[" * 5000, "model_config.yaml is damaged"), (b"a: !!python/object/apply:os.system [ls]", "model_config.yaml is damaged"),
-    (b"target: x.EncDecMultiTaskModel", "target: expected one of .*, got 'EncDecMultiTaskModel'"),
+    (b"target: x.EncDecClassificationModel", "target: expected one of .*, got 'EncDecClassificationModel'"),
     (b"a: 1", "target: expected one of"),
     (b"target: x.EncDecCTCModel", "config: expected a key 'preprocessor'"),
     (b"target: x.EncDecCTCModel\npreprocessor: 3", "config.preprocessor: expected a section, got 3"),

@@ -175,7 +175,7 @@ def test_another_kind_of_model_is_one_more_line_of_the_table(noise, monkeypatch)
     def decode(model, encoded, lengths, options):
         return ctc_greedy_sequential(model.inner.output(encoded).log_softmax(-1), lengths)
 
-    with pytest.raises(ValueError, match="model: expected TransducerModel or CTCModel, got Other"):
+    with pytest.raises(ValueError, match="model: expected TransducerModel, CTCModel or AEDModel, got Other"):
         Recognizer(Other())
     line = ModelKind(
         project=lambda model, encoded: encoded,
@@ -187,9 +187,9 @@ def test_another_kind_of_model_is_one_more_line_of_the_table(noise, monkeypatch)
     monkeypatch.setitem(decoding.KINDS, Other, line)
     found = Recognizer(Other())(*noise)
     assert found.tokens() == Recognizer(Other().inner)(*noise).tokens()
-    with pytest.raises(ValueError, match="strategy: expected one of 'fastest' for a Other"):
+    with pytest.raises(ValueError, match="strategy: expected one of 'fastest' for an Other"):
         Recognizer(Other(), PipelineConfig(strategy="one_by_one"))
-    with pytest.raises(ValueError, match="^search: expected None for a Other, got a beam"):
+    with pytest.raises(ValueError, match="^search: expected None for an Other, got a beam"):
         Recognizer(Other(), PipelineConfig(search=BeamOptions()))
 
 
@@ -232,7 +232,7 @@ def test_windows_of_wrong_values_are_refused(wrong, message):
 
 
 def test_a_module_that_is_no_model_is_refused():
-    with pytest.raises(ValueError, match="^model: expected TransducerModel .*, got Identity"):
+    with pytest.raises(ValueError, match="^model: expected TransducerModel.*, got Identity"):
         Recognizer(torch.nn.Identity())
 
 
