@@ -175,7 +175,9 @@ def test_another_kind_of_model_is_one_more_line_of_the_table(noise, monkeypatch)
     def decode(model, encoded, lengths, options):
         return ctc_greedy_sequential(model.inner.output(encoded).log_softmax(-1), lengths)
 
-    with pytest.raises(ValueError, match="model: expected TransducerModel, CTCModel or AEDModel, got Other"):
+    with pytest.raises(
+        ValueError, match="model: expected TransducerModel, CTCModel or AEDModel, got Other"
+    ):
         Recognizer(Other())
     line = ModelKind(
         project=lambda model, encoded: encoded,
