@@ -1,6 +1,8 @@
 """Frames of labels by attention: those that never go back and are looked at most."""
 
+import sys
 from itertools import combinations_with_replacement
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +10,9 @@ import torch
 from asrkit.decoders import aed_beam, aed_greedy, attention_frames
 from asrkit.decoders.attention.alignment import rising_frames
 from asrkit.models import AEDConfig, AEDModel, ConvConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+from attention_cases import Story
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +73,17 @@ def test_where_single_frames_never_go_back_it_takes_those():
             compared += 1
             assert torch.equal(attention_frames(attending, encoded, lengths, found), found.frames)
     assert compared > 2
+
+
+def test_no_frame_behind_an_utterance_is_taken_whatever_a_model_looks_at():
+    story = Story(eos_share=0)  # looks at any of four frames, however long an utterance is
+    lengths = torch.tensor([4, 2, 1])
+    encoded = torch.randint(0, 99, (3, 4, 1), generator=torch.Generator().manual_seed(0)).double()
+    found = aed_greedy(story, encoded, lengths, most=8)
+    frames = attention_frames(story, encoded, lengths, found)
+    assert int(found.lengths.min()) == 8
+    assert (frames.max(1).values < lengths).all()
+    assert int(frames[0].max()) > 0
 
 
 def test_texts_without_labels_have_no_frames():
