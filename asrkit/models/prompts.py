@@ -134,6 +134,7 @@ class PromptFormat:
         Raises:
             ValueError: What they hold is no prompt format.
         """
+        expect(isinstance(notes, dict), "notes", "a dict", repr(notes)[:80])
         values = notes.get(NOTE)
         if values is None:
             return None

@@ -227,6 +227,35 @@ def test_a_folder_without_a_tokenizer_or_with_another_is_refused(tmp_path):
     refused(path, "model: expected tokenizer.json, got none in a.")
 
 
+ODD = (None, -1, "x", [], {}, float("inf"), True, 10**9, [["a"]], {"a": 1}, 0)
+
+
+def keys_of(config: dict, above: str = "") -> list[str]:
+    """All keys of a config, those of a section behind its name and "__"."""
+    found = []
+    for key, value in config.items():
+        found.append(above + key)
+        if isinstance(value, dict):
+            found += keys_of(value, f"{above}{key}__")
+    return found
+
+
+@pytest.mark.parametrize("shift", [0, 4, 8])
+def test_odd_values_are_read_or_refused_in_one_line(shift, tmp_path):
+    weights, config = weights_of("nemo"), known.archive_config(CASE)
+    kept = [key for key in keys_of(config) if not key.startswith(("encoder__", "preprocessor__"))]
+    read = 0
+    for number, key in enumerate(kept):
+        odd = changed(config, **{key: ODD[(number + shift) % len(ODD)]})
+        path = known.write_archive(tmp_path / "a.nemo", CASE, weights, odd)
+        try:
+            load_checkpoint(path)
+            read += 1
+        except ValueError as error:
+            assert "\n" not in str(error) and len(str(error)) < 900, key
+    assert 0 < read < len(kept)
+
+
 def test_notes_whose_prompt_is_not_the_models_are_refused(tmp_path):
     loaded = load_checkpoint(archive(tmp_path / "a.nemo"))
     prompt = {**loaded.notes["prompt"], "ids": {**loaded.notes["prompt"]["ids"], "<|en|>": 999}}

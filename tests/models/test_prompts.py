@@ -75,6 +75,8 @@ def test_notes_carry_it_as_plain_values_and_give_it_back():
     prompt = made("canary", language="fr")
     assert PromptFormat.from_notes(prompt.to_notes()) == prompt
     assert PromptFormat.from_notes({}) is None
+    with pytest.raises(ValueError, match=r"notes: expected a dict, got \[1\]"):
+        PromptFormat.from_notes([1])
 
 
 @pytest.mark.parametrize("change, message", [
