@@ -17,6 +17,7 @@ import torch
 from asrkit.features import FeatureConfig
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import Checkpoint
+from asrkit.models.prompts import NOTE
 from asrkit.shapes import expect
 from asrkit.transcribe.formats import Transcript, render
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
@@ -27,7 +28,7 @@ LOG = ".asrkit-transcripts.jsonl"
 
 
 def made_by(checkpoint: Checkpoint, settings: object) -> str:
-    """A hash of the model with all its weights, the tokenizer, the features and `settings`.
+    """A hash of the model with all its weights, tokenizer, features and prompt, and `settings`.
 
     A core hashes about a gigabyte a second, which is little beside transcription.
     """
@@ -35,12 +36,14 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
     weights = checkpoint.model.state_dict()
     with ThreadPoolExecutor() as pool:
         marks = list(pool.map(_mark, weights.values()))
-    parts = (
+    parts: tuple[object, ...] = (
         checkpoint.model.config,
         next(checkpoint.model.parameters()).dtype,
         FeatureConfig(**checkpoint.features),
         settings,
     )
+    if NOTE in checkpoint.notes:  # else as before there were prompts
+        parts += (checkpoint.notes[NOTE],)
     tokens = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
     return content_hash([[*weights], marks, tokens, *map(str, parts)])
 

@@ -21,6 +21,7 @@ from asrkit.transcribe import (
     WindowOptions,
     transcribe,
 )
+from asrkit.transcribe.folder import made_by
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
 from canary_files import archive, folder
@@ -178,6 +179,23 @@ def test_a_folder_of_transcripts_is_made_anew_for_another_prompt(canary, talk, t
     ):
         assert main([*command, *options]) == 0
         assert json.loads(capsys.readouterr().out)["skipped"] == skipped
+
+
+def test_a_model_with_another_default_language_is_another_model(checkpoint):
+    prompt = {**checkpoint.notes["prompt"], "language": "de"}
+    other = checkpoint._replace(notes={**checkpoint.notes, "prompt": prompt})
+    assert made_by(other, {}) != made_by(checkpoint, {}) == made_by(checkpoint, {})
+
+
+def test_half_precision_has_texts_and_times(checkpoint):
+    found = recognised(checkpoint, precision="bfloat16")
+    assert any(found.tokens())
+    recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(precision="bfloat16"))
+    timed = recognizer(*speech(LENGTHS), times=True, confidence=True)
+    assert timed.tokens() == found.tokens()
+    for row, n in zip(timed.frames, timed.lengths.tolist(), strict=True):
+        assert (row[:n] >= 0).all()
+        assert (row[:n].diff() >= 0).all()
 
 
 @pytest.mark.parametrize("options, message", [

@@ -30,6 +30,9 @@ def attention_frames(
         lengths: (B,) valid frames.
         hypotheses: Of these B utterances, greedy ones or a beam's.
         prompt: Tokens before the texts, as they were decoded with.
+
+    Raises:
+        ValueError: The hypotheses are of another batch, or the prompt does not fit.
     """
     labels = hypotheses.labels
     _, N = dims(labels, "B N", "hypotheses", B=len(encoded))
@@ -42,7 +45,8 @@ def attention_frames(
         tokens = torch.cat([prompts, labels.masked_fill(padding, model.eos)], 1)
         memory = model.remember(encoded, lengths, cross="recomputed")
         looks = model.looks(tokens[:, :-1], memory)[:, P - 1 :]  # (B, N, T)
-        looks = looks.masked_fill(padding[..., None], 0.0)
+        dtype = torch.promote_types(looks.dtype, torch.float32)  # sums of many
+        looks = looks.to(dtype).masked_fill(padding[..., None], 0.0)
         beyond = ~valid_mask(lengths, encoded.shape[1])
         frames = rising_frames(looks.masked_fill(beyond[:, None], -torch.inf))
     with torch.inference_mode(False):
