@@ -1,5 +1,5 @@
-"""Training transducers and CTC models: AdamW, LAMB or NovoGrad on a one-cycle schedule, averaged
-(EMA) weights, checkpoints that survive kill -9, and any number of processes.
+"""Training transducers, encoder-decoder and CTC models: AdamW, LAMB or NovoGrad on a one-cycle
+schedule, averaged (EMA) weights, checkpoints that survive kill -9, and any number of processes.
 """
 
 from asrkit.training.batches import Prepared, prepare_batch
@@ -10,7 +10,7 @@ from asrkit.training.cross_validation import CrossValidation, Fold, cross_valida
 from asrkit.training.evaluation import Evaluation, evaluate
 from asrkit.training.graphs import graphed_training
 from asrkit.training.joint import chooses_lean, joint_peak_bytes
-from asrkit.training.objective import TrainingLoss, training_loss
+from asrkit.training.objective import TrainingLoss, attention_loss, training_loss
 from asrkit.training.start import TrainResult, train
 from asrkit.training.steps import training_step, update
 
@@ -24,6 +24,7 @@ __all__ = [
     "TrainResult",
     "TrainingLoss",
     "ahead",
+    "attention_loss",
     "chooses_lean",
     "cross_validate",
     "evaluate",

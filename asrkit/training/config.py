@@ -42,8 +42,11 @@ class TrainConfig:
         weight_decay: Weight decay of the optimizer.
         clip: Largest norm of the gradient; larger ones are scaled down. NovoGrad takes no notice:
             it divides the gradient of each weight tensor by its norm, whatever that is.
-        ctc_weight: Weight of a transducer's auxiliary CTC loss; 0 leaves it out. A CTC model is
-            trained by CTC alone, and takes no notice of this, `sigma`, `omega` and `joint`.
+        ctc_weight: Weight of the CTC loss beside that of a transducer or of an attention decoder; 0
+            leaves it out. A CTC model is trained by CTC alone, and takes no notice of this,
+            `sigma`, `omega` and `joint`; an encoder-decoder model takes none of the last three.
+        smoothing: Label smoothing of an attention decoder; see
+            `asrkit.training.attention_loss`. Other models take no notice of it.
         sigma: Logit under-normalisation of TDT, in nats; see `asrkit.losses.tdt_loss`.
         omega: Share of steps in which TDT takes the RNN-T loss; see `asrkit.losses.tdt_loss`.
         ema: Decay of the averaged weights, which are the ones exported.
@@ -82,6 +85,7 @@ class TrainConfig:
     weight_decay: float = 0.01
     clip: float = 5.0
     ctc_weight: float = 0.3
+    smoothing: float = 0.0
     sigma: float = 0.05
     omega: float = 0.1
     ema: float = 0.998
@@ -108,6 +112,7 @@ class TrainConfig:
         expect(self.lanes >= 1, "lanes", "at least 1", self.lanes)
         expect(0 <= self.warmup < 1, "warmup", "a share from 0 to below 1", self.warmup)
         expect(0 <= self.ema <= 1, "ema", "a share from 0 to 1", self.ema)
+        expect(0 <= self.smoothing <= 0.5, "smoothing", "a share from 0 to 0.5", self.smoothing)
         expect(self.clip > 0, "clip", "above 0, math.inf for no limit", self.clip)
         expect(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
         rate_fits = self.peak_lr is None or self.peak_lr >= 0

@@ -1,10 +1,12 @@
 """What a training step minimises: one table from the kind of a model to its loss.
 
-A transducer has its own loss and an auxiliary CTC loss beside it, a CTC model has CTC alone. A new
-kind of model is one more line in `OBJECTIVES`.
+A transducer has its own loss and an auxiliary CTC loss beside it, an encoder-decoder model has
+cross-entropy and CTC, a CTC model has CTC alone. A new kind of model is one more line in
+`OBJECTIVES`.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,13 +15,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asrkit.losses import ctc_loss, rnnt_loss, rnnt_loss_lean, tdt_loss, tdt_loss_lean
-from asrkit.models import CTCConfig, CTCModel, TransducerConfig, TransducerModel
+from asrkit.models import (
+    AEDConfig,
+    AEDModel,
+    CTCConfig,
+    CTCModel,
+    TransducerConfig,
+    TransducerModel,
+)
 from asrkit.models.assembly import Model, ModelConfig
 from asrkit.runtime import autocast, to_device
-from asrkit.shapes import expect
+from asrkit.shapes import dims, expect, valid_mask
 from asrkit.training.batches import Prepared
 from asrkit.training.config import TrainConfig
 from asrkit.training.joint import takes_lean
+
+IGNORED = -100  # in the targets of cross-entropy: counts as nothing
 
 
 class TrainingLoss(NamedTuple):
@@ -48,20 +59,26 @@ class Objective:
     check: Callable[[Any, TrainConfig], None]
     # (model, config) to whether weights of the model have no gradient
     has_idle_weights: Callable[[Any, TrainConfig], bool]
+    # (config of the model, tokens of the tokenizer): ValueError where the two do not fit
+    check_vocabulary: Callable[[Any, int], None]
+    # (config of the model) to the most labels of a text; math.inf for no limit
+    most_labels: Callable[[Any], float]
     has_joint: bool  # which `TrainConfig.joint` is about
 
 
 def training_loss(model: Model, batch: Prepared, config: TrainConfig) -> TrainingLoss:
-    """Loss of a batch in nats per label: RNN-T or TDT plus CTC of a transducer, or CTC alone.
+    """Loss of a batch in nats per label: a transducer's or a decoder's plus CTC, or CTC alone.
 
-    A transducer has the loss of TDT if it has durations. The logits of a full joint go to the loss
-    in the dtype they are computed in. Lengths and targets that lie on the host stay there for the
+    A transducer has the loss of RNN-T, or of TDT if it has durations. The logits of a full joint go
+    to the loss in the dtype they are computed in. An encoder-decoder model has the cross-entropy of
+    labels and eos, `attention_loss`. Lengths and targets that lie on the host stay there for the
     checks, so that on a GPU nothing waits for the device.
 
     Args:
         model: In training mode.
         batch: On the host, where `prepare_batch` makes it, or on the model's device.
-        config: Precision; for a transducer joint, `ctc_weight`, `sigma` and `omega` too.
+        config: Precision; for a transducer joint, `ctc_weight`, `sigma` and `omega` too, for an
+            encoder-decoder model `ctc_weight` and `smoothing`.
 
     Raises:
         ValueError: joint="lean" with a joint that the lean losses cannot express.
@@ -107,6 +124,77 @@ def _ctc_alone(model: CTCModel, batch: Prepared, config: TrainConfig) -> Trainin
     total = total_ctc_loss(log_probs, batch.targets, lengths, batch.target_lengths, model.blank)
     labels = batch.target_lengths.sum().clamp(min=1)  # a batch of silence has none
     return TrainingLoss(total / labels, lean=False)
+
+
+def _attention_and_ctc(model: AEDModel, batch: Prepared, config: TrainConfig) -> TrainingLoss:
+    device = next(model.parameters()).device
+    features = to_device(batch.features, device)
+    targets = batch.targets
+    target_lengths = batch.target_lengths
+    with autocast(device.type, config.dtype(device)):
+        encoded, lengths, ctc = model.encode(features, batch.lengths)
+        total = attention_loss(
+            model, encoded, lengths, targets, target_lengths, smoothing=config.smoothing
+        )
+    labels = target_lengths.sum().clamp(min=1)  # a batch of silence has none
+    loss = total / labels
+    if config.ctc_weight:
+        wide = ctc.to(torch.promote_types(ctc.dtype, torch.float32))
+        auxiliary = total_ctc_loss(wide, targets, lengths, target_lengths, model.blank)
+        loss = loss + config.ctc_weight * auxiliary / labels
+    return TrainingLoss(loss, lean=False)
+
+
+def attention_loss(
+    model: AEDModel,
+    encoded: Tensor,
+    lengths: Tensor,
+    targets: Tensor,
+    target_lengths: Tensor,
+    *,
+    prompt: Sequence[int] | None = None,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """Cross-entropy of labels and eos summed over the batch, in nats: a scalar.
+
+    The decoder is given the right tokens so far (teacher forcing). The prompt is given to it, and
+    is no target.
+
+    Args:
+        model: Whose decoder is trained.
+        encoded: Frames (B, T, D) of `model.encode`.
+        lengths: Valid frames (B,), on the frames' device or the host.
+        targets: Labels (B, U), on any device; what lies behind `target_lengths` has no influence.
+        target_lengths: Labels of each utterance (B,).
+        prompt: Tokens before the text; None is `model.bos` alone.
+        smoothing: Share of a target's probability that the other V - 1 tokens get, evenly, as in
+            NeMo. In torch's `cross_entropy` the right token has a part in what is shared out, so
+            its `label_smoothing` is V / (V - 1) times as large.
+
+    Raises:
+        ValueError: Prompt and labels are more than the model's `most` tokens.
+    """
+    B, U = dims(targets, "B U", "targets", B=len(encoded))
+    prompt = [model.bos] if prompt is None else list(prompt)
+    P = len(prompt)
+    expect(P >= 1, "prompt", "a token at least, or None", prompt)
+    is_label = valid_mask(target_lengths, U)
+    before = targets.new_tensor(prompt).expand(B, P)
+    texts = targets.where(is_label, model.config.pad)
+    given = to_device(torch.cat([before, texts], 1), encoded.device)
+    wanted = F.pad(targets.where(is_label, IGNORED), (0, 1), value=IGNORED)  # (B, U1)
+    wanted.scatter_(1, target_lengths[:, None].to(wanted.device), model.eos)
+    wanted = to_device(wanted, encoded.device)
+    logits = model.logits(encoded, lengths, given)[:, P - 1 :]  # (B, U1, V)
+    V = logits.shape[2]
+    with autocast(logits.device.type):
+        return F.cross_entropy(
+            logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),
+            wanted.flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=smoothing * V / (V - 1),
+            reduction="sum",
+        )
 
 
 def total_ctc_loss(
@@ -217,16 +305,36 @@ def _compile_nothing(model: nn.Module, config: TrainConfig) -> None:
     """For objectives whose parts are all torch's."""
 
 
-def _check_ctc_head(model_config: TransducerConfig, config: TrainConfig) -> None:
+def _check_ctc_head(model_config: TransducerConfig | AEDConfig, config: TrainConfig) -> None:
     fits = model_config.ctc or config.ctc_weight == 0
     expect(fits, "ctc_weight", "0 for a model without a CTC head", config.ctc_weight)
+
+
+def _expect_vocabulary(model_config: TransducerConfig | CTCConfig, tokens: int) -> None:
+    fits = tokens == model_config.vocab_size
+    expect(fits, "vocab_size", str(tokens), model_config.vocab_size)
+
+
+def _expect_text_beside_special_tokens(model_config: AEDConfig, tokens: int) -> None:
+    special = (model_config.bos, model_config.eos, model_config.pad)
+    remedy = "Put them behind the tokenizer's: vocab_size is 3 larger than the tokenizer's."
+    wanted = f"tokens behind the tokenizer's {tokens}"
+    expect(min(special) >= tokens, "bos, eos, pad", wanted, special, remedy)
+
+
+def _any_number_of_labels(model_config: ModelConfig) -> float:
+    return math.inf
+
+
+def _labels_with_positions(model_config: AEDConfig) -> float:
+    return model_config.most - 1  # bos has a position too
 
 
 def _check_nothing(model_config: object, config: TrainConfig) -> None:
     """For models that every `TrainConfig` fits."""
 
 
-def _ctc_head_is_idle(model: TransducerModel, config: TrainConfig) -> bool:
+def _ctc_head_is_idle(model: TransducerModel | AEDModel, config: TrainConfig) -> bool:
     return not config.ctc_weight and model.ctc_head is not None
 
 
@@ -240,6 +348,8 @@ OBJECTIVES: dict[type[ModelConfig], Objective] = {
         compile=_compile_transducer_losses,
         check=_check_ctc_head,
         has_idle_weights=_ctc_head_is_idle,
+        check_vocabulary=_expect_vocabulary,
+        most_labels=_any_number_of_labels,
         has_joint=True,
     ),
     CTCConfig: Objective(
@@ -247,6 +357,17 @@ OBJECTIVES: dict[type[ModelConfig], Objective] = {
         compile=_compile_nothing,
         check=_check_nothing,
         has_idle_weights=_none_is_idle,
+        check_vocabulary=_expect_vocabulary,
+        most_labels=_any_number_of_labels,
+        has_joint=False,
+    ),
+    AEDConfig: Objective(
+        loss=_attention_and_ctc,
+        compile=_compile_nothing,
+        check=_check_ctc_head,
+        has_idle_weights=_ctc_head_is_idle,
+        check_vocabulary=_expect_text_beside_special_tokens,
+        most_labels=_labels_with_positions,
         has_joint=False,
     ),
 }

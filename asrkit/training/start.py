@@ -42,7 +42,7 @@ class TrainResult:
         dev: Word error rate on the dev set; None if there was none.
         finished: Whether the run is over. One of several processes returns from a run that was
             asked to stop; the same call goes on with it.
-        has_joint: Whether the model has a joint; that of CTC has none.
+        has_joint: Whether the model has a joint; only a transducer has one.
     """
 
     path: Path
@@ -81,11 +81,12 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     on_step: OnStep | None = None,
     batches: Callable[[int], Iterator[Batch]] | None = None,
 ) -> TrainResult:
-    """Train a transducer or a CTC model into the folder `out`, or resume the run that it holds.
+    """Train a model of any kind into the folder `out`, or resume the run that it holds.
 
     Args:
-        model_config: The model to train; its vocabulary has to be the tokenizer's. What it is
-            trained for follows from its kind: see `asrkit.training.training_loss`.
+        model_config: The model to train; its vocabulary has to be the tokenizer's, behind which an
+            encoder-decoder model has bos, eos and pad. What it is trained for follows from its
+            kind: see `asrkit.training.training_loss`.
         tokenizer: Makes labels of transcripts, and is saved with the model.
         train_set: Speech to train on.
         dev_set: Scored every `config.evaluate_s` seconds and at the end; None skips it.
@@ -111,10 +112,8 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     _check_arguments(train_set, dev_set, out, config, device)
     config = config or TrainConfig()
     dev_set = dev_set or None  # an empty one is none
-    wanted = str(tokenizer.vocab_size)
-    fits = tokenizer.vocab_size == model_config.vocab_size
-    expect(fits, "vocab_size", wanted, model_config.vocab_size)
-    _expect_tokens(tokenizer, train_set, dev_set)
+    objective.check_vocabulary(model_config, tokenizer.vocab_size)
+    _expect_tokens(tokenizer, train_set, dev_set, objective.most_labels(model_config))
     objective.check(model_config, config)
     where = torch.device(device)
     forked = [] if device == "cpu" else [device]
@@ -208,13 +207,19 @@ def _expect_instance(value: object, kind: Any, name: str, wanted: str) -> None:
     expect(isinstance(value, kind), name, wanted, type(value).__name__)
 
 
-def _expect_tokens(tokenizer: Tokenizer, train_set: Utterances, dev_set: Utterances | None) -> None:
-    """ValueError for a transcript without tokens: now, not when its turn comes."""
-    texts = [*train_set.texts]
+def _expect_tokens(
+    tokenizer: Tokenizer, train_set: Utterances, dev_set: Utterances | None, most: float
+) -> None:
+    """ValueError for a transcript without tokens, or with too many to train on: now, not when its
+    turn comes.
+    """
+    for id_, text in zip(train_set.ids, train_set.texts, strict=True):
+        count = len(tokenizer.encode(text))
+        wanted = f"texts of at most {most} tokens, which the model's `most` has positions for"
+        expect(count <= most, "train_set", wanted, f"{count} in {id_}")
     if dev_set is not None:
-        texts += dev_set.texts
-    for text in texts:
-        tokenizer.encode(text)
+        for text in dev_set.texts:
+            tokenizer.encode(text)
 
 
 def _identify(tokenizer: Tokenizer, train_set: Utterances) -> dict[str, str]:

@@ -39,6 +39,7 @@ ADDED_LATER: dict[str, Any] = {
     "joint": None,
     "lanes": 1,
     "optimizer": "adamw",
+    "smoothing": 0.0,
 }
 # The same for what the settings hold.
 ADDED_WITHIN: dict[str, dict[str, Any]] = {
