@@ -15,6 +15,16 @@ from asrkit.cli.options import (
 from asrkit.cli.speakers import EACH, train_for_each_speaker
 
 LSTM_WIDTH = 256  # trains on a CPU; the published 1024 are asrkit.models.presets.mlperf_rnnt
+DECODER_WIDTH = 128  # likewise; Canary's 1024 are asrkit.models.presets.canary_1b
+DECODER_LAYERS = 2
+# options about the parts of one kind of model: --head of that kind, and the default
+PARTS: dict[str, tuple[str, Any]] = {
+    "predictor": ("transducer", "stateless"),
+    "durations": ("transducer", []),
+    "joint": ("transducer", "auto"),
+    "decoder_layers": ("attention", DECODER_LAYERS),
+    "smoothing": ("attention", 0.0),
+}
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -38,6 +48,7 @@ def _train(args: argparse.Namespace) -> int:
         checkpoint_s=args.checkpoint_seconds,
         lanes=check_ranks(args.ranks, args.lanes, args.device),
         shard=args.shard,
+        smoothing=args.smoothing,
     )
     if args.isolated_words:
         config = isolated_words(config)
@@ -127,6 +138,7 @@ def _score(
 
 def _model_config(args: argparse.Namespace, vocab_size: int) -> Any:
     from asrkit.models import (
+        AEDConfig,
         ConvConfig,
         CTCConfig,
         FastConformerConfig,
@@ -144,9 +156,20 @@ def _model_config(args: argparse.Namespace, vocab_size: int) -> Any:
         "lstm": LSTMEncoderConfig(width=LSTM_WIDTH),
         "jasper": presets.mini_jasper().encoder,
     }
+    _expect_parts_of_its_own(args)
     if args.head == "ctc":
-        _expect_no_transducer(args)
         return CTCConfig(vocab_size=vocab_size, encoder=encoders[args.encoder])
+    if args.head == "attention":
+        return AEDConfig(
+            vocab_size=vocab_size + 3,  # the special tokens come behind those of the text
+            pad=vocab_size,
+            bos=vocab_size + 1,
+            eos=vocab_size + 2,
+            encoder=encoders[args.encoder],
+            width=DECODER_WIDTH,
+            layers=args.decoder_layers,
+            ctc=True,
+        )
     return TransducerConfig(
         vocab_size=vocab_size,
         encoder=encoders[args.encoder],
@@ -155,14 +178,15 @@ def _model_config(args: argparse.Namespace, vocab_size: int) -> Any:
     )
 
 
-def _expect_no_transducer(args: argparse.Namespace) -> None:
-    """ValueError for a choice about the parts of a transducer that a CTC model has not."""
+def _expect_parts_of_its_own(args: argparse.Namespace) -> None:
+    """ValueError for a choice about parts that models of this --head have not."""
     from asrkit.shapes import expect
 
-    remedy = "Leave it out, or pass --head transducer."
-    for name, default in (("predictor", "stateless"), ("durations", []), ("joint", "auto")):
+    for name, (head, default) in PARTS.items():
         value = getattr(args, name)
-        expect(value == default, name, "none with --head ctc", value, remedy)
+        fits = head == args.head or value == default
+        remedy = f"Leave it out, or pass --head {head}."
+        expect(fits, name, f"none with --head {args.head}", value, remedy)
 
 
 def _load_cuts(args: argparse.Namespace) -> dict[str, Any]:
@@ -263,9 +287,18 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--head",
-        choices=["transducer", "ctc"],
+        choices=["transducer", "ctc", "attention"],
         default="transducer",
-        help="what follows the encoder; ctc: a linear layer, trained by the CTC loss alone",
+        help="what follows the encoder; ctc: a linear layer, trained by the CTC loss alone; "
+        f"attention: a Transformer decoder of width {DECODER_WIDTH} (an encoder-decoder model), "
+        "with a CTC head beside it",
+    )
+    model.add_argument(
+        "--decoder-layers",
+        type=int,
+        default=DECODER_LAYERS,
+        metavar="N",
+        help="layers of an attention decoder",
     )
     model.add_argument(
         "--predictor",
@@ -325,6 +358,14 @@ def _add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
         help="decay of the moving average of the weights, which is what is exported; 0: no average",
     )
     schedule.add_argument(
+        "--smoothing",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="label smoothing of an attention decoder: the share of a target's probability that "
+        "all other tokens get",
+    )
+    schedule.add_argument(
         "--joint",
         choices=["auto", "full", "lean"],
         default="auto",
@@ -381,7 +422,7 @@ def _add_process_arguments(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     name="train",
-    summary="Train a transducer or a CTC model; run it again to resume.",
+    summary="Train a transducer, an encoder-decoder or a CTC model; run it again to resume.",
     details="SIGTERM and Ctrl-C save first. Ends with the word error rates of the dev and test "
     "sets, where there are any; with --hold-out each, with those of all speakers.",
     run=_train,
@@ -393,6 +434,7 @@ COMMAND = Command(
         "asrkit train --out models/tdt --durations 0 1 2 3 4",
         "asrkit train --out models/jasper --head ctc --encoder jasper --optimizer novograd "
         "--kinds digits --steps 900 --seconds inf",
+        "asrkit train --out models/aed --head attention --decoder-layers 1 --kinds digits",
         "asrkit train --out models/large --device cuda --ranks 8",
     ],
 )

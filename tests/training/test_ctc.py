@@ -253,7 +253,8 @@ def test_the_blocks_that_are_sharded_one_by_one(name):
 
 def test_what_is_no_model_is_refused_before_anything_is_written(tiny_speech, tmp_path):
     with pytest.raises(
-        ValueError, match=r"^model_config: expected TransducerConfig or CTCConfig, got ConvConfig\."
+        ValueError,
+        match=r"^model_config: expected TransducerConfig or CTCConfig or AEDConfig, got ConvConfig\.",
     ):
         run(tiny_speech, tmp_path / "run", model=CONV)
     assert not (tmp_path / "run").exists()

@@ -375,7 +375,7 @@ def test_a_setting_that_is_none_is_refused_in_one_line(wrong, said):
     [
         (
             {"model_config": make},
-            "model_config: expected TransducerConfig or CTCConfig, got function",
+            "model_config: expected TransducerConfig or CTCConfig or AEDConfig, got function",
         ),
         ({"train_set": ["a.wav"]}, "train_set: expected Utterances, got list"),
         ({"dev_set": "dev"}, "dev_set: expected Utterances or None, got str"),
