@@ -1,4 +1,4 @@
-"""Batched beam search for attention decoders, with length normalisation."""
+"""Batched beam search for attention decoders, with length normalisation, joint with CTC or not."""
 
 import math
 from dataclasses import replace
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.attention.loop import unended
+from asrkit.decoders.attention.prefix_scores import PrefixScores, check_ctc
 from asrkit.decoders.attention.steps import (
     CROSS,
     PAST,
@@ -52,6 +53,8 @@ def aed_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     most: int | None = None,
     cross: Literal["kept", "absorbed", "recomputed"] = "kept",
     past: Literal["kept", "states", "none"] = "kept",
+    ctc: Tensor | None = None,
+    ctc_weight: float = 0.3,
 ) -> Hypotheses:
     """The best texts of a batch, as `Hypotheses`; with a width of 1 those of `aed_greedy`.
 
@@ -60,6 +63,11 @@ def aed_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     log-probability over ((5 + n) / 6) ** length_penalty, where n counts tokens behind the prompt,
     eos included (arXiv 1609.08144, equation 14). It ends once all of them have ended. One that has
     `most` labels is cut where it would go on. `aed_beam_reference` is the same in plain loops.
+
+    With `ctc` both have a say (joint decoding: Hori, Watanabe, Hershey 2017, algorithm 2): in place
+    of the log-probability stands (1 - ctc_weight) times it plus ctc_weight times that of CTC, which
+    is that of all texts that begin so far, and at eos that of the text itself. CTC hears every
+    frame in turn, so loops and gaps of an attention that has lost its place score low.
 
     Args:
         model: Used in the mode it is in: call model.eval() first.
@@ -73,11 +81,15 @@ def aed_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
         most: Most labels; None is 50 more than an utterance has frames.
         cross: What is kept of the frames, as in `aed_greedy`.
         past: What is kept of the text so far, as in `aed_greedy`.
+        ctc: Log-probabilities of the CTC head (B, T, V + 1), blank last, as `model.encode` returns
+            them; None for attention alone.
+        ctc_weight: Share of CTC in a score, 0 to 1; not used without `ctc`.
 
     Returns:
         The best; `alternatives` are the second to nbest-th. `scores` are log-probabilities in nats,
-        without normalisation; frames are -1 and durations 0. NaN among the logits drops what they
-        would extend; hypotheses that do not exist are empty with score -inf.
+        with `ctc` their weighted mean, without normalisation; frames are -1 and durations 0. NaN
+        among the logits drops what they would extend; hypotheses that do not exist are empty with
+        score -inf.
 
     Raises:
         ValueError: An argument does not fit, or the model does not follow the protocol.
@@ -87,6 +99,8 @@ def aed_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     check_beam(width, nbest, length_penalty)
     expect_choice("cross", cross, CROSS)
     expect_choice("past", past, PAST)
+    if ctc is not None:
+        check_ctc(ctc, ctc_weight, encoded, model.vocab_size)
     lengths = lengths.long()
     prompts = prompt_of(model, prompt, encoded)
     limits = limits_of(model, lengths, prompts.shape[1], most)
@@ -95,9 +109,13 @@ def aed_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
         if not encoded.shape[1]:
             frames = encoded.new_zeros(len(encoded), 1, encoded.shape[2])
         search = Search(model, prompts, limits, width, length_penalty)
+        if ctc is not None:
+            search = JointSearch(model, prompts, limits, width, length_penalty)
+            search.hear(ctc[:, :longest], lengths, ctc_weight)
         memory = model.remember(frames, lengths, cross=cross)
         found = search.run(memory, lengths, past)
-    impl = f"attention, beam, cross={cross}, past={past}"
+    joint = "" if ctc is None else f" with CTC ({ctc_weight:g})"
+    impl = f"attention, beam{joint}, cross={cross}, past={past}"
     first, *rest = _ranked(found, length_penalty, nbest, impl)
     return replace(first, alternatives=tuple(rest))
 
@@ -172,8 +190,10 @@ class Search:
         while bool(beams.going.any()):
             logits, state = self.model.follow(tokens, state, memory, reach=seen)
             logits = logits[:, -1].unflatten(0, (B, K))
-            choice = self.choose(beams, logits)
-            beams = self.extend(beams, logits, choice)
+            added = self.added(beams, logits)
+            choice = self.choose(beams, added)
+            self.advance(beams, choice)
+            beams = self.extend(beams, added, choice)
             rows = choice.parents + K * torch.arange(B, device=logits.device)[:, None]
             state = self._reordered(state, rows.flatten())
             tokens = beams.last.flatten()[:, None]
@@ -196,20 +216,20 @@ class Search:
             ended=exists & ~heard,
         )
 
-    def choose(self, beams: Beams, logits: Tensor) -> Choice:
+    def choose(self, beams: Beams, added: Tensor) -> Choice:
         """The best after one more token.
 
         Args:
             beams: The hypotheses.
-            logits: (B, K, V) of what follows each.
+            added: (B, K, V) what each token adds to their scores.
         """
-        V = logits.shape[2]
-        total = beams.scores[..., None] + self.log_probs(logits)
+        V = added.shape[2]
+        total = beams.scores[..., None] + added
         at_limit = (beams.counts >= self.limits) & beams.going
         others = total.clone()
         others[..., self.model.eos] = -torch.inf
         best_other = others.argmax(2, keepdim=True)
-        tokens = torch.arange(V, device=logits.device)
+        tokens = torch.arange(V, device=added.device)
         one_cut = (tokens == best_other) | (tokens == self.model.eos)  # cut once, not V times
         total = total.masked_fill(at_limit[..., None] & ~one_cut, -torch.inf)
         total = total.masked_fill(~beams.going[..., None], -torch.inf)
@@ -220,24 +240,24 @@ class Search:
         values, index = ranked.topk(self.width, 1)
         return Choice(index // (V + 1), index % (V + 1), values > -torch.inf)
 
-    def extend(self, beams: Beams, logits: Tensor, choice: Choice) -> Beams:
+    def extend(self, beams: Beams, added: Tensor, choice: Choice) -> Beams:
         """The hypotheses after one more token.
 
         Args:
             beams: Those before.
-            logits: (B, K, V) of what follows each.
+            added: (B, K, V) what each token adds to their scores.
             choice: Of `choose`.
         """
         parents, chosen, exists = choice
-        V = logits.shape[2]
+        V = added.shape[2]
         index = chosen.clamp(max=V - 1)[..., None]
         rows = torch.arange(len(parents), device=parents.device)[:, None]
         before = map_state(lambda part: part[rows, parents], beams)
-        added = self.log_probs(logits)[rows, parents].gather(2, index)[..., 0]
+        gained = added[rows, parents].gather(2, index)[..., 0]
         moves = before.going & (chosen < V)
         ends = moves & (chosen == self.model.eos)
         emits = moves & ~ends & (before.counts < self.limits)
-        scores = before.scores + added.where(ends | emits, 0.0)
+        scores = before.scores + gained.where(ends | emits, 0.0)
         column = before.counts[..., None]
         kept = before.labels.gather(2, column)
         label = torch.where(emits[..., None], index, kept)
@@ -250,10 +270,23 @@ class Search:
             ended=(before.ended | ends) & exists,
         )
 
-    def log_probs(self, logits: Tensor) -> Tensor:
-        """Log-probabilities in nats in float64, to which scores add up; -inf in place of NaN."""
+    def added(self, beams: Beams, logits: Tensor) -> Tensor:
+        """What each next token adds to the scores, (B, K, V) in nats in float64; -inf for NaN.
+
+        Args:
+            beams: The hypotheses.
+            logits: (B, K, V) of what follows each.
+        """
         logp = logits.log_softmax(-1, dtype=torch.float64)
         return logp.masked_fill(logp.isnan(), -torch.inf)
+
+    def advance(self, beams: Beams, choice: Choice) -> None:
+        """Bring what the search itself remembers of the hypotheses to those that were chosen.
+
+        Args:
+            beams: Those before.
+            choice: Of `choose`.
+        """
 
     def tokens(self, beams: Beams) -> Tensor:
         """(B, K) tokens behind the prompt, eos included."""
@@ -263,6 +296,50 @@ class Search:
         """The model's state with its rows in another order."""
         same = bool((rows == torch.arange(len(rows), device=rows.device)).all())
         return state if same else map_state(lambda part: part[rows], state)
+
+
+class JointSearch(Search):
+    """A search in which CTC has a say."""
+
+    def hear(self, log_probs: Tensor, lengths: Tensor, weight: float) -> None:
+        """Take what CTC says, before `run`.
+
+        Args:
+            log_probs: (B, T, V + 1), blank last.
+            lengths: (B,) valid frames.
+            weight: Share of CTC in a score.
+        """
+        self.weight = weight
+        self.ctc = PrefixScores.start(log_probs, lengths, self.width)
+        self.heard = torch.zeros(len(lengths), self.width, 1, device=lengths.device).double()
+        self.after = self.heard
+
+    def added(self, beams: Beams, logits: Tensor) -> Tensor:
+        """As `Search.added`: what attention adds and what CTC does, weighed."""
+        attention = super().added(beams, logits)
+        scores = self.ctc.after(beams.last, beams.counts > 0)  # (B, K, V + 1)
+        eos = self.model.eos
+        scores[..., eos] = scores[..., -1]
+        self.after = scores[..., :-1]
+        if not self.weight:
+            return attention  # 0 times -inf is no number
+        if self.weight == 1:
+            attention = torch.zeros_like(attention).where(attention.isfinite(), -torch.inf)
+        total = (1 - self.weight) * attention + self.weight * (self.after - self.heard)
+        return total.masked_fill(total.isnan(), -torch.inf)
+
+    def advance(self, beams: Beams, choice: Choice) -> None:
+        """As `Search.advance`: the prefixes of CTC."""
+        parents, chosen, _ = choice
+        V = self.after.shape[2]
+        rows = torch.arange(len(parents), device=parents.device)[:, None]
+        tokens = chosen.clamp(max=V - 1)
+        going = beams.going[rows, parents] & (beams.counts < self.limits)[rows, parents]
+        moves = going & (chosen < V) & (chosen != self.model.eos)
+        repeats = (beams.last[rows, parents] == tokens) & (beams.counts[rows, parents] > 0)
+        gained = self.after[rows, parents].gather(2, tokens[..., None])
+        self.heard = torch.where(moves[..., None], gained, self.heard[rows, parents])
+        self.ctc.advance(parents, tokens, moves, repeats)
 
 
 @torch.inference_mode(False)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from asrkit.decoders.attention.beam import check_beam
 from asrkit.decoders.attention.loop import unended
+from asrkit.decoders.attention.prefix_reference import prefix_score
+from asrkit.decoders.attention.prefix_scores import check_ctc
 from asrkit.decoders.attention.steps import Attention, Prompt, check_model, limits_of, prompt_of
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.runtime import eager
@@ -30,7 +32,7 @@ class Text:
 
 
 @eager
-def aed_beam_reference(
+def aed_beam_reference(  # noqa: PLR0913 - all options of `aed_beam` that change a result
     model: Attention,
     encoded: Tensor,
     lengths: Tensor,
@@ -40,6 +42,8 @@ def aed_beam_reference(
     nbest: int = 1,
     length_penalty: float = 1.0,
     most: int | None = None,
+    ctc: Tensor | None = None,
+    ctc_weight: float = 0.3,
 ) -> Hypotheses:
     """What `aed_beam` computes; slow and readable.
 
@@ -52,10 +56,14 @@ def aed_beam_reference(
         nbest: Hypotheses per utterance in the result.
         length_penalty: Exponent of the length.
         most: Most labels.
+        ctc: Log-probabilities (B, T, V + 1) of the CTC head.
+        ctc_weight: Its share.
     """
     check_batch(encoded, lengths, "B T D", "encoded")
     check_model(model)
     check_beam(width, nbest, length_penalty)
+    if ctc is not None:
+        check_ctc(ctc, ctc_weight, encoded, model.vocab_size)
     lengths = lengths.long()
     prompts = prompt_of(model, prompt, encoded)
     limits = limits_of(model, lengths, prompts.shape[1], most)
@@ -68,6 +76,9 @@ def aed_beam_reference(
             frames = encoded[b : b + 1, :length]
             memory = model.remember(frames, lengths[b : b + 1], cross="recomputed")
             search = PlainSearch(model, memory, prompts[b], int(limits[b]), width, length_penalty)
+            if ctc is not None:
+                own = ctc[b, :length].double().tolist()
+                search = replace(search, ctc=own, ctc_weight=ctc_weight)
             found.append(search.run())
     missing = Text(score=-inf, going=False)
     ranks = []
@@ -91,6 +102,8 @@ class PlainSearch:
     limit: int
     width: int
     length_penalty: float
+    ctc: list[list[float]] | None = None
+    ctc_weight: float = 0.0
 
     def run(self) -> list[Text]:
         """The hypotheses once all have ended, best first."""
@@ -106,6 +119,8 @@ class PlainSearch:
     def extensions(self, text: Text) -> list[tuple[Text, Text]]:
         """(what is ranked, what becomes of it) for each next token of a text."""
         scores = self.log_probs(text)
+        if self.ctc is not None:
+            scores = self.joint(text, scores)
         eos = self.model.eos
         longer = []
         pairs = []
@@ -130,3 +145,15 @@ class PlainSearch:
         state = self.model.begin(self.memory, tokens.shape[1], past="none")
         logits, _ = self.model.follow(tokens, state, self.memory, reach=None)
         return logits[0, -1].log_softmax(-1, dtype=torch.float64).tolist()
+
+    def joint(self, text: Text, attention: list[float]) -> list[float]:
+        """What each next token adds to the score of a text, of attention and CTC together."""
+        assert self.ctc is not None
+        before, whole_text = prefix_score(self.ctc, text.labels)
+        added = []
+        for token, score in enumerate(attention):
+            after = whole_text
+            if token != self.model.eos:
+                after = prefix_score(self.ctc, [*text.labels, token]).prefix
+            added.append((1 - self.ctc_weight) * score + self.ctc_weight * (after - before))
+        return added

@@ -1,0 +1,196 @@
+"""Attention and CTC together: prefix scores, the joint beam, n-best lists scored by a decoder."""
+
+import sys
+from itertools import pairwise, product
+from math import inf
+from pathlib import Path
+
+import pytest
+import torch
+
+from asrkit.decoders import aed_beam, aed_beam_reference
+from asrkit.decoders.attention.prefix_reference import prefix_score
+from asrkit.decoders.attention.prefix_scores import PrefixScores
+from asrkit.losses import ctc_loss
+
+sys.path.insert(0, str(Path(__file__).parent))
+from attention_cases import EOS, V, heard, random_model, same
+
+
+def ranks(hypotheses):
+    return [hypotheses, *hypotheses.alternatives]
+
+
+def same_ranks(found, wanted):
+    for a, b in zip(ranks(found), ranks(wanted), strict=True):
+        same(a, b)
+
+
+def ctc_of(B, T, V, seed=0, scale=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(B, T, V + 1, generator=generator, dtype=torch.float64)
+    return logits.log_softmax(-1)
+
+
+def of(seed, B, T, **settings):
+    model = random_model(seed, eos=3.0, **settings)
+    return model, *heard(B, T, seed, least=0), ctc_of(B, T, V, seed)
+
+
+def by_ctc_loss(log_probs, labels):
+    """Log-probability of a text, by the loss."""
+    T = len(log_probs)
+    targets = torch.tensor([labels], dtype=torch.long).view(1, -1)
+    lengths = torch.tensor([T]), torch.tensor([len(labels)])
+    repeats = sum(a == b for a, b in pairwise(labels))
+    if len(labels) + repeats > T:
+        return -inf
+    return -ctc_loss(log_probs[None], targets, *lengths, log_probs.shape[1] - 1).item()
+
+
+@pytest.mark.parametrize("T", [1, 2, 4])
+def test_the_plain_score_of_a_prefix_sums_all_texts_that_begin_with_it(T):
+    few = 3
+    log_probs = ctc_of(1, T, few, T)[0]
+    texts = [text for n in range(T + 1) for text in product(range(few), repeat=n)]
+    scores = {text: by_ctc_loss(log_probs, text) for text in texts}
+    total = torch.tensor(list(scores.values()), dtype=torch.float64).logsumexp(0)
+    assert total.item() == pytest.approx(0, abs=1e-12)
+    for text in texts:
+        found = prefix_score(log_probs.tolist(), text)
+        assert found.text == pytest.approx(scores[text], abs=1e-10)
+        begun = [score for longer, score in scores.items() if longer[: len(text)] == text]
+        wanted = torch.tensor(begun, dtype=torch.float64).logsumexp(0).item()
+        assert found.prefix == pytest.approx(wanted, abs=1e-10)
+
+
+def test_the_scores_of_a_beam_are_the_plain_ones_whatever_lies_behind_the_frames():
+    B, T, K, few = 3, 6, 4, 3
+    lengths = torch.tensor([6, 1, 4])
+    log_probs = ctc_of(B, T, few, 5)
+    poisoned = log_probs.clone()
+    for b in range(B):
+        poisoned[b, lengths[b] :] = torch.nan
+    scores = PrefixScores.start(poisoned, lengths, K)
+    generator = torch.Generator().manual_seed(0)
+    texts = [[[] for _ in range(K)] for _ in range(B)]
+    for _ in range(5):
+        last = torch.tensor([[text[-1] if text else 0 for text in row] for row in texts])
+        any_label = torch.tensor([[bool(text) for text in row] for row in texts])
+        found = scores.after(last, any_label)
+        for b, k in product(range(B), range(K)):
+            own = log_probs[b, : lengths[b]].tolist()
+            text = texts[b][k]
+            wanted = [prefix_score(own, [*text, token]).prefix for token in range(few)]
+            wanted.append(prefix_score(own, text).text)
+            wanted = torch.tensor(wanted, dtype=torch.float64)
+            # one that is impossible counts as one of -10,000 nats here and there
+            torch.testing.assert_close(
+                found[b, k].clamp(min=-1e3), wanted.clamp(min=-1e3), rtol=0, atol=1e-9
+            )
+        parents = torch.randint(K, (B, K), generator=generator)
+        tokens = torch.randint(few, (B, K), generator=generator)
+        moves = torch.rand(B, K, generator=generator) < 0.8
+        before = [[texts[b][parents[b, k]] for k in range(K)] for b in range(B)]
+        repeats = torch.tensor(
+            [
+                [text[-1:] == [int(tokens[b, k])] for k, text in enumerate(row)]
+                for b, row in enumerate(before)
+            ]
+        )
+        scores.advance(parents, tokens, moves, repeats)
+        texts = [
+            [text + [int(tokens[b, k])] * bool(moves[b, k]) for k, text in enumerate(row)]
+            for b, row in enumerate(before)
+        ]
+    assert any(a == b for row in texts for text in row for a, b in pairwise(text))
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+@pytest.mark.parametrize(("length_penalty", "weight"), [(0, 0.3), (1.0, 0.5), (0, 0.9)])
+def test_the_joint_search_is_the_plain_one(width, length_penalty, weight):
+    found_texts = set()
+    for seed, (B, T, prompt) in enumerate([(1, 1, None), (4, 5, [1, 4, 5]), (5, 3, None)]):
+        model, encoded, lengths, ctc = of(seed, B, T)
+        for most in (1, 6):
+            options = {"width": width, "length_penalty": length_penalty, "nbest": min(3, width)}
+            options |= {"prompt": prompt, "most": most, "ctc": ctc, "ctc_weight": weight}
+            wanted = aed_beam_reference(model, encoded, lengths, **options)
+            found = aed_beam(model, encoded, lengths, **options)
+            same_ranks(found, wanted)
+            assert f"beam with CTC ({weight})" in found.impl
+            found_texts |= {tuple(row) for rank in ranks(found) for row in rank.tokens()}
+    assert len({len(text) for text in found_texts}) > 2
+
+
+def test_a_weight_of_zero_is_attention_alone_and_of_one_ctc_alone():
+    model, encoded, lengths, ctc = of(1, 6, 5)
+    options = {"width": 4, "nbest": 4, "most": 6, "length_penalty": 0}
+    alone = aed_beam(model, encoded, lengths, **options)
+    same_ranks(aed_beam(model, encoded, lengths, ctc=ctc, ctc_weight=0, **options), alone)
+    found = aed_beam(model, encoded, lengths, ctc=ctc, ctc_weight=1, **options | {"width": 200})
+    for b, length in enumerate(lengths.tolist()):
+        own = ctc[b, :length].tolist()
+        row = found.tokens()[b]
+        assert found.ended[b]
+        assert found.scores[b].item() == pytest.approx(prefix_score(own, row).text, abs=1e-4)
+        for text in product(sorted(set(range(V)) - {EOS}), repeat=2):
+            assert prefix_score(own, text).text <= found.scores[b].item() + 1e-4
+
+
+def test_a_joint_beam_wide_enough_finds_the_best_of_all_texts():
+    model, encoded, lengths, ctc = of(3, 2, 4)
+    lengths = torch.tensor([4, 2])
+    options = {"width": 230, "nbest": 230, "most": 2, "length_penalty": 0}
+    found = aed_beam(model, encoded, lengths, ctc=ctc, ctc_weight=0.4, **options)
+    texts = [text for n in range(3) for text in product(sorted(set(range(V)) - {EOS}), repeat=n)]
+    for b in range(2):
+        scored = []
+        for text in texts:
+            with torch.no_grad():
+                tokens = torch.tensor([[1, *text]])
+                logits = model.logits(encoded[b : b + 1], lengths[b : b + 1], tokens)
+            logp = logits[0].log_softmax(-1)
+            attention = sum(logp[u, token].item() for u, token in enumerate([*text, EOS]))
+            heard_ = prefix_score(ctc[b, : lengths[b]].tolist(), text).text
+            scored.append((0.6 * attention + 0.4 * heard_, list(text)))
+        best = max(scored)
+        ended = [rank for rank in ranks(found) if rank.ended[b]]
+        assert ended[0].tokens()[b] == best[1]
+        assert ended[0].scores[b].item() == pytest.approx(best[0], abs=1e-4)
+
+
+def test_neither_padding_nor_the_rest_of_the_batch_changes_a_joint_score():
+    model, encoded, lengths, ctc = of(4, 5, 6)
+    wanted = aed_beam(model, encoded, lengths, nbest=3, most=6, ctc=ctc)
+    behind = (torch.arange(6) >= lengths[:, None])[..., None]
+    found = aed_beam(
+        model,
+        encoded.masked_fill(behind, torch.nan),
+        lengths,
+        nbest=3,
+        most=6,
+        ctc=ctc.masked_fill(behind, torch.nan),
+    )
+    same_ranks(found, wanted)
+    for b in range(5):
+        own = encoded[b : b + 1], lengths[b : b + 1]
+        alone = aed_beam(model, *own, nbest=3, most=6, ctc=ctc[b : b + 1])
+        for a, rank in zip(ranks(alone), ranks(wanted), strict=True):
+            assert a.tokens()[0] == rank.tokens()[b]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ctc": torch.zeros(1, 4, V)}, f"^ctc: expected log-probabilities of V={V} tokens and"),
+        ({"ctc": torch.zeros(1, 5, V + 1)}, "^ctc: "),
+        ({"ctc_weight": 1.5}, "^ctc_weight: expected a share from 0 to 1, got 1.5"),
+        ({"ctc_weight": float("nan")}, "^ctc_weight: "),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, said):
+    model, encoded, lengths, ctc = of(0, 1, 4)
+    for search in (aed_beam, aed_beam_reference):
+        with pytest.raises(ValueError, match=said):
+            search(model, encoded, lengths, **{"ctc": ctc} | changes)
