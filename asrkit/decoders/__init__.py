@@ -7,6 +7,8 @@ from asrkit.decoders.attention import (
     aed_greedy,
     aed_greedy_reference,
     attention_frames,
+    aed_rescore,
+    aed_rescore_reference,
 )
 from asrkit.decoders.ctc import ctc_greedy, ctc_greedy_sequential
 from asrkit.decoders.ctc.beam import ctc_beam
@@ -30,6 +32,8 @@ __all__ = [
     "aed_greedy",
     "aed_greedy_reference",
     "attention_frames",
+    "aed_rescore",
+    "aed_rescore_reference",
     "ctc_beam",
     "ctc_beam_reference",
     "ctc_greedy",

@@ -1,4 +1,6 @@
-"""Decoding by attention: `aed_greedy` and `aed_beam`, for models that remember and follow."""
+"""Decoding by attention, for models that remember and follow: `aed_greedy`, `aed_beam`, which CTC may
+join, and `aed_rescore` for texts that CTC has found.
+"""
 
 from typing import Literal
 
@@ -10,6 +12,8 @@ from asrkit.decoders.attention.beam import aed_beam
 from asrkit.decoders.attention.beam_reference import aed_beam_reference
 from asrkit.decoders.attention.graphs import Call, decode
 from asrkit.decoders.attention.reference import aed_greedy_reference
+from asrkit.decoders.attention.rescore import aed_rescore
+from asrkit.decoders.attention.rescore_reference import aed_rescore_reference
 from asrkit.decoders.attention.steps import (
     CROSS,
     PAST,
@@ -36,6 +40,8 @@ __all__ = [
     "aed_greedy",
     "aed_greedy_reference",
     "attention_frames",
+    "aed_rescore",
+    "aed_rescore_reference",
 ]
 
 

@@ -47,6 +47,11 @@ def check_ctc(ctc: Tensor, ctc_weight: float, encoded: Tensor, V: int) -> None:
     dims(ctc, "B T V", "ctc", B=B, T=T)
     same = ctc.device == encoded.device
     expect(same, "ctc", f"a tensor on {encoded.device}", ctc.device)
+    check_weight(ctc_weight)
+
+
+def check_weight(ctc_weight: float) -> None:
+    """ValueError unless `ctc_weight` is a share."""
     valid = is_finite(ctc_weight) and 0 <= ctc_weight <= 1
     expect(valid, "ctc_weight", "a share from 0 to 1", f"{ctc_weight!r:.40}")
 
