@@ -20,6 +20,7 @@ import torch.distributed as dist
 from asrkit.data import AugmentConfig, Batch, Utterances
 from asrkit.files import lock
 from asrkit.models import (
+    AEDConfig,
     Checkpoint,
     ConvConfig,
     CTCConfig,
@@ -73,6 +74,17 @@ JASPER = CTCConfig(
         ],
     ),
 )
+ATTENTION = AEDConfig(
+    vocab_size=TOKENIZER.vocab_size + 3,
+    pad=TOKENIZER.vocab_size,
+    bos=TOKENIZER.vocab_size + 1,
+    eos=TOKENIZER.vocab_size + 2,
+    encoder=MODEL.encoder,
+    width=32,
+    layers=2,
+    ctc=True,
+)
+SMOOTHED = replace(CONFIG, steps=6, batch_seconds=1.0, smoothing=0.1)
 LAMB = replace(CONFIG, steps=20, batch_seconds=1.0, optimizer="lamb", peak_lr=0.1)
 Scenario = Callable[[int, Utterances, Path], object]
 
@@ -92,7 +104,7 @@ def run(
     out: Path,
     config: TrainConfig = CONFIG,
     *,
-    model: TransducerConfig | CTCConfig = MODEL,
+    model: TransducerConfig | CTCConfig | AEDConfig = MODEL,
     **given: object,
 ) -> TrainResult:
     """`train` of this gang's model."""
@@ -164,6 +176,29 @@ def ctc_alone(rank: int, speech: Utterances, folder: Path) -> object:
 def ctc_alone_sharded(rank: int, speech: Utterances, folder: Path) -> object:
     """The same goes on under FSDP2."""
     return losses(run(speech, folder / "ctc", replace(NOVOGRAD, shard=True), model=JASPER))
+
+
+def attention(rank: int, speech: Utterances, folder: Path) -> object:
+    """An encoder-decoder model trained under DDP, which stops after three steps."""
+
+    def stop(history: list) -> None:
+        if rank == 0 and len(history) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    out = folder / "attention"
+    return losses(run(speech, out, SMOOTHED, model=ATTENTION, on_step=stop))
+
+
+def attention_sharded(rank: int, speech: Utterances, folder: Path) -> object:
+    """The same goes on under FSDP2."""
+    config = replace(SMOOTHED, shard=True)
+    return losses(run(speech, folder / "attention", config, model=ATTENTION))
+
+
+def attention_alone(rank: int, speech: Utterances, folder: Path) -> object:
+    """The same without CTC, whose head has no gradient."""
+    config = replace(SMOOTHED, steps=2, ctc_weight=0.0)
+    return losses(run(speech, folder / "attention_alone", config, model=ATTENTION))
 
 
 def untrained_heads(rank: int, speech: Utterances, folder: Path) -> object:
@@ -315,6 +350,9 @@ TWO = (
     recurrent_sharded,
     ctc_alone,
     ctc_alone_sharded,
+    attention,
+    attention_sharded,
+    attention_alone,
     untrained_heads,
     scores,
     other_data,

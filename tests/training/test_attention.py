@@ -245,9 +245,10 @@ def test_every_encoder_trains_with_a_decoder_and_its_run_resumes(tiny_speech, tm
 def test_it_learns_two_utterances_by_heart(tiny_speech, tmp_path):
     few = tiny_speech.select(range(2))
     config = TrainConfig(
-        steps=100,
+        steps=150,
         seconds=math.inf,
         batch_seconds=5.0,
+        peak_lr=3e-3,
         curriculum=(99.0, 0.5),
         threads=1,
         augment=PLAIN,

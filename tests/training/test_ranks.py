@@ -32,6 +32,7 @@ from asrkit.training.processes import _number_of_attempt
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gang import (
+    ATTENTION,
     CHAIN,
     CONFIG,
     JASPER,
@@ -39,6 +40,7 @@ from gang import (
     MODEL,
     NOVOGRAD,
     RECURRENT,
+    SMOOTHED,
     TOKENIZER,
     WAYS,
     batches_from,
@@ -129,6 +131,18 @@ def test_a_ctc_model_learns_by_novograd_on_two_ranks_what_it_learns_on_one(
     theirs = found(gang, "ctc_alone_sharded")
     assert found(gang, "ctc_alone") == theirs[:3]
     assert theirs == pytest.approx(whole, rel=1e-4)
+
+
+def test_an_attention_decoder_learns_on_two_ranks_what_it_learns_on_one(
+    gang, tiny_speech, tmp_path
+):
+    whole = losses(run(tiny_speech, tmp_path / "joint", SMOOTHED, model=ATTENTION))
+    theirs = found(gang, "attention_sharded")
+    assert found(gang, "attention") == theirs[:3]
+    assert theirs == pytest.approx(whole, rel=1e-4)
+    config = replace(SMOOTHED, steps=2, ctc_weight=0.0)
+    alone = losses(run(tiny_speech, tmp_path / "alone", config, model=ATTENTION))
+    assert found(gang, "attention_alone") == pytest.approx(alone, rel=1e-4)
 
 
 def test_weights_without_a_gradient_do_not_hold_up_the_ranks(gang, tiny_speech, tmp_path):
