@@ -103,8 +103,14 @@ def names_of_batches(**_):
 
 PREPARED = {  # what each snippet of a page takes for granted
     "README.md": [nothing],
-    "docs/library.md": [nothing, names_of_decoders, names_of_ctc, names_of_recordings],
-    "docs/training.md": [nothing, names_of_batches, *[nothing] * 6],
+    "docs/library.md": [
+        nothing,
+        names_of_decoders,
+        names_of_ctc,
+        nothing,
+        names_of_recordings,
+    ],
+    "docs/training.md": [nothing, nothing, names_of_batches, *[nothing] * 6],
     "docs/transcribing.md": [names_of_recordings],
 }
 

@@ -16,7 +16,7 @@ from asrkit.cli.speakers import EACH, train_for_each_speaker
 
 LSTM_WIDTH = 256  # trains on a CPU; the published 1024 are asrkit.models.presets.mlperf_rnnt
 DECODER_WIDTH = 128  # likewise; Canary's 1024 are asrkit.models.presets.canary_1b
-DECODER_LAYERS = 2
+DECODER_LAYERS = 1
 # options about the parts of one kind of model: --head of that kind, and the default
 PARTS: dict[str, tuple[str, Any]] = {
     "predictor": ("transducer", "stateless"),
@@ -220,6 +220,7 @@ def _load_audio(args: argparse.Namespace, splits: dict[str, Any]) -> dict[str, A
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_speech_arguments(parser)
     _add_model_arguments(parser)
+    _add_attention_arguments(parser)
     _add_process_arguments(parser)
     _add_schedule_arguments(parser)
     output = parser.add_argument_group("output")
@@ -294,13 +295,6 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "with a CTC head beside it",
     )
     model.add_argument(
-        "--decoder-layers",
-        type=int,
-        default=DECODER_LAYERS,
-        metavar="N",
-        help="layers of an attention decoder",
-    )
-    model.add_argument(
         "--predictor",
         choices=["stateless", "lstm"],
         default="stateless",
@@ -320,6 +314,24 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         default="char",
         metavar="NAME",
         help="char, or a SentencePiece .model file",
+    )
+
+
+def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
+    attention = parser.add_argument_group("attention decoder", "Only with --head attention.")
+    attention.add_argument(
+        "--decoder-layers",
+        type=int,
+        default=DECODER_LAYERS,
+        metavar="N",
+        help="layers of the decoder; with few steps of training one learns most",
+    )
+    attention.add_argument(
+        "--smoothing",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="label smoothing: the share of a target's probability that all other tokens get",
     )
 
 
@@ -356,14 +368,6 @@ def _add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.998,
         metavar="SHARE",
         help="decay of the moving average of the weights, which is what is exported; 0: no average",
-    )
-    schedule.add_argument(
-        "--smoothing",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="label smoothing of an attention decoder: the share of a target's probability that "
-        "all other tokens get",
     )
     schedule.add_argument(
         "--joint",
@@ -434,7 +438,7 @@ COMMAND = Command(
         "asrkit train --out models/tdt --durations 0 1 2 3 4",
         "asrkit train --out models/jasper --head ctc --encoder jasper --optimizer novograd "
         "--kinds digits --steps 900 --seconds inf",
-        "asrkit train --out models/aed --head attention --decoder-layers 1 --kinds digits",
+        "asrkit train --out models/aed --head attention --smoothing 0.1 --peak-lr 0.003 --kinds digits",
         "asrkit train --out models/large --device cuda --ranks 8",
     ],
 )

@@ -180,6 +180,8 @@ def test_neither_padding_nor_the_rest_of_the_batch_changes_a_joint_score():
         ctc=ctc.masked_fill(behind, torch.nan),
     )
     same_ranks(found, wanted)
+    nobody = torch.zeros(2, 0, WIDTH).double(), torch.tensor([0, 0])
+    assert aed_beam(model, *nobody, ctc=torch.zeros(2, 0, V + 1)).tokens() == [[], []]
     for b in range(5):
         own = encoded[b : b + 1], lengths[b : b + 1]
         alone = aed_beam(model, *own, nbest=3, most=6, ctc=ctc[b : b + 1])
