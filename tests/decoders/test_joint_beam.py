@@ -194,6 +194,7 @@ def test_neither_padding_nor_the_rest_of_the_batch_changes_a_joint_score():
     [
         ({"ctc": torch.zeros(1, 4, V)}, f"^ctc: expected log-probabilities of V={V} tokens and"),
         ({"ctc": torch.zeros(1, 5, V + 1)}, "^ctc: "),
+        ({"ctc": [[0.0] * V]}, "^ctc: "),
         ({"ctc_weight": 1.5}, "^ctc_weight: expected a share from 0 to 1, got 1.5"),
         ({"ctc_weight": float("nan")}, "^ctc_weight: "),
     ],

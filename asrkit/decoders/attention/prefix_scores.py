@@ -42,9 +42,8 @@ def check_ctc(ctc: Tensor, ctc_weight: float, encoded: Tensor, V: int) -> None:
     """
     B, T, _ = encoded.shape
     remedy = "model.encode gives them, if the model has a CTC head."
-    width = ctc.shape[-1]
+    _, _, width = dims(ctc, "B T V", "ctc", B=B, T=T)
     expect(width == V + 1, "ctc", f"log-probabilities of V={V} tokens and blank", width, remedy)
-    dims(ctc, "B T V", "ctc", B=B, T=T)
     same = ctc.device == encoded.device
     expect(same, "ctc", f"a tensor on {encoded.device}", ctc.device)
     check_weight(ctc_weight)
