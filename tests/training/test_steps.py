@@ -1,6 +1,7 @@
 """A step from batch to weights that reads nothing from the device, and that makes none of what is not finite."""
 
 import copy
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -9,6 +10,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asrkit.models import (
+    AEDConfig,
+    AEDModel,
     ConvConfig,
     CTCConfig,
     CTCModel,
@@ -78,6 +81,18 @@ def test_no_step_of_a_ctc_model_by_novograd_reads_from_the_device(encoder):
     optimizer = NovoGrad(model.parameters(), lr=0.1)
     batch = on_meta(B=3, T=40, U=4, V=10)
     reads = host_reads(lambda: one_step(model, optimizer, batch, FULL), device="meta")
+    assert reads == {}
+
+
+@pytest.mark.parametrize("encoder", [ConvConfig(layers=1), FastConformerConfig(layers=1)])
+def test_no_step_of_an_attention_decoder_reads_from_the_device(encoder, fused_on_meta):
+    sizes = AEDConfig(vocab_size=12, pad=9, bos=10, eos=11, encoder=encoder, layers=2, ctc=True)
+    with torch.device("meta"):
+        model = AEDModel(sizes)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    batch = on_meta(B=3, T=40, U=4, V=10)
+    config = replace(FULL, smoothing=0.1)
+    reads = host_reads(lambda: one_step(model, optimizer, batch, config), device="meta")
     assert reads == {}
 
 
