@@ -6,9 +6,9 @@ from asrkit.decoders.attention import (
     aed_beam_reference,
     aed_greedy,
     aed_greedy_reference,
-    attention_frames,
     aed_rescore,
     aed_rescore_reference,
+    attention_frames,
 )
 from asrkit.decoders.ctc import ctc_greedy, ctc_greedy_sequential
 from asrkit.decoders.ctc.beam import ctc_beam
@@ -31,9 +31,9 @@ __all__ = [
     "aed_beam_reference",
     "aed_greedy",
     "aed_greedy_reference",
-    "attention_frames",
     "aed_rescore",
     "aed_rescore_reference",
+    "attention_frames",
     "ctc_beam",
     "ctc_beam_reference",
     "ctc_greedy",

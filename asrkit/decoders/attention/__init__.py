@@ -39,9 +39,9 @@ __all__ = [
     "aed_beam_reference",
     "aed_greedy",
     "aed_greedy_reference",
-    "attention_frames",
     "aed_rescore",
     "aed_rescore_reference",
+    "attention_frames",
 ]
 
 
