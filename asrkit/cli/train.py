@@ -324,7 +324,7 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=DECODER_LAYERS,
         metavar="N",
-        help="layers of the decoder; with few steps of training one learns most",
+        help="layers of the decoder",
     )
     attention.add_argument(
         "--smoothing",
@@ -438,7 +438,8 @@ COMMAND = Command(
         "asrkit train --out models/tdt --durations 0 1 2 3 4",
         "asrkit train --out models/jasper --head ctc --encoder jasper --optimizer novograd "
         "--kinds digits --steps 900 --seconds inf",
-        "asrkit train --out models/aed --head attention --smoothing 0.1 --peak-lr 0.003 --kinds digits",
+        "asrkit train --out models/aed --head attention --smoothing 0.1 --peak-lr 0.003 "
+        "--kinds digits --steps 3000 --seconds inf",
         "asrkit train --out models/large --device cuda --ranks 8",
     ],
 )

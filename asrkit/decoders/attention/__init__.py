@@ -1,5 +1,5 @@
-"""Decoding by attention, for models that remember and follow: `aed_greedy`, `aed_beam`, which CTC may
-join, and `aed_rescore` for texts that CTC has found.
+"""Decoding by attention, for models that remember and follow: `aed_greedy`, `aed_beam`, which CTC
+may join, and `aed_rescore` for texts that CTC has found.
 """
 
 from typing import Literal
