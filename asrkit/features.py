@@ -38,7 +38,11 @@ class FeatureConfig:
     log_guard: float = 2.0**-24
     # what lies further below the loudest bin of an utterance is raised to that, as in Whisper
     range_db: float | None = None
-    normalization: Literal["per_feature", "all_features", "none"] = "per_feature"
+    normalization: Literal["per_feature", "all_features", "whisper", "none"] = "per_feature"
+    # what the first and last windows see beyond the ends of an utterance: silence, or it mirrored
+    edges: Literal["zeros", "reflect"] = "zeros"
+    # silence is put behind shorter utterances up to this length, and counts as theirs
+    fill_s: float | None = None
 
     def __post_init__(self) -> None:
         expect_types(self)
@@ -50,7 +54,8 @@ class FeatureConfig:
             "window": tuple(_WINDOWS),
             "power": (1, 2),
             "guard": ("add", "clamp"),
-            "normalization": ("per_feature", "all_features", "none"),
+            "normalization": ("per_feature", "all_features", "whisper", "none"),
+            "edges": ("zeros", "reflect"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
@@ -60,6 +65,9 @@ class FeatureConfig:
         expect(min(sizes) > 0, names, "at least one sample, one bin, > 0", self)
         if self.range_db is not None:
             expect(self.range_db > 0, "range_db", "above 0, or None for no limit", self.range_db)
+        if self.fill_s is not None:
+            wanted = "0 to 3,600 seconds, or None"
+            expect(0 < self.fill_s <= 3600, "fill_s", wanted, self.fill_s)
 
     @property
     def window_samples(self) -> int:
@@ -70,6 +78,15 @@ class FeatureConfig:
     def hop_samples(self) -> int:
         """Hop between frames in samples."""
         return round(self.hop_s * self.rate_hz)
+
+    @property
+    def fill_samples(self) -> int:
+        """Samples that an utterance has at least, once it is filled up with silence."""
+        return round((self.fill_s or 0.0) * self.rate_hz)
+
+    def frames(self, samples: int) -> int:
+        """Frames of a batch whose longest waveform has so many samples: at least one."""
+        return max(max(samples, self.fill_samples) // self.hop_samples, 1)
 
 
 @lru_cache(maxsize=8)
@@ -128,7 +145,8 @@ def log_mel(
 ) -> tuple[Tensor, Tensor]:
     """Log-mel features (B, T, F) float32 and their lengths (B,) in frames, T = S // hop.
 
-    Frame t is centred on sample t * hop; padding is exactly zero. Computed in float32, also under
+    With `fill_s` an utterance has the frames of so many seconds at least. Frame t is centred on
+    sample t * hop; padding is exactly zero. Computed in float32, also under
     autocast: half precision here costs accuracy and saves no time.
 
     Args:
@@ -148,10 +166,9 @@ def log_mel(
     expect(B > 0, "lengths", "at least one utterance", tuple(lengths.shape))
     low, high = torch.stack(lengths.aminmax()).tolist()  # the only wait for a GPU
     expect(1 <= low <= high <= S, "lengths", f"1..{S}", f"{low} to {high}")
-    hop = config.hop_samples
-    power = _power_spectrum(waveforms, valid_mask(lengths, S), config)
+    power = _power_spectrum(waveforms, lengths, config)
     frames = frame_lengths(lengths, config)
-    T = max(S // hop, 1)
+    T = config.frames(S)
     features = _log_bands(power[..., :T], config)
     if config.range_db is not None:
         features = _within_range(features, frames, config.range_db * config.power / 2)
@@ -160,7 +177,8 @@ def log_mel(
 
 def frame_lengths(lengths: Tensor, config: FeatureConfig) -> Tensor:
     """Frames (B,) that `log_mel` makes of `lengths` (B,) samples: at least one each."""
-    return torch.div(lengths, config.hop_samples, rounding_mode="floor").clamp(min=1)
+    filled = lengths.clamp(min=config.fill_samples)
+    return torch.div(filled, config.hop_samples, rounding_mode="floor").clamp(min=1)
 
 
 def _log_bands(power: Tensor, config: FeatureConfig) -> Tensor:
@@ -194,17 +212,24 @@ def _normalized(features: Tensor, frames: Tensor, config: FeatureConfig) -> Tens
         one_column = features.reshape(B, -1, 1)
         normalized = normalize(one_column, frames * config.bins)
         return normalized.view(features.shape)
+    if config.normalization == "whisper":  # decimal logarithms, about -1 to 1
+        features = (features / math.log(10) + 4) / 4
     valid = valid_mask(frames, T)
     return features.masked_fill(~valid[..., None], 0.0)
 
 
-def _power_spectrum(waveforms: Tensor, valid: Tensor, config: FeatureConfig) -> Tensor:
+def _power_spectrum(waveforms: Tensor, lengths: Tensor, config: FeatureConfig) -> Tensor:
     """Energies, or magnitudes for power=1, of the emphasised signal: (B, fft / 2 + 1, T + 1)."""
-    padding = ~valid
+    padding = ~valid_mask(lengths, waveforms.shape[1])
     signal = waveforms.float().masked_fill(padding, 0.0)
     emphasised = signal[:, 1:] - config.preemphasis * signal[:, :-1]
     signal = torch.cat([signal[:, :1], emphasised], 1)
     signal = signal.masked_fill(padding, 0.0)
+    signal = torch.nn.functional.pad(signal, (0, max(config.fill_samples - signal.shape[1], 0)))
+    mirrored = config.edges == "reflect"
+    if mirrored:
+        lengths = lengths.to(signal.device).clamp(min=config.fill_samples)
+        signal = _with_mirrored_edges(signal, lengths, config.fft // 2)
     window, _ = _constants(config, waveforms.device)
     stft = torch.stft(
         signal,
@@ -212,6 +237,7 @@ def _power_spectrum(waveforms: Tensor, valid: Tensor, config: FeatureConfig) -> 
         config.hop_samples,
         len(window),
         window,
+        center=not mirrored,
         pad_mode="constant",
         return_complex=True,
     )
@@ -219,6 +245,24 @@ def _power_spectrum(waveforms: Tensor, valid: Tensor, config: FeatureConfig) -> 
     if config.power == 1:
         return energy.clamp(min=1e-30).sqrt()  # the slope at 0 is infinite, as in `normalize`
     return energy
+
+
+def _with_mirrored_edges(signal: Tensor, lengths: Tensor, reach: int) -> Tensor:
+    """`signal` (B, S) with `reach` samples more at each end, (B, S + 2 reach).
+
+    At both ends of an utterance of `lengths` (B,) they are its own, backwards from the last but
+    one. Where it has fewer than that, silence follows.
+    """
+    B, S = signal.shape
+    steps = torch.arange(1, reach + 1, device=signal.device)
+    before = steps.flip(0).expand(B, -1)
+    behind = lengths[:, None] - 1 - steps
+    places = torch.cat([before, behind], 1)
+    inside = (places >= 0) & (places < lengths[:, None])
+    mirrored = signal.gather(1, places.clamp(0, S - 1)).masked_fill(~inside, 0.0)
+    head, tail = mirrored.split(reach, 1)
+    padded = torch.cat([head, signal, torch.zeros_like(tail)], 1)
+    return padded.scatter(1, reach + lengths[:, None] - 1 + steps, tail)
 
 
 def normalize(features: Tensor, lengths: Tensor) -> Tensor:

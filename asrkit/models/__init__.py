@@ -17,6 +17,7 @@ from asrkit.models.transducer import (
     TransducerConfig,
     TransducerModel,
 )
+from asrkit.models.whisper import WhisperEncoder, WhisperEncoderConfig
 
 __all__ = [
     "AEDConfig",
@@ -37,6 +38,8 @@ __all__ = [
     "StatelessConfig",
     "TransducerConfig",
     "TransducerModel",
+    "WhisperEncoder",
+    "WhisperEncoderConfig",
     "limit_context",
     "load_checkpoint",
     "make_model",

@@ -1,8 +1,9 @@
 """Encoder-decoder models ("AED"): an encoder, and a Transformer that writes the text by attention.
 
 The decoder is Canary's (arXiv 2406.19674), a Transformer with layer norms first (arXiv 2002.04745):
-causal self-attention, attention to the encoder's frames, feed-forward. How little or how much a
-step of decoding computes again is the subject of `asrkit.models.attention_memory`.
+causal self-attention, attention to the encoder's frames, feed-forward. Whisper's (arXiv 2212.04356)
+is the same with other options. How little or how much a step of decoding computes again is the
+subject of `asrkit.models.attention_memory`.
 """
 
 import math
@@ -38,6 +39,7 @@ from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 Cross = Literal["kept", "absorbed", "recomputed"]
 PastKind = Literal["kept", "states", "none"]
+_ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class AEDConfig:
             else a prompt holds.
         bos: Token before the text, where no prompt is given.
         eos: Token that ends the text.
-        pad: Token that fills rows; its embedding starts as zeros.
+        pad: Token that fills rows; its embedding starts as zeros. It may be `eos`, as Whisper's is.
         encoder: Sizes of the encoder.
         width: Width of the decoder, D. A linear layer leads there where the encoder has another.
         layers: Layers of the decoder, L.
@@ -58,6 +60,10 @@ class AEDConfig:
         most: Tokens that the decoder has positions for, prompt and text together.
         dropout: Share of activations and attention weights dropped in training.
         ctc: Whether the encoder has a CTC head as well, over V tokens and blank, which is V.
+        activation: Of the feed-forwards, "relu" or "gelu" (Whisper).
+        positions: "sines", which are fixed, or "learned" (Whisper).
+        embedding_norm: Whether there is a layer norm on tokens and positions; Whisper has none.
+        output_bias: Whether the output has a bias; Whisper's has none.
     """
 
     vocab_size: int
@@ -72,6 +78,10 @@ class AEDConfig:
     most: int = 512
     dropout: float = 0.1
     ctc: bool = False
+    activation: Literal["relu", "gelu"] = "relu"
+    positions: Literal["sines", "learned"] = "sines"
+    embedding_norm: bool = True
+    output_bias: bool = True
 
     def __post_init__(self) -> None:
         expect_types(self)
@@ -82,12 +92,17 @@ class AEDConfig:
         inside = all(0 <= token < self.vocab_size for token in special)
         below = f"tokens from 0 to below vocab_size={self.vocab_size}"
         expect(inside, "bos, eos, pad", below, special)
-        expect(len(set(special)) == 3, "bos, eos, pad", "three different tokens", special)
+        differs = self.bos not in (self.eos, self.pad)
+        expect(differs, "bos, eos, pad", "another token for bos than for eos and pad", special)
         divides = self.width % self.heads == 0
         expect(divides, "heads", f"a divisor of width={self.width}", self.heads)
         even = self.width % 2 == 0
         expect(even, "width", "an even number, for sines and cosines", self.width)
         expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
+        choices = {"activation": ("relu", "gelu"), "positions": ("sines", "learned")}
+        for name, known in choices.items():
+            value = getattr(self, name)
+            expect(value in known, name, "one of " + ", ".join(map(repr, known)), repr(value))
 
 
 class SelfAttention(nn.Module):
@@ -168,7 +183,8 @@ class DecoderLayer(nn.Module):
         self.cross_norm = nn.LayerNorm(D)
         self.cross_attention = CrossAttention(D, config.heads, config.dropout)
         self.feed_forward_norm = nn.LayerNorm(D)
-        self.feed_forward = nn.Sequential(nn.Linear(D, inner), nn.ReLU(), nn.Linear(inner, D))
+        activation = _ACTIVATIONS[config.activation]()
+        self.feed_forward = nn.Sequential(nn.Linear(D, inner), activation, nn.Linear(inner, D))
         self.dropout = nn.Dropout(config.dropout)
 
     def look(self, number: int, x: Tensor, memory: Memory) -> Tensor:
@@ -183,7 +199,8 @@ class AEDModel(nn.Module):
 
     `remember`, `begin` and `follow` are what decoding asks for, with `bos`, `eos`, `most` and
     `vocab_size`. The sines are a buffer of the checkpoint, since NeMo interleaves sines and cosines
-    and transformers puts the sines first: a loader brings the table of its source.
+    and transformers puts the sines first: a loader brings the table of its source. Learned positions
+    are a parameter.
     """
 
     positions: Tensor  # (most, D)
@@ -208,15 +225,23 @@ class AEDModel(nn.Module):
         if config.ctc:
             self.ctc_head = nn.Linear(self.encoder.width, V + 1)
         self.embedding = nn.Embedding(V, D)  # the output's weight as well
-        self.output_bias = nn.Parameter(torch.zeros(V))
-        self.embedding_norm = nn.LayerNorm(D)
+        self.output_bias: nn.Parameter | None = None
+        if config.output_bias:
+            self.output_bias = nn.Parameter(torch.zeros(V))
+        self.embedding_norm: nn.Module = nn.Identity()
+        if config.embedding_norm:
+            self.embedding_norm = nn.LayerNorm(D)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(D)
         self.dropout = nn.Dropout(config.dropout)
         nn.init.normal_(self.embedding.weight, std=D**-0.5)
         with torch.no_grad():
             self.embedding.weight[config.pad].zero_()
-        self.register_buffer("positions", sines(config.most, D, self.embedding.weight))
+        if config.positions == "learned":
+            self.positions = nn.Parameter(torch.empty(config.most, D))
+            nn.init.normal_(self.positions, std=D**-0.5)
+        else:
+            self.register_buffer("positions", sines(config.most, D, self.embedding.weight))
 
     def stack(self) -> list[DecoderLayer]:
         """The layers of the decoder."""
@@ -276,7 +301,7 @@ class AEDModel(nn.Module):
         return F.linear(self.norm(x), self.embedding.weight, self.output_bias)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """(B, K, D) of tokens (B, K) and the sines of their places (B, K, D) or (K, D)."""
+        """(B, K, D) of tokens (B, K) and what stands for their places, (B, K, D) or (K, D)."""
         return self.dropout(self.embedding_norm(self.embedding(tokens) + positions))
 
     def whole(self, tokens: Tensor, memory: Memory) -> Tensor:

@@ -14,6 +14,7 @@ from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig, Stage
 from asrkit.models.lstm import LSTMEncoderConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
+from asrkit.models.whisper import WhisperEncoderConfig
 
 TDT = (0, 1, 2, 3, 4)
 
@@ -110,6 +111,58 @@ def canary_180m_flash(vocab_size: int = 5248) -> AEDConfig:
     return _canary(vocab_size, _encoder(17, 512, bins=128), 4, 1024)
 
 
+def _whisper(
+    vocab_size: int, width: int, layers: int, heads: int, *, decoder_layers: int, bins: int = 80
+) -> AEDConfig:
+    """A multilingual Whisper: encoder and decoder of one width, and its special tokens.
+
+    transformers counts the encoder's fixed positions too, 1,500 `width`. In asrkit the keys of each
+    attention have a bias, which is zero and changes nothing: `width` numbers.
+    """
+    encoder = WhisperEncoderConfig(bins=bins, width=width, layers=layers, heads=heads)
+    return AEDConfig(
+        vocab_size=vocab_size,
+        pad=50_257,
+        eos=50_257,
+        bos=50_258,
+        encoder=encoder,
+        width=width,
+        layers=decoder_layers,
+        heads=heads,
+        most=448,
+        dropout=0.0,
+        activation="gelu",
+        positions="learned",
+        embedding_norm=False,
+        output_bias=False,
+    )
+
+
+def whisper_tiny(vocab_size: int = 51_865) -> AEDConfig:
+    """openai/whisper-tiny: 4 and 4 layers of 384 (arXiv 2212.04356, table 1)."""
+    return _whisper(vocab_size, 384, 4, 6, decoder_layers=4)
+
+
+def whisper_base(vocab_size: int = 51_865) -> AEDConfig:
+    """openai/whisper-base: 6 and 6 layers of 512 (arXiv 2212.04356, table 1)."""
+    return _whisper(vocab_size, 512, 6, 8, decoder_layers=6)
+
+
+def whisper_small(vocab_size: int = 51_865) -> AEDConfig:
+    """openai/whisper-small: 12 and 12 layers of 768 (arXiv 2212.04356, table 1)."""
+    return _whisper(vocab_size, 768, 12, 12, decoder_layers=12)
+
+
+def whisper_large_v3(vocab_size: int = 51_866) -> AEDConfig:
+    """openai/whisper-large-v3: 32 and 32 layers of 1280, 128 bins, one more language."""
+    return _whisper(vocab_size, 1280, 32, 20, decoder_layers=32, bins=128)
+
+
+def whisper_large_v3_turbo(vocab_size: int = 51_866) -> AEDConfig:
+    """openai/whisper-large-v3-turbo: large-v3 with 4 layers of decoder."""
+    return _whisper(vocab_size, 1280, 32, 20, decoder_layers=4, bins=128)
+
+
 def mlperf_rnnt(vocab_size: int = 1023) -> TransducerConfig:
     """RNN-T of MLPerf Training: five LSTM layers of 1024, 1,023 subwords and blank.
 
@@ -189,6 +242,11 @@ PRESETS: dict[str, Callable[..., ModelConfig]] = {
         canary_1b,
         canary_1b_flash,
         canary_180m_flash,
+        whisper_tiny,
+        whisper_base,
+        whisper_small,
+        whisper_large_v3,
+        whisper_large_v3_turbo,
         mlperf_rnnt,
         jasper_10x5dr,
         mini_jasper,

@@ -11,10 +11,13 @@ from asrkit.models.encoders import ConvConfig, ConvEncoder
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig
 from asrkit.models.jasper import Jasper, JasperConfig
 from asrkit.models.lstm import LSTMEncoder, LSTMEncoderConfig, scale_first_weights
+from asrkit.models.whisper import WhisperEncoder, WhisperEncoderConfig
 from asrkit.shapes import MAX_COUNT, dims, expect, expect_types, whole
 
-EncoderConfig = ConvConfig | FastConformerConfig | LSTMEncoderConfig | JasperConfig
-Encoder = ConvEncoder | FastConformer | LSTMEncoder | Jasper
+EncoderConfig = (
+    ConvConfig | FastConformerConfig | LSTMEncoderConfig | JasperConfig | WhisperEncoderConfig
+)
+Encoder = ConvEncoder | FastConformer | LSTMEncoder | Jasper | WhisperEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +136,8 @@ def make_encoder(config: EncoderConfig) -> Encoder:
         return LSTMEncoder(config)
     if isinstance(config, JasperConfig):
         return Jasper(config)
+    if isinstance(config, WhisperEncoderConfig):
+        return WhisperEncoder(config)
     return FastConformer(config)
 
 

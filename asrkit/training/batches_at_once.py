@@ -42,7 +42,7 @@ def prepare_batches(
     sizes = [len(one.samples) for one in altered]
     prepared = []
     for batch, one, of_batch in zip(batches, altered, features.split(sizes), strict=True):
-        T = max(1, one.waveforms.shape[1] // config.features.hop_samples)
+        T = config.features.frames(one.waveforms.shape[1])
         lengths = frame_lengths(one.samples, config.features)
         prepared.append(alter_features(batch, one, of_batch[:, :T], lengths, config))
     return prepared

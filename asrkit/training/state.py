@@ -43,7 +43,7 @@ ADDED_LATER: dict[str, Any] = {
 }
 # The same for what the settings hold.
 ADDED_WITHIN: dict[str, dict[str, Any]] = {
-    "features": {"range_db": None},
+    "features": {"range_db": None, "edges": "zeros", "fill_s": None},
     "augment": {"trim": 0.0, "trim_db": [10.0, 40.0]},
 }
 # Settings that a resumed run may change.

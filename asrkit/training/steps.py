@@ -94,11 +94,10 @@ def training_step(
     settings = config or TrainConfig()
     device = next(model.parameters()).device
     rate_hz = settings.features.rate_hz
-    hop_samples = settings.features.hop_samples
 
     def step(n: int, seconds: float, tokens: int) -> None:
         """One step on noise: `n` utterances of `seconds` and `tokens` each."""
-        T = max(1, round(seconds * rate_hz) // hop_samples)
+        T = settings.features.frames(round(seconds * rate_hz))
         batch = Prepared(
             features=torch.randn(n, T, settings.features.bins, device=device),
             lengths=torch.full((n,), T, device=device),

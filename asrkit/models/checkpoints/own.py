@@ -16,6 +16,7 @@ from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig, Stage
 from asrkit.models.lstm import LSTMEncoderConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, StatelessConfig, TransducerConfig
+from asrkit.models.whisper import WhisperEncoderConfig
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, dump_tokenizer, load_tokenizer
 
@@ -30,6 +31,7 @@ _CONFIGS = (
     LSTMEncoderConfig,
     JasperConfig,
     Stage,
+    WhisperEncoderConfig,
     StatelessConfig,
     LSTMConfig,
     TransducerConfig,

@@ -1,0 +1,169 @@
+"""Whisper's encoder (arXiv 2212.04356): two convolutions, and Transformer layers over all frames.
+
+Features (B, T, F) and lengths (B,) in; encoded frames (B, T', D) and their lengths (B,) out. The
+decoder that goes with it is an `AEDModel` with other options: see `asrkit.models.presets`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asrkit.models.attention_memory import join_heads, split_heads
+from asrkit.models.encoders import halve
+from asrkit.runtime import to_device
+from asrkit.shapes import dims, expect, expect_types, valid_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperEncoderConfig:
+    """Sizes of a `WhisperEncoder`; the defaults are those of Whisper tiny.
+
+    Args:
+        bins: Mel bins of the features, F.
+        width: Width of the encoded frames, D.
+        layers: Transformer layers.
+        heads: Attention heads, H, a divisor of `width`.
+        expansion: Width of the feed-forwards, in D.
+        most: Encoded frames that there are positions for; 1,500 are 30 s.
+        dropout: Share of activations and attention weights dropped in training.
+    """
+
+    bins: int = 80
+    width: int = 384
+    layers: int = 4
+    heads: int = 6
+    expansion: int = 4
+    most: int = 1500
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        expect_types(self)
+        sizes = (self.bins, self.width, self.layers, self.heads, self.expansion, self.most)
+        names = "bins, width, layers, heads, expansion, most"
+        expect(min(sizes) >= 1, names, "at least 1", sizes)
+        divides = self.width % self.heads == 0
+        expect(divides, "heads", f"a divisor of width={self.width}", self.heads)
+        even = self.width % 2 == 0 and self.width >= 4
+        expect(even, "width", "an even number from 4, for sines and cosines", self.width)
+        expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
+
+    @property
+    def subsampling(self) -> int:
+        """Frames of features for one encoded frame."""
+        return 2
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each behind a layer norm, as residuals.
+
+    Whisper's keys have no bias. Here they have one, as the queries and values that share a product
+    with them: a bias of keys adds the same to all scores of a query, so it changes nothing.
+    """
+
+    def __init__(self, config: WhisperEncoderConfig) -> None:
+        super().__init__()
+        D = config.width
+        inner = config.expansion * D
+        self.heads = config.heads
+        self.attention_dropout = config.dropout
+        self.attention_norm = nn.LayerNorm(D)
+        self.qkv = nn.Linear(D, 3 * D)
+        self.out = nn.Linear(D, D)
+        self.feed_forward_norm = nn.LayerNorm(D)
+        self.feed_forward = nn.Sequential(nn.Linear(D, inner), nn.GELU(), nn.Linear(inner, D))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        """Frames (B, T, D) of frames x (B, T, D).
+
+        Args:
+            x: Frames.
+            seen: Which frames may be looked at, (B, 1, 1, T) bool.
+        """
+        x = x + self.dropout(self.attend(self.attention_norm(x), seen))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def attend(self, x: Tensor, seen: Tensor) -> Tensor:
+        """Multi-head attention of normed frames x (B, T, D) to those that are `seen`."""
+        queries, keys, values = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
+        share = self.attention_dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(queries, keys, values, seen, dropout_p=share)
+        return self.out(join_heads(mixed))
+
+
+class WhisperEncoder(nn.Module):
+    """Convolutions over three frames, the second of stride 2, fixed positions and layers.
+
+    The published models know utterances of 30 s only, shorter ones with silence behind them, as
+    `FeatureConfig(fill_s=30.0)` makes them. With other features the encoder takes any length up to
+    2 `most` frames, and what lies behind an utterance's length has no influence.
+    """
+
+    positions: Tensor  # (most, D)
+
+    def __init__(self, config: WhisperEncoderConfig) -> None:
+        super().__init__()
+        D = config.width
+        self.config = config
+        self.width = D
+        self.conv = nn.Conv1d(config.bins, D, 3, padding=1)
+        self.stride = nn.Conv1d(D, D, 3, stride=2, padding=1)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(D)
+        self.dropout = nn.Dropout(config.dropout)
+        self.register_buffer("positions", sines(config.most, D, self.conv.weight))
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode a batch of features; what lies behind an utterance's length has no influence.
+
+        Args:
+            features: Log-mel features (B, T, F), T at most 2 `most`.
+            lengths: Frames of each utterance (B,), int64, on the features' device or the host.
+
+        Returns:
+            Encoded frames (B, T', D) and their lengths (B,), where `lengths` lie.
+
+        Raises:
+            ValueError: A wrong shape, or more frames than there are positions for.
+        """
+        B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
+        dims(lengths, "B", "lengths", B=B)
+        shape = tuple(features.shape)
+        expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
+        most = 2 * self.config.most
+        remedy = "Cut longer recordings into windows."
+        expect(most >= T, "features", f"at most {most} frames, as the model has positions", T, remedy)
+        padding = to_device(~valid_mask(lengths, T), features.device)
+        x = features.masked_fill(padding[..., None], 0.0).to(self.conv.weight.dtype)
+        x = F.gelu(self.conv(x.transpose(1, 2)))  # (B, D, T)
+        x = F.gelu(self.stride(x.masked_fill(padding[:, None], 0.0)))  # (B, D, T')
+        lengths = halve(lengths)
+        x = x.transpose(1, 2)
+        x = self.dropout(x + self.positions[: x.shape[1]])
+        # An utterance without frames sees its first one: attention to nothing would be NaN.
+        seen = to_device(valid_mask(lengths.clamp(min=1), x.shape[1]), x.device)
+        for layer in self.layers:
+            x = layer(x, seen[:, None, None])
+        return self.norm(x), lengths
+
+
+def sines(most: int, D: int, like: Tensor) -> Tensor:
+    """Whisper's fixed positions (most, D): all sines, then all cosines, computed in float32.
+
+    Wavelengths rise from 2 pi to 20,000 pi frames, both ends included; those of Canary, which
+    `asrkit.models.attention_decoder.sines` makes, end before.
+
+    Args:
+        most: Positions.
+        D: Their width, an even number from 4.
+        like: A tensor whose device and dtype the result has.
+    """
+    half = D // 2
+    numbers = torch.arange(half, device=like.device, dtype=torch.float32)
+    frequencies = torch.exp(numbers * (-math.log(10_000) / (half - 1)))
+    frames = torch.arange(most, device=like.device, dtype=torch.float32)
+    angles = frames[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], 1).to(like.dtype)
