@@ -28,7 +28,8 @@ _SPACE = "▁"  # how `pieces` write a space, as SentencePiece does
 def byte_letters() -> tuple[str, ...]:
     """The letter that stands for each byte in GPT-2's vocabularies.
 
-    A printable character of Latin-1 stands for its own byte, other bytes get the letters from U+0100.
+    A printable character of Latin-1 stands for its own byte; other bytes get the letters from
+    U+0100 on.
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     letters = []

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from asrkit.byte_pairs import BytePairTokenizer
 from asrkit.shapes import expect
 
 # Numbers of sentencepiece_model.proto: algorithms of TrainerSpec, types of a piece.
@@ -305,7 +306,7 @@ def token_texts(tokenizer: Tokenizer) -> list[str]:
     Raises:
         ValueError: The tokenizer is not one of asrkit.text.
     """
-    if isinstance(tokenizer, SentencePieceTokenizer | AggregateTokenizer):
+    if isinstance(tokenizer, SentencePieceTokenizer | AggregateTokenizer | BytePairTokenizer):
         return tokenizer.pieces()
     expect(
         isinstance(tokenizer, CharTokenizer),
@@ -330,6 +331,8 @@ def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
         expect(all_text, "tokenizer", "text for its parts", repr(spec)[:80])
         if "alphabet" in spec:
             return CharTokenizer(spec["alphabet"])
+        if "byte_pairs" in spec:
+            return BytePairTokenizer.from_json(spec["byte_pairs"])
         if spec and all(name.startswith(_PART) for name in spec):
             models = {name: SentencePieceTokenizer(bytes.fromhex(spec[name])) for name in spec}
             parts = [(name.removeprefix(_PART), model) for name, model in models.items()]
@@ -349,6 +352,8 @@ def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
         return {"model": tokenizer.model.hex()}
     if isinstance(tokenizer, AggregateTokenizer):
         return {_PART + name: part.model.hex() for name, part in tokenizer.parts}
+    if isinstance(tokenizer, BytePairTokenizer):
+        return {"byte_pairs": tokenizer.to_json()}
     expect(
         isinstance(tokenizer, CharTokenizer),
         "tokenizer",

@@ -198,9 +198,9 @@ class AEDModel(nn.Module):
     """Encoder and attention decoder.
 
     `remember`, `begin` and `follow` are what decoding asks for, with `bos`, `eos`, `most` and
-    `vocab_size`. The sines are a buffer of the checkpoint, since NeMo interleaves sines and cosines
-    and transformers puts the sines first: a loader brings the table of its source. Learned positions
-    are a parameter.
+    `vocab_size`. Positions that are learned are a parameter. The sines are a buffer of the
+    checkpoint, since NeMo interleaves sines and cosines and transformers puts the sines first: a
+    loader brings the table of its source.
     """
 
     positions: Tensor  # (most, D)

@@ -134,8 +134,8 @@ class WhisperEncoder(nn.Module):
         shape = tuple(features.shape)
         expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
         most = 2 * self.config.most
-        remedy = "Cut longer recordings into windows."
-        expect(most >= T, "features", f"at most {most} frames, as the model has positions", T, remedy)
+        wanted = f"at most {most} frames, as the model has positions"
+        expect(most >= T, "features", wanted, T, "Cut longer recordings into windows.")
         padding = to_device(~valid_mask(lengths, T), features.device)
         x = features.masked_fill(padding[..., None], 0.0).to(self.conv.weight.dtype)
         x = F.gelu(self.conv(x.transpose(1, 2)))  # (B, D, T)

@@ -224,7 +224,7 @@ def test_pickled_weights_are_not_read(folder):
 CONFIG = [
     (
         {"model_type": "wav2vec2"},
-        "model_type: expected one of ['parakeet_ctc', 'parakeet_rnnt', 'parakeet_tdt', 'canary'], got 'wav2vec2'.",
+        "model_type: expected one of ['parakeet_ctc', 'parakeet_rnnt', 'parakeet_tdt', 'canary', 'whisper'], got 'wav2vec2'.",
     ),
     (
         {"encoder_config__hidden_act": "relu"},

@@ -1,9 +1,9 @@
 """Hugging Face folders of transformers' ParakeetForCTC, ParakeetForRNNT and ParakeetForTDT.
 
-Those of Canary are handed on to `asrkit.models.checkpoints.huggingface_canary`. A key that
-config.json lacks has the value that transformers 5.23 gives it: its files leave defaults out. What
-a config may ask for and asrkit does not do is refused by name. layerdrop, max_position_embeddings
-and the initialisers do not matter once trained.
+Those of Canary are handed on to `asrkit.models.checkpoints.huggingface_canary`, those of Whisper to
+`asrkit.models.checkpoints.whisper`. A key that config.json lacks has the value that transformers
+5.23 gives it: its files leave defaults out. What a config may ask for and asrkit does not do is
+refused by name. layerdrop, max_position_embeddings and the initialisers do not matter once trained.
 """
 
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrkit.models.checkpoints import whisper
 from asrkit.models.checkpoints.folders import MAX_SIZE, extractor, read_json, read_weights
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.fastconformer import FastConformerConfig
@@ -125,8 +126,11 @@ def _read(path: Path) -> Contents:
         from asrkit.models.checkpoints import huggingface_canary  # which imports this file
 
         return huggingface_canary.read(path, values)
-    remedy = "asrkit reads the Parakeet and Canary models of transformers."
-    expect(kind in _KINDS, "model_type", f"one of {[*_KINDS, 'canary']}", repr(kind), remedy)
+    if kind == "whisper":
+        return whisper.read(path, values)
+    remedy = "asrkit reads the Parakeet, Canary and Whisper models of transformers."
+    known = [*_KINDS, "canary", "whisper"]
+    expect(kind in _KINDS, "model_type", f"one of {known}", repr(kind), remedy)
     encoder = encoder_config(values["encoder_config"])
     if kind == "parakeet_ctc":
         key = "pad_token_id"
