@@ -2,6 +2,7 @@
 
 from asrkit.decoders.attention import (
     Attention,
+    Suppressing,
     aed_beam,
     aed_beam_reference,
     aed_greedy,
@@ -25,6 +26,7 @@ __all__ = [
     "Attention",
     "Hypotheses",
     "NGram",
+    "Suppressing",
     "Transducer",
     "WordNGram",
     "aed_beam",

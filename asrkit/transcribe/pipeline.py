@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from asrkit.decoders import Hypotheses
+from asrkit.decoders import Hypotheses, Suppressing
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
 from asrkit.models import Checkpoint
 from asrkit.models.execution import EncoderForm, EncoderGraphs, cast_copy, prepare, tf32
@@ -137,6 +137,8 @@ class Recognizer:
         tokenizer: of the model, to read an n-gram model with, if `config` names one, and to know
             which tokens of an encoder-decoder model have a text.
         prompt: the form of an encoder-decoder model's prompt; None: its token `bos` alone.
+        suppressed: tokens that an encoder-decoder model is never to write ("always"), or not as its
+            first one ("first"); None: it may write all.
 
     Raises:
         ValueError: the model or its device cannot do what `config` asks for.
@@ -155,6 +157,7 @@ class Recognizer:
         max_symbols: int = MAX_SYMBOLS,
         tokenizer: Tokenizer | None = None,
         prompt: PromptFormat | None = None,
+        suppressed: dict[str, list[int]] | None = None,
     ) -> None:
         variants = model if isinstance(model, ModelVariants) else ModelVariants(model)
         self.config = PipelineConfig() if config is None else config
@@ -181,6 +184,10 @@ class Recognizer:
             texts=None if tokenizer is None else tokenizer.vocab_size,
         )
         self.model = variants.model_for(self.config)
+        self.decoder = self.model
+        if suppressed and self.kind.prompts:
+            tokens = len(self.decode_options.prompt or [self.model.bos])
+            self.decoder = Suppressing(self.model, **suppressed, prompt_tokens=tokens)
         self.run_encoder: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._encode
         if self.config.encoder_graphs == "per_shape":
             self.run_encoder = variants.graphs_for(self.config, self._encode)
@@ -208,6 +215,7 @@ class Recognizer:
             max_symbols=checkpoint.notes.get("max_symbols", MAX_SYMBOLS),
             tokenizer=checkpoint.tokenizer,
             prompt=PromptFormat.from_notes(checkpoint.notes),
+            suppressed=checkpoint.notes.get("suppressed"),
         )
 
     def __call__(
@@ -289,7 +297,7 @@ class Recognizer:
             encoded = encoded.to(self.dtype)
         options = self.decode_options._replace(confidence=confidence, times=times)
         with self._arithmetic():
-            return self.kind.decode(self.model, encoded, lengths, options)
+            return self.kind.decode(self.decoder, encoded, lengths, options)
 
     def _encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         region: AbstractContextManager[Any] = nullcontext()

@@ -243,7 +243,8 @@ class _Transcriber:
 
     def _plan(self, pool: Sequence[_Window], loud: Sequence[int]) -> list[list[int]]:
         """Positions in `pool` of each batch of loud windows, the batch with the earliest first."""
-        lengths = [len(pool[index].waveform) for index in loud]
+        filled = self.recognizer.feature_config.fill_samples
+        lengths = [max(len(pool[index].waveform), filled) for index in loud]
         plan = plan_batches(lengths, self.batch_samples, self.recognizer.config.order)
         return [[loud[place] for place in batch] for batch in sorted(plan, key=min)]
 

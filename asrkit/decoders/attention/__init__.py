@@ -27,6 +27,7 @@ from asrkit.decoders.attention.steps import (
     prompt_of,
     with_confidence,
 )
+from asrkit.decoders.attention.suppressed import Suppressing
 from asrkit.decoders.hypotheses import Hypotheses, check_batch
 from asrkit.decoders.transducer.graphs import GRAPH_MODES
 from asrkit.decoders.transducer.steps import CONFIDENCE, Confidence
@@ -35,6 +36,7 @@ from asrkit.shapes import expect
 
 __all__ = [
     "Attention",
+    "Suppressing",
     "aed_beam",
     "aed_beam_reference",
     "aed_greedy",

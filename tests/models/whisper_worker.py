@@ -1,0 +1,159 @@
+"""transformers' own Whisper, small and of known weights, written as it is published, with what it computes.
+
+    .venv-peers/bin/python -P whisper_worker.py FOLDER
+
+writes for each case the folder `NAME` and `NAME.pt`: waveforms, features, encoded frames, logits, tokens, and those without any
+token suppressed; and `whisper.json`, which is committed in tests/golden.
+"""
+
+import importlib.machinery
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers  # before the stub: it asks which version of tokenizers there is
+
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/workbench/bench/peers")]
+
+from nemo_stubs import Stub  # noqa: E402
+from whisper_cases import (  # noqa: E402
+    CASES,
+    LABELS,
+    LENGTHS,
+    PLACES,
+    TOKENS,
+    Case,
+    config_json,
+    extractor_json,
+    fill,
+    generation_json,
+    picked,
+    specials,
+    speech,
+    times,
+    tokenizer_json,
+)  # fmt: skip
+
+# Sizes of the published models: d_model, layers of encoder and decoder, heads, bins, tokens.
+PUBLISHED = {
+    "whisper_tiny": (384, 4, 4, 6, 80, 51_865), "whisper_base": (512, 6, 6, 8, 80, 51_865),
+    "whisper_small": (768, 12, 12, 12, 80, 51_865), "whisper_large_v3": (1280, 32, 32, 20, 128, 51_866),
+    "whisper_large_v3_turbo": (1280, 32, 4, 20, 128, 51_866),
+}  # fmt: skip
+Answer = dict[str, Any]
+
+
+def import_whisper() -> None:
+    """Make Whisper's modules importable without the package `tokenizers`, which they name and do not use here."""
+    names = ("models", "normalizers", "decoders", "pre_tokenizers", "processors", "trainers")
+    for name in ("tokenizers", *(f"tokenizers.{part}" for part in names)):
+        stub = Stub(name)
+        stub.__path__ = []
+        stub.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        sys.modules[name] = stub
+
+
+def extractor_of(bins: int, **settings: Any) -> Any:
+    """transformers' feature extractor."""
+    from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
+
+    return WhisperFeatureExtractor(feature_size=bins, **settings)
+
+
+def features_of(extractor: Any) -> torch.Tensor:
+    """Its features (B, T, F) of the tests' sound."""
+    waveforms, lengths = speech(LENGTHS)
+    sounds = [row[:n].numpy() for row, n in zip(waveforms, lengths, strict=True)]
+    inputs = extractor(sounds, sampling_rate=16_000, return_tensors="pt")
+    return inputs["input_features"].transpose(1, 2)
+
+
+def computed(case: Case, path: Path | None = None) -> Answer:
+    """What transformers' model computes for `case`; with `path` it saves itself there."""
+    model = transformers.WhisperForConditionalGeneration(
+        transformers.WhisperConfig(**config_json(case))
+    ).eval()
+    state = {name: value for name, value in model.state_dict().items() if name != "proj_out.weight"}
+    weights = fill(state)
+    model.load_state_dict(weights, strict=False)
+    assert model.proj_out.weight is model.model.decoder.embed_tokens.weight
+    model.generation_config = transformers.GenerationConfig(**generation_json(case))
+    extractor = extractor_of(**{"bins": case["bins"], "chunk_length": extractor_json(case["bins"])["chunk_length"]})
+    if path:
+        model.save_pretrained(path)
+        extractor.save_pretrained(path)
+        (path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    features = features_of(extractor)
+    turned = features.transpose(1, 2)
+    waveforms, lengths = speech(LENGTHS)
+    shapes = {name: list(value.shape) for name, value in weights.items()}
+    answer = {"waveforms": waveforms, "lengths": lengths, "features": features, "shapes": shapes}
+    answer["encoded"] = model.model.encoder(turned).last_hidden_state
+    answer["logits"] = model(turned, decoder_input_ids=TOKENS).logits
+    answer["tokens"] = generated(model, turned, case)
+    model.generation_config.suppress_tokens = times()
+    model.generation_config.begin_suppress_tokens = None
+    answer["unsuppressed"] = generated(model, turned, case)
+    return answer
+
+
+def generated(model: Any, features: torch.Tensor, case: Case) -> list[list[int]]:
+    """Labels that `generate` finds greedily, without prompt and end."""
+    asked = {"language": "de", "task": "translate"} if case["multilingual"] else {}
+    found = model.generate(features, max_new_tokens=LABELS, do_sample=False, num_beams=1, **asked)
+    ids = specials()
+    prompt = 4 if case["multilingual"] else 2
+    rows = []
+    for row in found.tolist():
+        text = row[prompt:] if row[0] == ids["<|startoftranscript|>"] else row
+        end = text.index(ids["<|endoftext|>"]) if ids["<|endoftext|>"] in text else len(text)
+        rows.append(text[:end])
+    return rows
+
+
+def parameters(sizes: tuple[int, ...]) -> int:
+    """Parameters of a published model that training may change, of a model without memory."""
+    D, encoder, decoder, heads, bins, V = sizes
+    config = transformers.WhisperConfig(
+        d_model=D, encoder_layers=encoder, decoder_layers=decoder, encoder_attention_heads=heads,
+        decoder_attention_heads=heads, encoder_ffn_dim=4 * D, decoder_ffn_dim=4 * D, num_mel_bins=bins, vocab_size=V,
+        pad_token_id=50_257,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.WhisperForConditionalGeneration(config)
+    return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+
+
+def sampled(answer: Answer) -> dict[str, Any]:
+    """What is committed of an answer: shapes, tokens, and some numbers of each stage."""
+    kept = {name: answer[name] for name in ("shapes", "tokens", "unsuppressed") if name in answer}
+    for name in PLACES:
+        if name in answer:
+            kept[name] = [round(x, 6) for x in picked(name, answer[name]).tolist()]
+    return kept
+
+
+@torch.no_grad()
+def main(folder: Path) -> None:
+    """Write the files of all cases and what transformers computes of them to `folder`."""
+    torch.set_num_threads(1)
+    import_whisper()
+    lines = [f'"peer": "transformers {version("transformers")}"']
+    lines.append(f'"parameters": {json.dumps({name: parameters(of) for name, of in PUBLISHED.items()})}')
+    for bins in (80, 128):
+        published = {"published": features_of(extractor_of(bins))}
+        torch.save(published, folder / f"features-{bins}.pt")
+        lines.append(f'"features-{bins}": {json.dumps(sampled(published))}')
+    for name, case in CASES.items():
+        answer = computed(case, folder / name)
+        torch.save(answer, folder / f"{name}.pt")
+        lines.append(f"{json.dumps(name)}: {json.dumps(sampled(answer))}")
+    (folder / "whisper.json").write_text("{" + ",\n".join(lines) + "}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
