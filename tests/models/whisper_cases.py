@@ -14,7 +14,7 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from parity_cases import draws, seeded, speech  # noqa: E402
+from parity_cases import draws, seeded, speech  # noqa: F401 - for who imports this
 
 Case = dict[str, Any]
 CASES: dict[str, Case] = {
@@ -26,7 +26,14 @@ MOST = 48  # tokens
 # In samples; the last one fills the chunk, the third is shorter than a window.
 LENGTHS = (24_005, 15_999, 320, 32_000)
 # Prompt and text for which logits are compared.
-TOKENS = torch.tensor([[281, 282, 285, 289, 3, 7], [281, 282, 284, 289, 90, 11], [281, 283, 285, 289, 4, 4], [281, 5, 5, 6, 7, 8]])
+TOKENS = torch.tensor(
+    [
+        [281, 282, 285, 289, 3, 7],
+        [281, 282, 284, 289, 90, 11],
+        [281, 283, 285, 289, 4, 4],
+        [281, 5, 5, 6, 7, 8],
+    ]
+)
 LABELS = 24  # tokens that are decoded
 # Which numbers of a stage are committed: (utterance, frames, rest).
 PLACES = {
@@ -64,7 +71,17 @@ def base() -> dict[str, int]:
 
 def specials() -> dict[str, int]:
     """Ids of the others: those of Whisper, with two languages and two seconds."""
-    names = ["endoftext", "startoftranscript", "en", "de", "translate", "transcribe", "startoflm", "startofprev", "nospeech"]
+    names = [
+        "endoftext",
+        "startoftranscript",
+        "en",
+        "de",
+        "translate",
+        "transcribe",
+        "startoflm",
+        "startofprev",
+        "nospeech",
+    ]
     names += ["notimestamps", *(f"{0.02 * n:.2f}" for n in range(50 * CHUNK_S + 1))]
     return {f"<|{name}|>": len(base()) + number for number, name in enumerate(names)}
 
@@ -82,8 +99,16 @@ def vocab_size() -> int:
 def tokenizer_json() -> dict[str, Any]:
     """tokenizer.json of this vocabulary."""
     marks = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    added = [{"id": token, "content": text, **marks, "special": True} for text, token in specials().items()]
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    added = [
+        {"id": token, "content": text, **marks, "special": True}
+        for text, token in specials().items()
+    ]
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     model = {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "",
         "fuse_unk": False, "byte_fallback": False, "vocab": base(), "merges": MERGES,
@@ -175,10 +200,3 @@ def write_folder(path: Path, case: Case, weights: dict[str, Tensor]) -> None:
 def noise(B: int, T: int, bins: int) -> Tensor:
     """Features (B, T, bins) that no sound has."""
     return torch.from_numpy(draws("features", (B, T, bins))).float()
-
-
-def published_speech() -> tuple[Tensor, Tensor]:
-    """Sound for the features of the published models."""
-    return speech(LENGTHS)
-
-

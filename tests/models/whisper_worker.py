@@ -22,13 +22,13 @@ sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/workbench/bench/peers")]
 from nemo_stubs import Stub  # noqa: E402
 from whisper_cases import (  # noqa: E402
     CASES,
+    CHUNK_S,
     LABELS,
     LENGTHS,
     PLACES,
     TOKENS,
     Case,
     config_json,
-    extractor_json,
     fill,
     generation_json,
     picked,
@@ -82,7 +82,7 @@ def computed(case: Case, path: Path | None = None) -> Answer:
     model.load_state_dict(weights, strict=False)
     assert model.proj_out.weight is model.model.decoder.embed_tokens.weight
     model.generation_config = transformers.GenerationConfig(**generation_json(case))
-    extractor = extractor_of(**{"bins": case["bins"], "chunk_length": extractor_json(case["bins"])["chunk_length"]})
+    extractor = extractor_of(case["bins"], chunk_length=CHUNK_S)
     if path:
         model.save_pretrained(path)
         extractor.save_pretrained(path)
@@ -143,7 +143,9 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     import_whisper()
     lines = [f'"peer": "transformers {version("transformers")}"']
-    lines.append(f'"parameters": {json.dumps({name: parameters(of) for name, of in PUBLISHED.items()})}')
+    lines.append(
+        f'"parameters": {json.dumps({name: parameters(of) for name, of in PUBLISHED.items()})}'
+    )
     for bins in (80, 128):
         published = {"published": features_of(extractor_of(bins))}
         torch.save(published, folder / f"features-{bins}.pt")
