@@ -154,12 +154,12 @@ class BytePairTokenizer:
             parts = _with_merged(parts, first)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, without outer spaces; bytes that are no character become U+FFFD."""
+        """Text of `tokens`, with single spaces; bytes that are no character become U+FFFD."""
         size = self.vocab_size
         wrong = [int(token) for token in tokens if not 0 <= token < size]
         remedy = "Tokens of prompts and times have no text."
         expect(not wrong, "tokens", f"0 to {size - 1}", wrong[:5], remedy)
-        return self._text(tokens).strip()
+        return " ".join(self._text(tokens).split())
 
     def _text(self, tokens: Iterable[int]) -> str:
         bytes_of = _letter_bytes()

@@ -241,7 +241,10 @@ def test_an_optimized_model_computes_the_same():
 
 
 @pytest.mark.parametrize(("settings", "said"), [
-    ({"eos": 0}, "^bos, eos, pad: expected three different tokens"),
+    ({"eos": 1}, "^bos, eos, pad: expected another token for bos than for eos and pad"),
+    ({"pad": 1}, "^bos, eos, pad: expected another token for bos than for eos and pad"),
+    ({"activation": "silu"}, "^activation: expected one of 'relu', 'gelu', got 'silu'"),
+    ({"positions": "rotary"}, "^positions: expected one of 'sines', 'learned', got 'rotary'"),
     ({"pad": 11}, "^bos, eos, pad: expected tokens from 0 to below vocab_size=11"),
     ({"heads": 3}, "^heads: expected a divisor of width=8"),
     ({"width": 9, "heads": 3}, "^width: expected an even number"),

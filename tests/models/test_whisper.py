@@ -1,0 +1,512 @@
+"""Whisper's encoder by its definition, the decoder with its options, and folders: what is read, and what is refused by name."""
+
+import importlib.util
+import json
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from asrkit.byte_pairs import BytePairTokenizer
+from asrkit.features import FeatureConfig, log_mel
+from asrkit.models import (
+    AEDConfig,
+    AEDModel,
+    WhisperEncoder,
+    WhisperEncoderConfig,
+    load_checkpoint,
+    optimize,
+    save_checkpoint,
+)
+from asrkit.models.attention_memory import CROSS, PAST
+from asrkit.models.prompts import PromptFormat
+from asrkit.models.whisper import sines
+from asrkit.workbench.profiling import host_reads
+
+HERE = Path(__file__).resolve().parent
+GOLDEN = HERE.parent / "golden" / "whisper.json"
+sys.path.append(str(HERE))
+spec = importlib.util.spec_from_file_location("whisper_cases", HERE / "whisper_cases.py")
+known = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(known)
+sys.path.remove(str(HERE))
+
+SMALL = WhisperEncoderConfig(bins=6, width=8, layers=2, heads=2, most=12)
+OPTIONS = {"activation": "gelu", "positions": "learned", "embedding_norm": False, "output_bias": False}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small_batches(one_thread):
+    """Every test of this file starts on one thread."""
+
+
+def small(dtype=torch.float64, **settings):
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 11,
+        "bos": 1,
+        "eos": 2,
+        "pad": 2,
+        "encoder": SMALL,
+        "width": 8,
+        "heads": 2,
+        "layers": 2,
+    }
+    model = AEDModel(AEDConfig(**sizes | OPTIONS | {"most": 16} | settings))
+    for weight in model.parameters():
+        if weight.dim() == 1:  # biases start small, and norms at one
+            torch.nn.init.normal_(weight, mean=float(weight.mean() > 0.5), std=0.3)
+    torch.nn.init.normal_(model.positions)
+    return model.to(dtype).eval()
+
+
+def sound(B, T, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(100 * B + T)
+    features = torch.randn(B, T, 6, generator=generator, dtype=torch.float64).to(dtype)
+    lengths = torch.randint(1, T + 1, (B,), generator=generator)
+    lengths[0] = T
+    return features, lengths
+
+
+# ---- encoder
+
+
+def test_the_encoder_is_its_definition_written_out():
+    encoder = small().encoder
+    for T in (1, 2, 7, 24):
+        x = sound(1, T)[0]
+        with torch.no_grad():
+            found, lengths = encoder(x, torch.tensor([T]))
+            wanted = literal(encoder, x[0])
+        assert lengths.tolist() == [-(-T // 2)]
+        torch.testing.assert_close(found[0], wanted, rtol=0, atol=1e-6)  # sines are float32's
+
+
+def literal(encoder, x):
+    """(T', D) of features (T, F), frame by frame and head by head."""
+    x = gelu(convolved(x, encoder.conv, 1))
+    x = gelu(convolved(x, encoder.stride, 2))
+    x = x + known.sinusoids(*encoder.positions.shape)[: len(x)]
+    for layer in encoder.layers:
+        q, k, v = layer.qkv(layer.attention_norm(x)).chunk(3, -1)
+        x = x + layer.out(mixed(q, k, v, 2))
+        inner = gelu(layer.feed_forward[0](layer.feed_forward_norm(x)))
+        x = x + layer.feed_forward[2](inner)
+    return encoder.norm(x)
+
+
+def convolved(x, conv, stride):
+    """A convolution over three frames with one frame of zeros at each end."""
+    zeros = x.new_zeros(1, x.shape[1])
+    padded = torch.cat([zeros, x, zeros])
+    rows = [
+        conv.bias + torch.einsum("oik,ki->o", conv.weight, padded[t : t + 3])
+        for t in range(0, len(x), stride)
+    ]
+    return torch.stack(rows)
+
+
+def gelu(x):
+    return x * (1 + torch.erf(x / 2**0.5)) / 2
+
+
+def mixed(q, k, v, H):
+    """Multi-head attention by its definition."""
+    out = torch.zeros_like(q)
+    width = q.shape[1] // H
+    for h, t in product(range(H), range(len(q))):
+        part = slice(h * width, (h + 1) * width)
+        out[t, part] = (k[:, part] @ q[t, part] / width**0.5).softmax(0) @ v[:, part]
+    return out
+
+
+@pytest.mark.parametrize("filling", [0.0, 7.0, torch.nan, torch.inf])
+def test_neither_padding_nor_the_rest_of_the_batch_matters(filling):
+    encoder = small().encoder
+    for B, T in ((1, 1), (3, 2), (5, 9), (4, 24)):
+        features, lengths = sound(B, T)
+        for b, length in enumerate(lengths):
+            features[b, length:] = filling
+        with torch.no_grad():
+            found, ends = encoder(features, lengths)
+            for b, length in enumerate(lengths):
+                alone, _ = encoder(features[b : b + 1, :length], lengths[b : b + 1])
+                torch.testing.assert_close(found[b, : ends[b]], alone[0], rtol=0, atol=1e-12)
+
+
+def test_an_utterance_without_frames_has_no_frames_and_harms_nobody():
+    encoder = small().encoder
+    features, _ = sound(2, 6)
+    with torch.no_grad():
+        found, ends = encoder(features, torch.tensor([6, 0]))
+    assert ends.tolist() == [3, 0]
+    assert found.isfinite().all()
+
+
+def test_positions_are_the_formula():
+    for most, D in ((1500, 384), (12, 8), (1, 4)):
+        found = sines(most, D, torch.zeros(()))
+        torch.testing.assert_close(found, known.sinusoids(most, D), rtol=0, atol=2e-4)
+    # at the far end float32 counts 1,500 radians: 1e-4 of one turn
+    near = sines(64, 384, torch.zeros(()))
+    torch.testing.assert_close(near, known.sinusoids(64, 384), rtol=0, atol=1e-5)
+
+
+def test_a_bias_of_keys_changes_nothing():
+    model = small()
+    features, lengths = sound(3, 9)
+    tokens = torch.tensor([[1, 4, 5], [1, 9, 9], [1, 3, 0]])
+    with torch.no_grad():
+        wanted, _, _ = model(features, lengths, tokens)
+        for layer in model.encoder.layers:
+            layer.qkv.bias[8:16] += torch.randn(8, dtype=torch.float64)
+        for layer in model.layers:
+            layer.self_attention.qkv.bias[8:16] += torch.randn(8, dtype=torch.float64)
+            layer.cross_attention.key_value.bias[:8] += torch.randn(8, dtype=torch.float64)
+        found, _, _ = model(features, lengths, tokens)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        model.encoder.layers[0].qkv.bias[:8] += 1  # of queries
+        assert not torch.allclose(model(features, lengths, tokens)[0], wanted)
+
+
+def test_no_op_of_the_encoder_waits_for_the_device():
+    encoder = small(torch.float32).encoder
+    features, lengths = sound(2, 8, torch.float32)
+    with torch.no_grad():
+        assert not host_reads(lambda: encoder(features, lengths))
+
+
+def test_gradients_reach_every_weight_but_biases_of_keys():
+    model = small().train()
+    features, lengths = sound(3, 9)
+    logits, _, _ = model(features, lengths, torch.tensor([[1, 4, 5], [1, 9, 9], [1, 3, 0]]))
+    logits.square().sum().backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.abs().max() > 1e-9, name
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"heads": 3}, "^heads: expected a divisor of width=8, got 3"), ({"width": 7, "heads": 1}, "^width: expected an even number"),
+    ({"width": 2, "heads": 1}, "^width: expected an even number from 4"), ({"layers": 0}, "at least 1"),
+    ({"most": 1.5}, "^most: expected a whole number"), ({"dropout": 1.0}, "^dropout: expected a share"),
+])  # fmt: skip
+def test_settings_that_make_no_encoder_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        WhisperEncoderConfig(
+            **{"bins": 6, "width": 8, "layers": 2, "heads": 2, "most": 12} | settings
+        )
+
+
+def test_calls_that_make_no_sense_are_refused():
+    encoder = WhisperEncoder(SMALL)
+    for said, call in {
+        "^features: expected at most 24 frames, as the model has positions, got 25. Cut": lambda: (
+            encoder(torch.zeros(1, 25, 6), torch.tensor([25]))
+        ),
+        "^features: expected shape": lambda: encoder(torch.zeros(1, 5, 7), torch.tensor([5])),
+        "^features: expected an utterance": lambda: encoder(
+            torch.zeros(1, 0, 6), torch.tensor([0])
+        ),
+        "^lengths: expected shape": lambda: encoder(torch.zeros(1, 5, 6), torch.tensor([5, 5])),
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            call()
+
+
+# ---- decoder
+
+
+@pytest.mark.parametrize(("cross", "past"), list(product(CROSS, PAST)))
+def test_whispers_decoder_step_by_step_is_all_at_once(cross, past):
+    model = small()
+    features, lengths = sound(4, 11)
+    tokens = torch.randint(0, 11, (4, 6), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        encoded, ends, _ = model.encode(features, lengths)
+        wanted = model.logits(encoded, ends, tokens)
+        memory = model.remember(encoded, ends, cross=cross)
+        state = model.begin(memory, 6, past=past)
+        parts = []
+        for u in (0, 2, 3):
+            more = tokens[:, u : u + (2 if u == 0 else 1 if u == 2 else 3)]
+            logits, state = model.follow(more, state, memory)
+            parts.append(logits)
+    torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=0, atol=1e-10)
+
+
+def test_each_option_of_the_decoder_does_what_it_says():
+    features, lengths = sound(2, 8)
+    tokens = torch.tensor([[1, 4, 5], [1, 9, 9]])
+    model = small()
+    assert "positions" in dict(model.named_parameters())
+    assert model.output_bias is None
+    assert not list(model.embedding_norm.parameters())
+    with torch.no_grad():
+        encoded, ends, _ = model.encode(features, lengths)
+        x = model.embedding.weight[tokens] + model.positions[:3]
+        torch.testing.assert_close(model.embed(tokens, model.positions[:3]), x)
+        last = model.whole(tokens, model.remember(encoded, ends))
+        torch.testing.assert_close(model.score(last), model.norm(last) @ model.embedding.weight.T)
+        layer = model.layers[0].feed_forward
+        torch.testing.assert_close(layer(x), layer[2](gelu(layer[0](x))))
+    canary = small(activation="relu", positions="sines", embedding_norm=True, output_bias=True)
+    assert isinstance(canary.layers[0].feed_forward[1], torch.nn.ReLU)
+    assert canary.output_bias is not None
+    assert "positions" in dict(canary.named_buffers())
+
+
+def test_an_optimized_whisper_computes_the_same():
+    model = small(torch.float32)
+    features, lengths = sound(3, 9, torch.float32)
+    tokens = torch.tensor([[1, 4, 5], [1, 9, 9], [1, 3, 0]])
+    with torch.no_grad():
+        wanted, _, _ = model(features, lengths, tokens)
+        found, _, _ = optimize(model)(features, lengths, tokens)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+
+# ---- folders
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """folder(name): a folder of a case of whisper_cases."""
+
+    def write(name="whisper"):
+        shapes = json.loads(GOLDEN.read_text())[name]["shapes"]
+        weights = known.fill({key: torch.zeros(shape) for key, shape in shapes.items()})
+        known.write_folder(tmp_path / name, known.CASES[name], weights)
+        return tmp_path / name
+
+    return write
+
+
+def edit(path, **changes):
+    """Change keys of a JSON file; None takes a key out."""
+    values = json.loads(path.read_text(encoding="utf-8")) | changes
+    kept = {key: value for key, value in values.items() if value is not None}
+    path.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def change(path, **changes):
+    """Change tensors of the weights; None takes one out. Dots are written as __."""
+    weights = load_file(path / "model.safetensors")
+    weights |= {name.replace("__", "."): value for name, value in changes.items()}
+    kept = {name: value for name, value in weights.items() if value is not None}
+    save_file(kept, path / "model.safetensors")
+
+
+def test_what_a_folder_says_is_in_ours(folder):
+    checkpoint = load_checkpoint(folder())
+    config = checkpoint.model.config
+    assert (config.encoder.bins, config.encoder.layers, config.layers, config.width) == (
+        80,
+        2,
+        2,
+        32,
+    )
+    assert (config.encoder.expansion, config.expansion, config.most, config.encoder.most) == (
+        4,
+        2,
+        48,
+        100,
+    )
+    ids = known.specials()
+    assert (config.bos, config.eos, config.pad) == (ids["<|startoftranscript|>"], 280, 280)
+    assert not checkpoint.model.training
+    assert checkpoint.notes["source"] == "transformers of unknown version, whisper"
+    said = known.generation_json(known.CASES["whisper"])
+    assert checkpoint.notes["suppressed"] == {
+        "always": sorted(said["suppress_tokens"]), "first": sorted(said["begin_suppress_tokens"]),
+    }  # fmt: skip
+
+
+def test_the_prompt_is_that_of_the_model(folder):
+    ids = known.specials()
+    prompt = PromptFormat.from_notes(load_checkpoint(folder()).notes)
+    named = [
+        ids[f"<|{name}|>"] for name in ("startoftranscript", "en", "transcribe", "notimestamps")
+    ]
+    assert prompt.tokens() == named
+    named[1:3] = ids["<|de|>"], ids["<|translate|>"]
+    assert prompt.tokens(language="de", task="translate") == named
+    prompt = PromptFormat.from_notes(load_checkpoint(folder("whisper-en")).notes)
+    assert prompt.tokens() == [ids["<|startoftranscript|>"], ids["<|notimestamps|>"]]
+    with pytest.raises(ValueError, match="^language: expected one of en, got 'de'"):
+        prompt.tokens(language="de")
+
+
+def test_a_folder_of_before_tokenizer_json_is_read_too(folder):
+    path = folder()
+    wanted = load_checkpoint(path).tokenizer
+    (path / "tokenizer.json").unlink()
+    (path / "vocab.json").write_text(json.dumps(known.base()), encoding="utf-8")
+    (path / "added_tokens.json").write_text(json.dumps(known.specials()))
+    merges = "\n".join(["#version: 0.2", *known.MERGES, ""])
+    (path / "merges.txt").write_text(merges, encoding="utf-8")
+    assert load_checkpoint(path).tokenizer == wanted
+    (path / "merges.txt").unlink()
+    with pytest.raises(
+        ValueError, match="^model: expected tokenizer.json, or vocab.json and merges"
+    ):
+        load_checkpoint(path)
+
+
+def test_a_vocabulary_that_repeats_the_end_among_its_texts_is_read(folder):
+    path = folder()
+    contents = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+    contents["model"]["vocab"]["<|endoftext|>"] = 280  # as published ones do
+    (path / "tokenizer.json").write_text(json.dumps(contents), encoding="utf-8")
+    assert load_checkpoint(path).tokenizer.vocab_size == 280
+
+
+def test_without_a_generation_config_the_models_config_counts(folder):
+    path = folder()
+    (path / "generation_config.json").unlink()
+    edit(path / "config.json", suppress_tokens=[5], begin_suppress_tokens=[6, 7])
+    edit(path / "config.json", decoder_start_token_id=290)
+    refused(
+        path, "decoder_start_token_id: expected the tokenizer's '<|startoftranscript|>', got 290."
+    )
+    edit(path / "config.json", decoder_start_token_id=281)
+    notes = load_checkpoint(path).notes
+    assert notes["suppressed"] == {"always": [5], "first": [6, 7]}
+    # fewer tokens than a multilingual vocabulary has
+    assert len(PromptFormat.from_notes(notes).tokens()) == 2
+
+
+def test_a_checkpoint_of_our_own_keeps_all_of_it(folder, tmp_path):
+    checkpoint = load_checkpoint(folder())
+    save_checkpoint(tmp_path / "ours.safetensors", checkpoint)
+    again = load_checkpoint(tmp_path / "ours.safetensors")
+    assert again.model.config == checkpoint.model.config
+    assert again.tokenizer == checkpoint.tokenizer
+    assert isinstance(again.tokenizer, BytePairTokenizer)
+    assert (again.features, again.notes) == (checkpoint.features, checkpoint.notes)
+    for name, value in checkpoint.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
+
+
+def test_an_output_that_is_the_embedding_is_left_out_and_another_refused(folder):
+    path = folder()
+    embedding = load_file(path / "model.safetensors")["model.decoder.embed_tokens.weight"]
+    change(path, proj_out__weight=embedding.clone())
+    assert load_checkpoint(path).model.config.layers == 2
+    change(path, proj_out__weight=embedding + 1)
+    with pytest.raises(ValueError, match="^proj_out.weight: expected the weights of the embedding"):
+        load_checkpoint(path)
+
+
+CONFIG = [
+    ({"activation_function": "relu"}, "activation_function: expected 'gelu', got 'relu'."),
+    ({"scale_embedding": True}, "scale_embedding: expected False, got True."),
+    ({"tie_word_embeddings": False}, "tie_word_embeddings: expected True, got False."),
+    ({"encoder_ffn_dim": 100}, "encoder_ffn_dim: expected a multiple of d_model = 32, got 100."),
+    ({"encoder_attention_heads": 5}, "heads: expected a divisor of width=32, got 5."),
+    ({"max_source_positions": 10**7}, "max_source_positions: expected a whole number in 1..1000000"),
+    ({"max_source_positions": 50}, "chunk_length: expected one for 100 frames, twice max_source_positions, got 2 s, 200 frames."),
+    ({"vocab_size": 300}, "tokenizer: expected tokens from 0 to below vocab_size = 300, got 0 to 390."),
+    ({"vocab_size": 390}, "tokenizer: expected tokens from 0 to below vocab_size = 390, got 0 to 390."),
+    ({"num_mel_bins": 128}, "feature_size: expected 128, as num_mel_bins, got 80."),
+    ({"encoder_layers": 10**4}, "model: expected at most 75 layers, the number of its tensors, got 10000."),
+    ({"d_model": "wide"}, "encoder_ffn_dim: expected a multiple of d_model = wide"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, message", CONFIG, ids=[str(changes) for changes, _ in CONFIG])
+def test_a_config_that_asrkit_does_not_do_is_refused_by_name(folder, changes, message):
+    path = folder()
+    edit(path / "config.json", **changes)
+    refused(path, message)
+
+
+def refused(path, message):
+    """Assert that the folder is refused in one line that holds `message`."""
+    with pytest.raises(ValueError) as said:
+        load_checkpoint(path)
+    assert message in str(said.value)
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"sampling_rate": 8000}, "sampling_rate: expected 16000, got 8000."), ({"dither": 0.1}, "dither: expected 0.0, got 0.1."),
+    ({"feature_extractor_type": "ParakeetFeatureExtractor"}, "feature_extractor_type: expected 'WhisperFeatureExtractor'"),
+    ({"chunk_length": 30}, "chunk_length: expected one for 200 frames"), ({"n_fft": 0}, "n_fft: expected a whole number in 1..1000000"),
+])  # fmt: skip
+def test_an_extractor_of_other_features_is_refused(folder, changes, message):
+    path = folder()
+    edit(path / "preprocessor_config.json", **changes)
+    refused(path, message)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"suppress_tokens": [400]}, "suppress_tokens: expected tokens from 0 to below vocab_size = 391, got [400]."),
+    ({"begin_suppress_tokens": "all"}, "begin_suppress_tokens: expected tokens"),
+    ({"eos_token_id": 281}, "bos, eos, pad: expected another token for bos"), ({"decoder_start_token_id": 3}, "decoder_start_token_id: "),
+])  # fmt: skip
+def test_settings_of_generation_that_do_not_fit_are_refused(folder, changes, message):
+    path = folder()
+    edit(path / "generation_config.json", **changes)
+    refused(path, message)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"model__decoder__layer_norm__bias": None}, "missing ['norm.bias'], unknown []"),
+    ({"model__encoder__layers__0__self_attn__q_proj__bias": None}, "missing ['encoder.layers.0.qkv.bias']"),
+    ({"model__decoder__layers__1__encoder_attn__v_proj__weight": None}, "missing ['layers.1.cross_attention.key_value.weight']"),
+    ({"model__adapter": torch.zeros(2)}, "missing [], unknown ['model.adapter']"),
+    ({"model__encoder__conv1__bias": torch.zeros(3)}, "encoder.conv.bias (3,), not (32,)"),
+])  # fmt: skip
+def test_weights_that_are_missing_unknown_or_of_another_shape_are_named(folder, changes, message):
+    path = folder()
+    change(path, **changes)
+    refused(path, message)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"])  # fmt: skip
+@pytest.mark.parametrize("damage", ["cut", "noise", "list", "deep"])
+def test_a_damaged_file_is_refused_in_one_line(folder, name, damage):
+    path = folder()
+    whole = (path / name).read_bytes()
+    damaged = {
+        "cut": whole[: len(whole) // 2],
+        "noise": bytes(range(256)),
+        "list": b"[1, 2]",
+        "deep": b"[" * 100_000,
+    }
+    (path / name).write_bytes(damaged[damage])
+    with pytest.raises(ValueError, match="^model: ") as said:
+        load_checkpoint(path)
+    assert "\n" not in str(said.value)
+
+
+def test_a_tokenizer_that_whisper_does_not_have_is_refused(folder):
+    path = folder()
+    edit(path / "tokenizer.json", model={"type": "Unigram", "vocab": []})
+    refused(path, "tokenizer: expected a model of BPE, got 'Unigram'.")
+    path = folder_again(path)
+    edit(path / "tokenizer.json", added_tokens=[])
+    refused(path, "tokenizer: expected <|startoftranscript|> and <|notimestamps|>, got none for")
+    added = known.tokenizer_json()["added_tokens"]
+    added[-1] = {"id": added[-1]["id"], "content": "hello"}
+    edit(path / "tokenizer.json", added_tokens=added)
+    refused(path, "tokenizer: expected special tokens alone behind the first one, got ['hello'].")
+
+
+def folder_again(path):
+    """The folder with its tokenizer as it was."""
+    text = json.dumps(known.tokenizer_json())
+    (path / "tokenizer.json").write_text(text, encoding="utf-8")
+    return path
+
+
+def test_features_of_a_folder_fill_the_chunk(folder):
+    checkpoint = load_checkpoint(folder())
+    config = FeatureConfig(**checkpoint.features)
+    features, frames = log_mel(torch.randn(2, 900), torch.tensor([900, 5]), config=config)
+    assert features.shape == (2, 200, 80)
+    assert frames.tolist() == [200, 200]
