@@ -332,3 +332,79 @@ def test_a_region_of_autocast_changes_no_feature(dtype):
     plain = log_mel(waveforms, lengths)[0]
     with torch.autocast("cpu", dtype):
         assert torch.equal(log_mel(waveforms, lengths)[0], plain)
+
+
+# ---- Whisper's settings
+
+WHISPER = FeatureConfig(
+    fft=400, periodic=True, preemphasis=0.0, guard="clamp", log_guard=1e-10, range_db=80.0, normalization="whisper",
+    edges="reflect", fill_s=0.5,
+)  # fmt: skip
+
+
+def whispers(waveform, config):
+    """Whisper's features by their definition in float64, (T, F): silence behind, mirrored edges, decimal logarithms."""
+    signal = np.pad(waveform, (0, max(0, 8000 - len(waveform))))
+    mirrored = np.pad(signal, 200, mode="reflect")
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400)
+    frames = [mirrored[t * 160 : t * 160 + 400] * window for t in range(len(signal) // 160)]
+    energies = np.abs(np.fft.rfft(np.array(frames))) ** 2
+    bands = np.log10(np.maximum(energies @ mel_bands(config).double().numpy(), 1e-10))
+    return (np.maximum(bands, bands.max() - 8) + 4) / 4
+
+
+@pytest.mark.parametrize("samples", [1, 199, 4000, 8000, 9001])
+def test_whispers_features_are_their_definition(samples):
+    waveform = speechlike(samples)
+    features, frames = log_mel(waveform[None], torch.tensor([samples]), config=WHISPER)
+    expected = whispers(waveform.double().numpy(), WHISPER)
+    assert frames.tolist() == [max(samples, 8000) // 160] == [len(expected)]
+    np.testing.assert_allclose(features[0].numpy(), expected, atol=2e-4)
+
+
+def test_silence_has_the_features_that_whisper_gives_it():
+    features, _ = log_mel(torch.zeros(1, 300), torch.tensor([300]), config=WHISPER)
+    assert (features == -1.5).all()
+
+
+@pytest.mark.parametrize("fill_s", [None, 0.1, 0.5])
+def test_mirrored_and_filled_utterances_do_not_see_their_batch(fill_s):
+    config = replace(WHISPER, fill_s=fill_s)
+    lengths = torch.tensor([4000, 150, 1, 2401])
+    waveforms = torch.stack([speechlike(4000, n) for n in range(4)])
+    waveforms[1, 150:] = torch.nan  # what lies behind
+    features, frames = log_mel(waveforms, lengths, config=config)
+    filled = lengths.clamp(min=round((fill_s or 0) * 16_000))
+    assert frames.tolist() == (filled // 160).clamp(min=1).tolist()
+    for b, n in enumerate(lengths.tolist()):
+        alone, _ = log_mel(waveforms[b : b + 1, :n], lengths[b : b + 1], config=config)
+        torch.testing.assert_close(features[b, : frames[b]], alone[0], rtol=0, atol=1e-5)
+        assert (features[b, frames[b] :] == 0).all()
+
+
+def test_edges_are_mirrored_at_both_ends_of_each_utterance():
+    waveforms = torch.stack([speechlike(1600, 0), speechlike(1600, 1)])
+    lengths = torch.tensor([1600, 800])
+    config = FeatureConfig(normalization="none", edges="reflect", preemphasis=0.0)
+    features, frames = log_mel(waveforms, lengths, config=config)
+    plain = replace(config, edges="zeros")
+    for b, n in enumerate(lengths.tolist()):
+        mirrored = torch.nn.functional.pad(waveforms[b : b + 1, :n], (320, 320), mode="reflect")
+        wanted, _ = log_mel(mirrored, torch.tensor([n + 640]), config=plain)
+        torch.testing.assert_close(
+            features[b, : frames[b]], wanted[0, 2 : 2 + frames[b]], rtol=0, atol=1e-4
+        )
+    assert not torch.allclose(features, log_mel(waveforms, lengths, config=plain)[0])
+
+
+def test_a_config_knows_the_frames_of_a_batch():
+    assert [FeatureConfig().frames(n) for n in (1, 159, 320, 479)] == [1, 1, 2, 2]
+    assert [WHISPER.frames(n) for n in (1, 8000, 8160)] == [50, 50, 51]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"fill_s": 0.0}, {"fill_s": -1.0}, {"fill_s": 1e9}, {"edges": "wrap"}], ids=str
+)
+def test_settings_of_edges_that_make_no_sense_are_refused(settings):
+    with pytest.raises(ValueError, match=f"^{next(iter(settings))}: expected"):
+        FeatureConfig(**settings)
