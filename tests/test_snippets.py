@@ -82,6 +82,24 @@ def names_of_recordings(folder, archive, tiny_speech):
     return {"waveforms": waveforms, "lengths": torch.tensor([waveforms.shape[1]])}
 
 
+def names_of_whisper(folder, **_):
+    """A small Whisper under the name of a published one, and a second of sound."""
+    cases = module("tests/models/whisper_cases.py")
+    golden = json.loads((ROOT / "tests/golden/whisper.json").read_text())["whisper"]
+    weights = {name: torch.zeros(shape) for name, shape in golden["shapes"].items()}
+    cases.write_folder(folder / "whisper-small", cases.CASES["whisper"], cases.fill(weights))
+    waveforms, lengths = cases.speech((16_000,))
+    return {"waveforms": waveforms, "lengths": lengths}
+
+
+def module(path):
+    """A file of the tests, which are no package."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
 def names_of_batches(**_):
     """Cuts with a data set of them, and a model to search the memory of."""
     from asrkit.data import corpora
@@ -107,8 +125,9 @@ PREPARED = {  # what each snippet of a page takes for granted
         nothing,
         names_of_decoders,
         names_of_ctc,
-        nothing,
         names_of_recordings,
+        names_of_whisper,
+        nothing,
     ],
     "docs/training.md": [nothing, nothing, names_of_batches, *[nothing] * 6],
     "docs/transcribing.md": [names_of_recordings],
@@ -118,9 +137,7 @@ PREPARED = {  # what each snippet of a page takes for granted
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     """A small model as NeMo saves one, under the name of a published one."""
-    spec = importlib.util.spec_from_file_location("cases", ROOT / "tests/models/parity_cases.py")
-    cases = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(cases)
+    cases = module("tests/models/parity_cases.py")
     golden = json.loads((ROOT / "tests/golden/nemo.json").read_text())["tdt"]
     weights = {name: torch.zeros(shape) for name, shape in golden["shapes"].items()}
     weights["preprocessor.featurizer.window"] = torch.hann_window(400, periodic=False)

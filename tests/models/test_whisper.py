@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -28,11 +27,9 @@ from asrkit.workbench.profiling import host_reads
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden" / "whisper.json"
-sys.path.append(str(HERE))
 spec = importlib.util.spec_from_file_location("whisper_cases", HERE / "whisper_cases.py")
 known = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(known)
-sys.path.remove(str(HERE))
 
 SMALL = WhisperEncoderConfig(bins=6, width=8, layers=2, heads=2, most=12)
 OPTIONS = {"activation": "gelu", "positions": "learned", "embedding_norm": False, "output_bias": False}  # fmt: skip

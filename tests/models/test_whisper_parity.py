@@ -8,7 +8,6 @@ import functools
 import importlib.util
 import json
 import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -24,11 +23,9 @@ from asrkit.workbench.bench.peers.processes import PYTHON
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden" / "whisper.json"
-sys.path.append(str(HERE))
 spec = importlib.util.spec_from_file_location("whisper_cases", HERE / "whisper_cases.py")
 known = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(known)
-sys.path.remove(str(HERE))
 
 CLOSE = {"rtol": 0, "atol": 1e-4}
 STAGES = ("features", "encoded", "logits")

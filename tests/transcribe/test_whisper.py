@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,9 @@ from asrkit.models.prompts import PromptFormat
 from asrkit.transcribe import Recognizer
 
 HERE = Path(__file__).resolve().parents[1]
-sys.path.append(str(HERE / "models"))
 spec = importlib.util.spec_from_file_location("whisper_cases", HERE / "models" / "whisper_cases.py")
 known = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(known)
-sys.path.remove(str(HERE / "models"))
 
 WINDOWS = ["--window", "2", "--overlap", "0.5"]
 
@@ -108,7 +105,7 @@ def test_what_the_prompt_has_no_place_for_is_refused(folder, english, talk, caps
         (folder, ["--language", "fr"], "--language: expected one of de, en, got 'fr'."),
         (english, ["--language", "de"], "--language: expected one of en, got 'de'."),
         (english, ["--task", "translate"], "--target-language: expected another language than language='en'"),
-        (folder, ["--no-punctuation"], "--punctuation: expected none, since the model's prompt has no place for it"),
+        (folder, ["--no-punctuation"], "--no-punctuation: expected none, since the model's prompt has no place for it"),
     ):  # fmt: skip
         assert main(["transcribe", talk[0], "--model", str(model), *WINDOWS, *options]) == 2
         assert wanted in capsys.readouterr().err
