@@ -143,7 +143,7 @@ class WhisperEncoder(nn.Module):
         lengths = halve(lengths)
         x = x.transpose(1, 2)
         x = self.dropout(x + self.positions[: x.shape[1]])
-        # An utterance without frames sees its first one: attention to nothing would be NaN.
+        # An utterance without frames sees its first one: not every kernel attends to nothing.
         seen = to_device(valid_mask(lengths.clamp(min=1), x.shape[1]), x.device)
         for layer in self.layers:
             x = layer(x, seen[:, None, None])

@@ -1,5 +1,6 @@
 """Batches prepared several at once, and features held on a device: equal to one by one."""
 
+from dataclasses import replace
 from itertools import cycle, islice
 
 import numpy as np
@@ -67,6 +68,17 @@ def test_batches_prepared_at_once_are_those_prepared_one_by_one(speech, first_st
     assert len(together) == 6
     for step, (batch, got) in enumerate(zip(batches, together, strict=True), first_step):
         expect_same(got, prepare_batch(batch, CONFIG, step))
+
+
+def test_batches_that_are_filled_up_with_silence_are_so_at_once_too(speech):
+    steady = replace(CONFIG.augment, speed=(1.0, 1.0), rate=(1.0, 1.0), silence=0.0)
+    features = FeatureConfig(fill_s=1.5, edges="reflect")
+    config = replace(CONFIG, augment=steady, features=features)
+    batches = batches_of(speech, 4)
+    together = prepare_batches(batches, config, 0)
+    assert [one.features.shape[1] for one in together] == [150, 150, 199, 150]
+    for step, (batch, got) in enumerate(zip(batches, together, strict=True)):
+        expect_same(got, prepare_batch(batch, config, step))
 
 
 @pytest.mark.parametrize("factor", [1, 2, 5])
