@@ -105,7 +105,7 @@ def test_what_the_prompt_has_no_place_for_is_refused(folder, english, talk, caps
         (folder, ["--language", "fr"], "--language: expected one of de, en, got 'fr'."),
         (english, ["--language", "de"], "--language: expected one of en, got 'de'."),
         (english, ["--task", "translate"], "--target-language: expected another language than language='en'"),
-        (folder, ["--no-punctuation"], "--no-punctuation: expected none, since the model's prompt has no place for it"),
+        (folder, ["--no-punctuation"], "punctuation: expected none, since the model's prompt has no place for it"),
     ):  # fmt: skip
         assert main(["transcribe", talk[0], "--model", str(model), *WINDOWS, *options]) == 2
         assert wanted in capsys.readouterr().err
