@@ -66,7 +66,7 @@ class FeatureConfig:
         if self.range_db is not None:
             expect(self.range_db > 0, "range_db", "above 0, or None for no limit", self.range_db)
         if self.fill_s is not None:
-            wanted = "0 to 3,600 seconds, or None"
+            wanted = "above 0 and up to 3,600 seconds, or None"
             expect(0 < self.fill_s <= 3600, "fill_s", wanted, self.fill_s)
 
     @property
@@ -146,8 +146,8 @@ def log_mel(
     """Log-mel features (B, T, F) float32 and their lengths (B,) in frames, T = S // hop.
 
     With `fill_s` an utterance has the frames of so many seconds at least. Frame t is centred on
-    sample t * hop; padding is exactly zero. Computed in float32, also under
-    autocast: half precision here costs accuracy and saves no time.
+    sample t * hop; padding is exactly zero. Computed in float32, also under autocast: half
+    precision here costs accuracy and saves no time.
 
     Args:
         waveforms: (B, S) float in [-1, 1] at `config.rate_hz`.
@@ -225,7 +225,9 @@ def _power_spectrum(waveforms: Tensor, lengths: Tensor, config: FeatureConfig) -
     emphasised = signal[:, 1:] - config.preemphasis * signal[:, :-1]
     signal = torch.cat([signal[:, :1], emphasised], 1)
     signal = signal.masked_fill(padding, 0.0)
-    signal = torch.nn.functional.pad(signal, (0, max(config.fill_samples - signal.shape[1], 0)))
+    missing = config.fill_samples - signal.shape[1]
+    if missing > 0:
+        signal = torch.nn.functional.pad(signal, (0, missing))
     mirrored = config.edges == "reflect"
     if mirrored:
         lengths = lengths.to(signal.device).clamp(min=config.fill_samples)

@@ -183,17 +183,19 @@ class EncoderGraphs:
     Args:
         encode: (features (B, T, F), lengths (B,)) to (encoded, lengths); blind to padding.
         pool: memory shared with other graphs, or None.
+        most: feature frames that the encoder takes at most; None for any number.
     """
 
-    def __init__(self, encode: Encode, pool: Any = None) -> None:
+    def __init__(self, encode: Encode, pool: Any = None, most: int | None = None) -> None:
         self.encode = encode
         self.pool = pool
+        self.most = most
         self.graphs: dict[tuple[int, int], tuple[Tensor, Tensor, Callable[[], Any]]] = {}
 
     def __call__(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """What `encode` returns for the features padded to a multiple of GRAPH_FRAMES."""
         B, T, F = features.shape
-        shape = (B, rounded(T))
+        shape = (B, rounded(T, self.most))
         if shape not in self.graphs:
             inputs = features.new_zeros(*shape, F)
             sizes = lengths.clone()
@@ -208,6 +210,9 @@ class EncoderGraphs:
         return replay()
 
 
-def rounded(T: int) -> int:
-    """Feature frames in the graph that serves T of them: a multiple of GRAPH_FRAMES."""
-    return -(-T // GRAPH_FRAMES) * GRAPH_FRAMES
+def rounded(T: int, most: int | None = None) -> int:
+    """Feature frames in the graph that serves T of them: a multiple of GRAPH_FRAMES, or `most`."""
+    frames = -(-T // GRAPH_FRAMES) * GRAPH_FRAMES
+    if most is None or T > most:  # more than that the encoder refuses itself
+        return frames
+    return min(frames, most)

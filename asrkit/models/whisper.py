@@ -109,6 +109,7 @@ class WhisperEncoder(nn.Module):
         D = config.width
         self.config = config
         self.width = D
+        self.most_frames = 2 * config.most  # of features
         self.conv = nn.Conv1d(config.bins, D, 3, padding=1)
         self.stride = nn.Conv1d(D, D, 3, stride=2, padding=1)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
@@ -133,9 +134,8 @@ class WhisperEncoder(nn.Module):
         dims(lengths, "B", "lengths", B=B)
         shape = tuple(features.shape)
         expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
-        most = 2 * self.config.most
-        wanted = f"at most {most} frames, as the model has positions"
-        expect(most >= T, "features", wanted, T, "Cut longer recordings into windows.")
+        wanted = f"at most {self.most_frames} frames, as the model has positions"
+        expect(self.most_frames >= T, "features", wanted, T, "Cut longer recordings into windows.")
         padding = to_device(~valid_mask(lengths, T), features.device)
         x = features.masked_fill(padding[..., None], 0.0).to(self.conv.weight.dtype)
         x = F.gelu(self.conv(x.transpose(1, 2)))  # (B, D, T)

@@ -118,7 +118,9 @@ class ModelVariants:
             self.pool = torch.cuda.graph_pool_handle()
         key = (config.precision, config.encoder)
         if key not in self.graphs:
-            self.graphs[key] = EncoderGraphs(encode, self.pool)
+            encoder: Any = getattr(self.model, "encoder", None)
+            most = getattr(encoder, "most_frames", None)
+            self.graphs[key] = EncoderGraphs(encode, self.pool, most)
         return self.graphs[key]
 
 
@@ -185,7 +187,10 @@ class Recognizer:
         )
         self.model = variants.model_for(self.config)
         self.decoder = self.model
-        if suppressed and self.kind.prompts:
+        if suppressed is not None and self.kind.prompts:
+            known = isinstance(suppressed, dict) and suppressed.keys() == {"always", "first"}
+            wanted = "a dict of the tokens always and first"
+            expect(known, "suppressed", wanted, repr(suppressed)[:80])
             tokens = len(self.decode_options.prompt or [self.model.bos])
             self.decoder = Suppressing(self.model, **suppressed, prompt_tokens=tokens)
         self.run_encoder: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._encode

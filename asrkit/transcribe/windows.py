@@ -194,9 +194,9 @@ class _Transcriber:
         subsampling = recognizer.model.config.encoder.subsampling
         self.frame_samples = config.hop_samples * subsampling  # of one encoder frame
         self.state = _FileState()
-        most = getattr(recognizer.model.config.encoder, "most", None)
-        if most is not None:
-            most_s = most * self.frame_samples / self.rate_hz
+        most_frames = getattr(recognizer.model.encoder, "most_frames", None)
+        if most_frames is not None:
+            most_s = most_frames * config.hop_s
             fits = options.window_s <= most_s
             wanted = f"at most {most_s:g} seconds, as the model has positions"
             expect(fits, "window_s", wanted, options.window_s)

@@ -12,6 +12,7 @@ from asrkit.cli import main
 from asrkit.decoders import Suppressing, aed_greedy
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import load_checkpoint
+from asrkit.models.execution import rounded
 from asrkit.models.prompts import PromptFormat
 from asrkit.transcribe import Recognizer
 
@@ -141,6 +142,22 @@ def test_a_batch_counts_the_silence_that_fills_its_windows(folder, talk, capsys,
     options = ["--batch-seconds", "5", "--model", str(folder), *WINDOWS]
     assert main(["transcribe", *files, *options]) == 0
     assert sizes == [(2, 200), (1, 200)]
+
+
+@pytest.mark.parametrize(
+    "damaged", [[5], {"always": [5]}, {"always": 5, "first": []}, {"always": [400], "first": []}]
+)
+def test_notes_of_suppressed_tokens_that_are_damaged_are_refused(folder, damaged):
+    checkpoint = load_checkpoint(folder)
+    notes = checkpoint.notes | {"suppressed": damaged}
+    with pytest.raises(ValueError, match="^(suppressed|always): expected"):
+        Recognizer.from_checkpoint(checkpoint._replace(notes=notes))
+
+
+def test_a_graph_of_the_encoder_has_no_more_frames_than_it_takes():
+    assert [rounded(T) for T in (1, 128, 2999, 3000)] == [128, 128, 3072, 3072]
+    assert [rounded(T, 3000) for T in (1, 128, 2945, 3000)] == [128, 128, 3000, 3000]
+    assert rounded(3001, 3000) == 3072  # the encoder says what is wrong
 
 
 def test_a_beam_decodes_whisper_too(any_folder, talk, capsys):

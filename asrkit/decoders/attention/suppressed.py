@@ -37,7 +37,8 @@ class Suppressing(nn.Module):
         check_model(model)
         V = model.vocab_size
         for name, tokens in (("always", always), ("first", first)):
-            inside = all(whole(token, 0, V - 1) for token in tokens)
+            listed = isinstance(tokens, Sequence)
+            inside = listed and all(whole(token, 0, V - 1) for token in tokens)
             expect(inside, name, f"tokens from 0 to below V={V}", repr(tokens)[:80])
         expect(whole(prompt_tokens, 1), "prompt_tokens", "at least 1", repr(prompt_tokens))
         expect(len({*always}) < V, "always", "a token that is left", f"all {V}")
