@@ -213,6 +213,6 @@ class EncoderGraphs:
 def rounded(T: int, most: int | None = None) -> int:
     """Feature frames in the graph that serves T of them: a multiple of GRAPH_FRAMES, or `most`."""
     frames = -(-T // GRAPH_FRAMES) * GRAPH_FRAMES
-    if most is None or T > most:  # more than that the encoder refuses itself
+    if most is None or most < T:  # more than that the encoder refuses itself
         return frames
     return min(frames, most)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asrkit.decoders import aed_greedy
 from asrkit.decoders.hypotheses import Hypotheses
@@ -140,8 +140,11 @@ def random_model(layers: tuple[int, int], *, width: int = 256, seed: int = 0) ->
 @torch.no_grad()
 def _sharpen(model: AEDModel) -> None:
     """Weights by which a text depends on frames and tokens, and never ends."""
-    model.output_bias[model.eos] = -1e9
-    model.embedding_norm.weight.mul_(QUIETER)
+    bias, norm = model.output_bias, model.embedding_norm
+    assert bias is not None, "a Canary's output has a bias"
+    assert isinstance(norm, nn.LayerNorm), "a Canary's embedding has a norm"
+    bias[model.eos] = -1e9
+    norm.weight.mul_(QUIETER)
     for layer in model.stack():
         attention = layer.cross_attention
         attention.query.weight.mul_(SHARPER)
@@ -195,7 +198,7 @@ def noise_frames(model: AEDModel, speech: Speech, *, seed: int = 0) -> tuple[Ten
     generator = torch.Generator().manual_seed(seed)
     encoded = torch.randn(B, frames, model.config.width, generator=generator)
     lengths = -(-speech.lengths // encoder.subsampling)
-    return encoded.to(model.output_bias.dtype), lengths
+    return encoded.to(model.embedding.weight.dtype), lengths
 
 
 def decode(
