@@ -44,6 +44,8 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
     )
     if NOTE in checkpoint.notes:  # else as before there were prompts
         parts += (checkpoint.notes[NOTE],)
+    if "suppressed" in checkpoint.notes:
+        parts += (checkpoint.notes["suppressed"],)
     tokens = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
     return content_hash([[*weights], marks, tokens, *map(str, parts)])
 
