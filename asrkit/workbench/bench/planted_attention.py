@@ -1,0 +1,242 @@
+"""Attention decoders that say a script, so that the length of texts, which decides how fast
+decoding is, is not left to chance.
+
+Random weights repeat a token until the limit, and a trained model has one density only. Here a real
+`AEDModel` gets weights that follow a script. Half of the channels hold the code of a position, half
+that of a token, each a random vector of signs. A token comes with the code of its position instead
+of sines, whose neighbours half precision can hardly tell apart. The cross-attention of the first
+layer asks with that code, and finds the frame that holds it; the frame's other half is the code of
+the token to say next, and the rows of the embedding, which are the output's as well, are these
+codes. All other sublayers compute and add noise: labels do not depend on it, but scores do, so a
+decoder that loses a token's keys and values is found out.
+"""
+
+import math
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asrkit.models import AEDConfig, AEDModel, ConvConfig
+from asrkit.models.attention_decoder import DecoderLayer
+from asrkit.models.transducer import EncoderConfig
+from asrkit.shapes import expect, whole
+from asrkit.workbench.bench.planted import speech
+
+BOS, EOS, PAD = 0, 1, 2
+SPECIAL = 3  # tokens that no text holds come first
+VALUE = 2.0  # of a token's code in the residual stream, where that of the position is 1
+ASK = 30.0  # attention score of the frame that is meant; the others' spread around 0
+LOGIT = 8.0  # of the token that is meant, enough to be the best and too little to be certain
+NOISE = 0.1  # standard deviation of what frames and other sublayers add to a channel
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlantedText:
+    """A model, a batch for it, and what every greedy decoder has to find in it."""
+
+    model: AEDModel
+    encoded: Tensor  # (B, T, D)
+    lengths: Tensor  # (B,) int64
+    prompt: Tensor  # (P,) int64
+    labels: list[list[int]]  # without eos
+    frames: list[list[int]]  # that hold these labels
+
+    def steps(self) -> int:
+        """Calls of the decoder, one token each: the longest text and its eos."""
+        return 1 + max(map(len, self.labels))
+
+
+def planted_text(  # noqa: PLR0913 sizes and densities of a made-up batch
+    B: int,
+    T: int,
+    *,
+    V: int = 1024,
+    width: int = 256,
+    layers: int = 12,
+    heads: int = 4,
+    prompt: int = 1,
+    encoder: EncoderConfig | None = None,
+    labels_per_second: float = 3.5,
+    frames_per_second: float = 12.5,
+    seed: int = 0,
+) -> PlantedText:
+    """A batch whose texts are known, and an encoder-decoder model that says them.
+
+    Labels come in bursts with pauses between them, one on a frame at most, and eos follows. The
+    default density is that of English in some thousand subwords.
+
+    Args:
+        B: utterances.
+        T: frames of the longest; the others have T down to T / 2.
+        V: tokens of the decoder.
+        width: of the decoder, D.
+        layers: of the decoder.
+        heads: of its attention.
+        prompt: tokens before the text.
+        encoder: of the model, whose weights stay random; None is a small one.
+        labels_per_second: how dense labels lie.
+        frames_per_second: of the encoder.
+        seed: of labels, frames and weights.
+
+    Raises:
+        ValueError: a size is out of range, or codes of this width cannot be kept apart.
+    """
+    _expect_sizes(B, T, V, width, heads, prompt)
+    lengths = torch.linspace(T, T // 2, B).long()
+    frames = []
+    labels = []
+    for b, length in enumerate(lengths.tolist()):
+        density = labels_per_second / frames_per_second
+        frames.append(_places(speech(length, density, (seed, b)), length - 1))
+        draw = np.random.default_rng((seed, b, 1))
+        labels.append(draw.integers(SPECIAL, V, size=len(frames[b])).tolist())
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(SPECIAL, V, (prompt,), generator=generator)
+    tokens[0] = BOS
+    config = AEDConfig(
+        vocab_size=V,
+        bos=BOS,
+        eos=EOS,
+        pad=PAD,
+        encoder=encoder or ConvConfig(width=width),
+        width=width,
+        layers=layers,
+        heads=heads,
+        most=prompt + T + 1,
+        dropout=0.0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AEDModel(config).eval().requires_grad_(False)
+    half = width // 2
+    places = torch.randn(config.most, half, generator=generator).sign()
+    codes = torch.randn(V, half, generator=generator).sign()
+    _plant(model, places, codes, generator)
+    encoded = NOISE * torch.randn(B, T, width, generator=generator)
+    for b, script in enumerate(zip(labels, frames, strict=True)):
+        _spell(encoded[b], *script, places[prompt - 1 :], codes, int(lengths[b]) - 1)
+    return PlantedText(
+        model=model, encoded=encoded, lengths=lengths, prompt=tokens, labels=labels, frames=frames
+    )
+
+
+def ctc_text(plan: PlantedText, errors: float = 0.0, seed: int = 0) -> Tensor:
+    """What the CTC head of such a model would say of the same speech: log-probabilities
+    (B, T, V + 1), a peak for each label.
+
+    Args:
+        plan: whose texts are said.
+        errors: the share of labels that are heard as another one.
+        seed: of errors and noise.
+    """
+    expect(0 <= errors <= 1, "errors", "a share from 0 to 1", errors)
+    B, T, _ = plan.encoded.shape
+    V = plan.model.vocab_size
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(B, T, V + 1, generator=draw)
+    logits[..., V] += 10.0
+    for b, (labels, frames) in enumerate(zip(plan.labels, plan.frames, strict=True)):
+        wrong = torch.rand(len(labels), generator=draw) < errors
+        shifts = torch.randint(1, V - SPECIAL, (len(labels),), generator=draw) * wrong
+        heard = SPECIAL + (torch.tensor(labels) - SPECIAL + shifts) % (V - SPECIAL)
+        logits[b, frames, heard] += 20.0
+    return logits.log_softmax(-1)
+
+
+def _expect_sizes(B: int, T: int, V: int, width: int, heads: int, prompt: int) -> None:
+    sizes = whole(B, 1) and whole(T, 4) and whole(V, 2 * SPECIAL) and whole(prompt, 1)
+    wanted = "whole numbers of at least 1, 4, 6 and 1"
+    expect(sizes, "B, T, V, prompt", wanted, (B, T, V, prompt))
+    fits = whole(width, 4) and whole(heads, 2) and width % (2 * heads) == 0
+    expect(fits, "width, heads", "a multiple of two even heads' width", (width, heads))
+    # half of the width are signs: of 12 ln V two codes are alike in little more than half
+    least = ceil(24 * math.log(max(V, T)))
+    expect(width >= least, "width", f"at least {least} for V={V} and T={T}", width)
+
+
+def _places(frames: list[int], end: int) -> list[int]:
+    """Frames of labels, one on each, all before the frame `end`; what does not fit is left out."""
+    places: list[int] = []
+    last = -1
+    for frame in frames:
+        last = max(frame, last + 1)
+        if last < end:
+            places.append(last)
+    return places
+
+
+def _spell(
+    encoded: Tensor, labels: list[int], frames: list[int], places: Tensor, codes: Tensor, end: int
+) -> None:
+    """Add the codes of labels, and of eos in the frame `end`, to the frames (T, D) of an utterance.
+
+    Args:
+        encoded: is written.
+        labels: without eos.
+        frames: of the labels.
+        places: code of the position that asks for label n in row n.
+        codes: of the tokens.
+        end: frame of eos.
+    """
+    script = zip([*labels, EOS], [*frames, end], strict=True)
+    for n, (label, frame) in enumerate(script):
+        encoded[frame] += torch.cat([places[n], codes[label]])
+
+
+def _plant(model: AEDModel, places: Tensor, codes: Tensor, generator: torch.Generator) -> None:
+    """Weights by which the first layer asks for the frame of its position, and the output reads
+    codes.
+
+    Args:
+        model: is written.
+        places: (most, D / 2) codes of positions.
+        codes: (V, D / 2) codes of tokens.
+        generator: of the noise.
+    """
+    D = model.config.width
+    half = D // 2
+    model.positions.copy_(torch.cat([places, torch.zeros_like(places)], 1))
+    after_norm = VALUE * math.sqrt(2 / (1 + VALUE**2))  # a token's code in what the output reads
+    model.embedding.weight.zero_()
+    model.embedding.weight[:, half:] = codes * LOGIT / (half * after_norm)
+    model.embedding.weight[PAD] = 0
+    model.norm.weight[:half] = 0
+    share = NOISE / math.sqrt(3 * model.config.layers)
+    for layer in model.stack():
+        _quieten(layer, share, generator)
+    _ask(model.stack()[0])
+
+
+def _quieten(layer: DecoderLayer, share: float, generator: torch.Generator) -> None:
+    """Sublayers that add about `share` to each channel, with biases that are not zero."""
+    for linear in (layer.self_attention.qkv, layer.cross_attention.key_value):
+        linear.bias.normal_(0, NOISE, generator=generator)
+    for linear in (layer.self_attention.out, layer.cross_attention.out, layer.feed_forward[2]):
+        linear.weight.normal_(0, share / linear.in_features**0.5, generator=generator)
+        linear.bias.normal_(0, share / 10, generator=generator)
+
+
+def _ask(layer: DecoderLayer) -> None:
+    """Cross-attention that finds the frame of its position, and brings the code of its token.
+
+    Every channel of a head stands for one of the position's channels in query and key, and for one
+    of the token's in the value: row r for channel r modulo D / 2.
+    """
+    attention = layer.cross_attention
+    D = attention.query.in_features
+    half = D // 2
+    signs = math.sqrt(D // attention.heads)  # a score is the sum of as many over their root
+    query = attention.query.weight
+    key, value = attention.key_value.weight.chunk(2)
+    query.zero_()
+    attention.query.bias.zero_()
+    picks = torch.eye(half).repeat(2, 1)  # (D, D / 2)
+    query[:, :half] = picks * ASK / (math.sqrt(2) * signs)  # the norm before makes 1 the root of 2
+    for weight in (key, value):
+        weight.zero_()
+    key[:, :half] = picks
+    value[:, half:] = picks
+    attention.out.weight[half:] += VALUE / 2 * picks.T
