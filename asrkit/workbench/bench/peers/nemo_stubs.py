@@ -7,6 +7,7 @@ workers of this folder, in processes of their own whose `sys.path` holds it; not
 imported here.
 """
 
+import importlib
 import sys
 import types
 from collections.abc import Iterable
@@ -33,6 +34,13 @@ DECODER_PACKAGES = (
     f"{ASR}.parts.submodules",
     f"{ASR}.parts.utils",
 )
+COMMON = (  # what attention decoders take from nemo.collections.common.parts
+    "NEG_INF",
+    "MultiLayerPerceptron",
+    "form_attention_mask",
+    "mask_padded_tokens",
+    "transformer_weights_init",
+)
 LOSS_PACKAGES = (
     "nemo",
     "nemo.core",
@@ -43,6 +51,7 @@ LOSS_PACKAGES = (
     f"{ASR}.parts",
     f"{ASR}.parts.numba",
 )
+AED_PACKAGES = (f"{ASR}.modules.transformer", f"{ASR}.parts.submodules.adapters")
 UNUSED_BY_DECODERS = (
     f"{ASR}.parts.context_biasing",
     f"{ASR}.parts.context_biasing.biasing_multi_model",
@@ -114,11 +123,7 @@ def stub_nemo_encoder() -> None:
     _add_stubs(UNUSED_BY_ENCODERS)
     access = type("AccessMixin", (), {"is_access_enabled": lambda self, guid=None: False})
     adapters = type("AttentionAdapterModuleMixin", (), {"is_adapter_available": lambda self: False})
-    registry = types.SimpleNamespace(
-        AdapterModuleMixin=type("AdapterModuleMixin", (), {}),
-        get_registered_adapter=lambda kind: None,
-        register_adapter=lambda **_: None,
-    )
+    registry = _adapters()
     settings = type("Settings", (types.SimpleNamespace,), {"drop_extra_pre_encoded": 0})
     _fill(f"{CLASSES}.common", typecheck=lambda: lambda method: method)
     _fill(f"{CLASSES}.module", NeuralModule=nn.Module)
@@ -134,6 +139,25 @@ def stub_nemo_encoder() -> None:
     _fill("nemo.utils", avoid_float16_autocast_context=nullcontext)
 
 
+def stub_nemo_aed() -> None:
+    """Let NeMo's attention decoders be imported, with the names that they take from
+    `nemo.collections.common.parts`, each from NeMo's own file of it.
+    """
+    stub_nemo()
+    _add_packages(AED_PACKAGES)
+    mixin = type("AttentionAdapterModuleMixin", (), {"is_adapter_available": lambda self: False})
+    module = f"{ASR}.parts.submodules.adapters.attention_adapter_mixin"
+    _fill(module, AttentionAdapterModuleMixin=mixin)
+    _fill("omegaconf", DictConfig=dict)
+    _fill(f"{CLASSES}.mixins", adapter_mixins=_adapters())
+    exportable = type("Exportable", (), {})
+    _fill(CLASSES, NeuralModule=nn.Module, Exportable=exportable)
+    parts = "nemo.collections.common.parts"
+    for file in ("transformer_utils", "multi_layer_perceptron"):
+        names = vars(importlib.import_module(f"{parts}.{file}"))
+        vars(sys.modules[parts]).update({name: names[name] for name in COMMON if name in names})
+
+
 def stub_nemo_losses() -> None:
     """Let NeMo's losses be imported, which want nothing but a base class.
 
@@ -143,6 +167,15 @@ def stub_nemo_losses() -> None:
     if "nemo" not in sys.modules:
         _add_packages(LOSS_PACKAGES)
         _fill(CLASSES, Loss=nn.Module)
+
+
+def _adapters() -> types.SimpleNamespace:
+    """What stands for the module of adapters, of which there are none."""
+    return types.SimpleNamespace(
+        AdapterModuleMixin=type("AdapterModuleMixin", (), {}),
+        get_registered_adapter=lambda kind: None,
+        register_adapter=lambda **_: None,
+    )
 
 
 def _add_packages(names: Iterable[str]) -> None:
