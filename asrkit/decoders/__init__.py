@@ -10,6 +10,7 @@ from asrkit.decoders.attention import (
     aed_rescore,
     aed_rescore_reference,
     attention_frames,
+    ctc_draft,
 )
 from asrkit.decoders.ctc import ctc_greedy, ctc_greedy_sequential
 from asrkit.decoders.ctc.beam import ctc_beam
@@ -38,6 +39,7 @@ __all__ = [
     "attention_frames",
     "ctc_beam",
     "ctc_beam_reference",
+    "ctc_draft",
     "ctc_greedy",
     "ctc_greedy_sequential",
     "release_graphs",

@@ -163,7 +163,11 @@ class CrossAttention(nn.Module):
         """(B, K, D): frames mixed for normed tokens x (B, K, D)."""
         share = self.dropout if self.training else 0.0
         queries = split_heads(self.query(x), self.heads)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, mask, dropout_p=share)
+        if x.shape[1] == 1 and x.device.type == "cpu" and not share:
+            # of a single query, torch's attention on a CPU takes longer than two plain products
+            mixed = attention_weights(queries, keys, mask) @ values
+        else:
+            mixed = F.scaled_dot_product_attention(queries, keys, values, mask, dropout_p=share)
         return self.out(join_heads(mixed))
 
     def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
@@ -333,11 +337,13 @@ class AEDModel(nn.Module):
             return RecomputedFrames(mask, frames)
         if cross == "absorbed":
             return AbsorbedFrames(mask, frames)
-        by_layer = []
+        keys = []
+        values = []
         for layer in self.stack():
-            keys_values = layer.cross_attention.keys_values(frames)
-            by_layer.append(torch.stack(keys_values, 1))  # (B, 2, H, T, D / H)
-        return KeptFrames(mask, torch.stack(by_layer, 1))
+            both = layer.cross_attention.keys_values(frames)
+            keys.append(both[0].contiguous())
+            values.append(both[1].contiguous())
+        return KeptFrames(mask, tuple(keys), tuple(values))
 
     def begin(self, memory: Memory, room: int, *, past: PastKind = "kept") -> Past:
         """The state before the first token, batch first; all its memory is allocated here.

@@ -49,24 +49,25 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 class KeptFrames(NamedTuple):
-    """Keys and values of every layer."""
+    """Keys and values of every layer, each in memory of its own, so a product reads them as they
+    lie.
+    """
 
     mask: Tensor  # (B, 1, 1, T) bool
-    keys_values: Tensor  # (B, L, 2, H, T, D / H)
+    keys: tuple[Tensor, ...]  # L times (B, H, T, D / H)
+    values: tuple[Tensor, ...]  # likewise
 
     def like(self) -> Tensor:
         """A tensor with the device and dtype of the memory."""
-        return self.keys_values
+        return self.keys[0]
 
     def mix(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
         """Frames mixed for the queries of x (B, K, D), by layer `number`: (B, K, D)."""
-        keys, values = self.keys_values[:, number].unbind(1)
-        return attention.attend(x, keys, values, self.mask)
+        return attention.attend(x, self.keys[number], self.values[number], self.mask)
 
     def weights(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
         """(B, H, K, T) how much each query looks at each frame."""
-        keys = self.keys_values[:, number, 0]
-        return attention.weights(x, keys, self.mask)
+        return attention.weights(x, self.keys[number], self.mask)
 
 
 class RecomputedFrames(NamedTuple):

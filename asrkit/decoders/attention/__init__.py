@@ -1,5 +1,5 @@
 """Decoding by attention, for models that remember and follow: `aed_greedy`, `aed_beam`, which CTC
-may join, and `aed_rescore` for texts that CTC has found.
+may join, `aed_rescore` for texts that CTC has found, and `ctc_draft`, which `aed_greedy` verifies.
 """
 
 from typing import Literal
@@ -10,6 +10,7 @@ from torch import Tensor
 from asrkit.decoders.attention.alignment import attention_frames
 from asrkit.decoders.attention.beam import aed_beam
 from asrkit.decoders.attention.beam_reference import aed_beam_reference
+from asrkit.decoders.attention.drafts import ctc_draft
 from asrkit.decoders.attention.graphs import Call, decode
 from asrkit.decoders.attention.reference import aed_greedy_reference
 from asrkit.decoders.attention.rescore import aed_rescore
@@ -44,6 +45,7 @@ __all__ = [
     "aed_rescore",
     "aed_rescore_reference",
     "attention_frames",
+    "ctc_draft",
 ]
 
 
@@ -78,7 +80,7 @@ def aed_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
             projects the frames in every layer of every step, as NeMo 3.0 does.
         past: What is kept of the text so far: "kept", keys and values; "states", what each layer
             was given, projected again in every step (NeMo 3.0); "none", all is computed again.
-        draft: A guess at the texts, for instance `ctc_greedy`'s of a CTC head. One call of `follow`
+        draft: A guess at the texts, for instance `ctc_draft`'s of a CTC head. One call of `follow`
             checks all its tokens, and the longest right beginning is kept, so the result is that
             without a draft but for rounding; a right draft takes one call in all.
         most: Most labels of an utterance; None is 50 more than it has frames. Texts that are still
@@ -98,7 +100,8 @@ def aed_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
         ValueError: An argument does not fit, or the model does not follow the protocol.
 
     >>> frames, ends, ctc = model.encode(features, lengths)  # doctest: +SKIP
-    >>> aed_greedy(model, frames, ends, draft=ctc_greedy(ctc, ends)).tokens()  # doctest: +SKIP
+    >>> draft = ctc_draft(model, ctc_greedy(ctc, ends))  # doctest: +SKIP
+    >>> aed_greedy(model, frames, ends, draft=draft).tokens()  # doctest: +SKIP
     """
     longest = check_batch(encoded, lengths, "B T D", "encoded")
     check_model(model)

@@ -3,8 +3,8 @@ decoding is, is not left to chance.
 
 Random weights repeat a token until the limit, and a trained model has one density only. Here a real
 `AEDModel` gets weights that follow a script. Half of the channels hold the code of a position, half
-that of a token, each a random vector of signs. A token comes with the code of its position instead
-of sines, whose neighbours half precision can hardly tell apart. The cross-attention of the first
+that of a token, each a random vector of signs. Positions have such codes instead of sines, whose
+neighbours half precision can hardly tell apart. The cross-attention of the first
 layer asks with that code, and finds the frame that holds it; the frame's other half is the code of
 the token to say next, and the rows of the embedding, which are the output's as well, are these
 codes. All other sublayers compute and add noise: labels do not depend on it, but scores do, so a
@@ -12,8 +12,9 @@ decoder that loses a token's keys and values is found out.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,15 @@ NOISE = 0.1  # standard deviation of what frames and other sublayers add to a ch
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlantedDecoder:
+    """A model, and the codes by which frames tell it what to say."""
+
+    model: AEDModel
+    places: Tensor  # (most, D / 2), of positions
+    codes: Tensor  # (V, D / 2), of tokens
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlantedText:
     """A model, a batch for it, and what every greedy decoder has to find in it."""
 
@@ -48,54 +58,42 @@ class PlantedText:
         """Calls of the decoder, one token each: the longest text and its eos."""
         return 1 + max(map(len, self.labels))
 
+    def to(self, device: str, dtype: torch.dtype) -> "PlantedText":
+        """The plan with model and batch there; the model is moved itself, not copied."""
+        return replace(
+            self,
+            model=self.model.to(device, dtype),
+            encoded=self.encoded.to(device, dtype),
+            lengths=self.lengths.to(device),
+            prompt=self.prompt.to(device),
+        )
 
-def planted_text(  # noqa: PLR0913 sizes and densities of a made-up batch
-    B: int,
-    T: int,
+
+def planted_decoder(
     *,
     V: int = 1024,
     width: int = 256,
     layers: int = 12,
     heads: int = 4,
-    prompt: int = 1,
+    most: int = 512,
     encoder: EncoderConfig | None = None,
-    labels_per_second: float = 3.5,
-    frames_per_second: float = 12.5,
     seed: int = 0,
-) -> PlantedText:
-    """A batch whose texts are known, and an encoder-decoder model that says them.
-
-    Labels come in bursts with pauses between them, one on a frame at most, and eos follows. The
-    default density is that of English in some thousand subwords.
+) -> PlantedDecoder:
+    """An encoder-decoder model that says what frames of `planted_text` tell it.
 
     Args:
-        B: utterances.
-        T: frames of the longest; the others have T down to T / 2.
         V: tokens of the decoder.
         width: of the decoder, D.
         layers: of the decoder.
         heads: of its attention.
-        prompt: tokens before the text.
+        most: tokens that it has positions for.
         encoder: of the model, whose weights stay random; None is a small one.
-        labels_per_second: how dense labels lie.
-        frames_per_second: of the encoder.
-        seed: of labels, frames and weights.
+        seed: of all weights.
 
     Raises:
-        ValueError: a size is out of range, or codes of this width cannot be kept apart.
+        ValueError: codes of this width cannot be kept apart, or do not go into the heads.
     """
-    _expect_sizes(B, T, V, width, heads, prompt)
-    lengths = torch.linspace(T, T // 2, B).long()
-    frames = []
-    labels = []
-    for b, length in enumerate(lengths.tolist()):
-        density = labels_per_second / frames_per_second
-        frames.append(_places(speech(length, density, (seed, b)), length - 1))
-        draw = np.random.default_rng((seed, b, 1))
-        labels.append(draw.integers(SPECIAL, V, size=len(frames[b])).tolist())
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(SPECIAL, V, (prompt,), generator=generator)
-    tokens[0] = BOS
+    _expect_sizes(V, width, heads, most)
     config = AEDConfig(
         vocab_size=V,
         bos=BOS,
@@ -105,21 +103,75 @@ def planted_text(  # noqa: PLR0913 sizes and densities of a made-up batch
         width=width,
         layers=layers,
         heads=heads,
-        most=prompt + T + 1,
+        most=most,
         dropout=0.0,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AEDModel(config).eval().requires_grad_(False)
-    half = width // 2
-    places = torch.randn(config.most, half, generator=generator).sign()
-    codes = torch.randn(V, half, generator=generator).sign()
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randn(most, width // 2, generator=generator).sign()
+    codes = torch.randn(V, width // 2, generator=generator).sign()
     _plant(model, places, codes, generator)
-    encoded = NOISE * torch.randn(B, T, width, generator=generator)
-    for b, script in enumerate(zip(labels, frames, strict=True)):
-        _spell(encoded[b], *script, places[prompt - 1 :], codes, int(lengths[b]) - 1)
+    return PlantedDecoder(model=model, places=places, codes=codes)
+
+
+def planted_text(
+    decoder: PlantedDecoder,
+    B: int,
+    T: int,
+    *,
+    prompt: int = 1,
+    labels_per_second: float = 3.5,
+    frames_per_second: float = 12.5,
+    seed: int = 0,
+) -> PlantedText:
+    """A batch whose texts are known.
+
+    Labels come in bursts with pauses between them, one on a frame at most, and eos follows. The
+    default density is that of English in some thousand subwords.
+
+    Args:
+        decoder: which is to say the texts.
+        B: utterances.
+        T: frames of the longest; the others have T down to T / 2.
+        prompt: tokens before the text, `bos` first.
+        labels_per_second: how dense labels lie.
+        frames_per_second: of the encoder.
+        seed: of labels and frames.
+
+    Raises:
+        ValueError: a size is out of range, or the model has no positions for such texts.
+    """
+    most = decoder.model.most
+    expect(whole(B, 1) and whole(T, 4), "B, T", "whole numbers of at least 1 and 4", (B, T))
+    room = f"1 to most - T = {most - T} tokens"
+    expect(whole(prompt, 1, most - T), "prompt", room, prompt, "Make a decoder with a larger most.")
+    V, half = decoder.codes.shape
+    lengths = torch.linspace(T, T // 2, B).long()
+    frames = []
+    labels = []
+    for b, length in enumerate(lengths.tolist()):
+        density = labels_per_second / frames_per_second
+        frames.append(_distinct(speech(length, density, (seed, b)), length - 1))
+        draw = np.random.default_rng((seed, b, 1))
+        labels.append(draw.integers(SPECIAL, V, size=len(frames[b])).tolist())
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(SPECIAL, V, (prompt,), generator=generator)
+    tokens[0] = BOS
+    encoded = NOISE * torch.randn(B, T, 2 * half, generator=generator)
+    for b, ends in enumerate(lengths.tolist()):
+        places = torch.tensor([*frames[b], ends - 1])
+        said = torch.tensor([*labels[b], EOS])
+        asked = decoder.places[prompt - 1 : prompt - 1 + len(said)]
+        encoded[b, places] += torch.cat([asked, decoder.codes[said]], 1)
     return PlantedText(
-        model=model, encoded=encoded, lengths=lengths, prompt=tokens, labels=labels, frames=frames
+        model=decoder.model,
+        encoded=encoded,
+        lengths=lengths,
+        prompt=tokens,
+        labels=labels,
+        frames=frames,
     )
 
 
@@ -146,18 +198,17 @@ def ctc_text(plan: PlantedText, errors: float = 0.0, seed: int = 0) -> Tensor:
     return logits.log_softmax(-1)
 
 
-def _expect_sizes(B: int, T: int, V: int, width: int, heads: int, prompt: int) -> None:
-    sizes = whole(B, 1) and whole(T, 4) and whole(V, 2 * SPECIAL) and whole(prompt, 1)
-    wanted = "whole numbers of at least 1, 4, 6 and 1"
-    expect(sizes, "B, T, V, prompt", wanted, (B, T, V, prompt))
-    fits = whole(width, 4) and whole(heads, 2) and width % (2 * heads) == 0
-    expect(fits, "width, heads", "a multiple of two even heads' width", (width, heads))
-    # half of the width are signs: of 12 ln V two codes are alike in little more than half
-    least = ceil(24 * math.log(max(V, T)))
-    expect(width >= least, "width", f"at least {least} for V={V} and T={T}", width)
+def _expect_sizes(V: int, width: int, heads: int, most: int) -> None:
+    sizes = whole(V, 2 * SPECIAL) and whole(most, 2)
+    expect(sizes, "V, most", "whole numbers of at least 6 and 2", (V, most))
+    fits = whole(width, 4) and whole(heads, 2) and heads % 2 == 0 and width % heads == 0
+    expect(fits, "width, heads", "a multiple of an even number of heads", (width, heads))
+    # half of the width are signs: two of 12 ln V signs are alike in little more than half
+    least = ceil(24 * math.log(max(V, most)))
+    expect(width >= least, "width", f"at least {least} for V={V} and most={most}", width)
 
 
-def _places(frames: list[int], end: int) -> list[int]:
+def _distinct(frames: list[int], end: int) -> list[int]:
     """Frames of labels, one on each, all before the frame `end`; what does not fit is left out."""
     places: list[int] = []
     last = -1
@@ -166,24 +217,6 @@ def _places(frames: list[int], end: int) -> list[int]:
         if last < end:
             places.append(last)
     return places
-
-
-def _spell(
-    encoded: Tensor, labels: list[int], frames: list[int], places: Tensor, codes: Tensor, end: int
-) -> None:
-    """Add the codes of labels, and of eos in the frame `end`, to the frames (T, D) of an utterance.
-
-    Args:
-        encoded: is written.
-        labels: without eos.
-        frames: of the labels.
-        places: code of the position that asks for label n in row n.
-        codes: of the tokens.
-        end: frame of eos.
-    """
-    script = zip([*labels, EOS], [*frames, end], strict=True)
-    for n, (label, frame) in enumerate(script):
-        encoded[frame] += torch.cat([places[n], codes[label]])
 
 
 def _plant(model: AEDModel, places: Tensor, codes: Tensor, generator: torch.Generator) -> None:
@@ -212,9 +245,12 @@ def _plant(model: AEDModel, places: Tensor, codes: Tensor, generator: torch.Gene
 
 def _quieten(layer: DecoderLayer, share: float, generator: torch.Generator) -> None:
     """Sublayers that add about `share` to each channel, with biases that are not zero."""
-    for linear in (layer.self_attention.qkv, layer.cross_attention.key_value):
+    inputs: list[Any] = [layer.self_attention.qkv, layer.cross_attention.key_value]
+    outputs: list[Any] = [layer.self_attention.out, layer.cross_attention.out]
+    outputs.append(layer.feed_forward[2])
+    for linear in inputs:
         linear.bias.normal_(0, NOISE, generator=generator)
-    for linear in (layer.self_attention.out, layer.cross_attention.out, layer.feed_forward[2]):
+    for linear in outputs:
         linear.weight.normal_(0, share / linear.in_features**0.5, generator=generator)
         linear.bias.normal_(0, share / 10, generator=generator)
 

@@ -16,6 +16,7 @@ UNITS = {  # of records: their unit in the table, and its size
 COUNTS = {  # params: what is called in the column "calls"
     "join": "joint",
     "predict": "predictor",
+    "follow": "decoder",
     "launches": "launches",
     "syncs": "waits",
 }
@@ -38,8 +39,9 @@ WITHOUT_UNIT = ("rtfx", "peak_memory")  # the heading has it
 LEGEND = (
     "times as fast as: another arm's time over this one's. CPU time: of all threads. least work: "
     "what no implementation can do without, by the time it took, and its share of the machine's "
-    "measured peak. calls: of the joint and the predictor, what they start on a GPU, waits for a "
-    "GPU. shape: of losses B×T×U1×V, of decoders B×T×D×V or B×T×V, of encoders B×T×D×blocks, of "
+    "measured peak. calls: of the joint and the predictor, or of a decoder by attention, what they "
+    "start on a GPU, waits for a GPU. shape: of losses B×T×U1×V, of decoders B×T×D×V or B×T×V, of "
+    "decoders by attention B×T×D×layers, of whole models B×T×D, of encoders B×T×D×blocks, of "
     "features and precision B×T×F. noise: error over what tells frames apart; flips: share of "
     "frames with another best token; kl: nats a frame; token_errors: edits of the tokens over "
     "their number; all against float64. With random weights these four say nothing of a trained "

@@ -4,6 +4,7 @@ A new suite declares a `Suite` in a module of its own and is added to the list b
 """
 
 from asrkit.workbench.bench.suites import (
+    aed,
     batching,
     claims,
     decoders,
@@ -22,6 +23,7 @@ SUITES = {
         losses.SUITE,
         decoders.SUITE,
         decoders.FEATURES,
+        aed.SUITE,
         precision.SUITE,
         encoder.SUITE,
         jasper.SUITE,

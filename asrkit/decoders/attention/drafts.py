@@ -1,0 +1,60 @@
+"""`ctc_draft`: what a CTC head heard, as a draft that attention verifies."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders.attention.steps import Attention, check_model
+from asrkit.decoders.hypotheses import PADDING, Hypotheses
+from asrkit.shapes import expect
+
+
+@torch.inference_mode(False)
+def ctc_draft(model: Attention, heard: Hypotheses) -> Hypotheses:
+    """The labels of a CTC head without those that no text holds, for `aed_greedy(draft=...)`.
+
+    Left out are `bos`, `eos` and whatever is no token of the decoder. All else may be wrong: the
+    decoder keeps the right beginning of a draft, so its result does not depend on it, only its
+    time.
+
+    Args:
+        model: Whose decoder is to verify the draft; the CTC head has the same tokens.
+        heard: Of `ctc_greedy` or `ctc_beam`, from the CTC head's log-probabilities.
+
+    Returns:
+        Hypotheses with the labels, frames and durations that are left. Scores are those of `heard`;
+        confidence and alternatives are dropped.
+
+    Raises:
+        ValueError: `model` does not follow the protocol, or `heard` are no Hypotheses.
+
+    >>> frames, ends, ctc = model.encode(features, lengths)  # doctest: +SKIP
+    >>> draft = ctc_draft(model, ctc_greedy(ctc, ends))  # doctest: +SKIP
+    >>> aed_greedy(model, frames, ends, draft=draft).tokens()  # doctest: +SKIP
+    """
+    check_model(model)
+    is_one = isinstance(heard, Hypotheses)
+    expect(is_one, "heard", "Hypotheses", type(heard).__name__, "Try ctc_greedy.")
+    labels = heard.labels
+    spoken = (labels >= 0) & (labels < model.vocab_size)
+    spoken &= (labels != model.bos) & (labels != model.eos)
+    spoken &= torch.arange(labels.shape[1], device=labels.device) < heard.lengths[:, None]
+    lengths = spoken.sum(1)
+    N = int(lengths.max())
+    order = spoken.long().sort(dim=1, descending=True, stable=True).indices[:, :N]
+    beyond = torch.arange(N, device=labels.device) >= lengths[:, None]
+
+    def kept(column: Tensor) -> Tensor:
+        return column.gather(1, order).masked_fill_(beyond, PADDING)
+
+    return replace(
+        heard,
+        labels=kept(labels),
+        frames=kept(heard.frames),
+        durations=kept(heard.durations),
+        lengths=lengths,
+        impl=f"{heard.impl}, as a draft",
+        confidence=None,
+        alternatives=(),
+    )

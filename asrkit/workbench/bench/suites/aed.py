@@ -1,0 +1,413 @@
+"""The suite of encoder-decoder models: greedy decoding by attention, and whole models whose layers
+are moved from the decoder to the encoder.
+
+Texts are planted (asrkit.workbench.bench.planted_attention): V = 1024 tokens, a width of D = 256,
+12.5 frames and 3.5 labels a second. Decoders of 12, 6 and 2 layers are timed alone, by what they
+keep of frames and text, and with drafts of a CTC head that mishears a share of the labels. Least
+work: the bytes that all steps read, of weights, of what is kept of the frames, and of the text so
+far, for the utterances that have not ended.
+
+Whole models have a FastConformer of 12 or 16 layers before 12 or 2 of the decoder, as Canary-1B and
+its Flash in halves, and 8 or 11 before 6 or 2, which have as many parameters.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from re import Pattern
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from asrkit.decoders import Hypotheses, aed_greedy, ctc_draft, ctc_greedy
+from asrkit.models import FastConformer, FastConformerConfig, optimize
+from asrkit.workbench.bench import guards
+from asrkit.workbench.bench.cases import NOTHING, Case, PeerArms, Suite
+from asrkit.workbench.bench.ceilings import ceilings
+from asrkit.workbench.bench.peers.peer_attention import write
+from asrkit.workbench.bench.planted_attention import (
+    PlantedDecoder,
+    PlantedText,
+    ctc_text,
+    planted_decoder,
+    planted_text,
+)
+from asrkit.workbench.bench.suites.encoder import random_encoder
+from asrkit.workbench.profiling import measure
+from asrkit.workbench.profiling.ops import dtype_name
+from asrkit.workbench.records import Measurement
+
+Options = dict[str, Any]  # of aed_greedy
+WHAT = "aed-greedy"
+BEST = ("kept", "absorbed")
+WAYS: dict[str, Options] = {
+    "kept": {},
+    "absorbed": {"cross": "absorbed"},
+    "recomputed": {"cross": "recomputed", "past": "states"},  # as NeMo 3.0
+}
+SLOW_WAYS: dict[str, Options] = {
+    "states": {"past": "states"},
+    "nothing_kept": {"cross": "recomputed", "past": "none"},
+}
+ERRORS = (0, 5, 20)  # per cent of the labels that the CTC head hears as others
+SUBSAMPLING = 8
+
+
+class Plans(NamedTuple):
+    """Sizes of batches: utterances, and frames of the longest."""
+
+    decoders: Sequence[int]  # layers
+    sizes: Sequence[tuple[int, int]]
+    slow: tuple[int, int]  # with the ways of SLOW_WAYS, for the smallest decoder
+    halves: Sequence[tuple[tuple[int, int], tuple[int, int]]]  # (encoder, decoder) deep, shallow
+    whole: Sequence[tuple[int, int]]  # sizes of whole models
+    model: dict[str, Any]  # sizes of the decoder that differ from the default ones
+    encoder: dict[str, Any]
+
+
+FULL = Plans(
+    decoders=(12, 6, 2),
+    sizes=((1, 250), (8, 250), (32, 125)),
+    slow=(1, 125),
+    halves=(((12, 12), (16, 2)), ((8, 6), (11, 2))),
+    whole=((1, 250), (8, 125), (32, 62)),
+    model={},
+    encoder={"bins": 80, "width": 256, "heads": 4, "subsampling_channels": 64},
+)
+QUICK = Plans(
+    decoders=(2,),
+    sizes=((3, 40),),
+    slow=(2, 24),
+    halves=(((2, 2), (3, 1)),),
+    whole=((2, 24),),
+    model={"V": 33, "width": 112, "heads": 2, "most": 64},
+    encoder={"bins": 16, "width": 16, "heads": 2, "subsampling_channels": 4},
+)
+
+
+def suite(device: str, quick: bool, *, without: Pattern[str] = NOTHING) -> Iterator[Case]:
+    """Yield decoding alone by layers and sizes, then whole models.
+
+    Args:
+        device: "cpu" or "cuda".
+        quick: small sizes.
+        without: pattern of arms that are not even tried.
+    """
+    plans = QUICK if quick else FULL
+    for layers in plans.decoders:
+        decoder = planted_decoder(layers=layers, **plans.model)
+        for B, T in plans.sizes:
+            yield from decoding(decoder, B, T, WAYS, device, quick, without)
+        if layers == plans.decoders[-1]:
+            yield from decoding(decoder, *plans.slow, WAYS | SLOW_WAYS, device, quick, without)
+    for (deep, shallow), (B, T) in ((pair, size) for pair in plans.halves for size in plans.whole):
+        yield whole_models(plans, deep, shallow, B, T, device)
+
+
+def decoding(
+    decoder: PlantedDecoder,
+    B: int,
+    T: int,
+    ways: Mapping[str, Options],
+    device: str,
+    quick: bool,
+    without: Pattern[str] = NOTHING,
+) -> Iterator[Case]:
+    """One case of all ways to decode a batch, with drafts, and on a CPU with packed weights and
+    peers; on a GPU in bfloat16, with graphs.
+
+    The file that peers read exists until the case after this one is asked for.
+
+    Args:
+        decoder: to decode with.
+        B: utterances.
+        T: frames of the longest.
+        ways: options of aed_greedy by name; "kept" comes first.
+        device: "cpu" or "cuda".
+        quick: take the ceilings at small sizes.
+        without: pattern of arms that are not even tried.
+    """
+    cuda = device.startswith("cuda")
+    dtype = torch.bfloat16 if cuda else torch.float32
+    plan = planted_text(decoder, B, T).to(device, dtype)
+    arms: dict[str, Arm] = {}
+    params: dict[str, dict[str, Any]] = {}
+    for name, arm in arms_of(plan, ways, cuda).items():
+        if guards.barred(without, name, WHAT, dtype_name(dtype)):
+            continue
+        try:
+            params[name] = arm_params(arm, device, quick)
+        except (ValueError, RuntimeError) as error:
+            guards.prove_alive(device, WHAT, name)
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        arms[name] = arm
+    made = Case(
+        what=WHAT,
+        arms=arms if "kept" in arms else {},
+        params=shared_params(plan, dtype),
+        arm_params=params,
+        ratios=ratios_of(arms),
+        warmup=0,
+        tolerance=0.1 if cuda else 1e-3,  # of scores that are sums of many logarithms
+    )
+    if cuda:
+        yield made
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.pt"
+        write(path, plan.model, plan.encoded, plan.lengths, plan.prompt)
+        request = {"loss": WHAT, "plan": str(path)}
+        yield replace(made, peers=PeerArms(request=request, ours="kept"))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A call that decodes a plan."""
+
+    plan: PlantedText
+    model: Any  # of the plan, or with packed weights
+    options: Options
+    ctc: Tensor | None = None  # log-probabilities of a CTC head, whose text is verified
+
+    def __call__(self) -> Hypotheses:
+        return self.decode(self.model)
+
+    def decode(self, model: Any) -> Hypotheses:
+        """Greedy hypotheses; the draft is made in the same time.
+
+        Args:
+            model: stands for the arm's own.
+        """
+        plan = self.plan
+        options = {"graphs": "off", "prompt": plan.prompt, **self.options}
+        if self.ctc is not None:
+            options["draft"] = ctc_draft(plan.model, ctc_greedy(self.ctc, plan.lengths))
+        return aed_greedy(model, plan.encoded, plan.lengths, **options)
+
+    def follows(self) -> int:
+        """Calls of the decoder; those of a graph are recorded, and so out of sight: 0.
+
+        Whatever decoding raises goes on.
+
+        Raises:
+            AssertionError: the labels are not those that were planted.
+        """
+        model = self.model if "graphs" in self.options else Counting(self.model)
+        found = self.decode(model)
+        assert found.tokens() == self.plan.labels, "other labels than were planted"
+        return getattr(model, "follows", 0)
+
+
+class Counting:
+    """A model that counts the calls of its decoder."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.follows = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def follow(self, *arguments: Any, **options: Any) -> Any:
+        """The model's logits and state."""
+        self.follows += 1
+        return self.model.follow(*arguments, **options)
+
+
+def arms_of(plan: PlantedText, ways: Mapping[str, Options], cuda: bool) -> dict[str, Arm]:
+    """An arm for each way, each draft, and the machine's own forms of the best ways."""
+    arms = {name: Arm(plan, plan.model, options) for name, options in ways.items()}
+    if cuda:
+        for name, graphs in product(BEST, ("step", "full")):
+            arms[f"{name}_{graphs}"] = Arm(plan, plan.model, ways[name] | {"graphs": graphs})
+    else:
+        packed = optimize(deepcopy(plan.model))
+        for name in BEST:
+            arms[f"{name}_packed"] = Arm(plan, packed, ways[name])
+    for per_cent in ERRORS:
+        ctc = ctc_text(plan, per_cent / 100).to(plan.encoded.device)
+        arms[f"draft_{per_cent}"] = Arm(plan, plan.model, {}, ctc)
+    return arms
+
+
+def arm_params(arm: Arm, device: str, quick: bool) -> dict[str, Any]:
+    """Calls of the decoder, and least work where no draft decides how much there is.
+
+    Args:
+        arm: is called once.
+        device: whose ceilings are taken.
+        quick: take them at small sizes.
+    """
+    calls = {"follow": arm.follows()}
+    if arm.ctc is not None:
+        return calls
+    floor_B = least_bytes(arm.plan, arm.options)
+    peak_B = ceilings(device, quick).bytes_per_s
+    return calls | {"floor_B": floor_B, "least_ms": 1e3 * floor_B / peak_B, "peak_B": peak_B}
+
+
+def shared_params(plan: PlantedText, dtype: torch.dtype) -> dict[str, Any]:
+    """Params of all arms: shape, seconds, labels."""
+    B, T, D = plan.encoded.shape
+    config = plan.model.config
+    return {
+        "shape": [B, T, D, config.layers],
+        "dtype": dtype_name(dtype),
+        "vocab_size": config.vocab_size,
+        "labels": sum(map(len, plan.labels)),
+        "steps": plan.steps(),
+        "audio_s": int(plan.lengths.sum()) / 12.5,
+        "weights": "planted",
+    }
+
+
+def ratios_of(arms: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(slow, fast) pairs: all ways against the kept one, drafts and packed weights over theirs."""
+    pairs = [(name, "kept") for name in (*SLOW_WAYS, "recomputed", "absorbed")]
+    pairs += [("kept", f"draft_{per_cent}") for per_cent in ERRORS]
+    for form in ("packed", "step", "full"):
+        pairs += [(name, f"{name}_{form}") for name in BEST]
+    return [pair for pair in pairs if arms.keys() >= {*pair}]
+
+
+def least_bytes(plan: PlantedText, options: Options) -> int:
+    """Bytes that all steps of a way read at least, of weights, frames and text so far.
+
+    What several layers read alike counts once a step, and so do weights, however many utterances
+    there are; an utterance that has ended counts no more.
+
+    Args:
+        plan: batch and model.
+        options: `cross` and `past` of aed_greedy.
+    """
+    config = plan.model.config
+    L, D = config.layers, config.width
+    kept = options.get("cross", "kept") == "kept"
+    of_frame = 2 * L * D if kept else D
+    of_token = {"kept": 2 * L * D, "states": L * D, "none": 0}[options.get("past", "kept")]
+    weights = decoder_weights(plan.model, keys_values=not kept)
+    P = len(plan.prompt)
+    numbers = weights * plan.steps()
+    for labels, length in zip(plan.labels, plan.lengths.tolist(), strict=True):
+        steps = len(labels) + 1
+        numbers += steps * of_frame * length
+        numbers += of_token * sum(range(P, P + steps))
+    return numbers * plan.encoded.itemsize
+
+
+def decoder_weights(model: nn.Module, *, keys_values: bool) -> int:
+    """Parameters that a step reads, of all layers and the output.
+
+    Args:
+        model: an AEDModel.
+        keys_values: whether the projections of frames are among them.
+    """
+    total = 0
+    for name, weight in model.named_parameters():
+        used = name.startswith(("layers.", "norm.", "embedding.", "output_bias"))
+        if used and (keys_values or ".key_value." not in name):
+            total += weight.numel()
+    return total
+
+
+def whole_models(
+    plans: Plans, deep: tuple[int, int], shallow: tuple[int, int], B: int, T: int, device: str
+) -> Case:
+    """Features to labels by two models, of which the second has layers moved to the encoder.
+
+    The encoders hear noise; the decoders read what is planted. Arms are named after the layers of
+    encoder and decoder. The encoders alone are timed after them.
+
+    Args:
+        plans: sizes of all models.
+        deep: layers of encoder and decoder.
+        shallow: those of the other model.
+        B: utterances.
+        T: encoded frames of the longest.
+        device: "cpu" or "cuda"; on a GPU all is in bfloat16.
+    """
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    bins = plans.encoder["bins"]
+    noise = torch.randn(B, SUBSAMPLING * T, bins, generator=torch.Generator().manual_seed(1))
+    features = noise.to(device, dtype)
+    arms: dict[str, Callable[[], tuple[Tensor, ...]]] = {}
+    encoders: dict[str, Callable[[], object]] = {}
+    for encoder_layers, layers in (deep, shallow):
+        decoder = planted_decoder(layers=layers, **plans.model)
+        plan = planted_text(decoder, B, T).to(device, dtype)
+        encoder = _encoder(encoder_layers, device, dtype, tuple(plans.encoder.items()))
+        encode = partial(_encode, encoder, features, SUBSAMPLING * plan.lengths)
+        encoders[f"encoder_{encoder_layers}"] = encode
+        for name in ("recomputed", "kept"):
+            arms[f"{encoder_layers}_{layers}_{name}"] = partial(_hear, encode, plan, WAYS[name])
+    params = shared_params(plan, dtype)
+    ratios = _moved(deep, shallow)
+    return Case(
+        what="aed-whole-{}-{}".format(*deep),
+        arms=arms,
+        params=params | {"shape": [B, T, plan.encoded.shape[2]]},
+        ratios=ratios,
+        warmup=0,
+        more=partial(_encoder_times, "aed-whole-{}-{}".format(*deep), encoders, params, device),
+    )
+
+
+def _moved(deep: tuple[int, int], shallow: tuple[int, int]) -> list[tuple[str, str]]:
+    """(slow, fast) pairs: layers moved, frames' projections kept, and both."""
+    before, after = ("{}_{}".format(*layers) for layers in (deep, shallow))
+    pairs = [(f"{before}_{way}", f"{after}_{way}") for way in ("recomputed", "kept")]
+    pairs.append((f"{before}_recomputed", f"{before}_kept"))
+    pairs.append((f"{before}_recomputed", f"{after}_kept"))
+    return pairs
+
+
+@cache
+def _encoder(
+    layers: int, device: str, dtype: torch.dtype, sizes: tuple[tuple[str, Any], ...]
+) -> FastConformer:
+    config = FastConformerConfig(layers=layers, subsampling=SUBSAMPLING, **dict(sizes))
+    return random_encoder(config, device).to(dtype)
+
+
+@torch.inference_mode()
+def _encode(encoder: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
+    encoded, _ = encoder(features, lengths)
+    return encoded
+
+
+def _hear(
+    encode: Callable[[], object], plan: PlantedText, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Labels and lengths of a batch; scores are not those of another model."""
+    encode()
+    found = Arm(plan, plan.model, options)()
+    return found.labels, found.lengths
+
+
+def _encoder_times(
+    what: str, encoders: Mapping[str, Callable[[], object]], params: dict[str, Any], device: str
+) -> Iterator[Measurement]:
+    """Milliseconds of the encoders alone."""
+    times = measure(encoders, repeats=5, warmup=1, enough_s=1.0, device=device)
+    for name, timing in times.items():
+        yield Measurement(
+            what,
+            "latency",
+            "ms",
+            timing.median_ms,
+            timing.samples_ms,
+            timing.warmup,
+            impl=name,
+            params={**params, "device": device, "threads": torch.get_num_threads()},
+            timer=timing.timer,
+        )
+
+
+SUITE = Suite(name="aed", cases=suite, takes=("without",))
