@@ -31,7 +31,8 @@ SPECIAL = 3  # tokens that no text holds come first
 VALUE = 2.0  # of a token's code in the residual stream, where that of the position is 1
 ASK = 30.0  # attention score of the frame that is meant; the others' spread around 0
 LOGIT = 8.0  # of the token that is meant, enough to be the best and too little to be certain
-NOISE = 0.1  # standard deviation of what frames and other sublayers add to a channel
+NOISE = 0.1  # standard deviation of what is added to a channel of a frame
+MURMUR = 0.5  # of what all other sublayers together add to a channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,8 @@ def planted_text(
         density = labels_per_second / frames_per_second
         frames.append(_distinct(speech(length, density, (seed, b)), length - 1))
         draw = np.random.default_rng((seed, b, 1))
-        labels.append(draw.integers(SPECIAL, V, size=len(frames[b])).tolist())
+        steps = draw.integers(1, V - SPECIAL, size=len(frames[b]))  # no 0: neighbours differ
+        labels.append((SPECIAL + steps.cumsum() % (V - SPECIAL)).tolist())
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(SPECIAL, V, (prompt,), generator=generator)
     tokens[0] = BOS
@@ -237,7 +239,7 @@ def _plant(model: AEDModel, places: Tensor, codes: Tensor, generator: torch.Gene
     model.embedding.weight[:, half:] = codes * LOGIT / (half * after_norm)
     model.embedding.weight[PAD] = 0
     model.norm.weight[:half] = 0
-    share = NOISE / math.sqrt(3 * model.config.layers)
+    share = MURMUR / math.sqrt(3 * model.config.layers)
     for layer in model.stack():
         _quieten(layer, share, generator)
     _ask(model.stack()[0])
@@ -253,6 +255,7 @@ def _quieten(layer: DecoderLayer, share: float, generator: torch.Generator) -> N
     for linear in outputs:
         linear.weight.normal_(0, share / linear.in_features**0.5, generator=generator)
         linear.bias.normal_(0, share / 10, generator=generator)
+    layer.self_attention.out.weight *= 3  # since it mixes tokens, which makes the values smaller
 
 
 def _ask(layer: DecoderLayer) -> None:

@@ -8,6 +8,7 @@ arms are named so). What no arm does, as decoding under autocast, it does not vo
 table runs on a CPU, with its implementations.
 """
 
+from asrkit.workbench.bench.checks.attention import attention_checks
 from asrkit.workbench.bench.checks.check import Check
 from asrkit.workbench.bench.checks.decoders import decoder_checks, graph_checks
 from asrkit.workbench.bench.checks.jasper import jasper_checks
@@ -20,6 +21,7 @@ from asrkit.workbench.bench.checks.recurrent import recurrent_checks
 GROUPS = (  # the most valuable arms first
     graph_checks,
     decoder_checks,
+    attention_checks,
     ladder_checks,
     kernels,
     tiles,

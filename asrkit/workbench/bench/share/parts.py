@@ -121,6 +121,14 @@ PARTS = (
         65,
         owed=False,
     ),
+    _claims(
+        "attention",
+        1.5,
+        "Canary-1B and its Flash, frames projected in every step and keys kept: two claims",
+        ["attention"],
+        110,
+        owed=False,
+    ),
     Part(
         "encoder",
         2,
@@ -141,6 +149,12 @@ PARTS = (
         estimate_s=230,
     ),
     _ladder("ctc", 1, "the ladder without a loop over labels", 40, owed=False),
+    Part(
+        "aed",
+        1,
+        "decoding by attention: what to keep, graphs, drafts; layers moved to the encoder",
+        estimate_s=90,
+    ),
     Part("features", 0.2, "small, and part of the claims already", estimate_s=8),
     Part("precision", 1, "what half precision costs and loses, at published sizes", estimate_s=60),
     Part(

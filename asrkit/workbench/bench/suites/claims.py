@@ -6,7 +6,8 @@ settles nothing. Weights are random, and what decoders read is planted
 (asrkit.workbench.bench.planted): 3.5 labels a second, in as many frames as the encoder gave.
 
 Here are the studies of decoders and of whole recognisers; those of what surrounds them are in
-asrkit.workbench.bench.suites.claims_frontend.
+asrkit.workbench.bench.suites.claims_frontend, those of encoder-decoder models in
+asrkit.workbench.bench.suites.claims_attention.
 """
 
 import sys
@@ -30,7 +31,7 @@ from asrkit.workbench.bench.guards import barred, prove_alive
 from asrkit.workbench.bench.planted import DURATIONS, Planted, ctc_log_probs, planted
 from asrkit.workbench.bench.planted import kind as kind_of_durations
 from asrkit.workbench.bench.studies import StudyRecords, idle, repeats
-from asrkit.workbench.bench.suites import claims_frontend, decoders
+from asrkit.workbench.bench.suites import claims_attention, claims_frontend, decoders
 from asrkit.workbench.bench.suites.claims_frontend import RATE_HZ
 from asrkit.workbench.bench.suites.encoder import random_transducer, shrunk
 from asrkit.workbench.profiling import measure
@@ -350,6 +351,7 @@ STUDIES: dict[str, dict[tuple[str, ...], Make]] = {
         ("graphs-label-looping-tdt",): partial(_recognisers, "parakeet_tdt_1_1b"),
     },
     "idle": {("launch-bound-small-batch",): claims_frontend.launches},
+    "attention": {("decoder-bottleneck", "decoder-3x"): claims_attention.moved_layers},
 }
 GPU_CLAIMS = {  # which a CPU cannot rehearse
     "graphs-cut-launches",
