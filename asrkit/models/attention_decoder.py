@@ -33,6 +33,7 @@ from asrkit.models.attention_memory import (
     split_heads,
 )
 from asrkit.models.encoders import ConvConfig
+from asrkit.models.packed import ReadLinear
 from asrkit.models.transducer import EncoderConfig, log_probs, make_encoder
 from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask
@@ -133,10 +134,6 @@ class SelfAttention(nn.Module):
         return self.attend(self.project(x), None)
 
 
-class Halves(nn.Linear):
-    """A linear layer whose halves are used apart; being no nn.Linear, it is not packed."""
-
-
 class CrossAttention(nn.Module):
     """Multi-head attention of tokens to the encoder's frames."""
 
@@ -145,7 +142,7 @@ class CrossAttention(nn.Module):
         self.heads = heads
         self.dropout = dropout
         self.query = nn.Linear(width, width)
-        self.key_value = Halves(width, 2 * width)
+        self.key_value = ReadLinear(width, 2 * width)
         self.out = nn.Linear(width, width)
 
     def keys_values(self, frames: Tensor) -> list[Tensor]:

@@ -67,6 +67,18 @@ class PackedLinear(_Packed):
         )
 
 
+class ReadLinear(nn.Linear):
+    """A linear layer whose weight is read elsewhere too: packed, it keeps it beside the layout."""
+
+    packed: PackedLinear | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., out) of (..., in)."""
+        if self.packed is not None:
+            return self.packed(x)
+        return super().forward(x)
+
+
 class PackedConv1d(_Packed):
     """A convolution over time, and perhaps the activation behind it.
 
@@ -197,7 +209,8 @@ def pack(model: M) -> M:
     """Lay out the weights of linear layers and convolutions for oneDNN, in place.
 
     Every nn.Linear, and every nn.Conv1d of one group, becomes a packed layer; a ReLU right behind a
-    convolution, in an nn.Sequential of the two, becomes a part of it. Returns the model.
+    convolution, in an nn.Sequential of the two, becomes a part of it. A ReadLinear keeps its weight
+    too. Returns the model.
 
     Args:
         model: A model for which `packs` is True.
@@ -215,6 +228,9 @@ def _pack_children(parent: nn.Module) -> None:
     """Pack what lies in `parent`; each layer's old weights are freed before the next is packed."""
     for name in [name for name, _ in parent.named_children()]:
         child = getattr(parent, name)
+        if isinstance(child, ReadLinear):
+            child.packed = PackedLinear(child).eval()
+            continue
         packed = _packed(child)
         if packed is None:
             _pack_children(child)

@@ -83,7 +83,11 @@ def decode_plain(call: Call, graphs: str) -> Hypotheses:
         call: The arguments.
         graphs: What `impl` says of graphs.
     """
-    loop = AttentionLoop(call.model, call.batch(), call.room(), call.options)
+    room = call.room()
+    first = None
+    if not call.encoded.is_cuda:  # most texts are far shorter than they may be
+        first = min(room, call.prompt.shape[1] + call.draft.tokens.shape[1] + ROOM)
+    loop = AttentionLoop(call.model, call.batch(), room, call.options, first=first)
     loop.start(call.model, call.draft)
     loop.run(call.model)
     return loop.hypotheses(call.model, call.described(graphs), len(call.lengths))

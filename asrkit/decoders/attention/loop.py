@@ -44,7 +44,15 @@ class AttentionLoop(RepeatedTurns):
         confidence: (B, columns) of these labels, or None.
     """
 
-    def __init__(self, model: Any, batch: Batch, room: int, options: AttentionOptions) -> None:
+    def __init__(
+        self,
+        model: Any,
+        batch: Batch,
+        room: int,
+        options: AttentionOptions,
+        *,
+        first: int | None = None,
+    ) -> None:
         """Begin a batch.
 
         Args:
@@ -52,6 +60,8 @@ class AttentionLoop(RepeatedTurns):
             batch: The batch.
             room: Tokens that there is room for; prompt and most labels at least.
             options: Those of the call.
+            first: Tokens that the state has room for at first, prompt and draft at least; `run` on
+                a CPU makes it larger. None is `room`.
         """
         device = batch.limits.device
         super().__init__(device)
@@ -59,7 +69,8 @@ class AttentionLoop(RepeatedTurns):
         self.options = options
         self.batch = batch
         self.eos = model.eos
-        self.past = model.begin(batch.memory, room, past=options.past)
+        self.past_room = first or room
+        self.past = model.begin(batch.memory, self.past_room, past=options.past)
         self.last = batch.prompt[:, -1].clone()
         self.counts = torch.zeros(B, dtype=torch.int64, device=device)
         self.scores = torch.zeros(B, dtype=torch.float32, device=device)
@@ -166,7 +177,10 @@ class AttentionLoop(RepeatedTurns):
         room = self.labels.shape[1] - 1
         if not self.active.is_cuda:
             while bool(self.active):
-                self.turn(model, min(room, int(self.past.place.max()) + 1))
+                reach = min(room, int(self.past.place.max()) + 1)
+                if reach > self.past_room:
+                    self._grow(model, min(room, 2 * reach))
+                self.turn(model, reach)
             return
         reach = int(self.past.place.max())
 
@@ -176,6 +190,17 @@ class AttentionLoop(RepeatedTurns):
             self.turn(model, reach)
 
         self.repeat(turn)
+
+    def _grow(self, model: Any, room: int) -> None:
+        """Give the state room for so many tokens, more than it has."""
+
+        def moved(larger: Tensor, own: Tensor) -> Tensor:
+            larger[tuple(map(slice, own.shape))] = own
+            return larger
+
+        self.past_room = room
+        empty = model.begin(self.batch.memory, room, past=self.options.past)
+        self.past = map_state(moved, empty, self.past)
 
     @torch.inference_mode(False)
     def hypotheses(self, model: Any, impl: str, B: int) -> Hypotheses:
