@@ -126,6 +126,7 @@ PREPARED = {  # what each snippet of a page takes for granted
         names_of_decoders,
         names_of_ctc,
         nothing,
+        nothing,
         names_of_recordings,
         names_of_whisper,
     ],

@@ -14,6 +14,7 @@ from asrkit.workbench.bench.checks import losses as loss_checks
 from asrkit.workbench.bench.checks import models as model_checks
 from asrkit.workbench.bench.checks import profiling as profiling_checks
 from asrkit.workbench.bench.suites import (
+    aed,
     decoders,
     encoder,
     jasper,
@@ -103,6 +104,11 @@ def arms_of(device):
     add("lstm-packed", ["whole", "packed"], *dtypes)
     add("optimizer-step", [f"lamb_{impl}" for impl in optimizers.implementations(device)])
     add("weight-average", ["average"])
+    drafts = [f"draft_{per_cent}" for per_cent in aed.ERRORS]
+    forms = modes if cuda else ("packed",)
+    best = [f"{name}_{form}" for name, form in product(aed.BEST, forms)]
+    dtype = "bfloat16" if cuda else "float32"
+    add("aed-greedy", [*aed.WAYS, *aed.SLOW_WAYS, *drafts, *best], dtype)
     add("ctc-greedy-batched", ["sequential", "batched"])
     add("ctc-beam", ["reference", "batched"])
     add("feature-norm-batched", ["sequential", "batched"])
