@@ -253,7 +253,7 @@ def test_a_right_draft_takes_one_call_and_a_wrong_one_no_more_than_none():
     assert calls["behind the end"] == [longest + 4]
     assert calls["wrong at last"] == [longest + 1, 1]
     assert calls["beginning"] == [longest // 2 + 1] + [1] * (longest - longest // 2)
-    assert len(calls["all wrong"]) == len(calls["empty"]) == longest + 1
+    assert len(calls["all wrong"]) <= len(calls["empty"]) == longest + 1
 
 
 # ---- what is refused

@@ -62,6 +62,71 @@ def test_a_head_that_hears_the_text_and_special_tokens_between_costs_one_call():
     assert len(story.calls) == 1
 
 
+def mistaken(row, seed, share):
+    """A text with tokens that are wrong, too many or missing."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for token in row:
+        kind = torch.rand(2, generator=generator).tolist()
+        other = 3 + (token - 2) % (V - 3)  # another one
+        if kind[0] >= share:
+            found.append(token)
+        elif kind[1] < 0.4:
+            found.append(other)
+        elif kind[1] < 0.7:
+            found += [other, token]
+    return found
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.6, 1.0])
+@pytest.mark.parametrize("B", [1, 5])
+def test_behind_mistakes_a_draft_goes_on_and_nothing_changes(B, share):
+    calls = without = 0
+    for seed in range(4):
+        encoded, lengths = frames(B, 60, seed, least=1)
+        story = Story(seed, eos_share=2 * seed)  # of seed 0 no text ends before its limit
+        wanted = aed_greedy(story, encoded, lengths, most=40, confidence="max_prob")
+        without += len(story.calls)
+        rows = [mistaken(row, seed + n, share) for n, row in enumerate(wanted.tokens())]
+        story.calls.clear()
+        draft = as_draft(rows)
+        got = aed_greedy(story, encoded, lengths, most=40, draft=draft, confidence="max_prob")
+        same(got, wanted)
+        calls += len(story.calls)
+    assert calls <= (0.6 if (B, share) == (1, 0.05) else 1) * without
+
+
+def test_a_text_that_fills_its_room_waits_for_others_whose_drafts_go_on():
+    """What is checked of theirs has no room in its state, and must not be put over its last token."""
+    for seed in range(20):
+        story = Story(seed, eos_share=4)
+        encoded, lengths = frames(3, 60, seed, least=60)
+        longest = aed_greedy(story, encoded, lengths, most=40)
+        first, *others = longest.tokens()
+        if not 3 < len(first) <= min(map(len, others)):
+            continue
+        wanted = aed_greedy(story, encoded, lengths, most=len(first))
+        rows = [[*first[:-1], 3 + (first[-1] - 2) % (V - 3)]]
+        rows += [[3 + (row[0] - 2) % (V - 3), *row[1:]] for row in wanted.tokens()[1:]]
+        got = aed_greedy(story, encoded, lengths, most=len(first), draft=as_draft(rows))
+        same(got, wanted)
+
+
+@pytest.mark.parametrize(("change", "calls"), [
+    (lambda row: [*row[:9], 3 + (row[9] - 2) % (V - 3), *row[10:]], [43, 17, 16]),
+    (lambda row: [*row[:9], 3 + (row[9] - 2) % (V - 3), *row[9:-1]], [43, 17, 15, 1]),
+], ids=["wrong", "too many"])  # fmt: skip
+def test_behind_a_mistake_a_call_checks_sixteen_tokens(change, calls):
+    encoded, lengths = frames(1, 60)
+    story = Story(0, eos_share=0)
+    wanted = aed_greedy(story, encoded, lengths, most=42)
+    draft = as_draft([change(*wanted.tokens())])
+    story.calls.clear()
+    got = aed_greedy(story, encoded, lengths, most=42, draft=draft)
+    assert got.tokens() == wanted.tokens()
+    assert story.calls == calls
+
+
 def test_bad_input_is_one_line():
     with pytest.raises(
         ValueError, match=r"^heard: expected Hypotheses, got list\. Try ctc_greedy\.$"

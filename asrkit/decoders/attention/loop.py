@@ -16,6 +16,10 @@ from asrkit.decoders.hypotheses import PADDING, Hypotheses
 from asrkit.decoders.repeated_turns import RepeatedTurns
 from asrkit.decoders.states import map_state
 
+CHUNK = 16  # tokens of a draft that are checked at a time behind a mistake
+WORTH = 3  # of them that have to be right in the mean, for such a call costs some steps
+NEARBY = (0, 1, -1, 2, -2)  # where a draft may have the token that it lacks at a place
+
 
 class Batch(NamedTuple):
     """What is decoded, batch first."""
@@ -102,32 +106,89 @@ class AttentionLoop(RepeatedTurns):
     def start(self, model: Any, draft: Draft) -> None:
         """The first turn: prompt and draft in one call, and as much of the draft as is right.
 
-        A draft's token is right if it is the best one after all before it, so what remains is what
-        decoding token by token finds. The best token after that is emitted as well.
+        Behind a wrong token the rest of the draft may still be right, so it is checked too, CHUNK
+        tokens at a time, until fewer than WORTH of them are right in the mean, twice in a row. What
+        remains is what decoding token by token finds.
 
         Args:
             model: An `Attention`.
             draft: N = 0 for none.
         """
-        prompt = self.batch.prompt
-        P = prompt.shape[1]
+        kept = self._verify(model, self.batch.prompt, draft)
+        at = torch.zeros_like(kept)
+        poor = 0  # calls in a row that were not worth it
+        while draft.tokens.shape[1] and poor < 2:
+            at = self._after_mistake(draft, at + kept)
+            rest = self._rest(draft, at)
+            checked = rest.lengths > 0
+            if not bool(checked.any()):
+                return
+            kept = self._verify(model, self.last[:, None], rest)
+            worth = float(kept[checked].float().mean()) >= WORTH
+            poor = 0 if worth else poor + 1
+
+    def _after_mistake(self, draft: Draft, wrong: Tensor) -> Tensor:
+        """Where a draft goes on (B,) behind the token `wrong` (B,), in place of which another one
+        was found: behind that one, if the draft has it nearby, else behind the wrong one.
+        """
         N = draft.tokens.shape[1]
-        tokens = torch.cat([prompt, draft.tokens], 1)
-        logits, after = model.follow(tokens, self.past, self.batch.memory, reach=P + N)
+        near = wrong[:, None] + torch.tensor(NEARBY, device=wrong.device)
+        inside = (near >= 0) & (near < draft.lengths[:, None])
+        found = draft.tokens.gather(1, near.clamp(0, N - 1)) == self.last[:, None]
+        nearest = (found & inside).long().argmax(1)  # 0 if none is found: the wrong one
+        return near.gather(1, nearest[:, None])[:, 0] + 1
+
+    def _rest(self, draft: Draft, at: Tensor) -> Draft:
+        """The next CHUNK tokens of a draft from `at` (B,) on, for rows that go on.
+
+        Fewer where any row lacks room for as many: it would have them put over its last token.
+        """
+        most = self.labels.shape[1] - 2 - int(self.past.place.max())
+        room = torch.minimum(draft.lengths - at, self.batch.limits - self.counts)
+        lengths = room.clamp(max=min(CHUNK, most)).clamp(min=0) * self.going
+        columns = torch.arange(int(lengths.max()), device=at.device)
+        places = (at[:, None] + columns).clamp(max=draft.tokens.shape[1] - 1)
+        return Draft(draft.tokens.gather(1, places), lengths)
+
+    def _verify(self, model: Any, before: Tensor, draft: Draft) -> Tensor:
+        """Check a draft in one call, and emit the best token behind what is right of it.
+
+        A draft's token is right if it is the best one after all before it.
+
+        Args:
+            model: An `Attention`.
+            before: (B, P) tokens that the state does not have yet: the prompt, or the last token.
+            draft: N = 0 for none.
+
+        Returns:
+            (B,) int64, how many tokens of the draft are right.
+        """
+        P = before.shape[1]
+        N = draft.tokens.shape[1]
+        reach = P + N
+        if before is not self.batch.prompt:
+            reach = min(self.labels.shape[1] - 1, int(self.past.place.max()) + reach)
+        if reach > self.past_room:
+            self._grow(model, reach)
+        tokens = torch.cat([before, draft.tokens], 1)
+        logits, after = model.follow(tokens, self.past, self.batch.memory, reach=reach)
         best = best_tokens(logits[:, P - 1 :], self.options.confidence)  # (B, N + 1)
-        columns = torch.arange(N, device=prompt.device)
+        columns = torch.arange(N, device=before.device)
         guessed = columns < draft.lengths[:, None]
         right = guessed & (best.token[:, :N] == draft.tokens) & ~best.score[:, :N].isnan()
         kept = right.long().cumprod(1).sum(1) * self.going  # (B,)
-        self.labels[:, :N].copy_(draft.tokens)
+        # the last column is no label's: what does not fit goes there
+        places = (self.counts[:, None] + columns).clamp(max=self.labels.shape[1] - 1)
+        self.labels.scatter_(1, places, draft.tokens)
         if self.confidence is not None and best.confidence is not None:
-            self.confidence[:, :N].copy_(best.confidence[:, :N])
-        self.counts.copy_(kept)
+            self.confidence.scatter_(1, places, best.confidence[:, :N])
+        self.counts += kept
         within = columns < kept[:, None]
-        self.scores.copy_(best.score[:, :N].where(within, 0.0).sum(1))
-        after = after._replace(place=after.place - N + kept)
-        self._keep(after)
+        self.scores += best.score[:, :N].where(within, 0.0).sum(1)
+        place = torch.where(self.going, after.place - N + kept, self.past.place)
+        self._keep(after._replace(place=place))
         self._emit(map_state(lambda part: part.gather(1, kept[:, None])[:, 0], best))
+        return kept
 
     def turn(self, model: Any, reach: int | None = None) -> None:
         """One more token of each row that goes on.

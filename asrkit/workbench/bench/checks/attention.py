@@ -27,7 +27,7 @@ def attention_checks(device: str, cuda: bool) -> Iterator[Check]:
     """Checks of every way to decode by attention that the suite `aed` times."""
     for name, options in (WAYS | SLOW_WAYS).items():
         names = [name]
-        if name in BEST:
+        if name in BEST and not cuda:
             names.append(f"{name}_packed")
         yield _check(f"attention {name}", names, partial(_way, device, options))
     drafts = [f"draft_{per_cent}" for per_cent in ERRORS]
