@@ -81,8 +81,9 @@ def aed_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
         past: What is kept of the text so far: "kept", keys and values; "states", what each layer
             was given, projected again in every step (NeMo 3.0); "none", all is computed again.
         draft: A guess at the texts, for instance `ctc_draft`'s of a CTC head. One call of `follow`
-            checks all its tokens, and the longest right beginning is kept, so the result is that
-            without a draft but for rounding; a right draft takes one call in all.
+            checks all its tokens, and the right beginning is kept; behind a mistake the rest is
+            checked as well, 16 tokens a call, while that is worth it. So the result is that without
+            a draft but for rounding; a right draft takes one call in all.
         most: Most labels of an utterance; None is 50 more than it has frames. Texts that are still
             without eos there are returned as they are, and `ended` is False for them.
         graphs: Whether the turns run as CUDA graphs: "off", "step" (the host replays a few turns at

@@ -15,8 +15,8 @@ def ctc_draft(model: Attention, heard: Hypotheses) -> Hypotheses:
     """The labels of a CTC head without those that no text holds, for `aed_greedy(draft=...)`.
 
     Left out are `bos`, `eos` and whatever is no token of the decoder. All else may be wrong: the
-    decoder keeps the right beginning of a draft, so its result does not depend on it, only its
-    time.
+    decoder keeps what it would have said itself, so its result does not depend on the draft, only
+    its time.
 
     Args:
         model: Whose decoder is to verify the draft; the CTC head has the same tokens.
