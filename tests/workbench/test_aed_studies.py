@@ -132,14 +132,14 @@ def test_every_arm_is_timed_as_often(model, speech):
 def test_drafts_change_the_calls_and_never_the_text(model, speech):
     plain, right, wrong = aed_studies.time_drafts(model, speech, (0.0, 1.0), repeats=1)
     assert (plain.rate, right.rate, wrong.rate) == (None, 0.0, 1.0)
-    assert (plain.calls, right.calls, wrong.calls) == (TOKENS, 1, TOKENS)
+    assert (plain.calls, right.calls) == (TOKENS, 1) and 1 < wrong.calls <= TOKENS
     assert plain.accepted == wrong.accepted == (0, 0, 0)
     assert right.accepted == (TOKENS - 1,) * 3
     assert plain.same and right.same and wrong.same
     assert plain.speedups == (1.0,)
 
 
-def test_the_first_error_of_a_draft_is_counted_and_the_batch_waits_for_its_worst_row(model, speech):
+def test_the_first_error_of_a_draft_is_counted_and_behind_it_the_draft_goes_on(model, speech):
     encoded, lengths = aed_studies.noise_frames(model, speech)
     way = WAYS["K/V kept"]
     text = aed_studies.decode(model, encoded, lengths, way, tokens=TOKENS)
@@ -149,7 +149,7 @@ def test_the_first_error_of_a_draft_is_counted_and_the_batch_waits_for_its_worst
     counted = aed_studies.Counted(model)
     found = aed_studies.decode(counted, encoded, lengths, way, tokens=TOKENS, draft=draft)
     assert found.tokens() == text.tokens()
-    assert counted.calls == TOKENS - min(accepted)
+    assert 1 < counted.calls <= TOKENS - min(accepted)
     with pytest.raises(ValueError, match="rate: expected a chance from 0 to 1, got 2"):
         aed_studies.spoiled(text, 2, np.random.default_rng(0))
 
