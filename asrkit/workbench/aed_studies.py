@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from asrkit.decoders import aed_greedy
 from asrkit.decoders.hypotheses import Hypotheses
+from asrkit.decoders.states import state_tensors
 from asrkit.models import AEDConfig, AEDModel, FastConformerConfig
 from asrkit.shapes import expect
 from asrkit.workbench import cost
@@ -258,7 +259,9 @@ def kept_MB(model: AEDModel, encoded: Tensor, lengths: Tensor, way: Way, *, toke
     with torch.inference_mode():
         memory = model.remember(encoded, lengths, cross=way.cross)
         state = model.begin(memory, tokens, past=way.past)
-    return (memory[1].nbytes + state[1].nbytes) / 1e6
+    # neither the mask of the frames nor the place in the text, which come first
+    kept = state_tensors((memory[1:], state[1:]))
+    return sum(part.nbytes for part in kept) / 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
