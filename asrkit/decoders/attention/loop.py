@@ -17,7 +17,7 @@ from asrkit.decoders.repeated_turns import RepeatedTurns
 from asrkit.decoders.states import map_state
 
 CHUNK = 16  # tokens of a draft that are checked at a time behind a mistake
-WORTH = 3  # of them that have to be right in the mean, for such a call costs some steps
+WORTH = 0.2  # share of them that has to be right, for such a call costs some steps
 NEARBY = (0, 1, -1, 2, -2)  # where a draft may have the token that it lacks at a place
 
 
@@ -107,8 +107,8 @@ class AttentionLoop(RepeatedTurns):
         """The first turn: prompt and draft in one call, and as much of the draft as is right.
 
         Behind a wrong token the rest of the draft may still be right, so it is checked too, CHUNK
-        tokens at a time, until fewer than WORTH of them are right in the mean, twice in a row. What
-        remains is what decoding token by token finds.
+        tokens at a time, until less than WORTH of them is right, twice in a row. What remains is
+        what decoding token by token finds.
 
         Args:
             model: An `Attention`.
@@ -120,12 +120,11 @@ class AttentionLoop(RepeatedTurns):
         while draft.tokens.shape[1] and poor < 2:
             at = self._after_mistake(draft, at + kept)
             rest = self._rest(draft, at)
-            checked = rest.lengths > 0
-            if not bool(checked.any()):
+            checked = int(rest.lengths.sum())
+            if not checked:
                 return
             kept = self._verify(model, self.last[:, None], rest)
-            worth = float(kept[checked].float().mean()) >= WORTH
-            poor = 0 if worth else poor + 1
+            poor = 0 if int(kept.sum()) >= WORTH * checked else poor + 1
 
     def _after_mistake(self, draft: Draft, wrong: Tensor) -> Tensor:
         """Where a draft goes on (B,) behind the token `wrong` (B,), in place of which another one
@@ -141,9 +140,10 @@ class AttentionLoop(RepeatedTurns):
     def _rest(self, draft: Draft, at: Tensor) -> Draft:
         """The next CHUNK tokens of a draft from `at` (B,) on, for rows that go on.
 
-        Fewer where any row lacks room for as many: it would have them put over its last token.
+        Fewer where one of these lacks room for as many: it would have them put over its last token.
         """
-        most = self.labels.shape[1] - 2 - int(self.past.place.max())
+        furthest = int((self.past.place * self.going).max())
+        most = self.labels.shape[1] - 2 - furthest
         room = torch.minimum(draft.lengths - at, self.batch.limits - self.counts)
         lengths = room.clamp(max=min(CHUNK, most)).clamp(min=0) * self.going
         columns = torch.arange(int(lengths.max()), device=at.device)
