@@ -140,7 +140,7 @@ class RelativeAttention(nn.Module):
     ) -> Tensor:
         """Attention of every frame to every other, those outside `context` masked: (B, T, D)."""
         bias = by_key(scores)
-        allowed = _allowed_keys(valid, context)
+        allowed = allowed_keys(valid, context)
         bias = torch.where(allowed, bias, lowest(bias.dtype))
         out = self._attention(q, k, v, bias)
         return out.transpose(1, 2).flatten(2)
@@ -215,7 +215,7 @@ def by_key(scores: Tensor) -> Tensor:
     return rows[..., :T]
 
 
-def _allowed_keys(valid: Tensor, context: tuple[int, int]) -> Tensor:
+def allowed_keys(valid: Tensor, context: tuple[int, int]) -> Tensor:
     """Which keys a query sees: valid ones within `context`, (B, 1, 1 or T, T) bool."""
     T = valid.shape[1]
     left, right = context

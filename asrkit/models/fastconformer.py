@@ -114,7 +114,7 @@ class _Subsampling(nn.Module):
         # and column are multiplied by zero.
         side = 4 if features.is_cuda else 3
         first, *depthwise_pointwise = self.convs
-        x = _windows(features, side)
+        x = windows(features, side)
         x, lengths = self._mix(x, first, lengths, side)
         for pair in depthwise_pointwise:
             depthwise, pointwise = cast(nn.Sequential, pair)
@@ -142,15 +142,15 @@ class _Subsampling(nn.Module):
         return x.relu_(), lengths
 
 
-def _windows(features: Tensor, side: int) -> Tensor:
+def windows(features: Tensor, side: int) -> Tensor:
     """Windows of `side` x `side` (3 or 4) around every second frame and bin of features (B, T, F).
 
     Returns (B, T', F', side * side).
     """
     more = side - 2
     padded = F.pad(features, (1, more, 1, more))
-    windows = padded.unfold(1, side, 2).unfold(2, side, 2)  # (B, T', F', side, side)
-    return windows.flatten(3)
+    unfolded = padded.unfold(1, side, 2).unfold(2, side, 2)  # (B, T', F', side, side)
+    return unfolded.flatten(3)
 
 
 class ConformerBlock(nn.Module):
@@ -267,7 +267,7 @@ class FastConformer(nn.Module):
         expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
         valid = to_device(valid_mask(lengths, T), features.device)
         features = features.masked_fill(~valid[..., None], 0.0)
-        features = features.to(self.subsampling.out.weight.dtype)
+        features = features.to(next(self.parameters()).dtype)
         x, lengths = self.subsampling(features, lengths)
         frames = x.shape[1]
         valid = to_device(valid_mask(lengths, frames), x.device)

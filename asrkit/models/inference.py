@@ -9,6 +9,7 @@ from asrkit.models.fastconformer import FastConformer
 from asrkit.models.folded import fold
 from asrkit.models.fused import FeedForward, fuse
 from asrkit.models.packed import pack, packs
+from asrkit.models.packed_conformer import pack_conformer, packs_conformer
 from asrkit.models.weight_cache import WeightCache
 from asrkit.shapes import expect
 
@@ -19,20 +20,23 @@ def optimize(model: M, *, feed_forward: FeedForward = "as_it_is") -> M:
     """Make inference of `model` faster; what it computes is the same but for rounding.
 
     On a CPU batch norms are folded into convolutions, the branches of a Jasper become one product,
-    and linear layers and convolutions are packed for oneDNN. On CUDA a FastConformer becomes a
-    fused one (`asrkit.models.fused`), and other encoders are folded. What follows from weights
-    alone, such as projected positions, is cached. Afterwards the model is for inference on this
-    device, under no_grad, and no weight may change: to train, save, move or cast it, optimize
-    another copy instead.
+    and linear layers and convolutions are packed for oneDNN; in float32 and bfloat16 a
+    FastConformer becomes one whose activations, norms and residuals are parts of its products
+    (`asrkit.models.packed_conformer`). On CUDA a FastConformer becomes a fused one
+    (`asrkit.models.fused`), and other encoders are folded. What follows from weights alone, such as
+    projected positions, is cached. Afterwards the model is for inference on this device, under
+    no_grad, and no weight may change: to train, save, move or cast it, optimize another copy
+    instead.
 
     Args:
         model: A model or an encoder in eval mode, its weights loaded, moved and cast. It is
-            changed in place, but for a bare FastConformer on CUDA.
+            changed in place; a bare FastConformer is not to be used afterwards, but for what is
+            returned.
         feed_forward: "float8", for a FastConformer in bfloat16 on CUDA, computes its feed-forwards
             in 8-bit floats, which is another arithmetic: measure what your model loses by it.
 
     Returns:
-        The model; of a bare FastConformer on CUDA, the fused encoder with its weights.
+        The model; of a bare FastConformer, the fused encoder with its weights.
 
     Raises:
         ValueError: The model is in training mode, or `feed_forward` does not go with it.
@@ -50,9 +54,21 @@ def optimize(model: M, *, feed_forward: FeedForward = "as_it_is") -> M:
     plain = feed_forward == "as_it_is"
     expect(plain, "feed_forward", "'as_it_is' but for a FastConformer on CUDA", repr(feed_forward))
     fold(model)
+    if packs(model):
+        model = _with_packed_conformer(model)
     for part in model.modules():
         if isinstance(part, RelativeAttention):
             part.position_cache = WeightCache()
     if packs(model):
         pack(model)
+    return model
+
+
+def _with_packed_conformer(model: Any) -> Any:
+    """The model with a packed FastConformer where it has, or is, one that can be packed."""
+    if packs_conformer(model):
+        return pack_conformer(model)
+    encoder = getattr(model, "encoder", None)
+    if encoder is not None and packs_conformer(encoder):
+        model.encoder = pack_conformer(encoder)
     return model

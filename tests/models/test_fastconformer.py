@@ -17,7 +17,7 @@ from asrkit.models import (
     save_checkpoint,
 )
 from asrkit.models.attention import RelativeAttention, attended, relative_positions
-from asrkit.models.fastconformer import ConformerBlock, _windows
+from asrkit.models.fastconformer import ConformerBlock, windows
 from asrkit.text import CharTokenizer
 
 SMALL = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
@@ -129,7 +129,7 @@ def test_windows_of_four_by_four_give_what_those_of_three_by_three_give(T, bins)
         torch.tensor([T, 1]),
     )
     three, four = (
-        subsampling._mix(_windows(features, side), subsampling.convs[0], lengths, side)[0]
+        subsampling._mix(windows(features, side), subsampling.convs[0], lengths, side)[0]
         for side in (3, 4)
     )
     torch.testing.assert_close(four, three)

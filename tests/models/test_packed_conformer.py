@@ -1,0 +1,168 @@
+"""A FastConformer packed for a CPU: the eager one's numbers, for all shapes, masks and contexts."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from asrkit.models import (
+    FastConformer,
+    FastConformerConfig,
+    TransducerModel,
+    limit_context,
+    optimize,
+    presets,
+)
+from asrkit.models.packed import PackedLinear
+from asrkit.models.packed_conformer import PackedFastConformer, pack_conformer, packs_conformer
+
+SMALL = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def build(**changes) -> FastConformer:
+    """An encoder in eval mode in which every weight and statistic counts."""
+    torch.manual_seed(0)
+    encoder = FastConformer(dataclasses.replace(SMALL, **changes))
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        for block in encoder.blocks:
+            block.batch_norm.running_mean.normal_()
+            block.batch_norm.running_var.uniform_(0.5, 2)
+    return encoder.eval()
+
+
+def expect_no_worse(encoder, features, lengths):
+    """Outputs of `encoder` packed are as near to float64's as the eager ones, and zero in padding."""
+    exact, frames = copy.deepcopy(encoder).double()(features.double(), lengths)
+    limit = (encoder(features, lengths)[0] - exact).norm()
+    packed = optimize(encoder)
+    assert isinstance(packed, PackedFastConformer)
+    for _ in range(2):  # the second time with cached positions
+        found, steps = packed(features, lengths)
+        assert torch.equal(steps, frames)
+        assert (found.dtype, found.shape) == (packed.dtype, exact.shape)
+        assert (found - exact).norm() <= 1.5 * limit + 1e-6 * exact.norm()
+        padding = torch.arange(found.shape[1]) >= frames[:, None]
+        assert not found[padding].any()
+
+
+@DTYPES
+@pytest.mark.parametrize("subsampling", [2, 4, 8])
+@pytest.mark.parametrize("lengths", [[1], [90], [90, 33], [90, 90], [1, 1], [90, 1, 8]], ids=str)
+@torch.inference_mode()
+def test_it_computes_what_the_eager_encoder_computes(subsampling, lengths, dtype):
+    encoder = build(subsampling=subsampling).to(dtype)
+    features = torch.randn(len(lengths), max(lengths), 80)
+    expect_no_worse(encoder, features, torch.tensor(lengths))
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "context", [(2, 1), (0, 3), (3, 0), (0, 0), (-1, 0), (2, -1), (20, 20)], ids=str
+)
+@torch.inference_mode()
+def test_limited_context(context, dtype):
+    encoder = build(context=context).to(dtype)
+    expect_no_worse(encoder, torch.randn(2, 150, 80), torch.tensor([150, 61]))
+    encoder = build(context=context).to(dtype)
+    expect_no_worse(encoder, torch.randn(2, 150, 80), torch.tensor([150, 150]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"bias": False}, {"scale_input": True}, {"layers": 0}, {"heads": 1}, {"width": 10},
+     {"kernel": 1}, {"expansion": 1}, {"subsampling_channels": 3}, {"bins": 1}],
+    ids=str,
+)  # fmt: skip
+@torch.inference_mode()
+def test_every_field_of_the_config(changes):
+    encoder = build(**changes)
+    features = torch.randn(2, 70, encoder.config.bins)
+    expect_no_worse(encoder, features, torch.tensor([70, 20]))
+
+
+@torch.inference_mode()
+def test_what_lies_in_the_padding_cannot_matter():
+    encoder = optimize(build())
+    features, lengths = torch.randn(3, 90, 80), torch.tensor([90, 33, 1])
+    wanted = encoder(features, lengths)[0]
+    for b, length in enumerate(lengths.tolist()):
+        features[b, length:] = torch.nan
+    torch.testing.assert_close(encoder(features, lengths)[0], wanted, rtol=0, atol=0)
+    alone = encoder(features[1:2, :33], lengths[1:2])[0]
+    torch.testing.assert_close(alone[0], wanted[1, : alone.shape[1]])
+
+
+@torch.inference_mode()
+def test_lengths_may_differ_from_call_to_call():
+    plain = build()
+    packed = optimize(copy.deepcopy(plain))
+    for T in (90, 41, 90):
+        features, lengths = torch.randn(1, T, 80), torch.tensor([T])
+        wanted = plain(features, lengths)[0]
+        torch.testing.assert_close(packed(features, lengths)[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_optimize_packs_the_encoder_of_a_model_and_context_may_be_limited_before():
+    model = TransducerModel(presets.tiny()).eval()
+    limit_context(model, (4, 2))
+    features, lengths = torch.randn(2, 200, 80), torch.tensor([200, 60])
+    wanted = model.encode(features, lengths)[0]
+    assert optimize(model) is model
+    assert isinstance(model.encoder, PackedFastConformer)
+    torch.testing.assert_close(model.encode(features, lengths)[0], wanted, rtol=1e-3, atol=1e-4)
+    assert not any(type(part) in (nn.Linear, nn.Conv1d, nn.Conv2d) for part in model.modules())
+
+
+def test_parts_of_the_eager_encoder_are_given_up_while_it_is_packed(monkeypatch):
+    encoder = build()
+    plain = PackedLinear.__init__
+    most = []
+
+    def watch(self, *args):
+        kept = sum(weight.numel() for weight in encoder.parameters())
+        most.append(kept)
+        plain(self, *args)
+
+    monkeypatch.setattr(PackedLinear, "__init__", watch)
+    pack_conformer(encoder)
+    assert most == sorted(most, reverse=True)
+    assert most[-1] < most[0] / 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda m: m.train(), lambda m: m.double(), lambda m: m.to("meta"), lambda m: m.half()],
+    ids=["training", "float64", "elsewhere", "float16"],
+)
+def test_an_encoder_that_cannot_be_packed_is_refused(change):
+    encoder = build()
+    change(encoder)
+    assert not packs_conformer(encoder)
+    with pytest.raises(
+        ValueError, match="^encoder: expected a FastConformer in eval mode on a CPU"
+    ):
+        pack_conformer(encoder)
+    assert all(weight is not None for weight in encoder.parameters())
+
+
+def test_a_packed_encoder_says_why_it_cannot_train_or_take_bad_input():
+    encoder = optimize(build())
+    features, lengths = torch.randn(1, 40, 80), torch.tensor([40])
+    for bad, said in (
+        ((features[0], lengths), "^features: expected shape"),
+        ((features[:, :, :79], lengths), "^features: expected shape"),
+        ((features, lengths[:0]), "^lengths: expected shape"),
+        ((features[:, :0], lengths), "^features: expected an utterance and a frame"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            encoder(*bad)
+    with pytest.raises(ValueError, match="^model: expected eval mode"):
+        encoder.train()(features, lengths)
+    with pytest.raises(ValueError, match="^model: expected layers that are not packed"):
+        encoder.state_dict()
