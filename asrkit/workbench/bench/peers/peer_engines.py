@@ -1,5 +1,5 @@
-"""Jasper in OpenVINO and ONNX Runtime, each in a process of its own, run by the Python of `make
-peers`.
+"""Jasper and FastConformer in OpenVINO and ONNX Runtime, each in a process of its own, run by the
+Python of `make peers`.
 
     python -P peer_engines.py openvino_bfloat16
     {"folder": "...", "frames": 200, "observe": true}
@@ -7,9 +7,11 @@ peers`.
 
 `folder` has a model and features by `write_model` and `write_features`. The first process that
 needs an engine's file lets another process make it, which takes several times the weights and ends.
-Models have no lengths and no masks: utterances are whole, one at a time. A process runs on one
-thread of the core that our arms run on. Protocol and timing are those of
-asrkit.workbench.bench.peers.peer_worker. The exporter alone imports asrkit, from this checkout.
+Models have no lengths and no masks: utterances are whole. A Jasper gives log-probabilities of one
+utterance of any length, a FastConformer encoded frames of a batch, whose shape is the only one that
+its folder is for. A process runs on one thread of the core that our arms run on. Protocol and
+timing are those of asrkit.workbench.bench.peers.peer_worker. The exporter alone imports asrkit,
+from this checkout.
 """
 
 import functools
@@ -27,7 +29,11 @@ import torch
 from torch import Tensor, nn
 
 MODEL = "model.pt"
-FILES = {"openvino": "model.xml", "onnxruntime": "model.onnx"}
+FILES = {
+    "openvino": "model.xml",
+    "onnxruntime": "model.onnx",
+    "onnxruntime_int8": "model-int8.onnx",
+}
 CHECKOUT = Path(__file__).resolve().parents[4]
 
 
@@ -36,7 +42,7 @@ def write_model(folder: Path, model: Any) -> None:
 
     Args:
         folder: to write into.
-        model: our CTCModel with a Jasper, float32, in eval mode.
+        model: our CTCModel with a Jasper or a FastConformer, float32, in eval mode.
     """
     from asrkit.models.checkpoints import config_to_dict
 
@@ -45,11 +51,11 @@ def write_model(folder: Path, model: Any) -> None:
 
 
 def write_features(folder: Path, features: Tensor) -> None:
-    """Write features (1, T, F) for requests with `frames` T; asrkit's side.
+    """Write features (B, T, F) for requests with `frames` T; asrkit's side.
 
     Args:
         folder: to write into.
-        features: of one whole utterance.
+        features: of whole utterances, one for a Jasper.
     """
     np.save(_features_path(folder, features.shape[1]), features.numpy())
 
@@ -83,23 +89,16 @@ class WholeUtterances(nn.Module):
         return self.model.output(x.transpose(1, 2)).log_softmax(-1)
 
 
-def export(folder: Path, engine: str) -> None:
-    """Write an engine's file, for any number of frames.
+def export(folder: Path, engine: str, shape: tuple[int, ...]) -> None:
+    """Write an engine's file.
 
     Args:
         folder: of `write_model`.
         engine: a key of FILES.
+        shape: of the features (B, T, F); a Jasper's file is for any T.
     """
-    sys.path.append(str(CHECKOUT))
-    from asrkit.models import CTCModel
-    from asrkit.models.checkpoints import config_from_dict
-
-    parts = torch.load(folder / MODEL, mmap=True)
-    with torch.device("meta"):
-        model = CTCModel(config_from_dict(parts["config"]))
-    model.load_state_dict(parts["weights"], assign=True)
-    whole = WholeUtterances(model).eval().requires_grad_(False)
-    example = torch.zeros(1, 64, model.config.encoder.bins)
+    sys.path += [str(CHECKOUT), str(Path(__file__).parent)]
+    whole, example, dynamic_shapes = _whole(folder, shape)
     path = folder / FILES[engine]
     if engine == "openvino":
         import openvino
@@ -107,18 +106,58 @@ def export(folder: Path, engine: str) -> None:
         converted = openvino.convert_model(whole, example_input=example)
         openvino.save_model(converted, path, compress_to_fp16=False)
         return
+    if engine == "onnxruntime_int8":
+        _quantize(exported(folder, "onnxruntime", shape), path)
+        return
     program = torch.onnx.export(
-        whole,
-        (example,),
-        dynamo=True,
-        dynamic_shapes={"features": {1: torch.export.Dim("T", min=2)}},
-        verbose=False,
+        whole, (example,), dynamo=True, dynamic_shapes=dynamic_shapes, verbose=False
     )
     assert program is not None
     program.save(path, external_data=True)  # a file of ONNX alone ends at 2 GB
 
 
-def exported(folder: Path, engine: str) -> Path:
+def _quantize(path: Path, to: Path) -> None:
+    """Write the ONNX model of `path` with linear layers in int8: weights by output channel,
+    activations in every call.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    graph = onnx.load(path, load_external_data=False).graph
+    stacks = {weight.name for weight in graph.initializer if len(weight.dims) > 2}
+    by_head = [node.name for node in graph.node if stacks & {*node.input}]  # it has no such kernel
+    quantize_dynamic(
+        path,
+        to,
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+        op_types_to_quantize=["MatMul", "Gemm"],
+        nodes_to_exclude=by_head,
+        use_external_data_format=True,
+    )
+
+
+def _whole(folder: Path, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor, Any]:
+    """The model of `write_model` without lengths, an input, and which of its sizes may change."""
+    from whole_conformer import WholeConformer
+
+    from asrkit.models import CTCModel, Jasper
+    from asrkit.models.checkpoints import config_from_dict
+
+    parts = torch.load(folder / MODEL, mmap=True)
+    with torch.device("meta"):
+        model = CTCModel(config_from_dict(parts["config"]))
+    model.load_state_dict(parts["weights"], assign=True)
+    model.eval().requires_grad_(False)
+    if isinstance(model.encoder, Jasper):
+        any_length = {"features": {1: torch.export.Dim("T", min=2)}}
+        return WholeUtterances(model).eval(), torch.zeros(1, 64, shape[2]), any_length
+    encoder: Any = model.encoder
+    frames = -(-shape[1] // encoder.config.subsampling)
+    return WholeConformer(encoder, frames).eval(), torch.zeros(shape), None
+
+
+def exported(folder: Path, engine: str, shape: tuple[int, ...]) -> Path:
     """The file of an engine, exported by another process unless it is there.
 
     Raises:
@@ -127,7 +166,8 @@ def exported(folder: Path, engine: str) -> Path:
     path = folder / FILES[engine]
     if path.exists():
         return path
-    command = [sys.executable, "-P", "-W", "ignore", __file__, "export", str(folder), engine]
+    sizes = "x".join(map(str, shape))
+    command = [sys.executable, "-P", "-W", "ignore", __file__, "export", str(folder), engine, sizes]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["its export failed"]
@@ -136,11 +176,11 @@ def exported(folder: Path, engine: str) -> Path:
 
 
 class OpenVINO:
-    """A call that returns log-probabilities (1, T', V), by OpenVINO on one thread.
+    """A call that returns what the model makes of features, by OpenVINO on one thread.
 
     Args:
         folder: of `write_model`.
-        features: (1, T, F).
+        features: (B, T, F).
         precision: "f32" or "bf16".
     """
 
@@ -148,7 +188,7 @@ class OpenVINO:
         import openvino
 
         core = openvino.Core()
-        model = core.read_model(exported(folder, "openvino"))
+        model = core.read_model(exported(folder, "openvino", features.shape))
         model.reshape([*features.shape])
         options = {
             "INFERENCE_NUM_THREADS": 1,
@@ -167,14 +207,16 @@ class OpenVINO:
 
 
 class ONNXRuntime:
-    """A call that returns log-probabilities (1, T', V), by ONNX Runtime on one thread.
+    """A call that returns what the model makes of features, by ONNX Runtime on one thread.
 
     Args:
         folder: of `write_model`.
-        features: (1, T, F).
+        features: (B, T, F).
+        kind: "onnxruntime", or "onnxruntime_int8" with linear layers quantised: weights by channel,
+            activations in every call.
     """
 
-    def __init__(self, folder: Path, features: np.ndarray) -> None:
+    def __init__(self, folder: Path, features: np.ndarray, kind: str = "onnxruntime") -> None:
         import onnxruntime
 
         onnxruntime.disable_telemetry_events()
@@ -182,7 +224,7 @@ class ONNXRuntime:
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
         options.add_free_dimension_override_by_name("T", features.shape[1])
-        path = exported(folder, "onnxruntime")
+        path = exported(folder, kind, features.shape)
         self.session = onnxruntime.InferenceSession(
             path, options, providers=["CPUExecutionProvider"]
         )
@@ -196,6 +238,7 @@ ENGINES: dict[str, tuple[str, Callable[..., Callable[[], np.ndarray]]]] = {
     "openvino_float32": ("openvino", functools.partial(OpenVINO, precision="f32")),
     "openvino_bfloat16": ("openvino", functools.partial(OpenVINO, precision="bf16")),
     "onnxruntime_float32": ("onnxruntime", ONNXRuntime),
+    "onnxruntime_int8": ("onnxruntime", functools.partial(ONNXRuntime, kind="onnxruntime_int8")),
 }
 
 
@@ -227,7 +270,7 @@ class Server:
         if request["observe"]:
             from peer_encoders import sketch
 
-            lengths = torch.tensor([found.shape[1]])
+            lengths = torch.full((len(found),), found.shape[1])
             digest = sketch(torch.tensor(found), lengths)
             answer["digest"] = [digest.tolist(), lengths.tolist()]
         return answer
@@ -254,6 +297,6 @@ def main(peer: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "export":
-        export(Path(sys.argv[2]), sys.argv[3])
+        export(Path(sys.argv[2]), sys.argv[3], tuple(map(int, sys.argv[4].split("x"))))
     else:
         main(sys.argv[1])

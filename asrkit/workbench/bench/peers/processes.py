@@ -39,6 +39,9 @@ NAMES = {
     "encoder": (*ENCODERS,),
     "jasper-bfloat16": ("openvino_bfloat16",),
     "jasper-float32": ("openvino_float32", "onnxruntime_float32"),
+    "engines-float32": ("openvino_float32", "onnxruntime_float32"),
+    "engines-bfloat16": ("openvino_bfloat16",),
+    "engines-int8": ("onnxruntime_int8",),
 }
 
 

@@ -9,7 +9,10 @@ RESERVE_S = 30.0  # at the end, in which nothing runs; less where the minutes ar
 LAST_CASE_S = 60.0  # at the end, in which nothing begins; likewise
 CHECKS_SHARE = 0.35  # of the time that checks may take
 CHECKS_S = 160.0  # an estimate for an H100, compiling included
-ELSEWHERE = {"batching": "computed from lengths, needs no GPU: run `asrkit bench batching`"}
+ELSEWHERE = {
+    "batching": "computed from lengths, needs no GPU: run `asrkit bench batching`",
+    "engines": "on one core of a CPU: run `asrkit bench engines --peers`",
+}
 COMPILED = "compiled"  # the part that a rehearsal on a CPU leaves out
 
 
