@@ -166,3 +166,17 @@ def test_a_packed_encoder_says_why_it_cannot_train_or_take_bad_input():
         encoder.train()(features, lengths)
     with pytest.raises(ValueError, match="^model: expected layers that are not packed"):
         encoder.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.ao moves to torchao
+@torch.inference_mode()
+def test_a_quantiser_of_torch_may_replace_every_linear_layer_of_the_eager_encoder():
+    encoder = build()
+    features, lengths = torch.randn(2, 90, 80), torch.tensor([90, 33])
+    wanted, frames = encoder(features, lengths)
+    quantised = torch.ao.quantization.quantize_dynamic(encoder, {nn.Linear}, torch.qint8)
+    assert not any(type(part) is nn.Linear for part in quantised.modules())
+    found, steps = quantised(features, lengths)
+    assert torch.equal(steps, frames)
+    error = (found - wanted).norm() / wanted.norm()
+    assert 0 < error < 0.1
