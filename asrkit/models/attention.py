@@ -107,7 +107,7 @@ class RelativeAttention(nn.Module):
 
         def project() -> Tensor:
             p = self.position(positions)
-            p = p.view(len(positions), self.heads, -1)
+            p = p.view(positions.shape[0], self.heads, -1)  # no len(): exporters would fix it
             scaled = p / math.sqrt(p.shape[-1])
             return scaled.permute(1, 2, 0)
 
@@ -224,14 +224,19 @@ def allowed_keys(valid: Tensor, context: tuple[int, int]) -> Tensor:
         return allowed
     frames = torch.arange(T, device=valid.device)
     distance = frames[:, None] - frames  # (T, T), of query and key
-    furthest_left = left if 0 <= left < T else T
-    furthest_right = right if 0 <= right < T else T
+    furthest_left = T if left < 0 else torch.sym_min(left, T)
+    furthest_right = T if right < 0 else torch.sym_min(right, T)
     near = (distance <= furthest_left) & (-distance <= furthest_right)
     return allowed & near
 
 
 def attends_in_blocks(T: int, context: tuple[int, int]) -> bool:
-    """Whether attention over T frames is computed in blocks: where `context` is short against T."""
+    """Whether attention over T frames is computed in blocks: where `context` is short against T.
+
+    Not in a program that torch.export writes, which has one form for all T.
+    """
+    if torch.compiler.is_exporting():
+        return False
     return min(context) >= 0 and 2 * sum(context) < T
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.runtime import to_device
+from asrkit.runtime import readable, to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
 
 INITIAL_SCALE = 0.5  # of all weights and biases; of the forget gate's bias of 1 too, as published
@@ -169,16 +169,21 @@ def stack_frames(x: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor
     """
     T, B, D = x.shape
     x = _without_padding(x, lengths)
-    missing = -T % count
-    x = F.pad(x, (0, 0, 0, 0, 0, missing))
-    groups = x.view(-1, count, B, D)
-    stacked = groups.transpose(1, 2).flatten(2)
+    groups = _groups(T, count)
+    x = F.pad(x, (0, 0, 0, 0, 0, groups * count - T))
+    x = x.view(groups, count, B, D)
+    stacked = x.transpose(1, 2).flatten(2)
     return stacked, _stacked_lengths(lengths, count)
+
+
+def _groups(frames: int, count: int) -> int:
+    """How many groups of `count` hold `frames`; in a form that exporters can follow."""
+    return (frames + count - 1) // count
 
 
 def _without_padding(x: Tensor, lengths: Tensor) -> Tensor:
     """`x` (T, B, D) with zeros behind the lengths (B,)."""
-    padding = to_device(~valid_mask(lengths, len(x)), x.device)
+    padding = to_device(~valid_mask(lengths, x.shape[0]), x.device)
     return x.masked_fill(padding.T[..., None], 0.0)
 
 
@@ -231,10 +236,10 @@ class LSTMEncoder(nn.Module):
         return encoded[to_device(rank, features.device)], encoded_lengths[rank]
 
     def _plan(self, lengths: Tensor, T: int) -> Phases:
-        """The phases of a batch of T feature frames, in stacked frames; one on a GPU."""
-        B = len(lengths)
-        if lengths.device.type != "cpu":
-            return [(-(-T // self.config.stack_input), B)]
+        """The phases of a batch of T feature frames, in stacked frames; one if lengths are unread."""
+        B = lengths.shape[0]
+        if not readable(lengths):
+            return [(_groups(T, self.config.stack_input), B)]
         frames = _on_host(lengths)
         longest = int(frames.max())
         expect(longest <= T, "lengths", f"at most {T}, the frames of features", longest)
@@ -245,12 +250,12 @@ class LSTMEncoder(nn.Module):
 
     def _encode(self, features: Tensor, lengths: Tensor, planned: Phases) -> tuple[Tensor, Tensor]:
         """What `forward` returns; with several phases, `features` are sorted, the longest first."""
-        B = len(lengths)
+        B = lengths.shape[0]
         dtype = next(self.parameters()).dtype
         x = features.transpose(0, 1)  # (T, B, F)
         x, lengths = stack_frames(x, lengths, self.config.stack_input)
         x = x.to(dtype)
-        encoded_frames = -(-len(x) // self.config.stack)
+        encoded_frames = _groups(x.shape[0], self.config.stack)
         parts = []
         start = 0
         before_states: States = None
@@ -268,7 +273,7 @@ class LSTMEncoder(nn.Module):
             parts.append(F.pad(part, (0, 0, 0, B - rows)))
             start = end
         encoded = torch.cat(parts)
-        encoded = F.pad(encoded, (0, 0, 0, 0, 0, encoded_frames - len(encoded)))
+        encoded = F.pad(encoded, (0, 0, 0, 0, 0, encoded_frames - encoded.shape[0]))
         return encoded.transpose(0, 1), _stacked_lengths(lengths, self.config.stack)
 
 
