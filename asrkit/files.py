@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,44 @@ def atomic(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Make a folder of files completely or not at all.
+
+    Yields a temporary folder beside it. It becomes `path` when the block ends normally, and is
+    deleted when the block raises.
+
+    Args:
+        path: The folder to make; missing parent folders are created.
+
+    Raises:
+        ValueError: `path` is there already, and not an empty folder.
+    """
+    path = Path(path).absolute()
+    _expect_free(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        _expect_free(path)
+        if path.exists():
+            path.rmdir()
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _expect_free(path: Path) -> None:
+    """ValueError where `path` is something other than an empty folder."""
+    taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    if taken:
+        raise ValueError(
+            f"out: expected a folder that is not there yet or is empty, got {path}. "
+            "Remove it, or name another."
+        )
 
 
 @contextlib.contextmanager

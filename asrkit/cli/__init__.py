@@ -20,6 +20,7 @@ from asrkit.cli import (
     cost,
     data,
     doctor,
+    export,
     ledger,
     records,
     report,
@@ -31,7 +32,7 @@ from asrkit.cli.command import Command
 from asrkit.cli.options import add_json
 
 SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
-    "recognise speech": (transcribe.COMMAND, train.COMMAND),
+    "recognise speech": (transcribe.COMMAND, train.COMMAND, export.COMMAND),
     "prepare speech": (data.PREPARE, data.STATS, data.LENGTHS),
     "measure this machine": (doctor.COMMAND, bench.COMMAND, cost.COMMAND),
     "reports and records": (

@@ -149,23 +149,44 @@ def _load_model(args: argparse.Namespace) -> Any:
     """The checkpoint of --model, or the one that notebook 00 left, on the device."""
     import torch
 
+    from asrkit.export import is_exported
     from asrkit.files import home
     from asrkit.models import limit_context, load_checkpoint
     from asrkit.shapes import expect
 
     demo = home(make=False) / "demo"
     expect(
-        args.model is not None or (demo / "model.safetensors").is_file(),
+        args.engine != "torch" or args.model is not None or (demo / "model.safetensors").is_file(),
         "model",
         "the demo of notebook 00",
         f"none in {demo}",
         "Run it (make report), or pass --model.",
     )
+    if args.engine != "torch":
+        return _load_exported(args)
+    if args.model is not None:
+        remedy = "Pass --engine onnxruntime or --engine openvino."
+        model = args.model
+        expect(not is_exported(model), "engine", "one for an exported model", "torch", remedy)
     dtype = getattr(torch, args.dtype)
     checkpoint = load_checkpoint(args.model or demo, device=args.device, dtype=dtype)
     if args.context:
         limit_context(checkpoint.model, tuple(args.context))
     return checkpoint
+
+
+def _load_exported(args: argparse.Namespace) -> Any:
+    """The checkpoint of an exported folder, its encoder in the engine of --engine."""
+    from asrkit.shapes import expect
+    from asrkit.transcribe import load_exported
+
+    with_engine = f"with --engine {args.engine}"
+    made = "Make one: asrkit export --model M --format onnx --out DIR."
+    exported = f"a folder of asrkit export {with_engine}"
+    expect(args.model is not None, "model", exported, "none", made)
+    expect(args.device == "cpu", "device", f"cpu {with_engine}", args.device)
+    expect(not args.context, "context", f"none {with_engine}", args.context)
+    return load_exported(args.model, args.engine, precision=args.dtype)
 
 
 def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, float]:
@@ -286,6 +307,14 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the model that notebook 00 trained)",
     )
     model.add_argument(
+        "--engine",
+        choices=["torch", "onnxruntime", "openvino"],
+        default="torch",
+        help="what computes the encoder, on a CPU; onnxruntime and openvino run a --model that "
+        "asrkit export wrote, and have to be installed: pip install 'asrkit[onnx]' or "
+        "'asrkit[openvino]'; decoding stays the same",
+    )
+    model.add_argument(
         "--dtype",
         choices=["float32", "bfloat16", "float16"],
         default="float32",
@@ -347,6 +376,7 @@ COMMAND = Command(
         "asrkit transcribe talk.wav",
         "asrkit transcribe talks/ call.mp3 --model models/mine --format srt --out text",
         "asrkit transcribe talk.wav --model parakeet.nemo --dtype bfloat16",
+        "asrkit transcribe talk.wav --model exported/mine --engine onnxruntime",
         "asrkit transcribe talk.wav --model models/jasper --beam 8 --lm words.arpa --word-bonus 3",
         "asrkit transcribe talk.wav --model canary.nemo --language de --task translate",
         "asrkit transcribe talks/ --json --timestamps > talks.jsonl",

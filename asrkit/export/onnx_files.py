@@ -89,7 +89,7 @@ def _dynamic_shapes(graph: Graph) -> tuple[dict[int, Any], ...]:
     shapes = []
     for name in graph.inputs:
         varying = graph.dynamic[name]
-        shapes.append({place: torch.export.Dim.DYNAMIC for place in varying})
+        shapes.append(dict.fromkeys(varying, torch.export.Dim.DYNAMIC))
     return tuple(shapes)
 
 

@@ -288,7 +288,8 @@ class Jasper(nn.Module):
                 sources.append(x)
             if sizes.stride > 1:
                 lengths = strided(lengths, sizes.stride)
-                frames = -(-x.shape[2] // sizes.stride)
+                # not -(-T // stride): exported, a negative quotient is cut, not floored
+                frames = (x.shape[2] + sizes.stride - 1) // sizes.stride
                 padding = padding_mask(lengths, frames, features.device)
             x = stage(x, sources if has_branches else [], padding)
         return x.transpose(1, 2), lengths

@@ -236,7 +236,7 @@ class LSTMEncoder(nn.Module):
         return encoded[to_device(rank, features.device)], encoded_lengths[rank]
 
     def _plan(self, lengths: Tensor, T: int) -> Phases:
-        """The phases of a batch of T feature frames, in stacked frames; one if lengths are unread."""
+        """Phases of a batch of T feature frames, in stacked frames; one if lengths are unread."""
         B = lengths.shape[0]
         if not readable(lengths):
             return [(_groups(T, self.config.stack_input), B)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asrkit.transcribe.audio import find, read_audio
+    from asrkit.transcribe.engines import load_exported
     from asrkit.transcribe.folder import Folder
     from asrkit.transcribe.formats import FORMATS, TIMED, Transcript, render, summary
     from asrkit.transcribe.options import (
@@ -34,6 +35,7 @@ __all__ = [
     "WindowOptions",
     "Word",
     "find",
+    "load_exported",
     "read_audio",
     "recognize",
     "render",
@@ -43,6 +45,7 @@ __all__ = [
 
 _FILES = {  # the file of this folder that defines each name
     "audio": ["find", "read_audio"],
+    "engines": ["load_exported"],
     "folder": ["Folder"],
     "formats": ["FORMATS", "TIMED", "Transcript", "render", "summary"],
     "options": ["BeamOptions", "PipelineConfig", "PromptOptions", "WindowOptions"],
