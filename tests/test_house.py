@@ -23,6 +23,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"runtime", "sound_files", "byte_pairs"},
     {"features", "text"},
     {"models", "losses", "decoders", "optim", "parallel"},
+    {"export"},
     {"data", "transcribe"},
     {"training"},
     {"workbench.machine", "workbench.schemas", "workbench.tables", "workbench.typography"},
@@ -39,7 +40,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
 ]
 CAPTURES = ("torch.cuda.graph", "torch.cuda.make_graphed_callables")
 LAYER = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-LIBRARY = set().union(*FLOORS[:6])
+LIBRARY = set().union(*FLOORS[:7])
 BARE = (  # what a bare GPU machine imports: it has torch, torchaudio, numpy and numba
     set().union(*FLOORS[:4])
     | {

@@ -120,7 +120,7 @@ def open_engine(
     expect(engine in READS, "engine", wanted, repr(engine))
     formats = READS[engine]
     remedy = f"Export the model again: --format {formats[0]}, or pass --engine openvino."
-    wanted = f"one that reads {exported.format}"
+    wanted = f"one that reads what {exported.path} holds, {exported.format}"
     expect(exported.format in formats, "engine", wanted, engine, remedy)
     known = f"one of {', '.join(map(repr, PRECISIONS))}"
     expect(precision in PRECISIONS, "dtype", known, repr(precision))

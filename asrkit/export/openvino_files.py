@@ -1,5 +1,6 @@
 """Graphs as OpenVINO's IR, an .xml of operators beside a .bin of weights, by way of ONNX."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,18 @@ def _compress(model: Any) -> None:
         if op.get_type_name() != "MatMul":
             continue
         weight = op.input_value(1).get_node()
-        numbers = weight.get_element_type().to_string() == "f32"
-        large = weight.get_output_size() == 1 and np.prod(weight.shape) >= LEAST_NUMBERS
-        if weight.get_type_name() == "Constant" and numbers and large and len(weight.shape) == 2:
+        if _is_large_weight(weight):
             output_axis = 0 if op.get_attributes()["transpose_b"] else 1
             replacement = _in_8_bits(weight, output_axis)
             op.input(1).replace_source_output(replacement.output(0))
+
+
+def _is_large_weight(node: Any) -> bool:
+    """Whether a node is a matrix of float32 numbers worth 8 bits."""
+    if node.get_type_name() != "Constant" or node.get_element_type().to_string() != "f32":
+        return False
+    shape = [*node.shape]
+    return len(shape) == 2 and math.prod(shape) >= LEAST_NUMBERS
 
 
 def _in_8_bits(weight: Any, output_axis: int) -> Any:

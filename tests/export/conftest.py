@@ -1,0 +1,52 @@
+"""The cases of the worker, which runs in the Python of `make peers`, and that Python."""
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from asrkit.workbench.bench.peers.processes import PYTHON
+
+HERE = Path(__file__).resolve().parent
+spec = importlib.util.spec_from_file_location("export_worker", HERE / "export_worker.py")
+worker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+
+
+@pytest.fixture(autouse=True)
+def small_tensors(one_thread):
+    """Every test of this folder runs on one thread."""
+
+
+@pytest.fixture(scope="session")
+def in_peers():
+    """in_peers(*arguments): what Python with the engines installed prints, and its errors and exit code."""
+    if not PYTHON.exists():
+        pytest.skip("needs .venv-peers: `make peers` installs the engines")
+
+    def run(*arguments):
+        environment = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+        command = [str(PYTHON), "-W", "ignore", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def cases():
+    """Small models of every encoder and predictor, by name."""
+    return {name: worker.checkpoint_of(config) for name, config in worker.cases().items()}
+
+
+@pytest.fixture(scope="session")
+def batch():
+    """batch(B, T): features with NaN in the padding, and lengths."""
+    return worker.batch
+
+
+@pytest.fixture(scope="session")
+def client_script():
+    """The script whose `client` transcribes by sherpa-onnx."""
+    return HERE / "export_worker.py"
