@@ -46,10 +46,17 @@ def cases():
         "ctc-fastconformer": CTCConfig(vocab_size=28, encoder=fast),
         "ctc-near": CTCConfig(vocab_size=28, encoder=near),
         "ctc-jasper": CTCConfig(vocab_size=28, encoder=JasperConfig(bins=80, stages=stages)),
-        "rnnt-lstm": TransducerConfig(vocab_size=28, encoder=lstm, predictor=LSTMConfig(width=24, layers=2)),
-        "rnnt-stateless-1": TransducerConfig(vocab_size=28, encoder=conv, predictor=StatelessConfig(context=1)),
+        "rnnt-lstm": TransducerConfig(
+            vocab_size=28, encoder=lstm, predictor=LSTMConfig(width=24, layers=2)
+        ),
+        "rnnt-stateless-1": TransducerConfig(
+            vocab_size=28, encoder=conv, predictor=StatelessConfig(context=1)
+        ),
         "tdt-fastconformer": TransducerConfig(
-            vocab_size=28, encoder=fast, predictor=StatelessConfig(context=3), durations=(0, 1, 2, 4)
+            vocab_size=28,
+            encoder=fast,
+            predictor=StatelessConfig(context=3),
+            durations=(0, 1, 2, 4),
         ),
     }
 
@@ -111,7 +118,9 @@ def scores(model, features, lengths):
         found = model.output(encoded).log_softmax(-1)
     else:
         targets = torch.tensor([[3, 7, 1]]).expand(len(features), -1)
-        logits = model.join(model.encoder_projection(encoded)[:, :, None], model.rows(targets)[:, None])
+        logits = model.join(
+            model.encoder_projection(encoded)[:, :, None], model.rows(targets)[:, None]
+        )
         found = logits[..., : model.blank + 1].log_softmax(-1)
     return torch.cat([row[:n].flatten() for row, n in zip(found, ends.tolist(), strict=True)]), ends
 
@@ -130,7 +139,9 @@ def client_tokens(folder, features, lengths):
     shape = (int(metadata["pred_rnn_layers"]), 1, int(metadata["pred_hidden"]))
     names = [one.name for one in decoder.get_inputs()]
     signal = features.transpose(1, 2).contiguous().numpy()
-    frames, ends = encoder.run(None, dict(zip(("audio_signal", "length"), (signal, lengths.numpy()), strict=True)))
+    frames, ends = encoder.run(
+        None, dict(zip(("audio_signal", "length"), (signal, lengths.numpy()), strict=True))
+    )
 
     def predict(token, states):
         values = [np.array([[token]], np.int32), np.array([1], np.int32), *states]
@@ -172,8 +183,12 @@ def parity(folder):
         exports = {"onnx": export(checkpoint, folder / name, format="onnx")}
         if name in ("ctc-fastconformer", "tdt-fastconformer"):
             exports["openvino"] = export(checkpoint, folder / f"{name}-ir", format="openvino")
-            exports["onnx-int8"] = export(checkpoint, folder / f"{name}-int8", format="onnx", int8=True)
-            exports["openvino-int8"] = export(checkpoint, folder / f"{name}-ir8", format="openvino", int8=True)
+            exports["onnx-int8"] = export(
+                checkpoint, folder / f"{name}-int8", format="onnx", int8=True
+            )
+            exports["openvino-int8"] = export(
+                checkpoint, folder / f"{name}-ir8", format="openvino", int8=True
+            )
         ours = Recognizer(checkpoint.model)
         for kind, exported in exports.items():
             for engine in ("onnxruntime", "openvino") if kind.startswith("onnx") else ("openvino",):
@@ -187,9 +202,15 @@ def parity(folder):
                     errors.append((got - expected).abs().max().item())
                     wanted += ours.decode(*ours.encode(features, lengths)).tokens()
                     tokens += theirs.decode(*theirs.encode(features, lengths)).tokens()
-                found[f"{name} {kind} {engine}"] = {"error": max(errors), "tokens": tokens, "wanted": wanted}
+                found[f"{name} {kind} {engine}"] = {
+                    "error": max(errors),
+                    "tokens": tokens,
+                    "wanted": wanted,
+                }
             if not isinstance(checkpoint.model, CTCModel) and kind == "onnx":
-                tokens = [row for B, T in BATCHES for row in client_tokens(exported.path, *batch(B, T))]
+                tokens = [
+                    row for B, T in BATCHES for row in client_tokens(exported.path, *batch(B, T))
+                ]
                 found[f"{name} {kind} client"] = {"error": 0.0, "tokens": tokens, "wanted": wanted}
     (folder / "parity.json").write_text(json.dumps(found))
 
@@ -203,7 +224,9 @@ def client(folder, recordings):
     graphs = {name: str(folder / file) for name, file in manifest["graphs"].items()}
     tokens = str(folder / "tokens.txt")
     if manifest["head"] == "ctc":
-        recognizer = sherpa_onnx.OfflineRecognizer.from_nemo_ctc(model=graphs["model"], tokens=tokens)
+        recognizer = sherpa_onnx.OfflineRecognizer.from_nemo_ctc(
+            model=graphs["model"], tokens=tokens
+        )
     else:
         recognizer = sherpa_onnx.OfflineRecognizer.from_transducer(
             encoder=graphs["encoder"],

@@ -27,7 +27,7 @@ def graphs_of(model):
 def program_of(graph):
     """The graph by torch.export."""
     dynamic = tuple(
-        {place: torch.export.Dim.DYNAMIC for place in graph.dynamic[name]} for name in graph.inputs
+        dict.fromkeys(graph.dynamic[name], torch.export.Dim.DYNAMIC) for name in graph.inputs
     )
     with torch.no_grad():
         program = torch.export.export(

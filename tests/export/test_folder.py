@@ -1,0 +1,253 @@
+"""The exported folder: tokens, what is refused, and that nothing is half-written."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from asrkit.cli import main
+from asrkit.export import is_exported, read_exported
+from asrkit.export.engines import expect_int8, open_engine
+from asrkit.export.folder import MANIFEST, Exported, write_manifest, write_tokens
+from asrkit.export.packages import require
+from asrkit.export.writing import _head, _metadata
+from asrkit.features import FeatureConfig
+from asrkit.files import new_folder
+from asrkit.models import (
+    AEDModel,
+    Checkpoint,
+    CTCConfig,
+    TransducerConfig,
+    make_model,
+    presets,
+    save_checkpoint,
+)
+from asrkit.text import CharTokenizer, SentencePieceTokenizer
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """A folder with a manifest whose graph is no graph."""
+    path = tmp_path / "exported"
+    path.mkdir()
+    (path / "model.onnx").write_bytes(b"not a graph")
+    write_tokens(path / "tokens.txt", CharTokenizer())
+    written = Exported(
+        path=path,
+        format="onnx",
+        int8=False,
+        head="ctc",
+        config=CTCConfig(vocab_size=28),
+        tokenizer=CharTokenizer(),
+        features=asdict(FeatureConfig()),
+        notes={"max_symbols": 5},
+        graphs={"model": "model.onnx"},
+        files={},
+    )
+    write_manifest(written)
+    return path
+
+
+def test_tokens_are_a_piece_and_its_number_a_line_and_blank_is_last(tmp_path):
+    write_tokens(tmp_path / "tokens.txt", CharTokenizer(" ab"))
+    assert (tmp_path / "tokens.txt").read_bytes() == b"  0\na 1\nb 2\n<blk> 3\n"
+    texts = ["one two three four five six", "seven eight nine zero one two"] * 20
+    tokenizer = SentencePieceTokenizer.train(texts, vocab_size=30)
+    write_tokens(tmp_path / "tokens.txt", tokenizer)
+    lines = (tmp_path / "tokens.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.split() for line in lines] == [
+        [piece, str(number)] for number, piece in enumerate([*tokenizer.pieces(), "<blk>"])
+    ]
+
+
+@pytest.mark.parametrize("alphabet", ["ab\t", "ab\n", "aba"])
+def test_tokens_that_the_file_cannot_hold_are_refused(tmp_path, alphabet):
+    with pytest.raises(ValueError, match="^tokenizer: expected pieces "):
+        write_tokens(tmp_path / "tokens.txt", CharTokenizer(alphabet))
+
+
+def test_what_was_written_is_read(exported):
+    found = read_exported(exported)
+    assert is_exported(exported) and found.acoustic == "model"
+    assert found.config == CTCConfig(vocab_size=28)
+    assert found.tokenizer == CharTokenizer() and found.notes == {"max_symbols": 5}
+    assert set(found.files) == {"model.onnx", "tokens.txt"}
+
+
+def test_an_incomplete_or_damaged_folder_is_one_line_with_a_remedy(exported):
+    (exported / "model.onnx").write_bytes(b"not")
+    with pytest.raises(
+        ValueError, match=r"^model: expected model.onnx of 11 bytes in .*, got 3 bytes. Export it"
+    ):
+        read_exported(exported)
+    (exported / "model.onnx").unlink()
+    with pytest.raises(
+        ValueError, match=r"^model: expected model.onnx of 11 bytes in .*, got none. Export it"
+    ):
+        read_exported(exported)
+    manifest = json.loads((exported / MANIFEST).read_text())
+    (exported / MANIFEST).write_text(json.dumps(manifest | {"version": 9}))
+    with pytest.raises(
+        ValueError, match=r"^model: expected an export of version 1, got 9. Is it of a newer asrkit"
+    ):
+        read_exported(exported)
+    (exported / MANIFEST).write_text('{"version": 1, "files": {}')
+    with pytest.raises(
+        ValueError, match=r"^model: asrkit.json of .* is damaged .*Export it again: asrkit export.$"
+    ):
+        read_exported(exported)
+    with pytest.raises(
+        ValueError,
+        match=r"^model: expected a folder of asrkit export, got .*Make one: asrkit export.$",
+    ):
+        read_exported(exported / "none")
+
+
+@pytest.mark.parametrize("part", ["format", "model", "features", "graphs"])
+def test_a_manifest_without_a_part_is_damaged(exported, part):
+    manifest = json.loads((exported / MANIFEST).read_text())
+    del manifest[part]
+    (exported / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(
+        ValueError, match=f"^model: asrkit.json of .* is damaged .KeyError: '{part}'"
+    ):
+        read_exported(exported)
+
+
+def test_an_engine_that_is_unknown_or_reads_another_format_is_refused(exported):
+    found = read_exported(exported)
+    with pytest.raises(
+        ValueError, match="^engine: expected one of 'onnxruntime', 'openvino', got 'ray'"
+    ):
+        open_engine(found, "ray")
+    with pytest.raises(
+        ValueError, match="^dtype: expected one of 'float32', 'bfloat16', got 'float16'"
+    ):
+        open_engine(found, "openvino", precision="float16")
+    in_ir = Exported(**{**vars(found), "format": "openvino"})
+    with pytest.raises(
+        ValueError,
+        match="^engine: expected one that reads what .* holds, openvino, got onnxruntime",
+    ):
+        open_engine(in_ir, "onnxruntime")
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra():
+    require("torch", "numpy", extra="onnx", use="to export")
+    wanted = "onnx: expected no_such_package to export, got an installation without. Install it: pip install 'asrkit[onnx]'."
+    with pytest.raises(ValueError) as caught:
+        require("torch", "no_such_package", extra="onnx", use="to export")
+    assert str(caught.value) == wanted
+
+
+def test_int8_wants_a_cpu_with_instructions_for_it():
+    expect_int8({"cpu_name": "new", "avx512_vnni": True})
+    with pytest.raises(
+        ValueError, match="^int8: expected a CPU with VNNI, .*, got old. Export without --int8.$"
+    ):
+        expect_int8({"cpu_name": "old", "avx2": True, "avx512_vnni": False})
+
+
+def test_models_that_no_layout_holds_are_refused():
+    model = AEDModel(presets.tiny_aed())
+    with pytest.raises(
+        ValueError, match="^model: expected a CTC model or a transducer, got an AEDModel. No layout"
+    ):
+        _head(model, None)
+    with pytest.raises(ValueError, match="^head: expected 'ctc' of a CTC model, got 'transducer'"):
+        _head(make_model(CTCConfig(vocab_size=3)), "transducer")
+    without = make_model(TransducerConfig(vocab_size=3, ctc=False))
+    with pytest.raises(
+        ValueError, match="^head: expected 'transducer' of a model without a CTC head, got 'ctc'"
+    ):
+        _head(without, "ctc")
+    assert _head(without, None) == "transducer"
+
+
+@pytest.mark.parametrize(
+    "durations, head, url",
+    [
+        ((), "transducer", "asrkit/rnnt"),
+        ((0, 1), "transducer", "asrkit/tdt"),
+        ((0, 1), "ctc", "asrkit/ctc"),
+    ],
+)
+def test_clients_tell_kinds_of_models_apart_by_metadata(durations, head, url):
+    model = make_model(TransducerConfig(vocab_size=28, durations=durations))
+    checkpoint = Checkpoint(model, CharTokenizer(), {"normalization": "none"}, {})
+    metadata = _metadata(checkpoint, head)
+    assert all(isinstance(text, str) for text in metadata.values())
+    assert metadata["url"] == url
+    assert (metadata["vocab_size"], metadata["subsampling_factor"]) == ("28", "4")
+    assert (metadata["normalize_type"], metadata["feat_dim"]) == ("", "80")
+    assert metadata["features_hop_s"] == "0.01"
+    assert ("pred_hidden" in metadata) == (head == "transducer")
+
+
+def test_a_folder_is_made_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "deep" / "new"
+    with pytest.raises(RuntimeError), new_folder(target) as folder:
+        (folder / "half").write_text("x")
+        raise RuntimeError
+    assert [*target.parent.iterdir()] == []
+    target.mkdir()
+    with new_folder(target) as folder:
+        (folder / "whole").write_text("x")
+    assert [path.name for path in target.parent.iterdir()] == ["new"]
+    assert (target / "whole").read_text() == "x"
+    with pytest.raises(
+        ValueError, match="^out: expected a folder that is not there yet or is empty, got "
+    ):
+        new_folder(target).__enter__()
+    assert [path.name for path in target.parent.iterdir()] == ["new"]
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A CTC model as a file."""
+    torch.manual_seed(0)
+    model = make_model(CTCConfig(vocab_size=28)).eval()
+    path = tmp_path / "small.safetensors"
+    save_checkpoint(path, Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), {}))
+    return path
+
+
+def test_export_without_its_packages_says_so_and_writes_nothing(small, tmp_path, capsys):
+    from importlib.util import find_spec
+
+    if find_spec("onnx") is not None:
+        pytest.skip("needs an installation without onnx")
+    out = tmp_path / "out"
+    assert main(["export", "--model", str(small), "--format", "onnx", "--out", str(out)]) == 2
+    wanted = "asrkit export: onnx: expected onnx and onnxscript to export, got an installation without. Install it: pip install 'asrkit[onnx]'.\n"
+    assert capsys.readouterr().err == wanted
+    assert not out.exists()
+
+
+def refused(capsys, *arguments):
+    """The one line in which `asrkit transcribe` refuses."""
+    assert main(["transcribe", "talk.wav", *map(str, arguments)]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message.removeprefix("asrkit transcribe: ")
+
+
+def test_transcribe_refuses_what_an_engine_cannot_do(
+    exported, small, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
+    message = refused(capsys, "--model", exported)
+    assert message.startswith(
+        "--engine: expected one for an exported model, got torch. Pass --engine onnxruntime"
+    )
+    message = refused(capsys, "--model", small, "--engine", "openvino")
+    assert message.startswith("--model: expected a folder of asrkit export, got ")
+    message = refused(capsys, "--engine", "openvino")
+    assert message.startswith(
+        "--model: expected a folder of asrkit export with --engine openvino, got none. Make one"
+    )
+    message = refused(capsys, "--model", exported, "--engine", "openvino", "--context", 3, 3)
+    assert message.startswith("--context: expected none with --engine openvino, got [3, 3]")
+    message = refused(capsys, "--model", exported, "--engine", "openvino", "--dtype", "float16")
+    assert message.startswith("--dtype: expected one of 'float32', 'bfloat16', got 'float16'")
