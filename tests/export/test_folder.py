@@ -187,9 +187,14 @@ def test_clients_tell_kinds_of_models_apart_by_metadata(durations, head, url):
 
 def test_a_folder_is_made_whole_or_not_at_all(tmp_path):
     target = tmp_path / "deep" / "new"
-    with pytest.raises(RuntimeError), new_folder(target) as folder:
-        (folder / "half").write_text("x")
-        raise RuntimeError
+
+    def stopped():
+        with new_folder(target) as folder:
+            (folder / "half").write_text("x")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        stopped()
     assert [*target.parent.iterdir()] == []
     target.mkdir()
     with new_folder(target) as folder:
