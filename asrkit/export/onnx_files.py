@@ -55,9 +55,9 @@ def write(
         _quantise(plain, path)
         for part in (plain, _data(plain)):
             part.unlink(missing_ok=True)
-    model = onnx.load(str(path))
+    model = onnx.load(str(path), load_external_data=False)
     onnx.helper.set_model_props(model, dict(metadata))
-    _save(model, path)
+    path.write_bytes(model.SerializeToString())
 
 
 def _trace(graph: Graph, path: Path, opset: int) -> None:
@@ -127,22 +127,6 @@ def _quantise(source: Path, target: Path) -> None:
 def _data(path: Path) -> Path:
     """The file of weights beside an ONNX file."""
     return path.with_name(path.name + ".data")
-
-
-def _save(model: Any, path: Path) -> None:
-    """Replace the file of a model, its weights beside it where they are large."""
-    import onnx
-
-    _data(path).unlink(missing_ok=True)
-    large = model.ByteSize() > INLINE_BYTES
-    path.unlink()
-    onnx.save(
-        model,
-        str(path),
-        save_as_external_data=large,
-        all_tensors_to_one_file=True,
-        location=_data(path).name,
-    )
 
 
 @contextlib.contextmanager

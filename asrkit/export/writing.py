@@ -126,9 +126,9 @@ def _metadata(checkpoint: Checkpoint, head: Head) -> dict[str, str]:
     model: Any = checkpoint.model
     features = FeatureConfig(**checkpoint.features)
     durations = tuple(getattr(model, "durations", ()))
-    kind = head
+    kind: str = head
     if head == "transducer":
-        kind = "tdt" if durations else "rnnt"  # type: ignore[assignment]
+        kind = "tdt" if durations else "rnnt"
     normalization = features.normalization
     metadata: dict[str, Any] = {
         "vocab_size": model.config.vocab_size,

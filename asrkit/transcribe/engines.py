@@ -32,6 +32,10 @@ class EngineEncoder(nn.Module):
         # A recogniser asks the parameters of a model for its dtype and device.
         self.frames_like = nn.Parameter(torch.zeros(0), requires_grad=False)
 
+    def __deepcopy__(self, memo: Any) -> "EngineEncoder":
+        """Itself: an engine cannot be copied, and nothing changes it."""
+        return self
+
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Frames (B, T', D) of features (B, T, F), and their lengths (B,)."""
         signal = features.transpose(1, 2).contiguous()

@@ -34,7 +34,8 @@ def cases():
     )
 
     fast = FastConformerConfig(width=32, layers=2, subsampling_channels=16, scale_input=True)
-    near = FastConformerConfig(width=32, layers=2, subsampling_channels=16, context=(4, 4))
+    short = FastConformerConfig(width=32, layers=1, subsampling_channels=16)
+    near = FastConformerConfig(width=32, layers=1, subsampling_channels=16, context=(4, 4))
     stages = (
         Stage(channels=16, kernel=11, stride=2, repeat=1, dense=False),
         Stage(channels=16, kernel=11, repeat=2),
@@ -54,7 +55,7 @@ def cases():
         ),
         "tdt-fastconformer": TransducerConfig(
             vocab_size=28,
-            encoder=fast,
+            encoder=short,
             predictor=StatelessConfig(context=3),
             durations=(0, 1, 2, 4),
         ),
@@ -95,7 +96,8 @@ def _let_all_tokens_win(model):
     targets = torch.arange(model.blank)[None]
     rows = model.rows(targets)[0]
     model.output.bias -= model.join(model.encoder_projection(frames)[:, None], rows).mean((0, 1))
-    model.output.bias[model.blank] += 1.0
+    if not model.durations:  # else a label is likeliest on every frame, ten times
+        model.output.bias[model.blank] += 1.0
 
 
 def batch(B, T, padding=float("nan")):
@@ -173,22 +175,25 @@ def client_tokens(folder, features, lengths):
 
 def parity(folder):
     """Export every case, and compare what engines compute with what we do."""
-    from asrkit.export import export
+    from asrkit.export import export, onnx_files
     from asrkit.models import CTCModel
     from asrkit.transcribe import Recognizer, load_exported
 
     found = {}
+    inline = onnx_files.INLINE_BYTES
     for name, config in cases().items():
         checkpoint = checkpoint_of(config)
+        # One case leaves as models of more than 2 GB do, with weights in a file of their own.
+        onnx_files.INLINE_BYTES = 1000 if name == "ctc-fastconformer" else inline
         exports = {"onnx": export(checkpoint, folder / name, format="onnx")}
         if name in ("ctc-fastconformer", "tdt-fastconformer"):
             exports["openvino"] = export(checkpoint, folder / f"{name}-ir", format="openvino")
-            exports["onnx-int8"] = export(
-                checkpoint, folder / f"{name}-int8", format="onnx", int8=True
-            )
-            exports["openvino-int8"] = export(
-                checkpoint, folder / f"{name}-ir8", format="openvino", int8=True
-            )
+        if name == "ctc-fastconformer":
+            for format_ in ("onnx", "openvino"):
+                kind = f"{format_}-int8"
+                exports[kind] = export(
+                    checkpoint, folder / f"{name}-{kind}", format=format_, int8=True
+                )
         ours = Recognizer(checkpoint.model)
         for kind, exported in exports.items():
             for engine in ("onnxruntime", "openvino") if kind.startswith("onnx") else ("openvino",):
