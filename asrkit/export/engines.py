@@ -141,7 +141,7 @@ def open_engine(
 def expect_int8(capabilities: Mapping[str, Any]) -> None:
     """ValueError unless a CPU has instructions for products of int8.
 
-    Without them int8 is slower than float32, and some kernels overflow.
+    Without them int8 gains nothing, and 16-bit sums of some kernels overflow.
 
     Args:
         capabilities: Of the CPU, as `torch.cpu.get_capabilities` names them.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from asrkit.features import FeatureConfig
+from asrkit.files import plain_json
 from asrkit.models.checkpoints import config_from_dict, config_to_dict
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, dump_tokenizer, load_tokenizer, token_texts
@@ -101,7 +102,7 @@ def write_manifest(exported: Exported) -> None:
         "graphs": exported.graphs,
         "files": listed,
     }
-    text = json.dumps(manifest, indent=1)
+    text = json.dumps(plain_json(manifest), indent=1)
     (exported.path / MANIFEST).write_text(text, encoding="utf-8")
 
 

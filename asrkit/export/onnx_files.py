@@ -62,19 +62,25 @@ def write(
 
 def _trace(graph: Graph, path: Path, opset: int) -> None:
     """The float32 graph, by torch's exporter."""
-    dynamic = _dynamic_shapes(graph)
-    with _quiet(), torch.no_grad():
-        program = torch.onnx.export(
-            graph.module,
-            tuple(graph.inputs.values()),
-            dynamo=True,
-            input_names=[*graph.inputs],
-            output_names=[*graph.outputs],
-            opset_version=opset,
-            dynamic_shapes=dynamic,
-            custom_translation_table=_translations(),
-            verbose=False,
-        )
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                graph.module,
+                tuple(graph.inputs.values()),
+                dynamo=True,
+                input_names=[*graph.inputs],
+                output_names=[*graph.outputs],
+                opset_version=opset,
+                dynamic_shapes=_dynamic_shapes(graph),
+                custom_translation_table=_translations(),
+                verbose=False,
+            )
+    except Exception as error:  # of many classes, and pages long
+        why = " ".join(str(error).split())
+        raise ValueError(
+            f"model: torch's exporter cannot write its {graph.name} ({why:.300}). "
+            "Versions that are known to work are in requirements-peers.txt."
+        ) from error
     assert program is not None
     program.save(str(path), external_data=_bytes(graph) > INLINE_BYTES)
 
@@ -108,8 +114,7 @@ def _translations() -> dict[Any, Any]:
 def _quantise(source: Path, target: Path) -> None:
     """Weights of products, convolutions and LSTMs in int8, by onnxruntime's dynamic quantisation.
 
-    Unsigned weights: a convolution of int8 has no other in onnxruntime, and products of unsigned
-    weights do not overflow 16 bits on CPUs without VNNI.
+    Weights are unsigned: onnxruntime has no other convolutions on a CPU.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
