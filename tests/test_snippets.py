@@ -131,6 +131,7 @@ PREPARED = {  # what each snippet of a page takes for granted
         names_of_whisper,
     ],
     "docs/training.md": [nothing, nothing, names_of_batches, *[nothing] * 6],
+    "docs/export.md": [nothing],
     "docs/transcribing.md": [names_of_recordings],
 }
 

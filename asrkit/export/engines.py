@@ -45,7 +45,7 @@ class ONNXRuntime:
     """
 
     def __init__(self, path: Path, threads: int, precision: str) -> None:
-        require("onnxruntime", extra="onnx", use="to run")
+        require("onnxruntime", argument="engine", extra="onnx")
         import onnxruntime
 
         remedy = "Pass --engine openvino, or --dtype float32."
@@ -73,7 +73,7 @@ class OpenVINO:
     """
 
     def __init__(self, path: Path, threads: int, precision: str) -> None:
-        require("openvino", extra="openvino", use="to run")
+        require("openvino", argument="engine", extra="openvino")
         import openvino
 
         hint = {"float32": "f32", "bfloat16": "bf16"}[precision]

@@ -28,9 +28,9 @@ QUANTISED = ("MatMul", "Gemm", "Conv", "LSTM")
 
 def check(opset: int, *, int8: bool) -> None:
     """ValueError unless the packages that write ONNX are there and `opset` is one they write."""
-    require("onnx", "onnxscript", extra="onnx", use="to export")
+    require("onnx", "onnxscript", argument="format", extra="onnx")
     if int8:
-        require("onnxruntime", extra="onnx", use="to quantise")
+        require("onnxruntime", argument="int8", extra="onnx")
     low, high = OPSETS
     expect(whole(opset, low, high), "opset", f"{low} to {high}", repr(opset))
 

@@ -17,7 +17,7 @@ LEAST_NUMBERS = 1024
 
 def check() -> None:
     """ValueError unless OpenVINO is installed."""
-    require("openvino", extra="openvino", use="to export")
+    require("openvino", argument="format", extra="openvino")
 
 
 def write(

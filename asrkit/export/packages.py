@@ -3,13 +3,13 @@
 from importlib.util import find_spec
 
 
-def require(*names: str, extra: str, use: str) -> None:
+def require(*names: str, argument: str, extra: str) -> None:
     """ValueError unless these packages are installed.
 
     Args:
         names: As they are imported.
+        argument: What asks for them: "format" or "engine".
         extra: The extra of asrkit that brings them.
-        use: What they are needed for: "to export".
 
     Raises:
         ValueError: Which package is missing, and how to install it.
@@ -18,6 +18,6 @@ def require(*names: str, extra: str, use: str) -> None:
     if missing:
         what = " and ".join(missing)
         raise ValueError(
-            f"{extra}: expected {what} {use}, got an installation without. "
+            f"{argument}: expected one whose packages are installed, got one that needs {what}. "
             f"Install it: pip install 'asrkit[{extra}]'."
         )

@@ -8,6 +8,7 @@ bands end at 7,600 Hz. Facts: github.com/k2-fsa/sherpa-onnx, sherpa-onnx/csrc/of
 
 import json
 import math
+import shutil
 
 import pytest
 import soundfile
@@ -157,6 +158,20 @@ def test_a_folder_of_transcripts_knows_which_engine_made_them(
     assert "1 of 1 file transcribed" in lines("onnxruntime")
     assert "0 of 1 file transcribed, 1 done before" in lines("onnxruntime")
     assert "1 made anew" in lines("openvino")
+
+
+def test_a_graph_that_an_engine_cannot_read_is_one_line(exported, recordings, in_peers, tmp_path):
+    _, folder = exported["tdt", "ctc"]
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    size = (broken / "model.onnx").stat().st_size
+    (broken / "model.onnx").write_bytes(bytes(size))
+    for engine in ("onnxruntime", "openvino"):
+        done = in_peers(
+            "-m", "asrkit", "transcribe", recordings[0], "--model", broken, "--engine", engine
+        )  # fmt: skip
+        wanted = f"asrkit transcribe: --model: {engine} cannot read model.onnx ("
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        assert done.stderr.startswith(wanted.replace("--model", "model"))
 
 
 def test_what_export_refuses_leaves_nothing_behind(trained, in_peers, tmp_path):

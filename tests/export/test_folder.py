@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -134,10 +135,13 @@ def test_an_engine_that_is_unknown_or_reads_another_format_is_refused(exported):
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra():
-    require("torch", "numpy", extra="onnx", use="to export")
-    wanted = "onnx: expected no_such_package to export, got an installation without. Install it: pip install 'asrkit[onnx]'."
+    require("torch", "numpy", argument="format", extra="onnx")
+    wanted = (
+        "format: expected one whose packages are installed, got one that needs no_such_package. "
+        "Install it: pip install 'asrkit[onnx]'."
+    )
     with pytest.raises(ValueError) as caught:
-        require("torch", "no_such_package", extra="onnx", use="to export")
+        require("torch", "no_such_package", argument="format", extra="onnx")
     assert str(caught.value) == wanted
 
 
@@ -219,13 +223,14 @@ def small(tmp_path):
 
 
 def test_export_without_its_packages_says_so_and_writes_nothing(small, tmp_path, capsys):
-    from importlib.util import find_spec
-
     if find_spec("onnx") is not None:
         pytest.skip("needs an installation without onnx")
     out = tmp_path / "out"
     assert main(["export", "--model", str(small), "--format", "onnx", "--out", str(out)]) == 2
-    wanted = "asrkit export: onnx: expected onnx and onnxscript to export, got an installation without. Install it: pip install 'asrkit[onnx]'.\n"
+    wanted = (
+        "asrkit export: --format: expected one whose packages are installed, got one that needs "
+        "onnx and onnxscript. Install it: pip install 'asrkit[onnx]'.\n"
+    )
     assert capsys.readouterr().err == wanted
     assert not out.exists()
 
@@ -254,5 +259,8 @@ def test_transcribe_refuses_what_an_engine_cannot_do(
     )
     message = refused(capsys, "--model", exported, "--engine", "openvino", "--context", 3, 3)
     assert message.startswith("--context: expected none with --engine openvino, got [3, 3]")
+    if find_spec("onnxruntime") is None:
+        message = refused(capsys, "--model", exported, "--engine", "onnxruntime")
+        assert message.startswith("--engine: expected one whose packages are installed, got one")
     message = refused(capsys, "--model", exported, "--engine", "openvino", "--dtype", "float16")
     assert message.startswith("--dtype: expected one of 'float32', 'bfloat16', got 'float16'")
