@@ -224,10 +224,19 @@ def allowed_keys(valid: Tensor, context: tuple[int, int]) -> Tensor:
         return allowed
     frames = torch.arange(T, device=valid.device)
     distance = frames[:, None] - frames  # (T, T), of query and key
-    furthest_left = T if left < 0 else torch.sym_min(left, T)
-    furthest_right = T if right < 0 else torch.sym_min(right, T)
+    furthest_left = _furthest(left, T)
+    furthest_right = _furthest(right, T)
     near = (distance <= furthest_left) & (-distance <= furthest_right)
     return allowed & near
+
+
+def _furthest(side: int, T: int) -> int:
+    """How far a frame sees to a side of `context`, T frames at most."""
+    if side < 0:
+        return T
+    if torch.compiler.is_exporting():  # a comparison with T would hold for some T only
+        return side
+    return min(side, T)
 
 
 def attends_in_blocks(T: int, context: tuple[int, int]) -> bool:
