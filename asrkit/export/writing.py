@@ -102,7 +102,7 @@ def _head(model: Any, head: Head | None) -> Head:
     kinds = isinstance(model, CTCModel | TransducerModel)
     name = type(model).__name__
     remedy = "No layout of these formats holds another kind."
-    expect(kinds, "model", "a CTC model or a transducer", f"an {name}", remedy)
+    expect(kinds, "model", "a CTC model or a transducer", name, remedy)
     expect(head is None or head in HEADS, "head", "one of 'ctc', 'transducer'", repr(head))
     if isinstance(model, CTCModel):
         expect(head != "transducer", "head", "'ctc' of a CTC model", repr(head))

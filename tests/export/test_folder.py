@@ -156,7 +156,7 @@ def test_int8_wants_a_cpu_with_instructions_for_it():
 def test_models_that_no_layout_holds_are_refused():
     model = AEDModel(presets.tiny_aed())
     with pytest.raises(
-        ValueError, match="^model: expected a CTC model or a transducer, got an AEDModel. No layout"
+        ValueError, match="^model: expected a CTC model or a transducer, got AEDModel. No layout"
     ):
         _head(model, None)
     with pytest.raises(ValueError, match="^head: expected 'ctc' of a CTC model, got 'transducer'"):
