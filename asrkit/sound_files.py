@@ -1,9 +1,11 @@
-"""Sound files of people: which a folder holds, and whether one is whole."""
+"""Sound files of people: which a folder holds, how one is opened, and whether it is whole."""
 
 import contextlib
+import io
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,25 @@ CONVERT = "Convert it first: ffmpeg -i IN OUT.wav."
 # Bytes of samples in a WAV, AIFF or AU file by its header, and those that are there.
 PROMISED = re.compile(r"(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)")
 UNKNOWN_SIZE = 0x7FFF0000
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A recording that can be opened: a sound file or the bytes of one, whole or a part of it.
+
+    Args:
+        path: The file. With `data`, only what the recording is called in results and errors.
+        data: The bytes of a sound file; None: those of the file `path`.
+        start_s: Where the part begins, in seconds.
+        duration_s: Its length in seconds; None: to the end of the recording.
+        error: Why the recording cannot be opened, in one line; "": it can be tried.
+    """
+
+    path: Path
+    data: bytes | None = None
+    start_s: float = 0.0
+    duration_s: float | None = None
+    error: str = ""
 
 
 def listed(folder: Path) -> list[Path]:
@@ -63,11 +84,22 @@ def native(path: Path) -> str | bytes:
     return os.fsencode(path) if os.name == "posix" else str(path)
 
 
-def open_sound(path: Path) -> Any:
-    """The opened soundfile.SoundFile.
+def stored(sound: Sound) -> str | bytes | io.BytesIO:
+    """Where soundfile finds the bytes of a recording: the name of its file, or a stream.
 
     Args:
-        path: The file.
+        sound: The recording.
+    """
+    if sound.data is None:
+        return native(sound.path)
+    return io.BytesIO(sound.data)
+
+
+def open_sound(source: Path | Sound) -> Any:
+    """The opened soundfile.SoundFile, at its first sample also for a part of it.
+
+    Args:
+        source: The file, or the recording.
 
     Raises:
         ValueError: In one line, for what is no sound file, or by its header only the beginning of
@@ -75,9 +107,16 @@ def open_sound(path: Path) -> Any:
     """
     import soundfile
 
-    _expect_file(path)
+    sound = source if isinstance(source, Sound) else Sound(source)
+    path = sound.path
+    if sound.error:
+        raise ValueError(sound.error)
+    if sound.data is None:
+        _expect_file(path)
+    else:
+        expect(len(sound.data) > 0, "audio", "a sound file", f"0 bytes in {path.name}")
     try:
-        file = soundfile.SoundFile(native(path))
+        file = soundfile.SoundFile(stored(sound))
     except (soundfile.LibsndfileError, TypeError) as error:
         # TypeError: a suffix that promises samples without a header
         reason = getattr(error, "error_string", error)  # without the path

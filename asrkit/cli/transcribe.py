@@ -45,6 +45,7 @@ def _transcribe(args: argparse.Namespace) -> int:
         window_s=args.window_s,
         overlap_s=args.overlap_s,
         timestamps=args.timestamps or format_ in TIMED,
+        readers=args.readers,
     )
     _check_format(args, format_, TIMED)
     config = PipelineConfig(search=_search(args), prompt=_prompt(args))
@@ -267,6 +268,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="batch_s",
         metavar="SECONDS",
         help=description(WindowOptions, "batch_s"),
+    )
+    windows.add_argument(
+        "--readers",
+        type=int,
+        default=WindowOptions.readers,
+        metavar="N",
+        help=description(WindowOptions, "readers"),
     )
     add_device(parser.add_argument_group("device"))
     add_no_progress(parser)

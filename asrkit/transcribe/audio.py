@@ -1,6 +1,6 @@
-"""Sound files of any format that soundfile reads, as mono samples at the model's rate.
+"""Recordings of any format that soundfile reads, as mono samples at the model's rate.
 
-A file is read in blocks of some seconds, so memory does not grow with its length.
+A recording is read in blocks of some seconds, so memory does not grow with its length.
 """
 
 import math
@@ -13,11 +13,12 @@ from torch import Tensor
 from torchaudio.functional import resample
 
 from asrkit.shapes import expect
-from asrkit.sound_files import listed, native, open_sound
+from asrkit.sound_files import Sound, listed, open_sound, stored
 
 BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
 MARGIN_S = 1
 READ_SAMPLES = 2**20  # of all channels together, in one read
+ROUNDED_S = 0.01  # durations in manifests are rounded: such a part ends with its recording
 
 
 def find(paths: str | Path | Iterable[str | Path]) -> list[tuple[Path, Path]]:
@@ -39,26 +40,78 @@ def find(paths: str | Path | Iterable[str | Path]) -> list[tuple[Path, Path]]:
     return recordings
 
 
-def seconds(path: Path) -> float:
-    """Length by the file's header, 0 where it has none. For progress only: headers may be wrong."""
+def recordings(
+    sources: str | Path | Sound | Iterable[str | Path | Sound],
+) -> Iterator[Sound]:
+    """Yield each recording of `sources` in order, a folder's as `find` returns them.
+
+    Args:
+        sources: paths as `find` takes them, and recordings, one by one as they are needed.
+    """
+    if isinstance(sources, str | Path | Sound):
+        sources = [sources]
+    for source in sources:
+        if isinstance(source, Sound):
+            yield source
+        else:
+            for path, _ in find(source):
+                yield Sound(path)
+
+
+def seconds(source: Path | Sound) -> float:
+    """Length by the header, 0 where there is none. For progress only: headers may be wrong."""
     import soundfile
 
+    sound = source if isinstance(source, Sound) else Sound(source)
+    if sound.duration_s is not None:
+        return sound.duration_s
     try:
-        return soundfile.info(native(path)).duration
+        whole_s = soundfile.info(stored(sound)).duration
     except (soundfile.LibsndfileError, TypeError, ZeroDivisionError):
         return 0.0
+    return max(0.0, whole_s - sound.start_s)
 
 
-def _mono(file: Any, path: Path) -> Iterator[Tensor]:
-    """Yield the file's samples (S,), channels averaged, chunk by chunk.
+def _seek(file: Any, sound: Sound) -> int | None:
+    """Move `file` to the first sample of `sound`; returns its number of samples.
+
+    None: all that is left. A part that would end after its recording ends with it.
+    """
+    import soundfile
+
+    start = round(sound.start_s * file.samplerate)
+    left = file.frames - start
+    if start:
+        whole_s = file.frames / file.samplerate
+        wanted = f"a part that begins before {whole_s:.2f} s, where {sound.path.name} ends"
+        expect(0 < start < file.frames, "audio", wanted, f"a start at {sound.start_s} s")
+        try:
+            file.seek(start)
+        except soundfile.LibsndfileError as error:
+            message = f"audio: {sound.path.name} has no sample at {sound.start_s} s ({error})."
+            raise ValueError(message) from None
+    if sound.duration_s is None:
+        return None
+    wanted_samples = round(sound.duration_s * file.samplerate)
+    if left - wanted_samples < ROUNDED_S * file.samplerate:
+        return None
+    return wanted_samples
+
+
+def _mono(file: Any, sound: Sound) -> Iterator[Tensor]:
+    """Yield the samples (S,) of `sound`, channels averaged, chunk by chunk.
 
     ValueError where a sample is not finite, or the file ends earlier than its header says.
     """
     import soundfile
 
+    path = sound.path
+    wanted = _seek(file, sound)
     done = 0
     size = max(1, READ_SAMPLES // file.channels)
-    while True:
+    while wanted is None or done < wanted:
+        if wanted is not None:
+            size = min(size, wanted - done)
         try:
             samples = file.read(size, dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
@@ -78,10 +131,13 @@ def _mono(file: Any, path: Path) -> Iterator[Tensor]:
         done += len(mono)
         yield mono
     expect(done > 0, "audio", "samples", f"none in {path.name}")
-    promised_s = file.frames / file.samplerate
+    promised = wanted
+    if promised is None:
+        promised = file.frames - round(sound.start_s * file.samplerate)
+    promised_s = promised / file.samplerate
     read_s = done / file.samplerate
     expect(
-        done >= file.frames,
+        done >= promised,
         "audio",
         f"{promised_s:.2f} s, as the header of {path.name} says",
         f"{read_s:.2f} s",
@@ -132,21 +188,22 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
     yield converted[skip : skip + size]
 
 
-def blocks(path: Path, rate_hz: int) -> Iterator[Tensor]:
-    """Yield a file's mono samples (S,) float32 at `rate_hz`, in order.
+def blocks(source: Path | Sound, rate_hz: int) -> Iterator[Tensor]:
+    """Yield a recording's mono samples (S,) float32 at `rate_hz`, in order.
 
-    Raises ValueError with one line that says what is wrong with the file.
+    Raises ValueError with one line that says what is wrong with the recording.
     """
-    with open_sound(path) as file:
-        chunks = _mono(file, path)
+    sound = source if isinstance(source, Sound) else Sound(source)
+    with open_sound(sound) as file:
+        chunks = _mono(file, sound)
         if file.samplerate != rate_hz:
             chunks = _resampled(chunks, file.samplerate, rate_hz)
         yield from chunks
 
 
-def read_audio(path: Path, rate_hz: int) -> Tensor:
-    """Mono waveform (S,) float32 at `rate_hz` of any file that soundfile reads.
+def read_audio(source: Path | Sound, rate_hz: int) -> Tensor:
+    """Mono waveform (S,) float32 at `rate_hz` of any recording that soundfile reads.
 
-    Raises ValueError with one line that says what is wrong with the file.
+    Raises ValueError with one line that says what is wrong with the recording.
     """
-    return torch.cat([*blocks(path, rate_hz)])
+    return torch.cat([*blocks(source, rate_hz)])

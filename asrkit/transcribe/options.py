@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 GRAPH_STRATEGIES = ("fastest", "windowed_looping")  # decoders that can run as a CUDA graph
+MOST_READERS = 256  # threads
 CAPTURED = ("step", "full")  # values of `graphs` that ask for a CUDA graph by name
 
 
@@ -36,9 +37,10 @@ class WindowOptions:
         "an RNN-T's labels have no length, so its words end where their last label starts; those "
         "of an encoder-decoder model are rough",
     )
+    readers: int = described(4, "threads that read and decode recordings")
 
     def __post_init__(self) -> None:
-        from asrkit.shapes import expect
+        from asrkit.shapes import expect, whole
 
         for name in ("batch_s", "window_s", "overlap_s"):
             value = getattr(self, name)
@@ -51,6 +53,8 @@ class WindowOptions:
         expect(1 <= self.window_s <= 86_400, "window_s", "1 to 86,400 seconds", self.window_s)
         fits = 0 <= 2 * self.overlap_s <= self.window_s
         expect(fits, "overlap_s", "0 to half a window", self.overlap_s)
+        threads = whole(self.readers, 1, MOST_READERS)
+        expect(threads, "readers", f"1 to {MOST_READERS} threads", repr(self.readers))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,13 @@ from tqdm import tqdm
 
 from asrkit.models import Checkpoint
 from asrkit.shapes import expect
+from asrkit.sound_files import Sound
 from asrkit.text import Tokenizer
-from asrkit.transcribe.audio import blocks, find, seconds
+from asrkit.transcribe.audio import blocks, recordings, seconds
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.pipeline import Recognizer, prefetched
+from asrkit.transcribe.reading import read_in_threads
 from asrkit.transcribe.seams import Label, Word, join, words
 
 # Batches read ahead and sorted by length: enough for little padding. More would only take memory
@@ -29,7 +31,7 @@ POOL = 8
 
 def transcribe(
     checkpoint: Checkpoint,
-    paths: str | Path | Iterable[str | Path],
+    paths: str | Path | Sound | Iterable[str | Path | Sound],
     *,
     options: WindowOptions | None = None,
     recognizer: Recognizer | None = None,
@@ -38,7 +40,7 @@ def transcribe(
     """Yield one `Transcript` a file, in the order given; a broken file yields its error.
 
     Windows of one file and of several share batches. About POOL batches of audio (at first one,
-    then two, then four) are read, sorted by length and recognised while a thread reads the next
+    then two, then four) are read, sorted by length and recognised while threads read the next
     ones, so memory is bounded however long a file is. A transcript comes as soon as its file and
     those before it are done.
 
@@ -48,26 +50,34 @@ def transcribe(
 
     Args:
         checkpoint: model, tokenizer and feature settings.
-        paths: sound files, and folders that stand for the sound files in them (`find`).
+        paths: sound files, and folders that stand for the sound files in them (`find`); or
+            recordings that are bytes, or parts of a file (`asrkit.sound_files.Sound`). They are
+            drawn as they are needed.
         options: windows and batches; None: the defaults.
         recognizer: of this checkpoint, to compute with another config than the default one.
         progress: show a bar on stderr, if that is a terminal.
     """
     options = options or WindowOptions()
     recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
-    files = [file for file, _ in find(paths)]
-    transcriber = _Transcriber(recognizer, checkpoint.tokenizer, files, options)
+    transcriber = _Transcriber(recognizer, checkpoint.tokenizer, options)
+    sounds: Iterable[Sound] = recordings(paths)
     hidden = not (progress and sys.stderr.isatty())
     total_s = 0.0
     if not hidden:
-        total_s = sum(seconds(file) for file in files)
+        sounds = list(sounds)
+        total_s = sum(seconds(sound) for sound in sounds)
     bar = tqdm(
         total=total_s,
         disable=hidden,
         bar_format="{l_bar}{bar}| {n:.0f} of {total:.0f} s [{elapsed}<{remaining}{postfix}]",
     )
-    pools = _pools(transcriber.windows(), transcriber.batch_samples)
-    if recognizer.config.loading == "overlapped":
+    overlapped = recognizer.config.loading == "overlapped"
+    if overlapped:
+        queue = read_in_threads(sounds, transcriber.windows, options.readers)
+    else:
+        queue = (window for sound in sounds for window in transcriber.windows(sound))
+    pools = _pools(queue, transcriber.batch_samples)
+    if overlapped:
         pools = prefetched(pools)
     with bar:
         for pool in pools:
@@ -75,9 +85,9 @@ def transcribe(
 
 
 class _Window(NamedTuple):
-    """One window of one file, or why there is none."""
+    """One window of one recording, or why there is none."""
 
-    file: int  # index of its file
+    sound: Sound
     start: int  # samples
     waveform: Tensor  # (S,)
     new_samples: int  # samples that no earlier window has
@@ -173,7 +183,6 @@ class _Transcriber:
         self,
         recognizer: Recognizer,
         tokenizer: Tokenizer,
-        files: Sequence[Path],
         options: WindowOptions,
     ) -> None:
         expect(
@@ -186,7 +195,6 @@ class _Transcriber:
         config = recognizer.feature_config
         self.recognizer = recognizer
         self.tokenizer = tokenizer
-        self.files = files
         self.options = options
         self.rate_hz = config.rate_hz
         self.batch_samples = options.batch_s * config.rate_hz
@@ -201,19 +209,18 @@ class _Transcriber:
             wanted = f"at most {most_s:g} seconds, as the model has positions"
             expect(fits, "window_s", wanted, options.window_s)
 
-    def windows(self) -> Iterator[_Window]:
-        """Windows of all files, whole encoder frames apart: overlaps then see the same frames."""
+    def windows(self, sound: Sound) -> Iterator[_Window]:
+        """Windows of a recording, whole encoder frames apart: overlaps then see the same frames."""
         overlap = self._in_frames(self.options.overlap_s)
         size = max(self._in_frames(self.options.window_s), 2 * overlap, self.frame_samples)
-        for file, path in enumerate(self.files):
-            try:
-                for start, waveform, last in windows(blocks(path, self.rate_hz), size, overlap):
-                    new_samples = len(waveform)
-                    if start > 0:
-                        new_samples -= overlap
-                    yield _Window(file, start, waveform, new_samples, last)
-            except (ValueError, RuntimeError, OSError, MemoryError) as error:
-                yield _Window(file, 0, torch.zeros(0), 0, True, _one_line(error))
+        try:
+            for start, waveform, last in windows(blocks(sound, self.rate_hz), size, overlap):
+                new_samples = len(waveform)
+                if start > 0:
+                    new_samples -= overlap
+                yield _Window(sound, start, waveform, new_samples, last)
+        except (ValueError, RuntimeError, OSError, MemoryError) as error:
+            yield _Window(sound, 0, torch.zeros(0), 0, True, _one_line(error))
 
     def _in_frames(self, time_s: float) -> int:
         """`time_s` in samples, rounded to whole encoder frames."""
@@ -329,7 +336,7 @@ class _Transcriber:
         if not window.last:
             return None
         self.state = _FileState()
-        return self._transcript(self.files[window.file], state)
+        return self._transcript(window.sound.path, state)
 
     def _transcript(self, path: Path, state: _FileState) -> Transcript:
         if state.error:

@@ -1,11 +1,14 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import soundfile
 import torch
 from torchaudio.functional import resample
 
+from asrkit.sound_files import Sound
 from asrkit.transcribe import audio
-from asrkit.transcribe.audio import blocks, find, read_audio
+from asrkit.transcribe.audio import blocks, find, read_audio, recordings, seconds
 from asrkit.transcribe.windows import plan_batches, windows
 
 RATES = [8_000, 11_025, 22_051, 44_100, 48_000, 96_001, 192_000]
@@ -210,3 +213,76 @@ def test_a_subfolder_without_permission_is_reported_in_its_place(ordinary_folder
     with pytest.raises(ValueError, match="closed', which cannot be read .Permission denied"):
         read_audio(found[1][0], 16_000)
     assert [str(name) for _, name in found] == ["a.wav", "closed"]
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
+def test_the_bytes_of_a_file_are_heard_as_the_file_is(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    soundfile.write(str(path), noise(2.3, 22_050), 22_050)
+    inside = Sound(Path("tar/a"), path.read_bytes())
+    assert torch.equal(read_audio(inside, 16_000), read_audio(path, 16_000))
+    assert seconds(inside) == seconds(path) > 2.2
+
+
+@pytest.mark.parametrize("rate", [16_000, 44_100])
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize(
+    ("start_s", "duration_s", "wanted_s"),
+    [
+        (0, 1, (0, 1)),
+        (0.5, 1.25, (0.5, 1.75)),
+        (2, None, (2, 3)),
+        (2.5, 9, (2.5, 3)),
+        (0, 2.995, (0, 3)),
+    ],
+)
+def test_a_part_of_a_recording_is_its_samples_and_ends_where_the_recording_does(
+    tmp_path, rate, data, start_s, duration_s, wanted_s
+):
+    path = tmp_path / "a.wav"
+    wave = noise(3, rate)
+    soundfile.write(str(path), wave, rate, subtype="FLOAT")
+    sound = Sound(path, path.read_bytes() if data else None, start_s, duration_s)
+    first, last = (round(one * rate) for one in wanted_s)
+    heard = read_audio(sound, rate)
+    assert torch.equal(heard, torch.from_numpy(wave[first:last, 0]))
+    assert len(read_audio(sound, 16_000)) == -(-(last - first) * 16_000 // rate)
+
+
+@pytest.mark.parametrize(
+    ("sound", "said"),
+    [
+        (Sound(Path("a"), b""), "audio: expected a sound file, got 0 bytes in a."),
+        (Sound(Path("a.wav"), b"hello there"), "a.wav cannot be read (libsndfile: Format"),
+        (Sound(Path("a"), error="audio: gone."), "audio: gone."),
+        ("cut", "The file is truncated."),
+        ("late", "expected a part that begins before 3.00 s, where late.wav ends, got a start at 3.5 s"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_bytes_or_a_part_is_one_line(tmp_path, sound, said):
+    if isinstance(sound, str):
+        path = tmp_path / f"{sound}.wav"
+        soundfile.write(str(path), noise(3, 16_000), 16_000)
+        cut = {"cut": Sound(path, path.read_bytes()[:4000]), "late": Sound(path, start_s=3.5)}
+        sound = cut[sound]
+    with pytest.raises(ValueError, match="^audio: ") as error:
+        read_audio(sound, 16_000)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_recordings_are_drawn_one_by_one_and_a_folder_stands_for_its_files(tmp_path):
+    for name in ("b.wav", "a.wav"):
+        (tmp_path / name).touch()
+    member = Sound(Path("x"), b"x")
+
+    def given():
+        yield member
+        yield tmp_path
+        raise AssertionError("drawn before it was needed")
+
+    drawn = recordings(given())
+    assert [next(drawn) for _ in range(3)] == [
+        member,
+        *(Sound(tmp_path / n) for n in ("a.wav", "b.wav")),
+    ]
+    assert [*recordings(str(tmp_path / "b.wav"))] == [Sound(tmp_path / "b.wav")]

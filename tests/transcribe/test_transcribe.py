@@ -235,7 +235,7 @@ def test_scores_that_are_nan_are_an_error_of_the_file(speech):
     assert "got NaN in torch.float32" in next(transcribe(broken, speech)).error
 
 
-def test_a_reader_is_at_most_one_pool_ahead_and_ends_with_the_iterator(
+def test_readers_are_at_most_a_pool_and_two_files_each_ahead_and_end_with_the_iterator(
     learned, speech, monkeypatch
 ):
     before, opened = threading.active_count(), []
@@ -244,12 +244,11 @@ def test_a_reader_is_at_most_one_pool_ahead_and_ends_with_the_iterator(
         "blocks",
         lambda path, rate_hz: (opened.append(path), blocks(path, rate_hz))[1],
     )
-    running = transcribe(learned, speech * 20, options=WindowOptions(batch_s=1))
+    running = transcribe(learned, speech * 20, options=WindowOptions(batch_s=1, readers=2))
     next(running)
     running.close()
-    assert (
-        threading.active_count() == before and 1 < len(opened) <= 3
-    )  # pools of one batch and of two
+    pools = 3  # files in a pool of one batch and one of two
+    assert threading.active_count() == before and 1 < len(opened) <= pools + 2 * 2
     assert [*transcribe(learned, [])] == []
 
 
