@@ -30,6 +30,7 @@ class Sound:
         data: The bytes of a sound file; None: those of the file `path`.
         start_s: Where the part begins, in seconds.
         duration_s: Its length in seconds; None: to the end of the recording.
+        channel: Which channel, from 0; None: the mean of all.
         error: Why the recording cannot be opened, in one line; "": it can be tried.
     """
 
@@ -37,6 +38,7 @@ class Sound:
     data: bytes | None = None
     start_s: float = 0.0
     duration_s: float | None = None
+    channel: int | None = None
     error: str = ""
 
 

@@ -99,13 +99,16 @@ def _seek(file: Any, sound: Sound) -> int | None:
 
 
 def _mono(file: Any, sound: Sound) -> Iterator[Tensor]:
-    """Yield the samples (S,) of `sound`, channels averaged, chunk by chunk.
+    """Yield the samples (S,) of `sound`, its channel or the mean of all, chunk by chunk.
 
     ValueError where a sample is not finite, or the file ends earlier than its header says.
     """
     import soundfile
 
     path = sound.path
+    channel = sound.channel
+    there = channel is None or 0 <= channel < file.channels
+    expect(there, "audio", f"a channel below {file.channels} of {path.name}", channel)
     wanted = _seek(file, sound)
     done = 0
     size = max(1, READ_SAMPLES // file.channels)
@@ -121,7 +124,8 @@ def _mono(file: Any, sound: Sound) -> Iterator[Tensor]:
             ) from None
         if not len(samples):
             break
-        mono = torch.from_numpy(samples).mean(1)
+        channels = torch.from_numpy(samples)
+        mono = channels.mean(1) if channel is None else channels[:, channel]
         broken = mono.isfinite().logical_not()
         if broken.any():
             first_broken = int(broken.nonzero()[0])

@@ -1,0 +1,343 @@
+"""The plan of a bulk transcription: recordings in shards, kept in the folder of the results.
+
+A plan is two files. `plan.json` says what is planned and where each shard's recordings stand in
+`plan.shards`, which has a shard a line. So whoever knows the folder and a shard's name can hear it.
+"""
+
+import contextlib
+import gc
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as quoted
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from asrkit.files import atomic, lock
+from asrkit.shapes import expect
+from asrkit.transcribe.bulk import inputs
+from asrkit.transcribe.bulk.inputs import Recording
+from asrkit.transcribe.bulk.results import PREFIX
+from asrkit.transcribe.bulk.tasks import Task, as_json, from_json, key, load, model_state, Machine
+
+PLAN = "plan.json"
+SHARDS = "plan.shards"
+WORK = ".work"  # what is under way, and what saves time
+UNKNOWN_S = 10.0  # guessed for a recording of unknown length
+BYTES_PER_S = 32_000  # guessed for a container: 16 bits at 16 kHz
+SHARD_H = {"cpu": 0.5, "cuda": 10.0}  # hours in a shard: some minutes of work
+LEAST_SHARDS = 20  # so that the last one is a small part of the work
+LEAST_SHARD_S = 60.0
+MOST_SHARDS = 50_000  # files in one folder
+
+
+class Shard(NamedTuple):
+    """Some recordings, or one container, that are heard together and have one result.
+
+    Args:
+        name: A hash of model, settings and recordings.
+        offset: Where its line begins in the file of shards, in bytes.
+        recordings: Lines of manifests and files in it; a container is one.
+        planned_s: Their seconds, partly guessed where lengths are not known.
+    """
+
+    name: str
+    offset: int
+    recordings: int
+    planned_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Shards in the order in which they are heard, longest recordings first.
+
+    Args:
+        out: Folder of plan and results.
+        task: What is done with each recording.
+        made_by: Hash of model and settings.
+        shards: All of them.
+        shard_h: Hours in a shard.
+    """
+
+    out: Path
+    task: Task
+    made_by: str
+    shards: list[Shard]
+    shard_h: float
+
+    @property
+    def work(self) -> Path:
+        """Folder of what is under way."""
+        return self.out / WORK
+
+    def result(self, shard: Shard) -> Path:
+        """The file of a shard's result, which is there when the shard is done."""
+        return self.out / f"{PREFIX}{shard.name}.{self.task.format}"
+
+    def recordings(self, shard: Shard) -> list[Recording]:
+        """The recordings of a shard."""
+        with (self.out / SHARDS).open("rb") as file:
+            file.seek(shard.offset)
+            row = json.loads(file.readline())
+        expect(row["name"] == shard.name, "out", f"the plan of {shard.name}", row["name"])
+        return [Recording(*values) for values in row["recordings"]]
+
+    def done(self) -> set[str]:
+        """Names of the shards whose results are there."""
+        there = {path.name for path in self.out.glob(f"{PREFIX}*.{self.task.format}")}
+        return {shard.name for shard in self.shards if self.result(shard).name in there}
+
+
+def plan(
+    files: str | Path | Iterable[str | Path],
+    task: Task,
+    out: str | Path,
+    *,
+    shard_h: float | None = None,
+    device: str = "cpu",
+) -> Plan:
+    """The plan of transcribing `files` into the folder `out`: made, or the one that is there.
+
+    A folder keeps one plan. It is found again without a look at recordings or weights as long as
+    no input, no model file and no setting has changed.
+
+    Args:
+        files: Folders, manifests, containers and sound files, as `bulk.inputs.read` takes them.
+        task: Model and settings.
+        out: The folder, made when missing.
+        shard_h: Hours of audio in a shard; None: those of the plan that is there, else half an
+            hour on a CPU and ten on a GPU, less for small corpora and more for very large ones.
+        device: Where a model that is not known yet is loaded, to take its hash.
+
+    Raises:
+        ValueError: An input is damaged or has no recording, ids are twice, or `out` was begun with
+            another model, other settings or other recordings.
+    """
+    if isinstance(files, str | Path):
+        files = [files]
+    given = [Path(file) for file in files]
+    out = Path(out)
+    expect(not out.exists() or out.is_dir(), "out", "a folder", repr(str(out)))
+    positive = shard_h is None or 0 < shard_h < float("inf")
+    expect(positive, "shard_h", "more than 0 hours", shard_h)
+    for one in given:
+        expect(one.exists(), "files", inputs.KINDS, repr(str(one)), "Check the path.")
+    with lock(out / WORK / "plan", wait=True):  # others wait for the first one
+        now = {
+            "task": as_json(task),
+            "model": model_state(task),
+            "inputs": [inputs.state(one) for one in given],
+        }
+        kept = _kept(out)
+        if kept is not None:
+            _expect_same_task(kept, now, out)
+            same_size = shard_h is None or shard_h == kept["shard_h"]
+            expect(same_size, "shard_h", f"{kept['shard_h']}, as in {out / PLAN}", shard_h)
+            shard_h = kept["shard_h"]
+            if all(now[name] == kept[name] for name in ("model", "inputs")):
+                return load_plan(out)
+        _write(given, task, out, shard_h=shard_h, device=device, now=now, kept=kept)
+        return load_plan(out)
+
+
+def load_plan(out: str | Path) -> Plan:
+    """The plan that is kept in a folder.
+
+    Args:
+        out: The folder.
+
+    Raises:
+        ValueError: There is none, or it is damaged.
+    """
+    kept = _kept(Path(out))
+    if kept is None:
+        raise ValueError(f"out: expected a folder with a plan, got no {PLAN} in {out}.")
+    return Plan(
+        out=Path(out),
+        task=from_json(Task, kept["task"]),
+        made_by=kept["made_by"],
+        shards=[Shard(*values) for values in kept["shards"]],
+        shard_h=kept["shard_h"],
+    )
+
+
+def _kept(out: Path) -> dict[str, Any] | None:
+    """What `plan.json` says; None where there is none."""
+    file = out / PLAN
+    if not file.exists():
+        return None
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        kept["shards"], kept["task"], kept["made_by"], kept["shard_h"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"out: expected a plan of asrkit, got something else in {file}.") from None
+    return kept
+
+
+def _refuse(out: Path, what: str) -> None:
+    message = f"out: {out} was begun with {what}. Name another folder."
+    raise ValueError(message)
+
+
+def _expect_same_task(kept: dict[str, Any], now: dict[str, Any], out: Path) -> None:
+    """ValueError unless the settings of both are the same, but for what changes no result."""
+    before, after = (_text_task(one["task"]) for one in (kept, now))
+    for name, value in after.items():
+        if before.get(name) != value:
+            _refuse(out, f"other settings: {name} was {before.get(name)!r}, and is {value!r}")
+
+
+def _text_task(task: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a task that results may depend on; the model is known by its hash."""
+    windows = {
+        name: value for name, value in task["windows"].items() if name not in ("batch_s", "readers")
+    }
+    others = {name: value for name, value in task.items() if name not in ("windows", "model")}
+    return others | windows
+
+
+def _write(
+    given: Sequence[Path],
+    task: Task,
+    out: Path,
+    *,
+    shard_h: float | None,
+    device: str,
+    now: dict[str, Any],
+    kept: dict[str, Any] | None,
+) -> None:
+    """Make the plan anew and write it, unless another one is kept."""
+    made_by = _made_by(task, device, now, kept)
+    if kept is not None and kept["made_by"] != made_by:
+        _refuse(out, "another model, or other settings")
+    with _no_garbage_collection():
+        rows = _rows(given)
+    if shard_h is None:
+        shard_h = _shard_h(rows, device)
+    shards: list[Shard] = []
+    with atomic(out / SHARDS) as part:
+        with part.open("wb") as file:
+            for shard, line in _shards(rows, made_by, shard_h * 3600):
+                shards.append(shard)
+                file.write(line)
+        names = [shard.name for shard in shards]
+        if kept is not None and names != [values[0] for values in kept["shards"]]:
+            _refuse(out, "other recordings")
+    contents = now | {
+        "made_by": made_by,
+        "asrkit": _version(),
+        "shard_h": shard_h,
+        "recordings": len(rows),
+        "planned_s": round(sum(shard.planned_s for shard in shards), 3),
+        "shards": shards,
+    }
+    with atomic(out / PLAN) as part:
+        part.write_text(json.dumps(contents) + "\n", encoding="utf-8")
+
+
+def _made_by(task: Task, device: str, now: dict[str, Any], kept: dict[str, Any] | None) -> str:
+    """The hash of model and settings, that of the kept plan where no model file has changed."""
+    if kept is not None and now["model"] == kept["model"]:
+        return kept["made_by"]
+    return key(task, load(task, Machine(device=device)))
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("asrkit")
+    except importlib.metadata.PackageNotFoundError:  # a copied source tree
+        return "unknown"
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Look for no cycles meanwhile: that would take half the time of making millions of tuples."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Row(NamedTuple):
+    """A recording as it is planned: its seconds, and itself as JSON, which takes least memory."""
+
+    planned_s: float
+    alone: bool  # a container is a shard of its own
+    text: str
+
+
+def _rows(given: Sequence[Path]) -> list[_Row]:
+    """All recordings, longest first. Ids have to differ."""
+    rows: list[_Row] = []
+    seen: set[str] = set()
+    for one in inputs.read(given):
+        if one.id in seen:
+            remedy = "Give each line an id of its own, or use two folders."
+            expect(False, "files", "ids that are all different", f"{one.id!r:.200} twice", remedy)
+        seen.add(one.id)
+        rows.append(_row(one))
+    expect(bool(rows), "files", "at least one recording", "none in " + ", ".join(map(str, given)))
+    rows.sort(key=_planned_s, reverse=True)
+    return rows
+
+
+def _planned_s(row: _Row) -> float:
+    return row.planned_s
+
+
+def _row(one: Recording) -> _Row:
+    duration_s = one.duration_s
+    length, channel, state = "null", "null", "null"
+    planned_s = UNKNOWN_S
+    if duration_s is not None:
+        length, planned_s = repr(duration_s), duration_s
+    if one.channel is not None:
+        channel = json.dumps(one.channel)
+    if one.state is not None:
+        state = json.dumps(one.state)
+    if one.is_container:
+        planned_s = one.state[0] / BYTES_PER_S if one.state else UNKNOWN_S
+    text = f"[{quoted(one.id)},{quoted(one.path)},{one.start_s!r},{length},{channel},{state}]"
+    return _Row(planned_s, one.is_container, text)
+
+
+def _shard_h(rows: Sequence[_Row], device: str) -> float:
+    """Hours in a shard where nobody says."""
+    total_s = sum(row.planned_s for row in rows)
+    usual_s = SHARD_H.get(device.partition(":")[0], SHARD_H["cpu"]) * 3600
+    shard_s = max(LEAST_SHARD_S, min(usual_s, total_s / LEAST_SHARDS))
+    return max(shard_s, total_s / MOST_SHARDS) / 3600
+
+
+def _shards(rows: Sequence[_Row], made_by: str, shard_s: float) -> Iterator[tuple[Shard, bytes]]:
+    """Yield each shard and its line of the file."""
+    offset = 0
+    for held in _filled(rows, shard_s):
+        text = ",".join([row.text for row in held])
+        name = hashlib.sha256(f"{made_by} {text}".encode()).hexdigest()[:16]
+        line = f'{{"name":"{name}","recordings":[{text}]}}\n'.encode()
+        planned_s = sum([row.planned_s for row in held])
+        yield Shard(name, offset, len(held), round(planned_s, 3)), line
+        offset += len(line)
+
+
+def _filled(rows: Sequence[_Row], shard_s: float) -> Iterator[list[_Row]]:
+    """Yield rows in lists of at most `shard_s` seconds; a container, or one longer, is alone."""
+    held: list[_Row] = []
+    size_s = 0.0
+    for row in rows:
+        if row.alone:
+            yield [row]
+            continue
+        if held and size_s + row.planned_s > shard_s:
+            yield held
+            held, size_s = [], 0.0
+        held.append(row)
+        size_s += row.planned_s
+    if held:
+        yield held

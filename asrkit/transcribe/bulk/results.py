@@ -1,0 +1,167 @@
+"""Results of shards: one file each, JSON lines or Parquet, written whole or not at all."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from asrkit.files import atomic
+from asrkit.transcribe.bulk.containers import Entry, parquet
+from asrkit.transcribe.formats import Transcript, summary
+
+FORMATS = ("jsonl", "parquet")
+PREFIX = "part-"
+FOOTER = b"asrkit"  # the key of the counts in a Parquet file's metadata
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a result holds: recordings, those that failed, and seconds of audio heard."""
+
+    recordings: int = 0
+    failed: int = 0
+    audio_s: float = 0.0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            self.recordings + other.recordings,
+            self.failed + other.failed,
+            self.audio_s + other.audio_s,
+        )
+
+
+def row(entry: Entry, transcript: Transcript, *, timestamps: bool) -> Row:
+    """The result of one recording, without any time of the run: the same for the same transcript.
+
+    Args:
+        entry: The recording.
+        transcript: What was heard, or the error.
+        timestamps: With words, also where there are none.
+    """
+    heard = summary(transcript)
+    values: Row = {
+        "id": entry.id,
+        "source": entry.source,
+        "start_s": entry.start_s,
+        "audio_s": round(transcript.audio_s, 3),
+        "text": transcript.text,
+        "error": transcript.error,
+    }
+    if timestamps:
+        values["words"] = heard.get("words", [])
+    return values
+
+
+def count(rows: Iterable[Row]) -> Counts:
+    """The counts of results."""
+    total = Counts()
+    for one in rows:
+        total += Counts(1, int(bool(one["error"])), one["audio_s"])
+    return total
+
+
+def write(path: Path, rows: Sequence[Row]) -> Counts:
+    """Write the results of a shard to a file of the kind that its suffix says.
+
+    Args:
+        path: With a suffix of FORMATS.
+        rows: As `row` makes them.
+
+    Returns:
+        Their counts.
+    """
+    counts = count(rows)
+    with atomic(path) as part:
+        if path.suffix == ".parquet":
+            _write_parquet(part, rows, counts)
+        else:
+            text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows)
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return counts
+
+
+def _write_parquet(path: Path, rows: Sequence[Row], counts: Counts) -> None:
+    writer = parquet()
+    import pyarrow
+
+    text, number = pyarrow.string(), pyarrow.float64()
+    word = {"word": text, "start_s": number, "end_s": number, "confidence": number}
+    fields = {"id": text, "source": text, "start_s": number, "audio_s": number}
+    fields |= {"text": text, "error": text}
+    if rows and "words" in rows[0]:
+        fields["words"] = pyarrow.list_(pyarrow.struct(word))
+    footer = {FOOTER: json.dumps(asdict(counts)).encode()}
+    schema = pyarrow.schema(list(fields.items()), metadata=footer)
+    writer.write_table(pyarrow.Table.from_pylist(list(rows), schema), path)
+
+
+def read(path: Path) -> Iterator[Row]:
+    """Yield the results in a file that `write` wrote.
+
+    Args:
+        path: The file.
+    """
+    if path.suffix == ".parquet":
+        for batch in parquet().ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+        return
+    with path.open(encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def counts_of(path: Path) -> Counts:
+    """The counts of a file that `write` wrote: of the footer, for Parquet."""
+    if path.suffix == ".parquet":
+        footer = parquet().read_metadata(path).metadata[FOOTER]
+        return Counts(**json.loads(footer))
+    return count(read(path))
+
+
+def rows(folder: str | Path) -> Iterator[Row]:
+    """Yield the results of all shards in a folder, shard by shard.
+
+    Args:
+        folder: The --out of a run.
+    """
+    for path in sorted(Path(folder).glob(f"{PREFIX}*")):
+        yield from read(path)
+
+
+class Tally:
+    """Counts of all results in a folder: looked up in logs, counted where those lack them.
+
+    A log only saves time. Its lines hold the name and the size of a result; a torn line, or the
+    line of a file that was changed, is counted anew.
+
+    Args:
+        folder: The --out of a run.
+        logs: Folder of the logs.
+        log: Name of this process's log; no other process writes it.
+    """
+
+    def __init__(self, folder: Path, logs: Path, log: str) -> None:
+        self.folder = folder
+        self.file = logs / f"counts-{log}.jsonl"
+        self.known: dict[tuple[str, int], Counts] = {}
+        for path in sorted(logs.glob("counts-*.jsonl")):
+            self._load(path)
+
+    def _load(self, path: Path) -> None:
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # torn by a crash
+                name, size, counts = json.loads(line)
+                self.known[name, size] = Counts(**counts)
+
+    def counts(self, path: Path) -> Counts:
+        """The counts of one result."""
+        key = (path.name, path.stat().st_size)
+        if key not in self.known:
+            self.known[key] = counts_of(path)
+            line = json.dumps([*key, asdict(self.known[key])])
+            with self.file.open("ab", buffering=0) as file:
+                file.write(f"\n{line}\n".encode())  # the first newline ends a line that was torn
+        return self.known[key]
