@@ -16,6 +16,7 @@ from asrkit.cli.options import (
     apply_runtime_options,
     check_writable,
 )
+from asrkit.cli.shards import add_shard_arguments, check_shards, transcribe_shards
 from asrkit.transcribe.options import (
     BeamOptions,
     PipelineConfig,
@@ -39,6 +40,7 @@ def _transcribe(args: argparse.Namespace) -> int:
         transcribe,
     )
 
+    check_shards(args)
     format_ = _transcript_format(args)
     options = WindowOptions(
         batch_s=args.batch_s,
@@ -49,6 +51,8 @@ def _transcribe(args: argparse.Namespace) -> int:
     )
     _check_format(args, format_, TIMED)
     config = PipelineConfig(search=_search(args), prompt=_prompt(args))
+    if args.shards:
+        return transcribe_shards(args, options, config, _model_path(args))
     if args.out and not args.out.is_file():
         check_writable(args.out, folder=True)  # now, not when the first file is done
     checkpoint = _load_model(args)
@@ -90,7 +94,8 @@ def _transcript_format(args: argparse.Namespace) -> str:
     """The format that was asked for; --json without --out prints transcripts as JSON lines."""
     if args.format:
         return args.format
-    return "json" if args.json and not args.out else "txt"
+    rows = args.shards or (args.json and not args.out)
+    return "json" if rows else "txt"
 
 
 def _check_format(args: argparse.Namespace, format_: str, timed: Iterable[str]) -> None:
@@ -146,31 +151,37 @@ def _prompt(args: argparse.Namespace) -> PromptOptions | None:
     return asked if asked.given() else None
 
 
-def _load_model(args: argparse.Namespace) -> Any:
-    """The checkpoint of --model, or the one that notebook 00 left, on the device."""
-    import torch
-
-    from asrkit.export import is_exported
+def _model_path(args: argparse.Namespace) -> Path:
+    """--model, or the folder where notebook 00 left one."""
     from asrkit.files import home
-    from asrkit.models import limit_context, load_checkpoint
     from asrkit.shapes import expect
 
     demo = home(make=False) / "demo"
     expect(
-        args.engine != "torch" or args.model is not None or (demo / "model.safetensors").is_file(),
+        args.model is not None or (demo / "model.safetensors").is_file(),
         "model",
         "the demo of notebook 00",
         f"none in {demo}",
         "Run it (make report), or pass --model.",
     )
+    return args.model or demo
+
+
+def _load_model(args: argparse.Namespace) -> Any:
+    """The checkpoint of --model, or the one that notebook 00 left, on the device."""
+    import torch
+
+    from asrkit.export import is_exported
+    from asrkit.models import limit_context, load_checkpoint
+    from asrkit.shapes import expect
+
     if args.engine != "torch":
         return _load_exported(args)
-    if args.model is not None:
-        remedy = "Pass --engine onnxruntime or --engine openvino."
-        model = args.model
-        expect(not is_exported(model), "engine", "one for an exported model", "torch", remedy)
+    path = _model_path(args)
+    remedy = "Pass --engine onnxruntime or --engine openvino."
+    expect(not is_exported(path), "engine", "one for an exported model", "torch", remedy)
     dtype = getattr(torch, args.dtype)
-    checkpoint = load_checkpoint(args.model or demo, device=args.device, dtype=dtype)
+    checkpoint = load_checkpoint(path, device=args.device, dtype=dtype)
     if args.context:
         limit_context(checkpoint.model, tuple(args.context))
     return checkpoint
@@ -241,6 +252,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sound files of any sample rate, or folders, searched to any depth",
     )
     _add_output_arguments(parser)
+    add_shard_arguments(parser)
     _add_model_arguments(parser)
     _add_prompt_arguments(parser)
     _add_beam_arguments(parser)
@@ -284,9 +296,9 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument(
         "--format",
-        choices=["txt", "json", "srt", "vtt", "ctm"],
-        help="text, JSON, subtitles or CTM; without --out one line a file, so txt or json "
-        "(default: txt)",
+        choices=["txt", "json", "srt", "vtt", "ctm", "parquet"],
+        help="text, JSON, subtitles or CTM; without --out one line a file, so txt or json; "
+        "with --shards json or parquet (default: txt, or json with --shards)",
     )
     output.add_argument(
         "--timestamps",
@@ -377,7 +389,8 @@ COMMAND = Command(
     summary="Transcribe sound files, long ones in windows.",
     details="A file that cannot be read is reported, the others are transcribed, and the exit "
     "code is 1. With --json, stdout has one JSON line a file, or with --out one JSON document of "
-    "counts.",
+    "counts. With --shards, the counts and the exit code are of all results in the folder, those "
+    "of earlier runs included, and of the shards of this part.",
     run=_transcribe,
     add_arguments=_add_arguments,
     examples=[
@@ -388,5 +401,6 @@ COMMAND = Command(
         "asrkit transcribe talk.wav --model models/jasper --beam 8 --lm words.arpa --word-bonus 3",
         "asrkit transcribe talk.wav --model canary.nemo --language de --task translate",
         "asrkit transcribe talks/ --json --timestamps > talks.jsonl",
+        "asrkit transcribe manifest.jsonl --out text --shards --part 0/8",
     ],
 )

@@ -20,7 +20,7 @@ from asrkit.shapes import expect
 from asrkit.transcribe.bulk import inputs
 from asrkit.transcribe.bulk.inputs import Recording
 from asrkit.transcribe.bulk.results import PREFIX
-from asrkit.transcribe.bulk.tasks import Task, as_json, from_json, key, load, model_state, Machine
+from asrkit.transcribe.bulk.tasks import Machine, Task, as_json, from_json, key, load, model_state
 
 PLAN = "plan.json"
 SHARDS = "plan.shards"

@@ -26,13 +26,6 @@ class Counts:
     failed: int = 0
     audio_s: float = 0.0
 
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.recordings + other.recordings,
-            self.failed + other.failed,
-            self.audio_s + other.audio_s,
-        )
-
 
 def row(entry: Entry, transcript: Transcript, *, timestamps: bool) -> Row:
     """The result of one recording, without any time of the run: the same for the same transcript.
@@ -58,10 +51,12 @@ def row(entry: Entry, transcript: Transcript, *, timestamps: bool) -> Row:
 
 def count(rows: Iterable[Row]) -> Counts:
     """The counts of results."""
-    total = Counts()
+    recordings, failed, audio_s = 0, 0, 0.0
     for one in rows:
-        total += Counts(1, int(bool(one["error"])), one["audio_s"])
-    return total
+        recordings += 1
+        failed += bool(one["error"])
+        audio_s += one["audio_s"]
+    return Counts(recordings, failed, round(audio_s, 3))
 
 
 def write(path: Path, rows: Sequence[Row]) -> Counts:
@@ -165,3 +160,13 @@ class Tally:
             with self.file.open("ab", buffering=0) as file:
                 file.write(f"\n{line}\n".encode())  # the first newline ends a line that was torn
         return self.known[key]
+
+    def total(self, paths: Iterable[Path]) -> Counts:
+        """The counts of several results together."""
+        recordings, failed, audio_s = 0, 0, 0.0
+        for path in paths:
+            counts = self.counts(path)
+            recordings += counts.recordings
+            failed += counts.failed
+            audio_s += counts.audio_s
+        return Counts(recordings, failed, audio_s)

@@ -1,0 +1,136 @@
+"""`asrkit transcribe --shards`: bulk transcription, and its options."""
+
+import argparse
+import re
+import time
+from typing import Any
+
+from asrkit.cli.command import count, finish
+from asrkit.cli.options import check_writable
+from asrkit.transcribe.options import PipelineConfig, WindowOptions
+
+FORMATS = {None: "jsonl", "json": "jsonl", "parquet": "parquet"}  # of --format
+NEED_SHARDS = ("part", "shard_h", "hang_s")
+
+
+def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --shards, and the options that need it, to `parser`."""
+    shards = parser.add_argument_group("bulk transcription")
+    shards.add_argument(
+        "--shards",
+        action="store_true",
+        help="with --out: transcribe in shards, a file of results each, with a line (or a row) a "
+        "recording; FILES may also be manifests (.jsonl, .json: NeMo's or lhotse's cuts), .tar "
+        "and .parquet with audio. The same command goes on where a killed one stopped",
+    )
+    shards.add_argument(
+        "--part",
+        metavar="K/N",
+        help="transcribe every N-th shard from the K-th on, K from 0: for N processes, a GPU each, "
+        "or an array of jobs (default: 0/1, all)",
+    )
+    shards.add_argument(
+        "--shard-hours",
+        type=float,
+        dest="shard_h",
+        metavar="HOURS",
+        help="audio in a shard (default: 0.5 on a CPU, 10 on a GPU, less for less than 20 shards)",
+    )
+    shards.add_argument(
+        "--hang-seconds",
+        type=float,
+        dest="hang_s",
+        metavar="SECONDS",
+        help="end a process that finishes no recording for so long, and as long as the longest "
+        "recording and 8 batches last; the rest is transcribed by another (default: 120)",
+    )
+
+
+def check_shards(args: argparse.Namespace) -> None:
+    """ValueError for options that do not go together with --shards, or without it."""
+    from asrkit.shapes import expect
+
+    if not args.shards:
+        for name in NEED_SHARDS:
+            value = getattr(args, name)
+            expect(value is None, name, "--shards with it", value)
+        expect(args.format != "parquet", "format", "--shards with it", args.format)
+        return
+    expect(args.out is not None, "shards", "--out DIR with it", "none")
+    expect(args.format in FORMATS, "format", "json or parquet with --shards", args.format)
+    expect(not args.fresh, "fresh", "no --shards with it", "both", "Name another folder.")
+
+
+def transcribe_shards(
+    args: argparse.Namespace, windows: WindowOptions, config: PipelineConfig, model: Any
+) -> int:
+    """Plan, or find the plan again, and hear a part of it; returns the exit code.
+
+    Args:
+        args: As the parser returns them.
+        windows: How recordings are cut.
+        config: How to compute.
+        model: Path of the model.
+    """
+    from asrkit.transcribe.bulk import Machine, Task, plan, run
+
+    part = _part(args.part)
+    if not args.out.is_file():
+        check_writable(args.out, folder=True)
+    machine = Machine(
+        device=args.device,
+        threads=args.threads,
+        batch_s=args.batch_s,
+        readers=args.readers,
+        **({} if args.hang_s is None else {"hang_s": args.hang_s}),
+    )
+    task = Task(
+        model=model,
+        dtype=args.dtype,
+        context=tuple(args.context) if args.context else None,
+        windows=windows,
+        config=config,
+        format=FORMATS[args.format],
+    )
+    planned = plan(args.files, task, args.out, shard_h=args.shard_h, device=args.device)
+    start = time.perf_counter()
+    report = run(planned, part=part, machine=machine, progress=not args.no_progress)
+    elapsed_s = time.perf_counter() - start
+    result = {
+        "recordings": report.counts.recordings,
+        "failed": report.counts.failed,
+        "audio_s": round(report.counts.audio_s, 2),
+        "shards": report.shards,
+        "done": report.done,
+        "missing": report.missing,
+        "heard_s": round(report.heard_s, 2),
+        "rtfx": round(report.heard_s / elapsed_s, 1),
+        "out": str(args.out),
+    }
+    finish(args, result, _sentence(result))
+    return 1 if report.missing or report.counts.failed else 0
+
+
+def _part(text: str | None) -> tuple[int, int]:
+    """(K, N) of "K/N"; all for None."""
+    from asrkit.shapes import expect
+
+    if text is None:
+        return 0, 1
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    expect(match is not None, "part", "K/N, such as 0/8", repr(text))
+    assert match is not None
+    return int(match[1]), int(match[2])
+
+
+def _sentence(result: dict[str, Any]) -> str:
+    hours = result["audio_s"] / 3600
+    text = f"{result['done']:,} of {count(result['shards'], 'shard')} done: "
+    text += f"{count(result['recordings'], 'recording')}, {hours:,.2f} h of audio"
+    if result["failed"]:
+        text += f", {result['failed']:,} failed"
+    text += f"; now {result['heard_s'] / 3600:,.2f} h at RTFx {result['rtfx']:,}"
+    if result["missing"]:
+        text += f"; {count(result['missing'], 'shard')} of this part missing, "
+        text += "which another process transcribes, or the same command"
+    return f"{text}. Results: {result['out']}"
