@@ -96,6 +96,8 @@ class Hearer:
                 return None
             if result.exists():  # since somebody else held the lock
                 return results.counts_of(result)
+            for torn in result.parent.glob(f".{result.stem}-????????{result.suffix}"):
+                torn.unlink()  # what a killed process was writing
             recordings = self.plan.recordings(shard)
             rows = self._rows(recordings, work)
             counts = results.write(result, rows)

@@ -191,7 +191,7 @@ def _time(value: Any, name: str) -> float:
         return 0.0
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (is_number and 0 <= value < math.inf):
-        expect(False, "manifest", f"a {name} of 0 seconds or more", repr(value)[:80])
+        expect(False, "manifest", f"0 seconds or more as {name}", repr(value)[:80])
     return float(value)
 
 

@@ -91,7 +91,15 @@ def _write_parquet(path: Path, rows: Sequence[Row], counts: Counts) -> None:
         fields["words"] = pyarrow.list_(pyarrow.struct(word))
     footer = {FOOTER: json.dumps(asdict(counts)).encode()}
     schema = pyarrow.schema(list(fields.items()), metadata=footer)
-    writer.write_table(pyarrow.Table.from_pylist(list(rows), schema), path)
+    valid = [{name: _unicode(value) for name, value in one.items()} for one in rows]
+    writer.write_table(pyarrow.Table.from_pylist(valid, schema), path)
+
+
+def _unicode(value: Any) -> Any:
+    """A text without what is no Unicode, such as bytes of file names; other values as they are."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    return value
 
 
 def read(path: Path) -> Iterator[Row]:

@@ -1,0 +1,80 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from asrkit.sound_files import Sound
+from asrkit.transcribe import Transcript, Word
+from asrkit.transcribe.bulk import Counts, results, rows
+from asrkit.transcribe.bulk.containers import Entry
+from asrkit.transcribe.bulk.results import Tally
+
+
+def made(timestamps=True):
+    """Three rows: with words, without, and with an error."""
+    entries = [Entry(f"id {n} \u2028é", "a.wav", 0.5 * n, Sound(Path("a.wav"))) for n in range(3)]
+    word = Word("hé", 0.1, 0.4, 0.987654)
+    transcripts = [
+        Transcript(path=Path("a.wav"), text="hé\ud800", audio_s=1.23456, words=(word,)),
+        Transcript(path=Path("a.wav"), audio_s=2.0),
+        Transcript(path=Path("a.wav"), error="audio: gone."),
+    ]
+    return [
+        results.row(entry, transcript, timestamps=timestamps)
+        for entry, transcript in zip(entries, transcripts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("timestamps", [False, True])
+@pytest.mark.parametrize("kind", results.FORMATS)
+def test_what_is_written_is_read_again_with_its_counts(tmp_path, kind, timestamps):
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    given = made(timestamps)
+    if kind == "parquet":
+        given[0]["text"] = "hé"  # Arrow takes no surrogate
+    path = tmp_path / f"part-0.{kind}"
+    counts = results.write(path, given)
+    assert counts == results.counts_of(path) == Counts(3, 1, 3.235)
+    assert [*results.read(path)] == [*rows(tmp_path)] == given
+    before = path.read_bytes()
+    results.write(path, given)
+    assert path.read_bytes() == before
+
+
+def test_rows_have_words_only_with_timestamps_and_no_time_of_the_run():
+    plain, timed = made(False)[0], made()[0]
+    assert [*plain] == ["id", "source", "start_s", "audio_s", "text", "error"]
+    assert timed["words"] == [{"word": "hé", "start_s": 0.1, "end_s": 0.4, "confidence": 0.988}]
+
+
+def test_the_tally_is_right_whatever_became_of_its_log(tmp_path, monkeypatch):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    paths = [tmp_path / f"part-{n}.jsonl" for n in range(3)]
+    for path in paths:
+        results.write(path, made())
+    wanted = Counts(9, 3, pytest.approx(9.705))
+    assert Tally(tmp_path, logs, "0-of-1").total(paths) == wanted
+    log = logs / "counts-0-of-1.jsonl"
+    whole = log.read_bytes()
+    for text in (
+        whole[: len(whole) // 2],
+        whole + b'["part-0.jsonl", 9',
+        b"\xff\n[]\n{}\n7\n" + whole,
+        b"",
+    ):
+        log.write_bytes(text)
+        assert Tally(tmp_path, logs, "1-of-2").total(paths) == wanted
+        assert Tally(tmp_path, logs, "0-of-1").total(paths) == wanted
+    monkeypatch.setattr(results, "counts_of", lambda path: 1 / 0)
+    assert Tally(tmp_path, logs, "0-of-1").total(paths) == wanted  # nothing was counted again
+    paths[0].write_text(json.dumps(made()[0]) + "\n")
+    with pytest.raises(ZeroDivisionError):
+        Tally(tmp_path, logs, "0-of-1").total(paths)
+
+
+def test_parquet_keeps_a_text_that_is_no_unicode(tmp_path):
+    pytest.importorskip("pyarrow")
+    results.write(tmp_path / "part-0.parquet", made())
+    assert next(results.read(tmp_path / "part-0.parquet"))["text"] == "hé\\ud800"
