@@ -100,6 +100,11 @@ def module(path):
     return found
 
 
+def names_of_a_program(**files):
+    """Those recordings, for a snippet that is a program."""
+    return names_of_recordings(**files) | {"__name__": "__main__"}
+
+
 def names_of_batches(**_):
     """Cuts with a data set of them, and a model to search the memory of."""
     from asrkit.data import corpora
@@ -132,6 +137,7 @@ PREPARED = {  # what each snippet of a page takes for granted
     ],
     "docs/training.md": [nothing, nothing, names_of_batches, *[nothing] * 6],
     "docs/export.md": [nothing],
+    "docs/scale.md": [names_of_a_program],
     "docs/transcribing.md": [names_of_recordings],
 }
 

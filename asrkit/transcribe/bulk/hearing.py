@@ -100,7 +100,11 @@ class Hearer:
                 torn.unlink()  # what a killed process was writing
             recordings = self.plan.recordings(shard)
             rows = self._rows(recordings, work)
-            counts = results.write(result, rows)
+            try:
+                counts = results.write(result, rows)
+            except OSError as error:
+                why = error.strerror or error
+                raise OSError(f"{result} cannot be written: {why}. Make room and go on.") from None
             shutil.rmtree(work, ignore_errors=True)
         return counts
 
@@ -121,8 +125,7 @@ class Hearer:
             return [*heard(queue)]
 
     def _watchdog(self, recordings: list[Recording], work: Path) -> "Watchdog":
-        known = [one.duration_s for one in recordings if one.duration_s is not None]
-        longest_s = max(known) if len(known) == len(recordings) else UNKNOWN_S
+        longest_s = max(_longest_s(one) for one in recordings)
         ahead_s = POOL * self.windows.batch_s
         limit_s = self.machine.hang_s + longest_s + ahead_s
         return Watchdog(limit_s, work / "hung", watch=self.watch)
@@ -146,6 +149,14 @@ class Hearer:
                 self.progress(transcript.audio_s, int(bool(transcript.error)))
             entry = drawn.popleft()
             yield results.row(entry, transcript, timestamps=self.windows.timestamps)
+
+
+def _longest_s(recording: Recording) -> float:
+    """Seconds that a recording, or the longest one of a container, may last."""
+    if recording.duration_s is not None:
+        return recording.duration_s
+    header_failed = recording.state is not None and not recording.is_container
+    return 0.0 if header_failed else UNKNOWN_S
 
 
 def _expect_sane_device(transcript: Transcript) -> None:

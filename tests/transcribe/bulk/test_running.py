@@ -37,6 +37,9 @@ def replace_or_die(source, target):
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target)
 
+if "MOST_BYTES" in os.environ:
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["MOST_BYTES"]),) * 2)
 soundfile.SoundFile, os.replace = open_or_die, replace_or_die
 from asrkit.transcribe.bulk.worker import main
 main()
@@ -156,6 +159,20 @@ def test_a_command_killed_with_signal_9_goes_on_and_loses_and_doubles_nothing(
     assert found(out) == wanted(talks)
     assert "12 recordings" in capsys.readouterr().out
     assert before and before.items() <= written(out).items()
+
+
+def test_a_disk_that_is_full_is_one_line_and_what_was_done_is_kept(
+    many, talks, wanted, found, faulty, monkeypatch
+):
+    monkeypatch.setenv(
+        "MOST_BYTES", "800"
+    )  # the result of one recording is smaller, some are larger
+    with pytest.raises(RuntimeError, match="part-.* cannot be written: File too large. Make room"):
+        run(many)
+    assert found(many.out).items() < wanted(talks).items()
+    monkeypatch.delenv("MOST_BYTES")
+    run(many)
+    assert found(many.out) == wanted(talks)
 
 
 def test_a_worker_whose_sender_is_gone_ends(many):

@@ -1,0 +1,119 @@
+import json
+import sys
+
+import pytest
+
+from asrkit.cli import main
+from asrkit.transcribe import transcribe
+from asrkit.transcribe.bulk import rows, workers
+
+
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch):
+    """Processes take one thread each."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def command(talks, model, tmp_path):
+    """`asrkit transcribe --shards` of the twelve recordings."""
+    out = ["--out", str(tmp_path / "out"), "--shards", "--no-progress"]
+    return ["transcribe", str(talks), "--model", str(model), *out, "--shard-hours", "0.01"]
+
+
+def said(capsys):
+    """What --json prints, and what is on stderr."""
+    out, err = capsys.readouterr()
+    return json.loads(out), err
+
+
+def test_the_counts_are_of_all_results_also_when_nothing_is_left_to_do(
+    command, talks, learned, tmp_path, capsys, monkeypatch
+):
+    assert main([*command, "--json", "--timestamps", "--readers", "2"]) == 1  # three cannot be read
+    first, err = said(capsys)
+    assert [*first] == [
+        "recordings",
+        "failed",
+        "audio_s",
+        "shards",
+        "done",
+        "missing",
+        "heard_s",
+        "rtfx",
+        "out",
+    ]
+    assert (first["recordings"], first["failed"], first["missing"], err) == (12, 3, 0, "")
+    plain = {str(one.path): one.text for one in transcribe(learned, talks)}
+    found = {row["source"]: row["text"] for row in rows(tmp_path / "out")}
+    assert found == plain
+    assert all(row["words"] for row in rows(tmp_path / "out") if row["text"])
+    monkeypatch.setattr(workers, "WORKER", ["/nowhere"])
+    assert main([*command, "--json", "--timestamps"]) == 1
+    again, _ = said(capsys)
+    assert again == first | {"heard_s": 0.0, "rtfx": 0.0}
+    assert main([*command, "--timestamps"]) == 1
+    line = capsys.readouterr().out
+    assert f"{first['done']} of {first['shards']} shards done: 12 recordings, 0.0" in line
+    assert (
+        " h of audio, 3 failed; now 0.00 h at RTFx 0.0. Results: " in line and line.count("\n") == 1
+    )
+
+
+def test_without_errors_the_exit_code_is_0_and_parquet_can_be_written(
+    speech, model, tmp_path, capsys, learned
+):
+    pytest.importorskip("pyarrow")
+    files = ["transcribe", *map(str, speech), "--model", str(model), "--out", str(tmp_path / "out")]
+    assert main([*files, "--shards", "--format", "parquet", "--no-progress"]) == 0
+    found = {row["source"]: row["text"] for row in rows(tmp_path / "out")}
+    assert found == {str(one.path): one.text for one in transcribe(learned, speech)}
+    assert {path.suffix for path in (tmp_path / "out").glob("part-*")} == {".parquet"}
+
+
+def test_a_part_that_leaves_a_shard_to_another_process_says_so_and_fails(
+    command, capsys, monkeypatch, tmp_path
+):
+    worker = 'import sys; print(\'{"ready": true}\', flush=True)\nfor line in sys.stdin: print(\'{"shard": "x", "counts": null}\', flush=True)'
+    monkeypatch.setattr(workers, "WORKER", [sys.executable, "-c", worker])
+    assert main([*command, "--part", "1/2"]) == 1
+    line = capsys.readouterr().out
+    assert " of this part missing, which another process transcribes, or the same command." in line
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        (["--part", "2/2"], "--part: expected K/2 with K in 0..1, got 2."),
+        (["--part", "one"], "--part: expected K/N, such as 0/8, got 'one'."),
+        (["--part", "1/0"], "--part: expected K/N with N of 1 or more, got 1/0."),
+        (["--format", "srt"], "--format: expected json or parquet with --shards, got srt."),
+        (["--fresh"], "--fresh: expected no --shards with it, got both. Name another folder."),
+        (["--shard-hours", "0"], "--shard-hours: expected more than 0 hours, got 0.0."),
+        (["--hang-seconds", "-1"], "--hang-seconds: expected more than 0 seconds, got -1.0."),
+        (["--readers", "0"], "--readers: expected 1 to 256 threads, got 0."),
+    ],
+)
+def test_a_wrong_argument_is_one_line(command, capsys, more, wanted):
+    assert main([*command, *more]) == 2
+    assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        (["--part", "0/2"], "--part: expected --shards with it, got 0/2."),
+        (["--shard-hours", "1"], "--shard-hours: expected --shards with it, got 1.0."),
+        (["--format", "parquet"], "--format: expected --shards with it, got parquet."),
+        (["--shards"], "--shards: expected --out DIR with it, got none."),
+    ],
+)
+def test_options_of_shards_need_them(speech, model, capsys, more, wanted):
+    assert main(["transcribe", str(speech[0]), "--model", str(model), *more]) == 2
+    assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
+
+
+def test_a_manifest_without_shards_is_no_sound_file(model, tmp_path, capsys):
+    (tmp_path / "m.jsonl").write_text('{"audio": "a.wav"}\n')
+    assert main(["transcribe", str(tmp_path / "m.jsonl"), "--model", str(model)]) == 1
+    assert "m.jsonl cannot be read" in capsys.readouterr().err
