@@ -31,6 +31,12 @@ def entries(recording: Recording) -> Iterator[Entry]:
 
     Files in a container that no suffix calls sound are left out. A container that breaks off, or
     holds no recording, ends with an entry that cannot be opened and says why.
+
+    Args:
+        recording: Of a plan.
+
+    Raises:
+        ValueError: It is a Parquet file, and pyarrow is not installed.
     """
     if not recording.is_container:
         start_s, duration_s, channel = recording.start_s, recording.duration_s, recording.channel
@@ -39,7 +45,10 @@ def entries(recording: Recording) -> Iterator[Entry]:
             sound = Sound(Path(recording.path))
         yield Entry(recording.id, recording.path, start_s, sound)
         return
-    read = _parquet if recording.path.lower().endswith(".parquet") else _tar
+    read = _tar
+    if recording.path.lower().endswith(".parquet"):
+        parquet()  # now: without the package no row can be heard, which is no fault of the file's
+        read = _parquet
     seen: set[str] = set()
     why = ""
     try:

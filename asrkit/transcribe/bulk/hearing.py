@@ -20,7 +20,7 @@ from asrkit.transcribe import Recognizer, Transcript, transcribe
 from asrkit.transcribe.bulk import containers, results
 from asrkit.transcribe.bulk.containers import Entry
 from asrkit.transcribe.bulk.inputs import Recording
-from asrkit.transcribe.bulk.planning import Plan, Shard
+from asrkit.transcribe.bulk.planning import Plan, Shard, version
 from asrkit.transcribe.bulk.results import Counts, Row
 from asrkit.transcribe.bulk.tasks import Machine, key, load, windows_on
 from asrkit.transcribe.windows import POOL
@@ -45,7 +45,7 @@ class Hearer:
         progress: Called with (seconds of audio, failed recordings) as they are finished.
 
     Raises:
-        ValueError: The model here is not the one of the plan.
+        ValueError: The model or the asrkit here is not the one of the plan.
     """
 
     def __init__(
@@ -61,6 +61,9 @@ class Hearer:
         self.windows = windows_on(self.machine, plan.task.windows)
         self.watch = watch
         self.progress = progress
+        wanted = f"version {plan.version}, which made the plan in {plan.out}"
+        same = version() == plan.version
+        expect(same, "asrkit", wanted, version(), "Install that one, or name another folder.")
         self.checkpoint = load(plan.task, self.machine)
         found = key(plan.task, self.checkpoint)
         wanted = f"the model of the plan in {plan.out}"

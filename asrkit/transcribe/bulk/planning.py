@@ -18,9 +18,19 @@ from typing import Any, NamedTuple
 from asrkit.files import atomic, lock
 from asrkit.shapes import expect
 from asrkit.transcribe.bulk import inputs
+from asrkit.transcribe.bulk.containers import parquet
 from asrkit.transcribe.bulk.inputs import Recording
 from asrkit.transcribe.bulk.results import PREFIX
-from asrkit.transcribe.bulk.tasks import Machine, Task, as_json, from_json, key, load, model_state
+from asrkit.transcribe.bulk.tasks import (
+    Machine,
+    Task,
+    absolute,
+    as_json,
+    from_json,
+    key,
+    load,
+    model_state,
+)
 
 PLAN = "plan.json"
 SHARDS = "plan.shards"
@@ -59,6 +69,7 @@ class Plan:
         made_by: Hash of model and settings.
         shards: All of them.
         shard_h: Hours in a shard.
+        version: Of the asrkit that made the plan.
     """
 
     out: Path
@@ -66,6 +77,7 @@ class Plan:
     made_by: str
     shards: list[Shard]
     shard_h: float
+    version: str
 
     @property
     def work(self) -> Path:
@@ -113,7 +125,8 @@ def plan(
 
     Raises:
         ValueError: An input is damaged or has no recording, ids are twice, or `out` was begun with
-            another model, other settings or other recordings.
+            another model, other settings or other recordings; or Parquet is asked for, and pyarrow
+            is not installed.
     """
     if isinstance(files, str | Path):
         files = [files]
@@ -124,6 +137,9 @@ def plan(
     expect(positive, "shard_h", "more than 0 hours", shard_h)
     for one in given:
         expect(one.exists(), "files", inputs.KINDS, repr(str(one)), "Check the path.")
+    if task.format == "parquet":
+        parquet()  # now, rather than when the first shard is heard
+    task = absolute(task)
     with lock(out / WORK / "plan", wait=True):  # others wait for the first one
         now = {
             "task": as_json(task),
@@ -160,6 +176,7 @@ def load_plan(out: str | Path) -> Plan:
         made_by=kept["made_by"],
         shards=[Shard(*values) for values in kept["shards"]],
         shard_h=kept["shard_h"],
+        version=kept["asrkit"],
     )
 
 
@@ -170,7 +187,8 @@ def _kept(out: Path) -> dict[str, Any] | None:
         return None
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
-        kept["shards"], kept["task"], kept["made_by"], kept["shard_h"]
+        for name in ("shards", "task", "made_by", "shard_h", "asrkit", "model", "inputs"):
+            kept[name]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"out: expected a plan of asrkit, got something else in {file}.") from None
     return kept
@@ -227,7 +245,7 @@ def _write(
             _refuse(out, "other recordings")
     contents = now | {
         "made_by": made_by,
-        "asrkit": _version(),
+        "asrkit": version(),
         "shard_h": shard_h,
         "recordings": len(rows),
         "planned_s": round(sum(shard.planned_s for shard in shards), 3),
@@ -244,7 +262,8 @@ def _made_by(task: Task, device: str, now: dict[str, Any], kept: dict[str, Any] 
     return key(task, load(task, Machine(device=device)))
 
 
-def _version() -> str:
+def version() -> str:
+    """The installed version of asrkit."""
     try:
         return importlib.metadata.version("asrkit")
     except importlib.metadata.PackageNotFoundError:  # a copied source tree
@@ -301,6 +320,8 @@ def _row(one: Recording) -> _Row:
     if one.state is not None:
         state = json.dumps(one.state)
     if one.is_container:
+        if one.path.lower().endswith(".parquet"):
+            parquet()  # now, rather than when it is heard
         planned_s = one.state[0] / BYTES_PER_S if one.state else UNKNOWN_S
     text = f"[{quoted(one.id)},{quoted(one.path)},{one.start_s!r},{length},{channel},{state}]"
     return _Row(planned_s, one.is_container, text)

@@ -80,6 +80,21 @@ def windows_on(machine: Machine, windows: WindowOptions) -> WindowOptions:
     return dataclasses.replace(windows, **changed)
 
 
+def absolute(task: Task) -> Task:
+    """The same task for processes in any folder.
+
+    Args:
+        task: Names files.
+    """
+    config = task.config
+    search = config.search
+    if search is not None and search.lm is not None:
+        config = dataclasses.replace(
+            config, search=dataclasses.replace(search, lm=search.lm.absolute())
+        )
+    return dataclasses.replace(task, model=Path(task.model).absolute(), config=config)
+
+
 def as_json(value: Any) -> dict[str, Any]:
     """The fields of a dataclass as JSON takes them; `from_json` makes them a dataclass again."""
 

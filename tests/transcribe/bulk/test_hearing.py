@@ -1,4 +1,5 @@
 import shutil
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -215,6 +216,27 @@ def test_another_model_than_the_one_of_the_plan_is_refused(talks, task, model, t
         ValueError, match="^model: expected the model of the plan in .*, got another in"
     ):
         Hearer(made, Machine(threads=1))
+
+
+def test_another_asrkit_than_the_one_of_the_plan_is_refused(talks, task, tmp_path):
+    made = replace(plan(talks, task, tmp_path / "out"), version="0.0.1")
+    with pytest.raises(ValueError, match="^asrkit: expected version 0.0.1, which made the plan in"):
+        Hearer(made)
+
+
+def test_without_pyarrow_parquet_is_refused_at_once_and_no_shard_is_written(
+    task, tmp_path, monkeypatch
+):
+    (tmp_path / "set.parquet").write_bytes(b"PAR1")
+    pytest.importorskip("pyarrow")
+    made = plan(tmp_path / "set.parquet", task, tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    for one in (task, replace(task, format="parquet")):
+        with pytest.raises(ValueError, match="^parquet: expected the package pyarrow"):
+            plan(tmp_path / "set.parquet", one, tmp_path / "other")
+    with pytest.raises(ValueError, match="^parquet: expected the package pyarrow"):
+        hear(made, made.shards[0])
+    assert not made.done()
 
 
 def test_progress_is_told_recording_by_recording(talks, task, tmp_path):

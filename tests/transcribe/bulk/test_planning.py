@@ -202,6 +202,16 @@ def test_a_task_is_the_same_after_json(task):
     assert from_json(BeamOptions, json.loads(json.dumps(as_json(search)))) == search
 
 
+def test_a_plan_names_its_files_for_processes_in_any_folder(lines, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    (tmp_path / "words.arpa").touch()
+    search = BeamOptions(lm=Path(os.path.relpath(tmp_path / "words.arpa")))
+    task = Task(model=Path(model.name), config=PipelineConfig(search=search))
+    made = plan(lines, task, tmp_path / "out")
+    assert made.task.model == model and made.task.config.search.lm.is_absolute()
+    assert plan(lines, task, tmp_path / "out") == made
+
+
 def test_the_key_depends_on_the_context_and_not_on_batches(task, learned):
     first = tasks.key(task, learned)
     assert tasks.key(replace(task, windows=replace(task.windows, batch_s=1.0)), learned) == first
