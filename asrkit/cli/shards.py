@@ -59,6 +59,7 @@ def check_shards(args: argparse.Namespace) -> None:
     expect(args.out is not None, "shards", "--out DIR with it", "none")
     expect(args.format in FORMATS, "format", "json or parquet with --shards", args.format)
     expect(not args.fresh, "fresh", "no --shards with it", "both", "Name another folder.")
+    expect(args.engine == "torch", "engine", "torch with --shards", args.engine)
 
 
 def transcribe_shards(

@@ -89,6 +89,7 @@ def test_a_part_that_leaves_a_shard_to_another_process_says_so_and_fails(
         (["--part", "1/0"], "--part: expected K/N with N of 1 or more, got 1/0."),
         (["--format", "srt"], "--format: expected json or parquet with --shards, got srt."),
         (["--fresh"], "--fresh: expected no --shards with it, got both. Name another folder."),
+        (["--engine", "openvino"], "--engine: expected torch with --shards, got openvino."),
         (["--shard-hours", "0"], "--shard-hours: expected more than 0 hours, got 0.0."),
         (["--hang-seconds", "-1"], "--hang-seconds: expected more than 0 seconds, got -1.0."),
         (["--readers", "0"], "--readers: expected 1 to 256 threads, got 0."),
