@@ -26,7 +26,15 @@ from asrkit.transcribe.options import (
 )
 
 NEED_A_LANGUAGE_MODEL = ("lm_units", "lm_weight")
-NEED_A_BEAM = ("lm", "lm_units", "lm_weight", "label_bonus", "word_bonus", "top_tokens")
+NEED_A_BEAM = (
+    "lm",
+    "lm_units",
+    "lm_weight",
+    "label_bonus",
+    "word_bonus",
+    "top_tokens",
+    "ctc_weight",
+)
 
 
 def _transcribe(args: argparse.Namespace) -> int:
@@ -382,6 +390,7 @@ def _add_beam_arguments(parser: argparse.ArgumentParser) -> None:
     add("label_bonus", str(BeamOptions.label_bonus), type=float, metavar="NATS")
     add("word_bonus", str(BeamOptions.word_bonus), type=float, metavar="NATS")
     add("top_tokens", type=int, metavar="N")
+    add("ctc_weight", type=float, metavar="WEIGHT")
 
 
 COMMAND = Command(

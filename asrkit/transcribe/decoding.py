@@ -30,7 +30,7 @@ from asrkit.models.prompts import PromptFormat
 from asrkit.models.transducer import log_probs
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, token_texts
-from asrkit.transcribe.options import CAPTURED, BeamOptions, PromptOptions
+from asrkit.transcribe.options import CAPTURED, CTC_WEIGHT, BeamOptions, PromptOptions
 
 
 class DecodeOptions(NamedTuple):
@@ -52,7 +52,7 @@ class DecodeOptions(NamedTuple):
 class ModelKind:
     """How models of one class become hypotheses."""
 
-    # (model, encoder output (B, T, D)) to the frames that its decoder reads (B, T, P)
+    # (model, encoder output (B, T, D)) to the frames that `decode` takes (B, T, P)
     project: Callable[[Any, Tensor], Tensor]
     # (model, frames (B, T, P), lengths (B,), DecodeOptions) to hypotheses
     decode: Callable[[Any, Tensor, Tensor, DecodeOptions], Hypotheses]
@@ -64,6 +64,7 @@ class ModelKind:
     beams: bool = False  # whether `decode` knows beam search
     beam_confidence: bool = False  # whether its beam search knows each label's probability
     fusion: bool = False  # whether its beam search takes n-gram models and bonuses
+    joint: bool = False  # whether its beam search asks the CTC head too
     fused_turns: bool = False  # whether a captured step can be of fused kernels
     prompts: bool = False  # whether its texts begin behind a prompt
 
@@ -114,7 +115,7 @@ def prompt_tokens(
     return None
 
 
-def _projected(model: TransducerModel | AEDModel, encoded: Tensor) -> Tensor:
+def _projected(model: TransducerModel, encoded: Tensor) -> Tensor:
     return model.encoder_projection(encoded)
 
 
@@ -187,24 +188,34 @@ def _first_frame_probability(hypotheses: Hypotheses, scores: Tensor) -> Tensor:
     return probability.masked_fill(hypotheses.labels < 0, -1.0).float()
 
 
+def _joint_with_ctc(model: AEDModel, encoded: Tensor, search: BeamOptions) -> dict[str, Any]:
+    """Arguments of `aed_beam` by which the CTC head has a say; none where it has not."""
+    weight = CTC_WEIGHT if search.ctc_weight is None else search.ctc_weight
+    if model.ctc_head is None or weight == 0:
+        return {}
+    return {"ctc": log_probs(model.ctc_head(encoded)), "ctc_weight": weight}
+
+
 def _decode_attention(
     model: AEDModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
     prompt = options.prompt
     confidence: Any = "max_prob" if options.confidence else "none"
+    frames = model.encoder_projection(encoded)
     if options.search is not None:
         width = options.search.beam
-        found = aed_beam(model, encoded, lengths, prompt=prompt, width=width)
+        joint = _joint_with_ctc(model, encoded, options.search)
+        found = aed_beam(model, frames, lengths, prompt=prompt, width=width, **joint)
     elif options.strategy == "one_by_one":
-        found = aed_greedy_reference(model, encoded, lengths, prompt=prompt, confidence=confidence)
+        found = aed_greedy_reference(model, frames, lengths, prompt=prompt, confidence=confidence)
     else:
         graphs: Any = options.graphs
         found = aed_greedy(
-            model, encoded, lengths, prompt=prompt, graphs=graphs, confidence=confidence
+            model, frames, lengths, prompt=prompt, graphs=graphs, confidence=confidence
         )
     if options.times:
-        frames = attention_frames(model, encoded, lengths, found, prompt=prompt)
-        found = replace(found, frames=frames)
+        times = attention_frames(model, frames, lengths, found, prompt=prompt)
+        found = replace(found, frames=times)
     if options.texts is not None:
         found = found.only(found.labels < options.texts)
     return found
@@ -239,12 +250,13 @@ KINDS: dict[type[nn.Module], ModelKind] = {
         fusion=True,
     ),
     AEDModel: ModelKind(
-        project=_projected,
+        project=_as_encoded,
         decode=_decode_attention,
         ctc_head=_own_ctc_head,
         strategies={"fastest": "batched", "batched": "batched", "one_by_one": "one_by_one"},
         captures=True,
         beams=True,
+        joint=True,
         prompts=True,
     ),
 }

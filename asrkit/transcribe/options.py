@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_type_hints
 GRAPH_STRATEGIES = ("fastest", "windowed_looping")  # decoders that can run as a CUDA graph
 MOST_READERS = 256  # threads
 CAPTURED = ("step", "full")  # values of `graphs` that ask for a CUDA graph by name
+CTC_WEIGHT = 0.3  # share of an encoder-decoder model's CTC head in a beam's scores
 
 
 def described(default: Any, text: str) -> Any:
@@ -59,10 +60,10 @@ class WindowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BeamOptions:
-    """Beam search instead of greedy decoding: its width, and what an n-gram model adds to it.
+    """Beam search instead of greedy decoding: its width, and what an n-gram or CTC adds to it.
 
     The decoders are `asrkit.decoders.ctc_beam`, `transducer_beam` and `aed_beam`, which takes only
-    the width.
+    the width and `ctc_weight`.
     """
 
     beam: int = described(
@@ -87,9 +88,14 @@ class BeamOptions:
         None,
         "CTC: only so many of the likeliest labels of a frame begin new hypotheses (default: all)",
     )
+    ctc_weight: float | None = described(
+        None,
+        "encoder-decoder models with a CTC head: its share in the scores, 0 to 1, where 0 decodes "
+        f"by attention alone (default: {CTC_WEIGHT})",
+    )
 
     def __post_init__(self) -> None:
-        from asrkit.shapes import MAX_COUNT, expect, whole
+        from asrkit.shapes import MAX_COUNT, expect, is_finite, whole
 
         wanted = f"1 to {MAX_COUNT} hypotheses"
         expect(whole(self.beam, 1, MAX_COUNT), "beam", wanted, repr(self.beam))
@@ -102,6 +108,9 @@ class BeamOptions:
             expect(is_number and isfinite(value), name, "a finite number", repr(value))
         most = self.top_tokens
         expect(most is None or whole(most, 1), "top_tokens", "at least 1, or None", repr(most))
+        share = self.ctc_weight
+        valid = share is None or (is_finite(share) and 0 <= share <= 1)
+        expect(valid, "ctc_weight", "a share from 0 to 1, or None", repr(share))
         over_words = self.lm is not None and self.lm_units == "words"
         expect(
             over_words or not self.word_bonus,

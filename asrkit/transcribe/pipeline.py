@@ -268,7 +268,7 @@ class Recognizer:
 
     @torch.inference_mode()
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Frames that the decoder reads, (B, T, P), and lengths (B,).
+        """Frames that `decode` takes, (B, T, P), and lengths (B,).
 
         With `encoder_graphs` both are overwritten by the next call.
 
@@ -318,8 +318,8 @@ class Recognizer:
             return nullcontext()
         return tf32(self.config.precision == "tf32")
 
-    def _check_beam(self, name: str) -> None:
-        """ValueError unless `name`, "a CTCModel", can search as the config asks for."""
+    def _check_beam(self, model: nn.Module, name: str) -> None:
+        """ValueError unless `model`, in words "a CTCModel", can search as the config asks for."""
         beam = self.config.search
         if beam is None:
             return
@@ -327,6 +327,10 @@ class Recognizer:
         for option, value in (("lm", beam.lm), ("label_bonus", beam.label_bonus or None)):
             takes = self.kind.fusion or value is None
             expect(takes, option, f"none for {name}", value, "Its beam takes no such term.")
+        joint = self.kind.joint and self.kind.ctc_head(model) is not None
+        wanted = "none but for an encoder-decoder model with a CTC head"
+        got = f"{beam.ctc_weight} for {name}"
+        expect(joint or beam.ctc_weight is None, "ctc_weight", wanted, got)
 
     def _check(self, model: nn.Module) -> None:
         """ValueError unless the model and its device can do what the config asks for."""
@@ -355,7 +359,7 @@ class Recognizer:
         )
         plain = self.kind.fused_turns or self.config.turn != "fused"
         expect(plain, "turn", f"'auto' or 'plain' for {name}", repr(self.config.turn))
-        self._check_beam(name)
+        self._check_beam(model, name)
         on_cuda = self.device.type == "cuda"
         for option, needs_cuda in (
             ("encoder_graphs", self.config.encoder_graphs == "per_shape"),

@@ -1,0 +1,172 @@
+"""Joint decoding by attention and CTC in the recogniser and in `asrkit transcribe`."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+
+from asrkit.cli import main
+from asrkit.decoders import aed_beam, aed_greedy
+from asrkit.models import AEDModel, Checkpoint, TransducerModel, presets, save_checkpoint
+from asrkit.text import CharTokenizer
+from asrkit.transcribe import BeamOptions, PipelineConfig, Recognizer, WindowOptions
+from asrkit.transcribe.folder import text_settings
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
+from parity_cases import LENGTHS, speech
+
+NO_HEAD = "ctc_weight: expected none but for an encoder-decoder model with a CTC head, got 0.3 for"
+
+
+def random_model(ctc=True):
+    """A model of random weights that says something, whose decoder is wider than its encoder."""
+    torch.manual_seed(1)
+    model = AEDModel(replace(presets.tiny_aed(31), width=48, ctc=ctc)).eval()
+    for weight in model.parameters():
+        weight.data += 0.3 * torch.randn_like(weight)
+    model.output_bias.data[model.eos] -= 20  # else it says nothing
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model()
+
+
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory):
+    """The model and a second and a half of sound, as files."""
+    folder = tmp_path_factory.mktemp("joint")
+    features = {"bins": model.config.encoder.bins}
+    save_checkpoint(folder / "aed.safetensors", Checkpoint(model, CharTokenizer(), features, {}))
+    waveforms, lengths = speech(LENGTHS)
+    soundfile.write(str(folder / "talk.wav"), waveforms[0, : lengths[0]].numpy(), 16_000)
+    return folder
+
+
+def recognised(model, **config):
+    return Recognizer(model, PipelineConfig(**config))(*speech(LENGTHS))
+
+
+@torch.no_grad()
+def encoded(model):
+    """Frames that the decoder reads, their lengths, and what the CTC head says."""
+    return model.encode(*Recognizer(model).features(*speech(LENGTHS)))
+
+
+@pytest.mark.parametrize("given, weight", [(None, 0.3), (0.3, 0.3), (0.8, 0.8), (1, 1.0)])
+def test_a_beam_of_a_model_with_a_ctc_head_asks_both(model, given, weight):
+    frames, ends, ctc = encoded(model)
+    found = recognised(model, search=BeamOptions(beam=3, ctc_weight=given))
+    wanted = aed_beam(model, frames, ends, width=3, ctc=ctc, ctc_weight=weight)
+    assert found.tokens() == wanted.tokens() != aed_beam(model, frames, ends, width=3).tokens()
+    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-4, atol=1e-3)
+    assert found.impl == wanted.impl
+    assert f"with CTC ({weight:g})" in found.impl
+
+
+def test_a_weight_of_nothing_is_a_beam_by_attention_alone(model):
+    frames, ends, _ = encoded(model)
+    found = recognised(model, search=BeamOptions(beam=3, ctc_weight=0))
+    wanted = aed_beam(model, frames, ends, width=3)
+    assert found.tokens() == wanted.tokens()
+    assert found.impl == wanted.impl
+    assert "CTC" not in found.impl
+
+
+def test_a_model_without_a_head_has_its_beam_by_attention_alone():
+    model = random_model(ctc=False)
+    frames, ends, _ = encoded(model)
+    found = recognised(model, search=BeamOptions(beam=3))
+    assert found.tokens() == aed_beam(model, frames, ends, width=3).tokens()
+    assert any(found.tokens())
+
+
+def test_greedy_decoding_asks_attention_alone(model):
+    frames, ends, _ = encoded(model)
+    wanted = aed_greedy(model, frames, ends).tokens()
+    for strategy in ("fastest", "batched", "one_by_one"):
+        assert recognised(model, strategy=strategy).tokens() == wanted
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast"])
+def test_other_precisions_decode_jointly_too(model, precision):
+    search = BeamOptions(beam=3)
+    found = recognised(model, search=search, precision=precision, encoder="eager")
+    assert "with CTC (0.3)" in found.impl
+    assert any(found.tokens())
+    assert found.scores.isfinite().all()
+
+
+@pytest.mark.parametrize("silent", [[0], [0, 1, 2, 3]])
+def test_utterances_without_frames_have_no_text(model, silent):
+    recognizer = Recognizer(model, PipelineConfig(search=BeamOptions(beam=3)))
+    frames, ends = recognizer.encode(*recognizer.features(*speech(LENGTHS)))
+    wanted = recognizer.decode(frames, ends).tokens()
+    ends = ends.clone()
+    ends[silent] = 0
+    found = recognizer.decode(frames, ends).tokens()
+    assert found == [[] if row in silent else text for row, text in enumerate(wanted)]
+    assert all(wanted[row] for row in (0, 1))
+
+
+def test_the_command_decodes_jointly_unless_told_otherwise(model, saved, capsys):
+    said = {}
+    for name, options in {"default": [], "told": ["0.3"], "none": ["0"]}.items():
+        command = ["transcribe", str(saved / "talk.wav"), "--model", str(saved / "aed.safetensors")]
+        weight = ["--ctc-weight", *options] if options else []
+        assert main([*command, "--beam", "3", *weight]) == 0
+        said[name] = capsys.readouterr().out.rstrip("\n").partition("\t")[2]
+    assert said["default"] == said["told"] != said["none"]
+    waveforms, lengths = speech(LENGTHS[:1])
+    recognizer = Recognizer(model, PipelineConfig(search=BeamOptions(beam=3)))
+    [row] = recognizer(waveforms, lengths).tokens()
+    letters = [token for token in row if token < CharTokenizer().vocab_size]
+    assert said["default"] == CharTokenizer().decode(letters)
+
+
+def test_a_folder_of_transcripts_is_made_anew_for_another_weight(saved, tmp_path, capsys):
+    paths = [str(saved / "talk.wav"), "--model", str(saved / "aed.safetensors")]
+    command = ["transcribe", *paths, "--out", str(tmp_path / "text"), "--json", "--beam", "2"]
+    for options, skipped in (([], 0), ([], 1), (["--ctc-weight", "0"], 0)):
+        assert main([*command, *options]) == 0
+        assert json.loads(capsys.readouterr().out)["skipped"] == skipped
+    weights = (None, 0.0, 0.5)
+    searches = [PipelineConfig(search=BeamOptions(ctc_weight=weight)) for weight in weights]
+    settings = [str(text_settings(WindowOptions(), search)) for search in searches]
+    assert len({*settings}) == len(weights)
+
+
+def test_models_that_cannot_refuse_a_weight():
+    search = PipelineConfig(search=BeamOptions(ctc_weight=0.3))
+    with pytest.raises(ValueError, match=f"^{NO_HEAD} an AEDModel"):
+        Recognizer(random_model(ctc=False), search)
+    hybrid = TransducerModel(presets.tiny(vocab_size=28)).eval()
+    assert hybrid.ctc_head is not None
+    with pytest.raises(ValueError, match=f"^{NO_HEAD} a TransducerModel"):
+        Recognizer(hybrid, search)
+
+
+@pytest.mark.parametrize("options, message", [
+    (["--ctc-weight", "0.3"], "--ctc-weight: expected a beam search with it, got 0.3. Pass --beam 8."),
+    (["--beam", "4", "--ctc-weight", "1.5"], "--ctc-weight: expected a share from 0 to 1, or None, got 1.5."),
+    (["--beam", "4", "--ctc-weight", "nan"], "--ctc-weight: expected a share from 0 to 1, or None, got nan."),
+    (["--beam", "4", "--ctc-weight", "0.3"], f"--{NO_HEAD.replace('_', '-', 1)} a CTCModel."),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(learned, saved, tmp_path, options, message, capsys):
+    save_checkpoint(tmp_path / "ctc.safetensors", learned)
+    command = ["transcribe", str(saved / "talk.wav"), "--model", str(tmp_path / "ctc.safetensors")]
+    assert main([*command, *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"asrkit transcribe: {message}\n"
+
+
+@pytest.mark.parametrize("weight", [-0.1, 2, True, "0.3", float("inf")])
+def test_a_weight_is_a_share(weight):
+    with pytest.raises(ValueError, match=r"^ctc_weight: expected a share from 0 to 1, or None"):
+        BeamOptions(ctc_weight=weight)
