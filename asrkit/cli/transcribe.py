@@ -408,6 +408,7 @@ COMMAND = Command(
         "asrkit transcribe talk.wav --model parakeet.nemo --dtype bfloat16",
         "asrkit transcribe talk.wav --model exported/mine --engine onnxruntime",
         "asrkit transcribe talk.wav --model models/jasper --beam 8 --lm words.arpa --word-bonus 3",
+        "asrkit transcribe talk.wav --model models/aed --beam 4 --ctc-weight 0.5",
         "asrkit transcribe talk.wav --model canary.nemo --language de --task translate",
         "asrkit transcribe talks/ --json --timestamps > talks.jsonl",
         "asrkit transcribe manifest.jsonl --out text --shards --part 0/8",
