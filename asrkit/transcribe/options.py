@@ -180,7 +180,7 @@ class PipelineConfig:
         "auto",
         "run the model as it is, with linear layers packed for a CPU (asrkit.models.packed), "
         "through asrkit.models.optimize, or with its encoder compiled by torch.compile; "
-        "'auto' is 'optimized' on a CPU and 'eager' on CUDA",
+        "'auto' is 'optimized' on a CPU, and 'eager' on CUDA or with precision 'autocast'",
     )
     encoder_graphs: Literal["off", "per_shape"] = described(
         "off", "replay the encoder as a CUDA graph, captured once for each shape"

@@ -67,7 +67,7 @@ def encoder_form(config: PipelineConfig, device: torch.device) -> EncoderForm:
     """
     if config.encoder != "auto":
         return config.encoder
-    if device.type == "cpu":
+    if device.type == "cpu" and config.precision != "autocast":
         return "optimized"
     return "eager"
 
@@ -360,6 +360,14 @@ class Recognizer:
         plain = self.kind.fused_turns or self.config.turn != "fused"
         expect(plain, "turn", f"'auto' or 'plain' for {name}", repr(self.config.turn))
         self._check_beam(model, name)
+        packs = self.device.type == "cpu" and self.config.encoder in ("packed", "optimized")
+        expect(
+            not packs or self.config.precision != "autocast",
+            "encoder",
+            "'eager' or 'compiled' on a CPU with precision='autocast'",
+            repr(self.config.encoder),
+            "Packed weights have one dtype.",
+        )
         on_cuda = self.device.type == "cuda"
         for option, needs_cuda in (
             ("encoder_graphs", self.config.encoder_graphs == "per_shape"),

@@ -96,7 +96,7 @@ def test_greedy_decoding_asks_attention_alone(model):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast"])
 def test_other_precisions_decode_jointly_too(model, precision):
     search = BeamOptions(beam=3)
-    found = recognised(model, search=search, precision=precision, encoder="eager")
+    found = recognised(model, search=search, precision=precision)
     assert "with CTC (0.3)" in found.impl
     assert any(found.tokens())
     assert found.scores.isfinite().all()

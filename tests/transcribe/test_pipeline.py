@@ -139,6 +139,7 @@ def test_by_default_a_cpu_optimizes_a_copy_and_one_batch_runs_as_it_is(checkpoin
     assert torch.equal(one_batch.scores, by_hand(checkpoint, *noise).scores)
     on_cuda = encoder_form(PipelineConfig(), torch.device("cuda"))
     assert on_cuda == "eager" and encoder_form(PipelineConfig(encoder="packed"), None) == "packed"
+    assert encoder_form(PipelineConfig(precision="autocast"), torch.device("cpu")) == "eager"
 
 
 def test_a_model_prepared_in_place_is_not_copied(checkpoint, noise):
@@ -196,6 +197,7 @@ def test_another_kind_of_model_is_one_more_line_of_the_table(noise, monkeypatch)
 
 
 @pytest.mark.parametrize(("config", "message"), [
+    ({"precision": "autocast", "encoder": "packed"}, "encoder: expected 'eager' or 'compiled' on a CPU with precision='autocast', got 'packed'. Packed weights have one dtype."),
     ({"encoder_graphs": "per_shape"}, "encoder_graphs: expected 'off' on a CPU, got 'per_shape'. CUDA graphs need a CUDA device."),
     ({"graphs": "full"}, "graphs: expected"),
 ])  # fmt: skip
