@@ -17,6 +17,7 @@ from asrkit.cli.speakers import EACH, train_for_each_speaker
 LSTM_WIDTH = 256  # trains on a CPU; the published 1024 are asrkit.models.presets.mlperf_rnnt
 DECODER_WIDTH = 128  # likewise; Canary's 1024 are asrkit.models.presets.canary_1b
 DECODER_LAYERS = 1
+MOST_DECODER_LAYERS = 100  # four times those of Canary-1B
 # options about the parts of one kind of model: --head of that kind, and the default
 PARTS: dict[str, tuple[str, Any]] = {
     "predictor": ("transducer", "stateless"),
@@ -149,6 +150,7 @@ def _model_config(args: argparse.Namespace, vocab_size: int) -> Any:
         presets,
     )
     from asrkit.models.transducer import EncoderConfig
+    from asrkit.shapes import expect
 
     encoders: dict[str, EncoderConfig] = {
         "conv": ConvConfig(),
@@ -157,6 +159,9 @@ def _model_config(args: argparse.Namespace, vocab_size: int) -> Any:
         "jasper": presets.mini_jasper().encoder,
     }
     _expect_parts_of_its_own(args)
+    layers = f"1 to {MOST_DECODER_LAYERS} layers"
+    fits = 1 <= args.decoder_layers <= MOST_DECODER_LAYERS
+    expect(fits, "decoder_layers", layers, args.decoder_layers)
     if args.head == "ctc":
         return CTCConfig(vocab_size=vocab_size, encoder=encoders[args.encoder])
     if args.head == "attention":

@@ -72,11 +72,11 @@ def _transcribe(args: argparse.Namespace) -> int:
         how = {"config": config, "kind": format_, "fresh": args.fresh}
         folder = Folder(args.out, recordings, checkpoint, options, **how)
         todo, refused = folder.todo()
-        if folder.anew:
-            print(f"{folder.anew} made anew: other model, settings or recording", file=sys.stderr)
     skipped = len(recordings) - len(todo) - len(refused)
     # In place, now that the folder has hashed the weights: a copy would take their memory twice.
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
+    if folder is not None and folder.anew:  # now that the model can do what is asked for
+        print(f"{folder.anew} made anew: other model, settings or recording", file=sys.stderr)
     start = time.perf_counter()
     transcripts = transcribe(
         checkpoint,

@@ -36,7 +36,7 @@ from asrkit.models.encoders import ConvConfig
 from asrkit.models.packed import ReadLinear
 from asrkit.models.transducer import EncoderConfig, log_probs, make_encoder
 from asrkit.runtime import to_device
-from asrkit.shapes import dims, expect, expect_types, valid_mask
+from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
 
 Cross = Literal["kept", "absorbed", "recomputed"]
 PastKind = Literal["kept", "states", "none"]
@@ -303,7 +303,15 @@ class AEDModel(nn.Module):
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """(B, K, D) of tokens (B, K) and what stands for their places, (B, K, D) or (K, D)."""
-        return self.dropout(self.embedding_norm(self.embedding(tokens) + positions))
+        whole_numbers = tokens.dtype in (torch.int32, torch.int64)
+        expect(whole_numbers, "tokens", "int32 or int64", tokens.dtype)
+        try:
+            embedded = self.embedding(tokens)
+        except IndexError:  # of a CPU; to look before would make a GPU wait
+            low, high = (int(bound) for bound in tokens.aminmax())
+            below = f"ids from 0 to below V={self.vocab_size}"
+            raise ValueError(f"tokens: expected {below}, got {low} to {high}.") from None
+        return self.dropout(self.embedding_norm(embedded + positions))
 
     def whole(self, tokens: Tensor, memory: Memory) -> Tensor:
         """What the last layer gives for whole texts (B, U): (B, U, D)."""
@@ -326,6 +334,10 @@ class AEDModel(nn.Module):
         dims(lengths, "B", "lengths", B=B)
         expect(cross in CROSS, "cross", f"one of {', '.join(CROSS)}", repr(cross))
         expect(T >= 1, "encoded", "a frame at least", tuple(encoded.shape))
+        dtype = self.embedding.weight.dtype
+        same = encoded.dtype == dtype or torch.is_autocast_enabled(encoded.device.type)
+        remedy = f"Pass encoded.to({dtype})."
+        expect(same, "encoded", f"{dtype}, as the model's weights are", encoded.dtype, remedy)
         valid = to_device(valid_mask(lengths, T), encoded.device)
         frames = encoded.masked_fill(~valid[..., None], 0.0)  # 0 weights do not undo a NaN
         seen = to_device(valid_mask(lengths.clamp(min=1), T), encoded.device)
@@ -351,7 +363,7 @@ class AEDModel(nn.Module):
             past: "kept", "states" or "none": see `asrkit.models.attention_memory`.
         """
         expect(past in PAST, "past", f"one of {', '.join(PAST)}", repr(past))
-        expect(1 <= room <= self.most, "room", f"1 to most={self.most} tokens", room)
+        expect(whole(room, 1, self.most), "room", f"1 to most={self.most} tokens", room)
         config = self.config
         B = len(memory.mask)
         L, D, H = config.layers, config.width, config.heads
@@ -402,7 +414,9 @@ class AEDModel(nn.Module):
             tokens: Prompt and text (B, U); row u belongs to the token that follows tokens[:, u].
             memory: Of `remember`.
         """
-        x = self.embed(tokens, self.positions[: tokens.shape[1]])
+        _, U = dims(tokens, "B U", "tokens", B=len(memory.mask))
+        expect(1 <= U <= self.most, "tokens", f"1 to most={self.most} of them", U)
+        x = self.embed(tokens, self.positions[:U])
         last = len(self.layers) - 1
         for number, layer in enumerate(self.stack()):
             x = x + layer.dropout(layer.self_attention(layer.self_norm(x)))

@@ -187,10 +187,13 @@ class PromptFormat:
             ValueError: The model has no such language, or no place for what is asked.
         """
         expect(task in (None, *TASKS), "task", f"one of {', '.join(TASKS)}", repr(task))
-        language = language or self.language
+        if language is None:
+            language = self.language
         self._expect_language("language", language)
         target = self._target(language, target_language, task)
         translates = target != language
+        flag = punctuation is None or isinstance(punctuation, bool)
+        expect(flag, "punctuation", "True, False or None", repr(punctuation))
         has_place = PUNCTUATION in self.template or punctuation is None
         wanted = "none, since the model's prompt has no place for it"
         expect(has_place, "punctuation", wanted, punctuation)

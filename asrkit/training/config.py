@@ -17,7 +17,14 @@ EVALUATE = ("in turn", "beside")
 OPTIMIZERS = ("adamw", "lamb", "novograd")
 PEAK_LR = {"adamw": 5e-3, "lamb": 1e-2, "novograd": 2e-2}  # where a config names none
 MOST_RATE = 1_000_000  # far above any that trains; float32 holds it, and its square
+MOST_SMOOTHING = 0.5
 PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+def check_smoothing(smoothing: float) -> None:
+    """ValueError unless `smoothing` is a share that leaves the right token the likeliest."""
+    valid = is_finite(smoothing) and 0 <= smoothing <= MOST_SMOOTHING
+    expect(valid, "smoothing", f"a share from 0 to {MOST_SMOOTHING}", f"{smoothing!r:.40}")
 
 
 def _half_of_the_cores() -> int:
@@ -112,7 +119,7 @@ class TrainConfig:
         expect(self.lanes >= 1, "lanes", "at least 1", self.lanes)
         expect(0 <= self.warmup < 1, "warmup", "a share from 0 to below 1", self.warmup)
         expect(0 <= self.ema <= 1, "ema", "a share from 0 to 1", self.ema)
-        expect(0 <= self.smoothing <= 0.5, "smoothing", "a share from 0 to 0.5", self.smoothing)
+        check_smoothing(self.smoothing)
         expect(self.clip > 0, "clip", "above 0, math.inf for no limit", self.clip)
         expect(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
         rate_fits = self.peak_lr is None or self.peak_lr >= 0

@@ -6,7 +6,7 @@ cross-entropy and CTC, a CTC model has CTC alone. A new kind of model is one mor
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asrkit.decoders.attention.steps import Prompt, prompt_of
 from asrkit.losses import ctc_loss, rnnt_loss, rnnt_loss_lean, tdt_loss, tdt_loss_lean
 from asrkit.models import (
     AEDConfig,
@@ -27,7 +28,7 @@ from asrkit.models.assembly import Model, ModelConfig
 from asrkit.runtime import autocast, to_device
 from asrkit.shapes import dims, expect, valid_mask
 from asrkit.training.batches import Prepared
-from asrkit.training.config import TrainConfig
+from asrkit.training.config import TrainConfig, check_smoothing
 from asrkit.training.joint import takes_lean
 
 IGNORED = -100  # in the targets of cross-entropy: counts as nothing
@@ -152,7 +153,7 @@ def attention_loss(
     targets: Tensor,
     target_lengths: Tensor,
     *,
-    prompt: Sequence[int] | None = None,
+    prompt: Prompt | None = None,
     smoothing: float = 0.0,
 ) -> Tensor:
     """Cross-entropy of labels and eos summed over the batch, in nats: a scalar.
@@ -166,24 +167,31 @@ def attention_loss(
         lengths: Valid frames (B,), on the frames' device or the host.
         targets: Labels (B, U), on any device; what lies behind `target_lengths` has no influence.
         target_lengths: Labels of each utterance (B,).
-        prompt: Tokens before the text; None is `model.bos` alone.
-        smoothing: Share of a target's probability that the other V - 1 tokens get, evenly, as in
-            NeMo. In torch's `cross_entropy` the right token has a part in what is shared out, so
-            its `label_smoothing` is V / (V - 1) times as large.
+        prompt: Tokens before the text, (P,) for all or (B, P); None is `model.bos` alone.
+        smoothing: Share, up to 0.5, of a target's probability that the other V - 1 tokens get,
+            evenly, as in NeMo. In torch's `cross_entropy` the right token has a part in what is
+            shared out, so its `label_smoothing` is V / (V - 1) times as large.
 
     Raises:
-        ValueError: Prompt and labels are more than the model's `most` tokens.
+        ValueError: An argument does not fit, or prompt and labels are more than the model's `most`
+            tokens. Values of tensors on a GPU are not looked at, since that would wait for it.
     """
-    B, U = dims(targets, "B U", "targets", B=len(encoded))
-    prompt = [model.bos] if prompt is None else list(prompt)
-    P = len(prompt)
-    expect(P >= 1, "prompt", "a token at least, or None", prompt)
+    is_model = isinstance(model, AEDModel)
+    expect(is_model, "model", "an AEDModel", type(model).__name__)
+    check_smoothing(smoothing)
+    B, _, _ = dims(encoded, "B T D", "encoded", D=model.config.width)
+    _check_lengths("lengths", lengths, encoded)
+    _, U = dims(targets, "B U", "targets", B=B)
+    _check_lengths("target_lengths", target_lengths, targets)
     is_label = valid_mask(target_lengths, U)
-    before = targets.new_tensor(prompt).expand(B, P)
+    _check_labels(targets, is_label, model.vocab_size)
+    targets = targets.long()
+    before = prompt_of(model, prompt, targets)
+    P = before.shape[1]
     texts = targets.where(is_label, model.config.pad)
     given = to_device(torch.cat([before, texts], 1), encoded.device)
     wanted = F.pad(targets.where(is_label, IGNORED), (0, 1), value=IGNORED)  # (B, U1)
-    wanted.scatter_(1, target_lengths[:, None].to(wanted.device), model.eos)
+    wanted.scatter_(1, target_lengths[:, None].long().to(wanted.device), model.eos)
     wanted = to_device(wanted, encoded.device)
     logits = model.logits(encoded, lengths, given)[:, P - 1 :]  # (B, U1, V)
     V = logits.shape[2]
@@ -195,6 +203,28 @@ def attention_loss(
             label_smoothing=smoothing * V / (V - 1),
             reduction="sum",
         )
+
+
+def _check_lengths(name: str, lengths: Tensor, data: Tensor) -> None:
+    """ValueError unless lengths (B,) are whole numbers, on a CPU those within data (B, N, ...)."""
+    B, N = data.shape[:2]
+    dims(lengths, "B", name, B=B)
+    expect(B > 0, name, "at least one utterance", "none")
+    whole_numbers = lengths.dtype in (torch.int32, torch.int64)
+    expect(whole_numbers, name, "int32 or int64", lengths.dtype)
+    if lengths.is_cpu:
+        low, high = (int(bound) for bound in lengths.aminmax())
+        expect(0 <= low <= high <= N, name, f"0 to {N}", f"{low} to {high}")
+
+
+def _check_labels(targets: Tensor, is_label: Tensor, V: int) -> None:
+    """ValueError unless targets (B, U) are whole numbers, on a CPU tokens below V."""
+    whole_numbers = targets.dtype in (torch.int32, torch.int64)
+    expect(whole_numbers, "targets", "int32 or int64", targets.dtype)
+    if targets.is_cpu and is_label.is_cpu:
+        labels = targets[is_label]
+        inside = bool(((labels >= 0) & (labels < V)).all())
+        expect(inside, "targets", f"tokens from 0 to below V={V}", "others")
 
 
 def total_ctc_loss(

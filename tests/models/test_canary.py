@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from asrkit.decoders import aed_greedy
 from asrkit.features import FeatureConfig, log_mel
@@ -225,6 +226,15 @@ def test_a_folder_without_a_tokenizer_or_with_another_is_refused(tmp_path):
     )
     (path / "tokenizer.json").unlink()
     refused(path, "model: expected tokenizer.json, got none in a.")
+
+
+def test_a_folder_whose_tensors_lost_their_shape_is_refused(tmp_path):
+    path = folder(tmp_path / "a")
+    file = path / "model.safetensors"
+    flat = {name: value.flatten() for name, value in load_file(file).items()}
+    save_file(flat, file)
+    with pytest.raises(ValueError, match="^model: expected the header of a to be of its weights"):
+        load_checkpoint(path)
 
 
 ODD = (None, -1, "x", [], {}, float("inf"), True, 10**9, [["a"]], {"a": 1}, 0)

@@ -56,6 +56,8 @@ def test_defaults_are_those_of_the_model():
     ("canary", {"task": "transcribe", "target_language": "de"}, "target_language: expected 'en' to transcribe, as language, got 'de'. Pass task='translate'."),
     ("whisper", {"language": "de", "target_language": "fr"}, "target_language: expected 'de': the model has no place in its prompt for another one, got 'fr'."),
     ("whisper", {"punctuation": True}, "punctuation: expected none, since the model's prompt has no place for it, got True."),
+    ("canary", {"punctuation": "no"}, "punctuation: expected True, False or None, got 'no'."),
+    ("canary", {"language": ""}, "language: expected one of de, en, fr, got ''."),
     ("english", {"language": "de"}, "language: expected one of en, got 'de'."),
 ])  # fmt: skip
 def test_what_the_model_cannot_be_asked_for_is_refused_by_name(name, asked, message):

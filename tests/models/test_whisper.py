@@ -346,6 +346,9 @@ def test_a_folder_of_before_tokenizer_json_is_read_too(folder):
     merges = "\n".join(["#version: 0.2", *known.MERGES, ""])
     (path / "merges.txt").write_text(merges, encoding="utf-8")
     assert load_checkpoint(path).tokenizer == wanted
+    (path / "merges.txt").write_bytes(b"t h\n\xff\xfe\n")
+    with pytest.raises(ValueError, match=r"^model: merges.txt of .* is no UTF-8 text \("):
+        load_checkpoint(path)
     (path / "merges.txt").unlink()
     with pytest.raises(
         ValueError, match="^model: expected tokenizer.json, or vocab.json and merges"

@@ -112,6 +112,10 @@ def test_other_settings_another_model_or_a_changed_recording_are_made_anew(
     assert main([*command, "--window", "20"]) == 0
     assert counts(capsys)[1] == "1 made anew: other model, settings or recording\n"
     assert skipped("--window", "20") == 1
+    capsys.readouterr()
+    assert main([*command, "--language", "de"]) == 2  # nothing is made anew by what is refused
+    assert "made anew" not in capsys.readouterr().err
+    assert skipped("--window", "20") == 1
     assert [
         skipped("--dtype", "bfloat16"),
         skipped("--dtype", "bfloat16"),

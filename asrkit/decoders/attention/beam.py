@@ -1,6 +1,5 @@
 """Batched beam search for attention decoders, with length normalisation, joint with CTC or not."""
 
-import math
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +21,9 @@ from asrkit.decoders.attention.steps import (
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.decoders.states import map_state
 from asrkit.runtime import eager
-from asrkit.shapes import MAX_COUNT, expect, whole
+from asrkit.shapes import MAX_COUNT, expect, is_finite, valid_mask, whole
+
+MOST_PENALTY = 10  # a text of 1,000 tokens is divided by 10^22 then, still a number with meaning
 
 
 def check_beam(width: int, nbest: int, length_penalty: float) -> None:
@@ -35,9 +36,9 @@ def check_beam(width: int, nbest: int, length_penalty: float) -> None:
     """
     expect(whole(width, 1, MAX_COUNT), "width", f"1 to {MAX_COUNT} hypotheses", repr(width))
     expect(whole(nbest, 1, width), "nbest", f"1 to width={width} hypotheses", repr(nbest))
-    number = isinstance(length_penalty, int | float) and not isinstance(length_penalty, bool)
-    valid = number and math.isfinite(length_penalty) and length_penalty >= 0
-    expect(valid, "length_penalty", "a finite number from 0", repr(length_penalty))
+    valid = is_finite(length_penalty) and 0 <= length_penalty <= MOST_PENALTY
+    wanted = f"a number from 0 to {MOST_PENALTY}"
+    expect(valid, "length_penalty", wanted, f"{length_penalty!r:.40}")
 
 
 @eager
@@ -88,8 +89,8 @@ def aed_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     Returns:
         The best; `alternatives` are the second to nbest-th. `scores` are log-probabilities in nats,
         with `ctc` their weighted mean, without normalisation; frames are -1 and durations 0. NaN
-        among the logits drops what they would extend; hypotheses that do not exist are empty with
-        score -inf.
+        among the logits drops what they would extend, and NaN of CTC with a weight drops all of the
+        utterance; hypotheses that do not exist are empty with score -inf.
 
     Raises:
         ValueError: An argument does not fit, or the model does not follow the protocol.
@@ -311,6 +312,8 @@ class JointSearch(Search):
         """
         self.weight = weight
         self.ctc = PrefixScores.start(log_probs, lengths, self.width)
+        heard = valid_mask(lengths, log_probs.shape[1])[..., None]
+        self.is_broken = (log_probs.isnan() & heard).any((1, 2))[:, None, None]  # (B, 1, 1)
         self.heard = torch.zeros(len(lengths), self.width, 1, device=lengths.device).double()
         self.after = self.heard
 
@@ -326,7 +329,7 @@ class JointSearch(Search):
         if self.weight == 1:
             attention = torch.zeros_like(attention).where(attention.isfinite(), -torch.inf)
         total = (1 - self.weight) * attention + self.weight * (self.after - self.heard)
-        return total.masked_fill(total.isnan(), -torch.inf)
+        return total.masked_fill(total.isnan() | self.is_broken, -torch.inf)
 
     def advance(self, beams: Beams, choice: Choice) -> None:
         """As `Search.advance`: the prefixes of CTC."""

@@ -149,6 +149,10 @@ class PlainSearch:
     def joint(self, text: Text, attention: list[float]) -> list[float]:
         """What each next token adds to the score of a text, of attention and CTC together."""
         assert self.ctc is not None
+        if not self.ctc_weight:
+            return attention  # 0 times -inf is no number
+        if any(isnan(score) for frame in self.ctc for score in frame):
+            return [-inf] * len(attention)
         before, whole_text = prefix_score(self.ctc, text.labels)
         added = []
         for token, score in enumerate(attention):

@@ -44,6 +44,8 @@ def check_ctc(ctc: Tensor, ctc_weight: float, encoded: Tensor, V: int) -> None:
     remedy = "model.encode gives them, if the model has a CTC head."
     _, _, width = dims(ctc, "B T V", "ctc", B=B, T=T)
     expect(width == V + 1, "ctc", f"log-probabilities of V={V} tokens and blank", width, remedy)
+    floating = ctc.is_floating_point()
+    expect(floating, "ctc", "log-probabilities of a float dtype", ctc.dtype, remedy)
     same = ctc.device == encoded.device
     expect(same, "ctc", f"a tensor on {encoded.device}", ctc.device)
     check_weight(ctc_weight)

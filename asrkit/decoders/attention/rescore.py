@@ -14,6 +14,7 @@ from asrkit.decoders.attention.steps import (
     Prompt,
     check_model,
     expect_choice,
+    expect_texts,
     prompt_of,
 )
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
@@ -22,21 +23,19 @@ from asrkit.runtime import eager
 from asrkit.shapes import expect
 
 
-def ranks_of(texts: object, encoded: Tensor) -> list[Hypotheses]:
+def ranks_of(texts: Hypotheses, encoded: Tensor) -> list[Hypotheses]:
     """The hypotheses and their alternatives; ValueError unless they are of the frames' batch.
 
     Args:
         texts: `Hypotheses`.
         encoded: (B, T, D).
     """
-    is_one = isinstance(texts, Hypotheses)
-    expect(is_one, "texts", "Hypotheses", type(texts).__name__, "Try ctc_beam.")
-    assert isinstance(texts, Hypotheses)
     B = len(encoded)
-    same = len(texts.labels) == B
-    expect(same, "texts", f"hypotheses of B={B} utterances", len(texts.labels))
+    expect_texts("texts", texts, B, "Try ctc_beam.")
     same_device = texts.labels.device == encoded.device
     expect(same_device, "texts", f"labels on {encoded.device}", texts.labels.device)
+    for alternative in texts.alternatives:
+        expect_texts("texts.alternatives", alternative, B, "Try ctc_beam.")
     return [texts, *texts.alternatives]
 
 

@@ -99,10 +99,10 @@ def prompt_of(model: Attention, prompt: Prompt | None, encoded: Tensor) -> Tenso
     if tokens.dim() == 1:
         tokens = tokens.expand(B, -1)
     _, P = dims(tokens, "B P", "prompt", B=B)
-    whole_numbers = tokens.dtype in (torch.int32, torch.int64)
-    expect(whole_numbers, "prompt", "int32 or int64 tokens", tokens.dtype)
     room = f"1 to {model.most - 1} tokens, so that a label fits in most={model.most}"
     expect(1 <= P < model.most, "prompt", room, P)
+    whole_numbers = tokens.dtype in (torch.int32, torch.int64)
+    expect(whole_numbers, "prompt", "int32 or int64 tokens", tokens.dtype)
     low, high = (int(bound) for bound in tokens.aminmax())
     inside = low >= 0 and high < model.vocab_size
     expect(inside, "prompt", f"tokens from 0 to below V={model.vocab_size}", f"{low} to {high}")
@@ -147,12 +147,7 @@ def draft_of(model: Attention, draft: Hypotheses | None, limits: Tensor) -> Draf
     B = len(limits)
     if draft is None:
         return Draft(limits.new_zeros(B, 0), torch.zeros_like(limits))
-    is_one = isinstance(draft, Hypotheses)
-    expect(is_one, "draft", "Hypotheses", type(draft).__name__, "Try ctc_greedy.")
-    whole = draft.labels.dtype in (torch.int32, torch.int64)
-    expect(whole, "draft", "int32 or int64 labels", draft.labels.dtype)
-    same = len(draft.labels) == B
-    expect(same, "draft", f"hypotheses of B={B} utterances", len(draft.labels))
+    expect_texts("draft", draft, B, "Try ctc_greedy.")
     lengths = torch.minimum(to_device(draft.lengths, limits.device), limits)
     N = int(lengths.max())
     tokens = to_device(draft.labels, limits.device)[:, :N]
@@ -161,6 +156,30 @@ def draft_of(model: Attention, draft: Hypotheses | None, limits: Tensor) -> Draf
     wanted = f"tokens below V={model.vocab_size} without eos={model.eos}"
     expect(bool((valid | beyond).all()), "draft", wanted, "others")
     return Draft(tokens.masked_fill(beyond, model.eos), lengths)
+
+
+def expect_texts(argument: str, texts: Hypotheses, B: int, remedy: str) -> None:
+    """ValueError unless `texts` are hypotheses of B utterances whose labels and lengths fit.
+
+    Args:
+        argument: Name of `texts`.
+        texts: Of any type.
+        B: Utterances.
+        remedy: What makes such hypotheses, as a sentence.
+    """
+    is_one = isinstance(texts, Hypotheses)
+    expect(is_one, argument, "Hypotheses", type(texts).__name__, remedy)
+    same = len(texts.labels) == B
+    expect(same, argument, f"hypotheses of B={B} utterances", len(texts.labels))
+    _, N = dims(texts.labels, "B N", f"{argument}.labels")
+    for name, part in (("lengths", texts.lengths), ("scores", texts.scores)):
+        dims(part, "B", f"{argument}.{name}", B=B)
+    for name, part in (("labels", texts.labels), ("lengths", texts.lengths)):
+        whole_numbers = part.dtype in (torch.int32, torch.int64)
+        expect(whole_numbers, argument, f"int32 or int64 {name}", part.dtype)
+    low, high = (int(bound) for bound in texts.lengths.aminmax())
+    inside = 0 <= low <= high <= N
+    expect(inside, f"{argument}.lengths", f"0 to N={N} labels", f"{low} to {high}")
 
 
 class BestTokens(NamedTuple):

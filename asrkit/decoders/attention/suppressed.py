@@ -35,6 +35,8 @@ class Suppressing(nn.Module):
     ) -> None:
         super().__init__()
         check_model(model)
+        is_module = isinstance(model, nn.Module)
+        expect(is_module, "model", "a torch.nn.Module", type(model).__name__)
         V = model.vocab_size
         for name, tokens in (("always", always), ("first", first)):
             listed = isinstance(tokens, Sequence)

@@ -254,7 +254,8 @@ def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         for part, own in NAMES.items():
             ours = ours.replace(part, own)
         expect(ours not in found, "model", "weights of one model", f"two for {ours}")
-        if ours.endswith((".gate.weight", ".pointwise.weight")) or ours == "output.weight":
+        pointwise = ours.endswith((".gate.weight", ".pointwise.weight")) or ours == "output.weight"
+        if pointwise and value.dim() > 1:
             value = value.flatten(1)  # a kernel of 1
         if ours.endswith(("content_bias", "position_bias")):
             value = value[:, None]  # (H, D/H) -> (H, 1, D/H)

@@ -244,7 +244,10 @@ def _vocabulary(path: Path) -> tuple[dict[int, str], list[Any]]:
     expect(there, "model", wanted, f"neither in {path.name}")
     added = folders.read_json(path, "added_tokens.json")
     texts = {token: text for text, token in (vocabulary | added).items()}
-    lines = (path / "merges.txt").read_text(encoding="utf-8").splitlines()
+    try:
+        lines = (path / "merges.txt").read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"model: merges.txt of {path.name} is no UTF-8 text ({error}).") from None
     return texts, [line for line in lines if line and not line.startswith("#version")]
 
 
