@@ -85,6 +85,7 @@ def test_each_rung_changes_what_it_is_named_after_and_the_last_has_them_all(made
         "turn",
         "max_symbols",
         "search",
+        "prompt",
     }
     climbed = [arm for arm in arms.values() if arm.position != "alone"]
     for below, arm in itertools.pairwise(climbed):
