@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 
 from asrkit.workbench import plots
 from asrkit.workbench.cost import aed_bytes
-from asrkit.workbench.plots.aed import CELLS_A_ROW, WAYS
+from asrkit.workbench.plots.aed import CELLS_A_ROW, WAY_COLOURS
 from asrkit.workbench.plots.svg import as_svg
 
 
@@ -53,7 +53,7 @@ def test_a_line_is_the_median_of_each_batch_and_a_dashed_one_the_operations():
     lines = {line.get_label(): line for line in ax.lines if line.get_marker() == "o"}
     assert list(lines["K/V kept"].get_ydata()) == [1.8, 0.9]
     assert list(lines["NeMo 3.0"].get_xdata()) == [1, 8]
-    assert lines["NeMo 3.0"].get_color() == WAYS["NeMo 3.0"]
+    assert lines["NeMo 3.0"].get_color() == WAY_COLOURS["NeMo 3.0"]
     levels = {
         line.get_ydata()[0]: line.get_linestyle()
         for line in ax.lines[1:]
@@ -88,5 +88,9 @@ def test_the_floor_of_a_step_is_its_bytes_by_the_cards_rate():
     kept = drawn["24 layers: keys and values"]
     assert kept[1] == pytest.approx(step.kept / 3350e9 * 1e3) and kept[1] == 128 * kept[0]
     assert (drawn["24 layers: operations"] < kept).all()
-    with pytest.raises(ValueError, match="card: expected one whose rates are known, got 'A10'"):
-        plots.step_floor(sizes, (1,), ax, T=250, U=70, card="A10")
+    for card in ("A10", "H1000"):  # one without rates, and none
+        with pytest.raises(ValueError, match=f"card: expected one of .*'H100'.*, got '{card}'"):
+            plots.step_floor(sizes, (1,), ax, T=250, U=70, card=card)
+    four = {str(number): sizes["24 layers"] for number in range(4)}
+    with pytest.raises(ValueError, match="sizes: expected at most 3 models, .*, got 4"):
+        plots.step_floor(four, (1,), ax, T=250, U=70, card="H100")

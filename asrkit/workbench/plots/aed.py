@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
 from asrkit.shapes import expect
-from asrkit.workbench.cost import CARDS, aed_bytes, aed_flops
+from asrkit.workbench.cost import CARDS, Card, aed_bytes, aed_flops
 from asrkit.workbench.plots.bars import stacked
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
 from asrkit.workbench.plots.palette import (
@@ -25,7 +25,11 @@ from asrkit.workbench.plots.palette import (
 )
 
 CELLS_A_ROW = 50
-WAYS = {"no cache": GREY, "NeMo 3.0": RED, "K/V kept": BLUE, "absorbed": GREEN}
+# colours of the ways of decoding that `asrkit.workbench.aed_studies.WAYS` names
+WAY_COLOURS = {"no cache": GREY, "NeMo 3.0": RED, "K/V kept": BLUE, "absorbed": GREEN}
+# what a step takes at least its time for, and the colour of its line
+FLOOR_COLOURS = {"weights": BROWN, "keys and values": BLUE, "operations": PALE_BLUE}
+STYLES = ("-", "--", ":")
 
 
 def step_cells(parts: Mapping[str, int], ax: Axes, *, rows: int | None = None) -> Axes:
@@ -135,7 +139,7 @@ def deep_over_shallow(
         middle = [float(np.median(samples)) for samples in values]
         low = [float(np.percentile(samples, 25)) for samples in values]
         high = [float(np.percentile(samples, 75)) for samples in values]
-        shade = WAYS.get(name, PURPLE)
+        shade = WAY_COLOURS.get(name, PURPLE)
         ax.fill_between(batches, low, high, color=shade, alpha=0.15, lw=0)
         ax.plot(batches, middle, "o-", color=shade, ms=4, label=name)
         if operations and name in operations:
@@ -206,37 +210,51 @@ def step_floor(
         ax: Axes to draw on; returned.
         T: Encoder frames of an utterance.
         U: Tokens so far.
-        card: Name of one of `cost.CARDS`.
+        card: Name of one of `cost.CARDS` whose rates are known.
+
+    Raises:
+        ValueError: No such card has known rates, or there are more models than styles of lines.
     """
-    rates = next(known for known in CARDS if known.name == card)
-    bytes_per_s = 1e9 * (rates.memory_GB_per_s or 0)
-    FLOP_per_s = 1e12 * (rates.half_TFLOP_per_s or 0)
-    known = bytes_per_s > 0 and FLOP_per_s > 0
-    expect(known, "card", "one whose rates are known", repr(card))
-    for (name, one), style in zip(sizes.items(), ("-", "--", ":"), strict=False):
-        D, layers, V = one["D"], one["layers"], one["V"]
-        same = {"T": T, "D": D, "layers": layers, "V": V, "cross": "kept", "past": "kept"}
-        counted = [aed_bytes(B=B, U=U, **same) for B in batches]  # type: ignore[arg-type]
-        of_texts = [
-            aed_flops(U=steps, heads=one["heads"], **same).total  # type: ignore[arg-type]
-            for steps in (U, U + 1)
-        ]
-        work = of_texts[1] - of_texts[0]
-        lines = {
-            "weights": (BROWN, [1e3 * each.weights_read / bytes_per_s for each in counted]),
-            "keys and values": (
-                BLUE,
-                [1e3 * (each.frames_read + each.past_read) / bytes_per_s for each in counted],
-            ),
-            "operations": (PALE_BLUE, [1e3 * B * work / FLOP_per_s for B in batches]),
-        }
-        for part, (shade, times) in lines.items():
-            ax.plot(batches, times, style, color=shade, lw=1.8, label=f"{name}: {part}")
+    cards = {known.name: known for known in CARDS if known.half_TFLOP_per_s}
+    expect(card in cards, "card", f"one of {sorted(cards)}", repr(card))
+    few = len(sizes) <= len(STYLES)
+    expect(few, "sizes", f"at most {len(STYLES)} models, a style of line for each", len(sizes))
+    for (name, one), style in zip(sizes.items(), STYLES, strict=False):
+        for part, times_ms in _floors_ms(one, batches, T=T, U=U, card=cards[card]).items():
+            shade = FLOOR_COLOURS[part]
+            ax.plot(batches, times_ms, style, color=shade, lw=1.8, label=f"{name}: {part}")
     _log_batches(ax, batches)
     ax.set(yscale="log", ylabel="a step takes at least, ms")
     ax.yaxis.set_major_formatter("{x:g}")
     ax.legend(**LEGEND_BESIDE)
     return ax
+
+
+def _floors_ms(
+    one: Mapping[str, int], batches: Sequence[int], *, T: int, U: int, card: Card
+) -> dict[str, list[float]]:
+    """Least milliseconds of a step by what sets them, one for each batch.
+
+    Args:
+        one: D, layers, V and heads of a decoder.
+        batches: Utterances.
+        T: Encoder frames of an utterance.
+        U: Tokens so far.
+        card: Whose rates of memory and half precision are known.
+    """
+    bytes_per_ms = 1e6 * (card.memory_GB_per_s or 0)
+    FLOP_per_ms = 1e9 * (card.half_TFLOP_per_s or 0)
+    sizes: dict[str, Any] = {"T": T, "D": one["D"], "layers": one["layers"], "V": one["V"]}
+    sizes |= {"cross": "kept", "past": "kept"}
+    before = aed_flops(U=U, heads=one["heads"], **sizes).total
+    step_FLOP = aed_flops(U=U + 1, heads=one["heads"], **sizes).total - before
+    floors: dict[str, list[float]] = {part: [] for part in FLOOR_COLOURS}
+    for B in batches:
+        read = aed_bytes(B=B, U=U, **sizes)
+        floors["weights"].append(read.weights_read / bytes_per_ms)
+        floors["keys and values"].append((read.frames_read + read.past_read) / bytes_per_ms)
+        floors["operations"].append(B * step_FLOP / FLOP_per_ms)
+    return floors
 
 
 def _log_batches(ax: Axes, batches: Sequence[int]) -> None:
