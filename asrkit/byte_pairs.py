@@ -124,7 +124,7 @@ class BytePairTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens that have a text."""
+        """Number of tokens; those of a model's prompts, which come behind, are not among them."""
         return len(self.vocabulary)
 
     def encode(self, text: str) -> list[int]:

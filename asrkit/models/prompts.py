@@ -18,15 +18,16 @@ TASK = "{task}"
 TARGET = "{target_language}"
 PUNCTUATION = "{punctuation}"
 SLOTS = (LANGUAGE, TASK, TARGET, PUNCTUATION)
-NOTE = "prompt"  # key of a checkpoint's notes
+PROMPT = "prompt"  # keys of a checkpoint's notes: the form of its prompt
+SUPPRESSED = "suppressed"  # tokens that decoding never writes, "always" or as its "first" one
 ENGLISH = "en"
 LISTED = 40  # languages that an error names
 # Control tokens of Canary that look like those of a language.
 _NO_LANGUAGES = ("pnc", "itn")
 
 
-def written(name: str) -> str:
-    """The token of a language or of a control: "de" is written "<|de|>"."""
+def token_text(name: str) -> str:
+    """The text of the token of a language or a control: "<|de|>" for "de"."""
     return f"<|{name}|>"
 
 
@@ -54,7 +55,7 @@ def _texts(template: Sequence[str], languages: Sequence[str]) -> set[str]:
     if PUNCTUATION in template:
         names |= {"pnc", "nopnc"}
     plain = {piece for piece in template if piece not in SLOTS}
-    return plain | {written(name) for name in names}
+    return plain | {token_text(name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ class PromptFormat:
             ValueError: What they hold is no prompt format.
         """
         expect(isinstance(notes, dict), "notes", "a dict", repr(notes)[:80])
-        values = notes.get(NOTE)
+        values = notes.get(PROMPT)
         if values is None:
             return None
         names = {one.name for one in fields(cls)}
@@ -149,7 +150,7 @@ class PromptFormat:
     def to_notes(self) -> dict[str, Any]:
         """`notes` that hold this format, as JSON keeps them."""
         values = asdict(self)
-        return {NOTE: values | {name: [*values[name]] for name in ("template", "languages")}}
+        return {PROMPT: values | {name: [*values[name]] for name in ("template", "languages")}}
 
     def expect_fits(self, vocab_size: int, most: int) -> None:
         """ValueError unless a model can have such prompts, and a text behind them.
@@ -205,7 +206,7 @@ class PromptFormat:
             TARGET: target,
             PUNCTUATION: "pnc" if punctuation else "nopnc",
         }
-        texts = [written(values[piece]) if piece in SLOTS else piece for piece in self.template]
+        texts = [token_text(values[piece]) if piece in SLOTS else piece for piece in self.template]
         return [self.ids[text] for text in texts]
 
     def _target(self, language: str, target: str | None, task: Task | None) -> str:

@@ -17,7 +17,7 @@ import torch
 from asrkit.features import FeatureConfig
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import Checkpoint
-from asrkit.models.prompts import NOTE
+from asrkit.models.prompts import PROMPT, SUPPRESSED
 from asrkit.shapes import expect
 from asrkit.transcribe.formats import Transcript, render
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
@@ -42,10 +42,9 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
         FeatureConfig(**checkpoint.features),
         settings,
     )
-    if NOTE in checkpoint.notes:  # else as before there were prompts
-        parts += (checkpoint.notes[NOTE],)
-    if "suppressed" in checkpoint.notes:
-        parts += (checkpoint.notes["suppressed"],)
+    for key in (PROMPT, SUPPRESSED):
+        if key in checkpoint.notes:  # else as before there were such notes
+            parts += (checkpoint.notes[key],)
     tokens = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
     return content_hash([[*weights], marks, tokens, *map(str, parts)])
 

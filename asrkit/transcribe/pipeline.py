@@ -17,7 +17,7 @@ from asrkit.decoders import Hypotheses, Suppressing
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
 from asrkit.models import Checkpoint
 from asrkit.models.execution import EncoderForm, EncoderGraphs, cast_copy, prepare, tf32
-from asrkit.models.prompts import PromptFormat
+from asrkit.models.prompts import SUPPRESSED, PromptFormat
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of, prompt_tokens, read_lm
@@ -220,7 +220,7 @@ class Recognizer:
             max_symbols=checkpoint.notes.get("max_symbols", MAX_SYMBOLS),
             tokenizer=checkpoint.tokenizer,
             prompt=PromptFormat.from_notes(checkpoint.notes),
-            suppressed=checkpoint.notes.get("suppressed"),
+            suppressed=checkpoint.notes.get(SUPPRESSED),
         )
 
     def __call__(

@@ -30,7 +30,8 @@ class Checkpoint(NamedTuple):
         tokenizer: Turns its tokens into text.
         features: Arguments of the `FeatureConfig` that it was trained on.
         notes: Where it comes from and how it was trained; `max_symbols` for its greedy decoding;
-            `prompt` of an encoder-decoder model, as `PromptFormat.from_notes` reads it.
+            `prompt` of an encoder-decoder model, as `PromptFormat.from_notes` reads it, and
+            `suppressed`, the arguments `always` and `first` of `asrkit.decoders.Suppressing`.
     """
 
     model: Model

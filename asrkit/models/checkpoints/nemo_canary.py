@@ -11,7 +11,7 @@ from asrkit.models.checkpoints.archive import Archive
 from asrkit.models.checkpoints.nemo_config import Section, short
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig
-from asrkit.models.prompts import PromptFormat, languages_of, written
+from asrkit.models.prompts import PromptFormat, languages_of, token_text
 from asrkit.shapes import expect
 from asrkit.text import AggregateTokenizer, SentencePieceTokenizer
 
@@ -189,7 +189,7 @@ def _languages(names: list[str], vocabulary: dict[str, int]) -> list[str]:
     found = []
     for name in names:
         for code in (name, name.partition("-")[0]):
-            if written(code) in vocabulary:
+            if token_text(code) in vocabulary:
                 found.append(code)
                 break
     return list(dict.fromkeys(found)) or languages_of([*vocabulary])
@@ -211,7 +211,7 @@ def _chosen(top: Section, languages: list[str]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for key in ("itn", "timestamp", "diarize"):
         if section.take(key, None) is not None:
-            chosen[f"{{{key}}}"] = written(key if _on(section, key) else f"no{key}")
+            chosen[f"{{{key}}}"] = token_text(key if _on(section, key) else f"no{key}")
     if section.take("emotion", None) is not None:
         chosen["{emotion}"] = str(section.take("emotion"))
     if section.take("pnc", None) is not None:
@@ -227,7 +227,7 @@ def _chosen(top: Section, languages: list[str]) -> dict[str, Any]:
 
 def _on(section: Section, key: str) -> bool:
     """Whether a switch of the prompt is on, as NeMo reads it."""
-    return str(section.take(key)) in (*TRUE, key, written(key))
+    return str(section.take(key)) in (*TRUE, key, token_text(key))
 
 
 def our_name(name: str) -> str | None:

@@ -15,7 +15,7 @@ from asrkit.byte_pairs import BytePairTokenizer, split_merge
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import folders
 from asrkit.models.checkpoints.own import Contents
-from asrkit.models.prompts import LANGUAGE, TASK, PromptFormat, languages_of
+from asrkit.models.prompts import LANGUAGE, SUPPRESSED, TASK, PromptFormat, languages_of
 from asrkit.models.whisper import WhisperEncoderConfig
 from asrkit.shapes import expect, whole
 
@@ -74,7 +74,6 @@ _EXTRACTOR_CODE: dict[str, Any] = {
 }
 START = "<|startoftranscript|>"
 NO_TIMES = "<|notimestamps|>"
-SUPPRESSED = "suppressed"  # key of a checkpoint's notes
 # parts of transformers' names, and asrkit's
 _ENCODER_NAMES = {
     "conv1.": "conv.",
