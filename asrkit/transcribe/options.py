@@ -124,10 +124,13 @@ class BeamOptions:
 class PromptOptions:
     """What an encoder-decoder model is asked for, as far as its prompt has a place for it.
 
-    Without any of them it is asked to transcribe English, or its one language, with punctuation.
+    Without any of them it is asked for what its checkpoint has as defaults: mostly to transcribe
+    English with punctuation.
     """
 
-    language: str | None = described(None, "code of the spoken language, such as de (default: en)")
+    language: str | None = described(
+        None, "code of the spoken language, such as de (default: the checkpoint's, mostly en)"
+    )
     target_language: str | None = described(
         None,
         "code of the language to write; another one than --language translates (default: the "
@@ -137,7 +140,9 @@ class PromptOptions:
         None, "write what is said, or translate it (default: translate if the languages differ)"
     )
     punctuation: bool | None = described(
-        None, "write punctuation and capitals, or neither (default: write them)"
+        None,
+        "Canary: write punctuation and capitals, or neither (default: the checkpoint's, mostly "
+        "to write them)",
     )
 
     def __post_init__(self) -> None:
