@@ -142,6 +142,8 @@ def test_a_setting_that_asrkit_does_not_do_is_refused_by_name(changes, message, 
 LAYER = "transf_decoder._decoder.layers.1."
 WEIGHTS = [
     ({f"{LAYER}first_sub_layer.key_net.bias": None}, "missing ['layers.1.self_attention.qkv.bias'], unknown ['layers.1.self_attention.q"),
+    ({f"{LAYER}first_sub_layer.key_net.weight": torch.zeros(16, 3)}, "missing ['layers.1.self_attention.qkv.weight'], unknown ['layers.1.self_attention.k"),
+    ({"encoder.layers.0.self_attn.linear_k.weight": torch.zeros(16, 3)}, "missing ['encoder.blocks.0.attention.qkv.weight'], unknown"),
     ({f"{LAYER}second_sub_layer.value_net.weight": None}, "missing ['layers.1.cross_attention.key_value.weight']"),
     ({f"{LAYER}third_sub_layer.gate.weight": torch.zeros(2)}, "expected weights of a FastConformer, Jasper or Canary, got"),
     ({POSITIONS: None}, "missing ['positions'], unknown []"),

@@ -305,6 +305,9 @@ WEIGHTS = [
     ({"encoder__adapter": torch.zeros(2)}, "missing [], unknown ['encoder.adapter']"),
     ({"joint__head__bias": torch.zeros(2)}, "two for output.bias"),
     ({"ctc_head__bias": torch.zeros(2)}, "output.bias (2,), not (32,)"),
+    ({"ctc_head__weight": torch.zeros(2)}, "output.weight (2,), not (32, "),
+    ({"encoder__layers__0__self_attn__bias_u": torch.zeros(())}, "encoder.blocks.0.attention.content_bias (), not"),
+    ({"encoder__layers__0__self_attn__k_proj__weight": torch.zeros(2, 3)}, "missing ['encoder.blocks.0.attention.qkv.weight'], unknown ['encoder"),
 ]  # fmt: skip
 
 

@@ -460,6 +460,9 @@ def test_settings_of_generation_that_do_not_fit_are_refused(folder, changes, mes
     ({"model__decoder__layers__1__encoder_attn__v_proj__weight": None}, "missing ['layers.1.cross_attention.key_value.weight']"),
     ({"model__adapter": torch.zeros(2)}, "missing [], unknown ['model.adapter']"),
     ({"model__encoder__conv1__bias": torch.zeros(3)}, "encoder.conv.bias (3,), not (32,)"),
+    ({"model__encoder__layers__0__self_attn__k_proj__weight": torch.zeros(32, 5)}, "missing ['encoder.layers.0.qkv.weight'], unknown ['encoder.layers.0.k.weight'"),
+    ({"model__encoder__layers__0__self_attn__k_proj__weight": torch.zeros(())}, "missing ['encoder.layers.0.qkv."),
+    ({"proj_out__weight": torch.zeros(2)}, "proj_out.weight: expected the weights of the embedding"),
 ])  # fmt: skip
 def test_weights_that_are_missing_unknown_or_of_another_shape_are_named(folder, changes, message):
     path = folder()

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrkit.models.checkpoints.renaming import drop_tied_output, join
 from asrkit.models.prompts import (
     ENGLISH,
     LANGUAGE,
@@ -99,24 +100,10 @@ def our_weights(weights: dict[str, Tensor], output: str) -> dict[str, Tensor]:
     Raises:
         ValueError: The output has weights of its own.
     """
-    tied = weights.pop(output, None)
-    embedding = weights.get("embedding.weight")
-    if tied is not None and embedding is not None:
-        same = tied.shape == embedding.shape and torch.equal(tied, embedding)
-        expect(same, output, "the weights of the embedding, to which it is tied", "others")
-    _join(weights, "self_attention", ("q", "k", "v"), "qkv")
-    _join(weights, "cross_attention", ("k", "v"), "key_value")
+    drop_tied_output(weights, output)
+    join(weights, ".self_attention", "qkv", "qkv")
+    join(weights, ".cross_attention", "kv", "key_value")
     return weights
-
-
-def _join(weights: dict[str, Tensor], layer: str, parts: tuple[str, ...], joined: str) -> None:
-    """Make one tensor of those of `parts`, where all are there: others are missed by name later."""
-    first = f".{layer}.{parts[0]}."
-    for name in [name for name in weights if first in name]:
-        names = [name.replace(first, f".{layer}.{part}.") for part in parts]
-        if all(one in weights for one in names):
-            rows = [weights.pop(one) for one in names]
-            weights[name.replace(first, f".{layer}.{joined}.")] = torch.cat(rows)
 
 
 def sines_first(table: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from asrkit.models.checkpoints import whisper
 from asrkit.models.checkpoints.folders import MAX_SIZE, extractor, read_json, read_weights
 from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.renaming import join, renamed, replaced
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
 from asrkit.shapes import MAX_COUNT, expect, whole
@@ -157,7 +158,8 @@ def _read(path: Path) -> Contents:
     contents = read_json(path, "tokenizer.json")
     expect(bool(contents), "model", "tokenizer.json", f"none in {path.name}")
     tokenizer = SentencePieceTokenizer.from_json(contents, tokens)
-    weights = _with_blank_last(renamed(read_weights(path)), blank, classes)
+    weights = in_our_shapes(renamed(read_weights(path), our_name))
+    weights = _with_blank_last(weights, blank, classes)
     return config, weights, tokenizer, features, notes
 
 
@@ -243,29 +245,24 @@ def feature_settings(values: dict[str, Any], bins: int) -> dict[str, Any]:
     }
 
 
-def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by asrkit's names, in its shapes.
+def our_name(name: str) -> str:
+    """asrkit's name of a weight of transformers' Parakeet."""
+    return replaced(name, NAMES)
+
+
+def in_our_shapes(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`weights`, by asrkit's names, in its shapes, in place.
 
     Queries, keys and values are one layer, and pointwise convolutions are linear layers.
     """
-    found: dict[str, Tensor] = {}
     for name, value in weights.items():
-        ours = name
-        for part, own in NAMES.items():
-            ours = ours.replace(part, own)
-        expect(ours not in found, "model", "weights of one model", f"two for {ours}")
-        pointwise = ours.endswith((".gate.weight", ".pointwise.weight")) or ours == "output.weight"
-        if pointwise and value.dim() > 1:
-            value = value.flatten(1)  # a kernel of 1
-        if ours.endswith(("content_bias", "position_bias")):
-            value = value[:, None]  # (H, D/H) -> (H, 1, D/H)
-        found[ours] = value
-    for query in [name for name in found if ".attention.q." in name]:
-        parts = [query.replace(".attention.q.", f".attention.{part}.") for part in "qkv"]
-        if all(part in found for part in parts):  # if not, they are missing by their own names
-            joined = torch.cat([found.pop(part) for part in parts])
-            found[query.replace(".attention.q.", ".attention.qkv.")] = joined
-    return found
+        pointwise = name.endswith((".gate.weight", ".pointwise.weight")) or name == "output.weight"
+        if pointwise and value.ndim > 1:
+            weights[name] = value.flatten(1)  # a kernel of 1
+        if name.endswith(("content_bias", "position_bias")) and value.ndim > 0:
+            weights[name] = value[:, None]  # (H, D/H) -> (H, 1, D/H)
+    join(weights, ".attention", "qkv", "qkv")
+    return weights
 
 
 def _with_blank_last(weights: dict[str, Tensor], blank: int, classes: int) -> dict[str, Tensor]:

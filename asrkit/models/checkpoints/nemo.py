@@ -19,6 +19,7 @@ from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import archive, jasper, nemo_canary
 from asrkit.models.checkpoints.nemo_config import SIZE, Section, read_config, short
 from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.renaming import join
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
@@ -434,16 +435,17 @@ def _renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     renamed = dict[str, Tensor]()
     for name, ours in names.items():
         value = weights.pop(name)
-        if name.endswith(("pos_bias_u", "pos_bias_v")):
+        if name.endswith(("pos_bias_u", "pos_bias_v")) and value.ndim == 2:
             value = value.unsqueeze(1)  # (H, D/H) -> (H, 1, D/H)
         elif str(ours).endswith(_CONVOLUTIONS_OF_ONE) and value.ndim == 3:
             value = value.squeeze(-1)
         renamed[str(ours)] = value
     for query in [name for name in renamed if ".attention.q." in name]:
-        thirds = [renamed.pop(query.replace(".q.", f".{part}."), None) for part in "qkv"]
-        expect(None not in thirds, query, "linear_q, linear_k and linear_v", "fewer")
-        renamed[query.replace(".q.", ".qkv.")] = torch.cat(thirds)  # type: ignore[arg-type]
+        whole = all(query.replace(".q.", f".{part}.") in renamed for part in "kv")
+        expect(whole, query, "linear_q, linear_k and linear_v", "fewer")
+    join(renamed, ".attention", "qkv", "qkv")
     embedding = renamed.get("predictor.embedding.weight")
-    zeros = embedding is None or not embedding[-1].any()
-    expect(zeros, "decoder.prediction.embed", "zeros for blank", "others")
+    if embedding is not None and embedding.ndim == 2:  # another is refused later
+        zeros = not embedding[-1].any()
+        expect(zeros, "decoder.prediction.embed", "zeros for blank", "others")
     return renamed

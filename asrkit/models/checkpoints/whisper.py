@@ -8,13 +8,13 @@ SpecAugment and the initialisers do not matter once trained.
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from asrkit.byte_pairs import BytePairTokenizer, split_merge
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import folders
 from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.renaming import drop_tied_output, join, renamed, replaced
 from asrkit.models.prompts import LANGUAGE, SUPPRESSED, TASK, PromptFormat, languages_of
 from asrkit.models.whisper import WhisperEncoderConfig
 from asrkit.shapes import expect, whole
@@ -74,6 +74,8 @@ _EXTRACTOR_CODE: dict[str, Any] = {
 }
 START = "<|startoftranscript|>"
 NO_TIMES = "<|notimestamps|>"
+_ENCODER = "model.encoder."
+_DECODER = "model.decoder."
 # parts of transformers' names, and asrkit's
 _ENCODER_NAMES = {
     "conv1.": "conv.",
@@ -140,7 +142,7 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
             "first": _tokens(said, "begin_suppress_tokens", config.vocab_size),
         },
     }
-    return config, _renamed(folders.read_weights(path)), tokenizer, features, notes
+    return config, _our_weights(folders.read_weights(path)), tokenizer, features, notes
 
 
 def _of(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -294,45 +296,26 @@ def _tokens(said: dict[str, Any], key: str, V: int) -> list[int]:
     return sorted(set(tokens))
 
 
-def _renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _our_name(name: str) -> str:
+    """asrkit's name of a weight; one that is of neither encoder nor decoder keeps its own."""
+    if name.startswith(_ENCODER):
+        return "encoder." + replaced(name.removeprefix(_ENCODER), _ENCODER_NAMES)
+    if name.startswith(_DECODER):
+        return replaced(name.removeprefix(_DECODER), _DECODER_NAMES)
+    return name
+
+
+def _our_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights by asrkit's names.
 
     Queries, keys and values are one layer, whose bias is zero for the keys. The output is the
     embedding, so a copy of it is left out.
     """
-    embedding = weights.get("model.decoder.embed_tokens.weight")
-    output = weights.pop("proj_out.weight", None)
-    tied = output is None or (embedding is not None and torch.equal(output, embedding))
-    expect(tied, "proj_out.weight", "the weights of the embedding", "others")
-    renamed: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        ours = name
-        names: dict[str, str] = {}
-        if name.startswith("model.encoder."):
-            ours = "encoder." + name.removeprefix("model.encoder.")
-            names = _ENCODER_NAMES
-        elif name.startswith("model.decoder."):
-            ours = name.removeprefix("model.decoder.")
-            names = _DECODER_NAMES
-        for part, own in names.items():
-            ours = ours.replace(part, own)
-        expect(ours not in renamed, "model", "weights of one model", f"two for {ours}")
-        renamed[ours] = value
-    for key in [name for name in renamed if name.endswith(".k.weight")]:
-        _join(renamed, key.removesuffix("k.weight"))
-    return renamed
-
-
-def _join(weights: dict[str, Tensor], place: str) -> None:
-    """Make one layer of the projections "q", "k" and "v" at `place`, or of "k" and "v" alone.
-
-    Where one is missing all stay, and are missing by asrkit's names.
-    """
-    parts = "kv" if place.endswith("cross_attention.") else "qkv"
-    joined = "key_value" if parts == "kv" else "qkv"
-    key = weights[f"{place}k.weight"]
-    weights.setdefault(f"{place}k.bias", torch.zeros(len(key), dtype=key.dtype))
-    for kind in ("weight", "bias"):
-        names = [f"{place}{part}.{kind}" for part in parts]
-        if all(name in weights for name in names):
-            weights[f"{place}{joined}.{kind}"] = torch.cat([weights.pop(name) for name in names])
+    found = renamed(weights, _our_name)
+    drop_tied_output(found, "proj_out.weight")
+    for name in [name for name in found if name.endswith(".k.weight")]:
+        bias = name.removesuffix("weight") + "bias"
+        found.setdefault(bias, found[name].new_zeros(found[name].shape[:1]))
+    join(found, "", "qkv", "qkv")
+    join(found, ".cross_attention", "kv", "key_value")
+    return found
