@@ -110,12 +110,21 @@ def aed_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
         if not encoded.shape[1]:
             frames = encoded.new_zeros(len(encoded), 1, encoded.shape[2])
         search = Search(model, prompts, limits, width, length_penalty)
+        joint = ""
         if ctc is not None:
-            search = JointSearch(model, prompts, limits, width, length_penalty)
-            search.hear(ctc[:, :longest], lengths, ctc_weight)
+            search = JointSearch(
+                model,
+                prompts,
+                limits,
+                width,
+                length_penalty,
+                log_probs=ctc[:, :longest],
+                lengths=lengths,
+                ctc_weight=ctc_weight,
+            )
+            joint = f" with CTC ({ctc_weight:g})"
         memory = model.remember(frames, lengths, cross=cross)
         found = search.run(memory, lengths, past)
-    joint = "" if ctc is None else f" with CTC ({ctc_weight:g})"
     impl = f"attention, beam{joint}, cross={cross}, past={past}"
     first, *rest = _ranked(found, length_penalty, nbest, impl)
     return replace(first, alternatives=tuple(rest))
@@ -130,6 +139,10 @@ class Beams(NamedTuple):
     last: Tensor  # (B, K) int64, the token to go on from
     going: Tensor  # (B, K) bool, not ended
     ended: Tensor  # (B, K) bool, by eos
+
+    def sizes(self) -> Tensor:
+        """(B, K) tokens behind the prompt, eos included."""
+        return self.counts + self.ended
 
 
 class Choice(NamedTuple):
@@ -231,11 +244,12 @@ class Search:
         others[..., self.model.eos] = -torch.inf
         best_other = others.argmax(2, keepdim=True)
         tokens = torch.arange(V, device=added.device)
-        one_cut = (tokens == best_other) | (tokens == self.model.eos)  # cut once, not V times
-        total = total.masked_fill(at_limit[..., None] & ~one_cut, -torch.inf)
+        # Any label cuts a hypothesis at its limit: the likeliest stands for all, beside eos.
+        may_end = (tokens == best_other) | (tokens == self.model.eos)
+        total = total.masked_fill(at_limit[..., None] & ~may_end, -torch.inf)
         total = total.masked_fill(~beams.going[..., None], -torch.inf)
         total = normalised(total, beams.counts[..., None] + 1, self.length_penalty)
-        stays = normalised(beams.scores, self.tokens(beams), self.length_penalty)
+        stays = normalised(beams.scores, beams.sizes(), self.length_penalty)
         stays = stays.masked_fill(beams.going, -torch.inf)
         ranked = torch.cat([total, stays[..., None]], 2).flatten(1)  # (B, K (V + 1))
         values, index = ranked.topk(self.width, 1)
@@ -289,10 +303,6 @@ class Search:
             choice: Of `choose`.
         """
 
-    def tokens(self, beams: Beams) -> Tensor:
-        """(B, K) tokens behind the prompt, eos included."""
-        return beams.counts + beams.ended
-
     def _reordered(self, state: Any, rows: Tensor) -> Any:
         """The model's state with its rows in another order."""
         same = bool((rows == torch.arange(len(rows), device=rows.device)).all())
@@ -302,46 +312,67 @@ class Search:
 class JointSearch(Search):
     """A search in which CTC has a say."""
 
-    def hear(self, log_probs: Tensor, lengths: Tensor, weight: float) -> None:
-        """Take what CTC says, before `run`.
+    def __init__(
+        self,
+        model: Any,
+        prompts: Tensor,
+        limits: Tensor,
+        width: int,
+        length_penalty: float,
+        *,
+        log_probs: Tensor,
+        lengths: Tensor,
+        ctc_weight: float,
+    ) -> None:
+        """Prepare a search.
 
         Args:
-            log_probs: (B, T, V + 1), blank last.
+            model: As in `Search`, like the next four.
+            prompts: (B, P).
+            limits: (B,) most labels.
+            width: Hypotheses of an utterance, K.
+            length_penalty: Exponent of the length.
+            log_probs: (B, T, V + 1) of CTC, blank last.
             lengths: (B,) valid frames.
-            weight: Share of CTC in a score.
+            ctc_weight: Share of CTC in a score.
         """
-        self.weight = weight
-        self.ctc = PrefixScores.start(log_probs, lengths, self.width)
+        super().__init__(model, prompts, limits, width, length_penalty)
+        self.ctc = PrefixScores.start(log_probs, lengths, width)
+        self.ctc_weight = ctc_weight
         heard = valid_mask(lengths, log_probs.shape[1])[..., None]
         self.is_broken = (log_probs.isnan() & heard).any((1, 2))[:, None, None]  # (B, 1, 1)
-        self.heard = torch.zeros(len(lengths), self.width, 1, device=lengths.device).double()
-        self.after = self.heard
+        # scores of CTC in nats: (B, K, 1) of the hypotheses, and (B, K, V) with one more token
+        B = len(prompts)
+        self.ctc_scores = torch.zeros(B, width, 1, dtype=torch.float64, device=prompts.device)
+        self.longer_ctc_scores = self.ctc_scores
 
     def added(self, beams: Beams, logits: Tensor) -> Tensor:
         """As `Search.added`: what attention adds and what CTC does, weighed."""
         attention = super().added(beams, logits)
         scores = self.ctc.after(beams.last, beams.counts > 0)  # (B, K, V + 1)
-        eos = self.model.eos
-        scores[..., eos] = scores[..., -1]
-        self.after = scores[..., :-1]
-        if not self.weight:
+        scores[..., self.model.eos] = scores[..., -1]  # the text itself
+        self.longer_ctc_scores = scores[..., :-1]
+        weight = self.ctc_weight
+        if weight == 0:
             return attention  # 0 times -inf is no number
-        if self.weight == 1:
+        if weight == 1:
             attention = torch.zeros_like(attention).where(attention.isfinite(), -torch.inf)
-        total = (1 - self.weight) * attention + self.weight * (self.after - self.heard)
+        by_ctc = self.longer_ctc_scores - self.ctc_scores
+        total = (1 - weight) * attention + weight * by_ctc
         return total.masked_fill(total.isnan() | self.is_broken, -torch.inf)
 
     def advance(self, beams: Beams, choice: Choice) -> None:
         """As `Search.advance`: the prefixes of CTC."""
         parents, chosen, _ = choice
-        V = self.after.shape[2]
+        V = self.longer_ctc_scores.shape[2]
         rows = torch.arange(len(parents), device=parents.device)[:, None]
         tokens = chosen.clamp(max=V - 1)
         going = beams.going[rows, parents] & (beams.counts < self.limits)[rows, parents]
         moves = going & (chosen < V) & (chosen != self.model.eos)
         repeats = (beams.last[rows, parents] == tokens) & (beams.counts[rows, parents] > 0)
-        gained = self.after[rows, parents].gather(2, tokens[..., None])
-        self.heard = torch.where(moves[..., None], gained, self.heard[rows, parents])
+        longer = self.longer_ctc_scores[rows, parents].gather(2, tokens[..., None])
+        same = self.ctc_scores[rows, parents]
+        self.ctc_scores = torch.where(moves[..., None], longer, same)
         self.ctc.advance(parents, tokens, moves, repeats)
 
 
@@ -349,10 +380,8 @@ class JointSearch(Search):
 def _ranked(beams: Beams, length_penalty: float, nbest: int, impl: str) -> list[Hypotheses]:
     """The hypotheses by rank, the best first."""
     beams = map_state(Tensor.clone, beams)
-    tokens = beams.counts + beams.ended
-    order = normalised(beams.scores, tokens, length_penalty).argsort(
-        dim=1, descending=True, stable=True
-    )
+    values = normalised(beams.scores, beams.sizes(), length_penalty)
+    order = values.argsort(dim=1, descending=True, stable=True)
     ranks = []
     for rank in order[:, :nbest].unbind(1):
         rows = torch.arange(len(rank), device=rank.device)
