@@ -55,9 +55,10 @@ class Hypotheses:
     def only(self, kept: Tensor) -> Self:
         """The hypotheses without the labels that are not `kept` (B, N); padding goes anyway."""
         kept = kept & (self.labels != PADDING)
-        order = kept.int().argsort(dim=1, descending=True, stable=True)
         lengths = kept.sum(1)
-        behind = torch.arange(kept.shape[1], device=kept.device) >= lengths[:, None]
+        N = int(lengths.max())
+        order = kept.int().argsort(dim=1, descending=True, stable=True)[:, :N]
+        behind = torch.arange(N, device=kept.device) >= lengths[:, None]
 
         def pick(values: Tensor) -> Tensor:
             return values.gather(1, order).masked_fill(behind, PADDING)

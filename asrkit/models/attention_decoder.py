@@ -417,14 +417,13 @@ class AEDModel(nn.Module):
         _, U = dims(tokens, "B U", "tokens", B=len(memory.mask))
         expect(1 <= U <= self.most, "tokens", f"1 to most={self.most} of them", U)
         x = self.embed(tokens, self.positions[:U])
-        last = len(self.layers) - 1
-        for number, layer in enumerate(self.stack()):
+        *lower, last = self.stack()
+        for number, layer in enumerate(lower):
             x = x + layer.dropout(layer.self_attention(layer.self_norm(x)))
-            if number == last:
-                normed = layer.cross_norm(x)
-                return memory.weights(number, layer.cross_attention, normed).mean(1)
             x = layer.look(number, x, memory)
-        raise AssertionError("a decoder has a layer")
+        x = x + last.dropout(last.self_attention(last.self_norm(x)))
+        weights = memory.weights(len(lower), last.cross_attention, last.cross_norm(x))
+        return weights.mean(1)
 
 
 def sines(most: int, D: int, like: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ They decode noise, as an untrained encoder gives nearly the same frame throughou
 sharp, so that a text depends on the frames and on all of its tokens.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -462,7 +462,7 @@ def spoiled(text: Hypotheses, rate: float, generator: np.random.Generator) -> Hy
     return Hypotheses.from_lists(rows, [torch.zeros(())] * len(rows), "a draft with errors")
 
 
-def right_beginnings(text: Hypotheses, draft: Hypotheses | None) -> Iterable[int]:
+def right_beginnings(text: Hypotheses, draft: Hypotheses | None) -> list[int]:
     """Tokens of each draft before its first error; none without a draft."""
     rows = text.tokens()
     if draft is None:

@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from asrkit.decoders.attention.steps import Attention, check_model
-from asrkit.decoders.hypotheses import PADDING, Hypotheses
+from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.shapes import expect
 
 
-@torch.inference_mode(False)
 def ctc_draft(model: Attention, heard: Hypotheses) -> Hypotheses:
     """The labels of a CTC head without those that no text holds, for `aed_greedy(draft=...)`.
 
@@ -40,21 +38,5 @@ def ctc_draft(model: Attention, heard: Hypotheses) -> Hypotheses:
     spoken = (labels >= 0) & (labels < model.vocab_size)
     spoken &= (labels != model.bos) & (labels != model.eos)
     spoken &= torch.arange(labels.shape[1], device=labels.device) < heard.lengths[:, None]
-    lengths = spoken.sum(1)
-    N = int(lengths.max())
-    order = spoken.long().sort(dim=1, descending=True, stable=True).indices[:, :N]
-    beyond = torch.arange(N, device=labels.device) >= lengths[:, None]
-
-    def kept(column: Tensor) -> Tensor:
-        return column.gather(1, order).masked_fill_(beyond, PADDING)
-
-    return replace(
-        heard,
-        labels=kept(labels),
-        frames=kept(heard.frames),
-        durations=kept(heard.durations),
-        lengths=lengths,
-        impl=f"{heard.impl}, as a draft",
-        confidence=None,
-        alternatives=(),
-    )
+    kept = heard.only(spoken)
+    return replace(kept, impl=f"{heard.impl}, as a draft", confidence=None, alternatives=())

@@ -92,7 +92,8 @@ def aed_rescore(
         attention = attention_scores(model, memory, prompts, labels, counts)
         attention = attention.masked_fill(lengths[:, None] == 0, 0.0)
     own = torch.stack([rank.scores.double() for rank in ranks], 1)
-    return reordered(ranks, weighed(attention.clone(), own, ctc_weight))
+    attention = attention.clone()  # a tensor of inference mode is not to leave it
+    return reordered(ranks, weighed(attention, own, ctc_weight))
 
 
 def stacked(model: Attention, ranks: list[Hypotheses], P: int) -> tuple[Tensor, Tensor]:
@@ -180,13 +181,16 @@ def reordered(ranks: list[Hypotheses], totals: Tensor) -> Hypotheses:
     rows = torch.arange(len(totals), device=totals.device)
 
     def every(name: str) -> Tensor:
+        """One tensor of all hypotheses, (B, R, N)."""
         padded = []
         for rank in ranks:
             part = getattr(rank, name)
             padded.append(F.pad(part, (0, N - part.shape[1]), value=PADDING))
-        return torch.stack(padded, 1)  # (B, R, N)
+        return torch.stack(padded, 1)
 
-    labels, frames, durations = every("labels"), every("frames"), every("durations")
+    labels = every("labels")
+    frames = every("frames")
+    durations = every("durations")
     counts = torch.stack([rank.lengths for rank in ranks], 1)
     found = []
     for chosen in order.unbind(1):
