@@ -32,7 +32,7 @@ BLOCK = 16
 Activation = Literal["none", "relu", "swish"]  # swish: oneDNN's name of SiLU
 
 
-class _Packed(nn.Module):
+class Packed(nn.Module):
     """A layer for inference whose weight has an opaque layout.
 
     It cannot be saved, copied, moved or trained.
@@ -51,7 +51,7 @@ class _Packed(nn.Module):
         expect(False, "model", "layers that are not packed", f"packed ones, which {what}", remedy)
 
 
-class PackedLinear(_Packed):
+class PackedLinear(Packed):
     """A linear layer, and perhaps the activation behind it."""
 
     def __init__(self, linear: nn.Linear, activation: Activation = "none") -> None:
@@ -79,7 +79,7 @@ class PackedLinear(_Packed):
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
 
 
-class PackedDepthwise(_Packed):
+class PackedDepthwise(Packed):
     """A depthwise convolution whose channels lie last, and perhaps the activation behind it.
 
     An nn.Conv1d over time is computed as an image one pixel high.
@@ -136,7 +136,7 @@ class ReadLinear(nn.Linear):
         return super().forward(x)
 
 
-class PackedConv1d(_Packed):
+class PackedConv1d(Packed):
     """A convolution over time, and perhaps the activation behind it.
 
     What it returns has its channels last in memory, where the next one wants them. Its bias stays a
@@ -212,7 +212,7 @@ class PackedConv1d(_Packed):
         return rows.transpose(1, 2)
 
 
-class PackedPointwise(_Packed):
+class PackedPointwise(Packed):
     """A convolution of one frame, computed as a linear layer over channels that lie last.
 
     As a packed convolution of many channels over few frames it is up to a hundred times slower.

@@ -17,6 +17,7 @@ from asrkit.decoders import Hypotheses, Suppressing
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
 from asrkit.models import Checkpoint
 from asrkit.models.execution import EncoderForm, EncoderGraphs, cast_copy, prepare, tf32
+from asrkit.models.packed import Packed
 from asrkit.models.prompts import SUPPRESSED, PromptFormat
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
@@ -186,6 +187,7 @@ class Recognizer:
             texts=None if tokenizer is None else tokenizer.vocab_size,
         )
         self.model = variants.model_for(self.config)
+        self._check_packed()
         self.decoder = self.model
         if suppressed is not None and self.kind.prompts:
             known = isinstance(suppressed, dict) and suppressed.keys() == {"always", "first"}
@@ -332,6 +334,17 @@ class Recognizer:
         got = f"{beam.ctc_weight} for {name}"
         expect(joint or beam.ctc_weight is None, "ctc_weight", wanted, got)
 
+    def _check_packed(self) -> None:
+        """ValueError for autocast over packed weights, which have one dtype."""
+        packed = any(isinstance(part, Packed) for part in self.model.modules())
+        expect(
+            not packed or self.config.precision != "autocast",
+            "encoder",
+            "'eager' or 'compiled' on a CPU with precision='autocast'",
+            repr(self.config.encoder),
+            "Packed weights have one dtype.",
+        )
+
     def _check(self, model: nn.Module) -> None:
         """ValueError unless the model and its device can do what the config asks for."""
         name = _with_article(type(model).__name__)
@@ -360,14 +373,6 @@ class Recognizer:
         plain = self.kind.fused_turns or self.config.turn != "fused"
         expect(plain, "turn", f"'auto' or 'plain' for {name}", repr(self.config.turn))
         self._check_beam(model, name)
-        packs = self.device.type == "cpu" and self.config.encoder in ("packed", "optimized")
-        expect(
-            not packs or self.config.precision != "autocast",
-            "encoder",
-            "'eager' or 'compiled' on a CPU with precision='autocast'",
-            repr(self.config.encoder),
-            "Packed weights have one dtype.",
-        )
         on_cuda = self.device.type == "cuda"
         for option, needs_cuda in (
             ("encoder_graphs", self.config.encoder_graphs == "per_shape"),

@@ -6,7 +6,6 @@ import pickle
 import pytest
 import torch
 
-from asrkit.models import optimize
 from asrkit.models.attention import RelativeAttention, attended, relative_positions
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig
 from asrkit.models.fused import fuse
@@ -97,14 +96,13 @@ def test_a_model_as_it_was_built_follows_edits_that_no_count_sees(mode):
     assert torch.equal(found, wanted) and not torch.allclose(found, before[1])
 
 
-@pytest.mark.parametrize("made", [optimize, fuse])
-def test_an_optimized_model_keeps_what_the_eager_one_does_not(made, monkeypatch):
+def test_a_fused_model_keeps_what_the_eager_one_does_not(monkeypatch):
     calls = []
     plain = RelativeAttention.projected
     model = FastConformer(SMALL_ENCODER).eval()
     assert [block.attention.position_cache for block in model.blocks] == [None] * 2
     eager = copy.deepcopy(model)
-    model = made(model)
+    model = fuse(model)
     monkeypatch.setattr(
         RelativeAttention, "projected", lambda *given: calls.append(plain(*given)) or calls[-1]
     )

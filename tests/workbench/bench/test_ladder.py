@@ -14,9 +14,9 @@ from asrkit.cli import main
 from asrkit.models import execution
 from asrkit.models.encoders import halve
 from asrkit.models.execution import rounded
-from asrkit.models.folded import FoldedNorm
 from asrkit.models.fused import FusedFastConformer, fuse
 from asrkit.models.packed import PackedLinear
+from asrkit.models.packed_conformer import PackedFastConformer
 from asrkit.transcribe import PipelineConfig, Recognizer, decoding, pipeline
 from asrkit.workbench import bench, records
 from asrkit.workbench.bench import guards, ladder_pipeline
@@ -300,10 +300,11 @@ def test_each_field_of_a_pipeline_reaches_what_it_is_about(made, monkeypatch):
         optimized = FileRecognizer(task, replace(BASELINE, encoder="optimized"))
         parts = [*optimized.recognizer.model.encoder.modules()]
         assert all(
-            any(isinstance(part, kind) for part in parts) for kind in (PackedLinear, FoldedNorm)
+            any(isinstance(part, kind) for part in parts)
+            for kind in (PackedLinear, PackedFastConformer)
         )
         assert not any(
-            isinstance(part, PackedLinear | FoldedNorm) for part in task.model.modules()
+            isinstance(part, PackedLinear | PackedFastConformer) for part in task.model.modules()
         ), "the baseline's was changed"
     threads, loops, read, loop = (
         list[str](),

@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from asrkit.decoders import aed_greedy
 from asrkit.decoders.hypotheses import Hypotheses
+from asrkit.decoders.states import state_tensors
 from asrkit.models import AEDConfig, AEDModel, ConvConfig, presets
 from asrkit.workbench.cost import (
     aed_bytes,
@@ -124,9 +125,11 @@ def test_what_is_kept_is_what_a_model_allocates(cross, past, dtype):
     memory = model.remember(torch.randn(B, T, 16, dtype=dtype), torch.full((B,), T), cross=cross)
     state = model.begin(memory, U, past=past)
     found = aed_bytes(B=B, T=T, U=U, cross=cross, past=past, itemsize=dtype.itemsize, **SIZES)
-    assert found.frames == memory[1].nbytes
-    assert found.past == state[1].nbytes
-    assert found.kept == memory[1].nbytes + state[1].nbytes
+    of_frames = sum(part.nbytes for part in state_tensors(memory[1:]))
+    of_past = sum(part.nbytes for part in state_tensors(state[1:]))
+    assert found.frames == of_frames
+    assert found.past == of_past
+    assert found.kept == of_frames + of_past
 
 
 @pytest.mark.parametrize("config", [SMALL, replace(SMALL, width=8, expansion=3, layers=1)])
