@@ -55,6 +55,16 @@ class Suppressing(nn.Module):
         self.register_buffer("not_first", _marked(first, V).to(device))
         self.train(model.training)
 
+    @property
+    def encoder_projection(self) -> Any:
+        """What leads from the encoder's frames to those of `remember`, of an AEDModel."""
+        return self.model.encoder_projection
+
+    @property
+    def ctc_head(self) -> Any:
+        """From the encoder's frames to CTC's logits, of an AEDModel; None where it has none."""
+        return self.model.ctc_head
+
     def remember(self, encoded: Tensor, lengths: Tensor, *, cross: Any = "kept") -> Any:
         """What the model keeps of frames (B, T, E) with these lengths (B,)."""
         return self.model.remember(encoded, lengths, cross=cross)
