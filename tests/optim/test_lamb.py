@@ -11,17 +11,13 @@ from torch import nn
 from asrkit.optim import Lamb, numba_cpu
 
 sys.path.insert(0, str(Path(__file__).parent))
+import runs
+from runs import drawn, errors
 from watching import Reads, Waits
 
 IMPLS = ("reference", "foreach", "numba_cpu")
 SHAPES = [(33, 17), (5,), (), (2, 3, 4), (0,), (numba_cpu.BLOCK - 1,), (numba_cpu.BLOCK,), (numba_cpu.BLOCK + 1,)]  # fmt: skip
 PUBLISHED = {"betas": (0.9, 0.9985), "eps": 1e-9, "weight_decay": 1e-3}
-
-
-def drawn(shapes, seed, dtype=torch.float32):
-    """Random tensors whose values float32 holds."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
 
 def oracle(weights, steps_of_gradients, lr, *, betas, eps, weight_decay, clip=1.0, ratio="decayed", bias_correction=True):  # fmt: skip
@@ -48,19 +44,7 @@ def oracle(weights, steps_of_gradients, lr, *, betas, eps, weight_decay, clip=1.
 
 def trained(impl, steps_of_gradients, lr=0.01, dtype=torch.float32, **settings):
     """The parameters and the optimizer after all steps."""
-    parameters = [nn.Parameter(weight) for weight in drawn(SHAPES, 0, dtype)]
-    optimizer = Lamb(parameters, lr, impl=impl, **settings)
-    for gradients in steps_of_gradients:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.to(dtype)
-        optimizer.step()
-    return parameters, optimizer
-
-
-def errors(parameters, wanted):
-    """Distance of each parameter from what it should be, relative to that; 0 for an empty one."""
-    pairs = zip(parameters, wanted, strict=True)
-    return [float((p.detach().double() - w).norm() / (w.norm() + 1e-300)) for p, w in pairs]
+    return runs.trained(Lamb, SHAPES, steps_of_gradients, lr, dtype, impl=impl, **settings)
 
 
 OPTIONS = [

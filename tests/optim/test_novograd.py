@@ -12,6 +12,8 @@ from torch import nn
 from asrkit.optim import Lamb, NovoGrad
 
 sys.path.insert(0, str(Path(__file__).parent))
+import runs
+from runs import errors
 from watching import Reads, Waits
 
 IMPLS = ("reference", "foreach")
@@ -21,8 +23,7 @@ STEPS = 50
 
 def drawn(seed, dtype=torch.float32, shapes=SHAPES):
     """Random tensors whose values float32 holds."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    return runs.drawn(shapes, seed, dtype)
 
 
 def oracle(steps_of_gradients, lr, *, betas=(0.95, 0.0), eps=1e-8, weight_decay=1e-3, average=False):  # fmt: skip
@@ -47,19 +48,7 @@ def oracle(steps_of_gradients, lr, *, betas=(0.95, 0.0), eps=1e-8, weight_decay=
 
 def trained(impl, steps_of_gradients, lr=0.01, dtype=torch.float32, **settings):
     """The parameters and the optimizer after all steps."""
-    parameters = [nn.Parameter(weight) for weight in drawn(0, dtype)]
-    optimizer = NovoGrad(parameters, lr, impl=impl, **settings)
-    for gradients in steps_of_gradients:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.to(dtype)
-        optimizer.step()
-    return parameters, optimizer
-
-
-def errors(parameters, wanted):
-    """Distance of each parameter from what it should be, relative to that; 0 for an empty one."""
-    pairs = zip(parameters, wanted, strict=True)
-    return [float((p.detach().double() - w).norm() / (w.norm() + 1e-300)) for p, w in pairs]
+    return runs.trained(NovoGrad, SHAPES, steps_of_gradients, lr, dtype, impl=impl, **settings)
 
 
 OPTIONS = [

@@ -1,9 +1,10 @@
 """A whole Jasper, its frames split in time over two processes, equals the Jasper of the whole."""
 
 import copy
-import multiprocessing
 import os
+import sys
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from torch import nn
 
 from asrkit.models import Jasper, JasperConfig, Stage
 from asrkit.parallel import split_in_time
+
+sys.path.insert(0, str(Path(__file__).parent))
+import processes
 
 FRAMES = 96
 LENGTHS = torch.tensor([95, 71])
@@ -104,22 +108,7 @@ def work(rank, store, report):
 
 def test_a_jasper_split_in_time_over_two_processes_equals_the_whole(tmp_path):
     assert CONFIG.receptive_field > FRAMES  # a halo for all layers at once would be the whole
-    context = multiprocessing.get_context("spawn")
-    report = context.Queue()
-    store = str(tmp_path / "store")
-    processes = [
-        context.Process(target=work, args=(r, store, report), daemon=True) for r in range(2)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        for _ in processes:
-            rank, problem = report.get(timeout=120)
-            assert not problem, f"rank {rank}:\n{problem}"
-    finally:
-        for process in processes:
-            process.join(timeout=5)
-            process.kill()
+    processes.run(work, 2, str(tmp_path / "store"))
 
 
 def test_without_a_group_the_model_stays_as_it_is():

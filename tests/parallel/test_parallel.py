@@ -1,8 +1,9 @@
 """What is split in time over 2 and 4 processes equals the whole, forward and backward."""
 
-import multiprocessing
 import os
+import sys
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from asrkit.parallel import BatchNorm, conv1d_split, halo, time_wavefront
+
+sys.path.insert(0, str(Path(__file__).parent))
+import processes
 
 T = 48  # frames of the whole
 # taps, dilation, stride, groups, overlap
@@ -176,22 +180,7 @@ def work(rank, store, report):
 
 
 def test_split_in_time_over_two_and_four_processes_equals_the_whole(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    report = context.Queue()
-    store = str(tmp_path / "store")
-    processes = [
-        context.Process(target=work, args=(r, store, report), daemon=True) for r in range(4)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        for _ in processes:
-            rank, problem = report.get(timeout=120)
-            assert not problem, f"rank {rank}:\n{problem}"
-    finally:
-        for process in processes:
-            process.join(timeout=5)
-            process.kill()
+    processes.run(work, 4, str(tmp_path / "store"))
 
 
 def test_without_a_group_the_plain_function_is_named():

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import soundfile
 import torch
 from torch.nn import functional as F
 
@@ -380,20 +379,6 @@ def test_a_step_serves_the_search_for_batch_sizes():
     before = model.embedding.weight.detach().clone()
     training_step(model, torch.optim.AdamW(model.parameters()), SHORT)(3, 1.0, 4)
     assert not torch.equal(model.embedding.weight, before)
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    """A manifest of two utterances of noise."""
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for name in ("one", "two"):
-        noise = 0.1 * torch.randn(16_000, generator=generator)
-        soundfile.write(str(tmp_path / f"{name}.wav"), noise.numpy(), 16_000)
-        row = {"audio": f"{name}.wav", "text": name, "split": "train", "speaker": name}
-        rows.append(row | {"duration": 1.0})
-    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return str(tmp_path / "m.jsonl")
 
 
 def test_the_command_trains_a_model_that_transcribes(tmp_path, corpus, capsys):

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import soundfile
 import torch
 from torch import nn
 
@@ -258,20 +257,6 @@ def test_what_is_no_model_is_refused_before_anything_is_written(tiny_speech, tmp
     ):
         run(tiny_speech, tmp_path / "run", model=CONV)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    """A manifest of two utterances of noise."""
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for name in ("one", "two"):
-        noise = 0.1 * torch.randn(16_000, generator=generator)
-        soundfile.write(str(tmp_path / f"{name}.wav"), noise.numpy(), 16_000)
-        row = {"audio": f"{name}.wav", "text": name, "split": "train", "speaker": name}
-        rows.append(row | {"duration": 1.0})
-    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return str(tmp_path / "m.jsonl")
 
 
 def test_the_command_trains_a_jasper_whose_model_transcribes(tmp_path, corpus, capsys):
