@@ -10,6 +10,7 @@ on one to compare with, as the published tables have it:
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,10 +30,14 @@ from asrkit.shapes import expect, whole
 from asrkit.workbench.bench.jasper_claims import TrainingStep
 from asrkit.workbench.bench.protocols import training_throughput
 
+if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
+    from asrkit.training.processes import Processes
+
 MODULE = "asrkit.workbench.bench.weak_scaling"
 LOOPBACK = {"darwin": "lo0"}  # where it is not "lo"
 # Between two looks at the processes: less than another takes to fail because the first has.
 LOOK_S = 0.05
+AGREEMENTS = 200  # of which the median is taken
 
 
 def weak_scaling(
@@ -42,8 +47,8 @@ def weak_scaling(
     batch: int = 8,
     frames: int = 400,
     steps: int = 5,
-) -> dict[int, float]:
-    """Utterances a second by number of processes on this machine's cores, one thread each.
+) -> dict[int, dict[str, Any]]:
+    """Training by some numbers of processes on this machine's cores, one thread each.
 
     Args:
         ranks: Numbers of processes, one run after the other.
@@ -53,8 +58,9 @@ def weak_scaling(
         steps: Of an epoch; the last of two counts.
 
     Returns:
-        Of all processes together. Divided by that of one and by the processes, it is the
-        efficiency of weak scaling.
+        For each number "utterances_per_s" of all processes together, which divided by that of one
+        and by the processes is the efficiency of weak scaling; "agree_ms", the time that the
+        processes take to agree on a step's numbers; and the settings.
 
     Raises:
         ValueError: More processes than cores.
@@ -69,8 +75,8 @@ def weak_scaling(
     return {count: _run(count, arguments) for count in ranks}
 
 
-def _run(count: int, arguments: Sequence[str]) -> float:
-    """Utterances a second of `count` processes, which meet through a file."""
+def _run(count: int, arguments: Sequence[str]) -> dict[str, Any]:
+    """What rank 0 of `count` processes prints, which meet through a file."""
     from asrkit.training.processes import STORE
 
     shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
@@ -90,7 +96,7 @@ def _run(count: int, arguments: Sequence[str]) -> float:
                 process.kill()  # one that has ended is left as it is
                 process.wait()
         lines = (folder / "output-0").read_text().splitlines()
-    return json.loads(lines[-1])["utterances_per_s"]
+    return json.loads(lines[-1])
 
 
 def _start(
@@ -153,6 +159,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         epoch = partial(_epoch, step, args.steps, processes.wait)
         rate = training_throughput(epoch, device=device)
         (total,) = processes.total([rate])
+        agree_ms = _agree_ms(processes)
     return {
         "preset": args.preset,
         "processes": processes.count,
@@ -161,7 +168,19 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         "precision": args.precision,
         "device": args.device,
         "utterances_per_s": total,
+        "agree_ms": agree_ms,
     }
+
+
+def _agree_ms(processes: "Processes") -> float:
+    """Milliseconds of one exchange of the numbers that processes agree on before a step."""
+    numbers = [1.0] * 7  # as many as `TrainingRun.agree` has
+    times_ms = []
+    for _ in range(AGREEMENTS):
+        begun = time.perf_counter()
+        processes.total(numbers)
+        times_ms.append(1e3 * (time.perf_counter() - begun))
+    return statistics.median(times_ms)
 
 
 def _in_parallel(model: nn.Module, device: torch.device) -> nn.Module:

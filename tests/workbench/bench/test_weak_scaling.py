@@ -26,8 +26,9 @@ raise ValueError("no room")
 
 @pytest.mark.skipif(usable_cores() < 2, reason="one core")
 def test_two_processes_train_together_and_their_rates_are_summed():
-    rates = tool.weak_scaling((2,), **SMALL)
-    assert rates.keys() == {2} and rates[2] > 0
+    found = tool.weak_scaling((2,), **SMALL)
+    assert found.keys() == {2} and found[2]["processes"] == 2
+    assert found[2]["utterances_per_s"] > 0 and found[2]["agree_ms"] > 0
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="one core")
