@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from asrkit.training.graphs import bucket, capture_all, graphed_training, pad_to
+from asrkit.training.graphs import bucket, capture_all, check_lengths, graphed_training, pad_to
 
 LENGTHS = [4, 8, 16]
 
@@ -110,6 +110,18 @@ def call(*arguments):
             call(torch.zeros(3, 4, 3), torch.ones(3)),
             "arguments: expected shapes [(2, 4, 3), (2,)], got [(3, 4, 3), (3,)]. "
             "Take batches of the samples' size.",
+        ),
+        (
+            lambda: check_lengths(samples(), [4, 16, 8]),
+            "lengths: expected rising whole numbers, at least one, got [4, 16, 8].",
+        ),
+        (
+            lambda: check_lengths(samples()[:2], LENGTHS),
+            "samples: expected 3, got 2. Pass one tuple of arguments for each length.",
+        ),
+        (
+            lambda: check_lengths(samples(), [4, 8, 17]),
+            "samples: expected 17 in dimension 1, as lengths say, got (2, 16, 3).",
         ),
     ],
 )

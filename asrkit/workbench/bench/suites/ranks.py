@@ -37,7 +37,7 @@ def measure_ranks(quick: bool) -> Iterator[Measurement]:
     Args:
         quick: One round of short steps.
     """
-    sizes = {"batch": 8, "frames": 400, "steps": 5}
+    sizes: dict[str, Any] = {"batch": 8, "frames": 400, "steps": 5}
     if quick:
         sizes = {"batch": 2, "frames": 80, "steps": 1}
     ratios = []
