@@ -62,6 +62,7 @@ def test_evaluation_beside_scores_as_in_turn(tiny_speech, batches):
     assert set(in_turn.scores) == {2, 4}
     assert [name for name, _ in in_turn.rows["in turn"]].count("evaluation") == 2
     assert [name for name, _ in beside.rows["evaluation"]].count("evaluation") == 2
+    assert [name for name, _ in beside.rows["training"]] == 2 * ["step", "step", "wait", "copy"]
 
 
 def test_a_failed_training_says_why(tmp_path):

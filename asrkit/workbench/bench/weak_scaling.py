@@ -11,13 +11,9 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from asrkit.models import CTCModel, JasperConfig, presets
 from asrkit.runtime import usable_cores
 from asrkit.shapes import expect, whole
+from asrkit.workbench.bench.gang import run_ranks
 from asrkit.workbench.bench.jasper_claims import TrainingStep
 from asrkit.workbench.bench.protocols import training_throughput
 
@@ -34,9 +31,6 @@ if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
     from asrkit.training.processes import Processes
 
 MODULE = "asrkit.workbench.bench.weak_scaling"
-LOOPBACK = {"darwin": "lo0"}  # where it is not "lo"
-# Between two looks at the processes: less than another takes to fail because the first has.
-LOOK_S = 0.05
 AGREEMENTS = 200  # of which the median is taken
 
 
@@ -72,65 +66,7 @@ def weak_scaling(
         expect(whole(count, 1, cores), "ranks", f"from 1 to the {cores} cores here", count)
     arguments = ["--preset", preset, "--batch", str(batch), "--frames", str(frames)]
     arguments += ["--steps", str(steps), "--threads", "1"]
-    return {count: _run(count, arguments) for count in ranks}
-
-
-def _run(count: int, arguments: Sequence[str]) -> dict[str, Any]:
-    """What rank 0 of `count` processes prints, which meet through a file."""
-    from asrkit.training.processes import STORE
-
-    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
-    shared["GLOO_SOCKET_IFNAME"] = LOOPBACK.get(sys.platform, "lo")
-    processes = list[subprocess.Popen[bytes]]()
-    with tempfile.TemporaryDirectory(prefix="asrkit-ranks-") as name:  # mode 0700
-        folder = Path(name)
-        shared[STORE] = str(folder / "ranks")
-        try:
-            for rank in range(count):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                process = _start(arguments, {**os.environ, **shared, **own}, folder)
-                processes.append(process)
-            _wait(processes, folder)
-        finally:
-            for process in processes:
-                process.kill()  # one that has ended is left as it is
-                process.wait()
-        lines = (folder / "output-0").read_text().splitlines()
-    return json.loads(lines[-1])
-
-
-def _start(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: Path
-) -> subprocess.Popen[bytes]:
-    """A rank that writes what it says to files: a pipe that nobody reads yet would fill."""
-    command = [sys.executable, "-m", MODULE, *arguments]
-    rank = environment["RANK"]
-    with (
-        (folder / f"output-{rank}").open("wb") as output,
-        (folder / f"errors-{rank}").open("wb") as errors,
-    ):
-        return subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
-    """Return when all have ended well.
-
-    Raises:
-        RuntimeError: One has failed; the others may still wait for it.
-    """
-    while True:
-        codes = [process.poll() for process in processes]
-        for rank, code in enumerate(codes):
-            if code:
-                said = (folder / f"errors-{rank}").read_text(errors="replace").split("\n")
-                last = next((line for line in reversed(said) if line.strip()), "it said nothing")
-                raise RuntimeError(
-                    f"rank {rank} of {len(codes)} ended with {code}, so the others were ended: "
-                    f"{last.strip()}"
-                )
-        if None not in codes:
-            return
-        time.sleep(LOOK_S)
+    return {count: run_ranks(MODULE, count, arguments) for count in ranks}
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
