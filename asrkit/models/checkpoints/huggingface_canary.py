@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from asrkit.models.attention_decoder import AEDConfig, sines
-from asrkit.models.checkpoints import canary, huggingface
+from asrkit.models.checkpoints import canary, huggingface_parakeet
 from asrkit.models.checkpoints.folders import MAX_SIZE, extractor, read_json, read_weights
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.checkpoints.renaming import renamed, replaced
@@ -77,7 +77,7 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
     Raises:
         ValueError: A file is damaged or missing, or asks for what is not supported.
     """
-    encoder = huggingface.encoder_config(values["encoder_config"])
+    encoder = huggingface_parakeet.encoder_config(values["encoder_config"])
     contents = read_json(path, "tokenizer.json")
     expect(bool(contents), "model", "tokenizer.json", f"none in {path.name}")
     tokenizer = _tokenizer(contents)
@@ -91,7 +91,7 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
     prompt = canary.led(prompt, _lead(values, prompt, tokenizer), vocabulary)
     version = values.get("transformers_version", "of unknown version")
     notes = {"source": f"transformers {version}, canary", **prompt.to_notes()}
-    features = huggingface.feature_settings(extractor(path), encoder.bins)
+    features = huggingface_parakeet.feature_settings(extractor(path), encoder.bins)
     return config, _weights(read_weights(path), config), tokenizer, features, notes
 
 
@@ -169,7 +169,7 @@ def _decoder(
 def _our_name(name: str) -> str:
     """asrkit's name of a weight: of the encoder, which is Parakeet's, or of the decoder."""
     if name.startswith(_ENCODER):
-        return huggingface.our_name(name.removeprefix("model."))
+        return huggingface_parakeet.our_name(name.removeprefix("model."))
     return replaced(name, NAMES)
 
 
@@ -177,7 +177,7 @@ def _weights(weights: dict[str, Tensor], config: AEDConfig) -> dict[str, Tensor]
     """Weights by asrkit's names, and the table of positions, which the files do not have."""
     kept = {name: one for name, one in weights.items() if not name.startswith(_NO_WEIGHTS)}
     found = renamed(kept, _our_name)
-    found = huggingface.in_our_shapes(found)
+    found = huggingface_parakeet.in_our_shapes(found)
     embedding = found.get("embedding.weight")
     if embedding is not None and embedding.shape[1:] == (config.width,):  # else it is refused later
         table = sines(config.most, config.width, torch.zeros(()))

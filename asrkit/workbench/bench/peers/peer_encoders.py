@@ -110,10 +110,10 @@ def _replaced(name: str, ours_of: Mapping[str, str]) -> str:
 
 
 def _transformers_name(name: str) -> str:
-    from asrkit.models.checkpoints import huggingface
+    from asrkit.models.checkpoints import huggingface_parakeet
 
     name = f"encoder.{name}"
-    for theirs, ours in huggingface.NAMES.items():
+    for theirs, ours in huggingface_parakeet.NAMES.items():
         if theirs.startswith(("encoder.", ".")):
             name = name.replace(ours, theirs)
     return name.removeprefix("encoder.")
