@@ -11,6 +11,24 @@ from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerCon
 
 Cell = namedtuple("Cell", "hidden")
 V, E = 5, 4
+TOKENS_ARPA = """\\data\\
+ngram 1=5
+ngram 2=3
+
+\\1-grams:
+-99\t<s>\t-0.3
+-0.6\t</s>
+-0.9\t0\t-0.2
+-0.5\t1\t-0.4
+-2\t<unk>
+
+\\2-grams:
+-0.1\t<s> 0
+-0.3\t0 1
+-1.5\t1 1
+
+\\end\\
+"""
 
 
 class Foreign(nn.Module):
@@ -125,3 +143,11 @@ def same():
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def arpa_of_tokens(tmp_path_factory):
+    """An n-gram model over tokens, of order 2, in a file."""
+    path = tmp_path_factory.mktemp("lm") / "tokens.arpa"
+    path.write_text(TOKENS_ARPA)
+    return path

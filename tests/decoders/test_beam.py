@@ -322,31 +322,9 @@ def test_bad_input_is_one_line(change, wanted):
     assert str(error.value) == wanted
 
 
-ARPA = """\\data\\
-ngram 1=5
-ngram 2=3
-
-\\1-grams:
--99\t<s>\t-0.3
--0.6\t</s>
--0.9\t0\t-0.2
--0.5\t1\t-0.4
--2\t<unk>
-
-\\2-grams:
--0.1\t<s> 0
--0.3\t0 1
--1.5\t1 1
-
-\\end\\
-"""
-
-
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory):
-    path = tmp_path_factory.mktemp("lm") / "lm.arpa"
-    path.write_text(ARPA)
-    return lambda V: NGram.read(path, range(V))
+def lm(arpa_of_tokens):
+    return lambda V: NGram.read(arpa_of_tokens, range(V))
 
 
 @settings(max_examples=100, deadline=None)

@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))
 import parity_attention_cases as known  # noqa: E402
 from canary_files import archive, folder, golden  # noqa: E402
+from committed import expect_the_same  # noqa: E402
 from parity_cases import LENGTHS, speech  # noqa: E402
 
 CASES = [("nemo", name) for name in known.attention_cases()] + [
@@ -143,15 +144,4 @@ def test_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
 @pytest.mark.parametrize("peer", ["nemo", "transformers"])
 def test_a_peer_still_says_what_is_committed(peers, peer):
     said = json.loads((peers.folder_of(peer) / f"{peer}_attention.json").read_text())
-    kept = golden(peer)
-    assert said.keys() == kept.keys()
-    assert said.pop("peer") == kept.pop("peer")
-    for case in kept:
-        assert said[case].keys() == kept[case].keys()
-        for name, wanted in kept[case].items():
-            if name in known.CHOSEN:  # another processor rounds otherwise
-                torch.testing.assert_close(
-                    torch.tensor(said[case][name]), torch.tensor(wanted), **CLOSE
-                )
-            else:
-                assert said[case][name] == wanted, (case, name)
+    expect_the_same(said, golden(peer), known.CHOSEN, CLOSE)

@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import json
 import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from asrkit.workbench.bench.peers.processes import PYTHON
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden" / "whisper.json"
+sys.path.append(str(HERE))
+from committed import expect_the_same  # noqa: E402
+
 spec = importlib.util.spec_from_file_location("whisper_cases", HERE / "whisper_cases.py")
 known = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(known)
@@ -173,15 +177,4 @@ def test_presets_have_the_parameters_of_transformers_and_biases_of_keys(name):
 
 def test_transformers_still_says_what_is_committed(peer):
     said = json.loads((peer / "whisper.json").read_text())
-    assert said.keys() == golden().keys()
-    for name, kept in golden().items():
-        if not isinstance(kept, dict) or name == "parameters":
-            assert said[name] == kept
-            continue
-        assert said[name].keys() == kept.keys()
-        for part, wanted in kept.items():
-            if part in known.PLACES:  # another processor rounds otherwise
-                close = torch.tensor(said[name][part]), torch.tensor(wanted)
-                torch.testing.assert_close(*close, **CLOSE)
-            else:
-                assert said[name][part] == wanted, (name, part)
+    expect_the_same(said, golden(), known.PLACES, CLOSE)
