@@ -17,6 +17,7 @@ from asrkit.cli.options import (
     check_writable,
 )
 from asrkit.cli.shards import add_shard_arguments, check_shards, transcribe_shards
+from asrkit.tasks import TASKS
 from asrkit.transcribe.options import (
     BeamOptions,
     PipelineConfig,
@@ -363,9 +364,7 @@ def _add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument(
         "--target-language", metavar="CODE", help=description(PromptOptions, "target_language")
     )
-    prompt.add_argument(
-        "--task", choices=["transcribe", "translate"], help=description(PromptOptions, "task")
-    )
+    prompt.add_argument("--task", choices=TASKS, help=description(PromptOptions, "task"))
     prompt.add_argument(
         "--punctuation",
         action=argparse.BooleanOptionalAction,

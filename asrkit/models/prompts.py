@@ -7,12 +7,11 @@ prompt is the model's token `bos` alone.
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from asrkit.shapes import expect, whole
+from asrkit.tasks import TASKS, Task
 
-Task = Literal["transcribe", "translate"]
-TASKS = ("transcribe", "translate")
 LANGUAGE = "{language}"
 TASK = "{task}"
 TARGET = "{target_language}"
@@ -191,8 +190,13 @@ class PromptFormat:
         if language is None:
             language = self.language
         self._expect_language("language", language)
-        target = self._target(language, target_language, task)
+        target = target_language
+        if target is None:
+            target = ENGLISH if task == "translate" else language
         translates = target != language
+        _expect_task_fits(task, language, target)
+        if translates:
+            self._expect_can_translate(language, target)
         flag = punctuation is None or isinstance(punctuation, bool)
         expect(flag, "punctuation", "True, False or None", repr(punctuation))
         has_place = PUNCTUATION in self.template or punctuation is None
@@ -209,25 +213,13 @@ class PromptFormat:
         texts = [token_text(values[piece]) if piece in SLOTS else piece for piece in self.template]
         return [self.ids[text] for text in texts]
 
-    def _target(self, language: str, target: str | None, task: Task | None) -> str:
-        """The language of the text."""
-        if target is None:
-            target = ENGLISH if task == "translate" else language
-        translates = target != language
-        if task == "transcribe":
-            same = f"{language!r} to transcribe, as language"
-            expect(not translates, "target_language", same, repr(target), "Pass task='translate'.")
-        if task == "translate":
-            other = f"another language than language={language!r} to translate into"
-            remedy = "Name the language of the text."
-            expect(translates, "target_language", other, repr(target), remedy)
-        if not translates:
-            return target
+    def _expect_can_translate(self, language: str, target: str) -> None:
+        """ValueError unless a prompt can ask for a translation from `language` into `target`."""
         self._expect_language("target_language", target)
-        able = TARGET in self.template or (TASK in self.template and target == ENGLISH)
+        names_target = TARGET in self.template
+        into_english = TASK in self.template and target == ENGLISH
         wanted = f"{language!r}: the model has no place in its prompt for another one"
-        expect(able, "target_language", wanted, repr(target))
-        return target
+        expect(names_target or into_english, "target_language", wanted, repr(target))
 
     def _expect_language(self, argument: str, language: str) -> None:
         listed = ", ".join(self.languages[:LISTED])
@@ -235,3 +227,15 @@ class PromptFormat:
         if more > 0:
             listed += f" and {more} more"
         expect(language in self.languages, argument, f"one of {listed}", repr(language))
+
+
+def _expect_task_fits(task: Task | None, language: str, target: str) -> None:
+    """ValueError if a task by name contradicts the languages of speech and text."""
+    if task == "transcribe":
+        same = f"{language!r} to transcribe, as language"
+        remedy = "Pass task='translate'."
+        expect(target == language, "target_language", same, repr(target), remedy)
+    if task == "translate":
+        other = f"another language than language={language!r} to translate into"
+        remedy = "Name the language of the text."
+        expect(target != language, "target_language", other, repr(target), remedy)

@@ -87,33 +87,21 @@ def _decoder(
     tokens: int,
     special: dict[str, int],
 ) -> AEDConfig:
-    between = top.take("transf_encoder", None) or {}
-    nothing = isinstance(between, dict) and between.get("num_layers", 0) == 0
-    expect(nothing, "transf_encoder.num_layers", "0 (others are not supported)", short(between))
-    section = top.section("transf_decoder")
-    target = str(section.take("_target_", "")).rpartition(".")[2]
-    name = "get_nemo_transformer"
-    expect(target == name, "transf_decoder._target_", name, short(target))
-    section.take("model_name", None, of=(None,))
-    section.take("pretrained", False, of=(False,))
-    section.take("encoder", of=(None, False))
-    section.take("pre_ln_final_layer_norm", True, of=(True,))
-    sizes = section.section("config_dict")
-    section.done("library")
-    for key, only, default in (
-        ("num_token_types", 0, 2),
-        ("learn_positional_encodings", False, False),
-        ("hidden_act", "relu", "relu"),
-        ("pre_ln", True, False),
-    ):
-        sizes.take(key, default, of=(only,))
+    """Config of the model that the archive's sections describe; ValueError names what is not done.
+
+    Args:
+        top: The archive's config.
+        encoder: Config of its encoder.
+        tokens: Of its tokenizer.
+        special: Ids of "bos", "eos" and "pad".
+    """
+    _expect_no_layers_between(top)
+    sizes = _decoder_sizes(top.section("transf_decoder"))
     width = sizes.count("hidden_size")
     inner = sizes.count("inner_size")
-    multiple = inner % width == 0
-    expect(multiple, f"{sizes.name}.inner_size", f"a multiple of {width}", inner)
-    V = -(-tokens // ROUND) * ROUND
+    expect(inner % width == 0, f"{sizes.name}.inner_size", f"a multiple of {width}", inner)
     config = AEDConfig(
-        vocab_size=V,
+        vocab_size=-(-tokens // ROUND) * ROUND,
         encoder=encoder,
         width=width,
         layers=sizes.count("num_layers"),
@@ -126,14 +114,49 @@ def _decoder(
         pad=special["pad"],
     )
     sizes.done("vocab_size embedding_dropout attn_score_dropout attn_layer_dropout")
-    head = top.section("head")
-    target = str(head.take("_target_", "")).rpartition(".")[2]
-    expect(target == "TokenClassifier", "head._target_", "TokenClassifier", short(target))
-    head.take("num_layers", 1, of=(1,))
-    head.take("hidden_size", of=(width,))
-    head.take("num_classes", V, of=(V,))
-    head.done("activation log_softmax dropout use_transformer_init")
+    _expect_one_linear_head(top.section("head"), config)
     return config
+
+
+def _expect_no_layers_between(top: Section) -> None:
+    """ValueError for Transformer layers between encoder and decoder."""
+    between = top.take("transf_encoder", None) or {}
+    nothing = isinstance(between, dict) and between.get("num_layers", 0) == 0
+    expect(nothing, "transf_encoder.num_layers", "0 (others are not supported)", short(between))
+
+
+def _decoder_sizes(section: Section) -> Section:
+    """The decoder's sizes; ValueError unless it is a Transformer with layer norms first, sines and
+    ReLU.
+    """
+    _expect_class(section, "get_nemo_transformer")
+    section.take("model_name", None, of=(None,))
+    section.take("pretrained", False, of=(False,))
+    section.take("encoder", of=(None, False))
+    section.take("pre_ln_final_layer_norm", True, of=(True,))
+    sizes = section.section("config_dict")
+    section.done("library")
+    # what a key has to be, and what NeMo takes where it is not there
+    sizes.take("num_token_types", 2, of=(0,))
+    sizes.take("learn_positional_encodings", False, of=(False,))
+    sizes.take("hidden_act", "relu", of=("relu",))
+    sizes.take("pre_ln", False, of=(True,))
+    return sizes
+
+
+def _expect_one_linear_head(head: Section, config: AEDConfig) -> None:
+    """ValueError unless logits come from one linear layer of the model's sizes."""
+    _expect_class(head, "TokenClassifier")
+    head.take("num_layers", 1, of=(1,))
+    head.take("hidden_size", of=(config.width,))
+    head.take("num_classes", config.vocab_size, of=(config.vocab_size,))
+    head.done("activation log_softmax dropout use_transformer_init")
+
+
+def _expect_class(section: Section, name: str) -> None:
+    """ValueError unless a section is for a class, or function, of this name."""
+    target = str(section.take("_target_", "")).rpartition(".")[2]
+    expect(target == name, f"{section.name}._target_", name, short(target))
 
 
 def _tokenizer(section: Section, nemo: Archive) -> tuple[Tokens, dict[str, int], list[str]]:

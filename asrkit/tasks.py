@@ -1,0 +1,6 @@
+"""What an encoder-decoder model can be asked to write. Importing this file needs no torch."""
+
+from typing import Literal, get_args
+
+Task = Literal["transcribe", "translate"]
+TASKS: tuple[Task, ...] = get_args(Task)
