@@ -19,6 +19,8 @@ from torch import Tensor
 # Upper limit of the labels on a frame, the frames of a duration and the hypotheses of a beam, whose
 # buffers and tables grow with them.
 MAX_COUNT = 1000
+# The largest weight or bonus of a score: more would leave nothing of the rest in float32.
+MAX_WEIGHT = 1e6
 
 
 def expect(ok: bool, argument: str, wanted: str, got: object, remedy: str = "") -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from asrkit.shapes import MAX_COUNT, expect, is_finite, whole
+from asrkit.shapes import MAX_COUNT, MAX_WEIGHT, expect, is_finite, whole
 
 
 class LanguageModel(Protocol):
@@ -55,9 +55,11 @@ def check_width(width: int, nbest: int) -> None:
 
 
 def check_weights(**weights: float) -> None:
-    """ValueError unless each of the named weights is a finite number."""
+    """ValueError unless each of the named weights is a number within `MAX_WEIGHT`."""
+    wanted = f"a number from -{MAX_WEIGHT:,.0f} to {MAX_WEIGHT:,.0f}"
     for name, value in weights.items():
-        expect(is_finite(value), name, "a finite number", f"{value!r:.40}")
+        inside = is_finite(value) and abs(value) <= MAX_WEIGHT
+        expect(inside, name, wanted, f"{value!r:.40}")
 
 
 def check_lm(lm: object) -> None:

@@ -122,8 +122,8 @@ class TrainConfig:
         check_smoothing(self.smoothing)
         expect(self.clip > 0, "clip", "above 0, math.inf for no limit", self.clip)
         expect(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
-        rate_fits = self.peak_lr is None or self.peak_lr >= 0
-        expect(rate_fits, "peak_lr", "at least 0, or None", self.peak_lr)
+        rate_fits = self.peak_lr is None or self.peak_lr > 0
+        expect(rate_fits, "peak_lr", "above 0, or None", self.peak_lr)
         chosen = (
             ("precision", PRECISIONS),
             ("joint", JOINTS),

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from asrkit.data import Batch, Utterances
 from asrkit.files import content_hash, lock
-from asrkit.models.assembly import ModelConfig
+from asrkit.models.assembly import ModelConfig, make_model
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.batches import draw_given, draw_planned, prefetch
@@ -114,6 +115,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     dev_set = dev_set or None  # an empty one is none
     objective.check_vocabulary(model_config, tokenizer.vocab_size)
     _expect_tokens(tokenizer, train_set, dev_set, objective.most_labels(model_config))
+    _expect_lengths(train_set, model_config, config)
     objective.check(model_config, config)
     where = torch.device(device)
     forked = [] if device == "cpu" else [device]
@@ -220,6 +222,26 @@ def _expect_tokens(
     if dev_set is not None:
         for text in dev_set.texts:
             tokenizer.encode(text)
+
+
+def _expect_lengths(train_set: Utterances, model_config: ModelConfig, config: TrainConfig) -> None:
+    """ValueError for an utterance so short that batch norm could not train on it alone: now, not
+    when its turn comes.
+    """
+    with torch.device("meta"):
+        parts = make_model(model_config).modules()
+    if not any(isinstance(part, nn.BatchNorm1d) for part in parts):
+        return
+    subsampling = model_config.encoder.subsampling
+    speed, _ = config.augment.speed
+    rate, _ = config.augment.rate
+    for id_, waveform in zip(train_set.ids, train_set.waveforms, strict=True):
+        frames = rate * config.features.frames(int(speed * len(waveform)))
+        ms = 1000 * len(waveform) / config.features.rate_hz
+        wanted = f"more than {subsampling} frames of features, augmented too, in each utterance"
+        got = f"{frames:.1f} in {id_} of {ms:.0f} ms"
+        remedy = "Leave it out: batch norm trains on two frames of the encoder at least."
+        expect(frames > subsampling, "train_set", wanted, got, remedy)
 
 
 def _identify(tokenizer: Tokenizer, train_set: Utterances) -> dict[str, str]:

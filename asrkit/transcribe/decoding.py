@@ -65,6 +65,7 @@ class ModelKind:
     beam_confidence: bool = False  # whether its beam search knows each label's probability
     fusion: bool = False  # whether its beam search takes n-gram models and bonuses
     joint: bool = False  # whether its beam search asks the CTC head too
+    prunes: bool = False  # whether its beam search takes `top_tokens`
     fused_turns: bool = False  # whether a captured step can be of fused kernels
     prompts: bool = False  # whether its texts begin behind a prompt
 
@@ -248,6 +249,7 @@ KINDS: dict[type[nn.Module], ModelKind] = {
         beams=True,
         beam_confidence=True,
         fusion=True,
+        prunes=True,
     ),
     AEDModel: ModelKind(
         project=_as_encoded,

@@ -9,6 +9,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+from asrkit.tasks import TASKS, Task
+
 GRAPH_STRATEGIES = ("fastest", "windowed_looping")  # decoders that can run as a CUDA graph
 MOST_READERS = 256  # threads
 CAPTURED = ("step", "full")  # values of `graphs` that ask for a CUDA graph by name
@@ -95,17 +97,18 @@ class BeamOptions:
     )
 
     def __post_init__(self) -> None:
-        from asrkit.shapes import MAX_COUNT, expect, is_finite, whole
+        from asrkit.shapes import MAX_COUNT, MAX_WEIGHT, expect, is_finite, whole
 
         wanted = f"1 to {MAX_COUNT} hypotheses"
         expect(whole(self.beam, 1, MAX_COUNT), "beam", wanted, repr(self.beam))
         known = ("words", "tokens")
         units = "one of 'words', 'tokens'"
         expect(self.lm_units in known, "lm_units", units, repr(self.lm_units))
+        bounds = f"a number from -{MAX_WEIGHT:,.0f} to {MAX_WEIGHT:,.0f}"
         for name in ("lm_weight", "label_bonus", "word_bonus"):
             value = getattr(self, name)
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            expect(is_number and isfinite(value), name, "a finite number", repr(value))
+            inside = is_finite(value) and abs(value) <= MAX_WEIGHT
+            expect(inside, name, bounds, repr(value))
         most = self.top_tokens
         expect(most is None or whole(most, 1), "top_tokens", "at least 1, or None", repr(most))
         share = self.ctc_weight
@@ -136,7 +139,7 @@ class PromptOptions:
         "code of the language to write; another one than --language translates (default: the "
         "spoken one, and en with --task translate)",
     )
-    task: Literal["transcribe", "translate"] | None = described(
+    task: Task | None = described(  # noqa: RUF009 - it is dataclasses.field
         None, "write what is said, or translate it (default: translate if the languages differ)"
     )
     punctuation: bool | None = described(
@@ -152,8 +155,8 @@ class PromptOptions:
             value = getattr(self, name)
             is_code = value is None or (isinstance(value, str) and bool(value.strip()))
             expect(is_code, name, "a language's code, or None", repr(value))
-        tasks = (None, "transcribe", "translate")
-        expect(self.task in tasks, "task", "'transcribe', 'translate' or None", repr(self.task))
+        known = ", ".join(map(repr, TASKS))
+        expect(self.task in (None, *TASKS), "task", f"{known} or None", repr(self.task))
         flag = self.punctuation is None or isinstance(self.punctuation, bool)
         expect(flag, "punctuation", "True, False or None", repr(self.punctuation))
 

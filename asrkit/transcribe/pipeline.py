@@ -329,6 +329,9 @@ class Recognizer:
         for option, value in (("lm", beam.lm), ("label_bonus", beam.label_bonus or None)):
             takes = self.kind.fusion or value is None
             expect(takes, option, f"none for {name}", value, "Its beam takes no such term.")
+        prunes = self.kind.prunes or beam.top_tokens is None
+        wanted = f"none for {name}, whose beam asks for all tokens"
+        expect(prunes, "top_tokens", wanted, beam.top_tokens, "It is for CTC models.")
         joint = self.kind.joint and self.kind.ctc_head(model) is not None
         wanted = "none but for an encoder-decoder model with a CTC head"
         got = f"{beam.ctc_weight} for {name}"

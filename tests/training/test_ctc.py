@@ -292,3 +292,18 @@ def test_what_a_ctc_model_has_not_is_refused_in_one_line(tmp_path, corpus, capsy
     error = capsys.readouterr().err.strip()
     assert said in error and "\n" not in error
     assert not (tmp_path / "run").exists()
+
+
+def test_an_utterance_too_short_for_batch_norm_is_named_before_the_run_begins(
+    tiny_speech, tmp_path
+):
+    waveforms = [*tiny_speech.waveforms]
+    waveforms[1] = waveforms[1][:176]
+    short = replace(tiny_speech, waveforms=waveforms)
+    said = f"^train_set: expected more than 4 frames .* got .* in {tiny_speech.ids[1]} of 11 ms"
+    with pytest.raises(ValueError, match=said) as error:
+        run(short, tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+    lstm = replace(SMALL, encoder=ENCODERS["lstm"])  # has no batch norm
+    assert len(run(short, tmp_path / "lstm", replace(SHORT, steps=1), lstm).history) == 1

@@ -299,6 +299,7 @@ WRONG = [
     {"shard": 1},
     {"optimizer": "sgd"},
     {"peak_lr": -1.0},
+    {"peak_lr": 0.0},  # would train nothing
     {"peak_lr": "high"},
     {"peak_lr": float("inf")},
     {"peak_lr": 1e300},
@@ -315,7 +316,7 @@ def test_settings_of_lanes_shards_and_optimizers_are_checked(wrong):
 
 def test_each_optimizer_has_its_rate_unless_one_is_named():
     assert [TrainConfig(optimizer=name).highest_rate for name in OPTIMIZERS] == [5e-3, 1e-2, 2e-2]
-    assert TrainConfig(optimizer="lamb", peak_lr=0.0).highest_rate == 0
+    assert TrainConfig(optimizer="lamb", peak_lr=1e-9).highest_rate == 1e-9
 
 
 def test_help_tells_the_rate_of_each_optimizer(capsys):

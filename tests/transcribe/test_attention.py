@@ -261,6 +261,9 @@ def test_fused_turns_and_n_grams_are_not_for_attention(checkpoint):
     search = BeamOptions(beam=4, lm=Path("words.arpa"))
     with pytest.raises(ValueError, match="lm: expected none for an AEDModel"):
         Recognizer.from_checkpoint(checkpoint, PipelineConfig(search=search))
+    search = BeamOptions(beam=4, top_tokens=5)
+    with pytest.raises(ValueError, match="^top_tokens: expected none for an AEDModel, .* got 5"):
+        Recognizer.from_checkpoint(checkpoint, PipelineConfig(search=search))
 
 
 def test_the_ctc_head_beside_a_decoder_is_found():

@@ -140,7 +140,14 @@ def test_the_command_takes_a_beam_and_a_model_of_words(learned, speech, words, t
             ["--beam", "4", "--top-tokens", "0"],
             "--top-tokens: expected at least 1, or None, got 0.",
         ),
-        (["--beam", "4", "--lm-weight", "nan"], "--lm-weight: expected a finite number, got nan."),
+        (
+            ["--beam", "4", "--lm-weight", "nan"],
+            "--lm-weight: expected a number from -1,000,000 to 1,000,000, got nan.",
+        ),
+        (
+            ["--beam", "4", "--label-bonus", "1e308"],
+            "--label-bonus: expected a number from -1,000,000 to 1,000,000, got 1e+308.",
+        ),
         (
             ["--beam", "4", "--word-bonus", "1"],
             "--word-bonus: expected an n-gram model over words with it, got 1.0.",
