@@ -27,13 +27,14 @@ from asrkit.models.attention_memory import (
     RecomputedFrames,
     Span,
     StatesPast,
+    added_mask,
     attention_weights,
     join_heads,
     span_of,
     split_heads,
 )
 from asrkit.models.encoders import ConvConfig
-from asrkit.models.packed import ReadLinear
+from asrkit.models.packed import PackedLinear, ReadLinear
 from asrkit.models.transducer import EncoderConfig, log_probs, make_encoder
 from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
@@ -116,22 +117,38 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def project(self, x: Tensor) -> list[Tensor]:
-        """Queries, keys and values (B, H, U, D / H) of normed tokens x (B, U, D)."""
-        return [split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1)]
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values (B, U, 3, H, D / H) of normed tokens x (B, U, D)."""
+        return self.qkv(x).unflatten(-1, (3, self.heads, -1))
 
-    def attend(self, parts: list[Tensor], mask: Tensor | None) -> Tensor:
-        """(B, K, D) of queries, keys and values; without a mask it is the causal one."""
-        queries, keys, values = parts
+    def attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        *,
+        causal: bool = False,
+    ) -> Tensor:
+        """Values mixed for each query (B, K, D), which are for `out`.
+
+        Args:
+            queries: (B, H, K, D / H).
+            keys: (B, H, N, D / H).
+            values: (B, H, N, D / H).
+            mask: Added to the scores, (B, 1, K, N); None if a query sees all keys.
+            causal: Whether query k sees the keys up to the k-th alone.
+        """
         share = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, dropout_p=share, is_causal=mask is None
+            queries, keys, values, attn_mask=mask, dropout_p=share, is_causal=causal
         )
-        return self.out(join_heads(mixed))
+        return join_heads(mixed)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, U, D) of a whole text x (B, U, D), normed."""
-        return self.attend(self.project(x), None)
+        """(B, U, D) for `out`, of a whole text x (B, U, D), normed."""
+        queries, keys, values = self.project(x).transpose(1, 3).unbind(2)
+        return self.attend(queries, keys, values, None, causal=True)
 
 
 class CrossAttention(nn.Module):
@@ -157,7 +174,7 @@ class CrossAttention(nn.Module):
         return key_weight, value_weight, bias
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """(B, K, D): frames mixed for normed tokens x (B, K, D)."""
+        """(B, K, D) for `out`: frames mixed for normed tokens x (B, K, D)."""
         share = self.dropout if self.training else 0.0
         queries = split_heads(self.query(x), self.heads)
         if x.shape[1] == 1 and x.device.type == "cpu" and not share:
@@ -165,7 +182,7 @@ class CrossAttention(nn.Module):
             mixed = attention_weights(queries, keys, mask) @ values
         else:
             mixed = F.scaled_dot_product_attention(queries, keys, values, mask, dropout_p=share)
-        return self.out(join_heads(mixed))
+        return join_heads(mixed)
 
     def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         """(B, H, K, T): how much normed tokens x (B, K, D) look at each frame."""
@@ -188,11 +205,23 @@ class DecoderLayer(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(D, inner), activation, nn.Linear(inner, D))
         self.dropout = nn.Dropout(config.dropout)
 
+    def add(self, x: Tensor, mixed: Tensor, out: nn.Module) -> Tensor:
+        """x plus what the layer `out` makes of `mixed`: (B, K, D), as all of them."""
+        if isinstance(out, PackedLinear):
+            return out.plus(mixed, x)
+        return x + self.dropout(out(mixed))
+
+    def read(self, x: Tensor) -> Tensor:
+        """(B, U, D) after the self-attention of a whole text x (B, U, D)."""
+        mixed = self.self_attention(self.self_norm(x))
+        return self.add(x, mixed, self.self_attention.out)
+
     def look(self, number: int, x: Tensor, memory: Memory) -> Tensor:
         """(B, K, D) after cross-attention and feed-forward, for x after the self-attention."""
         mixed = memory.mix(number, self.cross_attention, self.cross_norm(x))
-        x = x + self.dropout(mixed)
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        x = self.add(x, mixed, self.cross_attention.out)
+        widen, activation, narrow = self.feed_forward
+        return self.add(x, activation(widen(self.feed_forward_norm(x))), narrow)
 
 
 class AEDModel(nn.Module):
@@ -317,8 +346,7 @@ class AEDModel(nn.Module):
         """What the last layer gives for whole texts (B, U): (B, U, D)."""
         x = self.embed(tokens, self.positions[: tokens.shape[1]])
         for number, layer in enumerate(self.stack()):
-            x = x + layer.dropout(layer.self_attention(layer.self_norm(x)))
-            x = layer.look(number, x, memory)
+            x = layer.look(number, layer.read(x), memory)
         return x
 
     def remember(self, encoded: Tensor, lengths: Tensor, *, cross: Cross = "kept") -> Memory:
@@ -341,7 +369,7 @@ class AEDModel(nn.Module):
         valid = to_device(valid_mask(lengths, T), encoded.device)
         frames = encoded.masked_fill(~valid[..., None], 0.0)  # 0 weights do not undo a NaN
         seen = to_device(valid_mask(lengths.clamp(min=1), T), encoded.device)
-        mask = seen[:, None, None]
+        mask = added_mask(seen[:, None, None], dtype)
         if cross == "recomputed":
             return RecomputedFrames(mask, frames)
         if cross == "absorbed":
@@ -375,7 +403,8 @@ class AEDModel(nn.Module):
             plain = all(type(layer.self_attention.qkv) is nn.Linear for layer in self.stack())
             expect(plain, "past", "'kept' or 'none' for a model with packed layers", "'states'")
             return StatesPast(place, like.new_zeros(B, L, room, D))
-        return KeptPast(place, like.new_zeros(B, L, 2, H, room, D // H))
+        kept = [like.new_zeros(B, room, 2, H, D // H) for _ in range(L)]
+        return KeptPast(place, tuple(kept))
 
     def follow(
         self, tokens: Tensor, state: Past, memory: Memory, *, reach: int | None = None
@@ -391,13 +420,13 @@ class AEDModel(nn.Module):
                 room. A bound that the host knows, so a step need not look at slots still empty.
         """
         _, K = dims(tokens, "B K", "tokens", B=len(state.place))
-        span = span_of(state.place, K, state.room(), reach)
+        span = span_of(state.place, K, state.room(), reach, self.embedding.weight.dtype)
         after = state._replace(place=state.place + K)
         if isinstance(state, NoPast):
             return self.score(self._prefix(tokens, state, memory, span)), after
         x = self.embed(tokens, self.positions[span.slots])
         for number, layer in enumerate(self.stack()):
-            x = x + layer.dropout(state.mix(number, layer, x, span))
+            x = layer.add(x, state.mix(number, layer, x, span), layer.self_attention.out)
             x = layer.look(number, x, memory)
         return self.score(x), after
 
@@ -419,10 +448,9 @@ class AEDModel(nn.Module):
         x = self.embed(tokens, self.positions[:U])
         *lower, last = self.stack()
         for number, layer in enumerate(lower):
-            x = x + layer.dropout(layer.self_attention(layer.self_norm(x)))
-            x = layer.look(number, x, memory)
-        x = x + last.dropout(last.self_attention(last.self_norm(x)))
-        weights = memory.weights(len(lower), last.cross_attention, last.cross_norm(x))
+            x = layer.look(number, layer.read(x), memory)
+        normed = last.cross_norm(last.read(x))
+        weights = memory.weights(len(lower), last.cross_attention, normed)
         return weights.mean(1)
 
 

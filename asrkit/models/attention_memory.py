@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
     rows: Tensor  # (B, 1) int64
     slots: Tensor  # (B, K) int64, places of the tokens
-    mask: Tensor  # (B, 1, K, reach) bool, True where a token may look
+    mask: Tensor | None  # (B, 1, K, reach) added to scores; None for one token that sees all slots
     reach: int  # leading slots that are looked at
 
 
@@ -48,12 +48,18 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def added_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What attention adds to scores, of `seen` (bool): 0 where it is True, else -inf."""
+    zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return zeros.masked_fill(~seen, -torch.inf)
+
+
 class KeptFrames(NamedTuple):
     """Keys and values of every layer, each in memory of its own, so a product reads them as they
     lie.
     """
 
-    mask: Tensor  # (B, 1, 1, T) bool
+    mask: Tensor  # (B, 1, 1, T), 0 for frames that are seen, -inf for others
     keys: tuple[Tensor, ...]  # L times (B, H, T, D / H)
     values: tuple[Tensor, ...]  # likewise
 
@@ -62,7 +68,7 @@ class KeptFrames(NamedTuple):
         return self.keys[0]
 
     def mix(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
-        """Frames mixed for the queries of x (B, K, D), by layer `number`: (B, K, D)."""
+        """Frames mixed for the queries of x (B, K, D), by layer `number`: (B, K, D) for `out`."""
         return attention.attend(x, self.keys[number], self.values[number], self.mask)
 
     def weights(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
@@ -73,7 +79,7 @@ class KeptFrames(NamedTuple):
 class RecomputedFrames(NamedTuple):
     """The frames, which every layer projects in every step."""
 
-    mask: Tensor  # (B, 1, 1, T) bool
+    mask: Tensor  # (B, 1, 1, T), 0 for frames that are seen, -inf for others
     frames: Tensor  # (B, T, D)
 
     def like(self) -> Tensor:
@@ -94,7 +100,7 @@ class RecomputedFrames(NamedTuple):
 class AbsorbedFrames(NamedTuple):
     """The frames, which are neither projected nor kept projected."""
 
-    mask: Tensor  # (B, 1, 1, T) bool
+    mask: Tensor  # (B, 1, 1, T), 0 for frames that are seen, -inf for others
     frames: Tensor  # (B, T, D)
 
     def like(self) -> Tensor:
@@ -109,7 +115,7 @@ class AbsorbedFrames(NamedTuple):
         by_head = mixed.view(B, H, K, -1).transpose(0, 1).flatten(1, 2)  # (H, B K, D)
         _, value_weight, value_bias = attention.by_heads()
         values = torch.baddbmm(value_bias, by_head, value_weight.transpose(1, 2))  # (H, B K, D / H)
-        return attention.out(join_heads(values.view(H, B, K, -1).transpose(0, 1)))
+        return join_heads(values.view(H, B, K, -1).transpose(0, 1))
 
     def weights(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
         """As `KeptFrames.weights`."""
@@ -128,8 +134,8 @@ Memory = KeptFrames | AbsorbedFrames | RecomputedFrames
 def _softmax(products: Tensor, width: int, mask: Tensor) -> Tensor:
     """Attention weights of products q . k, in float32 at least while they are computed."""
     dtype = torch.promote_types(products.dtype, torch.float32)
-    scores = products.to(dtype) / math.sqrt(width)
-    return scores.masked_fill(~mask, -torch.inf).softmax(-1).to(products.dtype)
+    scores = torch.add(mask, products.to(dtype), alpha=1 / math.sqrt(width))
+    return scores.softmax(-1).to(products.dtype)
 
 
 def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
@@ -141,22 +147,21 @@ class KeptPast(NamedTuple):
     """Keys and values of the tokens so far."""
 
     place: Tensor  # (B,) int64, tokens so far
-    keys_values: Tensor  # (B, L, 2, H, room, D / H)
+    keys_values: tuple[Tensor, ...]  # L times (B, room, 2, H, D / H)
 
     def room(self) -> int:
         """Most tokens."""
-        return self.keys_values.shape[4]
+        return self.keys_values[0].shape[1]
 
     def mix(self, number: int, layer: "DecoderLayer", x: Tensor, span: Span) -> Tensor:
-        """What the self-attention of layer `number` makes of x (B, K, D)."""
+        """Values mixed for x (B, K, D) by the self-attention of layer `number`: (B, K, D)."""
         attention = layer.self_attention
-        queries, keys, values = attention.project(layer.self_norm(x))
-        all_keys, all_values = self.keys_values[:, number].unbind(1)
-        _write(all_keys, keys, span)
-        _write(all_values, values, span)
-        seen = slice(0, span.reach)
-        parts = [queries, all_keys[:, :, seen], all_values[:, :, seen]]
-        return attention.attend(parts, span.mask)
+        parts = attention.project(layer.self_norm(x))  # (B, K, 3, H, D / H)
+        kept = self.keys_values[number]
+        _write(kept, parts[:, :, 1:], span)
+        keys, values = kept[:, : span.reach].transpose(1, 3).unbind(2)
+        queries = parts[:, :, 0].transpose(1, 2)
+        return attention.attend(queries, keys, values, span.mask)
 
 
 class StatesPast(NamedTuple):
@@ -173,14 +178,14 @@ class StatesPast(NamedTuple):
         """As `KeptPast.mix`: projects the whole prefix."""
         attention = layer.self_attention
         states = self.states[:, number]
-        states[span.rows, span.slots] = x.to(states.dtype)
+        _write(states, x, span)
         prefix = layer.self_norm(states[:, : span.reach])
         weight, bias = attention.qkv.weight, attention.qkv.bias
         D = x.shape[2]
         queries = F.linear(layer.self_norm(x), weight[:D], bias[:D])
         keys, values = F.linear(prefix, weight[D:], bias[D:]).chunk(2, -1)
         parts = [split_heads(part, attention.heads) for part in (queries, keys, values)]
-        return attention.attend(parts, span.mask)
+        return attention.attend(*parts, span.mask)
 
 
 class NoPast(NamedTuple):
@@ -198,21 +203,34 @@ Past = KeptPast | StatesPast | NoPast
 
 
 def _write(buffer: Tensor, new: Tensor, span: Span) -> None:
-    """Write new (B, H, K, D / H) into the span's slots of buffer (B, H, room, D / H)."""
-    values = new.transpose(1, 2).to(buffer.dtype)  # an index on both sides of a slice comes first
-    buffer[span.rows, :, span.slots] = values
+    """Write what is new (B, K, ...) into the span's slots of buffer (B, room, ...)."""
+    if span.mask is None:
+        buffer[:, span.reach - 1] = new[:, 0]
+    else:
+        buffer[span.rows, span.slots] = new.to(buffer.dtype)
 
 
-def span_of(place: Tensor, K: int, room: int, reach: int | None) -> Span:
+def span_of(
+    place: Tensor, K: int, room: int, reach: int | None, dtype: torch.dtype = torch.float32
+) -> Span:
     """The span of K tokens behind `place` (B,).
 
     Slots end with the room: a row that is full overwrites its last slot, so whoever goes on with
     rows that have ended needs no care.
+
+    Args:
+        place: (B,) tokens of each row so far.
+        K: Tokens that are new.
+        room: Most tokens.
+        reach: Tokens of the longest row once they are in; None if the host does not know.
+        dtype: Of the mask.
     """
-    if reach is None:
-        reach = room
+    bounded = reach is not None
+    reach = room if reach is None else reach
     device = place.device
     rows = torch.arange(len(place), device=device)[:, None]
     slots = (place[:, None] + torch.arange(K, device=device)).clamp(max=room - 1)
-    mask = torch.arange(reach, device=device) <= slots[..., None]  # (B, K, reach)
-    return Span(rows, slots, mask[:, None], reach)
+    if bounded and K == 1 and device.type == "cpu" and bool((slots == reach - 1).all()):
+        return Span(rows, slots, None, reach)
+    seen = torch.arange(reach, device=device) <= slots[..., None]  # (B, K, reach)
+    return Span(rows, slots, added_mask(seen[:, None], dtype), reach)

@@ -29,7 +29,7 @@ BLOCK = 16
 # 0.78 to 0.94 for 100 frames, 0.78 to 0.97 for 350, 0.88 to 0.95 for 800. Only 768 channels of
 # fewer than 80 frames take longer, 1.5 times, for LEAST_FRAMES; the whole model of such lengths
 # takes 0.6 to 0.9 times. So float32 has no rule of its own.
-Activation = Literal["none", "relu", "swish"]  # swish: oneDNN's name of SiLU
+Activation = Literal["none", "relu", "swish", "gelu"]  # swish: oneDNN's name of SiLU
 
 
 class Packed(nn.Module):
@@ -67,8 +67,9 @@ class PackedLinear(Packed):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., out) of (..., in) in the dtype of the weight."""
+        formula = "none" if self.activation == "gelu" else ""  # no approximation
         return torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, self.activation, [], ""
+            x, self.weight, self.bias, self.activation, [], formula
         )
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -265,9 +266,9 @@ def packs(model: nn.Module) -> bool:
 def pack(model: M) -> M:
     """Lay out the weights of linear layers and convolutions for oneDNN, in place.
 
-    Every nn.Linear, and every nn.Conv1d of one group, becomes a packed layer; a ReLU right behind a
-    convolution, in an nn.Sequential of the two, becomes a part of it. A ReadLinear keeps its weight
-    too. Returns the model.
+    Every nn.Linear, and every nn.Conv1d of one group, becomes a packed layer. A ReLU right behind a
+    convolution, in an nn.Sequential of the two, becomes a part of it, and so does a ReLU or GELU
+    behind a linear layer in an nn.Sequential. A ReadLinear keeps its weight too. Returns the model.
 
     Args:
         model: A model for which `packs` is True.
@@ -293,6 +294,27 @@ def _pack_children(parent: nn.Module) -> None:
             _pack_children(child)
         else:
             setattr(parent, name, packed.eval())
+    if type(parent) is nn.Sequential:
+        _join_activations(parent)
+
+
+def _join_activations(layers: nn.Sequential) -> None:
+    """Have packed linear layers compute the activations behind them."""
+    following = [*layers.named_children()][1:]
+    for linear, (name, layer) in zip(layers, following, strict=False):
+        activation = _activation(layer)
+        if isinstance(linear, PackedLinear) and activation != "none":
+            linear.activation = activation
+            setattr(layers, name, nn.Identity())
+
+
+def _activation(layer: nn.Module) -> Activation:
+    """The activation that a linear layer can compute for `layer`; "none" for any other layer."""
+    if type(layer) is nn.ReLU:
+        return "relu"
+    if type(layer) is nn.GELU and layer.approximate == "none":
+        return "gelu"
+    return "none"
 
 
 def _packed(layer: nn.Module) -> nn.Module | None:

@@ -60,6 +60,46 @@ def test_every_way_to_remember_finds_the_same(cross, past, defined):
         assert found.impl.startswith(f"attention, cross={cross}, past={past}, graphs=off")
 
 
+class Watched(Story):
+    """A story that remembers how many rows each call had."""
+
+    def follow(self, tokens, state, memory, *, reach):
+        self.rows = [*getattr(self, "rows", []), len(tokens)]
+        return super().follow(tokens, state, memory, reach=reach)
+
+
+@pytest.mark.parametrize("sorted_by_length", [False, True])
+def test_rows_that_have_ended_leave_the_batch_unless_all_are_to_be_aligned(sorted_by_length):
+    encoded, lengths = frames(33, 5, least=1)
+    if sorted_by_length:  # those that go on lie in front, and need no copy
+        texts = aed_greedy(Story(1), encoded, lengths).lengths
+        order = texts.argsort(descending=True)
+        encoded, lengths = encoded[order], lengths[order]
+    before = encoded.clone(), lengths.clone()
+    for options in ({}, {"confidence": "max_prob"}, {"most": 3}):
+        story = Watched(1)
+        found = aed_greedy(story, encoded, lengths, **options)
+        same(found, aed_greedy_reference(Story(1), encoded, lengths, **options))
+        assert story.rows == sorted(story.rows, reverse=True)
+        going = [int((found.lengths >= step).sum()) for step in range(len(story.rows))]
+        assert all(rows <= 1 + going / 0.75 for rows, going in zip(story.rows, going, strict=True))
+        aligned = Watched(1)
+        looked = aed_greedy(aligned, encoded, lengths, align=True, **options)
+        same(replace(looked, frames=found.frames), found)
+        assert {*aligned.rows} == {33}
+    assert torch.equal(encoded, before[0]) and torch.equal(lengths, before[1])
+
+
+@pytest.mark.parametrize(("cross", "past"), WAYS)
+def test_rows_that_go_on_alone_find_the_same_in_every_way(cross, past, defined):
+    for model, batch, wanted in defined:
+        options = OPTIONS | {"align": False}
+        draft = as_draft([row[:2] for row in wanted.tokens()])
+        for given in ({}, {"draft": draft}):
+            found = aed_greedy(model, *batch, cross=cross, past=past, **options, **given)
+            same(replace(found, frames=wanted.frames), wanted)
+
+
 def test_what_is_compared_has_texts_of_many_lengths(defined):
     lengths = [length for _, _, wanted in defined for length in wanted.lengths.tolist()]
     assert len(set(lengths)) > 4  # silence, labels and what the limit cuts off

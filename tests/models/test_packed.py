@@ -131,6 +131,22 @@ def test_a_model_is_packed_whole_and_in_place():
     )
 
 
+@pytest.mark.parametrize(
+    ("activation", "joined"),
+    [(nn.ReLU(), True), (nn.GELU(), True), (nn.GELU("tanh"), False), (nn.Tanh(), False)],
+    ids=["relu", "gelu", "tanh approximation", "tanh"],
+)
+@torch.inference_mode()
+def test_an_activation_behind_a_linear_layer_is_a_part_of_it(activation, joined):
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(24, 40), activation, nn.Linear(40, 24), activation).eval()
+    x = torch.randn(3, 5, 24)
+    wanted = layers(x)
+    found = pack(layers)
+    torch.testing.assert_close(found(x), wanted, rtol=1e-5, atol=1e-6)
+    assert (type(found[1]) is nn.Identity) == joined == (found[2].activation != "none")
+
+
 @pytest.mark.parametrize("change", [
     lambda model: model.train(), lambda model: model.double(), lambda model: model.to("meta"),
 ], ids=["training", "float64", "elsewhere"])  # fmt: skip

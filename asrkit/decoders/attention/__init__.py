@@ -66,8 +66,8 @@ def aed_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
 ) -> Hypotheses:
     """Greedy `Hypotheses` of a batch of encoded utterances, the same labels in every way.
 
-    The best token is taken until it is eos. All utterances take one step at a time, and those that
-    have ended wait for the last one.
+    The best token is taken until it is eos. All utterances take one step at a time; those that have
+    ended wait for the last one, but on a CPU, where they leave the batch unless `align` needs them.
 
     Args:
         model: Used in the mode it is in: call model.eval() first.

@@ -19,6 +19,7 @@ from asrkit.decoders.states import map_state
 CHUNK = 16  # tokens of a draft that are checked at a time behind a mistake
 WORTH = 0.2  # share of them that has to be right, for such a call costs some steps
 NEARBY = (0, 1, -1, 2, -2)  # where a draft may have the token that it lacks at a place
+FEW = 0.75  # share of the rows: when at most so many go on, they go on alone
 
 
 class Batch(NamedTuple):
@@ -30,14 +31,28 @@ class Batch(NamedTuple):
     lengths: Tensor  # (B,) int64, frames; an utterance without any has no labels
 
 
+class Found(NamedTuple):
+    """What was found so far, a row for each utterance."""
+
+    labels: Tensor  # (B, columns) int64
+    counts: Tensor  # (B,) int64, labels
+    scores: Tensor  # (B,) float32, in nats
+    ended: Tensor  # (B,) bool
+    confidence: Tensor | None  # (B, columns) float32
+
+
 class AttentionLoop(RepeatedTurns):
     """Greedy decoding on buffers that stay where they are; `turn` sends nothing to the host.
 
-    Rows that have ended go on computing; nothing of theirs changes any more.
+    Rows that have ended go on computing; what they found does not change any more. On a CPU `run`
+    leaves them behind: then all buffers have the rows that go on alone, and `rows` says which these
+    are.
 
     Attributes:
         options: Uses `confidence` and `past`.
         batch: The batch; what is recorded keeps it, but for the prompt, and `load` overwrites it.
+        rows: (B,) which utterances the rows are.
+        whole: What was found for all utterances, once rows were left behind; None before that.
         past: The model's state.
         last: (B,) the token to go on from.
         counts: (B,) labels so far.
@@ -72,6 +87,8 @@ class AttentionLoop(RepeatedTurns):
         B = len(batch.limits)
         self.options = options
         self.batch = batch
+        self.rows = torch.arange(B, device=device)
+        self.whole: Found | None = None
         self.eos = model.eos
         self.past_room = first or room
         self.past = model.begin(batch.memory, self.past_room, past=options.past)
@@ -199,10 +216,8 @@ class AttentionLoop(RepeatedTurns):
         """
         tokens = self.last[:, None]
         logits, after = model.follow(tokens, self.past, self.batch.memory, reach=reach)
-        best = best_tokens(logits[:, 0], self.options.confidence)
-        place = torch.where(self.going, after.place, self.past.place)
-        self._keep(after._replace(place=place))
-        self._emit(best)
+        self._keep(after)
+        self._emit(best_tokens(logits[:, 0], self.options.confidence))
 
     def _keep(self, after: Any) -> None:
         """Bring the model's new state into the buffers of the old one."""
@@ -238,6 +253,8 @@ class AttentionLoop(RepeatedTurns):
         room = self.labels.shape[1] - 1
         if not self.active.is_cuda:
             while bool(self.active):
+                if self._leaves_rows():
+                    self._leave_ended()
                 reach = min(room, int(self.past.place.max()) + 1)
                 if reach > self.past_room:
                     self._grow(model, min(room, 2 * reach))
@@ -251,6 +268,39 @@ class AttentionLoop(RepeatedTurns):
             self.turn(model, reach)
 
         self.repeat(turn)
+
+    def _leaves_rows(self) -> bool:
+        """Whether rows have ended that nobody needs any more, and enough of them."""
+        if self.options.align:  # looks at the frames of all
+            return False
+        return int(self.going.sum()) <= FEW * len(self.going)
+
+    def _leave_ended(self) -> None:
+        """Go on with the rows that have not ended; what the others found is kept in `whole`."""
+        self.whole = self._found_by_all()
+        going = self.going.nonzero()[:, 0]
+        n = len(going)
+        # rows in front need no copy, as in a batch that begins with its longest texts
+        in_front = int(going[-1]) == n - 1
+        keep: Any = slice(n) if in_front else going
+        rows = (self.batch, self.past, self.last, self.going, self.rows, self._found())
+        kept = map_state(lambda part: part[keep], rows)
+        self.batch, self.past, self.last, self.going, self.rows, found = kept
+        self.labels, self.counts, self.scores, self.ended, self.confidence = found
+
+    def _found(self) -> Found:
+        """What was found for the rows that the buffers have."""
+        return Found(self.labels, self.counts, self.scores, self.ended, self.confidence)
+
+    def _found_by_all(self) -> Found:
+        """What was found for all utterances, in memory of its own."""
+        if self.whole is None:
+            return map_state(Tensor.clone, self._found())
+
+        def put(whole: Tensor, part: Tensor) -> Tensor:
+            return whole.index_copy(0, self.rows, part)
+
+        return map_state(put, self.whole, self._found())
 
     def _grow(self, model: Any, room: int) -> None:
         """Give the state room for so many tokens, more than it has."""
@@ -272,32 +322,31 @@ class AttentionLoop(RepeatedTurns):
             impl: How it was computed; rows that did not end by themselves are added.
             B: Utterances; rows behind them are dropped.
         """
-        counts = self.counts[:B].clone()
+        found = map_state(lambda part: part[:B], self._found_by_all())
+        counts = found.counts
         N = int(counts.max())
         beyond = torch.arange(N, device=counts.device) >= counts[:, None]
-        labels = self.labels[:B, :N]
+        labels = found.labels[:, :N]
         frames = torch.full_like(labels, PADDING)
         if self.options.align:
             with torch.inference_mode():
                 prompt = self.batch.prompt[:B]
                 tokens = torch.cat([prompt, labels.masked_fill(beyond, self.eos)], 1)
                 memory = map_state(lambda part: part[:B], self.batch.memory)
-                found = aligned(model, tokens, memory, prompt.shape[1])
-            frames.copy_(found).masked_fill_(beyond, PADDING)
+                looked_at = aligned(model, tokens, memory, prompt.shape[1])
+            frames.copy_(looked_at).masked_fill_(beyond, PADDING)
         confidence = None
-        if self.confidence is not None:
-            confidence = self.confidence[:B, :N].masked_fill(beyond, PADDING)
-        scores = self.scores[:B].clone()
-        ended = self.ended[:B].clone()
+        if found.confidence is not None:
+            confidence = found.confidence[:, :N].masked_fill(beyond, PADDING)
         return Hypotheses(
             labels=labels.masked_fill(beyond, PADDING),
             frames=frames,
             durations=torch.zeros_like(frames).masked_fill_(beyond, PADDING),
             lengths=counts,
-            scores=scores,
-            impl=impl + unended(ended, scores),
+            scores=found.scores,
+            impl=impl + unended(found.ended, found.scores),
             confidence=confidence,
-            ended=ended,
+            ended=found.ended,
         )
 
 
