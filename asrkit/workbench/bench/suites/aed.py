@@ -39,7 +39,7 @@ from asrkit.workbench.bench.planted_attention import (
     planted_text,
 )
 from asrkit.workbench.bench.suites.encoder import random_encoder
-from asrkit.workbench.profiling import measure
+from asrkit.workbench.profiling import launch_profile, measure
 from asrkit.workbench.profiling.ops import dtype_name
 from asrkit.workbench.records import Measurement
 
@@ -238,16 +238,18 @@ def arms_of(plan: PlantedText, ways: Mapping[str, Options], cuda: bool) -> dict[
 
 
 def arm_params(arm: Arm, device: str, quick: bool) -> dict[str, Any]:
-    """Calls of the decoder, and least work where no draft decides how much there is.
+    """Calls of the decoder, and where no draft decides how much there is, ops and least work.
 
     Args:
-        arm: is called once.
+        arm: is called once or twice.
         device: whose ceilings are taken.
         quick: take them at small sizes.
     """
     calls = {"follow": arm.follows()}
     if arm.ctc is not None:
         return calls
+    if "graphs" not in arm.options:
+        calls["launches"] = launch_profile(arm, device=device, runtime=False).launches
     floor_B = least_bytes(arm.plan, arm.options)
     peak_B = ceilings(device, quick).bytes_per_s
     return calls | {"floor_B": floor_B, "least_ms": 1e3 * floor_B / peak_B, "peak_B": peak_B}
