@@ -209,7 +209,10 @@ class DecoderLayer(nn.Module):
         """x plus what the layer `out` makes of `mixed`: (B, K, D), as all of them."""
         if isinstance(out, PackedLinear):
             return out.plus(mixed, x)
-        return x + self.dropout(out(mixed))
+        update = out(mixed)
+        if self.training:
+            update = self.dropout(update)
+        return x + update
 
     def read(self, x: Tensor) -> Tensor:
         """(B, U, D) after the self-attention of a whole text x (B, U, D)."""
