@@ -300,12 +300,12 @@ def _pack_children(parent: nn.Module) -> None:
 
 def _join_activations(layers: nn.Sequential) -> None:
     """Have packed linear layers compute the activations behind them."""
-    following = [*layers.named_children()][1:]
-    for linear, (name, layer) in zip(layers, following, strict=False):
-        activation = _activation(layer)
+    for place in range(1, len(layers)):
+        linear = layers[place - 1]
+        activation = _activation(layers[place])
         if isinstance(linear, PackedLinear) and activation != "none":
             linear.activation = activation
-            setattr(layers, name, nn.Identity())
+            layers[place] = nn.Identity()
 
 
 def _activation(layer: nn.Module) -> Activation:
