@@ -184,8 +184,9 @@ class StatesPast(NamedTuple):
         D = x.shape[2]
         queries = F.linear(layer.self_norm(x), weight[:D], bias[:D])
         keys, values = F.linear(prefix, weight[D:], bias[D:]).chunk(2, -1)
-        parts = [split_heads(part, attention.heads) for part in (queries, keys, values)]
-        return attention.attend(*parts, span.mask)
+        H = attention.heads
+        queries, keys, values = (split_heads(part, H) for part in (queries, keys, values))
+        return attention.attend(queries, keys, values, span.mask)
 
 
 class NoPast(NamedTuple):

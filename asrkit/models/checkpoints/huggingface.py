@@ -26,10 +26,9 @@ def read(path: Path) -> Contents:
     """
     try:
         values = read_json(path, "config.json")
-        kind = values.get("model_type")
-        known = isinstance(kind, str) and kind in READERS
+        kind = str(values.get("model_type"))
         remedy = "asrkit reads the Parakeet, Canary and Whisper models of transformers."
-        expect(known, "model_type", f"one of {[*READERS]}", repr(kind), remedy)
+        expect(kind in READERS, "model_type", f"one of {[*READERS]}", repr(kind), remedy)
         return READERS[kind](path, values)
     except (KeyError, TypeError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
