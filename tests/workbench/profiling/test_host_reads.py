@@ -108,6 +108,22 @@ def test_the_peak_of_two_layers_is_the_sum_of_what_lives_then():
     assert least <= peak <= least + 2 * weights + rows
 
 
+def test_the_peak_is_the_one_that_torchs_own_tracker_notes():
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+        x = torch.randn(100, 8)
+    step = lambda x: model(x).sum().backward()  # noqa: E731
+    tracker = MemTracker()
+    tracker.track_external(model, x)
+    with tracker:
+        step(x)
+    wanted = tracker.get_tracker_snapshot("peak")[torch.device("meta")]["Total"]
+    model.zero_grad()
+    assert fake_peak(step, x, held=[model], steps=1) == wanted > 0
+
+
 def test_the_peak_grows_by_the_batch():
     with torch.device("meta"):
         layer = nn.Linear(8, 8)
