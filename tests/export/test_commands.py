@@ -36,12 +36,8 @@ def digits(tmp_path_factory):
     """Spoken digits to train on, and of other voices to test with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASRKIT_HOME", str(tmp_path_factory.mktemp("home")))
-        cuts = corpora.spoken_commands(train=900, dev=3, test=90, progress=False)
-        found = {}
-        for split in ("train", "test"):
-            spoken = cuts[split].filter(lambda cut: cut.supervisions[0].custom["kind"] == "digits")
-            found[split] = Utterances.load(spoken, progress=False)
-        return found
+        cuts = corpora.spoken_commands(train=900, dev=3, test=90, kinds=["digits"], progress=False)
+        return {split: Utterances.load(cuts[split], progress=False) for split in ("train", "test")}
 
 
 @pytest.fixture(scope="session")

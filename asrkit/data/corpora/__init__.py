@@ -66,8 +66,8 @@ def load(
     speakers: set[str] = set()
     for number, manifest in enumerate(manifests):
         if manifest == "spoken_commands":
-            for split, cuts in spoken_commands(progress=progress).items():
-                sets[split] += _of_kinds(cuts, kinds)
+            for split, cuts in spoken_commands(kinds=kinds, progress=progress).items():
+                sets[split] += cuts
             continue
         if manifest == "isolated_digits":
             sets["train"] += isolated_digits(progress=progress)
@@ -114,7 +114,7 @@ def load_by_speaker(
     added: list[Any] = []
     for number, manifest in enumerate(manifests):
         if manifest == "spoken_commands":
-            added += _of_kinds(spoken_commands(progress=progress)["train"], kinds)
+            added += spoken_commands(kinds=kinds, progress=progress)["train"]
             continue
         if manifest == "isolated_digits":
             added += isolated_digits(progress=progress)
@@ -131,11 +131,6 @@ def load_by_speaker(
 def _files(manifests: Sequence[str | Path]) -> list[str | Path]:
     """The manifests that are files, not the corpus that is built in."""
     return [manifest for manifest in manifests if manifest not in BUILT_IN]
-
-
-def _of_kinds(cuts: CutSet, kinds: Sequence[str] | None) -> list[Any]:
-    """The cuts of spoken_commands of these kinds; None is all."""
-    return [cut for cut in cuts if cut.supervisions[0].custom["kind"] in (kinds or KINDS)]
 
 
 def _speaker(cut: Any) -> str:

@@ -218,11 +218,8 @@ def _write_cuts(path: Path, part: str, cuts: Iterable[Any]) -> None:
 
 
 def _spoken(kinds: Sequence[str], jobs: int, progress: bool) -> dict[str, list[Any]]:
-    sets = synthetic.spoken_commands(workers=jobs, progress=progress)
-    return {
-        split: [cut for cut in cuts if cut.supervisions[0].custom["kind"] in kinds]
-        for split, cuts in sets.items()
-    }
+    sets = synthetic.spoken_commands(kinds=kinds, workers=jobs, progress=progress)
+    return {split: list(cuts) for split, cuts in sets.items()}
 
 
 def _archive_parts(name: str, parts: Sequence[str]) -> list[str]:

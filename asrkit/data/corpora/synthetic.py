@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -66,6 +67,7 @@ def spoken_commands(
     train: int = 3000,
     dev: int = 150,
     test: int = 300,
+    kinds: Sequence[str] | None = None,
     seed: int = 0,
     workers: int | None = None,
     progress: bool = True,
@@ -80,6 +82,8 @@ def spoken_commands(
         train: Number of utterances in the training set.
         dev: Number of utterances in the development set.
         test: Number of utterances in the test set.
+        kinds: Which utterances of these sets are wanted, of digits, commands and sentences, a third
+            each; None for all. Others are not synthesised.
         seed: Of texts, voices and prosody.
         workers: Processes that synthesise; default 2.
         progress: Show a progress bar while the corpus is built.
@@ -94,7 +98,16 @@ def spoken_commands(
     sizes = {"train": train, "dev": dev, "test": test}
     positive = all(whole(size, 0) for size in sizes.values())
     expect(positive, "train, dev, test", "whole numbers, 0 or more", tuple(sizes.values()))
-    return spoken("spoken_commands", _jobs(sizes, seed), workers=workers, progress=progress)
+    wanted = {*(kinds or KINDS)}
+    expect(wanted <= {*KINDS}, "kinds", f"some of {', '.join(KINDS)}", sorted(wanted))
+    jobs = _jobs(sizes, seed)
+    if not intact(_folder("spoken_commands", jobs)):
+        jobs = [job for job in jobs if _kind(job["id"]) in wanted]
+    sets = spoken("spoken_commands", jobs, workers=workers, progress=progress)
+    return {
+        split: CutSet.from_cuts(cut for cut in cuts if _kind(cut.id) in wanted)
+        for split, cuts in sets.items()
+    }
 
 
 def spoken(
@@ -111,6 +124,18 @@ def spoken(
     Raises:
         RuntimeError: The synthesiser is not installed, or fails.
     """
+    folder = _folder(name, jobs)
+    if not intact(folder):
+        _build(folder, jobs, workers or 2, progress)
+    sets = {}
+    for split in SPLITS:
+        cuts = CutSet.from_dicts(load_jsonl(folder / f"cuts_{split}.jsonl.gz"))
+        sets[split] = cuts.with_recording_path_prefix(folder)
+    return sets
+
+
+def _folder(name: str, jobs: list[dict[str, Any]]) -> Path:
+    """Where the corpus of these jobs lies, whether it has been built or not."""
     try:
         engine = importlib.metadata.version("espeakng_loader")
     except importlib.metadata.PackageNotFoundError:
@@ -121,14 +146,7 @@ def spoken(
     steps = (_build, _synthesise, _to_flac, _job_cut, transcribed_cut, _write_manifests)
     sources = [inspect.getsource(step) for step in steps]
     key = content_hash([jobs, engine, WORKER.read_text(encoding="utf-8"), sources])
-    folder = home() / "corpora" / f"{name}-{key.removeprefix('sha256:')[:16]}"
-    if not intact(folder):
-        _build(folder, jobs, workers or 2, progress)
-    sets = {}
-    for split in SPLITS:
-        cuts = CutSet.from_dicts(load_jsonl(folder / f"cuts_{split}.jsonl.gz"))
-        sets[split] = cuts.with_recording_path_prefix(folder)
-    return sets
+    return home() / "corpora" / f"{name}-{key.removeprefix('sha256:')[:16]}"
 
 
 def voices_of_splits() -> dict[str, list[dict[str, str]]]:
@@ -158,6 +176,11 @@ def _job(split: str, n: int, voices: list[dict[str, str]], seed: int) -> dict[st
         text = _expand(rule, draw)
     prosody = {name: draw.randint(*limits) for name, limits in PROSODY.items()}
     return {"id": f"{split}-{kind}-{n:05d}", "text": text, **draw.choice(voices), **prosody}
+
+
+def _kind(id_: str) -> str:
+    """The kind of the utterance with this id: train-digits-00000."""
+    return id_.split("-")[1]
 
 
 def _expand(rule: str, draw: random.Random) -> str:

@@ -123,6 +123,40 @@ def test_a_second_call_reads_what_the_first_one_built_and_two_builds_are_equal(b
     assert (again / "index.json").stat().st_mtime_ns == before
 
 
+def audio_of(folder):
+    """Size and hash of each sound file of a corpus, by name."""
+    index = json.loads((folder / "index.json").read_text())["files"]
+    return {name: told for name, told in index.items() if name.startswith("audio/")}
+
+
+def test_one_kind_is_what_the_whole_corpus_has_of_it_and_nothing_else_is_synthesised(built, a_home):
+    cuts, folder = built
+    digits = corpora.spoken_commands(**SIZES, kinds=["digits"], progress=False)
+    for split, some in digits.items():
+        wanted = [cut for cut in cuts[split] if cut.supervisions[0].custom["kind"] == "digits"]
+        assert [cut.id for cut in some] == [cut.id for cut in wanted] and len(wanted) > 0
+        assert [cut.supervisions for cut in some] == [cut.supervisions for cut in wanted]
+    (alone,) = (a_home / "corpora").iterdir()
+    whole = audio_of(folder)
+    assert audio_of(alone) == {name: whole[name] for name in whole if "-digits-" in name}
+
+
+def test_one_kind_is_taken_from_the_whole_corpus_where_there_is_one(built, a_home):
+    _, folder = built
+    (a_home / "corpora").mkdir(parents=True)
+    subprocess.run(["cp", "-r", folder, a_home / "corpora"], check=True)
+    cuts = corpora.spoken_commands(**SIZES, kinds=["commands", "sentences"], progress=False)
+    kinds = {cut.supervisions[0].custom["kind"] for cut in cuts["train"]}
+    assert (kinds, len(cuts["train"])) == ({"commands", "sentences"}, 12)
+    assert [path.name for path in (a_home / "corpora").iterdir()] == [folder.name]
+
+
+def test_a_kind_that_there_is_not_is_refused():
+    wanted = r"kinds: expected some of digits, commands, sentences, got \['numbers'\]"
+    with pytest.raises(ValueError, match=wanted):
+        corpora.spoken_commands(kinds=["numbers"], progress=False)
+
+
 def test_a_corpus_can_be_moved_and_read_from_its_own_manifest(built, tmp_path):
     _, folder = built
     moved = tmp_path / "elsewhere"
