@@ -125,7 +125,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cpu hides GPUs, cuda fails without one (default: auto)",
     )
     execution.add_argument(
-        "--jobs", type=int, metavar="N", help="notebooks at once (default: half the cores)"
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="notebooks at once (default: half the cores; all of them for notebooks that measure "
+        "no time)",
     )
     execution.add_argument(
         "-p",

@@ -26,7 +26,7 @@ def demo_test_set() -> Utterances:
 
 
 def demo_model(
-    *, seconds: float, steps: int = 500, durations: Sequence[int] = (), device: str = "cpu"
+    *, seconds: float, steps: int = 400, durations: Sequence[int] = (), device: str = "cpu"
 ) -> Checkpoint:
     """The model that notebook 00 left in the cache, or its TDT sibling; trained now if missing.
 

@@ -1,4 +1,4 @@
-"""Notebooks through papermill, each in a process of its own.
+"""Notebooks through papermill, each with a kernel of its own.
 
 A failure or a hang stops that notebook only. A notebook is done when its result is beside its
 executed copy, both renamed into place. A run that is killed leaves no other trace that counts, so
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def run_notebooks(  # noqa: PLR0913 - the options of `report` that concern noteb
         parameters: Values for the notebooks that declare them.
         size: "full" sets what a notebook's metadata names in `asrkit.full`; `parameters` win.
         device: "auto", "cpu" (hides GPUs from the notebooks) or "cuda".
-        jobs: Notebooks that run at once; by default half as many as there are cores.
+        jobs: Notebooks that run at once; by default half as many as there are cores, or as many as
+            cores where all of them measure no time (`asrkit.untimed` in their metadata).
         timeout_s: Limit of one notebook in seconds.
         progress: Show a progress bar, or plain lines where there is no terminal.
         resume: Keep what `out` holds of the same notebooks and parameters.
@@ -120,7 +122,11 @@ class _Progress:
 
 
 class _Workers:
-    """The jobs that wait and those that run, some at a time."""
+    """The jobs that wait and those that run, some at a time.
+
+    A worker is a pool of one process: a larger one breaks for all when the system kills a process.
+    It runs one notebook after the other, since it takes seconds to import what it needs.
+    """
 
     def __init__(
         self, jobs: Mapping[str, Job], out: Path, at_once: int | None, timeout_s: float
@@ -129,16 +135,20 @@ class _Workers:
         self.jobs = jobs
         self.out = out
         self.at_once = at_once or max(1, cores // 2)
+        self.untimed_at_once = at_once or cores
         self.threads = max(1, cores // min(self.at_once, len(jobs)))
         self.timeout_s = timeout_s
         self.waiting = dict(jobs)
-        self.running = dict[Future[None], tuple[str, Path]]()
+        self.running = dict[Future[None], tuple[str, Path, ProcessPoolExecutor]]()
+        self.idle = list[ProcessPoolExecutor]()
 
     def __enter__(self) -> "_Workers":
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if error_type is None:
+            for worker in self.idle:
+                worker.shutdown()
             return
         for process in multiprocessing.active_children():  # a signal may have reached us only
             process.terminate()
@@ -149,7 +159,7 @@ class _Workers:
 
     @property
     def running_names(self) -> list[str]:
-        return [name for name, _ in self.running.values()]
+        return [name for name, _, _ in self.running.values()]
 
     def skip(self, done: Mapping[str, NotebookRun]) -> None:
         """Leave out what an earlier run has done."""
@@ -161,36 +171,52 @@ class _Workers:
         started = []
         for name, job in list(self.waiting.items()):
             unfinished = {*self.waiting, *self.running_names}
-            if len(self.running) < self.at_once and unfinished.isdisjoint(job.after):
+            if self._has_room(job) and unfinished.isdisjoint(job.after):
                 self._start(name, job)
                 started.append(name)
         return started
 
+    def _has_room(self, job: Job) -> bool:
+        """Whether a job may start beside those that run: what is timed must not be disturbed."""
+        beside = [self.jobs[name] for name in self.running_names]
+        if job.untimed and all(other.untimed for other in beside):
+            return len(beside) < self.untimed_at_once
+        return len(beside) < self.at_once
+
     def _start(self, name: str, job: Job) -> None:
         part = self.out / f".{name}-{os.urandom(4).hex()}.part.ipynb"
         log = self.out / f"{name}.log"
-        # A pool of its own: a shared one breaks for all when the system kills a worker.
-        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        future = pool.submit(_execute, job, part, log, self.timeout_s, self.threads)
-        pool.shutdown(wait=False)
-        self.running[future] = (name, part)
+        worker = self.idle.pop() if self.idle else _new_worker()
+        future = worker.submit(_execute, job, part, log, self.timeout_s, self.threads)
+        self.running[future] = (name, part, worker)
         del self.waiting[name]
 
     def wait_for_some(self) -> list[NotebookRun]:
         """Results of the jobs that end first."""
         runs = []
         for future in wait(self.running, return_when=FIRST_COMPLETED).done:
-            name, part = self.running.pop(future)
-            runs.append(finish(self.out, name, self.jobs[name], part, future.exception()))
+            name, part, worker = self.running.pop(future)
+            failure = future.exception()
+            if isinstance(failure, BrokenProcessPool):
+                worker.shutdown(wait=False)
+            else:
+                self.idle.append(worker)
+            runs.append(finish(self.out, name, self.jobs[name], part, failure))
         return runs
+
+
+def _new_worker() -> ProcessPoolExecutor:
+    """A process that ends with this one."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, context, when_parent_ends, (partial(os._exit, 1),))
 
 
 def _execute(job: Job, part: Path, log: Path, timeout_s: float, threads: int) -> None:
     """In the worker: execute a notebook with this interpreter as kernel; output goes to `log`."""
-    when_parent_ends(partial(os._exit, 1))
     log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log_file, 1)
     os.dup2(log_file, 2)
+    os.close(log_file)
     import papermill
 
     os.environ |= {
@@ -201,8 +227,7 @@ def _execute(job: Job, part: Path, log: Path, timeout_s: float, threads: int) ->
     }
     if job.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with tempfile.TemporaryDirectory() as folder, _socket_folder() as sockets:
-        _install_kernel(Path(folder))
+    with _kernel_installed(), _socket_folder() as sockets:
         papermill.execute_notebook(
             str(job.path),
             str(part),
@@ -214,20 +239,30 @@ def _execute(job: Job, part: Path, log: Path, timeout_s: float, threads: int) ->
             cwd=str(job.path.parent),
             request_save_on_cell_execute=True,
             iopub_timeout=IOPUB_TIMEOUT_S,
+            shutdown_kernel="immediate",  # asked to end, it takes three seconds
             config=_sockets_in(sockets),
         )
 
 
-def _install_kernel(folder: Path) -> None:
+@contextlib.contextmanager
+def _kernel_installed() -> Iterator[None]:
     """Make this interpreter a kernel, whatever kernels the user has installed."""
-    spec = folder / "kernels" / "asrkit" / "kernel.json"
-    spec.parent.mkdir(parents=True)
-    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    spec.write_text(json.dumps({"argv": argv, "display_name": "asrkit", "language": "python"}))
-    path = [str(folder)]
-    if os.environ.get("JUPYTER_PATH"):
-        path.append(os.environ["JUPYTER_PATH"])
-    os.environ["JUPYTER_PATH"] = os.pathsep.join(path)
+    before = os.environ.get("JUPYTER_PATH")
+    with tempfile.TemporaryDirectory() as folder:
+        spec = Path(folder) / "kernels" / "asrkit" / "kernel.json"
+        spec.parent.mkdir(parents=True)
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        spec.write_text(json.dumps({"argv": argv, "display_name": "asrkit", "language": "python"}))
+        path = [folder]
+        if before:
+            path.append(before)
+        os.environ["JUPYTER_PATH"] = os.pathsep.join(path)
+        try:
+            yield
+        finally:
+            os.environ.pop("JUPYTER_PATH")
+            if before is not None:
+                os.environ["JUPYTER_PATH"] = before
 
 
 @contextlib.contextmanager

@@ -19,13 +19,23 @@ ASSIGNMENT = re.compile(r"(?m)^([^\W\d]\w*) *(?::[^=\n]+)?=(?!=)")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A notebook to run; `source` is the hash of its file, `after` names those that run before."""
+    """A notebook to run.
+
+    Attributes:
+        path: Of the notebook.
+        parameters: Values for those that it declares.
+        source: Hash of the file.
+        device: "auto", "cpu" or "cuda".
+        after: Names of notebooks that run before it.
+        untimed: Whether no record of it has a time, so that it may run beside others of its kind.
+    """
 
     path: Path
     parameters: dict[str, Any]
     source: str
     device: str
     after: Sequence[str]
+    untimed: bool
 
 
 def jobs_of(
@@ -72,6 +82,7 @@ def jobs_of(
             source=content_hash(path.read_bytes()).removeprefix("sha256:"),
             device=device,
             after=settings.get("after", []),
+            untimed=settings.get("untimed", False),
         )
     _expect_order(jobs)
     return jobs
@@ -125,6 +136,7 @@ def _read(path: Path) -> Any:
             all(isinstance(cell.source, str) for cell in notebook.cells)
             and isinstance(settings.get("full", {}), dict)
             and isinstance(settings.get("after", []), list)
+            and isinstance(settings.get("untimed", False), bool)
         )
     except Exception as error:  # nbformat has no common base for what it raises
         reason = str(error).strip().partition("\n")[0][:100]
@@ -132,7 +144,7 @@ def _read(path: Path) -> Any:
             f"notebook {path}: expected a notebook of nbformat 4, "
             f"got a file that cannot be read: {reason}"
         ) from None
-    wanted = "cells of text, metadata asrkit with full (a dict) and after (a list)"
+    wanted = "cells of text, metadata asrkit with full (a dict), after (a list), untimed (a bool)"
     expect(is_sound, f"notebook {path}", wanted, settings)
     return notebook
 

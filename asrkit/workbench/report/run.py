@@ -84,7 +84,8 @@ def report(  # noqa: PLR0913 - one option for each of the command's
         parameters: Values for the notebooks that declare them; every name must be declared by one.
         size: "quick" or "full", which sets the parameters that a notebook names for that size.
         device: "auto", "cpu" (hides GPUs from the notebooks) or "cuda".
-        jobs: Notebooks that run at once; by default half as many as there are cores.
+        jobs: Notebooks that run at once; by default half as many as there are cores, or as many as
+            cores where all of them measure no time.
         timeout_s: Limit of one notebook in seconds; by default 600, or 7200 at full size.
         progress: Show a progress bar, or plain lines where there is no terminal.
         resume: Finish the newest run in `out` if it was cut short or had failures. Other arguments

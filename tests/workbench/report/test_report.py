@@ -21,7 +21,14 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from asrkit import files
 from asrkit.cli import main
 from asrkit.workbench import ledger, records
-from asrkit.workbench.report import NotebookRun, ReportResult, compare, report, run_notebooks
+from asrkit.workbench.report import (
+    NotebookRun,
+    ReportResult,
+    compare,
+    execute,
+    report,
+    run_notebooks,
+)
 from asrkit.workbench.report.notebook_run import outcome
 from asrkit.workbench.report.prose import prose
 from asrkit.workbench.report.site import build
@@ -54,11 +61,10 @@ LONGEST_S = 600.0  # that a test waits for a process, on however busy a machine
 PLAN = {"size": "quick", "device": "auto"}
 
 
-def write(folder: Path, name: str, cells, after=()) -> Path:
+def write(folder: Path, name: str, cells, after=(), untimed=False) -> Path:
     folder.mkdir(exist_ok=True)
-    notebook = new_notebook(
-        cells=[cell.copy() for cell in cells], metadata={"asrkit": {"after": list(after)}}
-    )
+    settings = {"after": list(after), "untimed": untimed}
+    notebook = new_notebook(cells=[cell.copy() for cell in cells], metadata={"asrkit": settings})
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"c{number}"
     path = folder / f"{name}.ipynb"
@@ -146,6 +152,60 @@ def test_a_long_name_of_the_folder_for_temporary_files_is_no_matter(tmp_path, mo
     (run,) = run_notebooks([path], tmp_path / "out", progress=False, timeout_s=120)
     assert (run.status, run.error) == ("ran", "")
     assert list(long.iterdir()) == []
+
+
+def test_notebooks_are_run_one_after_the_other_by_one_process_and_by_another_if_it_dies(tmp_path):
+    asks = """
+import os
+folders = os.environ["JUPYTER_PATH"].split(os.pathsep)
+print(os.getppid(), [folder for folder in folders if not os.path.isdir(folder)])
+"""
+    kills = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+    sources = {"a": asks, "b": asks, "c": kills, "d": asks}
+    paths = [write(tmp_path, name, [new_code_cell(source)]) for name, source in sources.items()]
+    runs = run_notebooks(paths, tmp_path / "out", jobs=1, progress=False)
+    assert [run.status for run in runs] == ["ran", "ran", "failed", "ran"]
+    assert "BrokenProcessPool" in runs[2].error or "terminated abruptly" in runs[2].error
+    first, second, other = (
+        nbformat.read(tmp_path / f"out/{name}.ipynb", 4).cells[0].outputs[0].text.strip()
+        for name in "abd"
+    )
+    assert first == second != other
+    assert first.endswith(" []"), "the kernel is found in folders that are there"
+
+
+def test_only_notebooks_that_measure_no_time_run_beside_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(execute, "this_machine", lambda: {"cpu_usable": 2})
+    meets = """
+import os, time
+from pathlib import Path
+running = Path(FOLDER)
+(running / NAME).touch()
+(running / f"{NAME}.began").touch()
+while not ((running / "b.began").exists() and (running / "c.began").exists()):
+    time.sleep(0.01)  # the limit of the notebook ends this
+(running / NAME).unlink()
+"""
+    alone = """
+import time
+from pathlib import Path
+running = Path(FOLDER)
+(running / NAME).touch()
+time.sleep(1)  # in which another one would have begun
+beside = sorted(path.name for path in running.iterdir() if not path.suffix)
+assert beside == [NAME], beside
+(running / NAME).unlink()
+"""
+    folder = tmp_path / "running"
+    folder.mkdir()
+    paths = []
+    for name, source in {"a": alone, "b": meets, "c": meets, "d": alone}.items():
+        known = f"FOLDER, NAME = {str(folder)!r}, {name!r}"
+        cells = [new_code_cell(f"{known}\n{source}")]
+        paths.append(write(tmp_path, name, cells, untimed=source is meets))
+    runs = run_notebooks(paths, tmp_path / "out", timeout_s=120, progress=False)
+    assert [run.error for run in runs] == [""] * 4
+    assert [run.status for run in runs] == ["ran"] * 4
 
 
 def test_output_that_a_busy_machine_holds_back_is_waited_for(tmp_path):
