@@ -24,9 +24,20 @@ def executed(series_home, series_reports):
     folder = series_reports
     command = [sys.executable, "-m", "asrkit", "report", "--json", "--no-progress"]
     command += ["--out", str(folder), "--jobs", "2"]
-    # By steps, for a busy machine is slower, not worse; of notebooks 08 and 06 every cell, trained
-    # for less long; three repeats are what a verdict needs.
-    sizes = {"train_seconds": 600, "passes": 1, "tdt_steps": 100, "repeats": 3}
+    # By steps, for a busy machine is slower, not worse; every cell, but smaller models, fewer steps
+    # and shorter speech where they only take time; three repeats are what a verdict needs.
+    sizes = {
+        "train_seconds": 600,
+        "passes": 1,  # of notebook 08
+        "tdt_steps": 100,  # of 06
+        "most_rows": 4,  # of 09
+        "lamb_steps": 20,  # of 10
+        "process_steps": 4,
+        "evaluated_steps": 9,
+        "steps": 150,  # of 11
+        "longest_s": 2.0,
+        "repeats": 3,
+    }
     for name, value in sizes.items():
         command += ["-p", name, str(value)]
     environment = {**os.environ, "ASRKIT_HOME": str(series_home)}

@@ -1,6 +1,7 @@
 """Small trainings that show what large ones consist of: LAMB's ratios, processes, evaluation."""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -28,7 +29,15 @@ from asrkit.optim.step import bias_correction
 from asrkit.optim.step import trust_ratio as ratio_of_norms
 from asrkit.shapes import expect
 from asrkit.text import CharTokenizer, ErrorRate
-from asrkit.training import Beside, Prepared, TrainConfig, prepare_batch, training_loss, update
+from asrkit.training import (
+    Beside,
+    Prepared,
+    TrainConfig,
+    prepare_batch,
+    train,
+    training_loss,
+    update,
+)
 from asrkit.training.evaluation import score_weights
 
 # Settings of MLPerf's RNN-T at a batch of 2048: hyperparameters_2048.sh of training_results_v1.1
@@ -164,6 +173,31 @@ def trust_ratio(optimizer: Lamb, weight: Tensor, before: Tensor) -> float:
     return float(ratio_of_norms(before.square().sum(), update.square().sum()))
 
 
+def train_in_one(
+    folder: Path, speech: Utterances, *, lanes: int, steps: int, seed: int = 0
+) -> list[dict[str, float]]:
+    """The log of what `asrkit train` does on the spoken digits, by this process, a line a step.
+
+    Args:
+        folder: Of the run; a run in it is replaced.
+        speech: The digits.
+        lanes: Batches of a step.
+        steps: Optimizer steps.
+        seed: Of weights, batches and augmentation.
+    """
+    tokenizer = CharTokenizer()
+    result = train(
+        TransducerConfig(vocab_size=tokenizer.vocab_size),
+        tokenizer,
+        speech,
+        out=folder,
+        resume=False,
+        progress=False,
+        config=TrainConfig(steps=steps, seconds=math.inf, lanes=lanes, seed=seed, threads=1),
+    )
+    return [dict(line) for line in result.history]
+
+
 def train_in_processes(
     folder: Path, *, ranks: int, lanes: int, steps: int, seed: int = 0
 ) -> list[dict[str, float]]:
@@ -181,9 +215,8 @@ def train_in_processes(
     """
     command = [sys.executable, "-m", "asrkit", "train", "--out", str(folder), "--fresh"]
     command += ["--kinds", "digits", "--no-progress", "--seed", str(seed)]
-    command += ["--steps", str(steps), "--seconds", "36000", "--lanes", str(lanes)]
-    if ranks > 1:
-        command += ["--ranks", str(ranks)]
+    command += ["--steps", str(steps), "--seconds", "inf", "--lanes", str(lanes)]
+    command += ["--ranks", str(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"asrkit train ended with {done.returncode}:\n{done.stderr[-2000:]}")
