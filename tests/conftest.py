@@ -10,6 +10,8 @@ import pytest
 
 # Read when torch is imported: threads that spin starve a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# More would be processes that import torch, each to compile a few small kernels.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import torch
 from hypothesis import settings
 

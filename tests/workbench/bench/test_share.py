@@ -307,7 +307,7 @@ def test_a_bare_copy_without_git_checks_and_measures_itself_and_its_records_are_
         "--device",
         "cpu",
         "--minutes",
-        "1",
+        "0.75",
         "--threads",
         "1",
         "--out",
