@@ -358,11 +358,14 @@ class _Watch:
 def _stepping(model: Any) -> Callable[[Prepared], float]:
     """step(batch): one optimizer step of `model`; returns its milliseconds."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    numbers = count()
 
     def step(batch: Prepared) -> float:
         start_s = time.perf_counter()
-        loss = training_loss(model, batch, CONFIG).per_label
-        update(model, optimizer, loss, CONFIG)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(next(numbers))  # of dropout: the same in every run
+            loss = training_loss(model, batch, CONFIG).per_label
+            update(model, optimizer, loss, CONFIG)
         return _ms_since(start_s)
 
     return step
