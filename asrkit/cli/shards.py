@@ -3,10 +3,12 @@
 import argparse
 import re
 import time
+from functools import partial
 from typing import Any
 
 from asrkit.cli.command import count, finish
 from asrkit.cli.options import check_writable
+from asrkit.cli.workers import asked_layout, tell_layout
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
 
 FORMATS = {None: "jsonl", "json": "jsonl", "parquet": "parquet"}  # of --format
@@ -93,9 +95,17 @@ def transcribe_shards(
         config=config,
         format=FORMATS[args.format],
     )
+    layout = asked_layout(args)  # before the model is loaded
     planned = plan(args.files, task, args.out, shard_h=args.shard_h, device=args.device)
+    tell_layout(args, layout)
     start = time.perf_counter()
-    report = run(planned, part=part, machine=machine, progress=not args.no_progress)
+    report = run(
+        planned,
+        part=part,
+        machine=machine,
+        executor=_executor(layout),
+        progress=not args.no_progress,
+    )
     elapsed_s = time.perf_counter() - start
     result = {
         "recordings": report.counts.recordings,
@@ -110,6 +120,17 @@ def transcribe_shards(
     }
     finish(args, result, _sentence(result))
     return 1 if report.missing or report.counts.failed else 0
+
+
+def _executor(layout: Any) -> Any:
+    """What hears shards: the processes of a layout, or without one a single process."""
+    if layout is None:
+        from asrkit.transcribe.bulk.workers import in_a_process
+
+        return in_a_process
+    from asrkit.transcribe.bulk.forked import in_processes
+
+    return partial(in_processes, layout=layout)
 
 
 def _part(text: str | None) -> tuple[int, int]:

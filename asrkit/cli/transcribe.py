@@ -17,6 +17,13 @@ from asrkit.cli.options import (
     check_writable,
 )
 from asrkit.cli.shards import add_shard_arguments, check_shards, transcribe_shards
+from asrkit.cli.workers import (
+    add_workers,
+    asked_layout,
+    check_workers,
+    choose_dtype,
+    tell_layout,
+)
 from asrkit.tasks import TASKS
 from asrkit.transcribe.options import (
     BeamOptions,
@@ -39,17 +46,13 @@ NEED_A_BEAM = (
 
 
 def _transcribe(args: argparse.Namespace) -> int:
+    check_workers(args)
     apply_runtime_options(args)
 
-    from asrkit.transcribe import (
-        TIMED,
-        Folder,
-        Recognizer,
-        find,
-        transcribe,
-    )
+    from asrkit.transcribe import TIMED
 
     check_shards(args)
+    choose_dtype(args)
     format_ = _transcript_format(args)
     options = WindowOptions(
         batch_s=args.batch_s,
@@ -62,10 +65,21 @@ def _transcribe(args: argparse.Namespace) -> int:
     config = PipelineConfig(search=_search(args), prompt=_prompt(args))
     if args.shards:
         return transcribe_shards(args, options, config, _model_path(args))
+    return _transcribe_files(args, options, config, format_)
+
+
+def _transcribe_files(
+    args: argparse.Namespace, options: WindowOptions, config: PipelineConfig, format_: str
+) -> int:
+    """Transcribe file by file, in this process or in --workers; returns the exit code."""
+    from asrkit.transcribe import Folder, Recognizer, find
+
     if args.out and not args.out.is_file():
         check_writable(args.out, folder=True)  # now, not when the first file is done
-    checkpoint = _load_model(args)
     recordings = find(args.files)
+    layout = asked_layout(args, len(recordings))
+    start = time.perf_counter()
+    checkpoint = _load_model(args)
     folder = None
     todo = [path for path, _ in recordings]
     refused: list[Any] = []
@@ -78,16 +92,11 @@ def _transcribe(args: argparse.Namespace) -> int:
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     if folder is not None and folder.anew:  # now that the model can do what is asked for
         print(f"{folder.anew} made anew: other model, settings or recording", file=sys.stderr)
-    start = time.perf_counter()
-    transcripts = transcribe(
-        checkpoint,
-        todo,
-        options=options,
-        recognizer=recognizer,
-        progress=not args.no_progress,
-    )
+    tell_layout(args, layout)
+    loaded = time.perf_counter()
+    transcripts = _transcripts(args, checkpoint, todo, options, recognizer, layout)
     failed, audio_s = _write(itertools.chain(refused, transcripts), folder, format_)
-    elapsed_s = time.perf_counter() - start  # with reading and writing, without loading the model
+    elapsed_s = time.perf_counter() - loaded  # with reading and writing, without loading the model
     result = {
         "files": len(recordings),
         "failed": failed,
@@ -95,8 +104,27 @@ def _transcribe(args: argparse.Namespace) -> int:
         "audio_s": round(audio_s, 2),
         "rtfx": round(audio_s / elapsed_s, 1),
     }
+    if layout is not None:
+        result |= {"workers": layout.workers, "load_s": round(loaded - start, 2)}
     _report(args, result)
     return 1 if failed else 0
+
+
+def _transcripts(
+    args: argparse.Namespace,
+    checkpoint: Any,
+    todo: list[Path],
+    options: WindowOptions,
+    recognizer: Any,
+    layout: Any,
+) -> Iterable[Any]:
+    """Yield the transcripts, made in this process or in those of a layout."""
+    from asrkit.transcribe import transcribe, transcribe_in_processes
+
+    shared = {"options": options, "recognizer": recognizer, "progress": not args.no_progress}
+    if layout is None:
+        return transcribe(checkpoint, todo, **shared)
+    return transcribe_in_processes(checkpoint, todo, layout, **shared)
 
 
 def _transcript_format(args: argparse.Namespace) -> str:
@@ -246,6 +274,9 @@ def _report(args: argparse.Namespace, result: dict[str, Any]) -> None:
     if result["failed"]:
         sentence += f", {result['failed']} failed"
     sentence += f"; {result['audio_s']:,} s of audio at RTFx {result['rtfx']:,}"
+    if "workers" in result:
+        sentence += f" by {count(result['workers'], 'worker')}"
+        sentence += f" (without {result['load_s']:,} s in which the model was loaded)"
     if args.out:
         finish(args, result | {"out": str(args.out)}, f"{sentence}. Transcripts: {args.out}")
     else:
@@ -297,7 +328,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=description(WindowOptions, "readers"),
     )
-    add_device(parser.add_argument_group("device"))
+    device = parser.add_argument_group("device")
+    add_device(device)
+    add_workers(device)
     add_no_progress(parser)
 
 
@@ -345,9 +378,10 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--dtype",
-        choices=["float32", "bfloat16", "float16"],
+        choices=["float32", "bfloat16", "float16", "auto"],
         default="float32",
-        help="precision of the model; features stay float32",
+        help="precision of the model; features stay float32; auto: bfloat16 on a CPU with AMX or "
+        "avx512_bf16, else float32",
     )
     model.add_argument(
         "--context",
@@ -410,6 +444,7 @@ COMMAND = Command(
         "asrkit transcribe talk.wav --model models/aed --beam 4 --ctc-weight 0.5",
         "asrkit transcribe talk.wav --model canary.nemo --language de --task translate",
         "asrkit transcribe talks/ --json --timestamps > talks.jsonl",
+        "asrkit transcribe talks/ --out text --workers auto --dtype auto",
         "asrkit transcribe manifest.jsonl --out text --shards --part 0/8",
     ],
 )

@@ -1,5 +1,7 @@
 """Sound files to transcripts: `transcribe` for files, `Recognizer` for waveforms.
 
+`transcribe_in_processes` is `transcribe` in several processes that share one model.
+
 Names are imported when they are first used, so that the command line can read `options` without
 loading torch.
 """
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
         WindowOptions,
     )
     from asrkit.transcribe.pipeline import Recognizer, recognize
+    from asrkit.transcribe.processes import Layout, choose_layout, transcribe_in_processes
     from asrkit.transcribe.seams import Label, Word
     from asrkit.transcribe.windows import transcribe
 
@@ -28,12 +31,14 @@ __all__ = [
     "BeamOptions",
     "Folder",
     "Label",
+    "Layout",
     "PipelineConfig",
     "PromptOptions",
     "Recognizer",
     "Transcript",
     "WindowOptions",
     "Word",
+    "choose_layout",
     "find",
     "load_exported",
     "read_audio",
@@ -41,6 +46,7 @@ __all__ = [
     "render",
     "summary",
     "transcribe",
+    "transcribe_in_processes",
 ]
 
 _FILES = {  # the file of this folder that defines each name
@@ -50,6 +56,7 @@ _FILES = {  # the file of this folder that defines each name
     "formats": ["FORMATS", "TIMED", "Transcript", "render", "summary"],
     "options": ["BeamOptions", "PipelineConfig", "PromptOptions", "WindowOptions"],
     "pipeline": ["Recognizer", "recognize"],
+    "processes": ["Layout", "choose_layout", "transcribe_in_processes"],
     "seams": ["Label", "Word"],
     "windows": ["transcribe"],
 }

@@ -3,9 +3,10 @@
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 import torch
@@ -59,29 +60,53 @@ def transcribe(
     """
     options = options or WindowOptions()
     recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
-    transcriber = _Transcriber(recognizer, checkpoint.tokenizer, options)
+    transcriber = Transcriber(recognizer, checkpoint.tokenizer, options)
     sounds: Iterable[Sound] = recordings(paths)
-    hidden = not (progress and sys.stderr.isatty())
+    shown = progress and sys.stderr.isatty()
     total_s = 0.0
-    if not hidden:
+    if shown:
         sounds = list(sounds)
         total_s = sum(seconds(sound) for sound in sounds)
-    bar = tqdm(
-        total=total_s,
-        disable=hidden,
-        bar_format="{l_bar}{bar}| {n:.0f} of {total:.0f} s [{elapsed}<{remaining}{postfix}]",
-    )
-    overlapped = recognizer.config.loading == "overlapped"
-    if overlapped:
-        queue = read_in_threads(sounds, transcriber.windows, options.readers)
-    else:
-        queue = (window for sound in sounds for window in transcriber.windows(sound))
-    pools = _pools(queue, transcriber.batch_samples)
-    if overlapped:
-        pools = prefetched(pools)
-    with bar:
-        for pool in pools:
-            yield from transcriber.run(pool, bar)
+    with Bar(total_s, show=shown) as bar:
+        yield from transcriber.recordings(sounds, bar.heard)
+
+
+class Bar:
+    """A bar of the seconds that were recognised, with their RTFx, on stderr.
+
+    Args:
+        total_s: seconds of all recordings.
+        show: False: show nothing.
+    """
+
+    def __init__(self, total_s: float, *, show: bool) -> None:
+        self.bar = tqdm(
+            total=total_s,
+            disable=not show,
+            bar_format="{l_bar}{bar}| {n:.0f} of {total:.0f} s [{elapsed}<{remaining}{postfix}]",
+        )
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bar.close()
+
+    def expect(self, total_s: float) -> None:
+        """Take another number of seconds for that of all recordings."""
+        self.bar.total = max(total_s, self.bar.n)
+
+    def heard(self, audio_s: float) -> None:
+        """Move the bar; its RTFx is audio over time so far, reading included."""
+        self.bar.total = max(self.bar.total, self.bar.n + audio_s)  # it may be a guess
+        self.bar.update(audio_s)
+        elapsed_s = max(self.bar.format_dict["elapsed"], 1e-3)
+        self.bar.set_postfix_str(f"RTFx {self.bar.n / elapsed_s:.0f}")
 
 
 class _Window(NamedTuple):
@@ -149,11 +174,11 @@ def plan_batches(
     return plan
 
 
-def _pools(queue: Iterable[_Window], batch_samples: float) -> Iterator[list[_Window]]:
-    """Windows in lists of about one batch, then twice as much each time, up to POOL batches."""
+def _pools(queue: Iterable[_Window], batch_samples: float, batches: int) -> Iterator[list[_Window]]:
+    """Windows in lists of about `batches`, then twice as many each time, up to POOL batches."""
     pool: list[_Window] = []
     samples = 0
-    budget = batch_samples
+    budget = batches * batch_samples
     for window in queue:
         pool.append(window)
         samples += len(window.waveform)
@@ -176,8 +201,17 @@ class _FileState:
     error: str = ""
 
 
-class _Transcriber:
-    """The files of one call: cut into windows, recognised, and joined to transcripts."""
+class Transcriber:
+    """Recordings cut into windows, recognised, and joined to transcripts.
+
+    Args:
+        recognizer: of the model.
+        tokenizer: of the model.
+        options: windows and batches.
+
+    Raises:
+        ValueError: the model cannot do what the options ask for.
+    """
 
     def __init__(
         self,
@@ -202,12 +236,54 @@ class _Transcriber:
         subsampling = recognizer.model.config.encoder.subsampling
         self.frame_samples = config.hop_samples * subsampling  # of one encoder frame
         self.state = _FileState()
+        self.overlapped = recognizer.config.loading == "overlapped"
         most_frames = getattr(recognizer.model.encoder, "most_frames", None)
         if most_frames is not None:
             most_s = most_frames * config.hop_s
             fits = options.window_s <= most_s
             wanted = f"at most {most_s:g} seconds, as the model has positions"
             expect(fits, "window_s", wanted, options.window_s)
+
+    def recordings(
+        self, sounds: Iterable[Sound], heard: Callable[[float], object]
+    ) -> Iterator[Transcript]:
+        """Yield one transcript a recording, in order.
+
+        Args:
+            sounds: drawn as they are needed.
+            heard: called with the seconds of audio that were recognised, batch by batch.
+        """
+        yield from self._transcripts(self._read(sounds, 1), heard)
+
+    def groups(
+        self, groups: Iterable[Sequence[Sound]], heard: Callable[[float], object]
+    ) -> Iterator[Transcript]:
+        """Yield one transcript a recording, in order; no batch has recordings of two groups.
+
+        While a group is recognised, the next one is drawn and read.
+
+        Args:
+            groups: recordings that are there at once.
+            heard: called with the seconds of audio that were recognised, batch by batch.
+        """
+        pools = (pool for group in groups for pool in self._read(group, POOL))
+        yield from self._transcripts(pools, heard)
+
+    def _transcripts(
+        self, pools: Iterator[list[_Window]], heard: Callable[[float], object]
+    ) -> Iterator[Transcript]:
+        if self.overlapped:
+            pools = prefetched(pools)
+        for pool in pools:
+            yield from self.run(pool, heard)
+
+    def _read(self, sounds: Iterable[Sound], batches: int) -> Iterator[list[_Window]]:
+        """Windows of `sounds` in lists, the first of about `batches` batches."""
+        if self.overlapped:
+            queue = read_in_threads(sounds, self.windows, self.options.readers)
+        else:
+            queue = (window for sound in sounds for window in self.windows(sound))
+        return _pools(queue, self.batch_samples, batches)
 
     def windows(self, sound: Sound) -> Iterator[_Window]:
         """Windows of a recording, whole encoder frames apart: overlaps then see the same frames."""
@@ -226,7 +302,9 @@ class _Transcriber:
         """`time_s` in samples, rounded to whole encoder frames."""
         return round(time_s * self.rate_hz / self.frame_samples) * self.frame_samples
 
-    def run(self, pool: Sequence[_Window], bar: tqdm) -> Iterator[Transcript]:
+    def run(
+        self, pool: Sequence[_Window], heard: Callable[[float], object]
+    ) -> Iterator[Transcript]:
         """Recognise `pool`, the batch with the earliest window first; yield the files that end."""
         recognised: dict[int, list[Label] | str] = {}
         compute_s = dict.fromkeys(range(len(pool)), 0.0)
@@ -236,7 +314,7 @@ class _Transcriber:
                 loud.append(index)
             else:
                 recognised[index] = []
-        self.show(bar, [pool[index] for index in recognised])
+        heard(self._new_s(pool[index] for index in recognised))
         batches = iter(self._plan(pool, loud))
         for index, window in enumerate(pool):
             if index not in recognised:
@@ -248,7 +326,7 @@ class _Transcriber:
                 samples = sum(len(member.waveform) for member in batch)
                 for row in rows:
                     compute_s[row] = took_s * len(pool[row].waveform) / samples
-                self.show(bar, batch)
+                heard(self._new_s(batch))
             self.state.compute_s += compute_s[index]
             transcript = self.add(window, recognised[index])
             if transcript is not None:
@@ -261,11 +339,9 @@ class _Transcriber:
         plan = plan_batches(lengths, self.batch_samples, self.recognizer.config.order)
         return [[loud[place] for place in batch] for batch in sorted(plan, key=min)]
 
-    def show(self, bar: tqdm, done: Sequence[_Window]) -> None:
-        """Move the bar; its RTFx is audio over time so far, reading included."""
-        bar.update(sum(window.new_samples for window in done) / self.rate_hz)
-        elapsed_s = max(bar.format_dict["elapsed"], 1e-3)
-        bar.set_postfix_str(f"RTFx {bar.n / elapsed_s:.0f}")
+    def _new_s(self, windows: Iterable[_Window]) -> float:
+        """Seconds of `windows` that no earlier window has."""
+        return sum(window.new_samples for window in windows) / self.rate_hz
 
     def recognize(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
         """Labels of each window, or an error message; a batch that fails is retried in halves."""

@@ -12,6 +12,7 @@ CHECKS_S = 160.0  # an estimate for an H100, compiling included
 ELSEWHERE = {
     "batching": "computed from lengths, needs no GPU: run `asrkit bench batching`",
     "engines": "on one core of a CPU: run `asrkit bench engines --peers`",
+    "workers": "on the cores of a CPU: run `asrkit bench workers`",
 }
 COMPILED = "compiled"  # the part that a rehearsal on a CPU leaves out
 

@@ -16,6 +16,7 @@ from asrkit.workbench.bench.suites import (
     optimizers,
     precision,
     training,
+    workers,
 )
 
 SUITES = {
@@ -28,6 +29,7 @@ SUITES = {
         precision.SUITE,
         encoder.SUITE,
         engines.SUITE,
+        workers.SUITE,
         jasper.SUITE,
         batching.SUITE,
         training.SUITE,

@@ -1,0 +1,80 @@
+"""Shards heard by processes that share one model, which are really killed."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from functools import partial
+
+import pytest
+import soundfile
+
+from asrkit.cli import main
+from asrkit.transcribe import Layout
+from asrkit.transcribe.bulk import Machine, plan, run
+from asrkit.transcribe.bulk.forked import in_processes
+from asrkit.transcribe.bulk.hearing import ENDED
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
+TWO = Layout(cores=((), ()), threads=1, why="")
+
+
+@pytest.fixture
+def break_reading(monkeypatch):
+    """From its call on, recordings named `poison` end who opens them, and `hang` ones never open."""
+    plain = soundfile.SoundFile
+
+    def open_or_die(file, *args, **how):
+        name = os.fsdecode(file) if isinstance(file, str | bytes) else ""
+        if "poison" in name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "hang" in name:
+            time.sleep(1e6)
+        return plain(file, *args, **how)
+
+    return lambda: monkeypatch.setattr(soundfile, "SoundFile", open_or_die)
+
+
+def test_shards_are_those_of_one_process(talks, task, tmp_path, wanted, found):
+    made = plan(talks, task, tmp_path / "out", shard_h=4 / 3600)
+    report = run(made, executor=partial(in_processes, layout=TWO))
+    assert found(made.out) == wanted(talks) and len(made.shards) > 3
+    assert (report.done, report.missing) == (len(made.shards), 0)
+    assert (report.counts.recordings, report.counts.failed) == (12, 3)
+    assert report.heard_s == pytest.approx(report.counts.audio_s)
+    before = {path.name: path.read_bytes() for path in made.out.glob("part-*")}
+    alone = plan(talks, task, tmp_path / "alone", shard_h=4 / 3600)
+    run(alone)
+    assert before == {path.name: path.read_bytes() for path in alone.out.glob("part-*")}
+
+
+def test_recordings_that_end_a_process_or_hang_are_errors_and_the_rest_is_heard(
+    talks, task, tmp_path, wanted, found, break_reading
+):
+    for long in ("long.flac", "b/torn.flac"):  # whose headers promise two minutes
+        (talks / long).unlink()
+    good = wanted(talks)
+    shutil.copy(talks / "a" / "0.wav", talks / "poison.wav")
+    shutil.copy(talks / "a" / "1.wav", talks / "hang.wav")
+    made = plan(talks, task, tmp_path / "out", shard_h=4 / 3600)
+    break_reading()  # in the processes: the plan has read the headers
+    told = []
+    executor = partial(in_processes, layout=TWO, tell=told.append)
+    report = run(made, machine=Machine(hang_s=0.5, batch_s=0.1), executor=executor)
+    assert report.missing == 0 and report.counts.failed == 4
+    assert found(made.out) == good | {"poison.wav": ("", ENDED), "hang.wav": ("", ENDED)}
+    names = {shard.name for shard in made.shards}
+    assert len(told) >= 4
+    assert all(line.split("; shard ")[1].removesuffix(" is heard again") in names for line in told)
+
+
+def test_the_command_has_the_counts_of_all_processes(talks, model, tmp_path, capsys, wanted, found):
+    out = ["--out", str(tmp_path / "out"), "--shards", "--shard-hours", "0.001", "--json"]
+    files = ["transcribe", str(talks), "--model", str(model), "--no-progress", *out]
+    assert main([*files, "--workers", "1", "--threads", "1"]) == 1  # three cannot be read
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert (result["recordings"], result["failed"], result["missing"]) == (12, 3, 0)
+    assert printed.err.startswith("1 worker (as asked), 1 thread each, ")
+    assert found(tmp_path / "out") == wanted(talks)

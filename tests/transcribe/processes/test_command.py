@@ -1,0 +1,233 @@
+"""`asrkit transcribe --workers` as a command: what it says, refuses, resumes and leaves behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from asrkit.cli import main
+from asrkit.models import save_checkpoint
+from asrkit.runtime import usable_cores
+from asrkit.transcribe import transcribe
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
+ENOUGH_S = 60.0
+# Recordings named `slow` take a while to open.
+SLOW = """
+import os, sys, time
+import soundfile
+plain = soundfile.SoundFile
+
+def open_slowly(file, *args, **how):
+    if "slow" in os.fsdecode(file):
+        time.sleep(0.5)
+    return plain(file, *args, **how)
+
+soundfile.SoundFile = open_slowly
+from asrkit.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+two_cores = pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
+
+
+@pytest.fixture
+def model(learned, tmp_path):
+    """The trained model as a file."""
+    save_checkpoint(tmp_path / "model.safetensors", learned)
+    return str(tmp_path / "model.safetensors")
+
+
+@pytest.fixture
+def talks(speech, tmp_path):
+    """A folder of twelve recordings, and one that cannot be read."""
+    folder = tmp_path / "talks"
+    folder.mkdir()
+    for copy in range(2):
+        for path in speech:
+            shutil.copy(path, folder / f"{copy}-slow-{path.name}")
+    (folder / "0-text.wav").write_text("no sound")
+    return folder
+
+
+def command(talks, model, *more):
+    """Arguments of the command with two processes of a thread each."""
+    small = ["--batch-seconds", "2", "--readers", "1", "--no-progress"]
+    return ["transcribe", str(talks), "--model", model, "--threads", "1", *small, *more]
+
+
+def children(pid):
+    """Processes that a process has started."""
+    folder = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in folder.read_text().split()] if folder.exists() else []
+
+
+def running(pid):
+    """Whether a process is there and has not ended: a zombie has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def written(out):
+    """When each transcript was written; what a killed run was writing is hidden, and none."""
+    paths = [path for path in out.glob("*.txt") if not path.name.startswith(".")]
+    return {path.name: path.stat().st_mtime_ns for path in paths}
+
+
+def wait_until(condition):
+    """What the condition returns as soon as that is true, but not for ever."""
+    deadline = time.monotonic() + ENOUGH_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+@two_cores
+def test_stdout_is_that_of_one_process_and_stderr_says_what_was_chosen(talks, model, capsys):
+    assert main(command(talks, model)) == 1
+    one = capsys.readouterr()
+    assert main(command(talks, model, "--workers", "2")) == 1
+    two = capsys.readouterr()
+    assert two.out == one.out and two.out.count("\n") == 12
+    chosen, broken, last = two.err.splitlines()
+    assert chosen.startswith("2 workers (as asked), 1 thread each, ")
+    assert "; float32; this CPU has " in chosen
+    assert broken == one.err.splitlines()[0]
+    assert last.startswith("12 of 13 files transcribed, 1 failed; ")
+    assert " by 2 workers (without " in last and last.endswith(" s in which the model was loaded)")
+
+
+def test_json_has_the_processes_and_the_time_of_loading(talks, model, tmp_path, capsys):
+    out = ["--workers", "auto", "--out", str(tmp_path / "text"), "--json"]
+    assert main(command(talks, model, *out)) == 1
+    result = json.loads(capsys.readouterr().out)
+    names = ["files", "failed", "skipped", "audio_s", "rtfx", "workers", "load_s", "out"]
+    assert [*result] == names
+    assert 1 <= result["workers"] <= usable_cores() and result["load_s"] > 0 < result["rtfx"]
+
+
+def test_auto_takes_the_dtype_of_this_cpu_and_says_why(talks, model, capsys):
+    assert main(command(talks, model, "--dtype", "auto")) == 1
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith(
+        ("dtype: bfloat16, as this CPU has ", "dtype: float32, as this CPU has ")
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        (["--workers", "0"], "--workers: expected auto, or 1 to "),
+        (["--workers", "100000"], "--workers: expected auto, or 1 to "),
+        (["--workers", "two"], "--workers: expected auto, or 1 to "),
+        (["--workers", "1", "--threads", "1000"], "--threads: expected 1 to "),
+        (
+            ["--workers", "2", "--device", "cuda"],
+            "--workers: expected --device cpu with it, got cuda. --shards --part K/N gives a "
+            "process to each GPU.",
+        ),
+        (
+            ["--workers", "2", "--engine", "openvino"],
+            "--engine: expected torch with --workers, got openvino. The engine has threads of its "
+            "own: --threads.",
+        ),
+    ],
+)
+def test_nonsense_is_one_line(talks, model, capsys, more, wanted):
+    assert main(command(talks, model, *more)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith(f"asrkit transcribe: {wanted}")
+
+
+@two_cores
+def test_a_folder_goes_on_where_a_killed_run_stopped_and_ends_as_one_process_does(
+    talks, model, learned, tmp_path, capsys
+):
+    out = tmp_path / "text"
+    arguments = command(talks, model, "--workers", "2", "--out", str(out))
+    process = subprocess.Popen([sys.executable, "-c", SLOW, *arguments], stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(written(out)) >= 2)
+    workers = children(process.pid)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL and len(workers) == 2
+    wait_until(lambda: not any(map(running, workers)))
+    kept = written(out)
+    assert 2 <= len(kept) < 12
+    assert main(arguments) == 1
+    assert f"{len(kept)} done before" in capsys.readouterr().out
+    found = {path.stem: path.read_text() for path in out.glob("*.txt")}
+    assert found == {
+        one.path.stem: f"{one.text}\n" for one in transcribe(learned, talks) if one.text
+    }
+    assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in out.glob("*")}.items()
+    assert main([*arguments, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["skipped"] == 12
+
+
+@two_cores
+def test_a_worker_killed_in_mid_run_is_named_in_one_line(talks, model, capsys):
+    assert main(command(talks, model)) == 1
+    wanted = capsys.readouterr().out
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *command(talks, model, "--workers", "2")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    victim = wait_until(lambda: children(process.pid))[0]
+    os.kill(victim, signal.SIGKILL)
+    out, err = process.communicate(timeout=ENOUGH_S)
+    assert (out, process.returncode) == (wanted, 1)
+    lines = [line for line in err.splitlines() if line.startswith("worker ")]
+    assert len(lines) == 1 and f"(process {victim}) ended by signal 9; " in lines[0]
+
+
+@two_cores
+def test_a_worker_may_have_several_threads(talks, model, capsys):
+    assert main(command(talks, model)) == 1
+    wanted = capsys.readouterr().out
+    arguments = command(talks, model, "--workers", "1", "--threads", "2", "--batch-seconds", "60")
+    process = subprocess.run(
+        [sys.executable, "-m", "asrkit", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=ENOUGH_S,
+    )
+    assert (process.stdout, process.returncode) == (wanted, 1)
+    assert process.stderr.startswith("1 worker (as asked), 2 threads each, ")
+
+
+@two_cores
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_all_processes(talks, model, how):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *command(talks, model, "--workers", "2")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout.readline()
+    workers = children(process.pid)
+    assert len(workers) == 2
+    if how == signal.SIGINT:  # a terminal sends it to all of them
+        os.killpg(process.pid, how)
+    else:
+        process.send_signal(how)
+    _, err = process.communicate(timeout=ENOUGH_S)
+    wait_until(lambda: not any(map(running, workers)))
+    if how == signal.SIGINT:
+        assert process.returncode == 130 and err.endswith("asrkit transcribe: stopped\n")
+        assert "Traceback" not in err
+    else:
+        assert process.returncode == -how

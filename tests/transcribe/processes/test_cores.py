@@ -1,0 +1,116 @@
+"""How many processes there are, on which cores and in which dtype."""
+
+import os
+import platform
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from asrkit.runtime import usable_cores
+from asrkit.transcribe.processes import choose_layout, fast_dtype
+from asrkit.transcribe.processes.cores import affinity, same_core, shares
+from asrkit.transcribe.processes.memory import free_memory, process_memory
+
+LINUX = platform.system() == "Linux"
+pinned_system = pytest.mark.skipif(not LINUX, reason="this system pins no process")
+
+
+@pytest.fixture
+def one_core():
+    """This process on one logical CPU, as `taskset` or a job scheduler leaves it."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield min(before)
+    os.sched_setaffinity(0, before)
+
+
+@pytest.fixture
+def topology(tmp_path):
+    """Four cores of two threads each, as Linux describes them: CPU 5 is a thread of core 1."""
+    for cpu in range(8):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    return tmp_path
+
+
+def test_each_of_as_many_processes_as_cores_has_one_of_them():
+    most = min(usable_cores(), len(affinity()))
+    layout = choose_layout(most, threads=1)
+    assert (layout.workers, layout.threads, layout.why) == (most, 1, "as asked")
+    if layout.pinned:
+        assert sorted(chain.from_iterable(layout.cores)) == affinity()
+        assert {len(one) for one in layout.cores} == {1}
+
+
+@pinned_system
+def test_the_affinity_mask_of_this_process_is_what_is_divided(one_core):
+    layout = choose_layout("auto")
+    assert (layout.workers, layout.threads) == (1, 1)
+    assert layout.cores in (((one_core,),), ((),))  # a quota below one core pins nothing
+    with pytest.raises(ValueError, match="^workers: expected auto, or 1 to 1, the cores of this"):
+        choose_layout(2)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 10**6, 1.5, True, "many", ""])
+def test_a_number_of_processes_that_cannot_be_is_one_line(wrong):
+    with pytest.raises(ValueError, match="^workers: expected auto, or 1 to .*, got") as error:
+        choose_layout(wrong)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [0, 10**6])
+def test_more_threads_than_cores_are_one_line(wrong):
+    with pytest.raises(ValueError, match="^threads: expected 1 to .* with 1 workers on .* cores"):
+        choose_layout(1, threads=wrong)
+
+
+def test_auto_takes_no_more_processes_than_recordings_or_memory():
+    layout = choose_layout("auto", recordings=1)
+    assert layout.workers == 1
+    assert choose_layout("auto", recordings=0).workers == 1
+    assert 1 <= choose_layout("auto").workers <= usable_cores()
+
+
+def test_auto_says_which_limit_it_followed(tmp_path, monkeypatch):
+    memory = tmp_path / "meminfo"
+    memory.write_text("MemTotal: 99 kB\nMemAvailable:    524288 kB\n")
+    assert free_memory(memory) == 2**29 and free_memory(tmp_path / "none") is None
+    monkeypatch.setattr(free_memory, "__defaults__", (memory,))
+    layout = choose_layout("auto")
+    assert (layout.workers, layout.threads) == (1, min(usable_cores(), len(same_core(affinity()))))
+    if layout.threads > 1:
+        assert layout.why == "as 0.5 GiB of free memory allow"
+
+
+def test_threads_of_one_core_stay_together_while_there_are_cores(topology):
+    groups = same_core(range(8), topology)
+    assert groups == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert same_core([2, 3], topology) == [[2], [3]]
+    assert same_core([2, 3], topology / "none") == [[2], [3]]
+    assert shares(groups, 2) == ((0, 4, 1, 5), (2, 6, 3, 7))
+    assert shares(groups, 3) == ((0, 4), (1, 5), (2, 6, 3, 7))
+    assert shares(groups, 8) == ((0,), (4,), (1,), (5,), (2,), (6,), (3,), (7,))
+    for number in range(1, 9):
+        assert sorted(chain.from_iterable(shares(groups, number))) == [*range(8)]
+
+
+@pinned_system
+def test_the_memory_of_a_process_is_at_least_its_own():
+    memory = process_memory()
+    assert 0 < memory["own"] <= memory["share"] <= memory["all"]
+    assert process_memory(2**22 + 1) is None  # Linux has no such process
+
+
+@pinned_system
+def test_the_fast_dtype_is_that_of_the_flags_of_this_cpu():
+    flags = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            flags = {*line.split()}
+    dtype, why = fast_dtype()
+    if "amx_tile" not in flags:
+        wanted = "bfloat16" if "avx512_bf16" in flags else "float32"
+        assert dtype == wanted
+        assert "has AMX" not in why
