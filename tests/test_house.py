@@ -35,6 +35,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
         "workbench.scaling_studies",
         "workbench.jasper_studies",
         "workbench.aed_studies",
+        "workbench.precision_study",
     },
     {"cli"},
 ]
@@ -353,6 +354,7 @@ def test_importing_asrkit_decides_nothing_and_needs_few_packages_and_no_posix(ro
         dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         waits = path.stem in (
             "numba_cpu",
+            "int8_numba_cpu",
             "numba_cuda",
             "triton",
             "espeak_worker",

@@ -75,6 +75,7 @@ def transcribe_shards(
         config: How to compute.
         model: Path of the model.
     """
+    from asrkit.models.int8 import loaded_dtype
     from asrkit.transcribe.bulk import Machine, Task, plan, run
 
     part = _part(args.part)
@@ -89,7 +90,7 @@ def transcribe_shards(
     )
     task = Task(
         model=model,
-        dtype=args.dtype,
+        dtype=loaded_dtype(args.dtype),
         context=tuple(args.context) if args.context else None,
         windows=windows,
         config=config,

@@ -62,7 +62,7 @@ def _transcribe(args: argparse.Namespace) -> int:
         readers=args.readers,
     )
     _check_format(args, format_, TIMED)
-    config = PipelineConfig(search=_search(args), prompt=_prompt(args))
+    config = _config(args)
     if args.shards:
         return transcribe_shards(args, options, config, _model_path(args))
     return _transcribe_files(args, options, config, format_)
@@ -159,6 +159,15 @@ def _check_format(args: argparse.Namespace, format_: str, timed: Iterable[str]) 
     )
 
 
+def _config(args: argparse.Namespace) -> PipelineConfig:
+    """How the recogniser computes; a dtype other than int8 is that of the model as it is loaded."""
+    search = _search(args)
+    prompt = _prompt(args)
+    if args.dtype == "int8":
+        return PipelineConfig(precision="int8", search=search, prompt=prompt)
+    return PipelineConfig(search=search, prompt=prompt)
+
+
 def _search(args: argparse.Namespace) -> BeamOptions | None:
     """The beam search that was asked for; None for greedy decoding."""
     from asrkit.shapes import expect
@@ -210,6 +219,7 @@ def _load_model(args: argparse.Namespace) -> Any:
 
     from asrkit.export import is_exported
     from asrkit.models import limit_context, load_checkpoint
+    from asrkit.models.int8 import loaded_dtype
     from asrkit.shapes import expect
 
     if args.engine != "torch":
@@ -217,7 +227,7 @@ def _load_model(args: argparse.Namespace) -> Any:
     path = _model_path(args)
     remedy = "Pass --engine onnxruntime or --engine openvino."
     expect(not is_exported(path), "engine", "one for an exported model", "torch", remedy)
-    dtype = getattr(torch, args.dtype)
+    dtype = getattr(torch, loaded_dtype(args.dtype))
     checkpoint = load_checkpoint(path, device=args.device, dtype=dtype)
     if args.context:
         limit_context(checkpoint.model, tuple(args.context))
@@ -235,6 +245,8 @@ def _load_exported(args: argparse.Namespace) -> Any:
     expect(args.model is not None, "model", exported, "none", made)
     expect(args.device == "cpu", "device", f"cpu {with_engine}", args.device)
     expect(not args.context, "context", f"none {with_engine}", args.context)
+    remedy = "Export with --int8, and pass --dtype float32."
+    expect(args.dtype != "int8", "dtype", f"float32 or bfloat16 {with_engine}", "int8", remedy)
     return load_exported(args.model, args.engine, precision=args.dtype)
 
 
@@ -378,10 +390,11 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--dtype",
-        choices=["float32", "bfloat16", "float16", "auto"],
+        choices=["float32", "bfloat16", "float16", "int8", "auto"],
         default="float32",
-        help="precision of the model; features stay float32; auto: bfloat16 on a CPU with AMX or "
-        "avx512_bf16, else float32",
+        help="precision of the model; features stay float32; int8: linear layers of a "
+        "FastConformer on a CPU with VNNI or AMX, all else in bfloat16 where it has that; auto: "
+        "bfloat16 on a CPU with AMX or avx512_bf16, else float32",
     )
     model.add_argument(
         "--context",
@@ -439,6 +452,7 @@ COMMAND = Command(
         "asrkit transcribe talk.wav",
         "asrkit transcribe talks/ call.mp3 --model models/mine --format srt --out text",
         "asrkit transcribe talk.wav --model parakeet.nemo --dtype bfloat16",
+        "asrkit transcribe talk.wav --model parakeet.nemo --dtype int8",
         "asrkit transcribe talk.wav --model exported/mine --engine onnxruntime",
         "asrkit transcribe talk.wav --model models/jasper --beam 8 --lm words.arpa --word-bonus 3",
         "asrkit transcribe talk.wav --model models/aed --beam 4 --ctc-weight 0.5",

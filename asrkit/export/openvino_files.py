@@ -43,7 +43,7 @@ def write(
     onnx_files.write(graph, between, {}, opset=opset)
     model = openvino.Core().read_model(between)
     if int8:
-        _compress(model)
+        compress(model)
     for name, text in metadata.items():
         model.set_rt_info(text, ["asrkit", name])
     openvino.save_model(model, path, compress_to_fp16=False)
@@ -52,8 +52,12 @@ def write(
         part.unlink()
 
 
-def _compress(model: Any) -> None:
-    """Replace float32 weights of products by int8 ones and their scales."""
+def compress(model: Any) -> None:
+    """Replace float32 weights of products by int8 ones and their scales.
+
+    Args:
+        model: Of OpenVINO; changed in place.
+    """
     for op in model.get_ordered_ops():
         if op.get_type_name() != "MatMul":
             continue

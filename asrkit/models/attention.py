@@ -115,7 +115,8 @@ class RelativeAttention(nn.Module):
         if self.position_cache is None or self.training:
             return project()
         key = (distances, positions.dtype, positions.device)
-        return self.position_cache.value(self.position.weight, key, project)
+        weight = getattr(self.position, "weight", None)
+        return self.position_cache.value(weight, key, project)
 
     def _position_scores(self, q: Tensor, p: Tensor) -> Tensor:
         """Products of queries (B, T, H, D/H) with projected positions (H, D/H, P): (B, H, T, P).

@@ -365,7 +365,7 @@ class AEDModel(nn.Module):
         dims(lengths, "B", "lengths", B=B)
         expect(cross in CROSS, "cross", f"one of {', '.join(CROSS)}", repr(cross))
         expect(T >= 1, "encoded", "a frame at least", tuple(encoded.shape))
-        dtype = self.embedding.weight.dtype
+        dtype = self.positions.dtype
         same = encoded.dtype == dtype or torch.is_autocast_enabled(encoded.device.type)
         remedy = f"Pass encoded.to({dtype})."
         expect(same, "encoded", f"{dtype}, as the model's weights are", encoded.dtype, remedy)

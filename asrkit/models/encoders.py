@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from asrkit.models.dtypes import dtype_of
 from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
 
@@ -91,7 +92,7 @@ class ConvEncoder(nn.Module):
         dims(lengths, "B", "lengths", B=B)
         shape = tuple(features.shape)
         expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
-        dtype = next(self.parameters()).dtype
+        dtype = dtype_of(self)
         padding = to_device(~valid_mask(lengths, T), features.device)
         x = features.masked_fill(padding[..., None], 0.0)
         x = x.transpose(1, 2).to(dtype)  # (B, F, T)

@@ -19,7 +19,7 @@ from asrkit.runtime import CAPTURING
 from asrkit.shapes import expect
 
 M = TypeVar("M", bound=nn.Module)
-EncoderForm = Literal["eager", "packed", "optimized", "compiled"]
+EncoderForm = Literal["eager", "packed", "optimized", "compiled", "int8"]
 Encode = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # Feature frames that batches are rounded up to, so that few graphs of an encoder serve many
@@ -96,7 +96,8 @@ def prepare(model: M, form: EncoderForm) -> M:
     Args:
         model: a whole model or an encoder.
         form: "eager" as it is, "packed" by asrkit.models.packed, "optimized" by
-            asrkit.models.optimize, "compiled" with torch.compile: see `compile_encoder`.
+            asrkit.models.optimize, "int8" by it with linear layers in int8, "compiled" with
+            torch.compile: see `compile_encoder`.
 
     Returns:
         The model to call: `model` itself, except that an encoder optimized on CUDA is a new module.
@@ -108,6 +109,8 @@ def prepare(model: M, form: EncoderForm) -> M:
         return pack(model)
     if form == "optimized":
         return optimize(model)
+    if form == "int8":
+        return optimize(model, linear_layers="int8")
     if form == "compiled":
         compile_encoder(getattr(model, "encoder", model))
     return model

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.attention import RelativeAttention, attended, relative_positions
+from asrkit.models.dtypes import dtype_of
 from asrkit.models.encoders import halve
 from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
@@ -267,7 +268,7 @@ class FastConformer(nn.Module):
         expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
         valid = to_device(valid_mask(lengths, T), features.device)
         features = features.masked_fill(~valid[..., None], 0.0)
-        features = features.to(next(self.parameters()).dtype)
+        features = features.to(dtype_of(self))
         x, lengths = self.subsampling(features, lengths)
         frames = x.shape[1]
         valid = to_device(valid_mask(lengths, frames), x.device)

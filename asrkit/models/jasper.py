@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from asrkit.models.dtypes import dtype_of
 from asrkit.runtime import readable, to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
 
@@ -279,7 +280,7 @@ class Jasper(nn.Module):
         B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
         self._check(features, lengths)
         padding = padding_mask(lengths, T, features.device)
-        dtype = next(self.parameters()).dtype
+        dtype = dtype_of(self)
         x = without_padding(features.transpose(1, 2), padding).to(dtype)  # (B, F, T)
         sources: list[Tensor] = []
         for stage, sizes in zip(self.stages, self.config.stages, strict=True):
@@ -301,8 +302,8 @@ class Jasper(nn.Module):
         if readable(lengths):
             inside = bool(((lengths >= 1) & (lengths <= T)).all())
             expect(inside, "lengths", f"1 to {T} frames each", lengths)
-        weight = next(self.parameters())
-        half = weight.dtype in (torch.float16, torch.bfloat16)
+        dtype = dtype_of(self)
+        half = dtype in (torch.float16, torch.bfloat16)
         remedy = "Keep float32 weights and train under torch.autocast."
         wanted = "float32 weights in training: norms in half precision lose their statistics"
-        expect(not (half and self.training), "model", wanted, weight.dtype, remedy)
+        expect(not (half and self.training), "model", wanted, dtype, remedy)

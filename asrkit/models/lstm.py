@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.models.dtypes import dtype_of
 from asrkit.runtime import readable, to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
 
@@ -251,7 +252,7 @@ class LSTMEncoder(nn.Module):
     def _encode(self, features: Tensor, lengths: Tensor, planned: Phases) -> tuple[Tensor, Tensor]:
         """What `forward` returns; with several phases, `features` are sorted, the longest first."""
         B = lengths.shape[0]
-        dtype = next(self.parameters()).dtype
+        dtype = dtype_of(self)
         x = features.transpose(0, 1)  # (T, B, F)
         x, lengths = stack_frames(x, lengths, self.config.stack_input)
         x = x.to(dtype)

@@ -253,22 +253,32 @@ def multiplies(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Whether a layer is torch's linear one with a plain weight: no quantizer has replaced either.
+
+    Args:
+        layer: Any.
+    """
+    return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
+
+
 def packs(model: nn.Module) -> bool:
     """Whether `pack` takes the model: in eval mode, on a CPU, in dtypes that oneDNN multiplies."""
     if model.training:
         return False
     if any(weight.device.type != "cpu" for weight in model.parameters()):
         return False
-    dtypes = {weight.dtype for weight in model.parameters()}
+    dtypes = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
     return all(multiplies(dtype) for dtype in dtypes)
 
 
 def pack(model: M) -> M:
     """Lay out the weights of linear layers and convolutions for oneDNN, in place.
 
-    Every nn.Linear, and every nn.Conv1d of one group, becomes a packed layer. A ReLU right behind a
-    convolution, in an nn.Sequential of the two, becomes a part of it, and so does a ReLU or GELU
-    behind a linear layer in an nn.Sequential. A ReadLinear keeps its weight too. Returns the model.
+    Every nn.Linear, and every nn.Conv1d of one group, becomes a packed layer, where no quantizer
+    has replaced it or its weight. A ReLU right behind a convolution, in an nn.Sequential of the
+    two, becomes a part of it, and so does a ReLU or GELU behind a linear layer in an nn.Sequential.
+    A ReadLinear keeps its weight too. Returns the model.
 
     Args:
         model: A model for which `packs` is True.
@@ -319,8 +329,8 @@ def _activation(layer: nn.Module) -> Activation:
 
 def _packed(layer: nn.Module) -> nn.Module | None:
     """The packed layer that does what `layer` does; None where there is none."""
-    if type(layer) is nn.Linear:
-        return PackedLinear(layer)
+    if is_plain_linear(layer):
+        return PackedLinear(layer)  # type: ignore[arg-type]
     if type(layer) is nn.Sequential and [type(part) for part in layer] == [nn.Conv1d, nn.ReLU]:
         return _packed_conv(layer[0], "relu")
     if type(layer) is nn.Conv1d:

@@ -7,7 +7,7 @@ once for all blocks, and none where a batch has no padding.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +25,18 @@ from asrkit.models.attention import (
 from asrkit.models.encoders import halve
 from asrkit.models.fastconformer import FastConformer, windows
 from asrkit.models.folded import fold_norm
-from asrkit.models.packed import PackedDepthwise, PackedLinear, multiplies
+from asrkit.models.int8 import Int8Linear, expect_int8
+from asrkit.models.packed import PackedDepthwise, PackedLinear, is_plain_linear, multiplies
 from asrkit.models.weight_cache import WeightCache
 from asrkit.runtime import readable
 from asrkit.shapes import dims, expect, valid_mask
 
 DTYPES = (torch.float32, torch.bfloat16)
+LinearLayers = Literal["as_it_is", "int8"]
+LAYERS: dict[str, type[PackedLinear] | type[Int8Linear]] = {
+    "as_it_is": PackedLinear,
+    "int8": Int8Linear,
+}
 
 
 class Frames(NamedTuple):
@@ -45,7 +51,7 @@ class Frames(NamedTuple):
 
 def packs_conformer(model: nn.Module) -> bool:
     """Whether `pack_conformer` takes the model: a FastConformer in eval mode on a CPU, all of it in
-    float32 or in bfloat16 that this CPU's oneDNN multiplies.
+    float32 or in bfloat16 that this CPU's oneDNN multiplies, no layer replaced by a quantizer.
     """
     if not isinstance(model, FastConformer) or model.training:
         return False
@@ -53,10 +59,25 @@ def packs_conformer(model: nn.Module) -> bool:
     if len(kinds) != 1:
         return False
     dtype, device = kinds.pop()
-    return device == "cpu" and dtype in DTYPES and multiplies(dtype)
+    takes = device == "cpu" and dtype in DTYPES and multiplies(dtype)
+    return takes and not _is_replaced(model)
 
 
-def pack_conformer(encoder: FastConformer) -> "PackedFastConformer":
+def _is_replaced(encoder: FastConformer) -> bool:
+    """Whether a linear layer or its weight is not torch's own any more."""
+    layers: list[Any] = [encoder.subsampling.out]
+    for block in encoder.blocks:
+        parts: Any = block
+        attention = parts.attention
+        layers += [attention.qkv, attention.position, attention.out, parts.gate, parts.pointwise]
+        for _, wide, _, _, narrow in parts.feed:
+            layers += [wide, narrow]
+    return not all(is_plain_linear(layer) for layer in layers)
+
+
+def pack_conformer(
+    encoder: FastConformer, *, linear_layers: LinearLayers = "as_it_is"
+) -> "PackedFastConformer":
     """A FastConformer for inference on a CPU with the weights of `encoder`.
 
     Each part of `encoder` is given up as soon as it is packed, so both are not in memory at once.
@@ -64,13 +85,18 @@ def pack_conformer(encoder: FastConformer) -> "PackedFastConformer":
     Args:
         encoder: The eager encoder, in eval mode, perhaps with folded batch norms. It cannot be used
             afterwards.
+        linear_layers: "int8" computes those of the blocks in int8 (`asrkit.models.int8`), and all
+            else in the dtype of `encoder`: the subsampling, positions, attention itself, depthwise
+            convolutions and norms.
 
     Raises:
-        ValueError: `packs_conformer` is False for it.
+        ValueError: `packs_conformer` is False for it; int8 on a CPU without instructions for it.
     """
     wanted = "a FastConformer in eval mode on a CPU, in a dtype that its oneDNN multiplies"
     expect(packs_conformer(encoder), "encoder", wanted, type(encoder).__name__)
-    return PackedFastConformer(encoder)
+    if linear_layers == "int8":
+        expect_int8(torch.cpu.get_capabilities())
+    return PackedFastConformer(encoder, linear_layers)
 
 
 class PackedFastConformer(nn.Module):
@@ -79,7 +105,7 @@ class PackedFastConformer(nn.Module):
     Made by `pack_conformer`.
     """
 
-    def __init__(self, encoder: FastConformer) -> None:
+    def __init__(self, encoder: FastConformer, linear_layers: LinearLayers = "as_it_is") -> None:
         super().__init__()
         self.config = encoder.config
         self.width = encoder.width
@@ -88,7 +114,7 @@ class PackedFastConformer(nn.Module):
         encoder.subsampling = cast(Any, None)
         self.blocks = nn.ModuleList()
         for number, block in enumerate(encoder.blocks):
-            self.blocks.append(_Block(block))
+            self.blocks.append(_Block(block, LAYERS[linear_layers]))
             encoder.blocks[number] = nn.Identity()
         self.eval()
 
@@ -192,16 +218,21 @@ def _halved(x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Block(nn.Module):
-    """`ConformerBlock`; each residual is added by the product before it."""
+    """`ConformerBlock`; each residual is added by the product before it.
 
-    def __init__(self, block: Any) -> None:
+    Args:
+        block: What is packed.
+        layer: A class of LAYERS, for all linear layers but that of the positions.
+    """
+
+    def __init__(self, block: Any, layer: Any) -> None:
         super().__init__()
         first, second = block.feed
-        self.first_feed = _Feed(first)
+        self.first_feed = _Feed(first, layer)
         self.attention_norm = block.attention_norm
-        self.attention = _Attention(block.attention)
+        self.attention = _Attention(block.attention, layer)
         self.conv_norm = block.conv_norm
-        self.gate = PackedLinear(block.gate)
+        self.gate = layer(block.gate)
         weight, bias = fold_norm(block.depthwise, block.batch_norm)
         dtype = block.depthwise.weight.dtype
         D, _, K = weight.shape
@@ -209,8 +240,8 @@ class _Block(nn.Module):
         depthwise.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
         depthwise.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
         self.depthwise = PackedDepthwise(depthwise, "swish")
-        self.pointwise = PackedLinear(block.pointwise)
-        self.second_feed = _Feed(second)
+        self.pointwise = layer(block.pointwise)
+        self.second_feed = _Feed(second, layer)
         self.final_norm = block.final_norm
 
     def forward(self, x: Tensor, frames: Frames) -> Tensor:
@@ -230,14 +261,14 @@ class _Block(nn.Module):
 class _Feed(nn.Module):
     """Half a feed-forward layer with its residual; the half is a factor of its last weights."""
 
-    def __init__(self, feed: Any) -> None:
+    def __init__(self, feed: Any, layer: Any) -> None:
         super().__init__()
         self.norm, wide, _, _, narrow = feed
-        self.wide = PackedLinear(wide, "swish")
+        self.wide = layer(wide, "swish")
         bias = narrow.bias
         if bias is not None:
             bias = 0.5 * bias
-        self.narrow = PackedLinear(_linear(0.5 * narrow.weight, bias))
+        self.narrow = layer(_linear(0.5 * narrow.weight, bias))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) of (B, T, D)."""
@@ -253,7 +284,7 @@ class _Attention(RelativeAttention):
 
     bias_difference: Tensor
 
-    def __init__(self, eager: Any) -> None:
+    def __init__(self, eager: Any, layer: Any) -> None:
         nn.Module.__init__(self)
         self.heads = eager.heads
         self.dropout = 0.0
@@ -263,12 +294,12 @@ class _Attention(RelativeAttention):
             bias = eager.qkv.weight.new_zeros(3 * D)
         content = eager.content_bias.detach().flatten()
         shifted = torch.cat([bias.detach()[:D] + content, bias.detach()[D:]])
-        self.qkv = cast(Any, PackedLinear(_linear(eager.qkv.weight, shifted)))
+        self.qkv = layer(_linear(eager.qkv.weight, shifted))
         difference = eager.position_bias.detach() - eager.content_bias.detach()
         self.register_buffer("bias_difference", difference[:, 0], persistent=False)  # (H, D/H)
         self.position = cast(Any, PackedLinear(eager.position))
         self.position_cache = WeightCache()
-        self.out = cast(Any, PackedLinear(eager.out))
+        self.out = layer(eager.out)
 
     def forward(self, x: Tensor, residual: Tensor, frames: Frames) -> Tensor:  # type: ignore[override]
         """`residual` (B, T, D) plus the attended frames of x (B, T, D)."""

@@ -196,7 +196,7 @@ class LSTMPredictor(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
         embedded = self.embedding(labels)  # (B, U, D)
-        if labels.shape[1] == 1:
+        if labels.shape[1] == 1 and type(self.lstm) is nn.LSTM:  # else a quantizer replaced it
             if state is None:
                 state = self.initial_state(embedded)
             return self.step(embedded[:, 0], state)

@@ -79,10 +79,12 @@ def may_cache(weight: Any) -> bool:
     region of autocast; and not of weights whose changes are not counted: those made in inference
     mode, and those without memory.
     """
+    if type(weight) not in (Tensor, torch.nn.Parameter):  # a quantizer's layer
+        return False
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     if torch.is_autocast_enabled(weight.device.type):
         return False
-    if weight.is_inference() or type(weight) not in (Tensor, torch.nn.Parameter):
+    if weight.is_inference():
         return False
     return not (weight.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -137,7 +137,7 @@ class WhisperEncoder(nn.Module):
         wanted = f"at most {self.most_frames} frames, as the model has positions"
         expect(self.most_frames >= T, "features", wanted, T, "Cut longer recordings into windows.")
         padding = to_device(~valid_mask(lengths, T), features.device)
-        x = features.masked_fill(padding[..., None], 0.0).to(self.conv.weight.dtype)
+        x = features.masked_fill(padding[..., None], 0.0).to(self.positions.dtype)
         x = F.gelu(self.conv(x.transpose(1, 2)))  # (B, D, T)
         x = F.gelu(self.stride(x.masked_fill(padding[:, None], 0.0)))  # (B, D, T')
         lengths = halve(lengths)

@@ -17,6 +17,7 @@ import torch
 from asrkit.features import FeatureConfig
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import Checkpoint
+from asrkit.models.dtypes import dtype_of
 from asrkit.models.prompts import PROMPT, SUPPRESSED
 from asrkit.shapes import expect
 from asrkit.transcribe.formats import Transcript, render
@@ -38,7 +39,7 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
         marks = list(pool.map(_mark, weights.values()))
     parts: tuple[object, ...] = (
         checkpoint.model.config,
-        next(checkpoint.model.parameters()).dtype,
+        dtype_of(checkpoint.model),
         FeatureConfig(**checkpoint.features),
         settings,
     )
@@ -49,8 +50,14 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
     return content_hash([[*weights], marks, tokens, *map(str, parts)])
 
 
-def _mark(value: torch.Tensor) -> str:
-    """Shape and hash of all numbers of a tensor."""
+def _mark(value: object) -> str:
+    """Shape and hash of all numbers of a tensor; of what else a quantizer keeps, its text."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(_mark, value))
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    if value.is_quantized:
+        return _mark(value.dequantize())
     numbers = value.detach().cpu().flatten().contiguous()
     digest = hashlib.sha256(numbers.view(torch.uint8).numpy().data)
     return f"{tuple(value.shape)} {digest.hexdigest()}"

@@ -177,12 +177,14 @@ class PipelineConfig:
     normalization: Literal["batched", "one_by_one"] = described(
         "batched", "normalise features for the whole batch, or utterance by utterance"
     )
-    precision: Literal["as_loaded", "float32", "tf32", "autocast", "bfloat16", "float16"] = (
-        described(
-            "as_loaded",
-            "dtype of the weights and of the products; 'as_loaded' keeps the model's dtype and "
-            "torch's settings, 'autocast' casts float32 weights to bfloat16 in the encoder only",
-        )
+    precision: Literal[
+        "as_loaded", "float32", "tf32", "autocast", "bfloat16", "float16", "int8"
+    ] = described(
+        "as_loaded",
+        "dtype of the weights and of the products; 'as_loaded' keeps the model's dtype and "
+        "torch's settings, 'autocast' casts float32 weights to bfloat16 in the encoder only, "
+        "'int8' computes the linear layers of a FastConformer in int8 on a CPU, all else in "
+        "bfloat16 where it has that, else in float32",
     )
     encoder: Literal["auto", "eager", "packed", "optimized", "compiled"] = described(
         "auto",

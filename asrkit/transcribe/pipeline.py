@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from asrkit.decoders import Hypotheses, Suppressing
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
-from asrkit.models import Checkpoint
+from asrkit.models import Checkpoint, FastConformer
+from asrkit.models.dtypes import device_of, dtype_of
 from asrkit.models.execution import EncoderForm, EncoderGraphs, cast_copy, prepare, tf32
+from asrkit.models.int8 import dtype_beside, expect_int8
 from asrkit.models.packed import Packed
 from asrkit.models.prompts import SUPPRESSED, PromptFormat
 from asrkit.shapes import expect
@@ -74,8 +76,10 @@ def encoder_form(config: PipelineConfig, device: torch.device) -> EncoderForm:
 
 
 def weight_dtype(model: nn.Module, config: PipelineConfig) -> torch.dtype:
-    """The dtype that the weights of `model` have under `config`."""
-    return WEIGHTS.get(config.precision) or next(model.parameters()).dtype
+    """The dtype that the weights of `model` have under `config`; with int8, those that are not."""
+    if config.precision == "int8":
+        return dtype_beside(torch.cpu.get_capabilities())
+    return WEIGHTS.get(config.precision) or dtype_of(model)
 
 
 class ModelVariants:
@@ -98,12 +102,13 @@ class ModelVariants:
 
     def model_for(self, config: PipelineConfig) -> Any:
         """The model with the precision and the encoder of `config`; ValueError where impossible."""
-        weight = next(self.model.parameters())
         dtype = weight_dtype(self.model, config)
-        form = encoder_form(config, weight.device)
+        form = encoder_form(config, device_of(self.model))
+        if config.precision == "int8":
+            form = "int8"
         key = (dtype, form)
         if key not in self.variants:
-            as_it_is = key == (weight.dtype, "eager")
+            as_it_is = key == (dtype_of(self.model), "eager")
             if as_it_is or self.in_place:
                 made = self.model.to(dtype)
             else:
@@ -168,8 +173,9 @@ class Recognizer:
         expect(is_config, "config", "PipelineConfig or None", repr(self.config))
         self.feature_config = features or FeatureConfig()
         self.kind = kind_of(variants.model)
-        self.device = next(variants.model.parameters()).device
-        self.config = replace(self.config, encoder=encoder_form(self.config, self.device))
+        self.device = device_of(variants.model)
+        form: Any = encoder_form(self.config, self.device)
+        self.config = replace(self.config, encoder=form)
         self.dtype = weight_dtype(variants.model, self.config)
         self._check(variants.model)
         name = type(variants.model).__name__
@@ -337,6 +343,18 @@ class Recognizer:
         got = f"{beam.ctc_weight} for {name}"
         expect(joint or beam.ctc_weight is None, "ctc_weight", wanted, got)
 
+    def _check_int8(self, model: Any, name: str) -> None:
+        """ValueError unless the encoder of `model`, in words "a CTCModel", can compute in int8."""
+        remedy = "Pass another precision: --dtype float32, bfloat16 or float16."
+        expect(self.device.type == "cpu", "precision", "int8 on a CPU", self.device, remedy)
+        expect_int8(torch.cpu.get_capabilities())
+        encoder = type(model.encoder).__name__
+        is_conformer = isinstance(model.encoder, FastConformer)
+        wanted = "one with a FastConformer for int8"
+        expect(is_conformer, "model", wanted, f"{name} with {encoder}", remedy)
+        form = self.config.encoder
+        expect(form == "optimized", "encoder", "'auto' or 'optimized' with int8", repr(form))
+
     def _check_packed(self) -> None:
         """ValueError for autocast over packed weights, which have one dtype."""
         packed = any(isinstance(part, Packed) for part in self.model.modules())
@@ -366,6 +384,8 @@ class Recognizer:
             repr(self.config.normalization),
             "Only per-feature normalisation can run utterance by utterance.",
         )
+        if self.config.precision == "int8":
+            self._check_int8(model, name)
         captured = self.config.graphs in CAPTURED
         expect(
             self.kind.captures or not captured,

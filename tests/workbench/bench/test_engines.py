@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from asrkit.models import presets
+from asrkit.models.int8 import has_int8
 from asrkit.workbench import bench
 from asrkit.workbench.bench.peers.processes import NAMES, PYTHON
 from asrkit.workbench.bench.peers.whole_conformer import WholeConformer
@@ -54,18 +55,30 @@ def test_an_encoder_without_lengths_is_the_encoder_on_whole_utterances(B, T, sca
 def test_ours_alone_eager_and_optimized_with_errors_and_floors(small, monkeypatch):
     records = measured(monkeypatch, small, B=2)
     found = errors(records)
-    assert found.keys() == {
+    wanted = {
         ("engines-float32", "optimized_float32"),
         ("engines-bfloat16", "bfloat16"),
         ("engines-bfloat16", "optimized_bfloat16"),
     }
+    if has_int8(torch.cpu.get_capabilities()):
+        wanted |= {
+            ("engines-int8", "bfloat16"),
+            ("engines-int8", "optimized_bfloat16"),
+            ("engines-int8", "optimized_int8"),
+        }
+        assert found["engines-int8", "optimized_int8"] > found["engines-int8", "bfloat16"]
+    assert found.keys() == wanted
     for (what, _), value in found.items():
         assert 0 < value < LARGEST[what.partition("-")[2]]
     for one in records:
         params = one["params"]
         assert (params["cores"], params["preset"]) == (1, "small")
         if one["metric"] == "latency":
-            assert params["peak_FLOP"] > 0 and params["least_ms"] > 0
+            assert params["floor_FLOP"] > 0
+            if params["dtype"] == "int8":  # whose rate is not measured
+                assert "peak_FLOP" not in params
+            else:
+                assert params["peak_FLOP"] > 0 and params["least_ms"] > 0
             assert params["audio_s"] == 2 * 90 / 100
 
 
@@ -82,13 +95,14 @@ def test_engines_compute_the_same_from_the_same_weights(small, monkeypatch, capf
     if ("engines-bfloat16", "openvino_bfloat16") not in found:  # which then says so
         assert "it computes in f32 on this CPU, not in bf16" in capfd.readouterr().err
         names.remove(("engines-bfloat16", "openvino_bfloat16"))
-    assert len(names) >= 3 and names <= found.keys()
+    assert len(names) >= 4 and names <= found.keys()
     for what, name in names:
         kind = what.partition("-")[2]
         assert 0 < found[what, name] < LARGEST[kind]
         assert timed[name]["dtype"] == kind
         assert timed[name]["peer"].split()[0] == name.rpartition("_")[0]
-    assert "peak_FLOP" not in timed["onnxruntime_int8"]
+    for name in ("openvino_int8", "onnxruntime_int8"):
+        assert "peak_FLOP" not in timed[name]
 
 
 @pytest.mark.slow

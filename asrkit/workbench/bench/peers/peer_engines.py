@@ -31,9 +31,11 @@ from torch import Tensor, nn
 MODEL = "model.pt"
 FILES = {
     "openvino": "model.xml",
+    "openvino_int8": "model-int8.xml",
     "onnxruntime": "model.onnx",
     "onnxruntime_int8": "model-int8.onnx",
 }
+GROUP = 64  # activations of a row that share a scale, in OpenVINO's int8
 CHECKOUT = Path(__file__).resolve().parents[4]
 
 
@@ -106,6 +108,9 @@ def export(folder: Path, engine: str, shape: tuple[int, ...]) -> None:
         converted = openvino.convert_model(whole, example_input=example)
         openvino.save_model(converted, path, compress_to_fp16=False)
         return
+    if engine == "openvino_int8":
+        _compress(exported(folder, "openvino", shape), path)
+        return
     if engine == "onnxruntime_int8":
         _quantize(exported(folder, "onnxruntime", shape), path)
         return
@@ -135,6 +140,19 @@ def _quantize(path: Path, to: Path) -> None:
         nodes_to_exclude=by_head,
         use_external_data_format=True,
     )
+
+
+def _compress(path: Path, to: Path) -> None:
+    """Write the OpenVINO model of `path` with weights of linear layers in int8, by output channel;
+    it quantizes their activations in every call.
+    """
+    import openvino
+
+    from asrkit.export.openvino_files import compress
+
+    model = openvino.Core().read_model(path)
+    compress(model)
+    openvino.save_model(model, to, compress_to_fp16=False)
 
 
 def _whole(folder: Path, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor, Any]:
@@ -182,19 +200,26 @@ class OpenVINO:
         folder: of `write_model`.
         features: (B, T, F).
         precision: "f32" or "bf16".
+        int8: whether linear layers are quantized: weights by channel, activations in every call,
+            in groups of GROUP.
     """
 
-    def __init__(self, folder: Path, features: np.ndarray, precision: str) -> None:
+    def __init__(
+        self, folder: Path, features: np.ndarray, precision: str, int8: bool = False
+    ) -> None:
         import openvino
 
         core = openvino.Core()
-        model = core.read_model(exported(folder, "openvino", features.shape))
+        kind = "openvino_int8" if int8 else "openvino"
+        model = core.read_model(exported(folder, kind, features.shape))
         model.reshape([*features.shape])
         options = {
             "INFERENCE_NUM_THREADS": 1,
             "INFERENCE_PRECISION_HINT": precision,
             "PERFORMANCE_HINT": "LATENCY",
         }
+        if int8:
+            options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP
         compiled = core.compile_model(model, "CPU", options)
         used = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
         if used != precision:
@@ -237,6 +262,7 @@ class ONNXRuntime:
 ENGINES: dict[str, tuple[str, Callable[..., Callable[[], np.ndarray]]]] = {
     "openvino_float32": ("openvino", functools.partial(OpenVINO, precision="f32")),
     "openvino_bfloat16": ("openvino", functools.partial(OpenVINO, precision="bf16")),
+    "openvino_int8": ("openvino", functools.partial(OpenVINO, precision="f32", int8=True)),
     "onnxruntime_float32": ("onnxruntime", ONNXRuntime),
     "onnxruntime_int8": ("onnxruntime", functools.partial(ONNXRuntime, kind="onnxruntime_int8")),
 }

@@ -41,7 +41,7 @@ NAMES = {
     "jasper-float32": ("openvino_float32", "onnxruntime_float32"),
     "engines-float32": ("openvino_float32", "onnxruntime_float32"),
     "engines-bfloat16": ("openvino_bfloat16",),
-    "engines-int8": ("onnxruntime_int8",),
+    "engines-int8": ("openvino_int8", "onnxruntime_int8"),
 }
 
 

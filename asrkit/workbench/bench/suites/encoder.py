@@ -31,6 +31,7 @@ from asrkit.models import (
     presets,
 )
 from asrkit.models.execution import EncoderForm, capture, cast_copy, prepare, tf32
+from asrkit.models.int8 import dtype_beside
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
@@ -47,6 +48,7 @@ TOLERANCE = {  # distance from eager float32 over its norm
     "tf32": 0.02,
     "bfloat16": 0.05,
     "float16": 0.01,
+    "int8": 0.1,
 }
 # prefix of an arm that computes attention with other kernels than the arm of the same arithmetic
 CUDNN = "without_cudnn_"
@@ -72,11 +74,15 @@ class Way:
         """The dtype of the weights."""
         if self.autocast or self.arithmetic == "tf32":
             return torch.float32
+        if self.arithmetic == "int8":  # those that do not become int8
+            return dtype_beside(torch.cpu.get_capabilities())
         return getattr(torch, self.arithmetic)
 
     @property
     def form(self) -> EncoderForm:
         """How the encoder is prepared."""
+        if self.arithmetic == "int8":
+            return "int8"
         if self.compiled:
             return "compiled"
         if self.packed:
@@ -240,7 +246,7 @@ def arm_params(
     way: Way, config: FastConformerConfig, shape: tuple[int, int], device: str, quick: bool
 ) -> dict[str, Any]:
     """Params of an arm: its arithmetic, its least work, and the time that this takes at the
-    ceilings of that arithmetic.
+    ceilings of that arithmetic, but for int8, whose rate is not measured.
 
     Args:
         way: how the arm computes.
@@ -255,11 +261,15 @@ def arm_params(
     sizes["channels"] = config.subsampling_channels
     FLOP = encoder_flops(B=B, T=T, context=config.context, **sizes)
     read_B = encoder_parameters(bias=config.bias, **sizes) * way.weights.itemsize
-    top = ceilings(device, quick)
-    return {
+    params = {
         "dtype": way.arithmetic,
         "tolerance": TOLERANCE[way.arithmetic],
         "floor_FLOP": FLOP,
+    }
+    if way.arithmetic == "int8":
+        return params
+    top = ceilings(device, quick)
+    return params | {
         "floor_B": read_B,
         "least_ms": top.floor_ms(FLOP, read_B, way.arithmetic),
         "peak_FLOP": top.flops[way.arithmetic],

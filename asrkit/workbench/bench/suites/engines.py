@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from asrkit.models import CTCConfig, CTCModel, FastConformer, FastConformerConfig, presets
+from asrkit.models.int8 import has_int8
 from asrkit.shapes import expect
 from asrkit.workbench.bench.agreement import apart
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
@@ -36,7 +37,6 @@ SIZES: tuple[tuple[str, int], ...] = (
 )
 QUICK_SIZES = (("tiny", 1), ("tiny", 2))
 QUICK_SECONDS = 2
-INT8_TOLERANCE = 0.1  # distance from eager float32 over its norm
 COLUMNS = 8  # of a sketch, which are numbers of the frames themselves
 Encode = Callable[[], tuple[Tensor, Tensor]]
 
@@ -97,7 +97,7 @@ def cases(
             request: dict[str, Any] = {"loss": loss, "folder": folder, "frames": features.shape[1]}
             if peers is not None:
                 peers.arms(**request)  # they start before our arms take memory
-            elif name == "int8":
+            elif name == "int8" and not has_int8(torch.cpu.get_capabilities()):
                 continue
             yield case(encoder, features, {"preset": preset}, quick, request, peers)
             if peers is not None:
@@ -105,16 +105,18 @@ def cases(
 
 
 def ways(name: str) -> dict[str, Way]:
-    """Our arms of an arithmetic, eager float32 first; beside int8 our bfloat16.
+    """Our arms of an arithmetic, eager float32 first; before int8, which not every CPU has, our
+    bfloat16.
 
     Args:
         name: "float32", "bfloat16" or "int8".
     """
     arms = {"float32": Way()}
-    if name == "int8":
-        name = "bfloat16"
-    arms[name] = Way(arithmetic=name)
-    arms[f"optimized_{name}"] = Way(arithmetic=name, optimized=True)
+    plain = "bfloat16" if name == "int8" else name
+    arms[plain] = Way(arithmetic=plain)
+    arms[f"optimized_{plain}"] = Way(arithmetic=plain, optimized=True)
+    if name == "int8" and has_int8(torch.cpu.get_capabilities()):
+        arms["optimized_int8"] = Way(arithmetic="int8", optimized=True)
     return arms
 
 
@@ -147,10 +149,10 @@ def case(
         }
     ours = [*arms][-1]
     params_of_peers = dict(params_of_arms[ours])
-    if name == "int8":  # no rate of int8 is measured
-        params_of_peers |= {"dtype": "int8", "tolerance": INT8_TOLERANCE}
-        for peak in ("least_ms", "peak_FLOP"):
-            del params_of_peers[peak]
+    if name == "int8":  # also where our last arm is bfloat16
+        tolerance = encoders.TOLERANCE["int8"]
+        FLOP = params_of_peers["floor_FLOP"]
+        params_of_peers = {"dtype": "int8", "tolerance": tolerance, "floor_FLOP": FLOP}
     params = {
         "shape": [B, T, encoder.width, len(encoder.blocks)],
         "audio_s": B * T / 100,
@@ -160,6 +162,8 @@ def case(
     }
     ratios = [("float32", arm) for arm in arms if arm != "float32"]
     ratios += [("float32", peer) for peer in NAMES[request["loss"]]]
+    if "optimized_int8" in arms:
+        ratios.append(("optimized_bfloat16", "optimized_int8"))
     return Case(
         what=request["loss"],
         arms=arms,

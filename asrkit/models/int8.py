@@ -1,0 +1,217 @@
+"""Linear layers in int8 for inference on a CPU: the layer by oneDNN, and the same arithmetic in
+floats to read and to compare with.
+
+Weights are quantized once: signed numbers of 8 bits with a scale for each output (channel).
+Activations are quantized in each call: unsigned numbers of 8 bits with one scale and one zero point
+for all rows of the call. Per row would be finer, but torch's oneDNN layer takes one scale a call: a
+scale for each row would have to be multiplied behind the product, so bias, SiLU and residual could
+not be parts of it any more. Sums of products are int32, so none overflows.
+
+Numbers of an utterance depend a little on what else is in its batch: the scale is that of all.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asrkit.models.packed import ROWS, Packed
+from asrkit.shapes import expect
+
+LARGEST_WEIGHT = 127  # -128 stays unused, so that weights lie around zero
+LEVELS = 255  # of an activation, above the lowest
+# Where oneDNN multiplies unsigned by signed numbers of 8 bits with sums of 32 bits. Older CPUs add
+# pairs in 16 bits, which overflow. On Arm this layer was never run.
+INT8_FLAGS = ("avx512_vnni", "avx_vnni", "amx_int8")
+BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
+Activation = Literal["none", "relu", "swish"]  # swish: oneDNN's name of SiLU
+
+
+class QuantizedWeight(NamedTuple):
+    """A weight is values times scale."""
+
+    values: Tensor  # (out, in) int8
+    scale: Tensor  # (out,) float32
+
+
+class QuantizedRows(NamedTuple):
+    """Activations are (values - zero) times scale."""
+
+    values: Tensor  # (..., in) uint8
+    scale: float  # NaN where an activation is not finite
+    zero: int  # 1 to 255; never 0, for which oneDNN would lay the weight out anew in each call
+
+
+def has_int8(capabilities: Mapping[str, Any]) -> bool:
+    """Whether a CPU has instructions for products of int8.
+
+    Args:
+        capabilities: Of the CPU, as `torch.cpu.get_capabilities` names them.
+    """
+    return any(capabilities.get(flag) for flag in INT8_FLAGS)
+
+
+def expect_int8(capabilities: Mapping[str, Any]) -> None:
+    """ValueError unless `has_int8`.
+
+    Args:
+        capabilities: Of the CPU, as `torch.cpu.get_capabilities` names them.
+    """
+    remedy = "Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32."
+    got = f"one without ({capabilities.get('architecture', 'unknown')})"
+    expect(has_int8(capabilities), "int8", "an x86 CPU with VNNI or AMX", got, remedy)
+
+
+def dtype_beside(capabilities: Mapping[str, Any]) -> torch.dtype:
+    """What a model in int8 computes the rest in: bfloat16 where a CPU has it, else float32.
+
+    Args:
+        capabilities: Of the CPU, as `torch.cpu.get_capabilities` names them.
+    """
+    if any(capabilities.get(flag) for flag in BFLOAT16_FLAGS):
+        return torch.bfloat16
+    return torch.float32
+
+
+def loaded_dtype(name: str) -> str:
+    """Name of the dtype to load a model in that is to compute in `name`.
+
+    Args:
+        name: "int8", or that of a dtype of torch, which is returned.
+
+    Raises:
+        ValueError: int8 on a CPU without instructions for it.
+    """
+    if name != "int8":
+        return name
+    capabilities = torch.cpu.get_capabilities()
+    expect_int8(capabilities)
+    return str(dtype_beside(capabilities)).removeprefix("torch.")
+
+
+def quantize_weight(weight: Tensor) -> QuantizedWeight:
+    """A weight (out, in) in int8; the largest number of an output becomes 127 or -127."""
+    wide = weight.detach().float()
+    largest = wide.abs().amax(1)
+    scale = (largest / LARGEST_WEIGHT).clamp(min=torch.finfo(torch.float32).tiny)
+    values = (wide / scale[:, None]).round()
+    return QuantizedWeight(values.to(torch.int8), scale)
+
+
+def quantize(x: Tensor) -> QuantizedRows:
+    """Activations (..., in) in 8 bits: the reference of `asrkit.models.int8_numba_cpu.quantize`.
+
+    The lowest and the highest number, or zero if all lie on one side of it, become 0 and 255; zero
+    itself is exact. Halves are rounded up.
+    """
+    wide = x.detach().float()
+    lowest = wide.min().clamp(max=0.0)
+    highest = wide.max().clamp(min=0.0)
+    scale = ((highest - lowest) / LEVELS).clamp(min=torch.finfo(torch.float32).tiny)
+    if not scale.isfinite():
+        return QuantizedRows(torch.zeros_like(wide, dtype=torch.uint8), torch.nan, 1)
+    steps = 1 / scale
+    zero = (-lowest * steps + 0.5).floor().clamp(1, LEVELS)
+    values = (wide * steps + (zero + 0.5)).floor().clamp(0, LEVELS)
+    return QuantizedRows(values.to(torch.uint8), scale.item(), int(zero))
+
+
+def int8_linear(
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """What `Int8Linear` computes, in float32 from quantized numbers: (..., out) in the dtype of x.
+
+    Args:
+        x: Activations (..., in).
+        weight: Of `quantize_weight`.
+        bias: (out,), or None.
+        activation: Behind the sum; only without `residual`.
+        residual: Added to the layer, (..., out), or None.
+    """
+    rows = quantize(x)
+    plain = (rows.values.float() - rows.zero) * rows.scale
+    plain_weight = weight.values.float() * weight.scale[:, None]
+    if bias is not None:
+        bias = bias.float()
+    out = F.linear(plain, plain_weight, bias)
+    if activation == "relu":
+        out = out.relu()
+    if activation == "swish":
+        out = F.silu(out)
+    if residual is not None:
+        out = out + residual.float()
+    return out.to(x.dtype)
+
+
+class Int8Linear(Packed):
+    """`asrkit.models.packed.PackedLinear` in int8: takes and returns the dtype of `linear`.
+
+    Args:
+        linear: In float32 or bfloat16.
+        activation: Behind the layer.
+    """
+
+    def __init__(self, linear: nn.Linear, activation: Activation = "none") -> None:
+        super().__init__()
+        from asrkit.models.int8_numba_cpu import quantize
+
+        self.quantize = quantize
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.activation = activation
+        self.dtype = linear.weight.dtype
+        values, self.scale = quantize_weight(linear.weight)
+        self.zero = torch.zeros(self.out_features, dtype=torch.int64)
+        self.weight = torch.ops.onednn.qlinear_prepack(values, [ROWS, self.in_features])
+        self.bias: Tensor | None = None
+        if linear.bias is not None:
+            self.bias = linear.bias.detach().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., out) of (..., in)."""
+        rows = self.quantize(x)
+        return torch.ops.onednn.qlinear_pointwise(
+            rows.values,
+            rows.scale,
+            rows.zero,
+            self.weight,
+            self.scale,
+            self.zero,
+            self.bias,
+            1.0,  # scale and zero point of the result, which is no integer
+            0,
+            self.dtype,
+            self.activation,
+            [],
+            "",
+        )
+
+    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+        """(..., out): the layer, without activation, of x (..., in), plus `residual` (..., out)."""
+        rows = self.quantize(x)
+        return torch.ops.onednn.qlinear_pointwise.binary(
+            rows.values,
+            rows.scale,
+            rows.zero,
+            self.weight,
+            self.scale,
+            self.zero,
+            residual,
+            self.bias,
+            1.0,  # scale and zero point of the result, and then of the residual
+            0,
+            self.dtype,
+            1.0,
+            0,
+            "add",
+            1.0,
+            "none",
+            [],
+            "",
+        )

@@ -1,0 +1,269 @@
+"""Linear layers in int8: oneDNN's layer is the arithmetic in floats, and an encoder of them stays near the exact one."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from asrkit.models import FastConformer, FastConformerConfig, optimize, packed_conformer
+from asrkit.models.int8 import (
+    Int8Linear,
+    dtype_beside,
+    expect_int8,
+    has_int8,
+    int8_linear,
+    loaded_dtype,
+    quantize,
+    quantize_weight,
+)
+from asrkit.models.int8_numba_cpu import quantize as fast_quantize
+from asrkit.models.packed import PackedLinear
+from asrkit.models.packed_conformer import PackedFastConformer
+
+SMALL = FastConformerConfig(width=32, layers=2, heads=2, subsampling=4, subsampling_channels=4)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+HERE = torch.cpu.get_capabilities()
+ON_THIS_CPU = pytest.mark.skipif(not has_int8(HERE), reason="needs a CPU with VNNI or AMX")
+
+
+def build(**changes):
+    """An encoder in eval mode in which every weight and statistic counts."""
+    torch.manual_seed(0)
+    encoder = FastConformer(dataclasses.replace(SMALL, **changes))
+    for block in encoder.blocks:
+        block.batch_norm.running_mean.normal_()
+        block.batch_norm.running_var.uniform_(0.5, 2)
+    return encoder.eval().requires_grad_(False)
+
+
+def numbers(name):
+    """Activations that are hard in one way or another."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(7, 333, generator=generator)
+    made = {
+        "around zero": x,
+        "behind SiLU": nn.functional.silu(3 * x),
+        "positive": x.abs() + 1,
+        "negative": -x.abs() - 1,
+        "zeros": torch.zeros_like(x),
+        "a row of zeros": x * (torch.arange(7) != 3)[:, None],
+        "tiny": x * 1e-38,
+        "huge": x * 1e36,
+        "one number": x[:1, :1],
+        "a block and one": torch.randn(1025, generator=generator),
+        "transposed": x.T,
+    }
+    return made[name]
+
+
+NUMBERS = pytest.mark.parametrize(
+    "name",
+    ["around zero", "behind SiLU", "positive", "negative", "zeros", "a row of zeros", "tiny",
+     "huge", "one number", "a block and one", "transposed"],
+)  # fmt: skip
+
+
+@DTYPES
+@NUMBERS
+def test_the_kernel_quantizes_as_the_reference_does(name, dtype):
+    x = numbers(name).to(dtype)
+    wanted, found = quantize(x), fast_quantize(x)
+    assert found.values.shape == x.shape and found.values.dtype == torch.uint8
+    assert (found.scale, found.zero) == pytest.approx((wanted.scale, wanted.zero), rel=1e-6)
+    apart = (found.values.int() - wanted.values.int()).abs()
+    assert apart.max() <= 1 and (apart > 0).float().mean() < 1e-3  # a number on a boundary
+
+
+@DTYPES
+@NUMBERS
+def test_a_quantized_number_is_at_most_a_step_away_and_zero_is_exact(name, dtype):
+    x = numbers(name).to(dtype)
+    rows = quantize(x)
+    back = (rows.values.double() - rows.zero) * rows.scale
+    assert 1 <= rows.zero <= 255
+    assert ((back - x.double()).abs() <= 1.01 * rows.scale).all()
+    assert not back[x == 0].any()
+
+
+@DTYPES
+@pytest.mark.parametrize("bad", [torch.nan, -torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_not_hidden(bad, dtype):
+    x = torch.randn(3, 40).to(dtype)
+    x[1, 7] = bad
+    for rows in (quantize(x), fast_quantize(x)):
+        assert rows.scale != rows.scale
+        assert ((rows.values.float() - rows.zero) * rows.scale).isnan().all()
+
+
+def test_each_output_of_a_weight_has_its_own_scale():
+    weight = torch.randn(9, 40) * 10.0 ** torch.arange(-4, 5)[:, None]
+    weight[4] = 0
+    values, scale = quantize_weight(weight)
+    back = values * scale[:, None]
+    assert values.dtype == torch.int8
+    assert (values.abs().amax(1) == 127).sum() == 8
+    assert ((back - weight).abs() <= 0.501 * scale[:, None]).all()
+    assert not back[4].any()
+
+
+@ON_THIS_CPU
+@DTYPES
+@pytest.mark.parametrize("activation", ["none", "relu", "swish"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "shape", [(1, 24), (1, 1, 24), (3, 5, 24), (130, 24), (2, 200, 24)], ids=str
+)
+@torch.inference_mode()
+def test_the_layer_is_the_arithmetic_in_floats(shape, bias, activation, dtype):
+    torch.manual_seed(0)
+    linear = nn.Linear(24, 40, bias=bias).to(dtype)
+    layer = Int8Linear(linear, activation)
+    weight = quantize_weight(linear.weight)
+    x = torch.randn(shape).to(dtype)
+    found = layer(x)
+    wanted = int8_linear(x, weight, linear.bias, activation)
+    assert found.dtype == dtype and found.shape == wanted.shape
+    torch.testing.assert_close(found, wanted)
+    exact = nn.functional.linear(x.double(), linear.weight.double())
+    plain = int8_linear(x, weight, None).double()
+    assert 0 < (plain - exact).norm() / exact.norm() < 0.02
+
+
+@ON_THIS_CPU
+@DTYPES
+@torch.inference_mode()
+def test_a_residual_is_part_of_the_layer(dtype):
+    torch.manual_seed(0)
+    linear = nn.Linear(24, 40).to(dtype)
+    layer = Int8Linear(linear)
+    x, residual = torch.randn(2, 9, 24).to(dtype), torch.randn(2, 9, 40).to(dtype)
+    before = residual.clone()
+    found = layer.plus(x, residual)
+    wanted = int8_linear(x, quantize_weight(linear.weight), linear.bias, residual=residual)
+    torch.testing.assert_close(found, wanted)
+    assert torch.equal(residual, before)
+
+
+@ON_THIS_CPU
+@DTYPES
+@torch.inference_mode()
+def test_a_layer_of_zeros_gives_its_bias_and_nan_gives_nan(dtype):
+    linear = nn.Linear(24, 40).to(dtype)
+    layer = Int8Linear(linear)
+    zeros = torch.zeros(3, 24, dtype=dtype)
+    torch.testing.assert_close(layer(zeros), linear.bias.expand(3, 40))
+    zeros[1, 1] = torch.nan
+    assert layer(zeros).isnan().all()
+    assert layer.plus(zeros, torch.zeros(3, 40, dtype=dtype)).isnan().all()
+
+
+def in_floats(encoder):
+    """The packed encoder, its layers in int8 computed by the reference."""
+
+    class Reference(nn.Module):
+        def __init__(self, linear, activation="none"):
+            super().__init__()
+            self.linear, self.activation = linear, activation
+            self.quantized = quantize_weight(linear.weight)
+
+        def forward(self, x):
+            return int8_linear(x, self.quantized, self.linear.bias, self.activation)
+
+        def plus(self, x, residual):
+            return int8_linear(x, self.quantized, self.linear.bias, residual=residual)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(packed_conformer.LAYERS, "int8", Reference)
+        return optimize(copy.deepcopy(encoder), linear_layers="int8")
+
+
+@ON_THIS_CPU
+@DTYPES
+@pytest.mark.parametrize("lengths", [[1], [90], [90, 33], [1, 1], [90, 1, 8]], ids=str)
+@torch.inference_mode()
+def test_an_encoder_in_int8_is_that_of_the_reference_and_stays_near(lengths, dtype):
+    encoder = build().to(dtype)
+    features, sizes = torch.randn(len(lengths), max(lengths), 80), torch.tensor(lengths)
+    exact, frames = copy.deepcopy(encoder).double()(features.double(), sizes)
+    reference = in_floats(encoder)(features, sizes)[0]
+    packed = optimize(encoder, linear_layers="int8")
+    assert isinstance(packed, PackedFastConformer)
+    found, steps = packed(features, sizes)
+    assert torch.equal(steps, frames) and found.dtype == dtype
+    lost = (reference.double() - exact).norm() / exact.norm()
+    apart = (found.double() - reference.double()).norm() / exact.norm()
+    assert 0 < lost < 0.1
+    assert apart <= 0.5 * lost
+    padding = torch.arange(found.shape[1]) >= frames[:, None]
+    assert not found[padding].any()
+
+
+@ON_THIS_CPU
+@torch.inference_mode()
+def test_all_linear_layers_of_blocks_are_int8_and_nothing_else_is():
+    packed = optimize(build(), linear_layers="int8")
+    kinds = [type(part) for part in packed.modules()]
+    assert kinds.count(Int8Linear) == 2 * 8  # blocks, and in each feeds, q k v, out, gate, mix
+    assert kinds.count(PackedLinear) == 2 + 1 + 2  # of the subsampling, and positions
+    assert nn.Linear not in kinds
+
+
+@ON_THIS_CPU
+@torch.inference_mode()
+def test_what_lies_in_the_padding_cannot_matter():
+    encoder = optimize(build(), linear_layers="int8")
+    features, lengths = torch.randn(3, 90, 80), torch.tensor([90, 33, 1])
+    wanted = encoder(features, lengths)[0]
+    for b, length in enumerate(lengths.tolist()):
+        features[b, length:] = torch.nan
+    assert torch.equal(encoder(features, lengths)[0], wanted)
+
+
+@ON_THIS_CPU
+@torch.inference_mode()
+def test_a_frame_alone_and_an_utterance_without_features():
+    encoder = optimize(build(), linear_layers="int8")
+    zeros = torch.zeros(1, 40, 80)
+    assert encoder(zeros, torch.tensor([40]))[0].isfinite().all()
+    assert encoder(zeros[:, :1], torch.tensor([1]))[0].shape == (1, 1, 32)
+
+
+def test_a_cpu_without_instructions_for_int8_is_refused_with_a_remedy():
+    for flag in ("avx512_vnni", "avx_vnni", "amx_int8"):
+        expect_int8({flag: True})
+    said = (
+        r"^int8: expected an x86 CPU with VNNI or AMX, got one without \(x86_64\)\. "
+        r"Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32\.$"
+    )
+    with pytest.raises(ValueError, match=said):
+        expect_int8({"architecture": "x86_64", "avx2": True, "avx512_vnni": False})
+
+
+def test_the_rest_is_bfloat16_only_where_the_cpu_has_it(monkeypatch):
+    assert dtype_beside({"avx512_vnni": True}) == torch.float32
+    assert dtype_beside({"avx512_bf16": True}) == torch.bfloat16
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx_vnni": True})
+    assert loaded_dtype("int8") == "float32" and loaded_dtype("float16") == "float16"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    with pytest.raises(ValueError, match="^int8: expected an x86 CPU with VNNI or AMX"):
+        loaded_dtype("int8")
+    with pytest.raises(ValueError, match="^int8: expected an x86 CPU with VNNI or AMX"):
+        optimize(build(), linear_layers="int8")
+
+
+@ON_THIS_CPU
+def test_what_has_no_int8_is_refused():
+    wanted = "^linear_layers: expected 'as_it_is' but for a FastConformer"
+    for model in (nn.Linear(2, 2).eval(), build().double(), build().half()):
+        with pytest.raises(ValueError, match=wanted):
+            optimize(model, linear_layers="int8")
+    with pytest.raises(
+        ValueError, match="^linear_layers: expected 'as_it_is' or 'int8', got 'int4'"
+    ):
+        optimize(build(), linear_layers="int4")
+    with pytest.raises(ValueError, match="^model: expected eval mode"):
+        optimize(build().train(), linear_layers="int8")
+    with pytest.raises(ValueError, match="^model: expected layers that are not packed"):
+        optimize(build(), linear_layers="int8").state_dict()

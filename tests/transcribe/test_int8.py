@@ -1,0 +1,146 @@
+"""The recogniser and the command in int8: what runs in it, what does not, and who is refused."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from asrkit.cli import main
+from asrkit.features import FeatureConfig
+from asrkit.models import (
+    Checkpoint,
+    ConvConfig,
+    CTCConfig,
+    CTCModel,
+    TransducerModel,
+    presets,
+    save_checkpoint,
+)
+from asrkit.models.int8 import Int8Linear, dtype_beside, has_int8
+from asrkit.models.packed import Packed
+from asrkit.text import CharTokenizer
+from asrkit.transcribe import PipelineConfig, Recognizer, WindowOptions
+from asrkit.transcribe.folder import text_settings
+from asrkit.transcribe.pipeline import ModelVariants
+
+HERE = torch.cpu.get_capabilities()
+ON_THIS_CPU = pytest.mark.skipif(not has_int8(HERE), reason="needs a CPU with VNNI or AMX")
+INT8 = PipelineConfig(precision="int8")
+
+
+@pytest.fixture
+def checkpoint():
+    """A transducer of random weights that finds some labels in noise."""
+    torch.manual_seed(0)
+    model = TransducerModel(presets.tiny(vocab_size=28)).eval()
+    return Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), {"max_symbols": 3})
+
+
+def noise(seconds=1.5):
+    samples = round(16_000 * seconds)
+    generator = torch.Generator().manual_seed(1)
+    return 0.1 * torch.randn(2, samples, generator=generator), torch.tensor([samples, samples // 2])
+
+
+@ON_THIS_CPU
+def test_the_encoder_computes_in_int8_and_decoding_in_the_dtype_beside_it(checkpoint):
+    variants = ModelVariants(checkpoint.model)
+    plain = Recognizer(variants, PipelineConfig(precision="float32"))
+    int8 = Recognizer(variants, INT8)
+    assert (int8.dtype, int8.config.encoder) == (dtype_beside(HERE), "optimized")
+    assert Recognizer(variants, INT8).model is int8.model is not plain.model
+    assert not any(isinstance(part, Packed) for part in checkpoint.model.modules())
+    others = [part for name, part in int8.model.named_modules() if not name.startswith("encoder.")]
+    assert any(isinstance(part, Int8Linear) for part in int8.model.encoder.modules())
+    assert not any(isinstance(part, Int8Linear) for part in others)
+    features = plain.features(*noise())
+    wanted, ends = plain.encode(*features)
+    found, steps = int8.encode(*features)
+    assert found.dtype == int8.dtype and torch.equal(steps, ends)
+    assert 0 < (found - wanted).norm() / wanted.norm() < 0.1
+    assert int8.decode(found, steps).scores.isfinite().all()
+
+
+@ON_THIS_CPU
+def test_half_precision_weights_are_quantized_too_and_in_place(checkpoint):
+    checkpoint.model.to(torch.bfloat16)
+    recognizer = Recognizer.from_checkpoint(checkpoint, INT8, in_place=True)
+    assert recognizer.model is checkpoint.model
+    assert recognizer(*noise()).scores.isfinite().all()
+
+
+def test_transcripts_of_int8_are_not_those_of_another_precision():
+    settings = [text_settings(WindowOptions(), config) for config in (INT8, PipelineConfig())]
+    assert settings[0] != settings[1]
+
+
+@ON_THIS_CPU
+@pytest.mark.parametrize("encoder", ["eager", "packed", "compiled"])
+def test_int8_is_a_way_to_optimize(checkpoint, encoder):
+    said = f"^encoder: expected 'auto' or 'optimized' with int8, got '{encoder}'"
+    with pytest.raises(ValueError, match=said):
+        Recognizer.from_checkpoint(checkpoint, PipelineConfig(precision="int8", encoder=encoder))
+
+
+@ON_THIS_CPU
+def test_a_model_without_a_fastconformer_is_refused():
+    model = CTCModel(CTCConfig(vocab_size=28, encoder=ConvConfig(width=16, layers=1))).eval()
+    said = "^model: expected one with a FastConformer for int8, got a CTCModel with ConvEncoder"
+    with pytest.raises(ValueError, match=said):
+        Recognizer(model, INT8)
+
+
+def without_vnni():
+    return {"architecture": "x86_64", "avx2": True}
+
+
+def test_a_cpu_without_vnni_is_refused_before_anything_is_done(checkpoint, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", without_vnni)
+    with pytest.raises(ValueError, match="^int8: expected an x86 CPU with VNNI or AMX"):
+        Recognizer.from_checkpoint(checkpoint, INT8)
+
+
+@pytest.fixture
+def saved(checkpoint, tmp_path):
+    """The model as a file."""
+    save_checkpoint(tmp_path / "model.safetensors", checkpoint)
+    return str(tmp_path / "model.safetensors")
+
+
+@ON_THIS_CPU
+@pytest.mark.parametrize("shards", [False, True])
+def test_the_command_transcribes_in_int8(saved, speech, tmp_path, capsys, shards):
+    out = tmp_path / "text"
+    command = ["transcribe", str(speech[0]), "--model", saved, "--dtype", "int8", "--out", str(out)]
+    if shards:
+        command.append("--shards")
+    assert main(command) == 0, capsys.readouterr().err
+    assert "1 of 1" in capsys.readouterr().out
+    assert any(path.is_file() for path in out.rglob("*"))
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_the_command_on_a_cpu_without_vnni_says_so_in_a_line_and_writes_nothing(
+    saved, speech, tmp_path, monkeypatch, capsys, shards
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", without_vnni)
+    out = tmp_path / "text"
+    command = ["transcribe", str(speech[0]), "--model", saved, "--dtype", "int8", "--out", str(out)]
+    if shards:
+        command.append("--shards")
+    assert main(command) == 2
+    said, err = capsys.readouterr()
+    assert said == "" and err == (
+        "asrkit transcribe: int8: expected an x86 CPU with VNNI or AMX, got one without (x86_64). "
+        "Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32.\n"
+    )
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and out in path.parents]
+
+
+def test_an_engine_has_its_own_int8(speech, tmp_path, capsys):
+    command = ["transcribe", str(speech[0]), "--model", str(tmp_path), "--dtype", "int8"]
+    assert main([*command, "--engine", "openvino"]) == 2
+    assert capsys.readouterr().err == (
+        "asrkit transcribe: --dtype: expected float32 or bfloat16 with --engine openvino, got int8. "
+        "Export with --int8, and pass --dtype float32.\n"
+    )
