@@ -83,15 +83,18 @@ class PackedLinear(Packed):
 class PackedDepthwise(Packed):
     """A depthwise convolution whose channels lie last, and perhaps the activation behind it.
 
-    An nn.Conv1d over time is computed as an image one pixel high.
+    One channel of input may become several. An nn.Conv1d over time is computed as an image one
+    pixel high.
     """
 
     def __init__(self, conv: nn.Conv1d | nn.Conv2d, activation: Activation = "none") -> None:
         super().__init__()
         self.activation = activation
         weight = conv.weight.detach()
+        rows = ROWS
         if isinstance(conv, nn.Conv1d):
             weight = weight.unsqueeze(2)
+            rows = 1  # the layout for images of more takes up to twice the time
         height, width = weight.shape[2:]
         self.channels = conv.groups
         self.stride = [conv.stride[0]] * 2
@@ -103,7 +106,7 @@ class PackedDepthwise(Packed):
             self.stride,
             [1, 1],
             self.channels,
-            [1, self.channels, ROWS, ROWS],
+            [1, self.channels, rows, ROWS],
         )
         self.bias = _kept(conv.bias)
 
@@ -123,6 +126,34 @@ class PackedDepthwise(Packed):
             "",
         )
         return out.permute(0, 2, 3, 1)
+
+
+def pack_by_group(weight: Tensor) -> Tensor:
+    """The weight (G, out, in) of `multiply_by_group`, laid out for oneDNN."""
+    G, _, inputs = weight.shape
+    kernels = weight.detach().flatten(0, 1)[..., None, None]  # (G out, in, 1, 1)
+    lay_out: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+    column = [1, G * inputs, ROWS, 1]
+    return lay_out(kernels.contiguous().to_mkldnn(), [0, 0], [1, 1], [1, 1], G, column)
+
+
+def multiply_by_group(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """Products of each group of columns with its own weight: (R, G, out) of `rows` (R, G in).
+
+    As a convolution of one pixel over an image one pixel wide, because oneDNN then reads columns
+    where they lie. For 125 rows, 8 groups of 64 columns and 250 outputs that took half the time of
+    a batch of float32 products in torch, and 0.8 of it in bfloat16, on an AMD EPYC with AVX-512.
+
+    Args:
+        rows: (R, G in), contiguous.
+        weight: Of `pack_by_group`.
+        groups: G.
+    """
+    image = rows[None, :, None].permute(0, 3, 1, 2)  # (1, G in, R, 1), channels last
+    out = torch.ops.mkldnn._convolution_pointwise(
+        image, weight, None, [0, 0], [1, 1], [1, 1], groups, "none", [], ""
+    )
+    return out.permute(0, 2, 3, 1)[0, :, 0].unflatten(1, (groups, -1))
 
 
 class ReadLinear(nn.Linear):

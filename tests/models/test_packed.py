@@ -16,7 +16,16 @@ from asrkit.models import (
     TransducerModel,
     presets,
 )
-from asrkit.models.packed import PackedConv1d, PackedLinear, PackedPointwise, pack, packs
+from asrkit.models.packed import (
+    PackedConv1d,
+    PackedDepthwise,
+    PackedLinear,
+    PackedPointwise,
+    multiply_by_group,
+    pack,
+    pack_by_group,
+    packs,
+)
 
 DTYPES = pytest.mark.parametrize(
     "dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)], ids=str
@@ -31,6 +40,34 @@ def test_a_packed_layer_computes_the_same(shape, dtype, tolerance, bias):
     x = torch.randn(*shape, 48).to(dtype)
     with torch.inference_mode():
         wanted, found = plain(x), PackedLinear(plain)(x)
+    assert found.dtype == dtype and found.shape == wanted.shape
+    assert (wanted - found).norm() <= tolerance * wanted.norm()
+
+
+@DTYPES
+@pytest.mark.parametrize("R", [1, 2, 125, 300])
+@pytest.mark.parametrize("G, inputs, outputs", [(1, 8, 1), (2, 5, 3), (4, 64, 48), (3, 16, 250)])
+def test_groups_of_columns_are_multiplied_each_with_its_own_weight(
+    R, G, inputs, outputs, dtype, tolerance
+):
+    weight = torch.randn(G, outputs, inputs, dtype=torch.float64)
+    rows = torch.randn(R, G * inputs, dtype=torch.float64)
+    wanted = torch.einsum("rgi,goi->rgo", rows.unflatten(1, (G, inputs)), weight)
+    with torch.inference_mode():
+        found = multiply_by_group(rows.to(dtype), pack_by_group(weight.to(dtype)), G)
+    assert found.dtype == dtype and found.shape == wanted.shape
+    assert (wanted - found).norm() <= tolerance * wanted.norm()
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 7, 80), (1, 300, 5)], ids=str)
+@pytest.mark.parametrize("channels", [1, 5, 64])
+def test_one_channel_becomes_several_in_a_strided_convolution(shape, channels, dtype, tolerance):
+    plain = nn.Conv2d(1, channels, 3, stride=2, padding=1).eval().to(dtype)
+    images = torch.randn(*shape, 1).to(dtype)  # channels last
+    with torch.inference_mode():
+        wanted = plain(images.permute(0, 3, 1, 2)).relu().permute(0, 2, 3, 1)
+        found = PackedDepthwise(plain, "relu")(images)
     assert found.dtype == dtype and found.shape == wanted.shape
     assert (wanted - found).norm() <= tolerance * wanted.norm()
 
