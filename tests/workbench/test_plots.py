@@ -20,7 +20,7 @@ from asrkit.workbench.cost import (
     transcription_cost,
     without_buckets,
 )
-from asrkit.workbench.plots.palette import DARK, THINGS, colours_of
+from asrkit.workbench.plots.palette import DARK, GREEN, RED, THINGS, colours_of
 from asrkit.workbench.plots.svg import HEAVY_BYTES
 from asrkit.workbench.profiling import Timing
 
@@ -269,6 +269,19 @@ def test_lengths_are_counted_by_seconds_and_by_rate_and_one_axes_shows_seconds_o
     )
     _, ax = plots.canvas("title")
     assert plots.lengths(seconds, tokens, [ax])[0].get_xlabel() == "length, s"
+
+
+def test_a_waterfall_goes_from_level_to_level_and_ends_with_what_is_left():
+    _, ax = plots.canvas("title")
+    plots.waterfall({"eager": 10.0, "folded": 7.0, "slower": 8.0}, ax, unit="ms")
+    spans = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in ax.patches]
+    assert spans == [(0, 10), (7, 10), (7, 8), (0, 8)]
+    fall, rise = (matplotlib.colors.to_hex(ax.patches[row].get_facecolor()) for row in (1, 2))
+    assert (fall, rise) == (GREEN, RED)
+    assert [label.get_text() for label in ax.get_yticklabels()][-1] == "what is left"
+    assert [text.get_text().strip() for text in ax.texts] == ["10", "7", "8", "8"]
+    with pytest.raises(ValueError, match="^levels: expected a start and a step"):
+        plots.waterfall({"eager": 10.0}, ax)
 
 
 def test_a_tornado_reaches_from_the_outcome_of_the_lowest_to_that_of_the_highest_input():

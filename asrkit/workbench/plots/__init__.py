@@ -10,7 +10,7 @@ from asrkit.workbench.plots.aed import (
     step_cells,
     step_floor,
 )
-from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, tornado
+from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, tornado, waterfall
 from asrkit.workbench.plots.batching import (
     epochs_over_batch,
     lengths_and_shares,
@@ -167,5 +167,6 @@ __all__ = [
     "waiting_legend",
     "waits_matrix",
     "waits_of_ways",
+    "waterfall",
     "waveform",
 ]

@@ -1,4 +1,4 @@
-"""Bars: made of parts, along a timeline, of batches, and of what an input changes."""
+"""Bars: made of parts, along a timeline, of steps, of batches, and of what an input changes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from asrkit.shapes import expect
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
-from asrkit.workbench.plots.palette import BLUE, COLOURS, RED, colours_of
+from asrkit.workbench.plots.palette import BLUE, COLOURS, GREEN, GREY, RED, colours_of
 
 MOST_NAMES = 10  # of a timeline: more colours cannot be told apart
 
@@ -79,6 +79,39 @@ def timeline(
     ax.invert_yaxis()
     ax.set_xlabel(f"time, {unit}")
     ax.legend(**LEGEND_BESIDE)
+    return ax
+
+
+def waterfall(levels: Mapping[str, float], ax: Axes, *, unit: str = "") -> Axes:
+    """What each step takes away: the first level from zero, then bars from level to level.
+
+    A step that takes something away is green, one that adds something red. The number beside a bar
+    is the level after its step. The last level is drawn once more, from zero.
+
+    Args:
+        levels: Step -> what is left after it; two at least, the first being the start.
+        ax: Axes to draw on; returned.
+        unit: Unit of the levels.
+    """
+    names = list(levels)
+    expect(len(names) >= 2, "levels", "a start and a step at least", names)
+    before = 0.0
+    for row, level in enumerate(levels.values()):
+        shade = GREEN
+        if level > before:
+            shade = RED
+        if row == 0:
+            shade = GREY
+        ax.barh(row, abs(level - before), left=min(level, before), height=0.6, color=shade)
+        ax.text(max(level, before), row, f" {level:.3g}", va="center", fontsize=8)
+        before = level
+    last = len(names)
+    ax.barh(last, before, height=0.6, color=BLUE)
+    ax.text(before, last, f" {before:.3g}", va="center", fontsize=8)
+    ax.set_yticks(range(last + 1), [*names, "what is left"])
+    ax.invert_yaxis()
+    ax.margins(x=0.1)
+    ax.set_xlabel(unit)
     return ax
 
 
