@@ -1,12 +1,13 @@
 # Two commands matter: `make report` and `make test`. Both set up .venv by themselves the first time.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help report test check lab bench docs peers lock clean
+.PHONY: help report test check lab bench docs peers scale lock clean
 
 BIN := .venv/bin
 READY := .venv/.stamp
 OPEN := .venv/.unfinished
 PEERS := .venv-peers
+SCALE := .venv-scale
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 # A PYTHON that you name is the one used; otherwise the first of these that is new enough.
@@ -43,15 +44,17 @@ bench: $(READY)  ## run the benchmark suites (ARGS="losses --quick" for one, sma
 docs: $(READY)  ## write docs/commands.md again from what --help says
 	@$(BIN)/python -m asrkit.cli.docs
 
-peers: $(PEERS)/.stamp  ## install losses, decoders and engines of other packages (peers) beside .venv, for `asrkit bench all --peers`
+peers: $(PEERS)/.stamp $(SCALE)/.stamp  ## install losses, decoders and engines of other packages (peers) beside .venv, for `asrkit bench all --peers`; and Ray
+
+scale: $(SCALE)/.stamp  ## install Ray beside .venv, for the tests of `asrkit transcribe --on ray`
 
 lock:  ## write requirements.lock again (ARGS="--upgrade" moves every pin)
 	@$(PYTHON) -m venv --clear build/lock && build/lock/bin/python -m pip install -qq uv
 	@build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 	  --extra notebooks --extra synth --extra dev pyproject.toml --output-file requirements.lock $(ARGS)
 
-clean:  ## remove both environments and the caches of tools; reports, records and speech stay
-	@rm -rf .venv $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove all environments and the caches of tools; reports, records and speech stay
+	@rm -rf .venv $(PEERS) $(SCALE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find asrkit notebooks tests -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
 # The stamp is written last. A set-up that was cut short may have left half a package behind that pip takes for whole,
@@ -81,9 +84,16 @@ $(READY): requirements.lock pyproject.toml
 	echo "asrkit: .venv is ready after $$(( $$(date +%s) - start )) s."
 
 # The peers stand on .venv's torch, torchaudio and numba, found through one .pth file: 0.5 GB instead of 6, the same torch on
-# both sides of a comparison, and nothing of theirs that .venv could see. Hence --no-deps: what they lack is pinned.
+# both sides of a comparison, and nothing of theirs that .venv could see. Hence --no-deps: what they lack is pinned. Ray likewise.
 $(PEERS)/.stamp: requirements-peers.txt $(READY)
-	@rm -rf $(PEERS); $(BIN)/python -m venv $(PEERS)
-	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
-	@$(PEERS)/bin/python -m pip install -qq --no-input --disable-pip-version-check --no-deps -r requirements-peers.txt
-	@touch $@; echo "asrkit: the peers are ready in $(PEERS)."
+	@$(call beside,$(PEERS),$<); touch $@; echo "asrkit: the peers are ready in $(PEERS)."
+
+$(SCALE)/.stamp: requirements-scale.txt $(READY)
+	@$(call beside,$(SCALE),$<); touch $@; echo "asrkit: Ray is ready in $(SCALE)."
+
+define beside
+set -e; rm -rf $(1); $(BIN)/python -m venv $(1); \
+find='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+$(BIN)/python -c "$$find" > "$$($(1)/bin/python -c "$$find")/project.pth"; \
+$(1)/bin/python -m pip install -qq --no-input --disable-pip-version-check --no-deps -r $(2)
+endef

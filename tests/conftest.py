@@ -30,7 +30,7 @@ LACKS = {
     "browser": "" if CHROMIUM else "no chromium",
 }
 # The reasons for a skip that FAIL_ON_SKIP lets pass: what no package index can bring.
-UNAVOIDABLE = ("no CUDA device", "needs real recordings")
+UNAVOIDABLE = ("no CUDA device", "needs real recordings", "needs a network namespace")
 
 
 def pytest_collection_modifyitems(config, items):

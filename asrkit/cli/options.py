@@ -31,11 +31,15 @@ def add_device(group: argparse._ArgumentGroup, *, threads: bool = True) -> None:
         )
 
 
-def apply_runtime_options(args: argparse.Namespace) -> None:
+def apply_runtime_options(args: argparse.Namespace, *, here: bool = True) -> None:
     """Set the environment that torch reads when it is imported, then check and apply --device and
     --threads.
 
     Call it before anything else imports torch.
+
+    Args:
+        args: as the parser returns them.
+        here: False: the device is another machine's, so it need not be here.
 
     Raises:
         ValueError: the device is not there, or the number of threads is not positive.
@@ -50,7 +54,7 @@ def apply_runtime_options(args: argparse.Namespace) -> None:
 
     is_cuda = args.device.partition(":")[0] == "cuda"
     expect(
-        args.device == "cpu" or (is_cuda and torch.cuda.is_available()),
+        args.device == "cpu" or (is_cuda and (torch.cuda.is_available() or not here)),
         "device",
         "cpu, or cuda where there is a GPU",
         args.device,

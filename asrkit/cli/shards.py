@@ -1,6 +1,7 @@
 """`asrkit transcribe --shards`: bulk transcription, and its options."""
 
 import argparse
+import json
 import re
 import time
 from functools import partial
@@ -9,10 +10,13 @@ from typing import Any
 from asrkit.cli.command import count, finish
 from asrkit.cli.options import check_writable
 from asrkit.cli.workers import asked_layout, tell_layout
+from asrkit.files import atomic
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
 
 FORMATS = {None: "jsonl", "json": "jsonl", "parquet": "parquet"}  # of --format
-NEED_SHARDS = ("part", "shard_h", "hang_s")
+NEED_SHARDS = ("part", "shard_h", "hang_s", "on")
+NEED_RAY = ("address", "actors", "gpus_per_actor")
+COUNTS = "counts.json"  # in --out: what --json prints
 
 
 def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,12 +50,49 @@ def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
         help="end a process that finishes no recording for so long, and as long as the longest "
         "recording and 8 batches last; the rest is transcribed by another (default: 120)",
     )
+    _add_ray_arguments(parser)
+
+
+def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
+    cluster = parser.add_argument_group("bulk transcription on several machines")
+    cluster.add_argument(
+        "--on",
+        choices=["ray"],
+        help="with --shards, in place of --part: actors of a Ray cluster transcribe the shards; "
+        "all its machines have to see the files and --out under the same paths. Has to be "
+        "installed: pip install 'asrkit[scale]'",
+    )
+    cluster.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="of the cluster (default: RAY_ADDRESS); local starts one on this machine, for a try",
+    )
+    cluster.add_argument(
+        "--actors",
+        metavar="N|MIN:MAX",
+        help="processes that transcribe, each with --threads CPUs (1 where it is not given); "
+        "MIN:MAX adds them as there is room (default: as many as there is room for)",
+    )
+    cluster.add_argument(
+        "--gpus-per-actor",
+        type=float,
+        metavar="G",
+        help="with --device cuda: GPUs of each process, 0.5 for two on one (default: 1)",
+    )
 
 
 def check_shards(args: argparse.Namespace) -> None:
     """ValueError for options that do not go together with --shards, or without it."""
     from asrkit.shapes import expect
 
+    if args.on is None:
+        for name in NEED_RAY:
+            value = getattr(args, name)
+            expect(value is None, name, "--on ray with it", value)
+    else:
+        expect(args.part is None, "part", "no --on ray with it", args.part, "Pass one of them.")
+        remedy = "--actors N gives processes."
+        expect(args.workers is None, "workers", "no --on ray with it", args.workers, remedy)
     if not args.shards:
         for name in NEED_SHARDS:
             value = getattr(args, name)
@@ -79,6 +120,7 @@ def transcribe_shards(
     from asrkit.transcribe.bulk import Machine, Task, plan, run
 
     part = _part(args.part)
+    cluster = _cluster(args)
     if not args.out.is_file():
         check_writable(args.out, folder=True)
     machine = Machine(
@@ -100,13 +142,12 @@ def transcribe_shards(
     planned = plan(args.files, task, args.out, shard_h=args.shard_h, device=args.device)
     tell_layout(args, layout)
     start = time.perf_counter()
-    report = run(
-        planned,
-        part=part,
-        machine=machine,
-        executor=_executor(layout),
-        progress=not args.no_progress,
-    )
+    if cluster is None:
+        executor = _executor(layout)
+    else:
+        executor = cluster
+    shown = not args.no_progress
+    report = run(planned, part=part, machine=machine, executor=executor, progress=shown)
     elapsed_s = time.perf_counter() - start
     result = {
         "recordings": report.counts.recordings,
@@ -119,6 +160,8 @@ def transcribe_shards(
         "rtfx": round(report.heard_s / elapsed_s, 1),
         "out": str(args.out),
     }
+    with atomic(args.out / COUNTS) as file:
+        file.write_text(json.dumps(result) + "\n", encoding="utf-8")
     finish(args, result, _sentence(result))
     return 1 if report.missing or report.counts.failed else 0
 
@@ -132,6 +175,32 @@ def _executor(layout: Any) -> Any:
     from asrkit.transcribe.bulk.forked import in_processes
 
     return partial(in_processes, layout=layout)
+
+
+def _cluster(args: argparse.Namespace) -> Any:
+    """The actors of a Ray cluster that hear shards; None without --on ray."""
+    from asrkit.transcribe.bulk import Machine, RayActors
+
+    if args.on is None:
+        return None
+    actors = _actors(args.actors)
+    cluster = RayActors(address=args.address, actors=actors, gpus=args.gpus_per_actor)
+    cluster.need(Machine(device=args.device, threads=args.threads))  # now, not after the plan
+    return cluster
+
+
+def _actors(text: str | None) -> int | tuple[int, int] | None:
+    """The number of "N", or both of "MIN:MAX"."""
+    from asrkit.shapes import expect
+
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text)
+    expect(match is not None, "actors", "N or MIN:MAX, such as 8 or 2:16", repr(text))
+    assert match is not None
+    if match[2] is None:
+        return int(match[1])
+    return int(match[1]), int(match[2])
 
 
 def _part(text: str | None) -> tuple[int, int]:

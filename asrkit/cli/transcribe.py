@@ -47,7 +47,7 @@ NEED_A_BEAM = (
 
 def _transcribe(args: argparse.Namespace) -> int:
     check_workers(args)
-    apply_runtime_options(args)
+    apply_runtime_options(args, here=args.on is None)
 
     from asrkit.transcribe import TIMED
 
@@ -460,5 +460,6 @@ COMMAND = Command(
         "asrkit transcribe talks/ --json --timestamps > talks.jsonl",
         "asrkit transcribe talks/ --out text --workers auto --dtype auto",
         "asrkit transcribe manifest.jsonl --out text --shards --part 0/8",
+        "asrkit transcribe manifest.jsonl --out text --shards --on ray --address 10.0.0.1:6379",
     ],
 )

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -69,6 +69,7 @@ def diagnose() -> list[Finding]:
         _losses(),
         _cuda_toolkit(machine),
         _gpu(machine),
+        _ray(),
     ]
 
 
@@ -217,3 +218,22 @@ def _gpu(machine: Mapping[str, Any]) -> Finding:
     if names:
         return _finding("GPU", names, f"update the driver for CUDA {torch.version.cuda}")
     return _finding("GPU", "none", "no notebook needs one; claims about one get no verdict here")
+
+
+def _ray() -> Finding:
+    """Which Ray bulk transcription would run on, and whether others can read its token."""
+    try:
+        found = version("ray")
+    except PackageNotFoundError:
+        return _finding(
+            "Ray", f"none; bulk transcription on a cluster needs it: {_install('scale')}"
+        )
+    from asrkit.transcribe.bulk.ray_cluster import readable_by_others, token_file
+
+    file = token_file()
+    if not file.is_file():
+        return _finding("Ray", f"{found}; no token in {file}: docs/scale.md says how to make one")
+    remedy = ""
+    if readable_by_others(file):
+        remedy = f"chmod 600 {file}"
+    return _finding("Ray", f"{found}; its token is {file}", remedy)

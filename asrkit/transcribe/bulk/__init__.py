@@ -10,6 +10,7 @@ killed goes on by being called again, and loses and doubles nothing.
 """
 
 from asrkit.transcribe.bulk.planning import Plan, Shard, load_plan, plan
+from asrkit.transcribe.bulk.ray_actors import RayActors
 from asrkit.transcribe.bulk.results import Counts, rows
 from asrkit.transcribe.bulk.running import Executor, Report, run
 from asrkit.transcribe.bulk.tasks import Machine, Task
@@ -21,6 +22,7 @@ __all__ = [
     "Executor",
     "Machine",
     "Plan",
+    "RayActors",
     "Report",
     "Shard",
     "Task",

@@ -121,7 +121,8 @@ def plan(
         out: The folder, made when missing.
         shard_h: Hours of audio in a shard; None: those of the plan that is there, else half an
             hour on a CPU and ten on a GPU, less for small corpora and more for very large ones.
-        device: Where a model that is not known yet is loaded, to take its hash.
+        device: Where shards are heard. A model that is not known yet is loaded there to take its
+            hash, or on the CPU where this machine has no such device.
 
     Raises:
         ValueError: An input is damaged or has no recording, ids are twice, or `out` was begun with
@@ -259,7 +260,15 @@ def _made_by(task: Task, device: str, now: dict[str, Any], kept: dict[str, Any] 
     """The hash of model and settings, that of the kept plan where no model file has changed."""
     if kept is not None and now["model"] == kept["model"]:
         return kept["made_by"]
+    if device.startswith("cuda") and not _has_cuda():
+        device = "cpu"
     return key(task, load(task, Machine(device=device)))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def version() -> str:

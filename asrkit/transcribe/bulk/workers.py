@@ -48,25 +48,80 @@ def in_a_process(plan: Plan, shards: Sequence[Shard], machine: Machine) -> Itera
     Raises:
         RuntimeError: The process cannot work here, or ends again and again.
     """
-    todo = [*reversed(shards)]
-    deaths = 0
-    stillborn = 0
-    while todo:
-        with _Worker(plan.out, machine) as worker:
+    with RestartedWorker(plan.out, machine) as worker:
+        for shard in shards:
+            yield from worker.hear(shard.name)
+
+
+class RestartedWorker:
+    """A process that hears shards, started when it is needed, and again when one of them ends it.
+
+    It is killed when the block ends.
+
+    Args:
+        out: Folder of the plan.
+        machine: How it works.
+    """
+
+    def __init__(self, out: Path, machine: Machine) -> None:
+        self.out = out
+        self.machine = machine
+        self.worker: _Worker | None = None
+        self.deaths = 0
+        self.stillborn = 0
+
+    def __enter__(self) -> "RestartedWorker":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def hear(self, name: str) -> Iterator[Event]:
+        """Yield what happens until a shard is done, that last.
+
+        Args:
+            name: Of the shard.
+
+        Raises:
+            RuntimeError: The process cannot work here, or ends again and again.
+        """
+        while True:
             try:
-                worker.wait_until_ready()
-                stillborn = 0
-                while todo:
-                    yield from worker.hear(todo[-1].name)
-                    todo.pop()
-                    deaths = 0
+                yield from self._ready().hear(name)
             except _DeathError as death:
-                deaths += 1
-                stillborn += not worker.ready
-                if deaths >= MOST_DEATHS or stillborn >= MOST_STILLBORN:
-                    times = max(deaths, stillborn)
-                    message = f"the process that transcribes ended {times} times ({death})."
-                    raise RuntimeError(f"{message} The same command goes on from here.") from None
+                self._end()
+                self._count(death)
+            else:
+                self.deaths = 0
+                return
+
+    def _ready(self) -> "_Worker":
+        """The process, with the model loaded."""
+        if self.worker is None:
+            self.worker = _Worker(self.out, self.machine)
+        if not self.worker.ready:
+            self.worker.wait_until_ready()
+            self.stillborn = 0
+        return self.worker
+
+    def _end(self) -> None:
+        if self.worker is not None:
+            self.stillborn += not self.worker.ready
+            self.worker.kill()
+            self.worker = None
+
+    def _count(self, death: "_DeathError") -> None:
+        """RuntimeError where the process has ended too often."""
+        self.deaths += 1
+        if self.deaths >= MOST_DEATHS or self.stillborn >= MOST_STILLBORN:
+            times = max(self.deaths, self.stillborn)
+            message = f"the process that transcribes ended {times} times ({death})."
+            raise RuntimeError(f"{message} The same command goes on from here.") from None
 
 
 class _DeathError(Exception):
@@ -74,7 +129,7 @@ class _DeathError(Exception):
 
 
 class _Worker:
-    """A running process that hears shards; it is killed when the block ends.
+    """A running process that hears shards.
 
     Args:
         out: Folder of the plan.
@@ -95,15 +150,8 @@ class _Worker:
             start_new_session=True,  # Ctrl-C is for the one who waits
         )
 
-    def __enter__(self) -> "_Worker":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def kill(self) -> None:
+        """End the process."""
         self.process.kill()
         self.process.communicate()
 
