@@ -5,16 +5,17 @@
     T   encoder or feature frames      F   feature bins
     U   labels of a transcript         U1  U + 1, lattice rows
 
-A letter means one thing everywhere in asrkit.
+A letter means one thing everywhere in asrkit. Importing this file loads no torch: what only checks
+arguments starts at once.
 """
 
 from math import inf
 from sys import float_info
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Upper limit of the labels on a frame, the frames of a duration and the hypotheses of a beam, whose
 # buffers and tables grow with them.
@@ -78,7 +79,7 @@ def is_finite(value: object) -> bool:
     return abs(value) <= float_info.max
 
 
-def dims(tensor: Tensor, letters: str, argument: str, **known: int) -> tuple[int, ...]:
+def dims(tensor: "Tensor", letters: str, argument: str, **known: int) -> tuple[int, ...]:
     """The sizes of `tensor`; ValueError for a wrong rank, or a size that contradicts `known`.
 
     Args:
@@ -87,10 +88,13 @@ def dims(tensor: Tensor, letters: str, argument: str, **known: int) -> tuple[int
         argument: Name of `tensor` in the error message.
         **known: Sizes that are known, by letter.
 
+    >>> import torch
     >>> dims(torch.zeros(2, 5, 80), "B T F", "features", F=80)
     (2, 5, 80)
     """
-    is_tensor = isinstance(tensor, Tensor)
+    import torch
+
+    is_tensor = isinstance(tensor, torch.Tensor)
     got = type(tensor).__name__
     expect(is_tensor, argument, "a tensor", got, "Wrap it in torch.as_tensor.")
     names = letters.split()
@@ -111,13 +115,15 @@ def _with_size(name: str, known: dict[str, int]) -> str:
     return name
 
 
-def valid_mask(lengths: Tensor, size: int) -> Tensor:
+def valid_mask(lengths: "Tensor", size: int) -> "Tensor":
     """(B, size) bool, True where a position holds data; False in the padding.
 
     Args:
         lengths: (B,) valid positions.
         size: Positions in all.
     """
+    import torch
+
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 

@@ -97,6 +97,20 @@ def stored(sound: Sound) -> str | bytes | io.BytesIO:
     return io.BytesIO(sound.data)
 
 
+def seconds(source: Path | Sound) -> float:
+    """Length by the header, 0 where there is none. For progress only: headers may be wrong."""
+    import soundfile
+
+    sound = source if isinstance(source, Sound) else Sound(source)
+    if sound.duration_s is not None:
+        return sound.duration_s
+    try:
+        whole_s = soundfile.info(stored(sound)).duration
+    except (soundfile.LibsndfileError, TypeError, ZeroDivisionError):
+        return 0.0
+    return max(0.0, whole_s - sound.start_s)
+
+
 def open_sound(source: Path | Sound) -> Any:
     """The opened soundfile.SoundFile, at its first sample also for a part of it.
 

@@ -31,11 +31,29 @@ def add_device(group: argparse._ArgumentGroup, *, threads: bool = True) -> None:
         )
 
 
-def apply_runtime_options(args: argparse.Namespace, *, here: bool = True) -> None:
-    """Set the environment that torch reads when it is imported, then check and apply --device and
-    --threads.
+def apply_runtime_options(args: argparse.Namespace) -> None:
+    """Do what `check_runtime_options` does, then give torch the --threads.
 
     Call it before anything else imports torch.
+
+    Args:
+        args: as the parser returns them.
+
+    Raises:
+        ValueError: the device is not there, or the number of threads is not positive.
+    """
+    check_runtime_options(args)
+    threads = getattr(args, "threads", None)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def check_runtime_options(args: argparse.Namespace, *, here: bool = True) -> None:
+    """Set the environment that torch reads when it is imported, and check --device and --threads.
+
+    Loads torch only to look for a GPU: a command that may have nothing left to do answers at once.
 
     Args:
         args: as the parser returns them.
@@ -48,13 +66,10 @@ def apply_runtime_options(args: argparse.Namespace, *, here: bool = True) -> Non
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # threads that spin while they wait make two processes on two cores eight times slower
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    import torch
-
     from asrkit.shapes import expect
 
-    is_cuda = args.device.partition(":")[0] == "cuda"
     expect(
-        args.device == "cpu" or (is_cuda and (torch.cuda.is_available() or not here)),
+        _is_a_device(args.device, here=here),
         "device",
         "cpu, or cuda where there is a GPU",
         args.device,
@@ -64,7 +79,17 @@ def apply_runtime_options(args: argparse.Namespace, *, here: bool = True) -> Non
     if threads is not None:
         expect(threads > 0, "threads", "at least 1", threads)
         expect(threads <= MOST_THREADS, "threads", f"at most {MOST_THREADS:,}", threads)
-        torch.set_num_threads(threads)
+
+
+def _is_a_device(device: str, *, here: bool) -> bool:
+    """Whether `device` is a CPU or a GPU; `here`: one that torch finds on this machine."""
+    if device.partition(":")[0] != "cuda":
+        return device == "cpu"
+    if not here:
+        return True
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def check_writable(path: Path, *, folder: bool = False) -> None:

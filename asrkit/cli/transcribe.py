@@ -14,6 +14,7 @@ from asrkit.cli.options import (
     add_device,
     add_no_progress,
     apply_runtime_options,
+    check_runtime_options,
     check_writable,
 )
 from asrkit.cli.shards import add_shard_arguments, check_shards, transcribe_shards
@@ -47,7 +48,7 @@ NEED_A_BEAM = (
 
 def _transcribe(args: argparse.Namespace) -> int:
     check_workers(args)
-    apply_runtime_options(args, here=args.on is None)
+    check_runtime_options(args, here=args.on is None)
 
     from asrkit.transcribe import TIMED
 
@@ -72,6 +73,8 @@ def _transcribe_files(
     args: argparse.Namespace, options: WindowOptions, config: PipelineConfig, format_: str
 ) -> int:
     """Transcribe file by file, in this process or in --workers; returns the exit code."""
+    apply_runtime_options(args)
+
     from asrkit.transcribe import Folder, Recognizer, find
 
     if args.out and not args.out.is_file():

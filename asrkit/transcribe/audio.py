@@ -13,7 +13,7 @@ from torch import Tensor
 from torchaudio.functional import resample
 
 from asrkit.shapes import expect
-from asrkit.sound_files import Sound, listed, open_sound, stored
+from asrkit.sound_files import Sound, listed, open_sound
 
 BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
 MARGIN_S = 1
@@ -56,20 +56,6 @@ def recordings(
         else:
             for path, _ in find(source):
                 yield Sound(path)
-
-
-def seconds(source: Path | Sound) -> float:
-    """Length by the header, 0 where there is none. For progress only: headers may be wrong."""
-    import soundfile
-
-    sound = source if isinstance(source, Sound) else Sound(source)
-    if sound.duration_s is not None:
-        return sound.duration_s
-    try:
-        whole_s = soundfile.info(stored(sound)).duration
-    except (soundfile.LibsndfileError, TypeError, ZeroDivisionError):
-        return 0.0
-    return max(0.0, whole_s - sound.start_s)
 
 
 def _seek(file: Any, sound: Sound) -> int | None:

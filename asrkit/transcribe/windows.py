@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from asrkit.models import Checkpoint
 from asrkit.shapes import expect
-from asrkit.sound_files import Sound
+from asrkit.sound_files import Sound, seconds
 from asrkit.text import Tokenizer
-from asrkit.transcribe.audio import blocks, recordings, seconds
+from asrkit.transcribe.audio import blocks, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.pipeline import Recognizer, prefetched

@@ -206,7 +206,7 @@ def test_all_linear_layers_of_blocks_are_int8_and_nothing_else_is():
     packed = optimize(build(), linear_layers="int8")
     kinds = [type(part) for part in packed.modules()]
     assert kinds.count(Int8Linear) == 2 * 8  # blocks, and in each feeds, q k v, out, gate, mix
-    assert kinds.count(PackedLinear) == 2 + 1 + 2  # of the subsampling, and positions
+    assert kinds.count(PackedLinear) == 1 + 2 + 1  # of the subsampling
     assert nn.Linear not in kinds
 
 

@@ -6,18 +6,18 @@ import soundfile
 import torch
 from torchaudio.functional import resample
 
-from asrkit.sound_files import Sound
+from asrkit.sound_files import Sound, seconds
 from asrkit.transcribe import audio
-from asrkit.transcribe.audio import blocks, find, read_audio, recordings, seconds
+from asrkit.transcribe.audio import blocks, find, read_audio, recordings
 from asrkit.transcribe.windows import plan_batches, windows
 
 RATES = [8_000, 11_025, 22_051, 44_100, 48_000, 96_001, 192_000]
 
 
-def noise(seconds, rate, channels=1, seed=0):
+def noise(duration_s, rate, channels=1, seed=0):
     """Low noise (samples, channels)."""
     return 0.1 * np.random.default_rng(seed).standard_normal(
-        (round(seconds * rate), channels)
+        (round(duration_s * rate), channels)
     ).astype(np.float32)
 
 

@@ -38,33 +38,52 @@ def entries(recording: Recording) -> Iterator[Entry]:
     Raises:
         ValueError: It is a Parquet file, and pyarrow is not installed.
     """
-    if not recording.is_container:
-        start_s, duration_s, channel = recording.start_s, recording.duration_s, recording.channel
-        sound = Sound(Path(recording.path), None, start_s, duration_s, channel)
-        if recording.state is not None:  # a length of a header: for plans only
-            sound = Sound(Path(recording.path))
-        yield Entry(recording.id, recording.path, start_s, sound)
-        return
+    if recording.is_container:
+        yield from _members(recording)
+    else:
+        yield _single(recording)
+
+
+def _single(recording: Recording) -> Entry:
+    """The entry of a recording that is a sound file, or a part of one."""
+    sound = Sound(
+        Path(recording.path), None, recording.start_s, recording.duration_s, recording.channel
+    )
+    if recording.state is not None:  # no manifest says its length: the header's is for plans only
+        sound = Sound(Path(recording.path))
+    return Entry(recording.id, recording.path, recording.start_s, sound)
+
+
+def _members(container: Recording) -> Iterator[Entry]:
+    """Yield the entry of each recording in a container, and one that says what it lacks, if any."""
     read = _tar
-    if recording.path.lower().endswith(".parquet"):
+    if container.path.lower().endswith(".parquet"):
         parquet()  # now: without the package no row can be heard, which is no fault of the file's
         read = _parquet
+    path = Path(container.path)
     seen: set[str] = set()
     why = ""
     try:
-        for name, data in read(Path(recording.path)):
-            yield _member(recording, name, data, seen)
+        for name, data in read(path):
+            yield _member(container, name, data, seen)
     except Exception as error:  # classes of tarfile, zlib and pyarrow, for damaged files
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        if isinstance(error, ValueError):
-            why = " ".join(str(error).split())
-    if why or not seen:
+        why = _reason(error)
+    if not seen:
         why = why or "it holds no recording"
-        message = f"audio: {Path(recording.path).name} breaks off after {len(seen)} ({why})."
-        if not seen:
-            message = f"audio: {Path(recording.path).name} has no recording to read ({why})."
-        sound = Sound(Path(recording.path), error=message)
-        yield Entry(f"{recording.id}/", recording.path, 0.0, sound)
+        message = f"audio: {path.name} has no recording to read ({why})."
+    elif why:
+        message = f"audio: {path.name} breaks off after {len(seen)} ({why})."
+    else:
+        return
+    yield Entry(f"{container.id}/", container.path, 0.0, Sound(path, error=message))
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in one line; asrkit's own say it without the name of their class."""
+    text = str(error)
+    if not isinstance(error, ValueError):
+        text = f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
 
 
 def _member(recording: Recording, name: str, data: bytes | None, seen: set[str]) -> Entry:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -234,7 +235,7 @@ def _write(
     with _no_garbage_collection():
         rows = _rows(given)
     if shard_h is None:
-        shard_h = _shard_h(rows, device)
+        shard_h = usual_shard_h(sum(row.planned_s for row in rows), device)
     shards: list[Shard] = []
     with atomic(out / SHARDS) as part:
         with part.open("wb") as file:
@@ -310,12 +311,8 @@ def _rows(given: Sequence[Path]) -> list[_Row]:
         seen.add(one.id)
         rows.append(_row(one))
     expect(bool(rows), "files", "at least one recording", "none in " + ", ".join(map(str, given)))
-    rows.sort(key=_planned_s, reverse=True)
+    rows.sort(key=attrgetter("planned_s"), reverse=True)
     return rows
-
-
-def _planned_s(row: _Row) -> float:
-    return row.planned_s
 
 
 def _row(one: Recording) -> _Row:
@@ -328,17 +325,22 @@ def _row(one: Recording) -> _Row:
         channel = json.dumps(one.channel)
     if one.state is not None:
         state = json.dumps(one.state)
-    if one.is_container:
+    alone = one.is_container
+    if alone:
         if one.path.lower().endswith(".parquet"):
             parquet()  # now, rather than when it is heard
         planned_s = one.state[0] / BYTES_PER_S if one.state else UNKNOWN_S
     text = f"[{quoted(one.id)},{quoted(one.path)},{one.start_s!r},{length},{channel},{state}]"
-    return _Row(planned_s, one.is_container, text)
+    return _Row(planned_s, alone, text)
 
 
-def _shard_h(rows: Sequence[_Row], device: str) -> float:
-    """Hours in a shard where nobody says."""
-    total_s = sum(row.planned_s for row in rows)
+def usual_shard_h(total_s: float, device: str) -> float:
+    """Hours of audio in a shard where nobody says.
+
+    Args:
+        total_s: Seconds of all recordings.
+        device: That hears them: cpu, cuda or cuda:N.
+    """
     usual_s = SHARD_H.get(device.partition(":")[0], SHARD_H["cpu"]) * 3600
     shard_s = max(LEAST_SHARD_S, min(usual_s, total_s / LEAST_SHARDS))
     return max(shard_s, total_s / MOST_SHARDS) / 3600
@@ -348,9 +350,9 @@ def _shards(rows: Sequence[_Row], made_by: str, shard_s: float) -> Iterator[tupl
     """Yield each shard and its line of the file."""
     offset = 0
     for held in _filled(rows, shard_s):
-        text = ",".join([row.text for row in held])
-        name = hashlib.sha256(f"{made_by} {text}".encode()).hexdigest()[:16]
-        line = f'{{"name":"{name}","recordings":[{text}]}}\n'.encode()
+        text = ",".join([row.text for row in held]).encode()
+        name = hashlib.sha256(b"%s %s" % (made_by.encode(), text)).hexdigest()[:16]
+        line = b'{"name":"%s","recordings":[%s]}\n' % (name.encode(), text)
         planned_s = sum([row.planned_s for row in held])
         yield Shard(name, offset, len(held), round(planned_s, 3)), line
         offset += len(line)

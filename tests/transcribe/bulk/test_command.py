@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 
 import pytest
@@ -58,6 +59,18 @@ def test_the_counts_are_of_all_results_also_when_nothing_is_left_to_do(
     assert (
         " h of audio, 3 failed; now 0.00 h at RTFx 0.0. Results: " in line and line.count("\n") == 1
     )
+
+
+def test_a_finished_run_answers_without_torch(command, capsys, tmp_path):
+    assert main([*command, "--threads", "1"]) == 1
+    capsys.readouterr()
+    without_torch = "import sys; sys.modules['torch'] = None; from asrkit.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = [sys.executable, "-c", without_torch, *command, "--threads", "1"]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 1 and "12 recordings" in done.stdout, done.stderr
+    (tmp_path / "out" / "plan.json").unlink()  # a new plan needs the hash of the model
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 1 and "torch" in done.stderr
 
 
 def test_without_errors_the_exit_code_is_0_and_parquet_can_be_written(

@@ -51,8 +51,7 @@ def test_a_recording_longer_than_a_shard_is_one_of_its_own(lines, task, tmp_path
     ],
 )
 def test_where_nobody_says_a_shard_is_minutes_of_work(device, hours, wanted_h):
-    rows = [planning._Row(hours * 36.0, False, "")] * 100
-    assert planning._shard_h(rows, device) == pytest.approx(wanted_h)
+    assert planning.usual_shard_h(hours * 3600, device) == pytest.approx(wanted_h)
 
 
 def test_the_same_plan_is_found_again_without_a_look_at_weights_or_recordings(
