@@ -24,6 +24,7 @@ from asrkit.cli import (
     ledger,
     records,
     report,
+    scale,
     train,
     transcribe,
     verify,
@@ -34,7 +35,7 @@ from asrkit.cli.options import add_json
 SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
     "recognise speech": (transcribe.COMMAND, train.COMMAND, export.COMMAND),
     "prepare speech": (data.PREPARE, data.STATS, data.LENGTHS),
-    "measure this machine": (doctor.COMMAND, bench.COMMAND, cost.COMMAND),
+    "measure this machine": (doctor.COMMAND, bench.COMMAND, cost.COMMAND, scale.COMMAND),
     "reports and records": (
         report.COMMAND,
         compare.COMMAND,

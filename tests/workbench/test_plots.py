@@ -408,6 +408,36 @@ def test_machines_of_a_kind_share_a_colour_and_differ_in_their_dashes():
     assert [line.get_linestyle() for line in lines] == ["-", "--"]
 
 
+def test_days_over_workers_are_those_of_the_outcomes_above_the_days_without_waste():
+    from asrkit.workbench import cost
+
+    shards = cost.equal_shards(100, 1.0)
+    lines = {}
+    for kind, words, failure_h in (("GPUs", "a", 1.0), ("cores", "b", 1.0), ("cores", "c", 9.0)):
+        lines[kind, words] = [
+            cost.simulate(
+                shards, cost.Fleet(workers=number, rtfx=3.0, failure_h=failure_h, startup_s=60.0)
+            )
+            for number in (1, 10)
+        ]
+    _, ax = plots.canvas("title")
+    plots.days_over_workers(lines, ax)
+    ideal, drawn = ax.lines[::2], ax.lines[1::2]
+    for line, below, outcomes in zip(drawn, ideal, lines.values(), strict=True):
+        assert [*line.get_xdata()] == [*below.get_xdata()] == [1, 10]
+        assert [*line.get_ydata()] == [outcome.days for outcome in outcomes]
+        without_waste = [100 / 3 / 24, 100 / 3 / 24 / 10]
+        assert [*below.get_ydata()] == pytest.approx(without_waste)
+        assert (line.get_ydata() > below.get_ydata()).all()
+    assert [line.get_color() for line in drawn] == [plots.colour(kind) for kind, _ in lines]
+    assert [line.get_linestyle() for line in drawn] == ["-", "-", "--"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "GPUs, a",
+        "cores, b",
+        "cores, c",
+    ]
+
+
 def test_names_of_frames_that_have_no_room_are_left_out_and_those_of_labels_are_not():
     _, ax = plots.canvas("title")
     is_blank = [frame != 30 for frame in range(32)]

@@ -1,6 +1,7 @@
 """What models cost: operations and bytes counted (`counts`, `jasper`, `aed`), a GPU's time
 predicted (`lean`, `encoders`), the money that transcription takes (`prices`, `speeds`,
-`transcription`), and the time that training takes (`time_to_train`, `collectives`).
+`transcription`) and its days on many workers (`fleet`), and the time that training takes
+(`time_to_train`, `collectives`).
 """
 
 from asrkit.workbench.cost.aed import (
@@ -32,6 +33,14 @@ from asrkit.workbench.cost.counts import (
     lstm_encoder_parameters,
 )
 from asrkit.workbench.cost.encoders import predicted_ms
+from asrkit.workbench.cost.fleet import (
+    Fleet,
+    Outcome,
+    StoredAudio,
+    equal_shards,
+    simulate,
+    stored_audio,
+)
 from asrkit.workbench.cost.jasper import (
     LatencyCell,
     TwoNumbers,
@@ -96,9 +105,11 @@ __all__ = [
     "DecoderBytes",
     "DecoderFLOP",
     "EpochFit",
+    "Fleet",
     "Instance",
     "LatencyCell",
     "Link",
+    "Outcome",
     "Peak",
     "Phase",
     "Prediction",
@@ -106,6 +117,7 @@ __all__ = [
     "Run",
     "Speed",
     "StepFit",
+    "StoredAudio",
     "Terms",
     "TranscriptionCost",
     "TwoNumbers",
@@ -121,6 +133,7 @@ __all__ = [
     "critical_batch",
     "encoder_flops",
     "encoder_parameters",
+    "equal_shards",
     "fastest",
     "fit_epochs",
     "fit_steps",
@@ -146,8 +159,10 @@ __all__ = [
     "published_speeds",
     "recorded_speeds",
     "sensitivity",
+    "simulate",
     "speeds_for",
     "stated_inputs",
+    "stored_audio",
     "swings",
     "transcription_cost",
     "two_numbers",

@@ -26,7 +26,7 @@ from asrkit.workbench.plots.casts import (
     errors_of_bins,
     time_bars,
 )
-from asrkit.workbench.plots.costs import break_even, cost_bars
+from asrkit.workbench.plots.costs import break_even, cost_bars, days_over_workers
 from asrkit.workbench.plots.decoding import (
     pointer_jumping,
     waiting,
@@ -103,6 +103,7 @@ __all__ = [
     "colour",
     "cost_bars",
     "ctc_runs",
+    "days_over_workers",
     "decode_times",
     "decoder_work",
     "decoding_steps",

@@ -1,14 +1,14 @@
-"""What transcription costs over how fast it is."""
+"""What transcription costs over how fast it is, and how long it takes on how many workers."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from asrkit.workbench.cost import Range, TranscriptionCost, transcription_cost
-from asrkit.workbench.plots.palette import GREEN, colour
+from asrkit.workbench.cost import Outcome, Range, TranscriptionCost, transcription_cost
+from asrkit.workbench.plots.palette import GREEN, GREY, colour
 
 UNITS = {"core": "cores", "gpu": "GPUs"}
 DASHES = ("-", "--", ":", "-.")  # of the machines of a kind
@@ -115,3 +115,28 @@ def _draw_marker(cost: TranscriptionCost, ax: Axes, *, above: bool) -> None:
         fontsize=8,
         ha=alignment,
     )
+
+
+def days_over_workers(lines: Mapping[tuple[str, str], Sequence[Outcome]], ax: Axes) -> Axes:
+    """Days until a corpus is transcribed over the number of workers, beside the days without waste.
+
+    Args:
+        lines: For each (kind, words of the legend) the outcomes of ascending numbers of workers.
+            A kind is a thing of the palette, "cores" or "GPUs"; its lines differ in their dashes.
+        ax: Axes to draw on; returned.
+    """
+    drawn = Counter[str]()
+    for (kind, words), outcomes in lines.items():
+        workers = [outcome.fleet.workers for outcome in outcomes]
+        ideal = [outcome.days * outcome.utilisation for outcome in outcomes]
+        dashes = DASHES[drawn[kind] % len(DASHES)]
+        ax.plot(workers, ideal, color=GREY, lw=0.7)
+        label = f"{kind}, {words}"
+        days = [outcome.days for outcome in outcomes]
+        ax.plot(workers, days, dashes, marker="o", ms=4, color=colour(kind), label=label)
+        drawn[kind] += 1
+    ax.set(xscale="log", yscale="log", xlabel="workers", ylabel="days")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.yaxis.set_major_formatter("{x:,.4g}")
+    ax.legend(frameon=False, fontsize=8)
+    return ax
