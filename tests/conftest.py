@@ -1,5 +1,7 @@
 """What every test stands on: skips are counted by reason, fresh memory holds NaN, nothing asserts a time."""
 
+import importlib.util
+import json
 import os
 import shutil
 import tempfile
@@ -23,6 +25,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "asrkit"))
 with torch.device("meta"):
     torch.empty(1)
 
+ROOT = Path(__file__).resolve().parents[1]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 LACKS = {
@@ -152,6 +155,29 @@ def tiny_speech(tmp_path_factory):
         patch.setenv("ASRKIT_HOME", str(tmp_path_factory.mktemp("home")))
         cuts = corpora.spoken_commands(train=30, dev=3, test=3, progress=False)["train"]
         return Utterances.load(cuts, progress=False)
+
+
+def module(path):
+    """A file of the tests, which are no package."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory):
+    """A small model as NeMo saves one, under the name of a published one."""
+    from asrkit.features import FeatureConfig, mel_bands
+
+    cases = module("tests/models/parity_cases.py")
+    golden = json.loads((ROOT / "tests/golden/nemo.json").read_text())["tdt"]
+    weights = {name: torch.zeros(shape) for name, shape in golden["shapes"].items()}
+    weights["preprocessor.featurizer.window"] = torch.hann_window(400, periodic=False)
+    weights["preprocessor.featurizer.fb"] = mel_bands(FeatureConfig()).T[None]
+    path = tmp_path_factory.mktemp("published") / "parakeet-tdt-0.6b-v2.nemo"
+    cases.write_nemo(path, cases.nemo_config(cases.golden_cases()["tdt"]), cases.fill(weights))
+    return path
 
 
 @pytest.fixture

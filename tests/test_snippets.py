@@ -13,7 +13,6 @@ import pytest
 import soundfile
 import torch
 
-from asrkit.features import FeatureConfig, mel_bands
 from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.text import CharTokenizer
 
@@ -140,19 +139,6 @@ PREPARED = {  # what each snippet of a page takes for granted
     "docs/scale.md": [names_of_a_program],
     "docs/transcribing.md": [names_of_recordings],
 }
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory):
-    """A small model as NeMo saves one, under the name of a published one."""
-    cases = module("tests/models/parity_cases.py")
-    golden = json.loads((ROOT / "tests/golden/nemo.json").read_text())["tdt"]
-    weights = {name: torch.zeros(shape) for name, shape in golden["shapes"].items()}
-    weights["preprocessor.featurizer.window"] = torch.hann_window(400, periodic=False)
-    weights["preprocessor.featurizer.fb"] = mel_bands(FeatureConfig()).T[None]
-    path = tmp_path_factory.mktemp("published") / "parakeet-tdt-0.6b-v2.nemo"
-    cases.write_nemo(path, cases.nemo_config(cases.golden_cases()["tdt"]), cases.fill(weights))
-    return path
 
 
 def test_every_snippet_has_its_names():
