@@ -105,6 +105,15 @@ def check_shards(args: argparse.Namespace) -> None:
     expect(args.engine == "torch", "engine", "torch with --shards", args.engine)
 
 
+def _loaded_dtype(name: str) -> str:
+    """Name of the dtype to load the model in; loads torch for int8 only."""
+    if name != "int8":
+        return name
+    from asrkit.models.int8 import loaded_dtype
+
+    return loaded_dtype(name)
+
+
 def transcribe_shards(
     args: argparse.Namespace, windows: WindowOptions, config: PipelineConfig, model: Any
 ) -> int:
@@ -116,7 +125,6 @@ def transcribe_shards(
         config: How to compute.
         model: Path of the model.
     """
-    from asrkit.models.int8 import loaded_dtype
     from asrkit.transcribe.bulk import Machine, Task, plan, run
 
     part = _part(args.part)
@@ -132,7 +140,7 @@ def transcribe_shards(
     )
     task = Task(
         model=model,
-        dtype=loaded_dtype(args.dtype),
+        dtype=_loaded_dtype(args.dtype),
         context=tuple(args.context) if args.context else None,
         windows=windows,
         config=config,
