@@ -706,7 +706,7 @@ def row(verdict, **fields):
         (["reproduced"], "Of 1 claim: 1 reproduced. The one that could be tested agrees. Our view: what could be tested holds."),
         (["arithmetic checked", "arithmetic checked", "planned"],
          "Of 3 claims: 2 arithmetic checked; 1 planned. The 2 that could be tested agree. "
-         "Open: 1 waits for a notebook that is still to be written. "
+         "Open: 1 waits for a measurement that is still to be written. "
          "Our view: its arithmetic is right, and none of its measurements is confirmed here."),
         (["reproduced", "not reproduced", "direction only"],
          "Of 3 claims: 1 reproduced; 1 direction only; 1 not reproduced. Of 3 that could be tested, 1 agrees, "

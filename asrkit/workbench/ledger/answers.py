@@ -180,8 +180,8 @@ def _open(counts: Mapping[str, int]) -> str:
         ("not measured yet", "was not measured in any run", "were not measured in any run"),
         (
             "planned",
-            "waits for a notebook that is still to be written",
-            "wait for a notebook that is still to be written",
+            "waits for a measurement that is still to be written",
+            "wait for a measurement that is still to be written",
         ),
     ]
     reasons.sort(key=lambda reason: -counts.get(reason[0], 0))
