@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from asrkit.models import FastConformer, optimize
 from asrkit.models.attention import RelativeAttention
 from asrkit.models.folded import fold
+from asrkit.models.int8 import has_int8
 from asrkit.models.packed import PackedLinear, multiplies, pack
 from asrkit.models.packed_conformer import pack_conformer
 from asrkit.models.weight_cache import WeightCache
@@ -80,6 +81,13 @@ def _bfloat16(encoder: FastConformer) -> nn.Module:
     return optimize(encoder.to(torch.bfloat16))
 
 
+def _int8(encoder: FastConformer) -> nn.Module:
+    """Linear layers of the blocks in int8, all else in bfloat16 where the CPU multiplies that."""
+    if multiplies(torch.bfloat16):
+        encoder = encoder.to(torch.bfloat16)
+    return optimize(encoder, linear_layers="int8")
+
+
 STEPS: Mapping[str, Build] = {  # each has all that those before it have
     EAGER: _eager,
     "batch norms folded": _norms_folded,
@@ -88,7 +96,9 @@ STEPS: Mapping[str, Build] = {  # each has all that those before it have
     "positions kept": _positions_kept,
     "residuals and ReLU in the products": _residuals_in_products,
     "bfloat16": _bfloat16,
+    "int8": _int8,
 }
+OF_FEWER_BITS = ("bfloat16", "int8")  # steps that round more than float32
 
 
 def engine_steps(
@@ -96,7 +106,8 @@ def engine_steps(
 ) -> list[Step]:
     """The encoder after each of `STEPS`, all timed in alternation, eager first.
 
-    A step in bfloat16 is left out where this CPU's oneDNN does not multiply that.
+    bfloat16 is left out where this CPU's oneDNN does not multiply it, int8 where the CPU has no
+    instructions for it.
 
     Args:
         encoder: float32, in eval mode, on a CPU. It stays as it is.
@@ -126,9 +137,21 @@ def engine_steps(
 def _built(encoder: FastConformer) -> Iterator[tuple[str, nn.Module]]:
     """Name and encoder of each step that this CPU computes."""
     for name, build in STEPS.items():
-        if name == "bfloat16" and not multiplies(torch.bfloat16):
-            continue
-        yield name, build(copy.deepcopy(encoder))
+        if is_computed(name):
+            yield name, build(copy.deepcopy(encoder))
+
+
+def is_computed(name: str) -> bool:
+    """Whether this CPU computes a step.
+
+    Args:
+        name: Of `STEPS`.
+    """
+    if name == "bfloat16":
+        return multiplies(torch.bfloat16)
+    if name == "int8":
+        return has_int8(torch.cpu.get_capabilities())
+    return True
 
 
 def _call(encoder: nn.Module, features: Tensor, lengths: Tensor) -> Callable[[], object]:
