@@ -40,7 +40,7 @@ class QuantizedRows(NamedTuple):
     """Activations are (values - zero) times scale."""
 
     values: Tensor  # (..., in) uint8
-    scale: float  # NaN where an activation is not finite
+    scale: float  # NaN where an activation, or how far they lie apart, is not finite
     zero: int  # 1 to 255; never 0, for which oneDNN would lay the weight out anew in each call
 
 
@@ -103,8 +103,9 @@ def quantize_weight(weight: Tensor) -> QuantizedWeight:
 def quantize(x: Tensor) -> QuantizedRows:
     """Activations (..., in) in 8 bits: the reference of `asrkit.models.int8_numba_cpu.quantize`.
 
-    The lowest and the highest number, or zero if all lie on one side of it, become 0 and 255; zero
-    itself is exact. Halves are rounded up.
+    The lowest and the highest number become 0 and 255, or the steps next to them; where all lie on
+    one side of zero, zero takes the place of the other end. Zero itself is exact. Halves are
+    rounded up. No number is more than a step away from what it was.
     """
     wide = x.detach().float()
     lowest = wide.min().clamp(max=0.0)
@@ -166,8 +167,8 @@ class Int8Linear(Packed):
         self.out_features = linear.out_features
         self.activation = activation
         self.dtype = linear.weight.dtype
-        values, self.scale = quantize_weight(linear.weight)
-        self.zero = torch.zeros(self.out_features, dtype=torch.int64)
+        values, self.weight_scale = quantize_weight(linear.weight)
+        self.weight_zero = torch.zeros(self.out_features, dtype=torch.int64)
         self.weight = torch.ops.onednn.qlinear_prepack(values, [ROWS, self.in_features])
         self.bias: Tensor | None = None
         if linear.bias is not None:
@@ -181,8 +182,8 @@ class Int8Linear(Packed):
             rows.scale,
             rows.zero,
             self.weight,
-            self.scale,
-            self.zero,
+            self.weight_scale,
+            self.weight_zero,
             self.bias,
             1.0,  # scale and zero point of the result, which is no integer
             0,
@@ -200,8 +201,8 @@ class Int8Linear(Packed):
             rows.scale,
             rows.zero,
             self.weight,
-            self.scale,
-            self.zero,
+            self.weight_scale,
+            self.weight_zero,
             residual,
             self.bias,
             1.0,  # scale and zero point of the result, and then of the residual

@@ -26,7 +26,10 @@ PATTERNS = {  # signed and unsigned integers of a dtype's size, and what that la
 
 @eager
 def quantize(x: Tensor) -> QuantizedRows:
-    """Activations (..., in), float32 or bfloat16, in 8 bits; see `asrkit.models.int8.quantize`."""
+    """Activations (..., in), float32 or bfloat16, in 8 bits; see `asrkit.models.int8.quantize`.
+
+    By one thread, however many torch has.
+    """
     signed_dtype, unsigned_dtype, shift = PATTERNS[x.dtype]
     signed = x.contiguous().view(signed_dtype).numpy().reshape(-1)
     values = np.empty(signed.size, np.uint8)

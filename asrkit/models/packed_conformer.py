@@ -206,7 +206,9 @@ class _Subsampling(nn.Module):
         self.out = PackedLinear(_linear(by_bin, eager.out.bias))
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Frames (B, T', D) of features (B, T, F), zero in their padding, and their lengths.
+        """Frames (B, T', D) of features (B, T, F), and their lengths.
+
+        In the padding frames are what the last layer makes of zeros: its bias.
 
         One utterance after the other: what the first convolutions return is the largest tensor of
         the encoder. That of one utterance stays in caches, and in memory that is used again.
