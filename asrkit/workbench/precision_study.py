@@ -95,8 +95,8 @@ def _hear(
             heard.texts.append(normalize_text(tokenizer.decode(tokens)))
         head = recognizer.kind.ctc_head(recognizer.model)
         if head is not None:
-            plain, ends = recognizer.model.encoder(features, frames)
-            scores = log_probs(head(plain)).float()
+            frames_of_head, ends = recognizer.model.encoder(features, frames)
+            scores = log_probs(head(frames_of_head)).float()
             rows = [row[:end] for row, end in zip(scores, ends.tolist(), strict=True)]
             heard.log_probs.extend(row.clone() for row in rows)
     return heard
