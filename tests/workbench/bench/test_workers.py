@@ -30,6 +30,13 @@ def test_times_rates_ratios_and_memory_of_one_process_and_of_one_a_core(monkeypa
     assert sizes[0]["params"]["weights_B"] > 0
 
 
+def test_where_no_worker_tells_its_memory_none_is_recorded():
+    def run():
+        yield from range(4)  # transcripts, but of no process
+
+    assert [*workers._memory(run, {"recordings": 4})] == []
+
+
 def test_a_gpu_is_refused():
     with pytest.raises(
         ValueError, match="^device: expected cpu for the suite workers, got cuda. A"

@@ -151,16 +151,22 @@ def _cpu_s() -> float:
 
 
 def _memory(run: Run, params: dict[str, Any]) -> Iterator[Measurement]:
-    """Memory of one worker in mid-run that no other process has, and all that it uses."""
+    """Memory of one worker in mid-run: that no other process has, its share, and all it uses.
+
+    Nothing where the system does not say.
+    """
     from asrkit.transcribe.processes import process_memory
 
     transcripts = run()
     for _ in range(params["recordings"] // 2):
         next(transcripts)
-    sizes = [process_memory(child.pid) for child in multiprocessing.active_children()]
+    found = [process_memory(child.pid) for child in multiprocessing.active_children()]
     transcripts.close()  # type: ignore[attr-defined]
+    sizes = [size for size in found if size is not None]
+    if not sizes:
+        return
     for kind in ("own", "share", "all"):
-        largest = max(size[kind] for size in sizes if size is not None)
+        largest = max(size[kind] for size in sizes)
         timer = "/proc/PID/smaps_rollup"
         yield Measurement(
             "transcription-workers",
