@@ -14,7 +14,7 @@ from asrkit.transcribe.processes.memory import free_memory
 
 AUTO = "auto"
 CPUS = Path("/sys/devices/system/cpu")
-WORKER_BYTES = 2**30  # of one process beside the weights, which all share; see `docs/scale.md`
+WORKER_BYTES = 2**30  # allowed for each process beside the weights, which all share
 
 
 @dataclass(frozen=True, kw_only=True)

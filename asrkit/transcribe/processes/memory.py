@@ -4,14 +4,43 @@ import os
 from pathlib import Path
 
 SYSTEM = Path("/proc/meminfo")
+CONTAINER = Path("/sys/fs/cgroup")
 
 
-def free_memory(file: Path = SYSTEM) -> int | None:
+def free_memory(file: Path = SYSTEM, folder: Path = CONTAINER) -> int | None:
     """Bytes that processes can take without swapping; None where the system does not say.
 
+    A container's limit counts too.
+
     Args:
-        file: Where Linux says it.
+        file: Where Linux says what the machine has.
+        folder: Where it says what the container may have.
     """
+    known = [size for size in (_of_machine(file), _of_container(folder)) if size is not None]
+    return min(known, default=None)
+
+
+def _of_container(folder: Path) -> int | None:
+    """Bytes left of the limit of this process' container; None where there is none."""
+    limit, used = folder / "memory.max", folder / "memory.current"
+    if not (limit.exists() and used.exists()):
+        return None
+    most = limit.read_text().strip()
+    if not most.isdigit():  # "max": no limit
+        return None
+    return max(0, int(most) - int(used.read_text()) + _file_cache(folder / "memory.stat"))
+
+
+def _file_cache(file: Path) -> int:
+    """Bytes that count as used and are given up when others need them."""
+    if not file.exists():
+        return 0
+    sizes = dict(line.split() for line in file.read_text().splitlines())
+    return int(sizes.get("inactive_file", 0))
+
+
+def _of_machine(file: Path) -> int | None:
+    """Bytes that are available on the machine."""
     if not file.exists():
         return None
     for line in file.read_text().splitlines():

@@ -76,12 +76,26 @@ def test_auto_takes_no_more_processes_than_recordings_or_memory():
 def test_auto_says_which_limit_it_followed(tmp_path, monkeypatch):
     memory = tmp_path / "meminfo"
     memory.write_text("MemTotal: 99 kB\nMemAvailable:    524288 kB\n")
-    assert free_memory(memory) == 2**29 and free_memory(tmp_path / "none") is None
-    monkeypatch.setattr(free_memory, "__defaults__", (memory,))
+    nowhere = tmp_path / "none"
+    assert free_memory(memory, nowhere) == 2**29 and free_memory(nowhere, nowhere) is None
+    monkeypatch.setattr(free_memory, "__defaults__", (memory, nowhere))
     layout = choose_layout("auto")
     assert (layout.workers, layout.threads) == (1, min(usable_cores(), len(same_core(affinity()))))
     if layout.threads > 1:
         assert layout.why == "as 0.5 GiB of free memory allow"
+
+
+def test_free_memory_is_no_more_than_a_container_has_left(tmp_path):
+    machine = tmp_path / "meminfo"
+    machine.write_text("MemAvailable:    524288 kB\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    for limit, wanted in (("max", 2**29), ("1000", 700), ("200", 0), (f"{2**40}", 2**29)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert free_memory(machine, tmp_path) == wanted
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert free_memory(tmp_path / "none", tmp_path) == 700
+    (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 50\nactive_file 50\n")
+    assert free_memory(machine, tmp_path) == 750
 
 
 def test_threads_of_one_core_stay_together_while_there_are_cores(topology):
