@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -71,8 +70,6 @@ def _hear(hearer: Hearer, channel: Channel) -> None:
 
 def _lost(event: Ended) -> str:
     """What happened to a process, in a line."""
-    line = f"worker {event.number} (process {event.pid}) ended by {event.why}"
-    names: list[Any] = [shard.name for shard in event.jobs]
-    if not names:
-        return f"{line}; it held nothing"
-    return f"{line}; shard {names[0]} is heard again"
+    if not event.jobs:
+        return f"{event}; it held nothing"
+    return f"{event}; shard {event.jobs[0].name} is heard again"

@@ -58,6 +58,9 @@ class Ended(NamedTuple):
     why: str
     jobs: list[Any]
 
+    def __str__(self) -> str:
+        return f"worker {self.number} (process {self.pid}) ended by {self.why}"
+
 
 class Channel:
     """What a forked process sees of the one that forked it.

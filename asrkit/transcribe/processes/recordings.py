@@ -191,7 +191,6 @@ class _Jobs:
 
     def lost(self, event: Ended) -> str:
         """Have what a process held heard again, or given up; returns what happened, in a line."""
-        line = f"worker {event.number} (process {event.pid}) ended by {event.why}"
         again = 0
         for job in event.jobs:
             start = self.reached.pop(job.first, job.first)
@@ -199,13 +198,13 @@ class _Jobs:
                 sound = self.sounds[position]
                 if job.alone:
                     self._keep(position, Transcript(path=sound.path, error=ENDED))
-                    return f"{line}, now with {sound.path} alone"
+                    return f"{event}, now with {sound.path} alone"
                 self.again.append(_Job(position, [sound], alone=True))
                 again += 1
         if not again:
-            return f"{line}; it held nothing"
+            return f"{event}; it held nothing"
         noun = "recording is" if again == 1 else "recordings are"
-        return f"{line}; {again:,} {noun} transcribed again"
+        return f"{event}; {again:,} {noun} transcribed again"
 
 
 def _size(sound: Sound) -> int:
