@@ -53,7 +53,8 @@ def _page(command: argparse.ArgumentParser, name: str) -> str:
         rows = [*_rows(command, group._group_actions)]
         if rows:
             title = (group.title or "").replace("positional arguments", "arguments")
-            lines += ["", f"| {title.capitalize()} | |", "|---|---|", *rows]
+            title = title[:1].upper() + title[1:]  # what is a GPU stays one
+            lines += ["", f"| {title} | |", "|---|---|", *rows]
     return "\n".join(lines) + "\n"
 
 

@@ -15,8 +15,8 @@ ORDERS = {"parts": "fixed parts (--part K/N)", "queue": "one queue of shards"}
 HEADS = ["workers", "days", "USD", "shards", "failures", "lost", "waiting", "MB/s", "readers"]
 LEGEND = (
     "lost: share of the paid time that failures cost; waiting: share of it in which workers have",
-    "nothing left and the last one works; MB/s: what the storage has to give; readers: reading",
-    "threads of all workers",
+    "nothing left and the last one works; MB/s: what the storage has to give, and readers: how",
+    "many threads have to read, for all workers to hear as fast as they can",
 )
 
 
