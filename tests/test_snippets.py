@@ -136,7 +136,7 @@ PREPARED = {  # what each snippet of a page takes for granted
     ],
     "docs/training.md": [nothing, nothing, names_of_batches, *[nothing] * 6],
     "docs/export.md": [nothing],
-    "docs/scale.md": [names_of_a_program],
+    "docs/scale.md": [names_of_a_program, nothing],
     "docs/transcribing.md": [names_of_recordings],
 }
 

@@ -26,7 +26,7 @@ plain = soundfile.SoundFile
 
 def open_slowly(file, *args, **how):
     if "slow" in os.fsdecode(file):
-        time.sleep(0.5)
+        time.sleep(float(os.environ.get("SLOW_S", "0.5")))
     return plain(file, *args, **how)
 
 soundfile.SoundFile = open_slowly
@@ -212,6 +212,7 @@ def test_a_worker_may_have_several_threads(talks, model, capsys):
 def test_ctrl_c_and_sigterm_end_all_processes(talks, model, how):
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW, *command(talks, model, "--workers", "2")],
+        env={**os.environ, "SLOW_S": "2"},  # far from its end when the signal comes
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -518,7 +518,7 @@ def test_the_stages_of_a_call_add_up(made):
 
 @pytest.mark.parametrize(("how", "said"), [
     ({"normalization": "fast"}, "normalization: expected one of 'batched', 'one_by_one', got 'fast'."),
-    ({"precision": "int8"}, "precision: expected one of 'as_loaded', 'float32', 'tf32', 'autocast', 'bfloat16', 'float16'"),
+    ({"precision": "int4"}, "precision: expected one of 'as_loaded', 'float32', 'tf32', 'autocast', 'bfloat16', 'float16', 'int8'"),
     ({"graphs": "step"}, "graphs: expected 'auto' or 'off' with strategy='one_by_one'"),
     ({"turn": "fused"}, "turn: expected 'auto' or 'plain' with graphs='off'"),
 ])  # fmt: skip
