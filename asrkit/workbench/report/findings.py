@@ -100,8 +100,8 @@ DECLARED = (
             Arm(what="decoder-launches", impl="label_looping", label="label looping"),
         ),
         ours=Arm(what="decoder-launches", impl="windowed_looping", label="windowed looping"),
-        sentence="A GPU that decodes would wait for its host {factor} times less often than with "
-        "{against}: counted, not timed.",
+        sentence="With {against}, a GPU that decodes would wait for its host {factor} times as "
+        "often as with windowed looping: counted, not timed.",
         quantity="Waits of the host for the GPU, per second of speech",
     ),
     Declared(
