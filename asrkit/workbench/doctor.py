@@ -230,6 +230,8 @@ def _ray() -> Finding:
         )
     from asrkit.transcribe.bulk.ray_cluster import readable_by_others, token_file
 
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return _finding("Ray", f"{found}; its token is in RAY_AUTH_TOKEN")
     file = token_file()
     if not file.is_file():
         return _finding("Ray", f"{found}; no token in {file}: docs/scale.md says how to make one")
