@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from asrkit.models import FastConformerConfig, presets
+from asrkit.runtime import usable_cores
 from asrkit.transcribe import pipeline
 from asrkit.workbench import bench
 from asrkit.workbench.bench.peers.peer_encoders import renamed, sketch
@@ -15,6 +16,7 @@ from asrkit.workbench.bench.peers.processes import PYTHON
 from asrkit.workbench.bench.suites import encoder
 from asrkit.workbench.bench.suites.encoder import Way
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
+from asrkit.workbench.machine import this_machine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = presets.tiny().encoder
@@ -239,3 +241,11 @@ def test_one_core_says_what_was_planted_with_one_thread_on_one_core(monkeypatch)
         labels.shape[1] == case.params["labels"] > 0 and frames.shape[1] == case.params["shape"][1]
     )
     assert case.params["threads"] == case.params["cores"] == 1
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="one core")
+def test_a_record_made_on_one_core_names_all_of_the_machine():
+    this_machine.cache_clear()
+    with encoder.one_thread():
+        found = this_machine()
+    assert found["cpu_usable"] == usable_cores()

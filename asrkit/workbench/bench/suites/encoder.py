@@ -39,6 +39,7 @@ from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.peers.peer_encoders import write
 from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
+from asrkit.workbench.machine import this_machine
 
 SECONDS = 10
 RATE_HZ = 16_000
@@ -426,6 +427,7 @@ def random_transducer(config: TransducerConfig, decoder: TransducerModel) -> Tra
 @contextmanager
 def one_thread() -> Iterator[None]:
     """One thread on one core inside the block; afterwards all is as before."""
+    this_machine()  # whose records, those of the block too, name all of its cores
     threads = torch.get_num_threads()
     cores = os.sched_getaffinity(0)
     torch.set_num_threads(1)
