@@ -20,8 +20,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system for
 ENOUGH_S = 60.0
 # Recordings named `slow` take a while to open.
 SLOW = """
-import os, sys, time
+import os, signal, sys, time
 import soundfile
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 plain = soundfile.SoundFile
 
 def open_slowly(file, *args, **how):
