@@ -6,7 +6,6 @@ own. Those of LAMB are compared at a small size, after three steps. No GPU has m
 """
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from asrkit.optim import Average, Lamb
 from asrkit.runtime import usable_cores
-from asrkit.workbench.bench.cases import Case, Suite
+from asrkit.workbench.bench.cases import Case, Suite, median_of
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.records import Measurement
 
@@ -257,9 +256,7 @@ def measure_sharded(quick: bool) -> Iterator[Measurement]:
     found = sharded_steps(rounds, small=quick)
     for name, arm in found.items():
         samples = arm["samples_ms"]
-        timed: dict[str, Any] = {"warmup": 1, "timer": "time.perf_counter", "impl": name}
-        median_ms = statistics.median(samples)
-        yield Measurement(ON_TWO, "latency", "ms", median_ms, samples, params=params, **timed)
+        yield median_of(ON_TWO, "latency", "ms", samples, params=params, warmup=1, impl=name)
         yield Measurement(ON_TWO, "state", "B", arm["state_B"], params=params, impl=name)
 
 

@@ -3,7 +3,6 @@ beside training.
 """
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.models.transducer import LSTMPredictor
-from asrkit.workbench.bench.cases import Case
+from asrkit.workbench.bench.cases import Case, median_of
 from asrkit.workbench.profiling import host_reads, launch_profile
 from asrkit.workbench.records import Measurement
 
@@ -213,28 +212,10 @@ def measure_beside(quick: bool) -> Iterator[Measurement]:
     }
     if quick:
         params["quick"] = True
-    yield of_samples("ratio", ratios, params | {"arms": ["in_turn", "beside"]})
-    yield of_samples("exposed_share", shares, params)
-
-
-def of_samples(metric: str, samples: list[float], params: dict[str, Any]) -> Measurement:
-    """The median of some rounds of training with evaluations.
-
-    Args:
-        metric: What the samples are.
-        samples: A number for each round.
-        params: Of the record.
-    """
-    return Measurement(
-        what="evaluation-beside",
-        metric=metric,
-        unit="1",
-        value=statistics.median(samples),
-        samples=tuple(samples),
-        warmup=1,
-        params=params,
-        timer="time.perf_counter",
-    )
+    record = functools.partial(median_of, "evaluation-beside", unit="1", warmup=1)
+    arms = ["in_turn", "beside"]
+    yield record("ratio", samples=ratios, params=params | {"arms": arms})
+    yield record("exposed_share", samples=shares, params=params)
 
 
 def timed(run: Callable[[], list[float]]) -> tuple[list[float], float]:

@@ -1,12 +1,11 @@
 """Cases of training by several processes of this machine."""
 
 import functools
-import statistics
 from collections.abc import Iterator
 from typing import Any
 
 from asrkit.runtime import usable_cores
-from asrkit.workbench.bench.cases import Case
+from asrkit.workbench.bench.cases import Case, median_of
 from asrkit.workbench.bench.weak_scaling import weak_scaling
 from asrkit.workbench.records import Measurement
 
@@ -50,20 +49,5 @@ def measure_ranks(quick: bool) -> Iterator[Measurement]:
     if quick:
         params["quick"] = True
     arms = ["one_process", "two_processes"]
-    yield _of_samples("ratio", "1", ratios, params | {"arms": arms})
-    yield _of_samples("agreement", "ms", agree_ms, params)
-
-
-def _of_samples(
-    metric: str, unit: str, samples: list[float], params: dict[str, Any]
-) -> Measurement:
-    """The median of some rounds."""
-    return Measurement(
-        what=WHAT,
-        metric=metric,
-        unit=unit,
-        value=statistics.median(samples),
-        samples=tuple(samples),
-        params=params,
-        timer="time.perf_counter",
-    )
+    yield median_of(WHAT, "ratio", "1", ratios, params=params | {"arms": arms})
+    yield median_of(WHAT, "agreement", "ms", agree_ms, params=params)
