@@ -1,5 +1,8 @@
 """A model that was really trained, for some seconds, on speech that overlapping windows can be tried on."""
 
+import os
+import signal
+import time
 from dataclasses import asdict
 
 import pytest
@@ -16,6 +19,25 @@ from asrkit.text import CharTokenizer
 @pytest.fixture(autouse=True)
 def small_tensors(one_thread):
     """Every test of this folder runs on one thread."""
+
+
+@pytest.fixture
+def break_reading(monkeypatch):
+    """From its call on, recordings named `poison` end the process that opens them, `hang` ones never open, and `slow` ones take a
+    while."""
+    plain = soundfile.SoundFile
+
+    def open_or_die(file, *args, **how):
+        name = os.fsdecode(file) if isinstance(file, str | bytes) else ""
+        if "poison" in name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "hang" in name:
+            time.sleep(1e6)
+        if "slow" in name:
+            time.sleep(0.3)
+        return plain(file, *args, **how)
+
+    return lambda: monkeypatch.setattr(soundfile, "SoundFile", open_or_die)
 
 
 @pytest.fixture(scope="session")

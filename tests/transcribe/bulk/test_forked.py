@@ -3,12 +3,9 @@
 import json
 import os
 import shutil
-import signal
-import time
 from functools import partial
 
 import pytest
-import soundfile
 
 from asrkit.cli import main
 from asrkit.transcribe import Layout
@@ -18,22 +15,6 @@ from asrkit.transcribe.bulk.hearing import ENDED
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
 TWO = Layout(cores=((), ()), threads=1, why="")
-
-
-@pytest.fixture
-def break_reading(monkeypatch):
-    """From its call on, recordings named `poison` end who opens them, and `hang` ones never open."""
-    plain = soundfile.SoundFile
-
-    def open_or_die(file, *args, **how):
-        name = os.fsdecode(file) if isinstance(file, str | bytes) else ""
-        if "poison" in name:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if "hang" in name:
-            time.sleep(1e6)
-        return plain(file, *args, **how)
-
-    return lambda: monkeypatch.setattr(soundfile, "SoundFile", open_or_die)
 
 
 def test_shards_are_those_of_one_process(talks, task, tmp_path, wanted, found):

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -32,19 +31,9 @@ SMALL = WindowOptions(batch_s=4.0, readers=1)
 
 
 @pytest.fixture
-def faulty(monkeypatch):
-    """Recordings whose name has `poison` end the process that opens them; `slow` ones take a while."""
-    plain = soundfile.SoundFile
-
-    def open_or_die(file, *args, **how):
-        name = os.fsdecode(file) if isinstance(file, str | bytes) else ""
-        if "poison" in name:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if "slow" in name:
-            time.sleep(0.3)
-        return plain(file, *args, **how)
-
-    monkeypatch.setattr(soundfile, "SoundFile", open_or_die)
+def faulty(break_reading):
+    """Recordings whose names say so are faulty or slow."""
+    break_reading()
 
 
 @pytest.fixture
