@@ -28,6 +28,10 @@ from asrkit.transcribe.seams import Label, Word, join, words
 # Batches read ahead and sorted by length: enough for little padding. More would only take memory
 # and delay the first transcripts.
 POOL = 8
+# Seconds of padding in a batch on a CPU: to fill them takes about as long as to start one more
+# batch. (Where k utterances differ by d each, k * k * d / 2 of padding and a cost c of each batch
+# add up to the least when that padding is c.) A GPU wants the largest batches.
+MOST_PADDING_S = 4.0
 
 
 def transcribe(
@@ -149,7 +153,10 @@ def windows(
 
 
 def plan_batches(
-    lengths: Sequence[int], budget: float, order: str = "by_length"
+    lengths: Sequence[int],
+    budget: float,
+    order: str = "by_length",
+    most_padding: float = math.inf,
 ) -> list[list[int]]:
     """Positions of `lengths` in batches of at most `budget` samples, padding included.
 
@@ -159,17 +166,22 @@ def plan_batches(
         lengths: samples of each utterance.
         budget: most samples in a batch: utterances times the longest of them.
         order: "by_length", longest first, which saves padding; or "as_given".
+        most_padding: most samples of padding in a batch.
     """
     rows = list(range(len(lengths)))
     if order == "by_length":
         rows.sort(key=lambda row: -lengths[row])
     plan: list[list[int]] = []
     longest = 0
+    filled = 0
     for row in rows:
         longest = max(longest, lengths[row])
-        if not plan or (len(plan[-1]) + 1) * longest > budget:
+        filled += lengths[row]
+        padded = (len(plan[-1]) + 1) * longest if plan else math.inf
+        if padded > budget or padded - filled > most_padding:
             plan.append([])
             longest = lengths[row]
+            filled = lengths[row]
         plan[-1].append(row)
     return plan
 
@@ -232,6 +244,9 @@ class Transcriber:
         self.options = options
         self.rate_hz = config.rate_hz
         self.batch_samples = options.batch_s * config.rate_hz
+        self.most_padding = math.inf
+        if recognizer.device.type == "cpu" and recognizer.config.order == "by_length":
+            self.most_padding = MOST_PADDING_S * config.rate_hz
         self.least_samples = config.window_samples
         subsampling = recognizer.model.config.encoder.subsampling
         self.frame_samples = config.hop_samples * subsampling  # of one encoder frame
@@ -336,7 +351,9 @@ class Transcriber:
         """Positions in `pool` of each batch of loud windows, the batch with the earliest first."""
         filled = self.recognizer.feature_config.fill_samples
         lengths = [max(len(pool[index].waveform), filled) for index in loud]
-        plan = plan_batches(lengths, self.batch_samples, self.recognizer.config.order)
+        plan = plan_batches(
+            lengths, self.batch_samples, self.recognizer.config.order, self.most_padding
+        )
         return [[loud[place] for place in batch] for batch in sorted(plan, key=min)]
 
     def _new_s(self, windows: Iterable[_Window]) -> float:

@@ -114,6 +114,14 @@ def test_batches_hold_the_budget_with_padding_counted_and_every_piece_once():
     assert plan_batches([300, 10], 250) == [[0], [1]] and plan_batches([], 250) == []
 
 
+def test_a_batch_ends_where_another_utterance_would_bring_too_much_padding():
+    lengths = [10, 30, 29, 27, 9, 30]
+    assert plan_batches(lengths, 250, most_padding=4) == [[1, 5, 2, 3], [0, 4]]
+    assert plan_batches(lengths, 250, most_padding=3) == [[1, 5, 2], [3], [0, 4]]
+    assert plan_batches(lengths, 250, most_padding=0) == [[1, 5], [2], [3], [0], [4]]
+    assert plan_batches(lengths, 60, most_padding=4) == [[1, 5], [2, 3], [0, 4]]
+
+
 def test_a_folder_stands_for_the_sound_files_under_it_sorted_and_a_file_for_itself(tmp_path):
     for name in (
         *(f"b/{n}.wav" for n in (7, 3, 9, 4, 1, 8)),
