@@ -24,7 +24,7 @@ MOST_BATCHES = 6
 MOST_RECORDINGS = 1000  # in one job
 LEAST_S = 30.0  # of audio in a job: a batch that keeps a core busy
 # A job is at most this part of what is left, divided by processes: so all end at about one time.
-PART = 1 / 4
+PART = 1 / 2
 MOST_DOUBLINGS = 10
 BYTES_PER_S = 32_000  # of a recording, guessed until some were heard: 16 bits at 16 kHz
 

@@ -31,7 +31,7 @@ from asrkit.workbench.profiling import Sample
 from asrkit.workbench.records import Measurement
 
 PRESET = "tdt_ctc_110m"  # its encoder
-UTTERANCES = 120
+UTTERANCES = 240
 QUICK_PRESET = "tiny"
 QUICK_UTTERANCES = 4
 Run = Callable[[], Iterator[Any]]
