@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asrkit.shapes import expect
+from asrkit.shapes import expect, whole
 from asrkit.sound_files import SUFFIXES, UNREAD, listed, seconds
 
 CONTAINERS = (".tar", ".tar.gz", ".tgz", ".parquet")  # files that hold recordings
@@ -19,7 +18,17 @@ MANIFESTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 KINDS = "a folder, a manifest (.jsonl, .json, .gz of them), a .tar, a .parquet or a sound file"
 HEADER_READERS = 8  # threads that ask files for their length
 # What a damaged manifest makes its readers raise.
-UNREADABLE = (KeyError, TypeError, AttributeError, IndexError, OSError, EOFError, zlib.error)
+UNREADABLE = (
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    OSError,
+    EOFError,
+    zlib.error,
+)
+MOST_S = 1e9  # of a recording, in a manifest: 31 years
 WHOLE_CUT_S = 0.01  # a cut that covers its recording but for this is the whole recording
 _decode = json.JSONDecoder().raw_decode  # twice as fast as json.loads on a short line
 
@@ -126,7 +135,7 @@ def _files(found: Iterable[tuple[Path, str]]) -> Iterator[Recording]:
 
 def _manifest(path: Path) -> Iterator[Recording]:
     """Yield the recording of each line of a manifest."""
-    opener: Any = gzip.open if path.suffix == ".gz" else open
+    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
     complete = _Completer(path.absolute().parent)
     number = 0
     try:
@@ -189,11 +198,12 @@ def _time(value: Any, name: str) -> float:
     """`value` in seconds; 0.0 for None, which NeMo writes for what is not known."""
     if value is None:
         return 0.0
-    if type(value) is float and 0 <= value < math.inf:
+    if type(value) is float and 0 <= value <= MOST_S:
         return value  # nearly all of them
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and 0 <= value < math.inf):
-        expect(False, "manifest", f"0 seconds or more as {name}", repr(value)[:80])
+    if not (is_number and 0 <= value <= MOST_S):
+        wanted = f"0 to {MOST_S:,.0f} seconds as {name}"
+        expect(False, "manifest", wanted, repr(value)[:80])
     return float(value)
 
 
@@ -213,6 +223,9 @@ def _cut(row: dict[str, Any], complete: Callable[[str], str]) -> Recording:
     start_s = _time(row["start"], "start")
     duration_s: float | None = _time(row["duration"], "duration")
     channel = row.get("channel")
+    if kind == "MonoCut" and channel is not None and not whole(channel, 0):
+        got = f"{channel!r:.40} of {row['id']!r:.80}"
+        expect(False, "manifest", "the number of a channel, from 0", got)
     if kind == "MultiCut" or len(sources[0].get("channels", [0])) == 1:
         channel = None
     if start_s == 0 and recording["duration"] - duration_s < WHOLE_CUT_S:

@@ -84,6 +84,7 @@ def test_lines_name_a_file_or_a_part_of_it_relative_to_the_manifest_or_its_paren
     packed = tmp_path / "lists" / "m.jsonl.gz"
     packed.write_bytes(gzip.compress(b"\xef\xbb\xbf\n" + manifest.read_bytes() + b"\n\n"))
     assert read(packed) == wanted
+    assert read(packed.rename(tmp_path / "lists" / "M.JSONL.GZ")) == wanted
 
 
 def test_lhotse_cuts_are_parts_of_their_recordings(tmp_path, make_manifest):
@@ -129,9 +130,14 @@ SPOILT = cut()["recording"]
         ("{}", "got KeyError: 'audio'"),
         ('{"audio": ["a", "b"]}', "expected the path of a sound file, got ['a', 'b']"),
         ('{"audio": ""}', "expected the path of a sound file, got ''"),
-        ('{"audio": "a", "duration": -1}', "expected 0 seconds or more as duration, got -1."),
-        ('{"audio": "a", "duration": NaN}', "expected 0 seconds or more as duration, got nan."),
-        ('{"audio": "a", "offset": "1"}', "expected 0 seconds or more as offset, got '1'."),
+        ('{"audio": "a", "duration": -1}', "expected 0 to 1,000,000,000 seconds as duration, got -1."),
+        ('{"audio": "a", "duration": NaN}', "expected 0 to 1,000,000,000 seconds as duration, got nan."),
+        ('{"audio": "a", "duration": 1%s}' % ("0" * 400), "seconds as duration, got 1000"),
+        ('{"audio": "a", "offset": 1e300}', "seconds as offset, got 1e+300."),
+        ('{"audio": "a", "offset": "1"}', "seconds as offset, got '1'."),
+        (json.dumps(cut(channel="0")), "expected the number of a channel, from 0, got '0' of 'c'."),
+        (json.dumps(cut(channel=-1)), "expected the number of a channel, from 0, got -1 of 'c'."),
+        (json.dumps(cut(recording=SPOILT | {"duration": 10**400})), "got OverflowError: "),
         (json.dumps(cut(type="MixedCut")), "expected cuts of one recording, got a MixedCut 'c'."),
         (json.dumps(cut(recording=SPOILT | {"sources": [{"type": "url", "source": "x"}]})), "audio in one file"),
         (json.dumps(cut(recording=SPOILT | {"transforms": [{"name": "Speed"}]})), "got transforms of 'c'."),
