@@ -84,7 +84,11 @@ def write_tokens(path: Path, tokenizer: Tokenizer) -> None:
 
 
 def write_manifest(exported: Exported) -> None:
-    """Write asrkit.json of a folder whose other files are there."""
+    """Write asrkit.json of a folder whose other files are there.
+
+    Args:
+        exported: The folder and what it holds; the sizes and hashes of its files are taken here.
+    """
     listed = {}
     for file in sorted(exported.path.iterdir()):
         with file.open("rb") as content:

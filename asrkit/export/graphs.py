@@ -56,7 +56,12 @@ class Encoder(nn.Module):
         self.encoder = encoder
 
     def forward(self, audio_signal: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Frames (B, D, T') and their lengths (B,) of features (B, F, T)."""
+        """Frames (B, D, T') in the weights' dtype, and their lengths (B,) int64.
+
+        Args:
+            audio_signal: Log-mel features (B, F, T), float32.
+            length: Valid frames of each (B,), int64.
+        """
         encoded, lengths = self.encoder(audio_signal.transpose(1, 2), length)
         return encoded.transpose(1, 2), lengths
 
@@ -70,7 +75,12 @@ class CTC(nn.Module):
         self.head = head
 
     def forward(self, audio_signal: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (B, T', V) and their lengths (B,) of features (B, F, T)."""
+        """Log-probabilities (B, T', V) in nats, blank the last, and their lengths (B,) int64.
+
+        Args:
+            audio_signal: Log-mel features (B, F, T), float32.
+            length: Valid frames of each (B,), int64.
+        """
         encoded, lengths = self.encoder(audio_signal.transpose(1, 2), length)
         return log_probs(self.head(encoded)), lengths
 
@@ -85,7 +95,14 @@ class LSTMDecoder(nn.Module):
     def forward(
         self, targets: Tensor, target_length: Tensor, hidden: Tensor, cell: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Predictions (B, D, 1), the lengths as they came, and the new states (layers, B, D)."""
+        """Predictions (B, D, 1), the lengths as they came, and both new states (layers, B, D).
+
+        Args:
+            targets: The last label of each utterance (B, 1), int32; the blank before the first.
+            target_length: Labels in `targets` (B,), int32: 1 each. Only handed back.
+            hidden: States of the LSTM (layers, B, D), float32; zeros before the first label.
+            cell: Its cells (layers, B, D), likewise.
+        """
         state = (hidden.transpose(0, 1), cell.transpose(0, 1))
         embedded = self.predictor.embedding(targets[:, 0])
         predicted, (hidden, cell) = self.predictor.step(embedded, state)
@@ -108,7 +125,14 @@ class StatelessDecoder(nn.Module):
     def forward(
         self, targets: Tensor, target_length: Tensor, labels: Tensor, unused: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Predictions (B, D, 1), the lengths as they came, and the new states (1, B, size)."""
+        """Predictions (B, D, 1), the lengths as they came, and both new states (1, B, size).
+
+        Args:
+            targets: The last label of each utterance (B, 1), int32; the blank before the first.
+            target_length: Labels in `targets` (B,), int32: 1 each. Only handed back.
+            labels: Those before the last, less the blank (1, B, size), float32; zeros at first.
+            unused: In the place of an LSTM's cells (1, B, size), float32. Only handed back.
+        """
         blank = self.predictor.blank
         known = labels[0, :, : self.before].to(targets.dtype) + blank
         history = torch.cat([known, targets], 1)  # (B, context)
@@ -134,7 +158,12 @@ class Joiner(nn.Module):
         self.output = _with_all_durations(model)
 
     def forward(self, encoder_outputs: Tensor, decoder_outputs: Tensor) -> Tensor:
-        """Logits (B, T', U, V + durations) of frames (B, D, T') and predictions (B, D, U)."""
+        """Logits (B, T', U, V + durations); there are 0 durations for RNN-T.
+
+        Args:
+            encoder_outputs: Frames of `Encoder` (B, D, T').
+            decoder_outputs: Predictions of the decoder (B, D, U), in the same dtype.
+        """
         encoded = self.encoder_projection(encoder_outputs.transpose(1, 2))
         predicted = self.predictor_projection(decoder_outputs.transpose(1, 2))
         hidden = self.activation(encoded[:, :, None] + predicted[:, None])
@@ -203,7 +232,11 @@ def _acoustic(name: str, module: nn.Module, bins: int, outputs: tuple[str, ...])
 
 
 def state_sizes(model: TransducerModel) -> tuple[int, int]:
-    """(layers, width) of the states that a client keeps for the predictor, float32."""
+    """(layers, width) of the states that a client keeps for the predictor, float32.
+
+    Args:
+        model: A transducer, whose predictor is an LSTM or stateless.
+    """
     config = model.config.predictor
     if isinstance(config, StatelessConfig):
         return 1, max(config.context - 1, 1)

@@ -27,7 +27,12 @@ QUANTISED = ("MatMul", "Gemm", "Conv", "LSTM")
 
 
 def check(opset: int, *, int8: bool) -> None:
-    """ValueError unless the packages that write ONNX are there and `opset` is one they write."""
+    """ValueError unless the packages that write ONNX are there and `opset` is one they write.
+
+    Args:
+        opset: Version of the operators.
+        int8: Whether weights are to be quantised, which needs one package more.
+    """
     require("onnx", "onnxscript", argument="format", extra="onnx")
     if int8:
         require("onnxruntime", argument="int8", extra="onnx")
@@ -104,6 +109,14 @@ def _translations() -> dict[Any, Any]:
     from onnxscript import opset18 as op
 
     def lstm_layer(x: Any, weight: Any, recurrence: Any, bias: Any) -> Any:
+        """Hidden states (T, B, D) of the op of this name in `asrkit.export.recurrent`.
+
+        Args:
+            x: Frames (T, B, C).
+            weight: (1, 4 D, C), gates in ONNX's order.
+            recurrence: (1, 4 D, D), likewise.
+            bias: (1, 8 D), that of `weight` before that of `recurrence`.
+        """
         D = recurrence.shape[2]
         hidden, _, _ = op.LSTM(x, weight, recurrence, bias, hidden_size=D)  # (T, 1, B, D)
         return op.Squeeze(hidden, op.Constant(value_ints=[1]))

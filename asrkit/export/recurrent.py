@@ -68,7 +68,12 @@ class LSTMLayers(nn.Module):
                 self.register_parameter(f"{name}_{layer}", kept)
 
     def forward(self, x: Tensor, states: object = None) -> tuple[Tensor, None]:
-        """Hidden states (T, B, D) of frames (T, B, C) from zeros; no states, as none are asked."""
+        """Hidden states (T, B, D) from zeros, and no states, as none are asked for.
+
+        Args:
+            x: Frames (T, B, C), in the dtype of the weights.
+            states: None, as `nn.LSTM` takes it; not looked at.
+        """
         for layer in range(self.layers):
             names = ("weight", "recurrence", "bias")
             weights: list[Any] = [getattr(self, f"{name}_{layer}") for name in names]

@@ -21,10 +21,18 @@ class Norms(Protocol):
     dtype: torch.dtype
 
     def total(self, squares: Tensor) -> Tensor:
-        """Sums over the tensors of each parameter, on all ranks: from (K, N) to (K, P)."""
+        """Sums over the tensors of each parameter, on all ranks, (K, P).
+
+        Args:
+            squares: (K, N) sums of squares of this rank's tensors.
+        """
 
     def of_tensors(self, values: Tensor) -> Tensor:
-        """The value of each tensor's parameter: from (P,) to (N,)."""
+        """The value of each tensor's parameter, (N,).
+
+        Args:
+            values: (P,) of the parameters.
+        """
 
 
 class WholeNorms:
@@ -109,7 +117,11 @@ class ShardNorms:
         return totals
 
     def of_tensors(self, values: Tensor) -> Tensor:
-        """The value of each piece's parameter, (N,)."""
+        """The value of each piece's parameter, (N,).
+
+        Args:
+            values: (P,) of the parameters.
+        """
         return values[self.owners]
 
 

@@ -109,10 +109,18 @@ class Kernels(Protocol):
     """What an implementation provides, as a module with these functions."""
 
     def squared_norms(self, tensors: list[Tensor]) -> Tensor:
-        """||x||^2 of each tensor, (N,)."""
+        """||x||^2 of each tensor, (N,).
+
+        Args:
+            tensors: of any shapes, at least one.
+        """
 
     def moments(self, tensors: Tensors, coefficients: Coefficients) -> tuple[Tensor, list[Tensor]]:
-        """Update both moving averages.
+        """Update both moving averages, in place, where the step applies.
+
+        Args:
+            tensors: of a parameter group, at least one.
+            coefficients: of this step.
 
         Returns:
             (squares, updates): ||p||^2 and ||u||^2 of each tensor, (2, N); and the updates u for
@@ -126,7 +134,14 @@ class Kernels(Protocol):
         rates: Tensor,
         updates: list[Tensor],
     ) -> None:
-        """p <- p - rate u, with a rate for each tensor: (N,)."""
+        """p <- p - rate u, in place, where the step applies.
+
+        Args:
+            tensors: as `moments` took and updated them.
+            coefficients: of this step.
+            rates: (N,) learning rate times ratio, for each tensor.
+            updates: as `moments` returned them.
+        """
 
 
 def lamb_step(groups: Sequence[Group], *, clip: float, kernels: Kernels) -> Tensor:
