@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.attention import relative_positions
+from asrkit.models.attention_layers import ACTIVATIONS, Activation, DecoderLayer
 from asrkit.models.attention_memory import (
     CROSS,
     PAST,
@@ -28,20 +29,15 @@ from asrkit.models.attention_memory import (
     Span,
     StatesPast,
     added_mask,
-    attention_weights,
-    join_heads,
     span_of,
-    split_heads,
 )
 from asrkit.models.encoders import ConvConfig
-from asrkit.models.packed import PackedLinear, ReadLinear
 from asrkit.models.transducer import EncoderConfig, log_probs, make_encoder
 from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
 
 Cross = Literal["kept", "absorbed", "recomputed"]
 PastKind = Literal["kept", "states", "none"]
-_ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +76,7 @@ class AEDConfig:
     most: int = 512
     dropout: float = 0.1
     ctc: bool = False
-    activation: Literal["relu", "gelu"] = "relu"
+    activation: Activation = "relu"
     positions: Literal["sines", "learned"] = "sines"
     embedding_norm: bool = True
     output_bias: bool = True
@@ -101,130 +97,10 @@ class AEDConfig:
         even = self.width % 2 == 0
         expect(even, "width", "an even number, for sines and cosines", self.width)
         expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
-        choices = {"activation": ("relu", "gelu"), "positions": ("sines", "learned")}
+        choices = {"activation": tuple(ACTIVATIONS), "positions": ("sines", "learned")}
         for name, known in choices.items():
             value = getattr(self, name)
             expect(value in known, name, "one of " + ", ".join(map(repr, known)), repr(value))
-
-
-class SelfAttention(nn.Module):
-    """Multi-head attention of tokens to themselves and to those before them."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.dropout = dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-
-    def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values (B, U, 3, H, D / H) of normed tokens x (B, U, D)."""
-        return self.qkv(x).unflatten(-1, (3, self.heads, -1))
-
-    def attend(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        *,
-        causal: bool = False,
-    ) -> Tensor:
-        """Values mixed for each query (B, K, D), which are for `out`.
-
-        Args:
-            queries: (B, H, K, D / H).
-            keys: (B, H, N, D / H).
-            values: (B, H, N, D / H).
-            mask: Added to the scores, (B, 1, K, N); None if a query sees all keys.
-            causal: Whether query k sees the keys up to the k-th alone.
-        """
-        share = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, dropout_p=share, is_causal=causal
-        )
-        return join_heads(mixed)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, U, D) for `out`, of a whole text x (B, U, D), normed."""
-        queries, keys, values = self.project(x).transpose(1, 3).unbind(2)
-        return self.attend(queries, keys, values, None, causal=True)
-
-
-class CrossAttention(nn.Module):
-    """Multi-head attention of tokens to the encoder's frames."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.dropout = dropout
-        self.query = nn.Linear(width, width)
-        self.key_value = ReadLinear(width, 2 * width)
-        self.out = nn.Linear(width, width)
-
-    def keys_values(self, frames: Tensor) -> list[Tensor]:
-        """Keys and values (B, H, T, D / H) of frames (B, T, D)."""
-        return [split_heads(part, self.heads) for part in self.key_value(frames).chunk(2, -1)]
-
-    def by_heads(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights of keys and values (H, D / H, D), and the values' bias (H, 1, D / H)."""
-        H = self.heads
-        key_weight, value_weight = self.key_value.weight.unflatten(0, (2, H, -1))
-        bias = self.key_value.bias.unflatten(0, (2, H, 1, -1))[1]
-        return key_weight, value_weight, bias
-
-    def attend(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """(B, K, D) for `out`: frames mixed for normed tokens x (B, K, D)."""
-        share = self.dropout if self.training else 0.0
-        queries = split_heads(self.query(x), self.heads)
-        if x.shape[1] == 1 and x.device.type == "cpu" and not share:
-            # of a single query, torch's attention on a CPU takes longer than two plain products
-            mixed = attention_weights(queries, keys, mask) @ values
-        else:
-            mixed = F.scaled_dot_product_attention(queries, keys, values, mask, dropout_p=share)
-        return join_heads(mixed)
-
-    def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """(B, H, K, T): how much normed tokens x (B, K, D) look at each frame."""
-        return attention_weights(split_heads(self.query(x), self.heads), keys, mask)
-
-
-class DecoderLayer(nn.Module):
-    """Self-attention, cross-attention and feed-forward, each behind a layer norm, as residuals."""
-
-    def __init__(self, config: AEDConfig) -> None:
-        super().__init__()
-        D = config.width
-        inner = config.expansion * D
-        self.self_norm = nn.LayerNorm(D)
-        self.self_attention = SelfAttention(D, config.heads, config.dropout)
-        self.cross_norm = nn.LayerNorm(D)
-        self.cross_attention = CrossAttention(D, config.heads, config.dropout)
-        self.feed_forward_norm = nn.LayerNorm(D)
-        activation = _ACTIVATIONS[config.activation]()
-        self.feed_forward = nn.Sequential(nn.Linear(D, inner), activation, nn.Linear(inner, D))
-        self.dropout = nn.Dropout(config.dropout)
-
-    def add(self, x: Tensor, mixed: Tensor, out: nn.Module) -> Tensor:
-        """x plus what the layer `out` makes of `mixed`: (B, K, D), as all of them."""
-        if isinstance(out, PackedLinear):
-            return out.plus(mixed, x)
-        update = out(mixed)
-        if self.training:
-            update = self.dropout(update)
-        return x + update
-
-    def read(self, x: Tensor) -> Tensor:
-        """(B, U, D) after the self-attention of a whole text x (B, U, D)."""
-        mixed = self.self_attention(self.self_norm(x))
-        return self.add(x, mixed, self.self_attention.out)
-
-    def look(self, number: int, x: Tensor, memory: Memory) -> Tensor:
-        """(B, K, D) after cross-attention and feed-forward, for x after the self-attention."""
-        mixed = memory.mix(number, self.cross_attention, self.cross_norm(x))
-        x = self.add(x, mixed, self.cross_attention.out)
-        widen, activation, narrow = self.feed_forward
-        return self.add(x, activation(widen(self.feed_forward_norm(x))), narrow)
 
 
 class AEDModel(nn.Module):
@@ -264,7 +140,7 @@ class AEDModel(nn.Module):
         self.embedding_norm: nn.Module = nn.Identity()
         if config.embedding_norm:
             self.embedding_norm = nn.LayerNorm(D)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(_layer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(D)
         self.dropout = nn.Dropout(config.dropout)
         nn.init.normal_(self.embedding.weight, std=D**-0.5)
@@ -455,6 +331,16 @@ class AEDModel(nn.Module):
         normed = last.cross_norm(last.read(x))
         weights = memory.weights(len(lower), last.cross_attention, normed)
         return weights.mean(1)
+
+
+def _layer(config: AEDConfig) -> DecoderLayer:
+    return DecoderLayer(
+        config.width,
+        config.heads,
+        inner=config.expansion * config.width,
+        activation=config.activation,
+        dropout=config.dropout,
+    )
 
 
 def sines(most: int, D: int, like: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from asrkit.models.attention_decoder import CrossAttention, DecoderLayer
+    from asrkit.models.attention_layers import CrossAttention, DecoderLayer
 
 CROSS = ("kept", "absorbed", "recomputed")
 PAST = ("kept", "states", "none")

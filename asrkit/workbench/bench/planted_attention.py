@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from asrkit.models import AEDConfig, AEDModel, ConvConfig
-from asrkit.models.attention_decoder import DecoderLayer
+from asrkit.models.attention_layers import DecoderLayer
 from asrkit.models.transducer import EncoderConfig
 from asrkit.shapes import expect, whole
 from asrkit.workbench.bench.planted import speech
