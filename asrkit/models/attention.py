@@ -251,7 +251,12 @@ def attends_in_blocks(T: int, context: tuple[int, int]) -> bool:
 
 
 def attended(T: int, context: tuple[int, int]) -> tuple[int, int]:
-    """First and last distance, in frames, that attention over T frames asks positions for."""
+    """First and last distance, in frames, that attention asks positions for.
+
+    Args:
+        T: Frames.
+        context: Frames that a frame attends to on its (left, right); -1 is all.
+    """
     if attends_in_blocks(T, context):
         left, right = context
         return left, -right

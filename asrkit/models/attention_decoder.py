@@ -206,11 +206,23 @@ class AEDModel(nn.Module):
         return self.score(self.whole(tokens, memory))
 
     def score(self, x: Tensor) -> Tensor:
-        """Logits (..., V) of what the last layer gives, (..., D)."""
+        """Logits (..., V), in the dtype of `x`.
+
+        Args:
+            x: What the last layer gives, (..., D).
+        """
         return F.linear(self.norm(x), self.embedding.weight, self.output_bias)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """(B, K, D) of tokens (B, K) and what stands for their places, (B, K, D) or (K, D)."""
+        """(B, K, D), the input of the first layer.
+
+        Args:
+            tokens: (B, K) int64 or int32, below V.
+            positions: What stands for their places, (B, K, D) or (K, D).
+
+        Raises:
+            ValueError: The tokens are no whole numbers or, on a CPU, out of range.
+        """
         whole_numbers = tokens.dtype in (torch.int32, torch.int64)
         expect(whole_numbers, "tokens", "int32 or int64", tokens.dtype)
         try:
@@ -222,7 +234,12 @@ class AEDModel(nn.Module):
         return self.dropout(self.embedding_norm(embedded + positions))
 
     def whole(self, tokens: Tensor, memory: Memory) -> Tensor:
-        """What the last layer gives for whole texts (B, U): (B, U, D)."""
+        """What the last layer gives for whole texts, (B, U, D).
+
+        Args:
+            tokens: Prompt and text (B, U), int64.
+            memory: Of `remember`.
+        """
         x = self.embed(tokens, self.positions[: tokens.shape[1]])
         for number, layer in enumerate(self.stack()):
             x = layer.look(number, layer.read(x), memory)
@@ -344,6 +361,12 @@ def _layer(config: AEDConfig) -> DecoderLayer:
 
 
 def sines(most: int, D: int, like: Tensor) -> Tensor:
-    """Fixed positions (most, D) over sqrt(D): sine and cosine interleaved, as NeMo's."""
+    """Fixed positions (most, D) over sqrt(D): sine and cosine interleaved, as NeMo's.
+
+    Args:
+        most: Positions, from 0.
+        D: Width of a position.
+        like: A tensor whose device and dtype the result has.
+    """
     rising = relative_positions(most - 1, 0, D, like).flip(0)
     return rising / math.sqrt(D)

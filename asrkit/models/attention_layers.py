@@ -82,7 +82,14 @@ class CrossAttention(nn.Module):
         return key_weight, value_weight, bias
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """(B, K, D) for `out`: frames mixed for normed tokens x (B, K, D)."""
+        """(B, K, D) for `out`: frames mixed for each token.
+
+        Args:
+            x: Normed tokens (B, K, D).
+            keys: Of the frames (B, H, T, D / H), as `keys_values` makes them.
+            values: Likewise.
+            mask: Added to the scores (B, 1, 1, T): 0 for frames that are seen, -inf for others.
+        """
         share = self.dropout if self.training else 0.0
         queries = split_heads(self.query(x), self.heads)
         if x.shape[1] == 1 and x.device.type == "cpu" and not share:
@@ -93,7 +100,13 @@ class CrossAttention(nn.Module):
         return join_heads(mixed)
 
     def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """(B, H, K, T): how much normed tokens x (B, K, D) look at each frame."""
+        """(B, H, K, T): how much each token looks at each frame; sums over frames are 1.
+
+        Args:
+            x: Normed tokens (B, K, D).
+            keys: Of the frames (B, H, T, D / H), as `keys_values` makes them.
+            mask: As of `attend`.
+        """
         return attention_weights(split_heads(self.query(x), self.heads), keys, mask)
 
 
@@ -123,7 +136,13 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def add(self, x: Tensor, mixed: Tensor, out: nn.Module) -> Tensor:
-        """x plus what the layer `out` makes of `mixed`: (B, K, D), as all of them."""
+        """x plus what the layer `out` makes of `mixed`: (B, K, D), as all of them.
+
+        Args:
+            x: What came in.
+            mixed: What attention or the wide layer made of it.
+            out: The linear layer that leads back, plain or packed.
+        """
         if isinstance(out, PackedLinear):
             return out.plus(mixed, x)
         update = out(mixed)
@@ -137,7 +156,13 @@ class DecoderLayer(nn.Module):
         return self.add(x, mixed, self.self_attention.out)
 
     def look(self, number: int, x: Tensor, memory: Memory) -> Tensor:
-        """(B, K, D) after cross-attention and feed-forward, for x after the self-attention."""
+        """(B, K, D) after cross-attention and feed-forward.
+
+        Args:
+            number: Of this layer, from 0.
+            x: Tokens after the self-attention (B, K, D).
+            memory: Of `AEDModel.remember`.
+        """
         mixed = memory.mix(number, self.cross_attention, self.cross_norm(x))
         x = self.add(x, mixed, self.cross_attention.out)
         widen, activation, narrow = self.feed_forward

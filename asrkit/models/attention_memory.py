@@ -39,7 +39,12 @@ class Span(NamedTuple):
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, H, N, D / H) of x (B, N, D)."""
+    """(B, H, N, D / H), a view.
+
+    Args:
+        x: (B, N, D).
+        heads: H, a divisor of D.
+    """
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
@@ -49,7 +54,12 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 def added_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What attention adds to scores, of `seen` (bool): 0 where it is True, else -inf."""
+    """What attention adds to scores: 0 where something is seen, else -inf.
+
+    Args:
+        seen: Of any shape, bool.
+        dtype: Of the result.
+    """
     zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     return zeros.masked_fill(~seen, -torch.inf)
 
@@ -68,11 +78,23 @@ class KeptFrames(NamedTuple):
         return self.keys[0]
 
     def mix(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
-        """Frames mixed for the queries of x (B, K, D), by layer `number`: (B, K, D) for `out`."""
+        """Frames mixed for the queries of each token, (B, K, D) for the layer's `out`.
+
+        Args:
+            number: Of the layer, from 0.
+            attention: Its cross-attention.
+            x: Normed tokens (B, K, D).
+        """
         return attention.attend(x, self.keys[number], self.values[number], self.mask)
 
     def weights(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
-        """(B, H, K, T) how much each query looks at each frame."""
+        """(B, H, K, T) how much each query looks at each frame; sums over frames are 1.
+
+        Args:
+            number: Of the layer, from 0.
+            attention: Its cross-attention.
+            x: Normed tokens (B, K, D).
+        """
         return attention.weights(x, self.keys[number], self.mask)
 
 
@@ -87,12 +109,24 @@ class RecomputedFrames(NamedTuple):
         return self.frames
 
     def mix(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
-        """As `KeptFrames.mix`."""
+        """As `KeptFrames.mix`, from keys and values that are projected here.
+
+        Args:
+            number: Of the layer; all of them project the same frames.
+            attention: Its cross-attention.
+            x: Normed tokens (B, K, D).
+        """
         keys, values = attention.keys_values(self.frames)
         return attention.attend(x, keys, values, self.mask)
 
     def weights(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
-        """As `KeptFrames.weights`."""
+        """As `KeptFrames.weights`, from keys that are projected here.
+
+        Args:
+            number: Of the layer; all of them project the same frames.
+            attention: Its cross-attention.
+            x: Normed tokens (B, K, D).
+        """
         keys, _ = attention.keys_values(self.frames)
         return attention.weights(x, keys, self.mask)
 
@@ -108,7 +142,13 @@ class AbsorbedFrames(NamedTuple):
         return self.frames
 
     def mix(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
-        """As `KeptFrames.mix`: (2 T + 2 D / H) H D multiplications a query, none a frame."""
+        """As `KeptFrames.mix`: (2 T + 2 D / H) H D multiplications a query, none a frame.
+
+        Args:
+            number: Of the layer; all of them project the same frames.
+            attention: Its cross-attention.
+            x: Normed tokens (B, K, D).
+        """
         weights = self.weights(number, attention, x)
         B, H, K, _ = weights.shape
         mixed = weights.flatten(1, 2) @ self.frames  # (B, H K, D)
@@ -118,7 +158,13 @@ class AbsorbedFrames(NamedTuple):
         return join_heads(values.view(H, B, K, -1).transpose(0, 1))
 
     def weights(self, number: int, attention: "CrossAttention", x: Tensor) -> Tensor:
-        """As `KeptFrames.weights`."""
+        """As `KeptFrames.weights`, from queries that the key's weight is multiplied into.
+
+        Args:
+            number: Of the layer; all of them project the same frames.
+            attention: Its cross-attention.
+            x: Normed tokens (B, K, D).
+        """
         queries = split_heads(attention.query(x), attention.heads)
         B, H, K, _ = queries.shape
         key_weight, _, _ = attention.by_heads()
@@ -139,7 +185,13 @@ def _softmax(products: Tensor, width: int, mask: Tensor) -> Tensor:
 
 
 def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-    """(B, H, K, T) of queries (B, H, K, D / H) and keys (B, H, T, D / H)."""
+    """Softmax over the frames of scaled products, (B, H, K, T), in the dtype of the queries.
+
+    Args:
+        queries: (B, H, K, D / H).
+        keys: (B, H, T, D / H).
+        mask: Added to the products: 0 where a frame is seen, -inf elsewhere; (B, 1, 1, T).
+    """
     return _softmax(queries @ keys.transpose(2, 3), queries.shape[-1], mask)
 
 
@@ -154,7 +206,14 @@ class KeptPast(NamedTuple):
         return self.keys_values[0].shape[1]
 
     def mix(self, number: int, layer: "DecoderLayer", x: Tensor, span: Span) -> Tensor:
-        """Values mixed for x (B, K, D) by the self-attention of layer `number`: (B, K, D)."""
+        """Values mixed for each of K new tokens, which are kept: (B, K, D) for the layer's `out`.
+
+        Args:
+            number: Of the layer, from 0.
+            layer: That layer.
+            x: What it is given for the tokens, (B, K, D).
+            span: Where the tokens go, and what they look at.
+        """
         attention = layer.self_attention
         parts = attention.project(layer.self_norm(x))  # (B, K, 3, H, D / H)
         kept = self.keys_values[number]
@@ -175,7 +234,14 @@ class StatesPast(NamedTuple):
         return self.states.shape[2]
 
     def mix(self, number: int, layer: "DecoderLayer", x: Tensor, span: Span) -> Tensor:
-        """As `KeptPast.mix`: projects the whole prefix."""
+        """As `KeptPast.mix`: projects the whole prefix.
+
+        Args:
+            number: Of the layer, from 0.
+            layer: That layer, its weights not packed.
+            x: What it is given for the tokens, (B, K, D).
+            span: Where the tokens go, and what they look at.
+        """
         attention = layer.self_attention
         states = self.states[:, number]
         _write(states, x, span)

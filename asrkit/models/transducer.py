@@ -208,7 +208,11 @@ class LSTMPredictor(nn.Module):
         return predicted, (hidden.transpose(0, 1), cell.transpose(0, 1))
 
     def initial_state(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        """The state before the first label: zeros, in the dtype of the weights."""
+        """The state before the first label: zeros (B, layers, D), hidden and cell.
+
+        Args:
+            embedded: (B, ..., D) embeddings, whose batch, dtype and device the state has.
+        """
         B = len(embedded)
         zeros = embedded.new_zeros(B, self.lstm.num_layers, self.lstm.hidden_size)
         return zeros, zeros
@@ -216,11 +220,15 @@ class LSTMPredictor(nn.Module):
     def step(
         self, embedded: Tensor, state: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One label (B, D) further, by LSTM cells: predictions (B, 1, D) and the new state.
+        """One label further, by LSTM cells: predictions (B, 1, D) and the new state.
 
         nn.LSTM packs all its weights anew in each call, which costs more than the one product of a
         step. The first label goes this way too: under autocast to bfloat16 cuDNN's LSTM takes and
         gives float16, a cell bfloat16, and a captured loop needs one dtype from first to last.
+
+        Args:
+            embedded: The label's embedding (B, D).
+            state: Hidden and cell (B, layers, D), as `initial_state` or a step returned them.
         """
         hidden_before, cell_before = state
         hidden_states = []
@@ -305,7 +313,9 @@ class TransducerModel(nn.Module):
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
         """Logits (..., V + durations) of projected frames and predictions, both (..., D).
 
-        Leading dimensions are broadcast.
+        Args:
+            encoded: Frames after `encoder_projection`.
+            predicted: Predictions after `predictor_projection`; leading dimensions are broadcast.
         """
         hidden = self.activation(encoded + predicted)
         hidden = self.dropout(hidden)

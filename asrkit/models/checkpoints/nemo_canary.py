@@ -52,7 +52,12 @@ Tokens = AggregateTokenizer | SentencePieceTokenizer
 def read(
     top: Section, nemo: Archive, encoder: FastConformerConfig | JasperConfig
 ) -> tuple[AEDConfig, Tokens, PromptFormat]:
-    """Config, tokenizer and prompt of the archive `nemo`.
+    """Config, tokenizer and prompt of an archive.
+
+    Args:
+        top: Its config.
+        nemo: The archive, which holds the tokenizer's files too.
+        encoder: Config of its encoder.
 
     Raises:
         ValueError: A setting is missing, damaged or not supported.
