@@ -13,22 +13,27 @@ from typing import Any
 LOOPBACK = {"darwin": "lo0"}  # where it is not "lo"
 # Between two looks at the processes: less than another takes to fail because the first has.
 LOOK_S = 0.05
+# Far longer than any benchmark here takes: processes that wait for each other for ever are ended.
+LIMIT_S = 1800.0
 
 
-def run_ranks(module: str, count: int, arguments: Sequence[str]) -> dict[str, Any]:
+def run_ranks(
+    module: str, count: int, arguments: Sequence[str], *, limit_s: float = LIMIT_S
+) -> dict[str, Any]:
     """Run a module as `count` processes, which meet through a file and speak over loopback.
 
     Args:
         module: With a `main`, for `python -m`.
         count: Processes, of one thread each.
         arguments: Of its command line.
+        limit_s: Seconds that they may take, start included.
 
     Returns:
         The last line that rank 0 prints, as JSON.
 
     Raises:
-        RuntimeError: A process failed, and the others were ended; the message is one line, with
-            the last that it said.
+        RuntimeError: A process failed, or had not ended in time, and all others were ended; the
+            message is one line, with the last that it said.
     """
     from asrkit.training.processes import STORE
 
@@ -43,7 +48,7 @@ def run_ranks(module: str, count: int, arguments: Sequence[str]) -> dict[str, An
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 process = _start([module, *arguments], {**os.environ, **shared, **own}, folder)
                 processes.append(process)
-            _wait(processes, folder)
+            _wait(processes, folder, limit_s)
         finally:
             for process in processes:
                 process.kill()  # one that has ended is left as it is
@@ -65,22 +70,32 @@ def _start(
         return subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, limit_s: float) -> None:
     """Return when all have ended well.
 
     Raises:
-        RuntimeError: One has failed; the others may still wait for it.
+        RuntimeError: One has failed, or had not ended in time; others may still be at work.
     """
+    deadline = time.monotonic() + limit_s
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
             if code:
-                said = (folder / f"errors-{rank}").read_text(errors="replace").split("\n")
-                last = next((line for line in reversed(said) if line.strip()), "it said nothing")
-                raise RuntimeError(
-                    f"rank {rank} of {len(codes)} ended with {code}, so the others were ended: "
-                    f"{last.strip()}"
-                )
+                why = f"ended with {code}, so the others were ended"
+                raise RuntimeError(f"rank {rank} of {len(codes)} {why}: {_last_said(folder, rank)}")
         if None not in codes:
             return
+        if time.monotonic() > deadline:
+            rank = codes.index(None)
+            why = f"had not ended after {limit_s:g} s, so all were ended"
+            raise RuntimeError(f"rank {rank} of {len(codes)} {why}: {_last_said(folder, rank)}")
         time.sleep(LOOK_S)
+
+
+def _last_said(folder: Path, rank: int) -> str:
+    """The last line that a rank wrote to stderr."""
+    lines = (folder / f"errors-{rank}").read_text(errors="replace").split("\n")
+    said = [line.strip() for line in lines if line.strip()]
+    if not said:
+        return "it said nothing"
+    return said[-1]

@@ -7,6 +7,7 @@ import pytest
 
 from asrkit.runtime import usable_cores
 from asrkit.workbench.bench import weak_scaling as tool
+from asrkit.workbench.bench.gang import run_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"batch": 1, "frames": 40, "steps": 1}
@@ -21,6 +22,15 @@ if os.environ["RANK"] == "0":
 while not number.exists():
     time.sleep(0.01)
 raise ValueError("no room")
+"""
+# Rank 0 ends well, and rank 1 waits for it for ever.
+WAITING = """
+import os, pathlib, sys, time
+if os.environ["RANK"] == "1":
+    pathlib.Path(sys.argv[1], "number").write_text(str(os.getpid()))
+    print("waiting for rank 0", file=sys.stderr, flush=True)
+    while True:
+        time.sleep(1)
 """
 
 
@@ -39,6 +49,17 @@ def test_when_a_process_fails_the_others_are_ended_and_one_line_says_so(monkeypa
     with pytest.raises(RuntimeError) as caught:
         tool.weak_scaling((2,), **SMALL)
     said = "rank 1 of 2 ended with 1, so the others were ended: ValueError: no room"
+    assert str(caught.value) == said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "number").read_text()), 0)
+
+
+def test_processes_that_do_not_end_in_time_are_ended_and_one_line_says_so(monkeypatch, tmp_path):
+    (tmp_path / "waiting_rank.py").write_text(WAITING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RuntimeError) as caught:
+        run_ranks("waiting_rank", 2, [str(tmp_path)], limit_s=3)
+    said = "rank 1 of 2 had not ended after 3 s, so all were ended: waiting for rank 0"
     assert str(caught.value) == said
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "number").read_text()), 0)
