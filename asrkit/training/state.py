@@ -63,6 +63,18 @@ class Agreement(NamedTuple):
     failed: bool
 
 
+class Exchanged(NamedTuple):
+    """The numbers that processes sum up to agree on a step; `plan` is a hash of the batches."""
+
+    labels: float
+    speech_s: float
+    clock: float  # of rank 0; 0 on the others
+    stop: float
+    failed: float
+    plan: float
+    plan_squared: float
+
+
 class Step(NamedTuple):
     """A step that has been queued: its line of the log, and the numbers that the device has yet.
 
@@ -162,16 +174,15 @@ class TrainingRun:
         if self.processes.first:  # without the wait for this batch, which no run repeats
             clock = self.logged_seconds
         failed = batches is None
-        values = [labels, speech_s, clock, stop, failed, plan, plan * plan]
-        labels, speech_s, self.seconds, stops, failures, plans, squares = self.processes.total(
-            values
-        )
+        own = Exchanged(labels, speech_s, clock, stop, failed, plan, plan * plan)
+        total = Exchanged(*self.processes.total([*own]))
+        self.seconds = total.clock
         # the variance of equal numbers is zero; 12 bits are exact for up to 2**14 processes
-        same_plan = failures > 0 or self.processes.count * squares == plans * plans
+        equal = self.processes.count * total.plan_squared == total.plan * total.plan
         remedy = "Start all of them on the same data."
         wanted = f"the same plan of step {self.step} on all processes"
-        expect(same_plan, "train_set", wanted, "different ones", remedy)
-        return Agreement(labels, speech_s, stop=stops > 0, failed=failures > 0)
+        expect(total.failed > 0 or equal, "train_set", wanted, "different ones", remedy)
+        return Agreement(total.labels, total.speech_s, stop=total.stop > 0, failed=total.failed > 0)
 
     def advance(self, batches: Sequence[Prepared], agreed: Agreement) -> Step:
         """Queue one optimizer step, for `read` to make its log line; a CPU has then done it.

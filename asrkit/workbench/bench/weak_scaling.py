@@ -110,7 +110,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 def _agree_ms(processes: "Processes") -> float:
     """Milliseconds of one exchange of the numbers that processes agree on before a step."""
-    numbers = [1.0] * 7  # as many as `TrainingRun.agree` has
+    from asrkit.training.state import Exchanged
+
+    numbers = [1.0] * len(Exchanged._fields)
     times_ms = []
     for _ in range(AGREEMENTS):
         begun = time.perf_counter()
