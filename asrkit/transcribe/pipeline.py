@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from asrkit.decoders import Hypotheses, Suppressing
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
 from asrkit.models import Checkpoint, FastConformer
-from asrkit.models.dtypes import device_of, dtype_of
+from asrkit.models.dtypes import device_of, dtype_of, one_dtype, weight_dtypes
 from asrkit.models.execution import EncoderForm, EncoderGraphs, cast_copy, prepare, tf32
 from asrkit.models.int8 import dtype_beside, expect_int8
 from asrkit.models.packed import Packed
@@ -76,10 +76,18 @@ def encoder_form(config: PipelineConfig, device: torch.device) -> EncoderForm:
 
 
 def weight_dtype(model: nn.Module, config: PipelineConfig) -> torch.dtype:
-    """The dtype that the weights of `model` have under `config`; with int8, those that are not."""
+    """The dtype that the weights of `model` have under `config`; with int8, those that are not.
+
+    Args:
+        model: As it was loaded.
+        config: How to compute.
+
+    Raises:
+        ValueError: `config` names no dtype, and the weights have several.
+    """
     if config.precision == "int8":
         return dtype_beside(torch.cpu.get_capabilities())
-    return WEIGHTS.get(config.precision) or dtype_of(model)
+    return WEIGHTS.get(config.precision) or one_dtype(model)
 
 
 class ModelVariants:
@@ -108,7 +116,8 @@ class ModelVariants:
             form = "int8"
         key = (dtype, form)
         if key not in self.variants:
-            as_it_is = key == (dtype_of(self.model), "eager")
+            dtypes = {dtype_of(self.model), *weight_dtypes(self.model)}
+            as_it_is = form == "eager" and dtypes == {dtype}
             if as_it_is or self.in_place:
                 made = self.model.to(dtype)
             else:

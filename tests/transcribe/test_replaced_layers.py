@@ -23,7 +23,7 @@ from asrkit.models import (
     TransducerConfig,
     TransducerModel,
 )
-from asrkit.models.dtypes import device_of, dtype_of
+from asrkit.models.dtypes import device_of, dtype_of, one_dtype
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import PipelineConfig, Recognizer
 from asrkit.transcribe.folder import made_by
@@ -155,3 +155,24 @@ def test_a_model_without_weights_is_float32_on_the_cpu():
     layer = nn.Linear(2, 2).to(torch.bfloat16)
     layer.weight = nn.Parameter(torch.zeros(2, 2, dtype=torch.int8), requires_grad=False)
     assert dtype_of(layer) == torch.bfloat16
+
+
+def test_numbers_of_8_bits_are_no_dtype_to_compute_in():
+    layers = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2)).to(torch.bfloat16)
+    eight_bits = layers[0].weight.detach().to(torch.float8_e4m3fn)
+    layers[0].weight = nn.Parameter(eight_bits, requires_grad=False)
+    assert dtype_of(layers) == one_dtype(layers) == torch.bfloat16
+
+
+@pytest.mark.parametrize("cast", ["encoder", "output"])
+def test_a_model_of_two_dtypes_is_refused_unless_a_precision_is_named(cast):
+    model = made("ctc conformer")
+    getattr(model, cast).to(torch.bfloat16)
+    before = [weight.dtype for weight in model.parameters()]
+    with pytest.raises(
+        ValueError, match="^model: expected floating-point weights of one dtype, got"
+    ):
+        Recognizer(model)
+    recognizer = Recognizer(model, PipelineConfig(precision="float32", encoder="eager"))
+    assert one_dtype(recognizer.model) == torch.float32
+    assert [weight.dtype for weight in model.parameters()] == before
