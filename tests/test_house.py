@@ -20,7 +20,7 @@ PACKAGE = ROOT / "asrkit"
 WORKBENCH = "workbench"
 FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"shapes", "files", "tasks"},
-    {"runtime", "sound_files", "byte_pairs"},
+    {"runtime", "cpu", "sound_files", "byte_pairs"},
     {"features", "text"},
     {"models", "losses", "decoders", "optim", "parallel"},
     {"export"},

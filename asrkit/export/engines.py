@@ -3,13 +3,14 @@
 An engine computes; it does not spread work over machines.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from asrkit.cpu import expect_int8
 from asrkit.export.folder import Exported
 from asrkit.export.packages import require
 from asrkit.shapes import expect
@@ -19,8 +20,6 @@ PRECISIONS = ("float32", "bfloat16")
 # Which formats each engine reads.
 READS = {"onnxruntime": ("onnx",), "openvino": ("onnx", "openvino")}
 ENGINES = ("torch", *READS)
-# Flags of CPUs that multiply 8-bit numbers four at a time: x86's VNNI and AMX, Arm's dot product.
-INT8_FLAGS = ("avx512_vnni", "avx_vnni", "amx_int8", "arm_dot", "dot")
 
 
 class Engine(Protocol):
@@ -125,7 +124,7 @@ def open_engine(
     known = f"one of {', '.join(map(repr, PRECISIONS))}"
     expect(precision in PRECISIONS, "dtype", known, repr(precision))
     if exported.int8:
-        expect_int8(torch.cpu.get_capabilities())
+        expect_int8(arm=True, remedy="Export without --int8.")
     path = exported.path / exported.graphs[exported.acoustic]
     try:
         return _MAKERS[engine](path, threads or torch.get_num_threads(), precision)
@@ -136,21 +135,3 @@ def open_engine(
         raise ValueError(
             f"model: {engine} cannot read {path.name} ({why:.300}). Export it again."
         ) from None
-
-
-def expect_int8(capabilities: Mapping[str, Any]) -> None:
-    """ValueError unless a CPU has instructions for products of int8.
-
-    Without them int8 gains nothing, and 16-bit sums of some kernels overflow.
-
-    Args:
-        capabilities: Of the CPU, as `torch.cpu.get_capabilities` names them.
-    """
-    has = any(capabilities.get(flag) for flag in INT8_FLAGS)
-    expect(
-        has,
-        "int8",
-        "a CPU with VNNI, AMX or Arm's dot product",
-        capabilities.get("cpu_name") or "one without",
-        "Export without --int8.",
-    )

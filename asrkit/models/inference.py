@@ -2,14 +2,13 @@
 
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
+from asrkit.cpu import expect_int8
 from asrkit.models.attention import RelativeAttention
 from asrkit.models.fastconformer import FastConformer
 from asrkit.models.folded import fold
 from asrkit.models.fused import FeedForward, fuse
-from asrkit.models.int8 import expect_int8
 from asrkit.models.packed import pack, packs
 from asrkit.models.packed_conformer import LinearLayers, pack_conformer, packs_conformer
 from asrkit.models.weight_cache import WeightCache
@@ -82,7 +81,7 @@ def _check_int8(model: Any, linear_layers: str) -> None:
     """ValueError unless linear layers of `model` can be computed in int8 here."""
     known = "'as_it_is' or 'int8'"
     expect(linear_layers == "int8", "linear_layers", known, repr(linear_layers))
-    expect_int8(torch.cpu.get_capabilities())
+    expect_int8()
     encoder = getattr(model, "encoder", model)
     wanted = "'as_it_is' but for a FastConformer in float32 or bfloat16 on a CPU"
     expect(packs_conformer(encoder), "linear_layers", wanted, "'int8'")

@@ -10,22 +10,17 @@ not be parts of it any more. Sums of products are int32, so none overflows.
 Numbers of an utterance depend a little on what else is in its batch: the scale is that of all.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.cpu import expect_int8, fast_dtype
 from asrkit.models.packed import ROWS, Packed
-from asrkit.shapes import expect
 
 LARGEST_WEIGHT = 127  # -128 stays unused, so that weights lie around zero
 LEVELS = 255  # of an activation, above the lowest
-# Where oneDNN multiplies unsigned by signed numbers of 8 bits with sums of 32 bits. Older CPUs add
-# pairs in 16 bits, which overflow. On Arm this layer was never run.
-INT8_FLAGS = ("avx512_vnni", "avx_vnni", "amx_int8")
-BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
 Activation = Literal["none", "relu", "swish"]  # swish: oneDNN's name of SiLU
 
 
@@ -44,39 +39,10 @@ class QuantizedRows(NamedTuple):
     zero: int  # 1 to 255; never 0, for which oneDNN would lay the weight out anew in each call
 
 
-def has_int8(capabilities: Mapping[str, Any]) -> bool:
-    """Whether a CPU has instructions for products of int8.
-
-    Args:
-        capabilities: Of the CPU, as `torch.cpu.get_capabilities` names them.
-    """
-    return any(capabilities.get(flag) for flag in INT8_FLAGS)
-
-
-def expect_int8(capabilities: Mapping[str, Any]) -> None:
-    """ValueError unless `has_int8`.
-
-    Args:
-        capabilities: Of the CPU, as `torch.cpu.get_capabilities` names them.
-    """
-    remedy = "Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32."
-    got = f"one without ({capabilities.get('architecture', 'unknown')})"
-    expect(has_int8(capabilities), "int8", "an x86 CPU with VNNI or AMX", got, remedy)
-
-
-def dtype_beside(capabilities: Mapping[str, Any]) -> torch.dtype:
-    """What a model in int8 computes the rest in: bfloat16 where a CPU has it, else float32.
-
-    Args:
-        capabilities: Of the CPU, as `torch.cpu.get_capabilities` names them.
-    """
-    if any(capabilities.get(flag) for flag in BFLOAT16_FLAGS):
-        return torch.bfloat16
-    return torch.float32
-
-
 def loaded_dtype(name: str) -> str:
     """Name of the dtype to load a model in that is to compute in `name`.
+
+    What is not in int8 is in the dtype that the CPU multiplies fastest.
 
     Args:
         name: "int8", or that of a dtype of torch, which is returned.
@@ -86,9 +52,8 @@ def loaded_dtype(name: str) -> str:
     """
     if name != "int8":
         return name
-    capabilities = torch.cpu.get_capabilities()
-    expect_int8(capabilities)
-    return str(dtype_beside(capabilities)).removeprefix("torch.")
+    expect_int8()
+    return fast_dtype()
 
 
 def quantize_weight(weight: Tensor) -> QuantizedWeight:

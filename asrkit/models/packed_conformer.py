@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.cpu import expect_int8
 from asrkit.models.attention import (
     RelativeAttention,
     allowed_keys,
@@ -24,7 +25,7 @@ from asrkit.models.attention import (
 from asrkit.models.encoders import halve
 from asrkit.models.fastconformer import FastConformer
 from asrkit.models.folded import fold_norm
-from asrkit.models.int8 import Int8Linear, expect_int8
+from asrkit.models.int8 import Int8Linear
 from asrkit.models.packed import (
     PackedDepthwise,
     PackedLinear,
@@ -102,7 +103,7 @@ def pack_conformer(
     wanted = "a FastConformer in eval mode on a CPU, in a dtype that its oneDNN multiplies"
     expect(packs_conformer(encoder), "encoder", wanted, type(encoder).__name__)
     if linear_layers == "int8":
-        expect_int8(torch.cpu.get_capabilities())
+        expect_int8()
     return PackedFastConformer(encoder, linear_layers)
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from asrkit.cpu import fast_dtype
 from asrkit.data import AugmentConfig
 from asrkit.features import FeatureConfig
 from asrkit.runtime import usable_cores
@@ -185,11 +186,9 @@ class TrainConfig:
         """Autocast dtype of the model: bfloat16 where the hardware computes in it, else float32."""
         if self.precision != "auto":
             return getattr(torch, self.precision)
-        if device.type == "cuda":
-            fast = torch.cuda.is_bf16_supported(including_emulation=False)
-        else:
-            fast = torch.cpu._is_avx512_bf16_supported()
-        if fast:
+        if device.type != "cuda":
+            return getattr(torch, fast_dtype())
+        if torch.cuda.is_bf16_supported(including_emulation=False):
             return torch.bfloat16
         return torch.float32
 

@@ -13,12 +13,12 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from asrkit.cpu import expect_int8, fast_dtype
 from asrkit.decoders import Hypotheses, Suppressing
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
 from asrkit.models import Checkpoint, FastConformer
 from asrkit.models.dtypes import device_of, dtype_of, one_dtype, weight_dtypes
 from asrkit.models.execution import EncoderForm, EncoderGraphs, cast_copy, prepare, tf32
-from asrkit.models.int8 import dtype_beside, expect_int8
 from asrkit.models.packed import Packed
 from asrkit.models.prompts import SUPPRESSED, PromptFormat
 from asrkit.shapes import expect
@@ -86,7 +86,7 @@ def weight_dtype(model: nn.Module, config: PipelineConfig) -> torch.dtype:
         ValueError: `config` names no dtype, and the weights have several.
     """
     if config.precision == "int8":
-        return dtype_beside(torch.cpu.get_capabilities())
+        return getattr(torch, fast_dtype())
     return WEIGHTS.get(config.precision) or one_dtype(model)
 
 
@@ -356,7 +356,7 @@ class Recognizer:
         """ValueError unless the encoder of `model`, in words "a CTCModel", can compute in int8."""
         remedy = "Pass another precision: --dtype float32, bfloat16 or float16."
         expect(self.device.type == "cpu", "precision", "int8 on a CPU", self.device, remedy)
-        expect_int8(torch.cpu.get_capabilities())
+        expect_int8()
         encoder = type(model.encoder).__name__
         is_conformer = isinstance(model.encoder, FastConformer)
         wanted = "one with a FastConformer for int8"

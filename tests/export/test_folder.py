@@ -1,7 +1,7 @@
 """The exported folder: tokens, what is refused, and that nothing is half-written."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 
 from asrkit.cli import main
 from asrkit.export import is_exported, read_exported
-from asrkit.export.engines import expect_int8, open_engine
+from asrkit.export.engines import open_engine
 from asrkit.export.folder import MANIFEST, Exported, write_manifest, write_tokens
 from asrkit.export.packages import require
 from asrkit.export.writing import _head, _metadata
@@ -145,12 +145,12 @@ def test_a_package_that_is_missing_is_named_with_its_extra():
     assert str(caught.value) == wanted
 
 
-def test_int8_wants_a_cpu_with_instructions_for_it():
-    expect_int8({"cpu_name": "new", "avx512_vnni": True})
-    with pytest.raises(
-        ValueError, match="^int8: expected a CPU with VNNI, .*, got old. Export without --int8.$"
-    ):
-        expect_int8({"cpu_name": "old", "avx2": True, "avx512_vnni": False})
+def test_int8_wants_a_cpu_with_instructions_for_it(exported, monkeypatch):
+    old = {"architecture": "x86_64", "avx2": True, "avx512_vnni": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: old)
+    said = r"^int8: expected a CPU with VNNI, .*, got one without \(x86_64\)\. Export without --int8\.$"
+    with pytest.raises(ValueError, match=said):
+        open_engine(replace(exported, int8=True), "onnxruntime")
 
 
 def test_models_that_no_layout_holds_are_refused():

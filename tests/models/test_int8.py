@@ -7,12 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from asrkit.cpu import has_int8
 from asrkit.models import FastConformer, FastConformerConfig, optimize, packed_conformer
 from asrkit.models.int8 import (
     Int8Linear,
-    dtype_beside,
-    expect_int8,
-    has_int8,
     int8_linear,
     loaded_dtype,
     quantize,
@@ -24,8 +22,7 @@ from asrkit.models.packed_conformer import PackedFastConformer
 
 SMALL = FastConformerConfig(width=32, layers=2, heads=2, subsampling=4, subsampling_channels=4)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-HERE = torch.cpu.get_capabilities()
-ON_THIS_CPU = pytest.mark.skipif(not has_int8(HERE), reason="needs a CPU with VNNI or AMX")
+ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
 
 
 def build(**changes):
@@ -230,20 +227,10 @@ def test_a_frame_alone_and_an_utterance_without_features():
     assert encoder(zeros[:, :1], torch.tensor([1]))[0].shape == (1, 1, 32)
 
 
-def test_a_cpu_without_instructions_for_int8_is_refused_with_a_remedy():
-    for flag in ("avx512_vnni", "avx_vnni", "amx_int8"):
-        expect_int8({flag: True})
-    said = (
-        r"^int8: expected an x86 CPU with VNNI or AMX, got one without \(x86_64\)\. "
-        r"Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32\.$"
-    )
-    with pytest.raises(ValueError, match=said):
-        expect_int8({"architecture": "x86_64", "avx2": True, "avx512_vnni": False})
-
-
 def test_the_rest_is_bfloat16_only_where_the_cpu_has_it(monkeypatch):
-    assert dtype_beside({"avx512_vnni": True}) == torch.float32
-    assert dtype_beside({"avx512_bf16": True}) == torch.bfloat16
+    with_both = {"avx_vnni": True, "avx512_bf16": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: with_both)
+    assert loaded_dtype("int8") == "bfloat16"
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx_vnni": True})
     assert loaded_dtype("int8") == "float32" and loaded_dtype("float16") == "float16"
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from asrkit.cli import main
+from asrkit.cpu import fast_dtype, has_int8
 from asrkit.features import FeatureConfig
 from asrkit.models import (
     Checkpoint,
@@ -16,15 +17,14 @@ from asrkit.models import (
     presets,
     save_checkpoint,
 )
-from asrkit.models.int8 import Int8Linear, dtype_beside, has_int8
+from asrkit.models.int8 import Int8Linear
 from asrkit.models.packed import Packed
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import PipelineConfig, Recognizer, WindowOptions
 from asrkit.transcribe.folder import text_settings
 from asrkit.transcribe.pipeline import ModelVariants
 
-HERE = torch.cpu.get_capabilities()
-ON_THIS_CPU = pytest.mark.skipif(not has_int8(HERE), reason="needs a CPU with VNNI or AMX")
+ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
 INT8 = PipelineConfig(precision="int8")
 
 
@@ -47,7 +47,7 @@ def test_the_encoder_computes_in_int8_and_decoding_in_the_dtype_beside_it(checkp
     variants = ModelVariants(checkpoint.model)
     plain = Recognizer(variants, PipelineConfig(precision="float32"))
     int8 = Recognizer(variants, INT8)
-    assert (int8.dtype, int8.config.encoder) == (dtype_beside(HERE), "optimized")
+    assert (int8.dtype, int8.config.encoder) == (getattr(torch, fast_dtype()), "optimized")
     assert Recognizer(variants, INT8).model is int8.model is not plain.model
     assert not any(isinstance(part, Packed) for part in checkpoint.model.modules())
     others = [part for name, part in int8.model.named_modules() if not name.startswith("encoder.")]

@@ -5,15 +5,13 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from asrkit.cpu import has_int8
 from asrkit.features import FeatureConfig
 from asrkit.models import Checkpoint, CTCConfig, CTCModel, FastConformerConfig
-from asrkit.models.int8 import has_int8
 from asrkit.text import CharTokenizer
 from asrkit.workbench.precision_study import precision_costs
 
-pytestmark = pytest.mark.skipif(
-    not has_int8(torch.cpu.get_capabilities()), reason="needs a CPU with VNNI or AMX"
-)
+pytestmark = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
 CONFORMER = FastConformerConfig(width=32, layers=2, subsampling=4, subsampling_channels=8)
 
 

@@ -5,7 +5,7 @@ them as `transcribe` uses one. They are forked from a process that has loaded an
 model: so its weights are in memory once, packed for oneDNN or not.
 """
 
-from asrkit.transcribe.processes.cores import Layout, choose_layout, fast_dtype
+from asrkit.transcribe.processes.cores import Layout, choose_layout
 from asrkit.transcribe.processes.memory import process_memory
 from asrkit.transcribe.processes.pool import Channel, Done, Ended, Pool, Said
 from asrkit.transcribe.processes.recordings import transcribe_in_processes
@@ -18,7 +18,6 @@ __all__ = [
     "Pool",
     "Said",
     "choose_layout",
-    "fast_dtype",
     "process_memory",
     "transcribe_in_processes",
 ]

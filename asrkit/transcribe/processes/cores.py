@@ -1,12 +1,10 @@
-"""How many processes transcribe on this machine, on which cores, and which dtype is fast there."""
+"""How many processes transcribe on this machine, and on which cores."""
 
 import os
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from asrkit.runtime import usable_cores
 from asrkit.shapes import expect, whole
@@ -133,12 +131,3 @@ def same_core(cpus: Iterable[int], folder: Path = CPUS) -> list[list[int]]:
             siblings = file.read_text().strip()
         groups.setdefault(siblings, []).append(cpu)
     return list(groups.values())
-
-
-def fast_dtype() -> tuple[str, str]:
-    """The dtype that this CPU transcribes fastest in, and what it has or lacks."""
-    if torch.cpu._is_amx_tile_supported():
-        return "bfloat16", "has AMX"
-    if torch.cpu._is_avx512_bf16_supported():
-        return "bfloat16", "has avx512_bf16"
-    return "float32", "has neither AMX nor avx512_bf16"

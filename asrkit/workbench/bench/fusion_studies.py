@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asrkit.cpu import fast_dtype, has_int8
 from asrkit.models import FastConformer, optimize
 from asrkit.models.attention import RelativeAttention
 from asrkit.models.folded import fold
-from asrkit.models.int8 import has_int8
 from asrkit.models.packed import PackedLinear, multiplies, pack
 from asrkit.models.packed_conformer import pack_conformer
 from asrkit.models.weight_cache import WeightCache
@@ -82,9 +82,8 @@ def _bfloat16(encoder: FastConformer) -> nn.Module:
 
 
 def _int8(encoder: FastConformer) -> nn.Module:
-    """Linear layers of the blocks in int8, all else in bfloat16 where the CPU multiplies that."""
-    if multiplies(torch.bfloat16):
-        encoder = encoder.to(torch.bfloat16)
+    """Linear layers of the blocks in int8, all else in the dtype that is fast on this CPU."""
+    encoder = encoder.to(getattr(torch, fast_dtype()))
     return optimize(encoder, linear_layers="int8")
 
 
@@ -150,7 +149,7 @@ def is_computed(name: str) -> bool:
     if name == "bfloat16":
         return multiplies(torch.bfloat16)
     if name == "int8":
-        return has_int8(torch.cpu.get_capabilities())
+        return has_int8()
     return True
 
 

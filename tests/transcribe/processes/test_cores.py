@@ -3,12 +3,11 @@
 import os
 import platform
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
 from asrkit.runtime import usable_cores
-from asrkit.transcribe.processes import choose_layout, fast_dtype
+from asrkit.transcribe.processes import choose_layout
 from asrkit.transcribe.processes.cores import affinity, same_core, shares
 from asrkit.transcribe.processes.memory import free_memory, process_memory
 
@@ -115,16 +114,3 @@ def test_the_memory_of_a_process_is_at_least_its_own():
     memory = process_memory()
     assert 0 < memory["own"] <= memory["share"] <= memory["all"]
     assert process_memory(2**22 + 1) is None  # Linux has no such process
-
-
-@pinned_system
-def test_the_fast_dtype_is_that_of_the_flags_of_this_cpu():
-    flags = set()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            flags = {*line.split()}
-    dtype, why = fast_dtype()
-    if "amx_tile" not in flags:
-        wanted = "bfloat16" if "avx512_bf16" in flags else "float32"
-        assert dtype == wanted
-        assert "has AMX" not in why

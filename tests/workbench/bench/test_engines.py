@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from asrkit.cpu import has_int8
 from asrkit.models import presets
-from asrkit.models.int8 import has_int8
 from asrkit.workbench import bench
 from asrkit.workbench.bench.peers.processes import NAMES, PYTHON
 from asrkit.workbench.bench.peers.whole_conformer import WholeConformer
@@ -60,7 +60,7 @@ def test_ours_alone_eager_and_optimized_with_errors_and_floors(small, monkeypatc
         ("engines-bfloat16", "bfloat16"),
         ("engines-bfloat16", "optimized_bfloat16"),
     }
-    if has_int8(torch.cpu.get_capabilities()):
+    if has_int8():
         wanted |= {
             ("engines-int8", "bfloat16"),
             ("engines-int8", "optimized_bfloat16"),

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from asrkit.cpu import has_int8
 from asrkit.models import FastConformer, FastConformerConfig
 from asrkit.models.folded import FoldedNorm
-from asrkit.models.int8 import Int8Linear, has_int8
+from asrkit.models.int8 import Int8Linear
 from asrkit.models.packed import PackedLinear, multiplies
 from asrkit.workbench.bench import fusion_studies as studies
 
@@ -30,7 +31,7 @@ def test_every_step_computes_the_same_and_the_encoder_stays_as_it_is(encoder):
     missing = set()
     if not multiplies(torch.bfloat16):
         missing.add("bfloat16")
-    if not has_int8(torch.cpu.get_capabilities()):
+    if not has_int8():
         missing.add("int8")
     assert [step.name for step in steps] == [name for name in studies.STEPS if name not in missing]
     assert LARGEST.keys() == set(studies.OF_FEWER_BITS)
@@ -62,7 +63,7 @@ def test_each_step_has_what_its_name_says(encoder):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_int8_is_beside_bfloat16_only_where_the_cpu_multiplies_that(encoder, dtype, monkeypatch):
-    if not has_int8(torch.cpu.get_capabilities()):
+    if not has_int8():
         pytest.skip("needs a CPU with VNNI or AMX")
     if not multiplies(dtype):
         pytest.skip("this CPU's oneDNN multiplies no bfloat16")

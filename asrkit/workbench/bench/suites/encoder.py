@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrkit.cpu import fast_dtype
 from asrkit.models import (
     FastConformer,
     FastConformerConfig,
@@ -31,7 +32,6 @@ from asrkit.models import (
     presets,
 )
 from asrkit.models.execution import EncoderForm, capture, cast_copy, prepare, tf32
-from asrkit.models.int8 import dtype_beside
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
@@ -76,7 +76,7 @@ class Way:
         if self.autocast or self.arithmetic == "tf32":
             return torch.float32
         if self.arithmetic == "int8":  # those that do not become int8
-            return dtype_beside(torch.cpu.get_capabilities())
+            return getattr(torch, fast_dtype())
         return getattr(torch, self.arithmetic)
 
     @property

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrkit.cpu import has_int8
 from asrkit.models import CTCConfig, CTCModel, FastConformer, FastConformerConfig, presets
-from asrkit.models.int8 import has_int8
 from asrkit.shapes import expect
 from asrkit.workbench.bench.agreement import apart
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
@@ -97,7 +97,7 @@ def cases(
             request: dict[str, Any] = {"loss": loss, "folder": folder, "frames": features.shape[1]}
             if peers is not None:
                 peers.arms(**request)  # they start before our arms take memory
-            elif name == "int8" and not has_int8(torch.cpu.get_capabilities()):
+            elif name == "int8" and not has_int8():
                 continue
             yield case(encoder, features, {"preset": preset}, quick, request, peers)
             if peers is not None:
@@ -115,7 +115,7 @@ def ways(name: str) -> dict[str, Way]:
     plain = "bfloat16" if name == "int8" else name
     arms[plain] = Way(arithmetic=plain)
     arms[f"optimized_{plain}"] = Way(arithmetic=plain, optimized=True)
-    if name == "int8" and has_int8(torch.cpu.get_capabilities()):
+    if name == "int8" and has_int8():
         arms["optimized_int8"] = Way(arithmetic="int8", optimized=True)
     return arms
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrkit.cpu import fast_dtype
 from asrkit.models import CTCConfig, CTCModel, presets
 from asrkit.runtime import usable_cores
 from asrkit.shapes import expect
@@ -49,14 +50,12 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
     """
     remedy = "A GPU is one process: --shards --part K/N."
     expect(not device.startswith("cuda"), "device", "cpu for the suite workers", device, remedy)
-    from asrkit.transcribe.processes import fast_dtype
-
     preset, utterances = PRESET, UTTERANCES
     if quick:
         preset, utterances = QUICK_PRESET, QUICK_UTTERANCES
     dtypes = ["float32"]
-    if fast_dtype()[0] != "float32":
-        dtypes.append(fast_dtype()[0])
+    if fast_dtype() != "float32":
+        dtypes.append(fast_dtype())
     with tempfile.TemporaryDirectory() as folder:
         samples = lengths(utterances)
         files = [

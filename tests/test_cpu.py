@@ -1,0 +1,77 @@
+"""What a CPU has instructions for is read from its flags, in one place."""
+
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+
+from asrkit.cpu import bfloat16_instructions, expect_int8, fast_dtype, has_int8
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    """Makes this CPU one of an architecture with the flags that are named."""
+
+    def make(architecture, *flags):
+        capabilities = {"architecture": architecture, "avx2": True, "avx512_vnni": False}
+        capabilities |= dict.fromkeys(flags, True)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "flags, dtype, instructions",
+    [
+        ((), "float32", ""),
+        (("avx512_vnni",), "float32", ""),
+        (("avx512_bf16",), "bfloat16", "avx512_bf16"),
+        (("amx_bf16",), "bfloat16", "AMX"),
+        (("avx512_bf16", "amx_bf16"), "bfloat16", "AMX"),
+    ],
+    ids=str,
+)
+def test_bfloat16_is_fast_where_a_flag_says_so(cpu, flags, dtype, instructions):
+    cpu("x86_64", *flags)
+    assert (fast_dtype(), bfloat16_instructions()) == (dtype, instructions)
+
+
+@pytest.mark.parametrize("flag", ["avx512_vnni", "avx_vnni", "amx_int8"])
+def test_an_x86_cpu_needs_one_flag_for_int8(cpu, flag):
+    cpu("x86_64")
+    assert not has_int8() and not has_int8(arm=True)
+    cpu("x86_64", flag)
+    assert has_int8() and has_int8(arm=True)
+    expect_int8()
+
+
+def test_arms_dot_product_counts_only_where_it_is_asked_for(cpu):
+    cpu("aarch64", "dot")
+    assert not has_int8()
+    assert has_int8(arm=True)
+    expect_int8(arm=True)
+
+
+def test_a_cpu_without_int8_is_refused_with_a_remedy(cpu):
+    cpu("x86_64")
+    said = (
+        r"^int8: expected an x86 CPU with VNNI or AMX, got one without \(x86_64\)\. "
+        r"Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32\.$"
+    )
+    with pytest.raises(ValueError, match=said):
+        expect_int8()
+    said = r"^int8: expected a CPU with VNNI, AMX or Arm's dot product, got .*\. Export again\.$"
+    with pytest.raises(ValueError, match=said):
+        expect_int8(arm=True, remedy="Export again.")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the flags of x86 CPUs")
+def test_the_flags_of_this_cpu_are_those_that_linux_names():
+    file = Path("/proc/cpuinfo")
+    if not file.exists():
+        pytest.skip("no /proc/cpuinfo")
+    flags = {*file.read_text().partition("flags\t\t: ")[2].partition("\n")[0].split()}
+    wanted = "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else "float32"
+    assert fast_dtype() == wanted
+    assert has_int8() == bool(flags & {"avx512_vnni", "avx_vnni", "amx_int8"})
