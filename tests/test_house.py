@@ -36,6 +36,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
         "workbench.jasper_studies",
         "workbench.aed_studies",
         "workbench.precision_study",
+        "workbench.core_study",
     },
     {"cli"},
 ]

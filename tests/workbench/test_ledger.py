@@ -182,8 +182,31 @@ def test_the_shipped_records_give_evidence_for_claims_about_other_hardware():
         assert found.label == "evidence, not comparable", name
         assert claims[name].show(found.recorded["value"]) in found.why
         assert found.evidence, name
-    (on_one_core,) = verdict(claims["cpu-rtfx-parakeet"], shipped, elsewhere).evidence
-    assert on_one_core.record["impl"] == "float32"
+    on_a_core = verdict(claims["cpu-rtfx-parakeet"], shipped, elsewhere)
+    assert [one.record["impl"] for one in on_a_core.evidence] == ["float32", "packed_bfloat16"]
+    assert on_a_core.recorded["impl"] == "float32"
+
+
+def test_an_estimate_is_shown_beside_a_claim_and_never_decides_it():
+    named = [{"what": "best", "why": "an estimate"}]
+    with_evidence = claim(evidence=named)
+    estimate = record(2.0, (2.0,) * 3, what="best", arms=(), origin="estimated")
+    found = verdict(with_evidence, [estimate], CPU)
+    assert (found.label, found.measured) == ("evidence, not comparable", 2.0)
+    computed = record(2.0, (2.0,) * 3, what="best", arms=(), origin="computed")
+    assert verdict(with_evidence, [computed], CPU).measured is None
+    its_own = record(2.0, (2.0,) * 3, origin="estimated")
+    assert verdict(with_evidence, [its_own], CPU).label == "not measured yet"
+
+
+def test_the_core_at_its_best_is_what_this_machine_measured_of_the_published_core():
+    (claimed,) = [one for one in load_claims() if one.id == "cpu-rtfx-parakeet"]
+    options = {"arms": (), "metric": "rtfx", "unit": "s/s", "origin": "estimated"}
+    best = record(20.0, (20.0,) * 3, what="core-at-its-best", impl="optimized_int8", **options)
+    found = verdict(claimed, [*records.read(files.shipped("records")), best], CPU)
+    assert (found.label, found.measured) == ("evidence, not comparable", 20.0)
+    assert "20× real time (optimized_int8)" in found.why
+    assert found.recorded["what"] == "recogniser-one-core"
 
 
 def test_a_record_of_toy_sizes_is_no_evidence():

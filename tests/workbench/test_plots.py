@@ -398,6 +398,20 @@ def test_bars_of_costs_begin_with_ones_own_in_another_colour():
     ]
 
 
+def test_ways_on_a_core_stand_beside_the_published_one_and_the_fastest_is_solid():
+    quartiles = {"eager": Range(2.0, 3.0, 4.0), "int8": Range(8.0, 9.0, 9.5)}
+    _, ax = plots.canvas("title")
+    plots.ways_on_core(quartiles, ax, published=4.5, break_even=31.0)
+    assert [bar.get_width() for bar in ax.patches] == [3.0, 9.0]
+    shades = [matplotlib.colors.to_hex(bar.get_facecolor()) for bar in ax.patches]
+    assert shades[1] == plots.colour("cores") != shades[0]
+    lines = {line.get_label(): line.get_xdata()[0] for line in ax.lines}
+    assert lines["published: 4.5"] == 4.5
+    assert lines["a core costs what the GPUs cost: 31"] == 31.0
+    assert ax.get_xlim()[1] > 31.0
+    assert [text.get_text().strip() for text in ax.texts] == ["3.0", "9.0"]
+
+
 def test_machines_of_a_kind_share_a_colour_and_differ_in_their_dashes():
     speed = Speed(rtfx=Range.of(10.0), per="core", origin="assumed")
     machines = [Instance(name=name, usd_per_hour=Range.of(2.0), cores=1) for name in "ab"]

@@ -15,7 +15,8 @@ from asrkit.workbench.cost.ranges import Range
 from asrkit.workbench.machine import this_machine
 
 SAME_KIND = "recorded, a machine of this kind"  # same processor, cores and memory: maybe this one
-ORIGINS = ("published", "recorded", SAME_KIND, "measured here", "assumed")
+ESTIMATED = "estimated here"  # from measurements of a part of the model
+ORIGINS = ("published", "recorded", SAME_KIND, "measured here", ESTIMATED, "assumed")
 DEFAULT_MODEL = "parakeet_rnnt_1_1b"
 ON_ONE_CORE = "recogniser-one-core"  # benchmark of a whole recogniser on one core
 LADDER = "ladder-"  # first letters of those on a GPU, with a record for each rung

@@ -8,6 +8,8 @@ from asrkit.workbench.records import code_version
 
 OTHER_DEVICE = "measured on a CPU, and the claim is about a GPU"
 NO_BASELINE = "the source gives no number and baseline to compare with"
+DECIDING = ("measured",)  # origins of records that can settle a claim
+SHOWN = (*DECIDING, "estimated")  # and of those that are shown beside one, which says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ def evidence(claim: Claim, records: Sequence[Record], machine: Record) -> tuple[
         why = OTHER_DEVICE
     found = _newest_of_each(own, why, machine)
     for entry in claim.evidence:
-        named = _measured(claim, records, entry["what"], entry.get("arms", ()))
+        named = _alike(claim, records, entry["what"], entry.get("arms", ()), SHOWN)
         if "impl" in entry:
             named = [record for record in named if record["impl"] == entry["impl"]]
         found += _newest_of_each(named, entry["why"], machine)
@@ -86,20 +88,20 @@ def _newest_of_each(records: Iterable[Record], why: str, machine: Record) -> lis
 
 
 def _own(claim: Claim, records: Iterable[Record]) -> list[Record]:
-    return _measured(claim, records, claim.id, claim.arms)
+    return _alike(claim, records, claim.id, claim.arms, DECIDING)
 
 
-def _measured(
-    claim: Claim, records: Iterable[Record], what: str, arms: Sequence[str]
+def _alike(
+    claim: Claim, records: Iterable[Record], what: str, arms: Sequence[str], origins: Sequence[str]
 ) -> list[Record]:
-    """Measured records of one name, with the claim's metric and unit and these arms."""
+    """Records of one name and of these origins, with the claim's metric and unit and these arms."""
     return [
         record
         for record in records
         if record["what"] == what
         and record["metric"] == claim.metric
         and (claim.metric == "ratio" or _plain_unit(record["unit"]) == _plain_unit(claim.unit))
-        and record["origin"] == "measured"
+        and record["origin"] in origins
         and tuple(record["params"].get("arms", ())) == tuple(arms)
         and not record["params"].get("quick")  # sizes that only show that the code runs
     ]

@@ -26,7 +26,12 @@ from asrkit.workbench.plots.casts import (
     errors_of_bins,
     time_bars,
 )
-from asrkit.workbench.plots.costs import break_even, cost_bars, days_over_workers
+from asrkit.workbench.plots.costs import (
+    break_even,
+    cost_bars,
+    days_over_workers,
+    ways_on_core,
+)
 from asrkit.workbench.plots.decoding import (
     pointer_jumping,
     waiting,
@@ -170,4 +175,5 @@ __all__ = [
     "waits_of_ways",
     "waterfall",
     "waveform",
+    "ways_on_core",
 ]

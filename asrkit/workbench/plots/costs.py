@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from asrkit.workbench.cost import Outcome, Range, TranscriptionCost, transcription_cost
-from asrkit.workbench.plots.palette import GREEN, GREY, colour
+from asrkit.workbench.plots.palette import GREEN, GREY, PALE_BLUE, colour
 
 UNITS = {"core": "cores", "gpu": "GPUs"}
 DASHES = ("-", "--", ":", "-.")  # of the machines of a kind
@@ -35,6 +35,35 @@ def cost_bars(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set_xlabel("USD")
+    return ax
+
+
+def ways_on_core(
+    rtfx: Mapping[str, Range], ax: Axes, *, published: float, break_even: float
+) -> Axes:
+    """RTFx of one core in several ways of computing, a bar each; the fastest one is solid.
+
+    Args:
+        rtfx: Quartiles by the name of the way, the first on top.
+        ax: Axes to draw on; returned.
+        published: RTFx of the published core, a dotted line.
+        break_even: RTFx at which a core costs what the GPUs do, a dashed line.
+    """
+    fastest = max(one.middle for one in rtfx.values())
+    for name, one in rtfx.items():
+        shade = PALE_BLUE
+        if one.middle == fastest:
+            shade = colour("cores")
+        error = [[one.middle - one.low], [one.high - one.middle]]
+        ax.barh(name, one.middle, xerr=error, color=shade, height=0.6, capsize=3)
+        ax.annotate(f" {one.middle:.1f}", (one.high, name), va="center", fontsize=9)
+    ax.axvline(published, color="gray", ls=":", label=f"published: {published:g}")
+    words = f"a core costs what the GPUs cost: {break_even:.0f}"
+    ax.axvline(break_even, color=colour("GPUs"), ls="--", label=words)
+    ax.invert_yaxis()
+    ax.set(xlabel="RTFx of one core; medians and quartiles")
+    ax.set_xlim(0, 1.15 * max(break_even, *(one.high for one in rtfx.values())))
+    ax.legend(frameon=False, fontsize=8, loc="lower right")
     return ax
 
 

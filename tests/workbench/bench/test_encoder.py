@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from asrkit.cpu import has_int8
 from asrkit.models import FastConformerConfig, presets
 from asrkit.runtime import usable_cores
 from asrkit.transcribe import pipeline
@@ -234,7 +235,9 @@ def test_one_core_says_what_was_planted_with_one_thread_on_one_core(monkeypatch)
     torch.set_num_threads(2)
     case = encoder.one_core(True)
     bench.check(case)
-    assert where == [(1, 1)] * 3
+    assert {"float32", "bfloat16", "optimized_bfloat16"} <= {*case.arms}
+    assert ("optimized_int8" in case.arms) == has_int8()
+    assert where == [(1, 1)] * len(case.arms)
     assert os.sched_getaffinity(0) == cores and torch.get_num_threads() == 2
     frames, labels = case.run("float32")
     assert (

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.cpu import fast_dtype
+from asrkit.cpu import fast_dtype, has_int8
 from asrkit.models import (
     FastConformer,
     FastConformerConfig,
@@ -341,47 +341,79 @@ def versus_peers(made: Case, encoder: FastConformer, inputs: Inputs) -> Iterator
         yield replace(made, peers=replace(made.peers, request=request))
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneUtterance:
+    """A recogniser with random weights, and one utterance of noise for it.
+
+    Random weights would find far too many labels or none, so predictor and joint are planted ones
+    (asrkit.workbench.bench.planted) with 3.5 labels a second in as many frames as the encoder
+    gives. What it gives is computed, projected and not decoded.
+    """
+
+    model: TransducerModel
+    wave: Tensor  # (1, S)
+    planted_frames: Tensor  # (1, T, width), what is decoded
+    labels: int  # in these frames
+
+    def recognise(self, recognizer: Recognizer) -> tuple[Tensor, Tensor]:
+        """Encoded frames (1, T, D) and labels (1, U), by one thread on one core.
+
+        Args:
+            recognizer: Of `model`, in any precision.
+        """
+        length = torch.tensor([self.wave.shape[1]])
+        with one_thread():
+            encoded, ends = recognizer.encode(*recognizer.features(self.wave, length))
+            found = recognizer.decode(self.planted_frames.to(encoded.dtype), ends)
+            return encoded, found.labels
+
+
+def one_utterance(config: TransducerConfig, seconds: float) -> OneUtterance:
+    """A recogniser of `config` with an LSTM predictor, and `seconds` of noise."""
+    assert isinstance(config.predictor, LSTMConfig)
+    frames = -(-round(100 * seconds) // 8)
+    plan = planted(
+        1, frames, V=config.vocab_size + 1, width=config.joint_width, layers=config.predictor.layers
+    )
+    samples = round(seconds * RATE_HZ)
+    return OneUtterance(
+        model=random_transducer(config, plan.model),
+        wave=torch.randn(1, samples, generator=torch.Generator().manual_seed(0)) / 10,
+        planted_frames=plan.encoded,
+        labels=len(plan.labels[0]),
+    )
+
+
 def one_core(quick: bool) -> Case:
     """Parakeet RNN-T 1.1B whole, one utterance of 16 seconds on one core: features, encoder, label
     looping.
-
-    Random weights would find far too many labels or none, so predictor and joint are planted ones
-    (asrkit.workbench.bench.planted) with 3.5 labels a second in as many frames as the encoder gave.
-    What it gave is computed, projected and not decoded.
     """
     config = presets.parakeet_rnnt_1_1b()
     seconds = 16
     if quick:
         config = shrunk(config)
         seconds = 2
-    frames = -(-100 * seconds // 8)
     encoder: Any = config.encoder
-    assert isinstance(config.predictor, LSTMConfig)
-    plan = planted(
-        1, frames, V=config.vocab_size + 1, width=config.joint_width, layers=config.predictor.layers
-    )
-    variants = ModelVariants(random_transducer(config, plan.model))
-    wave = torch.randn(1, seconds * RATE_HZ, generator=torch.Generator().manual_seed(0)) / 10
-    length = torch.tensor([wave.shape[1]])
-
-    def recognise(recognizer: Recognizer) -> tuple[Tensor, Tensor]:
-        with one_thread():
-            encoded, ends = recognizer.encode(*recognizer.features(wave, length))
-            return encoded, recognizer.decode(plan.encoded.to(encoded.dtype), ends).labels
-
+    utterance = one_utterance(config, seconds)
+    variants = ModelVariants(utterance.model)
     float32 = PipelineConfig(precision="float32", encoder="eager", graphs="off")
     bfloat16 = replace(float32, precision="bfloat16")
     configs = {
         "float32": float32,
         "bfloat16": bfloat16,
-        "packed_bfloat16": replace(bfloat16, encoder="packed"),
+        "optimized_bfloat16": replace(bfloat16, encoder="optimized"),
     }
-    arms = {name: partial(recognise, Recognizer(variants, one)) for name, one in configs.items()}
+    if has_int8():
+        configs["optimized_int8"] = replace(float32, precision="int8", encoder="optimized")
+    arms = {
+        name: partial(utterance.recognise, Recognizer(variants, one))
+        for name, one in configs.items()
+    }
     params = {
-        "shape": [1, frames, encoder.width, encoder.layers],
+        "shape": [1, utterance.planted_frames.shape[1], encoder.width, encoder.layers],
         "audio_s": seconds,
         "weights": "random",
-        "labels": len(plan.labels[0]),
+        "labels": utterance.labels,
         "cores": 1,
         "threads": 1,
         "preset": "tiny" if quick else "parakeet_rnnt_1_1b",
@@ -426,17 +458,23 @@ def random_transducer(config: TransducerConfig, decoder: TransducerModel) -> Tra
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread on one core inside the block; afterwards all is as before."""
+    """One thread on one core inside the block; afterwards all is as before.
+
+    Where the system pins no thread, as macOS does not, the thread moves between cores.
+    """
     this_machine()  # whose records, those of the block too, name all of its cores
     threads = torch.get_num_threads()
-    cores = os.sched_getaffinity(0)
+    cores: set[int] = set()
+    if hasattr(os, "sched_setaffinity"):
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {max(cores)})
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, {max(cores)})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, cores)
         torch.set_num_threads(threads)
+        if cores:
+            os.sched_setaffinity(0, cores)
 
 
 SUITE = Suite(name="encoder", cases=suite)
