@@ -56,14 +56,21 @@ def ways_on_core(
             shade = colour("cores")
         error = [[one.middle - one.low], [one.high - one.middle]]
         ax.barh(name, one.middle, xerr=error, color=shade, height=0.6, capsize=3)
-        ax.annotate(f" {one.middle:.1f}", (one.high, name), va="center", fontsize=9)
+        ax.annotate(
+            f"{one.middle:.1f}",
+            (one.high, name),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
     ax.axvline(published, color="gray", ls=":", label=f"published: {published:g}")
-    words = f"a core costs what the GPUs cost: {break_even:.0f}"
-    ax.axvline(break_even, color=colour("GPUs"), ls="--", label=words)
+    equal = f"costs what the GPUs cost: {break_even:.0f}"
+    ax.axvline(break_even, color=colour("GPUs"), ls="--", label=equal)
     ax.invert_yaxis()
     ax.set(xlabel="RTFx of one core; medians and quartiles")
-    ax.set_xlim(0, 1.15 * max(break_even, *(one.high for one in rtfx.values())))
-    ax.legend(frameon=False, fontsize=8, loc="lower right")
+    ax.set_xlim(0, 1.1 * max(break_even, *(one.high for one in rtfx.values())))
+    ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
 
