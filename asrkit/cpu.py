@@ -40,7 +40,7 @@ def has_int8(*, arm: bool = False) -> bool:
     Args:
         arm: Whether Arm's dot product will do. On Arm `asrkit.models.int8` was never run.
     """
-    flags = X86_INT8_FLAGS
+    flags: tuple[str, ...] = X86_INT8_FLAGS
     if arm:
         flags += ARM_INT8_FLAGS
     capabilities = torch.cpu.get_capabilities()
