@@ -57,7 +57,8 @@ def _print_plan(args: argparse.Namespace) -> int:
 
 def _suite_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options that some suites take (`Suite.options`) and that were passed."""
-    options = {"lengths": args.lengths, "ranks": args.ranks, "published": args.published}
+    names = ("lengths", "ranks", "published", "model", "kinds")
+    options = {name: getattr(args, name) for name in names}
     return {name: value for name, value in options.items() if value}
 
 
@@ -210,12 +211,30 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="batch sizes by durations with the published protocol: mean and percentiles as "
         "published beside median and quartiles",
     )
+    _add_precision_arguments(parser)
     _add_share_arguments(parser)
     parser.add_argument_group("output").add_argument(
         "--out",
         type=Path,
         help="file that records are appended to (default: reports/bench.jsonl); with --minutes a "
         "folder of records, checks, log and manifest (default: reports/share)",
+    )
+
+
+def _add_precision_arguments(parser: argparse.ArgumentParser) -> None:
+    precision = parser.add_argument_group("suite precision")
+    precision.add_argument(
+        "--model",
+        type=Path,
+        metavar="PATH",
+        help="a trained model, as transcribe takes it: only count the words that bfloat16 and int8 "
+        "cost it on this CPU, on synthetic speech in voices that asrkit trains on nowhere",
+    )
+    precision.add_argument(
+        "--kinds",
+        nargs="+",
+        choices=["digits", "commands", "sentences"],
+        help="with --model: kinds of that speech, as the model was trained on (default: all)",
     )
 
 

@@ -14,6 +14,8 @@ from asrkit.cli.options import (
 )
 from asrkit.cli.speakers import EACH, train_for_each_speaker
 
+CONFORMER_LAYERS = 2  # trains on a CPU; the published 17 to 42 are in asrkit.models.presets
+CONFORMER_SUBSAMPLING = 4  # the published 8 leaves CTC fewer frames than there are characters
 LSTM_WIDTH = 256  # trains on a CPU; the published 1024 are asrkit.models.presets.mlperf_rnnt
 DECODER_WIDTH = 128  # likewise; Canary's 1024 are asrkit.models.presets.canary_1b
 DECODER_LAYERS = 1
@@ -154,7 +156,9 @@ def _model_config(args: argparse.Namespace, vocab_size: int) -> Any:
 
     encoders: dict[str, EncoderConfig] = {
         "conv": ConvConfig(),
-        "fastconformer": FastConformerConfig(),
+        "fastconformer": FastConformerConfig(
+            layers=CONFORMER_LAYERS, subsampling=CONFORMER_SUBSAMPLING
+        ),
         "lstm": LSTMEncoderConfig(width=LSTM_WIDTH),
         "jasper": presets.mini_jasper().encoder,
     }

@@ -17,6 +17,7 @@ JOINTS = ("auto", "full", "lean")
 EVALUATE = ("in turn", "beside")
 OPTIMIZERS = ("adamw", "lamb", "novograd")
 PEAK_LR = {"adamw": 5e-3, "lamb": 1e-2, "novograd": 2e-2}  # where a config names none
+CONFORMER_PEAK_LR = 2e-3  # likewise, of AdamW and a FastConformer
 MOST_RATE = 1_000_000  # far above any that trains; float32 holds it, and its square
 MOST_SMOOTHING = 0.5
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -45,7 +46,8 @@ class TrainConfig:
             (`asrkit.optim.NovoGrad`), by which Jasper was trained. LAMB's rate is the length of a
             step as a share of the weights' own, NovoGrad's is the length itself before momentum:
             neither compares with AdamW's.
-        peak_lr: Highest learning rate; None for the optimizer's default, see `highest_rate`.
+        peak_lr: Highest learning rate; None for the optimizer's default, see `highest_rate`, and in
+            `asrkit.training.train` for that of a FastConformer, which AdamW trains at a lower one.
         warmup: Share of the run in which the learning rate rises linearly.
         weight_decay: Weight decay of the optimizer.
         clip: Largest norm of the gradient; larger ones are scaled down. NovoGrad takes no notice:

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,11 +19,12 @@ from torch import nn
 
 from asrkit.data import Batch, Utterances
 from asrkit.files import content_hash, lock
+from asrkit.models import FastConformerConfig
 from asrkit.models.assembly import ModelConfig, make_model
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.batches import draw_given, draw_planned, prefetch
-from asrkit.training.config import TrainConfig
+from asrkit.training.config import CONFORMER_PEAK_LR, TrainConfig
 from asrkit.training.folder import RunFolder
 from asrkit.training.loop import Loop, OnStep
 from asrkit.training.objective import compile_losses, objective_of
@@ -111,7 +112,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     """
     objective = objective_of(model_config)
     _check_arguments(train_set, dev_set, out, config, device)
-    config = config or TrainConfig()
+    config = _with_rate(config or TrainConfig(), model_config)
     dev_set = dev_set or None  # an empty one is none
     objective.check_vocabulary(model_config, tokenizer.vocab_size)
     _expect_tokens(tokenizer, train_set, dev_set, objective.most_labels(model_config))
@@ -149,6 +150,14 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         finished=run.progress >= 1,
         has_joint=objective.has_joint,
     )
+
+
+def _with_rate(config: TrainConfig, model_config: ModelConfig) -> TrainConfig:
+    """The config, with the rate of a FastConformer under AdamW where it names none."""
+    conformer = isinstance(model_config.encoder, FastConformerConfig)
+    if conformer and config.optimizer == "adamw" and config.peak_lr is None:
+        return replace(config, peak_lr=CONFORMER_PEAK_LR)
+    return config
 
 
 def _take_folder(folder: RunFolder, after: ExitStack) -> None:

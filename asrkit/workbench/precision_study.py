@@ -9,7 +9,6 @@ from torch import Tensor
 
 from asrkit.data import Utterances, batches
 from asrkit.models import Checkpoint
-from asrkit.models.transducer import log_probs
 from asrkit.text import ErrorRate, normalize_text, wer
 from asrkit.transcribe import PipelineConfig, Recognizer
 
@@ -42,11 +41,11 @@ class PrecisionCost:
 
 @dataclass(frozen=True, kw_only=True)
 class _Heard:
-    """What a recogniser makes of utterances, batch by batch."""
+    """What a recogniser makes of utterances, sorted by length."""
 
     references: list[str]
     texts: list[str]
-    log_probs: list[Tensor]  # of the CTC head, (frames of a batch, V) float32
+    log_probs: list[Tensor]  # of the CTC head, (T, V) float32 each; empty without one
 
 
 def precision_costs(
@@ -89,16 +88,14 @@ def _hear(
     heard = _Heard(references=[], texts=[], log_probs=[])
     for batch in batches(utterances, tokenizer, batch_seconds=batch_seconds, order="sorted"):
         features, frames = recognizer.features(batch.waveforms, batch.sample_lengths)
-        encoded, ends = recognizer.encode(features, frames)
+        encoded, ends, ctc = recognizer.encode_with_ctc(features, frames)
         for id_, tokens in zip(batch.ids, recognizer.decode(encoded, ends).tokens(), strict=True):
             heard.references.append(normalize_text(texts_of[id_]))
             heard.texts.append(normalize_text(tokenizer.decode(tokens)))
-        head = recognizer.kind.ctc_head(recognizer.model)
-        if head is not None:
-            frames_of_head, ends = recognizer.model.encoder(features, frames)
-            scores = log_probs(head(frames_of_head)).float()
-            rows = [row[:end] for row, end in zip(scores, ends.tolist(), strict=True)]
-            heard.log_probs.extend(row.clone() for row in rows)
+        if ctc is not None:
+            heard.log_probs.extend(
+                row[:end].clone() for row, end in zip(ctc, ends.tolist(), strict=True)
+            )
     return heard
 
 

@@ -1,13 +1,24 @@
 """What a precision costs a model in words and log-probabilities, beside float32 and with an interval."""
 
+from collections import Counter
 from dataclasses import asdict
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from asrkit.cpu import has_int8
+from asrkit.data import batches
 from asrkit.features import FeatureConfig
-from asrkit.models import Checkpoint, CTCConfig, CTCModel, FastConformerConfig
+from asrkit.models import (
+    Checkpoint,
+    CTCConfig,
+    CTCModel,
+    FastConformerConfig,
+    TransducerConfig,
+    TransducerModel,
+)
+from asrkit.models.packed_conformer import PackedFastConformer
 from asrkit.text import CharTokenizer
 from asrkit.workbench.precision_study import precision_costs
 
@@ -42,3 +53,32 @@ def test_a_model_that_int8_spoils_writes_other_texts(tiny_speech):
     _, bad = precision_costs(checkpoint(spoiled=True), tiny_speech, ["int8"])
     assert bad.other_texts > len(tiny_speech) / 2
     assert bad.log_prob_error > 10 * good.log_prob_error
+
+
+@pytest.mark.parametrize("ctc", [True, False])
+def test_of_a_transducer_the_ctc_head_is_asked_where_it_has_one(tiny_speech, ctc):
+    torch.manual_seed(0)
+    config = TransducerConfig(vocab_size=28, encoder=CONFORMER, ctc=ctc)
+    model = TransducerModel(config).eval().requires_grad_(False)
+    transducer = Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), {"max_symbols": 2})
+    plain, int8 = precision_costs(transducer, tiny_speech, ["int8"])
+    if ctc:
+        assert plain.log_prob_error == 0 < int8.log_prob_error < 0.1
+    else:
+        assert plain.log_prob_error is None and int8.log_prob_error is None
+
+
+def test_each_precision_encodes_a_batch_once(tiny_speech):
+    calls = Counter()
+
+    def count(module, given, found):
+        if isinstance(module, PackedFastConformer):
+            calls["encoder"] += 1
+
+    hook = register_module_forward_hook(count)
+    try:
+        precision_costs(checkpoint(), tiny_speech, ["int8"], batch_seconds=20.0)
+    finally:
+        hook.remove()
+    made = batches(tiny_speech, CharTokenizer(), batch_seconds=20.0, order="sorted")
+    assert calls["encoder"] == 2 * len([*made]) > 2

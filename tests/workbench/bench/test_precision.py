@@ -3,11 +3,15 @@
 import copy
 import math
 from collections import Counter
+from dataclasses import asdict
 
 import pytest
 import torch
 from torch import nn
 
+from asrkit.cli import main
+from asrkit.cpu import has_int8
+from asrkit.data import corpora
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import (
     Checkpoint,
@@ -16,11 +20,14 @@ from asrkit.models import (
     FastConformer,
     FastConformerConfig,
     TransducerModel,
+    load_checkpoint,
     presets,
+    save_checkpoint,
 )
 from asrkit.text import CharTokenizer
-from asrkit.workbench import bench
-from asrkit.workbench.bench.suites import precision
+from asrkit.training import evaluate
+from asrkit.workbench import bench, records
+from asrkit.workbench.bench.suites import precision, precision_costs
 from asrkit.workbench.bench.suites.precision import (
     MODES,
     ModelOutput,
@@ -32,6 +39,7 @@ from asrkit.workbench.bench.suites.precision import (
     reader,
     rounded_features,
 )
+from asrkit.workbench.bench.suites.precision_costs import unheard_speech
 from asrkit.workbench.profiling import cast_profile
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -319,3 +327,79 @@ def test_a_region_ends_with_autocast_as_it_was(device):
             other,
         )
     assert (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) == before
+
+
+@pytest.mark.skipif(
+    not has_int8(), reason="needs a CPU with VNNI or AMX"
+)
+def test_what_precisions_cost_a_trained_model_is_recorded_in_words(saved_model, tmp_path, capsys):
+    out = tmp_path / "bench.jsonl"
+    asked = ["bench", "precision", "--quick", "--out", str(out), "--kinds", "digits"]
+    assert main([*asked, "--model", str(saved_model)]) == 0
+    shown = capsys.readouterr().out
+    found = records.read(out)
+    assert {one["what"] for one in found} == {"precision-cost"}
+    rates = {one["impl"]: one for one in found if one["metric"] == "wer"}
+    assert [*rates] == ["float32", "bfloat16", "int8"]
+    speech = unheard_speech(["digits"], precision_costs.QUICK_JOBS)
+    errors = evaluate(load_checkpoint(saved_model), speech).errors
+    assert rates["float32"]["value"] == errors.rate
+    told = rates["float32"]["params"]
+    assert (told["units"], told["utterances"]) == (errors.units, len(speech)) == (errors.units, 40)
+    for precision_ in ("bfloat16", "int8"):
+        costs = {one["metric"]: one for one in found if one["impl"] == precision_}
+        more = costs["more_word_errors"]
+        assert more["value"] == pytest.approx(rates[precision_]["value"] - errors.rate)
+        assert more["params"]["low"] <= more["value"] <= more["params"]["high"]
+        assert 0 <= costs["other_texts"]["value"] <= 1
+        assert 0 < costs["log_prob_error"]["value"] < 0.1
+        (row,) = [line for line in shown.splitlines() if line.startswith(precision_)]
+        assert f"{costs['log_prob_error']['value']:.4f} nats" in row
+
+
+def test_speech_that_counts_the_words_is_of_voices_and_texts_without_training(saved_model):
+    speech = unheard_speech(None, 60)
+    train = corpora.spoken_commands(train=300, dev=0, test=0, progress=False)["train"]
+    trained = [cut.supervisions[0] for cut in train]
+    assert len(speech) == 120 and len({id_.split("-")[1] for id_ in speech.ids}) == 3
+    assert not {*speech.speakers} & {one.speaker for one in trained}
+    long = {text for text in speech.texts if len(text.split()) > 3}
+    assert long and not long & {one.text for one in trained}
+
+
+def test_int8_is_left_out_where_the_encoder_is_no_fastconformer(caplog):
+    model = CTCModel(CTCConfig(vocab_size=28)).eval()
+    checkpoint = Checkpoint(model, CharTokenizer(), {}, {})
+    assert precision_costs.precisions_of(checkpoint) == ["bfloat16"]
+    assert "int8 is left out: its encoder is no FastConformer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kinds", "digits"], "--kinds: expected --model beside it, got none."),
+        (["--model", "nowhere"], "--model: expected a .safetensors file or a training folder"),
+    ],
+)
+def test_a_model_that_is_not_there_is_refused_in_one_line(tmp_path, capsys, options, message):
+    out = str(tmp_path / "bench.jsonl")
+    assert main(["bench", "precision", "--quick", "--out", out, *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def saved_model(tmp_path_factory):
+    """A CTC model of random weights that never writes blanks, in an $ASRKIT_HOME of its own."""
+    folder = tmp_path_factory.mktemp("model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = CTCModel(CTCConfig(vocab_size=28, encoder=CONFIG)).eval()
+    with torch.no_grad():
+        model.output.bias[-1] = -10
+    path = folder / "model.safetensors"
+    notes = {"step": 3}
+    save_checkpoint(path, Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), notes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASRKIT_HOME", str(folder))
+        yield path

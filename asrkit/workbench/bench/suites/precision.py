@@ -1,5 +1,5 @@
-"""What half precision does to a model's output, beside what it does to its time; and what autocast
-has to cast.
+"""What half precision does to a model's output, beside what it does to its time; what autocast has
+to cast; and with `--model` what precisions cost a trained model in words (`precision_costs`).
 """
 
 import copy
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from asrkit.shapes import expect, valid_mask
 from asrkit.text import ErrorRate, cer, normalize_text, wer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of
 from asrkit.workbench.bench.cases import Case, Suite
+from asrkit.workbench.bench.suites import precision_costs
 from asrkit.workbench.profiling.ops import EachOp, dtype_name
 from asrkit.workbench.records import Measurement
 
@@ -337,10 +339,30 @@ class _Casts(EachOp):
         return result
 
 
-def suite(device: str, quick: bool) -> Iterator[Case]:
+def suite(
+    device: str,
+    quick: bool,
+    *,
+    model: Path | None = None,
+    kinds: Sequence[str] | None = None,
+) -> Iterator[Case]:
     """Yield the trained model of notebook 00, where there is one, and published sizes with random
-    weights.
+    weights; or instead of them what precisions cost a trained model of the caller.
+
+    Args:
+        device: "cpu" or "cuda".
+        quick: one small size and few utterances.
+        model: a checkpoint whose words are counted, on a CPU.
+        kinds: of the speech that `model` hears, as `asrkit train --kinds` names them; None for all.
+
+    Raises:
+        ValueError: `kinds` without a model, or a model and a GPU.
     """
+    expect(model is not None or kinds is None, "kinds", "--model beside it", "none")
+    if model is not None:
+        expect(device == "cpu", "device", "cpu with --model", device)
+        yield precision_costs.case(load_checkpoint(model), kinds, quick)
+        return
     path = home(make=False) / "demo" / "model.safetensors"
     if path.exists():
         checkpoint = load_checkpoint(path, device=device)
@@ -465,4 +487,9 @@ def _log_probs(read: Callable[..., ModelOutput], inputs: tuple[Tensor, Tensor]) 
     return (read(*inputs, decode=False).log_probs,)
 
 
-SUITE = Suite(name="precision", cases=suite)
+SUITE = Suite(
+    name="precision",
+    cases=suite,
+    options=("model", "kinds"),
+    tables={precision_costs.WHAT: precision_costs.table},
+)
