@@ -227,14 +227,14 @@ def _add_precision_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         type=Path,
         metavar="PATH",
-        help="a trained model, as transcribe takes it: only count the words that bfloat16 and int8 "
-        "cost it on this CPU, on synthetic speech in voices that asrkit trains on nowhere",
+        help="a trained model: only count the words that bfloat16 and int8 cost it on this CPU, "
+        "over synthetic speech in voices that are in no training set of asrkit",
     )
     precision.add_argument(
         "--kinds",
         nargs="+",
         choices=["digits", "commands", "sentences"],
-        help="with --model: kinds of that speech, as the model was trained on (default: all)",
+        help="with --model: kinds of that speech that the model was trained on (default: all)",
     )
 
 
@@ -271,6 +271,7 @@ COMMAND = Command(
         "asrkit bench losses",
         "asrkit bench decoders --threads 1 --quick",
         "asrkit bench jasper --published --quick",
+        "asrkit bench precision --model models/mine --threads 1",
         "asrkit bench batching --lengths mine.csv.gz",
         "asrkit bench all --device cuda --minutes 9 --out share",
         "asrkit bench all --device cuda --minutes 9 --plan",

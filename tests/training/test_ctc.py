@@ -4,13 +4,16 @@ import json
 import math
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from asrkit.cli import main
+from asrkit.cli import main, parser
+from asrkit.cli.train import _model_config
+from asrkit.features import FeatureConfig
 from asrkit.losses import ctc_loss
 from asrkit.models import (
     ConvConfig,
@@ -274,6 +277,28 @@ def test_the_command_trains_a_jasper_whose_model_transcribes(tmp_path, corpus, c
         assert torch.equal(value, state["model"][name])
     assert main(["transcribe", str(tmp_path / "one.wav"), "--model", str(tmp_path / "mine")]) == 0
     assert "1 of 1 file transcribed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given, rate",
+    [({}, 2e-3), ({"peak_lr": 4e-3}, 4e-3), ({"optimizer": "lamb"}, 1e-2)],
+)
+def test_adamw_has_a_rate_of_its_own_for_a_fastconformer(tiny_speech, tmp_path, given, rate):
+    settings = {"steps": 1, "optimizer": "adamw", "peak_lr": None} | given
+    model = replace(SMALL, encoder=ENCODERS["fastconformer"])
+    run(tiny_speech, tmp_path, replace(SHORT, **settings), model)
+    state = torch.load(tmp_path / "state.pt")
+    assert json.loads(state["config"])["peak_lr"] == rate
+
+
+def test_the_fastconformer_of_the_command_has_frames_for_all_characters(tiny_speech):
+    args = parser().parse_args(["train", "--encoder", "fastconformer", "--out", "mine"])
+    subsampling = _model_config(args, TOKENIZER.vocab_size).encoder.subsampling
+    for waveform, text in zip(tiny_speech.waveforms, tiny_speech.texts, strict=True):
+        frames = math.ceil(FeatureConfig().frames(len(waveform)) / subsampling)
+        labels = TOKENIZER.encode(text)
+        repeats = sum(a == b for a, b in pairwise(labels))  # CTC puts a blank between them
+        assert frames >= len(labels) + repeats
 
 
 @pytest.mark.parametrize(

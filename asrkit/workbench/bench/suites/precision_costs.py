@@ -13,7 +13,7 @@ from asrkit.cpu import has_int8
 from asrkit.models import Checkpoint, FastConformer
 from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.records import Measurement
-from asrkit.workbench.tables import aligned, percent
+from asrkit.workbench.tables import aligned, paragraph, percent
 
 if TYPE_CHECKING:  # speech needs packages that a bare GPU machine lacks
     from asrkit.data import Utterances
@@ -149,7 +149,7 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
         "[ ]: 95 % interval by a bootstrap of utterances. other texts: share of utterances. "
         "log-prob: mean distance of that of float32's likeliest token, of the CTC head."
     )
-    return [*aligned(lines, right=[2]), note]
+    return [*aligned(lines, right=[2]), *paragraph(note)]
 
 
 def _rate(record: Mapping[str, Any]) -> str:
