@@ -15,16 +15,14 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from asrkit.cpu import has_int8
 from asrkit.models import FastConformerConfig, TransducerConfig
-from asrkit.models.packed import multiplies
 from asrkit.shapes import expect
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.agreement import apart
+from asrkit.workbench.bench.fusion_studies import is_computed
 from asrkit.workbench.bench.suites.encoder import one_utterance
 from asrkit.workbench.cost import Range, Speed
 from asrkit.workbench.cost.speeds import ESTIMATED
@@ -92,11 +90,7 @@ def ways_here() -> list[str]:
     """Those of `WAYS` that this CPU computes: bfloat16 where its oneDNN multiplies that, int8 where
     it has instructions for it.
     """
-    computed = {
-        "optimized_bfloat16": multiplies(torch.bfloat16),
-        "optimized_int8": has_int8(),
-    }
-    return [name for name in WAYS if computed.get(name, True)]
+    return [name for name in WAYS if is_computed(name.removeprefix("optimized_"))]
 
 
 def time_ways(
@@ -144,12 +138,14 @@ def time_ways(
 def of_all_blocks(
     time_of_few: float, time_of_more: float, *, few: int, more: int, blocks: int
 ) -> float:
-    """The time of a model with `blocks` alike, from those of models with `few` and with `more`.
+    """The time of a model with `blocks` alike, from those of models with `few` and with `more`;
+    never less than with `more`, whatever noise says.
 
     >>> of_all_blocks(3.0, 5.0, few=1, more=3, blocks=42)
     44.0
     """
-    return time_of_few + (blocks - few) * (time_of_more - time_of_few) / (more - few)
+    of_a_block = (time_of_more - time_of_few) / (more - few)
+    return max(time_of_few + (blocks - few) * of_a_block, time_of_more)
 
 
 def _with_blocks(config: TransducerConfig, blocks: int) -> TransducerConfig:

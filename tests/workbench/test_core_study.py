@@ -7,6 +7,7 @@ import torch
 
 from asrkit.models import ConvConfig, presets
 from asrkit.workbench import core_study
+from asrkit.workbench.bench import fusion_studies
 from asrkit.workbench.bench.suites.encoder import TOLERANCE, shrunk
 from asrkit.workbench.profiling import Timing
 
@@ -29,7 +30,7 @@ def test_every_way_of_this_cpu_is_timed_and_encodes_what_float32_encodes():
 
 
 def test_a_way_that_the_cpu_lacks_is_left_out(monkeypatch):
-    monkeypatch.setattr(core_study, "multiplies", lambda dtype: False)
+    monkeypatch.setattr(fusion_studies, "multiplies", lambda dtype: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "old"})
     assert core_study.ways_here() == ["float32", "optimized_float32"]
 
@@ -54,6 +55,10 @@ def test_a_model_whose_blocks_cost_alike_is_estimated_exactly(monkeypatch):
     seconds_of_all = 2 + 3 * BLOCKS
     for way in found:
         assert way.rtfx == pytest.approx((1 / seconds_of_all,) * 2)
+
+
+def test_noise_makes_no_model_faster_than_a_part_of_it():
+    assert core_study.of_all_blocks(3.0, 2.0, few=1, more=3, blocks=42) == 2.0
 
 
 def test_its_speed_carries_quartiles_and_says_that_it_is_an_estimate():
