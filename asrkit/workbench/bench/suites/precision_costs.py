@@ -38,7 +38,7 @@ def case(checkpoint: Checkpoint, kinds: Sequence[str] | None, quick: bool) -> Ca
 def measurements(
     checkpoint: Checkpoint, kinds: Sequence[str] | None, quick: bool
 ) -> Iterator[Measurement]:
-    """Word error rate of each precision, and beside those of float32 its cost and its distance.
+    """Word error rate of each precision; beside those other than float32, what changes by them.
 
     Args:
         checkpoint: Of the model, float32 on a CPU.
