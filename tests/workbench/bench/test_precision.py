@@ -329,9 +329,7 @@ def test_a_region_ends_with_autocast_as_it_was(device):
     assert (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) == before
 
 
-@pytest.mark.skipif(
-    not has_int8(), reason="needs a CPU with VNNI or AMX"
-)
+@pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
 def test_what_precisions_cost_a_trained_model_is_recorded_in_words(saved_model, tmp_path, capsys):
     out = tmp_path / "bench.jsonl"
     asked = ["bench", "precision", "--quick", "--out", str(out), "--kinds", "digits"]
