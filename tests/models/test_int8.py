@@ -227,6 +227,26 @@ def test_a_frame_alone_and_an_utterance_without_features():
     assert encoder(zeros[:, :1], torch.tensor([1]))[0].shape == (1, 1, 32)
 
 
+@ON_THIS_CPU
+@DTYPES
+@torch.inference_mode()
+def test_two_threads_compute_what_one_does(dtype):
+    torch.manual_seed(0)
+    layer = Int8Linear(nn.Linear(256, 512).to(dtype), "swish")
+    narrow = Int8Linear(nn.Linear(512, 256).to(dtype))
+    x = torch.randn(4, 125, 256).to(dtype)
+
+    def computed(threads):
+        torch.set_num_threads(threads)
+        return narrow.plus(layer(x), x)
+
+    before = torch.get_num_threads()
+    try:
+        torch.testing.assert_close(computed(2), computed(1))
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_rest_is_bfloat16_only_where_the_cpu_has_it(monkeypatch):
     with_both = {"avx_vnni": True, "avx512_bf16": True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: with_both)
