@@ -13,6 +13,7 @@ from asrkit.decoders.attention import (
     ctc_draft,
 )
 from asrkit.decoders.ctc import ctc_greedy, ctc_greedy_sequential
+from asrkit.decoders.ctc.alignment import ctc_alignment
 from asrkit.decoders.ctc.beam import ctc_beam
 from asrkit.decoders.ctc.beam_reference import ctc_beam_reference
 from asrkit.decoders.hypotheses import Hypotheses
@@ -37,6 +38,7 @@ __all__ = [
     "aed_rescore",
     "aed_rescore_reference",
     "attention_frames",
+    "ctc_alignment",
     "ctc_beam",
     "ctc_beam_reference",
     "ctc_draft",

@@ -18,6 +18,7 @@ from asrkit.decoders import (
     aed_greedy,
     aed_greedy_reference,
     attention_frames,
+    ctc_alignment,
     ctc_beam,
     ctc_greedy,
     ctc_greedy_sequential,
@@ -214,12 +215,56 @@ def _decode_attention(
         found = aed_greedy(
             model, frames, lengths, prompt=prompt, graphs=graphs, confidence=confidence
         )
-    if options.times:
-        times = attention_frames(model, frames, lengths, found, prompt=prompt)
-        found = replace(found, frames=times)
-    if options.texts is not None:
-        found = found.only(found.labels < options.texts)
-    return found
+    if not options.times:
+        return _with_texts(found, options)
+    if _times_by_ctc(model, options):
+        return _timed_by_ctc(model, encoded, lengths, found, options)
+    return _timed_by_attention(model, encoded, lengths, found, options)
+
+
+def _with_texts(hypotheses: Hypotheses, options: DecodeOptions) -> Hypotheses:
+    """The hypotheses without labels that have no text, such as the tokens of a prompt."""
+    if options.texts is None:
+        return hypotheses
+    return hypotheses.only(hypotheses.labels < options.texts)
+
+
+def _times_by_ctc(model: AEDModel, options: DecodeOptions) -> bool:
+    """Whether the CTC head says when a label was spoken.
+
+    Not where a beam is told not to ask it: it may not have been trained.
+    """
+    told_not_to = options.search is not None and options.search.ctc_weight == 0
+    return model.ctc_head is not None and not told_not_to
+
+
+def _timed_by_attention(
+    model: AEDModel, encoded: Tensor, lengths: Tensor, found: Hypotheses, options: DecodeOptions
+) -> Hypotheses:
+    """The labels that have a text, on the frames that attention looks at."""
+    frames = model.encoder_projection(encoded)
+    times = attention_frames(model, frames, lengths, found, prompt=options.prompt)
+    return _with_texts(replace(found, frames=times), options)
+
+
+def _timed_by_ctc(
+    model: AEDModel, encoded: Tensor, lengths: Tensor, found: Hypotheses, options: DecodeOptions
+) -> Hypotheses:
+    """The labels that have a text, on the frames that the CTC head aligns them to.
+
+    A text that is too long for its frames, as one that goes round in circles, keeps the frames that
+    attention looks at.
+    """
+    assert model.ctc_head is not None
+    said = _with_texts(found, options)
+    ctc = log_probs(model.ctc_head(encoded))
+    frames, durations, scores = ctc_alignment(ctc, lengths, said)
+    fits = scores.isfinite()[:, None]
+    if not bool(fits.all()):
+        attended = _timed_by_attention(model, encoded, lengths, found, options)
+        frames = torch.where(fits, frames, attended.frames)
+        durations = torch.where(fits, durations, attended.durations)
+    return replace(said, frames=frames, durations=durations)
 
 
 KINDS: dict[type[nn.Module], ModelKind] = {

@@ -38,7 +38,7 @@ class WindowOptions:
         False,
         "json: add words with times and confidences (srt, vtt and ctm always have them); "
         "an RNN-T's labels have no length, so its words end where their last label starts; those "
-        "of an encoder-decoder model are rough",
+        "of an encoder-decoder model without a CTC head are rough",
     )
     readers: int = described(4, "threads that read and decode recordings")
 

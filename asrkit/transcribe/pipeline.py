@@ -255,8 +255,9 @@ class Recognizer:
             waveforms: (B, S) float in [-1, 1] at the model's sampling rate, on any device.
             lengths: (B,) valid samples of each.
             confidence: also return each label's probability; for CTC, that on its first frame.
-            times: also find the frames of labels where decoding leaves them open: those that the
-                attention of an encoder-decoder model looks at.
+            times: also find the frames of labels where decoding leaves them open: for an
+                encoder-decoder model those that its CTC head aligns them to, or without a head
+                those that its attention looks at.
         """
         features, frames = self.features(waveforms, lengths)
         encoded, ends = self.encode(features, frames)

@@ -1,4 +1,4 @@
-"""Joint decoding by attention and CTC in the recogniser and in `asrkit transcribe`."""
+"""Joint decoding by attention and CTC in the recogniser and in `asrkit transcribe`, and times by CTC."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ import soundfile
 import torch
 
 from asrkit.cli import main
-from asrkit.decoders import aed_beam, aed_greedy
+from asrkit.decoders import aed_beam, aed_greedy, attention_frames, ctc_alignment
 from asrkit.models import AEDModel, Checkpoint, TransducerModel, presets, save_checkpoint
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import BeamOptions, PipelineConfig, Recognizer, WindowOptions
@@ -22,10 +22,10 @@ from parity_cases import LENGTHS, speech
 NO_HEAD = "ctc_weight: expected none but for an encoder-decoder model with a CTC head, got 0.3 for"
 
 
-def random_model(ctc=True):
+def random_model(ctc=True, most=128):
     """A model of random weights that says something, whose decoder is wider than its encoder."""
     torch.manual_seed(1)
-    model = AEDModel(replace(presets.tiny_aed(31), width=48, ctc=ctc)).eval()
+    model = AEDModel(replace(presets.tiny_aed(31), width=48, ctc=ctc, most=most)).eval()
     for weight in model.parameters():
         weight.data += 0.3 * torch.randn_like(weight)
     model.output_bias.data[model.eos] -= 20  # else it says nothing
@@ -91,6 +91,68 @@ def test_greedy_decoding_asks_attention_alone(model):
     wanted = aed_greedy(model, frames, ends).tokens()
     for strategy in ("fastest", "batched", "one_by_one"):
         assert recognised(model, strategy=strategy).tokens() == wanted
+
+
+@pytest.fixture(scope="module")
+def brief():
+    """A model that writes seven labels: the shorter two of four utterances have no room for them."""
+    return random_model(most=8)
+
+
+def timed(model, **config):
+    recognizer = Recognizer(model, PipelineConfig(encoder="eager", **config))
+    return recognizer(*speech(LENGTHS), times=True)
+
+
+def test_labels_have_the_times_of_the_ctc_head_where_the_text_fits(brief):
+    found = timed(brief)
+    frames, ends, ctc = encoded(brief)
+    aligned = ctc_alignment(ctc, ends, found)
+    attended = attention_frames(brief, frames, ends, found)
+    fits = aligned.scores.isfinite().tolist()
+    assert fits == [True, True, False, False]
+    for row, by_ctc in enumerate(fits):
+        wanted = aligned.frames if by_ctc else attended
+        assert torch.equal(found.frames[row], wanted[row])
+        assert by_ctc == (not torch.equal(found.frames[row], attended[row]))
+    assert torch.equal(found.durations[:2], aligned.durations[:2])
+    assert (found.durations[2:] <= 0).all()
+
+
+def test_a_joint_beam_has_its_times_from_the_ctc_head(brief):
+    found = timed(brief, search=BeamOptions(beam=3))
+    frames, ends, ctc = encoded(brief)
+    aligned = ctc_alignment(ctc, ends, found)
+    assert aligned.scores.isfinite().all()  # CTC had a say in the texts, so that they fit
+    assert torch.equal(found.frames, aligned.frames)
+    assert not torch.equal(found.frames, attention_frames(brief, frames, ends, found))
+
+
+def test_a_beam_that_is_not_to_ask_the_ctc_head_has_its_times_by_attention(brief):
+    found = timed(brief, search=BeamOptions(beam=3, ctc_weight=0))
+    frames, ends, _ = encoded(brief)
+    assert torch.equal(found.frames, attention_frames(brief, frames, ends, found))
+
+
+def test_words_have_the_times_of_the_ctc_head(brief, saved, tmp_path, capsys):
+    features = {"bins": brief.config.encoder.bins}
+    checkpoint = Checkpoint(brief, CharTokenizer(), features, {})
+    save_checkpoint(tmp_path / "brief.safetensors", checkpoint)
+    command = [
+        "transcribe",
+        str(saved / "talk.wav"),
+        "--model",
+        str(tmp_path / "brief.safetensors"),
+    ]
+    assert main([*command, "--json", "--timestamps"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    recognizer = Recognizer.from_checkpoint(checkpoint)
+    found = recognizer(*speech(LENGTHS[:1]), times=True)
+    frame_s = 0.08
+    starts = [round(frame * frame_s, 3) for frame in found.frames[0].tolist()]
+    ends_s = (found.frames[0, -1] + found.durations[0, -1]).item() * frame_s
+    assert said["words"][0]["start_s"] in starts
+    assert said["words"][-1]["end_s"] == pytest.approx(min(ends_s, said["audio_s"]), abs=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast"])

@@ -1,26 +1,87 @@
-"""The likeliest CTC alignment of given labels to frames (Viterbi)."""
+"""The likeliest CTC alignment of given labels to frames (Viterbi).
+
+It says when a text was spoken that something else than CTC wrote, such as an attention decoder.
+Source: Graves et al. 2006, section 4.1, with the largest in place of the sum.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from asrkit.decoders.hypotheses import PADDING
+from asrkit.decoders.ctc.sequential import blank_index
+from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
+from asrkit.shapes import dims, expect
+
+
+class Alignment(NamedTuple):
+    """Labels in time; where a text has no alignment, all of its frames and durations are -1."""
+
+    frames: Tensor  # (B, N) int64, first frame of each label's run, padding -1
+    durations: Tensor  # (B, N) int64, frames of the run, padding -1
+    scores: Tensor  # (B,) log-probability of the alignment in nats; -inf where there is none
+
+
+def ctc_alignment(
+    log_probs: Tensor, lengths: Tensor, hypotheses: Hypotheses, *, blank: int = -1
+) -> Alignment:
+    """The likeliest alignment of each text to its frames.
+
+    A text has none that is longer than its frames have room for, a blank between equal labels
+    included, or where a frame is NaN.
+
+    Args:
+        log_probs: (B, T, V) log-probabilities in nats, float of 16 bits or more; computed in
+            float32 at least.
+        lengths: (B,) valid frames, int32 or int64; 0 is allowed.
+        hypotheses: Of these B utterances; their labels are looked at alone.
+        blank: Index of the blank; negative counts from the end.
+
+    Raises:
+        ValueError: The hypotheses are of another batch, or a label is none of CTC's.
+
+    >>> log_probs = torch.tensor([[[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]]]).log()
+    >>> greedy = Hypotheses.from_lists([[(0, 0, 0)]], [torch.zeros(())], "by hand")
+    >>> alignment = ctc_alignment(log_probs, torch.tensor([3]), greedy)
+    >>> alignment.frames.tolist(), alignment.durations.tolist()
+    ([[1]], [[2]])
+    """
+    longest = check_batch(log_probs, lengths, "B T V", "log_probs")
+    B, _, V = log_probs.shape
+    blank = blank_index(blank, V)
+    labels = hypotheses.labels
+    dims(labels, "B N", "hypotheses", B=B)
+    strange = labels[(labels < PADDING) | (labels >= V) | (labels == blank)]
+    wanted = f"labels from 0 to below V={V}, without the blank {blank}"
+    expect(len(strange) == 0, "hypotheses", wanted, strange[:5].tolist())
+    with torch.inference_mode():
+        clean = possible(log_probs[:, :longest])
+        found = best_alignment(clean, lengths.long(), labels, hypotheses.lengths, blank)
+    with torch.inference_mode(False):
+        return Alignment(*(part.clone() for part in found))
+
+
+def possible(log_probs: Tensor) -> Tensor:
+    """The log-probabilities in float32 or float64, -inf where they are not finite."""
+    wide = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
+    return wide.masked_fill(~wide.isfinite(), -torch.inf)
 
 
 def best_alignment(
     log_probs: Tensor, lengths: Tensor, labels: Tensor, counts: Tensor, blank: int
-) -> tuple[Tensor, Tensor]:
-    """(first frame, frames) of each label's run in the likeliest alignment, (B, N), padding -1.
+) -> Alignment:
+    """What `ctc_alignment` returns, without checks.
 
     States are blank, first label, blank, second label and so on: S = 2 N + 1. Each frame stays,
     moves on, or skips the blank between two different labels; of equals the first of these.
 
     Args:
-        log_probs: (B, T, V) log-probabilities in nats.
+        log_probs: (B, T, V), as `possible` returns them.
         lengths: (B,) valid frames, int64.
-        labels: (B, N) int64.
-        counts: (B,) int64, labels of each utterance, which its frames have room for.
-        blank: Index of the blank.
+        labels: (B, N) int64, padding -1.
+        counts: (B,) int64, labels of each utterance.
+        blank: Index of the blank, from 0.
     """
     B, T, _ = log_probs.shape
     N = labels.shape[1]
@@ -43,7 +104,9 @@ def best_alignment(
         moves.append(move.masked_fill(~goes_on, 0))
     last = 2 * counts[:, None]  # the blank after the last label, or that label
     before = (last - 1).clamp(min=0)
-    state = torch.where(score.gather(1, last) >= score.gather(1, before), last, before)
+    after_blank = score.gather(1, last)
+    after_label = score.gather(1, before)
+    state = torch.where(after_blank >= after_label, last, before)
     frames = labels.new_full((B, N + 1), PADDING)
     durations = labels.new_zeros(B, N + 1)
     for t in reversed(range(T)):
@@ -52,5 +115,7 @@ def best_alignment(
         frames.scatter_(1, column, t)
         durations.scatter_add_(1, column, torch.ones_like(column))
         state = state - moves[t].gather(1, state)
+    scores = torch.maximum(after_blank, after_label)
+    frames = frames.masked_fill(scores == -torch.inf, PADDING)
     durations = durations.masked_fill(frames == PADDING, PADDING)
-    return frames[:, :N], durations[:, :N]
+    return Alignment(frames[:, :N], durations[:, :N], scores[:, 0])

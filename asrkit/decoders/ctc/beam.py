@@ -24,7 +24,7 @@ from asrkit.decoders.beams import (
     first_best,
     longer_key,
 )
-from asrkit.decoders.ctc.alignment import best_alignment
+from asrkit.decoders.ctc.alignment import best_alignment, possible
 from asrkit.decoders.ctc.sequential import blank_index
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.decoders.states import map_state, select_state
@@ -126,24 +126,18 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     for n in range(nbest):
         counts = beam.length[:, n]
         own = labels[:, n, : int(counts.max())]
-        frames, durations = best_alignment(log_probs, lengths, own, counts, blank)
+        aligned = best_alignment(log_probs, lengths, own, counts, blank)
         ranked.append(
             Hypotheses(
                 labels=own.clone(),
-                frames=frames,
-                durations=durations,
+                frames=aligned.frames,
+                durations=aligned.durations,
                 lengths=counts.clone(),
                 scores=beam.score[:, n].clone(),
                 impl=f"ctc beam, width {width}",
             )
         )
     return replace(ranked[0], alternatives=tuple(ranked[1:]))
-
-
-def possible(log_probs: Tensor) -> Tensor:
-    """The log-probabilities in float32 or float64, -inf where they are not finite."""
-    wide = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
-    return wide.masked_fill(~wide.isfinite(), -torch.inf)
 
 
 class Beam(NamedTuple):

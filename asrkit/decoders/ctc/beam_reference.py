@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.beams import LanguageModel, log_add
-from asrkit.decoders.ctc.beam import check_ctc_beam, possible
+from asrkit.decoders.ctc.alignment import possible
+from asrkit.decoders.ctc.beam import check_ctc_beam
 from asrkit.decoders.ctc.sequential import blank_index
 from asrkit.decoders.hypotheses import Hypotheses, check_batch
 from asrkit.runtime import eager

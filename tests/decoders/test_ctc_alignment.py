@@ -1,0 +1,129 @@
+"""The likeliest CTC alignment of given labels: against every path there is, and where there is none."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from asrkit.decoders import Hypotheses, ctc_alignment, ctc_beam, ctc_greedy
+
+V = 4  # labels 0, 1, 2 and the blank
+
+
+@pytest.fixture(autouse=True)
+def small_batches(one_thread):
+    """Every test of this file starts on one thread."""
+
+
+def scores_of(B, T, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(B, T, V, generator=generator, dtype=torch.float64)
+    return logits.log_softmax(-1)
+
+
+def texts(*rows):
+    """Hypotheses of these labels, without times."""
+    return Hypotheses.from_lists(
+        [[(label, -1, -1) for label in row] for row in rows], [torch.zeros(())] * len(rows), "given"
+    )
+
+
+def collapsed(path):
+    return [token for token, _ in itertools.groupby(path) if token != V - 1]
+
+
+def nats(log_probs, path):
+    return sum(log_probs[t, token].item() for t, token in enumerate(path))
+
+
+def best_of_all(log_probs, labels):
+    """Log-probability of the likeliest of all V^T paths that say `labels`; -inf if none does."""
+    paths = itertools.product(range(V), repeat=len(log_probs))
+    return max(
+        (nats(log_probs, path) for path in paths if collapsed(path) == labels), default=-math.inf
+    )
+
+
+def path_of(alignment, row, labels, T):
+    """The token of each frame, as an alignment has them."""
+    path = [V - 1] * T
+    runs = zip(
+        labels, alignment.frames[row].tolist(), alignment.durations[row].tolist(), strict=False
+    )
+    for label, frame, duration in runs:
+        path[frame : frame + duration] = [label] * duration
+    return path
+
+
+TEXTS = [[], [0], [0, 0], [0, 1], [2, 2, 1], [1, 0, 1, 2], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("T", [1, 2, 4, 6])
+def test_it_is_the_likeliest_of_all_paths_that_say_the_labels(T):
+    log_probs = scores_of(len(TEXTS), T, seed=T)
+    lengths = torch.tensor([max(T - row % 2, 0) for row in range(len(TEXTS))])
+    found = ctc_alignment(log_probs, lengths, texts(*TEXTS))
+    for row, labels in enumerate(TEXTS):
+        length = int(lengths[row])
+        wanted = best_of_all(log_probs[row, :length], labels)
+        assert found.scores[row].item() == pytest.approx(wanted, abs=1e-12)
+        if wanted == -math.inf:
+            assert (found.frames[row] == -1).all() and (found.durations[row] == -1).all()
+            continue
+        path = path_of(found, row, labels, length)
+        assert len(path) == length and collapsed(path) == labels
+        assert nats(log_probs[row], path) == pytest.approx(wanted, abs=1e-12)
+        assert (found.frames[row, len(labels) :] == -1).all()
+
+
+@pytest.mark.parametrize("decode", [ctc_greedy, ctc_beam])
+def test_a_text_of_ctc_has_the_times_that_its_decoder_gave_it(decode):
+    log_probs = scores_of(6, 30)
+    lengths = torch.tensor([30, 29, 7, 1, 0, 30])
+    said = decode(log_probs, lengths)
+    found = ctc_alignment(log_probs, lengths, said)
+    assert torch.equal(found.frames, said.frames)
+    assert torch.equal(found.durations, said.durations)
+    if decode is ctc_greedy:  # the likeliest path of all
+        torch.testing.assert_close(found.scores, said.scores)
+    assert not any(part.is_inference() for part in found)
+
+
+def test_what_lies_behind_an_utterance_has_no_say_and_the_blank_may_be_any():
+    log_probs = scores_of(2, 8)
+    lengths = torch.tensor([8, 5])
+    wanted = ctc_alignment(log_probs, lengths, texts([0, 1], [2, 2]))
+    noisy = log_probs.clone()
+    noisy[1, 5:] = math.nan
+    found = ctc_alignment(noisy, lengths.int(), texts([0, 1], [2, 2]))
+    first = ctc_alignment(log_probs.roll(1, -1), lengths, texts([1, 2], [3, 3]), blank=0)
+    for other in (found, first):
+        assert all(torch.equal(one, two) for one, two in zip(other, wanted, strict=True))
+
+
+def test_a_nan_in_an_utterance_leaves_it_without_an_alignment():
+    log_probs = scores_of(2, 8)
+    log_probs[0, 3] = math.nan
+    found = ctc_alignment(log_probs, torch.tensor([8, 8]), texts([0], [0]))
+    assert found.scores.isfinite().tolist() == [False, True]
+    assert found.frames[:, 0].ge(0).tolist() == [False, True]
+
+
+def test_half_precision_is_added_up_in_float32():
+    log_probs = scores_of(1, 300).bfloat16()
+    labels = texts([0, 1, 2] * 30)
+    found = ctc_alignment(log_probs, torch.tensor([300]), labels)
+    wanted = ctc_alignment(log_probs.double(), torch.tensor([300]), labels)
+    assert found.scores.dtype == torch.float32
+    torch.testing.assert_close(found.scores.double(), wanted.scores, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("rows, message", [
+    ([[0]], r"hypotheses: expected shape"),
+    ([[0], [V - 1]], rf"hypotheses: expected labels from 0 to below V={V}, without the blank {V - 1}, got \[{V - 1}\]"),
+    ([[0], [1, V]], rf"hypotheses: expected labels from 0 to below V={V}, without the blank {V - 1}, got \[{V}\]"),
+])  # fmt: skip
+def test_texts_that_are_not_of_this_batch_or_alphabet_are_refused(rows, message):
+    with pytest.raises(ValueError, match=message):
+        ctc_alignment(scores_of(2, 5), torch.tensor([5, 5]), texts(*rows))
