@@ -9,10 +9,10 @@ import gc
 import hashlib
 import importlib.metadata
 import json
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from asrkit.files import atomic, lock
 from asrkit.shapes import expect
 from asrkit.transcribe.bulk import inputs
 from asrkit.transcribe.bulk.containers import parquet
-from asrkit.transcribe.bulk.inputs import Recording
+from asrkit.transcribe.bulk.inputs import CONTAINERS, Recording
 from asrkit.transcribe.bulk.results import PREFIX
 from asrkit.transcribe.bulk.tasks import (
     Machine,
@@ -235,7 +235,7 @@ def _write(
     with _no_garbage_collection():
         rows = _rows(given)
     if shard_h is None:
-        shard_h = usual_shard_h(sum(row.planned_s for row in rows), device)
+        shard_h = usual_shard_h(sum(rows.planned_s[row] for row in rows.order), device)
     shards: list[Shard] = []
     with atomic(out / SHARDS) as part:
         with part.open("wb") as file:
@@ -249,7 +249,7 @@ def _write(
         "made_by": made_by,
         "asrkit": version(),
         "shard_h": shard_h,
-        "recordings": len(rows),
+        "recordings": len(rows.texts),
         "planned_s": round(sum(shard.planned_s for shard in shards), 3),
         "shards": shards,
     }
@@ -292,46 +292,71 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Row(NamedTuple):
-    """A recording as it is planned: its seconds, and itself as JSON, which takes least memory."""
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Recordings as they are planned, by column: an object for each would take twice the time.
 
-    planned_s: float
-    alone: bool  # a container is a shard of its own
-    text: str
+    Args:
+        planned_s: Seconds of each, in the order in which they were read.
+        texts: Each one as JSON, which takes least memory.
+        containers: Numbers of those that are a shard of their own.
+        order: Numbers of all, longest first; of equal length as they were read.
+    """
+
+    planned_s: "array[float]"
+    texts: list[str]
+    containers: set[int]
+    order: list[int]
 
 
-def _rows(given: Sequence[Path]) -> list[_Row]:
-    """All recordings, longest first. Ids have to differ."""
-    rows: list[_Row] = []
+def _rows(given: Sequence[Path]) -> _Rows:
+    """All recordings. Ids have to differ."""
+    planned_s = array("d")
+    texts: list[str] = []
+    containers: set[int] = set()
     seen: set[str] = set()
-    for one in inputs.read(given):
-        if one.id in seen:
+    for number, one in enumerate(inputs.read(given)):
+        seen.add(one.id)
+        if len(seen) == number:
             remedy = "Give each line an id of its own, or use two folders."
             expect(False, "files", "ids that are all different", f"{one.id!r:.200} twice", remedy)
-        seen.add(one.id)
-        rows.append(_row(one))
-    expect(bool(rows), "files", "at least one recording", "none in " + ", ".join(map(str, given)))
-    rows.sort(key=attrgetter("planned_s"), reverse=True)
-    return rows
+        texts.append(_text(one))
+        if one.path.lower().endswith(CONTAINERS):
+            containers.add(number)
+            planned_s.append(_container_s(one))
+        else:
+            planned_s.append(UNKNOWN_S if one.duration_s is None else one.duration_s)
+    expect(bool(texts), "files", "at least one recording", "none in " + ", ".join(map(str, given)))
+    return _Rows(
+        planned_s=planned_s,
+        texts=texts,
+        containers=containers,
+        order=_longest_first(planned_s),
+    )
 
 
-def _row(one: Recording) -> _Row:
-    duration_s = one.duration_s
-    length, channel, state = "null", "null", "null"
-    planned_s = UNKNOWN_S
-    if duration_s is not None:
-        length, planned_s = repr(duration_s), duration_s
-    if one.channel is not None:
-        channel = json.dumps(one.channel)
-    if one.state is not None:
-        state = json.dumps(one.state)
-    alone = one.is_container
-    if alone:
-        if one.path.lower().endswith(".parquet"):
-            parquet()  # now, rather than when it is heard
-        planned_s = one.state[0] / BYTES_PER_S if one.state else UNKNOWN_S
-    text = f"[{quoted(one.id)},{quoted(one.path)},{one.start_s!r},{length},{channel},{state}]"
-    return _Row(planned_s, alone, text)
+def _text(one: Recording) -> str:
+    """A recording as JSON: its values in their order, as `json.dumps` writes them."""
+    name, path, start_s, duration_s, channel, state = one
+    length = "null" if duration_s is None else repr(duration_s)
+    others = "null,null"
+    if channel is not None or state is not None:
+        others = f"{json.dumps(channel)},{json.dumps(state)}"
+    return f"[{quoted(name)},{quoted(path)},{start_s!r},{length},{others}]"
+
+
+def _container_s(one: Recording) -> float:
+    """Seconds of audio in a container, guessed by its size."""
+    if one.path.lower().endswith(".parquet"):
+        parquet()  # now, rather than when it is heard
+    return one.state[0] / BYTES_PER_S if one.state else UNKNOWN_S
+
+
+def _longest_first(seconds: "array[float]") -> list[int]:
+    """Positions of `seconds`, the largest first, and of equal ones the first one first."""
+    import numpy
+
+    return numpy.argsort(-numpy.frombuffer(seconds), kind="stable").tolist()
 
 
 def usual_shard_h(total_s: float, device: str) -> float:
@@ -346,30 +371,34 @@ def usual_shard_h(total_s: float, device: str) -> float:
     return max(shard_s, total_s / MOST_SHARDS) / 3600
 
 
-def _shards(rows: Sequence[_Row], made_by: str, shard_s: float) -> Iterator[tuple[Shard, bytes]]:
+def _shards(rows: _Rows, made_by: str, shard_s: float) -> Iterator[tuple[Shard, bytes]]:
     """Yield each shard and its line of the file."""
     offset = 0
     for held in _filled(rows, shard_s):
-        text = ",".join([row.text for row in held]).encode()
+        text = ",".join([rows.texts[row] for row in held]).encode()
         name = hashlib.sha256(b"%s %s" % (made_by.encode(), text)).hexdigest()[:16]
         line = b'{"name":"%s","recordings":[%s]}\n' % (name.encode(), text)
-        planned_s = sum([row.planned_s for row in held])
+        planned_s = sum([rows.planned_s[row] for row in held])
         yield Shard(name, offset, len(held), round(planned_s, 3)), line
         offset += len(line)
 
 
-def _filled(rows: Sequence[_Row], shard_s: float) -> Iterator[list[_Row]]:
-    """Yield rows in lists of at most `shard_s` seconds; a container, or one longer, is alone."""
-    held: list[_Row] = []
+def _filled(rows: _Rows, shard_s: float) -> Iterator[list[int]]:
+    """Yield numbers of recordings of at most `shard_s` seconds together.
+
+    A container, or a recording longer than that, is alone.
+    """
+    held: list[int] = []
     size_s = 0.0
-    for row in rows:
-        if row.alone:
+    for row in rows.order:
+        if row in rows.containers:
             yield [row]
             continue
-        if held and size_s + row.planned_s > shard_s:
+        row_s = rows.planned_s[row]
+        if held and size_s + row_s > shard_s:
             yield held
             held, size_s = [], 0.0
         held.append(row)
-        size_s += row.planned_s
+        size_s += row_s
     if held:
         yield held

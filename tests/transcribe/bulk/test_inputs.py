@@ -126,6 +126,8 @@ SPOILT = cut()["recording"]
     [
         ("{", "got no JSON (Expecting property name"),
         ('{"audio": "a"} {"audio": "b"}', "got no JSON (more than one value, column 15)"),
+        ("wav", "got no JSON (Expecting value, column 1)"),
+        ('{"audio": wav}', "got no JSON (Expecting value, column 11)"),
         ("[]", "manifest: expected objects, got list."),
         ("{}", "got KeyError: 'audio'"),
         ('{"audio": ["a", "b"]}', "expected the path of a sound file, got ['a', 'b']"),
