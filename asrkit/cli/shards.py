@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import os
 import re
+import sys
 import time
 from functools import partial
 from typing import Any
@@ -149,6 +151,7 @@ def transcribe_shards(
     layout = asked_layout(args)  # before the model is loaded
     planned = plan(args.files, task, args.out, shard_h=args.shard_h, device=args.device)
     tell_layout(args, layout)
+    _tell_threads(args, parts=part[1])
     start = time.perf_counter()
     if cluster is None:
         executor = _executor(layout)
@@ -172,6 +175,23 @@ def transcribe_shards(
         file.write_text(json.dumps(result) + "\n", encoding="utf-8")
     finish(args, result, _sentence(result))
     return 1 if report.missing or report.counts.failed else 0
+
+
+def _tell_threads(args: argparse.Namespace, parts: int) -> None:
+    """Say on stderr that a part computes on all cores, where nobody chose that."""
+    chosen = args.threads is not None or args.workers is not None or "OMP_NUM_THREADS" in os.environ
+    cores = _cores()
+    if parts == 1 or chosen or args.device != "cpu" or cores == 1:
+        return
+    message = f"part {args.part} computes on all {cores} cores; where parts share this machine, "
+    print(f"{message}divide them: --threads {max(1, cores // parts)}", file=sys.stderr)
+
+
+def _cores() -> int:
+    """CPU cores that this process may use; unlike `runtime.usable_cores` it loads no torch."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _executor(layout: Any) -> Any:

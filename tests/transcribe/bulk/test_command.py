@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from asrkit.cli import main
+from asrkit.cli import main, shards
 from asrkit.transcribe import transcribe
 from asrkit.transcribe.bulk import rows, workers
 
@@ -92,6 +92,31 @@ def test_a_part_that_leaves_a_shard_to_another_process_says_so_and_fails(
     assert main([*command, "--part", "1/2"]) == 1
     line = capsys.readouterr().out
     assert " of this part missing, which another process transcribes, or the same command." in line
+
+
+@pytest.mark.parametrize(
+    ("more", "cores", "wanted"),
+    [
+        (["--part", "0/2"], 8, "part 0/2 computes on all 8 cores; where parts share this machine, divide them: --threads 4\n"),
+        (["--part", "0/64"], 8, "part 0/64 computes on all 8 cores; where parts share this machine, divide them: --threads 1\n"),
+        (["--part", "0/2"], 1, ""),
+        (["--part", "0/2", "--threads", "1"], 8, ""),
+        (["--part", "0/1"], 8, ""),
+        ([], 8, ""),
+    ],
+)  # fmt: skip
+def test_a_part_that_takes_all_cores_says_so_unless_somebody_chose_that(
+    more, cores, wanted, command, capsys, monkeypatch
+):
+    worker = 'print(\'{"ready": true}\', flush=True)\nwhile True: input(); print(\'{"shard": "x", "counts": null}\', flush=True)'
+    monkeypatch.setattr(workers, "WORKER", [sys.executable, "-c", worker])
+    monkeypatch.setattr(shards, "_cores", lambda: cores)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert main([*command, *more]) == 1
+    assert capsys.readouterr().err == wanted
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main([*command, *more]) == 1
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
