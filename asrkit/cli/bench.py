@@ -11,19 +11,19 @@ from asrkit.cli.command import Command, count, finish, say, table_width
 from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
 SUITES = [
-    *"losses decoders features aed precision encoder engines workers jasper batching".split(),
-    *"training optimizers claims ladder all".split(),
+    *"losses decoders features aed precision encoder engines workers bulk jasper".split(),
+    *"batching training optimizers claims ladder all".split(),
 ]
 SUITES_HELP = (
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding; "
     "features: log-mel; aed: decoding by attention, its caches and drafts, and layers moved from "
     "decoder to encoder; precision: errors of half precision; encoder: FastConformers, and one "
     "recogniser; engines: a FastConformer on one core, with --peers beside OpenVINO and ONNX "
-    "Runtime; workers: transcription by a process a core; jasper: Jasper 10x5 DR, also by its "
-    "published protocol; batching: samplers and their padding; training: one step, and an LSTM "
-    "encoder in phases; optimizers: LAMB and averaged weights beside those of torch; claims: those "
-    "of the ledger that need a GPU; ladder: one recogniser, its speed-ups switched on one by one; "
-    "all: every suite"
+    "Runtime; workers: transcription by a process a core; bulk: whole commands that transcribe in "
+    "shards, with --peers also on Ray; jasper: Jasper 10x5 DR, also by its published protocol; "
+    "batching: samplers and their padding; training: one step, and an LSTM encoder in phases; "
+    "optimizers: LAMB and averaged weights beside those of torch; claims: those of the ledger that "
+    "need a GPU; ladder: one recogniser, its speed-ups switched on one by one; all: every suite"
 )
 PLANNED_MINUTES = 9.0  # of --plan without --minutes
 

@@ -13,6 +13,7 @@ ELSEWHERE = {
     "batching": "computed from lengths, needs no GPU: run `asrkit bench batching`",
     "engines": "on one core of a CPU: run `asrkit bench engines --peers`",
     "workers": "on the cores of a CPU: run `asrkit bench workers`",
+    "bulk": "whole commands on the cores of a CPU: run `asrkit bench bulk --peers`",
 }
 COMPILED = "compiled"  # the part that a rehearsal on a CPU leaves out
 

@@ -6,6 +6,7 @@ A new suite declares a `Suite` in a module of its own and is added to the list b
 from asrkit.workbench.bench.suites import (
     aed,
     batching,
+    bulk,
     claims,
     decoders,
     encoder,
@@ -30,6 +31,7 @@ SUITES = {
         encoder.SUITE,
         engines.SUITE,
         workers.SUITE,
+        bulk.SUITE,
         jasper.SUITE,
         batching.SUITE,
         training.SUITE,
