@@ -39,7 +39,7 @@ class ShardedLamb(Lamb):
         across: process group of the ranks that hold the same part in other groups; None where there
             is one group.
         bucket: elements that a collective takes at a time. Beside its part of the state a rank
-            holds one bucket.
+            holds one bucket, on a CPU two.
         **settings: betas, eps, weight_decay, clip, ratio, bias_correction and impl of `Lamb`.
 
     Raises:
@@ -205,7 +205,7 @@ class ShardedLamb(Lamb):
                 if gradient is not None:
                     values = gradient.reshape(-1)[piece.start : piece.stop]
                     _part(flat, piece).copy_(values)
-            dist.reduce_scatter_tensor(mine, flat, group=self.group)
+            _reduce_scatter(mine, flat, self.group)
             if self.across is not None:
                 dist.all_reduce(mine, group=self.across)
         self.gradient.div_(self.ranks)
@@ -248,6 +248,20 @@ class ShardedLamb(Lamb):
     def _layout(self) -> Layout:
         assert self.layout is not None
         return self.layout
+
+
+def _reduce_scatter(mine: Tensor, flat: Tensor, group: Any) -> None:
+    """Write the sum over the ranks of this rank's part of `flat` into `mine`.
+
+    On a CPU the parts are exchanged and added up here: the reduce-scatter of gloo (torch 2.11) sums
+    up a copy of all of `flat` on every rank, and throws the rest away.
+    """
+    if flat.device.type != "cpu":
+        dist.reduce_scatter_tensor(mine, flat, group=group)
+        return
+    parts = torch.empty_like(flat)
+    dist.all_to_all_single(parts, flat, group=group)
+    torch.sum(parts.view(-1, len(mine)), 0, out=mine)
 
 
 def _part(buffer: Tensor, piece: Piece) -> Tensor:
