@@ -29,8 +29,8 @@ class Entry(NamedTuple):
 def entries(recording: Recording) -> Iterator[Entry]:
     """Yield what a recording stands for: itself, or every recording of a container, in its order.
 
-    Files in a container that no suffix calls sound are left out. A container that breaks off, or
-    holds no recording, ends with an entry that cannot be opened and says why.
+    Files in a container that no suffix calls sound are left out, and hidden ones. A container that
+    breaks off, or holds no recording, ends with an entry that cannot be opened and says why.
 
     Args:
         recording: Of a plan.
@@ -103,16 +103,21 @@ def _member(recording: Recording, name: str, data: bytes | None, seen: set[str])
 
 
 def _tar(path: Path) -> Iterator[tuple[str, bytes | None]]:
-    """Yield (name, bytes) of the sound files in a tar, plain or gzipped."""
+    """Yield (name, bytes) of the sound files in a tar, plain or gzipped; no bytes of a link."""
     with tarfile.open(path, "r|*") as tar:
         for member in tar:
-            suffix = PurePosixPath(member.name).suffix.lower()
-            if member.isfile() and suffix in SUFFIXES | UNREAD:
-                opened = tar.extractfile(member)
-                data = opened.read() if opened else None
-                whole = data is None or len(data) == member.size
+            name = PurePosixPath(member.name)
+            if member.isdir() or name.suffix.lower() not in SUFFIXES | UNREAD:
+                continue
+            if name.name.startswith("."):  # "._talk.wav", which macOS adds to talk.wav
+                continue
+            data = None  # of a link, whose file a tar need not hold
+            if member.isfile():
+                opened: Any = tar.extractfile(member)
+                data = opened.read()
+                whole = len(data) == member.size
                 expect(whole, "tar", "a whole file", f"a part of {member.name!r}")
-                yield member.name, data
+            yield member.name, data
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, bytes | None]]:
@@ -127,6 +132,9 @@ def _parquet(path: Path) -> Iterator[tuple[str, bytes | None]]:
     for batch in file.iter_batches(ROWS, columns=[audio, label] if label else [audio]):
         for row in batch.to_pylist():
             data, name = _cell(row[audio])
+            is_file = data is None or isinstance(data, bytes)
+            wanted = f"bytes of sound files in the column {audio}"
+            expect(is_file, "parquet", wanted, type(data).__name__)
             if label and row[label] is not None:
                 name = str(row[label])
             yield name or f"{number:08d}", data

@@ -67,6 +67,24 @@ def test_a_tar_without_sounds_or_with_a_name_twice_says_so(tmp_path, speech, mak
     assert second == ("set/x.wav#1", second[1]) and second[1].error.endswith("has 'x.wav' twice.")
 
 
+def test_links_in_a_tar_are_errors_and_hidden_files_are_left_out(tmp_path, speech):
+    first, again, link = tmp_path / "x.wav", tmp_path / "hard.wav", tmp_path / "soft.wav"
+    first.write_bytes(speech[0].read_bytes())
+    again.hardlink_to(first)
+    link.symlink_to("x.wav")
+    with tarfile.open(tmp_path / "set.tar", "w") as tar:
+        for path in (first, again, link):
+            tar.add(path, path.name)
+        tar.add(speech[1], "._x.wav")  # what macOS writes beside x.wav
+        kinds = [member.type for member in tar.getmembers()]
+    assert kinds == [tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.REGTYPE]
+    assert [(label, sound.error) for label, sound in held(tmp_path / "set.tar")] == [
+        ("set/x.wav", ""),
+        ("set/hard.wav", "audio: set.tar has no bytes for 'hard.wav'."),
+        ("set/soft.wav", "audio: set.tar has no bytes for 'soft.wav'."),
+    ]
+
+
 def test_shar_that_lhotse_writes_is_read(tmp_path, speech):
     from lhotse import CutSet
     from lhotse import Recording as Lhotse
@@ -109,6 +127,10 @@ def test_the_rows_of_a_parquet_file_come_in_its_order(tmp_path, speech, kind):
     assert label == "set/" and sound.error.startswith(
         "audio: set.parquet has no recording to read ("
     )
+    for column, name in (([1, 2], "int"), ([[0.5], None], "list"), (["x", "y"], "str")):
+        parquet.write_table(pyarrow.table({"audio": column}), tmp_path / "set.parquet")
+        ((_, sound),) = held(tmp_path / "set.parquet")
+        assert f"expected bytes of sound files in the column audio, got {name}." in sound.error
     parquet.write_table(pyarrow.table({"text": ["x"]}), tmp_path / "set.parquet")
     ((_, sound),) = held(tmp_path / "set.parquet")
     assert "expected a column audio, of bytes or of bytes and path, got text." in sound.error
