@@ -90,12 +90,23 @@ class Plan:
         return self.out / f"{PREFIX}{shard.name}.{self.task.format}"
 
     def recordings(self, shard: Shard) -> list[Recording]:
-        """The recordings of a shard."""
-        with (self.out / SHARDS).open("rb") as file:
+        """The recordings of a shard.
+
+        Args:
+            shard: Of this plan.
+
+        Raises:
+            ValueError: The file of shards was changed.
+        """
+        path = self.out / SHARDS
+        with path.open("rb") as file:
             file.seek(shard.offset)
-            row = json.loads(file.readline())
-        expect(row["name"] == shard.name, "out", f"the plan of {shard.name}", row["name"])
-        return [Recording(*values) for values in row["recordings"]]
+            line = file.readline()
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            row = json.loads(line)
+            if row["name"] == shard.name:
+                return [Recording(*values) for values in row["recordings"]]
+        raise ValueError(_no_plan(path))
 
     def done(self) -> set[str]:
         """Names of the shards whose results are there."""
@@ -128,7 +139,7 @@ def plan(
     Raises:
         ValueError: An input is damaged or has no recording, ids are twice, or `out` was begun with
             another model, other settings or other recordings; or Parquet is asked for, and pyarrow
-            is not installed.
+            is not installed, or `out` is below one of `files`.
     """
     if isinstance(files, str | Path):
         files = [files]
@@ -141,6 +152,7 @@ def plan(
         expect(one.exists(), "files", inputs.KINDS, repr(str(one)), "Check the path.")
     if task.format == "parquet":
         parquet()  # now, rather than when the first shard is heard
+        _expect_outside(given, out)
     task = absolute(task)
     with lock(out / WORK / "plan", wait=True):  # others wait for the first one
         now = {
@@ -160,6 +172,15 @@ def plan(
         return load_plan(out)
 
 
+def _expect_outside(given: Iterable[Path], out: Path) -> None:
+    """ValueError where results in Parquet would be below a folder of recordings."""
+    for one in given:
+        below = one.is_dir() and out.resolve().is_relative_to(one.resolve())
+        wanted = f"a folder outside of {one} with --format parquet"
+        remedy = "What lies in it is taken for recordings."
+        expect(not below, "out", wanted, out, remedy)
+
+
 def load_plan(out: str | Path) -> Plan:
     """The plan that is kept in a folder.
 
@@ -169,17 +190,21 @@ def load_plan(out: str | Path) -> Plan:
     Raises:
         ValueError: There is none, or it is damaged.
     """
-    kept = _kept(Path(out))
+    out = Path(out)
+    kept = _kept(out)
     if kept is None:
         raise ValueError(f"out: expected a folder with a plan, got no {PLAN} in {out}.")
-    return Plan(
-        out=Path(out),
-        task=from_json(Task, kept["task"]),
-        made_by=kept["made_by"],
-        shards=[Shard(*values) for values in kept["shards"]],
-        shard_h=kept["shard_h"],
-        version=kept["asrkit"],
-    )
+    try:
+        return Plan(
+            out=out,
+            task=from_json(Task, kept["task"]),
+            made_by=kept["made_by"],
+            shards=[Shard(*values) for values in kept["shards"]],
+            shard_h=kept["shard_h"],
+            version=kept["asrkit"],
+        )
+    except TypeError:
+        raise ValueError(_no_plan(out / PLAN)) from None
 
 
 def _kept(out: Path) -> dict[str, Any] | None:
@@ -191,9 +216,16 @@ def _kept(out: Path) -> dict[str, Any] | None:
         kept = json.loads(file.read_text(encoding="utf-8"))
         for name in ("shards", "task", "made_by", "shard_h", "asrkit", "model", "inputs"):
             kept[name]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"out: expected a plan of asrkit, got something else in {file}.") from None
+        from_json(Task, kept["task"])
+        kept["task"]["windows"].keys()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(_no_plan(file)) from None
     return kept
+
+
+def _no_plan(file: Path) -> str:
+    """What is said of a file of a plan that somebody changed."""
+    return f"out: expected a plan of asrkit, got something else in {file}. Name another folder."
 
 
 def _refuse(out: Path, what: str) -> None:

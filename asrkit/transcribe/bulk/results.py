@@ -117,11 +117,28 @@ def read(path: Path) -> Iterator[Row]:
 
 
 def counts_of(path: Path) -> Counts:
-    """The counts of a file that `write` wrote: of the footer, for Parquet."""
-    if path.suffix == ".parquet":
-        footer = parquet().read_metadata(path).metadata[FOOTER]
-        return Counts(**json.loads(footer))
-    return count(read(path))
+    """The counts of a file that `write` wrote: of the footer, for Parquet.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: It was changed since, or it is Parquet and pyarrow is not installed.
+    """
+    is_parquet = path.suffix == ".parquet"
+    if is_parquet:
+        parquet()  # now: without the package nothing is known of the file
+    try:
+        return _footer(path) if is_parquet else count(read(path))
+    except (KeyError, TypeError, ValueError):  # pyarrow's errors are ValueErrors
+        message = f"out: expected a result of asrkit, got something else in {path}."
+        raise ValueError(f"{message} Remove it: the same command makes it again.") from None
+
+
+def _footer(path: Path) -> Counts:
+    """The counts that stand in a Parquet file."""
+    footer = parquet().read_metadata(path).metadata[FOOTER]
+    return Counts(**json.loads(footer))
 
 
 def rows(folder: str | Path) -> Iterator[Row]:

@@ -181,6 +181,47 @@ def test_wrong_arguments_and_damaged_plans_are_one_line(lines, task, tmp_path):
         Machine(hang_s=0)
 
 
+def test_results_in_parquet_are_not_taken_for_recordings(talks, task, tmp_path):
+    pytest.importorskip("pyarrow")
+    in_parquet = replace(task, format="parquet")
+    (tmp_path / "link").symlink_to(talks)
+    for out in (talks, talks / "text", tmp_path / "link" / "text"):
+        with pytest.raises(ValueError, match="^out: expected a folder outside of .* with --format"):
+            plan(talks, in_parquet, out)
+    assert not (talks / "text").exists()
+    made = plan(talks, task, talks / "text")
+    made.result(made.shards[0]).write_text('{"id": "1"}')
+    assert plan(talks, task, talks / "text") == made
+    assert plan(talks, in_parquet, tmp_path / "out").shards
+
+
+@pytest.mark.parametrize("part", ["task", "shards", "windows", "dtype"])
+@pytest.mark.parametrize("value", [None, 7, [["a"]], {"a": 1}])
+def test_a_plan_that_somebody_changed_is_one_line(part, value, lines, task, tmp_path):
+    plan(lines, task, tmp_path / "out")
+    file = tmp_path / "out" / PLAN
+    kept = json.loads(file.read_text())
+    place = kept["task"] if part in ("windows", "dtype") else kept
+    place[part] = value
+    file.write_text(json.dumps(kept))
+    with pytest.raises(ValueError, match="^out: expected a plan of asrkit, got something else in"):
+        load_plan(tmp_path / "out")
+    with pytest.raises(ValueError, match="^out: [^\n]*Name another folder.$"):
+        plan(lines, task, tmp_path / "out")
+
+
+def test_a_file_of_shards_that_somebody_changed_is_one_line(lines, task, tmp_path):
+    made = plan(lines, task, tmp_path / "out", shard_h=0.25)
+    file = tmp_path / "out" / planning.SHARDS
+    first = file.read_bytes().splitlines(keepends=True)[0]
+    for data in (b"", first[:99], b"[]\n", b'{"name": "other"}\n', first.replace(b'","', b'",7]')):
+        file.write_bytes(data)
+        with pytest.raises(ValueError, match="^out: expected a plan of asrkit, got .*plan.shards"):
+            made.recordings(made.shards[0])
+    file.write_bytes(first)
+    assert len(made.recordings(made.shards[0])) == made.shards[0].recordings
+
+
 def test_other_hours_than_those_of_the_plan_are_refused(lines, task, tmp_path):
     plan(lines, task, tmp_path / "out", shard_h=0.25)
     with pytest.raises(ValueError, match="^shard_h: expected 0.25, as in .*plan.json, got 0.5"):

@@ -78,3 +78,18 @@ def test_parquet_keeps_a_text_that_is_no_unicode(tmp_path):
     pytest.importorskip("pyarrow")
     results.write(tmp_path / "part-0.parquet", made())
     assert next(results.read(tmp_path / "part-0.parquet"))["text"] == "hé\\ud800"
+
+
+@pytest.mark.parametrize("kind", results.FORMATS)
+def test_a_result_that_somebody_changed_is_one_line_that_names_it(tmp_path, kind):
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    path = tmp_path / f"part-0.{kind}"
+    results.write(path, made())
+    whole = path.read_bytes()
+    for data in (whole[: len(whole) // 2], b'{"id": 1}\n', b"[]\n", b"\xff\n"):
+        path.write_bytes(data)
+        with pytest.raises(ValueError) as error:
+            results.counts_of(path)
+        wanted = f"out: expected a result of asrkit, got something else in {path}. Remove it: "
+        assert str(error.value) == wanted + "the same command makes it again."
