@@ -27,6 +27,7 @@ from asrkit.transcribe.windows import POOL
 
 TRIES = 2  # of a shard as a whole; then its recordings are heard one by one
 BLAMED = 2  # so often has one recording to end its process until it is given up
+MOST_S = 1e9  # that a process is waited for: a timer takes no number however large
 UNKNOWN_S = 3600.0  # taken for the longest recording, where its length is not known
 ENDED = "audio: reading or hearing it ended the process, or took too long."
 
@@ -172,13 +173,13 @@ class Watchdog:
     """Ends the process when `restart` is not called for `limit_s`, also in the midst of C code.
 
     Args:
-        limit_s: Seconds.
+        limit_s: Seconds; 31 years at most.
         file: Gets the stacks of all threads then.
         watch: False: do nothing.
     """
 
     def __init__(self, limit_s: float, file: Path, *, watch: bool) -> None:
-        self.limit_s = limit_s
+        self.limit_s = min(limit_s, MOST_S)
         self.path = file
         self.watch = watch
 
@@ -265,7 +266,7 @@ class _OneByOne:
             file.write(f"{step}\n")
 
     def _keep(self, row: Row) -> Row:
-        with self.kept.open("ab", buffering=0) as file:
+        with self.kept.open("ab") as file:
             file.write(json.dumps(row).encode() + b"\n")
         return row
 

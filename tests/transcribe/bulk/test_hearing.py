@@ -191,6 +191,13 @@ def test_what_a_killed_process_was_writing_is_removed(talks, task, tmp_path):
     assert result.exists() and not torn.exists()
 
 
+def test_batches_and_patience_may_be_as_long_as_one_likes(talks, task, tmp_path, wanted, found):
+    made = plan(talks, task, tmp_path / "out", shard_h=1.0)
+    machine = Machine(batch_s=1e300, hang_s=1e300)
+    Hearer(made, machine, watch=True).hear(made.shards[0])
+    assert found(tmp_path / "out") == wanted(talks)
+
+
 def test_a_cuda_error_that_is_not_about_memory_ends_the_process_and_leaves_no_result(
     talks, task, tmp_path, monkeypatch
 ):
