@@ -58,8 +58,16 @@ class ONNXRuntime:
         self.session = onnxruntime.InferenceSession(str(path), options, providers=providers)
 
     def __call__(self, signal: np.ndarray, lengths: np.ndarray) -> Arrays:
-        """As `Engine`."""
-        return tuple(self.session.run(None, {"audio_signal": signal, "length": lengths}))
+        """As `Engine`.
+
+        Raises:
+            RuntimeError: Too little memory, or features of another shape than the graph's.
+        """
+        try:
+            return tuple(self.session.run(None, {"audio_signal": signal, "length": lengths}))
+        except Exception as error:  # of classes of its own
+            why = " ".join(str(error).split())
+            raise RuntimeError(f"model: onnxruntime cannot run it ({why:.300}).") from None
 
 
 class OpenVINO:

@@ -16,6 +16,7 @@ from typing import Any
 
 from asrkit.features import FeatureConfig
 from asrkit.files import plain_json
+from asrkit.models import CTCConfig, TransducerConfig
 from asrkit.models.checkpoints import config_from_dict, config_to_dict
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, dump_tokenizer, load_tokenizer, token_texts
@@ -26,6 +27,8 @@ DECODING = "decoding.safetensors"
 VERSION = 1
 BLANK = "<blk>"
 AGAIN = "Export it again: asrkit export."
+FORMATS = ("onnx", "openvino")
+HEADS = ("ctc", "transducer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +94,7 @@ def write_manifest(exported: Exported) -> None:
     """
     listed = {}
     for file in sorted(exported.path.iterdir()):
-        with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        listed[file.name] = {"bytes": file.stat().st_size, "sha256": digest}
+        listed[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
     manifest = {
         "version": VERSION,
         "format": exported.format,
@@ -116,7 +117,7 @@ def is_exported(path: Path | str) -> bool:
 
 
 def read_exported(path: Path | str) -> Exported:
-    """What an exported folder holds; its files are there, and of the sizes that they had.
+    """What an exported folder holds; its files are there, and as they were written.
 
     Args:
         path: The folder.
@@ -133,10 +134,9 @@ def read_exported(path: Path | str) -> Exported:
         version = manifest["version"]
         known = "Is it of a newer asrkit?"
         expect(version == VERSION, "model", f"an export of version {VERSION}", version, known)
-        _expect_whole(path, manifest["files"])
-        features = dict(manifest["features"])
-        FeatureConfig(**features)
-        return Exported(
+        _expect_sizes(path, manifest["files"])
+        features = {**manifest["features"]}
+        exported = Exported(
             path=path,
             format=manifest["format"],
             int8=manifest["int8"],
@@ -145,15 +145,37 @@ def read_exported(path: Path | str) -> Exported:
             tokenizer=load_tokenizer(manifest["tokenizer"]),
             features=features,
             notes=manifest["notes"],
-            graphs=dict(manifest["graphs"]),
+            graphs={**manifest["graphs"]},
             files={name: file["sha256"] for name, file in manifest["files"].items()},
         )
+        _expect_one_model(exported)
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"model: {MANIFEST} of {path} is damaged ({why:.200}). {AGAIN}") from None
+    _expect_unchanged(exported)
+    return exported
 
 
-def _expect_whole(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+def _expect_one_model(exported: Exported) -> None:
+    """ValueError unless what a manifest says is of one model."""
+    config = exported.config
+    transducer = isinstance(config, TransducerConfig)
+    graphs = exported.files.keys() >= {*exported.graphs.values()}
+    fits = {
+        "format": exported.format in FORMATS,
+        "head": exported.head == "ctc" or (exported.head == "transducer" and transducer),
+        "model": transducer or isinstance(config, CTCConfig),
+        "graphs": exported.acoustic in exported.graphs and graphs,
+        "tokenizer": exported.tokenizer.vocab_size == config.vocab_size,
+        "features": FeatureConfig(**exported.features).bins == config.encoder.bins,
+        "notes": isinstance(exported.notes, dict),
+    }
+    for part, ok in fits.items():
+        wanted = f"{MANIFEST} of one model in {exported.path}"
+        expect(ok, "model", wanted, f"{part} of another", AGAIN)
+
+
+def _expect_sizes(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     """ValueError unless the files are there, and of these sizes."""
     for name, file in files.items():
         local = path / name
@@ -161,3 +183,16 @@ def _expect_whole(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
         got = f"{local.stat().st_size:,} bytes" if local.is_file() else "none"
         whole = local.is_file() and local.stat().st_size == file["bytes"]
         expect(whole, "model", wanted, got, AGAIN)
+
+
+def _expect_unchanged(exported: Exported) -> None:
+    """ValueError unless the files have the hashes that they had."""
+    for name, digest in exported.files.items():
+        same = _sha256(exported.path / name) == digest
+        wanted = f"{name} in {exported.path} as it was written"
+        expect(same, "model", wanted, "another", AGAIN)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -10,6 +10,8 @@ import torch
 from asrkit.export import onnx_files, openvino_files
 from asrkit.export.folder import (
     DECODING,
+    FORMATS,
+    HEADS,
     TOKENS,
     Exported,
     read_exported,
@@ -24,8 +26,6 @@ from asrkit.shapes import expect
 
 Format = Literal["onnx", "openvino"]
 Head = Literal["ctc", "transducer"]
-FORMATS = ("onnx", "openvino")
-HEADS = ("ctc", "transducer")
 # What clients call the kind of a model.
 MODEL_TYPES = {
     (CTCModel, "ctc"): "EncDecCTCModelBPE",
@@ -149,6 +149,7 @@ def _metadata(checkpoint: Checkpoint, head: Head) -> dict[str, str]:
 
 def _write_decoding(path: Path, model: TransducerModel) -> None:
     """Weights of all but the encoder and its CTC head, for asrkit's own decoders."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     weights: Mapping[str, Any] = {
@@ -158,5 +159,8 @@ def _write_decoding(path: Path, model: TransducerModel) -> None:
     }
     path.touch()
     mode = path.stat().st_mode  # what this account gives its files
-    save_file(dict(weights), str(path))
+    try:
+        save_file(dict(weights), str(path))
+    except SafetensorError as error:  # of a full disk, for one
+        raise OSError(f"{path.name} cannot be written: {error}.") from None
     path.chmod(mode)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from asrkit.export import Engine, Exported, open_engine, read_exported
 from asrkit.export.folder import DECODING
 from asrkit.models import Checkpoint, CTCConfig, CTCModel, TransducerModel
-from asrkit.shapes import expect
+from asrkit.shapes import expect, valid_mask
 
 
 class EngineEncoder(nn.Module):
@@ -37,12 +37,16 @@ class EngineEncoder(nn.Module):
         return self
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Frames (B, T', D) of features (B, T, F), and their lengths (B,)."""
+        """Frames (B, T', D) of features (B, T, F), NaN where these are not finite; lengths (B,)."""
         signal = features.transpose(1, 2).contiguous()
         frames, frame_lengths = self.engine(signal.numpy(), lengths.numpy())
         encoded = torch.from_numpy(frames)
         if self.time_last:
             encoded = encoded.transpose(1, 2)
+        # An engine may make numbers of NaN; torch keeps it, and so the utterance is an error.
+        unsound = features.isfinite().all(2).logical_not()  # (B, T)
+        unsound &= valid_mask(lengths, features.shape[1])
+        encoded = encoded.masked_fill(unsound.any(1)[:, None, None], torch.nan)
         return encoded, torch.from_numpy(frame_lengths)
 
 

@@ -6,6 +6,7 @@ deviations divide by T, not T - 1; a CTC model loses a last part of a frame; and
 bands end at 7,600 Hz. Facts: github.com/k2-fsa/sherpa-onnx, sherpa-onnx/csrc/offline-recognizer-*-impl.h and features.h.
 """
 
+import hashlib
 import json
 import math
 import shutil
@@ -15,6 +16,7 @@ import soundfile
 import torch
 
 from asrkit.data import Utterances, corpora
+from asrkit.export.folder import MANIFEST
 from asrkit.features import FeatureConfig, mel_edges_hz
 from asrkit.models import LSTMConfig, TransducerConfig, load_checkpoint
 from asrkit.text import CharTokenizer
@@ -161,6 +163,9 @@ def test_a_graph_that_an_engine_cannot_read_is_one_line(exported, recordings, in
     broken = shutil.copytree(folder, tmp_path / "broken")
     size = (broken / "model.onnx").stat().st_size
     (broken / "model.onnx").write_bytes(bytes(size))
+    manifest = json.loads((broken / MANIFEST).read_text())
+    manifest["files"]["model.onnx"]["sha256"] = hashlib.sha256(bytes(size)).hexdigest()
+    (broken / MANIFEST).write_text(json.dumps(manifest))
     for engine in ("onnxruntime", "openvino"):
         done = in_peers(
             "-m", "asrkit", "transcribe", recordings[0], "--model", broken, "--engine", engine

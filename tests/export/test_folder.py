@@ -3,7 +3,9 @@
 import json
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,7 +26,8 @@ from asrkit.models import (
     presets,
     save_checkpoint,
 )
-from asrkit.text import CharTokenizer, SentencePieceTokenizer
+from asrkit.text import CharTokenizer, SentencePieceTokenizer, dump_tokenizer
+from asrkit.transcribe.engines import EngineEncoder
 
 
 @pytest.fixture
@@ -114,6 +117,63 @@ def test_a_manifest_without_a_part_is_damaged(exported, part):
         ValueError, match=f"^model: asrkit.json of .* is damaged .KeyError: '{part}'"
     ):
         read_exported(exported)
+
+
+@pytest.mark.parametrize(
+    "part, value",
+    [
+        ("format", "torch"),
+        ("head", "transducer"),
+        ("head", None),
+        ("graphs", {"encoder": "model.onnx"}),
+        ("graphs", {"model": "other.onnx"}),
+        ("tokenizer", dump_tokenizer(CharTokenizer("ab"))),
+        ("features", {"bins": 64}),
+        ("notes", []),
+    ],
+)
+def test_a_manifest_with_a_part_of_another_model_is_one_line(exported, part, value):
+    manifest = json.loads((exported / MANIFEST).read_text())
+    (exported / MANIFEST).write_text(json.dumps(manifest | {part: value}))
+    with pytest.raises(ValueError, match=f"^model: [^\n]*got {part} of another. Export it again"):
+        read_exported(exported)
+
+
+def test_a_file_that_was_changed_and_kept_its_size_is_one_line(exported):
+    (exported / "model.onnx").write_bytes(b"NOT a graph")
+    with pytest.raises(
+        ValueError, match="^model: expected model.onnx in .* as it was written, got another. Export"
+    ):
+        read_exported(exported)
+
+
+@pytest.mark.parametrize("part", ["features", "graphs", "files", "model"])
+@pytest.mark.parametrize("value", [None, 7, "x", ["x"]])
+def test_a_manifest_with_a_part_of_another_kind_is_damaged(exported, part, value):
+    manifest = json.loads((exported / MANIFEST).read_text())
+    (exported / MANIFEST).write_text(json.dumps(manifest | {part: value}))
+    with pytest.raises(ValueError, match=r"^model: asrkit.json of .* is damaged \("):
+        read_exported(exported)
+
+
+class Answering:
+    """An engine that answers numbers whatever it is given."""
+
+    def __call__(self, signal, lengths):
+        frames = np.ones((len(signal), signal.shape[2] // 2, 3), np.float32)
+        return frames, lengths // 2
+
+
+def test_features_that_are_not_finite_become_frames_that_are_not():
+    features = torch.zeros(4, 8, 5)
+    features[1, 3, 2] = torch.nan
+    features[2, 0, 0] = torch.inf
+    features[3, 6:] = torch.nan  # padding
+    encoder = EngineEncoder(Answering(), b"", time_last=False)
+    encoded, lengths = encoder(features, torch.tensor([8, 8, 8, 6]))
+    assert lengths.tolist() == [4, 4, 4, 3]
+    assert encoded.isnan().all(2).all(1).tolist() == [False, True, True, False]
+    assert encoded[[0, 3]].isfinite().all()
 
 
 def test_an_engine_that_is_unknown_or_reads_another_format_is_refused(exported):
@@ -210,6 +270,40 @@ def test_a_folder_is_made_whole_or_not_at_all(tmp_path):
     ):
         new_folder(target).__enter__()
     assert [path.name for path in target.parent.iterdir()] == ["new"]
+
+
+def test_an_empty_folder_that_is_there_stays_the_same_folder(tmp_path, monkeypatch):
+    empty, link = tmp_path / "empty", tmp_path / "link"
+    empty.mkdir()
+    link.symlink_to(empty)
+    number = empty.stat().st_ino
+    monkeypatch.chdir(empty)
+    for path in (".", empty, link):
+        with new_folder(path) as folder:
+            (folder / "a").write_text("x")
+            (folder / "b").mkdir()
+        assert empty.stat().st_ino == number and link.is_symlink()
+        assert sorted(one.name for one in Path().iterdir()) == ["a", "b"]
+        (empty / "a").unlink()
+        (empty / "b").rmdir()
+
+    def taken_meanwhile():
+        with new_folder(empty) as folder:
+            (folder / "a").write_text("x")
+            (empty / "other").touch()
+
+    with pytest.raises(ValueError, match="^out: expected a folder that is not there yet"):
+        taken_meanwhile()
+    assert [one.name for one in empty.iterdir()] == ["other"]
+
+
+def test_a_link_to_nothing_is_a_link_to_the_new_folder(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to("deep/new")
+    with new_folder(link) as folder:
+        (folder / "a").write_text("x")
+    assert link.is_symlink() and (tmp_path / "deep" / "new" / "a").read_text() == "x"
+    assert sorted(one.name for one in tmp_path.rglob("*")) == ["a", "deep", "link", "new"]
 
 
 @pytest.fixture
