@@ -178,6 +178,8 @@ class Folder:
             return (
                 f"out: a name of {size} bytes is too long for a transcript. Rename the recording."
             )
+        if target.exists() and not target.is_file():
+            return f"out: {target} is no file. Move it."
         if self.fresh or not target.exists():
             return ""
         known = [entry.get("content") for entry in self._entries(target)]
@@ -191,21 +193,34 @@ class Folder:
     def write(self, transcript: Transcript) -> Path:
         """Write the transcript, whole or not at all, and return its path.
 
-        The log is written first, so that no file of ours ever looks foreign.
+        Args:
+            transcript: Of a recording of the folder.
+
+        Raises:
+            OSError: It cannot be written.
         """
         target = self.target[transcript.path]
         recording = self._name(target.with_suffix(""))  # a/one and b/one stay apart
         text = render(transcript, self.kind, name=recording).encode(errors="backslashreplace")
-        self.path.mkdir(parents=True, exist_ok=True)
         entry = json.dumps(self._entry(transcript.path, target, content_hash(text)))
-        with (self.path / LOG).open("ab", buffering=0) as file:
+        try:
+            self._write(target, text, entry)
+        except OSError as error:
+            why = error.strerror or error
+            message = f"{target} cannot be written: {why}. The same command goes on from here."
+            raise OSError(message) from None
+        return target
+
+    def _write(self, target: Path, text: bytes, entry: str) -> None:
+        """Write the log first, so that no file of ours ever looks foreign, then the transcript."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / LOG).open("ab") as file:
             file.write(f"\n{entry}\n".encode())  # the first newline ends a line that a crash tore
         with lock(self.path, wait=True):  # so that no other process is writing what is removed
             for part in target.parent.glob(f".{glob.escape(target.stem)}-????????{target.suffix}"):
                 part.unlink()  # what a killed run was writing
             with atomic(target) as part:
                 part.write_bytes(text)
-        return target
 
     def _name(self, target: Path) -> str:
         return target.relative_to(self.path).as_posix()

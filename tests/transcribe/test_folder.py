@@ -158,6 +158,34 @@ def test_what_asrkit_did_not_write_or_somebody_edited_is_left_alone_and_reported
     assert main([*command, "--fresh"]) == 0 and (out / "4.txt").read_text() != "corrected by hand"
 
 
+@pytest.mark.parametrize("more", [[], ["--fresh"]])
+def test_a_folder_in_the_place_of_a_transcript_is_reported_and_the_others_are_made(
+    command, tmp_path, capsys, more
+):
+    (tmp_path / "out" / "2.txt").mkdir(parents=True)
+    assert main([*command, *more]) == 1
+    said, err = counts(capsys)
+    assert said["failed"] == 1 and f"out: {tmp_path / 'out' / '2.txt'} is no file. Move it." in err
+    assert (tmp_path / "out" / "5.txt").is_file()
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(command, tmp_path, capsys):
+    full = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))"
+    rest = "from asrkit.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{full}; {rest}", *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert " cannot be written: File too large. The same command goes on" in done.stderr
+    made = contents(tmp_path / "out")
+    assert 0 < len(made) < 6
+    assert main(command) == 0
+    assert counts(capsys)[0]["skipped"] == len(made) and len(contents(tmp_path / "out")) == 6
+
+
 def test_a_torn_log_and_a_lost_one_cost_no_transcript(command, tmp_path, capsys):
     assert main(command) == 0
     log, whole = tmp_path / "out" / LOG, contents(tmp_path / "out")
