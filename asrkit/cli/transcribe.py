@@ -21,10 +21,10 @@ def _transcribe(args: argparse.Namespace) -> int:
     check_workers(args)
     check_runtime_options(args, here=args.on is None)
     check_shards(args)
-    choose_dtype(args)
     format_ = transcript_format(args)
     windows = window_options(args, format_)
     check_format(args, format_)
+    choose_dtype(args)
     config = pipeline_config(args)
     if args.shards:
         return transcribe_shards(args, windows, config, model_path(args))

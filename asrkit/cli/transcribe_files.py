@@ -136,7 +136,8 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
         audio_s += transcript.audio_s
         if transcript.error:
             failed += 1
-            tqdm.write(f"{transcript.path}: {transcript.error}", file=sys.stderr)
+            error = f"{transcript.path}: {transcript.error}{_hint(transcript.path)}"
+            tqdm.write(error, file=sys.stderr)
         elif folder:
             folder.write(transcript)
         else:
@@ -146,6 +147,15 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
             tqdm.write(line, file=sys.stdout)
             sys.stdout.flush()  # so that a reader of a pipe sees each as it comes
     return failed, audio_s
+
+
+def _hint(path: Path) -> str:
+    """What reads a file that is no sound file but holds or names recordings; else nothing."""
+    from asrkit.transcribe.bulk.inputs import CONTAINERS, MANIFESTS
+
+    if path.name.lower().endswith((*CONTAINERS, *MANIFESTS)):
+        return " Pass --out DIR --shards to transcribe the recordings in it."
+    return ""
 
 
 def _report(args: argparse.Namespace, result: dict[str, Any]) -> None:

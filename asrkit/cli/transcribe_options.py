@@ -204,7 +204,7 @@ def window_options(args: argparse.Namespace, format_: str) -> WindowOptions:
 
 
 def check_format(args: argparse.Namespace, format_: str) -> None:
-    """ValueError for a format that does not go together with --out, --json or --timestamps.
+    """ValueError for --format, --json, --timestamps or --fresh that do not go with the others.
 
     Args:
         args: As the parser returns them.
@@ -232,6 +232,7 @@ def check_format(args: argparse.Namespace, format_: str) -> None:
         "a --format with times: json, srt, vtt or ctm",
         format_,
     )
+    expect(args.out is not None or not args.fresh, "fresh", "--out DIR with it", "none")
 
 
 def pipeline_config(args: argparse.Namespace) -> PipelineConfig:

@@ -159,8 +159,13 @@ def load(task: Task, machine: Machine) -> Any:
     """
     import torch
 
+    from asrkit.export import is_exported
     from asrkit.models import limit_context, load_checkpoint
 
+    exported = is_exported(task.model)
+    remedy = "Pass the model that was exported."
+    wanted = "a checkpoint with --shards"
+    expect(not exported, "model", wanted, "a folder of asrkit export", remedy)
     dtype = getattr(torch, task.dtype)
     checkpoint = load_checkpoint(task.model, device=machine.device, dtype=dtype)
     if task.context is not None:

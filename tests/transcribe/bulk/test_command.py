@@ -145,6 +145,7 @@ def test_a_wrong_argument_is_one_line(command, capsys, more, wanted):
         (["--shard-hours", "1"], "--shard-hours: expected --shards with it, got 1.0."),
         (["--format", "parquet"], "--format: expected --shards with it, got parquet."),
         (["--shards"], "--shards: expected --out DIR with it, got none."),
+        (["--fresh"], "--fresh: expected --out DIR with it, got none."),
     ],
 )
 def test_options_of_shards_need_them(speech, model, capsys, more, wanted):
@@ -152,7 +153,25 @@ def test_options_of_shards_need_them(speech, model, capsys, more, wanted):
     assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
 
 
+def test_what_is_refused_at_once_chooses_no_dtype(speech, capsys):
+    assert main(["transcribe", str(speech[0]), "--dtype", "auto", "--timestamps"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_manifest_without_shards_is_no_sound_file(model, tmp_path, capsys):
-    (tmp_path / "m.jsonl").write_text('{"audio": "a.wav"}\n')
-    assert main(["transcribe", str(tmp_path / "m.jsonl"), "--model", str(model)]) == 1
-    assert "m.jsonl cannot be read" in capsys.readouterr().err
+    for name in ("m.jsonl", "M.TAR"):
+        (tmp_path / name).write_text('{"audio": "a.wav"}\n')
+        assert main(["transcribe", str(tmp_path / name), "--model", str(model)]) == 1
+        error = capsys.readouterr().err
+        assert f"{name} cannot be read" in error
+        assert " Pass --out DIR --shards to transcribe the recordings in it.\n" in error
+
+
+def test_an_exported_model_has_no_shards(speech, tmp_path, capsys):
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "asrkit.json").write_text("{}")
+    files = [str(speech[0]), "--out", str(tmp_path / "out"), "--shards"]
+    assert main(["transcribe", *files, "--model", str(tmp_path / "exported")]) == 2
+    wanted = "--model: expected a checkpoint with --shards, got a folder of asrkit export."
+    error = capsys.readouterr().err
+    assert error == f"asrkit transcribe: {wanted} Pass the model that was exported.\n"
