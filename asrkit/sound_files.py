@@ -46,8 +46,9 @@ def listed(folder: Path) -> list[Path]:
     """What a folder holds at any depth that is a recording, sorted, as paths below `folder`.
 
     These are files with a suffix of SUFFIXES; files with one of UNREAD, unless a file that can be
-    read lies beside it under the same name; and subfolders that cannot be read. Opening one of
-    the last two kinds fails with a reason. Hidden files and folders are left out.
+    read lies beside it under the same name; links of such names to nothing; and subfolders that
+    cannot be read. Opening one of the last three kinds fails with a reason. Hidden files and
+    folders are left out.
 
     Args:
         folder: The folder. A file, or nothing, holds no recordings.
@@ -65,7 +66,7 @@ def listed(folder: Path) -> list[Path]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield files that a suffix calls sound or film, and subfolders that cannot be read."""
+    """Yield files, and links, that a suffix calls sound or film, and unreadable subfolders."""
     unreadable: list[Path] = []
 
     def note(error: OSError) -> None:
@@ -76,7 +77,8 @@ def _walk(folder: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(place, name)
-            if path.suffix.lower() in SUFFIXES | UNREAD and path.is_file():
+            is_file = path.is_file() or path.is_symlink()
+            if path.suffix.lower() in SUFFIXES | UNREAD and is_file:
                 yield path
     yield from unreadable
 

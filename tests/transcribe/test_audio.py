@@ -213,6 +213,14 @@ def test_a_folder_reports_what_cannot_be_read_unless_a_copy_that_can_lies_beside
     assert [str(name) for _, name in find(tmp_path)] == ["a.wav", "b.m4a", "d.wav", "sub/c.webm"]
 
 
+def test_a_link_to_nothing_in_a_folder_is_reported(tmp_path):
+    (tmp_path / "gone.wav").symlink_to(tmp_path / "elsewhere.wav")
+    (tmp_path / "notes.txt").symlink_to(tmp_path / "elsewhere.txt")
+    assert find(tmp_path) == [(tmp_path / "gone.wav", Path("gone.wav"))]
+    with pytest.raises(ValueError, match="^audio: expected a WAV, FLAC, OGG or MP3 file, got "):
+        read_audio(tmp_path / "gone.wav", 16_000)
+
+
 def test_a_subfolder_without_permission_is_reported_in_its_place(ordinary_folder):
     closed = ordinary_folder / "closed"
     soundfile.write(str(ordinary_folder / "a.wav"), noise(1, 16_000), 16_000)
