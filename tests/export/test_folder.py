@@ -210,7 +210,7 @@ def test_int8_wants_a_cpu_with_instructions_for_it(exported, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: old)
     said = r"^int8: expected a CPU with VNNI, .*, got one without \(x86_64\)\. Export without --int8\.$"
     with pytest.raises(ValueError, match=said):
-        open_engine(replace(exported, int8=True), "onnxruntime")
+        open_engine(replace(read_exported(exported), int8=True), "onnxruntime")
 
 
 def test_models_that_no_layout_holds_are_refused():
