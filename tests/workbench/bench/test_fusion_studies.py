@@ -62,13 +62,13 @@ def test_each_step_has_what_its_name_says(encoder):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_int8_is_beside_bfloat16_only_where_the_cpu_multiplies_that(encoder, dtype, monkeypatch):
+def test_int8_is_beside_bfloat16_only_where_the_cpu_has_it(encoder, dtype, monkeypatch):
     if not has_int8():
         pytest.skip("needs a CPU with VNNI or AMX")
     if not multiplies(dtype):
         pytest.skip("this CPU's oneDNN multiplies no bfloat16")
-    if dtype == torch.float32:
-        monkeypatch.setattr(studies, "multiplies", lambda _: False)
+    capabilities = {"avx512_vnni": True, "avx512_bf16": dtype == torch.bfloat16}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     built = studies.STEPS["int8"](encoder)
     layers = [part for part in built.modules() if type(part) is Int8Linear]
     assert len(layers) == 16 and {layer.dtype for layer in layers} == {dtype}
