@@ -50,7 +50,13 @@ class FoldedStage(nn.Module):
             self.last = nn.Sequential(last, nn.ReLU(inplace=True))
 
     def forward(self, x: Tensor, sources: Sequence[Tensor], padding: Tensor | None) -> Tensor:
-        """As `JasperStage.forward`."""
+        """As `JasperStage.forward`.
+
+        Args:
+            x: Input (B, C, T), zero in its padding.
+            sources: Input of each branch (B, C', T), zero in their padding.
+            padding: (B, 1, T') bool, True in the padding of the output; None where there is none.
+        """
         x = self.norms(x)
         for layer in self.layers:
             x = without_padding(layer(x), padding)
