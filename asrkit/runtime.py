@@ -41,6 +41,7 @@ MODULES = {
 DECIDES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _IMPORTED_BY = os.getpid()  # which process, before any fork
 _settled_in = _IMPORTED_BY  # the process whose threads of torch are its own
+CONTAINER = Path("/sys/fs/cgroup")
 KEPT_MEMORY: list[Callable[[], None]] = []  # each frees memory that is kept for a later call
 CAPTURING = threading.Lock()  # held while a CUDA graph is captured: torch captures one at a time
 _warned = False  # whether a failing cache of kernels was reported
@@ -364,16 +365,29 @@ def when_parent_ends(act: Callable[[], object]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def usable_cores() -> int:
-    """CPU cores that this process may use, by its affinity mask and its container's quota."""
+def usable_cores(folder: Path = CONTAINER) -> int:
+    """CPU cores that this process may use, by its affinity mask and its container's quota.
+
+    Args:
+        folder: Where Linux says what the container may have.
+    """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if not quota.exists():
-        return cores
-    share, _, period = quota.read_text().partition(" ")
-    if not share.isdigit():  # "max": no quota
+    share, period = _quota(folder)
+    if not share.isdigit():  # "max", or -1: no quota
         return cores
     return min(cores, math.ceil(int(share) / int(period)))
+
+
+def _quota(folder: Path) -> tuple[str, str]:
+    """(CPU time, period) of a container's quota, of cgroups v2 or v1; ("max", "") without one."""
+    second = folder / "cpu.max"
+    if second.exists():
+        share, period = second.read_text().split()
+        return share, period
+    first = folder / "cpu" / "cpu.cfs_quota_us"
+    if first.exists():
+        return first.read_text().strip(), (folder / "cpu" / "cpu.cfs_period_us").read_text()
+    return "max", ""

@@ -7,7 +7,8 @@ import re
 import sys
 import time
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from asrkit.cli.command import count, finish
 from asrkit.cli.options import check_writable
@@ -16,7 +17,7 @@ from asrkit.files import atomic
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
 
 FORMATS = {None: "jsonl", "json": "jsonl", "parquet": "parquet"}  # of --format
-NEED_SHARDS = ("part", "shard_h", "hang_s", "on")
+NEED_SHARDS = ("part", "shard_h", "on")
 NEED_RAY = ("address", "actors", "gpus_per_actor")
 COUNTS = "counts.json"  # in --out: what --json prints
 
@@ -50,7 +51,8 @@ def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
         dest="hang_s",
         metavar="SECONDS",
         help="end a process that finishes no recording for so long, and as long as the longest "
-        "recording and 8 batches last; the rest is transcribed by another (default: 120)",
+        "recording and 8 batches last; the rest is transcribed by another. Also with --workers and "
+        "no --shards: as long as 8 batches last (default: 120)",
     )
     _add_ray_arguments(parser)
 
@@ -99,6 +101,8 @@ def check_shards(args: argparse.Namespace) -> None:
         for name in NEED_SHARDS:
             value = getattr(args, name)
             expect(value is None, name, "--shards with it", value)
+        waits = args.hang_s is None or args.workers is not None
+        expect(waits, "hang_s", "--shards or --workers with it", args.hang_s)
         expect(args.format != "parquet", "format", "--shards with it", args.format)
         return
     expect(args.out is not None, "shards", "--out DIR with it", "none")
@@ -128,6 +132,7 @@ def transcribe_shards(
         model: Path of the model.
     """
     from asrkit.transcribe.bulk import Machine, Task, plan, run
+    from asrkit.transcribe.bulk.ray_cluster import ClusterLostError
 
     part = _part(args.part)
     cluster = _cluster(args)
@@ -148,7 +153,9 @@ def transcribe_shards(
         config=config,
         format=FORMATS[args.format],
     )
-    layout = asked_layout(args)  # before the model is loaded
+    layout = None
+    if args.workers is not None and _has_work(args.out, part):
+        layout = asked_layout(args, model)  # before the model is loaded
     planned = plan(args.files, task, args.out, shard_h=args.shard_h, device=args.device)
     tell_layout(args, layout)
     _tell_threads(args, parts=part[1])
@@ -158,7 +165,10 @@ def transcribe_shards(
     else:
         executor = cluster
     shown = not args.no_progress
-    report = run(planned, part=part, machine=machine, executor=executor, progress=shown)
+    try:
+        report = run(planned, part=part, machine=machine, executor=executor, progress=shown)
+    except ClusterLostError as error:
+        _end_at_once(args, error)
     elapsed_s = time.perf_counter() - start
     result = {
         "recordings": report.counts.recordings,
@@ -192,6 +202,23 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _end_at_once(args: argparse.Namespace, error: Exception) -> NoReturn:
+    """End this process with an error: on the usual way out, threads of a lost Ray crash it."""
+    print(f"{args.parser.prog}: {error}", file=sys.stderr, flush=True)
+    os._exit(2)
+
+
+def _has_work(out: Path, part: tuple[int, int]) -> bool:
+    """Whether a part lacks results, or there is no plan of it yet."""
+    from asrkit.transcribe.bulk import load_plan
+    from asrkit.transcribe.bulk.planning import PLAN
+    from asrkit.transcribe.bulk.running import missing
+
+    if not (out / PLAN).exists():
+        return True
+    return bool(missing(load_plan(out), part))
 
 
 def _executor(layout: Any) -> Any:

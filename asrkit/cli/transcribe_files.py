@@ -34,7 +34,9 @@ def transcribe_files(
     if args.out and not args.out.is_file():
         check_writable(args.out, folder=True)  # now, not when the first file is done
     recordings = find(args.files)
-    layout = asked_layout(args, len(recordings))
+    layout = None
+    if args.workers is not None:
+        layout = asked_layout(args, model_path(args), len(recordings))
     start = time.perf_counter()
     checkpoint = _load_model(args)
     folder = None
@@ -118,6 +120,8 @@ def _transcripts(
     shared = {"options": options, "recognizer": recognizer, "progress": not args.no_progress}
     if layout is None:
         return transcribe(checkpoint, todo, **shared)
+    if args.hang_s is not None:
+        shared["hang_s"] = args.hang_s
     return transcribe_in_processes(checkpoint, todo, layout, **shared)
 
 

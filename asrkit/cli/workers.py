@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from math import inf
+from pathlib import Path
 from typing import Any
 
 from asrkit.cli.command import count
@@ -48,19 +50,22 @@ def check_workers(args: argparse.Namespace) -> None:
 
     if args.workers is None:
         return
+    patient = args.hang_s is None or 0 < args.hang_s < inf
+    expect(patient, "hang_s", "more than 0 seconds", args.hang_s)
     remedy = "--shards --part K/N gives a process to each GPU."
     expect(args.device == "cpu", "workers", "--device cpu with it", args.device, remedy)
     remedy = "The engine has threads of its own: --threads."
     expect(args.engine == "torch", "engine", "torch with --workers", args.engine, remedy)
 
 
-def asked_layout(args: argparse.Namespace, recordings: int | None = None) -> Any:
+def asked_layout(args: argparse.Namespace, model: Path, recordings: int | None = None) -> Any:
     """The processes that --workers asks for; None where it was not given.
 
     Call it before torch computes anything: this process keeps to one thread from here on.
 
     Args:
         args: As the parser returns them.
+        model: That will be loaded.
         recordings: How many are to be transcribed, if that is known.
     """
     if args.workers is None:
@@ -72,9 +77,19 @@ def asked_layout(args: argparse.Namespace, recordings: int | None = None) -> Any
     asked = args.workers
     if asked != "auto":
         asked = _whole(asked)
-    layout = choose_layout(asked, threads=args.threads, recordings=recordings)
+    layout = choose_layout(
+        asked, threads=args.threads, recordings=recordings, model_bytes=_weights_bytes(model)
+    )
     torch.set_num_threads(1)  # threads do not outlive a fork
     return layout
+
+
+def _weights_bytes(model: Path) -> int:
+    """Bytes of a model's file, or of the weights in its folder; 0 where there are none."""
+    files = [model]
+    if model.is_dir():
+        files = [*model.glob("*.safetensors")]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _whole(text: str) -> Any:

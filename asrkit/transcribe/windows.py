@@ -19,6 +19,7 @@ from asrkit.shapes import expect
 from asrkit.sound_files import Sound, seconds
 from asrkit.text import Tokenizer
 from asrkit.transcribe.audio import blocks, recordings
+from asrkit.transcribe.endings import message
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.pipeline import Recognizer, prefetched
@@ -311,7 +312,7 @@ class Transcriber:
                     new_samples -= overlap
                 yield _Window(sound, start, waveform, new_samples, last)
         except (ValueError, RuntimeError, OSError, MemoryError) as error:
-            yield _Window(sound, 0, torch.zeros(0), 0, True, _one_line(error))
+            yield _Window(sound, 0, torch.zeros(0), 0, True, message(error))
 
     def _in_frames(self, time_s: float) -> int:
         """`time_s` in samples, rounded to whole encoder frames."""
@@ -365,9 +366,9 @@ class Transcriber:
         try:
             return self._labels(batch)
         except (RuntimeError, MemoryError, ValueError) as error:  # out of memory: a RuntimeError
-            message = _one_line(error)
+            why = message(error)
         if len(batch) == 1:
-            return [message]
+            return [why]
         half = len(batch) // 2
         return self.recognize(batch[:half]) + self.recognize(batch[half:])
 
@@ -444,7 +445,3 @@ class Transcriber:
             compute_s=state.compute_s,
             words=timed,
         )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

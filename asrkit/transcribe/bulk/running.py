@@ -25,7 +25,8 @@ class Report:
         done: Those whose results are there, of all parts.
         missing: Those of this part without a result.
         counts: Of all results that are there.
-        heard_s: Seconds of audio that this run heard.
+        heard_s: Seconds of audio that this run heard: of no shard that others heard, and twice what
+            it heard again because a process had ended.
     """
 
     shards: int
@@ -60,30 +61,49 @@ def run(
         ValueError: There is no such part, or this part is running already.
         RuntimeError: The shards cannot be heard here.
     """
+    _expect_part(part)
     number, parts = part
-    expect(whole(parts, 1), "part", "K/N with N of 1 or more", f"{number}/{parts}")
-    expect(whole(number, 0, parts - 1), "part", f"K/{parts} with K in 0..{parts - 1}", number)
     name = f"{number}-of-{parts}"
     running = f"out: part {number}/{parts} of {plan.out} is being transcribed already."
     with lock(plan.work / f"part-{name}", refused=running):
         tally = Tally(plan.out, plan.work, name)
         mine = plan.shards[number::parts]
-        done = plan.done()
-        todo = [shard for shard in mine if shard.name not in done]
+        todo = missing(plan, part)
         heard_s = 0.0
         if todo:
             heard_s = _hear(plan, mine, todo, machine or Machine(), executor, progress)
         done = plan.done()
         there = [shard for shard in plan.shards if shard.name in done]
         counts = tally.total([plan.result(shard) for shard in there])
-        missing = sum(shard.name not in done for shard in mine)
         return Report(
             shards=len(plan.shards),
             done=len(done),
-            missing=missing,
+            missing=sum(shard.name not in done for shard in mine),
             counts=counts,
             heard_s=heard_s,
         )
+
+
+def missing(plan: Plan, part: tuple[int, int]) -> list[Shard]:
+    """The shards of a part that have no result yet, in the order of the plan.
+
+    Args:
+        plan: As `plan` makes it.
+        part: (K, N), as `run` takes it.
+
+    Raises:
+        ValueError: There is no such part.
+    """
+    _expect_part(part)
+    number, parts = part
+    done = plan.done()
+    return [shard for shard in plan.shards[number::parts] if shard.name not in done]
+
+
+def _expect_part(part: tuple[int, int]) -> None:
+    number, parts = part
+    expect(whole(parts, 1), "part", "K/N with N of 1 or more", f"{number}/{parts}")
+    expect(whole(number, 0, parts - 1), "part", f"K/{parts} with K in 0..{parts - 1}", number)
 
 
 def _hear(
@@ -94,15 +114,12 @@ def _hear(
     executor: Executor,
     show: bool,
 ) -> float:
-    """Hear the shards `todo` of a part; returns the seconds of audio in them that were heard."""
+    """Hear the shards `todo` of a part; returns the seconds of audio that were heard."""
     planned_s = {shard.name: shard.planned_s for shard in todo}
     before_s = sum(shard.planned_s for shard in mine) - sum(planned_s.values())
-    heard_s = 0.0
     with Progress(before_s + sum(planned_s.values()), before_s, show=show) as progress:
         for event in executor(plan, todo, machine):
             progress.heard(event.heard_s, event.failed)
             if event.shard:
                 progress.finished(planned_s[event.shard])
-            if event.counts is not None:
-                heard_s += event.counts.audio_s
-    return heard_s
+    return progress.heard_s

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import traceback
 from queue import SimpleQueue
 from typing import Any, TextIO
 
@@ -16,6 +17,7 @@ import torch
 from asrkit.transcribe.bulk.hearing import Hearer, PoisonedDeviceError
 from asrkit.transcribe.bulk.planning import load_plan
 from asrkit.transcribe.bulk.tasks import Machine, as_json, from_json
+from asrkit.transcribe.endings import class_and_message, message
 
 POISONED = 70  # the exit code after a CUDA error that ends everything
 
@@ -30,7 +32,9 @@ def main() -> None:
     try:
         _hear(names, events)
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
-        _say(events, stop=" ".join(str(error).split()) or type(error).__name__)
+        _say(events, stop=message(error))
+    except Exception as error:
+        _say(events, fault=class_and_message(error), trace=traceback.format_exc())
 
 
 def _listen(names: "SimpleQueue[str]") -> None:

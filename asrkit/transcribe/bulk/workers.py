@@ -13,11 +13,13 @@ import asrkit
 from asrkit.transcribe.bulk.planning import Plan, Shard
 from asrkit.transcribe.bulk.results import Counts
 from asrkit.transcribe.bulk.tasks import Machine, as_json
+from asrkit.transcribe.endings import how_it_ended
 
 WORKER = [sys.executable, "-m", "asrkit.transcribe.bulk.worker"]
 # Threads that spin while they wait slow down whoever else is there; a missing GPU is no error.
 QUIET = {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99"}
 MOST_DEATHS = 100  # of processes in a row that finish no shard
+MOST_FAULTS = 20  # of them that an error in asrkit ends
 MOST_STILLBORN = 3  # of processes in a row that end before they have loaded the model
 
 
@@ -67,7 +69,9 @@ class RestartedWorker:
         self.out = out
         self.machine = machine
         self.worker: _Worker | None = None
-        self.deaths = 0
+        self.deaths = 0  # since a shard was done
+        self.faults = 0  # of these, by an error in asrkit
+        self.traced = False  # whether the traceback of one was printed
         self.stillborn = 0
 
     def __enter__(self) -> "RestartedWorker":
@@ -98,6 +102,7 @@ class RestartedWorker:
                 self._count(death)
             else:
                 self.deaths = 0
+                self.faults = 0
                 return
 
     def _ready(self) -> "_Worker":
@@ -118,14 +123,29 @@ class RestartedWorker:
     def _count(self, death: "_DeathError") -> None:
         """RuntimeError where the process has ended too often."""
         self.deaths += 1
-        if self.deaths >= MOST_DEATHS or self.stillborn >= MOST_STILLBORN:
+        if death.trace:
+            self.faults += 1
+            if not self.traced:
+                print(death.trace, file=sys.stderr, flush=True)
+            self.traced = True
+        often = self.deaths >= MOST_DEATHS or self.faults >= MOST_FAULTS
+        if often or self.stillborn >= MOST_STILLBORN:
             times = max(self.deaths, self.stillborn)
             message = f"the process that transcribes ended {times} times ({death})."
             raise RuntimeError(f"{message} The same command goes on from here.") from None
 
 
 class _DeathError(Exception):
-    """The process has ended without a word."""
+    """The process has ended.
+
+    Args:
+        why: "signal 9", "exit code 1", or an error in asrkit.
+        trace: The traceback of that error.
+    """
+
+    def __init__(self, why: str, trace: str = "") -> None:
+        super().__init__(why)
+        self.trace = trace
 
 
 class _Worker:
@@ -185,8 +205,9 @@ class _Worker:
         event = json.loads(line)
         if "stop" in event:
             raise RuntimeError(event["stop"])
+        if "fault" in event:
+            raise _DeathError(event["fault"], event["trace"])
         return event
 
     def _death(self) -> _DeathError:
-        code = self.process.wait()
-        return _DeathError(f"signal {-code}" if code < 0 else f"exit code {code}")
+        return _DeathError(how_it_ended(self.process.wait()))

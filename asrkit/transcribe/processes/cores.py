@@ -41,7 +41,11 @@ class Layout:
 
 
 def choose_layout(
-    workers: int | str = AUTO, *, threads: int | None = None, recordings: int | None = None
+    workers: int | str = AUTO,
+    *,
+    threads: int | None = None,
+    recordings: int | None = None,
+    model_bytes: int = 0,
 ) -> Layout:
     """The layout of `workers` processes on the cores that this process may use.
 
@@ -53,6 +57,7 @@ def choose_layout(
         workers: How many; "auto" is one for each core, as far as recordings and free memory go.
         threads: Of each process; None: cores over processes, rounded down.
         recordings: That are to be transcribed, if that is known.
+        model_bytes: Memory that the model will take, where it is not loaded yet.
 
     Raises:
         ValueError: There are not so many cores, or this system cannot fork processes.
@@ -65,7 +70,7 @@ def choose_layout(
     groups = same_core(mask)
     cores = min(most, len(groups))
     if workers == AUTO:
-        number, why = _automatic(cores, recordings)
+        number, why = _automatic(cores, recordings, model_bytes)
     else:
         wanted = f"auto, or 1 to {most}, the cores of this process"
         expect(whole(workers, 1, most), "workers", wanted, workers)
@@ -79,14 +84,18 @@ def choose_layout(
     return Layout(cores=pinned, threads=threads, why=why)
 
 
-def _automatic(cores: int, recordings: int | None) -> tuple[int, str]:
+def _automatic(cores: int, recordings: int | None, model_bytes: int) -> tuple[int, str]:
     """How many processes, and why."""
     limits = {"one a core": cores}
     if recordings is not None:
         limits["one a recording"] = max(1, recordings)
     free = free_memory()
     if free is not None:
-        limits[f"as {free / 2**30:.1f} GiB of free memory allow"] = max(1, free // WORKER_BYTES)
+        room = max(0, free - model_bytes)
+        why = f"as {room / 2**30:.1f} GiB of free memory allow"
+        if model_bytes:
+            why = f"as {room / 2**30:.1f} GiB of free memory beside the model allow"
+        limits[why] = max(1, room // WORKER_BYTES)
     why = min(limits, key=lambda name: limits[name])
     return limits[why], why
 

@@ -5,6 +5,16 @@ from pathlib import Path
 
 SYSTEM = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")
+# Files of a container's limit, of what it uses, and of statistics with its inactive file cache:
+CGROUPS = [
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),  # of cgroups v2
+    (  # of v1
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+]
 
 
 def free_memory(file: Path = SYSTEM, folder: Path = CONTAINER) -> int | None:
@@ -22,21 +32,23 @@ def free_memory(file: Path = SYSTEM, folder: Path = CONTAINER) -> int | None:
 
 def _of_container(folder: Path) -> int | None:
     """Bytes left of the limit of this process' container; None where there is none."""
-    limit, used = folder / "memory.max", folder / "memory.current"
-    if not (limit.exists() and used.exists()):
-        return None
-    most = limit.read_text().strip()
-    if not most.isdigit():  # "max": no limit
-        return None
-    return max(0, int(most) - int(used.read_text()) + _file_cache(folder / "memory.stat"))
+    for limit, used, statistics, cache in CGROUPS:
+        if not ((folder / limit).exists() and (folder / used).exists()):
+            continue
+        most = (folder / limit).read_text().strip()
+        if not most.isdigit():  # "max": no limit
+            return None
+        taken = int((folder / used).read_text()) - _file_cache(folder / statistics, cache)
+        return max(0, int(most) - taken)
+    return None
 
 
-def _file_cache(file: Path) -> int:
+def _file_cache(file: Path, name: str) -> int:
     """Bytes that count as used and are given up when others need them."""
     if not file.exists():
         return 0
     sizes = dict(line.split() for line in file.read_text().splitlines())
-    return int(sizes.get("inactive_file", 0))
+    return int(sizes.get(name, 0))
 
 
 def _of_machine(file: Path) -> int | None:

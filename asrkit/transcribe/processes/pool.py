@@ -10,7 +10,10 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -23,10 +26,13 @@ from tqdm import tqdm
 
 from asrkit.runtime import settle_after_fork
 from asrkit.shapes import expect
+from asrkit.transcribe.endings import class_and_message, how_it_ended, message
 from asrkit.transcribe.processes.cores import Layout
 
 MOST_HELD = 2  # jobs of one process: that which it works on, and the next, which it reads ahead
 MOST_DEATHS = 100  # of processes in a row that finish no job
+MOST_FAULTS = 20  # of them that an error in asrkit ends
+LOOK_S = 1.0  # between looks for processes that hang
 FAILURES = (ValueError, RuntimeError, OSError, MemoryError)
 
 
@@ -49,7 +55,7 @@ class Ended(NamedTuple):
     Args:
         number: Of the process in its layout, from 1.
         pid: Its id.
-        why: "signal 9", "exit code 1".
+        why: "signal 9", "exit code 1", or the error that ended it.
         jobs: What it held, the one that it worked on first.
     """
 
@@ -98,6 +104,10 @@ class Channel:
         """Say that nothing can go on."""
         self._send("stop", why)
 
+    def fault(self, error: Exception) -> None:
+        """Say which error, that nothing expects, ends this process."""
+        self._send("fault", (class_and_message(error), traceback.format_exc()))
+
     def _send(self, kind: str, value: Any) -> None:
         try:
             self.connection.send((kind, value))
@@ -112,6 +122,7 @@ class _Worker:
         self.process = process
         self.connection = connection
         self.held: list[Any] = []
+        self.silent_s = 0.0  # since it said something, or had nothing to do
 
 
 class Pool:
@@ -121,6 +132,8 @@ class Pool:
         layout: How many, and their cores and threads.
         work: Called in each process with its `Channel`; goes on until the process is killed.
         draw: Called with the jobs that a process holds; returns one more for it, or None.
+        hang_s: A process that holds a job and says nothing for so many seconds is killed; None: it
+            may take as long as it likes.
 
     Raises:
         ValueError: The processes are to have several threads, and torch has several here.
@@ -131,6 +144,8 @@ class Pool:
         layout: Layout,
         work: Callable[[Channel], None],
         draw: Callable[[list[Any]], Any],
+        *,
+        hang_s: float | None = None,
     ) -> None:
         settled = layout.threads == 1 or torch.get_num_threads() == 1
         wanted = "1, or torch.set_num_threads(1) before torch computes anything here"
@@ -138,8 +153,11 @@ class Pool:
         self.layout = layout
         self.work = work
         self.draw = draw
+        self.hang_s = hang_s
         self.workers: dict[int, _Worker] = {}  # by number in the layout, from 0
-        self.deaths = 0
+        self.deaths = 0  # since a job was finished
+        self.faults = 0  # of these, by an error in asrkit
+        self.traced = False  # whether the traceback of one was printed
 
     def __enter__(self) -> "Pool":
         return self
@@ -161,7 +179,7 @@ class Pool:
         """Yield what happens until no job is left, handing out jobs in between.
 
         Another process takes the place of one that ended. Its jobs are gone unless `draw` returns
-        them again.
+        them again. The traceback of the first error that ended one goes to stderr.
 
         Raises:
             RuntimeError: A process says that it cannot go on, or they end again and again.
@@ -170,10 +188,37 @@ class Pool:
             self._hand_out()
             if not any(worker.held for worker in self.workers.values()):
                 return
-            numbers = {worker.connection: number for number, worker in self.workers.items()}
-            ready: list[Any] = wait([*numbers])
-            for connection in ready:
-                yield self._event(numbers[connection])
+            for number in self._ready():
+                yield self._event(number)
+            yield from self._hung()
+
+    def _ready(self) -> list[int]:
+        """Numbers of the processes that have said something, or have ended, once there is one.
+
+        With `hang_s` it may be none, and the seconds are counted in which a process said nothing.
+        """
+        numbers: dict[Any, int] = {
+            worker.connection: number for number, worker in self.workers.items()
+        }
+        timeout_s = None if self.hang_s is None else LOOK_S
+        start = time.monotonic()
+        ready = [numbers[connection] for connection in wait([*numbers], timeout_s)]
+        # No more than that, for all processes may have been stopped for hours.
+        waited_s = min(time.monotonic() - start, LOOK_S)
+        for number, worker in self.workers.items():
+            worker.silent_s += waited_s
+            if number in ready or not worker.held:
+                worker.silent_s = 0.0
+        return ready
+
+    def _hung(self) -> Iterator[Ended]:
+        """Kill the processes that have said nothing for too long; yield their ends."""
+        if self.hang_s is None:
+            return
+        for number, worker in [*self.workers.items()]:
+            if worker.silent_s > self.hang_s:
+                worker.process.kill()
+                yield self._ended(number, f"signal 9, after {self.hang_s:g} s without a result")
 
     def _hand_out(self) -> None:
         """Give each process one job, then each its next one, as far as there are jobs."""
@@ -204,17 +249,30 @@ class Pool:
             return self._ended(number)
         if kind == "stop":
             raise RuntimeError(value)
+        if kind == "fault":
+            return self._faulty(number, *value)
         if kind == "said":
             return Said(worker.held[0], value)
         self.deaths = 0
+        self.faults = 0
         return Done(worker.held.pop(0))
 
-    def _ended(self, number: int) -> Ended:
+    def _faulty(self, number: int, error: str, trace: str) -> Ended:
+        """The end of a process by an error in asrkit, which one job may cause, or each of them."""
+        if not self.traced:
+            print(trace, file=sys.stderr, flush=True)
+        self.traced = True
+        self.faults += 1
+        if self.faults >= MOST_FAULTS:
+            line = f"{self.faults} processes in a row were ended by an error in asrkit ({error})."
+            raise RuntimeError(f"{line} Its traceback is above.")
+        return self._ended(number, error)
+
+    def _ended(self, number: int, why: str = "") -> Ended:
         worker = self.workers.pop(number)
         worker.connection.close()
         worker.process.join()
-        code = worker.process.exitcode
-        why = f"signal {-code}" if code < 0 else f"exit code {code}"
+        why = why or how_it_ended(worker.process.exitcode)
         self.deaths += 1
         if self.deaths >= MOST_DEATHS:
             message = f"the processes that transcribe ended {self.deaths} times in a row ({why})."
@@ -257,4 +315,6 @@ class Pool:
         try:
             self.work(channel)
         except FAILURES as error:
-            channel.stop(" ".join(str(error).split()) or type(error).__name__)
+            channel.stop(message(error))
+        except Exception as error:
+            channel.fault(error)

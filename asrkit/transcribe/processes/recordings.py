@@ -3,12 +3,14 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from asrkit.models import Checkpoint
+from asrkit.shapes import expect
 from asrkit.sound_files import Sound
 from asrkit.transcribe.audio import recordings
 from asrkit.transcribe.formats import Transcript
@@ -16,9 +18,10 @@ from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.pipeline import Recognizer
 from asrkit.transcribe.processes.cores import Layout
 from asrkit.transcribe.processes.pool import Channel, Done, Ended, Pool, Said
-from asrkit.transcribe.windows import Bar, Transcriber
+from asrkit.transcribe.windows import POOL, Bar, Transcriber
 
-ENDED = "audio: reading or hearing it ended the process twice."
+ENDED = "audio: reading or hearing it ended the process twice, or took too long."
+HANG_S = 120.0
 # A job has so many batches that its windows, which overlap, are recognised as one pool.
 MOST_BATCHES = 6
 MOST_RECORDINGS = 1000  # in one job
@@ -43,6 +46,7 @@ def transcribe_in_processes(
     recognizer: Recognizer | None = None,
     progress: bool = False,
     tell: Callable[[str], None] = to_stderr,
+    hang_s: float = HANG_S,
 ) -> Iterator[Transcript]:
     """Yield one `Transcript` a file, in the order given, as `transcribe` does.
 
@@ -50,9 +54,9 @@ def transcribe_in_processes(
     batches a job's windows by length. So texts are those of `transcribe`, but for the rounding that
     other batches bring. One recording is heard by one process.
 
-    When a process ends (a recording that crashes a decoder, somebody's kill -9), `tell` is called,
-    and another process hears what it held, recording by recording; one that ends its process again
-    is an error.
+    When a process ends (a recording that crashes a decoder, somebody's kill -9), or hangs and is
+    killed, `tell` is called, and another process hears what it held, recording by recording; one
+    that ends its process again, or hangs again, is an error.
 
     The processes are forked when the first transcript is asked for. Until then torch must not have
     computed on several threads (`torch.set_num_threads(1)`), or `layout.threads` has to be 1.
@@ -65,10 +69,14 @@ def transcribe_in_processes(
         recognizer: of this checkpoint, to compute with another config than the default one.
         progress: show a bar over all processes on stderr, if that is a terminal.
         tell: called with a line about a process that ended.
+        hang_s: seconds without a result, beside as many as the batches read ahead last, after which
+            a process is killed.
 
     Raises:
+        ValueError: hang_s is no positive number.
         RuntimeError: The processes cannot work, or end again and again.
     """
+    expect(0 < hang_s < inf, "hang_s", "more than 0 seconds", hang_s)
     options = options or WindowOptions()
     recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
     transcriber = Transcriber(recognizer, checkpoint.tokenizer, options)
@@ -79,7 +87,8 @@ def transcribe_in_processes(
         _hear(channel, transcriber)
 
     following = 0
-    with Bar(jobs.total_s(), show=shown) as bar, Pool(layout, work, jobs.draw) as pool:
+    pool = Pool(layout, work, jobs.draw, hang_s=hang_s + POOL * options.batch_s)
+    with Bar(jobs.total_s(), show=shown) as bar, pool:
         for event in pool.events():
             if isinstance(event, Ended):
                 tell(jobs.lost(event))

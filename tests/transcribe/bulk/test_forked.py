@@ -31,20 +31,23 @@ def test_shards_are_those_of_one_process(talks, task, tmp_path, wanted, found):
 
 
 def test_recordings_that_end_a_process_or_hang_are_errors_and_the_rest_is_heard(
-    talks, task, tmp_path, wanted, found, break_reading
+    talks, task, tmp_path, wanted, found, break_reading, capfd
 ):
     for long in ("long.flac", "b/torn.flac"):  # whose headers promise two minutes
         (talks / long).unlink()
     good = wanted(talks)
     shutil.copy(talks / "a" / "0.wav", talks / "poison.wav")
     shutil.copy(talks / "a" / "1.wav", talks / "hang.wav")
+    shutil.copy(talks / "a" / "2.wav", talks / "odd.wav")
     made = plan(talks, task, tmp_path / "out", shard_h=4 / 3600)
     break_reading()  # in the processes: the plan has read the headers
     told = []
     executor = partial(in_processes, layout=TWO, tell=told.append)
     report = run(made, machine=Machine(hang_s=0.5, batch_s=0.1), executor=executor)
-    assert report.missing == 0 and report.counts.failed == 4
-    assert found(made.out) == good | {"poison.wav": ("", ENDED), "hang.wav": ("", ENDED)}
+    assert report.missing == 0 and report.counts.failed == 5
+    lost = {f"{name}.wav": ("", ENDED) for name in ("poison", "hang", "odd")}
+    assert found(made.out) == good | lost
+    assert capfd.readouterr().err.count("KeyError: 'no such header'") == 1  # its traceback
     names = {shard.name for shard in made.shards}
     assert len(told) >= 4
     assert all(line.split("; shard ")[1].removesuffix(" is heard again") in names for line in told)

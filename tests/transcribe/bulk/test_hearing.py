@@ -1,3 +1,5 @@
+import contextlib
+import faulthandler
 import shutil
 import sys
 from collections import Counter
@@ -8,8 +10,9 @@ import soundfile
 
 from asrkit.files import lock
 from asrkit.transcribe import Recognizer, transcribe
-from asrkit.transcribe.bulk import Counts, Machine, containers, hear, plan, rows
+from asrkit.transcribe.bulk import Counts, Machine, containers, hear, hearing, plan, results, rows
 from asrkit.transcribe.bulk.hearing import BLAMED, ENDED, TRIES, Hearer, PoisonedDeviceError
+from asrkit.transcribe.windows import POOL
 
 
 class DeathError(BaseException):
@@ -138,11 +141,21 @@ def test_a_container_that_cannot_be_read_without_ending_the_process_is_kept_up_t
                 raise DeathError
             yield member
 
+    written = []
+
+    def die_or_write(path, rows):
+        written.append(path)
+        if len(written) == 1:
+            raise DeathError
+        return write(path, rows)
+
     monkeypatch.setattr(containers, "_tar", read_or_die)
-    assert hear_until_done(made) == 1 + TRIES + BLAMED
-    results = found(tmp_path / "out")
-    assert [*results] == [*(f"set.tar/{n}.wav" for n in range(4)), "set.tar/"]
-    assert results["set.tar/"] == ("", ENDED) and results["set.tar/0.wav"][0]
+    write = results.write
+    monkeypatch.setattr(results, "write", die_or_write)
+    assert hear_until_done(made) == 1 + TRIES + BLAMED + 1
+    heard = found(tmp_path / "out")
+    assert [*heard] == [*(f"set.tar/{n}.wav" for n in range(4)), "set.tar/"]
+    assert heard["set.tar/"] == ("", ENDED) and heard["set.tar/0.wav"][0]
 
 
 def test_one_by_one_gives_what_all_at_once_gives_killed_at_any_step(
@@ -171,6 +184,58 @@ def test_one_by_one_gives_what_all_at_once_gives_killed_at_any_step(
             with (work / "rows.jsonl").open("ab") as file:
                 file.write(b'{"id": "torn')
     assert deaths >= 2 and found(tmp_path / "out") == good
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """The seconds after which the watchdog would end this process, each time that it is told."""
+    told = []
+    monkeypatch.setattr(
+        faulthandler, "dump_traceback_later", lambda limit_s, **how: told.append(limit_s)
+    )
+    return told
+
+
+def test_each_recording_gives_the_watchdog_as_long_again_as_the_longest_and_what_is_read_ahead_last(
+    talks, task, tmp_path, limits
+):
+    made = plan(talks, task, tmp_path / "out", shard_h=1.0)
+    (shard,) = made.shards
+    longest_s = soundfile.info(str(talks / "long.flac")).duration
+    Hearer(made, Machine(hang_s=7.0, batch_s=2.0), watch=True).hear(shard)
+    assert limits == pytest.approx((1 + 12) * [7.0 + longest_s + POOL * 2.0])
+
+
+def test_the_watchdog_expects_nothing_of_what_has_no_header_and_an_hour_of_a_container(
+    talks, task, tmp_path, limits, make_tar
+):
+    broken = [talks / "a" / "empty.wav", talks / "b" / "text.wav"]
+    tar = make_tar(tmp_path / "set.tar", {"a.wav": (talks / "a" / "0.wav").read_bytes()})
+    made = plan([*broken, tar], task, tmp_path / "out", shard_h=1.0)
+    machine = Machine(hang_s=7.0, batch_s=2.0)
+    first_s = []
+    for shard in made.shards:
+        Hearer(made, machine, watch=True).hear(shard)
+        first_s.append(limits[0])
+        limits.clear()
+    assert sorted(first_s) == [7.0 + POOL * 2.0, 7.0 + 3600.0 + POOL * 2.0]
+
+
+def test_a_result_that_another_process_wrote_before_this_one_had_the_lock_is_kept(
+    talks, task, tmp_path, monkeypatch
+):
+    made = plan(talks, task, tmp_path / "out", shard_h=1.0)
+    (shard,) = made.shards
+    result = made.result(shard)
+
+    @contextlib.contextmanager
+    def late(folder):
+        with lock(folder):
+            results.write(result, [])
+            yield
+
+    monkeypatch.setattr(hearing, "lock", late)
+    assert Hearer(made).hear(shard) == Counts() and result.read_bytes() == b""
 
 
 def test_a_shard_that_another_process_hears_is_left_to_it(talks, task, tmp_path):

@@ -1,10 +1,12 @@
 import json
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from asrkit.files import lock
 from asrkit.transcribe import BeamOptions, PipelineConfig, WindowOptions
 from asrkit.transcribe.bulk import Task, load_plan, plan, planning, tasks
 from asrkit.transcribe.bulk.planning import PLAN
@@ -220,6 +222,32 @@ def test_a_file_of_shards_that_somebody_changed_is_one_line(lines, task, tmp_pat
             made.recordings(made.shards[0])
     file.write_bytes(first)
     assert len(made.recordings(made.shards[0])) == made.shards[0].recordings
+
+
+def test_who_plans_waits_for_the_one_who_plans_already(lines, task, tmp_path):
+    out = tmp_path / "out"
+    second = threading.Thread(target=plan, args=(lines, task, out))
+    with lock(out / planning.WORK / "plan"):
+        second.start()
+        second.join(1.0)
+        assert second.is_alive() and not (out / PLAN).exists()
+    second.join()
+    assert load_plan(out).recordings(load_plan(out).shards[0])
+
+
+def test_a_changed_language_model_is_another_state_of_the_model(task, tmp_path):
+    lm = tmp_path / "words.arpa"
+    lm.write_text("one")
+    with_lm = replace(task, config=PipelineConfig(search=BeamOptions(beam=2, lm=lm)))
+    before = tasks.model_state(with_lm)
+    assert before[:-1] == tasks.model_state(task) and before[-1][0] == str(lm)
+    lm.write_text("three")
+    assert tasks.model_state(with_lm)[-1] != before[-1]
+
+
+def test_the_context_of_a_task_is_that_of_its_loaded_model(task):
+    with pytest.raises(ValueError, match="^model: expected one with a FastConformer, got"):
+        tasks.load(replace(task, context=(9, 9)), Machine())
 
 
 def test_other_hours_than_those_of_the_plan_are_refused(lines, task, tmp_path):

@@ -1,28 +1,39 @@
 """Runs in real processes, which are really killed."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from asrkit.cli import main
 from asrkit.files import lock
-from asrkit.transcribe.bulk import Counts, Event, Machine, plan, run, workers
+from asrkit.transcribe.bulk import Counts, Event, Machine, plan, run, running, workers
 from asrkit.transcribe.bulk.hearing import ENDED, Hearer
+from asrkit.transcribe.bulk.progress import Progress
+from asrkit.transcribe.bulk.running import missing
+from asrkit.transcribe.bulk.tasks import as_json
+from asrkit.transcribe.bulk.worker import POISONED
 
 ENOUGH_S = 120.0  # what has not come by then will not come
 FAULTY = """
-import os, signal, sys, time
+import itertools, os, signal, sys, time
 import soundfile
+import torch
 plain, replace, kill_at = soundfile.SoundFile, os.replace, int(os.environ.get("KILL_AT", -1))
 replaced = 0
 
 def open_or_die(file, *args, **how):
     name = os.fsdecode(file) if isinstance(file, (str, bytes)) else ""
+    print("a line of a library")
+    if "THREADS" in os.environ and torch.get_num_threads() != int(os.environ["THREADS"]):
+        raise ValueError("other threads")
     if "poison" in name:
         os.kill(os.getpid(), signal.SIGSEGV)
     if "hang" in name:
@@ -37,6 +48,9 @@ def replace_or_die(source, target):
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target)
 
+if "CLOCK_JUMPS" in os.environ:
+    steady, calls = time.time, itertools.count()
+    time.time = lambda: steady() + 1e8 * (-1) ** next(calls)
 if "MOST_BYTES" in os.environ:
     import resource
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["MOST_BYTES"]),) * 2)
@@ -80,6 +94,14 @@ def many(talks, task, tmp_path):
     return made
 
 
+def wait_until(condition, process):
+    """Wait until a condition holds, while a process runs."""
+    deadline = time.monotonic() + ENOUGH_S
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def written(out):
     """When each result was written."""
     return {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
@@ -99,9 +121,13 @@ def test_a_run_hears_all_and_a_finished_one_starts_nothing(many, talks, wanted, 
 
 def here(made, shards, machine):
     """An executor without a process of its own."""
-    hearer = Hearer(made, machine)
+    heard = []
+    hearer = Hearer(made, machine, progress=lambda *one: heard.append(Event("", None, *one)))
     for shard in shards:
-        yield Event(shard=shard.name, counts=hearer.hear(shard))
+        counts = hearer.hear(shard)
+        yield from heard
+        yield Event(shard=shard.name, counts=counts)
+        heard.clear()
 
 
 def test_parts_share_the_shards_and_each_knows_all_counts(many, talks, wanted, found):
@@ -116,6 +142,7 @@ def test_a_worker_killed_in_the_midst_of_writing_is_started_again(
     many, talks, wanted, found, faulty, monkeypatch
 ):
     monkeypatch.setenv("KILL_AT", "4")  # each worker writes three results and dies of the fourth
+    monkeypatch.setattr(workers, "MOST_DEATHS", 2)  # without a result in between
     run(many)
     assert found(many.out) == wanted(talks)
     assert not [path.name for path in many.out.iterdir() if path.name.startswith(".part")]
@@ -147,10 +174,7 @@ def test_a_command_killed_with_signal_9_goes_on_and_loses_and_doubles_nothing(
             env=os.environ | {"SLOW_S": "0.3"},
             stdout=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + ENOUGH_S
-        while len(written(out)) < results and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda most=results: len(written(out)) >= most, process)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
         time.sleep(0.1)
@@ -175,6 +199,53 @@ def test_a_disk_that_is_full_is_one_line_and_what_was_done_is_kept(
     assert found(many.out) == wanted(talks)
 
 
+def test_a_worker_that_was_stopped_and_writes_late_writes_the_same(
+    many, talks, wanted, found, faulty, monkeypatch
+):
+    shard = many.shards[-1]
+    work = many.work / shard.name
+    monkeypatch.setenv("SLOW_S", "1")
+    late = subprocess.Popen(
+        [*workers.WORKER, str(many.out), json.dumps(as_json(Machine(threads=1)))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    late.stdin.write(f"{shard.name}\n")
+    late.stdin.flush()
+    wait_until(lambda: (work / "hung").exists(), late)  # it has begun
+    late.send_signal(signal.SIGSTOP)
+    shutil.rmtree(work)  # as where a file system gives up the locks of a machine that is silent
+    assert run(many, executor=here).missing == 0
+    before = many.result(shard).read_bytes()
+    assert not work.exists()
+    late.send_signal(signal.SIGCONT)
+    last = next(event for event in map(json.loads, late.stdout) if "shard" in event)
+    late.communicate(timeout=ENOUGH_S)
+    assert (last["shard"], last["counts"]["recordings"]) == (shard.name, shard.recordings)
+    assert many.result(shard).read_bytes() == before and not work.exists()
+    assert found(many.out) == wanted(talks)
+    assert not [path.name for path in many.out.iterdir() if path.name.startswith(".part")]
+
+
+def test_a_clock_that_jumps_by_years_changes_nothing(
+    many, talks, wanted, found, faulty, monkeypatch
+):
+    monkeypatch.setenv("CLOCK_JUMPS", "1")  # in the workers
+    monkeypatch.setenv("THREADS", "2")
+    machine = Machine(hang_s=30.0, threads=2)
+    first = run(many, part=(0, 2), machine=machine)
+    for number, path in enumerate(sorted(many.out.glob("part-*"))):
+        at_s = (0, 4e9)[number % 2]  # 1970, 2096
+        os.utime(path, (at_s, at_s))
+    before = written(many.out)
+    report = run(many, machine=machine)
+    assert before.items() <= written(many.out).items() and len(before) == first.done
+    assert (report.missing, report.counts.recordings, report.counts.failed) == (0, 12, 3)
+    assert first.heard_s + report.heard_s == pytest.approx(report.counts.audio_s)
+    assert found(many.out) == wanted(talks)
+
+
 def test_a_worker_whose_sender_is_gone_ends(many):
     process = subprocess.Popen(
         [*workers.WORKER, str(many.out), "{}"],
@@ -195,6 +266,104 @@ def test_a_worker_that_never_starts_is_one_line(many, nobody):
         run(many)
 
 
+@pytest.fixture
+def odd(monkeypatch):
+    """Workers that are ended by an error which nothing expects, once they are to hear something."""
+    say = "print(json.dumps({{{}}}), flush=True)".format
+    worker = f"""
+import json
+{say('"ready": True')}
+input()
+{say('"fault": "KeyError: 1", "trace": "Traceback: the long one"')}
+"""
+    monkeypatch.setattr(workers, "WORKER", [sys.executable, "-c", worker])
+
+
+def test_an_error_that_ends_each_worker_is_one_line_with_one_traceback(many, odd, capfd):
+    line = "the process that transcribes ended 20 times .KeyError: 1.. The same command"
+    with pytest.raises(RuntimeError, match=line):
+        run(many)
+    assert capfd.readouterr().err == "Traceback: the long one\n"
+
+
+def test_a_worker_says_which_error_nothing_expected(many, monkeypatch, capfd):
+    broken = FAULTY.replace(
+        "main()", "from asrkit.transcribe.bulk.hearing import Hearer\nHearer.hear = None\nmain()"
+    )
+    monkeypatch.setattr(workers, "WORKER", [sys.executable, "-c", broken])
+    monkeypatch.setattr(workers, "MOST_FAULTS", 1)
+    with pytest.raises(RuntimeError, match="ended 1 times .TypeError: 'NoneType' object is not c"):
+        run(many)
+    assert capfd.readouterr().err.count("Traceback") == 1
+
+
+def talking(monkeypatch, program):
+    """Workers that are a short program."""
+    start = "import json, os, sys; print('{\"ready\": true}', flush=True); input(); "
+    monkeypatch.setattr(workers, "WORKER", [sys.executable, "-c", start + program])
+
+
+def test_workers_that_end_again_and_again_are_one_line(many, monkeypatch):
+    talking(monkeypatch, "sys.exit(7)")
+    monkeypatch.setattr(workers, "MOST_DEATHS", 5)
+    with pytest.raises(RuntimeError, match="ended 5 times .exit code 7.. The same command"):
+        run(many)
+
+
+def test_a_worker_has_this_asrkit_and_a_session_of_its_own(many, monkeypatch):
+    talking(
+        monkeypatch,
+        "print(json.dumps({'stop': os.environ['PYTHONPATH'] + f' {os.getsid(0) == os.getpid()}'}))",
+    )
+    first = str(Path(workers.__file__).parents[3])
+    with pytest.raises(RuntimeError, match=f"^{re.escape(first)}.* True$"):
+        run(many)
+
+
+def test_a_worker_on_a_gpu_that_nothing_runs_on_any_more_ends_with_a_code_of_its_own(many):
+    broken = FAULTY.replace(
+        "main()",
+        """
+from asrkit.transcribe import Recognizer
+def broken(*args, **how):
+    raise RuntimeError("CUDA error: device-side assert triggered")
+Recognizer.__call__ = broken
+main()""",
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", broken, str(many.out), "{}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdin.write(f"{many.shards[-1].name}\n")
+    process.stdin.flush()
+    try:
+        code = process.wait(ENOUGH_S)
+    finally:
+        process.kill()
+        _, err = process.communicate()
+    assert code == POISONED
+    assert "CUDA error: device-side assert" in err and "Traceback" not in err
+
+
+def test_progress_knows_what_was_done_before(many, monkeypatch):
+    sizes = []
+
+    class Noted(Progress):
+        def __init__(self, total_s, before_s, *, show):
+            super().__init__(total_s, before_s, show=show)
+            sizes.append((total_s, before_s))
+
+    monkeypatch.setattr(running, "Progress", Noted)
+    planned_s = [shard.planned_s for shard in many.shards]
+    run(many, part=(1, 2), executor=here)
+    run(many, executor=here)
+    whole_s, half_s = sum(planned_s), sum(planned_s[1::2])
+    assert sizes == [pytest.approx((half_s, 0.0)), pytest.approx((whole_s, half_s))]
+
+
 def test_a_model_that_has_changed_since_is_one_line(many, monkeypatch):
     spoilt = bytearray(many.task.model.read_bytes())
     spoilt[-1] ^= 1
@@ -213,6 +382,8 @@ def test_a_part_that_runs_already_and_one_that_is_none_are_one_line(many, nobody
     for part in ((2, 2), (-1, 2), (0, 0), (0, -1)):
         with pytest.raises(ValueError, match="^part: expected K/"):
             run(many, part=part)
+        with pytest.raises(ValueError, match="^part: expected K/"):
+            missing(many, part)
 
 
 def test_any_executor_that_hears_a_shard_at_least_once_will_do(many, talks, wanted, found):
@@ -226,3 +397,14 @@ def test_any_executor_that_hears_a_shard_at_least_once_will_do(many, talks, want
     assert report.missing == len(many.shards) and report.counts == Counts()
     assert run(many, executor=twice).missing == 0
     assert found(many.out) == wanted(talks)
+
+
+def test_what_others_hear_meanwhile_is_counted_and_not_said_to_be_heard_by_this_run(many):
+    def meanwhile(made, shards, machine):
+        [*here(made, shards[:2], machine)]  # by somebody else
+        yield from here(made, shards, machine)
+
+    report = run(many, executor=meanwhile)
+    there_s = sum(Hearer(many).hear(shard).audio_s for shard in many.shards[:2])
+    assert report.missing == 0 and there_s > 60
+    assert report.heard_s == pytest.approx(report.counts.audio_s - there_s)

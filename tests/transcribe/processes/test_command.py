@@ -131,6 +131,8 @@ def test_auto_takes_the_dtype_of_this_cpu_and_says_why(talks, model, capsys):
         (["--workers", "100000"], "--workers: expected auto, or 1 to "),
         (["--workers", "two"], "--workers: expected auto, or 1 to "),
         (["--workers", "1", "--threads", "1000"], "--threads: expected 1 to "),
+        (["--workers", "1", "--hang-seconds", "0"], "--hang-seconds: expected more than 0 seconds"),
+        (["--hang-seconds", "9"], "--hang-seconds: expected --shards or --workers with it, got 9"),
         (
             ["--workers", "2", "--device", "cuda"],
             "--workers: expected --device cpu with it, got cuda. --shards --part K/N gives a "

@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 
 from asrkit.runtime import usable_cores
-from asrkit.transcribe.processes import choose_layout
+from asrkit.transcribe.processes import choose_layout, cores
 from asrkit.transcribe.processes.cores import affinity, same_core, shares
 from asrkit.transcribe.processes.memory import free_memory, process_memory
 
@@ -95,6 +95,45 @@ def test_free_memory_is_no_more_than_a_container_has_left(tmp_path):
     assert free_memory(tmp_path / "none", tmp_path) == 700
     (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 50\nactive_file 50\n")
     assert free_memory(machine, tmp_path) == 750
+
+
+def test_the_limits_of_a_container_of_cgroups_v1_count_too(tmp_path):
+    machine = tmp_path / "meminfo"
+    machine.write_text("MemAvailable:    524288 kB\n")
+    memory, cpu = tmp_path / "memory", tmp_path / "cpu"
+    for folder in (memory, cpu):
+        folder.mkdir()
+    (memory / "memory.usage_in_bytes").write_text("300\n")
+    for limit, wanted in ((f"{2**63 - 4096}", 2**29), ("1000", 700), ("200", 0)):
+        (memory / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        assert free_memory(machine, tmp_path) == wanted
+    (memory / "memory.limit_in_bytes").write_text("1000\n")
+    (memory / "memory.stat").write_text("inactive_file 10\ntotal_inactive_file 50\n")
+    assert free_memory(machine, tmp_path) == 750
+    (cpu / "cpu.cfs_period_us").write_text("100000\n")
+    most = usable_cores(tmp_path / "none")
+    for quota, wanted in (("-1", most), ("50000", 1), ("100000", 1), ("150000", min(2, most))):
+        (cpu / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        assert usable_cores(tmp_path) == wanted
+    (tmp_path / "cpu.max").write_text("max 100000\n")  # where both are mounted, v2 is asked
+    assert usable_cores(tmp_path) == most
+    (tmp_path / "cpu.max").write_text("20000 100000\n")
+    assert usable_cores(tmp_path) == 1
+
+
+def test_auto_leaves_the_memory_that_the_model_takes(tmp_path, monkeypatch):
+    memory = tmp_path / "meminfo"
+    memory.write_text("MemAvailable:    4194304 kB\n")
+    monkeypatch.setattr(free_memory, "__defaults__", (memory, tmp_path / "none"))
+    monkeypatch.setattr(cores, "usable_cores", lambda: 8)
+    monkeypatch.setattr(cores, "affinity", lambda: [*range(8)])
+    monkeypatch.setattr(cores, "same_core", lambda mask: [[cpu] for cpu in mask])
+    alone = choose_layout("auto")
+    assert (alone.workers, alone.why) == (4, "as 4.0 GiB of free memory allow")
+    beside = choose_layout("auto", model_bytes=5 * 2**29)
+    assert (beside.workers, beside.threads) == (1, 8)
+    assert beside.why == "as 1.5 GiB of free memory beside the model allow"
+    assert choose_layout("auto", model_bytes=2**40).workers == 1
 
 
 def test_threads_of_one_core_stay_together_while_there_are_cores(topology):

@@ -179,6 +179,62 @@ def test_processes_that_end_again_and_again_are_one_line(monkeypatch):
         outcome(TWO, lambda channel: os._exit(7), lambda held: None if held else 1)
 
 
+def test_a_process_that_says_nothing_for_too_long_is_killed_and_one_without_a_job_is_not(
+    monkeypatch,
+):
+    monkeypatch.setattr(pool, "LOOK_S", 0.1)
+    jobs = ["quick", "slow", "hang"]
+
+    def work(channel):
+        for job in channel.jobs():
+            if job == "hang":
+                time.sleep(1e6)
+            for _ in range(8 if job == "slow" else 1):
+                channel.say(os.getpid())
+                time.sleep(0.1)
+            channel.done()
+
+    def draw(held):
+        return jobs.pop(0) if jobs and not held else None
+
+    events = []
+    with Pool(TWO, work, draw, hang_s=0.5) as made:
+        events += made.events()
+    (ended,) = [event for event in events if isinstance(event, Ended)]
+    assert ended.jobs == ["hang"] and ended.why == "signal 9, after 0.5 s without a result"
+    assert {event.job for event in events if isinstance(event, Done)} == {"quick", "slow"}
+    wait_until(lambda: not running(ended.pid))
+
+
+def test_an_error_that_nothing_expects_is_named_and_its_traceback_shown_once(capfd):
+    def work(channel):
+        for job in channel.jobs():
+            if job == "odd":
+                raise KeyError("no such header")
+            channel.say(job)
+            channel.done()
+
+    jobs = ["odd", "fine", "odd", "fine", "odd", "fine"]
+    events, _ = outcome(TWO, work, lambda held: None if held or not jobs else jobs.pop(0))
+    ends = [event for event in events if isinstance(event, Ended)]
+    assert [(end.why, end.jobs) for end in ends] == 3 * [("KeyError: 'no such header'", ["odd"])]
+    assert len([event for event in events if isinstance(event, Done)]) == 3
+    err = capfd.readouterr().err
+    assert err.count("Traceback") == 1 and 'raise KeyError("no such header")' in err
+
+
+def test_an_error_that_ends_each_process_ends_the_work_in_one_line_with_one_traceback(capfd):
+    def work(channel):
+        raise KeyError("x")
+
+    wanted = (
+        "^20 processes in a row were ended by an error in asrkit .KeyError: 'x'.. Its traceback"
+    )
+    with pytest.raises(RuntimeError, match=wanted):
+        outcome(TWO, work, lambda held: None if held else 1)
+    assert capfd.readouterr().err.count("Traceback") == 1
+
+
 def test_a_process_that_says_it_cannot_go_on_is_one_line():
     def work(channel):
         raise ValueError("disk: full\nof it")

@@ -133,6 +133,42 @@ def test_a_recording_that_ends_its_process_twice_is_an_error_and_the_rest_is_hea
     assert len(told) == 2 and "signal 9" in told[0] and told[1].endswith(f"now with {poison} alone")
 
 
+def test_recordings_that_nothing_expects_or_that_hang_are_errors_and_the_rest_is_heard(
+    learned, talks, faulty, capfd
+):
+    for long in ("1-long.flac", "2-torn.flac"):  # would take longer than it takes to hang
+        (talks / long).unlink()
+    wanted = alone(learned, talks)
+    for name in ("0-hang.wav", "1-odd.wav"):
+        shutil.copy(talks / "1-0.wav", talks / name)
+    told = []
+    options = WindowOptions(batch_s=0.1, readers=1)
+    heard = results(
+        transcribe_in_processes(learned, talks, TWO, options=options, tell=told.append, hang_s=2.0)
+    )
+    lost = {one[0]: one[1:] for one in heard if one not in wanted}
+    assert lost == dict.fromkeys(("0-hang.wav", "1-odd.wav"), ("", 0.0, (), ENDED))
+    assert len(heard) == len(wanted) + 2
+    assert [one[0] for one in heard] == sorted(one[0] for one in heard)
+    ends = [line.split(" ended by ")[1].split("; ")[0] for line in told]
+    alone_too = f", now with {talks}/1-odd.wav alone"
+    assert sorted(ends) == sorted(
+        [
+            "KeyError: 'no such header'",
+            f"KeyError: 'no such header'{alone_too}",
+            "signal 9, after 2.8 s without a result",
+            f"signal 9, after 2.8 s without a result, now with {talks}/0-hang.wav alone",
+        ]
+    )
+    assert capfd.readouterr().err.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("inf"), float("nan")])
+def test_a_time_to_wait_that_cannot_be_is_one_line(learned, speech, wrong):
+    with pytest.raises(ValueError, match="^hang_s: expected more than 0 seconds, got"):
+        next(transcribe_in_processes(learned, speech, TWO, hang_s=wrong))
+
+
 def test_who_stops_to_listen_ends_all_processes(learned, talks):
     heard = transcribe_in_processes(learned, talks, TWO, options=SMALL)
     next(heard)
