@@ -12,29 +12,33 @@ import json
 import platform
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from asrkit.shapes import expect, is_finite, whole
 from asrkit.transcribe.bulk.planning import WORK, Plan, Shard
 from asrkit.transcribe.bulk.ray_cluster import (
+    ClusterLostError,
     address_of,
     connected,
     expect_ray,
-    one_line,
     room,
     warn,
+    why_silent,
 )
 from asrkit.transcribe.bulk.results import Counts
 from asrkit.transcribe.bulk.tasks import Machine, as_json, from_json
 from asrkit.transcribe.bulk.workers import Event, RestartedWorker
+from asrkit.transcribe.endings import class_and_message
 
 MOST_STARTS = 20  # of one shard in one run: a node that is lost has it heard again
 MOST_ACTORS = 10_000
 START_S = 600.0  # until all actors have to be there
-LOOK_S = 10.0  # between looks at the nodes
+LOOK_S = 10.0  # between looks at nodes and head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +92,11 @@ class RayActors:
             while todo:
                 busy: dict[str, Shard] = {}
                 pool = _Pool(ray, need, self._size(ray, need, len(todo)))
-                for name, counts in pool.hear(plan, list(todo), machine):
-                    if counts is None:
-                        busy[name] = todo[name]
+                for event in pool.hear(plan, list(todo), machine):
+                    if event.counts is None:
+                        busy[event.shard] = todo[event.shard]
                     else:
-                        yield Event(name, counts, counts.audio_s, counts.failed)
+                        yield event
                 left = {name: one for name, one in busy.items() if not plan.result(one).exists()}
                 for name in busy.keys() - left.keys():
                     yield Event(name)  # somebody else has heard it
@@ -160,10 +164,8 @@ class _Pool:
         self.need = need
         self.least, self.most = size
 
-    def hear(
-        self, plan: Plan, names: list[str], machine: Machine
-    ) -> Iterator[tuple[str, Counts | None]]:
-        """Yield name and counts of each shard as it is done; None where somebody else hears it."""
+    def hear(self, plan: Plan, names: list[str], machine: Machine) -> Iterator[Event]:
+        """Yield each shard as it is done, without counts where somebody else hears it."""
         data = self.ray.data
         _settle(data.DataContext.get_current())
         rows = data.from_items([{"name": name} for name in names], override_num_blocks=len(names))
@@ -180,8 +182,9 @@ class _Pool:
         for answer in self._answers(heard):
             if "stop" in answer:
                 raise RuntimeError(f"{answer['stop']} ({answer['node']})")
-            counts = answer["counts"]
-            yield answer["name"], None if counts is None else Counts(**counts)
+            if answer["counts"] is not None:
+                answer["counts"] = Counts(**answer["counts"])
+            yield Event(**{name: answer[name] for name in Event._fields})
 
     def _strategy(self) -> Any:
         """Of the pool. A shard waits for no slow actor, but to grow, Ray has to see some wait."""
@@ -191,13 +194,50 @@ class _Pool:
         )
 
     def _answers(self, heard: Any) -> Iterator[dict[str, Any]]:
-        """The answers of actors; what keeps Ray from going on is one line."""
+        """The answers of actors; what keeps Ray from going on is one line.
+
+        Another thread waits for them, for Ray itself says nothing of a head that is lost, and ends
+        this process after a minute.
+        """
+        address = self.ray.get_runtime_context().gcs_address
+        answers: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=_pass_on, args=(heard, answers), daemon=True).start()
+        while (answer := _next(answers, address)) is not None:
+            if isinstance(answer, Exception):
+                _expect_head(address)
+                message = f"Ray cannot go on: {class_and_message(answer)}"
+                raise RuntimeError(f"{message} The same command goes on from here.")
+            yield json.loads(answer)
+
+
+def _pass_on(heard: Any, answers: "SimpleQueue[Any]") -> None:
+    """Put the answers of a dataset into a queue; last None, or the error that ended it."""
+    last: Exception | None = None
+    try:
+        for row in heard.iter_rows():
+            answers.put(row["answer"])
+    except Exception as error:  # Ray's own are of many kinds
+        last = error
+    answers.put(last)
+
+
+def _next(answers: "SimpleQueue[Any]", address: str) -> Any:
+    """What comes next in a queue; ClusterLostError where the head at `address` is lost first."""
+    while True:
         try:
-            for row in heard.iter_rows():
-                yield json.loads(row["answer"])
-        except Exception as error:  # Ray's own are of many kinds
-            message = f"Ray cannot go on: {one_line(error)}"
-            raise RuntimeError(f"{message} The same command goes on from here.") from None
+            return answers.get(timeout=LOOK_S)
+        except Empty:
+            _expect_head(address)
+
+
+def _expect_head(address: str) -> None:
+    """ClusterLostError where nobody answers at `address`, and again nobody a little later."""
+    if why_silent(address):
+        time.sleep(LOOK_S)
+        silence = why_silent(address)
+        if silence:
+            message = f"the head of the Ray cluster at {address} is lost ({silence})."
+            raise ClusterLostError(f"{message} The same command goes on from here, on any cluster.")
 
 
 def _settle(context: Any) -> None:
@@ -233,13 +273,11 @@ class ShardActor:
         (name,) = map(str, batch["name"])
         try:
             self._count(name)
-            *_, last = self.worker.hear(name)
-            counts = None if last.counts is None else asdict(last.counts)
-            answer: dict[str, Any] = {"name": name, "counts": counts}
+            answer = _together([*self.worker.hear(name)])
         except RuntimeError as error:
             answer = {"stop": str(error)}
         except Exception as error:  # on another machine no traceback would be seen
-            answer = {"stop": one_line(error)}
+            answer = {"stop": class_and_message(error)}
         return {"answer": [json.dumps(answer | {"node": platform.node()})]}
 
     def _count(self, name: str) -> None:
@@ -255,6 +293,17 @@ class ShardActor:
             if log.stat().st_size > MOST_STARTS:
                 message = f"the actors that heard shard {name} ended {MOST_STARTS} times."
                 raise RuntimeError(f"{message} The same command goes on from here.")
+
+
+def _together(events: Sequence[Event]) -> dict[str, Any]:
+    """All that happened to one shard as the fields of one event, which JSON can hold."""
+    last = events[-1]
+    return {
+        "shard": last.shard,
+        "counts": None if last.counts is None else asdict(last.counts),
+        "heard_s": sum(event.heard_s for event in events),
+        "failed": sum(event.failed for event in events),
+    }
 
 
 @contextlib.contextmanager

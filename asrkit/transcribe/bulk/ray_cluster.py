@@ -4,6 +4,7 @@ Ray's processes listen on all interfaces of a machine, and whoever reaches them 
 code there. So a cluster without one, and one at a public address, is warned of in a line.
 """
 
+import atexit
 import contextlib
 import importlib.metadata
 import importlib.util
@@ -18,11 +19,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from asrkit.shapes import expect
+from asrkit.transcribe.endings import class_and_message
 
 LOCAL = "local"  # the address of a cluster that is started here and ends with the run
 OLDEST = (2, 59)  # of Ray: the first whose local clusters ask for a token by themselves
@@ -36,6 +39,10 @@ OPEN = (  # a program that ends with 0 where a cluster answers those who have no
     "import sys; from ray._raylet import GcsClient; "
     "GcsClient(address=sys.argv[1]).check_alive([], timeout=5)"
 )
+
+
+class ClusterLostError(RuntimeError):
+    """The head of a cluster that was joined does not answer any more."""
 
 
 def expect_ray() -> None:
@@ -153,6 +160,9 @@ def connected(address: str) -> Iterator[Any]:
     Args:
         address: As `address_of` returns it.
 
+    A block that raises ClusterLostError leaves Ray as it is: to end it would take a minute, after
+    which Ray ends the process. So it has to end, and no other cluster can be joined in it.
+
     Raises:
         ValueError: There is no token, or no such host.
         RuntimeError: The cluster cannot be joined, or none can be started.
@@ -171,17 +181,19 @@ def connected(address: str) -> Iterator[Any]:
             left.enter_context(_warning_where_open(address))
         import ray
         import ray.data
+        from ray._raylet import AuthenticationTokenLoader
 
         if ray.is_initialized():
             message = "address: expected no Ray in this process yet, got one that is connected."
             raise RuntimeError(f"{message} Call ray.shutdown() first.")
-        left.callback(ray.shutdown)
+        AuthenticationTokenLoader.instance().reset_cache()  # it may be that of a cluster before
+        left.push(partial(_leave, ray))
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
         except Exception as error:  # whatever keeps Ray from working is one line
             wanted = f"address: expected a Ray cluster that can be joined at {address}"
             remedy = "Compare its token and its version of Ray with those here."
-            raise RuntimeError(f"{wanted}, got {one_line(error)}. {remedy}") from None
+            raise RuntimeError(f"{wanted}, got {class_and_message(error)}. {remedy}") from None
         for name in ("ray", "ray.data"):  # Ray's log files have the rest
             logging.getLogger(name).setLevel(logging.ERROR)
         host = ray.util.get_node_ip_address()
@@ -191,14 +203,12 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
 
 
-def one_line(error: BaseException) -> str:
-    """The first words of an error: its kind, and its message in one line.
-
-    Args:
-        error: Any.
-    """
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:400]}"
+def _leave(ray: Any, kind: type[BaseException] | None, *_: object) -> None:
+    """Leave a cluster, unless it is lost."""
+    if kind is not None and issubclass(kind, ClusterLostError):
+        atexit.unregister(ray.shutdown)
+    else:
+        ray.shutdown()
 
 
 @contextlib.contextmanager
@@ -241,12 +251,23 @@ def _private_folder() -> Iterator[str]:
 
 def _expect_answer(address: str) -> None:
     """RuntimeError where nobody listens at an address."""
+    silence = why_silent(address)
+    if silence:
+        message = f"address: expected a Ray cluster at {address}, got no answer ({silence})."
+        raise RuntimeError(f"{message} Start it, {INSTEAD}.")
+
+
+def why_silent(address: str) -> str:
+    """Why nobody answers at an address: "Connection refused"; "" where somebody does.
+
+    Args:
+        address: HOST:PORT.
+    """
     try:
         socket.create_connection(host_and_port(address), timeout=ANSWER_S).close()
     except OSError as error:
-        got = error.strerror or str(error)
-        message = f"address: expected a Ray cluster at {address}, got no answer ({got})."
-        raise RuntimeError(f"{message} Start it, {INSTEAD}.") from None
+        return error.strerror or str(error)
+    return ""
 
 
 def _warn_where_public(address: str, host: str) -> None:
@@ -300,36 +321,44 @@ def room(ray: Any, need: Mapping[str, float], least: int, wanted: int | None) ->
         ValueError: There is no room for `least`; it says what is free.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    capacity = sum(_fitting(node, need) for node in nodes)
+    capacity = _fitting(nodes, need)
     goal = capacity
     if wanted is not None:
         goal = min(capacity, wanted)
     deadline = time.monotonic() + FREE_S
-    free = ray.available_resources()
+    free = _free(ray)
     while _fitting(free, need) < goal and capacity >= least and time.monotonic() < deadline:
         time.sleep(0.25)
-        free = ray.available_resources()
+        free = _free(ray)
     found = min(goal, _fitting(free, need))
     if found < least:
         each = " and ".join(_amount(amount, name) for name, amount in need.items())
-        total = {name: sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU")}
-        got = " and ".join(
-            f"{free.get(name, 0.0):g} of {_amount(total[name], name)}" for name in total
-        )
-        where = f"{len(nodes)} nodes" if len(nodes) != 1 else "1 node"
-        expect(
-            False,
-            "actors",
-            f"room for {least} with {each} each",
-            f"{got} free on {where}",
-            "Pass fewer, wait until others are done, or add nodes.",
-        )
+        shares = " and ".join(_share(free, nodes, name) for name in ("CPU", "GPU"))
+        got = f"room for {found}: {shares} are free on {_amount(len(nodes), 'node')}"
+        remedy = "Pass fewer, wait until others are done, or add nodes."
+        expect(False, "actors", f"room for {least} with {each} each", got, remedy)
     return found
 
 
-def _fitting(there: Mapping[str, float], need: Mapping[str, float]) -> int:
-    """How often `need` fits into what is there; a hair is forgiven, for fractions are rounded."""
-    return min(int(there.get(name, 0.0) / amount + 1e-6) for name, amount in need.items())
+def _free(ray: Any) -> list[Mapping[str, float]]:
+    """What is free on each node that is alive, by Ray's names."""
+    return list(ray._private.state.available_resources_per_node().values())
+
+
+def _share(
+    free: Sequence[Mapping[str, float]], all_: Sequence[Mapping[str, float]], name: str
+) -> str:
+    """How much is free of all nodes together: "1 of 8 CPUs"."""
+    amount, of = (sum(node.get(name, 0.0) for node in nodes) for nodes in (free, all_))
+    return f"{amount:g} of {_amount(of, name)}"
+
+
+def _fitting(nodes: Sequence[Mapping[str, float]], need: Mapping[str, float]) -> int:
+    """How often `need` fits, on one node each; a hair is forgiven, for fractions are rounded."""
+    return sum(
+        min(int(node.get(name, 0.0) / amount + 1e-6) for name, amount in need.items())
+        for node in nodes
+    )
 
 
 def _amount(number: float, name: str) -> str:

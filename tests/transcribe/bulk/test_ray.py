@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from asrkit.transcribe.bulk import Event, plan, run
+from asrkit.transcribe.bulk import Event, Task, load_plan, plan, run
 from asrkit.transcribe.bulk.hearing import ENDED, Hearer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,7 +35,8 @@ while True:  # the first process of a namespace has to take in orphans that have
     except ChildProcessError:
         time.sleep(0.1)
 """
-# Python imports it at its start. Workers open files as slowly as the file `slow_s` says, die of a name with `poison`, and count it.
+# Python imports it at its start. Workers open files as slowly as the file `slow_s` says, die of a name with `poison`, and count it, and
+# never open one with `hang`.
 FAULTS = """
 import os, sys
 if "asrkit.transcribe.bulk.worker" in sys.orig_argv:
@@ -49,6 +50,8 @@ if "asrkit.transcribe.bulk.worker" in sys.orig_argv:
             with open(here + "/deaths", "ab") as log:
                 log.write(b".")
             os.kill(os.getpid(), signal.SIGSEGV)
+        if "hang" in name:
+            time.sleep(1e6)
         with open(here + "/slow_s") as slow_s:
             time.sleep(float(slow_s.read()))
         return plain(file, *args, **how)
@@ -76,6 +79,8 @@ class Network:
             "RAY_AUTH_TOKEN": TOKEN,
             "RAY_USAGE_STATS_ENABLED": "0",
         }
+        if not shutil.which("unshare"):
+            pytest.skip("needs a network namespace: no unshare")
         space = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
         self.holder = subprocess.Popen(
             [*space, sys.executable, "-c", HOLDER],
@@ -116,6 +121,12 @@ class Network:
                     return process
         raise AssertionError(log.read_text())
 
+    def head(self):
+        """The started first node of a cluster, with a token."""
+        return self.node(
+            "--head", "--port=6399", "--include-dashboard=false", f"--temp-dir={self.folder}"
+        )
+
     def asrkit(self, *arguments, **how):
         """Start `asrkit transcribe --shards --on ray --json`."""
         ray = ["-m", "asrkit.cli", "transcribe", "--shards", "--on", "ray", "--json"]
@@ -145,17 +156,36 @@ def network():
 @pytest.fixture(scope="module")
 def cluster(network):
     """A cluster of one node with one CPU, and a token."""
-    network.node(
-        "--head", "--port=6399", "--include-dashboard=false", f"--temp-dir={network.folder}"
-    )
+    network.first_head = network.head()
     return network
 
 
 @pytest.fixture
-def command(talks, model, tmp_path):
-    """What the twelve recordings are transcribed with, in more than three shards."""
-    out = tmp_path / "out"
-    return [talks, "--model", model, "--out", out, "--batch-seconds", 4, "--shard-hours", 4 / 3600]
+def planned(talks, model, tmp_path):
+    """Makes the plan of the twelve recordings, in more than three shards; returns the command, which loads no torch then."""
+
+    def make(name="out", shard_h=4 / 3600):
+        out = tmp_path / name
+        plan(talks, Task(model=model), out, shard_h=shard_h)
+        return [
+            talks,
+            "--model",
+            model,
+            "--out",
+            out,
+            "--batch-seconds",
+            4,
+            "--shard-hours",
+            shard_h,
+        ]
+
+    return make
+
+
+@pytest.fixture
+def command(planned):
+    """What the twelve recordings are transcribed with."""
+    return planned()
 
 
 def done(process):
@@ -230,7 +260,7 @@ def test_a_node_that_is_killed_loses_and_doubles_nothing(
 
 
 def test_an_actor_that_is_killed_is_started_again_and_parts_share_the_folder(
-    cluster, command, talks, task, wanted, found, tmp_path
+    cluster, command, talks, wanted, found, tmp_path
 ):
     def here(made, shards, machine):
         hearer = Hearer(made, machine)
@@ -238,7 +268,7 @@ def test_an_actor_that_is_killed_is_started_again_and_parts_share_the_folder(
             yield Event(shard=shard.name, counts=hearer.hear(shard))
 
     out = tmp_path / "out"
-    assert run(plan(talks, task, out, shard_h=4 / 3600), part=(0, 2), executor=here).missing == 0
+    assert run(load_plan(out), part=(0, 2), executor=here).missing == 0
     before = written(out)
     cluster.slow(0.5)
     process = cluster.asrkit(*command, "--address", ADDRESS)
@@ -253,17 +283,27 @@ def test_an_actor_that_is_killed_is_started_again_and_parts_share_the_folder(
     assert not Path(f"/proc/{worker}").exists()
 
 
+TWICE = """
+import sys
+from asrkit.cli import main
+from asrkit.transcribe.bulk.ray_cluster import connected
+with connected("local") as ray:
+    assert len(ray.nodes()) == 1
+main(["transcribe", "--shards", "--on", "ray", "--address", "local", "--actors", "1", *sys.argv[1:]])
+"""
+
+
 def test_a_command_killed_with_signal_9_goes_on_and_a_finished_one_imports_no_ray(
     cluster, command, talks, wanted, found, tmp_path
 ):
     out = tmp_path / "out"
     cluster.slow(0.5)
     env = {"RAY_AUTH_TOKEN": None, "RAY_AUTH_MODE": None}  # it makes its own
-    process = cluster.asrkit(*command, "--address", "local", "--actors", 1, env=env)
-    until(lambda: len(written(out)) >= 2, process)
-    for number in processes("asrkit.cli", out):
+    twice = cluster.start("-c", TWICE, *map(str, command), stderr=subprocess.PIPE, env=env)
+    until(lambda: len(written(out)) >= 2, twice)
+    for number in processes("address", "local", out):
         os.kill(number, signal.SIGKILL)
-    assert process.wait() != 0
+    assert twice.wait() != 0
     before = written(out)
     cluster.slow(0)
     result = counts(cluster.asrkit(*command, "--address", ADDRESS))
@@ -280,45 +320,47 @@ def test_a_command_killed_with_signal_9_goes_on_and_a_finished_one_imports_no_ra
     assert (code, second, err) == (0, "1 False", [])
 
 
-def test_a_recording_that_ends_its_process_is_an_error_after_four_deaths(
-    cluster, model, talks, wanted, found, tmp_path
+def test_recordings_that_end_their_process_or_hang_are_errors_after_four_ends(
+    cluster, planned, talks, wanted, found, tmp_path
 ):
     for long in ("long.flac", "b/torn.flac"):  # whose headers promise two minutes
         (talks / long).unlink()
     good = wanted(talks)
-    shutil.copy(talks / "a" / "0.wav", talks / "poison.wav")
-    out = ["--out", tmp_path / "out", "--shard-hours", 1]
-    process = cluster.asrkit(talks, "--model", model, *out, "--address", ADDRESS)
+    for name in ("poison.wav", "hang.wav"):
+        shutil.copy(talks / "a" / "0.wav", talks / name)
+    quick = ["--hang-seconds", 1, "--batch-seconds", 0.1]
+    process = cluster.asrkit(*planned(shard_h=1.0), *quick, "--address", ADDRESS)
     result = counts(process)
-    assert (result["shards"], result["failed"], result["missing"]) == (1, 3, 0)
-    assert found(tmp_path / "out") == good | {"poison.wav": ("", ENDED)}
+    assert (result["shards"], result["failed"], result["missing"]) == (1, 4, 0)
+    assert found(tmp_path / "out") == good | dict.fromkeys(("poison.wav", "hang.wav"), ("", ENDED))
     assert (cluster.folder / "deaths").read_bytes() == b"...."
 
 
 NOBODY = {"RAY_AUTH_TOKEN": None}
 
 
-@pytest.mark.parametrize(
-    ("env", "more", "wanted"),
-    [
-        (NOBODY, [], "token: expected the token of the cluster, got none. Copy it"),
-        (NOBODY | {"RAY_AUTH_MODE": None}, [], f"--address: expected a Ray cluster that can be joined at {ADDRESS}, got ConnectionError: "),
-        ({"RAY_AUTH_TOKEN": "0" * 64}, [], f"--address: expected a Ray cluster that can be joined at {ADDRESS}, got ConnectionError: "),
-        ({}, ["--actors", 4, "--threads", 2], "--actors: expected room for 4 with 2 CPUs each, got 1 of 1 CPU and 0 of 0 GPUs free on 1 node. Pass fewer"),
-        ({}, ["--device", "cuda"], "--actors: expected room for 1 with 1 CPU and 1 GPU each, got 1 of 1 CPU and 0 of 0 GPUs free on 1 node."),
-    ],
-    ids=["no token", "auth not asked for", "wrong token", "too many actors", "no GPU"],
-)  # fmt: skip
-def test_what_the_cluster_refuses_is_one_line(cluster, command, env, more, wanted):
-    code, out, err = done(cluster.asrkit(*command, "--address", ADDRESS, *more, env=env))
-    assert (code, out, len(err)) == (2, "", 1), err
-    assert err[0].startswith(f"asrkit transcribe: {wanted}")
+REFUSED = {
+    "no token": (NOBODY, [], "token: expected the token of the cluster, got none. Copy it"),
+    "auth not asked for": (NOBODY | {"RAY_AUTH_MODE": None}, [], f"--address: expected a Ray cluster that can be joined at {ADDRESS}, got ConnectionError: "),
+    "wrong token": ({"RAY_AUTH_TOKEN": "0" * 64}, [], f"--address: expected a Ray cluster that can be joined at {ADDRESS}, got ConnectionError: "),
+    "too many actors": ({}, ["--actors", 4, "--threads", 2], "--actors: expected room for 4 with 2 CPUs each, got room for 0: 1 of 1 CPU and 0 of 0 GPUs are free on 1 node. Pass fewer"),
+    "no GPU": ({}, ["--device", "cuda"], "--actors: expected room for 1 with 1 CPU and 1 GPU each, got room for 0: 1 of 1 CPU and 0 of 0 GPUs are free on 1 node."),
+}  # fmt: skip
 
 
-def test_another_model_on_a_node_is_one_line_that_names_the_node(
-    cluster, command, model, talks, task, tmp_path
-):
-    made = plan(talks, task, tmp_path / "out", shard_h=4 / 3600)
+def test_what_the_cluster_refuses_is_one_line(cluster, planned):
+    asked = {
+        name: cluster.asrkit(*planned(name), "--address", ADDRESS, *more, env=env)
+        for name, (env, more, _) in REFUSED.items()
+    }
+    for name, process in asked.items():
+        code, out, err = done(process)
+        assert (code, out, len(err)) == (2, "", 1), (name, err)
+        assert err[0].startswith(f"asrkit transcribe: {REFUSED[name][2]}"), name
+
+
+def test_another_model_on_a_node_is_one_line_that_names_the_node(cluster, command, model, tmp_path):
+    made = load_plan(tmp_path / "out")
     spoilt = bytearray(model.read_bytes())
     spoilt[-1] ^= 1
     copy = made.out / "model.safetensors"
@@ -331,3 +373,26 @@ def test_another_model_on_a_node_is_one_line_that_names_the_node(
     assert (code, out, len(err)) == (2, "", 1), err
     assert err[0].startswith("asrkit transcribe: --model: expected the model of the plan in")
     assert err[0].endswith(f"({os.uname().nodename})")
+
+
+def test_a_head_that_is_lost_is_one_line_and_another_cluster_goes_on(
+    cluster, command, talks, wanted, found, tmp_path
+):
+    out = tmp_path / "out"
+    cluster.slow(0.5)
+    process = cluster.asrkit(*command, "--address", ADDRESS)
+    until(lambda: len(written(out)) >= 2, process)
+    os.killpg(cluster.first_head.pid, signal.SIGKILL)  # with all that is on its machine
+    code, said, err = done(process)
+    assert (code, said, len(err)) == (2, "", 1), err
+    lost = f"asrkit transcribe: the head of the Ray cluster at {ADDRESS} is lost (Connection refused). "
+    assert err[0].startswith(lost)
+    until(lambda: not workers_of(out), cluster.holder)
+    before = written(out)
+    cluster.slow(0)
+    cluster.head()
+    result = counts(cluster.asrkit(*command, "--address", ADDRESS))
+    assert len(before) < result["shards"] == result["done"]
+    assert (result["recordings"], result["failed"], result["missing"]) == (12, 3, 0)
+    assert found(out) == wanted(talks)
+    assert before.items() <= written(out).items()

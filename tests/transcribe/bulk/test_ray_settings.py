@@ -149,38 +149,55 @@ def test_an_address_where_nobody_answers_is_one_line_and_imports_no_ray():
 
 
 class Cluster:
-    """What `room` asks of Ray: nodes with 4 CPUs and 2 GPUs, of which so much is free."""
+    """What `room` asks of Ray: nodes with 4 CPUs and 2 GPUs, of which so much is free on each."""
 
-    def __init__(self, nodes, **free):
+    def __init__(self, *free):
         self.free = free
-        self.all = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0, "memory": 1e9}}] * nodes
+        self.all = [
+            {"Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0, "memory": 1e9}} for _ in free
+        ]
         self.all += [{"Alive": False, "Resources": {"CPU": 64.0, "GPU": 64.0}}]
+        self._private = self.state = self  # where Ray keeps the function below
 
     def nodes(self):
         return self.all
 
-    def available_resources(self):
-        return self.free
+    def available_resources_per_node(self):
+        return dict(enumerate(self.free))
 
 
 def test_room_is_counted_by_node_and_what_is_free(monkeypatch):
     monkeypatch.setattr(ray_cluster, "FREE_S", 0.0)
     one, half, three = ({"CPU": 1.0, "GPU": gpus} for gpus in (1.0, 0.5, 3.0))
-    cluster = Cluster(2, CPU=8.0, GPU=3.0)
+    cluster = Cluster({"CPU": 4.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 1.0})
     assert room(cluster, {"CPU": 3.0}, 1, None) == 2  # one a node
     assert room(cluster, one, 1, None) == 3 and room(cluster, half, 1, None) == 6
     assert room(cluster, one, 2, 2) == 2
-    got = "got 8 of 8 CPUs and 3 of 4 GPUs free on 2 nodes. Pass fewer"
-    for need, least, each in ((one, 4, "1 GPU"), (three, 1, "3 GPUs"), (one, 9, "1 GPU")):
-        wanted = f"^actors: expected room for {least} with 1 CPU and {each} each, {got}"
+    free = "8 of 8 CPUs and 3 of 4 GPUs are free on 2 nodes. Pass fewer"
+    for need, least, each, fit in (
+        (one, 4, "1 GPU", 3),
+        (three, 1, "3 GPUs", 0),
+        (one, 9, "1 GPU", 3),
+    ):
+        wanted = f"^actors: expected room for {least} with 1 CPU and {each} each, got room for {fit}: {free}"
         with pytest.raises(ValueError, match=wanted):
             room(cluster, need, least, least)
 
 
+def test_cpus_that_are_free_on_several_nodes_make_no_room_for_one_actor(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "FREE_S", 0.0)
+    cluster = Cluster({"CPU": 2.0}, {"CPU": 1.0}, {})
+    assert room(cluster, {"CPU": 1.0}, 1, None) == 3
+    assert room(cluster, {"CPU": 2.0}, 1, None) == 1
+    wanted = "^actors: expected room for 1 with 3 CPUs each, got room for 0: 3 of 12 CPUs and 0 of 6 GPUs are free on 3 nodes"
+    with pytest.raises(ValueError, match=wanted):
+        room(cluster, {"CPU": 3.0}, 1, 1)
+
+
 def test_room_waits_for_actors_that_are_about_to_leave(monkeypatch):
-    cluster = Cluster(1)
-    answers = iter([{}, {"CPU": 1.0}, {"CPU": 4.0}])
-    monkeypatch.setattr(cluster, "available_resources", lambda: next(answers))
+    cluster = Cluster({})
+    answers = iter([{}, {0: {"CPU": 1.0}}, {0: {"CPU": 4.0}}])
+    monkeypatch.setattr(cluster, "available_resources_per_node", lambda: next(answers))
     assert room(cluster, {"CPU": 1.0}, 1, 4) == 4
 
 
@@ -271,9 +288,13 @@ def test_an_actor_hears_shards_in_one_process_and_answers_with_their_counts(
     answers = [asked(one, shard.name) for shard in made.shards]
     process = one.worker.worker.process
     assert process.poll() is None and found(made.out) == wanted(talks)
-    assert [answer["name"] for answer in answers] == [shard.name for shard in made.shards]
+    assert [answer["shard"] for answer in answers] == [shard.name for shard in made.shards]
     assert sum(answer["counts"]["recordings"] for answer in answers) == 12
-    assert asked(one, made.shards[0].name) == answers[0]  # done before
+    assert sum(answer["failed"] for answer in answers) == 3
+    audio_s = sum(answer["counts"]["audio_s"] for answer in answers)
+    assert sum(answer["heard_s"] for answer in answers) == pytest.approx(audio_s) and audio_s > 100
+    again = asked(one, made.shards[0].name)  # done before: nothing of it is heard now
+    assert again == answers[0] | {"heard_s": 0, "failed": 0}
     assert one.worker.worker.process is process
     assert not [*made.work.glob("*/starts-*")][1:]  # of the shard that was asked for twice
 
