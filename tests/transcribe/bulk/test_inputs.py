@@ -183,3 +183,20 @@ def test_the_state_of_an_input_changes_when_a_recording_does(talks, make_manifes
     (talks / "b" / "text.wav").write_text("now longer")
     make_manifest(manifest, [{"audio": "a.wav"}, {"audio": "b.wav"}])
     assert inputs.state(talks) != before[0] and inputs.state(manifest) != before[1]
+
+
+def test_a_sound_file_is_itself_with_the_length_of_its_header(speech, monkeypatch):
+    monkeypatch.chdir(speech[0].parent)
+    (one,) = read(speech[0].name)
+    length_s = soundfile.info(str(speech[0])).duration
+    status = speech[0].stat()
+    state = (status.st_size, status.st_mtime_ns)
+    assert one == Recording(speech[0].name, str(speech[0]), 0.0, length_s, state=state)
+
+
+def test_what_is_in_hidden_folders_is_no_recording(talks, make_tar, speech):
+    before = read(talks)
+    for place in (talks / ".cache", talks / "a" / ".cache"):
+        place.mkdir()
+        make_tar(place / "set.tar", {"0.wav": speech[0].read_bytes()})
+    assert read(talks) == before

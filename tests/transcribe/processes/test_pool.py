@@ -183,13 +183,13 @@ def test_a_process_that_says_nothing_for_too_long_is_killed_and_one_without_a_jo
     monkeypatch,
 ):
     monkeypatch.setattr(pool, "LOOK_S", 0.1)
-    jobs = ["quick", "slow", "hang"]
+    jobs = []
 
     def work(channel):
         for job in channel.jobs():
             if job == "hang":
-                time.sleep(1e6)
-            for _ in range(8 if job == "slow" else 1):
+                os.kill(os.getpid(), signal.SIGSTOP)  # with all of its threads
+            for _ in range(16 if job == "slow" else 1):
                 channel.say(os.getpid())
                 time.sleep(0.1)
             channel.done()
@@ -197,9 +197,14 @@ def test_a_process_that_says_nothing_for_too_long_is_killed_and_one_without_a_jo
     def draw(held):
         return jobs.pop(0) if jobs and not held else None
 
-    events = []
-    with Pool(TWO, work, draw, hang_s=0.5) as made:
-        events += made.events()
+    def happened(*these):
+        jobs.extend(these)
+        with Pool(TWO, work, draw, hang_s=0.5) as made:
+            return [*made.events()]
+
+    events = happened("quick", "slow")
+    assert not [event for event in events if isinstance(event, Ended)]
+    events = happened("quick", "slow", "hang")
     (ended,) = [event for event in events if isinstance(event, Ended)]
     assert ended.jobs == ["hang"] and ended.why == "signal 9, after 0.5 s without a result"
     assert {event.job for event in events if isinstance(event, Done)} == {"quick", "slow"}
