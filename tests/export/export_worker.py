@@ -1,10 +1,10 @@
 """What engines and clients compute of exported models, by the Python of `make peers`.
 
     .venv-peers/bin/python -P export_worker.py parity FOLDER
-    .venv-peers/bin/python -P export_worker.py client EXPORTED WAV...
+    .venv-peers/bin/python -P export_worker.py client RECORDINGS EXPORTED...
 
 `parity` exports every case of `cases` and writes FOLDER/parity.json: for each engine the largest error of log-probabilities, and
-tokens beside ours. `client` prints the text of each recording as sherpa-onnx finds it, a JSON line each.
+tokens beside ours. `client` prints the texts of all recordings in a folder as sherpa-onnx finds them, a JSON line for each export.
 """
 
 import json
@@ -221,7 +221,7 @@ def parity(folder):
 
 
 def client(folder, recordings):
-    """Print the text of each recording, by sherpa-onnx as its users call it."""
+    """The text of each recording, by sherpa-onnx as its users call it."""
     import sherpa_onnx
     import soundfile
 
@@ -240,12 +240,14 @@ def client(folder, recordings):
             tokens=tokens,
             model_type="nemo_transducer",
         )
+    texts = []
     for path in recordings:
         samples, rate_hz = soundfile.read(path, dtype="float32")
         stream = recognizer.create_stream()
         stream.accept_waveform(rate_hz, samples)
         recognizer.decode_stream(stream)
-        print(json.dumps(stream.result.text))
+        texts.append(stream.result.text)
+    return texts
 
 
 if __name__ == "__main__":
@@ -254,4 +256,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "parity":
         parity(Path(sys.argv[2]))
     else:
-        client(Path(sys.argv[2]), sys.argv[3:])
+        recordings = sorted(Path(sys.argv[2]).iterdir())
+        for folder in sys.argv[3:]:
+            print(json.dumps(client(Path(folder), recordings)))

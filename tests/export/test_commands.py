@@ -30,6 +30,7 @@ KINDS = {
     "tdt": {"durations": (0, 1, 2, 4)},
 }
 EXPORTS = [("rnnt", "transducer"), ("tdt", "transducer"), ("tdt", "ctc")]
+ENGINES = ("onnxruntime", "openvino")
 STEPS = 250
 
 
@@ -73,16 +74,37 @@ def trained(digits, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def exported(trained, in_peers, tmp_path_factory):
+def exported(trained, commands, tmp_path_factory):
     """exported[kind, head]: (result of `asrkit export --json`, its folder)."""
+    base = tmp_path_factory.mktemp("exported")
+    folders = {(kind, head): base / f"{kind}-{head}" for kind, head in EXPORTS}
+    done = commands(
+        *[
+            ["export", "--model", trained[kind], "--format", "onnx", "--head", head, "--out", folder, "--json"]
+            for (kind, head), folder in folders.items()
+        ]
+    )  # fmt: skip
     found = {}
-    for kind, head in EXPORTS:
-        folder = tmp_path_factory.mktemp("exported") / f"{kind}-{head}"
-        done = in_peers(
-            "-m", "asrkit", "export", "--model", trained[kind], "--format", "onnx", "--head", head, "--out", folder, "--json"
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        found[kind, head] = (json.loads(done.stdout), folder)
+    for (key, folder), (code, out, err) in zip(folders.items(), done, strict=True):
+        assert code == 0, err
+        found[key] = (json.loads(out), folder)
+    return found
+
+
+@pytest.fixture(scope="session")
+def by_engines(exported, recordings, commands):
+    """by_engines[kind, head, engine]: what `asrkit transcribe` writes of each recording."""
+    keys = [(*key, engine) for key in EXPORTS for engine in ENGINES]
+    done = commands(
+        *[
+            ["transcribe", *recordings, "--model", exported[kind, head][1], "--engine", engine, "--json", "--threads", "1"]
+            for kind, head, engine in keys
+        ]
+    )  # fmt: skip
+    found = {}
+    for key, (code, out, err) in zip(keys, done, strict=True):
+        assert code == 0, err
+        found[key] = [json.loads(line)["text"] for line in out.splitlines()]
     return found
 
 
@@ -98,6 +120,16 @@ def ours(trained, recordings, exported):
         texts = [one.text for one in transcribe(checkpoint, recordings, recognizer=recognizer)]
         found[kind, head] = (recognizer, texts)
     return found
+
+
+@pytest.fixture(scope="session")
+def by_client(exported, recordings, in_peers, client_script):
+    """by_client[kind, head]: what sherpa-onnx writes of each recording."""
+    folders = [exported[key][1] for key in EXPORTS]
+    done = in_peers("-P", client_script, "client", recordings[0].parent, *folders)
+    assert done.returncode == 0, done.stderr[-2000:]
+    texts = map(json.loads, done.stdout.splitlines())
+    return dict(zip(EXPORTS, texts, strict=True))
 
 
 def as_ctc(checkpoint):
@@ -126,39 +158,34 @@ def test_export_lists_its_files(exported):
 
 
 @pytest.mark.parametrize("kind, head", EXPORTS)
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_transcribe_writes_the_same_whatever_computes_the_encoder(
-    exported, ours, recordings, in_peers, kind, head, engine
+    by_engines, ours, kind, head, engine
 ):
-    _, folder = exported[kind, head]
-    done = in_peers(
-        "-m", "asrkit", "transcribe", *recordings, "--model", folder, "--engine", engine, "--json", "--threads", "1"
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    texts = [json.loads(line)["text"] for line in done.stdout.splitlines()]
+    texts = by_engines[kind, head, engine]
     _, wanted = ours[kind, head]
     assert texts == wanted
     assert len({*texts}) > 5
 
 
 def test_a_folder_of_transcripts_knows_which_engine_made_them(
-    exported, recordings, in_peers, tmp_path
+    exported, recordings, commands, tmp_path
 ):
     _, folder = exported["tdt", "ctc"]
+    command = ["transcribe", recordings[0], "--model", folder, "--out", tmp_path / "out"]
+    engines = ("onnxruntime", "onnxruntime", "openvino")
+    done = commands(*[[*command, "--engine", engine] for engine in engines])
+    said = (
+        "1 of 1 file transcribed",
+        "0 of 1 file transcribed, 1 done before",
+        "1 made anew",
+    )
+    for (code, out, err), wanted in zip(done, said, strict=True):
+        assert code == 0, err
+        assert wanted in err + out
 
-    def lines(engine):
-        done = in_peers(
-            "-m", "asrkit", "transcribe", recordings[0], "--model", folder, "--engine", engine, "--out", tmp_path / "out"
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stderr + done.stdout
 
-    assert "1 of 1 file transcribed" in lines("onnxruntime")
-    assert "0 of 1 file transcribed, 1 done before" in lines("onnxruntime")
-    assert "1 made anew" in lines("openvino")
-
-
-def test_a_graph_that_an_engine_cannot_read_is_one_line(exported, recordings, in_peers, tmp_path):
+def test_a_graph_that_an_engine_cannot_read_is_one_line(exported, recordings, commands, tmp_path):
     _, folder = exported["tdt", "ctc"]
     broken = shutil.copytree(folder, tmp_path / "broken")
     size = (broken / "model.onnx").stat().st_size
@@ -166,29 +193,29 @@ def test_a_graph_that_an_engine_cannot_read_is_one_line(exported, recordings, in
     manifest = json.loads((broken / MANIFEST).read_text())
     manifest["files"]["model.onnx"]["sha256"] = hashlib.sha256(bytes(size)).hexdigest()
     (broken / MANIFEST).write_text(json.dumps(manifest))
-    for engine in ("onnxruntime", "openvino"):
-        done = in_peers(
-            "-m", "asrkit", "transcribe", recordings[0], "--model", broken, "--engine", engine
-        )  # fmt: skip
-        assert done.returncode == 2
-        *_, last = done.stderr.splitlines()  # OpenVINO's readers log before
+    command = ["transcribe", recordings[0], "--model", broken, "--engine"]
+    done = commands(*[[*command, engine] for engine in ENGINES])
+    for (code, _, err), engine in zip(done, ENGINES, strict=True):
+        assert code == 2
+        *_, last = err.splitlines()
         assert last.startswith(f"asrkit transcribe: model: {engine} cannot read model.onnx (")
 
 
-def test_what_export_refuses_leaves_nothing_behind(trained, in_peers, tmp_path):
-    def refused(*arguments):
-        done = in_peers(
-            "-m", "asrkit", "export", "--model", trained["tdt"], "--format", "onnx", *arguments
-        )
-        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-        return done.stderr
-
-    wanted = "asrkit export: --opset: expected 18 to 23, got 9"
-    assert refused("--opset", "9", "--out", tmp_path / "out").startswith(wanted)
+def test_what_export_refuses_leaves_nothing_behind(trained, commands, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine").write_text("mine")
-    wanted = "asrkit export: --out: expected a folder that is not there yet or is empty, got "
-    assert refused("--out", tmp_path / "taken").startswith(wanted)
+    command = ["export", "--model", trained["tdt"], "--format", "onnx"]
+    done = commands(
+        [*command, "--opset", "9", "--out", tmp_path / "out"],
+        [*command, "--out", tmp_path / "taken"],
+    )
+    said = (
+        "asrkit export: --opset: expected 18 to 23, got 9",
+        "asrkit export: --out: expected a folder that is not there yet or is empty, got ",
+    )
+    for (code, _, err), wanted in zip(done, said, strict=True):
+        assert code == 2 and err.count("\n") == 1, err
+        assert err.startswith(wanted)
     assert [path.name for path in tmp_path.rglob("*")] == ["taken", "mine"]
 
 
@@ -225,13 +252,8 @@ def client_bands(top_hz):
 
 
 @pytest.mark.parametrize("kind, head", EXPORTS)
-def test_sherpa_onnx_writes_what_our_model_writes(
-    exported, ours, recordings, in_peers, client_script, capsys, kind, head
-):
-    _, folder = exported[kind, head]
-    done = in_peers("-P", client_script, "client", folder, *recordings)
-    assert done.returncode == 0, done.stderr[-2000:]
-    client = [" ".join(json.loads(line).split()) for line in done.stdout.splitlines()]
+def test_sherpa_onnx_writes_what_our_model_writes(by_client, ours, recordings, capsys, kind, head):
+    client = [" ".join(text.split()) for text in by_client[kind, head]]
     recognizer, texts = ours[kind, head]
     with_its_features = [of_client_features(recognizer, path, head) for path in recordings]
     other = sum(one != two for one, two in zip(client, with_its_features, strict=True))
