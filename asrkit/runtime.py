@@ -2,7 +2,7 @@
 
 Eager calls under torch.compile, kernels compiled by Numba and kept on disk, which compilers work,
 which ops make the CPU wait for a GPU, copies that do not, which tensors can be read, autocast, peak
-memory, the end of a parent process, usable cores.
+memory, usable cores.
 
 Importing this file tries no compiler and does not touch a GPU.
 """
@@ -11,7 +11,6 @@ import contextlib
 import functools
 import hashlib
 import math
-import multiprocessing
 import os
 import shutil
 import sysconfig
@@ -344,25 +343,6 @@ def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
     ]
     events.sort(key=lambda event: event.start_ns())
     return max(0, *accumulate((event.nbytes() for event in events), initial=0))
-
-
-def when_parent_ends(act: Callable[[], object]) -> None:
-    """Call `act` as soon as the parent of this process has ended, however that ended.
-
-    A thread waits for it. In a process that multiprocessing did not start, nothing happens.
-
-    Args:
-        act: ends this process.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        parent.join()
-        act()
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def usable_cores(folder: Path = CONTAINER) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from asrkit.runtime import when_parent_ends
+from asrkit.parents import when_parent_ends
 from asrkit.shapes import expect, whole
 
 Score = TypeVar("Score")

@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from asrkit.runtime import when_parent_ends
+from asrkit.parents import when_parent_ends
 from asrkit.shapes import expect
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.report.jobs import Job, jobs_of

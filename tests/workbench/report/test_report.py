@@ -143,6 +143,11 @@ def test_one_failing_or_dying_notebook_does_not_stop_the_rest(built):
     assert "on purpose &lt;b&gt;" in (out / "latest/index.html").read_text()
 
 
+def test_neither_the_command_nor_its_workers_load_torch():
+    code = "import asrkit.cli, asrkit.workbench.report, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_a_long_name_of_the_folder_for_temporary_files_is_no_matter(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 113)
     long.mkdir()

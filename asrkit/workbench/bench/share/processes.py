@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from asrkit.runtime import toolkit, when_parent_ends
+from asrkit.parents import when_parent_ends
+from asrkit.runtime import toolkit
 from asrkit.workbench.bench.guards import NO_BLAME, Blame
 
 LOST = "lost"  # the status of work whose device does not answer any more
