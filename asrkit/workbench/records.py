@@ -224,7 +224,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
         if reason:
             warnings.warn(f"left out {reason}", stacklevel=2)
         else:
-            sound.append(with_current_names(record))
+            sound.append(_named_as_today(record))
     return sound
 
 
@@ -240,7 +240,14 @@ def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
     record as it was sealed, old names, schema and hash included: only what is read is renamed. A
     record that was renamed before no longer has the content of its hash, and is returned as it is.
     """
-    if record["schema"] != FIRST_SCHEMA or problem(record):
+    if problem(record):
+        return record
+    return _named_as_today(record)
+
+
+def _named_as_today(record: dict[str, Any]) -> dict[str, Any]:
+    """The same of a record that is sound."""
+    if record["schema"] != FIRST_SCHEMA:
         return record
     return record | {"impl": _renamed(record["impl"]), "params": _renamed(record["params"])}
 
