@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import shutil
 import tempfile
 from collections import Counter
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,8 @@ LACKS = {
     "gpu": "" if torch.cuda.is_available() else "no CUDA device",
     "browser": "" if CHROMIUM else "no chromium",
 }
+# What processes that train or compute together load: seconds of work.
+LOADED_ONCE = ["torch", "torch._dynamo", "torch.distributed.fsdp", "asrkit.training"]
 # The reasons for a skip that FAIL_ON_SKIP lets pass: what no package index can bring.
 UNAVOIDABLE = ("no CUDA device", "needs real recordings", "needs a network namespace")
 
@@ -132,6 +136,16 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def start_method():
+    """How tests start processes that compute together: as forks of one that has loaded torch and computed nothing."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    forkserver.set_forkserver_preload(LOADED_ONCE)
+    forkserver.ensure_running()  # with the environment of now, not of the first test
+    return "forkserver"
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,11 @@
-"""One of four processes that check sharded and distributed LAMB: rank, port-free store, folder for what it found.
+"""One of four processes that check sharded and distributed LAMB.
 
-`test_sharded.py` starts it. Each check puts a number, or the text of an error, under its name.
+`test_sharded.py` starts them. Each check puts a number, or the text of an error, under its name.
 """
 
 import json
 import os
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -258,10 +257,8 @@ def check_fsdp(rank, mesh):
     return found
 
 
-def main():
-    """Join the others, run all checks, and write what was found."""
-    rank = int(sys.argv[1])
-    folder = Path(sys.argv[2])
+def work(rank, folder):
+    """Join the others, run all checks, and write what was found to the folder."""
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -280,7 +277,3 @@ def main():
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

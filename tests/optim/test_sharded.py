@@ -1,8 +1,6 @@
 """Sharded LAMB equals plain LAMB: one process with every cut, and four processes that check the rest."""
 
 import json
-import os
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +13,9 @@ from torch import nn
 from asrkit.optim import Lamb, ShardedLamb
 from asrkit.optim.layout import Layout
 
-ROOT = Path(__file__).resolve().parents[2]
-RANKS = 4
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import RANKS, work
+
 SETTINGS = {"betas": (0.9, 0.999), "eps": 1e-9, "weight_decay": 1e-2}
 
 
@@ -110,24 +109,10 @@ def test_without_a_process_group_the_way_out_is_named():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, start_method):
     """What four processes found, by rank; `ranks.py` has the checks."""
     folder = tmp_path_factory.mktemp("ranks")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).with_name("ranks.py")
-    processes = []
-    for rank in range(RANKS):
-        command = [sys.executable, str(script), str(rank), str(folder)]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        processes.append(process)
-    try:
-        said = [process.communicate(timeout=300)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(said)
+    torch.multiprocessing.start_processes(work, (folder,), nprocs=RANKS, start_method=start_method)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 

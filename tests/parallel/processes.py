@@ -3,15 +3,16 @@
 import multiprocessing
 
 
-def run(work, count, store):
+def run(work, count, store, start_method):
     """Start `count` processes of `work(rank, store, report)`; each reports (rank, problem or "").
 
     Args:
         work: A function of a module.
         count: Processes.
         store: Path of the file by which they find each other.
+        start_method: As `multiprocessing` names it.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(start_method)
     report = context.Queue()
     processes = [
         context.Process(target=work, args=(r, store, report), daemon=True) for r in range(count)

@@ -106,9 +106,9 @@ def work(rank, store, report):
     dist.destroy_process_group()
 
 
-def test_a_jasper_split_in_time_over_two_processes_equals_the_whole(tmp_path):
+def test_a_jasper_split_in_time_over_two_processes_equals_the_whole(tmp_path, start_method):
     assert CONFIG.receptive_field > FRAMES  # a halo for all layers at once would be the whole
-    processes.run(work, 2, str(tmp_path / "store"))
+    processes.run(work, 2, str(tmp_path / "store"), start_method)
 
 
 def test_without_a_group_the_model_stays_as_it_is():

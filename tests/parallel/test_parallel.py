@@ -179,8 +179,8 @@ def work(rank, store, report):
     dist.destroy_process_group()
 
 
-def test_split_in_time_over_two_and_four_processes_equals_the_whole(tmp_path):
-    processes.run(work, 4, str(tmp_path / "store"))
+def test_split_in_time_over_two_and_four_processes_equals_the_whole(tmp_path, start_method):
+    processes.run(work, 4, str(tmp_path / "store"), start_method)
 
 
 def test_without_a_group_the_plain_function_is_named():

@@ -372,6 +372,7 @@ SCENARIOS: list[tuple[Scenario, int]] = [*((scenario, 2) for scenario in TWO), *
 
 def work(rank: int, folder: Path) -> None:
     """Run all scenarios as one of the four processes."""
+    torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     speech = torch.load(folder / "speech.pt", weights_only=False)

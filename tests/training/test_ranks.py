@@ -57,13 +57,11 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def gang(tiny_speech, tmp_path_factory):
+def gang(tiny_speech, tmp_path_factory, start_method):
     """Folder in which four processes have left what they found in all scenarios."""
     folder = tmp_path_factory.mktemp("gang")
     torch.save(tiny_speech, folder / "speech.pt")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        torch.multiprocessing.spawn(work, (folder,), nprocs=4)
+    torch.multiprocessing.start_processes(work, (folder,), nprocs=4, start_method=start_method)
     return folder
 
 
