@@ -18,7 +18,7 @@ from asrkit.transcribe import transcribe
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
 ENOUGH_S = 60.0
-# Recordings named `slow` take a while to open.
+# Recordings named `slow`, or $SLOW_NAME, take a while to open.
 SLOW = """
 import os, signal, sys, time
 import soundfile
@@ -26,7 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 plain = soundfile.SoundFile
 
 def open_slowly(file, *args, **how):
-    if "slow" in os.fsdecode(file):
+    if os.environ.get("SLOW_NAME", "slow") in os.fsdecode(file):
         time.sleep(float(os.environ.get("SLOW_S", "0.5")))
     return plain(file, *args, **how)
 
@@ -215,7 +215,8 @@ def test_a_worker_may_have_several_threads(talks, model, capsys):
 def test_ctrl_c_and_sigterm_end_all_processes(talks, model, how):
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW, *command(talks, model, "--workers", "2")],
-        env={**os.environ, "SLOW_S": "2"},  # far from its end when the signal comes
+        # far from its end when the signal comes, which is soon
+        env={**os.environ, "SLOW_NAME": "1-slow", "SLOW_S": "3"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
