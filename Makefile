@@ -25,8 +25,8 @@ help:  ## list the targets
 report: $(READY)  ## run every notebook on this machine and write one HTML report
 	@$(BIN)/asrkit report $(ARGS)
 
-test: $(READY)  ## run all tests, two at once
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5 $(ARGS)
+test: $(READY)  ## run all tests, three at once
+	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5 $(ARGS)
 
 check: $(READY)  ## lint, format, stripped notebooks, types, house rules
 	$(BIN)/ruff check .
