@@ -75,3 +75,14 @@ def test_the_flags_of_this_cpu_are_those_that_linux_names():
     wanted = "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else "float32"
     assert fast_dtype() == wanted
     assert has_int8() == bool(flags & {"avx512_vnni", "avx_vnni", "amx_int8"})
+
+
+@pytest.mark.parametrize(
+    "reason, passes", [("needs a CPU with VNNI or AMX", True), ("needs Ray: make peers", False)]
+)
+def test_a_skip_for_want_of_a_newer_cpu_does_not_fail_a_run(
+    pytestconfig, monkeypatch, reason, passes
+):
+    house = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
+    monkeypatch.setenv("FAIL_ON_SKIP", "1")
+    assert house.avoidable([reason]) == ([] if passes else [reason])

@@ -66,7 +66,7 @@ def test_int8_is_beside_bfloat16_only_where_the_cpu_has_it(encoder, dtype, monke
     if not has_int8():
         pytest.skip("needs a CPU with VNNI or AMX")
     if not multiplies(dtype):
-        pytest.skip("this CPU's oneDNN multiplies no bfloat16")
+        pytest.skip("needs a CPU with products of bfloat16 in oneDNN")
     capabilities = {"avx512_vnni": True, "avx512_bf16": dtype == torch.bfloat16}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     built = studies.STEPS["int8"](encoder)
