@@ -50,9 +50,9 @@ def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         dest="hang_s",
         metavar="SECONDS",
-        help="end a process that finishes no recording for so long, and as long as the longest "
-        "recording and 8 batches last; the rest is transcribed by another. Also with --workers and "
-        "no --shards: as long as 8 batches last (default: 120)",
+        help="end a process that finishes no recording for SECONDS plus the length of the longest "
+        "recording and of 8 batches; another process transcribes the rest. With --workers and no "
+        "--shards the longest recording does not count (default: 120)",
     )
     _add_ray_arguments(parser)
 
