@@ -173,17 +173,20 @@ def plan_batches(
     if order == "by_length":
         rows.sort(key=lambda row: -lengths[row])
     plan: list[list[int]] = []
-    longest = 0
-    filled = 0
+    batch: list[int] = []
+    longest = 0  # samples of the longest utterance of the batch
+    filled = 0  # samples of its utterances, without padding
     for row in rows:
         longest = max(longest, lengths[row])
         filled += lengths[row]
-        padded = (len(plan[-1]) + 1) * longest if plan else math.inf
-        if padded > budget or padded - filled > most_padding:
-            plan.append([])
+        padded = (len(batch) + 1) * longest
+        too_much = padded > budget or padded - filled > most_padding
+        if too_much or not plan:
+            batch = []
+            plan.append(batch)
             longest = lengths[row]
             filled = lengths[row]
-        plan[-1].append(row)
+        batch.append(row)
     return plan
 
 

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,7 @@ def test_batches_hold_the_budget_with_padding_counted_and_every_piece_once():
         lengths
     )
     assert plan_batches([300, 10], 250) == [[0], [1]] and plan_batches([], 250) == []
+    assert plan_batches([10, 300], math.inf) == [[1, 0]]
 
 
 def test_a_batch_ends_where_another_utterance_would_bring_too_much_padding():
