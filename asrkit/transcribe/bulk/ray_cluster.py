@@ -167,7 +167,11 @@ def connected(address: str) -> Iterator[Any]:
         ValueError: There is no token, or no such host.
         RuntimeError: The cluster cannot be joined, or none can be started.
     """
-    environment = {"RAY_USAGE_STATS_ENABLED": "0"} | token_environment(address)
+    environment = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that asks Ray once more would start a cluster
+    }
+    environment |= token_environment(address)
     with contextlib.ExitStack() as left:
         left.enter_context(_environment(environment))
         left.enter_context(_stdout_on_stderr())
