@@ -18,7 +18,7 @@ from asrkit.models import TransducerModel
 from asrkit.optim import numba_cpu
 from asrkit.training import TrainConfig, prepare_batch, training_loss, update
 from asrkit.training.batches import step_seed
-from asrkit.training.config import OPTIMIZERS, PEAK_LR
+from asrkit.training.config import CONFORMER_PEAK_LR, OPTIMIZERS, PEAK_LR
 from asrkit.training.folder import RunFolder
 from asrkit.training.lanes import LaneStatistics, weigh
 from asrkit.training.processes import Processes, joined
@@ -323,8 +323,9 @@ def test_help_tells_the_rate_of_each_optimizer(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    listed = ", ".join(f"{rate:g} for {name}" for name, rate in PEAK_LR.items())
-    assert f"(default: {listed})" in said
+    adamw, *others = (f"{rate:g} for {name}" for name, rate in PEAK_LR.items())
+    conformer = f"{CONFORMER_PEAK_LR:g} for it with a fastconformer"
+    assert f"(default: {', '.join([adamw, conformer, *others])})" in said
 
 
 def test_the_kernels_of_lamb_are_compiled_before_the_clock_starts(
