@@ -106,7 +106,9 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 def _expect_free(path: Path, *, but: Path | None = None) -> None:
     """ValueError where `path` is something other than a folder, empty but for `but`."""
-    taken = path.exists() and not (path.is_dir() and {*path.iterdir()} <= {but})
+    taken = path.exists()
+    if path.is_dir():
+        taken = any(file != but for file in path.iterdir())
     if taken:
         raise ValueError(
             f"out: expected a folder that is not there yet or is empty, got {path}. "

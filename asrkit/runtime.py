@@ -363,11 +363,12 @@ def usable_cores(folder: Path = CONTAINER) -> int:
 
 def _quota(folder: Path) -> tuple[str, str]:
     """(CPU time, period) of a container's quota, of cgroups v2 or v1; ("max", "") without one."""
-    second = folder / "cpu.max"
-    if second.exists():
-        share, period = second.read_text().split()
+    of_version_2 = folder / "cpu.max"
+    if of_version_2.exists():
+        share, period = of_version_2.read_text().split()
         return share, period
-    first = folder / "cpu" / "cpu.cfs_quota_us"
-    if first.exists():
-        return first.read_text().strip(), (folder / "cpu" / "cpu.cfs_period_us").read_text()
+    of_version_1 = folder / "cpu"
+    share_file = of_version_1 / "cpu.cfs_quota_us"
+    if share_file.exists():
+        return share_file.read_text().strip(), (of_version_1 / "cpu.cfs_period_us").read_text()
     return "max", ""

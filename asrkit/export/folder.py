@@ -159,13 +159,14 @@ def read_exported(path: Path | str) -> Exported:
 def _expect_one_model(exported: Exported) -> None:
     """ValueError unless what a manifest says is of one model."""
     config = exported.config
-    transducer = isinstance(config, TransducerConfig)
-    graphs = exported.files.keys() >= {*exported.graphs.values()}
+    is_transducer = isinstance(config, TransducerConfig)
+    heads = HEADS if is_transducer else ("ctc",)
+    listed = exported.files.keys() >= {*exported.graphs.values()}
     fits = {
         "format": exported.format in FORMATS,
-        "head": exported.head == "ctc" or (exported.head == "transducer" and transducer),
-        "model": transducer or isinstance(config, CTCConfig),
-        "graphs": exported.acoustic in exported.graphs and graphs,
+        "head": exported.head in heads,
+        "model": is_transducer or isinstance(config, CTCConfig),
+        "graphs": exported.acoustic in exported.graphs and listed,
         "tokenizer": exported.tokenizer.vocab_size == config.vocab_size,
         "features": FeatureConfig(**exported.features).bins == config.encoder.bins,
         "notes": isinstance(exported.notes, dict),
