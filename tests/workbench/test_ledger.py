@@ -209,6 +209,14 @@ def test_the_core_at_its_best_is_what_this_machine_measured_of_the_published_cor
     assert found.recorded["what"] == "recogniser-one-core"
 
 
+@pytest.mark.parametrize("impl", ["optimized_bfloat16", "optimized_int8"])
+def test_the_arms_of_one_core_stand_beside_the_published_one(impl):
+    (claimed,) = [one for one in load_claims() if one.id == "cpu-rtfx-parakeet"]
+    options = {"arms": (), "metric": "rtfx", "unit": "s/s", "impl": impl}
+    timed = record(15.0, (15.0,) * 3, what="recogniser-one-core", **options)
+    assert verdict(claimed, [timed], CPU).measured == 15.0
+
+
 def test_a_record_of_toy_sizes_is_no_evidence():
     for quick, label in ((True, "not measured yet"), (False, "reproduced")):
         made = record()
