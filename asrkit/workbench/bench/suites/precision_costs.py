@@ -146,7 +146,8 @@ def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
             line[5] = f"{found['log_prob_error']['value']:.4f} nats"
         lines.append(line)
     note = (
-        "[ ]: 95 % interval by a bootstrap of utterances. other texts: share of utterances. "
+        "[ ]: 95 % interval by a bootstrap of utterances. above float32: difference of the two "
+        "rates, in percentage points. other texts: share of utterances. "
         "log-prob: mean distance of that of float32's likeliest token, of the CTC head."
     )
     return [*aligned(lines, right=[2]), *paragraph(note)]
