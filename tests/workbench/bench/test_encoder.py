@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from asrkit.cpu import has_int8
 from asrkit.models import FastConformerConfig, presets
+from asrkit.models.packed import multiplies
 from asrkit.runtime import usable_cores
 from asrkit.transcribe import pipeline
 from asrkit.workbench import bench
@@ -44,13 +45,10 @@ def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_
     rates = {one["impl"]: max(one["samples"]) for one in found if one["metric"] == "matrix_product"}
     timed = {(one["what"], one["impl"]): one for one in found if one["metric"] == "latency"}
     kinds = ("float32", "autocast_bfloat16", "bfloat16")
-    assert {name for _, name in timed} == {
-        *kinds,
-        "packed_float32",
-        "packed_bfloat16",
-        "optimized_float32",
-        "optimized_bfloat16",
-    }
+    wanted = {*kinds, "packed_float32", "optimized_float32", "optimized_bfloat16"}
+    if multiplies(torch.bfloat16):
+        wanted.add("packed_bfloat16")
+    assert {name for _, name in timed} == wanted
     assert {what for what, _ in timed} == {"encoder-" + kind.replace("_", "-") for kind in kinds}
     for (what, name), one in timed.items():
         params = one["params"]
@@ -82,6 +80,14 @@ def test_an_arm_further_from_float32_than_is_told_leaves_no_record(small, monkey
     )
     with pytest.raises(AssertionError, match="bfloat16 disagrees with float32"):
         run([made], monkeypatch)
+
+
+def test_a_cpu_without_products_of_bfloat16_has_no_packed_arm_of_it(small, monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    ways = encoder.groups(False, False)
+    assert "packed_float32" in ways["encoder-float32"]
+    assert [*ways["encoder-bfloat16"]] == ["float32", "bfloat16", "optimized_bfloat16"]
+    bench.check(encoder.case("encoder-bfloat16", ways["encoder-bfloat16"], *small, "cpu", True))
 
 
 def test_autocast_computes_otherwise_than_float32(small):

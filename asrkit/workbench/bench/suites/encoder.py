@@ -9,6 +9,7 @@ one arithmetic: its arms have to come as near to our eager float32 as TOLERANCE 
 timed.
 """
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ from asrkit.models import (
     presets,
 )
 from asrkit.models.execution import EncoderForm, capture, cast_copy, prepare, tf32
+from asrkit.models.packed import multiplies
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
@@ -159,7 +161,7 @@ def _ways(name: str, cuda: bool, compiled: bool) -> dict[str, Way]:
         ways[f"compiled_{name}"] = Way(arithmetic=name, compiled=True)
     if cuda:
         ways[f"graphed_{name}"] = Way(arithmetic=name, graphed=True)
-    else:
+    elif multiplies(getattr(torch, name)):  # else packing is refused
         ways[f"packed_{name}"] = Way(arithmetic=name, packed=True)
     ways[f"optimized_{name}"] = Way(arithmetic=name, optimized=True)
     if cuda:
@@ -369,9 +371,14 @@ class OneUtterance:
 
 
 def one_utterance(config: TransducerConfig, seconds: float) -> OneUtterance:
-    """A recogniser of `config` with an LSTM predictor, and `seconds` of noise."""
+    """A recogniser with random weights, and noise for it.
+
+    Args:
+        config: Of the recogniser, with an LSTM predictor and an encoder frame for 8 feature frames.
+        seconds: Of the noise.
+    """
     assert isinstance(config.predictor, LSTMConfig)
-    frames = -(-round(100 * seconds) // 8)
+    frames = math.ceil(round(100 * seconds) / 8)
     plan = planted(
         1, frames, V=config.vocab_size + 1, width=config.joint_width, layers=config.predictor.layers
     )
