@@ -24,8 +24,11 @@ from asrkit.models import (
 )
 from asrkit.models.execution import prepare
 from asrkit.models.folded import FoldedNorm, fold, fold_norm
-from asrkit.models.packed import PackedConv1d, PackedLinear, PackedPointwise
+from asrkit.models.packed import PackedConv1d, PackedLinear, PackedPointwise, multiplies
 
+WITH_BFLOAT16 = pytest.mark.skipif(
+    not multiplies(torch.bfloat16), reason="needs a CPU with products of bfloat16 in oneDNN"
+)
 FAST = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
 JASPER = JasperConfig(
     bins=80,
@@ -118,7 +121,9 @@ def test_a_norm_or_a_convolution_that_two_share_is_refused_and_nothing_is_folded
     assert norms(model) == before
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=WITH_BFLOAT16)]
+)
 @torch.inference_mode()
 def test_an_optimized_jasper_has_packed_layers_alone_and_says_the_same(dtype):
     model = spread(CTCModel(presets.mini_jasper())).to(dtype)
