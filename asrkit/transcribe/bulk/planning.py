@@ -5,7 +5,6 @@ A plan is two files. `plan.json` says what is planned and where each shard's rec
 """
 
 import contextlib
-import gc
 import hashlib
 import importlib.metadata
 import json
@@ -264,8 +263,7 @@ def _write(
     made_by = _made_by(task, device, now, kept)
     if kept is not None and kept["made_by"] != made_by:
         _refuse(out, "another model, or other settings")
-    with _no_garbage_collection():
-        rows = _rows(given)
+    rows = _rows(given)
     if shard_h is None:
         shard_h = usual_shard_h(sum(rows.planned_s[row] for row in rows.order), device)
     shards: list[Shard] = []
@@ -312,18 +310,6 @@ def version() -> str:
         return "unknown"
 
 
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Look for no cycles meanwhile: that would take half the time of making millions of tuples."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
     """Recordings as they are planned, by column: an object for each would take twice the time.
@@ -348,10 +334,10 @@ def _rows(given: Sequence[Path]) -> _Rows:
     containers: set[int] = set()
     seen: set[str] = set()
     for number, one in enumerate(inputs.read(given)):
-        seen.add(one.id)
-        if len(seen) == number:
+        if one.id in seen:
             remedy = "Give each line an id of its own, or use two folders."
             expect(False, "files", "ids that are all different", f"{one.id!r:.200} twice", remedy)
+        seen.add(one.id)
         texts.append(_text(one))
         if one.path.lower().endswith(CONTAINERS):
             containers.add(number)
