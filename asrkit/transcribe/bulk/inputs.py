@@ -217,18 +217,19 @@ def _cut(row: dict[str, Any], complete: Callable[[str], str]) -> Recording:
     sources = recording["sources"]
     is_file = len(sources) == 1 and sources[0]["type"] == "file"
     expect(is_file, "manifest", "cuts with audio in one file", f"others for {row.get('id')!r:.80}")
-    changed = recording.get("transforms")
-    expect(
-        not changed, "manifest", "cuts as they were recorded", f"transforms of {row['id']!r:.80}"
-    )
+    transforms = recording.get("transforms")
+    got = f"transforms of {row['id']!r:.80}"
+    expect(not transforms, "manifest", "cuts as they were recorded", got)
     start_s = _time(row["start"], "start")
-    duration_s: float | None = _time(row["duration"], "duration")
+    duration_s = _time(row["duration"], "duration")
     channel = row.get("channel")
     if kind == "MonoCut" and channel is not None and not whole(channel, 0):
         got = f"{channel!r:.40} of {row['id']!r:.80}"
         expect(False, "manifest", "the number of a channel, from 0", got)
     if kind == "MultiCut" or len(sources[0].get("channels", [0])) == 1:
         channel = None
-    if start_s == 0 and recording["duration"] - duration_s < WHOLE_CUT_S:
-        duration_s = float(recording["duration"])
+    if start_s == 0:
+        whole_s = _time(recording["duration"], "duration of the recording")
+        if 0 < whole_s < duration_s + WHOLE_CUT_S:
+            duration_s = whole_s
     return Recording(str(row["id"]), complete(sources[0]["source"]), start_s, duration_s, channel)
