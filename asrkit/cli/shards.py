@@ -261,13 +261,16 @@ def _actors(text: str | None) -> int | tuple[int, int] | None:
 def _part(text: str | None) -> tuple[int, int]:
     """(K, N) of "K/N"; all for None."""
     from asrkit.shapes import expect
+    from asrkit.transcribe.bulk.running import expect_part
 
     if text is None:
         return 0, 1
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     expect(match is not None, "part", "K/N, such as 0/8", repr(text))
     assert match is not None
-    return int(match[1]), int(match[2])
+    part = int(match[1]), int(match[2])
+    expect_part(part)  # now, not after the plan
+    return part
 
 
 def _sentence(result: dict[str, Any]) -> str:

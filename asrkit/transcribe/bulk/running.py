@@ -61,7 +61,7 @@ def run(
         ValueError: There is no such part, or this part is running already.
         RuntimeError: The shards cannot be heard here.
     """
-    _expect_part(part)
+    expect_part(part)
     number, parts = part
     name = f"{number}-of-{parts}"
     running = f"out: part {number}/{parts} of {plan.out} is being transcribed already."
@@ -94,13 +94,18 @@ def missing(plan: Plan, part: tuple[int, int]) -> list[Shard]:
     Raises:
         ValueError: There is no such part.
     """
-    _expect_part(part)
+    expect_part(part)
     number, parts = part
     done = plan.done()
     return [shard for shard in plan.shards[number::parts] if shard.name not in done]
 
 
-def _expect_part(part: tuple[int, int]) -> None:
+def expect_part(part: tuple[int, int]) -> None:
+    """ValueError unless there is such a part.
+
+    Args:
+        part: (K, N), as `run` takes it.
+    """
     number, parts = part
     expect(whole(parts, 1), "part", "K/N with N of 1 or more", f"{number}/{parts}")
     expect(whole(number, 0, parts - 1), "part", f"K/{parts} with K in 0..{parts - 1}", number)

@@ -135,9 +135,12 @@ def test_a_part_that_takes_all_cores_says_so_unless_somebody_chose_that(
         (["--readers", "0"], "--readers: expected 1 to 256 threads, got 0."),
     ],
 )
-def test_a_wrong_argument_is_one_line(command, capsys, more, wanted):
+def test_a_wrong_argument_is_one_line_and_nothing_is_planned(
+    command, capsys, tmp_path, more, wanted
+):
     assert main([*command, *more]) == 2
     assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
+    assert not (tmp_path / "out" / "plan.json").exists()
 
 
 @pytest.mark.parametrize(
