@@ -157,11 +157,11 @@ def connected(address: str) -> Iterator[Any]:
     Until then, what is printed to stdout goes to stderr, for Ray prints there. No usage statistics
     are sent, and no dashboard is started.
 
+    A block that raises ClusterLostError leaves Ray as it is, since to leave a lost cluster takes a
+    minute, after which Ray ends the process. That process has to end: it can join no other cluster.
+
     Args:
         address: As `address_of` returns it.
-
-    A block that raises ClusterLostError leaves Ray as it is: to end it would take a minute, after
-    which Ray ends the process. So it has to end, and no other cluster can be joined in it.
 
     Raises:
         ValueError: There is no token, or no such host.
