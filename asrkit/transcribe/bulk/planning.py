@@ -11,7 +11,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from json.encoder import encode_basestring_ascii as quoted
+from json.encoder import encode_basestring_ascii as quoted  # json.dumps of a str, in less time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,30 +193,28 @@ def load_plan(out: str | Path) -> Plan:
     kept = _kept(out)
     if kept is None:
         raise ValueError(f"out: expected a folder with a plan, got no {PLAN} in {out}.")
-    try:
-        return Plan(
-            out=out,
-            task=from_json(Task, kept["task"]),
-            made_by=kept["made_by"],
-            shards=[Shard(*values) for values in kept["shards"]],
-            shard_h=kept["shard_h"],
-            version=kept["asrkit"],
-        )
-    except TypeError:
-        raise ValueError(_no_plan(out / PLAN)) from None
+    return Plan(
+        out=out,
+        task=from_json(Task, kept["task"]),
+        made_by=kept["made_by"],
+        shards=kept["shards"],
+        shard_h=kept["shard_h"],
+        version=kept["asrkit"],
+    )
 
 
 def _kept(out: Path) -> dict[str, Any] | None:
-    """What `plan.json` says; None where there is none."""
+    """What `plan.json` says, with a `Shard` for each of its shards; None where there is none."""
     file = out / PLAN
     if not file.exists():
         return None
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
-        for name in ("shards", "task", "made_by", "shard_h", "asrkit", "model", "inputs"):
-            kept[name]
-        from_json(Task, kept["task"])
-        kept["task"]["windows"].keys()
+        for name in ("made_by", "shard_h", "asrkit", "model", "inputs"):
+            kept[name]  # a KeyError where it is missing
+        kept["shards"] = [Shard(*values) for values in kept["shards"]]
+        from_json(Task, kept["task"])  # an error where a field is missing or unknown
+        kept["task"]["windows"].keys()  # an AttributeError where it has no fields
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(_no_plan(file)) from None
     return kept
@@ -273,7 +271,7 @@ def _write(
                 shards.append(shard)
                 file.write(line)
         names = [shard.name for shard in shards]
-        if kept is not None and names != [values[0] for values in kept["shards"]]:
+        if kept is not None and names != [shard.name for shard in kept["shards"]]:
             _refuse(out, "other recordings")
     contents = now | {
         "made_by": made_by,

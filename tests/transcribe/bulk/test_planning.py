@@ -208,8 +208,10 @@ def test_a_plan_that_somebody_changed_is_one_line(part, value, lines, task, tmp_
     file.write_text(json.dumps(kept))
     with pytest.raises(ValueError, match="^out: expected a plan of asrkit, got something else in"):
         load_plan(tmp_path / "out")
-    with pytest.raises(ValueError, match="^out: [^\n]*Name another folder.$"):
-        plan(lines, task, tmp_path / "out")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="^out: [^\n]*Name another folder.$"):
+            plan(lines, task, tmp_path / "out")
+        os.utime(lines, ns=(1, 1))  # next, shards are made anew and compared
 
 
 def test_a_file_of_shards_that_somebody_changed_is_one_line(lines, task, tmp_path):
