@@ -27,8 +27,8 @@ from asrkit.transcribe.windows import POOL
 
 TRIES = 2  # of a shard as a whole; then its recordings are heard one by one
 BLAMED = 2  # so often has one recording to end its process until it is given up
-MOST_S = 1e9  # that a process is waited for: a timer takes no number however large
-UNKNOWN_S = 3600.0  # taken for the longest recording, where its length is not known
+LONGEST_WAIT_S = 1e9  # of the watchdog, 31 years: a timer takes no longer ones
+UNKNOWN_LONGEST_S = 3600.0  # taken for the longest recording, where its length is not known
 ENDED = "audio: reading or hearing it ended the process, or took too long."
 
 
@@ -160,7 +160,7 @@ def _longest_s(recording: Recording) -> float:
     if recording.duration_s is not None:
         return recording.duration_s
     header_failed = recording.state is not None and not recording.is_container
-    return 0.0 if header_failed else UNKNOWN_S
+    return 0.0 if header_failed else UNKNOWN_LONGEST_S
 
 
 def _expect_sane_device(transcript: Transcript) -> None:
@@ -179,7 +179,7 @@ class Watchdog:
     """
 
     def __init__(self, limit_s: float, file: Path, *, watch: bool) -> None:
-        self.limit_s = min(limit_s, MOST_S)
+        self.limit_s = min(limit_s, LONGEST_WAIT_S)
         self.path = file
         self.watch = watch
 

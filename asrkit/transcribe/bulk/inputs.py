@@ -28,7 +28,7 @@ UNREADABLE = (
     EOFError,
     zlib.error,
 )
-MOST_S = 1e9  # of a recording, in a manifest: 31 years
+LONGEST_S = 1e9  # that a manifest may say of a recording: 31 years
 WHOLE_CUT_S = 0.01  # a cut that covers its recording but for this is the whole recording
 # json.loads takes more than twice as long for a short line.
 _decode = json.JSONDecoder().raw_decode
@@ -199,11 +199,11 @@ def _time(value: Any, name: str) -> float:
     """`value` in seconds; 0.0 for None, which NeMo writes for what is not known."""
     if value is None:
         return 0.0
-    if type(value) is float and 0 <= value <= MOST_S:
+    if type(value) is float and 0 <= value <= LONGEST_S:
         return value  # nearly all of them
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and 0 <= value <= MOST_S):
-        wanted = f"0 to {MOST_S:,.0f} seconds as {name}"
+    if not (is_number and 0 <= value <= LONGEST_S):
+        wanted = f"0 to {LONGEST_S:,.0f} seconds as {name}"
         expect(False, "manifest", wanted, repr(value)[:80])
     return float(value)
 

@@ -202,7 +202,7 @@ class _Pool:
         address = self.ray.get_runtime_context().gcs_address
         answers: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=_pass_on, args=(heard, answers), daemon=True).start()
-        while (answer := _next(answers, address)) is not None:
+        while (answer := _next_answer(answers, address)) is not None:
             if isinstance(answer, Exception):
                 _expect_head(address)
                 message = f"Ray cannot go on: {class_and_message(answer)}"
@@ -221,8 +221,8 @@ def _pass_on(heard: Any, answers: "SimpleQueue[Any]") -> None:
     answers.put(last)
 
 
-def _next(answers: "SimpleQueue[Any]", address: str) -> Any:
-    """What comes next in a queue; ClusterLostError where the head at `address` is lost first."""
+def _next_answer(answers: "SimpleQueue[Any]", address: str) -> Any:
+    """The next answer in a queue; ClusterLostError where the head at `address` is lost first."""
     while True:
         try:
             return answers.get(timeout=LOOK_S)
@@ -241,7 +241,7 @@ def _expect_head(address: str) -> None:
 
 
 def _settle(context: Any) -> None:
-    """Set what Ray Data does by default and we cannot use."""
+    """Change the defaults of Ray Data that do not fit shards that take long."""
     context.enable_progress_bars = False
     context.wait_for_min_actors_s = START_S
     # a shard may take longer than half an hour; workers have a watchdog of their own

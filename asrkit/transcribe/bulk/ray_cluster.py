@@ -358,7 +358,7 @@ def _share(
 
 
 def _fitting(nodes: Sequence[Mapping[str, float]], need: Mapping[str, float]) -> int:
-    """How often `need` fits, on one node each; a hair is forgiven, for fractions are rounded."""
+    """How many actors fit, each on one node; 1e-6 may be missing, for Ray rounds fractions."""
     return sum(
         min(int(node.get(name, 0.0) / amount + 1e-6) for name, amount in need.items())
         for node in nodes

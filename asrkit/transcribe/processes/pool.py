@@ -203,7 +203,7 @@ class Pool:
         timeout_s = None if self.hang_s is None else LOOK_S
         start = time.monotonic()
         ready = [numbers[connection] for connection in wait([*numbers], timeout_s)]
-        # No more than that, for all processes may have been stopped for hours.
+        # More passes only where this process was stopped, perhaps with the others: not silence.
         waited_s = min(time.monotonic() - start, LOOK_S)
         for number, worker in self.workers.items():
             worker.silent_s += waited_s
