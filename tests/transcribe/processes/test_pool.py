@@ -189,9 +189,9 @@ def test_a_process_that_says_nothing_for_too_long_is_killed_and_one_without_a_jo
         for job in channel.jobs():
             if job == "hang":
                 os.kill(os.getpid(), signal.SIGSTOP)  # with all of its threads
-            for _ in range(16 if job == "slow" else 1):
+            for _ in range(12 if job == "slow" else 1):
                 channel.say(os.getpid())
-                time.sleep(0.1)
+                time.sleep(0.25)  # 3 s in all
             channel.done()
 
     def draw(held):
@@ -199,14 +199,14 @@ def test_a_process_that_says_nothing_for_too_long_is_killed_and_one_without_a_jo
 
     def happened(*these):
         jobs.extend(these)
-        with Pool(TWO, work, draw, hang_s=0.5) as made:
+        with Pool(TWO, work, draw, hang_s=2.0) as made:
             return [*made.events()]
 
     events = happened("quick", "slow")
     assert not [event for event in events if isinstance(event, Ended)]
     events = happened("quick", "slow", "hang")
     (ended,) = [event for event in events if isinstance(event, Ended)]
-    assert ended.jobs == ["hang"] and ended.why == "signal 9, after 0.5 s without a result"
+    assert ended.jobs == ["hang"] and ended.why == "signal 9, after 2 s without a result"
     assert {event.job for event in events if isinstance(event, Done)} == {"quick", "slow"}
     wait_until(lambda: not running(ended.pid))
 
