@@ -79,11 +79,13 @@ def test_commands_run_at_the_same_time_each_on_its_core(tmp_path):
     assert free.results == [{"cores": CORES}]
 
 
-def test_a_command_that_fails_says_why_and_ends_the_others():
-    waits = program("import time; time.sleep(600)")
+def test_a_command_that_fails_says_why_and_ends_the_others(tmp_path):
+    end = tmp_path / "end"
+    waits = program(f"import time; time.sleep(60); open({str(end)!r}, 'w')")
     fails = program("import sys; sys.exit('asrkit transcribe: no room')")
     with pytest.raises(RuntimeError, match="^a command ended with exit code 1: .*no room"):
         bulk_runs.run([fails, waits])
+    assert not end.exists()  # `run` returns when all have ended, this one long before its end
 
 
 def test_a_corpus_is_the_same_in_its_folder_and_its_manifest(small_bench):
