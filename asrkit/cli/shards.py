@@ -158,7 +158,7 @@ def transcribe_shards(
         layout = asked_layout(args, model)  # before the model is loaded
     planned = plan(args.files, task, args.out, shard_h=args.shard_h, device=args.device)
     tell_layout(args, layout)
-    _tell_threads(args, parts=part[1])
+    _tell_threads(args, planned, part)
     start = time.perf_counter()
     if cluster is None:
         executor = _executor(layout)
@@ -187,11 +187,16 @@ def transcribe_shards(
     return 1 if report.missing or report.counts.failed else 0
 
 
-def _tell_threads(args: argparse.Namespace, parts: int) -> None:
-    """Say on stderr that a part computes on all cores, where nobody chose that."""
+def _tell_threads(args: argparse.Namespace, planned: Any, part: tuple[int, int]) -> None:
+    """Say on stderr that a part will compute on all cores, where nobody chose that."""
+    from asrkit.transcribe.bulk.running import missing
+
+    _, parts = part
     chosen = args.threads is not None or args.workers is not None or "OMP_NUM_THREADS" in os.environ
     cores = _cores()
     if parts == 1 or chosen or args.device != "cpu" or cores == 1:
+        return
+    if not missing(planned, part):
         return
     message = f"part {args.part} computes on all {cores} cores; where parts share this machine, "
     print(f"{message}divide them: --threads {max(1, cores // parts)}", file=sys.stderr)

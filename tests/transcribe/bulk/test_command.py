@@ -121,6 +121,15 @@ def test_a_part_that_takes_all_cores_says_so_unless_somebody_chose_that(
     assert capsys.readouterr().err == ""
 
 
+def test_a_part_that_is_finished_says_nothing_of_cores(command, capsys, monkeypatch):
+    monkeypatch.setattr(shards, "_cores", lambda: 8)
+    assert main(command) == 1  # three cannot be read
+    capsys.readouterr()
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert main([*command, "--part", "0/2"]) == 1
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("more", "wanted"),
     [
