@@ -161,4 +161,4 @@ def _around(then: Instance, now: Instance) -> Range:
 
 def _family(name: str) -> str:
     family, _, _ = name.partition(".")
-    return family.upper()
+    return family.capitalize()
