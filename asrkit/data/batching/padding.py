@@ -140,7 +140,7 @@ def transducer_joint(*, frames_per_second: float = 12.5, V: int = 1025, itemsize
     return Cost(
         name="transducer joint",
         unit="B",
-        source="2 B T (U + 1) V itemsize, document 003",
+        source="2 B T (U + 1) V itemsize, NVIDIA's account of its Numba loss",
         per_second=bytes_per_node,
         per_pair=bytes_per_node,
     )
