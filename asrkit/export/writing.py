@@ -63,9 +63,9 @@ def export(
     expect(format in FORMATS, "format", "one of 'onnx', 'openvino'", repr(format))
     head = _head(checkpoint.model, head)
     _check_model(checkpoint.model)
-    onnx_files.check(opset, int8=int8 and format == "onnx")
-    if format == "openvino":
+    if format == "openvino":  # first, because its extra brings what ONNX needs
         openvino_files.check()
+    onnx_files.check(opset, int8=int8 and format == "onnx")
     model: Any = checkpoint.model
     graphs = ctc_graphs(model) if head == "ctc" else transducer_graphs(model)
     metadata = _metadata(checkpoint, head)

@@ -316,14 +316,19 @@ def small(tmp_path):
     return path
 
 
-def test_export_without_its_packages_says_so_and_writes_nothing(small, tmp_path, capsys):
-    if find_spec("onnx") is not None:
-        pytest.skip("needs an installation without onnx")
+@pytest.mark.parametrize(
+    ("format", "missing"), [("onnx", "onnx and onnxscript"), ("openvino", "openvino")]
+)
+def test_export_without_its_packages_says_so_and_writes_nothing(
+    small, tmp_path, capsys, format, missing
+):
+    if find_spec(format) is not None:
+        pytest.skip(f"needs an installation without {format}")
     out = tmp_path / "out"
-    assert main(["export", "--model", str(small), "--format", "onnx", "--out", str(out)]) == 2
+    assert main(["export", "--model", str(small), "--format", format, "--out", str(out)]) == 2
     wanted = (
         "asrkit export: --format: expected one whose packages are installed, got one that needs "
-        "onnx and onnxscript. Install it: pip install 'asrkit[onnx]'.\n"
+        f"{missing}. Install it: pip install 'asrkit[{format}]'.\n"
     )
     assert capsys.readouterr().err == wanted
     assert not out.exists()
