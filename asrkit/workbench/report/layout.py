@@ -29,6 +29,7 @@ WORDS_PER_MINUTE = 200
 CELL_ID = "cell-id="
 SUPERSCRIPT = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
 MARKDOWN_OUTPUT = re.compile(r"\boutput_markdown\b")
+WHITE = re.compile(r"[^\S\u00a0]+")  # white space, but for the no-break space before a unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ def first_sentence(takeaway: str) -> str:
     for power in first.find_all(["sup", "msup"]):
         exponent = power if power.name == "sup" else power.find_all(recursive=False)[-1]
         exponent.replace_with(exponent.get_text().translate(SUPERSCRIPT))
-    return re.sub(r"\s+", " ", first.get_text()).strip()
+    return WHITE.sub(" ", first.get_text()).strip()
 
 
 def take_title(body: BeautifulSoup) -> str:

@@ -20,7 +20,7 @@ from asrkit.workbench.typography import PERCENT, space_percents
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 NOTEBOOK_LINK = re.compile(r"^([\w.-]+)\.ipynb(?:#.*)?$")
-INPUT = re.compile(r"\binput\b")  # class of the box around a cell's code
+INPUT = "input"  # class of the box around a cell's code; "celltag_hide-input" is the whole cell's
 NO_WORDS = "No description has been provided for this image"  # nbconvert's alt text without one
 
 Record = Mapping[str, Any]

@@ -109,11 +109,15 @@ def test_per_cents_have_one_form_in_prose_tables_output_and_words_of_figures_and
     ]
     cells = [
         new_markdown_cell("# How?\n\nIt is 8% of `9%`."),
-        new_code_cell("x = '4%'", outputs=outputs),
+        new_code_cell("x = '4%'", outputs=outputs, metadata={"tags": ["hide-input"]}),
     ]
+    found = new_output("display_data", data={"text/markdown": "* It is 5% and\n  more."})
+    tags = {"tags": ["hide-input", "takeaway"]}
+    cells.append(new_code_cell("points", outputs=[found], metadata=tags))
     nbformat.write(new_notebook(cells=cells), tmp_path / "x.ipynb")
     page = render_page(tmp_path / "x.ipynb", {})
     text = BeautifulSoup(page.body, "html.parser").get_text()
     for form in ("6\u00a0%", "7\u00a0%", "8\u00a0%", "9%", "4%"):
         assert form in text
     assert page.figures[0]["alt"] == "Bars of 5\u00a0%"
+    assert page.answer == "It is 5\u00a0% and more."
