@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config, items):
 
 def turn(item):
     """When a test's file has its turn where several run at once: the longest first."""
-    places = {"test_notebooks.py": 0, "test_ray.py": 1, "test_lab.py": 2, "test_pages.py": 4}
+    places = {"test_notebooks.py": 0, "test_ray.py": 2, "test_lab.py": 2, "test_pages.py": 4}
     return places.get(item.path.name, 1 if item.path.parent.name == "bench" else 3)
 
 

@@ -333,7 +333,8 @@ def test_recordings_that_end_their_process_or_hang_are_errors_after_four_ends(
     result = counts(process)
     assert (result["shards"], result["failed"], result["missing"]) == (1, 4, 0)
     assert found(tmp_path / "out") == good | dict.fromkeys(("poison.wav", "hang.wav"), ("", ENDED))
-    assert (cluster.folder / "deaths").read_bytes() == b"...."
+    # Three or four: on a busy machine the watchdog may end one of the four attempts before that.
+    assert (cluster.folder / "deaths").read_bytes() in (b"...", b"....")
 
 
 NOBODY = {"RAY_AUTH_TOKEN": None}
