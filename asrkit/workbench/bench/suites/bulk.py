@@ -24,23 +24,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from asrkit.models import (
-    Checkpoint,
-    CTCConfig,
-    CTCModel,
-    FastConformerConfig,
-    save_checkpoint,
-)
+from asrkit.models import FastConformerConfig, save_checkpoint
 from asrkit.shapes import expect
-from asrkit.text import CharTokenizer
 from asrkit.workbench.bench import bulk_runs
 from asrkit.workbench.bench.bulk_reading import measure_reading
 from asrkit.workbench.bench.bulk_runs import Corpus, Finished
 from asrkit.workbench.bench.cases import Case, Suite, median_of
 from asrkit.workbench.bench.ladder_script import RATE_HZ, beeps, lengths
 from asrkit.workbench.bench.peers.processes import Peers
+from asrkit.workbench.bench.suites.workers import random_ctc
 from asrkit.workbench.cost import Fleet, simulate
 from asrkit.workbench.records import Measurement
 from asrkit.workbench.tables import aligned
@@ -215,7 +207,10 @@ def _ray_case(bench: Bench) -> Case:
 def _bench(folder: Path, sizes: Sizes, quick: bool) -> Bench:
     """The model and the corpora, written to a folder."""
     model = folder / "model.safetensors"
-    save_checkpoint(model, _checkpoint(sizes))
+    encoder = FastConformerConfig(
+        layers=sizes.layers, width=sizes.width, heads=4, subsampling_channels=32
+    )
+    save_checkpoint(model, random_ctc(encoder))
     samples = lengths(sizes.files)
     files = [
         bulk_runs.write_flac(folder / f"{number}.flac", beeps(size, number))
@@ -229,18 +224,6 @@ def _bench(folder: Path, sizes: Sizes, quick: bool) -> Bench:
     if quick:
         params["quick"] = True
     return Bench(folder=folder, model=model, corpora=corpora, sizes=sizes, params=params)
-
-
-def _checkpoint(sizes: Sizes) -> Checkpoint:
-    """A CTC model over characters with random weights."""
-    tokenizer = CharTokenizer()
-    encoder = FastConformerConfig(
-        layers=sizes.layers, width=sizes.width, heads=4, subsampling_channels=32
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = CTCModel(CTCConfig(vocab_size=tokenizer.vocab_size, encoder=encoder))
-    return Checkpoint(model.eval().requires_grad_(False), tokenizer, {"bins": encoder.bins}, {})
 
 
 class Heard(NamedTuple):

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from asrkit.cpu import fast_dtype
-from asrkit.models import CTCConfig, CTCModel, presets
+from asrkit.models import Checkpoint, CTCConfig, CTCModel, FastConformerConfig, presets
 from asrkit.runtime import usable_cores
 from asrkit.shapes import expect
+from asrkit.text import CharTokenizer
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.ladder_pipeline import write_wav
 from asrkit.workbench.bench.ladder_script import RATE_HZ, beeps, lengths
@@ -78,7 +79,9 @@ def case(preset: str, files: Sequence[Path], audio_s: float, dtype: str) -> Case
     from asrkit.transcribe import Recognizer, transcribe, transcribe_in_processes
     from asrkit.transcribe.processes import choose_layout
 
-    checkpoint = _checkpoint(preset, getattr(torch, dtype))
+    encoder: Any = presets.PRESETS[preset]().encoder
+    checkpoint = random_ctc(encoder)
+    checkpoint.model.to(getattr(torch, dtype))
     weights = [*checkpoint.model.parameters()]
     weights_B = sum(weight.numel() * weight.element_size() for weight in weights)
     cores = usable_cores()
@@ -106,18 +109,17 @@ def case(preset: str, files: Sequence[Path], audio_s: float, dtype: str) -> Case
     )
 
 
-def _checkpoint(preset: str, dtype: torch.dtype) -> Any:
-    """A CTC model over characters with the encoder of a preset."""
-    from asrkit.models import Checkpoint
-    from asrkit.text import CharTokenizer
+def random_ctc(encoder: FastConformerConfig) -> Checkpoint:
+    """A CTC model over characters with random weights, always the same, in float32.
 
+    Args:
+        encoder: its encoder.
+    """
     tokenizer = CharTokenizer()
-    encoder = presets.PRESETS[preset]().encoder
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = CTCModel(CTCConfig(vocab_size=tokenizer.vocab_size, encoder=encoder))
-    features = {"bins": encoder.bins}
-    return Checkpoint(model.eval().requires_grad_(False).to(dtype), tokenizer, features, {})
+    return Checkpoint(model.eval().requires_grad_(False), tokenizer, {"bins": encoder.bins}, {})
 
 
 def _seconds(run: Run) -> Tensor:
