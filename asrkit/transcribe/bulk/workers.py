@@ -13,13 +13,12 @@ import asrkit
 from asrkit.transcribe.bulk.planning import Plan, Shard
 from asrkit.transcribe.bulk.results import Counts
 from asrkit.transcribe.bulk.tasks import Machine, as_json
-from asrkit.transcribe.endings import how_it_ended
+from asrkit.transcribe.endings import Faults, how_it_ended
 
 WORKER = [sys.executable, "-m", "asrkit.transcribe.bulk.worker"]
 # Threads that spin while they wait slow down whoever else is there; a missing GPU is no error.
 QUIET = {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99"}
 MOST_DEATHS = 100  # of processes in a row that finish no shard
-MOST_FAULTS = 20  # of them that an error in asrkit ends
 MOST_STILLBORN = 3  # of processes in a row that end before they have loaded the model
 
 
@@ -70,8 +69,7 @@ class RestartedWorker:
         self.machine = machine
         self.worker: _Worker | None = None
         self.deaths = 0  # since a shard was done
-        self.faults = 0  # of these, by an error in asrkit
-        self.traced = False  # whether the traceback of one was printed
+        self.faults = Faults()  # of these, by an error in asrkit
         self.stillborn = 0
 
     def __enter__(self) -> "RestartedWorker":
@@ -102,7 +100,7 @@ class RestartedWorker:
                 self._count(death)
             else:
                 self.deaths = 0
-                self.faults = 0
+                self.faults.forget()
                 return
 
     def _ready(self) -> "_Worker":
@@ -124,11 +122,8 @@ class RestartedWorker:
         """RuntimeError where the process has ended too often."""
         self.deaths += 1
         if death.trace:
-            self.faults += 1
-            if not self.traced:
-                print(death.trace, file=sys.stderr, flush=True)
-            self.traced = True
-        often = self.deaths >= MOST_DEATHS or self.faults >= MOST_FAULTS
+            self.faults.note(death.trace)
+        often = self.deaths >= MOST_DEATHS or self.faults.too_many
         if often or self.stillborn >= MOST_STILLBORN:
             times = max(self.deaths, self.stillborn)
             message = f"the process that transcribes ended {times} times ({death})."

@@ -10,7 +10,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -26,12 +25,11 @@ from tqdm import tqdm
 
 from asrkit.runtime import settle_after_fork
 from asrkit.shapes import expect
-from asrkit.transcribe.endings import class_and_message, how_it_ended, message
+from asrkit.transcribe.endings import Faults, class_and_message, how_it_ended, message
 from asrkit.transcribe.processes.cores import Layout
 
 MOST_HELD = 2  # jobs of one process: that which it works on, and the next, which it reads ahead
 MOST_DEATHS = 100  # of processes in a row that finish no job
-MOST_FAULTS = 20  # of them that an error in asrkit ends
 LOOK_S = 1.0  # between looks for processes that hang
 FAILURES = (ValueError, RuntimeError, OSError, MemoryError)
 
@@ -156,8 +154,7 @@ class Pool:
         self.hang_s = hang_s
         self.workers: dict[int, _Worker] = {}  # by number in the layout, from 0
         self.deaths = 0  # since a job was finished
-        self.faults = 0  # of these, by an error in asrkit
-        self.traced = False  # whether the traceback of one was printed
+        self.faults = Faults()  # of these, by an error in asrkit
 
     def __enter__(self) -> "Pool":
         return self
@@ -254,17 +251,15 @@ class Pool:
         if kind == "said":
             return Said(worker.held[0], value)
         self.deaths = 0
-        self.faults = 0
+        self.faults.forget()
         return Done(worker.held.pop(0))
 
     def _faulty(self, number: int, error: str, trace: str) -> Ended:
         """The end of a process by an error in asrkit, which one job may cause, or each of them."""
-        if not self.traced:
-            print(trace, file=sys.stderr, flush=True)
-        self.traced = True
-        self.faults += 1
-        if self.faults >= MOST_FAULTS:
-            line = f"{self.faults} processes in a row were ended by an error in asrkit ({error})."
+        self.faults.note(trace)
+        if self.faults.too_many:
+            times = self.faults.in_a_row
+            line = f"{times} processes in a row were ended by an error in asrkit ({error})."
             raise RuntimeError(f"{line} Its traceback is above.")
         return self._ended(number, error)
 

@@ -14,6 +14,7 @@ import pytest
 
 from asrkit.cli import main
 from asrkit.files import lock
+from asrkit.transcribe import endings
 from asrkit.transcribe.bulk import Counts, Event, Machine, plan, run, running, workers
 from asrkit.transcribe.bulk.hearing import ENDED, Hearer
 from asrkit.transcribe.bulk.progress import Progress
@@ -291,7 +292,7 @@ def test_a_worker_says_which_error_nothing_expected(many, monkeypatch, capfd):
         "main()", "from asrkit.transcribe.bulk.hearing import Hearer\nHearer.hear = None\nmain()"
     )
     monkeypatch.setattr(workers, "WORKER", [sys.executable, "-c", broken])
-    monkeypatch.setattr(workers, "MOST_FAULTS", 1)
+    monkeypatch.setattr(endings, "MOST_FAULTS", 1)
     with pytest.raises(RuntimeError, match="ended 1 times .TypeError: 'NoneType' object is not c"):
         run(many)
     assert capfd.readouterr().err.count("Traceback") == 1
