@@ -17,7 +17,7 @@ from asrkit.shapes import expect_parameters
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 DEFINITION_LINES = 6
-CELL_LINES = 25
+CELL_LINES = 40
 FITTING = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 # Drawn with any of these a cell can wait for ever under nbclient; draw into ipywidgets.HTML instead.
 HANGING = {"Output", "interact", "interactive", "interactive_output", "interact_manual"}
