@@ -19,8 +19,6 @@ from asrkit.decoders.ctc.beam_reference import ctc_beam_reference
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.ngram import NGram
 from asrkit.decoders.transducer import Transducer, transducer_greedy
-from asrkit.decoders.transducer.beam import transducer_beam
-from asrkit.decoders.transducer.beam_reference import transducer_beam_reference
 from asrkit.decoders.transducer.loop_cache import release_graphs
 from asrkit.decoders.word_ngram import WordNGram
 
@@ -45,7 +43,5 @@ __all__ = [
     "ctc_greedy",
     "ctc_greedy_sequential",
     "release_graphs",
-    "transducer_beam",
-    "transducer_beam_reference",
     "transducer_greedy",
 ]

@@ -22,7 +22,6 @@ from asrkit.decoders import (
     ctc_beam,
     ctc_greedy,
     ctc_greedy_sequential,
-    transducer_beam,
     transducer_greedy,
 )
 from asrkit.decoders.beams import LanguageModel
@@ -64,9 +63,8 @@ class ModelKind:
     captures: bool  # whether the decoder's loop can be a CUDA graph
     beams: bool = False  # whether `decode` knows beam search
     beam_confidence: bool = False  # whether its beam search knows each label's probability
-    fusion: bool = False  # whether its beam search takes n-gram models and bonuses
+    fusion: bool = False  # whether its beam search takes n-gram models, bonuses and `top_tokens`
     joint: bool = False  # whether its beam search asks the CTC head too
-    prunes: bool = False  # whether its beam search takes `top_tokens`
     fused_turns: bool = False  # whether a captured step can be of fused kernels
     prompts: bool = False  # whether its texts begin behind a prompt
 
@@ -136,18 +134,6 @@ def _ctc_output(model: CTCModel) -> nn.Module:
 def _decode_transducer(
     model: TransducerModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
-    beam = options.search
-    if beam is not None:
-        return transducer_beam(
-            model,
-            encoded,
-            lengths,
-            width=beam.beam,
-            max_symbols=options.max_symbols,
-            lm=options.lm,
-            lm_weight=beam.lm_weight,
-            label_bonus=beam.label_bonus,
-        )
     keywords: dict[str, Any] = {"strategy": options.strategy, "graphs": options.graphs}
     if options.graphs in CAPTURED:
         keywords["turn"] = options.turn
@@ -281,8 +267,6 @@ KINDS: dict[type[nn.Module], ModelKind] = {
             "windowed_looping": "windowed_looping",
         },
         captures=True,
-        beams=True,
-        fusion=True,
         fused_turns=True,
     ),
     CTCModel: ModelKind(
@@ -294,7 +278,6 @@ KINDS: dict[type[nn.Module], ModelKind] = {
         beams=True,
         beam_confidence=True,
         fusion=True,
-        prunes=True,
     ),
     AEDModel: ModelKind(
         project=_as_encoded,

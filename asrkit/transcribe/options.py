@@ -64,8 +64,8 @@ class WindowOptions:
 class BeamOptions:
     """Beam search instead of greedy decoding: its width, and what an n-gram or CTC adds to it.
 
-    The decoders are `asrkit.decoders.ctc_beam`, `transducer_beam` and `aed_beam`, which takes only
-    the width and `ctc_weight`.
+    The decoders are `asrkit.decoders.ctc_beam` and `aed_beam`, which takes only the width and
+    `ctc_weight`. Transducers are decoded greedily.
     """
 
     beam: int = described(

@@ -369,13 +369,16 @@ class Recognizer:
         beam = self.config.search
         if beam is None:
             return
-        expect(self.kind.beams, "search", f"None for {name}", "a beam")
-        for option, value in (("lm", beam.lm), ("label_bonus", beam.label_bonus or None)):
+        remedy = "CTC and encoder-decoder models have a beam search."
+        expect(self.kind.beams, "beam", f"none for {name}", beam.beam, remedy)
+        terms = (
+            ("lm", beam.lm),
+            ("label_bonus", beam.label_bonus or None),
+            ("top_tokens", beam.top_tokens),
+        )
+        for option, value in terms:
             takes = self.kind.fusion or value is None
-            expect(takes, option, f"none for {name}", value, "Its beam takes no such term.")
-        prunes = self.kind.prunes or beam.top_tokens is None
-        wanted = f"none for {name}, whose beam asks for all tokens"
-        expect(prunes, "top_tokens", wanted, beam.top_tokens, "It is for CTC models.")
+            expect(takes, option, f"none for {name}", value, "It is for the beam of CTC models.")
         joint = self.kind.joint and self.kind.ctc_head(model) is not None
         wanted = "none but for an encoder-decoder model with a CTC head"
         got = f"{beam.ctc_weight} for {name}"

@@ -1,4 +1,4 @@
-"""What callers and models get wrong: refused in one line, never decoded into something else, never without an end."""
+"""Bad calls of the transducer and CTC decoders: one line, never decoded into something else, never without an end."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -7,45 +7,23 @@ import numpy as np
 import pytest
 import torch
 
-from asrkit.decoders import (
-    ctc_beam,
-    ctc_beam_reference,
-    ctc_greedy,
-    ctc_greedy_sequential,
-    transducer_beam,
-    transducer_beam_reference,
-    transducer_greedy,
-)
+from asrkit.decoders import ctc_beam, ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.decoders.transducer import STRATEGIES
 from asrkit.decoders.transducer.steps import Carry, first_prediction
 from asrkit.models import ConvConfig, LSTMConfig, TransducerConfig, TransducerModel
 
-BEAMS = {"beam": transducer_beam, "reference": transducer_beam_reference}
-DECODERS = [*STRATEGIES, *BEAMS]
+BATCHED = [strategy for strategy in STRATEGIES if strategy != "one_by_one"]
 CTC = {
-    "numba_cpu": ctc_greedy,
-    "batched": ctc_greedy,
+    "numba_cpu": partial(ctc_greedy, impl="numba_cpu"),
+    "batched": partial(ctc_greedy, impl="batched"),
     "sequential": ctc_greedy_sequential,
-    "ctc_beam": ctc_beam,
-    "ctc_beam_reference": ctc_beam_reference,
+    "beam": ctc_beam,
 }
 
 
-def decode(name, model, encoded, lengths, **options):
-    if name in BEAMS:
-        return BEAMS[name](model, encoded, lengths, **{"max_symbols": 2, **options})
-    return transducer_greedy(model, encoded, lengths, strategy=name, **options)
-
-
-def by_ctc(name, log_probs, lengths, **options):
-    if CTC[name] is ctc_greedy:
-        options["impl"] = name
-    return CTC[name](log_probs, lengths, **options)
-
-
-def refused(call):
+def refused(call, *given, **options):
     with pytest.raises(ValueError) as error:
-        call()
+        call(*given, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -72,70 +50,73 @@ def given(make):
     )
 
 
-WRONG_JOINS = {
-    "nothing": (lambda logits: None, "got NoneType."),
-    "a tuple": (lambda logits: (logits, 1), "got tuple of ("),
-    "fewer tokens than blank": (lambda logits: logits[..., :4], ", 4) torch.float64."),
-    "no tokens": (lambda logits: logits[..., :0], ", 0) torch.float64."),
-    "one number": (lambda logits: logits.sum(), "got () torch.float64."),
-    "another rank": (lambda logits: logits.flatten(), "got ("),
-    "a dimension more": (lambda logits: logits[None], "got (1, "),
-    "integers": (lambda logits: logits.long(), "torch.int64."),
-}
+def joins(spoil):
+    return lambda model: {"join": lambda frames, before: spoil(model.join(frames, before))}
 
 
-@pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("wrong", WRONG_JOINS)
-def test_logits_that_are_none_are_refused(given, name, wrong):
+def predicts(spoil):
+    return lambda model: {"predict": lambda labels, state: spoil(*model.predict(labels, state))}
+
+
+def has(**parts):
+    return lambda model: parts
+
+
+BLANK = "model.blank: expected an index from 0, got "
+DURATIONS = "model.durations: expected a sequence of whole numbers from 0 to 1000, got "
+BAD_MODELS = [
+    (joins(lambda logits: None), ", more than 4), got NoneType."),
+    (joins(lambda logits: (logits, 1)), ", more than 4), got tuple of ("),
+    (joins(lambda logits: logits[..., :4]), ", 4) torch.float64."),
+    (joins(lambda logits: logits[..., :0]), ", 0) torch.float64."),
+    (joins(lambda logits: logits.sum()), "got () torch.float64."),
+    (joins(lambda logits: logits.flatten()), "model.join: expected float logits ("),
+    (joins(lambda logits: logits[None]), "got (1, "),
+    (joins(lambda logits: logits.long()), "torch.int64."),
+    (predicts(lambda before, state: None), "expected the pair predicted (B, P), state, got None"),
+    (predicts(lambda before, state: (before, None, None)), "state, got tuple of ("),
+    (predicts(lambda before, state: (before[:, 0], None)), "state, got tuple of ("),
+    (predicts(lambda before, state: (before[:1].expand(9, -1), None)), "expected tensors with B="),
+    (predicts(lambda before, state: (before, before.expand(9, -1, -1))), "Transpose its state."),
+    (has(blank=True), f"{BLANK}True. Count it from the front: V - 1, not -1."),
+    (has(blank=np.int64(4)), BLANK),
+    (has(blank=4.0), BLANK),
+    (has(blank=torch.tensor(4)), BLANK),
+    (has(blank=None), BLANK),
+    (has(blank="4"), BLANK),
+    (has(durations=None), DURATIONS),
+    (has(durations=3), DURATIONS),
+    (has(durations={0, 1}), DURATIONS),
+    (has(durations=(True, 0)), DURATIONS),
+    (has(durations=(0, 10**9)), DURATIONS),
+    (has(durations=torch.tensor([0, 1])), DURATIONS),
+    (has(durations=iter((0, 1))), DURATIONS),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BAD_MODELS)))
+def test_a_model_that_does_not_follow_the_protocol_is_refused(given, number):
     model, encoded, lengths = given
-    spoil, got = WRONG_JOINS[wrong]
-    spoilt = doubled(model, join=lambda frames, predicted: spoil(model.join(frames, predicted)))
-    text = refused(lambda: decode(name, spoilt, encoded, lengths))
-    assert text.startswith("model.join: expected float logits (") and ", more than 4), got " in text
-    assert got in text
+    spoil, wanted = BAD_MODELS[number]
+    spoilt = doubled(model, **spoil(model))
+    for strategy in STRATEGIES:
+        assert wanted in refused(transducer_greedy, spoilt, encoded, lengths, strategy=strategy)
+
+
+@pytest.mark.parametrize("missing", ["blank", "predict", "join"])
+def test_a_model_that_lacks_something_is_refused(given, missing):
+    model, encoded, lengths = given
+    part = doubled(model)
+    delattr(part, missing)
+    wanted = f"model: expected blank, predict and join, got SimpleNamespace without {missing}."
+    assert refused(transducer_greedy, part, encoded, lengths) == wanted
 
 
 def test_logits_of_one_frame_do_not_stand_for_a_window(given):
     model, encoded, lengths = given
-    spoilt = doubled(model, join=lambda frames, predicted: model.join(frames[:, :1], predicted))
-    text = refused(lambda: transducer_greedy(spoilt, encoded, lengths, window=2))
-    assert (
-        text
-        == "model.join: expected float logits (3, 2, more than 4), got (3, 1, 5) torch.float64."
-    )
-
-
-WRONG_STARTS = {
-    "nothing": (
-        lambda predicted, state: None,
-        "model.predict: expected the pair predicted (B, P), state, got NoneType.",
-    ),
-    "three": (lambda predicted, state: (predicted, None, None), "state, got tuple of ("),
-    "a column": (lambda predicted, state: (predicted[:, 0], None), "state, got tuple of ("),
-    "one utterance": (
-        lambda predicted, state: (predicted[:1].expand(9, -1), None),
-        "model.predict: expected tensors with B=",
-    ),
-    "layers first": (
-        lambda predicted, state: (predicted, predicted.expand(9, -1, -1)),
-        "got another. Transpose its state.",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("wrong", WRONG_STARTS)
-def test_a_first_prediction_that_is_none_is_refused(given, name, wrong):
-    model, encoded, lengths = given
-    spoil, wanted = WRONG_STARTS[wrong]
-    spoilt = doubled(model, predict=lambda labels, state: spoil(*model.predict(labels, state)))
-    assert wanted in refused(lambda: decode(name, spoilt, encoded, lengths))
-
-
-WRONG_STATES = {
-    "appears": (None, ()), "vanishes": ((), None), "grows": ((None,), (None, None)), "other keys": ({"a": None}, {"b": None}),
-    "another kind": (torch.zeros(3, 1), (torch.zeros(3, 1),)),
-}  # fmt: skip
+    spoilt = doubled(model, join=lambda frames, before: model.join(frames[:, :1], before))
+    wanted = "model.join: expected float logits (3, 2, more than 4), got (3, 1, 5) torch.float64."
+    assert refused(transducer_greedy, spoilt, encoded, lengths, window=2) == wanted
 
 
 def test_a_state_with_layers_first_is_refused_where_there_are_as_many_as_utterances():
@@ -156,102 +137,62 @@ def test_a_state_with_layers_first_is_refused_where_there_are_as_many_as_utteran
     assert len(predicted) == 2
 
 
-@pytest.mark.parametrize("name", ["windowed_looping", "label_looping", "frame_looping"])
-@pytest.mark.parametrize("wrong", WRONG_STATES)
-def test_a_state_keeps_its_structure(given, name, wrong):
+BAD_STATES = [
+    (None, ()),
+    ((), None),
+    ((None,), (None, None)),
+    ({"a": None}, {"b": None}),
+    (torch.zeros(3, 1), (torch.zeros(3, 1),)),
+]
+
+
+@pytest.mark.parametrize("strategy", BATCHED)
+def test_a_state_keeps_its_structure_and_a_prediction_its_shape(given, strategy):
     model, encoded, lengths = given
-    first, then = WRONG_STATES[wrong]
-    spoilt = doubled(
-        model,
-        predict=lambda labels, state: (
-            model.predict(labels)[0],
-            first if not (labels < 4).any() else then,
-        ),
-    )
-    assert refused(lambda: decode(name, spoilt, encoded, lengths)).startswith(
-        "state: expected one structure throughout, got "
-    )
+    for first, then in BAD_STATES:
+
+        def predict(labels, state, first=first, then=then):
+            return model.predict(labels)[0], first if not (labels < 4).any() else then
+
+        spoilt = doubled(model, predict=predict)
+        text = refused(transducer_greedy, spoilt, encoded, lengths, strategy=strategy)
+        assert text.startswith("state: expected one structure throughout, got ")
+    for cut in (lambda part: part[:1], lambda part: part[:, :1]):
+
+        def shrinking(labels, state, cut=cut):
+            predicted, after = model.predict(labels, state)
+            return predicted if state is None else cut(predicted), after
+
+        spoilt = doubled(model, predict=shrinking)
+        text = refused(transducer_greedy, spoilt, encoded, lengths, strategy=strategy)
+        assert text.startswith("model.predict: expected shape (3, 6), as before, got (")
 
 
-@pytest.mark.parametrize("name", ["windowed_looping", "label_looping", "frame_looping"])
-@pytest.mark.parametrize(
-    "cut", [lambda part: part[:1], lambda part: part[:, :1]], ids=["one utterance", "one column"]
-)
-def test_a_later_prediction_is_not_stretched_to_the_batch(given, name, cut):
-    model, encoded, lengths = given
-
-    def predict(labels, state):
-        predicted, after = model.predict(labels, state)
-        return predicted if state is None else cut(predicted), after
-
-    text = refused(lambda: decode(name, doubled(model, predict=predict), encoded, lengths))
-    assert text.startswith("model.predict: expected shape (3, 6), as before, got (")
+MOST = "max_symbols: expected 1 to 1000 labels on a frame, got "
+BAD_OPTIONS = [
+    ({"max_symbols": 0}, f"{MOST}0."),
+    ({"max_symbols": True}, f"{MOST}True."),
+    ({"max_symbols": 2.0}, f"{MOST}2.0."),
+    ({"max_symbols": None}, f"{MOST}None."),
+    ({"max_symbols": 10**30}, f"{MOST}{10**30}."),
+    ({"strategy": ["windowed_looping"]}, "got ['windowed_looping']."),
+    ({"window": True}, "window: expected at least 1 frame, or None, got True."),
+]
 
 
-@pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("blank", [True, np.int64(4), 4.0, torch.tensor(4), None, "4"], ids=repr)
-def test_blank_is_an_int(given, name, blank):
-    model, encoded, lengths = given
-    text = refused(lambda: decode(name, doubled(model, blank=blank), encoded, lengths))
-    assert (
-        text
-        == f"model.blank: expected an index from 0, got {blank!r}. Count it from the front: V - 1, not -1."
-    )
+@pytest.mark.parametrize(("options", "wanted"), BAD_OPTIONS)
+def test_options_of_greedy_decoding_that_are_no_options(given, options, wanted):
+    assert refused(transducer_greedy, *given, **options).endswith(wanted)
 
 
-@pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize(
-    "durations",
-    [None, 3, {0, 1}, (True, 0), (0, 10**9), torch.tensor([0, 1]), np.array([0, 1]), iter((0, 1))],
-    ids=lambda given: type(given).__name__,
-)
-def test_durations_are_a_short_sequence_of_ints(make, given, name, durations):
-    model = doubled(make("foreign", 1, durations=(0, 1)), durations=durations)
-    assert refused(lambda: decode(name, model, *given[1:])).startswith(
-        "model.durations: expected a sequence of whole numbers"
-    )
-
-
-@pytest.mark.parametrize("name", DECODERS)
-def test_a_model_that_lacks_something_is_told_so(given, name):
-    model, encoded, lengths = given
-    for missing in ("blank", "predict", "join"):
-        part = doubled(model)
-        delattr(part, missing)
-        text = refused(lambda part=part: decode(name, part, encoded, lengths))
-        assert (
-            text
-            == f"model: expected blank, predict and join, got SimpleNamespace without {missing}."
-        )
-
-
-@pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("bad", [0, True, 2.0, np.int64(2), None, 10**30], ids=repr)
-def test_max_symbols_is_an_int_of_a_size_that_ends(given, name, bad):
-    text = refused(lambda: decode(name, *given, max_symbols=bad))
-    assert text == f"max_symbols: expected 1 to 1000 labels on a frame, got {bad!r}."
-
-
-@pytest.mark.parametrize("name", [*BEAMS, "ctc_beam", "ctc_beam_reference"])
 @pytest.mark.parametrize(("option", "values"), [
     ("width", (True, 2.0, 10**4)), ("nbest", (True, 1.0)), ("lm_weight", (float("nan"), float("inf"), None, "1")),
     ("label_bonus", (float("nan"), -float("inf"), None)),
 ])  # fmt: skip
-def test_options_of_a_beam_are_numbers_in_range(given, name, option, values):
+def test_options_of_a_beam_are_numbers_in_range(given, option, values):
     for value in values:
-        call = partial(by_ctc, name, *given[1:]) if name in CTC else partial(decode, name, *given)
-        text = refused(lambda call=call, value=value: call(**{option: value}))
+        text = refused(ctc_beam, *given[1:], **{option: value})
         assert text.startswith(f"{option}: expected ") and text.endswith(f"got {value!r}.")
-
-
-def test_options_of_greedy_decoding_that_are_no_options(given):
-    assert refused(lambda: transducer_greedy(*given, strategy=["windowed_looping"])).endswith(
-        "got ['windowed_looping']."
-    )
-    assert (
-        refused(lambda: transducer_greedy(*given, window=True))
-        == "window: expected at least 1 frame, or None, got True."
-    )
 
 
 def test_a_window_costs_no_more_than_the_frames_there_are(given):
@@ -275,135 +216,95 @@ def test_a_window_costs_no_more_than_the_frames_there_are(given):
 ])  # fmt: skip
 def test_a_carry_that_was_taken_apart_is_refused(given, change):
     carry = change(transducer_greedy(*given).carry)
-    for name in STRATEGIES:
-        text = refused(lambda name=name: decode(name, *given, carry=carry))
-        assert (
-            text
-            == "carry: expected predicted (B, P), and ahead and frames (B,) int64, got others. Pass hypotheses.carry."
-        )
+    wanted = "carry: expected predicted (B, P), and ahead and frames (B,) int64, got others. Pass hypotheses.carry."
+    assert refused(transducer_greedy, *given, carry=carry) == wanted
 
 
-@pytest.mark.parametrize("name", ["windowed_looping", "label_looping", "frame_looping"])
-def test_a_carry_of_a_model_with_another_state_is_refused(make, speak, given, name):
-    carry = transducer_greedy(make("lstm", 1), *speak("lstm", 3, 5, 1)).carry._replace(
-        predicted=torch.zeros(3, 6).double()
-    )
-    model = doubled(
-        given[0], predict=lambda labels, state: given[0].predict(labels)
-    )  # takes any state
-    assert refused(lambda: decode(name, model, *given[1:], carry=carry)).startswith(
-        "state: expected one structure throughout"
-    )
-
-
-def test_carries_of_different_models_do_not_join(make, speak, given):
-    own, other = (
-        transducer_greedy(*given).carry,
-        transducer_greedy(make("lstm", 1), *speak("lstm", 3, 5, 1)).carry,
-    )
-    text = refused(lambda: Carry.join([own, other]))
+def test_carries_of_other_models_are_refused(make, speak, given):
+    own = transducer_greedy(*given).carry
+    other = transducer_greedy(make("lstm", 1), *speak("lstm", 3, 5, 1)).carry
+    stateless = doubled(given[0], predict=lambda labels, state: given[0].predict(labels))
+    carry = other._replace(predicted=torch.zeros(3, 6).double())
+    for strategy in BATCHED:
+        text = refused(transducer_greedy, stateless, *given[1:], strategy=strategy, carry=carry)
+        assert text.startswith("state: expected one structure throughout")
+    wanted = "carries: expected states of one model, got "
     assert (
-        text
-        == "carries: expected states of one model, got (4,) torch.float64 beside (6,) torch.float64."
+        refused(Carry.join, [own, other])
+        == f"{wanted}(4,) torch.float64 beside (6,) torch.float64."
     )
-    text = refused(lambda: Carry.join([own, own._replace(predicted=own.predicted.float())]))
+    single = own._replace(predicted=own.predicted.float())
     assert (
-        text
-        == "carries: expected states of one model, got (6,) torch.float32 beside (6,) torch.float64."
+        refused(Carry.join, [own, single])
+        == f"{wanted}(6,) torch.float32 beside (6,) torch.float64."
     )
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_nan_comes_to_an_end_and_shows_in_the_score_of_that_utterance_alone(given, name):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nan_comes_to_an_end_and_shows_in_the_score_of_that_utterance_alone(given, strategy):
     model, encoded, _ = given
     encoded[0, 2] = torch.nan
-    found = decode(name, model, encoded, torch.tensor([5, 5, 3]), max_symbols=3)
+    lengths = torch.tensor([5, 5, 3])
+    found = transducer_greedy(model, encoded, lengths, strategy=strategy, max_symbols=3)
     assert found.scores.isnan().tolist() == [True, False, False]
     assert found.lengths.max() <= 15
 
 
-@pytest.mark.parametrize("name", BEAMS)
-def test_of_an_utterance_with_nan_a_beam_keeps_nothing(given, name):
-    model, encoded, _ = given
-    encoded[0, 2] = torch.nan
-    found = decode(name, model, encoded, torch.tensor([5, 5, 3]))
-    assert found.scores.isfinite().tolist() == [False, True, True]
-    assert found.tokens()[0] == []
+DOORS = {"transducer": "encoded", **dict.fromkeys(CTC, "log_probs")}  # and their tensors' names
 
 
-ODD = {
-    "sparse": lambda dense: dense.to_sparse(), "meta": lambda dense: dense.to("meta"),
-    "nested": lambda dense: torch.nested.nested_tensor([dense[0], dense[1]], layout=torch.jagged),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [*DECODERS, *CTC])
-@pytest.mark.parametrize("kind", ODD)
-def test_tensors_without_plain_numbers_are_refused(given, name, kind):
-    call, lengths = (by_ctc, ()) if name in CTC else (decode, (given[0],))
-    argument = "log_probs" if name in CTC else "encoded"
-    text = refused(lambda: call(name, *lengths, ODD[kind](given[1][:2]), given[2][:2]))
-    assert text == f"{argument}: expected a dense tensor with numbers in it, got another kind."
-    text = refused(lambda: call(name, *lengths, given[1][:2], given[2][:2].to_sparse()))
-    assert text == "lengths: expected a dense tensor with numbers in it, got another kind."
+@pytest.mark.parametrize("name", DOORS)
+def test_tensors_without_plain_numbers_are_refused(given, name):
+    model, tensor, lengths = given
+    call = CTC.get(name, partial(transducer_greedy, model))
+    wanted = "expected a dense tensor with numbers in it, got another kind."
+    tensor = tensor[:2]
+    lengths = lengths[:2]
+    nested = torch.nested.nested_tensor([*tensor], layout=torch.jagged)
+    for odd in (tensor.to_sparse(), tensor.to("meta"), nested):
+        assert refused(call, odd, lengths) == f"{DOORS[name]}: {wanted}"
+    assert refused(call, tensor, lengths.to_sparse()) == f"lengths: {wanted}"
 
 
 @pytest.mark.parametrize("name", CTC)
-def test_scores_of_eight_bits_and_under_vmap_are_refused(name):
+def test_bad_scores_and_blanks_of_ctc_are_refused(name):
     log_probs, lengths = torch.zeros(2, 3, 4), torch.tensor([3, 2])
-    text = refused(lambda: by_ctc(name, log_probs.to(torch.float8_e4m3fn), lengths))
+    text = refused(CTC[name], log_probs.to(torch.float8_e4m3fn), lengths)
     assert text == "log_probs: expected a float dtype of 16 bits or more, got torch.float8_e4m3fn."
-    text = refused(
-        lambda: torch.vmap(lambda part: by_ctc(name, part, lengths).scores)(log_probs[None])
-    )
+    mapped = torch.vmap(lambda part: CTC[name](part, lengths).scores)
+    text = refused(mapped, log_probs[None])
     assert text == "log_probs: expected a dense tensor with numbers in it, got another kind."
-
-
-@pytest.mark.parametrize("name", CTC)
-@pytest.mark.parametrize(
-    "blank",
-    [True, np.True_, 1.0, torch.tensor(1), torch.tensor([1, 2]), np.array([1]), None],
-    ids=repr,
-)
-def test_blank_of_ctc_is_a_whole_number(name, blank):
-    text = refused(lambda: by_ctc(name, torch.zeros(2, 3, 4), torch.tensor([3, 2]), blank=blank))
-    assert text == f"blank: expected an index of V=4 tokens, got {blank}."
+    for blank in (True, np.True_, 1.0, torch.tensor(1), torch.tensor([1, 2]), np.array([1]), None):
+        text = refused(CTC[name], log_probs, lengths, blank=blank)
+        assert text == f"blank: expected an index of V=4 tokens, got {blank}."
 
 
 @pytest.mark.parametrize("name", CTC)
 def test_numbers_of_numpy_and_negated_views_are_what_they_stand_for(name):
-    log_probs, lengths = (
-        torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0)),
-        torch.tensor([7, 5]),
-    )
-    found = by_ctc(name, torch._neg_view(log_probs), lengths, blank=np.int32(-4))
-    assert (
-        found.tokens()
-        == by_ctc(name, -log_probs, lengths, blank=0).tokens()
-        != by_ctc(name, log_probs, lengths).tokens()
-    )
+    draw = torch.Generator().manual_seed(0)
+    log_probs, lengths = torch.randn(2, 7, 4, generator=draw), torch.tensor([7, 5])
+    found = CTC[name](torch._neg_view(log_probs), lengths, blank=np.int32(-4)).tokens()
+    assert found == CTC[name](-log_probs, lengths, blank=0).tokens()
+    assert found != CTC[name](log_probs, lengths).tokens()
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile's own
 def test_what_calls_a_decoder_may_be_compiled(make):
     model, generator = make("foreign", 1, durations=(0, 1)), torch.Generator().manual_seed(1)
     encoded, lengths = torch.randn(2, 3, 4, generator=generator).double(), torch.tensor([3, 2])
-    for name in ("numba_cpu", "sequential", "windowed_looping", "beam", "reference", "ctc_beam"):
-        plain = partial(by_ctc, name) if name in CTC else partial(decode, name, model)
-        found = torch.compile(
+    calls = [CTC[name] for name in ("numba_cpu", "sequential", "beam")]
+    for plain in (*calls, partial(transducer_greedy, model)):
+        compiled = torch.compile(
             lambda part, plain=plain: plain(2 * part, lengths).labels + 1, backend="eager"
-        )(encoded)
-        assert torch.equal(found, plain(2 * encoded, lengths).labels + 1), name
+        )
+        assert torch.equal(compiled(encoded), plain(2 * encoded, lengths).labels + 1)
 
 
-@pytest.mark.parametrize("name", [*DECODERS, *CTC])
+@pytest.mark.parametrize("name", [*STRATEGIES, *CTC])
 def test_defaults_for_new_tensors_do_not_matter(given, name):
     model, encoded, lengths = given
-    call = (
-        (lambda: by_ctc(name, encoded, lengths))
-        if name in CTC
-        else (lambda: decode(name, model, encoded, lengths))
-    )
+    greedy = partial(transducer_greedy, model, strategy=name)
+    call = partial(CTC.get(name, greedy), encoded, lengths)
     wanted = call()
     with torch.device("meta"):
         found = call()
@@ -414,7 +315,5 @@ def test_defaults_for_new_tensors_do_not_matter(given, name):
     finally:
         torch.set_default_dtype(before)
     for other in (found, wide):
-        assert all(
-            torch.equal(a, b) and a.dtype == b.dtype
-            for a, b in zip(other.parts(), wanted.parts(), strict=True)
-        )
+        for a, b in zip(other.parts(), wanted.parts(), strict=True):
+            assert torch.equal(a, b) and a.dtype == b.dtype

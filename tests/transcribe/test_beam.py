@@ -181,20 +181,23 @@ def test_what_excludes_every_text_is_an_error_of_the_file(learned, speech, words
     assert "<unk>" in one.error
 
 
-def test_a_transducer_has_the_beam_too_but_no_confidences(speech, words):
-    torch.manual_seed(0)
+def test_a_transducer_with_a_beam_is_refused_in_one_line(speech, tmp_path, capsys):
     model = TransducerModel(presets.tiny(vocab_size=28)).eval()
-    checkpoint = Checkpoint(model, CharTokenizer(), {}, {"max_symbols": 2})
-    config = PipelineConfig(encoder="eager", search=BeamOptions(beam=2, lm=words, word_bonus=1.0))
-    recognizer = Recognizer.from_checkpoint(checkpoint, config)
-    assert recognizer(0.1 * torch.randn(1, 8000), torch.tensor([8000])).impl == "beam, width 2"
-    timed = transcribe(
-        checkpoint, speech[0], options=WindowOptions(timestamps=True), recognizer=recognizer
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, Checkpoint(model, CharTokenizer(), {}, {}))
+    assert main(["transcribe", str(speech[0]), "--model", str(path), "--beam", "4"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "asrkit transcribe: --beam: expected none for a TransducerModel, got 4. "
+        "CTC and encoder-decoder models have a beam search.\n"
     )
-    with pytest.raises(ValueError, match="^timestamps: expected greedy decoding of this model"):
-        next(timed)
+
+
+def test_a_model_of_words_needs_the_models_tokenizer(learned, words):
+    config = PipelineConfig(search=BeamOptions(lm=words))
     with pytest.raises(ValueError, match="^tokenizer: expected the model's"):
-        Recognizer(model, config)
+        Recognizer(learned.model, config)
 
 
 def test_pieces_of_sentencepiece_spell_the_words_of_a_model(tmp_path):

@@ -11,7 +11,7 @@ import torch
 
 from asrkit.cli import main
 from asrkit.decoders import aed_beam, aed_greedy, attention_frames, ctc_alignment
-from asrkit.models import AEDModel, Checkpoint, TransducerModel, presets, save_checkpoint
+from asrkit.models import AEDModel, Checkpoint, presets, save_checkpoint
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import BeamOptions, PipelineConfig, Recognizer, WindowOptions
 from asrkit.transcribe.folder import text_settings
@@ -207,10 +207,6 @@ def test_models_that_cannot_refuse_a_weight():
     search = PipelineConfig(search=BeamOptions(ctc_weight=0.3))
     with pytest.raises(ValueError, match=f"^{NO_HEAD} an AEDModel"):
         Recognizer(random_model(ctc=False), search)
-    hybrid = TransducerModel(presets.tiny(vocab_size=28)).eval()
-    assert hybrid.ctc_head is not None
-    with pytest.raises(ValueError, match=f"^{NO_HEAD} a TransducerModel"):
-        Recognizer(hybrid, search)
 
 
 @pytest.mark.parametrize("options, message", [

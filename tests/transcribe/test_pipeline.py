@@ -219,7 +219,7 @@ def test_another_kind_of_model_is_one_more_line_of_the_table(noise, monkeypatch)
     assert found.tokens() == Recognizer(Other().inner)(*noise).tokens()
     with pytest.raises(ValueError, match="strategy: expected one of 'fastest' for an Other"):
         Recognizer(Other(), PipelineConfig(strategy="one_by_one"))
-    with pytest.raises(ValueError, match="^search: expected None for an Other, got a beam"):
+    with pytest.raises(ValueError, match="^beam: expected none for an Other, got 8"):
         Recognizer(Other(), PipelineConfig(search=BeamOptions()))
 
 

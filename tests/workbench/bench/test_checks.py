@@ -329,7 +329,6 @@ def off_by_one(decode):
     [
         ("ctc_greedy", off_by_one, "decoders", "integers differ"),
         ("ctc_beam", lambda beam: lambda *a, **k: replace(x := beam(*a, **k), scores=x.scores + 1), "decoders", "1 apart"),
-        ("transducer_beam", lambda beam: lambda *a, **k: replace(x := beam(*a, **k), scores=x.scores + 1), "decoders", "1 apart"),
         ("normalize", lambda f: lambda *a: f(*a) * 1.01, "models", "apart, of"),
         ("rnnt_loss_packed", lambda f: lambda *a, **k: 1.001 * f(*a, **k), "losses numba_cpu", "apart, of"),
         ("split_batches", lambda f: lambda *a, **k: f(*a, **k) + 1, "losses wavefront", "apart, of"),

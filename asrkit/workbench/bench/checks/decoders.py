@@ -19,8 +19,6 @@ from asrkit.decoders import (
     transducer_greedy,
 )
 from asrkit.decoders.transducer import STRATEGIES, graphs
-from asrkit.decoders.transducer.beam import transducer_beam
-from asrkit.decoders.transducer.beam_reference import transducer_beam_reference
 from asrkit.decoders.transducer.steps import GreedyModel
 from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.shapes import valid_mask
@@ -106,7 +104,6 @@ def decoder_checks(device: str, cuda: bool) -> Iterator[Check]:
         calls = {
             "planted": partial(_planted, device, durations),
             "carry": partial(_carry, device, durations, **OFF),
-            "beam": partial(_beam, device, durations),
         }
         for name, call in calls.items():
             yield Check("decoders", f"{name} {len(durations)} durations", "", call)
@@ -172,19 +169,6 @@ def _carry(device: str, durations: Sequence[int], **options: Any) -> None:
     spoilt = encoded.masked_fill(padding, torch.nan)
     got = transducer_greedy(model, spoilt, lengths, **options)
     assert got.tokens() == wanted, "padding matters"
-
-
-def _beam(device: str, durations: Sequence[int]) -> None:
-    """The beam's hypotheses and scores are those of its reference."""
-    wide = torch.float64
-    options: dict[str, Any] = {"width": 4, "nbest": 2, "max_symbols": 3}
-    model = random_transducer(durations, "cpu", wide)
-    frames = random_frames(4, 12, "cpu", wide)
-    wanted = transducer_beam_reference(model, *frames, **options)
-    model = random_transducer(durations, device, wide)
-    moved = [tensor.to(device) for tensor in frames]
-    got = transducer_beam(model, *moved, **options)
-    _same_ranks(got, wanted)
 
 
 def _same_ranks(got: Hypotheses, wanted: Hypotheses) -> None:
