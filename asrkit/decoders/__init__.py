@@ -4,18 +4,14 @@ from asrkit.decoders.attention import (
     Attention,
     Suppressing,
     aed_beam,
-    aed_beam_reference,
     aed_greedy,
     aed_greedy_reference,
-    aed_rescore,
-    aed_rescore_reference,
     attention_frames,
     ctc_draft,
 )
 from asrkit.decoders.ctc import ctc_greedy, ctc_greedy_sequential
 from asrkit.decoders.ctc.alignment import ctc_alignment
 from asrkit.decoders.ctc.beam import ctc_beam
-from asrkit.decoders.ctc.beam_reference import ctc_beam_reference
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.ngram import NGram
 from asrkit.decoders.transducer import Transducer, transducer_greedy
@@ -30,15 +26,11 @@ __all__ = [
     "Transducer",
     "WordNGram",
     "aed_beam",
-    "aed_beam_reference",
     "aed_greedy",
     "aed_greedy_reference",
-    "aed_rescore",
-    "aed_rescore_reference",
     "attention_frames",
     "ctc_alignment",
     "ctc_beam",
-    "ctc_beam_reference",
     "ctc_draft",
     "ctc_greedy",
     "ctc_greedy_sequential",

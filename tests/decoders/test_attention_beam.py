@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrkit.decoders import aed_beam, aed_beam_reference, aed_greedy
+from asrkit.decoders import aed_beam, aed_greedy
 from asrkit.decoders.attention.beam import Choice, Search
 from asrkit.models.attention_memory import CROSS, PAST
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import EOS, WIDTH, Story, V, heard, random_model, same
+from attention_oracle import aed_beam_reference
 
 
 def ranks(hypotheses):

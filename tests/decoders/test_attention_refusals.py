@@ -1,4 +1,4 @@
-"""What decoders by attention refuse: one line that names the argument, and no error of torch."""
+"""Bad calls of the decoders by attention: one line that names the argument, and no error of torch."""
 
 import copy
 import math
@@ -9,31 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrkit.decoders import (
-    Suppressing,
-    aed_beam,
-    aed_beam_reference,
-    aed_greedy,
-    aed_greedy_reference,
-    aed_rescore,
-    aed_rescore_reference,
-    ctc_beam,
-)
+from asrkit.decoders import Suppressing, aed_beam, aed_greedy, aed_greedy_reference
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import EOS, Story, V, as_draft, heard, random_model, same
+from attention_oracle import aed_beam_reference
 
-DOORS = {
-    "greedy": aed_greedy,
-    "greedy reference": aed_greedy_reference,
-    "beam": aed_beam,
-    "beam reference": aed_beam_reference,
-}
-BEAMS = (aed_beam, aed_beam_reference)
-RESCORERS = (aed_rescore, aed_rescore_reference)
+DOORS = {"greedy": aed_greedy, "one by one": aed_greedy_reference, "beam": aed_beam}
 
 
-def listened(seed=0):
+def log_probs_of_ctc(seed=0):
     """Log-probabilities of a CTC head about 3 utterances of 6 frames."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(3, 6, V + 1, dtype=torch.float64, generator=generator)
@@ -49,14 +34,59 @@ def refused(message, call, *given, **options):
     assert "\n" not in text
 
 
+DTYPE = "encoded: expected torch.float64, as the model's weights are, got torch.float32. Pass "
+NO_PROMPT = "prompt: expected 1 to 31 tokens, so that a label fits in most=32, got 0."
+EVERY_DOOR = [
+    ({"encoded": torch.zeros(3, 6, 8)}, DTYPE),
+    ({"prompt": []}, NO_PROMPT),
+    ({"prompt": [[], [], []]}, NO_PROMPT),
+]
+PENALTY = "length_penalty: expected a number from 0 to 10, got "
+BEAM = [
+    *(({"length_penalty": bad}, PENALTY) for bad in (-1, math.nan, 10.5, 10**400, "1", True)),
+    (
+        {"ctc": log_probs_of_ctc().long()},
+        "ctc: expected log-probabilities of a float dtype, got torch.int64.",
+    ),
+    ({"ctc": log_probs_of_ctc()[..., 1:]}, f"ctc: expected log-probabilities of V={V} tokens and"),
+    ({"ctc": log_probs_of_ctc()[:, 1:]}, "ctc: "),
+    ({"ctc": [[0.0] * V]}, "ctc: "),
+    (
+        {"ctc": log_probs_of_ctc(), "ctc_weight": 1.5},
+        "ctc_weight: expected a share from 0 to 1, got 1.5",
+    ),
+    ({"ctc": log_probs_of_ctc(), "ctc_weight": math.nan}, "ctc_weight: "),
+]
+DRAFTS = [
+    ({"lengths": torch.tensor([2, 1, 3])}, "draft.lengths: expected 0 to N=2 labels, got 1 to 3."),
+    ({"lengths": torch.tensor([2, -1, 0])}, "draft.lengths: expected 0 to N=2 labels, got -1 to 2."),
+    ({"lengths": torch.tensor([2.0, 1, 0])}, "draft: expected int32 or int64 lengths, got torch.float32"),
+    ({"lengths": torch.tensor([2, 1])}, "draft.lengths: expected shape (B=3), got (2,)."),
+    ({"scores": torch.zeros(2)}, "draft.scores: expected shape (B=3), got (2,)."),
+    ({"labels": torch.zeros(3, 2)}, "draft: expected int32 or int64 labels, got torch.float32."),
+    ({"labels": torch.tensor([3, 4, 5])}, "draft.labels: expected shape (B, N), got (3,)."),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", DOORS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_frames_of_another_dtype_than_the_weights_are_refused_by_name(name, dtype):
+def test_bad_calls_of_every_door(name):
     encoded, lengths = heard(3, 6)
-    wanted = f"encoded: expected torch.float64, as the model's weights are, got {dtype}. Pass "
-    refused(wanted, DOORS[name], random_model(), encoded.to(dtype), lengths)
+    for change, wanted in EVERY_DOOR:
+        call = {"encoded": encoded, "lengths": lengths} | change
+        refused(wanted, DOORS[name], random_model(), **call)
     quiet = Suppressing(random_model(), always=[3], first=[], prompt_tokens=1)
-    refused(wanted, DOORS[name], quiet, encoded.to(dtype), lengths)
+    refused(DTYPE, DOORS[name], quiet, encoded.float(), lengths)
+
+
+@pytest.mark.parametrize(("options", "wanted"), BEAM)
+def test_bad_options_of_the_beam(options, wanted):
+    refused(wanted, aed_beam, random_model(), *heard(3, 6), **options)
+
+
+@pytest.mark.parametrize(("damage", "wanted"), DRAFTS)
+def test_damaged_drafts(damage, wanted):
+    draft = replace(as_draft([[3, 4], [5], []]), **damage)
+    refused(wanted, aed_greedy, random_model(), *heard(3, 6), draft=draft)
 
 
 def test_under_autocast_frames_may_have_another_dtype():
@@ -67,16 +97,8 @@ def test_under_autocast_frames_may_have_another_dtype():
     assert memory.like().dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", DOORS)
-def test_a_prompt_without_tokens_is_refused_as_such(name):
-    encoded, lengths = heard(3, 6)
-    for empty in ([], [[], [], []]):
-        wanted = "prompt: expected 1 to 31 tokens, so that a label fits in most=32, got 0."
-        refused(wanted, DOORS[name], random_model(), encoded, lengths, prompt=empty)
-
-
 @pytest.mark.parametrize(
-    "tokens, message",
+    ("tokens", "message"),
     [
         ([[V, 3]], f"tokens: expected ids from 0 to below V={V}, got 3 to {V}."),
         ([[3, -1]], f"tokens: expected ids from 0 to below V={V}, got -1 to 3."),
@@ -97,72 +119,26 @@ def test_tokens_that_the_model_has_not_are_refused_by_each_of_its_calls(tokens, 
         refused("room: expected 1 to most=32 tokens, got 2.0.", model.begin, memory, 2.0)
 
 
-DAMAGED = [
-    ({"lengths": torch.tensor([2, 1, 3])}, ".lengths: expected 0 to N=2 labels, got 1 to 3."),
-    ({"lengths": torch.tensor([2, -1, 0])}, ".lengths: expected 0 to N=2 labels, got -1 to 2."),
-    ({"lengths": torch.tensor([2.0, 1, 0])}, ": expected int32 or int64 lengths, got torch.float32"),
-    ({"lengths": torch.tensor([2, 1])}, ".lengths: expected shape (B=3), got (2,)."),
-    ({"scores": torch.zeros(2)}, ".scores: expected shape (B=3), got (2,)."),
-    ({"labels": torch.zeros(3, 2)}, ": expected int32 or int64 labels, got torch.float32."),
-    ({"labels": torch.tensor([3, 4, 5])}, ".labels: expected shape (B, N), got (3,)."),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("damage, message", DAMAGED)
-def test_damaged_hypotheses_are_refused_as_drafts_and_as_texts(damage, message):
-    encoded, lengths = heard(3, 6)
-    texts = as_draft([[3, 4], [5], []])
-    damaged = replace(texts, **damage)
-    refused(f"draft{message}", aed_greedy, random_model(), encoded, lengths, draft=damaged)
-    for rescore in RESCORERS:
-        refused(f"texts{message}", rescore, random_model(), encoded, lengths, damaged)
-        second = replace(texts, alternatives=(damaged,))
-        refused("texts.alternatives" + message, rescore, random_model(), encoded, lengths, second)
-
-
-@pytest.mark.parametrize("rescore", RESCORERS)
-def test_alternatives_of_another_batch_or_kind_are_refused(rescore):
-    encoded, lengths = heard(3, 6)
-    texts = as_draft([[3, 4], [5], []])
-    for other, message in (
-        (as_draft([[3]]), "texts.alternatives: expected hypotheses of B=3 utterances, got 1."),
-        ([[3], [4], []], "texts.alternatives: expected Hypotheses, got list."),
-    ):
-        given = replace(texts, alternatives=(other,))
-        refused(message, rescore, random_model(), encoded, lengths, given)
-
-
-@pytest.mark.parametrize("search", BEAMS)
-def test_penalties_without_a_meaning_and_ctc_of_whole_numbers_are_refused(search):
-    encoded, lengths = heard(3, 6)
-    model = random_model()
-    for penalty in (-1, math.nan, 10.5, 1e9, 10**400, "1", True):
-        message = "length_penalty: expected a number from 0 to 10, got "
-        refused(message, search, model, encoded, lengths, length_penalty=penalty)
-    wanted = "ctc: expected log-probabilities of a float dtype, got torch.int64."
-    refused(wanted, search, model, encoded, lengths, ctc=listened().long())
-
-
-def test_where_ctc_has_no_weight_both_beams_find_what_attention_alone_finds():
+def test_where_ctc_has_no_weight_a_beam_finds_what_attention_alone_finds():
     encoded, lengths = heard(3, 6)
     model = random_model()
     alone = aed_beam(model, encoded, lengths)
-    for search in BEAMS:
-        same(search(model, encoded, lengths, ctc=listened(), ctc_weight=0), alone)
+    for search in (aed_beam, aed_beam_reference):
+        same(search(model, encoded, lengths, ctc=log_probs_of_ctc(), ctc_weight=0), alone)
 
 
 @pytest.mark.parametrize("ctc_weight", [0.3, 1.0])
 def test_nan_of_ctc_is_no_empty_text_that_came_to_its_end(ctc_weight):
     encoded, _ = heard(3, 6)
     lengths = torch.tensor([6, 4, 5])
-    ctc = listened()
+    ctc = log_probs_of_ctc()
     ctc[0, 5, 3] = torch.nan
     ctc[1, 4:] = torch.nan  # padding
     model = random_model()
     options = {"ctc_weight": ctc_weight, "nbest": 2}
-    found, wanted = (search(model, encoded, lengths, ctc=ctc, **options) for search in BEAMS)
-    same(found, wanted)
-    whole = aed_beam(model, encoded, lengths, ctc=listened(), **options)
+    found = aed_beam(model, encoded, lengths, ctc=ctc, **options)
+    same(found, aed_beam_reference(model, encoded, lengths, ctc=ctc, **options))
+    whole = aed_beam(model, encoded, lengths, ctc=log_probs_of_ctc(), **options)
     assert found.tokens()[1:] == whole.tokens()[1:]
     assert found.tokens()[0] == []
     assert found.scores[0] == -torch.inf and not found.ended[0]
@@ -179,11 +155,3 @@ def test_a_copy_of_a_model_decodes_like_it():
     quiet = Suppressing(model, always=[5], first=[EOS], prompt_tokens=1)
     for one in (model, quiet):
         same(aed_greedy(copy.deepcopy(one), encoded, lengths), aed_greedy(one, encoded, lengths))
-
-
-def test_whole_texts_are_rescored_as_before():
-    encoded, lengths = heard(3, 6)
-    texts = ctc_beam(listened(), lengths, width=4, nbest=3)
-    narrow = replace(texts, labels=texts.labels.int(), lengths=texts.lengths.int())
-    found = aed_rescore(random_model(), encoded, lengths, narrow)
-    assert found.tokens() == aed_rescore_reference(random_model(), encoded, lengths, texts).tokens()

@@ -1,4 +1,4 @@
-"""Attention and CTC together: prefix scores, the joint beam, n-best lists scored by a decoder."""
+"""Attention and CTC together: prefix scores, and the joint beam."""
 
 import sys
 from itertools import pairwise, product
@@ -8,20 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrkit.decoders import (
-    aed_beam,
-    aed_beam_reference,
-    aed_greedy,
-    aed_rescore,
-    aed_rescore_reference,
-    ctc_beam,
-)
-from asrkit.decoders.attention.prefix_reference import prefix_score
+from asrkit.decoders import aed_beam
 from asrkit.decoders.attention.prefix_scores import PrefixScores
 from asrkit.losses import ctc_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
-from attention_cases import EOS, WIDTH, Story, V, as_draft, heard, random_model, same
+from attention_cases import EOS, WIDTH, V, heard, random_model, same
+from attention_oracle import aed_beam_reference, prefix_score
 
 
 def ranks(hypotheses):
@@ -187,91 +180,3 @@ def test_neither_padding_nor_the_rest_of_the_batch_changes_a_joint_score():
         alone = aed_beam(model, *own, nbest=3, most=6, ctc=ctc[b : b + 1])
         for a, rank in zip(ranks(alone), ranks(wanted), strict=True):
             assert a.tokens()[0] == rank.tokens()[b]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"ctc": torch.zeros(1, 4, V)}, f"^ctc: expected log-probabilities of V={V} tokens and"),
-        ({"ctc": torch.zeros(1, 5, V + 1)}, "^ctc: "),
-        ({"ctc": [[0.0] * V]}, "^ctc: "),
-        ({"ctc_weight": 1.5}, "^ctc_weight: expected a share from 0 to 1, got 1.5"),
-        ({"ctc_weight": float("nan")}, "^ctc_weight: "),
-    ],
-)
-def test_what_does_not_fit_is_refused(changes, said):
-    model, encoded, lengths, ctc = of(0, 1, 4)
-    for search in (aed_beam, aed_beam_reference):
-        with pytest.raises(ValueError, match=said):
-            search(model, encoded, lengths, **{"ctc": ctc} | changes)
-
-
-@pytest.mark.parametrize("weight", [0, 0.3, 1])
-@pytest.mark.parametrize("cross", ["kept", "absorbed", "recomputed"])
-def test_rescoring_in_one_pass_is_scoring_one_by_one(weight, cross):
-    moved = 0
-    for seed, (B, T, prompt) in enumerate([(1, 1, None), (4, 5, [1, 4, 5]), (6, 4, None)]):
-        model, encoded, lengths, ctc = of(seed, B, T)
-        texts = ctc_beam(ctc, lengths, width=8, nbest=8)
-        given = (model, encoded, lengths, texts)
-        options = {"prompt": prompt, "ctc_weight": weight}
-        found = aed_rescore(*given, cross=cross, **options)
-        same_ranks(found, aed_rescore_reference(*given, **options))
-        moved += sum(a != b for a, b in zip(found.tokens(), texts.tokens(), strict=True))
-        for b in range(B):
-            before = {tuple(rank.tokens()[b]) for rank in ranks(texts)}
-            assert {tuple(rank.tokens()[b]) for rank in ranks(found)} == before
-    assert (moved > 0) == (weight < 1)
-
-
-def test_a_text_of_the_greedy_decoder_has_its_score_and_frames_stay_with_their_text():
-    model, encoded, lengths, ctc = of(2, 5, 6)
-    greedy = aed_greedy(model, encoded, lengths, most=6)
-    found = aed_rescore(model, encoded, lengths, greedy, ctc_weight=0)
-    ended = greedy.ended
-    assert ended.sum() >= 3
-    torch.testing.assert_close(found.scores[ended], greedy.scores[ended], rtol=1e-5, atol=1e-5)
-    texts = ctc_beam(ctc, lengths, width=6, nbest=6)
-    found = aed_rescore(model, encoded, lengths, texts)
-    for b in range(5):
-        before = [(rank.tokens()[b], rank.frames[b].tolist()) for rank in ranks(texts)]
-        for rank in ranks(found):
-            tokens = rank.tokens()[b]
-            frames = rank.frames[b, : len(tokens)].tolist()
-            assert (tokens, frames) in [(own, places[: len(own)]) for own, places in before]
-
-
-def test_padding_changes_no_order_and_nan_comes_last():
-    model, encoded, lengths, ctc = of(4, 4, 6)
-    lengths = torch.tensor([6, 3, 0, 5])
-    texts = ctc_beam(ctc, lengths, width=4, nbest=4)
-    wanted = aed_rescore(model, encoded, lengths, texts)
-    assert wanted.tokens()[2] == [] and wanted.scores[2] == 0
-    behind = (torch.arange(6) >= lengths[:, None])[..., None]
-    same_ranks(aed_rescore(model, encoded.masked_fill(behind, torch.nan), lengths, texts), wanted)
-    encoded[1, 0] = torch.nan
-    found = aed_rescore(model, encoded, lengths, texts)
-    assert found.scores[1] == -inf and not found.ended[1]
-    same_ranks(found, aed_rescore_reference(model, encoded, lengths, texts))
-    nobody = torch.zeros(2, 0, WIDTH).double(), torch.tensor([0, 0])
-    none = ctc_beam(torch.zeros(2, 0, V + 1), nobody[1])
-    assert aed_rescore(model, *nobody, none).tokens() == [[], []]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"texts": [[1]]}, "^texts: expected Hypotheses, got list. Try ctc_beam."),
-        ({"texts": as_draft([[1], [2]])}, "^texts: expected hypotheses of B=1 utterances, got 2"),
-        ({"texts": as_draft([[V]])}, f"^texts: expected tokens from 0 to below V={V}, got others"),
-        ({"texts": as_draft([[3] * 64])}, "^texts: expected at most 63 labels, which most=64"),
-        ({"ctc_weight": 2}, "^ctc_weight: "),
-        ({"prompt": [11]}, "^prompt: "),
-    ],
-)
-def test_texts_that_make_no_sense_are_refused(changes, said):
-    call = {"encoded": torch.zeros(1, 4, WIDTH), "lengths": torch.tensor([4])}
-    call |= {"texts": as_draft([[3]])} | changes
-    for rescore in (aed_rescore, aed_rescore_reference):
-        with pytest.raises(ValueError, match=said):
-            rescore(Story(), **call)

@@ -1,6 +1,8 @@
 """Suppressed tokens: never written, whatever decodes; nothing else changes."""
 
+import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,12 +10,14 @@ import torch
 from asrkit.decoders import (
     Suppressing,
     aed_beam,
-    aed_beam_reference,
     aed_greedy,
     aed_greedy_reference,
 )
 from asrkit.models import AEDConfig, AEDModel, ConvConfig
 from asrkit.models.attention_memory import CROSS, PAST
+
+sys.path.insert(0, str(Path(__file__).parent))
+from attention_oracle import aed_beam_reference
 
 PROMPT = [1, 4, 5]
 

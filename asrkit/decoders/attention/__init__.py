@@ -1,5 +1,5 @@
 """Decoding by attention, for models that remember and follow: `aed_greedy`, `aed_beam`, which CTC
-may join, `aed_rescore` for texts that CTC has found, and `ctc_draft`, which `aed_greedy` verifies.
+may join, and `ctc_draft`, which `aed_greedy` verifies.
 """
 
 from typing import Literal
@@ -9,12 +9,9 @@ from torch import Tensor
 
 from asrkit.decoders.attention.alignment import attention_frames
 from asrkit.decoders.attention.beam import aed_beam
-from asrkit.decoders.attention.beam_reference import aed_beam_reference
 from asrkit.decoders.attention.drafts import ctc_draft
 from asrkit.decoders.attention.graphs import Call, decode
 from asrkit.decoders.attention.reference import aed_greedy_reference
-from asrkit.decoders.attention.rescore import aed_rescore
-from asrkit.decoders.attention.rescore_reference import aed_rescore_reference
 from asrkit.decoders.attention.steps import (
     CROSS,
     PAST,
@@ -39,11 +36,8 @@ __all__ = [
     "Attention",
     "Suppressing",
     "aed_beam",
-    "aed_beam_reference",
     "aed_greedy",
     "aed_greedy_reference",
-    "aed_rescore",
-    "aed_rescore_reference",
     "attention_frames",
     "ctc_draft",
 ]

@@ -63,7 +63,7 @@ def aed_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     extended by every token, and of all of them, ended ones too, the `width` best stay, by
     log-probability over ((5 + n) / 6) ** length_penalty, where n counts tokens behind the prompt,
     eos included (arXiv 1609.08144, equation 14). It ends once all of them have ended. One that has
-    `most` labels is cut where it would go on. `aed_beam_reference` is the same in plain loops.
+    `most` labels is cut where it would go on.
 
     With `ctc` both have a say (joint decoding: Hori, Watanabe, Hershey 2017, algorithm 2): in place
     of the log-probability stands (1 - ctc_weight) times it plus ctc_weight times that of CTC, which

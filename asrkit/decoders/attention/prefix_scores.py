@@ -48,11 +48,6 @@ def check_ctc(ctc: Tensor, ctc_weight: float, encoded: Tensor, V: int) -> None:
     expect(floating, "ctc", "log-probabilities of a float dtype", ctc.dtype, remedy)
     same = ctc.device == encoded.device
     expect(same, "ctc", f"a tensor on {encoded.device}", ctc.device)
-    check_weight(ctc_weight)
-
-
-def check_weight(ctc_weight: float) -> None:
-    """ValueError unless `ctc_weight` is a share."""
     valid = is_finite(ctc_weight) and 0 <= ctc_weight <= 1
     expect(valid, "ctc_weight", "a share from 0 to 1", f"{ctc_weight!r:.40}")
 

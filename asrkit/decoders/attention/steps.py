@@ -147,7 +147,7 @@ def draft_of(model: Attention, draft: Hypotheses | None, limits: Tensor) -> Draf
     B = len(limits)
     if draft is None:
         return Draft(limits.new_zeros(B, 0), torch.zeros_like(limits))
-    expect_texts("draft", draft, B, "Try ctc_greedy.")
+    _check_draft(draft, B)
     lengths = torch.minimum(to_device(draft.lengths, limits.device), limits)
     N = int(lengths.max())
     tokens = to_device(draft.labels, limits.device)[:, :N]
@@ -158,28 +158,21 @@ def draft_of(model: Attention, draft: Hypotheses | None, limits: Tensor) -> Draf
     return Draft(tokens.masked_fill(beyond, model.eos), lengths)
 
 
-def expect_texts(argument: str, texts: Hypotheses, B: int, remedy: str) -> None:
-    """ValueError unless `texts` are hypotheses of B utterances whose labels and lengths fit.
-
-    Args:
-        argument: Name of `texts`.
-        texts: Of any type.
-        B: Utterances.
-        remedy: What makes such hypotheses, as a sentence.
-    """
-    is_one = isinstance(texts, Hypotheses)
-    expect(is_one, argument, "Hypotheses", type(texts).__name__, remedy)
-    same = len(texts.labels) == B
-    expect(same, argument, f"hypotheses of B={B} utterances", len(texts.labels))
-    _, N = dims(texts.labels, "B N", f"{argument}.labels")
-    for name, part in (("lengths", texts.lengths), ("scores", texts.scores)):
-        dims(part, "B", f"{argument}.{name}", B=B)
-    for name, part in (("labels", texts.labels), ("lengths", texts.lengths)):
+def _check_draft(draft: Hypotheses, B: int) -> None:
+    """ValueError unless `draft` is hypotheses of B utterances whose labels and lengths fit."""
+    is_one = isinstance(draft, Hypotheses)
+    expect(is_one, "draft", "Hypotheses", type(draft).__name__, "Try ctc_greedy.")
+    same = len(draft.labels) == B
+    expect(same, "draft", f"hypotheses of B={B} utterances", len(draft.labels))
+    _, N = dims(draft.labels, "B N", "draft.labels")
+    for name, part in (("lengths", draft.lengths), ("scores", draft.scores)):
+        dims(part, "B", f"draft.{name}", B=B)
+    for name, part in (("labels", draft.labels), ("lengths", draft.lengths)):
         whole_numbers = part.dtype in (torch.int32, torch.int64)
-        expect(whole_numbers, argument, f"int32 or int64 {name}", part.dtype)
-    low, high = (int(bound) for bound in texts.lengths.aminmax())
+        expect(whole_numbers, "draft", f"int32 or int64 {name}", part.dtype)
+    low, high = (int(bound) for bound in draft.lengths.aminmax())
     inside = 0 <= low <= high <= N
-    expect(inside, f"{argument}.lengths", f"0 to N={N} labels", f"{low} to {high}")
+    expect(inside, "draft.lengths", f"0 to N={N} labels", f"{low} to {high}")
 
 
 class BestTokens(NamedTuple):

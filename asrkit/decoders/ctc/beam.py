@@ -82,7 +82,7 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     Of prefixes with equal scores those that were kept before stay, in their order, then new ones in
     the order of the prefix they extend and of their label. With width=1 it is not greedy decoding,
     which takes the likeliest alignment: it sums alignments, but keeps one prefix. All utterances go
-    frame by frame together; `ctc_beam_reference` is the same search in plain loops.
+    frame by frame together.
 
     Args:
         log_probs: (B, T, V) log-probabilities in nats, float of 16 bits or more; computed in

@@ -47,7 +47,6 @@ PAIRS = {
     },
     "decoders": {
         "ctc-greedy-batched": [("sequential", "batched"), ("sequential", "numba_cpu")],
-        "ctc-beam": [("reference", "batched")],
         **dict.fromkeys(["rnnt-greedy", "tdt-greedy"], LOOPS),
         **dict.fromkeys(["rnnt-greedy-window", "tdt-greedy-window"], WINDOWS),
     },

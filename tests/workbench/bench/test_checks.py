@@ -110,7 +110,6 @@ def arms_of(device):
     dtype = "bfloat16" if cuda else "float32"
     add("aed-greedy", [*aed.WAYS, *aed.SLOW_WAYS, *drafts, *best], dtype)
     add("ctc-greedy-batched", ["sequential", "batched"])
-    add("ctc-beam", ["reference", "batched"])
     add("feature-norm-batched", ["sequential", "batched"])
     add("precision-parakeet_ctc_0_6b", ["float32"], "float32")
     add("precision-parakeet_ctc_0_6b", ["autocast", "bfloat16"], "bfloat16")
@@ -250,7 +249,6 @@ def test_the_loops_without_graphs_vouch_for_none_and_batched_is_not_the_other_ba
     assert {way.rpartition(" ")[2] for way in by["windowed_looping rnnt"]} == {"windowed_looping", "windowed_looping_off", *(
         f"window_{size}" for size in (1, 2, 4, 6, 8, 16)), "window_1_off", "window_8_off"}  # fmt: skip
     assert by["ctc batched"] == {"ctc-greedy-batched in float32: batched"}
-    assert by["ctc beam"] == {"ctc-beam in float32: batched"}
     assert by["normalize"] == {"feature-norm-batched in float32: batched"}
     assert {way.partition(":")[0] for way in by["precision bfloat16"]} == {
         "precision-parakeet_ctc_0_6b in bfloat16", "half-over-autocast in bfloat16"}  # fmt: skip
@@ -328,7 +326,6 @@ def off_by_one(decode):
     ("name", "spoil", "group", "said"),
     [
         ("ctc_greedy", off_by_one, "decoders", "integers differ"),
-        ("ctc_beam", lambda beam: lambda *a, **k: replace(x := beam(*a, **k), scores=x.scores + 1), "decoders", "1 apart"),
         ("normalize", lambda f: lambda *a: f(*a) * 1.01, "models", "apart, of"),
         ("rnnt_loss_packed", lambda f: lambda *a, **k: 1.001 * f(*a, **k), "losses numba_cpu", "apart, of"),
         ("split_batches", lambda f: lambda *a, **k: f(*a, **k) + 1, "losses wavefront", "apart, of"),

@@ -10,9 +10,6 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders import (
-    Hypotheses,
-    ctc_beam,
-    ctc_beam_reference,
     ctc_greedy,
     ctc_greedy_sequential,
     release_graphs,
@@ -110,8 +107,6 @@ def decoder_checks(device: str, cuda: bool) -> Iterator[Check]:
     ctc_arms = r"^ctc-greedy-batched in \S+: batched$"
     ctc_call = partial(_ctc, device)
     yield Check("decoders", "ctc batched", ctc_arms, ctc_call)
-    beam_arms = r"^ctc-beam in \S+: batched$"
-    yield Check("decoders", "ctc beam", beam_arms, partial(_ctc_beam, device))
 
 
 def _greedy(device: str, strategy: Any, durations: Sequence[int]) -> None:
@@ -169,37 +164,6 @@ def _carry(device: str, durations: Sequence[int], **options: Any) -> None:
     spoilt = encoded.masked_fill(padding, torch.nan)
     got = transducer_greedy(model, spoilt, lengths, **options)
     assert got.tokens() == wanted, "padding matters"
-
-
-def _same_ranks(got: Hypotheses, wanted: Hypotheses) -> None:
-    """Every hypothesis of a beam has the same labels, and the same score."""
-    ranks_got = [got, *got.alternatives]
-    ranks_wanted = [wanted, *wanted.alternatives]
-    for ours, theirs in zip(ranks_got, ranks_wanted, strict=True):
-        assert ours.tokens() == theirs.tokens()
-        near([ours.scores], [theirs.scores])
-
-
-def _ctc_beam(device: str) -> None:
-    """Hypotheses and scores are those of the reference, of noise in float64 and of planted labels
-    in float32.
-    """
-    draw = torch.Generator().manual_seed(1)
-    noise = 2 * torch.randn(6, 12, 7, generator=draw, dtype=torch.float64)
-    lengths = torch.tensor([12, 11, 7, 2, 1, 0])
-    options: dict[str, Any] = {"width": 4, "nbest": 3, "label_bonus": 0.2}
-    for top_tokens in (None, 2):
-        options["top_tokens"] = top_tokens
-        log_probs = noise.log_softmax(-1)
-        wanted = ctc_beam_reference(log_probs, lengths, **options)
-        got = ctc_beam(log_probs.to(device), lengths.to(device), **options)
-        assert wanted.lengths.sum() > 10, "the noise says next to nothing"
-        _same_ranks(got, wanted)
-    plan = _plan(())
-    log_probs = ctc_log_probs(plan)
-    wanted = ctc_beam_reference(log_probs, plan.lengths)
-    got = ctc_beam(log_probs.to(device), plan.lengths.to(device))
-    near(got.parts(), wanted.parts())
 
 
 def _ctc(device: str) -> None:

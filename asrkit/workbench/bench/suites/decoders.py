@@ -4,9 +4,6 @@ Decoding is timed on planted transducers (asrkit.workbench.bench.planted): V = 1
 of D = 640, an LSTM of one layer, and utterances of 5, 15 and 30 seconds at 12.5 frames a second
 that say 3.5 labels a second. Least work, in every row: a joint for each node of the path, a
 predictor step for each label; of CTC, to read the scores once.
-
-The beam of CTC has no peer here: torchaudio's `ctc_decoder` needs flashlight-text, which torchaudio
-does not bring.
 """
 
 import sys
@@ -23,8 +20,6 @@ from torch import Tensor
 
 from asrkit.decoders import (
     Hypotheses,
-    ctc_beam,
-    ctc_beam_reference,
     ctc_greedy,
     ctc_greedy_sequential,
     transducer_greedy,
@@ -46,7 +41,6 @@ HALF_SIZES = ((1, 187), (32, 187))
 WINDOW_SIZES = ((1, 187), (8, 187), (32, 187))
 QUICK_SIZES = ((4, 40),)
 QUICK_MODEL: dict[str, Any] = {"V": 33, "width": 240}
-BEAM: dict[str, Any] = {"width": 8, "top_tokens": 32}  # options of ctc_beam
 Options = dict[str, Any]  # of transducer_greedy
 
 
@@ -54,7 +48,6 @@ class Plans(NamedTuple):
     """Sizes of the planted batches: utterances, and frames of the longest."""
 
     ctc: Sequence[tuple[int, int]]
-    beams: Sequence[tuple[int, int]]  # of CTC
     smallest: tuple[int, int]  # with the slow loops
     loops: Sequence[tuple[int, int]]
     half: Sequence[tuple[int, int]]  # in bfloat16
@@ -64,7 +57,6 @@ class Plans(NamedTuple):
 
 FULL = Plans(
     ctc=((1, 375), (8, 375), (32, 375), (128, 375)),
-    beams=((1, 187), (8, 62), (32, 187)),
     smallest=(8, 62),
     loops=SIZES,
     half=HALF_SIZES,
@@ -73,7 +65,6 @@ FULL = Plans(
 )
 QUICK = Plans(
     ctc=((8, 40),),
-    beams=((2, 30),),
     smallest=(2, 30),
     loops=QUICK_SIZES,
     half=(),
@@ -83,8 +74,8 @@ QUICK = Plans(
 
 
 def suite(device: str, quick: bool, *, without: Pattern[str] = NOTHING) -> Iterator[Case]:
-    """CTC, greedy and by a beam, over batch sizes; then RNN-T and TDT: every loop over batch sizes
-    and lengths, in half precision, and windows.
+    """Greedy CTC over batch sizes; then RNN-T and TDT: every loop over batch sizes and lengths, in
+    half precision, and windows.
 
     Args:
         device: "cpu" or "cuda".
@@ -96,8 +87,6 @@ def suite(device: str, quick: bool, *, without: Pattern[str] = NOTHING) -> Itera
         sizes = QUICK
     for B, T in sizes.ctc:
         yield ctc(planted(B, T, **sizes.model), device)
-    for B, T in sizes.beams:
-        yield beam(planted(B, T, **sizes.model), device)
     for durations in DURATIONS:
         make: Callable[..., Planted] = partial(planted, durations=durations, **sizes.model)
         versus = partial(versus_nemo, device=device, without=without)
@@ -133,28 +122,6 @@ def ctc(plan: Planted, device: str) -> Case:
         arm_params={name: counts(arms[name], device) for name in ("sequential", "batched")},
         ratios=[("sequential", name) for name in batched],
         tolerance=1e-4,
-    )
-
-
-def beam(plan: Planted, device: str) -> Case:
-    """Prefix beam search of CTC without a language model: in plain loops, and batched."""
-    given = (ctc_log_probs(plan).to(device), plan.lengths.to(device))
-    arms: dict[str, Callable[[], Hypotheses]] = {
-        "reference": partial(ctc_beam_reference, *given, **BEAM),
-        "batched": partial(ctc_beam, *given, **BEAM),
-    }
-    return Case(
-        what="ctc-beam",
-        arms=arms,
-        params={
-            "shape": [*given[0].shape],
-            "labels": sum(map(len, plan.labels)),
-            "floor_B": given[0].nbytes,
-            **BEAM,
-        },
-        arm_params={"batched": counts(arms["batched"], device)},
-        ratios=[("reference", "batched")],
-        tolerance=1e-3,  # the reference adds in float64
     )
 
 

@@ -1,19 +1,17 @@
-"""The search of `aed_beam` in plain loops, one utterance at a time, no memory."""
+"""The search of `aed_beam`, and scores of CTC for prefixes, in plain loops: one utterance at a time, no memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from asrkit.decoders.attention.beam import check_beam
 from asrkit.decoders.attention.loop import unended
-from asrkit.decoders.attention.prefix_reference import prefix_score
-from asrkit.decoders.attention.prefix_scores import check_ctc
-from asrkit.decoders.attention.steps import Attention, Prompt, check_model, limits_of, prompt_of
-from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
-from asrkit.runtime import eager
+from asrkit.decoders.attention.steps import limits_of, prompt_of
+from asrkit.decoders.beams import log_add
+from asrkit.decoders.hypotheses import PADDING, Hypotheses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +29,12 @@ class Text:
         return self.score / ((5 + tokens) / 6) ** length_penalty
 
 
-@eager
-def aed_beam_reference(  # noqa: PLR0913 - all options of `aed_beam` that change a result
-    model: Attention,
+def aed_beam_reference(
+    model: Any,
     encoded: Tensor,
     lengths: Tensor,
     *,
-    prompt: Prompt | None = None,
+    prompt: Any = None,
     width: int = 4,
     nbest: int = 1,
     length_penalty: float = 1.0,
@@ -45,25 +42,7 @@ def aed_beam_reference(  # noqa: PLR0913 - all options of `aed_beam` that change
     ctc: Tensor | None = None,
     ctc_weight: float = 0.3,
 ) -> Hypotheses:
-    """What `aed_beam` computes; slow and readable.
-
-    Args:
-        model: As in `aed_beam`, like everything that follows.
-        encoded: (B, T, D) frames.
-        lengths: (B,) valid frames.
-        prompt: Tokens before the text.
-        width: Hypotheses of an utterance.
-        nbest: Hypotheses per utterance in the result.
-        length_penalty: Exponent of the length.
-        most: Most labels.
-        ctc: Log-probabilities (B, T, V + 1) of the CTC head.
-        ctc_weight: Its share.
-    """
-    check_batch(encoded, lengths, "B T D", "encoded")
-    check_model(model)
-    check_beam(width, nbest, length_penalty)
-    if ctc is not None:
-        check_ctc(ctc, ctc_weight, encoded, model.vocab_size)
+    """What `aed_beam` computes, of arguments that are valid."""
     lengths = lengths.long()
     prompts = prompt_of(model, prompt, encoded)
     limits = limits_of(model, lengths, prompts.shape[1], most)
@@ -161,3 +140,40 @@ class PlainSearch:
                 after = prefix_score(self.ctc, [*text.labels, token]).prefix
             added.append((1 - self.ctc_weight) * score + self.ctc_weight * (after - before))
         return added
+
+
+class PrefixScore(NamedTuple):
+    """Log-probabilities in nats."""
+
+    prefix: float  # of all texts that begin with the labels
+    text: float  # of the text itself
+
+
+def prefix_score(log_probs: Sequence[Sequence[float]], labels: Sequence[int]) -> PrefixScore:
+    """What CTC says of labels below V, of T rows of V + 1 log-probabilities, blank last.
+
+    Graves 2012, section 7.5.3, a label after another.
+    """
+    T = len(log_probs)
+    # alignments of the labels so far with the first t frames, by what they end in
+    in_label = [-inf] * (T + 1)
+    in_blank = [0.0]
+    for frame in log_probs:
+        in_blank.append(in_blank[-1] + frame[-1])
+    prefix = 0.0
+    last = None
+    for label in labels:
+        longer_label = [-inf]
+        longer_blank = [-inf]
+        prefix = -inf
+        for t, frame in enumerate(log_probs):
+            enters = in_blank[t]
+            if label != last:
+                enters = log_add(enters, in_label[t])
+            prefix = log_add(prefix, enters + frame[label])
+            longer_blank.append(log_add(longer_blank[t], longer_label[t]) + frame[-1])
+            longer_label.append(log_add(longer_label[t], enters) + frame[label])
+        in_label = longer_label
+        in_blank = longer_blank
+        last = label
+    return PrefixScore(prefix, log_add(in_label[T], in_blank[T]))

@@ -12,10 +12,7 @@ from torch import Tensor
 
 from asrkit.decoders.beams import LanguageModel, log_add
 from asrkit.decoders.ctc.alignment import possible
-from asrkit.decoders.ctc.beam import check_ctc_beam
-from asrkit.decoders.ctc.sequential import blank_index
-from asrkit.decoders.hypotheses import Hypotheses, check_batch
-from asrkit.runtime import eager
+from asrkit.decoders.hypotheses import Hypotheses
 
 Prefix = tuple[int, ...]
 Row = list[float]  # log-probabilities of V tokens on one frame
@@ -44,8 +41,7 @@ class Path:
 Beam = dict[Prefix, Path]
 
 
-@eager
-def ctc_beam_reference(  # noqa: PLR0913 - the arguments of ctc_beam
+def ctc_beam_reference(
     log_probs: Tensor,
     lengths: Tensor,
     *,
@@ -57,23 +53,9 @@ def ctc_beam_reference(  # noqa: PLR0913 - the arguments of ctc_beam
     lm_weight: float = 0.3,
     label_bonus: float = 0.0,
 ) -> Hypotheses:
-    """What `ctc_beam` computes; slow and readable.
-
-    Args:
-        log_probs: (B, T, V), as in `ctc_beam`, like everything that follows.
-        lengths: (B,) valid frames.
-        blank: Index of the blank.
-        width: Prefixes that are kept.
-        nbest: Hypotheses per utterance in the result.
-        top_tokens: Labels of a frame that may begin a new prefix.
-        lm: Language model for shallow fusion.
-        lm_weight: Weight of its log-probability.
-        label_bonus: Added per label.
-    """
-    check_batch(log_probs, lengths, "B T V", "log_probs")
+    """What `ctc_beam` computes, of arguments that are valid."""
     V = log_probs.shape[-1]
-    blank = blank_index(blank, V)
-    check_ctc_beam(V, width, nbest, top_tokens, lm, lm_weight, label_bonus)
+    blank %= V
     if not lm_weight:
         lm = None
     search = PlainSearch(
@@ -188,13 +170,7 @@ class PlainSearch:
 
 
 def plain_alignment(frames: list[Row], labels: Prefix, blank: int) -> list[tuple[int, int, int]]:
-    """(label, first frame, frames) of each label's run in the likeliest alignment (Viterbi).
-
-    Args:
-        frames: Log-probabilities of each frame.
-        labels: What the alignment stands for.
-        blank: Index of the blank.
-    """
+    """(label, first frame, frames) of each label's run in the likeliest alignment (Viterbi)."""
     tokens = [blank]
     for label in labels:
         tokens += [label, blank]
