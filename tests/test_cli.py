@@ -195,26 +195,6 @@ def test_a_broken_file_is_reported_and_the_rest_is_done(model, tmp_path, capsys)
             "threads: expected at least 1, got 0",
         ),
         (
-            ["bench", "losses", "--minutes", "3"],
-            "--minutes: expected the suite all, got losses. Other suites take the time they",
-        ),
-        (
-            ["bench", "all", "--minutes", "3", "--peers", "--ranks", "2"],
-            "--ranks, --peers: expected nothing with --minutes, got both.",
-        ),
-        (
-            ["bench", "all", "--minutes", "0", "--out", "OUT"],
-            "--minutes: expected 0.5 to 10,000, got 0.0.",
-        ),
-        (
-            ["bench", "all", "--minutes", "inf", "--out", "OUT"],
-            "--minutes: expected 0.5 to 10,000, got inf.",
-        ),
-        (
-            ["bench", "all", "--minutes", "nan", "--out", "OUT"],
-            "--minutes: expected 0.5 to 10,000, got nan.",
-        ),
-        (
             ["bench", "features", "--out", "/proc/none/a.jsonl"],
             "/proc/none/a.jsonl cannot be written: ",
         ),

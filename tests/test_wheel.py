@@ -15,13 +15,13 @@ pytestmark = pytest.mark.slow
 WORK = {  # command: what it prints
     "cost": "p4de.24xlarge", "cost --document": "not stated in document 000", "verify": " of the appendix: no problems",
     "ledger --document 004": " more in the appendix.",
-    "doctor": "only a checkout has requirements.lock", "bench all --plan": "estimates, not measured",
+    "doctor": "only a checkout has requirements.lock",
     "data lengths librispeech_eval --out table.csv": "11,126 utterances, 21.25 hours: table.csv",
     "data lengths ami_segments --out ami.csv": "ami.csv", "data stats ami_segments": "82,973 utterances",
     "bench batching --quick --lengths table.csv --ranks 1": "records appended to reports/bench.jsonl",
     "verify reports/bench.jsonl": "1 path, ", "records add reports/bench.jsonl --into mine --dirty": "added to mine",
 }  # fmt: skip
-JSON = ["cost --json", "doctor --json", "verify --json", "ledger --json", "bench all --plan --json", "data stats ami_segments --json",
+JSON = ["cost --json", "doctor --json", "verify --json", "ledger --json", "data stats ami_segments --json",
         "data lengths ami_segments --out ami.csv --json",
         "records add reports/bench.jsonl --into other --dirty --json"]  # fmt: skip
 REFUSED = {

@@ -1,8 +1,7 @@
 """Benchmarks: suites of cases whose arms are compared first and then timed on the same inputs.
 
 `run` measures one suite and returns its records, `table` prints records, `check` compares the arms
-of one case, and `SUITES` lists what there is to measure. `asrkit.workbench.bench.share` measures
-everything within a given time, in processes of its own.
+of one case, and `SUITES` lists what there is to measure.
 """
 
 from asrkit.workbench.bench.agreement import check, compare_arms

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from asrkit.decoders import Hypotheses
 from asrkit.workbench.bench.cases import Case
-from asrkit.workbench.bench.guards import synchronize
 from asrkit.workbench.bench.peers.peer_encoders import sketch
 from asrkit.workbench.bench.peers.processes import Answer, Peer
 from asrkit.workbench.profiling import peak_memory
@@ -67,7 +66,8 @@ def compare_arms(case: Case, device: str = "cpu") -> tuple[dict[str, Observation
         except (AssertionError, RuntimeError, ValueError) as error:
             if reference is None or isinstance(error, torch.OutOfMemoryError):
                 raise
-            synchronize(device)  # raises if the error has ended the GPU's context
+            if device.startswith("cuda"):
+                torch.cuda.synchronize(device)  # raises if the error has ended the GPU's context
             if isinstance(error, AssertionError):
                 failures[name] = str(error)
             else:

@@ -2,7 +2,6 @@
 cases.
 """
 
-import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from torch import Tensor
 from asrkit.workbench.records import Measurement
 
 Arms = Mapping[str, Callable[..., Any]]
-NOTHING = re.compile(r"(?!)")  # a pattern that matches no name: no arm or case is left out
 
 
 def no_measurements() -> Iterable[Measurement]:
@@ -84,9 +82,7 @@ class Case:
     skipped. The first arm is the reference: the others must return what it returns.
 
     Attributes:
-        what: name of the benchmark, by which arms are also left out; the records of arms carry it.
-        claims: ids of the claims that `measure` records, all of which it must have recorded before
-            a run that goes on may skip it.
+        what: name of the benchmark, which the records of its arms carry.
         arms: name to a call without arguments, or with the one that its setup makes.
         measure: yields measurements itself; it replaces arms.
         refused: why the case could not be made; the run reports it as a failure.
@@ -100,13 +96,11 @@ class Case:
             integers must be equal.
         memory: whether the peak memory of each arm is recorded.
         warmup: rounds of calls that do not count.
-        least_s: seconds that an arm's repeats may take, however little time is left.
         peers: arms of other packages, if any fit.
         more: yields measurements of the case beside times, once these are taken.
     """
 
     what: str
-    claims: tuple[str, ...] = ()
     arms: Arms = field(default_factory=dict)
     measure: Callable[[], Iterable[Measurement]] | None = None
     refused: str = ""
@@ -118,7 +112,6 @@ class Case:
     tolerance: float = 1e-5
     memory: bool = False
     warmup: int = 3
-    least_s: float = 1.0
     peers: PeerArms | None = None
     more: Callable[[], Iterable[Measurement]] = no_measurements
 
@@ -163,16 +156,14 @@ class Suite:
         name: as in `asrkit bench NAME`.
         cases: called with device, quick and options; yields the suite's cases.
         options: what else `cases` takes from the command line, as `asrkit bench NAME --ranks 8`.
-        takes: which of "without" (pattern of arms to leave out), "until" (time.monotonic() of the
-            end) and "peers" (`peers.processes.Peers`, or None) `cases` takes too: a suite that
-            calls arms while it makes cases has to know.
+        takes_peers: whether `cases` takes peers (`peers.processes.Peers`, or None) too.
         tables: `what` of records to the function that prints them in a table of their own.
     """
 
     name: str
     cases: Callable[..., Iterator[Case]]
     options: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()
+    takes_peers: bool = False
     tables: Mapping[str, Callable[[Iterable[Mapping[str, Any]]], list[str]]] = field(
         default_factory=dict
     )

@@ -44,7 +44,7 @@ def cases(model: CTCModel, device: str, quick: bool) -> Iterator[Case]:
     """
     for ids, study in ((LATENCY, latencies), (TRAINING, training)):
         what = f"claims: {', '.join(ids)}"
-        yield Case(what=what, claims=ids, measure=partial(study, model, device, quick))
+        yield Case(what=what, measure=partial(study, model, device, quick))
 
 
 def latencies(model: CTCModel, device: str, quick: bool) -> Iterable[Measurement]:

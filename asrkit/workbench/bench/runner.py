@@ -1,42 +1,35 @@
 """Runs a suite: every case is compared, then timed, and its records are written as it ends."""
 
 import os
-import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from asrkit.shapes import expect
 from asrkit.workbench import records
-from asrkit.workbench.bench import guards
 from asrkit.workbench.bench.agreement import Observation, compare_arms
-from asrkit.workbench.bench.cases import NOTHING, Case, Suite, failure
-from asrkit.workbench.bench.guards import NO_BLAME, Blame
+from asrkit.workbench.bench.cases import Case, Suite, failure
 from asrkit.workbench.bench.peers.processes import Peer, Peers
 from asrkit.workbench.bench.suites import SUITES
 from asrkit.workbench.profiling import Timing, measure, ratio
 from asrkit.workbench.records import Measurement
 
-if TYPE_CHECKING:
-    from asrkit.workbench.bench.share.journal import Journal
-
 Record = dict[str, Any]
-FEW_REPEATS = 3  # records that were cut short at fewer are measured again
 MOST_S = 60.0  # that the repeats of one arm may take
+ENOUGH_S = 2.0  # of repeats, after which an arm needs no more
 PEER_TOLERANCE = 5e-3
 
 
-def ignore(told: object) -> None:
-    """Do nothing: the default of `say` and `note`."""
+def ignore(line: str) -> None:
+    """Do nothing: the default of `say`."""
 
 
-def run(  # noqa: PLR0913 what to run, and for a supervised run what to leave out and whom to tell
+def run(
     suite: str,
     *,
     device: str = "cpu",
@@ -44,20 +37,13 @@ def run(  # noqa: PLR0913 what to run, and for a supervised run what to leave ou
     quick: bool = False,
     peers: Peers | None = None,
     say: Callable[[str], object] = ignore,
-    until: float = inf,
-    enough_s: float = 2.0,
-    without: re.Pattern[str] = NOTHING,
-    done: Sequence[Mapping[str, Any]] = (),
-    lost: Sequence[Blame] = (),
-    note: Callable[[Blame], object] = ignore,
-    journal: "Journal | None" = None,
     **options: Any,
 ) -> list[Record]:
     """Measure a suite; returns its sealed records: times and memory of each arm, ratios of pairs.
 
     The arms of a case are compared before they are timed. An arm that raises, or returns other than
     the first, is left out; if the first raises, all are. Each is repeated at most 20 times (5 if
-    quick), and at least 3 times unless those take over a minute or the time is over.
+    quick), and at least 3 times unless those take over a minute.
 
     Args:
         suite: a name in SUITES.
@@ -66,44 +52,17 @@ def run(  # noqa: PLR0913 what to run, and for a supervised run what to leave ou
         quick: small sizes and few repeats.
         peers: other packages, whose arms join the cases that they fit.
         say: called with a line of text before each case, and with each failure.
-        until: time.monotonic() after which no case begins; one that runs ends after its round.
-        enough_s: seconds of repeats after which an arm needs no more, see `measure`.
-        without: pattern of arms and cases to leave out, by name or as `guards.way` has it.
-        done: earlier records; cases that they hold are not measured again.
-        lost: cases and arms that ended an earlier process; they are left out.
-        note: called with the case and arm that is called first now, both empty between cases.
-        journal: keeps the measurements of a case whose repeats still go on.
         **options: options of the suite, such as `lengths` of batching.
 
     Raises:
         AssertionError: once everything else is done, with all failures.
-        TimeoutError: names the first case that would have begun after `until`.
-        DeviceLost: the device did not survive an error, so the process has to end.
     """
-    running = _Run(
-        suite=_suite(suite),
-        device=device,
-        out=out,
-        quick=quick,
-        peers=peers,
-        say=say,
-        until=until,
-        enough_s=enough_s,
-        without=guards.without_lost(without, lost),
-        done=done,
-        lost=lost,
-        note=note,
-        journal=journal,
-    )
+    expect(suite in SUITES, "suite", "one of " + ", ".join(map(repr, SUITES)), repr(suite))
+    running = _Run(SUITES[suite], device, out, quick, peers, say)
     return running.measure_all(options)
 
 
-def _suite(name: str) -> Suite:
-    expect(name in SUITES, "suite", "one of " + ", ".join(map(repr, SUITES)), repr(name))
-    return SUITES[name]
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Run:
     """The arguments of `run`, and the records and failures so far."""
 
@@ -113,61 +72,28 @@ class _Run:
     quick: bool
     peers: Peers | None
     say: Callable[[str], object]
-    until: float
-    enough_s: float
-    without: re.Pattern[str]
-    done: Sequence[Mapping[str, Any]]
-    lost: Sequence[Blame]
-    note: Callable[[Blame], object]
-    journal: "Journal | None"
     records: list[Record] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def measure_all(self, options: Mapping[str, Any]) -> list[Record]:
         """Measure all cases; returns the records, or raises AssertionError with the failures."""
-        for case in self.cases(options):
-            self.case(case)
+        more: dict[str, Any] = {}
+        if self.suite.takes_peers:
+            more["peers"] = self.peers
+        for case in self.suite.cases(self.device, self.quick, **options, **more):
+            if case.arms or case.measure or case.refused:
+                self.case(case)
             del case  # its arms are freed before those of the next are made
         if self.failures:
             raise AssertionError(" ".join(self.failures))
         return self.records
 
-    def cases(self, options: Mapping[str, Any]) -> Iterator[Case]:
-        """The cases of the suite, or what is left of them, that are to be measured in this run."""
-        own = {"without": self.without, "until": self.until, "peers": self.peers}
-        more = {name: own[name] for name in self.suite.takes}
-        for case in self.suite.cases(self.device, self.quick, **options, **more):
-            guards.prove_alive(self.device, case.title)  # making a case calls the device too
-            left = self.remaining(case)
-            del case
-            if left is not None:
-                yield left
-            del left
-
-    def remaining(self, case: Case) -> Case | None:
-        """The case without the arms to leave out; None if all of it was measured or is left out."""
-        if Blame(case.title, "") in self.lost:
-            return None
-        if not case.arms:
-            measured = case.claims and known_claims(self.suite.name, self.done) >= {*case.claims}
-            if measured or not (case.measure or case.refused):
-                return None
-            return case
-        blamed = [blame.arm for blame in self.lost if blame.case == case.title]
-        case = without_arms(without_arms(case, self.without), names_pattern(blamed))
-        if not case.arms or is_known(case, self.done):
-            return None
-        return case
-
     def case(self, case: Case) -> None:
         """Measure one case; its failure is kept, and the run goes on."""
-        if time.monotonic() >= self.until:
-            raise TimeoutError(f"no time for {case.title}, and what follows it")
         words = [case.title]
         if case.arms:
             words.append(", ".join(case.arms))
         self.say(": ".join(words))
-        self.note(Blame(case.title, ""))
         try:
             for measurements in self.measurements(case):
                 self.keep(measurements)
@@ -178,10 +104,6 @@ class _Run:
             )
         except (AssertionError, RuntimeError, ValueError) as error:
             self.fail(failure(case.title, error))
-        guards.prove_alive(self.device, case.title)
-        if self.journal:
-            self.journal.clear()
-        self.note(NO_BLAME)
 
     def fail(self, message: str) -> None:
         """Keep the message of a failure, and say it."""
@@ -192,7 +114,7 @@ class _Run:
         """Seal measurements and write them to `out`."""
         sealed = [measurement.sealed() for measurement in measurements]
         if self.out is not None:
-            with guards.naming(self.out):
+            with _naming(self.out):
                 records.append(self.out, *sealed)
         self.records.extend(sealed)
 
@@ -209,115 +131,46 @@ class _Run:
     def timed(self, case: Case) -> Iterator[Iterable[Measurement]]:
         """Compare the arms, then time those that agree; AssertionError at the end if any failed."""
         load1 = os.getloadavg()[0]
-        observations, failures = compare_arms(self.watched(case), self.device)
-        self.note(Blame(case.title, ""))
-        case = without_arms(case, names_pattern(failures))
+        observations, failures = compare_arms(case, self.device)
+        case = without_arms(case, failures)
         params: dict[str, Any] = {"threads": torch.get_num_threads(), "device": self.device}
         if self.quick:
             params["quick"] = True
-
-        def results(timings: Mapping[str, Timing], **more: Any) -> Iterator[Measurement]:
-            return arm_measurements(case, timings, observations, load1, params | more)
-
-        def keep_so_far(timings: Callable[[], Mapping[str, Timing]]) -> None:
-            if self.journal:
-                self.journal.keep(lambda: results(timings(), cut=True))
-
         if case.arms:
-            yield results(self.timings(case, keep_so_far))
+            timings = measure(
+                case.arms,
+                setups=case.setups,
+                repeats=5 if self.quick else 20,
+                warmup=1 if self.quick else case.warmup,
+                enough_s=ENOUGH_S,
+                most_s=MOST_S,
+                device=self.device,
+            )
+            yield arm_measurements(case, timings, observations, load1, params)
             yield case.more()
         assert not failures, " ".join(failures.values())
 
-    def timings(self, case: Case, watch: Callable[..., object]) -> dict[str, Timing]:
-        """Timings of the arms of a case; `watch` is called after each call that counts."""
-        now = time.monotonic()
-        each_s = (self.until - now) / len(case.arms)
-        return measure(
-            case.arms,
-            setups=case.setups,
-            repeats=5 if self.quick else 20,
-            warmup=1 if self.quick else case.warmup,
-            enough_s=self.enough_s,
-            most_s=min(MOST_S, max(case.least_s, each_s)),
-            device=self.device,
-            until=max(self.until, now) + case.least_s,
-            watch=watch,
-        )
 
-    def watched(self, case: Case) -> Case:
-        """The case to compare: `note` learns which arm is called, and errors ask the device."""
-
-        def watch(arm: str, call: Callable[..., Any]) -> Callable[..., Any]:
-            if isinstance(call, Peer):
-                return call
-
-            def noted(*arguments: Any) -> Any:
-                self.note(Blame(case.title, arm))
-                return call(*arguments)
-
-            return guards.guarded(noted, self.device, case.title, arm)
-
-        arms = {name: watch(name, call) for name, call in case.arms.items()}
-        compared = case.compared_arms
-        if compared is not None:
-            compared = {name: watch(name, call) for name, call in compared.items()}
-        return replace(case, arms=arms, compared_arms=compared)
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of writing in this block name the file: the system's "No space left" names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, path.name) from error
+        raise
 
 
-def names_pattern(names: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that matches these names of arms and no other name."""
-    exact = [f"^{re.escape(name)}$" for name in names]
-    return re.compile("|".join(exact) or NOTHING.pattern)
-
-
-def without_arms(case: Case, names: re.Pattern[str]) -> Case:
-    """The case without the arms that match.
-
-    It has no arms at all if the first matches, which the others are compared with, if only one
-    would be left, or if the name of the case matches.
-    """
-    left = {}
-    for name, arm in case.arms.items():
-        dtype = case.arm_params.get(name, {}).get("dtype", case.dtype)
-        if not guards.barred(names, name, case.what, dtype):
-            left[name] = arm
-    if names.search(case.what):
-        return replace(case, arms={})
+def without_arms(case: Case, names: Iterable[str]) -> Case:
+    """The case without the arms of these names; without any arms if only one would be left."""
+    left = {name: arm for name, arm in case.arms.items() if name not in {*names}}
     if len(left) == len(case.arms):
         return case
-    if len(left) < 2 or next(iter(case.arms)) not in left:
+    if len(left) < 2:
         return replace(case, arms={})
-    compared = case.compared_arms
-    if compared is not None:
-        compared = {name: arm for name, arm in compared.items() if name in left}
     pairs = [pair for pair in case.pairs() if left.keys() >= {*pair}]
-    return replace(case, arms=left, ratios=pairs, compared_arms=compared)
-
-
-def known_claims(suite: str, done: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Claims that a suite has recorded, not counting what was cut short."""
-    return {
-        record["what"]
-        for record in done
-        if record["params"].get("suite") == suite and not record["params"].get("cut")
-    }
-
-
-def is_known(case: Case, done: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether records hold times of all arms of this case.
-
-    They are matched by the name of the case and by the params that are the same for all arms.
-    """
-    own = {key for params in case.arm_params.values() for key in params}
-    shared = {key: value for key, value in case.params.items() if key not in own}
-    timed = set()
-    for record in done:
-        params = record["params"]
-        matches = record["what"] == case.what and shared.items() <= params.items()
-        complete = not params.get("cut") or record["stats"]["n"] >= FEW_REPEATS
-        if matches and complete and record["metric"] == "latency":
-            timed.add(record["impl"])
-    return timed >= case.arms.keys()
+    return replace(case, arms=left, ratios=pairs)
 
 
 def with_peers(case: Case, peers: Peers | None) -> Case:

@@ -53,7 +53,7 @@ class Timing:
         return self.percentile_ms(50)
 
 
-def measure(  # noqa: PLR0913 - the bench's knobs, all keyword-only with defaults
+def measure(
     arms: Mapping[str, Callable[..., object]],
     *,
     setups: Mapping[str, Callable[[], Any]] | None = None,
@@ -62,8 +62,6 @@ def measure(  # noqa: PLR0913 - the bench's knobs, all keyword-only with default
     enough_s: float = inf,
     most_s: float = inf,
     device: str = "cpu",
-    until: float = inf,
-    watch: Callable[[Callable[[], dict[str, Timing]]], object] | None = None,
 ) -> dict[str, Timing]:
     """Time arms. Each repeat calls all of them once, and each time another one goes first.
 
@@ -81,9 +79,6 @@ def measure(  # noqa: PLR0913 - the bench's knobs, all keyword-only with default
         most_s: Seconds after which any arm is called no more. With either, the number of samples
             may differ from arm to arm.
         device: "cpu" or "cuda".
-        until: Time of time.monotonic() after which no repeat begins but the first.
-        watch: Called after each sample with a function that returns the timings so far, so that
-            they can be kept if the process is killed.
 
     Returns:
         A timing for every arm that has a sample.
@@ -106,12 +101,7 @@ def measure(  # noqa: PLR0913 - the bench's knobs, all keyword-only with default
     if kind == "cuda":
         timer = "torch.cuda.Event"
 
-    def so_far() -> dict[str, Timing]:
-        return {name: _timing(samples, warmup, timer) for name, samples in taken.items() if samples}
-
     for repeat in range(-warmup, repeats):
-        if repeat > 0 and time.monotonic() >= until:
-            break
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
             spent_s = sum(sample.wall_ms for sample in taken[name]) / 1e3
@@ -123,9 +113,7 @@ def measure(  # noqa: PLR0913 - the bench's knobs, all keyword-only with default
             sample = _time(arms[name], args, device)
             if repeat >= 0:
                 taken[name].append(sample)
-                if watch is not None:
-                    watch(so_far)
-    return so_far()
+    return {name: _timing(samples, warmup, timer) for name, samples in taken.items() if samples}
 
 
 def _timing(samples: list[Sample], warmup: int, timer: str) -> Timing:

@@ -1,6 +1,5 @@
 """The suite of attention decoders: ways, drafts and peers agree, floors are those of the tensors, layers are moved."""
 
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from asrkit.cli import main
 from asrkit.workbench import bench, records
-from asrkit.workbench.bench.checks.attention import attention_checks
 from asrkit.workbench.bench.peers.peer_attention import AED_DECODERS, renamed, split, write
 from asrkit.workbench.bench.peers.processes import PYTHON
 from asrkit.workbench.bench.planted_attention import planted_decoder, planted_text
@@ -94,22 +92,6 @@ def test_an_arm_that_says_something_else_is_not_measured(monkeypatch):
         next(aed.decoding(decoder, 2, 24, aed.WAYS, "cpu", True))
 
 
-def test_arms_can_be_left_out_and_without_the_first_there_is_no_case():
-    decoder = planted_decoder(**SMALL)
-    (case,) = aed.decoding(
-        decoder,
-        2,
-        24,
-        aed.WAYS,
-        "cpu",
-        True,
-        re.compile("^absorbed$|^aed-greedy in float32: draft_5$"),
-    )
-    assert {"absorbed", "draft_5"} & {*case.arms} == set() and "draft_0" in case.arms
-    (case,) = aed.decoding(decoder, 2, 24, aed.WAYS, "cpu", True, re.compile("^kept$"))
-    assert case.arms == {}
-
-
 def test_on_a_gpu_graphs_have_arms_and_packed_weights_have_none(plan):
     arms = aed.arms_of(plan, aed.WAYS, True)
     assert {"kept_step", "kept_full", "absorbed_step", "absorbed_full"} <= {*arms}
@@ -117,37 +99,6 @@ def test_on_a_gpu_graphs_have_arms_and_packed_weights_have_none(plan):
     assert arms["kept_full"].options == {"graphs": "full"}
     with pytest.raises(ValueError, match="^graphs: expected 'auto' or 'off' on cpu"):
         arms["kept_full"].follows()
-
-
-def test_checks_vouch_for_every_arm_of_the_suite(plan):
-    for cuda in (False, True):
-        patterns = [re.compile(one.vouches) for one in attention_checks("cpu", cuda)]
-        for name in aed.arms_of(plan, aed.WAYS | aed.SLOW_WAYS, cuda):
-            named = f"aed-greedy in float32: {name}"
-            assert sum(bool(pattern.search(named)) for pattern in patterns) == 1, name
-    assert any(pattern.search("aed-whole-12-12 in float32: 12_12_kept") for pattern in patterns)
-
-
-@pytest.mark.parametrize("check", [*attention_checks("cpu", False)], ids=lambda one: one.name)
-def test_the_checks_pass(check):
-    check.call()
-
-
-def test_the_checks_can_fail(monkeypatch):
-    from asrkit.workbench.bench.checks import attention
-
-    plain = attention.aed_greedy
-
-    def wrong(*given, **options):
-        found = plain(*given, **options)
-        found.scores.mul_(1.001)
-        return found
-
-    monkeypatch.setattr(attention, "aed_greedy", wrong)
-    for check in attention_checks("cpu", False):
-        if check.name != "attention drafts":  # of which both sides are wrong
-            with pytest.raises(AssertionError):
-                check.call()
 
 
 def test_weights_of_peers_are_ours_with_queries_keys_and_values_apart(plan):
@@ -190,7 +141,7 @@ def test_peers_stand_beside_our_kept_arm_in_the_records(tmp_path):
 
 def test_the_claims_are_recorded_as_published_and_beside_them_with_keys_kept():
     (study,) = claims.suite("cpu", True, only=("attention",))
-    assert study.claims == ("decoder-bottleneck", "decoder-3x")
+    assert study.what == "claims: decoder-bottleneck, decoder-3x"
     found = [*study.measure()]
     sizes = len(claims_attention.sizes_of(True).batches)
     assert [one.what for one in found] == sizes * [
@@ -210,14 +161,8 @@ def test_the_published_sizes_are_canarys_and_the_largest_batch_decides():
     assert sizes.batches == (1, 32, 128) and sizes.seconds == (10.0, 20.0)
 
 
-def test_what_failed_its_check_is_not_among_the_studys_arms():
-    pattern = re.compile("^aed-greedy in float32: (kept)$")
-    (study,) = claims.suite("cpu", True, only=("attention",), without=pattern)
-    assert {one.what for one in study.measure()} == {"decoder-bottleneck", "decoder-3x"}
-
-
 def test_a_study_that_hears_something_else_ends(monkeypatch):
     empty = SimpleNamespace(tokens=list)
     monkeypatch.setattr(claims_attention, "aed_greedy", lambda *given, **options: empty)
     with pytest.raises(AssertionError, match="recomputed finds other labels than were planted"):
-        [*claims_attention.moved_layers("cpu", True, re.compile("(?!)"))]
+        [*claims_attention.moved_layers("cpu", True)]

@@ -1,13 +1,7 @@
 """The suites at their smallest: all run, all arms agree, records are whole, and a wrong arm leaves no record."""
 
-import contextlib
-import json
-import re
-import time
-from collections import Counter
 from dataclasses import replace
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +10,7 @@ import torch
 from asrkit.decoders import ctc_greedy
 from asrkit.losses import rnnt_loss
 from asrkit.workbench import bench, records
-from asrkit.workbench.bench import guards, runner
 from asrkit.workbench.bench.planted import planted
-from asrkit.workbench.bench.share import journal
 from asrkit.workbench.bench.suites import decoders, losses
 
 FAST = ["numba_cpu", "numba_cpu_overwrite"]
@@ -197,159 +189,12 @@ def test_a_study_that_raises_or_a_case_that_could_not_be_made_does_not_end_the_s
         raise RuntimeError("no such kernel")
 
     refused = bench.Case(what="y", refused="y: ValueError: y: too long")
-    suite(bench.Case(what="claims: x", claims=("x",), measure=raises), refused, small())
+    suite(bench.Case(what="claims: x", measure=raises), refused, small())
     with pytest.raises(
         AssertionError, match="^claims: x: RuntimeError: no such kernel y: ValueError: y: too long$"
     ):
         bench.run("own", quick=True, out=tmp_path / "out.jsonl")
     assert {one["what"] for one in records.read(tmp_path / "out.jsonl")} == {"small"}
-    suite(bench.Case(what="x", measure=lambda: exec("raise TimeoutError('late')")), small())
-    with pytest.raises(TimeoutError):
-        bench.run("own", quick=True)
-
-
-def test_a_study_is_known_by_records_of_its_own_suite_and_all_of_its_claims(suite):
-    def made():
-        for what in ("small", "other"):
-            yield records.Measurement(what, "ratio", "1", 1.0, params={"suite": "own"})
-
-    suite(small())
-    foreign = bench.run("own", quick=True)
-    suite(bench.Case(what="claims", claims=("small", "other"), measure=made))
-    own = bench.run("own", quick=True, done=foreign)
-    assert len(own) == 2 and bench.run("own", quick=True, done=own) == []
-    assert len(bench.run("own", quick=True, done=own[:1])) == 2, "half a study is no study"
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError, ValueError, torch.OutOfMemoryError, torch.AcceleratorError]
-)
-def test_after_an_error_the_device_has_to_be_alive_or_the_run_ends_and_names_what_did_it(
-    suite, monkeypatch, error, tmp_path
-):
-    dead, noted = list[bool](), list[tuple]()
-
-    def synchronize(device):
-        if dead:
-            raise torch.AcceleratorError("CUDA error: dead\nmore")
-
-    def poisons():
-        dead.append(True)
-        raise error("an illegal memory access")
-
-    def fails():
-        raise error("no such kernel")
-
-    monkeypatch.setattr(guards, "synchronize", synchronize)
-    cases = [
-        small(slow=fails),
-        replace(small(slow=poisons), what="poisoned"),
-        replace(small(), what="next"),
-    ]
-    suite(*cases)
-    with pytest.raises(
-        guards.DeviceLost, match="^slow of poisoned 3: the device is lost: CUDA error: dead$"
-    ) as lost:
-        bench.run("own", quick=True, out=tmp_path / "out.jsonl", note=noted.append)
-    assert lost.value.blame == ("poisoned 3", "slow") == noted[-1]
-    done = records.read(tmp_path / "out.jsonl") if error is not torch.OutOfMemoryError else []
-    assert {one["what"] for one in done} <= {"small"}
-    dead.clear()
-    with contextlib.suppress(AssertionError):  # which says that slow fails in the first case
-        bench.run("own", quick=True, out=tmp_path / "out.jsonl", lost=[lost.value.blame], done=done)
-    arms = {
-        (one["what"], one["impl"])
-        for one in records.read(tmp_path / "out.jsonl")
-        if one["what"] != "small"
-    }
-    assert arms == {
-        *product(["poisoned"], ["plain", "fast"]),
-        *product(["next"], ["plain", "slow", "fast"]),
-    }
-    suite(cases[1])
-    assert bench.run("own", quick=True, lost=[guards.Blame("poisoned 3", "")]) == []
-
-
-def test_a_gpu_is_waited_for_to_prove_it_alive_and_a_cpu_need_not(monkeypatch):
-    def synchronize(device):
-        raise torch.AcceleratorError(f"CUDA error: an illegal address on {device}\nand more")
-
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    guards.prove_alive("cpu", "small")
-    with pytest.raises(
-        guards.DeviceLost,
-        match="^small: the device is lost: CUDA error: an illegal address on cuda:1$",
-    ):
-        guards.prove_alive("cuda:1", "small")
-
-
-def test_a_case_that_was_made_on_a_dead_device_is_not_begun(suite, monkeypatch):
-    def synchronize(device):
-        raise RuntimeError("CUDA error: dead")
-
-    monkeypatch.setattr(guards, "synchronize", synchronize)
-    suite(small())
-    with pytest.raises(guards.DeviceLost) as lost:
-        bench.run("own", quick=True, say=pytest.fail)
-    assert lost.value.blame == ("small 3", "")
-
-
-def test_repeats_that_go_on_are_kept_and_those_of_a_case_that_ends_take_their_place(
-    suite, tmp_path, monkeypatch
-):
-    kept, calls = list[dict](), Counter()
-    monkeypatch.setattr(journal, "EVERY_S", 0.0)
-
-    def fast():
-        calls["fast"] += 1
-        if calls["fast"] == 5:
-            kept.extend(map(json.loads, (tmp_path / journal.NAME).read_text().splitlines()))
-        return answer()
-
-    suite(small(fast=fast))
-    found = bench.run(
-        "own", quick=True, out=tmp_path / "bench.jsonl", journal=journal.Journal(tmp_path)
-    )
-    assert not (tmp_path / journal.NAME).exists() and not [
-        one for one in found if "cut" in one["params"]
-    ]
-    assert {one["impl"] for one in kept if one["metric"] == "latency"} == {"plain", "slow", "fast"}
-    assert all(one["params"]["cut"] and records.problem(one) == "" for one in kept)
-    (tmp_path / journal.NAME).write_text("".join(json.dumps(one) + "\n" for one in kept) + "torn")
-    (tmp_path / f".{journal.NAME[:-6]}-ab.jsonl").write_text("killed while it was written")
-    assert (
-        journal.salvage(tmp_path) == [] and records.read(tmp_path / "bench.jsonl") == found
-    )  # the whole case is there
-    (tmp_path / "bench.jsonl").unlink()
-    (tmp_path / journal.NAME).write_text("".join(json.dumps(one) + "\n" for one in kept) + "torn")
-    assert journal.salvage(tmp_path) == kept == records.read(tmp_path / "bench.jsonl")
-    assert [path.name for path in tmp_path.iterdir()] == ["bench.jsonl"]
-    assert {one["stats"]["n"] for one in kept if one["metric"] == "latency"} < {1, 2, 3}
-    assert bench.run(
-        "own", quick=True, done=[one for one in kept if one["stats"]["n"] < 3]
-    )  # too few repeats: once more
-
-
-def test_a_case_that_runs_when_the_time_is_over_ends_after_a_round(suite, monkeypatch):
-    until = time.monotonic() + 0.2
-    suite(replace(small(plain=lambda: time.sleep(0.15) or answer()), least_s=0.0))
-    found = bench.run("own", quick=True, until=until)
-    counts = {one["impl"]: one["stats"]["n"] for one in found if one["metric"] == "latency"}
-    assert counts == {"plain": 1, "slow": 1, "fast": 1}
-
-
-def test_an_arm_may_take_what_its_case_grants_however_little_time_is_left(suite, monkeypatch):
-    granted, plain = [], runner.measure
-    monkeypatch.setattr(
-        runner,
-        "measure",
-        lambda *given, **how: granted.append(how["most_s"]) or plain(*given, **how),
-    )
-    suite(small(), replace(small(), what="long", least_s=15.0))
-    found = bench.run("own", quick=True, until=time.monotonic() + 2)
-    assert (
-        granted[0] <= 1 and granted[1] == 15 and {one["params"]["quick"] for one in found} == {True}
-    )
 
 
 def test_the_table_has_a_line_an_arm_in_aligned_columns():
@@ -463,63 +308,6 @@ def suite(monkeypatch):
         monkeypatch.setitem(bench.SUITES, "own", declared)
 
     return declare
-
-
-def test_arms_that_are_left_out_take_their_ratios_along_and_a_lone_arm_is_no_case(suite):
-    suite(small(slow=lambda: answer(2.0)))
-    found = bench.run("own", quick=True, without=re.compile("^slow$"))
-    assert {one["impl"] for one in found} == {"plain", "fast"}
-    assert [one["params"]["arms"] for one in found if one["metric"] == "ratio"] == [
-        ["plain", "fast"]
-    ]
-    for names in (
-        "^small$",
-        "plain|slow",
-        "^plain$",
-    ):  # the last: nothing is left to compare the others with
-        suite(small(slow=lambda: 1 / 0))
-        assert bench.run("own", quick=True, without=re.compile(names)) == []
-
-
-def test_what_was_measured_before_is_not_measured_again_unless_an_arm_is_new(suite):
-    suite(small())
-    before = bench.run("own", quick=True)
-    assert before and bench.run("own", quick=True, done=before) == []
-    suite(small(new=answer))
-    assert {one["impl"] for one in bench.run("own", quick=True, done=before)} == {
-        "plain",
-        "slow",
-        "fast",
-        "new",
-    }
-    suite(replace(small(), params={"shape": [3], "dtype": "float32", "size": 2}))
-    assert len(bench.run("own", quick=True, done=before)) == len(before)
-
-
-def test_a_case_that_would_begin_too_late_does_not_begin_and_what_was_measured_stays(
-    suite, tmp_path, monkeypatch
-):
-    now, out = [0.0], tmp_path / "out.jsonl"
-    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    suite(small(), replace(small(), what="late"))
-    with pytest.raises(TimeoutError, match="^no time for late 3, and what follows it$"):
-        bench.run("own", quick=True, out=out, until=5.0, say=lambda line: now.append(now.pop() + 5))
-    assert {one["what"] for one in records.read(out)} == {"small"}
-
-
-def test_arms_that_must_not_run_are_not_even_tried_while_cases_are_made(monkeypatch):
-    monkeypatch.setitem(
-        decoders.transducer.__globals__,
-        "counts",
-        lambda arm, device: pytest.fail("tried") if "nested" in str(arm) else {},
-    )
-    made = decoders.suite("cpu", True, without=re.compile("^label_looping$"))
-    case = next(case for case in made if case.what == "rnnt-greedy")
-    assert (
-        "label_looping" not in case.arms and ("frame_looping", "label_looping") not in case.ratios
-    )
-    made = decoders.suite("cpu", True, without=re.compile("^frame_looping$"))
-    assert not next(case for case in made if case.what == "rnnt-greedy").arms
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_run_is_named_with_the_file_and_no_folder(

@@ -72,39 +72,12 @@ def test_an_arm_is_counted_without_the_profiler(plan, monkeypatch):
         launch_profile(lambda: None, device="cuda")
 
 
-def test_an_arm_that_ends_the_gpus_context_ends_the_making_of_cases(plan, monkeypatch):
-    tried = []
-
-    def fails(model, encoded, lengths, **how):
-        tried.append(how["strategy"])
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(decoders, "transducer_greedy", fails)
-    monkeypatch.setattr(
-        decoders.guards, "synchronize", lambda device: fails(*3 * [None], strategy="synchronize")
-    )
-    ways = {name: {"strategy": name} for name in decoders.LOOPS}
-    with pytest.raises(decoders.guards.DeviceLost, match="illegal memory access") as lost:
-        decoders.transducer(plan, "cpu", ways, torch.float32, "greedy")
-    kind = "tdt" if plan.model.durations else "rnnt"
-    assert lost.value.blame == (f"{kind}-greedy", "frame_looping")
-    monkeypatch.setattr(decoders.guards, "synchronize", bool)
-    tried.clear()
-    without = decoders.guards.without_lost(
-        decoders.NOTHING, [lost.value.blame]
-    )  # the first of the arms: none is tried
-    assert (
-        not decoders.transducer(plan, "cpu", ways, torch.float32, "greedy", without).arms
-        and tried == []
-    )
-
-
 def test_graphs_have_an_arm_for_each_turn_and_one_that_cannot_be_fused_has_none(
     plan, monkeypatch, capsys
 ):
     asked = dict[str, tuple]()
 
-    def transducer(plan, device, ways, dtype, what, without):
+    def transducer(plan, device, ways, dtype, what):
         asked.update({name: (way["graphs"], way.get("turn", "")) for name, way in ways.items()})
         return decoders.Case(what=what, arms=dict.fromkeys(ways, tuple), params={"shape": [1]})
 

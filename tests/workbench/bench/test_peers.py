@@ -20,7 +20,6 @@ from asrkit.workbench.bench.peers import processes
 from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, LOOPS, expect_graphs, write
 from asrkit.workbench.bench.peers.processes import COPY, NAMES, PYTHON, Answer, Peer
 from asrkit.workbench.bench.planted import planted
-from asrkit.workbench.bench.share import work
 from asrkit.workbench.bench.suites import decoders, losses
 from asrkit.workbench.profiling import measure
 
@@ -253,28 +252,3 @@ def test_on_a_gpu_too_a_peers_own_time_is_what_counts(monkeypatch):
     arms = {"ours": bool, "theirs": lambda: Answer(wall_ms=2.0, cpu_ms=None)}
     times = measure(arms, repeats=1, warmup=0, device="cuda")
     assert (times["ours"].samples_ms, times["theirs"].samples_ms) == ((1000.0,), (2.0,))
-
-
-@pytest.mark.parametrize(("device", "there"), [("cuda", True), ("cuda", False), ("cpu", True)])
-def test_a_share_on_a_gpu_asks_the_peers_that_were_taken_along(
-    device, there, monkeypatch, tmp_path
-):
-    asked, copied = [], tmp_path / "peers"
-    if there:
-        copied.mkdir()
-    monkeypatch.setattr(processes, "PYTHON", tmp_path / "none")
-    monkeypatch.setattr(processes, "COPY", copied)
-    monkeypatch.setattr(bench, "run", lambda suite, *, peers, **how: asked.append(peers))
-    (tmp_path / "bench.jsonl").touch()
-    decoders = work.SuiteRun(
-        out=tmp_path,
-        suite="decoders",
-        device=device,
-        quick=True,
-        until=0.0,
-        without="",
-        lost=[],
-        options={},
-    )
-    assert work.measure(decoders, bool) == ("done", "")
-    assert [peers is not None for peers in asked] == [there and device == "cuda"]

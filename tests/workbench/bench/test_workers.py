@@ -16,7 +16,7 @@ pytestmark = [
 
 def test_times_rates_ratios_and_memory_of_one_process_and_of_one_a_core(monkeypatch):
     monkeypatch.setattr(workers, "QUICK_UTTERANCES", 2)
-    records = bench.run("workers", quick=True, enough_s=0.0)
+    records = bench.run("workers", quick=True)
     found = {(one["metric"], one["impl"], one["params"]["dtype"]): one for one in records}
     for impl in ("one_process", "one_worker", "workers"):
         assert found["rtfx", impl, "float32"]["value"] > 0

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from re import Pattern
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +26,7 @@ from torch import Tensor, nn
 
 from asrkit.decoders import Hypotheses, aed_greedy, ctc_draft, ctc_greedy
 from asrkit.models import FastConformer, FastConformerConfig, optimize
-from asrkit.workbench.bench import guards
-from asrkit.workbench.bench.cases import NOTHING, Case, PeerArms, Suite
+from asrkit.workbench.bench.cases import Case, PeerArms, Suite
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.peers.peer_attention import write
 from asrkit.workbench.bench.planted_attention import (
@@ -91,21 +89,20 @@ QUICK = Plans(
 )
 
 
-def suite(device: str, quick: bool, *, without: Pattern[str] = NOTHING) -> Iterator[Case]:
+def suite(device: str, quick: bool) -> Iterator[Case]:
     """Yield decoding alone by layers and sizes, then whole models.
 
     Args:
         device: "cpu" or "cuda".
         quick: small sizes.
-        without: pattern of arms that are not even tried.
     """
     plans = QUICK if quick else FULL
     for layers in plans.decoders:
         decoder = planted_decoder(layers=layers, **plans.model)
         for B, T in plans.sizes:
-            yield from decoding(decoder, B, T, WAYS, device, quick, without)
+            yield from decoding(decoder, B, T, WAYS, device, quick)
         if layers == plans.decoders[-1]:
-            yield from decoding(decoder, *plans.slow, WAYS | SLOW_WAYS, device, quick, without)
+            yield from decoding(decoder, *plans.slow, WAYS | SLOW_WAYS, device, quick)
     for (deep, shallow), (B, T) in ((pair, size) for pair in plans.halves for size in plans.whole):
         yield whole_models(plans, deep, shallow, B, T, device)
 
@@ -117,7 +114,6 @@ def decoding(
     ways: Mapping[str, Options],
     device: str,
     quick: bool,
-    without: Pattern[str] = NOTHING,
 ) -> Iterator[Case]:
     """One case of all ways to decode a batch, with drafts, and on a CPU with packed weights and
     peers; on a GPU in bfloat16, with graphs.
@@ -131,7 +127,6 @@ def decoding(
         ways: options of aed_greedy by name; "kept" comes first.
         device: "cpu" or "cuda".
         quick: take the ceilings at small sizes.
-        without: pattern of arms that are not even tried.
     """
     cuda = device.startswith("cuda")
     dtype = torch.bfloat16 if cuda else torch.float32
@@ -139,12 +134,9 @@ def decoding(
     arms: dict[str, Arm] = {}
     params: dict[str, dict[str, Any]] = {}
     for name, arm in arms_of(plan, ways, cuda).items():
-        if guards.barred(without, name, WHAT, dtype_name(dtype)):
-            continue
         try:
             params[name] = arm_params(arm, device, quick)
         except (ValueError, RuntimeError) as error:
-            guards.prove_alive(device, WHAT, name)
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         arms[name] = arm
@@ -412,4 +404,4 @@ def _encoder_times(
         )
 
 
-SUITE = Suite(name="aed", cases=suite, takes=("without",))
+SUITE = Suite(name="aed", cases=suite)

@@ -471,6 +471,6 @@ def is_met(bar: Bar, value: float) -> bool:
 SUITE = Suite(
     name="bulk",
     cases=suite,
-    takes=("peers",),
+    takes_peers=True,
     tables=dict.fromkeys((RUNS, RAY, RESUME, PLAN, READING), table),
 )

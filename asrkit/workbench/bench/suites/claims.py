@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from re import Pattern
 from typing import Any
 
 import torch
@@ -26,8 +25,7 @@ from asrkit.models import CTCConfig, CTCModel, TransducerConfig, TransducerModel
 from asrkit.models.transducer import log_probs
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
-from asrkit.workbench.bench.cases import NOTHING, Case, Suite
-from asrkit.workbench.bench.guards import barred, prove_alive
+from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.planted import DURATIONS, Planted, ctc_log_probs, planted
 from asrkit.workbench.bench.planted import kind as kind_of_durations
 from asrkit.workbench.bench.studies import StudyRecords, idle, repeats
@@ -37,20 +35,17 @@ from asrkit.workbench.bench.suites.encoder import random_transducer, shrunk
 from asrkit.workbench.profiling import measure
 from asrkit.workbench.records import Measurement
 
-Make = Callable[[str, bool, Pattern[str]], Iterable[Measurement]]
+Make = Callable[[str, bool], Iterable[Measurement]]
 Arms = dict[str, Callable[[], Hypotheses]]
 
 
-def suite(
-    device: str, quick: bool, *, only: Sequence[str] = (), without: Pattern[str] = NOTHING
-) -> Iterator[Case]:
+def suite(device: str, quick: bool, *, only: Sequence[str] = ()) -> Iterator[Case]:
     """Yield the studies of each group in STUDIES, and the windows.
 
     Args:
         device: "cpu" or "cuda".
         quick: toy sizes, as always on a CPU.
         only: some of these groups; none: all.
-        without: arms whose check failed.
     """
     cuda = device.startswith("cuda")
     quick = quick or not cuda
@@ -60,11 +55,11 @@ def suite(
         for ids, study in studies.items():
             measured = tuple(name for name in ids if cuda or name not in GPU_CLAIMS)
             if measured:
-                measure = partial(study, device, quick, without)
+                measure = partial(study, device, quick)
                 what = f"claims: {', '.join(measured)}"
-                yield Case(what=what, claims=measured, measure=measure)
+                yield Case(what=what, measure=measure)
     if not only or "windows" in only:
-        yield from windows(device, quick, without)
+        yield from windows(device, quick)
 
 
 def graph_options(device: str) -> dict[str, dict[str, Any]]:
@@ -78,7 +73,7 @@ def graph_options(device: str) -> dict[str, dict[str, Any]]:
 
 
 def _checked(
-    arms: Mapping[str, Callable[[], Hypotheses]], labels: list[list[int]], device: str, case: str
+    arms: Mapping[str, Callable[[], Hypotheses]], labels: list[list[int]], case: str
 ) -> tuple[Arms, list[str]]:
     """The arms that find what was planted, and messages about graphs that do not: the others are
     measured all the same.
@@ -95,7 +90,6 @@ def _checked(
         except RuntimeError as error:
             if not by_graph:
                 raise
-            prove_alive(device, case, name)
             print(f"{name} of {case} is left out: {error}", file=sys.stderr)
             continue
         if tokens == labels:
@@ -113,9 +107,7 @@ def _measured(arms: Mapping[str, Callable[[], Any]], device: str, quick: bool) -
     return measure(arms, **repeats(device, quick))
 
 
-def _loops(
-    durations: Sequence[int], device: str, quick: bool, without: Pattern[str]
-) -> Iterator[Measurement]:
+def _loops(durations: Sequence[int], device: str, quick: bool) -> Iterator[Measurement]:
     """Decoding alone: frame looping, label looping as published, and windowed looping, launched one
     by one and in a graph.
     """
@@ -128,12 +120,8 @@ def _loops(
     }
     options |= graph_options(device)
     case = f"{kind_of_durations(durations)}-greedy"
-    tried = {
-        name: partial(transducer_greedy, *inputs, **way)
-        for name, way in options.items()
-        if not barred(without, name, case)
-    }
-    arms, wrong = _checked(tried, plan.labels, device, case)
+    tried = {name: partial(transducer_greedy, *inputs, **way) for name, way in options.items()}
+    arms, wrong = _checked(tried, plan.labels, case)
     times = _measured(arms, device, quick)
     shape = [*plan.encoded.shape, plan.model.blank + 1]
     records = StudyRecords(device, quick, shape=shape, durations=[*durations], dtype="float32")
@@ -162,7 +150,7 @@ def _label_looping_claims(durations: Sequence[int]) -> tuple[str, ...]:
     return ("label-looping-2x", "label-looping-faster")
 
 
-def windows(device: str, quick: bool, without: Pattern[str]) -> Iterator[Case]:
+def windows(device: str, quick: bool) -> Iterator[Case]:
     """Yield cases of windowed looping with windows of eight frames and of one, launched step by
     step and by graphs, in bfloat16.
 
@@ -173,7 +161,6 @@ def windows(device: str, quick: bool, without: Pattern[str]) -> Iterator[Case]:
     Args:
         device: "cpu" or "cuda".
         quick: two utterances and toy sizes.
-        without: arms to leave out.
     """
     cuda = device.startswith("cuda")
     options = _window_options(cuda)
@@ -181,7 +168,7 @@ def windows(device: str, quick: bool, without: Pattern[str]) -> Iterator[Case]:
     sizes = claims_frontend.sizes_of(quick)
     for durations, B in product(DURATIONS, sizes.window_batches):
         plan = planted(B, sizes.window_frames, durations=durations, **sizes.planted)
-        made = decoders.transducer(plan, device, options, torch.bfloat16, "greedy-graphs", without)
+        made = decoders.transducer(plan, device, options, torch.bfloat16, "greedy-graphs")
         kept = [pair for pair in dict.fromkeys(pairs) if {*pair} <= {*made.arms}]
         yield replace(made, ratios=kept)
 
@@ -254,9 +241,7 @@ def _planted_batch(config: TransducerConfig, device: str, quick: bool) -> _Plant
     )
 
 
-def _recognisers(
-    preset: str, device: str, quick: bool, without: Pattern[str]
-) -> Iterator[Measurement]:
+def _recognisers(preset: str, device: str, quick: bool) -> Iterator[Measurement]:
     """Waveforms to labels in bfloat16: a transducer without and with graphs, and beside RNN-T a CTC
     model of that size.
     """
@@ -273,9 +258,8 @@ def _recognisers(
     tried = {
         name: partial(batch.recognise, Recognizer(variants, PipelineConfig(encoder="eager", **way)))
         for name, way in options.items()
-        if not barred(without, name, case, "bfloat16")
     }
-    arms, wrong = _checked(tried, batch.plan.labels, device, case)
+    arms, wrong = _checked(tried, batch.plan.labels, case)
     preferred = [*graph_options(device), "windowed_looping_off"]
     best = next((name for name in preferred if name in arms), None)
     if kind == "rnnt":
@@ -361,4 +345,4 @@ GPU_CLAIMS = {  # which a CPU cannot rehearse
 }
 
 
-SUITE = Suite(name="claims", cases=suite, takes=("without",))
+SUITE = Suite(name="claims", cases=suite)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from re import Pattern
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from asrkit.decoders import Hypotheses, aed_greedy
 from asrkit.models import AEDConfig, presets
 from asrkit.models.transducer import make_encoder
-from asrkit.workbench.bench.guards import barred
 from asrkit.workbench.bench.planted_attention import (
     PlantedDecoder,
     PlantedText,
@@ -90,13 +88,12 @@ def model_of(config: AEDConfig, device: str, dtype: torch.dtype) -> Model:
     return Model(config=config, decoder=decoder, encoder=encoder.eval().requires_grad_(False))
 
 
-def moved_layers(device: str, quick: bool, without: Pattern[str]) -> Iterator[Measurement]:
+def moved_layers(device: str, quick: bool) -> Iterator[Measurement]:
     """Shares of decoding and ratios of deep to shallow decoder, by batch and duration.
 
     Args:
         device: "cpu" or "cuda"; on a GPU all is in bfloat16.
         quick: toy sizes.
-        without: arms whose check failed.
     """
     cuda = device.startswith("cuda")
     dtype = torch.bfloat16 if cuda else torch.float32
@@ -104,11 +101,6 @@ def moved_layers(device: str, quick: bool, without: Pattern[str]) -> Iterator[Me
     ways = {
         "recomputed": {"cross": "recomputed", "past": "states", "graphs": "off"},
         "kept": {"graphs": "auto"},
-    }
-    ways = {
-        name: options
-        for name, options in ways.items()
-        if not barred(without, name, "aed-greedy", dtype_name(dtype))
     }
     configs = (sizes.deep, sizes.shallow)
     models = {

@@ -7,7 +7,6 @@ import gzip
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from functools import cache, partial
-from re import Pattern
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from asrkit.models.transducer import log_probs
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.agreement import near
-from asrkit.workbench.bench.guards import barred
 from asrkit.workbench.bench.studies import StudyRecords, StudySizes, idle, repeats
 from asrkit.workbench.bench.suites import precision
 from asrkit.workbench.bench.suites.encoder import Way, arm, random_encoder, speech
@@ -70,7 +68,7 @@ WAYS = {  # normalisation and CTC decoding, each utterance by utterance or batch
     "both_batched": way(normalization="batched", strategy="batched"),
 }
 mel = partial(log_mel, config=FeatureConfig(normalization="none"))
-Make = Callable[[str, bool, Pattern[str]], Iterable[Measurement]]
+Make = Callable[[str, bool], Iterable[Measurement]]
 
 
 def sizes_of(quick: bool) -> StudySizes:
@@ -89,12 +87,10 @@ def ctc_model(device: str, quick: bool) -> CTCModel:
         return CTCModel(config).eval().requires_grad_(False)
 
 
-def _half_precision(device: str, quick: bool, without: Pattern[str]) -> Iterator[Measurement]:
+def _half_precision(device: str, quick: bool) -> Iterator[Measurement]:
     """Autocast against weights in bfloat16, features to log-probs."""
     what = "half-over-autocast"
     modes = ("autocast", "bfloat16")
-    if any(barred(without, mode, what, "bfloat16") for mode in modes):
-        return
     sizes = sizes_of(quick)
     B = sizes.utterances
     T = 100 * sizes.seconds
@@ -129,7 +125,7 @@ def cast_and_product(
     return {"cast": cast, "product": partial(F.linear, *half)}
 
 
-def _casts(device: str, quick: bool, without: Pattern[str]) -> Iterator[Measurement]:
+def _casts(device: str, quick: bool) -> Iterator[Measurement]:
     """The casts of one product, and the product."""
     sizes = sizes_of(quick)
     options = repeats(device, quick) | {"repeats": sizes.product_repeats}
@@ -179,7 +175,7 @@ def set_blank_share(model: CTCModel, scores: Tensor) -> None:
     model.output.bias[-1] += behind.quantile(BLANK_SHARE).to(model.output.bias.dtype)
 
 
-def _frontend(device: str, quick: bool, without: Pattern[str]) -> Iterator[Measurement]:
+def _frontend(device: str, quick: bool) -> Iterator[Measurement]:
     """With a CTC model of 1.1 billion parameters in bfloat16, on lengths like those of
     LibriSpeech's evaluation sets.
     """
@@ -254,14 +250,13 @@ def quantiles(B: int, device: str, most_s: float) -> tuple[Tensor, Tensor]:
     return noise.to(device), lengths.to(device)
 
 
-def launches(device: str, quick: bool, without: Pattern[str]) -> Iterator[Measurement]:
+def launches(device: str, quick: bool) -> Iterator[Measurement]:
     """Share of an encoder's time in which the GPU runs nothing, at small and large batches of ten
     seconds; nothing on a CPU.
 
     Args:
         device: "cpu" or "cuda".
         quick: a tiny encoder.
-        without: not used.
     """
     if not device.startswith("cuda"):
         return

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from re import Pattern
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +25,7 @@ from asrkit.decoders import (
 )
 from asrkit.features import normalize, normalize_sequential
 from asrkit.models import TransducerModel
-from asrkit.workbench.bench import guards
-from asrkit.workbench.bench.cases import NOTHING, Arms, Case, PeerArms, Suite, rows
+from asrkit.workbench.bench.cases import Arms, Case, PeerArms, Suite, rows
 from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, write
 from asrkit.workbench.bench.planted import DURATIONS, Planted, ctc_log_probs, kind, planted
 from asrkit.workbench.profiling import launch_profile
@@ -73,14 +71,13 @@ QUICK = Plans(
 )
 
 
-def suite(device: str, quick: bool, *, without: Pattern[str] = NOTHING) -> Iterator[Case]:
+def suite(device: str, quick: bool) -> Iterator[Case]:
     """Greedy CTC over batch sizes; then RNN-T and TDT: every loop over batch sizes and lengths, in
     half precision, and windows.
 
     Args:
         device: "cpu" or "cuda".
         quick: small sizes.
-        without: pattern of arms that are not even tried.
     """
     sizes = FULL
     if quick:
@@ -89,7 +86,7 @@ def suite(device: str, quick: bool, *, without: Pattern[str] = NOTHING) -> Itera
         yield ctc(planted(B, T, **sizes.model), device)
     for durations in DURATIONS:
         make: Callable[..., Planted] = partial(planted, durations=durations, **sizes.model)
-        versus = partial(versus_nemo, device=device, without=without)
+        versus = partial(versus_nemo, device=device)
         yield from versus(make(*sizes.smallest), names=(*LOOPS, "one_by_one"))
         for B, T in sizes.loops:
             yield from versus(make(B, T))
@@ -130,7 +127,6 @@ def versus_nemo(
     device: str,
     names: Sequence[str] = LOOPS,
     dtype: torch.dtype = torch.float32,
-    without: Pattern[str] = NOTHING,
 ) -> Iterator[Case]:
     """One case of every loop, with NeMo's on the same weights and frames if peers are wanted.
 
@@ -143,7 +139,6 @@ def versus_nemo(
         device: "cpu" or "cuda".
         names: of our loops without graphs.
         dtype: of model and frames.
-        without: pattern of arms that are not even tried.
     """
     cuda = device.startswith("cuda")
     loop_graphs = "auto"
@@ -152,7 +147,7 @@ def versus_nemo(
     ways: dict[str, Options] = {name: {"strategy": name, "graphs": loop_graphs} for name in names}
     if cuda:
         ways |= by_graphs(("step", "full"), "plain") | by_graphs(("step", "full"), "fused")
-    case = transducer(plan, device, ways, dtype, "greedy", without)
+    case = transducer(plan, device, ways, dtype, "greedy")
     largest_graph = ""  # the last of its arms
     for name in case.arms:
         if name.startswith("windowed_looping"):
@@ -221,7 +216,6 @@ def transducer(
     ways: Mapping[str, Options],
     dtype: torch.dtype,
     what: str,
-    without: Pattern[str] = NOTHING,
 ) -> Case:
     """A case with an arm for each way that can run; with none where the first cannot.
 
@@ -233,30 +227,23 @@ def transducer(
         ways: options of transducer_greedy by name of arm.
         dtype: of model and frames.
         what: name of the case behind the kind of model.
-        without: pattern of arms that are not even tried.
     """
     model = plan.model.to(device, dtype)
     encoded = plan.encoded.to(device, dtype)
     lengths = plan.lengths.to(device)
     case = f"{kind(plan.model.durations)}-{what}"
-    named = dtype_name(dtype)
     first = next(iter(ways))
     arms: dict[str, Callable[[], Hypotheses]] = {}
     arm_params: dict[str, dict[str, Any]] = {}
     for name, options in ways.items():
-        if any(guards.barred(without, arm_name, case, named) for arm_name in (name, first)):
-            continue
         arm = partial(transducer_greedy, model, encoded, lengths, **options)
         try:
             arm()  # a graph is captured now, and kept for the calls that follow
         except (ValueError, RuntimeError) as error:
-            guards.prove_alive(device, case, name)
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         arms[name] = arm
         arm_params[name] = _call_counts(arm, model, options, device)
-        if "not_counted" in arm_params[name]:
-            guards.prove_alive(device, case, name)
     if first not in arms:
         arms = {}
     warmup = 0
@@ -367,5 +354,5 @@ def features(device: str, quick: bool) -> Iterator[Case]:
     )
 
 
-SUITE = Suite(name="decoders", cases=suite, takes=("without",))
+SUITE = Suite(name="decoders", cases=suite)
 FEATURES = Suite(name="features", cases=features)

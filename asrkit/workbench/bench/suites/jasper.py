@@ -410,5 +410,5 @@ def grid_table(records: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 SUITE = Suite(
-    name="jasper", cases=suite, options=("published",), takes=("peers",), tables={GRID: grid_table}
+    name="jasper", cases=suite, options=("published",), takes_peers=True, tables={GRID: grid_table}
 )

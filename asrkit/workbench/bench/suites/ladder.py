@@ -15,13 +15,10 @@ model keeps its error rate: notebooks 04 and 13 measure that.
 import itertools
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from math import inf
 from pathlib import Path
-from re import Pattern
 from typing import Any, NamedTuple
 
 from asrkit.decoders import release_graphs
@@ -29,10 +26,8 @@ from asrkit.models import CTCConfig, FastConformerConfig, LSTMConfig, Transducer
 from asrkit.transcribe.decoding import kind_of
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import WEIGHTS
-from asrkit.workbench.bench import guards
-from asrkit.workbench.bench.cases import NOTHING, Case, Suite, failure
+from asrkit.workbench.bench.cases import Case, Suite, failure
 from asrkit.workbench.bench.ceilings import ceilings
-from asrkit.workbench.bench.guards import barred
 from asrkit.workbench.bench.ladder_pipeline import FileRecognizer, Task
 from asrkit.workbench.bench.ladder_script import HOP, RATE_HZ, Config, Scripted, lengths, scripted
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
@@ -70,10 +65,6 @@ TRANSDUCER_RUNGS = {"windowed_looping", *NEEDS}  # of the loop over labels, whic
 GPU_RUNGS = {"graphed_encoder", *NEEDS}
 # Options that a probe tries out before they are measured: kernels of our own, and graphs.
 PROBED = {"encoder", "encoder_graphs", "graphs", "turn"}
-# Estimates for an H100, unmeasured, in seconds: model, script, graphs and kernels; and an utterance
-# transcribed by all arms of `few`, four times.
-MADE_S = {"rnnt": 30.0, "tdt": 22.0, "ctc": 24.0}
-EACH_S = {"rnnt": 1.4, "tdt": 0.85, "ctc": 0.4}
 
 
 class LadderArm(NamedTuple):
@@ -91,9 +82,6 @@ def suite(
     utterances: int = 0,
     batch: int = 0,
     kind: str = "",
-    few: bool = False,
-    without: Pattern[str] = NOTHING,
-    until: float = inf,
 ) -> Iterator[Case]:
     """Yield a case each for RNN-T, TDT and CTC: of published sizes on CUDA, of 110 million weights
     on a CPU, tiny if quick.
@@ -101,13 +89,9 @@ def suite(
     Args:
         device: "cpu" or "cuda".
         quick: four utterances of at most two seconds, two a batch.
-        utterances: 0 for 12, and on CUDA for two batches of 64, or fewer where three rounds of
-            those would take longer than `until`, by estimates.
+        utterances: 0 for 12, and on CUDA for 64.
         batch: utterances transcribed at once; 0 for 4, and on CUDA for half of all.
         kind: only "rnnt", "tdt" or "ctc".
-        few: only some arms, see `climb`.
-        without: names of arms or cases to leave out.
-        until: value of time.monotonic() at which three rounds should be over.
     """
     cuda = device.startswith("cuda")
     size = "cpu"
@@ -116,9 +100,9 @@ def suite(
     if quick:
         size = "tiny"
     for what, config, preset in configs(size):
-        if kind not in what or without.search(what):
+        if kind not in what:
             continue
-        N, B = _sizes(what, cuda, quick, utterances, batch, until)
+        N, B = _sizes(cuda, quick, utterances, batch)
         samples = lengths(N)
         if quick:
             samples = [min(S, 2 * RATE_HZ) for S in samples]
@@ -126,10 +110,9 @@ def suite(
             with tempfile.TemporaryDirectory() as folder:
                 made = scripted(config, samples, Path(folder), batch=B, device=device)
                 say = partial(print, f"{what}:", file=sys.stderr)
-                arms = climb(made.task, what=what, say=say, few=few, without=without)
+                arms = climb(made.task, what=what, say=say, few=cuda)
                 yield case(what, made, arms, {"preset": preset}, quick)
         except (AssertionError, RuntimeError, ValueError) as error:
-            guards.prove_alive(device, what)
             yield Case(what=what, refused=failure(what, error))
             continue
         # gigabytes, freed before the next model is made, while the case is still referenced
@@ -138,34 +121,14 @@ def suite(
             vars(arm.recognizer).clear()
 
 
-def _sizes(
-    what: str, cuda: bool, quick: bool, utterances: int, batch: int, until: float
-) -> tuple[int, int]:
+def _sizes(cuda: bool, quick: bool, utterances: int, batch: int) -> tuple[int, int]:
     """Utterances, and how many of them are a batch."""
     if quick:
         return 4, 2
     if cuda:
-        most = affordable(what, until - time.monotonic())
-        return utterances or most, batch or most // 2
+        utterances = utterances or 64
+        return utterances, batch or utterances // 2
     return utterances or 12, batch or 4
-
-
-def affordable(what: str, seconds: float) -> int:
-    """Utterances, in two batches, that a ladder on an H100 takes so many seconds for, by estimates.
-
-    128, or less until it fits, and 8 at least. Making the model and the graphs takes the same for
-    any number; then every utterance is transcribed by each arm of `few` once to be compared, and
-    three times to be timed.
-
-    Args:
-        what: the name of a case, with "rnnt", "tdt" or "ctc" in it.
-        seconds: that are left.
-    """
-    kind = next(name for name in EACH_S if name in what)
-    for N in (128, 64, 32, 16):
-        if MADE_S[kind] + N * EACH_S[kind] <= seconds:
-            return N
-    return 8
 
 
 def configs(size: str) -> Iterator[tuple[str, Config, str]]:
@@ -211,7 +174,6 @@ def climb(
     say: Callable[[str], object] = _silent,
     probe: bool | None = None,
     few: bool = False,
-    without: Pattern[str] = NOTHING,
 ) -> dict[str, LadderArm]:
     """Arms by name: "baseline", then of every rung "to_…" with all rungs below it, and "only_…" on
     the baseline. The first rung stands on the baseline either way.
@@ -225,15 +187,11 @@ def climb(
         probe: try kernels of our own and graphs on one batch first, and leave out what fails or
             finds other labels than are known; None: on CUDA.
         few: of the rungs alone, only those that decode whole batches: the others take longest.
-        without: names of arms, or of arms of one `what` and dtype, to leave out.
-
-    Raises:
-        DeviceLost: the device does not survive a probe.
     """
     cuda = task.device.startswith("cuda")
     if probe is None:
         probe = cuda
-    climbing = _Climb(task, what, say, probe, without)
+    climbing = _Climb(task, what, say, probe)
     for rung, change in RUNGS.items():
         if rung in TRANSDUCER_RUNGS and not kind_of(task.model).captures:
             continue
@@ -257,13 +215,11 @@ class _Climb:
         what: str,
         say: Callable[[str], object],
         probe: bool,
-        without: Pattern[str],
     ) -> None:
         self.task = task
         self.what = what
         self.say = say
         self.probe = probe
-        self.without = without
         self.top = BASELINE
         self.arms = {"baseline": LadderArm(FileRecognizer(task, BASELINE), "", "baseline")}
 
@@ -278,7 +234,7 @@ class _Climb:
         return True
 
     def attempt(self, name: str, rung: str, position: str, config: PipelineConfig) -> bool:
-        """Make an arm, unless it is barred or there is one like it; False where it cannot run.
+        """Make an arm, unless there is one like it; False where it cannot run.
 
         Args:
             name: of the arm.
@@ -286,8 +242,6 @@ class _Climb:
             position: "cumulative" or "alone", see LadderArm.
             config: how it computes.
         """
-        if barred(self.without, name, self.what, dtype_of(config.precision)):
-            return True
         if config in [arm.recognizer.config for arm in self.arms.values()]:
             return True
         try:
@@ -295,7 +249,6 @@ class _Climb:
             if self.probe and RUNGS[rung].keys() & PROBED:
                 made.probe()
         except (ValueError, RuntimeError) as error:
-            guards.prove_alive(self.task.device, self.what, name)
             reason, _, _ = str(error).partition("\n")
             self.say(f"{name} is left out: {reason}")
             return False
@@ -351,7 +304,6 @@ def case(
         arm_params={name: arm_params(made, arm, quick) for name, arm in arms.items()},
         ratios=ratios,
         warmup=0,
-        least_s=15.0,
     )
 
 
@@ -401,4 +353,4 @@ def arm_params(made: Scripted, arm: LadderArm, quick: bool) -> dict[str, Any]:
     }
 
 
-SUITE = Suite(name="ladder", cases=suite, takes=("without", "until"))
+SUITE = Suite(name="ladder", cases=suite)

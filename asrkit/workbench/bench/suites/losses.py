@@ -9,12 +9,9 @@ are kept, four where they are made twice.
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
-from re import Pattern
 from typing import Any
 
 import torch
@@ -23,7 +20,7 @@ from torch import Tensor
 from asrkit.losses import rnnt_loss, rnnt_loss_packed, tdt_loss
 from asrkit.losses.availability import expect_runs
 from asrkit.shapes import valid_mask
-from asrkit.workbench.bench.cases import NOTHING, Case, PeerArms, Suite, no_measurements
+from asrkit.workbench.bench.cases import Case, PeerArms, Suite, no_measurements
 from asrkit.workbench.bench.peers.peer_worker import inputs
 from asrkit.workbench.bench.row_kernels import counts
 from asrkit.workbench.bench.suites.joint_arms import (
@@ -70,8 +67,6 @@ def suite(
     quick: bool,
     *,
     first: bool = False,
-    without: Pattern[str] = NOTHING,
-    until: float = inf,
 ) -> Iterator[Case]:
     """All cases, the smallest also against the reference of plain loops.
 
@@ -80,8 +75,6 @@ def suite(
         quick: small sizes.
         first: one large shape only, on given logits and from the halves of the joint, and nothing
             is counted of kernels.
-        without: pattern of arms that are not even tried.
-        until: time.monotonic() after which the search for the largest batch ends.
     """
     gpu = device.startswith("cuda")
     makers = _first_cases(gpu, quick) if first else _cases(gpu, quick)
@@ -89,13 +82,13 @@ def suite(
         with contextlib.suppress(torch.OutOfMemoryError):  # not even the inputs fit
             case = make(device)
             if gpu:
-                case = _that_fits(case, without)
+                case = _that_fits(case)
                 if first:
                     case = replace(case, more=no_measurements)
             if case.arms:
                 yield case
     if gpu and not first:
-        yield Case(what="rnnt-loss-joint, largest", measure=partial(limits, device, until))
+        yield Case(what="rnnt-loss-joint, largest", measure=partial(limits, device))
 
 
 def _cases(gpu: bool, quick: bool) -> list[Make]:
@@ -148,11 +141,11 @@ def _larger(wide: Shape, gpu: bool) -> list[Shape]:
     return shapes
 
 
-def _that_fits(case: Case, without: Pattern[str]) -> Case:
+def _that_fits(case: Case) -> Case:
     """The case with the arms that fit into memory; with none if the first does not."""
     arms = {}
     for name, arm in case.arms.items():
-        if not without.search(name) and fits(partial(case.run, name)):
+        if fits(partial(case.run, name)):
             arms[name] = arm
     if next(iter(case.arms)) not in arms:
         arms = {}
@@ -424,17 +417,15 @@ def predicted(device: str, shape: Shape, itemsize: int) -> dict[str, float]:
     return {"predicted_ms": round(sum(lean_ms(card, itemsize=itemsize, **sizes).values()), 3)}
 
 
-def limits(device: str, until: float = inf) -> Iterator[Measurement]:
+def limits(device: str) -> Iterator[Measurement]:
     """For each arm from the halves: nodes B T U1 of the largest batch that trains, T = 200.
 
-    Not yet run on hardware. TimeoutError where time.monotonic() reaches `until`.
+    Not yet run on hardware.
     """
     _, T, U1, D, V = _wide(quick=False)
     for name in joint_arms(*joint_inputs((1, 2, 2, 2, 2), device)):
 
         def train(B: int, name: str = name) -> None:
-            if time.monotonic() >= until:
-                raise TimeoutError(f"no time for the largest batch of {name}, and what follows it")
             joint_arms(*joint_inputs((B, T, U1, D, V), device))[name]()
 
         most = MOST_B
@@ -470,4 +461,4 @@ def largest(train: Callable[[int], object], most: int = MOST_B) -> int:
     return low
 
 
-SUITE = Suite(name="losses", cases=suite, takes=("without", "until"))
+SUITE = Suite(name="losses", cases=suite)
