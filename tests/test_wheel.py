@@ -13,22 +13,19 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
 
 WORK = {  # command: what it prints
-    "cost": "p4de.24xlarge", "cost --document": "not stated in document 000", "verify": " of the appendix: no problems",
+    "cost": "p4de.24xlarge", "cost --document": "not stated in document 000",
     "ledger --document 004": " more in the appendix.",
     "doctor": "only a checkout has requirements.lock",
     "data lengths librispeech_eval --out table.csv": "11,126 utterances, 21.25 hours: table.csv",
     "data lengths ami_segments --out ami.csv": "ami.csv", "data stats ami_segments": "82,973 utterances",
     "bench batching --quick --lengths table.csv --ranks 1": "records appended to reports/bench.jsonl",
-    "verify reports/bench.jsonl": "1 path, ", "records add reports/bench.jsonl --into mine --dirty": "added to mine",
 }  # fmt: skip
-JSON = ["cost --json", "doctor --json", "verify --json", "ledger --json", "data stats ami_segments --json",
-        "data lengths ami_segments --out ami.csv --json",
-        "records add reports/bench.jsonl --into other --dirty --json"]  # fmt: skip
+JSON = ["cost --json", "doctor --json", "ledger --json", "data stats ami_segments --json",
+        "data lengths ami_segments --out ami.csv --json"]  # fmt: skip
 REFUSED = {
     "report": "notebooks: expected at least one, got none. Name some, or run in a folder that holds notebooks/",
     "report 02": "notebooks: expected a file, as there is no folder notebooks/ here, got '02'",
     "report compare a b": "runs: expected folders of whole runs",
-    "records add x.jsonl": "--into: expected a folder, for this is no checkout of asrkit, got None",
     "bench losses --quick --peers": "--peers: expected the environment .venv-peers, got none. `make peers` installs it",
     "transcribe x.wav": "--model: expected the demo of notebook 00",
 }  # fmt: skip

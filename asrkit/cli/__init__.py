@@ -22,12 +22,10 @@ from asrkit.cli import (
     doctor,
     export,
     ledger,
-    records,
     report,
     scale,
     train,
     transcribe,
-    verify,
 )
 from asrkit.cli.command import Command
 from asrkit.cli.options import add_json
@@ -40,14 +38,11 @@ SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
         report.COMMAND,
         compare.COMMAND,
         ledger.COMMAND,
-        verify.COMMAND,
-        records.COMMAND,
     ),
 }
 COMMANDS = {command.name: command for section in SECTIONS.values() for command in section}
 PARENTS = {  # first words that do nothing by themselves
     "data": "Prepare speech corpora, and list how long their utterances are.",
-    "records": "Import measurements that were made elsewhere.",
 }
 DESCRIPTION = "Speech recognition made fast, and measured on your machine."
 

@@ -5,14 +5,12 @@ No host name, user name or path is kept.
 
 import contextlib
 import functools
-import hashlib
 import importlib.metadata
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -148,59 +146,22 @@ def software() -> dict[str, Any]:
 
 @functools.cache
 def code() -> dict[str, Any]:
-    """The code that runs: commit, whether it was changed since, command line and source hash.
+    """The code that runs: commit, whether it was changed since, and command line.
 
-    `commit` and `dirty` are None where there is no git checkout. Folders are taken out of `argv`.
+    Where there is no git checkout `commit` is the environment's ASRKIT_COMMIT, or None, and `dirty`
+    is None. Folders are taken out of `argv`.
     """
-    commit = None
+    commit = os.environ.get("ASRKIT_COMMIT")
     dirty = None
     if (files.HERE.parent / ".git").exists():
         commit = _git("rev-parse", "HEAD") or None
-    if commit:
         # Records and figures are written by measurements themselves.
-        changes = _git("status", "--porcelain", "--", ".", ":!data/records", ":!figures")
-        dirty = bool(changes)
-    blobs = [
-        (path.relative_to(files.HERE.parent).as_posix(), _blob(path.read_bytes()))
-        for path in files.HERE.rglob("*.py")
-    ]
+        dirty = bool(_git("status", "--porcelain", "--", ".", ":!data/records", ":!figures"))
     return {
         "commit": commit,
         "dirty": dirty,
         "argv": [re.sub(r"[^=]*[/\\]", "", argument) for argument in sys.argv],
-        "source": _source(blobs),
     }
-
-
-def _blob(data: bytes) -> str:
-    """Git's object name for a file with this content."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
-def _source(blobs: Iterable[tuple[str, str]]) -> str:
-    """One hash, 12 hex digits, over (path, blob name) of Python files; others do not count."""
-    python_files = sorted([path, blob] for path, blob in blobs if path.endswith(".py"))
-    return content_hash(python_files).removeprefix("sha256:")[:12]
-
-
-def commit_of(source: str) -> str | None:
-    """The newest commit of this checkout whose code has the source hash `source`, or None.
-
-    The last 1000 commits are searched.
-    """
-    for commit in _git("rev-list", "--max-count=1000", "HEAD").split():
-        blobs = []
-        for line in _git("ls-tree", "-r", commit, "--", "asrkit").splitlines():
-            _, _, blob, path = line.split()
-            blobs.append((path, blob))
-        if _source(blobs) == source:
-            return commit
-    return None
-
-
-def has_commit(commit: str) -> bool:
-    """Whether this checkout holds `commit`."""
-    return _git("cat-file", "-t", commit) == "commit"
 
 
 def stamp() -> str:

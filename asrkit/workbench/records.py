@@ -1,29 +1,28 @@
-"""Records: one measurement each, one JSON line each, sealed with a hash of its content.
+"""Records: one measurement each, one JSON line each.
 
-A record says what was measured, on which machine, with which software and from which commit. The
-hash shows whether a record was changed later, not whether it is true. No host, user or path is
-kept.
+A record says what was measured, on which machine, with which software and from which commit. No
+host, user or path is kept. Git holds the history of those that are committed.
 """
 
 import datetime
 import json
+import math
 import os
 import re
 import statistics
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from asrkit.files import atomic, content_hash, plain_json
+from asrkit.files import content_hash, plain_json
 from asrkit.workbench.machine import code, load_average, software, this_machine
-from asrkit.workbench.schemas import record_validator
 
 MIME = "application/vnd.asrkit.record+json"
 SCHEMA = "asrkit.record/2"
 FIRST_SCHEMA = "asrkit.record/1"
-FILES = ("bench.jsonl", "checks.jsonl", "log.txt")  # of a share; manifest.json has their hashes
+SEAL = "content_sha256"  # a field of older records
 
 
 @dataclass(frozen=True)
@@ -56,26 +55,25 @@ class Measurement:
                 raise ValueError(
                     f"{self.what}: expected numbers, got value {self.value!r}, samples {data}."
                 )
-        record = plain_json(
-            {
-                "schema": SCHEMA,
-                **asdict(self),
-                "captured_at": f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
-                "stats": _statistics(data, self.warmup),
-                "machine": this_machine(),
-                "software": software(),
-                "code": code(),
-            }
-        )
-        record["content_sha256"] = content_hash(record)
-        object.__setattr__(self, "_record", record)
+        origin = {
+            "schema": SCHEMA,
+            "captured_at": f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
+            "stats": _statistics(data, self.warmup),
+            "machine": this_machine(),
+            "software": software(),
+            "code": code(),
+        }
+        object.__setattr__(self, "_record", plain_json({**asdict(self), **origin}))
 
-    def sealed(self) -> dict[str, Any]:
-        """A copy of the record, made at birth.
-
-        It holds the fields, quartiles, UTC time, machine, software, code and a hash of it all.
-        """
+    def record(self) -> dict[str, Any]:
+        """A copy of the record made at birth: fields, quartiles, UTC time, machine, code."""
         return plain_json(self.__dict__["_record"])
+
+
+FIELDS = (
+    *(one.name for one in fields(Measurement)),
+    *("schema", "captured_at", "stats", "machine", "software", "code"),
+)
 
 
 def _statistics(samples: Sequence[float], warmup: int) -> dict[str, float]:
@@ -95,65 +93,50 @@ def publish(record: Measurement | dict[str, Any]) -> None:
     """Show `record` as one line of a notebook's output, from where the report collects it."""
     from IPython.display import display
 
-    sealed = _sealed(record)
-    line = "{what}: {metric} {value:.4g}".format(**sealed)
-    if sealed["unit"] != "1":
-        line += f" {sealed['unit']}"
-    if sealed["impl"]:
-        line += f" {sealed['impl']}"
-    display({MIME: sealed, "text/plain": line}, raw=True)
+    row = _row(record)
+    line = "{what}: {metric} {value:.4g}".format(**row)
+    if row["unit"] != "1":
+        line += f" {row['unit']}"
+    if row["impl"]:
+        line += f" {row['impl']}"
+    display({MIME: row, "text/plain": line}, raw=True)
 
 
-def _sealed(record: Measurement | dict[str, Any]) -> dict[str, Any]:
+def _row(record: Measurement | dict[str, Any]) -> dict[str, Any]:
     if isinstance(record, Measurement):
-        return record.sealed()
+        return record.record()
     return record
 
 
 def code_version(record: Mapping[str, Any]) -> str:
-    """The code that measured a record: "commit 1a2b3c4", or "source ..." for a copy without git."""
-    code = record["code"]
-    if code["commit"]:
-        return f"commit {code['commit'][:7]}"
-    return f"source {code.get('source') or 'unknown'}"
+    """The code that measured a record: "commit 1a2b3c4"."""
+    return f"commit {(record['code']['commit'] or 'unknown')[:7]}"
+
+
+def short_id(record: Mapping[str, Any]) -> str:
+    """Eight hex digits that name a record, from its content: prose cites a number's record so."""
+    content = {key: value for key, value in record.items() if key != SEAL}
+    return content_hash(content).removeprefix("sha256:")[:8]
 
 
 def problem(record: Any) -> str:
-    """Why `record` is not a record, or how it differs from what was sealed; empty if it is sound.
-
-    Its fields are checked where fastjsonschema is installed. A bare GPU machine checks the hash
-    only; there, records are its own.
-    """
-    first_mismatch = record_validator()
+    """Why `record` is not a record; empty if it is one."""
     if not isinstance(record, dict):
         return "no record"
-    mismatch = first_mismatch(record) if first_mismatch else None
-    if mismatch is not None:
-        return f"no record: {mismatch.place}"
-    body = {key: value for key, value in record.items() if key != "content_sha256"}
-    try:
-        digest = content_hash(body)
-    except ValueError:
-        return "no record: a number that is not finite"
-    if digest != record.get("content_sha256"):
-        return "changed after it was sealed"
+    missing = [name for name in FIELDS if name not in record]
+    if missing:
+        return f"no record: missing field {missing[0]}"
+    for number in [record["value"], *record["samples"]]:
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            return f"no record: value {number!r} is no finite number"
+    if record["schema"] not in (FIRST_SCHEMA, SCHEMA):
+        return f"no record: schema {record['schema']!r}"
     return ""
 
 
 def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
-    """Add records to a JSON-lines file; see `extend`.
-
-    Raises:
-        ValueError: A record is not as it was sealed; nothing is written then.
-    """
-    sealed = [_sealed(record) for record in records]
-    for record in sealed:
-        reason = problem(record)
-        if reason:
-            raise ValueError(
-                f"records: expected records as they were sealed, got one that is {reason}."
-            )
-    extend(path, *sealed)
+    """Add records to a JSON-lines file; see `extend`."""
+    extend(path, *map(_row, records))
 
 
 def extend(path: str | Path, *rows: Mapping[str, Any]) -> None:
@@ -165,7 +148,7 @@ def extend(path: str | Path, *rows: Mapping[str, Any]) -> None:
         OSError: The disk is full.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    data = json_lines(rows)
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
     with Path(path).open("ab+", buffering=0) as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
@@ -176,11 +159,6 @@ def extend(path: str | Path, *rows: Mapping[str, Any]) -> None:
             written = file.write(remaining)
             remaining = remaining[written:]
         os.fsync(file.fileno())
-
-
-def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """The rows as JSON, one a line."""
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def files(path: Path) -> list[Path]:
@@ -194,59 +172,39 @@ def files(path: Path) -> list[Path]:
     return [file for file in listed if file.is_file() and not file.name.startswith(".")]
 
 
-def checked_lines(path: Path) -> Iterator[tuple[Any, str]]:
-    """(record, problem) for each line of a file or folder; the problem is empty for a sound record.
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """Records of a file, or of every *.jsonl file below a folder, with today's names.
 
-    A problem names the file and the line. The record is None where the line is not JSON.
+    Lines that are torn or no records are left out, with a warning each.
     """
-    for file in files(path):
+    found = []
+    for file in files(Path(path)):
         for number, line in enumerate(file.read_bytes().splitlines(), 1):
             if not line:  # two processes that append at once may leave an empty line
                 continue
             try:
                 record = json.loads(line)
+                reason = problem(record)
             except (ValueError, RecursionError):
-                yield None, f"{file}:{number}: torn, no whole JSON"
-                continue
-            reason = problem(record)
+                reason = "torn, no whole JSON"
             if reason:
-                reason = f"{file}:{number}: {reason}"
-            yield record, reason
-
-
-def read(path: str | Path) -> list[dict[str, Any]]:
-    """Records of a file, or of every *.jsonl file below a folder, with today's names.
-
-    Lines that are torn or were changed are left out, with a warning each.
-    """
-    sound = []
-    for record, reason in checked_lines(Path(path)):
-        if reason:
-            warnings.warn(f"left out {reason}", stacklevel=2)
-        else:
-            sound.append(_named_as_today(record))
-    return sound
+                warnings.warn(f"left out {file}:{number}: {reason}", stacklevel=2)
+            else:
+                found.append(_with_current_names(record))
+    return found
 
 
 RENAMED = {"label_looping": "windowed_looping", "nested_loops": "label_looping"}
 OLD_NAME = re.compile(r"(?<![a-z0-9_])((?:only|to)_)?(label_looping|nested_loops)")
 
 
-def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
+def _with_current_names(record: dict[str, Any]) -> dict[str, Any]:
     """`record` with decoding strategies called what they are called today.
 
     In records of schema 1 `label_looping` names our windowed variant and `nested_loops` the
-    published algorithm; today they are `windowed_looping` and `label_looping`. The file keeps the
-    record as it was sealed, old names, schema and hash included: only what is read is renamed. A
-    record that was renamed before no longer has the content of its hash, and is returned as it is.
+    published algorithm; today they are `windowed_looping` and `label_looping`. Files keep the old
+    names: only what is read is renamed.
     """
-    if problem(record):
-        return record
-    return _named_as_today(record)
-
-
-def _named_as_today(record: dict[str, Any]) -> dict[str, Any]:
-    """The same of a record that is sound."""
     if record["schema"] != FIRST_SCHEMA:
         return record
     return record | {"impl": _renamed(record["impl"]), "params": _renamed(record["params"])}
@@ -265,35 +223,3 @@ def _renamed(value: Any) -> Any:
 
 def _current_name(match: re.Match[str]) -> str:
     return (match[1] or "") + RENAMED[match[2]]
-
-
-def verify(paths: Iterable[str | Path]) -> list[str]:
-    """One line for each record in `paths` (files or folders) that is torn or was changed.
-
-    Raises:
-        ValueError: fastjsonschema is not installed, so that fields cannot be checked.
-    """
-    expect_validator()
-    return [reason for path in paths for _, reason in checked_lines(Path(path)) if reason]
-
-
-def expect_validator() -> None:
-    """Raise ValueError where records cannot be checked against their schema."""
-    if record_validator() is None:
-        raise ValueError(
-            "records: expected the package fastjsonschema, which checks their fields, got none. "
-            "Run pip install fastjsonschema."
-        )
-
-
-def mend(path: Path) -> list[str]:
-    """Remove from a file the lines that are torn or were changed; returns a line about each.
-
-    Nobody else may write to the file at the same time.
-    """
-    lines = [*checked_lines(path)]
-    problems = [reason for _, reason in lines if reason]
-    if problems:
-        with atomic(path) as part:
-            part.write_bytes(json_lines(record for record, reason in lines if not reason))
-    return problems

@@ -1,11 +1,7 @@
-"""JSON Schemas of the files that the workbench reads back: what a record or a manifest must hold.
+"""JSON Schemas of the files that the workbench reads back: claims, and plans of reports."""
 
-More keys than these may be there, except in a claim.
-"""
-
-import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 Schema = Mapping[str, Any]
@@ -44,9 +40,6 @@ def _object(required: Mapping[str, Schema], optional: Mapping[str, Schema] | Non
     return {"type": "object", "properties": properties, "required": [*required]}
 
 
-STATISTICS = _object(
-    {"n": INTEGER, "warmup": INTEGER, "min": NUMBER, "p25": NUMBER, "p50": NUMBER, "p75": NUMBER}
-)
 MACHINE = _object(
     {
         "id": _matching("[0-9a-f]{12}"),
@@ -62,54 +55,6 @@ MACHINE = _object(
         },
     }
 )
-CODE = _object(
-    {
-        "commit": _or_null(_matching("[0-9a-f]{40,64}")),
-        "dirty": _or_null(BOOLEAN),
-        "argv": STRINGS,
-    },
-    optional={"source": LINE},
-)
-RECORD = _object(
-    {
-        "schema": _matching(r"asrkit\.record/[12]"),
-        "what": LINE,
-        "metric": LINE,
-        "unit": LINE,
-        "impl": LINE,
-        "timer": LINE,
-        "origin": LINE,
-        "captured_at": _matching(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
-        "value": NUMBER,
-        "samples": {"type": "array", "items": NUMBER},
-        "warmup": INTEGER,
-        "load1": _or_null(NUMBER),
-        "params": _object({}, optional={"arms": LINES}),
-        "stats": STATISTICS,
-        "machine": MACHINE,
-        "software": _object({"torch": _or_null(LINE)}),
-        "code": CODE,
-    }
-)
-
-
-def share_manifest(file_names: Sequence[str]) -> Schema:
-    """Schema of the manifest.json that `asrkit bench all --minutes` writes.
-
-    Args:
-        file_names: Files that the manifest must list with their size and hash.
-    """
-    listed = _object({"bytes": INTEGER, "sha256": _matching("sha256:[0-9a-f]{64}")})
-    return _object(
-        {
-            "schema": _matching("asrkit.share/1"),
-            "state": LINE,
-            "quick": BOOLEAN,
-            "files": _object(dict.fromkeys(file_names, listed)),
-        }
-    )
-
-
 APPENDIX = (  # why a claim is listed in the appendix
     "tautology",  # true by the arithmetic or the definition alone
     "not speech",  # about other models, or about machines without a model
@@ -232,12 +177,3 @@ def _mismatch(error: Any) -> Mismatch:
         return Mismatch(place, f"unknown field {', '.join(unknown)}")
     rule = error.message.removeprefix(error.name).strip()
     return Mismatch(place, f"{place or 'value'} {rule}, got {error.value!r:.100}")
-
-
-@functools.cache
-def record_validator() -> Callable[[Any], Mismatch | None] | None:
-    """The validator of records; None where fastjsonschema is not installed."""
-    try:
-        return validator(RECORD)
-    except ModuleNotFoundError:
-        return None

@@ -30,7 +30,7 @@ plots.show(figure, f"{size} bars, each higher than the one before")"""
 RECORD = """from asrkit.workbench import records
 for impl in ("wavefront", "numba_cpu"):
     one = records.Measurement(what="joint-memory-measured", metric="ratio", unit="1", value=1.0, impl=impl)
-    records.publish(one.sealed())"""
+    records.publish(one.record())"""
 TABLE = "import pandas\npandas.DataFrame({'T': [100, 200], 'bytes': [1e6, 2e6]}, index=['short', 'long'])"
 SENTENCES = """import pandas
 row = {"claim": "The joint of a transducer takes most of the memory", "published": "5×", "verdict": "reproduced"}

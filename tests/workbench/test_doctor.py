@@ -78,17 +78,6 @@ def test_outside_a_checkout_nothing_points_to_its_files(monkeypatch, tmp_path):
     assert status("synth").remedy == "pip install 'asrkit[synth]'"
 
 
-def test_verify_names_a_file_that_is_not_there_in_one_line(tmp_path, capsys):
-    assert main(["verify", str(tmp_path / "none.jsonl")]) == 2
-    err = capsys.readouterr().err.strip()
-    assert (
-        "paths: expected files of records" in err
-        and "none.jsonl" in err
-        and "Errno" not in err
-        and "\n" not in err
-    )
-
-
 def test_what_is_missing_comes_first_with_its_remedy_below():
     checks = [
         doctor.Finding(name=s, status=s, detail="d", remedy="" if s == "ok" else "do this")

@@ -5,7 +5,7 @@
 * `claim-id`: the number is what the claim is quoted with, or one of its params;
 * `code: place`: a constant in the notebook's own code (`place` is a cell's id) or in a file (`code: asrkit/features.py`);
 * `= 1 - 1 / 1.1`: arithmetic, computed here;
-* `record: what/metric 3fa21b`: a shipped record's value; first digits of its hash where there are several such records;
+* `record: what/metric 3fa21b`: a shipped record's value; first digits of `records.short_id` where there are several such records;
 * `fact: source`: a constant of the world, and where it stands.
 
 The number has to be its source's, rounded to the digits that are printed. Seconds and bytes may change their prefix, a ratio
@@ -125,7 +125,7 @@ def sources(comment: str, notebook: dict) -> list[tuple[float, str]]:
         found = [
             r
             for r in shipped()
-            if f"{r['what']}/{r['metric']}" == name and r["content_sha256"][7:].startswith(digits)
+            if f"{r['what']}/{r['metric']}" == name and records.short_id(r).startswith(digits)
         ]
         if len(found) != 1:
             raise ValueError(f"{len(found)} shipped records are {place!r}")
@@ -228,8 +228,6 @@ def test_a_number_without_its_source_is_found(text, why):
 
 def test_the_value_of_one_shipped_record_may_be_told():
     record = next(r for r in shipped() if r["unit"] == "1")
-    comment = (
-        f"<!-- record: {record['what']}/{record['metric']} {record['content_sha256'][7:15]} -->"
-    )
+    comment = f"<!-- record: {record['what']}/{record['metric']} {records.short_id(record)} -->"
     assert problems(page(f"{record['value']:.3f}{comment}")) == []
     assert problems(page(f"{record['value'] + 0.01:.3f}{comment}")) != []

@@ -69,7 +69,7 @@ def recorded_run(records: Sequence[Record], what: str) -> list[Record]:
 
 def _run_of(record: Record) -> tuple[Any, ...]:
     """What the records of one run have in common."""
-    return record["machine"]["id"], record["code"]["source"], record["params"]["threads"]
+    return record["machine"]["id"], record["code"]["commit"], record["params"]["threads"]
 
 
 def recorded_gains(records: Sequence[Record]) -> list[RungGain]:

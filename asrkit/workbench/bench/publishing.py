@@ -53,7 +53,7 @@ def publish_ratio(
     impl: str = "",
     arms: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Publish how many times as long `slow` took as `fast`; returns the sealed record.
+    """Publish how many times as long `slow` took as `fast`; returns the record.
 
     Args:
         what: Name of the measurement, or id of the claim that it answers.
@@ -77,6 +77,6 @@ def publish_ratio(
         warmup=times[fast].warmup,
         params={**params, "arms": names},
     )
-    sealed = measurement.sealed()
-    records.publish(sealed)
-    return sealed
+    record = measurement.record()
+    records.publish(record)
+    return record

@@ -112,7 +112,7 @@ class _Run:
 
     def keep(self, measurements: Iterable[Measurement]) -> None:
         """Seal measurements and write them to `out`."""
-        sealed = [measurement.sealed() for measurement in measurements]
+        sealed = [measurement.record() for measurement in measurements]
         if self.out is not None:
             with _naming(self.out):
                 records.append(self.out, *sealed)

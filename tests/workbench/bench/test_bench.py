@@ -53,7 +53,6 @@ def test_a_quick_suite_measures_every_arm_and_pairs_what_it_compares(suite, tmp_
     found = bench.run(suite, out=out, quick=True, say=lines.append)
     assert torch.equal(torch.get_rng_state(), state)
     assert records.read(out) == found
-    assert records.verify([out]) == []
     by_case = {}
     for record in found:
         assert {"threads", "device", "shape"} <= {*record["params"]}

@@ -19,7 +19,7 @@ def test_every_arithmetic_and_stream_is_measured_and_the_best_repeat_counts():
     assert found.flops == {name: max(by["matrix_product", name].samples) for name in names}
     assert found.bytes_per_s == max(max(by[stream].samples) for stream in streams)
     for one in found.measurements:
-        assert one.params["threads"] == 1 and records.problem(one.sealed()) == ""
+        assert one.params["threads"] == 1 and records.problem(one.record()) == ""
 
 
 def test_a_rate_is_work_by_the_median_time(monkeypatch):

@@ -59,7 +59,6 @@ def suite(tmp_path_factory):
         code = main(["bench", "ladder", "--quick", "--threads", "1", "--out", str(file)])
     torch.set_num_threads(threads)
     assert code == 0, err.getvalue()
-    assert records.verify([file]) == []
     return records.read(file), out.getvalue(), err.getvalue()
 
 

@@ -91,7 +91,7 @@ def test_what_is_counted_becomes_records_and_what_cannot_be_is_told(monkeypatch,
     ]  # fmt: skip
     assert {one.impl for one in found} == {"triton"}
     assert "rnnt-loss: kernels of numba_cuda: not counted: no NVVM" in capsys.readouterr().err
-    assert all(one.sealed() for one in found)
+    assert all(one.record() for one in found)
 
 
 def test_an_eager_joint_in_bfloat16_stands_beside_the_lean_loss_on_a_gpu():

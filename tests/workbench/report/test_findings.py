@@ -14,7 +14,7 @@ def record(declared, arm, value, **params):
     unit = UNITS.get(declared.metric, "1")
     return records.Measurement(
         arm.what, declared.metric, unit, value, impl=arm.impl, params=params
-    ).sealed()
+    ).record()
 
 
 def run(declared, *published):

@@ -79,7 +79,7 @@ def plain(tmp_path_factory):
 
 def publish(what, metric="ratio", unit="1", value=2.0, **more):
     """An output as `records.publish` leaves it."""
-    sealed = records.Measurement(what, metric, unit, value, **more).sealed()
+    sealed = records.Measurement(what, metric, unit, value, **more).record()
     return new_output(
         "display_data", data={records.MIME: sealed, "text/plain": f"{what}: {metric}"}
     )
@@ -228,16 +228,13 @@ def test_what_a_gpu_recorded_is_told_with_its_machine_and_what_none_has_recorded
     )
     made = records.Measurement(
         claim.id, "ratio", "1", 3.0, (3.0,) * 5, params={"arms": list(claim.arms), "device": "cuda"}
-    ).sealed()
+    ).record()
     gpu = {"name": "H200", "memory.total": "1 MiB", "driver_version": "570.1", "uuid": "0"}
     made = {
         **made,
         "machine": {**made["machine"], "id": "f" * 12, "gpus": [gpu]},
         "captured_at": "2026-01-02T00:00:00Z",
     }
-    made["content_sha256"] = files.content_hash(
-        {key: item for key, item in made.items() if key != "content_sha256"}
-    )
     cpu = next(
         c
         for c in ledger.load_claims()
@@ -250,14 +247,11 @@ def test_what_a_gpu_recorded_is_told_with_its_machine_and_what_none_has_recorded
     )
     other = records.Measurement(
         cpu.id, "ratio", "1", 3.0, (3.0,) * 5, params={"arms": list(cpu.arms)}
-    ).sealed()
+    ).record()
     other = {
         **other,
         "machine": {**other["machine"], "id": "e" * 12, "gpus": [], "cpu_model": "Abacus"},
     }
-    other["content_sha256"] = files.content_hash(
-        {key: item for key, item in other.items() if key != "content_sha256"}
-    )
     records.append(tmp_path / "data/records/bench.jsonl", made, other)
     pages = built(tmp_path, [new_markdown_cell("# Why?")])[1]
     rows = Ledger(pages["ledger"]).rows
@@ -473,7 +467,7 @@ def test_every_colour_of_text_and_code_can_be_read_in_both_schemes():
      ("ms", "latency", 1.5, "1.5 ms"), ("FLOP/s", "rate", 2e12, "2000 GFLOP/s")],
 )  # fmt: skip
 def test_values_come_with_their_unit(unit, metric, value, told):
-    assert record_columns(records.Measurement("x", metric, unit, value).sealed())["median"] == told
+    assert record_columns(records.Measurement("x", metric, unit, value).record())["median"] == told
 
 
 def test_links_to_notebooks_lead_to_their_pages_where_there_are_some(tmp_path):

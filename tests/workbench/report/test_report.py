@@ -434,10 +434,10 @@ def test_a_comparison_warns_where_machines_differ_and_shows_verdicts_that_do(twi
 
 
 def test_what_is_wrong_with_a_page_is_a_defect_and_costs_nothing_else(tmp_path):
-    sealed = records.Measurement("demo", "ratio", "1", 2.0).sealed()
-    forged = [
+    sound = records.Measurement("demo", "ratio", "1", 2.0).record()
+    found = [
         new_output("display_data", data={records.MIME: record})
-        for record in (sealed | {"value": 9.0}, sealed)
+        for record in (sound | {"value": "9"}, sound)
     ]
     dot = new_output("display_data", data={"image/png": PNG})
     shown = new_output("display_data", data={"text/html": '<img src="data:image/png;base64,AAAA">'})
@@ -446,14 +446,14 @@ def test_what_is_wrong_with_a_page_is_a_defect_and_costs_nothing_else(tmp_path):
             "# Torn?\n\nIt says $\\frac{1}{$ and $a < b$, 2 GB<!-- no-such-claim --> and 3<!-- code: fine -->."
         ),
         new_markdown_cell("![a lattice of arcs](../figures/lattice.png)"),
-        new_code_cell("1", outputs=[dot, *forged, shown]),
+        new_code_cell("1", outputs=[dot, *found, shown]),
     ]
     executed = write(tmp_path / "runs", "wrong", cells)
     run = NotebookRun(name="wrong", parameters={}, **outcome(executed, None))
     assert [record["value"] for record in run.records] == [2.0]
     _, defects = build(tmp_path, [run], 1.0, PLAN)
     assert defects == [
-        "wrong: left out a record, changed after it was sealed",
+        "wrong: left out a record, no record: value '9' is no finite number",
         "wrong: no LaTeX: $\\frac{1}{$",
         "wrong: no claim: no-such-claim",
         "wrong: a picture is not inside the page",
