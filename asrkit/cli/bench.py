@@ -11,7 +11,7 @@ from asrkit.cli.command import Command, count, finish, say, table_width
 from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
 SUITES = [
-    *"losses decoders features aed precision encoder engines workers bulk jasper".split(),
+    *"losses decoders features aed precision encoder engines jasper".split(),
     *"batching training optimizers claims ladder all".split(),
 ]
 SUITES_HELP = (
@@ -19,8 +19,7 @@ SUITES_HELP = (
     "features: log-mel; aed: decoding by attention, its caches and drafts, and layers moved from "
     "decoder to encoder; precision: errors of half precision; encoder: FastConformers, and one "
     "recogniser; engines: a FastConformer on one core, with --peers beside OpenVINO and ONNX "
-    "Runtime; workers: transcription by a process a core; bulk: whole commands that transcribe in "
-    "shards, with --peers also on Ray; jasper: Jasper 10x5 DR, also by its published protocol; "
+    "Runtime; jasper: Jasper 10x5 DR, also by its published protocol; "
     "batching: samplers and their padding; training: one step, and an LSTM encoder in phases; "
     "optimizers: LAMB and averaged weights beside those of torch; claims: those of the ledger that "
     "need a GPU; ladder: one recogniser, its speed-ups switched on one by one; all: every suite"

@@ -1,7 +1,6 @@
 """The suite of training steps: its arms agree, and its records name them."""
 
 from asrkit.cli import main
-from asrkit.runtime import usable_cores
 from asrkit.workbench import bench
 
 
@@ -18,13 +17,6 @@ def test_all_ways_to_train_agree_and_lean_takes_no_more_memory():
     _check_lstm([record for record in records if record["what"].startswith("lstm-")])
     others = {(record["what"], record["metric"]): record for record in records}
     assert others["training-step-reads", "reads"]["value"] == 0
-    assert 0 < others["evaluation-beside", "exposed_share"]["value"] < 1
-    assert others["evaluation-beside", "ratio"]["params"]["arms"] == ["in_turn", "beside"]
-    if usable_cores() > 1:
-        ranks = others["training-ranks", "ratio"]
-        assert ranks["params"]["arms"] == ["one_process", "two_processes"]
-        assert ranks["value"] > 0
-        assert 0 < others["training-ranks", "agreement"]["value"] < 1000
 
 
 def _check_lstm(records):

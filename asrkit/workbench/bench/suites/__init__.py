@@ -6,7 +6,6 @@ A new suite declares a `Suite` in a module of its own and is added to the list b
 from asrkit.workbench.bench.suites import (
     aed,
     batching,
-    bulk,
     claims,
     decoders,
     encoder,
@@ -17,7 +16,6 @@ from asrkit.workbench.bench.suites import (
     optimizers,
     precision,
     training,
-    workers,
 )
 
 SUITES = {
@@ -30,8 +28,6 @@ SUITES = {
         precision.SUITE,
         encoder.SUITE,
         engines.SUITE,
-        workers.SUITE,
-        bulk.SUITE,
         jasper.SUITE,
         batching.SUITE,
         training.SUITE,

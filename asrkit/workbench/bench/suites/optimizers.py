@@ -1,11 +1,10 @@
 """The suite of optimizers: one step over the parameters of MLPerf's RNN-T, and one update of their
-average; then a step on two processes.
+average.
 
 All arms of a step share parameters and gradients, at a learning rate of 0; each has a state of its
 own. Those of LAMB are compared at a small size, after three steps. No GPU has measured them.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,14 +14,11 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from asrkit.optim import Average, Lamb
-from asrkit.runtime import usable_cores
-from asrkit.workbench.bench.cases import Case, Suite, median_of
+from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.ceilings import ceilings
-from asrkit.workbench.records import Measurement
 
 PUBLISHED: dict[str, Any] = {"betas": (0.9, 0.9985), "eps": 1e-9, "weight_decay": 1e-3}
 DECAY = 0.995
-ON_TWO = "optimizer-step-two-processes"
 FEATURES = 240  # three stacked frames of 80 bins
 # Bytes that a step moves at least for each float32 weight.
 ADAM_B = 28  # reads gradient, both moments and weight; writes all but the gradient
@@ -81,7 +77,7 @@ def weights(widths: Widths, device: str) -> list[nn.Parameter]:
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """A step of each optimizer, and an update of the average; on a CPU also on two processes.
+    """A step of each optimizer, and an update of the average.
 
     Args:
         device: "cpu" or "cuda".
@@ -92,12 +88,6 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         widths = SMALL
     yield step_case(widths, device, quick)
     yield average_case(widths, device, quick)
-    if device == "cpu" and usable_cores() >= 2:
-        yield Case(
-            what=ON_TWO,
-            measure=partial(measure_sharded, quick),
-            params={"dtype": "float32"},
-        )
 
 
 def implementations(device: str) -> list[str]:
@@ -237,27 +227,6 @@ def _averaged(name: str, model: nn.ParameterList) -> list[Tensor]:
                 parameter.mul_(1.5)
         mean = update()
     return [value.detach() for value in mean]
-
-
-def measure_sharded(quick: bool) -> Iterator[Measurement]:
-    """A step on two processes, with the state whole on each or shared out, and the state held.
-
-    Args:
-        quick: a small model, and few steps.
-    """
-    from asrkit.workbench.bench.sharded_steps import sharded_steps
-
-    rounds = 2 if quick else 7
-    widths = SMALL if quick else ROUND
-    count = sum(math.prod(shape) for shape in shapes(widths))
-    params: dict[str, Any] = {"dtype": "float32", "shape": [count], "processes": 2}
-    if quick:
-        params["quick"] = True
-    found = sharded_steps(rounds, small=quick)
-    for name, arm in found.items():
-        samples = arm["samples_ms"]
-        yield median_of(ON_TWO, "latency", "ms", samples, params=params, warmup=1, impl=name)
-        yield Measurement(ON_TWO, "state", "B", arm["state_B"], params=params, impl=name)
 
 
 def _floors(

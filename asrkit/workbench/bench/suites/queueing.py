@@ -1,9 +1,6 @@
-"""Cases of a step that nothing holds up: passes as CUDA graphs, reads of the host, and evaluation
-beside training.
-"""
+"""Cases of a step that nothing holds up: passes as CUDA graphs, and reads of the host."""
 
 import functools
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +9,22 @@ from torch import Tensor, nn
 
 from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.models.transducer import LSTMPredictor
-from asrkit.workbench.bench.cases import Case, median_of
+from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.profiling import host_reads, launch_profile
 from asrkit.workbench.records import Measurement
 
 if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
     from asrkit.training import Prepared
-    from asrkit.training.beside import Beside
 
 GRAPH_LENGTHS = (140, 280, 558)  # stacked frames; the last is the longest batch of the round
-STEPS_BETWEEN = 20  # two evaluations
-EVALUATIONS = 4
 
 
 def cases(device: str, quick: bool) -> Iterator[Case]:
-    """Graphs on a GPU only; reads of one step; on a CPU evaluation in turn and beside.
+    """Graphs on a GPU only; reads of one step.
 
     Args:
         device: "cpu" or "cuda".
-        quick: Few steps between two evaluations.
+        quick: The shortest graph only.
     """
     if device.startswith("cuda"):
         yield graphs_case(device, quick)
@@ -39,12 +33,6 @@ def cases(device: str, quick: bool) -> Iterator[Case]:
         measure=functools.partial(count_reads, device),
         params={"dtype": "float32"},
     )
-    if device == "cpu":
-        yield Case(
-            what="evaluation-beside",
-            measure=functools.partial(measure_beside, quick),
-            params={"dtype": "float32"},
-        )
 
 
 class Halves(nn.Module):
@@ -175,117 +163,3 @@ def noise_batch(device: str) -> "Prepared":
         target_lengths=torch.tensor([20, 18, 15, 12]),
         speech_s=0.0,
     )
-
-
-def measure_beside(quick: bool) -> Iterator[Measurement]:
-    """Time of a run with evaluations in turn over one with them beside it, and the share exposed.
-
-    The process is started before the clock is. The wait for the last score counts as time of the
-    run; what is exposed is copying weights and waiting for an evaluation before the next.
-
-    Args:
-        quick: Two rounds, and two steps between two evaluations.
-
-    Raises:
-        AssertionError: The scores are not equal bit for bit.
-    """
-    from asrkit.training.beside import Beside
-
-    between = 2 if quick else STEPS_BETWEEN
-    evaluate = functools.partial(score, between)
-    ratios = []
-    shares = []
-    with Beside(evaluate, fresh_run()[0]) as beside:
-        beside.submit(0, fresh_run()[0])
-        beside.collect()  # it is ready
-        for _ in range(2 if quick else 5):
-            scores, in_turn_s = timed(functools.partial(run_in_turn, evaluate, between))
-            exposed_s = beside.exposed_s
-            same, beside_s = timed(functools.partial(run_beside, beside, between))
-            assert same == scores, f"evaluation-beside: scores {same}, in turn {scores}"
-            ratios.append(in_turn_s / beside_s)
-            shares.append((beside.exposed_s - exposed_s) / beside_s)
-    params: dict[str, Any] = {
-        "dtype": "float32",
-        "steps": between,
-        "evaluations": EVALUATIONS,
-    }
-    if quick:
-        params["quick"] = True
-    record = functools.partial(median_of, "evaluation-beside", unit="1", warmup=1)
-    arms = ["in_turn", "beside"]
-    yield record("ratio", samples=ratios, params=params | {"arms": arms})
-    yield record("exposed_share", samples=shares, params=params)
-
-
-def timed(run: Callable[[], list[float]]) -> tuple[list[float], float]:
-    """What a call returns, and the seconds that it took."""
-    begun = time.perf_counter()
-    result = run()
-    return result, time.perf_counter() - begun
-
-
-def run_in_turn(evaluate: Callable[[TransducerModel], float], between: int) -> list[float]:
-    """Scores of a run that waits for each evaluation.
-
-    Args:
-        evaluate: Of a model in evaluation mode.
-        between: Steps between two evaluations.
-    """
-    trained, step = fresh_run()
-    scores = []
-    for _ in range(EVALUATIONS):
-        for _ in range(between):
-            step()
-        scores.append(evaluate(trained.eval()))
-        trained.train()
-    return scores
-
-
-def run_beside(beside: "Beside[float]", between: int) -> list[float]:
-    """Scores of the same run, computed beside it.
-
-    Args:
-        beside: The process that computes them, ready.
-        between: Steps between two evaluations.
-    """
-    trained, step = fresh_run()
-    for number in range(1, EVALUATIONS + 1):
-        for _ in range(between):
-            step()
-        beside.submit(number, trained)
-    scores = beside.collect()
-    return [scores[number] for number in range(1, EVALUATIONS + 1)]
-
-
-def fresh_run() -> tuple[TransducerModel, Callable[[], Tensor]]:
-    """The default model with seeded weights, and a step that trains it on noise."""
-    from asrkit.training import TrainConfig, training_loss, update
-
-    torch.manual_seed(0)
-    model = TransducerModel(TransducerConfig(vocab_size=27)).train()
-    config = TrainConfig(precision="float32", joint="full")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    batch = noise_batch("cpu")
-
-    def step() -> Tensor:
-        """One step on one batch; returns the norm of the gradient."""
-        return update(model, optimizer, training_loss(model, batch, config).per_label, config)
-
-    return model, step
-
-
-def score(batches: int, model: TransducerModel) -> float:
-    """Mean of the projected frames of some batches: the encoder's part of an evaluation.
-
-    Args:
-        batches: How many.
-        model: In evaluation mode.
-    """
-    batch = noise_batch("cpu")
-    total = 0.0
-    with torch.inference_mode():
-        for _ in range(batches):
-            encoded, _, _ = model.encode(batch.features, batch.lengths)
-            total += float(encoded.double().mean())
-    return total

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from asrkit.models import TransducerConfig, TransducerModel
 from asrkit.workbench.bench.cases import Case, Suite
-from asrkit.workbench.bench.suites import phases, queueing, ranks
+from asrkit.workbench.bench.suites import phases, queueing
 from asrkit.workbench.profiling.ops import dtype_name
 
 if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
@@ -40,8 +40,7 @@ class Float32Linear(nn.Linear):
 def suite(device: str, quick: bool) -> Iterator[Case]:
     """A case for each size and dtype: float32, and bfloat16 where the hardware computes in it.
 
-    Then those of an LSTM encoder, graphs, reads of the host, evaluation beside training, and
-    training by two processes.
+    Then those of an LSTM encoder, graphs, and reads of the host.
 
     Args:
         device: "cpu" or "cuda".
@@ -61,7 +60,6 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
             yield training_case(size, dtype, device)
     yield from phases.cases(device, quick)
     yield from queueing.cases(device, quick)
-    yield from ranks.cases(device, quick)
 
 
 def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Case:
