@@ -11,10 +11,11 @@ from asrkit.cli.command import Command, count, finish, say, table_width
 from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
 SUITES = [
-    *"losses decoders features aed precision encoder engines jasper".split(),
-    *"batching training optimizers claims ladder all".split(),
+    *"headline losses decoders encoder ladder features aed claims precision jasper".split(),
+    *"training optimizers batching engines all".split(),
 ]
 SUITES_HELP = (
+    "headline: one recogniser whole, samples to labels, by batch size; "
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding; "
     "features: log-mel; aed: decoding by attention, its caches and drafts, and layers moved from "
     "decoder to encoder; precision: errors of half precision; encoder: FastConformers, and one "
@@ -28,39 +29,66 @@ SUITES_HELP = (
 
 def _bench(args: argparse.Namespace) -> int:
     from asrkit.shapes import expect
-    from asrkit.workbench import bench
 
     apply_runtime_options(args)
-    out = args.out or Path("reports/bench.jsonl")
-    expect(not out.is_dir(), "out", "a file", repr(str(out)))
     options = _suite_options(args)
     _expect_taken(options, args.suite)
-    check_writable(out)
-    suites = [args.suite]
     if args.suite == "all":
-        suites = list(bench.SUITES)
+        return _run_all(args)
+    expect(args.minutes is None, "minutes", "the suite all", args.suite)
+    return _run_suite(args, options)
+
+
+def _run_suite(args: argparse.Namespace, options: dict[str, Any]) -> int:
+    from asrkit.shapes import expect
+    from asrkit.workbench import bench
+
+    out = args.out or Path("reports/bench.jsonl")
+    expect(not out.is_dir(), "out", "a file", repr(str(out)))
+    check_writable(out)
     processes: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if args.peers:
         processes = bench.Peers()
     records = []
     with processes as peers:
-        for suite in suites:
-            try:
-                records += bench.run(
-                    suite,
-                    device=args.device,
-                    out=out,
-                    quick=args.quick,
-                    peers=peers,
-                    say=functools.partial(print, file=sys.stderr),
-                    **options,
-                )
-            except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
-                print(f"{suite} is left out: {error}", file=sys.stderr)
+        try:
+            records = bench.run(
+                args.suite,
+                device=args.device,
+                out=out,
+                quick=args.quick,
+                peers=peers,
+                say=functools.partial(print, file=sys.stderr, flush=True),
+                **options,
+            )
+        except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
+            print(f"{args.suite} is left out: {error}", file=sys.stderr)
     say(args, *bench.table(records, width=table_width()), *bench.legend(records))
     result = {"records": len(records), "out": str(out)}
     finish(args, result, f"{count(len(records), 'record')} appended to {out}")
     return 0
+
+
+def _run_all(args: argparse.Namespace) -> int:
+    from asrkit.shapes import expect
+    from asrkit.workbench.bench.every_suite import run_all
+
+    out = args.out or Path("reports/bench")
+    expect(not out.is_file(), "out", "a folder", repr(str(out)))
+    check_writable(out, folder=True)
+    passed_on = ["--quick"] * args.quick + ["--peers"] * args.peers
+    if args.threads is not None:
+        passed_on += ["--threads", str(args.threads)]
+    outcomes = run_all(
+        out,
+        device=args.device,
+        minutes=args.minutes,
+        options=passed_on,
+        say=functools.partial(print, file=sys.stderr, flush=True),
+    )
+    result = {"suites": [outcome._asdict() for outcome in outcomes], "out": str(out)}
+    finish(args, result, "\n".join([*map(str, outcomes), f"records and logs: {out}"]))
+    return int(any(outcome.status == "failed" for outcome in outcomes))
 
 
 def _suite_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -112,10 +140,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "published beside median and quartiles",
     )
     _add_precision_arguments(parser)
+    parser.add_argument_group("suite all").add_argument(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help="end after N minutes: each suite in turn may take half of what is left, and is ended "
+        "there (default: two hours each). Run again with the same --out, suites that ended well "
+        "are skipped",
+    )
     parser.add_argument_group("output").add_argument(
         "--out",
         type=Path,
-        help="file that records are appended to (default: reports/bench.jsonl)",
+        help="file that records are appended to (default: reports/bench.jsonl); with the suite all "
+        "a folder of records, logs and a list of finished suites (default: reports/bench)",
     )
 
 
@@ -147,6 +184,6 @@ COMMAND = Command(
         "asrkit bench jasper --published --quick",
         "asrkit bench precision --model models/mine --threads 1",
         "asrkit bench batching --lengths mine.csv.gz",
-        "asrkit bench all --device cuda --out gpu.jsonl",
+        "asrkit bench all --device cuda --minutes 50 --out share",
     ],
 )

@@ -18,6 +18,13 @@ from asrkit import files
 from asrkit.files import content_hash
 
 GPU_FIELDS = ("name", "memory.total", "compute_cap", "power.limit", "driver_version", "uuid")
+GPU_STATE_FIELDS = (  # what changes while a GPU works
+    "clocks.sm",
+    "clocks.mem",
+    "power.draw",
+    "temperature.gpu",
+    "clocks_throttle_reasons.active",
+)
 STABLE_GPU_FIELDS = GPU_FIELDS[:4]  # those that no driver update changes
 ISA = frozenset(
     {"avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}
@@ -119,6 +126,15 @@ def _gpus() -> list[dict[str, str]]:
         gpu["uuid"] = serial_hash[:12]  # tells devices apart and publishes no serial number
         gpus.append(gpu)
     return gpus
+
+
+def gpu_state() -> list[dict[str, str]] | None:
+    """Clocks, power, temperature and throttle reasons of each GPU now; None without nvidia-smi."""
+    query = f"--query-gpu={','.join(GPU_STATE_FIELDS)}"
+    listed = _output("nvidia-smi", query, "--format=csv,noheader")
+    rows = [line.split(", ") for line in listed.splitlines()]
+    whole = [row for row in rows if len(row) == len(GPU_STATE_FIELDS)]
+    return [dict(zip(GPU_STATE_FIELDS, row, strict=True)) for row in whole] or None
 
 
 def load_average() -> float | None:

@@ -18,11 +18,12 @@ CHUNK = 2**20  # elements converted to float64 at a time: 8 MiB
 class Observation(NamedTuple):
     """What the comparison of an arm found out beside its result.
 
-    peak_B is its peak memory in bytes, None if it was not asked for; counts are a peer's.
+    peak_B is its peak memory in bytes, None if it was not asked for. params are those of its
+    records: a peer's counts, and for decoders which implementation ran.
     """
 
     peak_B: int | None = None
-    counts: Mapping[str, int] = {}
+    params: Mapping[str, Any] = {}
 
 
 class Reference(NamedTuple):
@@ -91,14 +92,21 @@ def observe(arm: Callable[..., Any], device: str, *, memory: bool) -> tuple[Any,
         answer = arm(observe=True)
         return answer, Observation(answer.peak_B, answer.counts)
     if not memory:
-        return arm(), Observation()
+        result = arm()
+        return result, Observation(params=_ran(result))
     results: list[Any] = []
 
     def call() -> None:
         results.append(arm())
 
     peak = peak_memory(call, device=device)
-    return results[0], Observation(peak)
+    return results[0], Observation(peak, _ran(results[0]))
+
+
+def _ran(result: Any) -> dict[str, str]:
+    """Which implementation gave a result, where the result says so."""
+    impl = getattr(result, "impl", "")
+    return {"ran": impl} if impl else {}
 
 
 def _call(case: Case, name: str, device: str) -> tuple[Any, Observation]:
@@ -132,7 +140,7 @@ def _judge(case: Case, name: str, device: str, reference: Reference) -> Observat
 def _tensors(result: Any) -> Sequence[Tensor]:
     if isinstance(result, Hypotheses):
         return result.parts()
-    return result
+    return [part for part in result if not isinstance(part, str)]
 
 
 def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:

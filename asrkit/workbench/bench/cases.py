@@ -156,6 +156,9 @@ class Suite:
         name: as in `asrkit bench NAME`.
         cases: called with device, quick and options; yields the suite's cases.
         options: what else `cases` takes from the command line, as `asrkit bench NAME --ranks 8`.
+        gpu_tests: files with tests of its kernels, of which `bench all` runs those marked `gpu`
+            first on CUDA.
+        cpu_only: whether nothing of it runs on a GPU.
         takes_peers: whether `cases` takes peers (`peers.processes.Peers`, or None) too.
         tables: `what` of records to the function that prints them in a table of their own.
     """
@@ -163,6 +166,8 @@ class Suite:
     name: str
     cases: Callable[..., Iterator[Case]]
     options: tuple[str, ...] = ()
+    gpu_tests: tuple[str, ...] = ()
+    cpu_only: bool = False
     takes_peers: bool = False
     tables: Mapping[str, Callable[[Iterable[Mapping[str, Any]]], list[str]]] = field(
         default_factory=dict

@@ -66,6 +66,7 @@ class Transcribed(NamedTuple):
     frames: Tensor  # (N, U) int64, the encoder frame of each label
     ends: Tensor  # (N,) encoder frames
     scores: Tensor  # (N,) float32, log-probability in nats
+    impl: str  # how the decoder ran
 
     def tokens(self) -> list[list[int]]:
         """The labels as one list a file."""
@@ -195,14 +196,8 @@ class FileRecognizer:
             yield batch
 
     def _load(self, rows: Sequence[int]) -> LoadedBatch:
-        sounds = [read_wav(self.task.files[row]) for row in rows]
-        sizes = [len(sound) for sound in sounds]
         pinned = self.upload_stream is not None
-        lengths = torch.tensor(sizes, pin_memory=pinned)
-        shape = (len(rows), max(sizes))
-        padded = torch.zeros(shape, dtype=torch.int16, pin_memory=pinned)
-        for row, sound in zip(padded.numpy(), sounds, strict=True):
-            row[: len(sound)] = sound
+        padded, lengths = self._padded(rows, pinned=pinned)
         device = self.task.device
         if not pinned:
             return LoadedBatch(padded.to(device), lengths.to(device))
@@ -211,6 +206,16 @@ class FileRecognizer:
             uploaded_lengths = lengths.to(device, non_blocking=True)
             event = self.upload_stream.record_event()
             return LoadedBatch(samples, uploaded_lengths, event)
+
+    def _padded(self, rows: Sequence[int], *, pinned: bool) -> tuple[Tensor, Tensor]:
+        """Samples (B, S) int16 of these files in the host's memory, and lengths (B,)."""
+        sounds = [read_wav(self.task.files[row]) for row in rows]
+        sizes = [len(sound) for sound in sounds]
+        shape = (len(rows), max(sizes))
+        padded = torch.zeros(shape, dtype=torch.int16, pin_memory=pinned)
+        for row, sound in zip(padded.numpy(), sounds, strict=True):
+            row[: len(sound)] = sound
+        return padded, torch.tensor(sizes, pin_memory=pinned)
 
     def _features(self, batch: LoadedBatch) -> tuple[Tensor, Tensor]:
         samples = batch.samples.float() / 32768
@@ -250,6 +255,7 @@ def _gathered(batches: Sequence[Hypotheses], ends: Sequence[Tensor], rows: Tenso
         frames=padded([batch.frames for batch in batches]),
         ends=together(ends),
         scores=scores.float(),
+        impl=batches[0].impl,
     )
 
 

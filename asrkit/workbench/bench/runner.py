@@ -16,6 +16,7 @@ from asrkit.workbench.bench.agreement import Observation, compare_arms
 from asrkit.workbench.bench.cases import Case, Suite, failure
 from asrkit.workbench.bench.peers.processes import Peer, Peers
 from asrkit.workbench.bench.suites import SUITES
+from asrkit.workbench.machine import gpu_state
 from asrkit.workbench.profiling import Timing, measure, ratio
 from asrkit.workbench.records import Measurement
 
@@ -39,7 +40,7 @@ def run(
     say: Callable[[str], object] = ignore,
     **options: Any,
 ) -> list[Record]:
-    """Measure a suite; returns its sealed records: times and memory of each arm, ratios of pairs.
+    """Measure a suite; returns its records: times and memory of each arm, ratios of pairs.
 
     The arms of a case are compared before they are timed. An arm that raises, or returns other than
     the first, is left out; if the first raises, all are. Each is repeated at most 20 times (5 if
@@ -94,8 +95,12 @@ class _Run:
         if case.arms:
             words.append(", ".join(case.arms))
         self.say(": ".join(words))
+        cuda = self.device.startswith("cuda")
+        before = gpu_state() if cuda else None
         try:
             for measurements in self.measurements(case):
+                if cuda:
+                    measurements = _with_state(measurements, before)
                 self.keep(measurements)
         except torch.OutOfMemoryError:
             self.say(
@@ -111,12 +116,12 @@ class _Run:
         self.say(message)
 
     def keep(self, measurements: Iterable[Measurement]) -> None:
-        """Seal measurements and write them to `out`."""
-        sealed = [measurement.record() for measurement in measurements]
+        """Write the records of these measurements to `out`."""
+        made = [measurement.record() for measurement in measurements]
         if self.out is not None:
             with _naming(self.out):
-                records.append(self.out, *sealed)
-        self.records.extend(sealed)
+                records.append(self.out, *made)
+        self.records.extend(made)
 
     def measurements(self, case: Case) -> Iterator[Iterable[Measurement]]:
         """The measurements of a case, in pieces that are written as soon as they are there."""
@@ -149,6 +154,14 @@ class _Run:
             yield arm_measurements(case, timings, observations, load1, params)
             yield case.more()
         assert not failures, " ".join(failures.values())
+
+
+def _with_state(measurements: Iterable[Measurement], before: Any) -> Iterator[Measurement]:
+    """The measurements of a case with the state of the GPUs before it (`before`) and after."""
+    made = [*measurements]
+    state = {"gpu_before": before, "gpu_after": gpu_state()}
+    for measurement in made:
+        yield replace(measurement, params=measurement.params | state)
 
 
 @contextmanager
@@ -210,7 +223,7 @@ def arm_measurements(
         shared: dict[str, Any] = {
             "impl": name,
             "load1": load1,
-            "params": common | case.arm_params.get(name, {}) | {**observation.counts},
+            "params": common | case.arm_params.get(name, {}) | {**observation.params},
         }
         yield from _times(case, timing, shared)
         if observation.peak_B is not None:

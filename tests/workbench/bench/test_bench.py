@@ -9,9 +9,10 @@ import torch
 
 from asrkit.decoders import ctc_greedy
 from asrkit.losses import rnnt_loss
-from asrkit.workbench import bench, records
+from asrkit.workbench import bench, machine, records
+from asrkit.workbench.bench import runner
 from asrkit.workbench.bench.planted import planted
-from asrkit.workbench.bench.suites import decoders, losses
+from asrkit.workbench.bench.suites import decoders, headline, losses
 
 FAST = ["numba_cpu", "numba_cpu_overwrite"]
 LEAN = ["lean", "lean_skip", "lean_bfloat16"]
@@ -319,3 +320,54 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run_is_named_with_the_file_and_n
     suite(small())
     with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device: 'out\.jsonl'$"):
         bench.run("own", quick=True, out=tmp_path / "out.jsonl")
+
+
+def test_the_headline_goes_from_samples_to_the_planted_labels_in_every_arm():
+    found = bench.run("headline", quick=True)
+    times = [one for one in found if one["metric"] == "latency"]
+    assert {(one["what"], one["params"]["batch"], one["impl"]) for one in times} == {
+        *product(["headline-full", "headline-speech"], [1, 4], ["eager", "optimized"])
+    }
+    for one in times:
+        assert one["params"]["labels"] > 0 and one["params"]["floor_FLOP"] > 0
+        assert one["params"]["least_ms"] < one["value"]
+        assert one["params"]["ran"].startswith("windowed_looping")
+    rates = [one for one in found if one["metric"] == "rtfx"]
+    assert len(rates) == len(times) and all(one["value"] > 1 for one in rates)
+
+
+def test_a_headline_whose_encoder_goes_wrong_is_refused(monkeypatch):
+    plain = headline.MemoryRecognizer._encode
+
+    def wrong(self, features, frames, rows):
+        encoded, ends = plain(self, features, frames, rows)
+        if self.config.encoder == "optimized":
+            encoded = encoded.roll(1, 1)
+        return encoded, ends
+
+    monkeypatch.setattr(headline.MemoryRecognizer, "_encode", wrong)
+    with pytest.raises(AssertionError, match="headline-full: optimized disagrees with eager"):
+        bench.run("headline", quick=True)
+
+
+def test_records_of_a_gpu_have_its_clocks_before_and_after(suite, monkeypatch):
+    states = iter("abcd")
+    monkeypatch.setattr(runner, "gpu_state", lambda: next(states))
+    measured = records.Measurement("x", "ratio", "1", 1.0)
+    cases = [bench.Case(what="x", measure=lambda: iter([measured, measured]))]
+    running = runner._Run(bench.Suite(name="x", cases=iter), "cuda", None, True, None, bool)
+    running.case(*cases)
+    kept = [(one["params"]["gpu_before"], one["params"]["gpu_after"]) for one in running.records]
+    assert kept == [("a", "b"), ("a", "c")]
+    suite(*cases)
+    (one, _) = bench.run("own")
+    assert "gpu_before" not in one["params"]
+
+
+def test_the_state_of_gpus_is_read_from_one_query(monkeypatch):
+    lines = "1980 MHz, 2619 MHz, 312.31 W, 55, 0x0000000000000000\n[N/A]"
+    monkeypatch.setattr(machine, "_output", lambda *command: lines)
+    (state,) = machine.gpu_state()
+    assert state["power.draw"] == "312.31 W" and state["clocks.sm"] == "1980 MHz"
+    monkeypatch.setattr(machine, "_output", lambda *command: "")
+    assert machine.gpu_state() is None

@@ -387,7 +387,7 @@ def test_the_script_catches_a_mistake_that_all_arms_share(made, monkeypatch):
     one = made["ladder-tdt-tiny"]
     arms = ladder.climb(one.task)
     _cut_short(monkeypatch)
-    with pytest.raises(AssertionError, match="does not say what the script says"):
+    with pytest.raises(AssertionError, match="baseline finds other labels than planted"):
         ladder.case("ladder-tdt-tiny", one, arms, {}, quick=True)
 
 

@@ -10,6 +10,7 @@ from asrkit.workbench.bench.suites import (
     decoders,
     encoder,
     engines,
+    headline,
     jasper,
     ladder,
     losses,
@@ -21,18 +22,19 @@ from asrkit.workbench.bench.suites import (
 SUITES = {
     suite.name: suite
     for suite in [
+        headline.SUITE,
         losses.SUITE,
         decoders.SUITE,
+        encoder.SUITE,
+        ladder.SUITE,
         decoders.FEATURES,
         aed.SUITE,
+        claims.SUITE,
         precision.SUITE,
-        encoder.SUITE,
-        engines.SUITE,
         jasper.SUITE,
-        batching.SUITE,
         training.SUITE,
         optimizers.SUITE,
-        claims.SUITE,
-        ladder.SUITE,
+        batching.SUITE,
+        engines.SUITE,
     ]
 }

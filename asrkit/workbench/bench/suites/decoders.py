@@ -354,5 +354,5 @@ def features(device: str, quick: bool) -> Iterator[Case]:
     )
 
 
-SUITE = Suite(name="decoders", cases=suite)
+SUITE = Suite(name="decoders", cases=suite, gpu_tests=("tests/decoders/test_graphs_gpu.py",))
 FEATURES = Suite(name="features", cases=features)

@@ -214,4 +214,4 @@ def errors(
         yield Measurement(what, "relative_error", "1", difference / size, impl=name, params=shared)
 
 
-SUITE = Suite(name="engines", cases=suite, takes_peers=True)
+SUITE = Suite(name="engines", cases=suite, cpu_only=True, takes_peers=True)

@@ -461,4 +461,13 @@ def largest(train: Callable[[int], object], most: int = MOST_B) -> int:
     return low
 
 
-SUITE = Suite(name="losses", cases=suite)
+SUITE = Suite(
+    name="losses",
+    cases=suite,
+    gpu_tests=(
+        "tests/losses/test_rows_triton.py",
+        "tests/losses/test_lean_triton.py",
+        "tests/losses/test_numba_cuda.py",
+        "tests/losses/test_packed.py",
+    ),
+)

@@ -1,0 +1,128 @@
+"""`bench all`: suites in processes of their own, with limits, tests before them on a GPU, and a list of what is finished."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from asrkit.cli import main
+from asrkit.workbench import bench, records
+from asrkit.workbench.bench import every_suite
+
+SUITE = """
+import subprocess, sys, time
+from asrkit.cli import main
+from asrkit.workbench import bench
+from asrkit.workbench.records import Measurement
+
+name, *rest = sys.argv[1:]
+
+def one():
+    yield Measurement("measured", "ratio", "1", 1.0, params={"suite": name})
+    if name == "hangs":
+        subprocess.run(["sleep", "3600"])
+
+def cases(device, quick):
+    yield bench.Case(what="first", measure=one)
+    if name == "fails":
+        yield bench.Case(what="second", refused="second: no such kernel")
+        yield bench.Case(what="third", measure=one)
+
+bench.SUITES["features"] = bench.Suite(name="features", cases=cases)
+sys.exit(main(["bench", "features", *["cpu" if one == "cuda" else one for one in rest]]))
+"""
+
+
+@pytest.fixture
+def suites(monkeypatch, tmp_path):
+    """suites(name, ...): `bench all` has suites of these names only; their processes run SUITE."""
+    script = tmp_path / "suite.py"
+    script.write_text(SUITE)
+    monkeypatch.setattr(every_suite, "BENCH", (sys.executable, str(script)))
+
+    def declare(*names, **fields):
+        made = {name: bench.Suite(name=name, cases=iter, **fields) for name in names}
+        monkeypatch.setattr(every_suite, "SUITES", made)
+
+    return declare
+
+
+def recorded(out):
+    return [one["params"]["suite"] for one in records.read(out / "bench.jsonl")]
+
+
+def test_a_suite_that_fails_or_reaches_its_limit_does_not_take_the_others_along(
+    suites, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "out"
+    suites("fails", "hangs", "ends")
+    monkeypatch.setattr(every_suite, "LIMIT_S", 25.0)
+    start = time.monotonic()
+    assert main(["bench", "all", "--out", str(out), "--quick", "--json"]) == 1
+    assert time.monotonic() - start < 120, "the process behind the suite was waited for"
+    found = {one["suite"]: one for one in json.loads(capsys.readouterr().out)["suites"]}
+    assert {name: (one["status"], one["records"]) for name, one in found.items()} == {
+        "fails": ("failed", 2),
+        "hangs": ("stopped", 1),
+        "ends": ("done", 1),
+    }
+    assert recorded(out) == ["fails", "fails", "hangs", "ends"]
+    assert "second: no such kernel" in (out / "fails.log").read_text()
+    suites("ends", "more")
+    assert main(["bench", "all", "--out", str(out), "--quick"]) == 0
+    assert recorded(out)[4:] == ["more"]
+    assert "[1/2] ends: finished before" in capsys.readouterr().err
+
+
+def test_half_of_what_is_left_is_a_suites_limit_and_none_begins_without_time(
+    suites, tmp_path, monkeypatch
+):
+    limits, now = [], [0.0]
+
+    def run(command, log, limit_s):
+        limits.append(limit_s)
+        now[0] += limit_s
+
+    monkeypatch.setattr(every_suite, "_run", run)
+    monkeypatch.setattr(every_suite.time, "monotonic", lambda: now[0])
+    suites(*"abcd")
+    outcomes = every_suite.run_all(tmp_path / "out", minutes=2, say=bool)
+    assert limits == [60, 30] and [one.status for one in outcomes] == [
+        "stopped",
+        "stopped",
+        "no time",
+        "no time",
+    ]
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_on_a_gpu_a_suite_whose_tests_fail_is_not_measured(suites, tmp_path, monkeypatch, passes):
+    tests = tmp_path / "test_kernel.py"
+    marked = "import pytest\n\n@pytest.mark.gpu\ndef test_kernel():\n    "
+    tests.write_text(f"{marked}assert {passes}\n\ndef test_other():\n    assert False\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    suites("first", "second", gpu_tests=(str(tests),))
+    outcomes = every_suite.run_all(tmp_path / "out", device="cuda", say=bool)
+    status = "done" if passes else "failed"
+    assert [(one.status, one.records) for one in outcomes] == [(status, int(passes))] * 2
+    assert ("1 failed" in (tmp_path / "out/first.log").read_text()) is not passes
+    assert ("not measured: its gpu tests fail" in outcomes[0].note) is not passes
+
+
+def test_without_a_checkout_a_suite_is_measured_and_its_line_says_so(suites, tmp_path):
+    suites("ends", gpu_tests=("tests/nowhere.py",))
+    (outcome,) = every_suite.run_all(tmp_path / "out", device="cuda", say=bool)
+    assert str(outcome).startswith("ends: done, ")
+    assert str(outcome).endswith(", 1 records; its gpu tests did not run: no checkout here")
+
+
+def test_suites_without_gpu_code_are_left_out_on_a_gpu(suites, tmp_path):
+    suites("ends", cpu_only=True)
+    assert every_suite.run_all(tmp_path / "out", device="cuda", say=bool) == []
+
+
+def test_every_suite_names_tests_that_are_there():
+    for suite in bench.SUITES.values():
+        assert all((every_suite.ROOT / path).is_file() for path in suite.gpu_tests)
+    assert [*bench.SUITES][:5] == ["headline", "losses", "decoders", "encoder", "ladder"]
