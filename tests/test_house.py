@@ -22,7 +22,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"shapes", "files", "parents", "tasks"},
     {"runtime", "cpu", "sound_files", "byte_pairs"},
     {"features", "text"},
-    {"models", "losses", "decoders", "optim", "parallel"},
+    {"models", "losses", "decoders", "optim"},
     {"export"},
     {"data", "transcribe"},
     {"training"},

@@ -12,7 +12,6 @@ from asrkit.cli.options import (
     apply_runtime_options,
     check_writable,
 )
-from asrkit.cli.speakers import EACH, train_for_each_speaker
 
 CONFORMER_LAYERS = 2  # trains on a CPU; the published 17 to 42 are in asrkit.models.presets
 CONFORMER_SUBSAMPLING = 4  # the published 8 leaves CTC fewer frames than there are characters
@@ -59,8 +58,6 @@ def _train(args: argparse.Namespace) -> int:
     expect(not args.out.exists() or args.out.is_dir(), "out", "a folder", repr(str(args.out)))
     check_writable(args.out, folder=True)
     model_config = _model_config(args, tokenizer.vocab_size)
-    if args.hold_out == EACH:
-        return train_for_each_speaker(args, model_config, tokenizer, config)
     cuts = _load_cuts(args)
     if args.ranks is not None and not was_started_as_rank():
         return launch(args.typed, args.ranks)
@@ -254,16 +251,13 @@ def _add_speech_arguments(parser: argparse.ArgumentParser) -> None:
         "--manifest",
         nargs="+",
         default=["spoken_commands"],
-        help="one or several, mixed: spoken_commands (synthetic, built in), isolated_digits "
-        "(likewise, in many voices and accents, for training only), lhotse cuts, or JSON lines "
-        "with audio and text",
+        help="one or several, mixed: spoken_commands (synthetic, built in), lhotse cuts, or JSON "
+        "lines with audio and text",
     )
     speech.add_argument(
         "--hold-out",
         metavar="SPEAKER",
-        help="test on this speaker's utterances, train on those of the others; each: do so for "
-        "each speaker of the manifests, in a training each, and report the mean and the worst word "
-        "error rate",
+        help="test on this speaker's utterances, train on those of the others",
     )
     speech.add_argument(
         "--join-digits",
@@ -439,13 +433,12 @@ COMMAND = Command(
     name="train",
     summary="Train a transducer, an encoder-decoder or a CTC model; run it again to resume.",
     details="SIGTERM and Ctrl-C save first. Ends with the word error rates of the dev and test "
-    "sets, where there are any; with --hold-out each, with those of all speakers.",
+    "sets, where there are any.",
     run=_train,
     add_arguments=_add_arguments,
     examples=[
         "asrkit train --out models/mine",
         "asrkit train --out models/real --manifest cuts.jsonl --hold-out SPEAKER",
-        "asrkit train --out models/speakers --manifest spoken_commands cuts.jsonl --hold-out each",
         "asrkit train --out models/tdt --durations 0 1 2 3 4",
         "asrkit train --out models/fastconformer --encoder fastconformer --kinds digits",
         "asrkit train --out models/jasper --head ctc --encoder jasper --optimizer novograd "

@@ -25,7 +25,6 @@ from asrkit.data.batching.padding import (
 )
 from asrkit.data.batching.presorting import Presorted
 from asrkit.data.batching.strategies import Balanced, Bucketed, Plan, Random, Sorted, plan
-from asrkit.data.resident import ResidentFeatures
 from asrkit.data.utterances import Batch, TrainingPlan, Utterances, batches, training_stream
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ __all__ = [
     "Plan",
     "Presorted",
     "Random",
-    "ResidentFeatures",
     "Sorted",
     "TrainingPlan",
     "Utterances",

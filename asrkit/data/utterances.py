@@ -20,8 +20,6 @@ from torch.nn.utils.rnn import pad_sequence
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import at_most_seconds
 from asrkit.data.batching.strategies import cut as cut_batches
-from asrkit.data.resident import ResidentFeatures
-from asrkit.features import FeatureConfig
 from asrkit.shapes import expect, whole
 from asrkit.sound_files import open_sound
 from asrkit.text import Tokenizer
@@ -159,20 +157,6 @@ class Utterances:
         targets = [torch.tensor(tokenizer.encode(text), dtype=torch.int64) for text in texts]
         lengths = torch.tensor([len(target) for target in targets])
         return pad_sequence(targets, batch_first=True), lengths
-
-    def resident(
-        self, config: FeatureConfig | None = None, *, device: str | torch.device = "cpu"
-    ) -> ResidentFeatures:
-        """Features of all utterances, computed now and held on a device.
-
-        Args:
-            config: Log-mel settings; None is FeatureConfig().
-            device: Where they are computed and held.
-        """
-        config = config or FeatureConfig()
-        rate_hz = config.rate_hz
-        expect(rate_hz == RATE_HZ, "config", f"a rate of {RATE_HZ} Hz, as the speech has", rate_hz)
-        return ResidentFeatures.of_waveforms(self.waveforms, config, device)
 
 
 def _read_samples(cut: Any) -> Tensor:

@@ -1,5 +1,4 @@
-"""Optimizers: LAMB for large batches, plain and sharded, NovoGrad for Jasper, averaged weights, and
-the rate of MLPerf's RNN-T.
+"""Optimizers: LAMB for large batches, NovoGrad for Jasper, and averaged weights.
 
 How a step travels, and where to look for what:
 
@@ -10,20 +9,15 @@ How a step travels, and where to look for what:
     foreach.py    the same by torch's calls on lists of tensors: what a GPU runs
     numba_cpu.py  the same in three passes over memory, compiled for the CPU
     norms.py      sums of squares of whole parameters, of which a rank may hold a part
-    layout.py     which part of which parameter lies on which rank
     novograd.py   `NovoGrad`, whole: formula, arguments, state, both implementations
-    sharded.py    `ShardedLamb`: each rank holds the state of its part, and updates that
     average.py    `Average`: the exponential moving average of weights
-    schedule.py   `WarmUpHoldDecay`: the learning rate, step by step
 
-torch.optim, FSDP2 and ZeroRedundancyOptimizer stay usable with everything in asrkit: torch has no
-LAMB, no NovoGrad, and no sharded optimizer that knows norms of whole parameters.
+torch has neither LAMB nor NovoGrad. Both take the weights of FSDP2, and ZeroRedundancyOptimizer
+shares their state out over the ranks.
 """
 
 from asrkit.optim.average import Average
 from asrkit.optim.lamb import Lamb
 from asrkit.optim.novograd import NovoGrad
-from asrkit.optim.schedule import WarmUpHoldDecay
-from asrkit.optim.sharded import ShardedLamb
 
-__all__ = ["Average", "Lamb", "NovoGrad", "ShardedLamb", "WarmUpHoldDecay"]
+__all__ = ["Average", "Lamb", "NovoGrad"]

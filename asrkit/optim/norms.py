@@ -90,41 +90,6 @@ class MeshNorms:
         return values
 
 
-class ShardNorms:
-    """For pieces of parameters, of which a rank has any number.
-
-    The squares of a parameter's pieces are added up by `index_add`: a parameter that is longer than
-    a bucket has several pieces on a rank, and `scatter` would keep the last one only.
-
-    Args:
-        owners: (N,) index of each piece's parameter.
-        parameters: P.
-        group: process group whose ranks hold the pieces.
-        dtype: of the sums.
-    """
-
-    def __init__(self, owners: Tensor, parameters: int, group: Any, dtype: torch.dtype) -> None:
-        self.owners = owners
-        self.parameters = parameters
-        self.group = group
-        self.dtype = dtype
-
-    def total(self, squares: Tensor) -> Tensor:
-        """Sums of the `squares` of all pieces of all ranks, (K, P)."""
-        totals = squares.new_zeros(len(squares), self.parameters)
-        totals.index_add_(1, self.owners, squares)
-        torch.distributed.all_reduce(totals, group=self.group)
-        return totals
-
-    def of_tensors(self, values: Tensor) -> Tensor:
-        """The value of each piece's parameter, (N,).
-
-        Args:
-            values: (P,) of the parameters.
-        """
-        return values[self.owners]
-
-
 def is_dtensor(tensor: Tensor) -> bool:
     """Whether `tensor` is a DTensor, without importing torch.distributed to ask."""
     return hasattr(tensor, "to_local")

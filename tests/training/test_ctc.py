@@ -31,7 +31,6 @@ from asrkit.text import CharTokenizer
 from asrkit.training import (
     Prepared,
     TrainConfig,
-    cross_validate,
     evaluate,
     train,
     training_loss,
@@ -218,13 +217,6 @@ def test_fields_about_the_transducer_change_nothing(tiny_speech, tmp_path):
     plain = run(tiny_speech, tmp_path / "a")
     other = replace(SHORT, joint="lean", ctc_weight=0.0, sigma=0.5, omega=1.0)
     assert losses(run(tiny_speech, tmp_path / "b", other)) == losses(plain)
-
-
-def test_speakers_are_held_out_of_a_ctc_model_too(tiny_speech, tmp_path):
-    few = replace(tiny_speech.select(range(4)), speakers=["ann", "bob"] * 2)
-    result = cross_validate(SMALL, TOKENIZER, few, out=tmp_path, config=SHORT, progress=False)
-    assert [fold.speaker for fold in result.folds] == ["ann", "bob"]
-    assert isinstance(load_checkpoint(result.folds[0].path).model, CTCModel)
 
 
 def test_no_clipping_touches_what_novograd_normalises():

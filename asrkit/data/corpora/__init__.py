@@ -9,8 +9,7 @@ from typing import Any
 
 from lhotse import CutSet
 
-from asrkit.data.corpora.isolated import isolated_digits
-from asrkit.data.corpora.manifests import RATE_HZ, SPLITS, UNKNOWN, from_manifest
+from asrkit.data.corpora.manifests import RATE_HZ, SPLITS, from_manifest
 from asrkit.data.corpora.synthetic import KINDS, digit_strings, intact, spoken_commands
 from asrkit.shapes import expect, whole
 
@@ -21,13 +20,9 @@ __all__ = [
     "digit_strings",
     "from_manifest",
     "intact",
-    "isolated_digits",
     "load",
-    "load_by_speaker",
     "spoken_commands",
 ]
-
-BUILT_IN = ("spoken_commands", "isolated_digits")
 
 
 def load(
@@ -41,9 +36,8 @@ def load(
     """Mix corpora into one training, one development and one test set.
 
     Args:
-        manifests: "spoken_commands", "isolated_digits" (to train on only), or manifests that
-            `from_manifest` reads. Cuts of a manifest go to the set that their `split` names
-            (test-other is a test set), else to train.
+        manifests: "spoken_commands", or manifests that `from_manifest` reads. Cuts of a manifest go
+            to the set that their `split` names (test-other is a test set), else to train.
         hold_out: A speaker of the manifests, who becomes their test set.
         join_digits: Number of digit strings to join from one-word cuts of each manifest. They are
             added to the cuts in train; in dev and test a tenth as many take the cuts' place.
@@ -69,9 +63,6 @@ def load(
             for split, cuts in spoken_commands(kinds=kinds, progress=progress).items():
                 sets[split] += cuts
             continue
-        if manifest == "isolated_digits":
-            sets["train"] += isolated_digits(progress=progress)
-            continue
         parts: dict[str, list[Any]] = {split: [] for split in SPLITS}
         for cut in from_manifest(manifest):
             speakers.add(_speaker(cut))
@@ -84,53 +75,9 @@ def load(
     return {split: CutSet.from_cuts(cuts) for split, cuts in sets.items()}
 
 
-def load_by_speaker(
-    manifests: Sequence[str | Path],
-    *,
-    join_digits: int = 0,
-    kinds: Sequence[str] | None = None,
-    progress: bool = True,
-) -> tuple[CutSet, CutSet]:
-    """Mix corpora for a cross-validation over speakers, in which speakers divide the speech.
-
-    Args:
-        manifests: "spoken_commands", "isolated_digits", or manifests that `from_manifest` reads;
-            the `split` of their cuts does not matter.
-        join_digits: Number of digit strings to join from one-word cuts of each manifest.
-        kinds: Use only these kinds of spoken_commands.
-        progress: Show a progress bar while a corpus is built.
-
-    Returns:
-        The cuts of the manifests; and those to train on only: the training set of spoken_commands,
-        isolated_digits and the digit strings.
-
-    Raises:
-        ValueError: No manifest but synthetic speech, or an utterance whose speaker is not named.
-    """
-    expect(whole(join_digits, 0), "join_digits", "a whole number from 0 up", repr(join_digits))
-    wanted = "a manifest with the speakers to hold out"
-    expect(len(_files(manifests)) > 0, "manifest", wanted, f"only {', '.join(map(str, manifests))}")
-    cuts: list[Any] = []
-    added: list[Any] = []
-    for number, manifest in enumerate(manifests):
-        if manifest == "spoken_commands":
-            added += spoken_commands(kinds=kinds, progress=progress)["train"]
-            continue
-        if manifest == "isolated_digits":
-            added += isolated_digits(progress=progress)
-            continue
-        read = list(from_manifest(manifest))
-        unnamed = [cut.id for cut in read if _speaker(cut) == UNKNOWN]
-        expect(not unnamed, "manifest", "a speaker for each utterance", f"none in {unnamed[:3]}")
-        cuts += read
-        if join_digits:
-            added += digit_strings(CutSet.from_cuts(read), count=join_digits, seed=number)
-    return CutSet.from_cuts(cuts), CutSet.from_cuts(added)
-
-
 def _files(manifests: Sequence[str | Path]) -> list[str | Path]:
     """The manifests that are files, not the corpus that is built in."""
-    return [manifest for manifest in manifests if manifest not in BUILT_IN]
+    return [manifest for manifest in manifests if manifest != "spoken_commands"]
 
 
 def _speaker(cut: Any) -> str:
