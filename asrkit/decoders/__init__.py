@@ -15,7 +15,7 @@ from asrkit.decoders.ctc.beam import ctc_beam
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.ngram import NGram
 from asrkit.decoders.transducer import Transducer, transducer_greedy
-from asrkit.decoders.transducer.loop_cache import release_graphs
+from asrkit.decoders.transducer.graphs import release_graphs
 from asrkit.decoders.word_ngram import WordNGram
 
 __all__ = [

@@ -30,7 +30,7 @@ from asrkit.models.prompts import PromptFormat
 from asrkit.models.transducer import log_probs
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, token_texts
-from asrkit.transcribe.options import CAPTURED, CTC_WEIGHT, BeamOptions, PromptOptions
+from asrkit.transcribe.options import CTC_WEIGHT, BeamOptions, PromptOptions
 
 
 class DecodeOptions(NamedTuple):
@@ -38,7 +38,6 @@ class DecodeOptions(NamedTuple):
 
     strategy: str  # one of the kind's own names
     graphs: str = "auto"
-    turn: str = "auto"
     max_symbols: int = 10
     confidence: bool = False
     search: BeamOptions | None = None
@@ -65,7 +64,6 @@ class ModelKind:
     beam_confidence: bool = False  # whether its beam search knows each label's probability
     fusion: bool = False  # whether its beam search takes n-gram models, bonuses and `top_tokens`
     joint: bool = False  # whether its beam search asks the CTC head too
-    fused_turns: bool = False  # whether a captured step can be of fused kernels
     prompts: bool = False  # whether its texts begin behind a prompt
 
 
@@ -135,8 +133,6 @@ def _decode_transducer(
     model: TransducerModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
     keywords: dict[str, Any] = {"strategy": options.strategy, "graphs": options.graphs}
-    if options.graphs in CAPTURED:
-        keywords["turn"] = options.turn
     if options.confidence:
         keywords["confidence"] = "max_prob"
     return transducer_greedy(model, encoded, lengths, max_symbols=options.max_symbols, **keywords)
@@ -197,10 +193,7 @@ def _decode_attention(
     elif options.strategy == "one_by_one":
         found = aed_greedy_reference(model, frames, lengths, prompt=prompt, confidence=confidence)
     else:
-        graphs: Any = options.graphs
-        found = aed_greedy(
-            model, frames, lengths, prompt=prompt, graphs=graphs, confidence=confidence
-        )
+        found = aed_greedy(model, frames, lengths, prompt=prompt, confidence=confidence)
     if not options.times:
         return _with_texts(found, options)
     if _times_by_ctc(model, options):
@@ -267,7 +260,6 @@ KINDS: dict[type[nn.Module], ModelKind] = {
             "windowed_looping": "windowed_looping",
         },
         captures=True,
-        fused_turns=True,
     ),
     CTCModel: ModelKind(
         project=_as_encoded,
@@ -284,7 +276,7 @@ KINDS: dict[type[nn.Module], ModelKind] = {
         decode=_decode_attention,
         ctc_head=_own_ctc_head,
         strategies={"fastest": "batched", "batched": "batched", "one_by_one": "one_by_one"},
-        captures=True,
+        captures=False,
         beams=True,
         joint=True,
         prompts=True,

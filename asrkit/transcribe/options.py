@@ -205,9 +205,6 @@ class PipelineConfig:
     graphs: Literal["auto", "off", "step", "full"] = described(
         "auto", "run the transducer's decoding loop as a CUDA graph of some steps, or of all"
     )
-    turn: Literal["auto", "fused", "plain"] = described(
-        "auto", "compute a captured step of that loop with fused Triton kernels or plain torch"
-    )
     max_symbols: int | None = described(
         None, "most labels on one frame, for a transducer (none: what the checkpoint says, or 10)"
     )
@@ -252,11 +249,4 @@ class PipelineConfig:
             f"'auto' or 'off' with strategy={self.strategy!r}",
             repr(self.graphs),
             "Only windowed_looping runs as a graph.",
-        )
-        expect(
-            self.turn != "fused" or self.graphs in CAPTURED,
-            "turn",
-            f"'auto' or 'plain' with graphs={self.graphs!r}",
-            repr(self.turn),
-            "Only the steps of a graph asked for by name can be fused.",
         )

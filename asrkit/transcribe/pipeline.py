@@ -195,7 +195,6 @@ class Recognizer:
         self.decode_options = DecodeOptions(
             strategy=self.kind.strategies[self.config.strategy],
             graphs=self.config.graphs,
-            turn=self.config.turn,
             max_symbols=self.config.max_symbols or max_symbols,
             search=self.config.search,
             lm=lm,
@@ -434,8 +433,6 @@ class Recognizer:
             f"'auto' or 'off' for {name}",
             repr(self.config.graphs),
         )
-        plain = self.kind.fused_turns or self.config.turn != "fused"
-        expect(plain, "turn", f"'auto' or 'plain' for {name}", repr(self.config.turn))
         self._check_beam(model, name)
         on_cuda = self.device.type == "cuda"
         for option, needs_cuda in (

@@ -36,7 +36,7 @@ def test_a_story_is_told_as_the_definition_says(B):
         wanted = aed_greedy_reference(story, encoded, lengths, confidence="entropy", align=True)
         found = aed_greedy(story, encoded, lengths, confidence="entropy", align=True)
         same(found, wanted)
-        assert found.impl == "attention, cross=kept, past=kept, graphs=off" + (
+        assert found.impl == "attention, cross=kept, past=kept" + (
             f"; no end in {int((~wanted.ended).sum())} of {B}" * (not wanted.ended.all())
         )
 
@@ -57,7 +57,7 @@ def test_every_way_to_remember_finds_the_same(cross, past, defined):
     for model, batch, wanted in defined:
         found = aed_greedy(model, *batch, cross=cross, past=past, **OPTIONS)
         same(found, wanted)
-        assert found.impl.startswith(f"attention, cross={cross}, past={past}, graphs=off")
+        assert found.impl.startswith(f"attention, cross={cross}, past={past}")
 
 
 class Watched(Story):
@@ -307,8 +307,7 @@ def test_a_right_draft_takes_one_call_and_a_wrong_one_no_more_than_none():
     ({"prompt": [-1]}, "^prompt: expected tokens"), ({"prompt": "en"}, "^prompt: "), ({"prompt": [None]}, "^prompt: expected token ids"),
     ({"most": 0}, "^most: expected 1 to 63"), ({"most": 64}, "^most: "), ({"most": 2.0}, "^most: "),
     ({"cross": "all"}, "^cross: expected one of 'kept'"), ({"past": None}, "^past: expected one of"),
-    ({"confidence": "high"}, "^confidence: "), ({"graphs": "on"}, "^graphs: expected one of"),
-    ({"graphs": "full"}, "^graphs: expected 'auto' or 'off' on cpu, got 'full'"),
+    ({"confidence": "high"}, "^confidence: "),
     ({"draft": as_draft([[3], [3]])}, "^draft: expected hypotheses of B=3 utterances, got 2"),
     ({"draft": as_draft([[3], [3, EOS], []])}, "^draft: expected tokens below V=11 without eos=2"),
     ({"draft": as_draft([[3], [V], []])}, "^draft: expected tokens below"),

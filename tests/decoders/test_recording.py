@@ -7,8 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asrkit.decoders import transducer_greedy
 from asrkit.decoders.states import map_state
-from asrkit.decoders.transducer import graph_capture
 from asrkit.decoders.transducer.graph_loop import GraphLoop
+from asrkit.decoders.transducer.graphs import CaptureGuard
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
 from asrkit.workbench.profiling import launch_profile
@@ -27,7 +27,7 @@ def ours(kind, durations=()):
     return TransducerModel(config).eval()
 
 
-def turn_of(make, device, confidence="entropy"):
+def turn_of(make, device, confidence="entropy", folds=True):
     """What a capture would record: the turn of a loop on `device`."""
     model = make()
     with torch.inference_mode():
@@ -40,8 +40,8 @@ def turn_of(make, device, confidence="entropy"):
                 module._parameters[name] = nn.Parameter(torch.zeros_like(value, device=device))
         encoded = torch.zeros(4, 16, 8, device=device)
         greedy = GreedyModel(model, confidence, encoded.device)
-        loop = GraphLoop(4, 16, greedy, encoded, carry, GreedyOptions())
-        loop.load(encoded, torch.full((4,), 16, device=device), carry)
+        loop = GraphLoop(4, 16, greedy, encoded, carry, GreedyOptions(), folds=folds)
+        loop.load(greedy, encoded, torch.full((4,), 16, device=device), carry)
     return torch.inference_mode()(lambda: loop.turn(greedy))
 
 
@@ -69,9 +69,19 @@ def test_a_turn_on_a_gpu_takes_few_launches_no_tensor_of_the_host_and_no_size_fr
         {"stateless": 71, "lstm": 77}[kind] + 5 * bool(durations) + 8
     )  # of which 8 are the confidence's
     assert 50 < count.launches <= most, count.ops
-    assert (kind == "lstm") == (
-        "_thnn_fused_lstm_cell" in count.ops
-    )  # what a GPU runs, one for each layer
+    # what a GPU runs, one for each layer
+    assert count.ops["_thnn_fused_lstm_cell"] == (2 if kind == "lstm" else 0)
+
+
+def test_a_folded_predictor_saves_a_kernel_for_each_layer_and_the_first_product():
+    launches = {}
+    for folds in (False, True):
+        with FakeTensorMode():
+            turn = turn_of(lambda: ours("lstm"), "cuda", folds=folds)
+            with CountOps("cuda") as count:
+                turn()
+        launches[folds] = count.result().launches
+    assert launches[False] - launches[True] == 2  # of the 7 that two layers take
 
 
 class Waiting(nn.Module):
@@ -117,12 +127,12 @@ def masked_write(logits):
 def test_a_capture_is_not_begun_with_what_it_cannot_hold(spoil):
     with (
         pytest.raises(RuntimeError, match=r"^aten\.\S+ waits for the GPU$"),
-        graph_capture.CaptureGuard(),
+        CaptureGuard(),
     ):
         turn_of(lambda: Waiting(spoil), "cpu")()
     for kind, durations in [("stateless", ()), ("lstm", (0, 1, 2))]:
         turn = turn_of(lambda kind=kind, durations=durations: ours(kind, durations), "cpu")
-        with graph_capture.CaptureGuard():
+        with CaptureGuard():
             turn()
 
 

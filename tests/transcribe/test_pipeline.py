@@ -237,7 +237,6 @@ def test_what_a_device_or_a_model_cannot_do_is_refused(checkpoint, config, messa
     ({"max_symbols": 0}, "max_symbols: expected at least 1, or None, got 0"),
     ({"encoder": "fast"}, "encoder: expected one of 'auto', 'eager', 'packed', 'optimized', 'compiled', got 'fast'"),
     ({"graphs": "full", "strategy": "label_looping"}, "graphs: expected 'auto' or 'off' with strategy='label_looping'"),
-    ({"turn": "fused"}, "turn: expected 'auto' or 'plain' with graphs='auto'"),
     ({"search": 8}, "search: expected BeamOptions or None, got 8"),
     ({"search": BeamOptions(), "strategy": "one_by_one"}, "search: expected None with a strategy or graphs of greedy decoding, got a beam"),
 ])  # fmt: skip

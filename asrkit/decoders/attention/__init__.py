@@ -10,7 +10,7 @@ from torch import Tensor
 from asrkit.decoders.attention.alignment import attention_frames
 from asrkit.decoders.attention.beam import aed_beam
 from asrkit.decoders.attention.drafts import ctc_draft
-from asrkit.decoders.attention.graphs import Call, decode
+from asrkit.decoders.attention.loop import AttentionLoop, Batch
 from asrkit.decoders.attention.reference import aed_greedy_reference
 from asrkit.decoders.attention.steps import (
     CROSS,
@@ -27,7 +27,6 @@ from asrkit.decoders.attention.steps import (
 )
 from asrkit.decoders.attention.suppressed import Suppressing
 from asrkit.decoders.hypotheses import Hypotheses, check_batch
-from asrkit.decoders.transducer.graphs import GRAPH_MODES
 from asrkit.decoders.transducer.steps import CONFIDENCE, Confidence
 from asrkit.runtime import eager
 from asrkit.shapes import expect
@@ -54,7 +53,6 @@ def aed_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
     past: Literal["kept", "states", "none"] = "kept",
     draft: Hypotheses | None = None,
     most: int | None = None,
-    graphs: Literal["auto", "off", "step", "full"] = "auto",
     confidence: Confidence = "none",
     align: bool = False,
 ) -> Hypotheses:
@@ -80,8 +78,6 @@ def aed_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
             a draft but for rounding; a right draft takes one call in all.
         most: Most labels of an utterance; None is 50 more than it has frames. Texts that are still
             without eos there are returned as they are, and `ended` is False for them.
-        graphs: Whether the turns run as CUDA graphs: "off", "step" (the host replays a few turns at
-            a time), "full" (one graph that loops on the device), or "auto".
         confidence: Confidence of each label: "max_prob", its probability; "entropy",
             1 - entropy / ln V. Both are 1 where the model is sure.
         align: Whether labels get the frame that the last layer's heads look at most, in the mean,
@@ -103,24 +99,20 @@ def aed_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
     expect_choice("cross", cross, CROSS)
     expect_choice("past", past, PAST)
     expect_choice("confidence", confidence, CONFIDENCE)
-    expect_choice("graphs", graphs, GRAPH_MODES)
-    recordable = encoded.is_cuda or graphs in ("auto", "off")
-    possible = f"'auto' or 'off' on {encoded.device}"
-    expect(recordable, "graphs", possible, repr(graphs), "CUDA graphs need a CUDA device.")
     can_align = not align or hasattr(model, "looks")
     expect(can_align, "align", "a model with `looks`", type(model).__name__)
     lengths = lengths.long()
     prompts = prompt_of(model, prompt, encoded)
     limits = limits_of(model, lengths, prompts.shape[1], most)
-    options = AttentionOptions(
-        cross=cross, past=past, graphs=graphs, confidence=confidence, align=align
-    )
+    options = AttentionOptions(past=past, confidence=confidence, align=align)
     with torch.inference_mode():
         guess = draft_of(model, draft, limits)
         if longest == 0:
             return _nothing(limits, options)
-        call = Call(model, encoded[:, :longest], lengths, prompts, limits, guess, options)
-        return decode(call)
+        memory = model.remember(encoded[:, :longest], lengths, cross=cross)
+        loop = AttentionLoop(model, Batch(memory, prompts, limits, lengths), guess, options)
+        drafted = ", draft" if guess.tokens.shape[1] else ""
+        return loop.decode(model, guess, f"attention, cross={cross}, past={past}{drafted}")
 
 
 def _nothing(limits: Tensor, options: AttentionOptions) -> Hypotheses:

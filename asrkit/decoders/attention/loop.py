@@ -13,13 +13,13 @@ from asrkit.decoders.attention.steps import (
     best_tokens,
 )
 from asrkit.decoders.hypotheses import PADDING, Hypotheses
-from asrkit.decoders.repeated_turns import RepeatedTurns
 from asrkit.decoders.states import map_state
 
 CHUNK = 16  # tokens of a draft that are checked at a time behind a mistake
 WORTH = 0.2  # share of them that has to be right, for such a call costs some steps
 NEARBY = (0, 1, -1, 2, -2)  # where a draft may have the token that it lacks at a place
 FEW = 0.75  # share of the rows: when at most so many go on, they go on alone
+ROOM = 64  # tokens that the state has room for at first, behind prompt and draft
 
 
 class Batch(NamedTuple):
@@ -41,16 +41,16 @@ class Found(NamedTuple):
     confidence: Tensor | None  # (B, columns) float32
 
 
-class AttentionLoop(RepeatedTurns):
-    """Greedy decoding on buffers that stay where they are; `turn` sends nothing to the host.
+class AttentionLoop:
+    """Greedy decoding, a token of every row in each turn.
 
-    Rows that have ended go on computing; what they found does not change any more. On a CPU `run`
-    leaves them behind: then all buffers have the rows that go on alone, and `rows` says which these
-    are.
+    Rows that have ended go on computing; what they found does not change any more. Once few go on
+    the others are left behind: then all buffers have the rows that go on alone, and `rows` says
+    which these are.
 
     Attributes:
-        options: Uses `confidence` and `past`.
-        batch: The batch; what is recorded keeps it, but for the prompt, and `load` overwrites it.
+        options: Those of the call.
+        batch: The batch.
         rows: (B,) which utterances the rows are.
         whole: What was found for all utterances, once rows were left behind; None before that.
         past: The model's state.
@@ -63,34 +63,25 @@ class AttentionLoop(RepeatedTurns):
         confidence: (B, columns) of these labels, or None.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        batch: Batch,
-        room: int,
-        options: AttentionOptions,
-        *,
-        first: int | None = None,
-    ) -> None:
+    def __init__(self, model: Any, batch: Batch, draft: Draft, options: AttentionOptions) -> None:
         """Begin a batch.
 
         Args:
             model: An `Attention`.
             batch: The batch.
-            room: Tokens that there is room for; prompt and most labels at least.
+            draft: N = 0 for none.
             options: Those of the call.
-            first: Tokens that the state has room for at first, prompt and draft at least; `run` on
-                a CPU makes it larger. None is `room`.
         """
         device = batch.limits.device
-        super().__init__(device)
-        B = len(batch.limits)
+        B, P = batch.prompt.shape
+        room = P + int(batch.limits.max())
         self.options = options
         self.batch = batch
         self.rows = torch.arange(B, device=device)
         self.whole: Found | None = None
         self.eos = model.eos
-        self.past_room = first or room
+        # most texts are far shorter than they may be, so `run` makes this larger where need be
+        self.past_room = min(room, P + draft.tokens.shape[1] + ROOM)
         self.past = model.begin(batch.memory, self.past_room, past=options.past)
         self.last = batch.prompt[:, -1].clone()
         self.counts = torch.zeros(B, dtype=torch.int64, device=device)
@@ -102,23 +93,17 @@ class AttentionLoop(RepeatedTurns):
         if options.confidence != "none":
             self.confidence = torch.zeros(B, room + 1, dtype=torch.float32, device=device)
 
-    def load(self, batch: Batch) -> None:
-        """Take another batch of the same sizes; what the last one left is void.
+    def decode(self, model: Any, draft: Draft, impl: str) -> Hypotheses:
+        """The texts of the batch.
 
         Args:
-            batch: Of as many utterances, and frames remembered in the same way.
+            model: An `Attention`.
+            draft: As it was given at the beginning.
+            impl: How it is computed.
         """
-        map_state(
-            lambda own, new: own.copy_(new),
-            (self.batch.memory, self.batch.limits, self.batch.lengths),
-            (batch.memory, batch.limits, batch.lengths),
-        )
-        self.batch = self.batch._replace(prompt=batch.prompt)
-        # zeros, since what a NaN has left would be mixed with weights of 0
-        map_state(Tensor.zero_, (self.past, self.counts, self.scores))
-        self.last.copy_(batch.prompt[:, -1])
-        self.going.copy_(batch.lengths > 0)
-        self.ended.copy_(batch.lengths == 0)
+        self.start(model, draft)
+        self.run(model)
+        return self.hypotheses(model, impl)
 
     def start(self, model: Any, draft: Draft) -> None:
         """The first turn: prompt and draft in one call, and as much of the draft as is right.
@@ -207,12 +192,12 @@ class AttentionLoop(RepeatedTurns):
         self._emit(map_state(lambda part: part.gather(1, kept[:, None])[:, 0], best))
         return kept
 
-    def turn(self, model: Any, reach: int | None = None) -> None:
+    def turn(self, model: Any, reach: int) -> None:
         """One more token of each row that goes on.
 
         Args:
             model: An `Attention`.
-            reach: Tokens of the longest row once this one is in; None looks at the whole room.
+            reach: Tokens of the longest row once this one is in.
         """
         tokens = self.last[:, None]
         logits, after = model.follow(tokens, self.past, self.batch.memory, reach=reach)
@@ -246,34 +231,18 @@ class AttentionLoop(RepeatedTurns):
         self.counts += emits
         self.ended |= ends
         self.going &= emits
-        torch.any(self.going, out=self.active)
 
     def run(self, model: Any) -> None:
         """Turn until every row has ended."""
         room = self.labels.shape[1] - 1
-        if not self.active.is_cuda:
-            while bool(self.active):
-                if self._leaves_rows():
-                    self._leave_ended()
-                reach = min(room, int(self.past.place.max()) + 1)
-                if reach > self.past_room:
-                    self._grow(model, min(room, 2 * reach))
-                self.turn(model, reach)
-            return
-        reach = int(self.past.place.max())
-
-        def turn() -> None:
-            nonlocal reach
-            reach = min(room, reach + 1)
+        leaves_rows = not self.options.align  # which looks at the frames of all
+        while rows := int(self.going.sum()):
+            if leaves_rows and rows <= FEW * len(self.going):
+                self._leave_ended()
+            reach = min(room, int(self.past.place.max()) + 1)
+            if reach > self.past_room:
+                self._grow(model, min(room, 2 * reach))
             self.turn(model, reach)
-
-        self.repeat(turn)
-
-    def _leaves_rows(self) -> bool:
-        """Whether rows have ended that nobody needs any more, and enough of them."""
-        if self.options.align:  # looks at the frames of all
-            return False
-        return int(self.going.sum()) <= FEW * len(self.going)
 
     def _leave_ended(self) -> None:
         """Go on with the rows that have not ended; what the others found is kept in `whole`."""
@@ -314,15 +283,14 @@ class AttentionLoop(RepeatedTurns):
         self.past = map_state(moved, empty, self.past)
 
     @torch.inference_mode(False)
-    def hypotheses(self, model: Any, impl: str, B: int) -> Hypotheses:
+    def hypotheses(self, model: Any, impl: str) -> Hypotheses:
         """The result, in tensors of its own.
 
         Args:
             model: An `Attention`, with `looks` if the options say to align.
             impl: How it was computed; rows that did not end by themselves are added.
-            B: Utterances; rows behind them are dropped.
         """
-        found = map_state(lambda part: part[:B], self._found_by_all())
+        found = self._found_by_all()
         counts = found.counts
         N = int(counts.max())
         beyond = torch.arange(N, device=counts.device) >= counts[:, None]
@@ -330,10 +298,9 @@ class AttentionLoop(RepeatedTurns):
         frames = torch.full_like(labels, PADDING)
         if self.options.align:
             with torch.inference_mode():
-                prompt = self.batch.prompt[:B]
+                prompt = self.batch.prompt
                 tokens = torch.cat([prompt, labels.masked_fill(beyond, self.eos)], 1)
-                memory = map_state(lambda part: part[:B], self.batch.memory)
-                looked_at = aligned(model, tokens, memory, prompt.shape[1])
+                looked_at = aligned(model, tokens, self.batch.memory, prompt.shape[1])
             frames.copy_(looked_at).masked_fill_(beyond, PADDING)
         confidence = None
         if found.confidence is not None:

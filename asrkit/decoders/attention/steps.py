@@ -56,9 +56,7 @@ class Attention(Protocol):
 class AttentionOptions:
     """Options of `aed_greedy` that its loop needs."""
 
-    cross: str = "kept"
     past: str = "kept"
-    graphs: str = "off"
     confidence: Confidence = "none"
     align: bool = False
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, check_batch
 from asrkit.decoders.transducer import frame_looping, label_looping, one_by_one, windowed_looping
-from asrkit.decoders.transducer.graphs import GRAPH_MODES, TURN_MODES
+from asrkit.decoders.transducer.graphs import GRAPH_MODES
 from asrkit.decoders.transducer.graphs import decode as decode_with_graphs
 from asrkit.decoders.transducer.steps import (
     CONFIDENCE,
@@ -28,7 +28,7 @@ STRATEGIES = {
     "frame_looping": frame_looping.decode,
     "one_by_one": one_by_one.decode,
 }
-TDT_WINDOW = 2  # default window for TDT, whose durations skip most blanks
+TDT_WINDOW = 2  # default window on a CPU for TDT, whose durations skip most blanks
 
 
 class Transducer(Protocol):
@@ -36,7 +36,8 @@ class Transducer(Protocol):
 
     Work that depends on one side only (a projection to the joint's width) belongs into the encoder
     or `predict`, where it is done once. A TDT model also has `durations`, a sequence of whole
-    numbers: the last logits of `join` are one for each of them.
+    numbers: the last logits of `join` are one for each of them. A module's child `encoder` is read
+    by neither of the two.
     """
 
     blank: int
@@ -73,7 +74,6 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     window: int | None = None,
     confidence: Confidence = "none",
     carry: Carry | None = None,
-    turn: Literal["auto", "fused", "plain"] = "auto",
 ) -> Hypotheses:
     """Greedy `Hypotheses` of a batch of encoded utterances; the same labels by every strategy.
 
@@ -93,26 +93,24 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
             turns at a time), "full" (one graph that loops on the device), or "auto". See
             `asrkit.decoders.transducer.graphs.decode`.
         max_symbols: Most labels on one frame.
-        window: Frames of one joint call of windowed_looping; None is 8, and 2 for TDT (good at
-            batches of 1 to 128 on a CPU).
+        window: Frames of one joint call of windowed_looping; None is 8, and 2 for TDT on a CPU
+            (good at batches of 1 to 128; on a GPU fewer turns should win, which is unmeasured).
         confidence: Confidence of each label: "max_prob", its probability; "entropy",
             1 - entropy / ln V of the tokens. Both are 1 where the model is sure.
         carry: `carry` of earlier hypotheses, to go on where their frames ended.
-        turn: How a captured loop computes one turn: "fused" by Triton, "plain" torch, or "auto",
-            fused where possible. The result's `impl` says which it was.
 
     Returns:
         Hypotheses with scores in nats; an utterance with a NaN among its logits has score NaN.
 
     Raises:
         ValueError: An argument does not fit, or the model does not follow the protocol.
-        RuntimeError: `graphs` or `turn` asked by name for something that cannot run here.
+        RuntimeError: `graphs` asked by name for something that cannot run here.
 
     >>> first = transducer_greedy(model, encoded, lengths)  # doctest: +SKIP
     >>> rest = transducer_greedy(model, later, its_lengths, carry=first.carry)  # doctest: +SKIP
     """
     longest = check_batch(encoded, lengths, "B T E", "encoded")
-    _check_strategy(strategy, graphs, turn)
+    _check_strategy(strategy, graphs)
     expect(window is None or whole(window, 1), "window", "at least 1 frame, or None", repr(window))
     _expect_choice("confidence", confidence, CONFIDENCE)
     check_rules(model, max_symbols)
@@ -121,8 +119,9 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     with torch.inference_mode():
         greedy = GreedyModel(model, confidence, encoded.device)
         if window is None:
-            window = TDT_WINDOW if greedy.durations else GreedyOptions.window
-        options = GreedyOptions(max_symbols=max_symbols, window=window, graphs=graphs, turn=turn)
+            few = greedy.durations and not encoded.is_cuda
+            window = TDT_WINDOW if few else GreedyOptions.window
+        options = GreedyOptions(max_symbols=max_symbols, window=window, graphs=graphs)
         decode = STRATEGIES[strategy]
         if strategy == "windowed_looping" and graphs != "off":
             decode = decode_with_graphs
@@ -138,7 +137,7 @@ def _expect_choice(argument: str, value: object, choices: Sequence[str]) -> None
     expect(value in choices, argument, "one of " + ", ".join(map(repr, choices)), repr(value))
 
 
-def _check_strategy(strategy: str, graphs: str, turn: str) -> None:
+def _check_strategy(strategy: str, graphs: str) -> None:
     """ValueError for names that do not exist, or that do not go together."""
     _expect_choice("strategy", strategy, list(STRATEGIES))
     _expect_choice("graphs", graphs, GRAPH_MODES)
@@ -148,14 +147,6 @@ def _check_strategy(strategy: str, graphs: str, turn: str) -> None:
         f"'auto' or 'off' with {strategy}",
         repr(graphs),
         "Only windowed_looping runs as a graph.",
-    )
-    _expect_choice("turn", turn, TURN_MODES)
-    expect(
-        turn == "auto" or graphs in ("step", "full"),
-        "turn",
-        f"'auto' with graphs={graphs!r}",
-        repr(turn),
-        "Only a graph asked for by name has a choice.",
     )
 
 

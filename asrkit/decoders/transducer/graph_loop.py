@@ -1,10 +1,14 @@
 """`GraphLoop`: windowed looping on buffers with fixed addresses, so that it can be recorded."""
 
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import PADDING, Hypotheses
-from asrkit.decoders.repeated_turns import RepeatedTurns
 from asrkit.decoders.states import map_state
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.decoders.transducer.windowed_looping import (
@@ -15,7 +19,7 @@ from asrkit.decoders.transducer.windowed_looping import (
 from asrkit.shapes import expect
 
 
-class GraphLoop(RepeatedTurns):
+class GraphLoop:
     """Windowed looping for batches of up to B utterances of up to T frames, in fixed buffers.
 
     `turn` sends nothing to the host, so it can be recorded. Rows and frames that a batch leaves
@@ -29,8 +33,8 @@ class GraphLoop(RepeatedTurns):
         counts: (B,) labels so far.
         outputs: (3, B, columns) labels, frames and durations so far.
         confidence: (B, columns) confidence of these labels, or None.
-        fused: Whether Triton computes the turn.
-        impl: How the turn is computed, in words.
+        active: () bool on the device, written by every turn: whether another one is needed.
+        folded: What predicts in place of the model, in fewer kernels; None if nothing does.
     """
 
     def __init__(
@@ -41,7 +45,8 @@ class GraphLoop(RepeatedTurns):
         encoded: Tensor,
         carry: Carry,
         options: GreedyOptions,
-        unfused_because: str = "as asked",
+        *,
+        folds: bool = True,
     ) -> None:
         """Allocate buffers; nothing is loaded.
 
@@ -52,10 +57,9 @@ class GraphLoop(RepeatedTurns):
             encoded: Gives width, dtype and device of the frames.
             carry: Gives sizes and dtypes of the model's state.
             options: Uses `window` and `max_symbols`.
-            unfused_because: Why the turn cannot be fused; "" to fuse it.
+            folds: Whether to use what the model's `folded_predictor` returns, if it has one.
         """
         device = encoded.device
-        super().__init__(device)
         columns = T * options.max_symbols + 1
         self.options = options
         self.duration_table = greedy.duration_table  # kept: a graph knows its address
@@ -69,13 +73,20 @@ class GraphLoop(RepeatedTurns):
         self.confidence: Tensor | None = None
         if greedy.confidence != "none":
             self.confidence = torch.zeros(B, columns, dtype=torch.float32, device=device)
-        self.fused = not unfused_because
-        self.impl = f"not fused: {unfused_because}" if unfused_because else "fused"
+        self.folded: Any = None
+        if folds and hasattr(greedy.model, "folded_predictor"):
+            self.folded = greedy.model.folded_predictor()
+        self.active = torch.zeros((), dtype=torch.bool, device=device)
+        self.host_flags = torch.zeros(2, dtype=torch.bool, pin_memory=device.type == "cuda")
+        self.flag_sent: list[torch.cuda.Event] = []
+        if device.type == "cuda":
+            self.flag_sent = [torch.cuda.Event(), torch.cuda.Event()]
 
-    def load(self, encoded: Tensor, lengths: Tensor, carry: Carry) -> None:
-        """Copy a batch into the buffers.
+    def load(self, greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry) -> None:
+        """Copy a batch into the buffers, and fold the weights anew: they may have changed in place.
 
         Args:
+            greedy: The model.
             encoded: Frames, no larger than the buffers.
             lengths: (B,) valid frames.
             carry: State before the first frame.
@@ -85,22 +96,18 @@ class GraphLoop(RepeatedTurns):
         self.lengths.zero_()[:B].copy_(lengths)
         map_state(lambda own, new: own[:B].copy_(new), self.state, initial_state(carry))
         self.counts.zero_()
+        if self.folded is not None:
+            self.folded.fold(greedy.model)
 
     def turn(self, greedy: GreedyModel) -> None:
-        """Decode at most one more label of each utterance."""
-        if self.fused:
-            from asrkit.decoders.transducer import fused_turn
-
-            fused_turn.turn(self, greedy)
-        else:
-            self.plain_turn(greedy)
-
-    def plain_turn(self, greedy: GreedyModel) -> None:
-        """The turn in torch.
+        """Decode at most one more label of each utterance.
 
         Utterances that emit nothing write too: their next label overwrites it, or it lies beyond
         `counts`.
         """
+        predict = greedy.model.predict
+        if self.folded is not None:
+            predict = partial(self.folded.predict, greedy.model)
         advanced, step = joint_step(greedy, self.encoded, self.lengths, self.state, self.options)
         column = self.counts[:, None]
         outputs = torch.stack([step.labels, step.frames, step.durations])
@@ -108,8 +115,32 @@ class GraphLoop(RepeatedTurns):
         if self.confidence is not None:
             self.confidence.scatter_(1, column, step.confidence[:, None])  # type: ignore[index]
         self.counts += step.emitted
-        map_state(_overwrite, self.state, predictor_step(greedy, advanced, step))
+        map_state(_overwrite, self.state, predictor_step(predict, advanced, step))
         torch.any(self.state.time < self.lengths, out=self.active)
+
+    def repeat(self, turns: Callable[[], None]) -> None:
+        """Call `turns` until no utterance is active.
+
+        The flag `active` travels to the host while the next turns already run, so there is one call
+        more than needed; turns after the end change nothing.
+        """
+        turns()
+        self._send_flag(0)
+        for slot in cycle((1, 0)):
+            turns()
+            self._send_flag(slot)
+            if not self._received_flag(1 - slot):
+                return
+
+    def _send_flag(self, slot: int) -> None:
+        self.host_flags[slot].copy_(self.active, non_blocking=True)
+        if self.flag_sent:
+            self.flag_sent[slot].record()
+
+    def _received_flag(self, slot: int) -> bool:
+        if self.flag_sent:
+            self.flag_sent[slot].synchronize()
+        return bool(self.host_flags[slot])
 
     @torch.inference_mode(False)
     def hypotheses(self, lengths: Tensor, carry: Carry, impl: str) -> Hypotheses:

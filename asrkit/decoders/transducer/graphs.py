@@ -10,35 +10,34 @@ Python then launches nothing itself. The parts, from the caller down:
                    |          ^                              |
                    |          +---- clocks, state <----- predictor
                    |
-                   |   fused_turn: the same turn in four Triton kernels
-                   +-- graph_capture.capture: records turns; "full" loops by conditional.WhileGraph
-                   +-- weights.Watch: have the weights moved since?
+                   +-- capture: records turns; "full" loops by conditional.WhileGraph
 """
 
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asrkit import runtime
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import state_tensors
 from asrkit.decoders.transducer import windowed_looping
-from asrkit.decoders.transducer.graph_capture import CapturedLoop, capture
+from asrkit.decoders.transducer.conditional import WhileGraph
 from asrkit.decoders.transducer.graph_loop import GraphLoop
-from asrkit.decoders.transducer.loop_cache import (
-    GraphsUnavailable,
-    LoopCache,
-    cache_of,
-    first_cause,
-    registry,
-)
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
+from asrkit.runtime import CAPTURING, waits
 from asrkit.shapes import expect
 
 GRAPH_MODES = ("auto", "off", "step", "full")
-TURN_MODES = ("auto", "fused", "plain")  # to compute a captured turn
+TURNS = 4  # of the loop in one replay of "step"; turns after the end change nothing
+WARM_UP = 2  # turns before a capture: libraries set themselves up
 KEEP = 8  # captured loops of one model
 MIN_ROWS = 8  # the fewest that a loop has room for, but a single utterance has a loop of its own
 MIN_FRAMES = 512  # the fewest that a loop has room for
@@ -54,28 +53,30 @@ class DecoderCall(NamedTuple):
     options: GreedyOptions
 
 
+class GraphsUnavailable(RuntimeError):
+    """Why graphs cannot run."""
+
+
 def decode(
     greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry, options: GreedyOptions
 ) -> Hypotheses:
     """Greedy hypotheses by windowed looping in CUDA graphs.
 
     `options.graphs` is one of
-        "step": the host replays a few turns (`graph_capture.TURNS`) at a time;
+        "step": the host replays a few turns (`TURNS`) at a time;
         "full": one graph that repeats itself on the device. By name only, until it is measured;
-        "auto": "step" on a GPU, if its first result in each size equals the plain loop's.
-            Otherwise turns are fused no longer; if that was not the cause, or capture failed, the
-            plain loop runs from then on, and `impl` says why.
+        "auto": "step" on a GPU, if its first result in each size equals the plain loop's. If it
+            does not, or capture failed, the plain loop runs from then on, and `impl` says why.
 
-    A turn is fused into a dozen kernels by Triton (`fused_turn`); where that is impossible it is
-    `GraphLoop.plain_turn`, and `impl` says why. `options.turn` asks for one of them by name. None
-    of this has run on a GPU yet.
+    The captured turn calls the predictor of `GraphLoop.folded` where the model has one. None of
+    this has run on a GPU yet.
 
     Graphs are kept for a model until it is deleted or `release_graphs` is called. Few graphs serve
     many batches: rows are rounded up (`rounded`), and each number of rows has one loop, with frames
     for the longest batch so far; the `KEEP` used last stay. Weights may change in place. Graphs are
-    captured again when addresses, dtypes or shapes of what a turn reads change, or a module's mode.
-    Weights outside the model's attributes, and Python numbers and functions in `predict` and
-    `join`, stay as they were at the capture.
+    captured again when an address, dtype or shape of the model's weights and buffers changes, or a
+    module's mode; the child `encoder` is not looked at, since no turn reads it. Python numbers and
+    functions in `predict` and `join` stay as they were at the capture.
 
     Threads that decode with one model take turns. A call on another stream waits for the last one.
 
@@ -101,26 +102,106 @@ def decode(
             "CUDA graphs need a CUDA device.",
         )
         return windowed_looping.decode(*batch)
-    try:
-        cache = _cache_of(greedy.model)
-    except GraphsUnavailable as error:
+    if not isinstance(greedy.model, nn.Module):
+        reason = "the model is no torch.nn.Module, so a change of its weights could not be seen"
         if not auto:
-            raise
-        return _decode_plain(batch, str(error))
+            raise GraphsUnavailable(reason)
+        return _decode_plain(batch, reason)
+    cache = cache_of(greedy.model)
     with cache.lock, torch.cuda.device(encoded.device):
         return cache.decode(batch)
 
 
-class GraphCache(LoopCache):
+class CaptureGuard(TorchDispatchMode):
+    """Raises RuntimeError at an op that a graph cannot hold, before a capture is begun.
+
+    Such an op takes a value or a size from the device to Python. A capture that fails there may
+    leave torch in a bad state.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if waits(func, args, kwargs):
+            raise RuntimeError(f"{func} waits for the GPU")
+        with self:  # inference mode passes composite ops undecomposed
+            result = func.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            return func(*args, **kwargs)
+        return result
+
+
+def capture(loop: GraphLoop, greedy: GreedyModel, mode: str) -> Callable[[], None]:
+    """Record turns of a loaded loop, and return a function that runs it to its end.
+
+    Args:
+        loop: A loop with a batch in it.
+        greedy: The model.
+        mode: "step" records `TURNS` turns in a graph that the host replays; "full" records one turn
+            in a graph that repeats itself.
+
+    Raises:
+        RuntimeError: The turn contains an op that waits for the GPU, or the capture failed.
+    """
+    device_type = loop.active.device.type
+    stream = torch.cuda.Stream()  # its own, since matrix products keep a workspace per stream
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph(keep_graph=mode == "full")
+    # Casts that autocast has cached belong to whoever entered it, and may be gone at a replay.
+    cast = torch.autocast(
+        device_type,
+        torch.get_autocast_dtype(device_type),
+        torch.is_autocast_enabled(device_type),
+        cache_enabled=False,
+    )
+    with CAPTURING, cast, torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            with CaptureGuard():
+                loop.turn(greedy)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(1 if mode == "full" else TURNS):
+                loop.turn(greedy)
+    torch.cuda.current_stream().wait_stream(stream)
+    if mode == "full":
+        return WhileGraph(graph, loop.active).launch
+    return partial(loop.repeat, graph.replay)
+
+
+class CapturedLoop(NamedTuple):
+    """A loop, and how to run it on the current stream once a batch is loaded."""
+
+    loop: GraphLoop
+    run: Callable[[], None]
+
+
+class GraphCache:
     """The captured loops of one model, the one used last at the end.
 
     Attributes:
-        unfused: Why no turn is fused any more; "" while turns are.
+        lock: Held by whoever decodes.
+        loops: Captured loops by what they fit.
+        weights: What `weights_read` said when they were captured.
+        trusted: Keys of loops whose first result was compared with the plain loop's.
+        refused: Why "auto" uses no graphs any more; "" while it does.
+        folds: Whether new loops fold the predictor's weights.
+        done: When the device has finished with the buffers.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.unfused = ""
+        self.lock = threading.Lock()
+        self.loops = OrderedDict[tuple, CapturedLoop]()
+        self.weights: tuple = ()
+        self.trusted = set[tuple]()
+        self.refused = ""
+        self.folds = True
+        self.done: torch.cuda.Event | None = None
+
+    def drop(self, *keys: tuple) -> None:
+        """Free loops, once the device has finished with them."""
+        if self.done:
+            self.done.synchronize()
+        for key in keys:
+            del self.loops[key]
+            self.trusted.discard(key)
 
     def decode(self, batch: DecoderCall) -> Hypotheses:
         """Hypotheses by `replay`; "auto" falls back to the plain loop, and `impl` says why."""
@@ -146,15 +227,18 @@ class GraphCache(LoopCache):
         """
         if self.done:
             self.done.wait()  # another stream may have used these buffers last
-        self.follow(batch.greedy.model)
+        weights = weights_read(batch.greedy.model)
+        if weights != self.weights:
+            self.drop(*self.loops)
+            self.weights = weights
         key = (mode, *_key(batch))
-        if key in self.loops and not self.loops[key].holds(batch.encoded.shape[1]):
+        if key in self.loops and self.loops[key].loop.encoded.shape[1] < batch.encoded.shape[1]:
             self.drop(key)  # for one with more room, which serves the shorter batches too
         if key not in self.loops:
             self.loops[key] = self.make(batch, mode)
         self.loops.move_to_end(key)
         loop, run = self.loops[key]
-        loop.load(batch.encoded, batch.lengths, batch.carry)
+        loop.load(batch.greedy, batch.encoded, batch.lengths, batch.carry)
         expected = start = None
         if batch.options.graphs == "auto" and key not in self.trusted:
             start = _carry_in(loop)
@@ -163,29 +247,26 @@ class GraphCache(LoopCache):
                 batch.greedy, loop.encoded, loop.lengths, start, batch.options
             )
         run()
-        impl = f"windowed_looping, graphs={mode}, {loop.impl}"
-        result = loop.hypotheses(batch.lengths, batch.carry, impl)
+        result = loop.hypotheses(batch.lengths, batch.carry, f"windowed_looping, graphs={mode}")
         if expected is not None and start is not None:
             if not _same_labels(loop.hypotheses(loop.lengths, start, ""), expected):
-                return self._without_fusing(key, batch, mode)
+                return self._without_folding(key, batch, mode)
             self.trusted.add(key)
         if batch.encoded.is_cuda:
             self.done = torch.cuda.Event()
             self.done.record()
         return result
 
-    def _without_fusing(self, key: tuple, batch: DecoderCall, mode: str) -> Hypotheses:
-        """Replay with a plain turn after the loop `key` gave wrong labels."""
-        if not self.loops[key].loop.fused:
+    def _without_folding(self, key: tuple, batch: DecoderCall, mode: str) -> Hypotheses:
+        """Replay with the model's own predictor after the loop `key` gave other labels."""
+        if self.loops[key].loop.folded is None:
             raise GraphsUnavailable("the captured loop found other labels than the plain one")
-        self.unfused = "the fused turn found other labels than the plain loop"
+        self.folds = False
         self.drop(key)
         return self.replay(batch, mode)
 
     def make(self, batch: DecoderCall, mode: str) -> CapturedLoop:
         """Capture a loop for batches of this size; drops the loops used least recently.
-
-        Its turn is fused where possible; if not, the loop's `impl` has the reason.
 
         Args:
             batch: Loaded for the capture.
@@ -196,41 +277,65 @@ class GraphCache(LoopCache):
         """
         while len(self.loops) >= KEEP:
             self.drop(next(iter(self.loops)))
-        turn = batch.options.turn
-        if turn == "plain":
-            unfused_because = "as asked"
-        else:
-            unfused_because = self.unfused or _why_not_fused(batch.encoded)
+        greedy, encoded, lengths, carry, options = batch
+        rows, frames = rounded(*encoded.shape[:2])
+        # under autocast the products would be cast and the tables not
+        folds = self.folds and not torch.is_autocast_enabled(encoded.device.type)
         try:
-            if not unfused_because:
-                try:
-                    return self._record(batch, mode, "")
-                except Exception as error:
-                    unfused_because = first_cause(error)
-            if turn == "fused":
-                raise RuntimeError(f"turn='fused': {unfused_because}")
-            return self._record(batch, mode, unfused_because)
+            loop = GraphLoop(rows, frames, greedy, encoded, carry, options, folds=folds)
+            loop.load(greedy, encoded, lengths, carry)
+            return CapturedLoop(loop, capture(loop, greedy, mode))
         except Exception as error:
-            reason = f"graphs={mode!r}: capture failed, {first_cause(error)}"
+            reason = f"graphs={mode!r}: capture failed, {_first_cause(error)}"
             raise GraphsUnavailable(reason) from error
 
-    def _record(self, batch: DecoderCall, mode: str, unfused_because: str) -> CapturedLoop:
-        """A captured loop; its turn is fused if `unfused_because` is ""."""
-        rows, frames = rounded(*batch.encoded.shape[:2])
-        greedy, encoded, _, carry, options = batch
-        loop = GraphLoop(rows, frames, greedy, encoded, carry, options, unfused_because)
-        loop.load(batch.encoded, batch.lengths, batch.carry)
-        run = capture(loop, batch.greedy, mode)
-        self.watch_reads(batch.greedy.model, loop.storages_read)
-        return CapturedLoop(loop, run)
+
+MODELS: dict[int, GraphCache] = {}  # by identity: a model need not be hashable
+REGISTERING = threading.Lock()
 
 
-MODELS: dict[int, Any] = registry()
-
-
-def _cache_of(model: Any) -> GraphCache:
+def cache_of(model: nn.Module) -> GraphCache:
     """The cache of `model`, made at the first call; it goes when the model is deleted."""
-    return cache_of(MODELS, model, GraphCache)
+    with REGISTERING:
+        if id(model) not in MODELS:
+            weakref.finalize(model, MODELS.pop, id(model), None).atexit = False
+            MODELS[id(model)] = GraphCache()
+        return MODELS[id(model)]
+
+
+def release_graphs(model: Any = None) -> None:
+    """Free what graphs of `model`, or of all models, hold; the next call captures again."""
+    with REGISTERING:
+        keys = list(MODELS) if model is None else [id(model)]
+        caches = [MODELS.pop(key) for key in keys if key in MODELS]
+    for cache in caches:
+        with cache.lock:
+            cache.drop(*cache.loops)
+
+
+def weights_read(model: nn.Module) -> tuple:
+    """What a captured turn depends on of a model: where its tensors lie, and its modules' modes.
+
+    Without the child `encoder`, whose hundreds of tensors no turn reads.
+    """
+    modules = [model]
+    for name, child in model.named_children():
+        if name != "encoder":
+            modules += child.modules()
+    marks: list[tuple] = []
+    for module in modules:
+        marks.append((module.training,))
+        for part in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            marks.append((part.data_ptr(), part.dtype, part.shape))
+    return tuple(marks)
+
+
+def _first_cause(error: BaseException) -> str:
+    """The first line of the original error: leaving a failed capture raises another one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"
 
 
 def _decode_plain(batch: DecoderCall, reason: str) -> Hypotheses:
@@ -246,13 +351,6 @@ def rounded(B: int, T: int) -> tuple[int, int]:
     """
     rows = 1 if B == 1 else max(MIN_ROWS, 1 << (B - 1).bit_length())
     return rows, max(MIN_FRAMES, 1 << (T - 1).bit_length())
-
-
-def _why_not_fused(encoded: Tensor) -> str:
-    """Why a turn on this device cannot be fused; "" if it can."""
-    if not (encoded.is_cuda or runtime.INTERPRETED):
-        return f"Triton has nothing for {encoded.device}"
-    return runtime.lacks("triton")
 
 
 def _key(batch: DecoderCall) -> tuple:
@@ -271,7 +369,6 @@ def _key(batch: DecoderCall) -> tuple:
         runtime.tf32_asked(),
         options.max_symbols,
         options.window,
-        options.turn,
         greedy.confidence,
         greedy.blank,
         greedy.durations,

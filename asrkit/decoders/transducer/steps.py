@@ -26,7 +26,6 @@ class GreedyOptions:
     max_symbols: int = 10  # labels on one frame
     window: int = 8  # frames that one joint call of windowed_looping covers
     graphs: str = "off"
-    turn: str = "auto"
 
 
 def check_rules(model: Any, max_symbols: int) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, product
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,14 +17,13 @@ from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 from asrkit.decoders.transducer.windowed_looping import initial_state, joint_step, predictor_step
-from asrkit.models import LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
+from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.workbench.cost.cards import Card
-from asrkit.workbench.profiling import measure, peak_memory, turn_launches
+from asrkit.workbench.profiling import measure, peak_memory
 
 Span = tuple[float, float]  # start and length, in µs
 Lanes = tuple[list[Span], list[Span]]  # the host's and the GPU's
 CALLS = 50  # of an op in one sample: a single one is too short for the clock
-DURATIONS: dict[str, tuple[int, ...]] = {"RNN-T": (), "TDT": (0, 1, 2, 3, 4)}
 SHORT = 256  # numbers whose addition takes next to no time
 
 
@@ -56,7 +55,7 @@ def one_turn(model: TransducerModel, encoded: Tensor, lengths: Tensor) -> Callab
     greedy = GreedyModel(model, device=encoded.device)
     state = initial_state(greedy.initial_carry(encoded))
     batch = (greedy, encoded, lengths, state, GreedyOptions())
-    return lambda: predictor_step(greedy, *joint_step(*batch))
+    return lambda: predictor_step(model.predict, *joint_step(*batch))
 
 
 @torch.inference_mode()
@@ -173,8 +172,8 @@ def blocks_of_turns(
     greedy = GreedyModel(model, device=encoded.device)
     carry = greedy.initial_carry(encoded)
     B, T = encoded.shape[:2]
-    loop = GraphLoop(B, T, greedy, encoded, carry, GreedyOptions())
-    loop.load(encoded, lengths, carry)
+    loop = GraphLoop(B, T, greedy, encoded, carry, GreedyOptions(), folds=False)
+    loop.load(greedy, encoded, lengths, carry)
     turns = 0
 
     def block() -> None:
@@ -277,7 +276,7 @@ def buffer_bytes(B: int, T: int, P: int) -> Iterator[tuple[str, int]]:
 
 
 def allocated_bytes(model: TransducerModel, encoded: Tensor, B: int, T: int) -> int:
-    """Bytes that torch's allocator gives a GraphLoop.
+    """Bytes that torch's allocator gives a GraphLoop that folds no weights.
 
     Args:
         model: In eval mode.
@@ -289,38 +288,4 @@ def allocated_bytes(model: TransducerModel, encoded: Tensor, B: int, T: int) -> 
     repeated = encoded[:1].expand(B, -1, -1)
     inputs = (greedy, repeated, greedy.initial_carry(repeated), GreedyOptions())
     loops: list[GraphLoop] = []  # keeps the loop alive until its memory has been read
-    return peak_memory(lambda: loops.append(GraphLoop(B, T, *inputs)))
-
-
-def turn_table(D: int, V: int, kernel_us: float, *, fused: bool) -> list[dict[str, Any]]:
-    """Launches of a captured turn, plain and fused, a row for each predictor and kind of model.
-
-    Args:
-        D: Width of predictor and joint.
-        V: Tokens with blank.
-        kernel_us: What a launch is taken to cost.
-        fused: Whether to count fused turns too, which needs Triton.
-    """
-    predictors: dict[str, Any] = {
-        "LSTM": LSTMConfig(width=D),
-        "LSTM, 2 layers": LSTMConfig(width=D, layers=2),
-        "stateless": StatelessConfig(),
-    }
-    ways = {"plain": False}
-    if fused:
-        ways["fused"] = True
-    rows = []
-    for (name, predictor), (kind, durations) in product(predictors.items(), DURATIONS.items()):
-        config = TransducerConfig(
-            vocab_size=V - 1, predictor=predictor, joint_width=D, durations=durations
-        )
-        row: dict[str, Any] = {"predictor": name, "model": kind}
-        for way, in_triton in ways.items():
-            counted = turn_launches(config, fused=in_triton)
-            under_autocast = turn_launches(config, fused=in_triton, autocast=torch.bfloat16)
-            assert counted.syncs == 0
-            row[f"launches, {way}"] = counted.launches
-            row[f"launches alone, {way}, µs (predicted)"] = counted.launches * kernel_us
-            row[f"{way}, autocast"] = under_autocast.launches
-        rows.append(row)
-    return rows
+    return peak_memory(lambda: loops.append(GraphLoop(B, T, *inputs, folds=False)))

@@ -13,7 +13,6 @@ from asrkit.workbench.profiling.casts import (
 from asrkit.workbench.profiling.host_reads import fake_peak, host_reads
 from asrkit.workbench.profiling.launches import Launches, launch_profile
 from asrkit.workbench.profiling.timing import Sample, Timing, measure, ratio
-from asrkit.workbench.profiling.turns import turn_launches
 
 __all__ = [
     "CastProfile",
@@ -30,5 +29,4 @@ __all__ = [
     "peak_memory",
     "profiles_in_turns",
     "ratio",
-    "turn_launches",
 ]

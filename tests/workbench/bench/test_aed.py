@@ -92,13 +92,9 @@ def test_an_arm_that_says_something_else_is_not_measured(monkeypatch):
         next(aed.decoding(decoder, 2, 24, aed.WAYS, "cpu", True))
 
 
-def test_on_a_gpu_graphs_have_arms_and_packed_weights_have_none(plan):
+def test_on_a_gpu_packed_weights_have_no_arms(plan):
     arms = aed.arms_of(plan, aed.WAYS, True)
-    assert {"kept_step", "kept_full", "absorbed_step", "absorbed_full"} <= {*arms}
     assert not any(name.endswith("_packed") for name in arms)
-    assert arms["kept_full"].options == {"graphs": "full"}
-    with pytest.raises(ValueError, match="^graphs: expected 'auto' or 'off' on cpu"):
-        arms["kept_full"].follows()
 
 
 def test_weights_of_peers_are_ours_with_queries_keys_and_values_apart(plan):

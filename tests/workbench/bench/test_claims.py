@@ -129,17 +129,11 @@ def test_windows_are_measured_with_every_kind_of_graph_on_a_gpu_and_without_here
     )
     made = [*claims.suite("cuda", False, only=("windows",))]
     assert [one[:2] for one in asked] == [(False, 1), (False, 16), (True, 1), (True, 16)]
-    ways = {
-        f"window_{size}_{mode}": (mode, "fused", size)
-        for size in (8, 1)
-        for mode in ("step", "full")
-    }
+    ways = {f"window_{size}_{mode}": (mode, size) for size in (8, 1) for mode in ("step", "full")}
     ways |= {f"window_{size}_off": (size, "off") for size in (8, 1)}
-    ways |= {f"window_{size}_full_plain": ("full", "plain", size) for size in (8, 1)}
     assert all(one[2] == ways for one in asked)
     assert {
         ("window_8_off", "window_8_step"), ("window_8_off", "window_8_full"), ("window_1_off", "window_1_full"),
-        ("window_8_off", "window_8_full_plain"), ("window_8_full_plain", "window_8_full"), ("window_1_full_plain", "window_1_full"),
     } <= {*made[0].ratios}  # fmt: skip
     assert all(
         {*pair} <= {*ways} and one.params["dtype"] == "bfloat16"
@@ -183,11 +177,11 @@ def test_a_decoder_that_hears_something_else_is_not_measured(monkeypatch):
 
 
 def decoding(monkeypatch, graph):
-    """Graphs without a GPU: the plain loop decodes, unless `graph` has something else for (mode, turn)."""
+    """Graphs without a GPU: the plain loop decodes, unless `graph` has something else for a mode."""
     plain = claims.transducer_greedy
 
-    def decode(*given, graphs="off", turn="auto", **how):
-        return graph(graphs, turn, lambda: plain(*given, graphs="off", **how))
+    def decode(*given, graphs="off", **how):
+        return graph(graphs, lambda: plain(*given, graphs="off", **how))
 
     ways = claims.graph_options("cuda")
     for place in (claims, decoding_table):
@@ -198,14 +192,14 @@ def decoding(monkeypatch, graph):
 
 @pytest.mark.parametrize(
     ("wrong", "left"),
-    [("fused", "windowed_looping_full_plain"), ("plain", "windowed_looping_full")],
+    [("full", "windowed_looping_step"), ("step", "windowed_looping_full")],
 )
-def test_turns_that_are_wrong_leave_the_others_and_the_loops_to_be_measured(
+def test_graphs_that_are_wrong_leave_the_others_and_the_loops_to_be_measured(
     monkeypatch, wrong, left
 ):
-    def graph(mode, turn, decode):
+    def graph(mode, decode):
         found = decode()
-        return replace(found, labels=found.labels + 1) if turn == wrong else found
+        return replace(found, labels=found.labels + 1) if mode == wrong else found
 
     decoding(monkeypatch, graph)
     found = dict[str, str]()
@@ -221,26 +215,21 @@ def test_turns_that_are_wrong_leave_the_others_and_the_loops_to_be_measured(
     }
 
 
-def test_a_turn_that_cannot_be_fused_is_no_arm_and_the_reason_is_said(monkeypatch, capsys):
-    def graph(mode, turn, decode):
-        if turn == "fused":
-            raise RuntimeError(
-                "graphs='full': capture failed, RuntimeError: turn='fused': triton is not installed"
-            )
+def test_a_graph_that_cannot_run_is_no_arm_and_the_reason_is_named(monkeypatch, capsys):
+    def graph(mode, decode):
+        if mode == "step":
+            raise RuntimeError("graphs='step': capture failed, RuntimeError: out of memory")
         return decode()
 
     decoding(monkeypatch, graph)
     found = [*claims._recognisers("parakeet_tdt_1_1b", "cpu", True)]
     assert {one.impl for one in found if one.what == "recogniser-batch"} == {
         "windowed_looping_off",
-        "windowed_looping_full_plain",
+        "windowed_looping_full",
     }
     (whole,) = (one for one in found if one.what == "graphs-label-looping-tdt")
-    assert whole.params["graph"] == "windowed_looping_full_plain" and whole.params["arms"] == [
-        *ASKED[whole.what].arms
-    ]
-    said = capsys.readouterr().err
-    assert (
-        "windowed_looping_full of tdt-recogniser is left out: graphs='full': capture failed" in said
-    )
-    assert said.count("triton is not installed") == 2
+    assert whole.params["graph"] == "windowed_looping_full"
+    assert whole.params["arms"] == [*ASKED[whole.what].arms]
+    errors = capsys.readouterr().err
+    wanted = "windowed_looping_step of tdt-recogniser is left out: graphs='step': capture failed"
+    assert wanted in errors

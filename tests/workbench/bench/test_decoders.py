@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from asrkit.decoders import transducer_greedy
-from asrkit.decoders.transducer.weights import fingerprint
+from asrkit.decoders.transducer.graphs import weights_read
 from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.bench.suites import decoders
 from asrkit.workbench.profiling import launch_profile
@@ -16,11 +16,11 @@ def plan():
 
 
 def test_counting_leaves_the_model_as_its_graphs_know_it(plan, monkeypatch):
-    """Graphs are captured again where the fingerprint changes: counting would cost every arm its graph."""
-    known, seen = tuple(fingerprint(plan.model)), []
+    """Graphs are captured again where weights have moved: counting would cost every arm its graph."""
+    known, seen = weights_read(plan.model), []
 
     def watched(model, *given, **how):
-        seen.append((type(model).__name__, tuple(fingerprint(plan.model)) == known))
+        seen.append((type(model).__name__, weights_read(plan.model) == known))
         return transducer_greedy(model, *given, **how)
 
     monkeypatch.setattr(decoders, "transducer_greedy", watched)
@@ -72,45 +72,21 @@ def test_an_arm_is_counted_without_the_profiler(plan, monkeypatch):
         launch_profile(lambda: None, device="cuda")
 
 
-def test_graphs_have_an_arm_for_each_turn_and_one_that_cannot_be_fused_has_none(
-    plan, monkeypatch, capsys
-):
-    asked = dict[str, tuple]()
+def test_graphs_have_an_arm_each_and_one_that_cannot_run_has_none(plan, monkeypatch, capsys):
+    asked = dict[str, str]()
 
     def transducer(plan, device, ways, dtype, what):
-        asked.update({name: (way["graphs"], way.get("turn", "")) for name, way in ways.items()})
+        asked.update({name: way["graphs"] for name, way in ways.items()})
         return decoders.Case(what=what, arms=dict.fromkeys(ways, tuple), params={"shape": [1]})
 
     made = decoders.transducer
     monkeypatch.setattr(decoders, "transducer", transducer)
     (case,) = decoders.versus_nemo(plan, "cuda")
-    wanted = {f"windowed_looping_{mode}{end}": (mode, turn) for mode in ("step", "full")
-              for end, turn in (("", "fused"), ("_plain", "plain"))}  # fmt: skip
-    assert {name: how for name, how in asked.items() if how[1]} == wanted
-    assert {
-        ("windowed_looping_full_plain", "windowed_looping_full"),
-        ("windowed_looping_step_plain", "windowed_looping_step"),
-    } <= {*case.ratios}
+    modes = {f"windowed_looping_{mode}": mode for mode in ("step", "full")}
+    assert {name: mode for name, mode in asked.items() if mode != "off"} == modes
+    assert {(name, "windowed_looping") for name in modes} <= {*case.ratios}
     assert [*case.peers.against.values()] == ["windowed_looping_full"]
-
-    def unfused(model, encoded, lengths, graphs="off", turn="auto", **how):
-        if turn == "fused":
-            raise RuntimeError(
-                "graphs='step': capture failed, RuntimeError: turn='fused': triton is not installed"
-            )
-        return transducer_greedy(model, encoded, lengths, **how)
-
-    monkeypatch.setattr(decoders, "transducer_greedy", unfused)
-    ways = (
-        {"windowed_looping": {}}
-        | decoders.by_graphs(["step"], "plain")
-        | decoders.by_graphs(["step"], "fused")
-    )
-    assert [*made(plan, "cpu", ways, torch.float32, "greedy").arms] == [
-        "windowed_looping",
-        "windowed_looping_step_plain",
-    ]
-    assert (
-        "windowed_looping_step is left out: graphs='step': capture failed"
-        in capsys.readouterr().err
-    )
+    ways = {"windowed_looping": {}} | decoders.by_graphs(["step"])
+    arms = made(plan, "cpu", ways, torch.float32, "greedy").arms
+    assert [*arms] == ["windowed_looping"]
+    assert "windowed_looping_step is left out: graphs: expected" in capsys.readouterr().err

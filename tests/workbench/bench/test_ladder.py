@@ -32,7 +32,7 @@ FASTEST = {
     "ladder-ctc-tiny": "batched",
 }
 LAST = "to_overlapped"
-LEFT_OUT = {"graphed_encoder", "graph_of_steps", "graph_whole", "fused_turns"}
+LEFT_OUT = {"graphed_encoder", "graph_of_steps", "graph_whole"}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -80,7 +80,6 @@ def test_each_rung_changes_what_it_is_named_after_and_the_last_has_them_all(made
     assert {name for name in last if last[name] == first[name]} == {
         "encoder_graphs",
         "graphs",
-        "turn",
         "max_symbols",
         "search",
         "prompt",
@@ -172,13 +171,13 @@ def test_a_graph_is_decoded_by_the_turn_that_its_rung_names(made, monkeypatch):
     monkeypatch.setattr(decoding, "transducer_greedy", watched)
     one = FileRecognizer(made["ladder-rnnt-tiny"].task, BASELINE)
     plain = one.recognizer.decode_options._replace(strategy="windowed_looping")
-    for how in ({}, {"graphs": "step"}, {"graphs": "full", "turn": "fused"}):
+    for how in ({}, {"graphs": "step"}, {"graphs": "full"}):
         one.recognizer.decode_options = plain._replace(**how)
         one()
     wanted = [
         {"graphs": "off"},
-        {"graphs": "step", "turn": "plain"},
-        {"graphs": "full", "turn": "fused"},
+        {"graphs": "step"},
+        {"graphs": "full"},
     ]
     assert asked[::3] == wanted and len(asked) == 9
 
@@ -465,7 +464,6 @@ def test_the_stages_of_a_call_add_up(made):
     ({"normalization": "fast"}, "normalization: expected one of 'batched', 'one_by_one', got 'fast'."),
     ({"precision": "int4"}, "precision: expected one of 'as_loaded', 'float32', 'tf32', 'autocast', 'bfloat16', 'float16', 'int8'"),
     ({"graphs": "step"}, "graphs: expected 'auto' or 'off' with strategy='one_by_one'"),
-    ({"turn": "fused"}, "turn: expected 'auto' or 'plain' with graphs='off'"),
 ])  # fmt: skip
 def test_a_pipeline_that_cannot_be_is_refused(how, said):
     with pytest.raises(ValueError, match=said):
@@ -506,7 +504,7 @@ def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
     )
     arms = ladder.climb(made.task, say=print)
     assert {"to_graphed_encoder", "to_optimized_encoder"} <= {*arms}
-    assert ("to_fused_turns" in arms) == (what != "ladder-ctc-tiny")
+    assert ("to_graph_whole" in arms) == (what != "ladder-ctc-tiny")
     for name, arm in arms.items():
         for _ in range(2):  # graphs are captured, then replayed
             assert arm.recognizer().tokens() == made.labels, name

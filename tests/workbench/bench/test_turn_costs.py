@@ -83,11 +83,3 @@ def test_the_buffers_of_a_loop_are_what_the_allocator_gives():
     counted = sum(size for _, size in turn_costs.buffer_bytes(16, 512, 340))
     allocated = turn_costs.allocated_bytes(plan.model, plan.encoded, 16, 512)
     assert math.isclose(counted, allocated, rel_tol=0.02)
-
-
-def test_a_fused_turn_is_counted_beside_the_plain_one():
-    pytest.importorskip("triton", reason="no fused turn without Triton")
-    rows = turn_costs.turn_table(340, 17, 2.0, fused=True)
-    assert len(rows) == 6
-    assert all(row["launches, fused"] < row["launches, plain"] for row in rows)
-    assert rows[0]["launches alone, plain, µs (predicted)"] == 2 * rows[0]["launches, plain"]

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,7 +115,7 @@ def decoding(
     quick: bool,
 ) -> Iterator[Case]:
     """One case of all ways to decode a batch, with drafts, and on a CPU with packed weights and
-    peers; on a GPU in bfloat16, with graphs.
+    peers; on a GPU in bfloat16.
 
     The file that peers read exists until the case after this one is asked for.
 
@@ -178,23 +177,23 @@ class Arm:
             model: stands for the arm's own.
         """
         plan = self.plan
-        options = {"graphs": "off", "prompt": plan.prompt, **self.options}
+        options = {"prompt": plan.prompt, **self.options}
         if self.ctc is not None:
             options["draft"] = ctc_draft(plan.model, ctc_greedy(self.ctc, plan.lengths))
         return aed_greedy(model, plan.encoded, plan.lengths, **options)
 
     def follows(self) -> int:
-        """Calls of the decoder; those of a graph are recorded, and so out of sight: 0.
+        """Calls of the decoder.
 
         Whatever decoding raises goes on.
 
         Raises:
             AssertionError: the labels are not those that were planted.
         """
-        model = self.model if "graphs" in self.options else Counting(self.model)
+        model = Counting(self.model)
         found = self.decode(model)
         assert found.tokens() == self.plan.labels, "other labels than were planted"
-        return getattr(model, "follows", 0)
+        return model.follows
 
 
 class Counting:
@@ -216,10 +215,7 @@ class Counting:
 def arms_of(plan: PlantedText, ways: Mapping[str, Options], cuda: bool) -> dict[str, Arm]:
     """An arm for each way, each draft, and the machine's own forms of the best ways."""
     arms = {name: Arm(plan, plan.model, options) for name, options in ways.items()}
-    if cuda:
-        for name, graphs in product(BEST, ("step", "full")):
-            arms[f"{name}_{graphs}"] = Arm(plan, plan.model, ways[name] | {"graphs": graphs})
-    else:
+    if not cuda:
         packed = optimize(deepcopy(plan.model))
         for name in BEST:
             arms[f"{name}_packed"] = Arm(plan, packed, ways[name])
@@ -240,8 +236,7 @@ def arm_params(arm: Arm, device: str, quick: bool) -> dict[str, Any]:
     calls = {"follow": arm.follows()}
     if arm.ctc is not None:
         return calls
-    if "graphs" not in arm.options:
-        calls["launches"] = launch_profile(arm, device=device, runtime=False).launches
+    calls["launches"] = launch_profile(arm, device=device, runtime=False).launches
     floor_B = least_bytes(arm.plan, arm.options)
     peak_B = ceilings(device, quick).bytes_per_s
     return calls | {"floor_B": floor_B, "least_ms": 1e3 * floor_B / peak_B, "peak_B": peak_B}
@@ -266,8 +261,7 @@ def ratios_of(arms: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(slow, fast) pairs: all ways against the kept one, drafts and packed weights over theirs."""
     pairs = [(name, "kept") for name in (*SLOW_WAYS, "recomputed", "absorbed")]
     pairs += [("kept", f"draft_{per_cent}") for per_cent in ERRORS]
-    for form in ("packed", "step", "full"):
-        pairs += [(name, f"{name}_{form}") for name in BEST]
+    pairs += [(name, f"{name}_packed") for name in BEST]
     return [pair for pair in pairs if arms.keys() >= {*pair}]
 
 

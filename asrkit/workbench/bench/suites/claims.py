@@ -63,13 +63,10 @@ def suite(device: str, quick: bool, *, only: Sequence[str] = ()) -> Iterator[Cas
 
 
 def graph_options(device: str) -> dict[str, dict[str, Any]]:
-    """Arms that decode by CUDA graphs on this device, the most promising first, with their options.
-
-    One has a plain turn, in case no fused one is right.
-    """
+    """Options of the arms that decode by CUDA graphs on this device, most promising first."""
     if not device.startswith("cuda"):
         return {}
-    return decoders.by_graphs(("full", "step"), "fused") | decoders.by_graphs(("full",), "plain")
+    return decoders.by_graphs(("full", "step"))
 
 
 def _checked(
@@ -154,9 +151,7 @@ def windows(device: str, quick: bool) -> Iterator[Case]:
     """Yield cases of windowed looping with windows of eight frames and of one, launched step by
     step and by graphs, in bfloat16.
 
-    The turns of graphs are fused; of whole graphs there are plain ones too, so that what fusing
-    gives is measured. Of one utterance and of sixteen, RNN-T and TDT: cases of their own, which no
-    claim is about.
+    Of one utterance and of sixteen, RNN-T and TDT: cases of their own, which no claim is about.
 
     Args:
         device: "cpu" or "cuda".
@@ -181,13 +176,12 @@ def _window_options(cuda: bool) -> dict[str, dict[str, Any]]:
     if cuda:
         for size in (8, 1):
             name = f"window_{size}"
-            options |= decoders.by_graphs(("full",), "plain", name, window=size)
-            options |= decoders.by_graphs(("step", "full"), "fused", name, window=size)
+            options |= decoders.by_graphs(("step", "full"), name, window=size)
     return options
 
 
 def _window_pairs(cuda: bool, options: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """(slow, fast) arms: of both windows, without and with graphs, with plain and fused turns."""
+    """(slow, fast) arms: of both windows, without and with graphs."""
     best = "off"
     if cuda:
         best = "full"
@@ -197,8 +191,6 @@ def _window_pairs(cuda: bool, options: Mapping[str, Mapping[str, Any]]) -> list[
         for other, way in options.items():
             if way["window"] == size and way["graphs"] != "off":
                 pairs.append((f"{name}_off", other))
-        if cuda:
-            pairs.append((f"{name}_full_plain", f"{name}_full"))
     return pairs
 
 
@@ -289,13 +281,10 @@ def _whole_graph(
     kind: str, times: Mapping[str, Any], records: StudyRecords
 ) -> Iterator[Measurement]:
     """What a graph of the whole decoding loop is worth, where one has been measured."""
-    # the claim asks for a whole graph, and not how its turn is computed
     names = ("windowed_looping_off", "windowed_looping_full")
-    graphs = ("windowed_looping_full", "windowed_looping_full_plain")
-    whole = next((name for name in graphs if name in times), None)
-    if whole and names[0] in times:
+    if {*names} <= {*times}:
         what = f"graphs-label-looping-{kind}"
-        yield records.ratio(what, times, names[0], whole, arms=names, graph=whole)
+        yield records.ratio(what, times, *names, arms=names, graph=names[1])
 
 
 def _ctc_arm(model: TransducerModel, batch: _PlantedBatch) -> Callable[[], Hypotheses]:

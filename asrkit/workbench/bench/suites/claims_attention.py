@@ -3,7 +3,7 @@ layers from the decoder to the encoder is worth, at the sizes of Canary-1B and C
 
 Features are noise and texts are planted (asrkit.workbench.bench.planted_attention). The claims are
 recorded with the frames projected in every step, as NeMo's decoder does; the same with keys and
-values kept, by CUDA graphs where they run, is recorded beside, under a name of its own.
+values kept is recorded beside, under a name of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -99,8 +99,8 @@ def moved_layers(device: str, quick: bool) -> Iterator[Measurement]:
     dtype = torch.bfloat16 if cuda else torch.float32
     sizes = sizes_of(quick)
     ways = {
-        "recomputed": {"cross": "recomputed", "past": "states", "graphs": "off"},
-        "kept": {"graphs": "auto"},
+        "recomputed": {"cross": "recomputed", "past": "states"},
+        "kept": {},
     }
     configs = (sizes.deep, sizes.shallow)
     models = {

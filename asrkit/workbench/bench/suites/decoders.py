@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asrkit.decoders import (
     Hypotheses,
@@ -130,9 +130,9 @@ def versus_nemo(
 ) -> Iterator[Case]:
     """One case of every loop, with NeMo's on the same weights and frames if peers are wanted.
 
-    On CUDA windowed looping runs by graphs too, in fused turns and in plain ones. NeMo's slow loops
-    join where our one-by-one does. Its graphs are set against our largest one. The file that NeMo
-    reads exists until the case after this one is asked for.
+    On CUDA windowed looping runs by graphs too. NeMo's slow loops join where our one-by-one does.
+    Its graphs are set against our largest one. The file that NeMo reads exists until the case after
+    this one is asked for.
 
     Args:
         plan: model and frames.
@@ -146,7 +146,7 @@ def versus_nemo(
         loop_graphs = "off"
     ways: dict[str, Options] = {name: {"strategy": name, "graphs": loop_graphs} for name in names}
     if cuda:
-        ways |= by_graphs(("step", "full"), "plain") | by_graphs(("step", "full"), "fused")
+        ways |= by_graphs(("step", "full"))
     case = transducer(plan, device, ways, dtype, "greedy")
     largest_graph = ""  # the last of its arms
     for name in case.arms:
@@ -164,28 +164,23 @@ def versus_nemo(
 
 
 def _loop_pairs(arms: Arms) -> list[tuple[str, str]]:
-    """(slow, fast) pairs: all against windowed looping, published loops, plain and fused turns."""
+    """(slow, fast) pairs: all against windowed looping, and the published loops."""
     pairs = [(name, "windowed_looping") for name in arms if name != "windowed_looping"]
     pairs.append(("frame_looping", "label_looping"))
-    pairs += [(f"{name}_plain", name) for name in arms]
     return [pair for pair in pairs if arms.keys() >= {*pair}]
 
 
 def by_graphs(
-    modes: Sequence[str], turn: str, name: str = "windowed_looping", **more: Any
+    modes: Sequence[str], name: str = "windowed_looping", **more: Any
 ) -> dict[str, Options]:
     """Options of arms that decode by CUDA graphs, by name of arm.
 
     Args:
         modes: of the graphs, "step" or "full"; an arm each.
-        turn: "plain" or "fused"; where a turn cannot be fused such an arm cannot run.
         name: what the names of the arms begin with.
         **more: other options of all arms.
     """
-    suffix = ""
-    if turn == "plain":
-        suffix = "_plain"
-    return {f"{name}_{mode}{suffix}": {"graphs": mode, "turn": turn, **more} for mode in modes}
+    return {f"{name}_{mode}": {"graphs": mode, **more} for mode in modes}
 
 
 def nemo_request(what: str, device: str, slow: bool) -> dict[str, Any]:
@@ -300,14 +295,11 @@ def _call_counts(
     return launches | {"join": counting.joins, "predict": counting.predictions}
 
 
-class Counting:
-    """A model that counts its calls.
-
-    It is an object of its own, for graphs are kept as long as the attributes of their model stay as
-    they are.
-    """
+class Counting(nn.Module):
+    """A model that counts its calls, beside the model: its graphs are its own."""
 
     def __init__(self, model: TransducerModel) -> None:
+        super().__init__()
         self.model = model
         self.blank = model.blank
         self.durations = model.durations

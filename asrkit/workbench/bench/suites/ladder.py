@@ -38,7 +38,6 @@ BASELINE = PipelineConfig(
     encoder="eager",
     strategy="one_by_one",
     graphs="off",
-    turn="plain",
     order="as_given",
     loading="before",
 )
@@ -52,19 +51,17 @@ RUNGS: dict[str, dict[str, Any]] = {
     "graphed_encoder": {"encoder_graphs": "per_shape"},
     "graph_of_steps": {"graphs": "step"},
     "graph_whole": {"graphs": "full"},
-    "fused_turns": {"turn": "fused"},
     "by_length": {"order": "by_length"},
     "overlapped": {"loading": "overlapped"},
 }
 NEEDS: dict[str, dict[str, Any]] = {  # what a rung needs to stand alone
     "graph_of_steps": {"strategy": "windowed_looping"},
     "graph_whole": {"strategy": "windowed_looping"},
-    "fused_turns": {"strategy": "windowed_looping", "graphs": "full"},
 }
 TRANSDUCER_RUNGS = {"windowed_looping", *NEEDS}  # of the loop over labels, which CTC has not
 GPU_RUNGS = {"graphed_encoder", *NEEDS}
 # Options that a probe tries out before they are measured: kernels of our own, and graphs.
-PROBED = {"encoder", "encoder_graphs", "graphs", "turn"}
+PROBED = {"encoder", "encoder_graphs", "graphs"}
 
 
 class LadderArm(NamedTuple):
