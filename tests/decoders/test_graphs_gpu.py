@@ -1,15 +1,27 @@
 """Label looping by CUDA graphs, on a GPU: the plain loop's results, and what is captured, kept and waited for."""
 
 import gc
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from asrkit.decoders import release_graphs, transducer_greedy
-from asrkit.decoders.transducer import graphs
+from asrkit.decoders import (
+    aed_greedy,
+    aed_greedy_reference,
+    ctc_greedy,
+    ctc_greedy_sequential,
+    release_graphs,
+    transducer_greedy,
+)
+from asrkit.decoders.transducer import STRATEGIES, graphs
 from asrkit.decoders.transducer.steps import GreedyModel
 from asrkit.workbench.profiling import launch_profile
+
+sys.path.insert(0, str(Path(__file__).parent))
+import attention_cases
 
 pytestmark = pytest.mark.gpu
 GPU_CASES = [
@@ -166,3 +178,38 @@ def test_on_a_gpu_streams_and_threads_may_share_a_model(make, speak, mode):
         thread.join()
     assert not errors
     assert [found[number] for number in range(8)] == wanted
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("kind", "durations"), GPU_CASES)
+def test_on_a_gpu_every_loop_finds_what_the_definition_finds_on_a_cpu(
+    make, speak, kind, durations, strategy
+):
+    options = {"confidence": "entropy", "max_symbols": 3, "graphs": "off"}
+    model, (encoded, lengths) = make(kind, 3, durations=durations).double(), speak(kind, 9, 30, 3)
+    given = (encoded.double(), lengths)
+    wanted = transducer_greedy(model, *given, strategy="one_by_one", **options)
+    there = [part.cuda() for part in given]
+    found = transducer_greedy(model.cuda(), *there, strategy=strategy, **options)
+    for ours, theirs in zip(found.parts(), wanted.parts(), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_on_a_gpu_ctc_finds_what_it_finds_one_by_one_on_a_cpu():
+    draw = torch.Generator().manual_seed(1)
+    log_probs = (3 * torch.randn(6, 40, 9, generator=draw)).log_softmax(-1)
+    lengths = torch.tensor([40, 33, 7, 2, 1, 0])
+    wanted = ctc_greedy_sequential(log_probs, lengths)
+    found = ctc_greedy(log_probs.cuda(), lengths.cuda())
+    for ours, theirs in zip(found.parts(), wanted.parts(), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+@pytest.mark.parametrize("cross", ["kept", "absorbed", "recomputed"])
+def test_on_a_gpu_attention_finds_what_the_definition_finds_on_a_cpu(cross):
+    model, batch = attention_cases.random_model(2, eos=3.0), attention_cases.heard(5, 6)
+    wanted = aed_greedy_reference(model, *batch, **attention_cases.OPTIONS)
+    there = [part.cuda() for part in batch]
+    found = aed_greedy(model.cuda(), *there, cross=cross, **attention_cases.OPTIONS)
+    for ours, theirs in zip(found.parts(), wanted.parts(), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5, equal_nan=True)

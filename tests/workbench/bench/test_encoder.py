@@ -1,6 +1,7 @@
 """The suite of encoders on its smallest preset: records, floors, peers, and arms that are refused."""
 
 import os
+from copy import deepcopy
 from itertools import islice
 
 import pytest
@@ -173,6 +174,30 @@ def test_a_graph_encodes_the_same_and_reads_its_inputs_anew(arithmetic):
     for _ in range(2):
         assert torch.equal(plain()[0], graph()[0])
         features.neg_()
+
+
+WAYS_OF_A_GPU = {
+    name: way for ways in encoder.groups(True, compiled=True).values() for name, way in ways.items()
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", WAYS_OF_A_GPU)
+def test_on_a_gpu_every_way_encodes_what_float64_does_on_a_cpu(name):
+    way = WAYS_OF_A_GPU[name]
+    model = encoder.random_encoder(TINY, "cpu")
+    features, lengths = encoder.speech(3, 2, 80, "cpu")
+    moved = encoder.twin(deepcopy(model).cuda(), way.weights)
+    buffer = features.cuda()
+    call = encoder.arm(moved, (buffer, lengths.cuda()), way)
+    for sign in (1, -1):  # a graph has to read its inputs anew
+        buffer.copy_(sign * features)
+        with torch.inference_mode():
+            wanted, ends = model.double()(sign * features.double(), lengths)
+        encoded, encoded_lengths = call()
+        assert torch.equal(encoded_lengths.cpu(), ends)
+        off = (encoded.cpu().double() - wanted).norm() / wanted.norm()
+        assert off <= encoder.TOLERANCE[way.arithmetic]
 
 
 def test_a_sketch_sees_every_frame_and_nothing_in_the_padding():

@@ -398,4 +398,4 @@ def _encoder_times(
         )
 
 
-SUITE = Suite(name="aed", cases=suite)
+SUITE = Suite(name="aed", cases=suite, gpu_tests=("tests/decoders/test_graphs_gpu.py",))

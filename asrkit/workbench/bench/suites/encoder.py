@@ -484,4 +484,8 @@ def one_thread() -> Iterator[None]:
             os.sched_setaffinity(0, cores)
 
 
-SUITE = Suite(name="encoder", cases=suite)
+SUITE = Suite(
+    name="encoder",
+    cases=suite,
+    gpu_tests=("tests/models/test_fused.py", "tests/workbench/bench/test_encoder.py"),
+)

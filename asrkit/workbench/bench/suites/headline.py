@@ -163,5 +163,5 @@ class MemoryRecognizer(FileRecognizer):
 SUITE = Suite(
     name="headline",
     cases=suite,
-    gpu_tests=("tests/decoders/test_graphs_gpu.py", "tests/models/test_inference.py"),
+    gpu_tests=("tests/decoders/test_graphs_gpu.py", "tests/workbench/bench/test_encoder.py"),
 )

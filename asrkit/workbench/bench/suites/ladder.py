@@ -347,4 +347,4 @@ def arm_params(made: Scripted, arm: LadderArm, quick: bool) -> dict[str, Any]:
     }
 
 
-SUITE = Suite(name="ladder", cases=suite)
+SUITE = Suite(name="ladder", cases=suite, gpu_tests=("tests/workbench/bench/test_ladder.py",))
