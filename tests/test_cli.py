@@ -80,24 +80,6 @@ def test_a_reader_that_is_gone_ends_any_command_without_a_word(unbuffered):
     assert (running.returncode, err) == (141, "")
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("arguments", ["ledger", "--help", ""])
-def test_a_closed_stream_is_no_error_of_any_command(closed, arguments):
-    command = f'"{sys.executable}" -m asrkit {arguments} {closed}'
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert done.returncode == (0 if arguments else 2)
-    assert "Traceback" not in done.stdout + done.stderr
-
-
-def test_a_broken_pipe_that_is_not_that_of_the_output_is_an_error(monkeypatch, capsys):
-    def run(args):
-        raise BrokenPipeError("a worker is gone")
-
-    monkeypatch.setattr("asrkit.cli.ledger.COMMAND.run.__code__", run.__code__)
-    assert main(["ledger"]) == 2
-    assert capsys.readouterr().err == "asrkit ledger: a worker is gone\n"
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_what_the_encoding_of_stdout_lacks_is_escaped(tmp_path, encoding):
     name = os.fsdecode("é".encode() + b"\xff.jsonl")  # no UTF-8

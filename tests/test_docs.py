@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from asrkit.cli import COMMANDS, PARENTS, parser
-from asrkit.cli import _join_words as join_words
 from asrkit.cli.docs import document
 from asrkit.workbench import records
 from asrkit.workbench.ledger import LABELS, load_claims
@@ -101,7 +100,7 @@ def test_every_example_of_the_help_can_be_typed():
     for line in lines:
         words = shlex.split(line.partition(" > ")[0])
         assert words[0] == "asrkit"
-        args = parser().parse_args(join_words(words[1:]))
+        args = parser().parse_args(words[1:])
         assert args.parser.prog.startswith("asrkit ") and args.run
 
 
@@ -111,7 +110,7 @@ def test_there_are_examples_to_check():
 
 @pytest.mark.parametrize("line", sorted({*SHELL, *INLINE}))
 def test_every_command_in_the_readme_and_the_guides_can_be_typed(line):
-    words = join_words(shlex.split(line)[1:])
+    words = shlex.split(line)[1:]
     # a name alone is no whole command
     if " ".join(words) not in {*COMMANDS, *PARENTS, "--version"}:
         parser().parse_args(words)

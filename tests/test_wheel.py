@@ -25,7 +25,6 @@ JSON = ["cost --json", "doctor --json", "ledger --json", "data stats ami_segment
 REFUSED = {
     "report": "notebooks: expected at least one, got none. Name some, or run in a folder that holds notebooks/",
     "report 02": "notebooks: expected a file, as there is no folder notebooks/ here, got '02'",
-    "report compare a b": "runs: expected folders of whole runs",
     "bench losses --quick --peers": "--peers: expected the environment .venv-peers, got none. `make peers` installs it",
     "transcribe x.wav": "--model: expected the demo of notebook 00",
 }  # fmt: skip

@@ -8,15 +8,11 @@ import argparse
 import importlib.metadata
 import io
 import os
-import select
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TextIO
 
 from asrkit.cli import (
     bench,
-    compare,
     cost,
     data,
     doctor,
@@ -36,7 +32,6 @@ SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
     "measure this machine": (doctor.COMMAND, bench.COMMAND, cost.COMMAND, scale.COMMAND),
     "reports and records": (
         report.COMMAND,
-        compare.COMMAND,
         ledger.COMMAND,
     ),
 }
@@ -122,44 +117,8 @@ def parser() -> argparse.ArgumentParser:
         children[name] = parent.add_subparsers(metavar="COMMAND")
     for name, command in COMMANDS.items():
         first, _, last = name.rpartition(" ")
-        if first in children:
-            _add_command(children[first], last, command)
-        else:  # one word, or `report compare` beside `report`: see _join_words
-            _add_command(commands, name, command)
+        _add_command(children.get(first, commands), last, command)
     return top
-
-
-def _join_words(argv: list[str]) -> list[str]:
-    """Make one word of the two of `report compare`, which `report` would take for a notebook."""
-    first_two = " ".join(argv[:2])
-    if first_two in COMMANDS and argv[0] in COMMANDS:
-        return [first_two, *argv[2:]]
-    return argv
-
-
-def _make_streams_writable() -> None:
-    """Make sure that printing to stdout and stderr raises no error of its own.
-
-    A closed stream (`>&-`) is None in Python; it becomes the null device. A character that the
-    encoding of a stream lacks is written as its escape, also the bytes of a file name that are no
-    UTF-8.
-    """
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the process ends
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _nobody_reads(stream: TextIO) -> bool:
-    """Whether `stream` is a pipe or a socket whose other end is closed."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), 0)  # 0: errors are reported whatever is asked for
-    except (AttributeError, OSError, ValueError):  # no poll on Windows; a stream without a file
-        return False
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -168,24 +127,23 @@ def main(argv: list[str] | None = None) -> int:
     0 is success; 1: something failed, as the output says; 2: a wrong argument or an error, told in
     one line on stderr; 130: stopped by Ctrl-C; 141: nobody reads the output any more.
     """
-    _make_streams_writable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names may be no UTF-8
     if argv is None:
         argv = sys.argv[1:]
-    args = parser().parse_args(_join_words(argv))
+    args = parser().parse_args(argv)
     args.typed = argv
     try:
         code = args.run(args)
         sys.stdout.flush()
         return code
+    except BrokenPipeError:  # as in `| head -1`: end quietly, with a shell's code for this
+        # Python flushes it once more at exit: give it somewhere to write
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     # AssertionError: the arms of a benchmark disagree
     except (ValueError, RuntimeError, OSError, AssertionError) as error:
-        if isinstance(error, BrokenPipeError):  # it may as well be that of a worker process
-            unread = [stream for stream in (sys.stdout, sys.stderr) if _nobody_reads(stream)]
-            for stream in unread:
-                # Python flushes it once more at exit: give it somewhere to write
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            if unread:  # as in `| head -1`: end quietly, with a shell's code for this
-                return 141
         message = _name_the_flag(" ".join(str(error).split()), args.parser)
         print(f"{args.parser.prog}: {message}", file=sys.stderr)
         return 2

@@ -40,21 +40,6 @@ def _object(required: Mapping[str, Schema], optional: Mapping[str, Schema] | Non
     return {"type": "object", "properties": properties, "required": [*required]}
 
 
-MACHINE = _object(
-    {
-        "id": _matching("[0-9a-f]{12}"),
-        "system": LINE,
-        "cpu_model": LINE,
-        "kernel": LINE,
-        "isa": LINES,
-        "cpu_usable": INTEGER,
-        "ram_gib": INTEGER,
-        "gpus": {
-            "type": "array",
-            "items": _object({"name": LINE, "memory.total": LINE, "driver_version": LINE}),
-        },
-    }
-)
 APPENDIX = (  # why a claim is listed in the appendix
     "tautology",  # true by the arithmetic or the definition alone
     "not speech",  # about other models, or about machines without a model
@@ -117,23 +102,6 @@ REPORT_PLAN = _object(
         "device": STRING,
         "timeout_s": _or_null({"type": "number"}),
     },
-)
-REPORT_MANIFEST = _object(
-    {
-        "machine": MACHINE,
-        "software": OBJECT,
-        "code": _object({"commit": _or_null(STRING), "dirty": _or_null(BOOLEAN)}),
-        "claims": OBJECT,
-        "command": STRING,
-        "now": STRING,
-        "plan": _object({"size": STRING, "device": STRING}),
-        "runs": {
-            "type": "array",
-            "items": _object(
-                {"name": STRING, "status": STRING, "seconds": NUMBER, "parameters": OBJECT}
-            ),
-        },
-    }
 )
 
 

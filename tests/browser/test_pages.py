@@ -18,7 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
 
-from asrkit.workbench.report import compare, report
+from asrkit.workbench.report import report
 
 pytestmark = pytest.mark.browser
 
@@ -94,10 +94,9 @@ def site(series_reports, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pages(site, tmp_path_factory):
-    """Every page of the report, and one of its run beside itself: name -> address."""
-    beside = compare(site, site, tmp_path_factory.mktemp("compared") / "compare.html").path
-    return {path.stem: path.resolve().as_uri() for path in [*sorted(site.glob("*.html")), beside]}
+def pages(site):
+    """Every page of the report: name -> address."""
+    return {path.stem: path.resolve().as_uri() for path in sorted(site.glob("*.html"))}
 
 
 @pytest.fixture
@@ -308,17 +307,8 @@ def test_a_figure_is_dark_on_a_dark_page(window, pages):
     assert medians[0] > 200 and medians[1] < 60
 
 
-def test_on_a_phone_a_row_with_sentences_is_a_block_and_a_figure_scrolls(window, pages):
+def test_on_a_phone_a_figure_scrolls_in_its_box(window, pages):
     page = window(**PHONE).open(pages["02_joint_memory"])
-    verdict = page.locator(".stacked td[data-label='verdict']").first
-    assert verdict.evaluate("cell => getComputedStyle(cell, '::before').content") == '"verdict"'
-    heads = page.locator(".stacked thead")
-    assert heads.count() > 0 and heads.locator("visible=true").count() == 0
-    cells = page.locator(".stacked td").locator("visible=true").all()
-    boxes = [cell.bounding_box() for cell in cells]
-    assert len(boxes) >= 3 and all(
-        box["x"] >= 0 and box["x"] + box["width"] <= 360 for box in boxes
-    )
     figure = page.locator(".picture").first
     sizes = figure.evaluate("box => [box.clientWidth, box.scrollWidth, box.tabIndex]")
     assert sizes[0] < 360 < 600 < sizes[1] and sizes[2] == 0
@@ -329,13 +319,6 @@ def test_the_line_about_marks_leads_to_what_each_verdict_means(window, pages):
     page = window().open(pages["02_joint_memory"])
     page.locator("p.marks").get_by_role("link").click()
     page.locator("#verdicts[open] dl").wait_for()  # until it is visible
-
-
-def test_on_a_wide_screen_the_same_table_is_a_table(window, pages):
-    page = window().open(pages["02_joint_memory"])
-    assert page.locator(".stacked thead").first.is_visible()
-    verdict = page.locator(".stacked td[data-label='verdict']").first
-    assert verdict.evaluate("cell => getComputedStyle(cell).display") == "table-cell"
 
 
 def test_no_page_is_wider_than_a_phone(window, pages):
@@ -361,7 +344,7 @@ def test_on_paper_every_claim_is_there(ledger):
 def test_axe_finds_nothing_against_wcag_a_and_aa(window, pages, scheme):
     tabs, found = window(color_scheme=scheme), {}
     # It takes seconds a page; all of a report that is named.
-    some = {"index", "ledger", "figures", "records", "machine", "compare"}
+    some = {"index", "ledger", "figures", "records", "machine"}
     some |= {"01_transducer", "02_joint_memory"}
     for name in pages if "ASRKIT_REPORT" in os.environ else some:
         page = tabs.open(pages[name])

@@ -33,7 +33,7 @@ def claim_link(name: str, label: str) -> str:
     """
     mark = mark_of(label)
     title = f"Claim {name}: {label}"
-    # Of several links to a claim, sanitise.clean() keeps the first id.
+    # Of several links to a claim, `tidy` keeps the first id.
     return (
         f'<a class="claim {mark}" href="ledger.html#{name}" id="claim-{name}" '
         f'title="{title}" aria-label="{title}">{SIGNS[mark]}</a>'
@@ -44,13 +44,13 @@ def mark_verdicts(body: BeautifulSoup) -> int:
     """Give the verdicts in a page's tables their marks, and what they mean as a title.
 
     Args:
-        body: A page whose tables `narrow.label_cells` has labelled.
+        body: The page.
 
     Returns:
         How many verdicts there are.
     """
     marked = 0
-    for cell in body.find_all("td", attrs={"data-label": "verdict"}):
+    for cell in body.find_all("td"):
         label = cell.get_text(strip=True)
         if label not in LEGEND:
             continue

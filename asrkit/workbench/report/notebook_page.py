@@ -11,11 +11,11 @@ from bs4 import BeautifulSoup, Tag
 from nbconvert import HTMLExporter
 
 from asrkit.workbench.records import MIME, problem
-from asrkit.workbench.report import layout, narrow
+from asrkit.workbench.report import layout
 from asrkit.workbench.report.marks import mark_verdicts
 from asrkit.workbench.report.notebook_run import count_of_records
 from asrkit.workbench.report.prose import BROKEN_FORMULA, prose
-from asrkit.workbench.report.sanitise import clean
+from asrkit.workbench.report.tidy import tidy
 from asrkit.workbench.typography import PERCENT, space_percents
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -80,18 +80,16 @@ def render_page(
             if published:
                 records[cell.id] = published
             _render_markdown_outputs(cell, verdicts, named)
-    body = clean(_html(notebook))
+    body = tidy(_html(notebook))
     _lead_to_pages(body, titles or {})
     layout.fold_code(body, notebook.cells)
     _space_percents(body)
-    narrow.label_cells(body)
     verdict_cells = mark_verdicts(body)
     defects = [
         f"no LaTeX: {code.get_text()}" for code in body.find_all("code", class_=BROKEN_FORMULA)
     ]
     defects += [f"no claim: {name}" for name in dict.fromkeys(named) if name not in verdicts]
     figures, picture_defects = _figures(body)
-    narrow.box_figures(body)
     claims = [name for name in named if name in verdicts]
     return Page(
         title=title_of(notebook) or executed.stem,

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +18,10 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from asrkit import files
-from asrkit.cli import main
-from asrkit.workbench import ledger, records
+from asrkit.workbench import records
 from asrkit.workbench.report import (
     NotebookRun,
     ReportResult,
-    compare,
     execute,
     report,
     run_notebooks,
@@ -330,14 +327,6 @@ def twice(tmp_path_factory):
         new_code_cell(
             "import os\nfrom asrkit.workbench import records\nprint(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))"
         ),
-        new_code_cell(
-            "for what, spread in (('apart', 0.1), ('near', 9.0)):\n"
-            "    samples = tuple(size + spread * step for step in range(3))\n"
-            "    records.publish(records.Measurement(what, 'latency', 'ms', samples[1], samples, params={'jitter': size}))"
-        ),
-        new_code_cell(
-            "records.publish(records.Measurement('once', 'peak', 'B', 2.0**20 * size, params={'dtype': 'float16'}))"
-        ),
     ]
     path = write(folder, "only", cells)
     return folder / "out", [
@@ -357,80 +346,6 @@ def test_with_device_cpu_no_gpu_is_visible_to_a_notebook(twice):
     assert (
         nbformat.read(twice[0] / "latest/runs/only.ipynb", 4).cells[3].outputs[0].text == "''\n"
     )  # after what papermill injects
-
-
-def test_a_comparison_pairs_what_both_measured_and_says_what_is_apart(twice, capsys):
-    out, _ = twice
-    a, b = sorted(entry.name for entry in out.iterdir() if entry.name.endswith(tuple("0123456789")))
-    assert main(["report", "compare", a, "latest", "--reports", str(out), "--json"]) == 0
-    stdout, text = capsys.readouterr()
-    told, lines = json.loads(stdout), text.splitlines()
-    assert (told["records"], told["apart"], told["same_machine"], told["verdicts_changed"]) == (
-        3,
-        1,
-        True,
-        0,
-    )
-    (apart,) = [line.split() for line in lines if line.startswith("apart")]
-    assert apart[-7:] == ["1.1", "ms", "2.1", "ms", "1.91", "quartiles", "apart"]
-    assert [line.split()[-2:] for line in lines if line.startswith(("once", "near"))] == [
-        ["one", "observation"],
-        ["quartiles", "overlap"],
-    ]
-    page = (out / f"compare-{a}-{b}.html").read_text()
-    assert (
-        "1 MiB" in page and "2 MiB" in page and "None: both runs come to the same verdict" in page
-    )
-    assert policy(page)["style-src"] and Loads.of(page).outside == []
-
-
-def test_a_comparison_warns_where_machines_differ_and_shows_verdicts_that_do(twice, tmp_path):
-    out, _ = twice
-    a, b = (tmp_path / name for name in "ab")
-    for folder in (a, b):
-        shutil.copytree(out / "latest", folder)
-    manifest = json.loads((b / "manifest.json").read_text())
-    manifest["machine"]["id"] = "0" * 12
-    manifest["claims"]["joint-memory-20s"] = "not reproduced"
-    (b / "manifest.json").write_text(json.dumps(manifest))
-    found = compare(a, b)
-    assert found.warnings == ["The machines differ: a ratio between them is no claim about speed."]
-    assert found.verdicts == [("joint-memory-20s", "arithmetic checked", "not reproduced", "")]
-    assert (
-        found.path == tmp_path / "compare-a-b.html"
-        and "no claim about speed" in found.path.read_text()
-    )
-    with pytest.raises(ValueError, match="out: expected a file of HTML"):
-        compare(a, b, b / "manifest.json")
-    manifest["runs"], said = [], (b / "manifest.json").write_text
-    manifest["claims"] = dict.fromkeys(manifest["claims"], "not measured yet")
-    said(json.dumps(manifest))
-    told = json.loads((a / "manifest.json").read_text())
-    told["runs"][0]["name"] = "02_joint_memory"
-    (a / "manifest.json").write_text(json.dumps(told))
-    homes = {claim.id: claim.notebook == "02_joint_memory" for claim in ledger.load_claims()}
-    assert {(homes[name], how) for name, *_, how in compare(a, b).verdicts} == {
-        (True, "only A ran the notebook"),
-        (False, ""),
-    }
-    for wrong in (
-        "null",
-        "[]",
-        "{}",
-        '{"runs": 1',
-        json.dumps({**manifest, "machine": None}),
-        json.dumps({**manifest, "runs": [5]}),
-    ):
-        said(wrong)
-        with pytest.raises(
-            ValueError, match="runs: expected manifests of asrkit report, got another or a torn one"
-        ):
-            compare(a, b)
-    (b / "manifest.json").unlink()
-    with pytest.raises(
-        ValueError, match="runs: expected folders of whole runs, with a manifest.json, got 'b'"
-    ):
-        compare(a, b)
 
 
 def test_what_is_wrong_with_a_page_is_a_defect_and_costs_nothing_else(tmp_path):

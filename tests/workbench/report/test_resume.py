@@ -272,7 +272,6 @@ def test_notebooks_are_chosen_by_number_name_and_beginning(tmp_path):
             "notebooks: expected an order in which each can run, got a circle among ['one', 'two']",
         ),
         (["²"], "notebooks: expected one of 01_one"),
-        (["compare", "latest", "01_one"], "runs: expected folders of whole runs"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line_before_a_folder_is_made(
