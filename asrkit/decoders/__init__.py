@@ -5,7 +5,6 @@ from asrkit.decoders.attention import (
     Suppressing,
     aed_beam,
     aed_greedy,
-    aed_greedy_reference,
     attention_frames,
     ctc_draft,
 )
@@ -27,7 +26,6 @@ __all__ = [
     "WordNGram",
     "aed_beam",
     "aed_greedy",
-    "aed_greedy_reference",
     "attention_frames",
     "ctc_alignment",
     "ctc_beam",

@@ -1,6 +1,5 @@
 """What the beam searches share: shallow fusion, checks, hashes of prefixes, selection."""
 
-import math
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -74,14 +73,6 @@ def check_lm_scores(scores: Tensor, V: int) -> None:
     """ValueError unless the language model's scores (B, V) are of V tokens."""
     size = scores.shape[-1]
     expect(size == V, "lm", f"scores of V={V} tokens", size, "Blank has a place among them.")
-
-
-def log_add(a: float, b: float) -> float:
-    """log(exp(a) + exp(b))."""
-    high = max(a, b)
-    if high == -math.inf:
-        return high
-    return high + math.log(math.exp(a - high) + math.exp(b - high))
 
 
 MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it loses nothing

@@ -16,7 +16,6 @@ from asrkit.decoders import (
     WordNGram,
     aed_beam,
     aed_greedy,
-    aed_greedy_reference,
     attention_frames,
     ctc_alignment,
     ctc_beam,
@@ -190,8 +189,6 @@ def _decode_attention(
         width = options.search.beam
         joint = _joint_with_ctc(model, encoded, options.search)
         found = aed_beam(model, frames, lengths, prompt=prompt, width=width, **joint)
-    elif options.strategy == "one_by_one":
-        found = aed_greedy_reference(model, frames, lengths, prompt=prompt, confidence=confidence)
     else:
         found = aed_greedy(model, frames, lengths, prompt=prompt, confidence=confidence)
     if not options.times:
@@ -275,7 +272,7 @@ KINDS: dict[type[nn.Module], ModelKind] = {
         project=_as_encoded,
         decode=_decode_attention,
         ctc_head=_own_ctc_head,
-        strategies={"fastest": "batched", "batched": "batched", "one_by_one": "one_by_one"},
+        strategies={"fastest": "batched", "batched": "batched"},
         captures=False,
         beams=True,
         joint=True,

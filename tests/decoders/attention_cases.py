@@ -12,7 +12,7 @@ from asrkit.models.attention_memory import CROSS, PAST
 
 V, EOS, WIDTH = 11, 2, 8
 WAYS = list(product(CROSS, PAST))
-OPTIONS = {"most": 9, "confidence": "max_prob", "align": True}
+OPTIONS = {"most": 9, "confidence": "max_prob"}
 
 
 class Told(NamedTuple):

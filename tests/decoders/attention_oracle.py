@@ -1,16 +1,20 @@
-"""The search of `aed_beam`, and scores of CTC for prefixes, in plain loops: one utterance at a time, no memory."""
+"""Greedy decoding by attention, the search of `aed_beam`, and scores of CTC for prefixes, in plain loops."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, isnan
+from math import exp, inf, isnan, log
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from asrkit.decoders.attention.loop import unended
-from asrkit.decoders.attention.steps import limits_of, prompt_of
-from asrkit.decoders.beams import log_add
+from asrkit.decoders.attention.steps import (
+    best_tokens,
+    limits_of,
+    prompt_of,
+    with_confidence,
+)
 from asrkit.decoders.hypotheses import PADDING, Hypotheses
 
 
@@ -177,3 +181,69 @@ def prefix_score(log_probs: Sequence[Sequence[float]], labels: Sequence[int]) ->
         in_blank = longer_blank
         last = label
     return PrefixScore(prefix, log_add(in_label[T], in_blank[T]))
+
+
+def log_add(a: float, b: float) -> float:
+    """log(exp(a) + exp(b))."""
+    high = max(a, b)
+    if high == -inf:
+        return high
+    return high + log(exp(a - high) + exp(b - high))
+
+
+def aed_greedy_reference(
+    model: Any,
+    encoded: Tensor,
+    lengths: Tensor,
+    *,
+    prompt: Any = None,
+    most: int | None = None,
+    confidence: Any = "none",
+) -> Hypotheses:
+    """What `aed_greedy` computes, of arguments that are valid; every step reads the whole text again."""
+    lengths = lengths.long()
+    prompts = prompt_of(model, prompt, encoded)
+    limits = limits_of(model, lengths, prompts.shape[1], most)
+    rows: list[list[tuple]] = []
+    scores = []
+    ended = []
+    with torch.inference_mode():
+        for b, length in enumerate(lengths.tolist()):
+            if length == 0:
+                rows.append([])
+                scores.append(torch.zeros((), device=encoded.device))
+                ended.append(True)
+                continue
+            frames = encoded[b : b + 1, :length]
+            memory = model.remember(frames, lengths[b : b + 1], cross="recomputed")
+            row, score, end = _decode_one(model, memory, prompts[b], int(limits[b]), confidence)
+            rows.append(row)
+            scores.append(score)
+            ended.append(end)
+    flags = torch.tensor(ended, device=encoded.device)
+    impl = "attention, one by one" + unended(flags, torch.stack(scores))
+    found = Hypotheses.from_lists(rows, scores, impl, ended=flags)
+    return with_confidence(found, confidence)
+
+
+def _decode_one(
+    model: Any, memory: Any, prompt: Tensor, limit: int, confidence: Any
+) -> tuple[list[tuple], Tensor, bool]:
+    """Labels with frames and durations, score (), and whether eos came, of one utterance."""
+    text = prompt.tolist()
+    row: list[tuple] = []
+    total = torch.zeros((), dtype=torch.float32, device=prompt.device)
+    while True:
+        state = model.begin(memory, len(text), past="none")
+        logits, _ = model.follow(prompt.new_tensor([text]), state, memory, reach=None)
+        token, score, sure = best_tokens(logits[0, -1], confidence)
+        if score.isnan():
+            return row, total + score, False
+        if token == model.eos:
+            return row, total + score, True
+        if len(row) == limit:
+            return row, total, False
+        total = total + score
+        label = int(token), PADDING, 0
+        row.append(label if sure is None else (*label, float(sure)))
+        text.append(int(token))

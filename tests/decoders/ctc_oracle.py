@@ -4,13 +4,13 @@ A prefix is a tuple of labels, a beam a dict of prefixes.
 """
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import exp, inf, log
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from asrkit.decoders.beams import LanguageModel, log_add
+from asrkit.decoders.beams import LanguageModel
 from asrkit.decoders.ctc.alignment import possible
 from asrkit.decoders.hypotheses import Hypotheses
 
@@ -39,6 +39,14 @@ class Path:
 
 
 Beam = dict[Prefix, Path]
+
+
+def log_add(a: float, b: float) -> float:
+    """log(exp(a) + exp(b))."""
+    high = max(a, b)
+    if high == -inf:
+        return high
+    return high + log(exp(a - high) + exp(b - high))
 
 
 def ctc_beam_reference(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrkit.decoders import aed_greedy, aed_greedy_reference
+from asrkit.decoders import aed_greedy
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import (
@@ -24,6 +24,7 @@ from attention_cases import (
     random_model,
     same,
 )
+from attention_oracle import aed_greedy_reference
 
 # ---- what the definition says
 
@@ -33,8 +34,8 @@ def test_a_story_is_told_as_the_definition_says(B):
     story = Story(B)
     for T in (1, 5):
         encoded, lengths = frames(B, T, B)
-        wanted = aed_greedy_reference(story, encoded, lengths, confidence="entropy", align=True)
-        found = aed_greedy(story, encoded, lengths, confidence="entropy", align=True)
+        wanted = aed_greedy_reference(story, encoded, lengths, confidence="entropy")
+        found = aed_greedy(story, encoded, lengths, confidence="entropy")
         same(found, wanted)
         assert found.impl == "attention, cross=kept, past=kept" + (
             f"; no end in {int((~wanted.ended).sum())} of {B}" * (not wanted.ended.all())
@@ -69,7 +70,7 @@ class Watched(Story):
 
 
 @pytest.mark.parametrize("sorted_by_length", [False, True])
-def test_rows_that_have_ended_leave_the_batch_unless_all_are_to_be_aligned(sorted_by_length):
+def test_rows_that_have_ended_leave_the_batch(sorted_by_length):
     encoded, lengths = frames(33, 5, least=1)
     if sorted_by_length:  # those that go on lie in front, and need no copy
         texts = aed_greedy(Story(1), encoded, lengths).lengths
@@ -83,21 +84,14 @@ def test_rows_that_have_ended_leave_the_batch_unless_all_are_to_be_aligned(sorte
         assert story.rows == sorted(story.rows, reverse=True)
         going = [int((found.lengths >= step).sum()) for step in range(len(story.rows))]
         assert all(rows <= 1 + going / 0.75 for rows, going in zip(story.rows, going, strict=True))
-        aligned = Watched(1)
-        looked = aed_greedy(aligned, encoded, lengths, align=True, **options)
-        same(replace(looked, frames=found.frames), found)
-        assert {*aligned.rows} == {33}
     assert torch.equal(encoded, before[0]) and torch.equal(lengths, before[1])
 
 
 @pytest.mark.parametrize(("cross", "past"), WAYS)
-def test_rows_that_go_on_alone_find_the_same_in_every_way(cross, past, defined):
+def test_rows_that_go_on_behind_a_draft_find_the_same_in_every_way(cross, past, defined):
     for model, batch, wanted in defined:
-        options = OPTIONS | {"align": False}
         draft = as_draft([row[:2] for row in wanted.tokens()])
-        for given in ({}, {"draft": draft}):
-            found = aed_greedy(model, *batch, cross=cross, past=past, **options, **given)
-            same(replace(found, frames=wanted.frames), wanted)
+        same(aed_greedy(model, *batch, cross=cross, past=past, draft=draft, **OPTIONS), wanted)
 
 
 def test_what_is_compared_has_texts_of_many_lengths(defined):
@@ -193,7 +187,7 @@ def test_nothing_to_hear_gives_nothing():
     for T, confidence in product((0, 3), ("none", "entropy")):
         encoded = torch.zeros(2, T, WIDTH)
         lengths = torch.zeros(2, dtype=torch.int32)
-        found = aed_greedy(random_model(dtype=torch.float32), encoded, lengths, align=True)
+        found = aed_greedy(random_model(dtype=torch.float32), encoded, lengths)
         assert found.tokens() == [[], []]
         assert found.scores.tolist() == [0, 0]
         assert found.ended.all()
@@ -208,7 +202,7 @@ def test_results_are_ordinary_tensors_and_modes_stay():
         model.train(training)
         model.encoder.eval()
         before = [module.training for module in model.modules()]
-        found = aed_greedy(model, encoded, lengths, confidence="entropy", align=True)
+        found = aed_greedy(model, encoded, lengths, confidence="entropy")
         assert not any(part.is_inference() for part in (*found.parts(), found.ended))
         assert [module.training for module in model.modules()] == before
 
@@ -218,7 +212,7 @@ def test_half_precision_and_autocast_decode():
     exact = random_model(dtype=torch.float32)
     encoded, lengths = heard(3, 4, dtype=torch.bfloat16)
     for cross, past in WAYS:
-        options = {"cross": cross, "past": past, "most": 5, "confidence": "entropy", "align": True}
+        options = {"cross": cross, "past": past, "most": 5, "confidence": "entropy"}
         found = aed_greedy(model, encoded, lengths, **options)
         with torch.autocast("cpu", torch.bfloat16):
             cast = aed_greedy(exact, encoded.float(), lengths, **options)
@@ -261,7 +255,7 @@ def test_a_draft_changes_nothing(kind):
         encoded, lengths = frames(7, 6, 1)
         ways = WAYS[:1]
     for prompt, most in [(None, 12), ([1, 4, 5], 12), ([1, 4, 5], 2)]:
-        options = {"prompt": prompt, "most": most, "confidence": "entropy", "align": True}
+        options = {"prompt": prompt, "most": most, "confidence": "entropy"}
         wanted = aed_greedy(model, encoded, lengths, **options)
         for rows in drafts_of(wanted.tokens()).values():
             for cross, past in ways:
@@ -327,12 +321,5 @@ def test_what_makes_no_sense_is_refused(changes, said):
 
 def test_a_model_of_another_kind_is_refused(make):
     batch = torch.zeros(1, 2, WIDTH), torch.tensor([2])
-    for decode in (aed_greedy, aed_greedy_reference):
-        with pytest.raises(ValueError, match=r"^model: .* without bos, eos, most, .*remember"):
-            decode(make("lstm", 0), *batch)
-    story = Story()
-    story.looks = None
-    blind = type("Blind", (), {name: getattr(story, name) for name in (
-        "bos", "eos", "most", "vocab_size", "remember", "begin", "follow")})  # fmt: skip
-    with pytest.raises(ValueError, match="^align: expected a model with `looks`"):
-        aed_greedy(blind(), *batch, align=True)
+    with pytest.raises(ValueError, match=r"^model: .* without bos, eos, most, .*remember"):
+        aed_greedy(make("lstm", 0), *batch)

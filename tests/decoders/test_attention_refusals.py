@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrkit.decoders import Suppressing, aed_beam, aed_greedy, aed_greedy_reference
+from asrkit.decoders import Suppressing, aed_beam, aed_greedy
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import EOS, Story, V, as_draft, heard, random_model, same
 from attention_oracle import aed_beam_reference
 
-DOORS = {"greedy": aed_greedy, "one by one": aed_greedy_reference, "beam": aed_beam}
+DOORS = {"greedy": aed_greedy, "beam": aed_beam}
 
 
 def log_probs_of_ctc(seed=0):

@@ -89,7 +89,7 @@ def test_a_model_without_a_head_has_its_beam_by_attention_alone():
 def test_greedy_decoding_asks_attention_alone(model):
     frames, ends, _ = encoded(model)
     wanted = aed_greedy(model, frames, ends).tokens()
-    for strategy in ("fastest", "batched", "one_by_one"):
+    for strategy in ("fastest", "batched"):
         assert recognised(model, strategy=strategy).tokens() == wanted
 
 
@@ -201,6 +201,15 @@ def test_a_folder_of_transcripts_is_made_anew_for_another_weight(saved, tmp_path
     searches = [PipelineConfig(search=BeamOptions(ctc_weight=weight)) for weight in weights]
     settings = [str(text_settings(WindowOptions(), search)) for search in searches]
     assert len({*settings}) == len(weights)
+
+
+def test_a_beam_of_attention_has_no_confidences_and_so_no_formats_with_times(
+    saved, tmp_path, capsys
+):
+    command = ["transcribe", str(saved / "talk.wav"), "--model", str(saved / "aed.safetensors")]
+    assert main([*command, "--beam", "3", "--out", str(tmp_path), "--format", "srt"]) == 2
+    wanted = "--timestamps: expected greedy decoding of this model, got a beam search. "
+    assert wanted in capsys.readouterr().err
 
 
 def test_models_that_cannot_refuse_a_weight():

@@ -11,7 +11,6 @@ from asrkit.decoders.attention.alignment import attention_frames
 from asrkit.decoders.attention.beam import aed_beam
 from asrkit.decoders.attention.drafts import ctc_draft
 from asrkit.decoders.attention.loop import AttentionLoop, Batch
-from asrkit.decoders.attention.reference import aed_greedy_reference
 from asrkit.decoders.attention.steps import (
     CROSS,
     PAST,
@@ -29,14 +28,12 @@ from asrkit.decoders.attention.suppressed import Suppressing
 from asrkit.decoders.hypotheses import Hypotheses, check_batch
 from asrkit.decoders.transducer.steps import CONFIDENCE, Confidence
 from asrkit.runtime import eager
-from asrkit.shapes import expect
 
 __all__ = [
     "Attention",
     "Suppressing",
     "aed_beam",
     "aed_greedy",
-    "aed_greedy_reference",
     "attention_frames",
     "ctc_draft",
 ]
@@ -54,12 +51,11 @@ def aed_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
     draft: Hypotheses | None = None,
     most: int | None = None,
     confidence: Confidence = "none",
-    align: bool = False,
 ) -> Hypotheses:
     """Greedy `Hypotheses` of a batch of encoded utterances, the same labels in every way.
 
     The best token is taken until it is eos. All utterances take one step at a time; those that have
-    ended wait for the last one, but on a CPU, where they leave the batch unless `align` needs them.
+    ended wait for the last one, or leave the batch once only few go on.
 
     Args:
         model: Used in the mode it is in: call model.eval() first.
@@ -80,8 +76,6 @@ def aed_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
             without eos there are returned as they are, and `ended` is False for them.
         confidence: Confidence of each label: "max_prob", its probability; "entropy",
             1 - entropy / ln V. Both are 1 where the model is sure.
-        align: Whether labels get the frame that the last layer's heads look at most, in the mean,
-            when they choose it; it takes one more pass over the texts. Else frames are -1.
 
     Returns:
         Hypotheses with scores in nats, eos included. NaN among the logits ends an utterance, with
@@ -99,12 +93,10 @@ def aed_greedy(  # noqa: PLR0913 - all options of greedy decoding, keyword-only
     expect_choice("cross", cross, CROSS)
     expect_choice("past", past, PAST)
     expect_choice("confidence", confidence, CONFIDENCE)
-    can_align = not align or hasattr(model, "looks")
-    expect(can_align, "align", "a model with `looks`", type(model).__name__)
     lengths = lengths.long()
     prompts = prompt_of(model, prompt, encoded)
     limits = limits_of(model, lengths, prompts.shape[1], most)
-    options = AttentionOptions(past=past, confidence=confidence, align=align)
+    options = AttentionOptions(past=past, confidence=confidence)
     with torch.inference_mode():
         guess = draft_of(model, draft, limits)
         if longest == 0:

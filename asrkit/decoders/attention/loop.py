@@ -9,7 +9,6 @@ from asrkit.decoders.attention.steps import (
     AttentionOptions,
     BestTokens,
     Draft,
-    aligned,
     best_tokens,
 )
 from asrkit.decoders.hypotheses import PADDING, Hypotheses
@@ -103,7 +102,7 @@ class AttentionLoop:
         """
         self.start(model, draft)
         self.run(model)
-        return self.hypotheses(model, impl)
+        return self.hypotheses(impl)
 
     def start(self, model: Any, draft: Draft) -> None:
         """The first turn: prompt and draft in one call, and as much of the draft as is right.
@@ -235,9 +234,8 @@ class AttentionLoop:
     def run(self, model: Any) -> None:
         """Turn until every row has ended."""
         room = self.labels.shape[1] - 1
-        leaves_rows = not self.options.align  # which looks at the frames of all
         while rows := int(self.going.sum()):
-            if leaves_rows and rows <= FEW * len(self.going):
+            if rows <= FEW * len(self.going):
                 self._leave_ended()
             reach = min(room, int(self.past.place.max()) + 1)
             if reach > self.past_room:
@@ -283,11 +281,10 @@ class AttentionLoop:
         self.past = map_state(moved, empty, self.past)
 
     @torch.inference_mode(False)
-    def hypotheses(self, model: Any, impl: str) -> Hypotheses:
+    def hypotheses(self, impl: str) -> Hypotheses:
         """The result, in tensors of its own.
 
         Args:
-            model: An `Attention`, with `looks` if the options say to align.
             impl: How it was computed; rows that did not end by themselves are added.
         """
         found = self._found_by_all()
@@ -296,12 +293,6 @@ class AttentionLoop:
         beyond = torch.arange(N, device=counts.device) >= counts[:, None]
         labels = found.labels[:, :N]
         frames = torch.full_like(labels, PADDING)
-        if self.options.align:
-            with torch.inference_mode():
-                prompt = self.batch.prompt
-                tokens = torch.cat([prompt, labels.masked_fill(beyond, self.eos)], 1)
-                looked_at = aligned(model, tokens, self.batch.memory, prompt.shape[1])
-            frames.copy_(looked_at).masked_fill_(beyond, PADDING)
         confidence = None
         if found.confidence is not None:
             confidence = found.confidence[:, :N].masked_fill(beyond, PADDING)

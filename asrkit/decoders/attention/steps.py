@@ -25,7 +25,7 @@ class Attention(Protocol):
 
     A memory is a nest as `asrkit.decoders.states` walks it, batch first; a state too, and a named
     tuple with a field `place` (B,) int64: how many tokens it has seen. Setting it back undoes them.
-    `looks(tokens, memory)`, (B, U, T), is asked of a model only where a decoder is to align.
+    `looks(tokens, memory)`, (B, U, T), is asked of a model by `attention_frames` alone.
     """
 
     bos: int
@@ -58,7 +58,6 @@ class AttentionOptions:
 
     past: str = "kept"
     confidence: Confidence = "none"
-    align: bool = False
 
 
 def check_model(model: Any) -> None:
@@ -195,18 +194,3 @@ def with_confidence(hypotheses: Hypotheses, confidence: Confidence) -> Hypothese
         return hypotheses
     empty = torch.empty(hypotheses.labels.shape, device=hypotheses.labels.device)
     return replace(hypotheses, confidence=empty)
-
-
-def aligned(model: Any, tokens: Tensor, memory: Any, P: int) -> Tensor:
-    """The frame that each label looks at most, (B, N) int64.
-
-    Args:
-        model: With `looks`.
-        tokens: (B, P + N) prompt and labels, valid tokens throughout.
-        memory: Of `remember`.
-        P: Tokens of the prompt.
-    """
-    if tokens.shape[1] == P:
-        return tokens[:, P:]
-    looks = model.looks(tokens[:, :-1], memory)  # (B, P + N - 1, T)
-    return looks[:, P - 1 :].argmax(-1)
