@@ -3,11 +3,12 @@
 import functools
 import warnings
 from importlib import import_module
+from math import isclose, log
 
 import torch
 from torch import Tensor
 
-from asrkit.losses.nodes import ArcLogProbs, LatticeOptions, Nodes
+from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import INTERPRETED, JIT_OFF, SIMULATED, lacks
 from asrkit.shapes import expect
 
@@ -19,60 +20,48 @@ AUTO = "Pass impl='auto'."
 def fastest(scores: Tensor) -> str:
     """Name of the implementation that impl="auto" runs on `scores`.
 
-    numba_cpu on a CPU, wavefront elsewhere, for float64 and with NUMBA_DISABLE_JIT=1. On CUDA the
-    numba_cuda and triton kernels wait for a measurement before one of them becomes the default.
+    numba_cpu on a CPU, triton on a GPU where it works; wavefront elsewhere, for float64 and with
+    NUMBA_DISABLE_JIT=1.
     """
-    if not JIT_OFF and scores.device.type == "cpu" and scores.dtype in KERNEL_DTYPES:
-        return "numba_cpu"
-    return "wavefront"
-
-
-def lattice_beside(scores: Tensor) -> str:
-    """Name of the lattice to run between Triton's passes over `scores`.
-
-    numba_cuda on a GPU where numba-cuda works, else wavefront.
-    """
-    try:
-        expect_runs("numba_cuda", scores)
-    except ValueError:
-        return "wavefront"
-    if numba_cuda_works(scores.device):
-        return "numba_cuda"
+    if scores.dtype in KERNEL_DTYPES:
+        if not JIT_OFF and scores.device.type == "cpu":
+            return "numba_cpu"
+        if scores.device.type == "cuda" and triton_works(scores.device):
+            return "triton"
     return "wavefront"
 
 
 @functools.cache
-def numba_cuda_works(device: torch.device) -> bool:
-    """Whether numba-cuda, which compiles here, also solves a lattice of one node on `device`.
+def triton_works(device: torch.device) -> bool:
+    """Whether Triton finds the loss of a lattice of one node on `device`.
 
     Tried once in a process; a RuntimeWarning says why it does not.
     """
-    try:
-        _solve_one_node(device)
-    except Exception as error:
-        remedy = (
-            "The lattice runs in plain torch, three launches a diagonal. "
-            "Reinstall with pip install 'asrkit[cuda]'."
-        )
+    why = lacks("triton")
+    if not why:
+        try:
+            _solve_one_node(device)
+        except Exception as error:
+            why = repr(error)
+    if why:
         warnings.warn(
-            f"numba-cuda is installed and does not work: {error!r}. {remedy}",
+            f"Triton's losses do not work on {device}: {why}. "
+            "They run in plain torch, some launches a diagonal.",
             RuntimeWarning,
             stacklevel=2,
         )
-        return False
-    return True
+    return not why
 
 
 def _solve_one_node(device: torch.device) -> None:
-    lattice = import_module("asrkit.losses.rnnt.numba_cuda").lattice
-    certain = torch.zeros(1, device=device)
-    arcs = ArcLogProbs(certain, certain, certain)
-    nodes = Nodes.packed(torch.tensor([[1, 0]]), 1)
-    solved = lattice(arcs, nodes, LatticeOptions(blank=0), False)
-    # tolist() waits for the kernel, whose errors are known only then
-    (log_likelihood,) = solved.log_likelihood.tolist()
-    if log_likelihood != 0:
-        raise RuntimeError(f"a node that is certain has log-likelihood {log_likelihood}")
+    losses = import_module("asrkit.losses.rnnt.triton").losses
+    logits = torch.zeros(1, 1, 1, 2, device=device)
+    targets = torch.zeros(1, 0, dtype=torch.int64, device=device)
+    nodes = Nodes.padded(logits, torch.tensor([[1, 0]], device="cpu"))
+    # tolist() waits for the kernels, whose errors are known only then
+    (loss,) = losses(logits, targets, nodes, LatticeOptions(blank=0)).tolist()
+    if not isclose(loss, log(2), rel_tol=1e-5):
+        raise RuntimeError(f"a node of two equal tokens costs {loss} nats")
 
 
 def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bool) -> str:

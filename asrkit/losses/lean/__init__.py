@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asrkit.losses.availability import expect_runs, fastest, lattice_beside
+from asrkit.losses.availability import expect_runs, fastest
 from asrkit.losses.checks import (
     Reduction,
     as_index,
@@ -32,8 +32,8 @@ from asrkit.runtime import autocast, autocast_dtype, eager
 from asrkit.shapes import expect
 
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
-# The lattice beside each implementation's tiles; "" is decided by `lattice_beside`.
-LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": ""}
+# The lattice beside each implementation's tiles.
+LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": "triton"}
 
 
 @eager
@@ -62,9 +62,8 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
     weight.T + bias, and so do its four gradients. The logits are computed twice, tile by tile: four
     matrix products in place of three.
 
-    Memory: one tile of `tile` nodes (D + V + D numbers a node on a CPU, some four times that in
-    plain torch, D + V in the second pass of Triton's kernels), about 40 bytes for each node of the
-    lattice, and the gradients. Products run in weight's dtype, or in autocast's; sums in float32.
+    Memory: one tile of `tile` nodes (D + V + D numbers a node with compiled kernels, some four times
+    that in plain torch), about 40 bytes for each node of the lattice, and the gradients. Products run in weight's dtype, or in autocast's; sums in float32.
     What `rnnt_loss` says of its losses, infinite ones, gradients, and integers on the host holds
     here too.
 
@@ -84,10 +83,12 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
             seed, utterance, node and column: computed again, never stored.
         seed: Seed of that mask, 32 bits; None draws one from torch's default generator.
         skip: Nodes whose share of the likelihood is no larger are left out of the second pass; the
-            gradient then misses at most 2 skip for each of them. 0 is exact.
-        tile: Nodes of a tile; None takes what fits a cache. With impl="triton" the nodes of a run
-            of small tiles, None taking 256 MiB, for each run takes three launches.
-        impl: "plain" (torch), "numba_cpu", "triton", or "auto": numba_cpu on a CPU, else plain.
+            gradient then misses at most 2 skip for each of them. 0 is exact; triton leaves none
+            out.
+        tile: Nodes of a tile; None takes what fits a cache, and with impl="triton" 128 MiB, whole
+            frames at least.
+        impl: "plain" (torch), "numba_cpu", "triton", or "auto": numba_cpu on a CPU, triton on a GPU
+            where it works, else plain.
 
     Raises:
         ValueError: Arguments that do not fit together, or an `impl` that cannot run here.
@@ -155,7 +156,7 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
         seed: Seed of dropout's mask, 32 bits; None draws one from torch's default generator.
         skip: Nodes whose share of the likelihood is no larger are left out of the second pass.
         tile: Nodes of a tile; None takes what fits a cache.
-        impl: "plain" (torch), "numba_cpu", "triton", or "auto": numba_cpu on a CPU, else plain.
+        impl: "plain" (torch), "numba_cpu", "triton", or "auto", as in `rnnt_loss_lean`.
 
     Raises:
         ValueError: Arguments that do not fit together, or an `impl` that cannot run here.
@@ -210,11 +211,10 @@ def _lean_loss(
     weight = weight.to(autocast_dtype(encoded.device.type) or weight.dtype)
     picked = _pick(impl, encoded, weight)
     joint = resolve_joint(request, weight, picked)
-    lattice_impl = LATTICES[picked] or lattice_beside(encoded)
     family = "rnnt"
     if options.durations:
         family = "tdt"
-    lattice = import_module(f"asrkit.losses.{family}.{lattice_impl}").lattice
+    lattice = import_module(f"asrkit.losses.{family}.{LATTICES[picked]}").lattice
     make_tiles = import_module(f"{__name__}.{picked}").Tiles
     inputs = [encoded, predicted, weight, bias]
     if not torch.is_grad_enabled():
@@ -237,8 +237,9 @@ def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
     listed = ", ".join(map(repr, LATTICES))
     expect(impl in ("auto", *LATTICES), "impl", f"one of 'auto', {listed}", repr(impl))
     if impl == "auto":
-        if fastest(encoded) == fastest(weight) == "numba_cpu":
-            return "numba_cpu"
+        by_half = fastest(encoded)
+        if by_half == fastest(weight) and by_half in LATTICES:
+            return by_half
         return "plain"
     if impl != "plain":
         expect_runs(impl, encoded, "encoded")

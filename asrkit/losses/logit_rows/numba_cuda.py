@@ -124,10 +124,8 @@ def arc_log_probs(
 
     They are float32.
     """
-    n = len(options.durations)
     device = logits.device
     log_z, blank_logp, label_logp = torch.empty((3, nodes.count), device=device).unbind()
-    duration_logp = torch.empty((nodes.count, n), device=device)
     launch(
         _scores,
         blocks_for(nodes, nodes.sizes, ROWS),
@@ -135,18 +133,15 @@ def arc_log_probs(
         flat(logits),
         targets.contiguous(),
         nodes.on(device),
-        logits.shape[-1] - n,
+        logits.shape[-1],
         options.blank,
         options.fused_log_softmax,
         log_z,
         blank_logp,
         label_logp,
-        duration_logp,
         shared=8 * LANES * ROWS,
     )
-    if n == 0:
-        return ArcLogProbs(log_z, blank_logp, label_logp)
-    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
+    return ArcLogProbs(log_z, blank_logp, label_logp)
 
 
 def gradient(
@@ -163,9 +158,6 @@ def gradient(
     Takes logits, out, targets, nodes, options, saved and incoming as
     asrkit.losses.gradient.LogitRows says.
     """
-    by_duration = saved.duration_gradient
-    if by_duration is None:
-        by_duration = saved.log_z.new_empty((len(saved.log_z), 0))
     out_nodes = nodes
     if out.stride() != logits.stride():
         out_nodes = nodes.strided_like(out)
@@ -181,14 +173,13 @@ def gradient(
         targets.contiguous(),
         nodes.on(logits.device),
         out_nodes.on(logits.device),
-        logits.shape[-1] - by_duration.shape[1],
+        logits.shape[-1],
         options.blank,
         options.fused_log_softmax,
         F(clamp),
         saved.log_z,
         saved.blank_posterior,
         saved.label_posterior,
-        by_duration,
         incoming.float().contiguous(),
     )
 
@@ -287,9 +278,8 @@ def _first_logit(table, b, t, u):
 
 
 @cuda.jit
-def _scores(logits, targets, table, V, blank, fused, log_z, blank_logp, label_logp, duration_logp):
+def _scores(logits, targets, table, V, blank, fused, log_z, blank_logp, label_logp):
     b = cuda.blockIdx.y
-    n = duration_logp.shape[1]
     U1 = table[b, LABELS] + 1
     size = table[b, FRAMES] * U1
     for first in range(cuda.blockIdx.x * ROWS, size, cuda.gridDim.x * ROWS):
@@ -302,10 +292,6 @@ def _scores(logits, targets, table, V, blank, fused, log_z, blank_logp, label_lo
         rest = F(0.0)
         if fused:
             largest, rest = _log_normaliser(logits, start, V)
-        longest = F(0.0)
-        apart = F(0.0)
-        if n > 0:
-            longest, apart = _log_normaliser(logits, start + V, n)
         if cuda.threadIdx.x == 0:
             # less is lost by subtracting both than with their sum, which is rounded
             log_z[node] = largest + rest
@@ -314,8 +300,6 @@ def _scores(logits, targets, table, V, blank, fused, log_z, blank_logp, label_lo
             if u + 1 < U1:
                 at_label = _load(logits[start + targets[b, u]]) - largest - rest
             label_logp[node] = at_label
-            for i in range(n):
-                duration_logp[node, i] = _load(logits[start + V + i]) - longest - apart
 
 
 @cuda.jit(device=True)
@@ -415,12 +399,10 @@ def _gradient(
     log_z,
     blank_posterior,
     label_posterior,
-    duration_gradient,
     incoming,
 ):
     b = cuda.blockIdx.y
     lane = cuda.threadIdx.x
-    n = duration_gradient.shape[1]
     T = table[b, FRAMES]
     U1 = table[b, LABELS] + 1
     width = table[b, ROW_NODES]
@@ -431,7 +413,7 @@ def _gradient(
         t, u = _frame_and_row(place, width)
         first = _first_logit(out_table, b, t, u)
         if t >= T or u >= U1:
-            _fill(out, AT(first + lane), AT(first + V + n))
+            _fill(out, AT(first + lane), AT(first + V))
             continue
         node = table[b, FIRST_NODE] + t * U1 + u
         start = _first_logit(table, b, t, u)
@@ -453,5 +435,3 @@ def _gradient(
             label_posterior[node],
             scale,
         )
-        for i in range(lane, n, LANES):
-            _store(out, first + V + i, _limited(duration_gradient[node, i], clamp, scale))

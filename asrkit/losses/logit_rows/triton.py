@@ -64,19 +64,29 @@ def arc_log_probs(
     """
     n = len(options.durations)
     device = logits.device
-    V = logits.shape[-1] - n
     log_z, blank_logp, label_logp = torch.empty((3, nodes.count), device=device).unbind()
-    duration_logp = torch.empty((nodes.count, n), device=device)
+    duration_logp = torch.empty((nodes.count, n), device=device) if n else None
+    arcs = ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
+    write_arc_log_probs(logits, targets, nodes, options, arcs)
+    return arcs
+
+
+def write_arc_log_probs(
+    logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions, out: ArcLogProbs
+) -> None:
+    """As `arc_log_probs`, into `out`, which may hold further nodes."""
+    n = len(options.durations)
+    V = logits.shape[-1] - n
     with torch.cuda.device_of(logits):
         _scores[_grid(nodes, nodes.sizes)](
             logits,
             targets.contiguous(),
             targets.shape[1],
-            nodes.on(device),
-            log_z,
-            blank_logp,
-            label_logp,
-            duration_logp,
+            nodes.on(logits.device),
+            out.log_z,
+            out.blank_logp,
+            out.label_logp,
+            out.log_z if out.duration_logp is None else out.duration_logp,
             options.blank,
             V=V,
             N=n,
@@ -85,9 +95,6 @@ def arc_log_probs(
             **blocks(V, n),
             **OPTIONS,
         )
-    if n == 0:
-        return ArcLogProbs(log_z, blank_logp, label_logp)
-    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
 
 
 def gradient(

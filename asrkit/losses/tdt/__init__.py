@@ -23,9 +23,9 @@ from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton"]
+Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
 # modules of this folder, each with `losses(logits, targets, nodes, options)`
-IMPLS = ("reference", "wavefront", "numba_cpu", "numba_cuda", "triton")
+IMPLS = ("reference", "wavefront", "numba_cpu", "triton")
 
 
 def resolve(impl: Impl, logits: Tensor, *, overwrite_logits: bool = False) -> str:

@@ -1,0 +1,422 @@
+"""The lean losses on a GPU, chunk by chunk: products by cuBLAS, and Triton's kernels between them.
+
+A chunk is whole frames of consecutive utterances. In the first pass
+
+    _hidden         writes the hidden layer H of its nodes, with dropout;
+    addmm           makes their logits;
+    logit_rows      reads the arcs' log-probabilities from them.
+
+After the lattice the second pass makes H and the logits again, and then
+
+    logit_rows      turns the logits into their gradient G, in place;
+    addmm           adds G^T H to the weight's gradient, summed in float32;
+    mm              makes the hidden layer's gradient G W;
+    _halves         multiplies it by the slope and sums it over labels to the encoder's half and
+                    over frames to the predictor's.
+
+Memory: of a chunk of n nodes, n (V + 2 D) numbers in the weight's dtype; by default n V (or n D, if
+larger) fills 128 MiB, and no chunk is smaller than a frame. V and D are rounded up to multiples
+of 16 (a copy of the weight), so that every row is aligned. Logits are rounded to the weight's dtype,
+as in a joint that is kept. Sums over frames are taken in any order.
+
+Run in Triton's interpreter and compiled for sm_80, sm_90 and sm_100; its speed is unmeasured.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asrkit.losses import dropout
+from asrkit.losses.gradient import Saved
+from asrkit.losses.lean.driver import Joint
+from asrkit.losses.logit_rows import triton as rows
+from asrkit.losses.nodes import FIRST_LOGIT, FRAMES, LABELS, ArcLogProbs, LatticeOptions, Nodes
+
+MULTIPLE = 16  # of V and D in the padded weight
+NODES_OF = 16  # nodes whose hidden layer a program makes
+FRAMES_OF = 16  # frames of a program that sums to the halves
+LABELS_OF = 4  # labels that it takes at a time
+COLUMNS = 64  # of the hidden layer that a program takes
+FRAMES_ = tl.constexpr(FRAMES)
+LABELS_ = tl.constexpr(LABELS)
+FIRST_LOGIT_ = tl.constexpr(FIRST_LOGIT)
+FIRST = tl.constexpr(dropout.FIRST)
+SECOND = tl.constexpr(dropout.SECOND)
+GOLDEN = tl.constexpr(dropout.GOLDEN)
+VARIED = ["first_b", "first_t", "T", "U1", "seed", "least"]  # not worth a kernel for each value
+
+
+class Chunk(NamedTuple):
+    """Some frames of utterance b, then whole utterances, then some frames of the last one.
+
+    `b` and `t` are the first utterance and its first frame. `nodes` has a row for each utterance in
+    the chunk; its node numbers are those of the batch, its logits those of the chunk.
+    """
+
+    b: int
+    t: int
+    nodes: Nodes
+
+
+def chunks(nodes: Nodes, most: int, row: int) -> Iterator[Chunk]:
+    """Chunks of at most `most` nodes, or of one frame; a node's logits are `row` elements apart."""
+    pieces: list[list[int]] = []
+    b = t = first = 0
+    for utterance, (T, U, node, *_) in enumerate(nodes.table.tolist()):
+        done = 0
+        while done < T:
+            taken = min(T - done, (most - first) // (U + 1))
+            if not taken and pieces:
+                yield Chunk(b, t, Nodes(torch.tensor(pieces, device="cpu")))
+                pieces, first = [], 0
+                continue
+            taken = max(1, taken)
+            if not pieces:
+                b, t = utterance, done
+            place = [node + done * (U + 1), first * row, (U + 1) * row, row]
+            pieces.append([taken, U, *place, taken, U + 1])
+            first += taken * (U + 1)
+            done += taken
+    yield Chunk(b, t, Nodes(torch.tensor(pieces, device="cpu")))
+
+
+class Tiles:
+    """`asrkit.losses.lean.driver.Tiles` on CUDA, in float32 or half precision."""
+
+    def __init__(
+        self,
+        encoded: Tensor,
+        predicted: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        nodes: Nodes,
+        options: LatticeOptions,
+        joint: Joint,
+    ) -> None:
+        self.halves = (encoded.detach().contiguous(), predicted.detach().contiguous())
+        self.outputs, self.D = weight.shape
+        self.weight = padded(weight.detach())
+        extra = len(self.weight) - self.outputs
+        self.bias = torch.nn.functional.pad(bias.detach().to(weight.dtype), (0, extra))
+        self.targets = targets
+        self.options = options
+        self.chunks = [*chunks(nodes, joint.tile, len(self.weight))]
+        self.room = max(chunk.nodes.count for chunk in self.chunks)
+        self.common: dict[str, Any] = {  # arguments of both kernels
+            "T": encoded.shape[1],
+            "U1": predicted.shape[1],
+            "D": self.D,
+            "DEPTH": self.weight.shape[1],
+            "seed": signed(joint.seed),
+            "least": signed(dropout.threshold(joint.dropout)),
+            "keep": 1 / (1 - joint.dropout),
+            "IS_TANH": joint.activation == "tanh",
+            "DROPS": joint.dropout > 0,
+            "COLUMNS": COLUMNS,
+        }
+
+    def arc_log_probs(self, out: ArcLogProbs) -> None:
+        """Write the arcs' log-probabilities of all nodes into `out`."""
+        hidden, logits = self._buffers()
+        for chunk in self.chunks:
+            given, _ = self._logits(chunk, hidden, logits)
+            rows.write_arc_log_probs(*given, self.options, out)
+
+    def gradients(self, saved: Saved, incoming: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), summed
+        in float32.
+
+        Args:
+            saved: Of all nodes, from the first pass and the lattice.
+            incoming: Gradient of the losses (B,), which scales those of each utterance.
+        """
+        hidden, logits = self._buffers()
+        by_hidden = torch.empty_like(hidden)
+        shapes = [self.weight.shape, (len(self.weight),), *(half.shape for half in self.halves)]
+        by_weight, by_bias, *by_halves = zeros(shapes, like=saved.log_z)
+        for chunk in self.chunks:
+            n = chunk.nodes.count
+            (scores, targets, nodes), used = self._logits(chunk, hidden, logits)
+            scale = incoming[chunk.b : chunk.b + len(nodes.table)]
+            rows.gradient(scores, scores, targets, nodes, self.options, saved, scale)
+            gradient = logits[:n]
+            add_product(by_weight, gradient, used)
+            by_bias += gradient.sum(0, dtype=by_bias.dtype)
+            torch.mm(gradient, self.weight, out=by_hidden[:n])
+            blocks = triton.cdiv(int(nodes.table[:, FRAMES].max()), FRAMES_OF)
+            self._launch(
+                _halves,
+                blocks,
+                chunk,
+                by_hidden,
+                *by_halves,
+                FRAMES_OF=FRAMES_OF,
+                LABELS_OF=LABELS_OF,
+            )
+        by_encoded, by_predicted = by_halves
+        D = self.D
+        return by_encoded, by_predicted, by_weight[: self.outputs, :D], by_bias[: self.outputs]
+
+    def _buffers(self) -> tuple[Tensor, Tensor]:
+        """Room for the hidden layer and the logits of the largest chunk."""
+        V, D = self.weight.shape
+        return self.weight.new_empty(self.room, D), self.weight.new_empty(self.room, V)
+
+    def _logits(
+        self, chunk: Chunk, hidden: Tensor, logits: Tensor
+    ) -> tuple[tuple[Tensor, Tensor, Nodes], Tensor]:
+        """Fill `hidden` and `logits` with a chunk's.
+
+        Returns:
+            What the passes over the logits take: these without padding, targets and nodes; and the
+            hidden layer, (n, D padded).
+        """
+        n = chunk.nodes.count
+        blocks = triton.cdiv(int(chunk.nodes.sizes.max()), NODES_OF)
+        self._launch(_hidden, blocks, chunk, hidden, NODES_OF=NODES_OF)
+        torch.addmm(self.bias, hidden[:n], self.weight.T, out=logits[:n])
+        targets = self.targets[chunk.b : chunk.b + len(chunk.nodes.table)]
+        return (logits[:n, : self.outputs], targets, chunk.nodes), hidden[:n]
+
+    def _launch(
+        self, kernel: Any, blocks: int, chunk: Chunk, *tensors: Tensor, **constants: int
+    ) -> None:
+        """Queue a kernel on a chunk: `blocks` programs an utterance and block of columns."""
+        across = triton.cdiv(self.weight.shape[1], COLUMNS)
+        table = chunk.nodes.on(self.weight.device)
+        kernel[blocks, len(chunk.nodes.table), across](
+            *self.halves,
+            table,
+            *tensors,
+            len(self.weight),
+            chunk.b,
+            chunk.t,
+            **constants,
+            **self.common,
+        )
+
+
+def signed(number: int) -> int:
+    """The int32 with the bits of a uint32, so that large ones take no other kernel."""
+    if number >= 2**31:
+        return number - 2**32
+    return number
+
+
+def padded(weight: Tensor) -> Tensor:
+    """The weight (V, D) with zero rows and columns up to multiples of MULTIPLE."""
+    V, D = weight.shape
+    return torch.nn.functional.pad(weight, (0, -D % MULTIPLE, 0, -V % MULTIPLE)).contiguous()
+
+
+def zeros(shapes: list[Any], like: Tensor) -> list[Tensor]:
+    """Tensors of zeros in one piece of memory, which one launch fills."""
+    sizes = [prod(shape) for shape in shapes]
+    parts = like.new_zeros(sum(sizes)).split(sizes)
+    return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left^T @ right to `total`; on CUDA no part of the sum is rounded to half precision.
+
+    Args:
+        total: The sum (n, m), float32, changed in place.
+        left: (k, n).
+        right: (k, m).
+    """
+    if left.is_cuda and left.dtype != total.dtype:
+        torch.addmm(total, left.T, right, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(left.T.to(total.dtype), right.to(total.dtype))
+
+
+@triton.jit
+def _tanh(x):
+    e = tl.exp(-2.0 * tl.abs(x))
+    return tl.where(x >= 0, 1.0, -1.0) * (1.0 - e) / (1.0 + e)
+
+
+@triton.jit
+def _hash32(x):
+    x = (x ^ (x >> 16)) * FIRST
+    x = (x ^ (x >> 15)) * SECOND
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _kept(b, t, u, d, seed, least):
+    """Whether dropout keeps elements `d` (k,) of nodes (n,): bool (n, k)."""
+    key = _hash32(seed.to(tl.uint32) + b.to(tl.uint32))
+    key = _hash32(key + t.to(tl.uint32))
+    key = _hash32(key + u.to(tl.uint32))
+    columns = d.to(tl.uint32) * GOLDEN
+    bits = _hash32(key[:, None] ^ columns[None, :])
+    return bits >= least.to(tl.uint32)
+
+
+@triton.jit
+def _layer(
+    encoded,
+    predicted,
+    b,
+    t,
+    u,
+    d,
+    here,
+    T,
+    U1,
+    D,
+    seed,
+    least,
+    keep,
+    IS_TANH: tl.constexpr,
+    DROPS: tl.constexpr,
+):
+    """Hidden layer of nodes (n,) at columns `d` (k,), and its derivative by the sum of both halves:
+    (n, k) each, float32; 0 at nodes that are not `here` and from column D on.
+    """
+    here = here[:, None] & (d < D)[None, :]
+    encoded_row = (b * T + t).to(tl.int64) * D
+    predicted_row = (b * U1 + u).to(tl.int64) * D
+    x = tl.load(encoded + encoded_row[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
+    x += tl.load(predicted + predicted_row[:, None] + d[None, :], mask=here, other=0.0).to(
+        tl.float32
+    )
+    if IS_TANH:
+        y = _tanh(x)
+        slope = 1.0 - y * y
+    else:
+        y = tl.where(x < 0, 0.0, x)  # NaN passes
+        slope = tl.where(x > 0, 1.0, 0.0)
+    if DROPS:
+        scale = tl.where(_kept(b, t, u, d, seed, least), keep, 0.0)
+        y *= scale
+        slope *= scale
+    return y, slope
+
+
+@triton.jit(do_not_specialize=VARIED)
+def _hidden(
+    encoded,
+    predicted,
+    table,
+    hidden,
+    wide,
+    first_b,
+    first_t,
+    T,
+    U1,
+    D,
+    DEPTH,
+    seed,
+    least,
+    keep,
+    NODES_OF: tl.constexpr,
+    IS_TANH: tl.constexpr,
+    DROPS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write the hidden layer of a chunk's nodes into `hidden` (n, DEPTH), zeros from column D on.
+
+    Logits of a node are `wide` elements apart; the others are those of `Chunk` and `_layer`.
+    """
+    p = tl.program_id(1)
+    frames = tl.load(table + p * 8 + FRAMES_).to(tl.int32)
+    labels = tl.load(table + p * 8 + LABELS_).to(tl.int32) + 1
+    first = tl.load(table + p * 8 + FIRST_LOGIT_) // wide
+    place = tl.program_id(0) * NODES_OF + tl.arange(0, NODES_OF)
+    here = place < frames * labels
+    t = place // labels + tl.where(p == 0, first_t, 0)
+    u = place % labels
+    d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    y, _ = _layer(
+        encoded, predicted, first_b + p, t, u, d, here, T, U1, D, seed, least, keep, IS_TANH, DROPS
+    )
+    to = hidden + (first + place)[:, None] * DEPTH + d[None, :]
+    tl.store(to, y.to(hidden.dtype.element_ty), mask=here[:, None] & (d < DEPTH)[None, :])
+
+
+@triton.jit(do_not_specialize=VARIED)
+def _halves(
+    encoded,
+    predicted,
+    table,
+    by_hidden,
+    by_encoded,
+    by_predicted,
+    wide,
+    first_b,
+    first_t,
+    T,
+    U1,
+    D,
+    DEPTH,
+    seed,
+    least,
+    keep,
+    FRAMES_OF: tl.constexpr,
+    LABELS_OF: tl.constexpr,
+    IS_TANH: tl.constexpr,
+    DROPS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Sum the gradient `by_hidden` (n, DEPTH), times the slope, to both halves' gradients.
+
+    A program has all labels of its frames, whose sums it writes; what it adds to the labels' rows,
+    others add to as well.
+    """
+    p = tl.program_id(1)
+    b = first_b + p
+    frames = tl.load(table + p * 8 + FRAMES_).to(tl.int32)
+    labels = tl.load(table + p * 8 + LABELS_).to(tl.int32) + 1
+    first = tl.load(table + p * 8 + FIRST_LOGIT_) // wide
+    before = tl.where(p == 0, first_t, 0)
+    r = tl.arange(0, FRAMES_OF * LABELS_OF)
+    d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    t0 = tl.program_id(0) * FRAMES_OF
+    t = t0 + r // LABELS_OF
+    total = tl.zeros((FRAMES_OF, COLUMNS), tl.float32)
+    u0 = 0
+    while (u0 < labels) & (t0 < frames):
+        u = u0 + r % LABELS_OF
+        here = (t < frames) & (u < labels)
+        from_ = by_hidden + (first + t * labels + u)[:, None] * DEPTH + d[None, :]
+        grad = tl.load(from_, mask=here[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
+        _, slope = _layer(
+            encoded,
+            predicted,
+            b,
+            before + t,
+            u,
+            d,
+            here,
+            T,
+            U1,
+            D,
+            seed,
+            least,
+            keep,
+            IS_TANH,
+            DROPS,
+        )
+        grad = tl.reshape(grad * slope, (FRAMES_OF, LABELS_OF, COLUMNS))
+        total += tl.sum(grad, axis=1)
+        v = u0 + tl.arange(0, LABELS_OF)
+        row = (b * U1 + v).to(tl.int64) * D
+        tl.atomic_add(
+            by_predicted + row[:, None] + d[None, :],
+            tl.sum(grad, axis=0),
+            mask=(v < labels)[:, None] & (d < D)[None, :],
+            sem="relaxed",
+        )
+        u0 += LABELS_OF
+    frame = t0 + tl.arange(0, FRAMES_OF)
+    row = (b * T + before + frame).to(tl.int64) * D
+    here = (frame < frames)[:, None] & (d < D)[None, :]
+    tl.store(by_encoded + row[:, None] + d[None, :], total, mask=here)
