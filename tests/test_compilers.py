@@ -7,12 +7,9 @@ import torch
 
 from asrkit.decoders.transducer import graphs
 from asrkit.decoders.transducer.steps import Carry, GreedyOptions
-from asrkit.losses import rnnt_loss_lean
 from asrkit.runtime import tf32_asked
-from asrkit.workbench.profiling.fakes import lean_launches
 
 MATMUL = torch.backends.cuda.matmul
-SMALL = {"B": 1, "T": 4, "U1": 3, "D": 64, "V": 64, "dtype": torch.float32}
 ASKED = {
     "fp32_precision of products": lambda: setattr(MATMUL, "fp32_precision", "tf32"),
     "fp32_precision of all backends": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
@@ -41,14 +38,6 @@ def test_tf32_is_found_asked_for_by_old_and_new_settings(float32_throughout, way
     assert not tf32_asked()
     ASKED[way]()
     assert tf32_asked()
-
-
-@pytest.mark.parametrize("way", ASKED)
-def test_lean_kernels_take_tf32_by_old_and_new_settings(float32_throughout, way):
-    pytest.importorskip("triton")
-    ASKED[way]()
-    asked = lean_launches(rnnt_loss_lean, **SMALL, impl="triton").arguments
-    assert [asked[name]["TF32"] for name in ("scores", "by_logits", "by_halves")] == [True] * 3
 
 
 @pytest.mark.parametrize("way", ASKED)

@@ -10,20 +10,13 @@ import torch
 
 from asrkit import runtime
 from asrkit.losses import availability
-from asrkit.losses.nodes import ArcPosteriors
 from asrkit.losses.rnnt import wavefront
 
-ON_GPU = SimpleNamespace(
-    dtype=torch.float32, device=torch.device("cuda"), is_cuda=True
-)  # all that is asked of scores
 ASK = """
 import torch
-from types import SimpleNamespace
 from asrkit.losses import rnnt_loss
 from asrkit.runtime import lacks
-from asrkit.losses.availability import lattice_beside
-on_gpu = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)
-print(lacks("numba_cuda"), lacks("triton"), lattice_beside(on_gpu), sep="|")
+print(lacks("numba_cuda"), lacks("triton"), sep="|")
 try:
     rnnt_loss(torch.zeros(1, 2, 2, 3), torch.tensor([[0]]), torch.tensor([2]), torch.tensor([1]), impl="numba_cuda")
 except ValueError as error:
@@ -47,8 +40,8 @@ def test_a_broken_numba_cuda_costs_only_its_own_kernels(tmp_path, text, said):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    broken, triton, lattice, error = done.stdout.replace("\n", "|").rstrip("|").split("|")
-    assert (broken, triton, lattice, error) == (said, "", "wavefront", SAID.format(said))
+    broken, triton, error = done.stdout.replace("\n", "|").rstrip("|").split("|")
+    assert (broken, triton, error) == (said, "", SAID.format(said))
 
 
 def test_a_package_that_is_not_there_is_named_and_asked_for_once(monkeypatch):
@@ -77,37 +70,60 @@ def test_a_numba_cuda_that_finds_no_nvvm_fails_when_it_is_asked_for_and_not_in_t
     monkeypatch.setattr(cuda, "compile", compiles)
     runtime.lacks.cache_clear()
     assert runtime.lacks("numba_cuda") == "OSError: libnvvm.so: cannot open shared object file"
-    assert availability.lattice_beside(ON_GPU) == "wavefront"
     runtime.lacks.cache_clear()
     monkeypatch.undo()
     assert runtime.lacks("numba_cuda") == ""
 
 
 class Faulting:
-    """A tensor of which a kernel that failed should have written the numbers: whoever waits for it is told."""
+    """A tensor of which a kernel that failed should have written the numbers."""
 
     def tolist(self):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-@pytest.mark.parametrize(("total", "said"), [
-    (Faulting(), "CUDA error: an illegal memory access"), (torch.tensor([torch.nan]), "log-likelihood nan"),
-    (torch.tensor([7.0]), "log-likelihood 7.0"),
+@pytest.fixture
+def triton_losses(monkeypatch):
+    """Puts `losses` in the place of Triton's; impl="auto" asks for it anew."""
+
+    def put(losses):
+        monkeypatch.setitem(
+            sys.modules, "asrkit.losses.rnnt.triton", SimpleNamespace(losses=losses)
+        )
+        monkeypatch.setattr(availability, "lacks", lambda package: "")
+
+    works = availability.triton_works
+    works.cache_clear()
+    yield put
+    works.cache_clear()
+
+
+@pytest.mark.parametrize(("losses", "said"), [
+    (Faulting(), "CUDA error: an illegal memory access"), (torch.tensor([torch.nan]), "costs nan nats"),
+    (torch.tensor([7.0]), "costs 7.0 nats"),
 ])  # fmt: skip
-def test_a_lattice_that_launches_and_finds_nothing_right_does_not_work(monkeypatch, total, said):
-    launches = SimpleNamespace(lattice=lambda *given: ArcPosteriors(total))
-    monkeypatch.setitem(sys.modules, "asrkit.losses.rnnt.numba_cuda", launches)
-    availability.numba_cuda_works.cache_clear()
-    with pytest.warns(RuntimeWarning, match=f"numba-cuda is installed and does not work: .*{said}"):
-        assert not availability.numba_cuda_works(torch.device("cpu"))
-    availability.numba_cuda_works.cache_clear()
+def test_a_triton_that_finds_nothing_right_is_not_taken_and_named_once(triton_losses, losses, said):
+    triton_losses(lambda *given: losses)
+    with pytest.warns(
+        RuntimeWarning, match=f"Triton's losses do not work on cpu: .*{said}"
+    ) as told:
+        assert [availability.triton_works(torch.device("cpu")) for _ in range(2)] == [False] * 2
+    assert len(told) == 1
 
 
-def test_a_lattice_that_finds_what_the_plain_one_does_works(monkeypatch):
-    monkeypatch.setitem(sys.modules, "asrkit.losses.rnnt.numba_cuda", wavefront)
-    availability.numba_cuda_works.cache_clear()
-    assert availability.numba_cuda_works(torch.device("cpu"))
-    availability.numba_cuda_works.cache_clear()
+def test_on_a_gpu_auto_takes_triton_where_it_works_and_plain_torch_elsewhere(
+    triton_losses, monkeypatch
+):
+    triton_losses(wavefront.losses)
+    assert availability.triton_works(torch.device("cpu"))
+    for dtype, works, taken in (
+        (torch.float32, True, "triton"),
+        (torch.float32, False, "wavefront"),
+        (torch.float64, True, "wavefront"),
+    ):
+        monkeypatch.setattr(availability, "triton_works", lambda device, works=works: works)
+        scores = SimpleNamespace(dtype=dtype, device=torch.device("cuda"))
+        assert availability.fastest(scores) == taken
 
 
 def test_the_toolkit_is_that_of_the_variable_then_of_nvcc_then_of_the_wheels(monkeypatch, tmp_path):

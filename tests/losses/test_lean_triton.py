@@ -1,4 +1,4 @@
-"""The Triton kernels of the lean losses with no GPU: run in Triton's interpreter, compiled for three GPUs, launches counted.
+"""The lean losses in chunks with no GPU: run in Triton's interpreter, their kernels compiled for three GPUs.
 
 What this cannot show: speed, the rounding of real half-precision hardware (the interpreter cuts bfloat16 off where a GPU
 rounds), races between programs (there are none to share memory with). A test marked `gpu` runs the same cases for real.
@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +15,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from asrkit.losses import availability, rnnt_loss_lean, tdt_loss_lean
-from asrkit.workbench.profiling.fakes import lean_launches
+from asrkit.losses import rnnt_loss_lean, tdt_loss_lean
+from asrkit.losses.nodes import FIRST_NODE, Nodes
 
 
 class Case(NamedTuple):
@@ -32,7 +31,7 @@ class Case(NamedTuple):
     activation: str = "relu"
     dropout: float = 0.0
     durations: tuple[int, ...] = ()
-    skip: float = 0.0
+    tile: int = 7
     halves: torch.dtype | None = None  # under autocast these are wider than the weight
 
 
@@ -43,11 +42,11 @@ CASES = [
     for dropout, durations in ((0.0, (0, 2)), (0.3, ()))
 ] + [
     Case(B=1, T=1, U=0, D=8, V=29),
-    Case(B=1, T=17, U=8, D=8, V=1025, activation="tanh"),  # more than one tile each way
+    Case(B=1, T=17, U=8, D=8, V=1025, activation="tanh", tile=50),
     Case(B=1, T=3, U=2, D=640, V=29, dropout=0.3, activation="tanh"),
     Case(B=1, T=2, U=1, D=8, V=8198, durations=(0, 1, 2, 3, 4)),
     Case(B=5, T=20, U=0, D=72, V=64, dtype=torch.float16),  # no labels at all, and nothing to round up but D
-    Case(B=2, T=40, U=12, V=8, skip=1e-3),
+    Case(B=2, T=20, U=6, V=8, tile=200),
     Case(dtype=torch.float16, halves=torch.float32, activation="tanh"),
 ]  # fmt: skip
 
@@ -116,8 +115,7 @@ def graded(case, given, rest, impl, device="cpu"):
         "activation": case.activation,
         "dropout": case.dropout,
         "seed": 2**32 - 5,
-        "skip": case.skip,
-        "tile": 200,
+        "tile": case.tile,
     }
     costs = loss(*leaves, *[part.to(device) for part in rest], reduction="none", impl=impl, **how)
     weight = torch.linspace(-1, 2, case.B).to(costs) * costs.isfinite()
@@ -143,92 +141,49 @@ def test_kernels_err_no_more_than_plain_torch_on_a_gpu():
     assert not disagreements("cuda")
 
 
-SHAPE = {"B": 32, "T": 200, "U1": 101, "D": 640, "V": 1025}
-
-
-@pytest.mark.parametrize("loss, most", [(rnnt_loss_lean, 40), (tdt_loss_lean, 45)])
-def test_a_call_takes_few_launches_and_nobody_waits(loss, most):
+def test_chunks_hold_every_node_once_and_no_more_than_asked_for():
     pytest.importorskip("triton")
-    pytest.importorskip("numba_cuda")
-    count = lean_launches(loss, **SHAPE, impl="triton", activation="tanh", dropout=0.1, skip=1e-7)
-    kernels, runs = Counter(count.kernels), 6  # of at most 256 MiB of logits' gradient
-    tdt = {"by_durations": runs} if loss is tdt_loss_lean else {}
-    assert kernels == {
-        "scores": 1,
-        "_sweep": 1,
-        "_posteriors": 1,
-        "by_logits": runs,
-        "by_halves": runs,
-        **tdt,
+    from asrkit.losses.lean.triton import chunks
+
+    lengths = torch.tensor([[5, 3], [1, 0], [9, 20], [2, 1], [4, 0]])
+    nodes = Nodes.packed(lengths, 7)
+    for most in (1, 4, 9, 30, 50, 1000):
+        places, found = [], [*chunks(nodes, most, 7)]
+        for chunk in found:
+            assert chunk.nodes.count <= max(most, 21)  # the longest frame has 21 nodes
+            end = 0
+            for p, (T, U, node, logit, *_) in enumerate(chunk.nodes.table.tolist()):
+                frame = chunk.t if p == 0 else 0
+                start = int(nodes.table[chunk.b + p, FIRST_NODE])
+                assert node == start + frame * (U + 1)
+                assert logit == 7 * end
+                places += range(node, node + T * (U + 1))
+                end += T * (U + 1)
+        assert places == [*range(nodes.count)]
+        assert most < 1000 or len(found) == 1
+
+
+@pytest.mark.parametrize("cc", [80, 90, 100])
+def test_kernels_compile_without_spills(cc):
+    """For halves in bfloat16, and in float32 as autocast leaves them; the products are cuBLAS's."""
+    pytest.importorskip("triton")
+    from asrkit.losses.lean import triton as lean
+    from asrkit.workbench.profiling.cubin import compile_triton
+
+    tensors = dict.fromkeys(("hidden", "by_hidden"), "*bf16") | {"table": "*i64"}
+    tensors |= dict.fromkeys(("by_encoded", "by_predicted", "keep"), "*fp32") | {"keep": "fp32"}
+    constants = {
+        "NODES_OF": lean.NODES_OF,
+        "FRAMES_OF": lean.FRAMES_OF,
+        "LABELS_OF": lean.LABELS_OF,
     }
-    assert count.ops["addmm"] == runs
-    assert count.launches <= most, (kernels, +count.ops)
-
-
-COMPILED = [(cc, torch.bfloat16, torch.bfloat16) for cc in (80, 90, 100)]
-COMPILED += [
-    (90, torch.bfloat16, torch.float32),
-    (90, torch.float32, torch.float32),
-]  # under autocast, and without
-
-
-@pytest.mark.parametrize("cc, dtype, halves", COMPILED, ids=str)
-def test_what_a_call_launches_compiles_without_spills_and_fills_eight_warps(cc, dtype, halves):
-    pytest.importorskip("triton")
-    loss, half = (tdt_loss_lean, True) if dtype == torch.bfloat16 else (rnnt_loss_lean, False)
-    options = {"impl": "triton", "activation": "tanh", "dropout": 0.1, "seed": 1}
-    made = lean_launches(
-        loss, **SHAPE | {"B": 1}, dtype=dtype, halves=halves, cc=cc, compiles=True, **options
-    ).compiled
-    unit = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[cc] if half else "FFMA"
-    for name in ("scores", "by_logits", "by_halves"):
-        kernel = made[name]
-        taken = name, kernel.registers, kernel.stack_B, kernel.shared_B, kernel.opcodes
-        assert (kernel.spills, kernel.stack_B) == (0, 0), taken
-        assert (
-            kernel.shared_B + 1024 <= {80: 164, 90: 228, 100: 228}[cc] * 1024 and kernel.warps >= 8
-        ), taken
-        assert kernel.opcodes[unit] >= 2 and half == any(
-            "MMA" in opcode.replace("FFMA", "") for opcode in kernel.opcodes
-        ), taken
-        copies = [
-            one for one in kernel.instructions if one.opcode.startswith("LDGSTS")
-        ]  # under way while others are multiplied
-        assert copies and all(one.bytes >= 8 for one in copies), (
-            taken
-        )  # V = 1025 is aligned by the padded weight
-
-
-def test_float32_is_multiplied_as_such_unless_tf32_is_asked_for():
-    pytest.importorskip("triton")
-    before = torch.backends.cuda.matmul.allow_tf32
-    try:
-        for tf32 in (False, True):
-            torch.backends.cuda.matmul.allow_tf32 = tf32
-            asked = lean_launches(
-                rnnt_loss_lean, **SHAPE, dtype=torch.float32, impl="triton"
-            ).arguments
-            assert [asked[name]["TF32"] for name in ("scores", "by_logits", "by_halves")] == [
-                tf32
-            ] * 3
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def test_a_broken_numba_cuda_leaves_the_lattice_to_torch(monkeypatch):
-    pytest.importorskip("triton")
-    monkeypatch.setitem(sys.modules, "asrkit.losses.rnnt.numba_cuda", None)  # its import raises
-    availability.numba_cuda_works.cache_clear()
-    fake = torch.zeros(1, device="meta")
-    monkeypatch.setattr(
-        availability, "expect_runs", lambda *given: None
-    )  # installed, and the scores are on a GPU
-    with pytest.warns(
-        RuntimeWarning, match="numba-cuda is installed and does not work: ModuleNotFoundError"
-    ):
-        assert availability.lattice_beside(fake) == "wavefront"
-    assert availability.lattice_beside(fake) == "wavefront"  # and says so once
-    availability.numba_cuda_works.cache_clear()
+    constants |= {"COLUMNS": lean.COLUMNS, "IS_TANH": True, "DROPS": True}
+    for halves in ("*bf16", "*fp32"):
+        known = tensors | constants | {"encoded": halves, "predicted": halves}
+        for kernel in (lean._hidden, lean._halves):
+            types = {name: known.get(name, "i32") for name in kernel.arg_names}
+            made = compile_triton(kernel, types, cc=cc)
+            assert (made.spills, made.stack_B) == (0, 0), (kernel, made.registers)
 
 
 def test_a_cpu_tensor_is_refused():

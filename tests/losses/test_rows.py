@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asrkit.losses.nodes import Nodes
-from asrkit.workbench.bench.row_kernels import counts, row_kernels, triton_types
+from asrkit.workbench.bench.row_kernels import row_kernels, triton_types
 from asrkit.workbench.profiling.cubin import compile_triton
 
 pytest.importorskip("triton")
@@ -20,7 +20,7 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
     ("triton", BF16, 1025, 0, 80, 9, 10), ("triton", FP32, 8193, 5, 90, 8, 8), ("triton", FP16, 29, 0, 90, 9, 10),
     ("triton", BF16, 1025, 0, 100, 9, 10),
     *[pytest.param("numba_cuda", *given, marks=NVVM) for given in (
-        (BF16, 1025, 0, 80, 13, 23), (FP32, 1025, 0, 90, 12, 14), (FP16, 1025, 0, 100, 13, 16),
+        (BF16, 1025, 0, 80, 13, 23), (FP32, 1025, 0, 90, 12, 14), (FP16, 1025, 0, 100, 13, 16.125),
     )],
 ])  # fmt: skip
 def test_row_kernels_move_each_logit_once_a_pass_with_few_instructions(
@@ -90,16 +90,3 @@ def test_every_option_of_the_triton_rows_compiles(n, FUSED, CLAMPS):
     for name, types in triton_types(BF16, 29, n, **small).items():
         made = compile_triton(getattr(rows, f"_{name}"), types, cc=90, warps=1)
         assert made.spills == 0 and made.warps == 32
-
-
-def test_counts_for_a_record_name_both_passes(monkeypatch):
-    logits = torch.empty(1, 1, 1, 8198)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    sass = counts("triton", logits, 5)["sass"]
-    assert [(name, set(told)) for name, told in sass.items()] == [
-        (name, {"instructions_a_logit", "bytes_a_logit"}) for name in ("scores", "gradient")
-    ]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert counts("triton", logits, 5)["sass"].startswith(
-        "not counted: cc: expected one of [80, 90, 100], got 75"
-    )

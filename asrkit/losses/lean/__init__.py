@@ -62,10 +62,10 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
     weight.T + bias, and so do its four gradients. The logits are computed twice, tile by tile: four
     matrix products in place of three.
 
-    Memory: one tile of `tile` nodes (D + V + D numbers a node with compiled kernels, some four times
-    that in plain torch), about 40 bytes for each node of the lattice, and the gradients. Products run in weight's dtype, or in autocast's; sums in float32.
-    What `rnnt_loss` says of its losses, infinite ones, gradients, and integers on the host holds
-    here too.
+    Memory: one tile of `tile` nodes (D + V + D numbers a node with compiled kernels, some four
+    times that in plain torch), about 40 bytes for each node of the lattice, and the gradients.
+    Products run in weight's dtype, or in autocast's; sums in float32. What `rnnt_loss` says of its
+    losses, infinite ones, gradients, and integers on the host holds here too.
 
     Args:
         encoded: Projected encoder frames (B, T, D).

@@ -15,8 +15,8 @@ After the lattice the second pass makes H and the logits again, and then
                     over frames to the predictor's.
 
 Memory: of a chunk of n nodes, n (V + 2 D) numbers in the weight's dtype; by default n V (or n D, if
-larger) fills 128 MiB, and no chunk is smaller than a frame. V and D are rounded up to multiples
-of 16 (a copy of the weight), so that every row is aligned. Logits are rounded to the weight's dtype,
+larger) fills 128 MiB, and no chunk is smaller than a frame. V and D are rounded up to multiples of
+16 (a copy of the weight), so that every row is aligned. Logits are rounded to the weight's dtype,
 as in a joint that is kept. Sums over frames are taken in any order.
 
 Run in Triton's interpreter and compiled for sm_80, sm_90 and sm_100; its speed is unmeasured.
@@ -71,7 +71,7 @@ def chunks(nodes: Nodes, most: int, row: int) -> Iterator[Chunk]:
         done = 0
         while done < T:
             taken = min(T - done, (most - first) // (U + 1))
-            if not taken and pieces:
+            if taken <= 0 and pieces:
                 yield Chunk(b, t, Nodes(torch.tensor(pieces, device="cpu")))
                 pieces, first = [], 0
                 continue

@@ -29,7 +29,8 @@ from asrkit.losses.nodes import (
 )
 from asrkit.runtime import to_device
 
-BLOCK = 1024  # terms of one kind that a program holds: nodes times durations
+BLOCK = 1024  # terms of one kind that a sweep holds at a time: nodes times durations
+EACH = 256  # and that a program of the posteriors holds
 WARPS = 8  # of a program at most
 FRAMES_ = tl.constexpr(FRAMES)
 LABELS_ = tl.constexpr(LABELS)
@@ -81,7 +82,7 @@ def solve(
     given = (*logp, by_duration, nodes.on(device), steps, sums)
     sizes = {"N": len(durations), "ROOM": triton.next_power_of_2(max(1, len(durations)))}
     longest = min(nodes.table[:, FRAMES].max(), nodes.table[:, LABELS].max() + 1)  # diagonal
-    width = min(BLOCK // sizes["ROOM"], max(32, triton.next_power_of_2(int(longest))))
+    width = min(max(1, BLOCK // sizes["ROOM"]), max(32, triton.next_power_of_2(int(longest))))
     warps = max(1, min(WARPS, width * sizes["ROOM"] // 32))
     with torch.cuda.device_of(sums):
         _sweep[len(nodes.table), directions](
@@ -97,7 +98,7 @@ def solve(
             return ArcPosteriors(log_likelihood)
         blank, label = torch.empty_like(logp[0]), torch.empty_like(logp[0])
         duration = torch.empty_like(by_duration) if durations else None
-        block = BLOCK // 4 // sizes["ROOM"]
+        block = max(1, EACH // sizes["ROOM"])
         _posteriors[triton.cdiv(int(nodes.sizes.max()), block), len(nodes.table)](
             *given,
             blank,
@@ -130,7 +131,7 @@ def _duration(duration_logp, node, here, N: tl.constexpr, ROOM: tl.constexpr):
     if N > 0:
         i = tl.arange(0, ROOM)[None, :]
         return tl.load(duration_logp + node * N + i, mask=here & (i < N), other=0.0)
-    else:  # noqa: RET505 - a compiled branch
+    else:
         return 0.0
 
 

@@ -15,7 +15,6 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from asrkit.workbench.profiling.cubin import Cubin, Instruction, compile_numba, compile_triton
 
@@ -70,34 +69,6 @@ def _compiled(
     else:
         cubins = _numba(dtype, cc)
     return {name: counted(cubin, dtype.itemsize) for name, cubin in cubins}
-
-
-def counts(impl: str, logits: Tensor, n: int = 0) -> dict[str, Any]:
-    """Params for the record of an arm: what its row kernels do, or why that was not counted.
-
-    Args:
-        impl: whose kernels: "triton" or "numba_cuda".
-        logits: on the GPU that they are compiled for.
-        n: durations among the outputs.
-    """
-    major, minor = torch.cuda.get_device_capability(logits.device)
-    cc = 10 * major + minor
-    outputs = logits.shape[-1]
-    together = 16 // logits.element_size()  # as many as 16 bytes hold, where rows are aligned
-    if outputs % together:
-        together = 1
-    try:
-        kernels = row_kernels(impl, logits.dtype, V=outputs - n, n=n, cc=cc, together=together)
-    except (ImportError, RuntimeError, ValueError) as error:
-        # a time is worth keeping without what it is compared with
-        return {"sass": f"not counted: {error}"}
-    numbers = {}
-    for name, kernel in kernels.items():
-        numbers[name] = {
-            "instructions_a_logit": kernel.instructions,
-            "bytes_a_logit": kernel.bytes,
-        }
-    return {"sass": numbers}
 
 
 def kernel_table(
@@ -195,9 +166,8 @@ def numba_types(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
     logits = types.Array(kinds[dtype], 1, "C")
     floats = types.Array(types.float32, 1, "C")
     table = types.Array(types.int64, 2, "C")
-    durations = types.Array(types.float32, 2, "C")
     options = (types.int64, types.int64, types.boolean)
-    saved = (floats, floats, floats, durations)
+    saved = (floats, floats, floats)
     return {
         "scores": (logits, table, table, *options, *saved),
         "gradient": (logits, logits, table, table, table, *options, types.float32, *saved, floats),

@@ -11,7 +11,7 @@ from asrkit.workbench.cost.aed import (
     aed_flops,
     aed_parameters,
 )
-from asrkit.workbench.cost.cards import CARDS, Card, card_called
+from asrkit.workbench.cost.cards import CARDS, Card
 from asrkit.workbench.cost.collectives import (
     DGX_A100,
     Cluster,
@@ -49,13 +49,7 @@ from asrkit.workbench.cost.jasper import (
     published_latencies,
     two_numbers,
 )
-from asrkit.workbench.cost.lean import (
-    Phase,
-    lean_floor_ms,
-    lean_ms,
-    lean_peak,
-    lean_phases,
-)
+from asrkit.workbench.cost.lean import CHUNK_BYTES, lean_floor_ms, lean_peak
 from asrkit.workbench.cost.prices import Instance, load_prices
 from asrkit.workbench.cost.ranges import Range
 from asrkit.workbench.cost.speeds import (
@@ -94,6 +88,7 @@ from asrkit.workbench.cost.transcription import (
 
 __all__ = [
     "CARDS",
+    "CHUNK_BYTES",
     "DEFAULT_MODEL",
     "DGX_A100",
     "GPU_TILE_BYTES",
@@ -126,7 +121,6 @@ __all__ = [
     "aed_parameters",
     "all_reduce_s",
     "break_even_rtfx",
-    "card_called",
     "cheapest_pair",
     "cluster_all_reduce_s",
     "compare",
@@ -143,9 +137,7 @@ __all__ = [
     "joint_flops",
     "largest_batch",
     "lean_floor_ms",
-    "lean_ms",
     "lean_peak",
-    "lean_phases",
     "load_prices",
     "lstm_encoder_flops",
     "lstm_encoder_parameters",

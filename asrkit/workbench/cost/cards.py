@@ -8,10 +8,6 @@ class Card(NamedTuple):
 
     `gib` is what its memory is called, of which driver and context keep about half a GiB. The rates
     are those of its data sheet, of the SXM form where there is one; None was not looked up.
-
-    No data sheet rates an L2 cache: `cache_GB_per_s` is a third party's product of width and clock
-    for the full die (doi 10.1016/j.ultsonch.2023.106546, table 3), of A100 and H100; the H200 is
-    taken to be like the H100.
     """
 
     name: str
@@ -21,13 +17,12 @@ class Card(NamedTuple):
     memory_GB_per_s: float | None = None
     float32_TFLOP_per_s: float | None = None  # without tensor cores
     half_TFLOP_per_s: float | None = None  # of tensor cores, float16 or bfloat16, without sparsity
-    cache_GB_per_s: float | None = None  # of L2: assumed from width and clock of the full die
 
 
 GEFORCE = "https://www.nvidia.com/en-us/geforce/graphics-cards"
 DATA_CENTER = "https://www.nvidia.com/en-us/data-center"
 # fmt: off
-CARDS = (  # memory GB/s, float32 TFLOP/s, half TFLOP/s, L2 GB/s
+CARDS = (  # memory GB/s, float32 TFLOP/s, half TFLOP/s
     Card("GeForce RTX 3060", 12, 2021, f"{GEFORCE}/30-series/rtx-3060-3060ti/"),
     Card("Tesla T4", 16, 2018, f"{DATA_CENTER}/tesla-t4/", float32_TFLOP_per_s=8.1),
     Card("Tesla V100 (16 GB)", 16, 2017, f"{DATA_CENTER}/v100/", float32_TFLOP_per_s=15.7),
@@ -37,20 +32,8 @@ CARDS = (  # memory GB/s, float32 TFLOP/s, half TFLOP/s, L2 GB/s
     Card("GeForce RTX 4090", 24, 2022, f"{GEFORCE}/40-series/rtx-4090/"),
     Card("GeForce RTX 5090", 32, 2025, f"{GEFORCE}/50-series/rtx-5090/"),
     Card("A100 (40 GB)", 40, 2020, f"{DATA_CENTER}/a100/"),
-    Card("A100 (80 GB)", 80, 2020, f"{DATA_CENTER}/a100/", 2039, 19.5, 312, 7219),
-    Card("H100", 80, 2022, f"{DATA_CENTER}/h100/", 3350, 67, 989.5, 8986),
-    Card("H200", 141, 2024, f"{DATA_CENTER}/h200/", 4800, 67, 989.5, 8986),
+    Card("A100 (80 GB)", 80, 2020, f"{DATA_CENTER}/a100/", 2039, 19.5, 312),
+    Card("H100", 80, 2022, f"{DATA_CENTER}/h100/", 3350, 67, 989.5),
+    Card("H200", 141, 2024, f"{DATA_CENTER}/h200/", 4800, 67, 989.5),
 )
 # fmt: on
-
-
-def card_called(device: str) -> Card | None:
-    """The card, among those whose rates are all known, that a device's name contains.
-
-    "NVIDIA H100 80GB HBM3" is the H100; None if there is none.
-    """
-    words = device.replace("-", " ").split()
-    for card in CARDS:
-        if card.cache_GB_per_s and card.name.split()[0] in words:
-            return card
-    return None

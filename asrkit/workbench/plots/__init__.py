@@ -68,7 +68,6 @@ from asrkit.workbench.plots.jasper import (
     training_memory_bars,
 )
 from asrkit.workbench.plots.lattices import arcs, diagonal, nodes_at_once, tdt_arcs
-from asrkit.workbench.plots.lean_tile import lean_tile
 from asrkit.workbench.plots.live import live_training_curve
 from asrkit.workbench.plots.losses import (
     emissions,
@@ -131,7 +130,6 @@ __all__ = [
     "lattice",
     "launch_rates",
     "launches_and_waits",
-    "lean_tile",
     "lengths",
     "lengths_and_shares",
     "live_training_curve",

@@ -1,7 +1,5 @@
 """Cases of the losses on a GPU, as far as they can be seen without one: shapes, arms, and what is counted when."""
 
-import re
-
 import pytest
 import torch
 
@@ -9,15 +7,6 @@ from asrkit.workbench.bench import row_kernels
 from asrkit.workbench.bench.agreement import near
 from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.bench.suites import losses
-from asrkit.workbench.cost import lean_peak
-
-GOAL = {
-    "B": 32,
-    "T": 200,
-    "U1": 101,
-    "D": 640,
-    "V": 1024,
-}  # at which the lean loss is to take a fiftieth of the memory
 
 
 @pytest.fixture
@@ -34,7 +23,6 @@ def made(monkeypatch):
                 arms={"arm": tuple},
                 params={"shape": shape},
                 ratios=[],
-                more=lambda: ["counted"],
             )
 
         return make
@@ -51,13 +39,16 @@ def test_rows_that_are_not_aligned_are_measured_early_on_a_gpu(made):
         ("logits_case", torch.bfloat16),
         ("joint_case", torch.float32),
     }
-    assert all(case.more() == ["counted"] for case in cases if case.arms)
-    assert [case.what for case in cases if case.measure] == ["rnnt-loss-joint, largest"]
+    assert len(cases) == len(made)
 
 
-def test_kernels_are_not_counted_in_the_part_that_is_owed(made):
-    cases = [*losses.suite("cuda", False, first=True)]
-    assert len(cases) == 3 and all(case.more() == () for case in cases)
+def test_the_first_cases_are_one_large_shape(made):
+    assert [*losses.suite("cuda", False, first=True)]
+    assert made == [
+        ("joint_case", losses.ODD, torch.float32),
+        ("logits_case", (32, 200, 101, 1025), torch.float32),
+        ("logits_case", (32, 200, 101, 1025), torch.bfloat16),
+    ]
 
 
 def test_kernels_are_compiled_once_in_a_process(monkeypatch):
@@ -80,24 +71,10 @@ def test_kernels_are_compiled_once_in_a_process(monkeypatch):
     assert len([one for one in compiled if len(one) == 5]) == 3  # 2048 tokens are blocks like 1024
 
 
-def test_what_is_counted_becomes_records_and_what_cannot_be_is_told(monkeypatch, capsys):
-    seen = {"instructions_a_logit": 4.0, "bytes_a_logit": 2.0}
-    told = {"triton": {"scores": seen, "gradient": seen}, "numba_cuda": "not counted: no NVVM"}
-    monkeypatch.setattr(losses, "counts", lambda impl, logits, n: {"sass": told[impl]})
-    found = [*losses.counted("rnnt-loss", ["numba_cuda", "triton"], torch.ones(1, 2, 3, 4), 0)]
-    assert [(one.metric, one.unit, one.value, one.params["kernel"]) for one in found] == [
-        (metric, unit, value, kernel) for kernel in ("scores", "gradient")
-        for metric, unit, value in (("instructions_a_logit", "1", 4.0), ("bytes_a_logit", "B", 2.0))
-    ]  # fmt: skip
-    assert {one.impl for one in found} == {"triton"}
-    assert "rnnt-loss: kernels of numba_cuda: not counted: no NVVM" in capsys.readouterr().err
-    assert all(one.record() for one in found)
-
-
 def test_an_eager_joint_in_bfloat16_stands_beside_the_lean_loss_on_a_gpu():
     leaves, rest = losses.joint_inputs((2, 12, 5, 16, 12), "cpu")
     ways = losses.joint_arms(leaves, rest, gpu=True)
-    more = {"lean_triton", "lean_triton_bfloat16", losses.SMALL_TILE, "torchaudio_bfloat16"}
+    more = {"lean_triton", "lean_triton_bfloat16", "joint_triton_bfloat16", "torchaudio_bfloat16"}
     assert {*ways} - {*losses.joint_arms(leaves, rest)} == more
     half, whole = ways["torchaudio_bfloat16"](), ways["torchaudio"]()
     near(half, whole, 0.05)
@@ -109,17 +86,6 @@ def test_torchaudio_has_no_arm_where_its_offsets_end():
     both = {"torchaudio", "torchaudio_bfloat16"}
     assert both <= {*losses.excluded_arms((128, 200, 101, 640, 1024), False)}
     assert not both & {*losses.excluded_arms((32, 200, 101, 640, 1025), False)}
-
-
-def test_a_small_tile_can_reach_a_fiftieth_of_an_eager_joints_memory():
-    """By formula: an eager joint holds its hidden layer in bfloat16, its logits in float32 and their gradient, at least."""
-    N, D, V = GOAL["B"] * GOAL["T"] * GOAL["U1"], GOAL["D"], GOAL["V"]
-    usual = lean_peak(**GOAL)
-    rest = usual.total - usual.parts["tile"] + 2 * D * V  # with the padded weight
-    limit = N * (2 * D + 4 * V + 4 * V) / 50
-    assert usual.total > limit
-    assert rest + (losses.small_tile_nodes(D, V) + 128) * 2 * (D + V) < limit
-    assert re.fullmatch("lean_triton.*_bfloat16", losses.SMALL_TILE)
 
 
 def test_a_table_of_kernels_leaves_out_those_whose_compiler_is_missing(monkeypatch):

@@ -21,8 +21,6 @@ from asrkit.workbench.bench.cases import Arms
 Shape = tuple[int, ...]
 Loss = Callable[[], Tensor]
 SKIP = 1e-7  # share of the likelihood up to which lean leaves a node out
-SMALL_TILE = "lean_triton_64MiB_bfloat16"  # the arm whose tile is not the usual 256 MiB
-SMALL_TILE_B = 1 << 26
 OFFSETS = 2**31  # logits from which torchaudio's offsets of 32 bits end
 
 
@@ -109,9 +107,9 @@ class _JointArms:
         hidden = torch.tanh(summed)
         return F.linear(hidden, self.weight, self.bias)
 
-    def overwrite(self) -> Tensor:
+    def overwrite(self, impl: Any = "auto") -> Tensor:
         logits = self.logits(self.encoded, self.predicted)
-        return rnnt_loss(logits, *self.rest, overwrite_logits=True)
+        return rnnt_loss(logits, *self.rest, impl=impl, overwrite_logits=True)
 
     def torchaudio(self) -> Tensor:
         """torchaudio on a joint that may be under autocast: it takes no bfloat16."""
@@ -176,17 +174,10 @@ def joint_arms(leaves: tuple[Tensor, ...], rest: Any, *, gpu: bool | None = None
         if name.startswith("lean"):
             arms[f"{name}_bfloat16"] = partial(joint.gradients, loss, half=True)
     if gpu:
-        V, D = joint.weight.shape
-        nodes = small_tile_nodes(D, V)
-        small = partial(joint.lean, impl="triton", tile=nodes)
+        in_place = partial(joint.overwrite, impl="triton")
         arms["torchaudio_bfloat16"] = partial(joint.gradients, joint.torchaudio, half=True)
-        arms[SMALL_TILE] = partial(joint.gradients, small, half=True)
+        arms["joint_triton_bfloat16"] = partial(joint.gradients, in_place, half=True)
     return arms
-
-
-def small_tile_nodes(D: int, V: int) -> int:
-    """Nodes whose hidden values and gradients of logits fill SMALL_TILE_B in bfloat16."""
-    return SMALL_TILE_B // (2 * (D + V))
 
 
 def excluded_arms(shape: Shape, trained: bool) -> list[str]:

@@ -8,8 +8,7 @@ are kept, four where they are made twice.
 """
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,26 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.losses import rnnt_loss, rnnt_loss_packed, tdt_loss
+from asrkit.losses import rnnt, rnnt_loss, rnnt_loss_packed, tdt, tdt_loss
 from asrkit.losses.availability import expect_runs
 from asrkit.shapes import valid_mask
-from asrkit.workbench.bench.cases import Case, PeerArms, Suite, no_measurements
+from asrkit.workbench.bench.cases import Case, PeerArms, Suite
 from asrkit.workbench.bench.peers.peer_worker import inputs
-from asrkit.workbench.bench.row_kernels import counts
 from asrkit.workbench.bench.suites.joint_arms import (
     OFFSETS,
     SKIP,
-    SMALL_TILE,
     Shape,
     active_share,
     excluded_arms,
     joint_arms,
     joint_inputs,
-    small_tile_nodes,
 )
-from asrkit.workbench.cost import card_called, lean_ms
 from asrkit.workbench.profiling.ops import dtype_name
-from asrkit.workbench.records import Measurement
 
 DURATIONS = (0, 1, 2, 3, 4)
 ROUNDED = {  # relative distance of gradients that rounding excuses
@@ -57,8 +51,8 @@ CPU_SIZES = (
     (8, 200, 101, 28),
     (2, 500, 151, 1024),
 )
+ODD = (32, 200, 101, 640, 1025)  # (B, T, U1, D, V): rows of 1025 logits are not aligned
 GPU_SIZES = tuple((B, T, 101, 1024) for T in (200, 500) for B in (32, 64, 128))
-MOST_B = 2**12  # utterances of the largest batch that is tried
 Make = Callable[[str], Case]
 
 
@@ -73,8 +67,7 @@ def suite(
     Args:
         device: "cpu" or "cuda", where the arms are those that its memory holds.
         quick: small sizes.
-        first: one large shape only, on given logits and from the halves of the joint, and nothing
-            is counted of kernels.
+        first: one large shape only, from the halves of the joint and on given logits.
     """
     gpu = device.startswith("cuda")
     makers = _first_cases(gpu, quick) if first else _cases(gpu, quick)
@@ -83,25 +76,19 @@ def suite(
             case = make(device)
             if gpu:
                 case = _that_fits(case)
-                if first:
-                    case = replace(case, more=no_measurements)
             if case.arms:
                 yield case
-    if gpu and not first:
-        yield Case(what="rnnt-loss-joint, largest", measure=partial(limits, device))
 
 
 def _cases(gpu: bool, quick: bool) -> list[Make]:
-    """Makers of all cases; rows of 1025 logits, which are not aligned as 1024 are, come early."""
+    """Makers of all cases; on a GPU `_first_cases` come early."""
     sizes: Sequence[Shape] = GPU_SIZES if gpu else CPU_SIZES
     if quick:
         sizes = [QUICK_SIZE]
     wide = _wide(quick)
     makers: list[Make] = [partial(logits_case, rnnt_loss, (1, 12, 6, 9))]
     if gpu and not quick:
-        odd = partial(logits_case, rnnt_loss, (32, 200, 101, 1025))
-        makers += [odd, partial(odd, dtype=torch.bfloat16)]
-        makers.append(partial(joint_case, (32, 200, 101, 640, 1025)))
+        makers += _first_cases(gpu, quick)
     makers += [partial(logits_case, rnnt_loss, shape) for shape in sizes]
     if gpu:
         for shape in sizes:
@@ -119,7 +106,7 @@ def _first_cases(gpu: bool, quick: bool) -> list[Make]:
     """Makers of the cases at one large shape."""
     shape = _wide(quick)
     if gpu and not quick:
-        shape = _larger(shape, gpu)[1]
+        shape = ODD
     on_logits = partial(logits_case, rnnt_loss, shape[:3] + shape[4:])
     makers: list[Make] = [partial(joint_case, shape), on_logits]
     if gpu:
@@ -189,7 +176,7 @@ def logits_case(
         cost = loss(leaf, *targets, impl=impl, overwrite_logits=overwrite)
         return cost.detach(), torch.autograd.grad(cost, leaf)[0]
 
-    compiled = compiled_impls(logits)
+    compiled = compiled_impls(logits, tdt.IMPLS if durations else rnnt.IMPLS)
     overwriting = [f"{impl}_overwrite" for impl in compiled]
     names = ["wavefront"]
     slow = "wavefront"
@@ -201,9 +188,6 @@ def logits_case(
     if shape[1] < 20:
         names.insert(0, "reference")
     what = f"{name}-loss"
-    counting: Callable[[], Iterable[Measurement]] = no_measurements
-    if logits.is_cuda:
-        counting = partial(counted, what, compiled, logits, len(durations))
     peers = None
     if device == "cpu":
         request = {"loss": name, "shape": [*shape], "durations": durations}
@@ -213,7 +197,6 @@ def logits_case(
         arms={name: partial(arm, name) for name in names},
         setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()),
         arm_params={"torchaudio": PEER},
-        more=counting,
         params={
             "shape": [*shape],
             "dtype": dtype_name(dtype),
@@ -228,45 +211,19 @@ def logits_case(
     )
 
 
-def counted(what: str, impls: Sequence[str], logits: Tensor, n: int) -> Iterator[Measurement]:
-    """Instructions and bytes a logit of the row kernels, read from their binaries.
-
-    It comes after the times, for compiling takes seconds. Kernels that cannot be read are named on
-    standard error.
-
-    Args:
-        what: of the measurements.
-        impls: implementations to count.
-        logits: the logits (B, T, U1, V + n), on a GPU.
-        n: number of durations.
+def compiled_impls(logits: Tensor, impls: Sequence[str]) -> list[str]:
+    """Names of the compiled ones among a loss's `impls` that run here, the one for ragged batches
+    first.
     """
-    params = {"shape": [*logits.shape], "dtype": dtype_name(logits.dtype), "device": "cuda"}
-    for impl in impls:
-        kernels = counts(impl, logits, n)["sass"]
-        if isinstance(kernels, str):
-            print(f"{what}: kernels of {impl}: {kernels}", file=sys.stderr)
-            continue
-        for kernel, numbers in kernels.items():
-            shared: dict[str, Any] = {
-                "impl": impl,
-                "params": {**params, "kernel": kernel},
-                "timer": "none",
-            }
-            instructions = numbers["instructions_a_logit"]
-            yield Measurement(what, "instructions_a_logit", "1", instructions, **shared)
-            yield Measurement(what, "bytes_a_logit", "B", numbers["bytes_a_logit"], **shared)
-
-
-def compiled_impls(logits: Tensor) -> list[str]:
-    """Names of the compiled implementations that run here, the one for ragged batches first."""
     candidates = ["numba_cpu"]
     if logits.is_cuda:
-        candidates = ["numba_cuda", "triton"]
+        candidates = ["triton", "numba_cuda"]
     names = []
     for name in candidates:
-        with contextlib.suppress(ValueError):
-            expect_runs(name, logits)
-            names.append(name)
+        if name in impls:
+            with contextlib.suppress(ValueError):
+                expect_runs(name, logits)
+                names.append(name)
     return names
 
 
@@ -286,7 +243,7 @@ def ragged_case(shape: Shape, device: str) -> Case:
     valid = valid_mask(frames, T)[:, :, None] & valid_mask(labels + 1, U1)[:, None]  # (B, T, U1)
     packed = logits.detach()[valid].requires_grad_()
     logits.requires_grad_()
-    impl: Any = (compiled_impls(logits) or ["wavefront"])[0]
+    impl: Any = (compiled_impls(logits, rnnt.IMPLS) or ["wavefront"])[0]
 
     def of_padded() -> tuple[Tensor, Tensor]:
         cost = rnnt_loss(logits, targets, frames, labels, impl=impl)
@@ -321,9 +278,10 @@ def ragged_case(shape: Shape, device: str) -> Case:
 def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
     """Forward and backward from the halves of the joint, with tanh, to the gradients of the leaves.
 
-    What the lean loss in bfloat16 is to be set against on a GPU is torchaudio_bfloat16: a joint
-    under autocast whose logits are cast to float32, for torchaudio takes no bfloat16. Its offsets
-    have 32 bits, so it has no arm where there are more logits.
+    On a GPU the lean loss in bfloat16 stands beside two joints under autocast: torchaudio_bfloat16,
+    whose logits are cast to float32, for torchaudio takes no bfloat16 (its offsets have 32 bits, so
+    it has no arm where there are more logits), and joint_triton_bfloat16, whose gradient overwrites
+    the logits.
 
     Args:
         shape: (B, T, U1, D, V).
@@ -354,7 +312,7 @@ def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
             "floor_B": 2 * 4 * sum(leaf.nelement() for leaf in leaves),
             "floor_FLOP": 3 * 2 * B * T * U1 * D * V,
         },
-        arm_params=_joint_params(shape, device, trained, active_share(leaves, targets)),
+        arm_params=_joint_params(shape, trained, active_share(leaves, targets)),
         memory=True,
         tolerance=tolerance,
         warmup=warmup,
@@ -362,10 +320,8 @@ def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
     )
 
 
-def _joint_params(
-    shape: Shape, device: str, trained: bool, active: float
-) -> dict[str, dict[str, Any]]:
-    """Params of each arm: its least work, tolerance, and the time that is predicted for it."""
+def _joint_params(shape: Shape, trained: bool, active: float) -> dict[str, dict[str, Any]]:
+    """Params of each arm: its least work and its tolerance."""
     B, T, U1, D, V = shape
     product = 2 * B * T * U1 * D * V
     twice: dict[str, Any] = {"floor_FLOP": 4 * product}  # the logits are computed again
@@ -377,13 +333,17 @@ def _joint_params(
     lean = {
         "lean_skip": skipping,
         "lean": twice,
-        "lean_triton": twice | predicted(device, shape, 4),
+        "lean_triton": twice,
         "lean_bfloat16": twice | half,
         "lean_skip_bfloat16": skipping | half,
-        "lean_triton_bfloat16": twice | half | predicted(device, shape, 2),
-        SMALL_TILE: twice | half | {"tile": small_tile_nodes(D, V)},
+        "lean_triton_bfloat16": twice | half,
     }
-    others = {"torchaudio": PEER, "torchaudio_flushed": PEER, "torchaudio_bfloat16": half}
+    others = {
+        "torchaudio": PEER,
+        "torchaudio_flushed": PEER,
+        "torchaudio_bfloat16": half,
+        "joint_triton_bfloat16": half,
+    }
     return {**others, "split": twice, **lean}
 
 
@@ -397,75 +357,15 @@ def _joint_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
             pairs.append(("torchaudio_flushed", fast))
             if "bfloat16" in fast:
                 pairs.append(("torchaudio_bfloat16", fast))
+                pairs.append(("joint_triton_bfloat16", fast))
     return [pair for pair in pairs if pair[0] in names]
-
-
-def predicted(device: str, shape: Shape, itemsize: int) -> dict[str, float]:
-    """`predicted_ms` of the lean loss in Triton, by asrkit.workbench.cost.lean.
-
-    Args:
-        device: where it runs; a device that the formulas do not know gives nothing.
-        shape: (B, T, U1, D, V).
-        itemsize: bytes of a hidden value.
-    """
-    if not device.startswith("cuda"):
-        return {}
-    card = card_called(torch.cuda.get_device_name(device))
-    if not card:
-        return {}
-    sizes = dict(zip(("B", "T", "U1", "D", "V"), shape, strict=True))
-    return {"predicted_ms": round(sum(lean_ms(card, itemsize=itemsize, **sizes).values()), 3)}
-
-
-def limits(device: str) -> Iterator[Measurement]:
-    """For each arm from the halves: nodes B T U1 of the largest batch that trains, T = 200.
-
-    Not yet run on hardware.
-    """
-    _, T, U1, D, V = _wide(quick=False)
-    for name in joint_arms(*joint_inputs((1, 2, 2, 2, 2), device)):
-
-        def train(B: int, name: str = name) -> None:
-            joint_arms(*joint_inputs((B, T, U1, D, V), device))[name]()
-
-        most = MOST_B
-        if name.startswith("torchaudio"):
-            most = 100  # utterances of this size are as many as its offsets reach
-        B = largest(train, most=most)
-        yield Measurement(
-            "rnnt-loss-joint",
-            "largest_lattice",
-            "nodes",
-            B * T * U1,
-            impl=name,
-            params={"shape": [B, T, U1, D, V], "device": device},
-            timer="none",
-        )
-
-
-def largest(train: Callable[[int], object], most: int = MOST_B) -> int:
-    """Largest batch up to `most` for which train(B) fits in memory, to one part in sixteen; 0 if
-    none does.
-    """
-    low = 0
-    high = 1
-    while high <= most and fits(partial(train, high)):
-        low = high
-        high *= 2
-    while high <= most and high - low > max(1, low // 16):
-        middle = (low + high) // 2
-        if fits(partial(train, middle)):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 SUITE = Suite(
     name="losses",
     cases=suite,
     gpu_tests=(
-        "tests/losses/test_rows_triton.py",
+        "tests/losses/test_triton.py",
         "tests/losses/test_lean_triton.py",
         "tests/losses/test_numba_cuda.py",
         "tests/losses/test_packed.py",

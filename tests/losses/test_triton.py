@@ -1,4 +1,4 @@
-"""The Triton rows against the float64 reference, in Triton's interpreter; on a device where there is one.
+"""The losses in Triton, rows and lattices, against the float64 reference, in Triton's interpreter; on a device where there is one.
 
 The interpreter runs a kernel's Python with NumPy, program after program: it shows wrong places and wrong sums, and neither races
 between lanes nor the rounding of exp2. It cuts bfloat16 off where a GPU rounds, so there a whole unit is let pass.
@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from asrkit.losses import rnnt_loss, rnnt_loss_packed, tdt_loss
+from asrkit.losses.nodes import ArcLogProbs, LatticeOptions, Nodes
 from asrkit.shapes import valid_mask
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_numba_cuda import DTYPES, batch
+from ragged import DTYPES, batch
 
 needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="needs the package triton")
 
@@ -126,8 +127,52 @@ def check_impossible(loss, logits, targets, frames, labels, **options):
         assert cost.isnan().tolist() == [True, False]
 
 
+def check_lattice(T, U, durations=(), device="cpu"):
+    """Log-likelihoods and posteriors of a ragged batch are those of the wavefront in plain torch."""
+    from asrkit.losses.rnnt import triton as rnnt
+    from asrkit.losses.rnnt import wavefront as rnnt_plain
+    from asrkit.losses.tdt import triton as tdt
+    from asrkit.losses.tdt import wavefront as tdt_plain
+
+    torch.manual_seed(T)
+    lengths = torch.tensor([[T, U // 2], [(T + 1) // 2, U], [1, 0]])
+    nodes = Nodes.packed(lengths, 2)
+    blank, label = torch.randn(2, nodes.count, device=device).sub(1).unbind()
+    for b in range(len(lengths)):
+        T_b, U1, where = nodes.slices(b)
+        label[where].view(T_b, U1)[:, -1] = -inf
+    by_duration = torch.randn(nodes.count, len(durations), device=device).log_softmax(-1)
+    arcs = ArcLogProbs(torch.zeros_like(blank), blank, label, by_duration if durations else None)
+    options = LatticeOptions(blank=0, fastemit_lambda=0.1, durations=durations)
+    ours, plain = (tdt, tdt_plain) if durations else (rnnt, rnnt_plain)
+    for name, wanted in vars(plain.lattice(arcs, nodes, options, True)).items():
+        found = getattr(ours.lattice(arcs, nodes, options, True), name)
+        if wanted is None:
+            assert found is None
+        else:
+            torch.testing.assert_close(found, wanted, rtol=2e-6, atol=1e-7)
+    alone = ours.lattice(arcs, nodes, options, False)
+    torch.testing.assert_close(
+        alone.log_likelihood, plain.lattice(arcs, nodes, options, False).log_likelihood
+    )
+
+
+def check_lattices(device):
+    """More rows than frames and the reverse, U = 0, T = 1, durations that lead beyond the end."""
+    for sizes in ((7, 4), (3, 21), (1, 0), (1, 9), (12, 1)):
+        check_lattice(*sizes, device=device)
+    for durations in ((0, 1, 2, 3, 4), (2,), (4, 1, 0), (0, 2**40, 1)):
+        check_lattice(5, 9, durations, device)
+
+
 def run_all(device):
-    """Number of cases that passed."""
+    """Number of cases of whole losses that passed, after the lattices."""
+    from asrkit.losses.rnnt import triton
+
+    check_lattices(device)
+    block, triton.BLOCK = triton.BLOCK, 8  # most diagonals are longer than a block
+    check_lattices(device)
+    triton.BLOCK = block
     return sum(case() is None for case in cases(device))
 
 
@@ -149,6 +194,25 @@ def test_kernels_agree_with_the_reference_on_a_gpu():
     for dtype, shape in product(DTYPES, ((2, 40, 30, 65), (2, 30, 20, 1030))):
         check(rnnt_loss, *batch(8, *shape, dtype=dtype, device="cuda"))
         check(tdt_loss, *batch(9, *shape, n=5, dtype=dtype, device="cuda"))
+
+
+@needs_triton
+@pytest.mark.parametrize("cc", [80, 90, 100])
+def test_the_lattice_compiles_without_spills(cc):
+    from asrkit.losses.rnnt import triton as lattice
+    from asrkit.workbench.profiling.cubin import compile_triton
+
+    doubles, ints = ("sums", "log_likelihood"), ("table", "durations")
+    known = dict.fromkeys(doubles, "*fp64") | dict.fromkeys(ints, "*i64")
+    known |= {"count": "i32", "label_factor": "fp32", "BLOCK": 128}
+    for N, ROOM in ((0, 1), (5, 8)):
+        for kernel in (lattice._sweep, lattice._posteriors):
+            sizes = known | {"N": N, "ROOM": ROOM}
+            types = {name: sizes.get(name, "*fp32") for name in kernel.arg_names}
+            made = compile_triton(kernel, types, cc=cc, warps=lattice.WARPS, stages=1)
+            assert (made.spills, made.stack_B) == (0, 0)
+            barriers = made.opcodes["BAR"]
+            assert barriers if kernel is lattice._sweep else True  # after each diagonal
 
 
 def test_a_cpu_tensor_is_refused_and_the_remedy_named():
