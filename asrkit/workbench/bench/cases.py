@@ -2,7 +2,6 @@
 cases.
 """
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,40 +18,6 @@ Arms = Mapping[str, Callable[..., Any]]
 def no_measurements() -> Iterable[Measurement]:
     """Nothing is measured beside the times of the arms."""
     return ()
-
-
-def median_of(
-    what: str,
-    metric: str,
-    unit: str,
-    samples: Sequence[float],
-    *,
-    params: dict[str, Any],
-    warmup: int = 0,
-    impl: str = "",
-) -> Measurement:
-    """The median of some rounds that a case times itself, with each of them.
-
-    Args:
-        what: name of the benchmark.
-        metric: what the samples are.
-        unit: their unit.
-        samples: a number for each round.
-        params: of the record.
-        warmup: rounds before them that do not count.
-        impl: whose samples they are.
-    """
-    return Measurement(
-        what=what,
-        metric=metric,
-        unit=unit,
-        value=statistics.median(samples),
-        samples=tuple(samples),
-        warmup=warmup,
-        params=params,
-        impl=impl,
-        timer="time.perf_counter",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from asrkit.shapes import expect
 from asrkit.workbench.cost.cards import CARDS
 
 
-def predicted_ms(FLOP: float, B: float, card: str, *, reached: float = 1.0) -> float:
+def predicted_ms(FLOP: float, B: float, card: str, *, reached: float = 0.8) -> float:
     """Milliseconds of bfloat16 matrix products, and then of all other work's memory traffic.
 
     Neither measured nor a lower bound: another program may move fewer bytes, or overlap both.
@@ -15,7 +15,7 @@ def predicted_ms(FLOP: float, B: float, card: str, *, reached: float = 1.0) -> f
         card: name of one of CARDS whose rates are known.
         reached: share of both published rates that is attained; no program attains all of them.
 
-    >>> round(predicted_ms(989.5e9, 3350e6, "H100"), 6)  # one millisecond of each
+    >>> round(predicted_ms(0.8 * 989.5e9, 0.8 * 3350e6, "H100"), 6)  # one millisecond of each
     2.0
     """
     cards = {known.name: known for known in CARDS if known.half_TFLOP_per_s}
