@@ -116,19 +116,6 @@ def test_every_command_in_the_readme_and_the_guides_can_be_typed(line):
         parser().parse_args(words)
 
 
-def test_the_jobs_on_ray_can_be_read_and_typed():
-    page = texts(["docs/scale.md"])
-    blocks = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (job,) = [block for block in map(yaml.safe_load, blocks) if block["kind"] == "RayJob"]
-    cluster = job["spec"]["rayClusterSpec"]
-    pinned = re.search(r"^ray==(.+)$", texts(["requirements-scale.txt"]), re.MULTILINE)[1]
-    assert cluster["authOptions"] == {"mode": "token"} and cluster["rayVersion"] == pinned
-    (slurm,) = re.findall(r"^srun ray .*? -- \\\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    for command in (job["spec"]["entrypoint"], slurm.replace("\\\n", " ")):
-        args = parser().parse_args(shlex.split(command)[1:])
-        assert args.shards and args.on == "ray" and args.device == "cuda"
-
-
 @pytest.mark.parametrize("target, arguments", sorted(set(MADE)))
 def test_every_make_command_names_a_target_and_takes_its_arguments(target, arguments):
     recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)*)", (ROOT / "Makefile").read_text(), re.M)

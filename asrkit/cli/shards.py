@@ -8,7 +8,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from asrkit.cli.command import count, finish
 from asrkit.cli.options import check_writable
@@ -45,15 +45,6 @@ def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOURS",
         help="audio in a shard (default: 0.5 on a CPU, 10 on a GPU, less for less than 20 shards)",
     )
-    shards.add_argument(
-        "--hang-seconds",
-        type=float,
-        dest="hang_s",
-        metavar="SECONDS",
-        help="end a process that finishes no recording for SECONDS plus the length of the longest "
-        "recording and of 8 batches; another process transcribes the rest. With --workers and no "
-        "--shards the longest recording does not count (default: 120)",
-    )
     _add_ray_arguments(parser)
 
 
@@ -73,9 +64,10 @@ def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     )
     cluster.add_argument(
         "--actors",
-        metavar="N|MIN:MAX",
-        help="processes that transcribe, each with --threads CPUs (1 where it is not given); "
-        "MIN:MAX adds them as there is room (default: as many as there is room for)",
+        type=int,
+        metavar="N",
+        help="processes that transcribe, each with --threads CPUs (1 where it is not given; "
+        "default: as many as there is room for)",
     )
     cluster.add_argument(
         "--gpus-per-actor",
@@ -101,8 +93,6 @@ def check_shards(args: argparse.Namespace) -> None:
         for name in NEED_SHARDS:
             value = getattr(args, name)
             expect(value is None, name, "--shards with it", value)
-        waits = args.hang_s is None or args.workers is not None
-        expect(waits, "hang_s", "--shards or --workers with it", args.hang_s)
         expect(args.format != "parquet", "format", "--shards with it", args.format)
         return
     expect(args.out is not None, "shards", "--out DIR with it", "none")
@@ -123,7 +113,7 @@ def _loaded_dtype(name: str) -> str:
 def transcribe_shards(
     args: argparse.Namespace, windows: WindowOptions, config: PipelineConfig, model: Any
 ) -> int:
-    """Plan, or find the plan again, and hear a part of it; returns the exit code.
+    """Plan, or find the plan again, and transcribe a part of it; returns the exit code.
 
     Args:
         args: As the parser returns them.
@@ -132,7 +122,6 @@ def transcribe_shards(
         model: Path of the model.
     """
     from asrkit.transcribe.bulk import Machine, Task, plan, run
-    from asrkit.transcribe.bulk.ray_cluster import ClusterLostError
 
     part = _part(args.part)
     cluster = _cluster(args)
@@ -143,7 +132,6 @@ def transcribe_shards(
         threads=args.threads,
         batch_s=args.batch_s,
         readers=args.readers,
-        **({} if args.hang_s is None else {"hang_s": args.hang_s}),
     )
     task = Task(
         model=model,
@@ -165,10 +153,7 @@ def transcribe_shards(
     else:
         executor = cluster
     shown = not args.no_progress
-    try:
-        report = run(planned, part=part, machine=machine, executor=executor, progress=shown)
-    except ClusterLostError as error:
-        _end_at_once(args, error)
+    report = run(planned, part=part, machine=machine, executor=executor, progress=shown)
     elapsed_s = time.perf_counter() - start
     result = {
         "recordings": report.counts.recordings,
@@ -177,8 +162,8 @@ def transcribe_shards(
         "shards": report.shards,
         "done": report.done,
         "missing": report.missing,
-        "heard_s": round(report.heard_s, 2),
-        "rtfx": round(report.heard_s / elapsed_s, 1),
+        "transcribed_s": round(report.transcribed_s, 2),
+        "rtfx": round(report.transcribed_s / elapsed_s, 1),
         "out": str(args.out),
     }
     with atomic(args.out / COUNTS) as file:
@@ -209,12 +194,6 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _end_at_once(args: argparse.Namespace, error: Exception) -> NoReturn:
-    """End this process with an error: on the usual way out, threads of a lost Ray crash it."""
-    print(f"{args.parser.prog}: {error}", file=sys.stderr, flush=True)
-    os._exit(2)
-
-
 def _has_work(out: Path, part: tuple[int, int]) -> bool:
     """Whether a part lacks results, or there is no plan of it yet."""
     from asrkit.transcribe.bulk import load_plan
@@ -227,7 +206,7 @@ def _has_work(out: Path, part: tuple[int, int]) -> bool:
 
 
 def _executor(layout: Any) -> Any:
-    """What hears shards: the processes of a layout, or without one a single process."""
+    """What transcribes shards: the processes of a layout, or without one a single process."""
     if layout is None:
         from asrkit.transcribe.bulk.workers import in_a_process
 
@@ -238,29 +217,14 @@ def _executor(layout: Any) -> Any:
 
 
 def _cluster(args: argparse.Namespace) -> Any:
-    """The actors of a Ray cluster that hear shards; None without --on ray."""
+    """The actors of a Ray cluster; None without --on ray."""
     from asrkit.transcribe.bulk import Machine, RayActors
 
     if args.on is None:
         return None
-    actors = _actors(args.actors)
-    cluster = RayActors(address=args.address, actors=actors, gpus=args.gpus_per_actor)
+    cluster = RayActors(address=args.address, actors=args.actors, gpus=args.gpus_per_actor)
     cluster.need(Machine(device=args.device, threads=args.threads))  # now, not after the plan
     return cluster
-
-
-def _actors(text: str | None) -> int | tuple[int, int] | None:
-    """The number of "N", or both of "MIN:MAX"."""
-    from asrkit.shapes import expect
-
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text)
-    expect(match is not None, "actors", "N or MIN:MAX, such as 8 or 2:16", repr(text))
-    assert match is not None
-    if match[2] is None:
-        return int(match[1])
-    return int(match[1]), int(match[2])
 
 
 def _part(text: str | None) -> tuple[int, int]:
@@ -284,7 +248,7 @@ def _sentence(result: dict[str, Any]) -> str:
     text += f"{count(result['recordings'], 'recording')}, {hours:,.2f} h of audio"
     if result["failed"]:
         text += f", {result['failed']:,} failed"
-    text += f"; now {result['heard_s'] / 3600:,.2f} h at RTFx {result['rtfx']:,}"
+    text += f"; now {result['transcribed_s'] / 3600:,.2f} h at RTFx {result['rtfx']:,}"
     if result["missing"]:
         text += f"; {count(result['missing'], 'shard')} of this part missing, "
         text += "which another process transcribes, or the same command"

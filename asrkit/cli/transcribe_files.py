@@ -120,8 +120,6 @@ def _transcripts(
     shared = {"options": options, "recognizer": recognizer, "progress": not args.no_progress}
     if layout is None:
         return transcribe(checkpoint, todo, **shared)
-    if args.hang_s is not None:
-        shared["hang_s"] = args.hang_s
     return transcribe_in_processes(checkpoint, todo, layout, **shared)
 
 

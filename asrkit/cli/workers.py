@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,6 @@ def check_workers(args: argparse.Namespace) -> None:
 
     if args.workers is None:
         return
-    patient = args.hang_s is None or 0 < args.hang_s < inf
-    expect(patient, "hang_s", "more than 0 seconds", args.hang_s)
     remedy = "--shards --part K/N gives a process to each GPU."
     expect(args.device == "cpu", "workers", "--device cpu with it", args.device, remedy)
     remedy = "The engine has threads of its own: --threads."

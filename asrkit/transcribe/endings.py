@@ -1,37 +1,5 @@
 """How processes end, and what errors say, in one line each; this file loads no torch."""
 
-import sys
-
-MOST_FAULTS = 20  # processes in a row that an error in asrkit ends
-
-
-class Faults:
-    """Errors in asrkit that ended processes in a row; stderr has the traceback of the first one."""
-
-    def __init__(self) -> None:
-        self.in_a_row = 0
-        self._traced = False
-
-    def note(self, trace: str) -> None:
-        """Count one.
-
-        Args:
-            trace: Its traceback.
-        """
-        if not self._traced:
-            print(trace, file=sys.stderr, flush=True)
-        self._traced = True
-        self.in_a_row += 1
-
-    def forget(self) -> None:
-        """Count from 0 again, since a process has finished something."""
-        self.in_a_row = 0
-
-    @property
-    def too_many(self) -> bool:
-        """Whether to give up."""
-        return self.in_a_row >= MOST_FAULTS
-
 
 def how_it_ended(code: int) -> str:
     """How a process ended: "signal 9", or "exit code 1".

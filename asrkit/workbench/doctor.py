@@ -221,21 +221,11 @@ def _gpu(machine: Mapping[str, Any]) -> Finding:
 
 
 def _ray() -> Finding:
-    """Which Ray bulk transcription would run on, and whether others can read its token."""
+    """Which Ray bulk transcription would run on."""
     try:
         found = version("ray")
     except PackageNotFoundError:
         return _finding(
             "Ray", f"none; bulk transcription on a cluster needs it: {_install('scale')}"
         )
-    from asrkit.transcribe.bulk.ray_cluster import readable_by_others, token_file
-
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return _finding("Ray", f"{found}; its token is in RAY_AUTH_TOKEN")
-    file = token_file()
-    if not file.is_file():
-        return _finding("Ray", f"{found}; no token in {file}: docs/scale.md says how to make one")
-    remedy = ""
-    if readable_by_others(file):
-        remedy = f"chmod 600 {file}"
-    return _finding("Ray", f"{found}; its token is {file}", remedy)
+    return _finding("Ray", found)

@@ -24,16 +24,14 @@ def small_tensors(one_thread):
 
 @pytest.fixture
 def break_reading(monkeypatch):
-    """From its call on, recordings named `poison` end the process that opens them, `hang` ones never open, `slow` ones take a while,
-    and `odd` ones are a KeyError, which nothing expects."""
+    """From its call on, recordings named `poison` end the process that opens them, `slow` ones take a while, and `odd` ones are a
+    KeyError, which nothing expects."""
     plain = soundfile.SoundFile
 
     def open_or_die(file, *args, **how):
         name = Path(os.fsdecode(file)).name if isinstance(file, str | bytes) else ""
         if "poison" in name:
             os.kill(os.getpid(), signal.SIGKILL)
-        if "hang" in name:
-            time.sleep(1e6)
         if "slow" in name:
             time.sleep(0.3)
         if "odd" in name:

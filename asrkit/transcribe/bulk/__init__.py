@@ -1,9 +1,9 @@
 """Bulk transcription: millions of recordings in shards, on one machine or many.
 
-`plan` cuts what is to be transcribed into shards, `run` hears those that have no result yet, and
-`rows` reads the results. A shard's result is one file, whose name is a hash of model, settings and
-recordings, written whole or not at all: a shard is done when its file is there. So a run that was
-killed goes on by being called again, and loses and doubles nothing.
+`plan` cuts what is to be transcribed into shards, `run` transcribes those that have no result yet,
+and `rows` reads the results. A shard's result is one file, whose name is a hash of model, settings
+and recordings, written whole or not at all: a shard is done when its file is there. So a run that
+was killed goes on by being called again, and loses and doubles nothing.
 
 >>> task = Task(model=Path("models/mine"))  # doctest: +SKIP
 >>> report = run(plan(["talks/"], task, "text"))  # doctest: +SKIP
@@ -26,27 +26,8 @@ __all__ = [
     "Report",
     "Shard",
     "Task",
-    "hear",
     "load_plan",
     "plan",
     "rows",
     "run",
 ]
-
-
-def hear(plan: Plan, shard: Shard, machine: Machine | None = None) -> Counts | None:
-    """The counts of one shard's result, which is written unless it is there.
-
-    To hear several, make a `bulk.hearing.Hearer`, which loads the model once.
-
-    Args:
-        plan: As `plan` or `load_plan` returns it.
-        shard: One of its shards.
-        machine: How this process works; None: one CPU, as torch takes it.
-
-    Returns:
-        The counts; None if another process is hearing this shard now.
-    """
-    from asrkit.transcribe.bulk.hearing import Hearer
-
-    return Hearer(plan, machine).hear(shard)

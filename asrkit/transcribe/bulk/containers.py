@@ -58,7 +58,7 @@ def _members(container: Recording) -> Iterator[Entry]:
     """Yield the entry of each recording in a container, and one that says what it lacks, if any."""
     read = _tar
     if container.path.lower().endswith(".parquet"):
-        parquet()  # now: without the package no row can be heard, which is no fault of the file's
+        parquet()  # now: without the package no row can be read, which is no fault of the file's
         read = _parquet
     path = Path(container.path)
     seen: set[str] = set()

@@ -1,7 +1,8 @@
 """The plan of a bulk transcription: recordings in shards, kept in the folder of the results.
 
 A plan is two files. `plan.json` says what is planned and where each shard's recordings stand in
-`plan.shards`, which has a shard a line. So whoever knows the folder and a shard's name can hear it.
+`plan.shards`, which has a shard a line. A process needs the
+folder and a shard's name to transcribe it.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ MOST_SHARDS = 50_000  # files in one folder
 
 
 class Shard(NamedTuple):
-    """Some recordings, or one container, that are heard together and have one result.
+    """Some recordings, or one container, that are transcribed together and have one result.
 
     Args:
         name: A hash of model, settings and recordings.
@@ -61,7 +62,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Shards in the order in which they are heard, longest recordings first.
+    """Shards in the order in which they are transcribed, longest recordings first.
 
     Args:
         out: Folder of plan and results.
@@ -132,8 +133,8 @@ def plan(
         out: The folder, made when missing.
         shard_h: Hours of audio in a shard; None: those of the plan that is there, else half an
             hour on a CPU and ten on a GPU, less for small corpora and more for very large ones.
-        device: Where shards are heard. A model that is not known yet is loaded there to take its
-            hash, or on the CPU where this machine has no such device.
+        device: Where shards are transcribed. A model that is not known yet is loaded there to
+            take its hash, or on the CPU where this machine has no such device.
 
     Raises:
         ValueError: An input is damaged or has no recording, ids are twice, or `out` was begun with
@@ -150,7 +151,7 @@ def plan(
     for one in given:
         expect(one.exists(), "files", inputs.KINDS, repr(str(one)), "Check the path.")
     if task.format == "parquet":
-        parquet()  # now, rather than when the first shard is heard
+        parquet()  # now, rather than when the first shard is transcribed
         _expect_outside(given, out)
     task = absolute(task)
     with lock(out / WORK / "plan", wait=True):  # others wait for the first one
@@ -221,7 +222,7 @@ def _kept(out: Path) -> dict[str, Any] | None:
 
 
 def _no_plan(file: Path) -> str:
-    """What is said of a file of a plan that somebody changed."""
+    """The message about a file of a plan that somebody changed."""
     return f"out: expected a plan of asrkit, got something else in {file}. Name another folder."
 
 
@@ -364,7 +365,7 @@ def _text(one: Recording) -> str:
 def _container_s(one: Recording) -> float:
     """Seconds of audio in a container, guessed by its size."""
     if one.path.lower().endswith(".parquet"):
-        parquet()  # now, rather than when it is heard
+        parquet()  # now, rather than when it is transcribed
     return one.state[0] / BYTES_PER_S if one.state else UNKNOWN_S
 
 
@@ -380,7 +381,7 @@ def usual_shard_h(total_s: float, device: str) -> float:
 
     Args:
         total_s: Seconds of all recordings.
-        device: That hears them: cpu, cuda or cuda:N.
+        device: That transcribes them: cpu, cuda or cuda:N.
     """
     usual_s = SHARD_H.get(device.partition(":")[0], SHARD_H["cpu"]) * 3600
     shard_s = max(LEAST_SHARD_S, min(usual_s, total_s / LEAST_SHARDS))

@@ -1,6 +1,5 @@
 """Results of shards: one file each, JSON lines or Parquet, written whole or not at all."""
 
-import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Counts:
-    """What a result holds: recordings, those that failed, and seconds of audio heard."""
+    """What a result holds: recordings, those that failed, and seconds of audio transcribed."""
 
     recordings: int = 0
     failed: int = 0
@@ -32,10 +31,9 @@ def row(entry: Entry, transcript: Transcript, *, timestamps: bool) -> Row:
 
     Args:
         entry: The recording.
-        transcript: What was heard, or the error.
+        transcript: Its text, or the error.
         timestamps: With words, also where there are none.
     """
-    heard = summary(transcript)
     values: Row = {
         "id": entry.id,
         "source": entry.source,
@@ -45,7 +43,7 @@ def row(entry: Entry, transcript: Transcript, *, timestamps: bool) -> Row:
         "error": transcript.error,
     }
     if timestamps:
-        values["words"] = heard.get("words", [])
+        values["words"] = summary(transcript).get("words", [])
     return values
 
 
@@ -151,47 +149,16 @@ def rows(folder: str | Path) -> Iterator[Row]:
         yield from read(path)
 
 
-class Tally:
-    """Counts of all results in a folder: looked up in logs, counted where those lack them.
-
-    A log only saves time. Its lines hold the name and the size of a result; a torn line, or the
-    line of a file that was changed, is counted anew.
+def total(paths: Iterable[Path]) -> Counts:
+    """The counts of several files together.
 
     Args:
-        folder: The --out of a run.
-        logs: Folder of the logs.
-        log: Name of this process's log; no other process writes it.
+        paths: Of files that `write` wrote.
     """
-
-    def __init__(self, folder: Path, logs: Path, log: str) -> None:
-        self.folder = folder
-        self.file = logs / f"counts-{log}.jsonl"
-        self.known: dict[tuple[str, int], Counts] = {}
-        for path in sorted(logs.glob("counts-*.jsonl")):
-            self._load(path)
-
-    def _load(self, path: Path) -> None:
-        for line in path.read_bytes().splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # torn by a crash
-                name, size, counts = json.loads(line)
-                self.known[name, size] = Counts(**counts)
-
-    def counts(self, path: Path) -> Counts:
-        """The counts of one result."""
-        key = (path.name, path.stat().st_size)
-        if key not in self.known:
-            self.known[key] = counts_of(path)
-            line = json.dumps([*key, asdict(self.known[key])])
-            with self.file.open("ab", buffering=0) as file:
-                file.write(f"\n{line}\n".encode())  # the first newline ends a line that was torn
-        return self.known[key]
-
-    def total(self, paths: Iterable[Path]) -> Counts:
-        """The counts of several results together."""
-        recordings, failed, audio_s = 0, 0, 0.0
-        for path in paths:
-            counts = self.counts(path)
-            recordings += counts.recordings
-            failed += counts.failed
-            audio_s += counts.audio_s
-        return Counts(recordings, failed, audio_s)
+    recordings, failed, audio_s = 0, 0, 0.0
+    for path in paths:
+        counts = counts_of(path)
+        recordings += counts.recordings
+        failed += counts.failed
+        audio_s += counts.audio_s
+    return Counts(recordings, failed, audio_s)

@@ -1,18 +1,23 @@
-"""A run: the shards of a part that are still missing, heard by whatever hears shards."""
+"""A run: the shards of a part that are still missing, transcribed by an executor."""
 
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tqdm import tqdm
+
 from asrkit.files import lock
 from asrkit.shapes import expect, whole
+from asrkit.transcribe.bulk import results
 from asrkit.transcribe.bulk.planning import Plan, Shard
-from asrkit.transcribe.bulk.progress import Progress
-from asrkit.transcribe.bulk.results import Counts, Tally
+from asrkit.transcribe.bulk.results import Counts
 from asrkit.transcribe.bulk.tasks import Machine
 from asrkit.transcribe.bulk.workers import Event, in_a_process
 
-# What hears shards: it takes each at least once, on as many machines as it likes, and yields what
-# happens. It needs no memory of its own, because a result that is there is not heard again.
+LINE_S = 60.0  # between lines of progress, where stderr is no terminal
+# What transcribes shards: it takes each at least once, on as many machines as it likes, and yields
+# what happens. It needs no memory of its own: a result that is there is not made again.
 Executor = Callable[[Plan, Sequence[Shard], Machine], Iterator[Event]]
 
 
@@ -25,15 +30,15 @@ class Report:
         done: Those whose results are there, of all parts.
         missing: Those of this part without a result.
         counts: Of all results that are there.
-        heard_s: Seconds of audio that this run heard: of no shard that others heard, and twice what
-            it heard again because a process had ended.
+        transcribed_s: Seconds of audio that this run transcribed: of no shard that others did, and
+            twice what it transcribed again because a process had ended.
     """
 
     shards: int
     done: int
     missing: int
     counts: Counts
-    heard_s: float
+    transcribed_s: float
 
 
 def run(
@@ -44,7 +49,7 @@ def run(
     executor: Executor = in_a_process,
     progress: bool = False,
 ) -> Report:
-    """Hear every shard of a part that has no result yet.
+    """Transcribe every shard of a part that has no result yet.
 
     Parts may run at the same time, on one machine or on several that share the folder. A run that
     was stopped, however it was, goes on where it was: call it again.
@@ -53,34 +58,32 @@ def run(
         plan: As `plan` makes it.
         part: (K, N): of all shards the K-th and every N-th after it, K from 0.
         machine: How each process works; None: one CPU, as torch takes it.
-        executor: What hears the shards; by default one process here, started again when a
+        executor: What transcribes the shards; by default one process here, started again when a
             recording ends it.
-        progress: Say on stderr how far it is.
+        progress: Show on stderr how far it is.
 
     Raises:
         ValueError: There is no such part, or this part is running already.
-        RuntimeError: The shards cannot be heard here.
+        RuntimeError: The shards cannot be transcribed here.
     """
     expect_part(part)
     number, parts = part
-    name = f"{number}-of-{parts}"
     running = f"out: part {number}/{parts} of {plan.out} is being transcribed already."
-    with lock(plan.work / f"part-{name}", refused=running):
-        tally = Tally(plan.out, plan.work, name)
+    with lock(plan.work / f"part-{number}-of-{parts}", refused=running):
         mine = plan.shards[number::parts]
         todo = missing(plan, part)
-        heard_s = 0.0
-        if todo:
-            heard_s = _hear(plan, mine, todo, machine or Machine(), executor, progress)
+        shown = Progress(mine, todo, show=progress)
+        for event in executor(plan, todo, machine or Machine()) if todo else ():
+            shown.add(event)
+        shown.close()
         done = plan.done()
         there = [shard for shard in plan.shards if shard.name in done]
-        counts = tally.total([plan.result(shard) for shard in there])
         return Report(
             shards=len(plan.shards),
             done=len(done),
             missing=sum(shard.name not in done for shard in mine),
-            counts=counts,
-            heard_s=heard_s,
+            counts=results.total(plan.result(shard) for shard in there),
+            transcribed_s=shown.transcribed_s,
         )
 
 
@@ -111,20 +114,55 @@ def expect_part(part: tuple[int, int]) -> None:
     expect(whole(number, 0, parts - 1), "part", f"K/{parts} with K in 0..{parts - 1}", number)
 
 
-def _hear(
-    plan: Plan,
-    mine: Sequence[Shard],
-    todo: Sequence[Shard],
-    machine: Machine,
-    executor: Executor,
-    show: bool,
-) -> float:
-    """Hear the shards `todo` of a part; returns the seconds of audio that were heard."""
-    planned_s = {shard.name: shard.planned_s for shard in todo}
-    before_s = sum(shard.planned_s for shard in mine) - sum(planned_s.values())
-    with Progress(before_s + sum(planned_s.values()), before_s, show=show) as progress:
-        for event in executor(plan, todo, machine):
-            progress.heard(event.heard_s, event.failed)
-            if event.shard:
-                progress.finished(planned_s[event.shard])
-    return progress.heard_s
+class Progress:
+    """Hours done of all hours: one line that changes on a terminal, else a line a minute.
+
+    Hours are those of the plan, where a container's are a guess. RTFx is seconds of audio
+    transcribed over seconds of time.
+
+    Args:
+        mine: All shards of the part.
+        todo: Those that are to be transcribed.
+        show: On stderr.
+    """
+
+    def __init__(self, mine: Sequence[Shard], todo: Sequence[Shard], *, show: bool) -> None:
+        self.planned_s = {shard.name: shard.planned_s for shard in todo}
+        self.total_s = sum(shard.planned_s for shard in mine)
+        self.before_s = self.total_s - sum(self.planned_s.values())
+        self.finished_s = 0.0  # planned seconds of shards finished since then
+        self.since_s = 0.0  # transcribed since the last of them
+        self.transcribed_s = 0.0
+        self.failed = 0
+        self.start = self.shown = time.perf_counter()
+        self.lines = show and not sys.stderr.isatty()
+        self.bar = tqdm(bar_format="{desc}", disable=self.lines or not show, leave=False)
+
+    def add(self, event: Event) -> None:
+        """Count what happened, and show it."""
+        self.transcribed_s += event.transcribed_s
+        self.since_s += event.transcribed_s
+        self.failed += event.failed
+        if event.shard:
+            self.finished_s += self.planned_s[event.shard]
+            self.since_s = 0.0
+        now = time.perf_counter()
+        self.bar.set_description_str(self.text(now - self.start))
+        if self.lines and now - self.shown >= LINE_S:
+            self.shown = now
+            print(self.text(now - self.start), file=sys.stderr, flush=True)
+
+    def text(self, elapsed_s: float) -> str:
+        """The state after `elapsed_s` seconds: "1.5 of 20.0 h, RTFx 310, 2 errors, 03:35 left"."""
+        new_s = self.finished_s + self.since_s
+        left = "?"
+        if new_s > 0:
+            left_s = max(0.0, self.total_s - self.before_s - new_s)
+            left = tqdm.format_interval(elapsed_s * left_s / new_s)
+        rtfx = self.transcribed_s / max(elapsed_s, 1e-3)
+        hours = f"{(self.before_s + new_s) / 3600:,.1f} of {self.total_s / 3600:,.1f} h"
+        return f"{hours}, RTFx {rtfx:,.0f}, {self.failed:,} errors, {left} left"
+
+    def close(self) -> None:
+        """Take the line away."""
+        self.bar.close()

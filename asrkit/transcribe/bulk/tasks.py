@@ -4,7 +4,6 @@ import dataclasses
 import types
 import typing
 from dataclasses import asdict, dataclass, field
-from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,18 +50,12 @@ class Machine:
         threads: CPU threads; None: as many as torch takes.
         batch_s: Most audio in one batch, in seconds; None: as the task says.
         readers: Threads that read recordings; None: as the task says.
-        hang_s: Seconds without a finished recording, beside as many as the longest recording and
-            the batches read ahead last, after which a process is ended.
     """
 
     device: str = "cpu"
     threads: int | None = None
     batch_s: float | None = None
     readers: int | None = None
-    hang_s: float = 120.0
-
-    def __post_init__(self) -> None:
-        expect(0 < self.hang_s < inf, "hang_s", "more than 0 seconds", self.hang_s)
 
 
 def windows_on(machine: Machine, windows: WindowOptions) -> WindowOptions:

@@ -1,4 +1,4 @@
-"""The process that hears shards: `python -m asrkit.transcribe.bulk.worker FOLDER MACHINE`.
+"""The process that transcribes shards: `python -m asrkit.transcribe.bulk.worker FOLDER MACHINE`.
 
 `workers.py` starts it and sends names of shards, one a line; it answers with JSON, one event a
 line. It ends when nobody is there any more to send names.
@@ -8,33 +8,28 @@ import json
 import os
 import sys
 import threading
-import traceback
 from queue import SimpleQueue
 from typing import Any, TextIO
 
 import torch
 
-from asrkit.transcribe.bulk.hearing import Hearer, PoisonedDeviceError
 from asrkit.transcribe.bulk.planning import load_plan
+from asrkit.transcribe.bulk.shards import ShardTranscriber
 from asrkit.transcribe.bulk.tasks import Machine, as_json, from_json
-from asrkit.transcribe.endings import class_and_message, message
-
-POISONED = 70  # the exit code after a CUDA error that ends everything
+from asrkit.transcribe.endings import message
 
 
 def main() -> None:
-    """Hear the shards whose names come on stdin."""
+    """Transcribe the shards whose names come on stdin."""
     names: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_listen, args=(names,), daemon=True).start()
     # What libraries print must not come between the events.
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
-        _hear(names, events)
+        _transcribe(names, events)
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
-        _say(events, stop=message(error))
-    except Exception as error:
-        _say(events, fault=class_and_message(error), trace=traceback.format_exc())
+        _send(events, stop=message(error))
 
 
 def _listen(names: "SimpleQueue[str]") -> None:
@@ -44,12 +39,12 @@ def _listen(names: "SimpleQueue[str]") -> None:
     os._exit(0)
 
 
-def _say(events: TextIO, **event: Any) -> None:
+def _send(events: TextIO, **event: Any) -> None:
     events.write(json.dumps(event) + "\n")
     events.flush()
 
 
-def _hear(names: "SimpleQueue[str]", events: TextIO) -> None:
+def _transcribe(names: "SimpleQueue[str]", events: TextIO) -> None:
     machine = from_json(Machine, json.loads(sys.argv[2]))
     if machine.threads is not None:
         torch.set_num_threads(machine.threads)
@@ -57,18 +52,14 @@ def _hear(names: "SimpleQueue[str]", events: TextIO) -> None:
     shards = {shard.name: shard for shard in plan.shards}
 
     def progress(audio_s: float, failed: int) -> None:
-        _say(events, heard_s=audio_s, failed=failed)
+        _send(events, transcribed_s=audio_s, failed=failed)
 
-    hearer = Hearer(plan, machine, watch=True, progress=progress)
-    _say(events, ready=True)
+    transcriber = ShardTranscriber(plan, machine, progress=progress)
+    _send(events, ready=True)
     while True:
         name = names.get()
-        try:
-            counts = hearer.hear(shards[name])
-        except PoisonedDeviceError as error:
-            print(f"{name}: {error}", file=sys.stderr, flush=True)
-            os._exit(POISONED)
-        _say(events, shard=name, counts=None if counts is None else as_json(counts))
+        counts = transcriber.transcribe(shards[name])
+        _send(events, shard=name, counts=None if counts is None else as_json(counts))
 
 
 if __name__ == "__main__":

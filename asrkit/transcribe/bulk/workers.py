@@ -1,4 +1,4 @@
-"""Shards heard by a process of this machine, which is started again when one of them ends it."""
+"""Shards transcribed by a process of this machine, which is started again when one ends it."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import asrkit
 from asrkit.transcribe.bulk.planning import Plan, Shard
 from asrkit.transcribe.bulk.results import Counts
 from asrkit.transcribe.bulk.tasks import Machine, as_json
-from asrkit.transcribe.endings import Faults, how_it_ended
+from asrkit.transcribe.endings import how_it_ended
 
 WORKER = [sys.executable, "-m", "asrkit.transcribe.bulk.worker"]
 # Threads that spin while they wait slow down whoever else is there; a missing GPU is no error.
@@ -26,24 +26,24 @@ class Event(NamedTuple):
     """Something that happened to the shards of a run.
 
     Args:
-        shard: Its name, once its result is there or somebody else is hearing it; "" before.
-        counts: Of its result; None where somebody else is hearing it.
-        heard_s: Seconds of audio that were heard since the event before.
+        shard: Its name, once its result is there or somebody else is transcribing it; "" before.
+        counts: Of its result; None where somebody else is transcribing it.
+        transcribed_s: Seconds of audio that were transcribed since the event before.
         failed: Recordings that failed since then.
     """
 
     shard: str = ""
     counts: Counts | None = None
-    heard_s: float = 0.0
+    transcribed_s: float = 0.0
     failed: int = 0
 
 
 def in_a_process(plan: Plan, shards: Sequence[Shard], machine: Machine) -> Iterator[Event]:
-    """Hear shards one after the other in a process of this machine, yielding what happens.
+    """Transcribe shards one after the other in a process of this machine, yielding what happens.
 
     Args:
         plan: Of the shards.
-        shards: Those to hear.
+        shards: Those to transcribe.
         machine: How the process works.
 
     Raises:
@@ -51,11 +51,15 @@ def in_a_process(plan: Plan, shards: Sequence[Shard], machine: Machine) -> Itera
     """
     with RestartedWorker(plan.out, machine) as worker:
         for shard in shards:
-            yield from worker.hear(shard.name)
+            yield from worker.transcribe(shard.name)
+
+
+class _DeathError(Exception):
+    """The process has ended: by "signal 9", or "exit code 1"."""
 
 
 class RestartedWorker:
-    """A process that hears shards, started when it is needed, and again when one of them ends it.
+    """A process that transcribes shards, started when it is needed, and again when one ends it.
 
     It is killed when the block ends.
 
@@ -67,10 +71,9 @@ class RestartedWorker:
     def __init__(self, out: Path, machine: Machine) -> None:
         self.out = out
         self.machine = machine
-        self.worker: _Worker | None = None
+        self.process: Any = None
         self.deaths = 0  # since a shard was done
-        self.faults = Faults()  # of these, by an error in asrkit
-        self.stillborn = 0
+        self.stillborn = 0  # since a process was ready
 
     def __enter__(self) -> "RestartedWorker":
         return self
@@ -83,7 +86,7 @@ class RestartedWorker:
     ) -> None:
         self._end()
 
-    def hear(self, name: str) -> Iterator[Event]:
+    def transcribe(self, name: str) -> Iterator[Event]:
         """Yield what happens until a shard is done, that last.
 
         Args:
@@ -94,69 +97,37 @@ class RestartedWorker:
         """
         while True:
             try:
-                yield from self._ready().hear(name)
+                yield from self._events(name)
             except _DeathError as death:
                 self._end()
-                self._count(death)
+                self.deaths += 1
+                if self.deaths >= MOST_DEATHS or self.stillborn >= MOST_STILLBORN:
+                    message = f"the process that transcribes ended {self.deaths} times ({death})."
+                    raise RuntimeError(f"{message} The same command goes on from here.") from None
             else:
                 self.deaths = 0
-                self.faults.forget()
                 return
 
-    def _ready(self) -> "_Worker":
-        """The process, with the model loaded."""
-        if self.worker is None:
-            self.worker = _Worker(self.out, self.machine)
-        if not self.worker.ready:
-            self.worker.wait_until_ready()
-            self.stillborn = 0
-        return self.worker
+    def _events(self, name: str) -> Iterator[Event]:
+        """Yield what a process that lives says of a shard, its end last."""
+        if self.process is None:
+            self._start()
+        try:
+            self.process.stdin.write(name + "\n")
+            self.process.stdin.flush()
+        except OSError:  # it has ended
+            raise self._death() from None
+        while "shard" not in (event := self._next()):
+            yield Event(transcribed_s=event["transcribed_s"], failed=event["failed"])
+        counts = event["counts"]
+        yield Event(shard=name, counts=None if counts is None else Counts(**counts))
 
-    def _end(self) -> None:
-        if self.worker is not None:
-            self.stillborn += not self.worker.ready
-            self.worker.kill()
-            self.worker = None
-
-    def _count(self, death: "_DeathError") -> None:
-        """RuntimeError where the process has ended too often."""
-        self.deaths += 1
-        if death.trace:
-            self.faults.note(death.trace)
-        often = self.deaths >= MOST_DEATHS or self.faults.too_many
-        if often or self.stillborn >= MOST_STILLBORN:
-            times = max(self.deaths, self.stillborn)
-            message = f"the process that transcribes ended {times} times ({death})."
-            raise RuntimeError(f"{message} The same command goes on from here.") from None
-
-
-class _DeathError(Exception):
-    """The process has ended.
-
-    Args:
-        why: "signal 9", "exit code 1", or an error in asrkit.
-        trace: The traceback of that error.
-    """
-
-    def __init__(self, why: str, trace: str = "") -> None:
-        super().__init__(why)
-        self.trace = trace
-
-
-class _Worker:
-    """A running process that hears shards.
-
-    Args:
-        out: Folder of the plan.
-        machine: How it works.
-    """
-
-    def __init__(self, out: Path, machine: Machine) -> None:
+    def _start(self) -> None:
+        """Start the process, and wait until the model is loaded."""
         package = str(Path(asrkit.__file__).parents[1])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        self.ready = False
         self.process = subprocess.Popen(
-            [*WORKER, str(out), json.dumps(as_json(machine))],
+            [*WORKER, str(self.out), json.dumps(as_json(self.machine))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -164,44 +135,24 @@ class _Worker:
             env={**QUIET, **os.environ, "PYTHONPATH": path},
             start_new_session=True,  # Ctrl-C is for the one who waits
         )
-
-    def kill(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.communicate()
-
-    def wait_until_ready(self) -> None:
-        """Wait until the model is loaded."""
+        self.stillborn += 1
         self._next()
-        self.ready = True
+        self.stillborn = 0
 
-    def hear(self, name: str) -> Iterator[Event]:
-        """Yield what happens until a shard is done, that last."""
-        try:
-            self._stdin.write(name + "\n")
-            self._stdin.flush()
-        except OSError:  # it has ended
-            raise self._death() from None
-        while "shard" not in (event := self._next()):
-            yield Event(heard_s=event["heard_s"], failed=event["failed"])
-        counts = event["counts"]
-        yield Event(shard=name, counts=None if counts is None else Counts(**counts))
-
-    @property
-    def _stdin(self) -> Any:
-        return self.process.stdin
+    def _end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
 
     def _next(self) -> dict[str, Any]:
         """The next event; RuntimeError where it says that it cannot go on."""
-        stream: Any = self.process.stdout
-        line = stream.readline()
+        line = self.process.stdout.readline()
         if not line.endswith("\n"):
             raise self._death()
         event = json.loads(line)
         if "stop" in event:
             raise RuntimeError(event["stop"])
-        if "fault" in event:
-            raise _DeathError(event["fault"], event["trace"])
         return event
 
     def _death(self) -> _DeathError:

@@ -7,7 +7,7 @@ model: so its weights are in memory once, packed for oneDNN or not.
 
 from asrkit.transcribe.processes.cores import Layout, choose_layout
 from asrkit.transcribe.processes.memory import process_memory
-from asrkit.transcribe.processes.pool import Channel, Done, Ended, Pool, Said
+from asrkit.transcribe.processes.pool import Channel, Done, Ended, Message, Pool
 from asrkit.transcribe.processes.recordings import transcribe_in_processes
 
 __all__ = [
@@ -15,8 +15,8 @@ __all__ = [
     "Done",
     "Ended",
     "Layout",
+    "Message",
     "Pool",
-    "Said",
     "choose_layout",
     "process_memory",
     "transcribe_in_processes",

@@ -11,8 +11,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -25,17 +23,16 @@ from tqdm import tqdm
 
 from asrkit.runtime import settle_after_fork
 from asrkit.shapes import expect
-from asrkit.transcribe.endings import Faults, class_and_message, how_it_ended, message
+from asrkit.transcribe.endings import how_it_ended, message
 from asrkit.transcribe.processes.cores import Layout
 
 MOST_HELD = 2  # jobs of one process: that which it works on, and the next, which it reads ahead
 MOST_DEATHS = 100  # of processes in a row that finish no job
-LOOK_S = 1.0  # between looks for processes that hang
 FAILURES = (ValueError, RuntimeError, OSError, MemoryError)
 
 
-class Said(NamedTuple):
-    """What a process says of the job that it works on."""
+class Message(NamedTuple):
+    """What a process sends while it works on a job."""
 
     job: Any
     value: Any
@@ -53,7 +50,7 @@ class Ended(NamedTuple):
     Args:
         number: Of the process in its layout, from 1.
         pid: Its id.
-        why: "signal 9", "exit code 1", or the error that ended it.
+        why: "signal 9", or "exit code 1".
         jobs: What it held, the one that it worked on first.
     """
 
@@ -70,7 +67,7 @@ class Channel:
     """What a forked process sees of the one that forked it.
 
     Args:
-        connection: Jobs come from there, and what is said goes there.
+        connection: Jobs come from there, and messages go there.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -90,21 +87,17 @@ class Channel:
         while True:
             yield self.queue.get()
 
-    def say(self, value: Any) -> None:
-        """Say something of the oldest job that is not done."""
-        self._send("said", value)
+    def send(self, value: Any) -> None:
+        """Send a message about the oldest job that is not done."""
+        self._send("message", value)
 
     def done(self) -> None:
-        """Say that the oldest job is done."""
+        """Report that the oldest job is done."""
         self._send("done", None)
 
     def stop(self, why: str) -> None:
-        """Say that nothing can go on."""
+        """Report that nothing can go on."""
         self._send("stop", why)
-
-    def fault(self, error: Exception) -> None:
-        """Say which error, that nothing expects, ends this process."""
-        self._send("fault", (class_and_message(error), traceback.format_exc()))
 
     def _send(self, kind: str, value: Any) -> None:
         try:
@@ -120,7 +113,6 @@ class _Worker:
         self.process = process
         self.connection = connection
         self.held: list[Any] = []
-        self.silent_s = 0.0  # since it said something, or had nothing to do
 
 
 class Pool:
@@ -130,8 +122,6 @@ class Pool:
         layout: How many, and their cores and threads.
         work: Called in each process with its `Channel`; goes on until the process is killed.
         draw: Called with the jobs that a process holds; returns one more for it, or None.
-        hang_s: A process that holds a job and says nothing for so many seconds is killed; None: it
-            may take as long as it likes.
 
     Raises:
         ValueError: The processes are to have several threads, and torch has several here.
@@ -142,8 +132,6 @@ class Pool:
         layout: Layout,
         work: Callable[[Channel], None],
         draw: Callable[[list[Any]], Any],
-        *,
-        hang_s: float | None = None,
     ) -> None:
         settled = layout.threads == 1 or torch.get_num_threads() == 1
         wanted = "1, or torch.set_num_threads(1) before torch computes anything here"
@@ -151,10 +139,8 @@ class Pool:
         self.layout = layout
         self.work = work
         self.draw = draw
-        self.hang_s = hang_s
         self.workers: dict[int, _Worker] = {}  # by number in the layout, from 0
         self.deaths = 0  # since a job was finished
-        self.faults = Faults()  # of these, by an error in asrkit
 
     def __enter__(self) -> "Pool":
         return self
@@ -172,50 +158,24 @@ class Pool:
             worker.connection.close()
         self.workers.clear()
 
-    def events(self) -> Iterator[Said | Done | Ended]:
+    def events(self) -> Iterator[Message | Done | Ended]:
         """Yield what happens until no job is left, handing out jobs in between.
 
         Another process takes the place of one that ended. Its jobs are gone unless `draw` returns
-        them again. The traceback of the first error that ended one goes to stderr.
+        them again.
 
         Raises:
-            RuntimeError: A process says that it cannot go on, or they end again and again.
+            RuntimeError: A process reports that it cannot go on, or they end again and again.
         """
         while True:
             self._hand_out()
             if not any(worker.held for worker in self.workers.values()):
                 return
-            for number in self._ready():
-                yield self._event(number)
-            yield from self._hung()
-
-    def _ready(self) -> list[int]:
-        """Numbers of the processes that have said something, or have ended, once there is one.
-
-        With `hang_s` it may be none, and the seconds are counted in which a process said nothing.
-        """
-        numbers: dict[Any, int] = {
-            worker.connection: number for number, worker in self.workers.items()
-        }
-        timeout_s = None if self.hang_s is None else LOOK_S
-        start = time.monotonic()
-        ready = [numbers[connection] for connection in wait([*numbers], timeout_s)]
-        # More passes only where this process was stopped, perhaps with the others: not silence.
-        waited_s = min(time.monotonic() - start, LOOK_S)
-        for number, worker in self.workers.items():
-            worker.silent_s += waited_s
-            if number in ready or not worker.held:
-                worker.silent_s = 0.0
-        return ready
-
-    def _hung(self) -> Iterator[Ended]:
-        """Kill the processes that have said nothing for too long; yield their ends."""
-        if self.hang_s is None:
-            return
-        for number, worker in [*self.workers.items()]:
-            if worker.silent_s > self.hang_s:
-                worker.process.kill()
-                yield self._ended(number, f"signal 9, after {self.hang_s:g} s without a result")
+            numbers: dict[Any, int] = {
+                worker.connection: number for number, worker in self.workers.items()
+            }
+            for connection in wait([*numbers]):
+                yield self._event(numbers[connection])
 
     def _hand_out(self) -> None:
         """Give each process one job, then each its next one, as far as there are jobs."""
@@ -237,8 +197,8 @@ class Pool:
         with contextlib.suppress(OSError):  # it has ended, which `_event` finds out
             worker.connection.send(job)
 
-    def _event(self, number: int) -> Said | Done | Ended:
-        """The next thing that a process says, or its end."""
+    def _event(self, number: int) -> Message | Done | Ended:
+        """The next message of a process, or its end."""
         worker = self.workers[number]
         try:
             kind, value = worker.connection.recv()
@@ -246,28 +206,16 @@ class Pool:
             return self._ended(number)
         if kind == "stop":
             raise RuntimeError(value)
-        if kind == "fault":
-            return self._faulty(number, *value)
-        if kind == "said":
-            return Said(worker.held[0], value)
+        if kind == "message":
+            return Message(worker.held[0], value)
         self.deaths = 0
-        self.faults.forget()
         return Done(worker.held.pop(0))
 
-    def _faulty(self, number: int, error: str, trace: str) -> Ended:
-        """The end of a process by an error in asrkit, which one job may cause, or each of them."""
-        self.faults.note(trace)
-        if self.faults.too_many:
-            times = self.faults.in_a_row
-            line = f"{times} processes in a row were ended by an error in asrkit ({error})."
-            raise RuntimeError(f"{line} Its traceback is above.")
-        return self._ended(number, error)
-
-    def _ended(self, number: int, why: str = "") -> Ended:
+    def _ended(self, number: int) -> Ended:
         worker = self.workers.pop(number)
         worker.connection.close()
         worker.process.join()
-        why = why or how_it_ended(worker.process.exitcode)
+        why = how_it_ended(worker.process.exitcode)
         self.deaths += 1
         if self.deaths >= MOST_DEATHS:
             message = f"the processes that transcribe ended {self.deaths} times in a row ({why})."
@@ -311,5 +259,3 @@ class Pool:
             self.work(channel)
         except FAILURES as error:
             channel.stop(message(error))
-        except Exception as error:
-            channel.fault(error)

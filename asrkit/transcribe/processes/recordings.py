@@ -3,25 +3,22 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from asrkit.models import Checkpoint
-from asrkit.shapes import expect
 from asrkit.sound_files import Sound
 from asrkit.transcribe.audio import recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.pipeline import Recognizer
 from asrkit.transcribe.processes.cores import Layout
-from asrkit.transcribe.processes.pool import Channel, Done, Ended, Pool, Said
-from asrkit.transcribe.windows import POOL, Bar, Transcriber
+from asrkit.transcribe.processes.pool import Channel, Done, Ended, Message, Pool
+from asrkit.transcribe.windows import Bar, Transcriber
 
-ENDED = "audio: reading or hearing it ended the process twice, or took too long."
-HANG_S = 120.0
+ENDED = "audio: reading or transcribing it ended the process twice."
 # A job has so many batches that its windows, which overlap, are recognised as one pool.
 MOST_BATCHES = 6
 MOST_RECORDINGS = 1000  # in one job
@@ -29,7 +26,7 @@ LEAST_S = 30.0  # of audio in a job: a batch that keeps a core busy
 # A job is at most this part of what is left, divided by processes: so all end at about one time.
 PART = 1 / 2
 MOST_DOUBLINGS = 10
-BYTES_PER_S = 32_000  # of a recording, guessed until some were heard: 16 bits at 16 kHz
+BYTES_PER_S = 32_000  # of a recording, guessed until some are done: 16 bits at 16 kHz
 
 
 def to_stderr(line: str) -> None:
@@ -45,18 +42,17 @@ def transcribe_in_processes(
     options: WindowOptions | None = None,
     recognizer: Recognizer | None = None,
     progress: bool = False,
-    tell: Callable[[str], None] = to_stderr,
-    hang_s: float = HANG_S,
+    warn: Callable[[str], None] = to_stderr,
 ) -> Iterator[Transcript]:
     """Yield one `Transcript` a file, in the order given, as `transcribe` does.
 
-    Each process draws jobs of some minutes of audio, reads the next one while it hears one, and
+    Each process draws jobs of some minutes of audio, reads the next while it transcribes one, and
     batches a job's windows by length. So texts are those of `transcribe`, but for the rounding that
-    other batches bring. One recording is heard by one process.
+    other batches bring. One recording is transcribed by one process.
 
-    When a process ends (a recording that crashes a decoder, somebody's kill -9), or hangs and is
-    killed, `tell` is called, and another process hears what it held, recording by recording; one
-    that ends its process again, or hangs again, is an error.
+    When a process ends (a recording that crashes a decoder, somebody's kill -9), `warn` is called,
+    and another process transcribes what it held, recording by recording; one that ends its process
+    again is an error.
 
     The processes are forked when the first transcript is asked for. Until then torch must not have
     computed on several threads (`torch.set_num_threads(1)`), or `layout.threads` has to be 1.
@@ -68,15 +64,11 @@ def transcribe_in_processes(
         options: windows and batches; None: the defaults. Each process has `readers` threads.
         recognizer: of this checkpoint, to compute with another config than the default one.
         progress: show a bar over all processes on stderr, if that is a terminal.
-        tell: called with a line about a process that ended.
-        hang_s: seconds without a result, beside as many as the batches read ahead last, after which
-            a process is killed.
+        warn: called with a line about a process that ended.
 
     Raises:
-        ValueError: hang_s is no positive number.
         RuntimeError: The processes cannot work, or end again and again.
     """
-    expect(0 < hang_s < inf, "hang_s", "more than 0 seconds", hang_s)
     options = options or WindowOptions()
     recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
     transcriber = Transcriber(recognizer, checkpoint.tokenizer, options)
@@ -84,20 +76,20 @@ def transcribe_in_processes(
     shown = progress and sys.stderr.isatty()
 
     def work(channel: Channel) -> None:
-        _hear(channel, transcriber)
+        _transcribe(channel, transcriber)
 
     following = 0
-    pool = Pool(layout, work, jobs.draw, hang_s=hang_s + POOL * options.batch_s)
+    pool = Pool(layout, work, jobs.draw)
     with Bar(jobs.total_s(), show=shown) as bar, pool:
         for event in pool.events():
             if isinstance(event, Ended):
-                tell(jobs.lost(event))
-            elif isinstance(event, Said):
+                warn(jobs.lost(event))
+            elif isinstance(event, Message):
                 jobs.note(event, bar)
             elif isinstance(event, Done):
                 jobs.finish(event)
-            while following in jobs.heard:
-                yield jobs.heard.pop(following)
+            while following in jobs.done:
+                yield jobs.done.pop(following)
                 following += 1
 
 
@@ -106,10 +98,10 @@ class _Job(NamedTuple):
 
     first: int  # position of the first of them
     sounds: Sequence[Sound]
-    alone: bool = False  # heard again: nothing else is in its process that could end it
+    alone: bool = False  # transcribed again: nothing else is in its process that could end it
 
 
-class _Heard(NamedTuple):
+class _Transcribed(NamedTuple):
     """A transcript and its position among all."""
 
     position: int
@@ -117,7 +109,7 @@ class _Heard(NamedTuple):
 
 
 class _Jobs:
-    """Recordings in jobs: those not drawn yet, those to be heard again, and what was heard.
+    """Recordings in jobs: those not drawn yet, those to be transcribed again, and those done.
 
     Args:
         sounds: All recordings.
@@ -131,14 +123,14 @@ class _Jobs:
         self.batch_s = batch_s
         # No file is opened here: what it holds may end the process that opens it.
         self.sizes = [_size(sound) for sound in sounds]
-        self.left = sum(self.sizes)  # bytes of recordings that are not heard
+        self.left = sum(self.sizes)  # bytes of recordings that are not done
         self.waiting = self.left  # bytes of those that are not drawn
-        self.heard_bytes = 0
-        self.heard_s = 0.0
+        self.done_bytes = 0
+        self.done_s = 0.0
         self.begun = 0  # recordings that were drawn
         self.jobs = 0
         self.again: deque[_Job] = deque()
-        self.heard: dict[int, Transcript] = {}  # by position, until it is taken
+        self.done: dict[int, Transcript] = {}  # by position, until it is taken
         self.reached: dict[int, int] = {}  # next position in each job under way, by its first
 
     def draw(self, held: Sequence[_Job]) -> _Job | None:
@@ -168,18 +160,18 @@ class _Jobs:
         return max(least_s, min(grown_s, MOST_BATCHES * self.batch_s, share_s))
 
     def _guess_s(self, size: int) -> float:
-        """Seconds of audio in so many bytes, by those of the recordings that were heard."""
-        if self.heard_s:
-            return size * self.heard_s / self.heard_bytes
+        """Seconds of audio in so many bytes, by those of the recordings that are done."""
+        if self.done_s:
+            return size * self.done_s / self.done_bytes
         return size / BYTES_PER_S
 
     def total_s(self) -> float:
-        """Seconds of all recordings: of those that were heard, and a guess of the rest."""
-        return self.heard_s + self._guess_s(self.left)
+        """Seconds of all recordings: of those that are done, and a guess of the rest."""
+        return self.done_s + self._guess_s(self.left)
 
-    def note(self, event: Said, bar: Bar) -> None:
-        """Take what a process says: seconds that it has recognised, or a transcript."""
-        if not isinstance(event.value, _Heard):
+    def note(self, event: Message, bar: Bar) -> None:
+        """Take a message: seconds that a process has recognised, or a transcript."""
+        if not isinstance(event.value, _Transcribed):
             bar.heard(event.value)
             return
         position, transcript = event.value
@@ -188,18 +180,18 @@ class _Jobs:
         bar.expect(self.total_s())
 
     def _keep(self, position: int, transcript: Transcript) -> None:
-        self.heard[position] = transcript
+        self.done[position] = transcript
         self.left -= self.sizes[position]
         if transcript.audio_s:
-            self.heard_bytes += self.sizes[position]
-            self.heard_s += transcript.audio_s
+            self.done_bytes += self.sizes[position]
+            self.done_s += transcript.audio_s
 
     def finish(self, event: Done) -> None:
-        """Forget a job whose recordings were all heard."""
+        """Forget a job whose recordings are all done."""
         del self.reached[event.job.first]
 
     def lost(self, event: Ended) -> str:
-        """Have what a process held heard again, or given up; returns what happened, in a line."""
+        """Transcribe what a process held again, or give it up; returns a line on what happened."""
         again = 0
         for job in event.jobs:
             start = self.reached.pop(job.first, job.first)
@@ -228,7 +220,7 @@ def _size(sound: Sound) -> int:
         return 0
 
 
-def _hear(channel: Channel, transcriber: Transcriber) -> None:
+def _transcribe(channel: Channel, transcriber: Transcriber) -> None:
     """What each process does: its jobs one after the other, the next one read meanwhile."""
     taken: deque[_Job] = deque()
 
@@ -238,9 +230,9 @@ def _hear(channel: Channel, transcriber: Transcriber) -> None:
             yield job.sounds
 
     position = 0
-    for transcript in transcriber.groups(groups(), channel.say):
+    for transcript in transcriber.groups(groups(), channel.send):
         job = taken[0]
-        channel.say(_Heard(job.first + position, transcript))
+        channel.send(_Transcribed(job.first + position, transcript))
         position += 1
         if position == len(job.sounds):
             taken.popleft()

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +6,6 @@ from asrkit.sound_files import Sound
 from asrkit.transcribe import Transcript, Word
 from asrkit.transcribe.bulk import Counts, results, rows
 from asrkit.transcribe.bulk.containers import Entry
-from asrkit.transcribe.bulk.results import Tally
 
 
 def made(timestamps=True):
@@ -36,6 +34,7 @@ def test_what_is_written_is_read_again_with_its_counts(tmp_path, kind, timestamp
     path = tmp_path / f"part-0.{kind}"
     counts = results.write(path, given)
     assert counts == results.counts_of(path) == Counts(3, 1, 3.235)
+    assert results.total([path, path]) == Counts(6, 2, 6.47)
     assert [*results.read(path)] == [*rows(tmp_path)] == given
     before = path.read_bytes()
     results.write(path, given)
@@ -46,32 +45,6 @@ def test_rows_have_words_only_with_timestamps_and_no_time_of_the_run():
     plain, timed = made(False)[0], made()[0]
     assert [*plain] == ["id", "source", "start_s", "audio_s", "text", "error"]
     assert timed["words"] == [{"word": "hé", "start_s": 0.1, "end_s": 0.4, "confidence": 0.988}]
-
-
-def test_the_tally_is_right_whatever_became_of_its_log(tmp_path, monkeypatch):
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    paths = [tmp_path / f"part-{n}.jsonl" for n in range(3)]
-    for path in paths:
-        results.write(path, made())
-    wanted = Counts(9, 3, pytest.approx(9.705))
-    assert Tally(tmp_path, logs, "0-of-1").total(paths) == wanted
-    log = logs / "counts-0-of-1.jsonl"
-    whole = log.read_bytes()
-    for text in (
-        whole[: len(whole) // 2],
-        whole + b'["part-0.jsonl", 9',
-        b"\xff\n[]\n{}\n7\n" + whole,
-        b"",
-    ):
-        log.write_bytes(text)
-        assert Tally(tmp_path, logs, "1-of-2").total(paths) == wanted
-        assert Tally(tmp_path, logs, "0-of-1").total(paths) == wanted
-    monkeypatch.setattr(results, "counts_of", lambda path: 1 / 0)
-    assert Tally(tmp_path, logs, "0-of-1").total(paths) == wanted  # nothing was counted again
-    paths[0].write_text(json.dumps(made()[0]) + "\n")
-    with pytest.raises(ZeroDivisionError):
-        Tally(tmp_path, logs, "0-of-1").total(paths)
 
 
 def test_parquet_keeps_a_text_that_is_no_unicode(tmp_path):

@@ -131,8 +131,6 @@ def test_auto_takes_the_dtype_of_this_cpu_and_says_why(talks, model, capsys):
         (["--workers", "100000"], "--workers: expected auto, or 1 to "),
         (["--workers", "two"], "--workers: expected auto, or 1 to "),
         (["--workers", "1", "--threads", "1000"], "--threads: expected 1 to "),
-        (["--workers", "1", "--hang-seconds", "0"], "--hang-seconds: expected more than 0 seconds"),
-        (["--hang-seconds", "9"], "--hang-seconds: expected --shards or --workers with it, got 9"),
         (
             ["--workers", "2", "--device", "cuda"],
             "--workers: expected --device cpu with it, got cuda. --shards --part K/N gives a "
@@ -175,39 +173,6 @@ def test_a_folder_goes_on_where_a_killed_run_stopped_and_ends_as_one_process_doe
     assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in out.glob("*")}.items()
     assert main([*arguments, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["skipped"] == 12
-
-
-@two_cores
-def test_a_worker_killed_in_mid_run_is_named_in_one_line(talks, model, capsys):
-    assert main(command(talks, model)) == 1
-    wanted = capsys.readouterr().out
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, *command(talks, model, "--workers", "2")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    victim = wait_until(lambda: children(process.pid))[0]
-    os.kill(victim, signal.SIGKILL)
-    out, err = process.communicate(timeout=ENOUGH_S)
-    assert (out, process.returncode) == (wanted, 1)
-    lines = [line for line in err.splitlines() if line.startswith("worker ")]
-    assert len(lines) == 1 and f"(process {victim}) ended by signal 9; " in lines[0]
-
-
-@two_cores
-def test_a_worker_may_have_several_threads(talks, model, capsys):
-    assert main(command(talks, model)) == 1
-    wanted = capsys.readouterr().out
-    arguments = command(talks, model, "--workers", "1", "--threads", "2", "--batch-seconds", "60")
-    process = subprocess.run(
-        [sys.executable, "-m", "asrkit", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=ENOUGH_S,
-    )
-    assert (process.stdout, process.returncode) == (wanted, 1)
-    assert process.stderr.startswith("1 worker (as asked), 2 threads each, ")
 
 
 @two_cores

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 import soundfile
-import torch
 
-from asrkit.models import Checkpoint, CTCConfig, CTCModel, FastConformerConfig
 from asrkit.sound_files import Sound
-from asrkit.text import CharTokenizer
 from asrkit.transcribe import (
     BeamOptions,
     Layout,
@@ -22,7 +19,6 @@ from asrkit.transcribe import (
     transcribe,
     transcribe_in_processes,
 )
-from asrkit.transcribe.processes import process_memory
 from asrkit.transcribe.processes.recordings import ENDED
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
@@ -107,66 +103,34 @@ def test_a_process_killed_in_mid_run_loses_nothing_and_is_named(learned, talks, 
     for path in [*talks.iterdir()]:
         path.rename(talks / f"{path.stem}-slow{path.suffix}")
     wanted = alone(learned, talks)
-    told = []
-    heard = transcribe_in_processes(learned, talks, TWO, options=SMALL, tell=told.append)
+    warned = []
+    heard = transcribe_in_processes(learned, talks, TWO, options=SMALL, warn=warned.append)
     first = next(heard)
     victim = multiprocessing.active_children()[0].pid
     os.kill(victim, signal.SIGKILL)
     assert results([first, *heard]) == wanted
-    (line,) = told
+    (line,) = warned
     assert line.startswith("worker ") and f" (process {victim}) ended by signal 9; " in line
     assert line.endswith((" transcribed again", "; it held nothing"))
 
 
-def test_a_recording_that_ends_its_process_twice_is_an_error_and_the_rest_is_heard(
+def test_a_recording_that_ends_its_process_twice_is_an_error_and_the_rest_is_transcribed(
     learned, talks, faulty
 ):
     wanted = alone(learned, talks)
     poison = talks / "1-poison.wav"
-    shutil.copy(talks / "1-0.wav", poison)
-    told = []
-    heard = results(transcribe_in_processes(learned, talks, TWO, options=SMALL, tell=told.append))
-    assert [one for one in heard if one[0] != poison.name] == wanted
-    (lost,) = [one for one in heard if one[0] == poison.name]
-    assert lost[1:] == ("", 0.0, (), ENDED)
-    assert [one[0] for one in heard] == sorted(one[0] for one in heard)
-    assert len(told) == 2 and "signal 9" in told[0] and told[1].endswith(f"now with {poison} alone")
-
-
-def test_recordings_that_nothing_expects_or_that_hang_are_errors_and_the_rest_is_heard(
-    learned, talks, faulty, capfd
-):
-    for long in ("1-long.flac", "2-torn.flac"):  # would take longer than it takes to hang
-        (talks / long).unlink()
-    wanted = alone(learned, talks)
-    for name in ("0-hang.wav", "1-odd.wav"):
-        shutil.copy(talks / "1-0.wav", talks / name)
-    told = []
-    options = WindowOptions(batch_s=0.1, readers=1)
-    heard = results(
-        transcribe_in_processes(learned, talks, TWO, options=options, tell=told.append, hang_s=2.0)
-    )
-    lost = {one[0]: one[1:] for one in heard if one not in wanted}
-    assert lost == dict.fromkeys(("0-hang.wav", "1-odd.wav"), ("", 0.0, (), ENDED))
+    odd = talks / "2-odd.wav"  # an error that nothing expects ends the process too
+    for path in (poison, odd):
+        shutil.copy(talks / "1-0.wav", path)
+    warned = []
+    heard = results(transcribe_in_processes(learned, talks, TWO, options=SMALL, warn=warned.append))
+    lost = [one for one in heard if one not in wanted]
+    assert lost == [(path.name, "", 0.0, (), ENDED) for path in (poison, odd)]
     assert len(heard) == len(wanted) + 2
     assert [one[0] for one in heard] == sorted(one[0] for one in heard)
-    ends = [line.split(" ended by ")[1].split("; ")[0] for line in told]
-    alone_too = f", now with {talks}/1-odd.wav alone"
-    assert sorted(ends) == sorted(
-        [
-            "KeyError: 'no such header'",
-            f"KeyError: 'no such header'{alone_too}",
-            "signal 9, after 2.8 s without a result",
-            f"signal 9, after 2.8 s without a result, now with {talks}/0-hang.wav alone",
-        ]
-    )
-    assert capfd.readouterr().err.count("Traceback") == 1
-
-
-@pytest.mark.parametrize("wrong", [0, -1.0, float("inf"), float("nan")])
-def test_a_time_to_wait_that_cannot_be_is_one_line(learned, speech, wrong):
-    with pytest.raises(ValueError, match="^hang_s: expected more than 0 seconds, got"):
-        next(transcribe_in_processes(learned, speech, TWO, hang_s=wrong))
+    for path, why in ((poison, "signal 9"), (odd, "exit code 1")):
+        assert any(f"ended by {why}" in line for line in warned)
+        assert any(line.endswith(f"now with {path} alone") for line in warned)
 
 
 def test_who_stops_to_listen_ends_all_processes(learned, talks):
@@ -177,32 +141,9 @@ def test_who_stops_to_listen_ends_all_processes(learned, talks):
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no smaps_rollup here")
-def test_the_weights_of_a_prepared_model_are_in_memory_once(speech):
-    encoder = FastConformerConfig(width=1024, layers=4, heads=8, subsampling_channels=32)
-    model = CTCModel(CTCConfig(vocab_size=28, encoder=encoder)).eval()
-    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    checkpoint = Checkpoint(model, CharTokenizer(), {}, {})
-    recognizer = Recognizer.from_checkpoint(checkpoint, in_place=True)
-    heard = transcribe_in_processes(
-        checkpoint, speech, TWO, options=WindowOptions(batch_s=1.0), recognizer=recognizer
-    )
-    next(heard)
-    own = [process_memory(child.pid)["own"] for child in multiprocessing.active_children()]
-    assert all(one.error == "" for one in heard)
-    assert len(own) == 2 and weights > 300 * 2**20
-    assert max(own) < weights / 2
-
-
 def test_a_bar_counts_the_seconds_of_all_processes(learned, speech, monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert len([*transcribe_in_processes(learned, speech, TWO, progress=True)]) == 6
     err = capsys.readouterr().err
     whole_s = round(sum(soundfile.info(str(path)).duration for path in speech))
     assert f"{whole_s} of {whole_s} s" in err and "RTFx" in err
-
-
-def test_torch_has_the_threads_it_had(learned, speech):
-    before = torch.get_num_threads()
-    assert len([*transcribe_in_processes(learned, speech, TWO)]) == 6
-    assert torch.get_num_threads() == before
