@@ -52,8 +52,8 @@ class FoldedPredictor:
         hidden_before, cell_before = state
         lstm = model.predictor.lstm
         recurrent = hidden_before.transpose(0, 1) @ self.recurrent.mT  # (layers, B, 4 D)
-        hidden_states = []
-        cells = []
+        hidden_states: list[Tensor] = []
+        cells: list[Tensor] = []
         gates = nn.functional.embedding(labels, self.table)
         for layer in range(lstm.num_layers):
             if layer:

@@ -52,12 +52,8 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
 
 def _mark(value: object) -> str:
     """Shape and hash of all numbers of a tensor; of what else a quantizer keeps, its text."""
-    if isinstance(value, tuple | list):
-        return " ".join(map(_mark, value))
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or value.is_quantized:
         return str(value)
-    if value.is_quantized:
-        return _mark(value.dequantize())
     numbers = value.detach().cpu().flatten().contiguous()
     digest = hashlib.sha256(numbers.view(torch.uint8).numpy().data)
     return f"{tuple(value.shape)} {digest.hexdigest()}"

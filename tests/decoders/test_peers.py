@@ -1,9 +1,5 @@
 """NeMo's greedy decoders on the same weights: where it is right ours are the same, and where it is not they are right."""
 
-import json
-import subprocess
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,8 +7,6 @@ from asrkit.decoders import transducer_greedy
 from asrkit.models import ConvConfig, LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.workbench import bench
 from asrkit.workbench.bench.peers.peer_decoders import write
-from asrkit.workbench.bench.peers.processes import HERE, PYTHON
-from asrkit.workbench.bench.planted import planted
 
 TDT = [(0, 1, 2, 3, 4), (0, 1, 2, 4, 8)]
 SIZES = {
@@ -119,14 +113,3 @@ def test_nemos_one_by_one_skips_a_frame_when_the_budget_of_symbols_ends_and_ours
     (_, _, alone), _ = nemo("nemo_one_by_one", model, encoded, lengths, 1)
     assert batched.tolist() == found.frames.tolist()
     assert alone.tolist() != batched.tolist()
-
-
-@pytest.mark.skipif(not PYTHON.exists(), reason="needs nemo_toolkit: make peers")
-@pytest.mark.parametrize("durations", [(), TDT[0]], ids=str)
-def test_what_nemo_would_record_as_a_graph_finds_what_was_planted(durations, tmp_path):
-    plan, path = planted(3, 30, V=33, width=240, durations=durations), tmp_path / "plan.pt"
-    write(path, plan.model, plan.encoded, plan.lengths)
-    worker = Path(__file__).parent / "nemo_graph_worker.py"
-    command = [str(PYTHON), "-P", "-W", "ignore", str(worker), str(HERE), str(path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert json.loads(done.stdout) == [plan.labels, plan.frames]

@@ -197,16 +197,3 @@ def test_bad_input_is_one_line(change, wanted):
     with pytest.raises(ValueError) as error:
         transducer_greedy(**{**arguments, **change})
     assert str(error.value) == wanted
-
-
-@pytest.mark.parametrize(("change", "wanted"), [
-    ({"blank": -1}, "model.blank: expected an index from 0, got -1. Count it from the front: V - 1, not -1."),
-    ({"durations": (0, -1)}, "model.durations: expected a sequence of whole numbers from 0 to 1000, got (0, -1)."),
-    ({"durations": [0.5, 1]}, "model.durations: expected a sequence of whole numbers from 0 to 1000, got [0.5, 1]."),
-])  # fmt: skip
-def test_a_model_that_would_never_be_blank_or_never_move_on_is_refused(change, wanted):
-    model = Scripted()
-    vars(model).update(change)
-    with pytest.raises(ValueError) as error:
-        transducer_greedy(model, torch.zeros(2, 3, 5), torch.tensor([3, 2]))
-    assert str(error.value) == wanted

@@ -211,56 +211,6 @@ def test_what_the_model_cannot_do_is_refused_in_one_line(canary, talk, options, 
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "option, value", [("language", "de"), ("target-language", "en"), ("task", "translate")]
-)
-def test_other_models_refuse_a_prompt(learned, talk, option, value, tmp_path, capsys):
-    save_checkpoint(tmp_path / "ctc.safetensors", learned)
-    command = ["transcribe", str(talk), "--model", str(tmp_path / "ctc.safetensors")]
-    assert main([*command, f"--{option}", value]) == 2
-    wanted = f"--{option}: expected none, since this CTCModel has no prompt with a place for it, got {value!r}."
-    assert (
-        capsys.readouterr().err
-        == f"asrkit transcribe: {wanted} Some encoder-decoder models have one.\n"
-    )
-    assert main([*command, "--punctuation"]) == 2
-    assert "--punctuation: expected none, since this CTCModel" in capsys.readouterr().err
-
-
-def test_a_model_whose_prompt_is_its_start_token_refuses_one_too():
-    model = AEDModel(presets.tiny_aed()).eval()
-    with pytest.raises(
-        ValueError, match="language: expected none, since this AEDModel has no prompt"
-    ):
-        Recognizer(model, PipelineConfig(prompt=PromptOptions(language="de")))
-    Recognizer(model, PipelineConfig(prompt=PromptOptions()))
-
-
-@pytest.mark.parametrize("options, message", [
-    ({"language": ""}, "language: expected a language's code, or None, got ''."),
-    ({"target_language": 7}, "target_language: expected a language's code, or None, got 7."),
-    ({"task": "sing"}, "task: expected 'transcribe', 'translate' or None, got 'sing'."),
-    ({"punctuation": "yes"}, "punctuation: expected True, False or None, got 'yes'."),
-])  # fmt: skip
-def test_options_that_no_model_has_are_refused(options, message):
-    with pytest.raises(ValueError) as refused:
-        PromptOptions(**options)
-    assert str(refused.value) == message
-    with pytest.raises(ValueError, match="prompt: expected PromptOptions or None"):
-        PipelineConfig(prompt={"language": "de"})
-
-
-def test_graphs_and_n_grams_are_not_for_attention(checkpoint):
-    with pytest.raises(ValueError, match="graphs: expected 'auto' or 'off' for an AEDModel"):
-        Recognizer.from_checkpoint(checkpoint, PipelineConfig(graphs="step"))
-    search = BeamOptions(beam=4, lm=Path("words.arpa"))
-    with pytest.raises(ValueError, match="lm: expected none for an AEDModel"):
-        Recognizer.from_checkpoint(checkpoint, PipelineConfig(search=search))
-    search = BeamOptions(beam=4, top_tokens=5)
-    with pytest.raises(ValueError, match="^top_tokens: expected none for an AEDModel, got 5"):
-        Recognizer.from_checkpoint(checkpoint, PipelineConfig(search=search))
-
-
 def test_the_ctc_head_beside_a_decoder_is_found():
     model = AEDModel(presets.tiny_aed()).eval()
     recognizer = Recognizer(model)

@@ -9,8 +9,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.cli import main
 from asrkit.decoders import NGram, WordNGram, ctc_beam, ctc_greedy
-from asrkit.models import Checkpoint, TransducerModel, presets, save_checkpoint
-from asrkit.text import CharTokenizer, SentencePieceTokenizer, token_texts
+from asrkit.models import save_checkpoint
+from asrkit.text import SentencePieceTokenizer, token_texts
 from asrkit.transcribe import BeamOptions, PipelineConfig, Recognizer, WindowOptions, transcribe
 from asrkit.transcribe.decoding import read_lm
 from asrkit.transcribe.folder import text_settings
@@ -119,46 +119,6 @@ def test_the_command_takes_a_beam_and_a_model_of_words(learned, speech, words, t
     assert all(0 < word["confidence"] <= 1 for word in timed)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--lm", "x.arpa"], "--lm: expected a beam search with it, got x.arpa. Pass --beam 8."),
-        (
-            ["--beam", "4", "--lm-weight", "1"],
-            "--lm-weight: expected an n-gram model with it, got 1.0. Pass --lm FILE.",
-        ),
-        (
-            ["--word-bonus", "0"],
-            "--word-bonus: expected a beam search with it, got 0.0. Pass --beam 8.",
-        ),
-        (
-            ["--beam", "4", "--lm", "none.arpa"],
-            "--lm: expected a file in ARPA format, got none.arpa.",
-        ),
-        (["--beam", "0"], "--beam: expected 1 to 1000 hypotheses, got 0."),
-        (
-            ["--beam", "4", "--top-tokens", "0"],
-            "--top-tokens: expected at least 1, or None, got 0.",
-        ),
-        (
-            ["--beam", "4", "--lm-weight", "nan"],
-            "--lm-weight: expected a number from -1,000,000 to 1,000,000, got nan.",
-        ),
-        (
-            ["--beam", "4", "--label-bonus", "1e308"],
-            "--label-bonus: expected a number from -1,000,000 to 1,000,000, got 1e+308.",
-        ),
-        (
-            ["--beam", "4", "--word-bonus", "1"],
-            "--word-bonus: expected an n-gram model over words with it, got 1.0.",
-        ),
-    ],
-)
-def test_bad_options_of_a_beam_are_one_line(speech, arguments, message, capsys):
-    assert main(["transcribe", str(speech[0]), *arguments]) == 2
-    assert capsys.readouterr().err == f"asrkit transcribe: {message}\n"
-
-
 def test_a_folder_is_made_anew_for_another_model_of_words_and_not_for_none(words):
     def settings(**options):
         return text_settings(WindowOptions(), PipelineConfig(search=BeamOptions(**options)))
@@ -179,19 +139,6 @@ def test_what_excludes_every_text_is_an_error_of_the_file(learned, speech, words
     [one] = transcribe(learned, speech[0], recognizer=recognizer)
     assert one.error.startswith("model: expected finite scores, got -inf in torch.float32. ")
     assert "<unk>" in one.error
-
-
-def test_a_transducer_with_a_beam_is_refused_in_one_line(speech, tmp_path, capsys):
-    model = TransducerModel(presets.tiny(vocab_size=28)).eval()
-    path = tmp_path / "model.safetensors"
-    save_checkpoint(path, Checkpoint(model, CharTokenizer(), {}, {}))
-    assert main(["transcribe", str(speech[0]), "--model", str(path), "--beam", "4"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == (
-        "asrkit transcribe: --beam: expected none for a TransducerModel, got 4. "
-        "CTC and encoder-decoder models have a beam search.\n"
-    )
 
 
 def test_a_model_of_words_needs_the_models_tokenizer(learned, words):

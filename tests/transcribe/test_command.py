@@ -190,34 +190,6 @@ def test_local_attention_is_for_fastconformers_and_changes_what_they_hear(
     assert len(heard) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--batch-seconds", "0"], "--batch-seconds: expected more than 0 seconds, got 0.0"),
-        (["--window", "0"], "--window: expected 1 to 86,400 seconds, got 0.0"),
-        (["--overlap", "20"], "--overlap: expected 0 to half a window, got 20.0"),
-        (
-            ["--format", "vtt"],
-            "--format: expected txt or json without --out, got vtt. Pass --out DIR.",
-        ),
-        (
-            ["--format", "txt", "--json"],
-            "--json: expected --out DIR, or transcripts in JSON, got --format txt",
-        ),
-        (
-            ["--timestamps"],
-            "--timestamps: expected a --format with times: json, srt, vtt or ctm, got txt",
-        ),
-    ],
-)
-def test_bad_options_are_one_line(model, speech, arguments, message, capsys):
-    assert main(["transcribe", str(speech[0]), "--model", model, *arguments]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"asrkit transcribe: {message}{'' if message.endswith('.') else '.'}\n"
-    )
-
-
 def test_a_named_model_and_the_doctor_need_no_home(model, speech, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "file/home"))  # cannot be made by any account

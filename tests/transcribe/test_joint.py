@@ -210,30 +210,3 @@ def test_a_beam_of_attention_has_no_confidences_and_so_no_formats_with_times(
     assert main([*command, "--beam", "3", "--out", str(tmp_path), "--format", "srt"]) == 2
     wanted = "--timestamps: expected greedy decoding of this model, got a beam search. "
     assert wanted in capsys.readouterr().err
-
-
-def test_models_that_cannot_refuse_a_weight():
-    search = PipelineConfig(search=BeamOptions(ctc_weight=0.3))
-    with pytest.raises(ValueError, match=f"^{NO_HEAD} an AEDModel"):
-        Recognizer(random_model(ctc=False), search)
-
-
-@pytest.mark.parametrize("options, message", [
-    (["--ctc-weight", "0.3"], "--ctc-weight: expected a beam search with it, got 0.3. Pass --beam 8."),
-    (["--beam", "4", "--ctc-weight", "1.5"], "--ctc-weight: expected a share from 0 to 1, or None, got 1.5."),
-    (["--beam", "4", "--ctc-weight", "nan"], "--ctc-weight: expected a share from 0 to 1, or None, got nan."),
-    (["--beam", "4", "--ctc-weight", "0.3"], f"--{NO_HEAD.replace('_', '-', 1)} a CTCModel."),
-])  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(learned, saved, tmp_path, options, message, capsys):
-    save_checkpoint(tmp_path / "ctc.safetensors", learned)
-    command = ["transcribe", str(saved / "talk.wav"), "--model", str(tmp_path / "ctc.safetensors")]
-    assert main([*command, *options]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == f"asrkit transcribe: {message}\n"
-
-
-@pytest.mark.parametrize("weight", [-0.1, 2, True, "0.3", float("inf")])
-def test_a_weight_is_a_share(weight):
-    with pytest.raises(ValueError, match=r"^ctc_weight: expected a share from 0 to 1, or None"):
-        BeamOptions(ctc_weight=weight)

@@ -223,55 +223,6 @@ def test_another_kind_of_model_is_one_more_line_of_the_table(noise, monkeypatch)
         Recognizer(Other(), PipelineConfig(search=BeamOptions()))
 
 
-@pytest.mark.parametrize(("config", "message"), [
-    ({"precision": "autocast", "encoder": "packed"}, "encoder: expected 'eager' or 'compiled' on a CPU with precision='autocast', got 'packed'. Packed weights have one dtype."),
-    ({"encoder_graphs": "per_shape"}, "encoder_graphs: expected 'off' on a CPU, got 'per_shape'. CUDA graphs need a CUDA device."),
-    ({"graphs": "full"}, "graphs: expected"),
-])  # fmt: skip
-def test_what_a_device_or_a_model_cannot_do_is_refused(checkpoint, config, message):
-    with pytest.raises(ValueError, match=message):
-        Recognizer(checkpoint.model, PipelineConfig(**config))
-
-
-@pytest.mark.parametrize(("config", "message"), [
-    ({"max_symbols": 0}, "max_symbols: expected at least 1, or None, got 0"),
-    ({"encoder": "fast"}, "encoder: expected one of 'auto', 'eager', 'packed', 'optimized', 'compiled', got 'fast'"),
-    ({"graphs": "full", "strategy": "label_looping"}, "graphs: expected 'auto' or 'off' with strategy='label_looping'"),
-    ({"search": 8}, "search: expected BeamOptions or None, got 8"),
-    ({"search": BeamOptions(), "strategy": "one_by_one"}, "search: expected None with a strategy or graphs of greedy decoding, got a beam"),
-])  # fmt: skip
-def test_a_config_that_contradicts_itself_is_refused(config, message):
-    with pytest.raises(ValueError, match=message):
-        PipelineConfig(**config)
-
-
-@pytest.mark.parametrize("name", ["batch_s", "window_s", "overlap_s"])
-@pytest.mark.parametrize("value", ["30", None, [1]])
-def test_times_that_are_no_numbers_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"^{name}: expected a number of seconds, got "):
-        WindowOptions(**{name: value})
-
-
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"timestamps": "nope"}, "timestamps: expected True or False, got 'nope'"), ({"batch_s": float("inf")}, "batch_s: expected a finite number"),
-    ({"window_s": True}, "window_s: expected a number of seconds, got True"),
-])  # fmt: skip
-def test_windows_of_wrong_values_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        WindowOptions(**wrong)
-
-
-def test_a_module_that_is_no_model_is_refused():
-    with pytest.raises(ValueError, match="^model: expected TransducerModel.*, got Identity"):
-        Recognizer(torch.nn.Identity())
-
-
-@pytest.mark.parametrize("config", ["bfloat16", {}, WindowOptions()])
-def test_a_config_of_another_type_is_refused(checkpoint, config):
-    with pytest.raises(ValueError, match="^config: expected PipelineConfig or None, got "):
-        Recognizer.from_checkpoint(checkpoint, config)
-
-
 def test_prefetched_items_keep_their_order_and_an_error_its_place():
     def items():
         yield 1

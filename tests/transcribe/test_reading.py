@@ -91,9 +91,3 @@ def test_transcripts_do_not_depend_on_the_number_of_readers(learned, speech, lon
         (one.path, one.text, one.error) for one in wanted
     ]
     assert [bool(one.error) for one in heard] == [False] * 7 + [True] + [False] * 6
-
-
-@pytest.mark.parametrize("readers", [0, 257, 2.0, True])
-def test_a_wrong_number_of_readers_is_one_line(readers):
-    with pytest.raises(ValueError, match="^readers: expected 1 to 256 threads, got "):
-        WindowOptions(readers=readers)

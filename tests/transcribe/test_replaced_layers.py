@@ -7,11 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.features import FeatureConfig
 from asrkit.models import (
     AEDConfig,
     AEDModel,
-    Checkpoint,
     ConvConfig,
     CTCConfig,
     CTCModel,
@@ -24,9 +22,7 @@ from asrkit.models import (
     TransducerModel,
 )
 from asrkit.models.dtypes import device_of, dtype_of, one_dtype
-from asrkit.text import CharTokenizer
 from asrkit.transcribe import PipelineConfig, Recognizer
-from asrkit.transcribe.folder import made_by
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.ao moves to torchao
 CONFORMER = FastConformerConfig(width=32, layers=2, heads=2, subsampling_channels=8)
@@ -136,17 +132,6 @@ def test_a_model_with_replaced_layers_is_recognised_with(kind, form, quantizer):
     hypotheses = after.decode(found, steps)
     assert hypotheses.scores.isfinite().all()
     assert len(hypotheses.tokens()) == 3
-
-
-@QUANTIZERS
-def test_a_folder_of_transcripts_knows_a_model_with_replaced_layers(quantizer):
-    marks = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        model = quantizer(MODELS["rnnt conformer"]().eval())
-        features = {"bins": FeatureConfig().bins}
-        marks.append(made_by(Checkpoint(model, CharTokenizer(), features, {}), {}))
-    assert marks[0] == marks[1] != marks[2]
 
 
 def test_a_model_without_weights_is_float32_on_the_cpu():

@@ -278,21 +278,6 @@ def test_a_bar_with_rtfx_is_shown_on_a_terminal_only(
     )  # what windows share counts once
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"batch_s": 0}, "batch_s: expected more than 0 seconds, got 0"),
-        ({"window_s": 0.5}, "window_s: expected 1 to 86,400 seconds, got 0.5"),
-        ({"window_s": float("nan")}, "window_s"),
-        ({"overlap_s": 16}, "overlap_s: expected 0 to half a window, got 16"),
-        ({"overlap_s": -1}, "overlap_s"),
-    ],
-)
-def test_options_that_contradict_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        WindowOptions(**wrong)
-
-
 MEMORY = """
 import resource, sys
 from asrkit.models import load_checkpoint
