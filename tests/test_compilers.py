@@ -41,30 +41,6 @@ def test_tf32_is_found_asked_for_by_old_and_new_settings(float32_throughout, way
 
 
 @pytest.mark.parametrize("way", ASKED)
-def test_the_first_convolutions_take_tf32_by_old_and_new_settings(
-    float32_throughout, monkeypatch, way
-):
-    pytest.importorskip("triton")
-    from asrkit.models.fused import triton as kernels
-
-    exact = []
-
-    class Kernel:
-        """Keeps what a launch is given for EXACT, before ROWS and BLOCK."""
-
-        def __getitem__(self, grid):
-            return lambda *given, **how: exact.append(given[-3])
-
-    monkeypatch.setattr(kernels, "_first_convs", Kernel())
-    features, lengths = torch.zeros(1, 8, 8), torch.tensor([8])
-    arguments = features, lengths, 2, torch.zeros(16, 4), torch.zeros(9, 4), torch.zeros(4)
-    kernels.first_convs(*arguments)
-    ASKED[way]()
-    kernels.first_convs(*arguments)
-    assert exact == [True, False]
-
-
-@pytest.mark.parametrize("way", ASKED)
 def test_a_captured_loop_is_another_in_tf32_by_old_and_new_settings(float32_throughout, way):
     read = SimpleNamespace(confidence="none", blank=0, durations=())
     batch = graphs.DecoderCall(

@@ -11,12 +11,9 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from asrkit.models.fastconformer import FastConformer
-from asrkit.models.inference import optimize
-from asrkit.models.lstm import LSTMEncoder
+from asrkit.models.inference import compile_encoder, optimize
 from asrkit.models.packed import pack
 from asrkit.runtime import CAPTURING
-from asrkit.shapes import expect
 
 M = TypeVar("M", bound=nn.Module)
 EncoderForm = Literal["eager", "packed", "optimized", "compiled", "int8"]
@@ -100,7 +97,8 @@ def prepare(model: M, form: EncoderForm) -> M:
             torch.compile: see `compile_encoder`.
 
     Returns:
-        The model to call: `model` itself, except that an encoder optimized on CUDA is a new module.
+        The model to call: `model` itself, except that a FastConformer optimized on a CPU is a new
+        module.
 
     Raises:
         ValueError: the model trains, or has an encoder that `form` is not for.
@@ -114,32 +112,6 @@ def prepare(model: M, form: EncoderForm) -> M:
     if form == "compiled":
         compile_encoder(getattr(model, "encoder", model))
     return model
-
-
-def compile_encoder(encoder: nn.Module) -> None:
-    """Have torch.compile compile an encoder at its first call of each shape and dtype.
-
-    A FastConformer is compiled block by block, since all blocks share one program; another encoder,
-    whose blocks differ, as a whole. torch makes 8 programs of a function and then computes it as it
-    is, with a warning only. Some sizes in three dtypes are more, so that limit is raised for the
-    process, to torch's own for all programs.
-
-    Args:
-        encoder: changed in place.
-
-    Raises:
-        ValueError: it is an LSTM encoder, whose plan of a batch torch.compile does not follow.
-    """
-    is_lstm = isinstance(encoder, LSTMEncoder)
-    expect(not is_lstm, "form", "another than 'compiled'", "an LSTM encoder")
-    from torch._dynamo import config
-
-    config.recompile_limit = max(config.recompile_limit, config.accumulated_recompile_limit)
-    parts: list[Any] = [encoder]
-    if isinstance(encoder, FastConformer):
-        parts = list(encoder.blocks)
-    for part in parts:
-        part.compile(dynamic=False)
 
 
 def capture(call: Callable[[], Any], pool: Any = None) -> Callable[[], Any]:

@@ -8,7 +8,7 @@ from asrkit.cpu import expect_int8
 from asrkit.models.attention import RelativeAttention
 from asrkit.models.fastconformer import FastConformer
 from asrkit.models.folded import fold
-from asrkit.models.fused import FeedForward, fuse
+from asrkit.models.lstm import LSTMEncoder
 from asrkit.models.packed import pack, packs
 from asrkit.models.packed_conformer import LinearLayers, pack_conformer, packs_conformer
 from asrkit.models.weight_cache import WeightCache
@@ -17,56 +17,44 @@ from asrkit.shapes import expect
 M = TypeVar("M", bound=nn.Module)
 
 
-def optimize(
-    model: M,
-    *,
-    feed_forward: FeedForward = "as_it_is",
-    linear_layers: LinearLayers = "as_it_is",
-) -> M:
+def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     """Make inference of `model` faster; what it computes is the same but for rounding.
 
-    On a CPU batch norms are folded into convolutions, the branches of a Jasper become one product,
-    and linear layers and convolutions are packed for oneDNN; in float32 and bfloat16 a
-    FastConformer becomes one whose activations, norms and residuals are parts of its products
-    (`asrkit.models.packed_conformer`). On CUDA a FastConformer becomes a fused one
-    (`asrkit.models.fused`), and other encoders are folded. What follows from weights alone, such as
-    projected positions, is cached. Afterwards the model is for inference on this device, under
-    no_grad, and no weight may change: to train, save, move or cast it, optimize another copy
-    instead.
+    Batch norms are folded into convolutions. On a CPU the branches of a Jasper become one product,
+    linear layers and convolutions are packed for oneDNN, projected positions are cached, and in
+    float32 and bfloat16 a FastConformer becomes one whose activations, norms and residuals are
+    parts of its products (`asrkit.models.packed_conformer`). On CUDA torch.compile compiles the
+    encoder at its first call of each shape, unless it is an LSTM; `Recognizer` and `EncoderGraphs`
+    replay it as a CUDA graph for each rounded shape. Afterwards the model is for inference on this
+    device, under no_grad, and no weight may change: to train, save, move or cast it, optimize
+    another copy instead.
 
     Args:
         model: A model or an encoder in eval mode, its weights loaded, moved and cast. It is
             changed in place; a bare FastConformer is not to be used afterwards, but for what is
             returned.
-        feed_forward: "float8", for a FastConformer in bfloat16 on CUDA, computes its feed-forwards
-            in 8-bit floats, which is another arithmetic: measure what your model loses by it.
         linear_layers: "int8", for a FastConformer in float32 or bfloat16 on a CPU with VNNI or AMX,
             computes the linear layers of its blocks in int8 (`asrkit.models.int8`), which is
-            another arithmetic too. All else stays in the model's dtype: bfloat16 is the faster one
+            another arithmetic. All else stays in the model's dtype: bfloat16 is the faster one
             where the CPU has it.
 
     Returns:
-        The model; of a bare FastConformer, the fused encoder with its weights.
+        The model; of a bare FastConformer on a CPU, the packed encoder with its weights.
 
     Raises:
-        ValueError: The model is in training mode, or `feed_forward` or `linear_layers` does not go
-            with it or with this CPU.
+        ValueError: The model is in training mode, or `linear_layers` does not go with it or with
+            this CPU.
     """
     expect(isinstance(model, nn.Module), "model", "a torch.nn.Module", type(model).__name__)
     expect(not model.training, "model", "eval mode", "training mode", "Call model.eval() first.")
     if linear_layers != "as_it_is":
         _check_int8(model, linear_layers)
-    if any(weight.is_cuda for weight in model.parameters()):
-        if isinstance(model, FastConformer):
-            return fuse(model, feed_forward=feed_forward)  # type: ignore[return-value]
-        model_with_encoder: Any = model
-        if isinstance(getattr(model_with_encoder, "encoder", None), FastConformer):
-            encoder = model_with_encoder.encoder
-            model_with_encoder.encoder = fuse(encoder, feed_forward=feed_forward)
-            return model
-    plain = feed_forward == "as_it_is"
-    expect(plain, "feed_forward", "'as_it_is' but for a FastConformer on CUDA", repr(feed_forward))
     fold(model)
+    if any(weight.is_cuda for weight in model.parameters()):
+        encoder = getattr(model, "encoder", model)
+        if not isinstance(encoder, LSTMEncoder):  # torch.compile does not follow its plan
+            compile_encoder(encoder)
+        return model
     if packs(model):
         model = _with_packed_conformer(model, linear_layers)
     for part in model.modules():
@@ -95,3 +83,29 @@ def _with_packed_conformer(model: Any, linear_layers: LinearLayers) -> Any:
     if encoder is not None and packs_conformer(encoder):
         model.encoder = pack_conformer(encoder, linear_layers=linear_layers)
     return model
+
+
+def compile_encoder(encoder: nn.Module) -> None:
+    """Have torch.compile compile an encoder at its first call of each shape and dtype.
+
+    A FastConformer is compiled block by block, since all blocks share one program; another encoder,
+    whose blocks differ, as a whole. torch makes 8 programs of a function and then computes it as it
+    is, with a warning only. Some sizes in three dtypes are more, so that limit is raised for the
+    process, to torch's own for all programs.
+
+    Args:
+        encoder: changed in place.
+
+    Raises:
+        ValueError: it is an LSTM encoder, whose plan of a batch torch.compile does not follow.
+    """
+    is_lstm = isinstance(encoder, LSTMEncoder)
+    expect(not is_lstm, "form", "another than 'compiled'", "an LSTM encoder")
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, config.accumulated_recompile_limit)
+    parts: list[Any] = [encoder]
+    if isinstance(encoder, FastConformer):
+        parts = list(encoder.blocks)
+    for part in parts:
+        part.compile(dynamic=False)

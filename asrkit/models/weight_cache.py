@@ -1,7 +1,7 @@
 """A cache of one tensor that inference computes from a weight alone.
 
-Only `asrkit.models.optimize` and `asrkit.models.fused.fuse` use it, after which no weight may
-change. `WeightCache` notices most changes all the same.
+Only `asrkit.models.optimize` uses it, on a CPU, after which no weight may change. `WeightCache`
+notices most changes all the same.
 """
 
 from collections.abc import Callable, Hashable
@@ -36,9 +36,6 @@ class WeightCache:
         """
         if not may_cache(weight):
             return make()
-        if weight.is_cuda:  # another stream would not wait for what this one computes
-            stream = torch.cuda.current_stream(weight.device)
-            key = (key, stream.cuda_stream)
         held = self._held  # read once: another thread may change it
         if held is not None:
             known, version, held_key, value = held
@@ -75,9 +72,9 @@ def _same(known: Tensor, weight: Tensor) -> bool:
 def may_cache(weight: Any) -> bool:
     """Whether a value computed from `weight` may outlive this call.
 
-    Not where it is part of a gradient, of a program that is being compiled or captured, or of a
-    region of autocast; and not of weights whose changes are not counted: those made in inference
-    mode, and those without memory.
+    Not where it is part of a gradient, of a program that is being compiled, or of a region of
+    autocast; and not of weights whose changes are not counted: those made in inference mode, and
+    those without memory.
     """
     if type(weight) not in (Tensor, torch.nn.Parameter):  # a quantizer's layer
         return False
@@ -85,6 +82,4 @@ def may_cache(weight: Any) -> bool:
         return False
     if torch.is_autocast_enabled(weight.device.type):
         return False
-    if weight.is_inference():
-        return False
-    return not (weight.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not weight.is_inference()

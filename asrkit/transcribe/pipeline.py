@@ -211,7 +211,8 @@ class Recognizer:
             tokens = len(self.decode_options.prompt or [self.model.bos])
             self.decoder = Suppressing(self.model, **suppressed, prompt_tokens=tokens)
         self.run_encoder: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._encode
-        if self.config.encoder_graphs == "per_shape":
+        compiled = self.config.encoder == "optimized" and self.device.type == "cuda"
+        if compiled or self.config.encoder_graphs == "per_shape":
             self.run_encoder = variants.graphs_for(self.config, self._encode)
 
     @classmethod

@@ -32,7 +32,6 @@ from asrkit.workbench.cost.counts import (
     lstm_encoder_flops,
     lstm_encoder_parameters,
 )
-from asrkit.workbench.cost.encoders import predicted_ms
 from asrkit.workbench.cost.fleet import (
     Fleet,
     Outcome,
@@ -143,7 +142,6 @@ __all__ = [
     "lstm_encoder_parameters",
     "power",
     "predict",
-    "predicted_ms",
     "priced_pair",
     "published_latencies",
     "published_pair",

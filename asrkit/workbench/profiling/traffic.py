@@ -12,7 +12,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asrkit.models import FastConformer, FastConformerConfig
-from asrkit.models.fused import fuse
 from asrkit.runtime import op_name
 from asrkit.shapes import expect, whole
 from asrkit.workbench.profiling.casts import bytes_in_memory, running_modules
@@ -41,7 +40,7 @@ class TrafficStep:
 
 
 def encoder_steps(
-    config: FastConformerConfig, *, B: int, T: int, fused: bool, dtype: torch.dtype = torch.bfloat16
+    config: FastConformerConfig, *, B: int, T: int, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[TrafficStep, ...]:
     """Steps of one call of an encoder in inference mode on a CUDA device.
 
@@ -53,41 +52,29 @@ def encoder_steps(
         config: The encoder.
         B: Utterances.
         T: Frames of features.
-        fused: Whether the encoder is fused (`asrkit.models.fused`).
         dtype: dtype of weights and features.
     """
     expect(whole(B, 1) and whole(T, 1), "B, T", "at least 1", (B, T))
     expect(config.layers >= 2, "config", "two layers at least", config.layers)
-    with_one = _steps(replace(config, layers=1), B, T, fused, dtype)
-    with_two = _steps(replace(config, layers=2), B, T, fused, dtype)
+    with_one = _steps(replace(config, layers=1), B, T, dtype)
+    with_two = _steps(replace(config, layers=2), B, T, dtype)
     of_a_layer = _without(with_two, with_one)
     return with_two + of_a_layer * (config.layers - 2)
 
 
-def stage_table(
-    before: Sequence[TrafficStep], after: Sequence[TrafficStep]
-) -> list[dict[str, Any]]:
-    """A row a stage and kind: launches and bytes before and after, most bytes first."""
+def stage_table(steps: Sequence[TrafficStep]) -> list[dict[str, Any]]:
+    """A row a stage and kind: launches and bytes, most bytes first."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for step in (*before, *after):
-        rows[step.stage, step.kind] = {
-            "stage": step.stage,
-            "kind": step.kind,
-            "launches before": 0,
-            "bytes before": 0,
-            "launches after": 0,
-            "bytes after": 0,
-        }
-    for name, steps in (("before", before), ("after", after)):
-        for step in steps:
-            row = rows[step.stage, step.kind]
-            row[f"launches {name}"] += 1
-            row[f"bytes {name}"] += step.bytes
-    return sorted(rows.values(), key=lambda row: row["bytes before"], reverse=True)
+    for step in steps:
+        empty = {"stage": step.stage, "kind": step.kind, "launches": 0, "bytes": 0}
+        row = rows.setdefault((step.stage, step.kind), empty)
+        row["launches"] += 1
+        row["bytes"] += step.bytes
+    return sorted(rows.values(), key=lambda row: row["bytes"], reverse=True)
 
 
 def _steps(
-    config: FastConformerConfig, B: int, T: int, fused: bool, dtype: torch.dtype = torch.bfloat16
+    config: FastConformerConfig, B: int, T: int, dtype: torch.dtype
 ) -> tuple[TrafficStep, ...]:
     with FakeTensorMode(), torch.device("cuda"):
         before = torch.get_default_dtype()
@@ -97,8 +84,6 @@ def _steps(
         finally:
             torch.set_default_dtype(before)
         with torch.inference_mode():
-            if fused:
-                encoder = fuse(encoder)
             features = torch.zeros(B, T, config.bins)
             lengths = torch.full((B,), T)
             return traffic(encoder, lambda: encoder(features, lengths))

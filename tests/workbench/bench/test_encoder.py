@@ -121,7 +121,7 @@ def test_an_arm_without_cudnns_attention_forbids_it_for_itself_only(small, monke
 
 def test_arms_of_a_gpu_are_written_down_without_one():
     found = encoder.groups(True, True)
-    ways = ["", "compiled_", "graphed_", "optimized_", "optimized_graphed_"]
+    ways = ["", "compiled_", "graphed_", "compiled_graphed_"]
     assert [*found["encoder-float32"]] == [f"{way}float32" for way in ways] + ["tf32"]
     assert [*found["encoder-float16"]] == ["float32"] + [
         f"{way}float16" for way in [*ways, "without_cudnn_"]

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from asrkit.models.fused import FusedFastConformer, fuse
 
 from asrkit.cli import main
 from asrkit.models import execution
 from asrkit.models.encoders import halve
 from asrkit.models.execution import rounded
-from asrkit.models.fused import FusedFastConformer, fuse
 from asrkit.models.packed import PackedLinear
 from asrkit.models.packed_conformer import PackedFastConformer
 from asrkit.transcribe import PipelineConfig, Recognizer, decoding, pipeline

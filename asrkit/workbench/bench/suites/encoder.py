@@ -70,7 +70,7 @@ class Way:
     packed: bool = False  # weights laid out for a CPU's products (asrkit.models.packed)
     # attention by cuDNN where torch prefers that, as on Hopper: it makes a plan for each new (B, T)
     cudnn: bool = True
-    optimized: bool = False  # by asrkit.models.optimize: on a CPU folded and packed, on CUDA fused
+    optimized: bool = False  # by asrkit.models.optimize, on a CPU
 
     @property
     def weights(self) -> torch.dtype:
@@ -163,9 +163,10 @@ def _ways(name: str, cuda: bool, compiled: bool) -> dict[str, Way]:
         ways[f"graphed_{name}"] = Way(arithmetic=name, graphed=True)
     elif multiplies(getattr(torch, name)):  # else packing is refused
         ways[f"packed_{name}"] = Way(arithmetic=name, packed=True)
-    ways[f"optimized_{name}"] = Way(arithmetic=name, optimized=True)
-    if cuda:
-        ways[f"optimized_graphed_{name}"] = Way(arithmetic=name, optimized=True, graphed=True)
+    if not cuda:
+        ways[f"optimized_{name}"] = Way(arithmetic=name, optimized=True)
+    elif compiled:
+        ways[f"compiled_graphed_{name}"] = Way(arithmetic=name, compiled=True, graphed=True)
     if cuda and name != "float32":  # which cuDNN's attention does not take
         ways[CUDNN + name] = Way(arithmetic=name, cudnn=False)
     return ways
@@ -487,5 +488,5 @@ def one_thread() -> Iterator[None]:
 SUITE = Suite(
     name="encoder",
     cases=suite,
-    gpu_tests=("tests/models/test_fused.py", "tests/workbench/bench/test_encoder.py"),
+    gpu_tests=("tests/workbench/bench/test_encoder.py",),
 )
