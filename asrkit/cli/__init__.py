@@ -19,7 +19,6 @@ from asrkit.cli import (
     export,
     ledger,
     report,
-    scale,
     train,
     transcribe,
 )
@@ -29,7 +28,7 @@ from asrkit.cli.options import add_json
 SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
     "recognise speech": (transcribe.COMMAND, train.COMMAND, export.COMMAND),
     "prepare speech": (data.PREPARE, data.STATS, data.LENGTHS),
-    "measure this machine": (doctor.COMMAND, bench.COMMAND, cost.COMMAND, scale.COMMAND),
+    "measure this machine": (doctor.COMMAND, bench.COMMAND, cost.COMMAND),
     "reports and records": (
         report.COMMAND,
         ledger.COMMAND,

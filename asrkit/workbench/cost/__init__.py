@@ -35,10 +35,8 @@ from asrkit.workbench.cost.counts import (
 from asrkit.workbench.cost.fleet import (
     Fleet,
     Outcome,
-    StoredAudio,
     equal_shards,
     simulate,
-    stored_audio,
 )
 from asrkit.workbench.cost.jasper import (
     LatencyCell,
@@ -111,7 +109,6 @@ __all__ = [
     "Run",
     "Speed",
     "StepFit",
-    "StoredAudio",
     "Terms",
     "TranscriptionCost",
     "TwoNumbers",
@@ -152,7 +149,6 @@ __all__ = [
     "simulate",
     "speeds_for",
     "stated_inputs",
-    "stored_audio",
     "swings",
     "transcription_cost",
     "two_numbers",

@@ -1,24 +1,23 @@
 """How long a bulk transcription takes on many workers: its shards simulated, one by one.
 
-A worker is a process with a GPU or a core of its own. It starts, then hears shard after shard:
+A worker is a process with a GPU or a core of its own. It starts, then transcribes shard after
+shard:
 
-    seconds of a shard = seconds of audio in it / rate of the worker
-    rate of a worker   = min(its RTFx, what its reading threads decode, its share of the storage)
+    seconds of a shard = seconds of audio in it / RTFx of the worker
 
-Workers differ in their rates, and fail at random. A failure loses the shard at hand: the worker
-starts again and hears that shard from its beginning. Left out are: machines that fail as a whole
-and take several workers with them, and storage that gets faster as workers run out of shards.
+Workers differ in their RTFx, and fail at random. A failure loses the shard at hand: the worker
+starts again and transcribes that shard from its beginning. Left out are: machines that fail as a
+whole and take several workers with them, and reading, decoding and storage that are too slow.
 """
 
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil, exp, inf
+from math import exp, inf
 from random import Random
 from typing import Literal, NamedTuple
 
 from asrkit.shapes import expect, whole
-from asrkit.workbench.cost.csv_tables import Row, read_table
 
 MOST_WORKERS = 10**6
 MOST_SHARDS = 10**6
@@ -29,17 +28,15 @@ ORDERS = ("parts", "queue")
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Workers that hear the shards of one plan.
+    """Workers that transcribe the shards of one plan.
 
     Args:
         workers: How many.
-        rtfx: Seconds of audio that a worker hears in a second, on average over the workers.
+        rtfx: Seconds of audio that a worker transcribes in a second, on average over them.
         spread: Relative standard deviation of that rate between workers, log-normal.
-        startup_s: Seconds until a process hears: it is placed, starts and loads the model.
+        startup_s: Seconds until a process transcribes: it is placed, starts and loads the model.
         failure_h: Mean hours between two failures of one worker, exponential; inf: none fails.
-        reading_rtfx: Seconds of audio that the reading threads of a worker decode in a second.
-        storage_rtfx: Seconds of audio that the storage gives to all workers in a second.
-        order: "parts": worker K hears every N-th shard from the K-th, as `--part K/N` does;
+        order: "parts": worker K has every N-th shard from the K-th, as `--part K/N` does;
             "queue": whoever is free takes the next shard.
         seed: Of rates and failures.
     """
@@ -49,15 +46,13 @@ class Fleet:
     spread: float = 0.0
     startup_s: float = 0.0
     failure_h: float = inf
-    reading_rtfx: float = inf
-    storage_rtfx: float = inf
     order: Literal["parts", "queue"] = "parts"
     seed: int = 0
 
     def __post_init__(self) -> None:
         many = whole(self.workers, 1, MOST_WORKERS)
         expect(many, "workers", f"a whole number in 1..{MOST_WORKERS:,}", self.workers)
-        for name in ("rtfx", "failure_h", "reading_rtfx", "storage_rtfx"):
+        for name in ("rtfx", "failure_h"):
             value = getattr(self, name)
             expect(value > 0, name, "above 0", value)
         expect(self.rtfx < inf, "rtfx", "a finite number", self.rtfx)
@@ -67,7 +62,7 @@ class Fleet:
 
 
 class Done(NamedTuple):
-    """A shard that was heard: when, by which worker, and its number in the plan."""
+    """A transcribed shard: when, by which worker, and its number in the plan."""
 
     at_s: float
     worker: int
@@ -79,12 +74,12 @@ class Outcome:
     """What became of a plan.
 
     Args:
-        fleet: Who heard it.
+        fleet: Who transcribed it.
         audio_s: Seconds of audio in all shards.
         done: Every shard once, in the order in which they were done.
         failures: Of all workers together.
         lost_s: Seconds of work that failures lost, of all workers together.
-        idle_s: Seconds that workers waited for the last one, with nothing left to hear.
+        idle_s: Seconds that workers waited for the last one, with nothing left to do.
     """
 
     fleet: Fleet
@@ -111,7 +106,7 @@ class Outcome:
 
     @property
     def utilisation(self) -> float:
-        """Share of `paid_s` that hearing all shards once, at the full RTFx, would take."""
+        """Share of `paid_s` that transcribing all shards once, at the full RTFx, would take."""
         return min(1.0, self.audio_s / self.fleet.rtfx / self.paid_s)
 
     @property
@@ -148,7 +143,7 @@ def simulate(shards: Sequence[float], fleet: Fleet) -> Outcome:
 
     Args:
         shards: Seconds of audio in each shard, in the order of the plan: longest first.
-        fleet: Who hears them.
+        fleet: Who transcribes them.
 
     Raises:
         ValueError: There is no shard, or one takes so long that failures hardly ever let it end.
@@ -199,67 +194,26 @@ def _expect_shards(shards: Sequence[float]) -> None:
 
 
 def _expect_to_end(longest_s: float, failure_s: float) -> None:
-    """ValueError where the longest shard would hardly ever be heard between two failures."""
+    """ValueError where the longest shard would hardly ever end between two failures."""
     limit_h = MOST_FAILURE_TIMES * failure_s / 3600
     expect(
         longest_s <= MOST_FAILURE_TIMES * failure_s,
         "shard_h",
-        f"shards that a worker hears in at most {limit_h:,.4g} hours, as often as it fails",
+        f"shards that a worker transcribes in at most {limit_h:,.4g} hours, as often as it fails",
         f"one of {longest_s / 3600:,.4g} hours",
         "Make smaller shards.",
     )
 
 
 def _rates(fleet: Fleet, random: Random) -> list[float]:
-    """Seconds of audio that each worker hears in a second."""
+    """Seconds of audio that each worker transcribes in a second."""
     drawn = [exp(random.gauss(0.0, fleet.spread)) for _ in range(fleet.workers)]
     scale = fleet.rtfx * fleet.workers / sum(drawn)  # the mean is `rtfx` in every fleet
-    rates = [min(scale * rate, fleet.reading_rtfx) for rate in drawn]
-    share = min(1.0, fleet.storage_rtfx / sum(rates))
-    return [share * rate for rate in rates]
+    return [scale * rate for rate in drawn]
 
 
 def _queues(shards: int, fleet: Fleet) -> list[Iterator[int]]:
-    """The numbers of the shards that each worker hears, which all take from one with "queue"."""
+    """The numbers of the shards of each worker, who all take from one list with "queue"."""
     if fleet.order == "queue":
         return [iter(range(shards))] * fleet.workers
     return [iter(range(worker, shards, fleet.workers)) for worker in range(fleet.workers)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredAudio:
-    """A kind of sound file: how large an hour of it is, and how fast it is read.
-
-    `thread_rtfx` is seconds of audio that one reading thread decodes and resamples in a second,
-    measured on a core of `device`.
-    """
-
-    name: str
-    MB_per_hour: float
-    thread_rtfx: float
-    device: str
-    note: str
-
-    def storage_MB_per_s(self, rtfx: float) -> float:
-        """MB that the storage has to give in a second, for `rtfx` seconds of audio in a second."""
-        return rtfx * self.MB_per_hour / 3600
-
-    def threads(self, rtfx: float) -> int:
-        """Reading threads that decode `rtfx` seconds of audio in a second."""
-        return ceil(rtfx / self.thread_rtfx)
-
-
-def stored_audio() -> dict[str, StoredAudio]:
-    """The kinds of sound files in `data/audio_formats.csv`, by name."""
-    kinds = read_table("audio_formats.csv", _parse_stored)
-    return {kind.name: kind for kind in kinds}
-
-
-def _parse_stored(row: Row) -> StoredAudio:
-    return StoredAudio(
-        name=row["format"],
-        MB_per_hour=float(row["MB_per_hour"]),
-        thread_rtfx=float(row["thread_rtfx"]),
-        device=row["device"],
-        note=row["note"],
-    )
