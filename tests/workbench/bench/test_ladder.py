@@ -204,18 +204,14 @@ def test_a_kind_of_ladder_that_cannot_be_made_does_not_take_the_others_along(mon
         return plain(config, *given, **how)
 
     monkeypatch.setattr(ladder, "scripted", scripted)
-    said = [(case.what, bool(case.refused)) for case in ladder.suite("cpu", True)]
+    cases = [*ladder.suite("cpu", True)]
+    said = [(case.what, bool(case.refused)) for case in cases]
     assert said == [
         ("ladder-rnnt-tiny", True),
         ("ladder-tdt-tiny", False),
         ("ladder-ctc-tiny", False),
     ]
-    (only,) = ladder.suite("cpu", True, kind="ctc")
-    assert (
-        only.what == "ladder-ctc-tiny"
-        and only.params["utterances"] == 4
-        and only.params["audio_s"] <= 8
-    )
+    assert cases[-1].params["utterances"] == 4 and cases[-1].params["audio_s"] <= 8
 
 
 def test_each_field_of_a_pipeline_reaches_what_it_is_about(made, monkeypatch):

@@ -490,6 +490,7 @@ def _cell(form: str, arm: Mapping[str, Any]) -> str:
 SUITE = Suite(
     name="batching",
     cases=suite,
+    cpu_only=True,
     options=("lengths", "ranks"),
     tables={"batching": table},
 )

@@ -334,4 +334,4 @@ GPU_CLAIMS = {  # which a CPU cannot rehearse
 }
 
 
-SUITE = Suite(name="claims", cases=suite)
+SUITE = Suite(name="claims", cases=suite, gpu_tests=("tests/decoders/test_graphs_gpu.py",))

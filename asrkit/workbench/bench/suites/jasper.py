@@ -54,7 +54,6 @@ def suite(
     quick: bool,
     *,
     published: bool = False,
-    compiled: bool | None = None,
     peers: Peers | None = None,
 ) -> Iterator[Case]:
     """Yield the machine's ceiling, on a GPU claims, and inference by size; or the published grid.
@@ -63,13 +62,9 @@ def suite(
         device: "cpu" or "cuda".
         quick: a small Jasper and short utterances.
         published: measure batches by durations with the published protocol instead.
-        compiled: whether torch.compile takes part, which is slow to begin; None: on a GPU, unless
-            quick.
         peers: on a CPU inference of one utterance beside them too.
     """
     cuda = device.startswith("cuda")
-    if compiled is None:
-        compiled = cuda and not quick
     model = random_jasper(config_of(quick), device)
     if published:
         yield from published_cases(model, device, quick)
@@ -83,7 +78,7 @@ def suite(
         sizes = QUICK_SIZES
     for B, seconds in sizes:
         inputs = speech(B, seconds, model.encoder.config.bins, device)
-        yield inference_case(model, inputs, ways(cuda, compiled), device, quick)
+        yield inference_case(model, inputs, ways(cuda, compiled=cuda and not quick), device, quick)
     if peers is not None and not cuda:
         yield from engine_cases(model, [seconds for B, seconds in sizes if B == 1], peers, quick)
 

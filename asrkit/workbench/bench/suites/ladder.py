@@ -63,6 +63,8 @@ GPU_RUNGS = {"graphed_encoder", *NEEDS}
 # Options that a probe tries out before they are measured: kernels of our own, and graphs.
 PROBED = {"encoder", "encoder_graphs", "graphs"}
 
+SIZES = {"tiny": (4, 2), "cpu": (12, 4), "cuda": (64, 32)}  # utterances, and those of a batch
+
 
 class LadderArm(NamedTuple):
     """A recogniser on the ladder."""
@@ -72,34 +74,18 @@ class LadderArm(NamedTuple):
     position: str  # "baseline", "cumulative" on all rungs below, or "alone" on the baseline
 
 
-def suite(
-    device: str,
-    quick: bool,
-    *,
-    utterances: int = 0,
-    batch: int = 0,
-    kind: str = "",
-) -> Iterator[Case]:
+def suite(device: str, quick: bool) -> Iterator[Case]:
     """Yield a case each for RNN-T, TDT and CTC: of published sizes on CUDA, of 110 million weights
     on a CPU, tiny if quick.
 
     Args:
         device: "cpu" or "cuda".
-        quick: four utterances of at most two seconds, two a batch.
-        utterances: 0 for 12, and on CUDA for 64.
-        batch: utterances transcribed at once; 0 for 4, and on CUDA for half of all.
-        kind: only "rnnt", "tdt" or "ctc".
+        quick: a few utterances of at most two seconds.
     """
     cuda = device.startswith("cuda")
-    size = "cpu"
-    if cuda:
-        size = "cuda"
-    if quick:
-        size = "tiny"
+    size = "tiny" if quick else device.partition(":")[0]
+    N, B = SIZES[size]
     for what, config, preset in configs(size):
-        if kind not in what:
-            continue
-        N, B = _sizes(cuda, quick, utterances, batch)
         samples = lengths(N)
         if quick:
             samples = [min(S, 2 * RATE_HZ) for S in samples]
@@ -116,16 +102,6 @@ def suite(
         release_graphs()
         for arm in arms.values():
             vars(arm.recognizer).clear()
-
-
-def _sizes(cuda: bool, quick: bool, utterances: int, batch: int) -> tuple[int, int]:
-    """Utterances, and how many of them are a batch."""
-    if quick:
-        return 4, 2
-    if cuda:
-        utterances = utterances or 64
-        return utterances, batch or utterances // 2
-    return utterances or 12, batch or 4
 
 
 def configs(size: str) -> Iterator[tuple[str, Config, str]]:

@@ -56,22 +56,15 @@ GPU_SIZES = tuple((B, T, 101, 1024) for T in (200, 500) for B in (32, 64, 128))
 Make = Callable[[str], Case]
 
 
-def suite(
-    device: str,
-    quick: bool,
-    *,
-    first: bool = False,
-) -> Iterator[Case]:
+def suite(device: str, quick: bool) -> Iterator[Case]:
     """All cases, the smallest also against the reference of plain loops.
 
     Args:
         device: "cpu" or "cuda", where the arms are those that its memory holds.
         quick: small sizes.
-        first: one large shape only, from the halves of the joint and on given logits.
     """
     gpu = device.startswith("cuda")
-    makers = _first_cases(gpu, quick) if first else _cases(gpu, quick)
-    for make in makers:
+    for make in _cases(gpu, quick):
         with contextlib.suppress(torch.OutOfMemoryError):  # not even the inputs fit
             case = make(device)
             if gpu:
@@ -86,9 +79,10 @@ def _cases(gpu: bool, quick: bool) -> list[Make]:
     if quick:
         sizes = [QUICK_SIZE]
     wide = _wide(quick)
-    makers: list[Make] = [partial(logits_case, rnnt_loss, (1, 12, 6, 9))]
+    makers: list[Make] = []
     if gpu and not quick:
-        makers += _first_cases(gpu, quick)
+        makers += _first_cases()
+    makers.append(partial(logits_case, rnnt_loss, (1, 12, 6, 9)))
     makers += [partial(logits_case, rnnt_loss, shape) for shape in sizes]
     if gpu:
         for shape in sizes:
@@ -102,16 +96,10 @@ def _cases(gpu: bool, quick: bool) -> list[Make]:
     return makers
 
 
-def _first_cases(gpu: bool, quick: bool) -> list[Make]:
-    """Makers of the cases at one large shape."""
-    shape = _wide(quick)
-    if gpu and not quick:
-        shape = ODD
-    on_logits = partial(logits_case, rnnt_loss, shape[:3] + shape[4:])
-    makers: list[Make] = [partial(joint_case, shape), on_logits]
-    if gpu:
-        makers.append(partial(on_logits, dtype=torch.bfloat16))
-    return makers
+def _first_cases() -> list[Make]:
+    """Makers of the cases at the shape that is asked for most, on a GPU."""
+    on_logits = partial(logits_case, rnnt_loss, ODD[:3] + ODD[4:])
+    return [partial(joint_case, ODD), on_logits, partial(on_logits, dtype=torch.bfloat16)]
 
 
 def _wide(quick: bool) -> Shape:

@@ -140,4 +140,4 @@ class Stepper:
         return loss.detach(), norm
 
 
-SUITE = Suite(name="training", cases=suite)
+SUITE = Suite(name="training", cases=suite, gpu_tests=("tests/training/test_graphs.py",))
