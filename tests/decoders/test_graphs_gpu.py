@@ -10,7 +10,6 @@ import torch
 
 from asrkit.decoders import (
     aed_greedy,
-    aed_greedy_reference,
     ctc_greedy,
     ctc_greedy_sequential,
     release_graphs,
@@ -20,6 +19,7 @@ from asrkit.decoders.transducer import STRATEGIES, graphs
 
 sys.path.insert(0, str(Path(__file__).parent))
 import attention_cases
+from attention_oracle import aed_greedy_reference
 
 pytestmark = pytest.mark.gpu
 GPU_CASES = [

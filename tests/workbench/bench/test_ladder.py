@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from asrkit.models.fused import FusedFastConformer, fuse
 
 from asrkit.cli import main
 from asrkit.models import execution
@@ -17,7 +16,7 @@ from asrkit.models.execution import rounded
 from asrkit.models.packed import PackedLinear
 from asrkit.models.packed_conformer import PackedFastConformer
 from asrkit.transcribe import PipelineConfig, Recognizer, decoding, pipeline
-from asrkit.workbench import bench, records
+from asrkit.workbench import records
 from asrkit.workbench.bench import ladder_pipeline
 from asrkit.workbench.bench.agreement import check
 from asrkit.workbench.bench.ladder_pipeline import FileRecognizer, read_wav, write_wav
@@ -129,24 +128,6 @@ def test_a_rung_that_hears_something_else_when_it_is_tried_is_left_out_and_those
     arms = ladder.climb(replace(one.task), say=said.append, probe=True)
     assert "to_optimized_encoder is left out: the labels are not those that are known" in said
     assert "to_optimized_encoder" not in arms and arms[LAST].recognizer().tokens() == one.labels
-
-
-@pytest.mark.parametrize("what", KINDS)
-def test_a_recogniser_with_the_encoder_of_a_gpu_says_what_the_script_says(made, what, monkeypatch):
-    """`optimize` fuses on CUDA; its steps are run by their reference here."""
-
-    def optimize(model):
-        model.encoder = fuse(model.encoder)
-        return model
-
-    monkeypatch.setattr(execution, "optimize", optimize)
-    task = replace(made[what].task)
-    for arithmetic in ("float32", "autocast", "bfloat16"):
-        one = FileRecognizer(task, replace(BASELINE, encoder="optimized", precision=arithmetic))
-        assert (
-            isinstance(one.recognizer.model.encoder, FusedFastConformer)
-            and one().tokens() == made[what].labels
-        )
 
 
 def test_graphs_of_an_encoder_are_not_those_of_another(made):
@@ -504,7 +485,6 @@ def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
     for name, arm in arms.items():
         for _ in range(2):  # graphs are captured, then replayed
             assert arm.recognizer().tokens() == made.labels, name
-    assert bench.SUITES["ladder"] is ladder.suite
 
 
 def test_graphs_of_an_encoder_have_aligned_rows_and_little_padding():
