@@ -202,7 +202,7 @@ def nemo():
 
 def read_archive(path):
     with archive.opened(path) as opened:
-        opened.small("model_config.yaml")
+        opened.bytes("model_config.yaml")
         return opened.weights("model_weights.ckpt")
 
 

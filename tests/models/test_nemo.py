@@ -1,12 +1,9 @@
 import contextlib
 import copy
-import gzip
 import io
 import random
 import sys
 import tarfile
-import zipfile
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,7 +22,6 @@ from asrkit.models import (
     load_checkpoint,
     save_checkpoint,
 )
-from asrkit.models.checkpoints import archive
 from asrkit.text import CharTokenizer, SentencePieceTokenizer
 
 sys.path.append(str(Path(__file__).parent))
@@ -283,39 +279,6 @@ def test_a_missing_member_is_named(name, parts, tmp_path):
     refused(pack(tmp_path / "a.nemo", members), f"a.nemo: expected a member '{name}', got")
 
 
-def special(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname = kind, link
-    return member
-
-
-@pytest.mark.parametrize("member, said", [
-    (special("/etc/x", tarfile.REGTYPE), "members inside the archive, got '/etc/x'"),
-    (special("../x", tarfile.REGTYPE), "members inside the archive, got '../x'"),
-    (special("a/../../x", tarfile.REGTYPE), "members inside the archive"),
-    (special("..", tarfile.DIRTYPE), "members inside the archive"),
-    (special("x", tarfile.SYMTYPE, "/etc/passwd"), "no links or devices, got 'x'"),
-    (special("x", tarfile.LNKTYPE, "model_weights.ckpt"), "no links or devices"),
-    (special("x", tarfile.CHRTYPE), "no links or devices"),
-    (special("x", tarfile.FIFOTYPE), "no links or devices"),
-    (special("./model_config.yaml", tarfile.REGTYPE), "each member once, got './model_config.yaml'"),
-    (special("x" * 10**4, tarfile.SYMTYPE, "x"), "no links or devices, got 'xxx"),
-], ids=lambda value: value.name[:20] if isinstance(value, tarfile.TarInfo) else "")  # fmt: skip
-def test_members_that_reach_out_of_the_archive_are_refused(member, said, parts, tmp_path):
-    refused(pack(tmp_path / "a.nemo", parts["rnnt"][1], member), f"a.nemo: expected .*{said}")
-
-
-@pytest.mark.parametrize("size", [2**60, 2**62, 2**63 - 1, 2**70])
-def test_a_member_of_impossible_size_is_refused_in_one_line(size, parts, tmp_path):
-    header = tarfile.TarInfo("model_config.yaml")
-    header.size = size
-    (tmp_path / "a.nemo").write_bytes(header.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
-    refused(
-        tmp_path / "a.nemo",
-        "^a.nemo is not a whole tar archive .a member of impossible size|model: ",
-    )
-
-
 def test_nothing_is_written_beside_the_archive_or_under_the_names_of_members(
     parts, tmp_path, monkeypatch
 ):
@@ -334,19 +297,6 @@ def test_buffers_of_half_precision_are_those_of_their_settings(dtype, parts, tmp
                 weights[name] = weights[name].to(dtype)
 
     load_checkpoint(pack(tmp_path / "a.nemo", reweighted(members, halve)))
-
-
-@pytest.mark.parametrize("name", ["model_config.yaml", "0123_tokenizer.model"])
-def test_small_members_have_a_limit(name, parts, tmp_path, monkeypatch):
-    members = parts["rnnt"][1]
-    monkeypatch.setattr(archive, "SMALL", len(members[name]) - 1)
-    monkeypatch.setattr(archive, "SMALL", min(len(members["0123_tokenizer.model"]), archive.SMALL))
-    refused(pack(tmp_path / "a.nemo", members), "a.nemo: .*: expected at most .* bytes, got")
-
-
-def test_what_unpacks_to_a_hundred_times_its_size_is_refused(tmp_path):
-    (tmp_path / "bomb.nemo").write_bytes(gzip.compress(bytes(2**25)))
-    refused(tmp_path / "bomb.nemo", "bomb.nemo: expected at most .* bytes unpacked, got more")
 
 
 class Code:
@@ -371,33 +321,11 @@ def test_pickled_code_does_not_run(parts, tmp_path):
 @pytest.mark.parametrize("change, said", [
     (lambda weights: [1], "dense tensors by name, got list"),
     (lambda weights: {"x": 1}, "dense tensors by name"),
-    (lambda weights: {"x": torch.zeros(1).expand(10**12)}, "dense tensors by name"),
-    (lambda weights: dict.fromkeys(map(str, range(9)), torch.zeros(10**5)), "tensors that share little memory, got 3600000 bytes"),
     (lambda weights: {"x" * 10**4: torch.zeros(1)} | weights, "unknown in all"),
     (lambda weights: {"x": torch.eye(3).to_sparse()}, "tensors"),
-], ids=["a list", "a number", "a number shown often", "a tensor of many names", "a long name", "sparse"])  # fmt: skip
+], ids=["a list", "a number", "a long name", "sparse"])  # fmt: skip
 def test_weights_that_are_no_plain_tensors_are_refused(change, said, parts, tmp_path):
     refused(pack(tmp_path / "a.nemo", reweighted(parts["ctc"][1], change)), said)
-
-
-def test_records_that_are_compressed_or_overlap_are_refused(parts, tmp_path):
-    members = parts["ctc"][1]
-    packed = io.BytesIO()
-    with (
-        zipfile.ZipFile(io.BytesIO(members["model_weights.ckpt"])) as old,
-        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new,
-    ):
-        for entry in old.infolist():
-            new.writestr(entry.filename, old.read(entry), zipfile.ZIP_DEFLATED)
-    members = members | {"model_weights.ckpt": packed.getvalue()}
-    refused(
-        pack(tmp_path / "a.nemo", members),
-        "records as torch stores them, got compressed or overlapping ones",
-    )
-    refused(
-        pack(tmp_path / "b.nemo", members | {"model_weights.ckpt": b"PK"}),
-        "weights saved by torch 1.6 or later",
-    )
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
@@ -433,23 +361,6 @@ def test_an_archive_cut_anywhere_or_with_damaged_bytes_is_refused_or_read_but_ne
 ])  # fmt: skip
 def test_a_config_that_is_none_is_refused(text, said, parts, tmp_path):
     refused(pack(tmp_path / "a.nemo", parts["ctc"][1] | {"model_config.yaml": text}), said)
-
-
-NINEFOLD = "".join(
-    f"{b}: &{b} [{', '.join(f'*{a}' for _ in range(9))}]\n" for a, b in pairwise("abcdefghij")
-)
-
-
-@pytest.mark.parametrize(
-    "text", ["a: &a [x]\n" + NINEFOLD, "a: &a [*a]", "a: &a {b: *a}"],
-    ids=["nine to the ninth", "a list in itself", "a section in itself"],
-)  # fmt: skip
-def test_aliases_that_stand_for_more_than_memory_holds_are_refused(text, parts, tmp_path):
-    members = parts["ctc"][1] | {"model_config.yaml": text.encode()}
-    refused(
-        pack(tmp_path / "a.nemo", members),
-        "model_config.yaml: expected a config, got one that aliases make endless",
-    )
 
 
 ODD = [
@@ -500,7 +411,7 @@ UNSUPPORTED = [
     ("encoder._target_", "x.SqueezeformerEncoder"), ("encoder.subsampling", "striding"), ("encoder.causal_downsampling", True),
     ("encoder.conv_norm_type", "layer_norm"), ("encoder.self_attention_model", "abs_pos"), ("encoder.reduction", "pooling"),
     ("encoder.att_context_style", "chunked_limited"), ("encoder.att_context_size", [[70, 13], [70, 6]]),
-    ("encoder.conv_context_size", "causal"), ("encoder.global_tokens", 1), ("encoder.feat_out", 7), ("encoder.surprise", 1),
+    ("encoder.conv_context_size", "causal"), ("encoder.global_tokens", 1), ("encoder.feat_out", 7),
     ("encoder.n_layers", 10**9), ("encoder.d_model", "x"), ("preprocessor.window_size", 1e9),
     ("preprocessor.preemph", float("nan")), ("preprocessor.n_fft", 0), ("decoder.prednet.pred_rnn_layers", 10**9),
     ("encoder.subsampling_factor", 16), ("encoder.feat_in", 64), ("encoder.d_model", "???"), ("encoder.n_layers", "${oc.env:N}"),
@@ -509,10 +420,10 @@ UNSUPPORTED = [
     ("preprocessor.mag_power", 3), ("preprocessor.mel_norm", None), ("preprocessor.highfreq", 7000),
     ("preprocessor.exact_pad", True), ("preprocessor.log_zero_guard_type", "max"), ("preprocessor.window_size", 0.02999),
     ("preprocessor.log_zero_guard_value", "none"),
-    ("preprocessor.pad_value", 1.0), ("preprocessor.surprise", 1), ("decoder._target_", "x.StatelessTransducerDecoder"),
+    ("preprocessor.pad_value", 1.0), ("decoder._target_", "x.StatelessTransducerDecoder"),
     ("decoder.blank_as_pad", False), ("decoder.normalization_mode", "layer"), ("decoder.prednet.rnn_hidden_size", 7),
-    ("decoder.prednet.surprise", 1), ("decoder.surprise", 1), ("joint._target_", "x.HATJoint"), ("joint.log_softmax", False),
-    ("joint.jointnet.activation", "sigmoid"), ("joint.jointnet.surprise", 1), ("joint.surprise", 1),
+    ("joint._target_", "x.HATJoint"), ("joint.log_softmax", False),
+    ("joint.jointnet.activation", "sigmoid"),
     ("decoding.big_blank_durations", [2]), ("decoding.durations", [0, 1]), ("aux_ctc.decoder.add_blank", False),
     ("aux_ctc.decoder._target_", "x.ConvASRDecoderReconstruction"), ("tokenizer.type", "wpe"), ("tokenizer.type", "agg"),
     ("tokenizer.custom_tokenizer", {"_target_": "x"}), ("sample_rate", 8000),
@@ -526,7 +437,7 @@ def test_what_asrkit_does_not_compute_is_refused_by_the_name_of_its_key(
     key, value, parts, tmp_path
 ):
     section, _, name = key.rpartition(".")
-    said = f"^{section}: .*{name}" if name == "surprise" else f"^{section}.*{name}"
+    said = f"^{section}.*{name}"
     refused(pack(tmp_path / "a.nemo", changed(parts["hybrid"][1], (key, value))), said)
 
 

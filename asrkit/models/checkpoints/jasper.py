@@ -52,14 +52,14 @@ def read(path: Path) -> Contents:
     Raises:
         ValueError: Something is damaged, missing or not supported; it is named.
     """
-    saved, size = archive.saved(path)
+    saved = archive.saved(path)
     remedy = "Other .pt files are not supported."
     held = isinstance(saved, dict)
     expect(held, path.name, "the state of a training", type(saved).__name__, remedy)
     found = [name for name in STATES if saved.get(name) is not None]
     wanted = f"weights under {' or '.join(STATES)}"
     expect(len(found) > 0, path.name, wanted, short(list(saved)), remedy)
-    weights = archive.tensors(saved[found[0]], f"{path.name}: {found[0]}", size)
+    weights = archive.tensors(saved[found[0]], f"{path.name}: {found[0]}")
     old = [name for name in weights if name.startswith(FIRST_VERSION)]
     remedy = "The published code renames them: load and save the file by it."
     expect(not old, path.name, "names of today's published code", short(old[:3]), remedy)
@@ -187,7 +187,6 @@ def nemo_encoder(section: Section, bins: int) -> JasperConfig:
     stages = []
     for number, block in enumerate(blocks):
         stages.append(_nemo_stage(Section(f"{name}[{number}]", block, section.root)))
-    section.done("norm_groups init_mode")
     dense = [stage.dense for stage in stages]
     last = len(dense) - dense[::-1].index(True) if True in dense else 0
     in_a_row = all(dense[dense.index(True) : last]) if last else True
@@ -220,7 +219,6 @@ def _nemo_stage(block: Section) -> Stage:
         dilation=_single(block, "dilation"),
         dense=dense,
     )
-    block.done("se_reduction_ratio se_context_size se_interpolation_mode")
     return stage
 
 

@@ -1,9 +1,9 @@
 """NeMo's `.nemo` archives of FastConformer models with CTC, RNN-T, TDT, CTC beside a transducer or
 an attention decoder (Canary), and of Jasper.
 
-They become asrkit's config and weights. Every key that bears on the numbers is read from the
-archive's own config, or refused by name; none is assumed. Names of keys and classes are those of
-nemo_toolkit 3.0.0.
+They become asrkit's config and weights. Keys that choose the arithmetic are read from the archive's
+own config, and values that asrkit does not compute are refused by name. Names of keys and classes
+are those of nemo_toolkit 3.0.0.
 """
 
 import re
@@ -141,10 +141,6 @@ def _features(section: Section) -> dict[str, Any]:
         "log_guard": log_guard,
         "normalization": normalization,
     }
-    section.done(
-        "dither pad_to nb_augmentation_prob nb_max_freq rng use_torchaudio stft_conv "
-        "stft_exact_pad use_grads max_duration"
-    )
     return features
 
 
@@ -231,12 +227,6 @@ def _conformer(section: Section, bins: int) -> FastConformerConfig:
         scale_input=section.take("xscaling", True, of=(True, False)),
         context=context,
     )
-    section.done(
-        "reduction_position reduction_factor pos_emb_max_len att_context_probs "
-        "subsampling_conv_chunking_factor stochastic_depth_drop_prob stochastic_depth_mode "
-        "stochastic_depth_start_layer global_tokens_spacing global_attn_separate "
-        "use_pytorch_sdpa use_pytorch_sdpa_backends sync_max_audio_length"
-    )
     return config
 
 
@@ -263,7 +253,6 @@ def _ctc_size(section: Section, tokenizer: Tokenizer) -> int:
     _module(section, "ConvASRDecoder")
     section.take("add_blank", True, of=(True,))
     classes = section.take("num_classes", -1)
-    section.done("feat_in vocabulary init_mode")
     if whole(classes, 1):
         return classes
     return tokenizer.vocab_size  # NeMo counts the vocabulary too
@@ -293,9 +282,7 @@ def _transducer(
     predictor.take("rnn_hidden_size", -1, of=(-1,))
     width = predictor.count("pred_hidden")
     lstm = LSTMConfig(width=width, layers=predictor.count("pred_rnn_layers"))
-    predictor.done("t_max dropout forget_gate_bias weights_init_scale hidden_hidden_bias_scale")
     V = decoder.count("vocab_size", tokenizer.vocab_size)
-    decoder.done("random_state_sampling")
     _module(joint, "RNNTJoint")
     joint.take("log_softmax", None, of=(None, True))
     extra = joint.take("num_extra_outputs", 0)
@@ -315,11 +302,6 @@ def _transducer(
         dropout=net.number("dropout", 0.0),
         activation=net.take("activation", of=("relu", "tanh")),
     )
-    net.done("encoder_hidden pred_hidden")
-    joint.done(
-        "num_classes vocabulary preserve_memory fuse_loss_wer fused_batch_size "
-        "experimental_fuse_loss_wer masking_prob"
-    )
     return config
 
 
@@ -329,7 +311,7 @@ def _tokenizer(top: Section, nemo: archive.Archive, target: str) -> Tokenizer:
         section.take("type", of=("bpe",))
         section.take("custom_tokenizer", None, of=(None,))
         member = str(section.take("model_path"))[:200].removeprefix("nemo:")
-        return SentencePieceTokenizer(nemo.small(member))
+        return SentencePieceTokenizer(nemo.bytes(member))
     if TARGETS[target] == "ctc":
         labels = top.section("decoder").take("vocabulary")
     else:

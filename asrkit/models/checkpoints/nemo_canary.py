@@ -118,7 +118,6 @@ def _decoder(
         eos=special["eos"],
         pad=special["pad"],
     )
-    sizes.done("vocab_size embedding_dropout attn_score_dropout attn_layer_dropout")
     _expect_one_linear_head(top.section("head"), config)
     return config
 
@@ -140,7 +139,6 @@ def _decoder_sizes(section: Section) -> Section:
     section.take("encoder", of=(None, False))
     section.take("pre_ln_final_layer_norm", True, of=(True,))
     sizes = section.section("config_dict")
-    section.done("library")
     # what a key has to be, and what NeMo takes where it is not there
     sizes.take("num_token_types", 2, of=(0,))
     sizes.take("learn_positional_encodings", False, of=(False,))
@@ -155,7 +153,6 @@ def _expect_one_linear_head(head: Section, config: AEDConfig) -> None:
     head.take("num_layers", 1, of=(1,))
     head.take("hidden_size", of=(config.width,))
     head.take("num_classes", config.vocab_size, of=(config.vocab_size,))
-    head.done("activation log_softmax dropout use_transformer_init")
 
 
 def _expect_class(section: Section, name: str) -> None:
@@ -195,7 +192,7 @@ def _model(section: Section, nemo: Archive) -> SentencePieceTokenizer:
 def _contents(section: Section, nemo: Archive) -> bytes:
     """The bytes of the SentencePiece model that a section names."""
     member = str(section.take("model_path"))[:200].removeprefix("nemo:")
-    return nemo.small(member)
+    return nemo.bytes(member)
 
 
 def _before(parts: list[tuple[str, SentencePieceTokenizer]]) -> list[SentencePieceTokenizer]:
@@ -249,7 +246,6 @@ def _chosen(top: Section, languages: list[str]) -> dict[str, Any]:
         code = str(language).removeprefix("<|").removesuffix("|>")
         expect(code in languages, "prompt_defaults.source_lang", f"one of {languages}", short(code))
         chosen["language"] = code
-    section.done("target_lang task taskname prompt_language")
     return chosen
 
 

@@ -1,7 +1,4 @@
-"""The config of a `.nemo` archive, read key by key.
-
-Keys that were not read are refused, so that no setting that changes the numbers is overlooked.
-"""
+"""The config of a `.nemo` archive, read key by key."""
 
 import math
 import re
@@ -12,18 +9,15 @@ from asrkit.shapes import expect, whole
 
 # Largest width or count of layers; a config with more is taken for damaged.
 SIZE = 65_536
-# Values of a config: published ones list their vocabulary two or three times, some thousands each.
-NODES = 10**6
 
 
 class Section:
-    """A section of the config. Each key is taken with NeMo's default; `done` refuses the others."""
+    """A section of the config. Each key is taken with NeMo's default."""
 
     def __init__(self, name: str, values: dict[str, Any], root: dict[str, Any]) -> None:
         self.name = name
         self.values = values
         self.root = root
-        self.taken = {"_target_"}
 
     def take(self, key: str, *default: Any, of: tuple[Any, ...] = ()) -> Any:
         """The value of `key`, with references resolved.
@@ -44,7 +38,6 @@ class Section:
             value = self._resolve(self.values[key])
         else:
             value = default[0]
-        self.taken.add(key)
         unset = isinstance(value, str) and (value == "???" or "${" in value)
         expect(not unset, name, "a value", short(value))
         supported = " or ".join(map(repr, of))
@@ -75,17 +68,6 @@ class Section:
         name = f"{self.name}.{key}"
         expect(isinstance(values, dict), name, "a section", short(values))
         return Section(name.removeprefix("config."), values, self.root)
-
-    def done(self, ignored: str) -> None:
-        """Refuse keys that were not taken.
-
-        Args:
-            ignored: Keys, separated by spaces, that bear on training, speed or memory only.
-        """
-        known = self.taken | set(ignored.split())
-        unknown = sorted(map(str, self.values.keys() - known))
-        remedy = "What they change is not supported."
-        expect(not unknown, self.name, "known keys", short(unknown), remedy)
 
     def _resolve(self, value: Any) -> Any:
         """`value` with references like ${encoder.d_model} replaced, in a list item by item."""
@@ -124,29 +106,10 @@ def read_config(nemo: Archive) -> Section:
     import yaml
 
     try:
-        config = yaml.safe_load(nemo.small("model_config.yaml"))
+        config = yaml.safe_load(nemo.bytes("model_config.yaml"))
     except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         damaged = f"{nemo.name}: model_config.yaml is damaged ({reason:.200})."
         raise ValueError(damaged) from None
     expect(isinstance(config, dict), "model_config.yaml", "keys and values", type(config).__name__)
-    _expect_finite(config)
     return Section("config", config, config)
-
-
-def _expect_finite(config: dict[str, Any]) -> None:
-    """Refuse a config whose aliases stand for more values than memory holds."""
-    nodes: list[Any] = [config]
-    count = 1
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, dict):
-            children = list(node.values())
-        elif isinstance(node, list):
-            children = node
-        else:
-            continue
-        count += len(children)
-        endless = "one that aliases make endless"
-        expect(count <= NODES, "model_config.yaml", "a config", endless, "Do not trust it.")
-        nodes += children
