@@ -1,5 +1,5 @@
 """What models cost: operations and bytes counted (`counts`, `jasper`, `aed`), a GPU's time
-predicted (`lean`, `encoders`), the money that transcription takes (`prices`, `speeds`,
+predicted (`lean`), the money that transcription takes (`prices`, `speeds`,
 `transcription`) and its days on many workers (`fleet`), and the time that training takes
 (`time_to_train`, `collectives`).
 """
