@@ -206,10 +206,12 @@ def test_every_room_stands_on_a_floor():
     assert rooms <= set(LAYER), f"give {sorted(rooms - set(LAYER))} a floor in FLOORS"
 
 
-@pytest.mark.parametrize("path", sources(), ids=relative)
-def test_imports_point_down(path):
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    assert layer_problems(path.read_text(encoding="utf-8"), module) == []
+def test_imports_point_down():
+    problems = []
+    for path in sources():
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        problems += layer_problems(path.read_text(encoding="utf-8"), module)
+    assert not problems, "\n".join(problems)
 
 
 def captures_without_lock(text: str) -> list[int]:
@@ -252,9 +254,11 @@ def test_the_layer_test_lets_honest_imports_pass(text, module):
     assert layer_problems(text, module) == []
 
 
-@pytest.mark.parametrize("path", sources(), ids=relative)
-def test_files_and_functions_are_short_and_documented(path):
-    assert size_problems(path.read_text(encoding="utf-8"), relative(path)) == []
+def test_files_and_functions_are_short_and_documented():
+    problems = []
+    for path in sources():
+        problems += size_problems(path.read_text(encoding="utf-8"), relative(path))
+    assert not problems, "\n".join(problems)
 
 
 def test_the_size_test_can_fail():
