@@ -10,6 +10,7 @@ tensors. Node (t, u) of utterance b
 So padding costs nothing, and packed logits need no second kernel.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -113,6 +114,14 @@ class Nodes:
         """Of utterance b: frames T, lattice rows U + 1, and its slice of the N nodes."""
         T, U, start = self.table[b, : FIRST_NODE + 1].tolist()
         return T, U + 1, slice(start, start + T * (U + 1))
+
+
+def upload(many: Sequence[Nodes], device: torch.device) -> None:
+    """Copy the tables of all these nodes to `device` at once."""
+    tables = [nodes.table for nodes in many]
+    copied = to_device(torch.cat(tables), device).split([len(table) for table in tables])
+    for nodes, table in zip(many, copied, strict=True):
+        nodes._copies[device] = table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,7 +173,6 @@ def test_kernels_compile_without_spills(cc):
     tensors = dict.fromkeys(("hidden", "by_hidden"), "*bf16") | {"table": "*i64"}
     tensors |= dict.fromkeys(("by_encoded", "by_predicted", "keep"), "*fp32") | {"keep": "fp32"}
     constants = {
-        "NODES_OF": lean.NODES_OF,
         "FRAMES_OF": lean.FRAMES_OF,
         "LABELS_OF": lean.LABELS_OF,
     }

@@ -13,7 +13,7 @@ from asrkit.shapes import dims, expect
 Activation = Literal["relu", "tanh"]
 # Bytes of a tile by default: a CPU core's cache; a GPU's cache; for Triton what keeps the GPU busy
 # for some hundred microseconds a launch.
-TILE_BYTES = {"cpu": 1 << 22, "cuda": 1 << 24, "triton": 1 << 27}
+TILE_BYTES = {"cpu": 1 << 22, "cuda": 1 << 24, "triton": 1 << 28}
 FEWEST_NODES = 64  # of a tile by default
 
 

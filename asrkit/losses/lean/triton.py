@@ -2,22 +2,22 @@
 
 A chunk is whole frames of consecutive utterances. In the first pass
 
-    _hidden         writes the hidden layer H of its nodes, with dropout;
-    addmm           makes their logits;
+    _hidden         writes the hidden layer H of its nodes, with dropout, and a 1 behind it;
+    mm              makes their logits: the bias stands behind the weight;
     logit_rows      reads the arcs' log-probabilities from them.
 
 After the lattice the second pass makes H and the logits again, and then
 
     logit_rows      turns the logits into their gradient G, in place;
-    addmm           adds G^T H to the weight's gradient, summed in float32;
+    addmm           adds G^T H to the gradient of weight and bias, summed in float32;
     mm              makes the hidden layer's gradient G W;
     _halves         multiplies it by the slope and sums it over labels to the encoder's half and
                     over frames to the predictor's.
 
 Memory: of a chunk of n nodes, n (V + 2 D) numbers in the weight's dtype; by default n V (or n D, if
-larger) fills 128 MiB, and no chunk is smaller than a frame. V and D are rounded up to multiples of
-16 (a copy of the weight), so that every row is aligned. Logits are rounded to the weight's dtype,
-as in a joint that is kept. Sums over frames are taken in any order.
+larger) fills 256 MiB, and no chunk is smaller than a frame. V and D + 1 are rounded up to multiples
+of 16 (a copy of the weight), so that every row is aligned. Logits are rounded to the weight's
+dtype, as in a joint that is kept. Sums over frames are taken in any order.
 
 Run in Triton's interpreter and compiled for sm_80, sm_90 and sm_100; its speed is unmeasured.
 """
@@ -35,13 +35,20 @@ from asrkit.losses import dropout
 from asrkit.losses.gradient import Saved
 from asrkit.losses.lean.driver import Joint
 from asrkit.losses.logit_rows import triton as rows
-from asrkit.losses.nodes import FIRST_LOGIT, FRAMES, LABELS, ArcLogProbs, LatticeOptions, Nodes
+from asrkit.losses.nodes import (
+    FIRST_LOGIT,
+    FRAMES,
+    LABELS,
+    ArcLogProbs,
+    LatticeOptions,
+    Nodes,
+    upload,
+)
 
-MULTIPLE = 16  # of V and D in the padded weight
-NODES_OF = 16  # nodes whose hidden layer a program makes
-FRAMES_OF = 16  # frames of a program that sums to the halves
-LABELS_OF = 4  # labels that it takes at a time
-COLUMNS = 64  # of the hidden layer that a program takes
+MULTIPLE = 16  # of rows and columns of the weight with its bias
+FRAMES_OF = 8  # frames of a program between the products
+LABELS_OF = 8  # labels that it takes at a time
+COLUMNS = 64  # of the hidden layer that it takes
 FRAMES_ = tl.constexpr(FRAMES)
 LABELS_ = tl.constexpr(LABELS)
 FIRST_LOGIT_ = tl.constexpr(FIRST_LOGIT)
@@ -101,12 +108,11 @@ class Tiles:
     ) -> None:
         self.halves = (encoded.detach().contiguous(), predicted.detach().contiguous())
         self.outputs, self.D = weight.shape
-        self.weight = padded(weight.detach())
-        extra = len(self.weight) - self.outputs
-        self.bias = torch.nn.functional.pad(bias.detach().to(weight.dtype), (0, extra))
+        self.weight = with_bias(weight.detach(), bias.detach())
         self.targets = targets
         self.options = options
         self.chunks = [*chunks(nodes, joint.tile, len(self.weight))]
+        upload([chunk.nodes for chunk in self.chunks], self.weight.device)
         self.room = max(chunk.nodes.count for chunk in self.chunks)
         self.common: dict[str, Any] = {  # arguments of both kernels
             "T": encoded.shape[1],
@@ -118,6 +124,8 @@ class Tiles:
             "keep": 1 / (1 - joint.dropout),
             "IS_TANH": joint.activation == "tanh",
             "DROPS": joint.dropout > 0,
+            "FRAMES_OF": FRAMES_OF,
+            "LABELS_OF": LABELS_OF,
             "COLUMNS": COLUMNS,
         }
 
@@ -138,8 +146,8 @@ class Tiles:
         """
         hidden, logits = self._buffers()
         by_hidden = torch.empty_like(hidden)
-        shapes = [self.weight.shape, (len(self.weight),), *(half.shape for half in self.halves)]
-        by_weight, by_bias, *by_halves = zeros(shapes, like=saved.log_z)
+        shapes = [self.weight.shape, *(half.shape for half in self.halves)]
+        by_weight, *by_halves = zeros(shapes, like=saved.log_z)
         for chunk in self.chunks:
             n = chunk.nodes.count
             (scores, targets, nodes), used = self._logits(chunk, hidden, logits)
@@ -147,21 +155,10 @@ class Tiles:
             rows.gradient(scores, scores, targets, nodes, self.options, saved, scale)
             gradient = logits[:n]
             add_product(by_weight, gradient, used)
-            by_bias += gradient.sum(0, dtype=by_bias.dtype)
             torch.mm(gradient, self.weight, out=by_hidden[:n])
-            blocks = triton.cdiv(int(nodes.table[:, FRAMES].max()), FRAMES_OF)
-            self._launch(
-                _halves,
-                blocks,
-                chunk,
-                by_hidden,
-                *by_halves,
-                FRAMES_OF=FRAMES_OF,
-                LABELS_OF=LABELS_OF,
-            )
-        by_encoded, by_predicted = by_halves
-        D = self.D
-        return by_encoded, by_predicted, by_weight[: self.outputs, :D], by_bias[: self.outputs]
+            self._launch(_halves, chunk, by_hidden, *by_halves)
+        rows_of_outputs = by_weight[: self.outputs]
+        return *by_halves, rows_of_outputs[:, : self.D], rows_of_outputs[:, self.D]
 
     def _buffers(self) -> tuple[Tensor, Tensor]:
         """Room for the hidden layer and the logits of the largest chunk."""
@@ -178,26 +175,23 @@ class Tiles:
             hidden layer, (n, D padded).
         """
         n = chunk.nodes.count
-        blocks = triton.cdiv(int(chunk.nodes.sizes.max()), NODES_OF)
-        self._launch(_hidden, blocks, chunk, hidden, NODES_OF=NODES_OF)
-        torch.addmm(self.bias, hidden[:n], self.weight.T, out=logits[:n])
+        self._launch(_hidden, chunk, hidden)
+        torch.mm(hidden[:n], self.weight.T, out=logits[:n])
         targets = self.targets[chunk.b : chunk.b + len(chunk.nodes.table)]
         return (logits[:n, : self.outputs], targets, chunk.nodes), hidden[:n]
 
-    def _launch(
-        self, kernel: Any, blocks: int, chunk: Chunk, *tensors: Tensor, **constants: int
-    ) -> None:
-        """Queue a kernel on a chunk: `blocks` programs an utterance and block of columns."""
+    def _launch(self, kernel: Any, chunk: Chunk, *tensors: Tensor) -> None:
+        """Queue a kernel on a chunk: a program for some frames of an utterance at some columns."""
+        longest = int(chunk.nodes.table[:, FRAMES].max())
+        blocks = triton.cdiv(longest, FRAMES_OF)
         across = triton.cdiv(self.weight.shape[1], COLUMNS)
-        table = chunk.nodes.on(self.weight.device)
         kernel[blocks, len(chunk.nodes.table), across](
             *self.halves,
-            table,
+            chunk.nodes.on(self.weight.device),
             *tensors,
             len(self.weight),
             chunk.b,
             chunk.t,
-            **constants,
             **self.common,
         )
 
@@ -209,10 +203,11 @@ def signed(number: int) -> int:
     return number
 
 
-def padded(weight: Tensor) -> Tensor:
-    """The weight (V, D) with zero rows and columns up to multiples of MULTIPLE."""
+def with_bias(weight: Tensor, bias: Tensor) -> Tensor:
+    """The weight (V, D), its bias as one more column, and zeros up to multiples of MULTIPLE."""
     V, D = weight.shape
-    return torch.nn.functional.pad(weight, (0, -D % MULTIPLE, 0, -V % MULTIPLE)).contiguous()
+    both = torch.cat([weight, bias.to(weight.dtype)[:, None]], 1)
+    return torch.nn.functional.pad(both, (0, -(D + 1) % MULTIPLE, 0, -V % MULTIPLE))
 
 
 def zeros(shapes: list[Any], like: Tensor) -> list[Tensor]:
@@ -237,12 +232,6 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 @triton.jit
-def _tanh(x):
-    e = tl.exp(-2.0 * tl.abs(x))
-    return tl.where(x >= 0, 1.0, -1.0) * (1.0 - e) / (1.0 + e)
-
-
-@triton.jit
 def _hash32(x):
     x = (x ^ (x >> 16)) * FIRST
     x = (x ^ (x >> 15)) * SECOND
@@ -251,54 +240,50 @@ def _hash32(x):
 
 @triton.jit
 def _kept(b, t, u, d, seed, least):
-    """Whether dropout keeps elements `d` (k,) of nodes (n,): bool (n, k)."""
+    """Whether dropout keeps the elements at frames t (f,), labels u (l,), columns d (c,)."""
     key = _hash32(seed.to(tl.uint32) + b.to(tl.uint32))
     key = _hash32(key + t.to(tl.uint32))
-    key = _hash32(key + u.to(tl.uint32))
+    key = _hash32(key[:, None] + u.to(tl.uint32)[None, :])
     columns = d.to(tl.uint32) * GOLDEN
-    bits = _hash32(key[:, None] ^ columns[None, :])
+    bits = _hash32(key[:, :, None] ^ columns[None, None, :])
     return bits >= least.to(tl.uint32)
 
 
 @triton.jit
-def _layer(
-    encoded,
-    predicted,
-    b,
-    t,
-    u,
-    d,
-    here,
-    T,
-    U1,
-    D,
-    seed,
-    least,
-    keep,
-    IS_TANH: tl.constexpr,
-    DROPS: tl.constexpr,
-):
-    """Hidden layer of nodes (n,) at columns `d` (k,), and its derivative by the sum of both halves:
-    (n, k) each, float32; 0 at nodes that are not `here` and from column D on.
-    """
-    here = here[:, None] & (d < D)[None, :]
-    encoded_row = (b * T + t).to(tl.int64) * D
-    predicted_row = (b * U1 + u).to(tl.int64) * D
-    x = tl.load(encoded + encoded_row[:, None] + d[None, :], mask=here, other=0.0).to(tl.float32)
-    x += tl.load(predicted + predicted_row[:, None] + d[None, :], mask=here, other=0.0).to(
-        tl.float32
-    )
+def _layer(x, y, b, t, u, d, seed, least, keep, IS_TANH: tl.constexpr, DROPS: tl.constexpr):
+    """Hidden layer of frames x (f, c) and labels y (l, c), and its slope: float32 (f, l, c)."""
+    total = x[:, None, :] + y[None, :, :]
     if IS_TANH:
-        y = _tanh(x)
-        slope = 1.0 - y * y
+        hidden = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * total))
+        slope = 1.0 - hidden * hidden
     else:
-        y = tl.where(x < 0, 0.0, x)  # NaN passes
-        slope = tl.where(x > 0, 1.0, 0.0)
+        hidden = tl.where(total < 0, 0.0, total)  # NaN passes
+        slope = tl.where(total > 0, 1.0, 0.0)
     if DROPS:
         scale = tl.where(_kept(b, t, u, d, seed, least), keep, 0.0)
-        y *= scale
+        hidden *= scale
         slope *= scale
-    return y, slope
+    return hidden, slope
+
+
+@triton.jit
+def _half(half, first, row, here, d, D):
+    """Rows of a half (rows, D) from row `first` on, at columns `d`: float32, 0 elsewhere."""
+    place = (first + row).to(tl.int64) * D
+    mask = here[:, None] & (d < D)[None, :]
+    return tl.load(half + place[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _piece(table, wide, first_b, first_t):
+    """Of the program's piece of an utterance: utterance, first frame, frames, rows of the lattice,
+    and the place of its first node in the chunk.
+    """
+    p = tl.program_id(1)
+    frames = tl.load(table + p * 8 + FRAMES_).to(tl.int32)
+    labels = tl.load(table + p * 8 + LABELS_).to(tl.int32) + 1
+    first = tl.load(table + p * 8 + FIRST_LOGIT_) // wide
+    return first_b + p, tl.where(p == 0, first_t, 0), frames, labels, first
 
 
 @triton.jit(do_not_specialize=VARIED)
@@ -317,29 +302,33 @@ def _hidden(
     seed,
     least,
     keep,
-    NODES_OF: tl.constexpr,
     IS_TANH: tl.constexpr,
     DROPS: tl.constexpr,
+    FRAMES_OF: tl.constexpr,
+    LABELS_OF: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write the hidden layer of a chunk's nodes into `hidden` (n, DEPTH), zeros from column D on.
+    """Write the hidden layer of a chunk's nodes into `hidden` (n, DEPTH): a 1 in column D, zeros
+    behind it.
 
     Logits of a node are `wide` elements apart; the others are those of `Chunk` and `_layer`.
     """
-    p = tl.program_id(1)
-    frames = tl.load(table + p * 8 + FRAMES_).to(tl.int32)
-    labels = tl.load(table + p * 8 + LABELS_).to(tl.int32) + 1
-    first = tl.load(table + p * 8 + FIRST_LOGIT_) // wide
-    place = tl.program_id(0) * NODES_OF + tl.arange(0, NODES_OF)
-    here = place < frames * labels
-    t = place // labels + tl.where(p == 0, first_t, 0)
-    u = place % labels
+    b, before, frames, labels, first = _piece(table, wide, first_b, first_t)
+    t = tl.program_id(0) * FRAMES_OF + tl.arange(0, FRAMES_OF)
     d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    y, _ = _layer(
-        encoded, predicted, first_b + p, t, u, d, here, T, U1, D, seed, least, keep, IS_TANH, DROPS
-    )
-    to = hidden + (first + place)[:, None] * DEPTH + d[None, :]
-    tl.store(to, y.to(hidden.dtype.element_ty), mask=here[:, None] & (d < DEPTH)[None, :])
+    x = _half(encoded, b * T + before, t, t < frames, d, D)
+    u0 = 0
+    while (u0 < labels) & (tl.program_id(0) * FRAMES_OF < frames):
+        u = u0 + tl.arange(0, LABELS_OF)
+        y = _half(predicted, b * U1, u, u < labels, d, D)
+        made, _ = _layer(x, y, b, before + t, u, d, seed, least, keep, IS_TANH, DROPS)
+        made = tl.where((d < D)[None, None, :], made, tl.where(d == D, 1.0, 0.0)[None, None, :])
+        here = (t < frames)[:, None] & (u < labels)[None, :]
+        node = first + t[:, None] * labels + u[None, :]
+        to = hidden + node[:, :, None] * DEPTH + d[None, None, :]
+        mask = here[:, :, None] & (d < DEPTH)[None, None, :]
+        tl.store(to, made.to(hidden.dtype.element_ty), mask=mask)
+        u0 += LABELS_OF
 
 
 @triton.jit(do_not_specialize=VARIED)
@@ -360,10 +349,10 @@ def _halves(
     seed,
     least,
     keep,
-    FRAMES_OF: tl.constexpr,
-    LABELS_OF: tl.constexpr,
     IS_TANH: tl.constexpr,
     DROPS: tl.constexpr,
+    FRAMES_OF: tl.constexpr,
+    LABELS_OF: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Sum the gradient `by_hidden` (n, DEPTH), times the slope, to both halves' gradients.
@@ -371,52 +360,30 @@ def _halves(
     A program has all labels of its frames, whose sums it writes; what it adds to the labels' rows,
     others add to as well.
     """
-    p = tl.program_id(1)
-    b = first_b + p
-    frames = tl.load(table + p * 8 + FRAMES_).to(tl.int32)
-    labels = tl.load(table + p * 8 + LABELS_).to(tl.int32) + 1
-    first = tl.load(table + p * 8 + FIRST_LOGIT_) // wide
-    before = tl.where(p == 0, first_t, 0)
-    r = tl.arange(0, FRAMES_OF * LABELS_OF)
+    b, before, frames, labels, first = _piece(table, wide, first_b, first_t)
+    t = tl.program_id(0) * FRAMES_OF + tl.arange(0, FRAMES_OF)
     d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    t0 = tl.program_id(0) * FRAMES_OF
-    t = t0 + r // LABELS_OF
+    x = _half(encoded, b * T + before, t, t < frames, d, D)
     total = tl.zeros((FRAMES_OF, COLUMNS), tl.float32)
     u0 = 0
-    while (u0 < labels) & (t0 < frames):
-        u = u0 + r % LABELS_OF
-        here = (t < frames) & (u < labels)
-        from_ = by_hidden + (first + t * labels + u)[:, None] * DEPTH + d[None, :]
-        grad = tl.load(from_, mask=here[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
-        _, slope = _layer(
-            encoded,
-            predicted,
-            b,
-            before + t,
-            u,
-            d,
-            here,
-            T,
-            U1,
-            D,
-            seed,
-            least,
-            keep,
-            IS_TANH,
-            DROPS,
-        )
-        grad = tl.reshape(grad * slope, (FRAMES_OF, LABELS_OF, COLUMNS))
+    while (u0 < labels) & (tl.program_id(0) * FRAMES_OF < frames):
+        u = u0 + tl.arange(0, LABELS_OF)
+        y = _half(predicted, b * U1, u, u < labels, d, D)
+        _, slope = _layer(x, y, b, before + t, u, d, seed, least, keep, IS_TANH, DROPS)
+        here = (t < frames)[:, None] & (u < labels)[None, :]
+        node = first + t[:, None] * labels + u[None, :]
+        from_ = by_hidden + node[:, :, None] * DEPTH + d[None, None, :]
+        mask = here[:, :, None] & (d < D)[None, None, :]
+        grad = tl.load(from_, mask=mask, other=0.0).to(tl.float32) * slope
         total += tl.sum(grad, axis=1)
-        v = u0 + tl.arange(0, LABELS_OF)
-        row = (b * U1 + v).to(tl.int64) * D
+        row = (b * U1 + u).to(tl.int64) * D
         tl.atomic_add(
             by_predicted + row[:, None] + d[None, :],
             tl.sum(grad, axis=0),
-            mask=(v < labels)[:, None] & (d < D)[None, :],
+            mask=(u < labels)[:, None] & (d < D)[None, :],
             sem="relaxed",
         )
         u0 += LABELS_OF
-    frame = t0 + tl.arange(0, FRAMES_OF)
-    row = (b * T + before + frame).to(tl.int64) * D
-    here = (frame < frames)[:, None] & (d < D)[None, :]
+    row = (b * T + before + t).to(tl.int64) * D
+    here = (t < frames)[:, None] & (d < D)[None, :]
     tl.store(by_encoded + row[:, None] + d[None, :], total, mask=here)
