@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asrkit.shapes import expect
 
@@ -257,6 +258,24 @@ def waits(func: Any, args: Any, kwargs: Any) -> bool:
     return bool(DECIDES & set(func.tags)) and kwargs.get("output_size") is None
 
 
+class CaptureGuard(TorchDispatchMode):
+    """Raises RuntimeError at an op that a graph cannot hold, before a capture is begun.
+
+    Such an op takes a value or a size from the device to Python. A capture that fails there may
+    leave torch in a bad state.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if waits(func, args, kwargs):
+            raise RuntimeError(f"{func} waits for the GPU")
+        with self:  # inference mode passes composite ops undecomposed
+            result = func.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            return func(*args, **kwargs)
+        return result
+
+
 def _has_mask(args: Any) -> bool:
     """Whether an index is a boolean mask: how many positions it selects only the device knows."""
     indices = [index for index in args[1] if index is not None]
@@ -302,7 +321,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return tensor.to(device)
     if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
+        tensor = tensor.contiguous().pin_memory()
     return tensor.to(device, non_blocking=True)
 
 

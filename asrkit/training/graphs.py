@@ -7,6 +7,7 @@ padded to the next length of a list. No GPU has run this yet: its gain is unmeas
 
 import copy
 import traceback
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asrkit.runtime import CAPTURING
+from asrkit import runtime
+from asrkit.runtime import CAPTURING, CaptureGuard
 from asrkit.shapes import expect, whole
 
 Arguments = tuple[Tensor, ...]
@@ -57,7 +59,11 @@ def graphed_training(
 
     def capture(view: nn.Module, arguments: Arguments) -> Callable[..., Any]:
         """Capture both passes of `view` on `arguments`."""
-        with CAPTURING:
+        with CaptureGuard():
+            view(*arguments)
+        with CAPTURING, warnings.catch_warnings():
+            # torch's own warm-up keeps a pass alive
+            warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
             return torch.cuda.make_graphed_callables(view, arguments, pool=pool)
 
     with torch.random.fork_rng([device]):
@@ -110,9 +116,14 @@ def capture_all(
 
 
 def line_of(error: BaseException) -> str:
-    """ "file:line" of the last frame outside torch that an error passed."""
+    """ "file:line" of the last frame outside torch and the guard that an error passed."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if not Path(frame.filename).is_relative_to(TORCH)]
+    guard = Path(runtime.__file__)
+    ours = []
+    for frame in frames:
+        path = Path(frame.filename)
+        if path != guard and not path.is_relative_to(TORCH):
+            ours.append(frame)
     last = (ours or frames)[-1]
     return f"{Path(last.filename).name}:{last.lineno}"
 

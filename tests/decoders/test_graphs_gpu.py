@@ -53,7 +53,7 @@ def test_graphs_give_what_the_plain_loop_gives(make, speak, same, mode, kind, du
         batch = heard(speak, kind, B, T, dtype, seed)
         options = {"confidence": "entropy", "max_symbols": 3}
         found = transducer_greedy(model, *batch, graphs=mode, **options)
-        assert found.impl == f"windowed_looping, graphs={'step' if mode == 'auto' else mode}"
+        assert found.impl == f"windowed_looping, graphs={'full' if mode == 'auto' else mode}"
         same(found, transducer_greedy(model, *batch, graphs="off", **options))
         assert found.lengths.sum() > 0
 

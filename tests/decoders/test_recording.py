@@ -8,9 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from asrkit.decoders import transducer_greedy
 from asrkit.decoders.states import map_state
 from asrkit.decoders.transducer.graph_loop import GraphLoop
-from asrkit.decoders.transducer.graphs import CaptureGuard
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
+from asrkit.runtime import CaptureGuard
 from asrkit.workbench.profiling import launch_profile
 from asrkit.workbench.profiling.launches import CountOps
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from asrkit import runtime
 from asrkit.decoders.hypotheses import Hypotheses
@@ -32,7 +31,7 @@ from asrkit.decoders.transducer import windowed_looping
 from asrkit.decoders.transducer.conditional import WhileGraph
 from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
-from asrkit.runtime import CAPTURING, waits
+from asrkit.runtime import CAPTURING, CaptureGuard
 from asrkit.shapes import expect
 
 GRAPH_MODES = ("auto", "off", "step", "full")
@@ -64,12 +63,12 @@ def decode(
 
     `options.graphs` is one of
         "step": the host replays a few turns (`TURNS`) at a time;
-        "full": one graph that repeats itself on the device. By name only, until it is measured;
-        "auto": "step" on a GPU, if its first result in each size equals the plain loop's. If it
-            does not, or capture failed, the plain loop runs from then on, and `impl` says why.
+        "full": one graph that repeats itself on the device;
+        "auto": "full" on a GPU, or where that cannot run "step", if its first result in each size
+            equals the plain loop's. Where neither does, the plain loop runs from then on, and
+            `impl` says why.
 
-    The captured turn calls the predictor of `GraphLoop.folded` where the model has one. None of
-    this has run on a GPU yet.
+    The captured turn calls the predictor of `GraphLoop.folded` where the model has one.
 
     Graphs are kept for a model until it is deleted or `release_graphs` is called. Few graphs serve
     many batches: rows are rounded up (`rounded`), and each number of rows has one loop, with frames
@@ -112,25 +111,9 @@ def decode(
         return cache.decode(batch)
 
 
-class CaptureGuard(TorchDispatchMode):
-    """Raises RuntimeError at an op that a graph cannot hold, before a capture is begun.
-
-    Such an op takes a value or a size from the device to Python. A capture that fails there may
-    leave torch in a bad state.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if waits(func, args, kwargs):
-            raise RuntimeError(f"{func} waits for the GPU")
-        with self:  # inference mode passes composite ops undecomposed
-            result = func.decompose(*args, **kwargs)
-        if result is NotImplemented:
-            return func(*args, **kwargs)
-        return result
-
-
-def capture(loop: GraphLoop, greedy: GreedyModel, mode: str) -> Callable[[], None]:
+def capture(
+    loop: GraphLoop, greedy: GreedyModel, mode: str, stream: torch.cuda.Stream
+) -> Callable[[], None]:
     """Record turns of a loaded loop, and return a function that runs it to its end.
 
     Args:
@@ -138,12 +121,13 @@ def capture(loop: GraphLoop, greedy: GreedyModel, mode: str) -> Callable[[], Non
         greedy: The model.
         mode: "step" records `TURNS` turns in a graph that the host replays; "full" records one turn
             in a graph that repeats itself.
+        stream: To record on. Matrix products keep a workspace for each stream, so graphs that may
+            run at the same time are recorded on different ones.
 
     Raises:
         RuntimeError: The turn contains an op that waits for the GPU, or the capture failed.
     """
     device_type = loop.active.device.type
-    stream = torch.cuda.Stream()  # its own, since matrix products keep a workspace per stream
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph(keep_graph=mode == "full")
     # Casts that autocast has cached belong to whoever entered it, and may be gone at a replay.
@@ -181,9 +165,11 @@ class GraphCache:
         loops: Captured loops by what they fit.
         weights: What `weights_read` said when they were captured.
         trusted: Keys of loops whose first result was compared with the plain loop's.
-        refused: Why "auto" uses no graphs any more; "" while it does.
+        auto_modes: What "auto" still tries, in this order.
+        refused: Why it does not try the others; "" while it tries all.
         folds: Whether new loops fold the predictor's weights.
         done: When the device has finished with the buffers.
+        stream: That loops are recorded on; taken from FREE_STREAMS, and put back by `close`.
     """
 
     def __init__(self) -> None:
@@ -191,9 +177,18 @@ class GraphCache:
         self.loops = OrderedDict[tuple, CapturedLoop]()
         self.weights: tuple = ()
         self.trusted = set[tuple]()
+        self.auto_modes = ["full", "step"]
         self.refused = ""
         self.folds = True
         self.done: torch.cuda.Event | None = None
+        self.stream: torch.cuda.Stream | None = None
+
+    def close(self) -> None:
+        """Free all loops."""
+        self.drop(*self.loops)
+        if self.stream is not None:
+            FREE_STREAMS.append(self.stream)
+            self.stream = None
 
     def drop(self, *keys: tuple) -> None:
         """Free loops, once the device has finished with them."""
@@ -207,10 +202,11 @@ class GraphCache:
         """Hypotheses by `replay`; "auto" falls back to the plain loop, and `impl` says why."""
         if batch.options.graphs != "auto":
             return self.replay(batch, batch.options.graphs)
-        if not self.refused:
+        while self.auto_modes:
             try:
-                return self.replay(batch, "step")
+                return self.replay(batch, self.auto_modes[0])
             except GraphsUnavailable as error:
+                self.auto_modes.pop(0)
                 self.refused = str(error)
         self.drop(*self.loops)
         return _decode_plain(batch, self.refused)
@@ -284,13 +280,16 @@ class GraphCache:
         try:
             loop = GraphLoop(rows, frames, greedy, encoded, carry, options, folds=folds)
             loop.load(greedy, encoded, lengths, carry)
-            return CapturedLoop(loop, capture(loop, greedy, mode))
+            if self.stream is None:
+                self.stream = free_stream(encoded.device)
+            return CapturedLoop(loop, capture(loop, greedy, mode, self.stream))
         except Exception as error:
             reason = f"graphs={mode!r}: capture failed, {_first_cause(error)}"
             raise GraphsUnavailable(reason) from error
 
 
 MODELS: dict[int, GraphCache] = {}  # by identity: a model need not be hashable
+FREE_STREAMS: list[torch.cuda.Stream] = []  # with the workspaces of loops that are gone
 REGISTERING = threading.Lock()
 
 
@@ -298,9 +297,23 @@ def cache_of(model: nn.Module) -> GraphCache:
     """The cache of `model`, made at the first call; it goes when the model is deleted."""
     with REGISTERING:
         if id(model) not in MODELS:
-            weakref.finalize(model, MODELS.pop, id(model), None).atexit = False
+            weakref.finalize(model, _forget, id(model)).atexit = False
             MODELS[id(model)] = GraphCache()
         return MODELS[id(model)]
+
+
+def _forget(key: int) -> None:
+    cache = MODELS.pop(key, None)
+    if cache is not None:
+        cache.close()
+
+
+def free_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream that no captured loop was recorded on, or whose loops are gone."""
+    for place, stream in enumerate(FREE_STREAMS):
+        if stream.device == device:
+            return FREE_STREAMS.pop(place)
+    return torch.cuda.Stream(device)
 
 
 def release_graphs(model: Any = None) -> None:
@@ -310,7 +323,7 @@ def release_graphs(model: Any = None) -> None:
         caches = [MODELS.pop(key) for key in keys if key in MODELS]
     for cache in caches:
         with cache.lock:
-            cache.drop(*cache.loops)
+            cache.close()
 
 
 def weights_read(model: nn.Module) -> tuple:
