@@ -194,10 +194,10 @@ class ConformerBlock(nn.Module):
             context: Frames that a frame attends to on its (left, right); -1 is all.
         """
         first_half, second_half = self.feed
-        x = x + 0.5 * self.dropout(first_half(x))
+        x = x.add(self.dropout(first_half(x)), alpha=0.5)
         x = x + self.dropout(self.attention(self.attention_norm(x), valid, positions, context))
         x = x + self.dropout(self._convolution(x, valid))
-        x = x + 0.5 * self.dropout(second_half(x))
+        x = x.add(self.dropout(second_half(x)), alpha=0.5)
         return self.final_norm(x)
 
     def _convolution(self, x: Tensor, valid: Tensor) -> Tensor:

@@ -164,12 +164,13 @@ def software() -> dict[str, Any]:
 def code() -> dict[str, Any]:
     """The code that runs: commit, whether it was changed since, and command line.
 
-    Where there is no git checkout `commit` is the environment's ASRKIT_COMMIT, or None, and `dirty`
-    is None. Folders are taken out of `argv`.
+    The environment's ASRKIT_COMMIT says which commit a copy was made of. Without it git does; where
+    there is no checkout either, `commit` is None, and `dirty` as well. Folders are taken out of
+    `argv`.
     """
     commit = os.environ.get("ASRKIT_COMMIT")
     dirty = None
-    if (files.HERE.parent / ".git").exists():
+    if not commit and (files.HERE.parent / ".git").exists():
         commit = _git("rev-parse", "HEAD") or None
         # Records and figures are written by measurements themselves.
         dirty = bool(_git("status", "--porcelain", "--", ".", ":!data/records", ":!figures"))

@@ -65,7 +65,7 @@ class Transcribed(NamedTuple):
     counts: Tensor  # (N,) labels of each file
     frames: Tensor  # (N, U) int64, the encoder frame of each label
     ends: Tensor  # (N,) encoder frames
-    scores: Tensor  # (N,) float32, log-probability in nats
+    likelihoods: Tensor  # (N,) float32, probability of its labels
     impl: str  # how the decoder ran
 
     def tokens(self) -> list[list[int]]:
@@ -254,7 +254,7 @@ def _gathered(batches: Sequence[Hypotheses], ends: Sequence[Tensor], rows: Tenso
         counts=together([batch.lengths for batch in batches]),
         frames=padded([batch.frames for batch in batches]),
         ends=together(ends),
-        scores=scores.float(),
+        likelihoods=scores.float().exp(),
         impl=batches[0].impl,
     )
 

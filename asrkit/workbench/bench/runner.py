@@ -22,7 +22,7 @@ from asrkit.workbench.records import Measurement
 
 Record = dict[str, Any]
 MOST_S = 60.0  # that the repeats of one arm may take
-ENOUGH_S = 2.0  # of repeats, after which an arm needs no more
+ENOUGH_S = {"cpu": 2.0, "cuda": 0.5}  # of repeats, after which an arm needs no more
 PEER_TOLERANCE = 5e-3
 
 
@@ -147,7 +147,7 @@ class _Run:
                 setups=case.setups,
                 repeats=5 if self.quick else 20,
                 warmup=1 if self.quick else case.warmup,
-                enough_s=ENOUGH_S,
+                enough_s=ENOUGH_S[torch.device(self.device).type],
                 most_s=MOST_S,
                 device=self.device,
             )

@@ -314,7 +314,7 @@ def arm_params(made: Scripted, arm: LadderArm, quick: bool) -> dict[str, Any]:
         "how": arm.position,
         "pipeline": asdict(config),
         "dtype": dtype,
-        "tolerance": 1e-3 if config.precision == "float32" else 1.0,  # of scores near 0
+        "tolerance": 1e-3 if config.precision == "float32" else 0.2,  # of likelihoods
         "floor_FLOP": FLOP,
         "floor_B": read_B,
         "least_ms": top.floor_ms(FLOP, read_B, dtype),

@@ -28,7 +28,7 @@ QUICK = LSTMEncoderConfig(bins=8, width=16, dropout=0.0)
 # On a CPU each step of a PackedSequence's backward pass fills a gradient of the whole input
 # (github.com/pytorch/pytorch/issues/149194): quadratic in T, so its case has shorter utterances.
 PACKED_SHORTER = 3
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # cuDNN computes an LSTM in TF32
 
 
 @dataclass(frozen=True)
