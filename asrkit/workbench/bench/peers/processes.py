@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from asrkit.shapes import expect
-from asrkit.workbench.bench.peers.peer_attention import AED_DECODERS
 from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, LOOPS
 from asrkit.workbench.bench.peers.peer_encoders import ENCODERS
 from asrkit.workbench.bench.peers.peer_engines import ENGINES
@@ -35,7 +34,6 @@ NAMES = {
     "tdt-greedy-cuda": (LOOPS[0], GRAPHS),
     "rnnt-greedy-loops-cuda": (*LOOPS, GRAPHS),
     "tdt-greedy-loops-cuda": (LOOPS[0], LOOPS[2], GRAPHS),
-    "aed-greedy": (*AED_DECODERS,),
     "encoder": (*ENCODERS,),
     "jasper-bfloat16": ("openvino_bfloat16",),
     "jasper-float32": ("openvino_float32", "onnxruntime_float32"),
@@ -165,8 +163,6 @@ class Peers:
         worker = HERE / "peer_worker.py"
         if name in (*LOOPS, GRAPHS):
             worker = HERE / "peer_decoders.py"
-        elif name in AED_DECODERS:
-            worker = HERE / "peer_attention.py"
         elif name in ENCODERS:
             worker = HERE / "peer_encoders.py"
         elif name in ENGINES:

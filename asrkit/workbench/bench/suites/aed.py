@@ -1,5 +1,4 @@
-"""The suite of encoder-decoder models: greedy decoding by attention, and whole models whose layers
-are moved from the decoder to the encoder.
+"""The suite of encoder-decoder models: greedy decoding by attention.
 
 Texts are planted (asrkit.workbench.bench.planted_attention): V = 1024 tokens, a width of D = 256,
 12.5 frames and 3.5 labels a second. Decoders of 12, 6 and 2 layers are timed alone, by what they
@@ -7,27 +6,22 @@ keep of frames and text, and with drafts of a CTC head that mishears a share of 
 work: the bytes that all steps read, of weights, of what is kept of the frames, and of the text so
 far, for the utterances that have not ended.
 
-Whole models have a FastConformer of 12 or 16 layers before 12 or 2 of the decoder, as Canary-1B and
-its Flash in halves, and 8 or 11 before 6 or 2, which have as many parameters.
+What moving layers from the decoder to the encoder is worth, the suite of claims measures.
 """
 
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from asrkit.decoders import Hypotheses, aed_greedy, ctc_draft, ctc_greedy
-from asrkit.models import FastConformer, FastConformerConfig, optimize
-from asrkit.workbench.bench.cases import Case, PeerArms, Suite
+from asrkit.models import optimize
+from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.ceilings import ceilings
-from asrkit.workbench.bench.peers.peer_attention import write
 from asrkit.workbench.bench.planted_attention import (
     PlantedDecoder,
     PlantedText,
@@ -35,10 +29,8 @@ from asrkit.workbench.bench.planted_attention import (
     planted_decoder,
     planted_text,
 )
-from asrkit.workbench.bench.suites.encoder import random_encoder
-from asrkit.workbench.profiling import launch_profile, measure
+from asrkit.workbench.profiling import launch_profile
 from asrkit.workbench.profiling.ops import dtype_name
-from asrkit.workbench.records import Measurement
 
 Options = dict[str, Any]  # of aed_greedy
 WHAT = "aed-greedy"
@@ -53,7 +45,6 @@ SLOW_WAYS: dict[str, Options] = {
     "nothing_kept": {"cross": "recomputed", "past": "none"},
 }
 ERRORS = (0, 5, 20)  # per cent of the labels that the CTC head hears as others
-SUBSAMPLING = 8
 
 
 class Plans(NamedTuple):
@@ -62,34 +53,25 @@ class Plans(NamedTuple):
     decoders: Sequence[int]  # layers
     sizes: Sequence[tuple[int, int]]
     slow: tuple[int, int]  # with the ways of SLOW_WAYS, for the smallest decoder
-    halves: Sequence[tuple[tuple[int, int], tuple[int, int]]]  # (encoder, decoder) deep, shallow
-    whole: Sequence[tuple[int, int]]  # sizes of whole models
     model: dict[str, Any]  # sizes of the decoder that differ from the default ones
-    encoder: dict[str, Any]
 
 
 FULL = Plans(
     decoders=(12, 6, 2),
     sizes=((1, 250), (8, 250), (32, 62)),
     slow=(1, 125),
-    halves=(((12, 12), (16, 2)), ((8, 6), (11, 2))),
-    whole=((1, 250), (8, 125), (32, 62)),
     model={},
-    encoder={"bins": 80, "width": 256, "heads": 4, "subsampling_channels": 64},
 )
 QUICK = Plans(
     decoders=(2,),
     sizes=((3, 40),),
     slow=(2, 24),
-    halves=(((2, 2), (3, 1)),),
-    whole=((2, 24),),
     model={"V": 33, "width": 112, "heads": 2, "most": 64},
-    encoder={"bins": 16, "width": 16, "heads": 2, "subsampling_channels": 4},
 )
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """Yield decoding alone by layers and sizes, then whole models.
+    """Yield decoding by layers and sizes.
 
     Args:
         device: "cpu" or "cuda".
@@ -99,11 +81,9 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
     for layers in plans.decoders:
         decoder = planted_decoder(layers=layers, **plans.model)
         for B, T in plans.sizes:
-            yield from decoding(decoder, B, T, WAYS, device, quick)
+            yield decoding(decoder, B, T, WAYS, device, quick)
         if layers == plans.decoders[-1]:
-            yield from decoding(decoder, *plans.slow, WAYS | SLOW_WAYS, device, quick)
-    for (deep, shallow), (B, T) in ((pair, size) for pair in plans.halves for size in plans.whole):
-        yield whole_models(plans, deep, shallow, B, T, device)
+            yield decoding(decoder, *plans.slow, WAYS | SLOW_WAYS, device, quick)
 
 
 def decoding(
@@ -113,11 +93,9 @@ def decoding(
     ways: Mapping[str, Options],
     device: str,
     quick: bool,
-) -> Iterator[Case]:
-    """One case of all ways to decode a batch, with drafts, and on a CPU with packed weights and
-    peers; on a GPU in bfloat16.
-
-    The file that peers read exists until the case after this one is asked for.
+) -> Case:
+    """One case of all ways to decode a batch, with drafts, and on a CPU with packed weights; on a
+    GPU in bfloat16.
 
     Args:
         decoder: to decode with.
@@ -139,7 +117,7 @@ def decoding(
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         arms[name] = arm
-    made = Case(
+    return Case(
         what=WHAT,
         arms=arms if "kept" in arms else {},
         params=shared_params(plan, dtype),
@@ -148,14 +126,6 @@ def decoding(
         warmup=0,
         tolerance=0.1 if cuda else 1e-3,  # of scores that are sums of many logarithms
     )
-    if cuda:
-        yield made
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.pt"
-        write(path, plan.model, plan.encoded, plan.lengths, plan.prompt)
-        request = {"loss": WHAT, "plan": str(path)}
-        yield replace(made, peers=PeerArms(request=request, ours="kept"))
 
 
 @dataclass(frozen=True)
@@ -303,99 +273,6 @@ def decoder_weights(model: nn.Module, *, keys_values: bool) -> int:
         if used and (keys_values or ".key_value." not in name):
             total += weight.numel()
     return total
-
-
-def whole_models(
-    plans: Plans, deep: tuple[int, int], shallow: tuple[int, int], B: int, T: int, device: str
-) -> Case:
-    """Features to labels by two models, of which the second has layers moved to the encoder.
-
-    The encoders hear noise; the decoders read what is planted. Arms are named after the layers of
-    encoder and decoder. The encoders alone are timed after them.
-
-    Args:
-        plans: sizes of all models.
-        deep: layers of encoder and decoder.
-        shallow: those of the other model.
-        B: utterances.
-        T: encoded frames of the longest.
-        device: "cpu" or "cuda"; on a GPU all is in bfloat16.
-    """
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    bins = plans.encoder["bins"]
-    noise = torch.randn(B, SUBSAMPLING * T, bins, generator=torch.Generator().manual_seed(1))
-    features = noise.to(device, dtype)
-    arms: dict[str, Callable[[], tuple[Tensor, ...]]] = {}
-    encoders: dict[str, Callable[[], object]] = {}
-    for encoder_layers, layers in (deep, shallow):
-        decoder = planted_decoder(layers=layers, **plans.model)
-        plan = planted_text(decoder, B, T).to(device, dtype)
-        encoder = _encoder(encoder_layers, device, dtype, tuple(plans.encoder.items()))
-        encode = partial(_encode, encoder, features, SUBSAMPLING * plan.lengths)
-        encoders[f"encoder_{encoder_layers}"] = encode
-        for name in ("recomputed", "kept"):
-            arms[f"{encoder_layers}_{layers}_{name}"] = partial(_hear, encode, plan, WAYS[name])
-    params = shared_params(plan, dtype)
-    ratios = _moved(deep, shallow)
-    return Case(
-        what="aed-whole-{}-{}".format(*deep),
-        arms=arms,
-        params=params | {"shape": [B, T, plan.encoded.shape[2]]},
-        ratios=ratios,
-        warmup=0,
-        more=partial(_encoder_times, "aed-whole-{}-{}".format(*deep), encoders, params, device),
-    )
-
-
-def _moved(deep: tuple[int, int], shallow: tuple[int, int]) -> list[tuple[str, str]]:
-    """(slow, fast) pairs: layers moved, frames' projections kept, and both."""
-    before, after = ("{}_{}".format(*layers) for layers in (deep, shallow))
-    pairs = [(f"{before}_{way}", f"{after}_{way}") for way in ("recomputed", "kept")]
-    pairs.append((f"{before}_recomputed", f"{before}_kept"))
-    pairs.append((f"{before}_recomputed", f"{after}_kept"))
-    return pairs
-
-
-@cache
-def _encoder(
-    layers: int, device: str, dtype: torch.dtype, sizes: tuple[tuple[str, Any], ...]
-) -> FastConformer:
-    config = FastConformerConfig(layers=layers, subsampling=SUBSAMPLING, **dict(sizes))
-    return random_encoder(config, device).to(dtype)
-
-
-@torch.inference_mode()
-def _encode(encoder: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
-    encoded, _ = encoder(features, lengths)
-    return encoded
-
-
-def _hear(
-    encode: Callable[[], object], plan: PlantedText, options: Options
-) -> tuple[Tensor, Tensor]:
-    """Labels and lengths of a batch; scores are not those of another model."""
-    encode()
-    found = Arm(plan, plan.model, options)()
-    return found.labels, found.lengths
-
-
-def _encoder_times(
-    what: str, encoders: Mapping[str, Callable[[], object]], params: dict[str, Any], device: str
-) -> Iterator[Measurement]:
-    """Milliseconds of the encoders alone."""
-    times = measure(encoders, repeats=5, warmup=1, enough_s=1.0, device=device)
-    for name, timing in times.items():
-        yield Measurement(
-            what,
-            "latency",
-            "ms",
-            timing.median_ms,
-            timing.samples_ms,
-            timing.warmup,
-            impl=name,
-            params={**params, "device": device, "threads": torch.get_num_threads()},
-            timer=timing.timer,
-        )
 
 
 SUITE = Suite(name="aed", cases=suite, gpu_tests=("tests/decoders/test_graphs_gpu.py",))
