@@ -17,10 +17,9 @@ SUITES = [
 SUITES_HELP = (
     "headline: one recogniser whole, samples to labels, by batch size; "
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding; "
-    "features: log-mel; aed: decoding by attention, its caches and drafts, and layers moved from "
-    "decoder to encoder; precision: errors of half precision; encoder: FastConformers, and one "
-    "recogniser; engines: a FastConformer on one core, with --peers beside OpenVINO and ONNX "
-    "Runtime; jasper: Jasper 10x5 DR, also by its published protocol; "
+    "features: log-mel; aed: decoding by attention, its caches and drafts; precision: errors of "
+    "half precision; encoder: FastConformers, and one recogniser; engines: a FastConformer on one "
+    "core, with --peers beside OpenVINO and ONNX Runtime; jasper: Jasper 10x5 DR; "
     "batching: samplers and their padding; training: one step, and an LSTM encoder in phases; "
     "optimizers: LAMB and averaged weights beside those of torch; claims: those of the ledger that "
     "need a GPU; ladder: one recogniser, its speed-ups switched on one by one; all: every suite"
@@ -93,7 +92,7 @@ def _run_all(args: argparse.Namespace) -> int:
 
 def _suite_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options that some suites take (`Suite.options`) and that were passed."""
-    names = ("lengths", "ranks", "published", "model", "kinds")
+    names = ("lengths", "ranks", "model", "kinds")
     options = {name: getattr(args, name) for name in names}
     return {name: value for name, value in options.items() if value}
 
@@ -132,12 +131,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="N",
         help="numbers of ranks (default: 1 8 64 1024)",
-    )
-    parser.add_argument_group("suite jasper").add_argument(
-        "--published",
-        action="store_true",
-        help="batch sizes by durations with the published protocol: mean and percentiles as "
-        "published beside median and quartiles",
     )
     _add_precision_arguments(parser)
     parser.add_argument_group("suite all").add_argument(
@@ -181,7 +174,6 @@ COMMAND = Command(
     examples=[
         "asrkit bench losses",
         "asrkit bench decoders --threads 1 --quick",
-        "asrkit bench jasper --published --quick",
         "asrkit bench precision --model models/mine --threads 1",
         "asrkit bench batching --lengths mine.csv.gz",
         "asrkit bench all --device cuda --minutes 50 --out share",

@@ -1,9 +1,9 @@
-"""Jasper's latencies and throughput by the protocols that its tables were measured with, beside the
-statistics of this workbench.
+"""Jasper's latencies by the protocol that its tables were measured with, beside the statistics of
+this workbench.
 
 Published: 500 batches after warm-up, the first ones dropped, 495 kept; three percentiles and a
-mean, which the tables call average. Ours: median and quartiles. Read in the inference and training
-scripts of github.com/NVIDIA/DeepLearningExamples, PyTorch/SpeechRecognition/Jasper, commit 729963d.
+mean, which the tables call average. Ours: median and quartiles. Read in the inference script of
+github.com/NVIDIA/DeepLearningExamples, PyTorch/SpeechRecognition/Jasper, commit 729963d.
 """
 
 import statistics
@@ -22,8 +22,6 @@ from asrkit.workbench.cost import LatencyCell, jasper_flops
 
 SHARES = {"p90": 0.90, "p95": 0.95, "p99": 0.99}
 FEWEST = 20  # latencies that the published script makes a table of
-BATCHES = (1, 2, 4, 8, 16)
-SECONDS = (2.0, 7.0, 16.7)
 WARM_UP = 10  # batches before the clock
 ITERATIONS = 501  # 0 to 500 of the published loop
 DROPPED = 6  # of these: iteration 0, and the first five of the rest
@@ -109,14 +107,13 @@ class GridCell:
 
 def grid(
     model: CTCModel,
-    batches: Iterable[int] = BATCHES,
-    seconds: Iterable[float] = SECONDS,
+    batches: Iterable[int],
+    seconds: Iterable[float],
     precisions: Iterable[str] = ("float32",),
     *,
     form: EncoderForm = "eager",
     iterations: int = ITERATIONS,
     warm_up: int = WARM_UP,
-    watch: Callable[[GridCell], object] | None = None,
 ) -> list[GridCell]:
     """Latencies of a Jasper by batch size, duration and precision, measured as published.
 
@@ -132,7 +129,6 @@ def grid(
         form: How the model is executed, of `asrkit.models.execution.prepare`.
         iterations: Calls after the warm-up, of which the first six do not count.
         warm_up: Calls before.
-        watch: Called with each cell as soon as it is measured.
 
     Returns:
         A cell for each combination, precisions outermost.
@@ -153,17 +149,16 @@ def grid(
             for B in batches:
                 call = inference(ready, precision, B, T, device)
                 samples = protocol_samples(call, device, iterations, warm_up)
-                cell = GridCell(
-                    batch=B,
-                    seconds=T / FRAMES_PER_S,
-                    precision=precision,
-                    form=form,
-                    samples_s=samples,
-                    FLOP=_flops(model, B, T),
+                cells.append(
+                    GridCell(
+                        batch=B,
+                        seconds=T / FRAMES_PER_S,
+                        precision=precision,
+                        form=form,
+                        samples_s=samples,
+                        FLOP=_flops(model, B, T),
+                    )
                 )
-                cells.append(cell)
-                if watch is not None:
-                    watch(cell)
     return cells
 
 
@@ -257,30 +252,6 @@ def protocol_samples(
     finally:
         torch.backends.cudnn.benchmark = autotune
     return tuple(samples[dropped:])
-
-
-def training_throughput(
-    epoch: Callable[[], int], *, epochs: int = 2, device: torch.device | str = "cpu"
-) -> float:
-    """Utterances a second over the whole of the last epoch, as published.
-
-    Args:
-        epoch: Trains an epoch and returns how many utterances it had.
-        epochs: How many are trained; all but the last are warm-up.
-        device: That is waited for at both ends.
-
-    Raises:
-        ValueError: Fewer than two epochs.
-    """
-    expect(whole(epochs, 2), "epochs", "at least 2: the first is warm-up", epochs)
-    for _ in range(epochs - 1):
-        epoch()
-    device = torch.device(device)
-    wait(device)
-    start_s = time.perf_counter()
-    utterances = epoch()
-    wait(device)
-    return utterances / (time.perf_counter() - start_s)
 
 
 def wait(device: torch.device) -> None:

@@ -11,7 +11,7 @@ from asrkit.workbench import bench
 from asrkit.workbench.bench.peers.processes import NAMES, PYTHON
 from asrkit.workbench.bench.peers.whole_conformer import WholeConformer
 from asrkit.workbench.bench.suites import encoder as encoders
-from asrkit.workbench.bench.suites import engines
+from asrkit.workbench.bench.suites import engines, ways
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = replace(presets.tiny().encoder, width=24, heads=2, layers=2)
@@ -23,7 +23,7 @@ def measured(monkeypatch, encoder, B, peers=None):
     features = torch.randn(B, 90, 80)
 
     def cases(device, quick):
-        return engines.cases("small", encoder, features, quick, peers)
+        return engines.cases(engines.conformer("small", encoder, features), quick, peers)
 
     suite = bench.Suite(name="engines", cases=cases)
     monkeypatch.setitem(bench.SUITES, "engines", suite)
@@ -120,7 +120,7 @@ def test_an_engine_with_other_weights_is_not_measured(small, monkeypatch):
 
     def write_other(folder, model):
         with torch.no_grad():
-            other = encoders.twin(model.encoder, torch.float64).float()
+            other = ways.twin(model.encoder, torch.float64).float()
             other.blocks[-1].final_norm.weight.mul_(1.01)
             model.encoder = other
         plain(folder, model)

@@ -23,7 +23,8 @@ from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.agreement import near
 from asrkit.workbench.bench.studies import StudyRecords, StudySizes, idle, repeats
 from asrkit.workbench.bench.suites import precision
-from asrkit.workbench.bench.suites.encoder import Way, arm, random_encoder, speech
+from asrkit.workbench.bench.suites.encoder import random_encoder
+from asrkit.workbench.bench.suites.ways import Way, arm, speech
 from asrkit.workbench.profiling import Timing, measure
 from asrkit.workbench.records import Measurement
 

@@ -10,10 +10,8 @@ timed.
 """
 
 import math
-import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.cpu import fast_dtype, has_int8
+from asrkit.cpu import has_int8
 from asrkit.models import (
     FastConformer,
     FastConformerConfig,
@@ -32,7 +30,6 @@ from asrkit.models import (
     TransducerModel,
     presets,
 )
-from asrkit.models.execution import EncoderForm, capture, cast_copy, prepare, tf32
 from asrkit.models.packed import multiplies
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
@@ -40,59 +37,17 @@ from asrkit.workbench.bench.cases import Case, PeerArms, Suite
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.peers.peer_encoders import write
 from asrkit.workbench.bench.planted import planted
+from asrkit.workbench.bench.suites import ways
+from asrkit.workbench.bench.suites.ways import Inputs, Way, Work, one_thread, speech
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
-from asrkit.workbench.machine import this_machine
 
 SECONDS = 10
 RATE_HZ = 16_000
 PEERS_MOST = 700_000_000  # parameters: every peer's process holds them too
-TOLERANCE = {  # distance from eager float32 over its norm
-    "float32": 1e-4,
-    "tf32": 0.02,
-    "bfloat16": 0.05,
-    "float16": 0.01,
-    "int8": 0.1,
-}
 # prefix of an arm that computes attention with other kernels than the arm of the same arithmetic
 CUDNN = "without_cudnn_"
-Inputs = tuple[Tensor, Tensor]
-Encode = Callable[[], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """How an arm computes: the arithmetic of its products, and how the encoder is executed."""
-
-    arithmetic: str = "float32"
-    autocast: bool = False  # weights stay float32, products take them cast
-    compiled: bool = False  # torch.compile, block by block: all blocks share one program
-    graphed: bool = False  # replayed as a CUDA graph
-    packed: bool = False  # weights laid out for a CPU's products (asrkit.models.packed)
-    # attention by cuDNN where torch prefers that, as on Hopper: it makes a plan for each new (B, T)
-    cudnn: bool = True
-    optimized: bool = False  # by asrkit.models.optimize, on a CPU
-
-    @property
-    def weights(self) -> torch.dtype:
-        """The dtype of the weights."""
-        if self.autocast or self.arithmetic == "tf32":
-            return torch.float32
-        if self.arithmetic == "int8":  # those that do not become int8
-            return getattr(torch, fast_dtype())
-        return getattr(torch, self.arithmetic)
-
-    @property
-    def form(self) -> EncoderForm:
-        """How the encoder is prepared."""
-        if self.arithmetic == "int8":
-            return "int8"
-        if self.compiled:
-            return "compiled"
-        if self.packed:
-            return "packed"
-        if self.optimized:
-            return "optimized"
-        return "eager"
+GPU_PRESETS = ("parakeet_ctc_0_6b", "tdt_ctc_110m", "parakeet_ctc_1_1b")
+GPU_BATCHES = (1, 32, 128)
 
 
 def suite(device: str, quick: bool, *, compiled: bool | None = None) -> Iterator[Case]:
@@ -112,64 +67,60 @@ def suite(device: str, quick: bool, *, compiled: bool | None = None) -> Iterator
         config = presets.PRESETS[preset]().encoder
         assert isinstance(config, FastConformerConfig)
         encoder = random_encoder(config, device)
-        for B in sizes:
-            inputs = speech(B, 2 if quick else SECONDS, config.bins, device)
-            for what, ways in groups(cuda, compiled=compiled).items():
-                made = case(what, ways, encoder, inputs, device, quick)
-                made = replace(made, params=made.params | {"preset": preset})
+        for what, arms in groups(cuda, compiled=compiled).items():
+            for B in sizes:
+                inputs = speech(B, 2 if quick else SECONDS, config.bins, device)
+                made = case(what, arms, encoder, inputs, quick, preset=preset)
                 yield from versus_peers(made, encoder, inputs)
     if not cuda:
         yield one_core(quick)
 
 
 def _batches(cuda: bool, quick: bool) -> dict[str, tuple[int, ...]]:
-    """Batch sizes of each preset."""
+    """Batch sizes of each preset, on a GPU the one of most interest first."""
     if quick:
         return {"tiny": (2,), "tdt_ctc_110m": (1,)}
     if cuda:
-        names = ("tdt_ctc_110m", "parakeet_ctc_0_6b", "parakeet_ctc_1_1b")
-        return dict.fromkeys(names, (1, 32, 128))
+        return dict.fromkeys(GPU_PRESETS, GPU_BATCHES)
     return {"tdt_ctc_110m": (1, 8), "parakeet_ctc_0_6b": (1, 8), "parakeet_ctc_1_1b": (1,)}
 
 
 def groups(cuda: bool, compiled: bool) -> dict[str, dict[str, Way]]:
     """Arms that share a case, eager float32 first. Half precision is bfloat16, on a GPU float16
-    too.
+    too, and there bfloat16 comes first.
     """
     first = {"float32": Way()}
     cases: dict[str, dict[str, Way]] = {}
-    names = ["float32", "bfloat16"]
-    if cuda:
-        names.append("float16")
-    for name in names:
-        ways = _ways(name, cuda, compiled)
+    for name in ("bfloat16", "float32", "float16") if cuda else ("float32", "bfloat16"):
+        arms = _ways(name, cuda, compiled)
         if name == "float32":
             if cuda:
-                ways["tf32"] = Way(arithmetic="tf32")
-            cases["encoder-float32"] = ways
+                arms["tf32"] = Way(arithmetic="tf32")
+            cases["encoder-float32"] = arms
         else:
             autocast = {f"autocast_{name}": Way(arithmetic=name, autocast=True)}
+            cases[f"encoder-{name}"] = first | arms
             cases[f"encoder-autocast-{name}"] = first | autocast
-            cases[f"encoder-{name}"] = first | ways
     return cases
 
 
 def _ways(name: str, cuda: bool, compiled: bool) -> dict[str, Way]:
     """All ways to compute in one arithmetic, but autocast and TF32."""
-    ways = {name: Way(arithmetic=name)}
+    plain = Way(arithmetic=name)
+    arms = {name: plain}
     if compiled and which("g++"):  # torch.compile for a CPU, and Triton too, ask for a compiler
-        ways[f"compiled_{name}"] = Way(arithmetic=name, compiled=True)
+        arms[f"compiled_{name}"] = replace(plain, form="compiled")
     if cuda:
-        ways[f"graphed_{name}"] = Way(arithmetic=name, graphed=True)
-    elif multiplies(getattr(torch, name)):  # else packing is refused
-        ways[f"packed_{name}"] = Way(arithmetic=name, packed=True)
-    if not cuda:
-        ways[f"optimized_{name}"] = Way(arithmetic=name, optimized=True)
-    elif compiled:
-        ways[f"compiled_graphed_{name}"] = Way(arithmetic=name, compiled=True, graphed=True)
-    if cuda and name != "float32":  # which cuDNN's attention does not take
-        ways[CUDNN + name] = Way(arithmetic=name, cudnn=False)
-    return ways
+        arms[f"graphed_{name}"] = replace(plain, graphed=True)
+        if compiled:
+            arms[f"compiled_graphed_{name}"] = replace(plain, form="compiled", graphed=True)
+        if name != "float32":  # which cuDNN's attention does not take
+            arms[CUDNN + name] = replace(plain, cudnn=False)
+        return arms
+    if multiplies(getattr(torch, name)):  # else packing is refused
+        arms[f"packed_{name}"] = replace(plain, form="packed")
+    arms[f"optimized_{name}"] = replace(plain, form="optimized")
+    return arms
 
 
 def random_encoder(config: FastConformerConfig, device: str) -> FastConformer:
@@ -186,140 +137,42 @@ def random_encoder(config: FastConformerConfig, device: str) -> FastConformer:
     return encoder.to(device)
 
 
-def speech(B: int, seconds: int, bins: int, device: str) -> Inputs:
-    """Noise as features (B, T, F), zeros in the padding, and lengths (B,) from T down to T / 2.
-
-    Args:
-        B: utterances.
-        seconds: of the longest.
-        bins: F.
-        device: of the tensors.
-    """
-    T = 100 * seconds
-    lengths = torch.linspace(T, T // 2, B).long()
-    features = torch.randn(B, T, bins, generator=torch.Generator().manual_seed(1))
-    features *= (torch.arange(T) < lengths[:, None])[..., None]
-    return features.to(device), lengths.to(device)
-
-
 def case(
     what: str,
-    ways: Mapping[str, Way],
+    arms: dict[str, Way],
     encoder: FastConformer,
     inputs: Inputs,
-    device: str,
     quick: bool = False,
+    **params: Any,
 ) -> Case:
-    """An arm for each way, and beside it the least time that its work takes at the machine's
-    ceilings.
+    """An arm for each way, whose peers are set against the last one that they resemble.
 
     Args:
         what: the name of the case.
-        ways: by name of the arm; the first is what the others are compared with.
-        encoder: float32, on `device`.
+        arms: ways by name; the first is what the others are compared with.
+        encoder: float32, where the inputs are.
         inputs: features (B, T, F) and lengths (B,).
-        device: "cpu" or "cuda".
         quick: take the ceilings at smaller sizes.
+        params: more params of all records.
     """
-    models = {dtype: twin(encoder, dtype) for dtype in {way.weights for way in ways.values()}}
-    arms = {name: arm(models[way.weights], inputs, way) for name, way in ways.items()}
     B, T, _ = inputs[0].shape
-    params = {
-        "shape": [B, T, encoder.width, len(encoder.blocks)],
-        "audio_s": inputs[1].sum().item() / 100,
-        "weights": "random",
-    }
-    params_of_arms = {
-        name: arm_params(way, encoder.config, (B, T), device, quick) for name, way in ways.items()
-    }
+    params["shape"] = [B, T, encoder.width, len(encoder.blocks)]
+    made = ways.case(what, arms, encoder, inputs, work(encoder.config, B, T), quick, **params)
     ours = [name for name in arms if name.startswith(("float32", "autocast", "bfloat16"))][-1]
-    ratios = [("float32", name) for name in arms if name != "float32"]
-    ratios += [(name.removeprefix(CUDNN), name) for name in arms if name.startswith(CUDNN)]
-    return Case(
-        what=what,
-        arms=arms,
-        params=params,
-        arm_params=params_of_arms,
-        ratios=ratios,
-        warmup=1,
-        peers=PeerArms(request={}, ours=ours, params=params_of_arms[ours]),
-    )
+    cudnn = [(name.removeprefix(CUDNN), name) for name in arms if name.startswith(CUDNN)]
+    peers = PeerArms(request={}, ours=ours, params=made.arm_params[ours])
+    return replace(made, ratios=[*made.pairs(), *cudnn], peers=peers)
 
 
-def arm_params(
-    way: Way, config: FastConformerConfig, shape: tuple[int, int], device: str, quick: bool
-) -> dict[str, Any]:
-    """Params of an arm: its arithmetic, its least work, and the time that this takes at the
-    ceilings of that arithmetic, but for int8, whose rate is not measured.
-
-    Args:
-        way: how the arm computes.
-        config: of the encoder.
-        shape: B utterances of T feature frames.
-        device: "cpu" or "cuda".
-        quick: take the ceilings at smaller sizes.
-    """
-    B, T = shape
+def work(config: FastConformerConfig, B: int, T: int) -> Work:
+    """Least work of a call on B utterances of T feature frames."""
     names = ("bins", "width", "layers", "subsampling", "kernel", "expansion")
     sizes = {name: getattr(config, name) for name in names}
     sizes["channels"] = config.subsampling_channels
-    FLOP = encoder_flops(B=B, T=T, context=config.context, **sizes)
-    read_B = encoder_parameters(bias=config.bias, **sizes) * way.weights.itemsize
-    params = {
-        "dtype": way.arithmetic,
-        "tolerance": TOLERANCE[way.arithmetic],
-        "floor_FLOP": FLOP,
-    }
-    if way.arithmetic == "int8":
-        return params
-    top = ceilings(device, quick)
-    return params | {
-        "floor_B": read_B,
-        "least_ms": top.floor_ms(FLOP, read_B, way.arithmetic),
-        "peak_FLOP": top.flops[way.arithmetic],
-        "peak_B": top.bytes_per_s,
-    }
-
-
-def twin(encoder: FastConformer, dtype: torch.dtype) -> FastConformer:
-    """Another encoder with these weights in `dtype`: not copies of them where that is theirs."""
-    return cast_copy(encoder, dtype).eval().requires_grad_(False)
-
-
-def arm(encoder: FastConformer, inputs: Inputs, way: Way) -> Encode:
-    """A call that encodes the inputs.
-
-    Args:
-        encoder: with the weights of `way`.
-        inputs: features (B, T, F) and lengths (B,).
-        way: how to compute.
-    """
-    features, lengths = inputs
-    if way.form != "eager":
-        encoder = prepare(twin(encoder, way.weights), way.form)
-
-    def encode() -> tuple[Tensor, Tensor]:
-        autocast: AbstractContextManager[Any] = nullcontext()
-        if way.autocast:
-            autocast = torch.autocast(features.device.type, getattr(torch, way.arithmetic))
-        exact = tf32(way.arithmetic == "tf32")
-        with torch.inference_mode(), exact, autocast, cudnn_attention(way.cudnn):
-            return encoder(features, lengths)
-
-    if way.graphed:
-        return capture(encode)
-    return encode
-
-
-@contextmanager
-def cudnn_attention(allowed: bool) -> Iterator[None]:
-    """Whether cuDNN may compute attention inside the block; afterwards it is as before."""
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(allowed and before)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+    return Work(
+        FLOP=encoder_flops(B=B, T=T, context=config.context, **sizes),
+        weights=encoder_parameters(bias=config.bias, **sizes),
+    )
 
 
 def versus_peers(made: Case, encoder: FastConformer, inputs: Inputs) -> Iterator[Case]:
@@ -426,10 +279,10 @@ def one_core(quick: bool) -> Case:
         "threads": 1,
         "preset": "tiny" if quick else "parakeet_rnnt_1_1b",
     }
-    shape = (1, 100 * seconds)
+    least = work(encoder, 1, 100 * seconds)
     with one_thread():
         params_of_arms = {
-            name: arm_params(Way(arithmetic=one.precision), encoder, shape, "cpu", quick)
+            name: ways.arm_params(Way(arithmetic=one.precision), least, "cpu", quick)
             for name, one in configs.items()
         }
     ratios = [("float32", name) for name in arms if name != "float32"]
@@ -462,27 +315,6 @@ def random_transducer(config: TransducerConfig, decoder: TransducerModel) -> Tra
     for part in ("predictor", "predictor_projection", "output"):
         getattr(model, part).load_state_dict(getattr(decoder, part).state_dict())
     return model
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread on one core inside the block; afterwards all is as before.
-
-    Where the system pins no thread, as macOS does not, the thread moves between cores.
-    """
-    this_machine()  # whose records, those of the block too, name all of its cores
-    threads = torch.get_num_threads()
-    cores: set[int] = set()
-    if hasattr(os, "sched_setaffinity"):
-        cores = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {max(cores)})
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        if cores:
-            os.sched_setaffinity(0, cores)
 
 
 SUITE = Suite(

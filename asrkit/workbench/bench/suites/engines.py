@@ -8,16 +8,17 @@ peers of one arithmetic end before those of the next start.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asrkit.cpu import has_int8
-from asrkit.models import CTCConfig, CTCModel, FastConformer, FastConformerConfig, presets
+from asrkit.models import CTCConfig, CTCModel, FastConformerConfig, presets
 from asrkit.shapes import expect
 from asrkit.workbench.bench.agreement import apart
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
@@ -26,7 +27,8 @@ from asrkit.workbench.bench.peers.peer_encoders import sketch
 from asrkit.workbench.bench.peers.peer_engines import write_features, write_model
 from asrkit.workbench.bench.peers.processes import NAMES, Peers
 from asrkit.workbench.bench.suites import encoder as encoders
-from asrkit.workbench.bench.suites.encoder import Way, one_thread
+from asrkit.workbench.bench.suites import ways
+from asrkit.workbench.bench.suites.ways import Encode, Way, Work, one_thread
 from asrkit.workbench.records import Measurement
 
 SECONDS = 10
@@ -38,7 +40,27 @@ SIZES: tuple[tuple[str, int], ...] = (
 QUICK_SIZES = (("tiny", 1), ("tiny", 2))
 QUICK_SECONDS = 2
 COLUMNS = 8  # of a sketch, which are numbers of the frames themselves
-Encode = Callable[[], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What ours and the engines compute.
+
+    Attributes:
+        name: of the cases, before the arithmetic, as in peers.processes.NAMES.
+        model: float32, on the CPU: what our arms call.
+        exported: the model that peers get.
+        features: (B, T, F) of whole utterances, a case each.
+        works: least work of each.
+        params: of all records.
+    """
+
+    name: str
+    model: nn.Module
+    exported: CTCModel
+    features: Sequence[Tensor]
+    works: Sequence[Work]
+    params: Mapping[str, Any]
 
 
 def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[Case]:
@@ -64,9 +86,9 @@ def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[C
         config = presets.PRESETS[preset]().encoder
         assert isinstance(config, FastConformerConfig)
         encoder = encoders.random_encoder(config, "cpu")
-        features, _ = encoders.speech(B, seconds, config.bins, "cpu")
+        features, _ = ways.speech(B, seconds, config.bins, "cpu")
         features = torch.where(features == 0, 0.5, features)  # no utterance has padding
-        yield from cases(preset, encoder, features, quick, peers)
+        yield from cases(conformer(preset, encoder, features), quick, peers)
 
 
 def _ceiling(quick: bool) -> tuple[Measurement, ...]:
@@ -74,56 +96,84 @@ def _ceiling(quick: bool) -> tuple[Measurement, ...]:
         return ceilings("cpu", quick).measurements
 
 
-def cases(
-    preset: str, encoder: FastConformer, features: Tensor, quick: bool, peers: Peers | None
-) -> Iterator[Case]:
-    """A case for each arithmetic, with the peers that run.
+def conformer(preset: str, encoder: encoders.FastConformer, features: Tensor) -> Subject:
+    """A FastConformer, which peers get as part of a CTC model.
 
     Args:
         preset: what the records call the encoder.
         encoder: float32, on the CPU.
         features: (B, T, F) of whole utterances.
+    """
+    B, T, _ = features.shape
+    exported = CTCModel(CTCConfig(encoder=encoder.config, vocab_size=1)).eval()
+    exported.encoder = encoder
+    return Subject(
+        name="engines",
+        model=encoder,
+        exported=exported,
+        features=[features],
+        works=[encoders.work(encoder.config, B, T)],
+        params={"preset": preset, "shape": [B, T, encoder.width, len(encoder.blocks)]},
+    )
+
+
+def cases(
+    subject: Subject,
+    quick: bool,
+    peers: Peers | None,
+    arithmetics: Sequence[str] = ("float32", "bfloat16", "int8"),
+) -> Iterator[Case]:
+    """A case for each arithmetic and each batch, with the peers that run.
+
+    Args:
+        subject: what is computed.
         quick: take the ceilings at smaller sizes.
         peers: as `suite` takes them.
+        arithmetics: of the cases.
     """
     with tempfile.TemporaryDirectory() as folder:
         if peers is not None:
-            model = CTCModel(CTCConfig(encoder=encoder.config, vocab_size=1)).eval()
-            model.encoder = encoder
-            write_model(Path(folder), model)
-            write_features(Path(folder), features)
-        for name in ("float32", "bfloat16", "int8"):
-            loss = f"engines-{name}"
-            request: dict[str, Any] = {"loss": loss, "folder": folder, "frames": features.shape[1]}
-            if peers is not None:
-                peers.arms(**request)  # they start before our arms take memory
-            elif name == "int8" and not has_int8():
+            write_model(Path(folder), subject.exported)
+        for name in arithmetics:
+            if peers is None and name == "int8" and not has_int8():
                 continue
-            yield case(encoder, features, {"preset": preset}, quick, request, peers)
+            what = f"{subject.name}-{name}"
+            for features, work in zip(subject.features, subject.works, strict=True):
+                request: dict[str, Any] = {
+                    "loss": what,
+                    "folder": folder,
+                    "frames": features.shape[1],
+                }
+                if peers is not None:
+                    write_features(Path(folder), features)
+                    peers.arms(**request)  # they start before our arms take memory
+                yield case(subject, features, work, quick, request, peers)
             if peers is not None:
-                peers.end(loss)
+                peers.end(what)
 
 
-def ways(name: str) -> dict[str, Way]:
+def ways_of(name: str) -> dict[str, Way]:
     """Our arms of an arithmetic, eager float32 first; before int8, which not every CPU has, our
     bfloat16.
 
     Args:
         name: "float32", "bfloat16" or "int8".
     """
-    arms = {"float32": Way()}
     plain = "bfloat16" if name == "int8" else name
-    arms[plain] = Way(arithmetic=plain)
-    arms[f"optimized_{plain}"] = Way(arithmetic=plain, optimized=True)
+    arms = {
+        "float32": Way(),
+        plain: Way(arithmetic=plain),
+        f"optimized_{plain}": Way(arithmetic=plain, form="optimized"),
+    }
     if name == "int8" and has_int8():
-        arms["optimized_int8"] = Way(arithmetic="int8", optimized=True)
+        arms["optimized_int8"] = Way(arithmetic="int8", form="int8")
     return arms
 
 
 def case(
-    encoder: FastConformer,
+    subject: Subject,
     features: Tensor,
-    more_params: Mapping[str, str],
+    work: Work,
     quick: bool,
     request: Mapping[str, Any],
     peers: Peers | None,
@@ -131,87 +181,55 @@ def case(
     """Arms of one arithmetic on one core.
 
     Args:
-        encoder: float32.
+        subject: what is computed.
         features: (B, T, F) of whole utterances.
-        more_params: of all its records.
+        work: least work of them.
         quick: take the ceilings at smaller sizes.
         request: what peers are asked; its "loss" ends with the arithmetic that they compute in.
         peers: as `suite` takes them.
     """
-    name = request["loss"].rpartition("-")[2]
+    what = request["loss"]
+    name = what.rpartition("-")[2]
     B, T, _ = features.shape
     inputs = (features, torch.full((B,), T))
-    arms = {arm: _on_one_core(encoder, inputs, way) for arm, way in ways(name).items()}
-    with one_thread():
-        params_of_arms = {
-            arm: encoders.arm_params(way, encoder.config, (B, T), "cpu", quick)
-            for arm, way in ways(name).items()
-        }
-    ours = [*arms][-1]
-    params_of_peers = dict(params_of_arms[ours])
+    params: dict[str, Any] = {"cores": 1, **subject.params}
+    made = ways.case(what, ways_of(name), subject.model, inputs, work, quick, **params)
+    ours = [*made.arms][-1]
+    params_of_peers = dict(made.arm_params[ours])
     if name == "int8":  # also where our last arm is bfloat16
-        tolerance = encoders.TOLERANCE["int8"]
-        FLOP = params_of_peers["floor_FLOP"]
-        params_of_peers = {"dtype": "int8", "tolerance": tolerance, "floor_FLOP": FLOP}
-    params = {
-        "shape": [B, T, encoder.width, len(encoder.blocks)],
-        "audio_s": B * T / 100,
-        "weights": "random",
-        "cores": 1,
-        **more_params,
-    }
-    ratios = [("float32", arm) for arm in arms if arm != "float32"]
-    ratios += [("float32", peer) for peer in NAMES[request["loss"]]]
-    if "optimized_int8" in arms:
+        params_of_peers = ways.arm_params(Way(arithmetic="int8"), work, "cpu", quick)
+    ratios = [*made.pairs(), *[("float32", peer) for peer in NAMES[what]]]
+    if "optimized_int8" in made.arms:
         ratios.append(("optimized_bfloat16", "optimized_int8"))
-    return Case(
-        what=request["loss"],
-        arms=arms,
-        params=params,
-        arm_params=params_of_arms,
+    return replace(
+        made,
         ratios=ratios,
-        warmup=1,
         peers=PeerArms(request=request, ours=ours, params=params_of_peers),
-        more=partial(errors, request["loss"], arms, params, params_of_arms, request, peers),
+        more=partial(errors, made, request, peers),
     )
 
 
-def _on_one_core(encoder: FastConformer, inputs: encoders.Inputs, way: Way) -> Encode:
-    call = encoders.arm(encoders.twin(encoder, way.weights), inputs, way)
-
-    def encode() -> tuple[Tensor, Tensor]:
-        with one_thread():
-            return call()
-
-    return encode
-
-
-def errors(
-    what: str,
-    arms: Mapping[str, Encode],
-    params: Mapping[str, Any],
-    params_of_arms: Mapping[str, Mapping[str, Any]],
-    request: Mapping[str, Any],
-    peers: Peers | None,
-) -> Iterator[Measurement]:
+def errors(made: Case, request: Mapping[str, Any], peers: Peers | None) -> Iterator[Measurement]:
     """Distance of each arm's frames from those of eager float32, over the norm of these.
 
     A peer's frames are known by their `sketch` alone, so all arms are compared by the eight columns
     of it; the norm of a frame, which a norm layer makes nearly the same for all, would hide errors.
     """
+    arms: Mapping[str, Encode] = made.arms
     first, *others = arms
     wanted = sketch(*arms[first]())[..., :COLUMNS]
-    found = {name: (sketch(*arms[name]()), params_of_arms[name]) for name in others}
+    found: dict[str, tuple[Tensor, dict[str, Any]]] = {
+        name: (sketch(*arms[name]()), {"dtype": made.arm_params[name]["dtype"]}) for name in others
+    }
     if peers is not None:
         for name, peer in peers.arms(**request).items():
-            dtype = name.rpartition("_")[2]
-            found[name] = (peer(observe=True).digest[0], {"dtype": dtype, "peer": peer.version})
+            of_peer = {"dtype": name.rpartition("_")[2], "peer": peer.version}
+            found[name] = (peer(observe=True).digest[0], of_peer)
     for name, (got, of_arm) in found.items():
         difference, size = apart(wanted, got[..., :COLUMNS])
-        shared = {**params, "device": "cpu", "threads": 1, "dtype": of_arm["dtype"]}
-        if "peer" in of_arm:
-            shared["peer"] = of_arm["peer"]
-        yield Measurement(what, "relative_error", "1", difference / size, impl=name, params=shared)
+        params = {**made.params, "device": "cpu", "threads": 1, **of_arm}
+        error = difference / size
+        yield Measurement(made.what, "relative_error", "1", error, impl=name, params=params)
 
 
 SUITE = Suite(name="engines", cases=suite, cpu_only=True, takes_peers=True)
