@@ -1,8 +1,8 @@
 """Every suite, one after the other, each in a process of its own with a time limit.
 
 The folder has `bench.jsonl`, to which each record is appended when it is measured, `SUITE.log` with
-what a suite and its tests printed, and `finished.txt`, which lists the suites that need not run
-again.
+what a suite and its tests printed, and `finished.txt`, which lists the suites, and the files of
+tests, that need not run again.
 """
 
 import contextlib
@@ -57,7 +57,8 @@ def run_all(
 ) -> list[Outcome]:
     """Measure every suite that is not finished in this folder; returns how each ended.
 
-    On CUDA a suite's tests marked `gpu` run first, and a suite whose tests fail is not measured.
+    On CUDA a suite's tests marked `gpu` run first, a file once a folder, and a suite whose tests
+    fail is not measured.
 
     Args:
         out: folder of records, logs and the list of finished suites.
@@ -88,14 +89,18 @@ def run_all(
         outcomes.append(_measure(suite, out, device, limit_s, options))
         say(f"    {outcomes[-1]}")
         if outcomes[-1].status == "done":
-            with (out / FINISHED).open("a") as file:
-                file.write(f"{suite.name}\n")
+            _finish(out, suite.name)
     return outcomes
 
 
 def _finished(out: Path) -> set[str]:
     path = out / FINISHED
     return {*path.read_text().split()} if path.exists() else set()
+
+
+def _finish(out: Path, *names: str) -> None:
+    with (out / FINISHED).open("a") as file:
+        file.writelines(f"{name}\n" for name in names)
 
 
 def _measure(
@@ -106,14 +111,16 @@ def _measure(
     before = _lines(out / RECORDS)
     note = ""
     with (out / f"{suite.name}.log").open("ab") as log:
-        if device.startswith("cuda") and suite.gpu_tests:
+        files = [file for file in suite.gpu_tests if file not in _finished(out)]
+        if device.startswith("cuda") and files:
             note = _lacks_tests(suite)
             if not note:
-                tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *suite.gpu_tests]
+                tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *files]
                 status = _run(tests, log, limit_s)
                 if status not in (0, NO_TESTS):
                     note = "not measured: its gpu tests fail or take too long, see the log"
                     return Outcome(suite.name, "failed", time.monotonic() - start, 0, note)
+                _finish(out, *files)
         command = [*BENCH, suite.name, "--device", device, *options]
         command += ["--out", str((out / RECORDS).resolve())]
         wants_peers = suite.name == "decoders" and device.startswith("cuda")

@@ -90,3 +90,22 @@ def test_graphs_have_an_arm_each_and_one_that_cannot_run_has_none(plan, monkeypa
     arms = made(plan, "cpu", ways, torch.float32, "greedy").arms
     assert [*arms] == ["windowed_looping"]
     assert "windowed_looping_step is left out: graphs: expected" in capsys.readouterr().err
+
+
+def test_on_a_gpu_the_cases_come_in_the_order_of_their_worth(monkeypatch):
+    def made(plan, device, ways, dtype, what):
+        shape = [*plan.encoded.shape[:2]]
+        params = {"shape": shape, "dtype": str(dtype)[6:]}
+        return decoders.Case(what=what, arms=dict.fromkeys(ways, tuple), params=params)
+
+    monkeypatch.setattr(decoders, "planted", lambda B, T, **_: planted(B, T, V=33, width=240))
+    monkeypatch.setattr(decoders, "transducer", made)
+    monkeypatch.setattr(decoders, "write", lambda *given: None)
+    monkeypatch.setattr(decoders, "ctc", lambda plan, device: decoders.Case(what="ctc"))
+    cases = [*decoders.suite("cuda", False)]
+    first = [(32, 187), (1, 187), (128, 62), (8, 187)]
+    shapes = [(*case.params["shape"],) for case in cases[:8]]
+    assert shapes == [size for size in first for _ in ("rnnt", "tdt")]
+    assert [case.dtype for case in cases[:9]] == ["bfloat16"] * 8 + ["float32"]
+    assert ["one_by_one" in case.arms for case in cases[-6:-4]] == [True, True]
+    assert [case.what for case in cases[-4:]] == ["ctc"] * 4

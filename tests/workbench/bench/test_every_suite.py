@@ -109,6 +109,8 @@ def test_on_a_gpu_a_suite_whose_tests_fail_is_not_measured(suites, tmp_path, mon
     assert [(one.status, one.records) for one in outcomes] == [(status, int(passes))] * 2
     assert ("1 failed" in (tmp_path / "out/first.log").read_text()) is not passes
     assert ("not measured: its gpu tests fail" in outcomes[0].note) is not passes
+    again = (tmp_path / "out/second.log").read_text()
+    assert (" failed" in again) is not passes and "passed" not in again, "a file runs once a folder"
 
 
 def test_without_a_checkout_a_suite_is_measured_and_its_line_says_so(suites, tmp_path):

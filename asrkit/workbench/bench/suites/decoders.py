@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +34,9 @@ from asrkit.workbench.profiling.ops import dtype_name
 
 LOOPS = ("frame_looping", "label_looping", "windowed_looping")
 WINDOWS = (1, 2, 4, 6, 8, 16)
-# sizes: utterances, and frames of the longest
-SIZES = ((1, 187), (8, 187), (32, 62), (32, 187), (32, 375), (128, 62))
-HALF_SIZES = ((1, 187), (32, 187))
+# sizes: utterances, and frames of the longest; the first are worth most
+SIZES = ((32, 187), (1, 187), (128, 62), (8, 187), (32, 62), (32, 375))
+HALF_SIZES = {"cpu": SIZES[:2], "cuda": SIZES[:4]}
 WINDOW_SIZES = ((1, 187), (8, 187), (32, 187))
 QUICK_SIZES = ((4, 40),)
 QUICK_MODEL: dict[str, Any] = {"V": 33, "width": 240}
@@ -48,7 +49,7 @@ class Plans(NamedTuple):
     ctc: Sequence[tuple[int, int]]
     smallest: tuple[int, int]  # with the slow loops
     loops: Sequence[tuple[int, int]]
-    half: Sequence[tuple[int, int]]  # in bfloat16
+    half: Mapping[str, Sequence[tuple[int, int]]]  # in bfloat16, by kind of device
     windows: Sequence[tuple[int, int]]
     model: dict[str, Any]
 
@@ -65,35 +66,34 @@ QUICK = Plans(
     ctc=((8, 40),),
     smallest=(2, 30),
     loops=QUICK_SIZES,
-    half=(),
+    half={"cpu": (), "cuda": QUICK_SIZES},
     windows=QUICK_SIZES,
     model=QUICK_MODEL,
 )
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """Greedy CTC over batch sizes; then RNN-T and TDT: every loop over batch sizes and lengths, in
-    half precision, and windows.
+    """RNN-T and TDT: every loop in half precision, then over batch sizes and lengths, then windows
+    and the slowest loops; greedy CTC over batch sizes.
 
     Args:
         device: "cpu" or "cuda".
         quick: small sizes.
     """
-    sizes = FULL
-    if quick:
-        sizes = QUICK
-    for B, T in sizes.ctc:
-        yield ctc(planted(B, T, **sizes.model), device)
+    plans = QUICK if quick else FULL
+    make: Callable[..., Planted] = partial(planted, **plans.model)
+    versus = partial(versus_nemo, device=device)
+    for (B, T), durations in product(plans.half[torch.device(device).type], DURATIONS):
+        yield from versus(make(B, T, durations=durations), dtype=torch.bfloat16)
+    for (B, T), durations in product(plans.loops, DURATIONS):
+        yield from versus(make(B, T, durations=durations))
+    for (B, T), durations in product(plans.windows, DURATIONS):
+        yield window(make(B, T, durations=durations), device)
     for durations in DURATIONS:
-        make: Callable[..., Planted] = partial(planted, durations=durations, **sizes.model)
-        versus = partial(versus_nemo, device=device)
-        yield from versus(make(*sizes.smallest), names=(*LOOPS, "one_by_one"))
-        for B, T in sizes.loops:
-            yield from versus(make(B, T))
-        for B, T in sizes.half:
-            yield from versus(make(B, T), dtype=torch.bfloat16)
-        for B, T in sizes.windows:
-            yield window(make(B, T), device)
+        slow = make(*plans.smallest, durations=durations)
+        yield from versus(slow, names=(*LOOPS, "one_by_one"))
+    for B, T in plans.ctc:
+        yield ctc(make(B, T), device)
 
 
 def ctc(plan: Planted, device: str) -> Case:
