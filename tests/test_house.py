@@ -32,7 +32,6 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
         "workbench.cost",
         "workbench.profiling",
         "workbench.ledger",
-        "workbench.precision_study",
     },
     {"workbench.plots", "workbench.bench", "workbench.report", "workbench.doctor"},
     {

@@ -125,7 +125,7 @@ class Suite:
             first on CUDA.
         cpu_only: whether nothing of it runs on a GPU.
         takes_peers: whether `cases` takes peers (`peers.processes.Peers`, or None) too.
-        tables: `what` of records to the function that prints them in a table of their own.
+        pivoted: `what` of records whose table has a column for each metric.
     """
 
     name: str
@@ -134,9 +134,7 @@ class Suite:
     gpu_tests: tuple[str, ...] = ()
     cpu_only: bool = False
     takes_peers: bool = False
-    tables: Mapping[str, Callable[[Iterable[Mapping[str, Any]]], list[str]]] = field(
-        default_factory=dict
-    )
+    pivoted: tuple[str, ...] = ()
 
 
 def failure(title: str, error: Exception) -> str:

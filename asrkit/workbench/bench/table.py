@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from asrkit.workbench.bench.suites import SUITES
-from asrkit.workbench.tables import aligned
+from asrkit.workbench.tables import aligned, percent
 
 Record = Mapping[str, Any]
+PERCENT = "\u00a0%"  # which no line is broken before
 UNITS = {  # of records: their unit in the table, and its size
     "1": ("", 1),
     "B": ("MiB", 2**20),
@@ -52,20 +53,17 @@ LEGEND = (
 def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
     """Lines of text, a row for each arm: time, ratios, memory, rates of the least work, calls.
 
-    Records for which a suite declares a table of its own (`Suite.tables`) come last, in that.
+    Records that a suite declares as `pivoted` come last, a column for each metric.
 
     Args:
         records: of any suites.
         width: longest line, in columns; 0 for any. Longer rows are wrapped, see `tables.aligned`.
     """
-    general, own = _split(records)
+    general, pivoted = _split(records)
     lines: list[str] = []
-    if general or not any(own.values()):
+    if general or not pivoted:
         lines = _arms_table(general, width)
-    for suite in SUITES.values():
-        for what, print_own in suite.tables.items():
-            lines += print_own(own[what])
-    return lines
+    return lines + _pivot(pivoted, width)
 
 
 def legend(records: Iterable[Record]) -> list[str]:
@@ -76,17 +74,44 @@ def legend(records: Iterable[Record]) -> list[str]:
     return [LEGEND]
 
 
-def _split(records: Iterable[Record]) -> tuple[list[Record], dict[str, list[Record]]]:
-    """Records for the general table, and by `what` those with a table of their own."""
+def _split(records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
+    """Records for the table of times, and those of which each metric has a column."""
+    names = {what for suite in SUITES.values() for what in suite.pivoted}
     general: list[Record] = []
-    own: dict[str, list[Record]] = {}
-    for suite in SUITES.values():
-        for what in suite.tables:
-            own[what] = []
+    pivoted: list[Record] = []
     for record in records:
-        what = record["what"]
-        own.get(what, general).append(record)
-    return general, own
+        (pivoted if record["what"] in names else general).append(record)
+    return general, pivoted
+
+
+def _pivot(records: Iterable[Record], width: int) -> list[str]:
+    """A table for each `case` of the params, below its name: a row an arm, a column a metric."""
+    cases: dict[str, dict[str, dict[str, str]]] = {}
+    for record in records:
+        arms = cases.setdefault(f"{record['what']}: {record['params']['case']}", {})
+        column = record["metric"].replace("_", " ")
+        if record["unit"] != "fraction":
+            column += f", {record['unit']}"
+        arms.setdefault(record["impl"], {})[column] = _cell(record)
+    lines: list[str] = []
+    for heading, arms in cases.items():
+        columns = [*dict.fromkeys(column for cells in arms.values() for column in cells)]
+        rows = [["", *columns]]
+        for arm, cells in arms.items():
+            rows.append([arm, *(cells.get(column, "") for column in columns)])
+        lines += [heading, *aligned(rows, right=range(1, len(columns) + 1), width=width)]
+    return lines
+
+
+def _cell(record: Record) -> str:
+    """A value, a share in per cent, with its interval where the params have one; not wrapped."""
+    params = record["params"]
+    if record["unit"] != "fraction":
+        return f"{record['value']:.3g}"
+    text = percent(record["value"], 2)
+    if "low" in params:
+        text += f" [{percent(params['low'], 2)}, {percent(params['high'], 2)}]"
+    return text.replace(" %", PERCENT)
 
 
 def _arms_table(records: Sequence[Record], width: int) -> list[str]:

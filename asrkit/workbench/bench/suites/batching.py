@@ -2,15 +2,23 @@
 and what a step of them costs.
 
 All numbers but times follow from lengths, a model of memory and one of compute
-(asrkit.data.batching.padding): no speech, no GPU. A limit in seconds is the largest that bisection
-finds to keep every batch of the very epochs accounted for within memory. Who sets one beforehand
-has to stay below it, so the arms that have one, random and lhotse's, are flattered.
+(asrkit.data.batching.padding): no speech, no GPU. `utilisation` is useful compute over what the
+ranks could have done while the slowest of each step was at work, `straggler` the share of their
+time spent waiting for it, `memory` the mean share of the limit that a batch uses; `kept` is the
+share of the utterances; `met_again`, of the pairs that share a batch, those that do in the next
+epoch too; `sampler_time` a step of the sampler on one rank with what comes before the first,
+`next_time` one of the fifty calls after that. Where an epoch has few steps, an incomplete last one
+weighs much.
+
+A limit in seconds is the largest that bisection finds to keep every batch of the very epochs
+accounted for within memory. Who sets one beforehand has to stay below it, so the arms that have
+one, random and lhotse's, are flattered.
 """
 
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,15 +32,12 @@ from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.peers import samplers
 from asrkit.workbench.bench.peers.samplers import Epoch
 from asrkit.workbench.records import Measurement
-from asrkit.workbench.tables import aligned
-from asrkit.workbench.typography import space_percents
 
 if TYPE_CHECKING:
     from asrkit.data import Buckets, Lengths, Limit
     from asrkit.data.batching.strategies import Strategy
 
 RANKS = (1, 8, 64, 1024)
-WIDE_RANKS = 8  # at which all metrics are recorded, where it is among the ranks
 EPOCHS = 3
 FEWEST = 100  # utterances of a table: lhotse wants one a bucket
 NEXT_CALLS = 50  # of the sampler, whose median time is recorded
@@ -49,8 +54,6 @@ ACCOUNTED = (
     "batch_size",
     "steps",
 )
-# Recorded at any number of ranks; the rest at WIDE_RANKS, or the first number.
-ALWAYS = ("utilisation", "straggler", "kept", "sampler_time", "next_time")
 UNITS = {"batch_size": "utterances", "steps": "steps", "sampler_time": "ms", "next_time": "ms"}
 # The samplers of the other arms run the same code.
 TIMED = ("lhotse_1d", "nemo_like_2d", "bucketed_2d", "balanced")
@@ -96,9 +99,6 @@ def suite(
         sets = _shipped_sets(quick)
     else:
         sets = iter([(lengths.name.partition(".")[0], Lengths.read(lengths))])
-    wide_ranks = ranks[0]
-    if WIDE_RANKS in ranks:
-        wide_ranks = WIDE_RANKS
     most_ranks = 0
     for name, table in sets:
         _check_set(table, limit)
@@ -111,9 +111,8 @@ def suite(
             if count > len(table):
                 _say(f"batching {name}: {len(table)} utterances are too few for {count} ranks")
             else:
-                wide = count == wide_ranks
-                comparison = BatchingComparison(name, table, limit, cuts, count, wide=wide)
-                yield Case(what=str(comparison), measure=comparison.measurements)
+                comparison = BatchingComparison(name, table, limit, cuts, count)
+                yield Case(what=f"batching {comparison}", measure=comparison.measurements)
     fewest = min(ranks)
     wanted = f"at most {most_ranks}, the number of utterances"
     expect(fewest <= most_ranks, "ranks", wanted, fewest)
@@ -159,11 +158,10 @@ class BatchingComparison:
     limit: "Limit"
     cuts: Any  # of lhotse, or None where it is not installed
     ranks: int
-    wide: bool  # record every metric
 
     def __str__(self) -> str:
         utterances = f"{len(self.lengths):,} utterances, {self.lengths.hours:.1f} h"
-        return f"batching {self.name}: {utterances}, {self.ranks} ranks"
+        return f"{self.name}, {utterances}, {self.ranks} ranks"
 
     def measurements(self) -> list[Measurement]:
         """Accounts of three epochs of each arm, and the time of its sampler.
@@ -180,9 +178,8 @@ class BatchingComparison:
         """Measurements of one arm, one for each metric that is recorded."""
         from asrkit.data import CANARY_COMPUTE
 
-        samples = self._samples(arm)
-        medians = {metric: median(values) for metric, values in samples.items()}
         params: dict[str, Any] = {
+            "case": str(self),
             "set": self.name,
             "ranks": self.ranks,
             "utterances": len(self.lengths),
@@ -193,12 +190,7 @@ class BatchingComparison:
             "compute": CANARY_COMPUTE.formula,
             **arm.params,
         }
-        for metric, values in samples.items():
-            if not self.wide and metric not in ALWAYS:
-                continue
-            account = {}
-            if metric == "utilisation":
-                account["account"] = medians  # the table of the suite is made from it alone
+        for metric, values in self._samples(arm).items():
             timer = ""
             if metric.endswith("time"):
                 timer = "time.perf_counter"
@@ -206,11 +198,11 @@ class BatchingComparison:
                 "batching",
                 metric,
                 UNITS.get(metric, "fraction"),
-                medians[metric],
+                median(values),
                 tuple(values),
                 impl=arm.name,
                 timer=timer,
-                params=params | account,
+                params=params,
             )
 
     def _samples(self, arm: BatchingArm) -> dict[str, list[float]]:
@@ -422,75 +414,10 @@ def met_again(epoch: Epoch, next_epoch: Epoch) -> float:
     return again / max(1, pairs)
 
 
-COLUMNS = {
-    "sampler": "{impl}",
-    "B": "{batch_size:.1f}",
-    "steps": "{steps:.0f}",
-    "audio": "{audio_padding:.1%}",
-    "tokens": "{token_padding:.1%}",
-    "lattice": "{lattice_padding:.1%}",
-    "memory": "{memory:.2f}",
-    "most": "{memory_max:.2f}",
-    "waits": "{straggler:.1%}",
-    "utilisation": "{utilisation:.1%}",
-    "kept": "{kept:.2%}",
-    "met again": "{met_again:.2%}",
-    "ms a step": "{sampler_time:.1f}",
-    "a next": "{next_time:.2f}",
-}
-HEADING = "{set}, {utterances:,} utterances, {hours:.1f} h, ranks: {ranks}"
-LEGEND = (
-    "B: utterances a batch. audio, tokens, lattice: share of padding in seconds, tokens and their "
-    "products. memory: mean share of the limit that a batch uses, and the most. waits: share of "
-    "the ranks' time spent waiting for the slowest of their step. utilisation: useful compute over "
-    "what the ranks could have done in that time. kept: of the utterances. met again: of the pairs "
-    "that share a batch, those that do in the next epoch too. ms a step: of the sampler on one "
-    "rank, over an epoch with what comes before its first step; a next: the median of the fifty "
-    "calls after that. Batches of any size are as efficient here; where an epoch has few steps, an "
-    "incomplete last one weighs much."
-)
-
-
-def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Records of this suite as aligned lines, one an arm.
-
-    Each set and number of ranks has a heading; the legend is the last line. Without records there
-    are no lines.
-    """
-    arms: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for record in records:
-        params = record["params"]
-        key = (params["set"], params["ranks"], record["impl"])
-        arm = arms.setdefault(key, {"impl": record["impl"], **params})
-        arm |= params.get("account", {record["metric"]: record["value"]})
-    if not arms:
-        return []
-    lines: list[str] = []
-    for heading in dict.fromkeys(key[:2] for key in arms):
-        rows = [arm for key, arm in arms.items() if key[:2] == heading]
-        lines += ["", HEADING.format_map(rows[0]), *_rows_text(rows)]
-    return [*lines[1:], LEGEND]
-
-
-def _rows_text(arms: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the columns and a line an arm; the first column is aligned to the left."""
-    rows = [list(COLUMNS)]
-    for arm in arms:
-        rows.append([_cell(form, arm) for form in COLUMNS.values()])
-    return aligned(rows, right=range(1, len(COLUMNS)))
-
-
-def _cell(form: str, arm: Mapping[str, Any]) -> str:
-    try:
-        return space_percents(form.format_map(arm))
-    except KeyError:  # not every sampler is timed
-        return ""
-
-
 SUITE = Suite(
     name="batching",
     cases=suite,
     cpu_only=True,
     options=("lengths", "ranks"),
-    tables={"batching": table},
+    pivoted=("batching",),
 )

@@ -131,16 +131,6 @@ def deviation(exact: ModelOutput, other: ModelOutput) -> Deviation:
     )
 
 
-def gaps(output: ModelOutput) -> Tensor:
-    """Nats between the best token and the second, (N,) over the frames of speech.
-
-    An error below half of it flips nothing.
-    """
-    valid = valid_mask(output.lengths, output.log_probs.shape[1])
-    best = output.log_probs[valid].topk(2).values
-    return best[:, 0] - best[:, 1]
-
-
 def rounded_features(
     waveforms: Tensor,
     lengths: Tensor,
@@ -209,30 +199,6 @@ def unheard_digits(
     batch = test.batch(range(len(test))[:most], checkpoint.tokenizer)
     texts = [normalize_text(text) for text in batch.texts]
     return Speech(checkpoint, batch.waveforms.to(device), batch.sample_lengths.to(device), texts)
-
-
-def balanced(model: Model, features: Tensor, lengths: Tensor) -> Model:
-    """The same model with its CTC head's bias set so that over this batch no token is favoured.
-
-    A deep encoder of random weights gives nearly the same frame whatever its input, and its head
-    the same token: nothing would ever flip. Balanced, what little differs between frames decides,
-    and a rounding error nearly as large flips most of them. Neither says anything about a trained
-    model's tokens.
-
-    Args:
-        model: with a CTC head.
-        features: (B, T, F).
-        lengths: (B,).
-    """
-    head = kind_of(model).ctc_head(model)
-    expect(isinstance(head, nn.Linear), "model", "one with a CTC head", type(model).__name__)
-    with torch.inference_mode():
-        output = reader(model, "float32")(features, lengths)
-        valid = valid_mask(output.lengths, output.log_probs.shape[1])
-        mean = output.log_probs[valid].mean(0)
-    with torch.no_grad():
-        head.bias -= mean  # type: ignore[union-attr,operator]
-    return model
 
 
 def random_model(preset: str, *, device: str = "cpu", seed: int = 0) -> Model:
@@ -383,61 +349,45 @@ def suite(
         yield _random(preset, device, shape)
 
 
-More = Callable[..., Iterator[Measurement]]
-
-
 def _trained(speech: Speech) -> Case:
-    """Times, deviations and error rates of a trained model."""
+    """Times, deviations and error rates of a trained model, and of rounded features."""
     inputs = speech.features()
     config = FeatureConfig(**speech.checkpoint.features)
+    made = _case("precision-demo", speech.checkpoint.model, inputs, "trained")
+    deviations = made.more
 
-    def rates(output: ModelOutput, fields: dict[str, Any]) -> Iterator[Measurement]:
+    def rates(output: ModelOutput, impl: str, dtype: str) -> Iterator[Measurement]:
         for metric, rate in zip(("wer", "cer"), speech.rates(output), strict=True):
             spread = {"low": rate.low, "high": rate.high, "units": rate.units}
-            more = fields | {"params": fields["params"] | spread}
-            yield Measurement("precision-demo", metric, "fraction", rate.rate, **more)
+            params = made.params | {"dtype": dtype} | spread
+            yield Measurement(made.what, metric, "fraction", rate.rate, impl=impl, params=params)
 
-    def features(params: dict[str, Any]) -> Iterator[Measurement]:
+    def more() -> Iterator[Measurement]:
+        yield from deviations()
+        for mode, dtype in MODES.items():
+            output = reader(speech.checkpoint.model, mode)(*inputs)
+            yield from rates(output, mode, dtype_name(dtype))
         read = reader(speech.checkpoint.model, "float32")
         for where in ROUNDED:
             rounded = rounded_features(
                 speech.waveforms, speech.lengths, torch.bfloat16, where=where, config=config
             )
-            fields: dict[str, Any] = {
-                "impl": f"{where} in bfloat16",
-                "params": params | {"dtype": "float32"},
-            }
-            error = (rounded - inputs[0]).norm() / inputs[0].norm()
-            yield Measurement("precision-demo", "feature_error", "fraction", error.item(), **fields)
-            yield from rates(read(rounded, inputs[1]), fields)
+            output = read(rounded, inputs[1])
+            yield from rates(output, f"{where} in bfloat16", "float32")
 
-    params = {"weights": "trained"}
-    return _case("precision-demo", speech.checkpoint.model, inputs, params, rates, features)
+    return replace(made, more=more)
 
 
 def _random(preset: str, device: str, shape: tuple[int, int, int]) -> Case:
     """Times and deviations of a preset with random weights."""
     features = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device)
     lengths = torch.linspace(shape[1], shape[1] // 2, shape[0]).long().to(device)
-    model = balanced(random_model(preset, device=device), features, lengths)
-    params = {"weights": "random, head balanced"}
-    return _case(f"precision-{preset}", model, (features, lengths), params)
+    model = random_model(preset, device=device)
+    return _case(f"precision-{preset}", model, (features, lengths), "random")
 
 
-def _nothing(*_: Any) -> Iterator[Measurement]:
-    return iter(())
-
-
-def _case(
-    what: str,
-    model: Model,
-    inputs: tuple[Tensor, Tensor],
-    params: dict[str, Any],
-    rates: More = _nothing,
-    rest: More = _nothing,
-) -> Case:
-    """Time of each mode, features in, log-probs out; beside it each mode's Deviation from float64,
-    and what the caller adds.
+def _case(what: str, model: Model, inputs: tuple[Tensor, Tensor], weights: str) -> Case:
+    """Time of each mode, features in, log-probs out; beside it each mode's Deviation from float64.
 
     Decoding is not timed: how long it takes depends on the tokens, and those of random weights are
     arbitrary.
@@ -446,31 +396,23 @@ def _case(
         what: the name of the case.
         model: float32.
         inputs: features and lengths.
-        params: more params of the records.
-        rates: (output, fields of a record) to more measurements of a mode.
-        rest: (params) to more measurements of the case.
+        weights: "random" or "trained".
     """
     read = {mode: reader(model, mode) for mode in MODES}
-    shape = list(inputs[0].shape)
-    params = {"shape": shape, "dtype": "float32", "device": str(inputs[0].device), **params}
+    params = {
+        "shape": list(inputs[0].shape),
+        "device": str(inputs[0].device),
+        "threads": torch.get_num_threads(),
+        "weights": weights,
+    }
 
-    def more() -> Iterator[Measurement]:
+    def deviations() -> Iterator[Measurement]:
         exact = reader(model, "float64")(*inputs)
-        of_case = params | {
-            "gap_median": gaps(exact).median().item(),
-            "tokens": sum(map(len, exact.tokens)),
-            "distinct": len({token for row in exact.tokens for token in row}),
-        }
         for mode, read_mode in read.items():
-            output = read_mode(*inputs)
-            threads = torch.get_num_threads()
-            of_mode = of_case | {"dtype": dtype_name(MODES[mode]), "threads": threads}
-            fields: dict[str, Any] = {"impl": mode, "params": of_mode}
-            for metric, value in asdict(deviation(exact, output)).items():
+            of_mode = params | {"dtype": dtype_name(MODES[mode])}
+            for metric, value in asdict(deviation(exact, read_mode(*inputs))).items():
                 unit = "nats" if metric.startswith(("log", "kl")) else "fraction"
-                yield Measurement(what, metric, unit, value, **fields)
-            yield from rates(output, fields)
-        yield from rest(of_case)
+                yield Measurement(what, metric, unit, value, impl=mode, params=of_mode)
 
     arm_params = {mode: {"dtype": dtype_name(MODES[mode]), "tolerance": 0.1} for mode in MODES}
     return Case(
@@ -479,7 +421,7 @@ def _case(
         arms={mode: partial(_log_probs, one, inputs) for mode, one in read.items()},
         ratios=PAIRS,
         arm_params=arm_params,
-        more=more,
+        more=deviations,
     )
 
 
@@ -491,5 +433,5 @@ SUITE = Suite(
     name="precision",
     cases=suite,
     options=("model", "kinds"),
-    tables={precision_costs.WHAT: precision_costs.table},
+    pivoted=(precision_costs.WHAT,),
 )

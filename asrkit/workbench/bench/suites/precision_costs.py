@@ -3,25 +3,30 @@ trained model, on synthetic speech in voices that no training set of asrkit has.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from asrkit.cpu import has_int8
 from asrkit.models import Checkpoint, FastConformer
+from asrkit.text import normalize_text, wer
+from asrkit.transcribe.options import PipelineConfig
+from asrkit.transcribe.pipeline import Recognizer
 from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.records import Measurement
-from asrkit.workbench.tables import aligned, paragraph, percent
 
 if TYPE_CHECKING:  # speech needs packages that a bare GPU machine lacks
     from asrkit.data import Utterances
-    from asrkit.workbench.precision_study import PrecisionCost
 
 WHAT = "precision-cost"
 JOBS = 3000  # utterances of the test set and of the development set, a third of each kind
 QUICK_JOBS = 60
+BATCH_S = 120.0  # audio of a batch at most
+RESAMPLES = 1000
+Text = tuple[str, str]  # of an utterance: the reference, and what was recognised
 
 
 def case(checkpoint: Checkpoint, kinds: Sequence[str] | None, quick: bool) -> Case:
@@ -45,8 +50,6 @@ def measurements(
         kinds: Of the speech; None for all.
         quick: Little speech.
     """
-    from asrkit.workbench.precision_study import precision_costs
-
     speech = unheard_speech(kinds, QUICK_JOBS if quick else JOBS)
     params: dict[str, Any] = {
         "dtype": "float32",
@@ -58,11 +61,14 @@ def measurements(
         "speakers": len(set(speech.speakers)),
         "seconds": round(speech.total_seconds),
         "threads": torch.get_num_threads(),
+        "case": f"{len(speech):,} utterances",
     }
     if quick:
         params["quick"] = True
-    for cost in precision_costs(checkpoint, speech, precisions_of(checkpoint)):
-        yield from _of_precision(cost, params)
+    plain = recognised(checkpoint, speech, "float32")
+    yield from _costs("float32", plain, plain, params)
+    for precision in precisions_of(checkpoint):
+        yield from _costs(precision, recognised(checkpoint, speech, precision), plain, params)
 
 
 def unheard_speech(kinds: Sequence[str] | None, jobs: int) -> "Utterances":
@@ -96,65 +102,58 @@ def precisions_of(checkpoint: Checkpoint) -> list[str]:
     return ["bfloat16", "int8"]
 
 
-def _of_precision(cost: "PrecisionCost", params: Mapping[str, Any]) -> Iterator[Measurement]:
-    """The measurements of a precision; float32 has nothing to be compared with."""
-    errors = cost.errors
-    spread = {"low": errors.low, "high": errors.high, "units": errors.units}
-    yield _measurement(cost, "wer", errors.rate, params, spread)
-    if cost.precision == "float32":
-        return
-    more = {"low": cost.low, "high": cost.high, "units": errors.units}
-    yield _measurement(cost, "more_word_errors", cost.more, params, more)
-    others = cost.other_texts / params["utterances"]
-    yield _measurement(cost, "other_texts", others, params)
-    if cost.log_prob_error is not None:
-        yield _measurement(cost, "log_prob_error", cost.log_prob_error, params, unit="nats")
-
-
-def _measurement(
-    cost: "PrecisionCost",
-    metric: str,
-    value: float,
-    params: Mapping[str, Any],
-    more: Mapping[str, Any] | None = None,
-    *,
-    unit: str = "fraction",
-) -> Measurement:
-    every = {**params, **(more or {})}
-    return Measurement(WHAT, metric, unit, value, impl=cost.precision, params=every)
-
-
-def table(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A row for each precision: word errors, those above float32, other texts, distance.
+def recognised(checkpoint: Checkpoint, speech: "Utterances", precision: Any) -> list[Text]:
+    """Normalised texts of all utterances, in batches sorted by length.
 
     Args:
-        records: Of `measurements`.
+        checkpoint: A trained model in float32 on a CPU.
+        speech: With its transcripts.
+        precision: As `PipelineConfig` names it.
+
+    Raises:
+        ValueError: The model or this CPU has not the precision.
     """
-    rows: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for record in records:
-        rows.setdefault(record["impl"], {})[record["metric"]] = record
-    if not rows:
-        return []
-    lines = [["precision", "word errors", "of words", "above float32", "other texts", "log-prob"]]
-    for precision, found in rows.items():
-        words = str(found["wer"]["params"]["units"])
-        line = [precision, _rate(found["wer"]), words, "", "", ""]
-        if "more_word_errors" in found:
-            line[3] = _rate(found["more_word_errors"])
-            line[4] = percent(found["other_texts"]["value"], 2)
-        if "log_prob_error" in found:
-            line[5] = f"{found['log_prob_error']['value']:.4f} nats"
-        lines.append(line)
-    note = (
-        "[ ]: 95 % interval by a bootstrap of utterances. above float32: difference of the two "
-        "rates, in percentage points. other texts: share of utterances. "
-        "log-prob: mean distance of that of float32's likeliest token, of the CTC head."
-    )
-    return [*aligned(lines, right=[2]), *paragraph(note)]
+    from asrkit.data import batches
+
+    recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(precision=precision))
+    tokenizer = checkpoint.tokenizer
+    references = dict(zip(speech.ids, speech.texts, strict=True))
+    texts = []
+    for batch in batches(speech, tokenizer, batch_seconds=BATCH_S, order="sorted"):
+        found = recognizer(batch.waveforms, batch.sample_lengths).tokens()
+        for id_, tokens in zip(batch.ids, found, strict=True):
+            text = normalize_text(tokenizer.decode(tokens))
+            texts.append((normalize_text(references[id_]), text))
+    return texts
 
 
-def _rate(record: Mapping[str, Any]) -> str:
-    """A share with its interval: "5.13 % [4.60 %, 5.71 %]"."""
-    low = percent(record["params"]["low"], 2)
-    high = percent(record["params"]["high"], 2)
-    return f"{percent(record['value'], 2)} [{low}, {high}]"
+def _costs(
+    precision: str, texts: Sequence[Text], plain: Sequence[Text], params: dict[str, Any]
+) -> Iterator[Measurement]:
+    """The measurements of a precision; float32 has nothing to be compared with."""
+    fields: dict[str, Any] = {"impl": precision}
+    errors = wer(*zip(*texts, strict=True), resamples=RESAMPLES)
+    spread = {"low": errors.low, "high": errors.high, "units": errors.units}
+    yield Measurement(WHAT, "wer", "fraction", errors.rate, params=params | spread, **fields)
+    if precision == "float32":
+        return
+    counts = np.array(
+        [
+            (_errors(*one) - _errors(*before), len(one[0].split()))
+            for one, before in zip(texts, plain, strict=True)
+        ]
+    )  # (N, 2): more errors, words
+    rows = np.random.default_rng(0).integers(0, len(counts), (RESAMPLES, len(counts)))
+    more, words = counts[rows].sum(1).T
+    low, high = np.quantile(more / words, [0.025, 0.975]).tolist()
+    value = float(counts[:, 0].sum() / counts[:, 1].sum())
+    spread = {"low": low, "high": high, "units": errors.units}
+    yield Measurement(WHAT, "more_word_errors", "fraction", value, params=params | spread, **fields)
+    others = sum(one != before for one, before in zip(texts, plain, strict=True)) / len(texts)
+    yield Measurement(WHAT, "other_texts", "fraction", others, params=params, **fields)
+
+
+def _errors(reference: str, text: str) -> int:
+    """Word errors of one utterance."""
+    found = wer([reference], [text], resamples=1)
+    return found.substitutions + found.insertions + found.deletions
