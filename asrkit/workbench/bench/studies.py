@@ -96,8 +96,6 @@ class StudySizes:
     layers: int  # of the CTC model
     loops: tuple[int, int]  # utterances and frames that are only decoded
     planted: Mapping[str, Any]  # sizes of a planted transducer that differ from the default ones
-    window_batches: tuple[int, ...]
-    window_frames: int
     frontend: tuple[int, int]  # utterances, and seconds of the longest at most
     product: tuple[int, int, int]  # rows, width and inner width
     product_repeats: int

@@ -1,6 +1,4 @@
-"""The suite of optimizers: its arms agree, each has its floor, and the model is MLPerf's."""
-
-import math
+"""The suite of optimizers: its arms agree, each has its floor, and one that differs is found."""
 
 import pytest
 
@@ -8,11 +6,6 @@ from asrkit.workbench import bench
 from asrkit.workbench.bench.suites import optimizers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def test_the_parameters_are_those_of_the_round():
-    # MLCommons training results 1.0: 49,006,080 parameters, with no row for blank in the embedding
-    assert sum(map(math.prod, optimizers.shapes(optimizers.ROUND))) == 49_006_080
 
 
 def test_all_arms_are_timed_beside_their_floors():
@@ -37,7 +30,7 @@ def test_all_arms_are_timed_beside_their_floors():
 
 
 def test_an_arm_that_computes_something_else_is_found_out():
-    case = optimizers.step_case(optimizers.SMALL, "cpu", True)
+    case = optimizers.step_case("cpu", True)
     right = case.compared_arms["lamb_foreach"]
 
     def wrong():

@@ -15,8 +15,6 @@ def test_all_ways_to_train_agree_and_lean_takes_no_more_memory():
     for dtype in {dtype for dtype, _ in peaks}:
         assert peaks[dtype, "lean"] <= peaks[dtype, "full"]
     _check_lstm([record for record in records if record["what"].startswith("lstm-")])
-    others = {(record["what"], record["metric"]): record for record in records}
-    assert others["training-step-reads", "reads"]["value"] == 0
 
 
 def _check_lstm(records):
@@ -25,13 +23,8 @@ def _check_lstm(records):
     for record in records:
         if record["metric"] == "latency":
             arms.setdefault(record["what"], {})[record["impl"]] = record["params"]
-    ways = {"whole", "phases_2", "phases_4", "phases_8", "sub_batches_2", "sub_batches_4"}
-    assert arms.keys() == {
-        "lstm-phases-librispeech",
-        "lstm-phases-equal",
-        "lstm-packed",
-        "lstm-half-rows",
-    }
+    ways = {"whole", "phases_2", "phases_4", "phases_8"}
+    assert arms.keys() == {"lstm-phases-librispeech", "lstm-phases-equal", "lstm-packed"}
     phased = arms["lstm-phases-librispeech"]
     assert phased.keys() == ways
     assert arms["lstm-packed"].keys() == {"whole", "phases_8", "packed"}

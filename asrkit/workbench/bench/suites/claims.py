@@ -12,9 +12,8 @@ asrkit.workbench.bench.suites.claims_attention.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ Arms = dict[str, Callable[[], Hypotheses]]
 
 
 def suite(device: str, quick: bool, *, only: Sequence[str] = ()) -> Iterator[Case]:
-    """Yield the studies of each group in STUDIES, and the windows.
+    """Yield the studies of each group in STUDIES.
 
     Args:
         device: "cpu" or "cuda".
@@ -58,8 +57,6 @@ def suite(device: str, quick: bool, *, only: Sequence[str] = ()) -> Iterator[Cas
                 measure = partial(study, device, quick)
                 what = f"claims: {', '.join(measured)}"
                 yield Case(what=what, measure=measure)
-    if not only or "windows" in only:
-        yield from windows(device, quick)
 
 
 def graph_options(device: str) -> dict[str, dict[str, Any]]:
@@ -145,53 +142,6 @@ def _label_looping_claims(durations: Sequence[int]) -> tuple[str, ...]:
     if durations:
         return ("label-looping-tdt-3.8x",)
     return ("label-looping-2x", "label-looping-faster")
-
-
-def windows(device: str, quick: bool) -> Iterator[Case]:
-    """Yield cases of windowed looping with windows of eight frames and of one, launched step by
-    step and by graphs, in bfloat16.
-
-    Of one utterance and of sixteen, RNN-T and TDT: cases of their own, which no claim is about.
-
-    Args:
-        device: "cpu" or "cuda".
-        quick: two utterances and toy sizes.
-    """
-    cuda = device.startswith("cuda")
-    options = _window_options(cuda)
-    pairs = _window_pairs(cuda, options)
-    sizes = claims_frontend.sizes_of(quick)
-    for durations, B in product(DURATIONS, sizes.window_batches):
-        plan = planted(B, sizes.window_frames, durations=durations, **sizes.planted)
-        made = decoders.transducer(plan, device, options, torch.bfloat16, "greedy-graphs")
-        kept = [pair for pair in dict.fromkeys(pairs) if {*pair} <= {*made.arms}]
-        yield replace(made, ratios=kept)
-
-
-def _window_options(cuda: bool) -> dict[str, dict[str, Any]]:
-    """The decoder's options of each arm."""
-    options: dict[str, dict[str, Any]] = {
-        f"window_{size}_off": {"window": size, "graphs": "off"} for size in (8, 1)
-    }
-    if cuda:
-        for size in (8, 1):
-            name = f"window_{size}"
-            options |= decoders.by_graphs(("step", "full"), name, window=size)
-    return options
-
-
-def _window_pairs(cuda: bool, options: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """(slow, fast) arms: of both windows, without and with graphs."""
-    best = "off"
-    if cuda:
-        best = "full"
-    pairs = [("window_1_off", "window_8_off"), (f"window_1_{best}", f"window_8_{best}")]
-    for size in (8, 1):
-        name = f"window_{size}"
-        for other, way in options.items():
-            if way["window"] == size and way["graphs"] != "off":
-                pairs.append((f"{name}_off", other))
-    return pairs
 
 
 @dataclass(frozen=True, kw_only=True)

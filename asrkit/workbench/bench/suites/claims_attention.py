@@ -6,11 +6,10 @@ recorded with the frames projected in every step, as NeMo's decoder does; the sa
 values kept is recorded beside, under a name of its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,34 +33,32 @@ PROMPT = 9  # tokens of a prompt of Canary-1B-Flash
 SUBSAMPLING = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Sizes of the study; the last batch and duration decide the claims."""
 
     deep: AEDConfig
     shallow: AEDConfig
-    batches: tuple[int, ...]
-    seconds: tuple[float, ...]  # of the longest utterance
+    batches: Sequence[int]
+    seconds: Sequence[float]  # of the longest utterance
 
 
 def sizes_of(quick: bool) -> Sizes:
     """Those of Canary-1B and its Flash, or toy sizes."""
     if not quick:
         deep, shallow = presets.canary_1b(), presets.canary_1b_flash()
-        return Sizes(deep=deep, shallow=shallow, batches=(1, 32, 128), seconds=(10.0, 20.0))
-    tiny = presets.tiny_aed()
+        return Sizes(deep, shallow, batches=(1, 32, 128), seconds=(10.0, 20.0))
     toy: dict[str, Any] = {"width": 120, "heads": 2, "bos": 0, "eos": 1, "pad": 2, "most": 64}
-    configs = [
-        AEDConfig(vocab_size=33, encoder=tiny.encoder, layers=layers, **toy) for layers in (3, 1)
-    ]
-    return Sizes(deep=configs[0], shallow=configs[1], batches=(1, 2), seconds=(2.0,))
+    encoder = presets.tiny_aed().encoder
+    deep, shallow = (
+        AEDConfig(vocab_size=33, encoder=encoder, layers=layers, **toy) for layers in (3, 1)
+    )
+    return Sizes(deep, shallow, batches=(1, 2), seconds=(2.0,))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(NamedTuple):
     """One of the two models; the encoder is not that of the decoder's model."""
 
-    config: AEDConfig
+    bins: int
     decoder: PlantedDecoder
     encoder: nn.Module
 
@@ -85,7 +82,8 @@ def model_of(config: AEDConfig, device: str, dtype: torch.dtype) -> Model:
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         encoder = make_encoder(config.encoder).to(dtype)
-    return Model(config=config, decoder=decoder, encoder=encoder.eval().requires_grad_(False))
+    bins: Any = getattr(config.encoder, "bins", 0)
+    return Model(bins, decoder, encoder.eval().requires_grad_(False))
 
 
 def moved_layers(device: str, quick: bool) -> Iterator[Measurement]:
@@ -133,8 +131,9 @@ def _arms(
     for name, model in models.items():
         T = round(100 * seconds / SUBSAMPLING)
         plan = planted_text(model.decoder, B, T, prompt=PROMPT).to(device, dtype)
-        bins: Any = getattr(model.config.encoder, "bins", 0)
-        noise = torch.randn(B, SUBSAMPLING * T, bins, generator=torch.Generator().manual_seed(1))
+        noise = torch.randn(
+            B, SUBSAMPLING * T, model.bins, generator=torch.Generator().manual_seed(1)
+        )
         features = noise.to(device, dtype)
         encode = partial(_encode, model.encoder, features, SUBSAMPLING * plan.lengths)
         arms[f"{name}_encoder"] = encode

@@ -6,71 +6,59 @@ own. Those of LAMB are compared at a small size, after three steps. No GPU has m
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from asrkit.models import (
+    LSTMConfig,
+    LSTMEncoderConfig,
+    TransducerConfig,
+    TransducerModel,
+    presets,
+)
 from asrkit.optim import Average, Lamb
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.ceilings import ceilings
 
 PUBLISHED: dict[str, Any] = {"betas": (0.9, 0.9985), "eps": 1e-9, "weight_decay": 1e-3}
 DECAY = 0.995
-FEATURES = 240  # three stacked frames of 80 bins
 # Bytes that a step moves at least for each float32 weight.
 ADAM_B = 28  # reads gradient, both moments and weight; writes all but the gradient
 LAMB_B = 44  # reads the gradient for its norm first, and moments and weight again for the ratio
 AVERAGE_B = 12  # reads weight and average, writes the average
 
 
-class Widths(NamedTuple):
-    """Sizes of an RNN-T of LSTMs."""
-
-    encoder: int
-    predictor: int
-    joint: int
-    vocab: int
-
-
-ROUND = Widths(encoder=1024, predictor=512, joint=512, vocab=1024)  # 49,006,080 parameters
-SMALL = Widths(encoder=32, predictor=16, joint=16, vocab=32)
-
-
-def shapes(widths: Widths) -> list[tuple[int, ...]]:
-    """Shapes of the parameters: five encoder layers, two predictor layers, and the joint.
-
-    Source: MLCommons training results 1.0, NVIDIA's rnnt; the third layer reads two frames.
-    """
-    W, P, J, V = widths
-    found: list[tuple[int, ...]] = []
-    for inputs in (FEATURES, W, 2 * W, W, W):
-        found += _lstm(inputs, W)
-    found.append((V - 1, P))
-    found += [*_lstm(P, P), *_lstm(P, P)]
-    return [*found, (J, P), (J,), (J, W), (J,), (V, J), (V,)]
+def mlperf_config(quick: bool) -> TransducerConfig:
+    """MLPerf's RNN-T, or the same with a hundredth of the width."""
+    config = presets.mlperf_rnnt()
+    if not quick:
+        return config
+    return replace(
+        config,
+        encoder=LSTMEncoderConfig(width=16),
+        predictor=LSTMConfig(width=16, layers=2),
+        joint_width=16,
+    )
 
 
-def _lstm(inputs: int, width: int) -> list[tuple[int, ...]]:
-    """Shapes of the parameters of one layer."""
-    gates = 4 * width
-    return [(gates, inputs), (gates, width), (gates,), (gates,)]
-
-
-def weights(widths: Widths, device: str) -> list[nn.Parameter]:
-    """Random parameters with random gradients.
+def weights(quick: bool, device: str) -> list[nn.Parameter]:
+    """Random parameters with random gradients, of the model's shapes.
 
     Args:
-        widths: of the model.
+        quick: of a small model.
         device: of the parameters.
     """
+    with torch.device("meta"):
+        shapes = [weight.shape for weight in TransducerModel(mlperf_config(quick)).parameters()]
     generator = torch.Generator().manual_seed(0)
     parameters = []
-    for shape in shapes(widths):
-        value = torch.randn(shape, generator=generator) / 50
-        parameter = nn.Parameter(value.to(device))
+    for shape in shapes:
+        parameter = nn.Parameter((torch.randn(shape, generator=generator) / 50).to(device))
         parameter.grad = torch.randn(shape, generator=generator).to(device) / 100
         parameters.append(parameter)
     return parameters
@@ -83,11 +71,8 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         device: "cpu" or "cuda".
         quick: a small model.
     """
-    widths = ROUND
-    if quick:
-        widths = SMALL
-    yield step_case(widths, device, quick)
-    yield average_case(widths, device, quick)
+    yield step_case(device, quick)
+    yield average_case(device, quick)
 
 
 def implementations(device: str) -> list[str]:
@@ -98,15 +83,14 @@ def implementations(device: str) -> list[str]:
     return names
 
 
-def step_case(widths: Widths, device: str, quick: bool) -> Case:
+def step_case(device: str, quick: bool) -> Case:
     """One step of LAMB and of torch's optimizers.
 
     Args:
-        widths: of the model.
         device: "cpu" or "cuda".
-        quick: take the machine's ceiling at smaller sizes.
+        quick: a small model, and the machine's ceiling at smaller sizes.
     """
-    parameters = weights(widths, device)
+    parameters = weights(quick, device)
     matrices = [parameter for parameter in parameters if parameter.ndim == 2]
     arms: dict[str, Callable[[], Any]] = {}
     compared: dict[str, Callable[[], Any]] = {}
@@ -159,25 +143,24 @@ def trained(impl: str, device: str) -> tuple[Tensor, ...]:
         impl: of `Lamb`.
         device: "cpu" or "cuda".
     """
-    parameters = weights(SMALL, device)
+    parameters = weights(True, device)
     optimizer = lamb(parameters, 0.01, impl)
     for _ in range(3):
         optimizer.step()
     return tuple(parameter.detach() for parameter in parameters)
 
 
-def average_case(widths: Widths, device: str, quick: bool) -> Case:
+def average_case(device: str, quick: bool) -> Case:
     """One update of an exponential moving average: torch's module, a formula, and ours.
 
     Args:
-        widths: of the model.
         device: "cpu" or "cuda".
-        quick: take the machine's ceiling at smaller sizes.
+        quick: a small model, and the machine's ceiling at smaller sizes.
     """
-    model = nn.ParameterList(weights(widths, device))
+    model = nn.ParameterList(weights(quick, device))
     count = sum(parameter.numel() for parameter in model.parameters())
     arms = averages(model)
-    small = [nn.ParameterList(weights(SMALL, device)) for _ in arms]
+    small = [nn.ParameterList(weights(True, device)) for _ in arms]
     compared = {name: partial(_averaged, name, one) for name, one in zip(arms, small, strict=True)}
     return Case(
         what="weight-average",

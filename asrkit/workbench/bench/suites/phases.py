@@ -1,4 +1,4 @@
-"""Cases of the LSTM encoder: batches in phases, whole, in sub-batches and as PackedSequence.
+"""Cases of the LSTM encoder: batches in phases, whole, and as PackedSequence.
 
 A step is a forward and a backward pass. Its least work is that of the utterances without padding:
 `cells` is the share of the frames of the whole batch that an arm computes, `useful_cells` the share
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -22,7 +21,6 @@ from asrkit.workbench.cost import lstm_encoder_flops
 from asrkit.workbench.profiling.ops import dtype_name
 
 COUNTS = (2, 4, 8)
-SUB_BATCHES = (2, 4)
 FRAMES_PER_S = 100
 QUICK = LSTMEncoderConfig(bins=8, width=16, dropout=0.0)
 # On a CPU each step of a PackedSequence's backward pass fills a gradient of the whole input
@@ -73,7 +71,6 @@ def cases(device: str, quick: bool) -> Iterator[Case]:
         yield _phases_case("lstm-phases-librispeech", encoder, lengths, COUNTS)
         yield _phases_case("lstm-phases-equal", encoder, equal, COUNTS[-1:])
         yield _packed_case(encoder, lengths if cuda else lengths // PACKED_SHORTER)
-        yield _half_case(encoder, equal)
 
 
 def random_encoder(config: LSTMEncoderConfig) -> LSTMEncoder:
@@ -136,24 +133,6 @@ def in_phases(count: int) -> Encode:
     return encode
 
 
-def in_sub_batches(count: int) -> Encode:
-    """Encode `count` equal parts of the sorted batch one by one, each as long as its longest."""
-
-    def encode(encoder: LSTMEncoder, speech: Speech) -> Tensor:
-        encoder.config = replace(encoder.config, phases=1)
-        order = speech.lengths.argsort(descending=True, stable=True)
-        T = speech.gradient.shape[1]
-        parts = []
-        for rows in order.chunk(count):
-            lengths = speech.lengths[rows]
-            features = speech.features[rows, : int(lengths[0])]
-            encoded, _ = encoder(features, lengths)
-            parts.append(F.pad(encoded, (0, 0, 0, T - encoded.shape[1])))
-        return torch.cat(parts)[order.argsort()]
-
-    return encode
-
-
 def packed(encoder: LSTMEncoder, speech: Speech) -> Tensor:
     """Encode with torch's PackedSequence, which computes no padding at all."""
     config = encoder.config
@@ -183,7 +162,7 @@ def computed_cells(encoder: LSTMEncoder, lengths: Tensor, count: int) -> int:
 
 
 def _phases_case(what: str, encoder: LSTMEncoder, lengths: Tensor, counts: tuple[int, ...]) -> Case:
-    """The whole batch, then in phases and in sub-batches."""
+    """The whole batch, then in phases."""
     speech = make_speech(encoder, lengths)
     arms: dict[str, Callable[..., Any]] = {"whole": Step(encoder, speech, in_phases(1))}
     whole_cells = computed_cells(encoder, lengths, 1)
@@ -192,12 +171,6 @@ def _phases_case(what: str, encoder: LSTMEncoder, lengths: Tensor, counts: tuple
         name = f"phases_{count}"
         arms[name] = Step(encoder, speech, in_phases(count))
         cells[name] = computed_cells(encoder, lengths, count) / whole_cells
-    for count in SUB_BATCHES:
-        arms[f"sub_batches_{count}"] = Step(encoder, speech, in_sub_batches(count))
-        parts = lengths.sort(descending=True).values.chunk(count)
-        cells[f"sub_batches_{count}"] = (
-            sum(computed_cells(encoder, part, 1) for part in parts) / whole_cells
-        )
     return Case(
         what=what,
         arms=arms,
@@ -222,32 +195,6 @@ def _packed_case(encoder: LSTMEncoder, lengths: Tensor) -> Case:
         arms=arms,
         params=_params(encoder, lengths),
         ratios=[("whole", "phases_8"), ("whole", "packed"), ("packed", "phases_8")],
-        tolerance=TOLERANCES[speech.features.dtype],
-        warmup=1,
-    )
-
-
-def _half_case(encoder: LSTMEncoder, equal: Tensor) -> Case:
-    """All rows, and half of them for as long: what the second of two phases costs of a whole one.
-
-    Half of the rows are half of the work, but each step of the recurrence reads all its weights.
-    """
-    speech = make_speech(encoder, equal)
-    half = len(equal) // 2
-    part = Speech(speech.features[:half], equal[:half], speech.gradient[:half])
-    arms = {
-        "all_rows": Step(encoder, speech, in_phases(1)),
-        "half_rows": Step(encoder, part, in_phases(1)),
-    }
-    compared = {
-        "all_rows": lambda: arms["all_rows"]()[0][:half].contiguous(),
-        "half_rows": lambda: arms["half_rows"]()[0],
-    }
-    return Case(
-        what="lstm-half-rows",
-        arms=arms,
-        compared_arms=compared,
-        params=_params(encoder, equal),
         tolerance=TOLERANCES[speech.features.dtype],
         warmup=1,
     )

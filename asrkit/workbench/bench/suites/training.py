@@ -1,5 +1,5 @@
 """The suite of training steps: the joint whole, with logits made float32 or left as they are, and
-the lean loss; then an LSTM encoder in phases (`phases`).
+the lean loss; then an LSTM encoder in phases (`phases`), and on a GPU passes as CUDA graphs.
 
 All arms of a training step start from one model and take one step on one batch: forward, backward,
 clipping, AdamW. The learning rate is 0, so that every call computes the same loss and its gradient.
@@ -7,14 +7,16 @@ clipping, AdamW. The learning rate is 0, so that every call computes the same lo
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from asrkit.models import TransducerConfig, TransducerModel
+from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
+from asrkit.models.transducer import LSTMPredictor
 from asrkit.workbench.bench.cases import Case, Suite
-from asrkit.workbench.bench.suites import phases, queueing
+from asrkit.workbench.bench.suites import phases
 from asrkit.workbench.profiling.ops import dtype_name
 
 if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
@@ -25,6 +27,7 @@ if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
 DEMO = (7, 160, 27, 28)  # the median batch of `asrkit train` on the spoken digits
 SIZES = (DEMO, (*DEMO[:3], 1024), (16, 400, 40, 1024))
 QUICK = ((2, 80, 6, 28),)
+GRAPH_LENGTHS = (140, 280, 558)  # stacked frames; the last is the longest batch of the round
 # relative distance of losses and gradient norms that rounding of the joint's products excuses
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
@@ -40,7 +43,7 @@ class Float32Linear(nn.Linear):
 def suite(device: str, quick: bool) -> Iterator[Case]:
     """A case for each size and dtype: float32, and bfloat16 where the hardware computes in it.
 
-    Then those of an LSTM encoder, graphs, and reads of the host.
+    Then those of an LSTM encoder, and on a GPU graphs.
 
     Args:
         device: "cpu" or "cuda".
@@ -59,7 +62,8 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         for dtype in dtypes:
             yield training_case(size, dtype, device)
     yield from phases.cases(device, quick)
-    yield from queueing.cases(device, quick)
+    if device.startswith("cuda"):
+        yield graphs_case(device, quick)
 
 
 def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Case:
@@ -138,6 +142,72 @@ class Stepper:
         loss = training_loss(self.model, self.batch, self.config).per_label
         norm = update(self.model, self.optimizer, loss, self.config)
         return loss.detach(), norm
+
+
+class Halves(nn.Module):
+    """Encoder and predictor of MLPerf's RNN-T at its sizes, without masks and joint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.LSTM(240, 1024, 2, batch_first=True)
+        self.after = nn.LSTM(2048, 1024, 3, batch_first=True)
+        self.predictor = LSTMPredictor(1024, LSTMConfig(width=512, layers=2))
+
+    def forward(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames (B, T / 2, 1024) and predictions (B, U, 512) of features (B, T, 240)."""
+        frames, _ = self.before(features)
+        pairs = frames.unflatten(1, (-1, 2)).flatten(2)
+        encoded, _ = self.after(pairs)
+        predicted, _ = self.predictor(labels, None)
+        return encoded, predicted
+
+
+def graphs_case(device: str, quick: bool) -> Case:
+    """Forward and backward pass of both halves at batch 16: launched one by one, and as graphs.
+
+    Args:
+        device: A GPU.
+        quick: The shortest length only.
+    """
+    from asrkit.training.graphs import graphed_training
+
+    B = 16
+    lengths = GRAPH_LENGTHS[:1] if quick else GRAPH_LENGTHS
+    torch.manual_seed(0)
+    halves = Halves().to(device)
+    samples = []
+    for T in lengths:
+        features = torch.randn(B, T, 240, device=device)
+        samples.append((features, torch.zeros(B, T, dtype=torch.long, device=device)))
+    graphed = graphed_training(halves, samples, lengths)
+    passes: dict[str, Callable[..., Any]] = {"launched": halves, "graphed": graphed}
+    arms = {}
+    for name, run in passes.items():
+        arms[name] = partial(one_pass, run, samples[-1], list(halves.parameters()))
+    shape = [B, lengths[-1], lengths[-1], 1024]
+    return Case(
+        what="training-graphs",
+        arms=arms,
+        params={"shape": shape, "dtype": "float32"},
+        tolerance=1e-4,
+        memory=True,
+    )
+
+
+def one_pass(
+    run: Callable[..., Any], arguments: tuple[Tensor, ...], parameters: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Sum of the squared outputs of a module, and the norm of its gradient.
+
+    Args:
+        run: The module, or its graphs.
+        arguments: Of the module.
+        parameters: Of the module.
+    """
+    loss = sum(output.square().sum() for output in run(*arguments))
+    grads = torch.autograd.grad(loss, parameters)
+    norms = torch._foreach_norm(grads)
+    return loss.detach().clone(), torch.linalg.vector_norm(torch.stack(norms))
 
 
 SUITE = Suite(name="training", cases=suite, gpu_tests=("tests/training/test_graphs.py",))
