@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
-from asrkit.models import ConvConfig, presets
+from asrkit.models import presets
 from asrkit.workbench import core_study
-from asrkit.workbench.bench import fusion_studies
-from asrkit.workbench.bench.suites.encoder import TOLERANCE, shrunk
+from asrkit.workbench.bench.suites.encoder import shrunk
+from asrkit.workbench.bench.suites.ways import TOLERANCE
 from asrkit.workbench.profiling import Timing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -27,12 +26,6 @@ def test_every_way_of_this_cpu_is_timed_and_encodes_what_float32_encodes():
         assert way.error <= TOLERANCE[dtype], way
         if dtype != "float32":
             assert way.error > 0
-
-
-def test_a_way_that_the_cpu_lacks_is_left_out(monkeypatch):
-    monkeypatch.setattr(fusion_studies, "multiplies", lambda dtype: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "old"})
-    assert core_study.ways_here() == ["float32", "optimized_float32"]
 
 
 def test_a_model_whose_blocks_cost_alike_is_estimated_exactly(monkeypatch):
@@ -80,9 +73,3 @@ def test_its_speed_carries_quartiles_and_says_that_it_is_an_estimate():
 def test_numbers_of_blocks_that_make_no_line_are_refused(few, more, message):
     with pytest.raises(ValueError, match=message):
         core_study.time_ways(TINY, seconds=1.0, few=few, more=more, repeats=1)
-
-
-def test_a_model_without_a_fastconformer_is_refused():
-    other = replace(TINY, encoder=ConvConfig())
-    with pytest.raises(ValueError, match="config: expected a model with a FastConformer"):
-        core_study.time_ways(other, seconds=1.0, few=1, more=2, repeats=1)

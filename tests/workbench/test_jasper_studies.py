@@ -12,12 +12,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from asrkit.models import CTCConfig, CTCModel, JasperConfig, presets
+from asrkit.models import CTCModel, JasperConfig, presets
 from asrkit.models.folded import fold
 from asrkit.workbench import jasper_studies as studies
 from asrkit.workbench.jasper_studies import TrainingMemory
 from asrkit.workbench.ledger import load_claims, published
-from asrkit.workbench.profiling import launch_profile
 
 MINI = presets.mini_jasper()
 GIB = studies.GIB
@@ -77,25 +76,6 @@ def test_the_count_without_numbers_is_that_of_real_tensors():
         live.note(held)
         step(features)
     assert counted == pytest.approx(live.most, rel=0.02)
-
-
-@pytest.mark.gpu
-def test_the_count_without_numbers_is_that_of_torchs_allocator():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    batch, frames = 16, 1600
-    model = CTCModel(MINI).cuda().train()
-    features = torch.randn(batch, frames, MINI.encoder.bins, device="cuda")
-    lengths = torch.full((batch,), frames, device="cuda")
-    weights = list(model.parameters())
-    momenta = [torch.zeros_like(weight) for weight in weights]
-    step = studies._MomentumStep(model, weights, momenta, lengths)
-    step(features)
-    torch.cuda.reset_peak_memory_stats()
-    step(features)
-    real = torch.cuda.max_memory_allocated()
-    counted = studies.training_peak(batch, frames, structure="ours", config=MINI)
-    assert counted == pytest.approx(real, rel=0.02)
 
 
 def test_memory_is_a_line_over_the_batch_and_mixed_precision_takes_less():
@@ -208,22 +188,6 @@ def test_folded_norms_and_branches_leave_a_launch_or_two_for_each_convolution():
     assert folded < 160 < eager / 2
 
 
-def test_dropout_in_eval_mode_launches_nothing():
-    features = torch.randn(2, 40, 80)
-    lengths = torch.tensor([40, 30])
-    model = random_model(MINI)
-    with torch.no_grad():
-        profile = launch_profile(lambda: model(features, lengths))
-    assert profile.ops["clone"] == 1  # of the head's input
-    assert studies.launches_of_call(model, bins=80) == pytest.approx(profile.launches, abs=3)
-
-
-def test_only_a_jasper_has_the_published_structure():
-    config = CTCConfig(vocab_size=28, encoder=presets.tiny().encoder)
-    with pytest.raises(ValueError, match="model: expected a CTCModel with a Jasper"):
-        studies.masked_everywhere(CTCModel(config), torch.randn(1, 8, 80), torch.tensor([8]))
-
-
 # Seeds
 
 
@@ -260,20 +224,6 @@ def test_the_chance_of_a_gain_is_what_drawing_finds(correlation):
         share = (best * 0.2 <= -gain).mean()
         found = studies.chance_of_gain(gain, 0.2, 8, correlation=correlation)
         assert found == pytest.approx(share, abs=0.005)
-
-
-def test_a_gain_of_0_13_is_what_the_best_of_eight_has_by_chance():
-    (dev,) = studies.seed_runs("DGX A100", "dev-clean")
-    (test,) = studies.seed_runs("DGX A100", "test-clean")
-    correlation = float(np.corrcoef(dev.percent, test.percent)[0, 1])
-    assert studies.chance_of_gain(0.13, test.std, 8, correlation=correlation) > 0.5
-
-
-def test_the_machine_with_the_better_reported_rate_has_the_worse_mean():
-    (a100,) = studies.seed_runs("DGX A100", "test-clean")
-    (v100,) = studies.seed_runs("DGX-1 32GB", "test-clean")
-    assert a100.reported < v100.reported and a100.mean > v100.mean
-    assert 0.01 < studies.permutation_p(a100.percent, v100.percent) < 0.1
 
 
 def test_a_permutation_test_counts_all_divisions():

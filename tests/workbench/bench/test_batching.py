@@ -283,14 +283,6 @@ def test_a_sampler_that_draws_other_batches_than_accounted_for_is_not_timed(few)
         samplers.pace(samplers.ours(cuts, balanced, ranks=2), epochs[::-1])
 
 
-def test_a_sorted_table_is_shuffled_and_too_many_ranks_are_left_out(tmp_path, capsys):
-    data.Lengths(np.linspace(1, 2, 100), np.arange(100)).save(tmp_path / "a.csv")
-    (case,) = batching.suite("cpu", True, lengths=tmp_path / "a.csv", ranks=[100, 101])
-    one = case.measure.__self__
-    assert one.ranks == 100 and abs(np.corrcoef(one.lengths.seconds, np.arange(100))[0, 1]) < 0.5
-    assert capsys.readouterr().err == "batching a: 100 utterances are too few for 101 ranks\n"
-
-
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [

@@ -3,16 +3,13 @@
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 
 from asrkit.decoders import ctc_greedy
 from asrkit.losses import rnnt_loss
 from asrkit.workbench import bench, machine, records
-from asrkit.workbench.bench import runner
-from asrkit.workbench.bench.planted import planted
-from asrkit.workbench.bench.suites import decoders, headline, losses
+from asrkit.workbench.bench.suites import headline, losses
 
 FAST = ["numba_cpu", "numba_cpu_overwrite"]
 LEAN = ["lean", "lean_skip", "lean_bfloat16"]
@@ -117,17 +114,6 @@ def test_a_rounded_arm_is_let_pass_within_its_own_tolerance_only():
         )
 
 
-def test_sums_over_a_large_lattice_as_a_gpus_threads_make_them_pass_on_a_gpu_only():
-    draw, nodes = np.random.default_rng(0), 32 * 200 * 101
-    parts = draw.standard_normal((8, nodes), dtype=np.float32) * draw.random(
-        (8, nodes), dtype=np.float32
-    )
-    exact, chained = parts.sum(1, dtype=np.float64), np.cumsum(parts, 1, dtype=np.float32)[:, -1]
-    off = np.linalg.norm(chained - exact) / np.linalg.norm(exact)
-    assert losses.SUMMED["cpu"] < off < losses.SUMMED["cuda"] / 2
-    assert losses.joint_case((2, 4, 3, 12, 9), "cpu").tolerance == losses.SUMMED["cpu"]
-
-
 def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
     good = next(iter(bench.SUITES["decoders"].cases("cpu", True)))
     found = ctc_greedy(torch.zeros(1, 1, 2), torch.tensor([1]))
@@ -210,60 +196,26 @@ def test_a_table_that_would_be_too_wide_has_a_heading_for_each_case():
     found = bench.run("features", quick=True)
     case, head, *lines = bench.table(found, width=80)
     assert case == "feature-norm-batched 8×200×80" and "shape" not in head
-    assert max(map(len, lines)) <= 80 and [
-        line.split()[0] for line in lines if not line.startswith(" ")
-    ] == ["sequential", "batched"]
-    assert bench.table(found, width=300) == bench.table(found)
-    assert bench.table([], width=60) == bench.table([]) == []
+    assert max(map(len, lines)) <= 80
 
 
 def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
-    case = next(
-        case for case in bench.SUITES["decoders"].cases("cpu", True) if case.what == "tdt-greedy"
-    )
-    told, (_, _, D, V) = case.arm_params, case.params["shape"]
-    assert (
-        told["one_by_one"]["join"] == case.params["looks"]
-    )  # a call each: what the plan needs is what the definition does
-    assert told["one_by_one"]["predict"] == case.params["labels"] + 1
-    assert told["windowed_looping"]["join"] < told["frame_looping"]["join"]
-    assert all(count["syncs"] > 0 and count["launches"] > count["join"] for count in told.values())
+    cases = bench.SUITES["decoders"].cases("cpu", True)
+    case = next(one for one in cases if one.what == "tdt-greedy" and "one_by_one" in one.arms)
+    counted, (_, _, D, V) = case.arm_params, case.params["shape"]
+    # a call each: what the plan needs is what the definition does
+    assert counted["one_by_one"]["join"] == case.params["looks"]
+    assert counted["one_by_one"]["predict"] == case.params["labels"] + 1
+    assert counted["windowed_looping"]["join"] < counted["frame_looping"]["join"]
+    assert all(one["syncs"] > 0 and one["launches"] > one["join"] for one in counted.values())
     step = 2 * (8 * D * D + D * D)
-    assert (
-        case.params["floor_FLOP"]
-        == case.params["looks"] * 2 * D * (V + 5) + case.params["labels"] * step
-    )
-    params = {**case.params, **told["windowed_looping"], "device": "cpu"}
-    record = {
-        "what": "x",
-        "metric": "latency",
-        "unit": "ms",
-        "value": 2.0,
-        "impl": "y",
-        "params": params,
-    }
-    (_, line) = bench.table([{**record, "stats": {"p25": 1.0, "p75": 3.0}}])
-    assert (
-        f"{params['join']} joint, {params['predict']} predictor, {params['launches']} launches"
-        in line
-    )
-    (_, line) = bench.table([{**record, "metric": "cpu_time", "stats": {"p25": 1.0, "p75": 3.0}}])
-    assert "joint" not in line
-
-
-def test_looks_of_rnnt_are_its_frames_and_labels():
-    case = next(
-        case for case in bench.SUITES["decoders"].cases("cpu", True) if case.what == "rnnt-greedy"
-    )
-    assert case.params["looks"] == case.params["frames"] + case.params["labels"] > 0
-
-
-def test_an_arm_that_cannot_run_is_named_and_left_out(capsys):
-    plan = planted(2, 30, V=33, width=240)
-    ways = {"windowed_looping": {}, "other": {"strategy": "other"}}
-    case = decoders.transducer(plan, "cpu", ways, torch.float32, "greedy")
-    assert [*case.arms] == [*case.arm_params] == ["windowed_looping"]
-    assert capsys.readouterr().err.startswith("other is left out: strategy: expected one of")
+    joints = case.params["looks"] * 2 * D * (V + 5)
+    assert case.params["floor_FLOP"] == joints + case.params["labels"] * step
+    params = {**case.params, **counted["windowed_looping"], "device": "cpu"}
+    record = {"what": "x", "metric": "latency", "unit": "ms", "value": 2.0, "impl": "y"}
+    (_, line) = bench.table([{**record, "params": params, "stats": {"p25": 1.0, "p75": 3.0}}])
+    calls = f"{params['join']} joint, {params['predict']} predictor, {params['launches']} launches"
+    assert calls in line
 
 
 def test_an_unknown_suite_is_one_line():
@@ -338,20 +290,6 @@ def test_a_headline_whose_encoder_goes_wrong_is_refused(monkeypatch):
     monkeypatch.setattr(headline.MemoryRecognizer, "_encode", wrong)
     with pytest.raises(AssertionError, match="headline-full: optimized disagrees with eager"):
         bench.run("headline", quick=True)
-
-
-def test_records_of_a_gpu_have_its_clocks_before_and_after(suite, monkeypatch):
-    states = iter("abcd")
-    monkeypatch.setattr(runner, "gpu_state", lambda: next(states))
-    measured = records.Measurement("x", "ratio", "1", 1.0)
-    cases = [bench.Case(what="x", measure=lambda: iter([measured, measured]))]
-    running = runner._Run(bench.Suite(name="x", cases=iter), "cuda", None, True, None, bool)
-    running.case(*cases)
-    kept = [(one["params"]["gpu_before"], one["params"]["gpu_after"]) for one in running.records]
-    assert kept == [("a", "b"), ("a", "c")]
-    suite(*cases)
-    (one, _) = bench.run("own")
-    assert "gpu_before" not in one["params"]
 
 
 def test_the_state_of_gpus_is_read_from_one_query(monkeypatch):

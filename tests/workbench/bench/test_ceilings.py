@@ -5,7 +5,6 @@ import torch
 
 from asrkit.workbench import records
 from asrkit.workbench.bench.ceilings import Ceilings, ceilings, tf32
-from asrkit.workbench.profiling import Timing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,30 +19,6 @@ def test_every_arithmetic_and_stream_is_measured_and_the_best_repeat_counts():
     assert found.bytes_per_s == max(max(by[stream].samples) for stream in streams)
     for one in found.measurements:
         assert one.params["threads"] == 1 and records.problem(one.record()) == ""
-
-
-def test_a_rate_is_work_by_the_median_time(monkeypatch):
-    timing = Timing(samples_ms=(1.0, 2.0, 4.0), warmup=1, timer="none")
-    monkeypatch.setattr(
-        "asrkit.workbench.bench.ceilings.measure", lambda arms, **how: dict.fromkeys(arms, timing)
-    )
-    torch.set_num_threads(3)  # not measured by another test
-    rates = {
-        one.metric: (one.value, one.samples[0]) for one in ceilings("cpu", quick=True).measurements
-    }
-    product, stream = 2 * 512**3 / 2e-3, 2**27 / 2e-3
-    assert rates == {
-        "matrix_product": (product, 2 * product),
-        "copy": (stream, 2 * stream),
-        "weight_stream": (stream, 2 * stream),
-    }
-
-
-def test_a_ceiling_is_measured_once_for_each_number_of_threads():
-    first = ceilings("cpu", quick=True)
-    assert ceilings("cpu", quick=True) is first
-    torch.set_num_threads(2)
-    assert {one.params["threads"] for one in ceilings("cpu", quick=True).measurements} == {2}
 
 
 @pytest.mark.parametrize(

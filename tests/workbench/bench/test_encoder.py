@@ -101,46 +101,6 @@ def test_an_arm_without_cudnns_attention_forbids_it_for_itself_only(small, monke
     assert ("bfloat16", "without_cudnn_bfloat16") in made.ratios
 
 
-def test_arms_of_a_gpu_are_written_down_without_one():
-    found = encoder.groups(True, True)
-    forms = ["", "compiled_", "graphed_", "compiled_graphed_"]
-    assert [*found["encoder-float32"]] == [f"{way}float32" for way in forms] + ["tf32"]
-    assert [*found["encoder-float16"]] == ["float32"] + [
-        f"{way}float16" for way in [*forms, "without_cudnn_"]
-    ]
-    assert found["encoder-autocast-float16"]["autocast_float16"].weights == torch.float32
-    assert "compiled_float32" not in encoder.groups(False, False)["encoder-float32"]
-
-
-def test_a_twin_has_the_same_weights_and_no_copy_of_them(small):
-    (model, inputs) = small
-    same, half = (ways.twin(model, dtype) for dtype in (torch.float32, torch.bfloat16))
-    assert all(
-        a.data_ptr() == b.data_ptr()
-        for a, b in zip(model.parameters(), same.parameters(), strict=True)
-    )
-    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
-    assert torch.equal(same(*inputs)[0], model(*inputs)[0])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile warns of its own
-def test_compiled_blocks_encode_the_same_and_leave_the_model_as_it_was(small, monkeypatch):
-    plain = torch.nn.Module.compile  # without inductor, whose code takes a minute
-    monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda self, **how: plain(self, backend="eager", **how)
-    )
-    made = encoder.case(
-        "x", {"float32": Way(), "compiled_float32": Way(form="compiled")}, *small, True
-    )
-    bench.check(made)
-    compiled = torch._dynamo.utils.counters["frames"]
-    assert compiled.pop("ok") > 0
-    torch._dynamo.reset()
-    made.run("float32")
-    assert "ok" not in compiled
-    assert all(block._compiled_call_impl is None for block in small[0].blocks)
-
-
 WAYS_OF_A_GPU = {
     name: way for ways in encoder.groups(True, compiled=True).values() for name, way in ways.items()
 }

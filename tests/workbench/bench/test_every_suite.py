@@ -113,13 +113,6 @@ def test_on_a_gpu_a_suite_whose_tests_fail_is_not_measured(suites, tmp_path, mon
     assert (" failed" in again) is not passes and "passed" not in again, "a file runs once a folder"
 
 
-def test_without_a_checkout_a_suite_is_measured_and_its_line_says_so(suites, tmp_path):
-    suites("ends", gpu_tests=("tests/nowhere.py",))
-    (outcome,) = every_suite.run_all(tmp_path / "out", device="cuda", say=bool)
-    assert str(outcome).startswith("ends: done, ")
-    assert str(outcome).endswith(", 1 records; its gpu tests did not run: no checkout here")
-
-
 def test_suites_without_gpu_code_are_left_out_on_a_gpu(suites, tmp_path):
     suites("ends", cpu_only=True)
     assert every_suite.run_all(tmp_path / "out", device="cuda", say=bool) == []

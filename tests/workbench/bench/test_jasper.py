@@ -34,15 +34,6 @@ def run(monkeypatch, cases, peers=None):
     return bench.run("jasper", quick=True, peers=peers)
 
 
-def test_the_norms_of_a_random_jasper_have_seen_noise(small):
-    norms = [part for part in small.modules() if isinstance(part, torch.nn.BatchNorm1d)]
-    assert all(norm.momentum == 0.1 and not norm.training for norm in norms)
-    assert all(norm.running_var.std() > 0 for norm in norms)
-    again = jasper.random_jasper(SMALL, "cpu")
-    features, lengths = ways.speech(2, 0.3, 80, "cpu")
-    assert torch.equal(again(features, lengths)[0], small(features, lengths)[0])
-
-
 def test_arms_agree_and_have_their_least_work(small, monkeypatch):
     inputs = ways.speech(2, 0.3, 80, "cpu")
     case = jasper.inference_case(small, inputs, jasper.ways_of(cuda=False), True, "mini_jasper")
@@ -57,15 +48,6 @@ def test_arms_agree_and_have_their_least_work(small, monkeypatch):
         assert params["cores"] == 1 and params["quick"]
     pairs = {tuple(one["params"]["arms"]) for one in records if one["metric"] == "ratio"}
     assert ("float32", "optimized_float32") in pairs and ("bfloat16", "optimized_bfloat16") in pairs
-
-
-def test_arms_of_a_gpu_are_written_down_without_one():
-    found = jasper.ways_of(cuda=True, compiled=True)
-    forms = ("", "optimized_", "graphed_", "optimized_graphed_", "compiled_")
-    kinds = ("float32", "bfloat16", "float16")
-    assert {*found} == {"tf32", *(f"{form}{kind}" for form in forms for kind in kinds)}
-    assert next(iter(found)) == "float32"
-    assert not any(way.graphed for way in jasper.ways_of(cuda=False).values())
 
 
 def test_the_studies_record_the_claims_that_wait_for_a_gpu(monkeypatch):

@@ -1,11 +1,8 @@
 """Peers in processes of their own: the protocol with a real loss, what is missing, what disagrees, what dies."""
 
-import itertools
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,14 +11,12 @@ from asrkit.cli import main
 from asrkit.decoders import ctc_greedy
 from asrkit.losses import rnnt_loss
 from asrkit.workbench import bench
-from asrkit.workbench.bench import runner
 from asrkit.workbench.bench.agreement import digest
 from asrkit.workbench.bench.peers import processes
-from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, LOOPS, expect_graphs, write
-from asrkit.workbench.bench.peers.processes import COPY, NAMES, PYTHON, Answer, Peer
+from asrkit.workbench.bench.peers.peer_decoders import LOOPS, write
+from asrkit.workbench.bench.peers.processes import PYTHON, Answer, Peer
 from asrkit.workbench.bench.planted import planted
-from asrkit.workbench.bench.suites import decoders, losses
-from asrkit.workbench.profiling import measure
+from asrkit.workbench.bench.suites import losses
 
 installed = pytest.mark.skipif(not PYTHON.exists(), reason="needs nemo_toolkit: make peers")
 
@@ -107,26 +102,6 @@ def test_a_peer_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
         check()
 
 
-def test_counts_that_a_peer_tells_are_in_its_records(monkeypatch):
-    found = ctc_greedy(torch.eye(3)[torch.tensor([[0, 2, 1]])], torch.tensor([3]))
-    answer = Answer(wall_ms=1.0, cpu_ms=1.0, digest=digest(found, None), counts={"join": 7})
-    monkeypatch.setattr(Peer, "__call__", lambda self, observe=False: answer)
-    theirs = Peer(process=None, name="theirs", request={})
-    case = bench.Case(
-        what="x",
-        arms={"ours": lambda: found, "theirs": theirs},
-        params={"shape": [1]},
-        peers=bench.PeerArms(request={"loss": "x"}),
-    )
-    declare(monkeypatch, case)
-    by_arm = {
-        one["impl"]: one["params"]
-        for one in bench.run("one", quick=True)
-        if one["metric"] == "latency"
-    }
-    assert by_arm["theirs"]["join"] == 7 and "join" not in by_arm["ours"]
-
-
 def test_a_peer_that_is_not_installed_is_one_line_and_left_out(case, capfd):
     with bench.Peers(sys.executable, {"rnnt": ("warprnnt_numba",)}) as absent:
         assert absent.arms(**case.peers.request) == absent.arms(**case.peers.request) == {}
@@ -180,75 +155,3 @@ def test_nemos_decoders_are_a_small_folder_that_another_python_runs(plan, tmp_pa
     assert [
         row[:n] for row, n in zip(frames.tolist(), lengths.tolist(), strict=True)
     ] == made.frames
-
-
-def test_a_machine_without_the_environment_takes_the_copy_with_its_own_python(
-    monkeypatch, tmp_path
-):
-    monkeypatch.setattr(processes, "PYTHON", tmp_path / "none")
-    monkeypatch.setattr(processes, "COPY", tmp_path)
-    found = bench.Peers()
-    assert (str(found.python), found.folder) == (sys.executable, tmp_path)
-    assert COPY.relative_to(PYTHON.parents[2]).parts[0] == "build"  # which git ignores
-
-
-@installed
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_nemos_graphs_are_left_out_with_the_reason_where_it_would_decode_without_them(plan, capfd):
-    for device, why in (
-        ("cpu", "device: expected 'cuda' for nemo_label_looping_graphs"),
-        ("cuda", "CUDA is not available"),
-    ):
-        with bench.Peers(names={"one": (GRAPHS,)}) as absent:
-            assert absent.arms("one", device=device, **plan[1]) == {}
-        (line,) = capfd.readouterr().err.splitlines()
-        assert (
-            f"peer {GRAPHS}: " in line
-            and why in line
-            and line.endswith("left out. `make peers` installs what is missing.")
-        )
-
-
-def test_graphs_are_asked_for_on_a_gpu_only():
-    for kind, slow, device in itertools.product(("rnnt", "tdt"), (False, True), ("cpu", "cuda:0")):
-        request = decoders.nemo_request(f"{kind}-greedy", device, slow)
-        assert request["device"] == device
-        names = NAMES[request["loss"]]
-        assert (GRAPHS in names) == device.startswith("cuda") and names[0] == LOOPS[0]
-        assert (LOOPS[2] in names) == slow
-    with pytest.raises(
-        ValueError, match=r"^device: expected 'cuda' for nemo_label_looping_graphs, got 'cpu'\."
-    ):
-        expect_graphs("cpu")
-
-
-def test_a_peer_is_set_against_the_arm_named_for_it_and_against_none_that_is_left_out(monkeypatch):
-    peer = Peer(process=None, name="theirs", request={})
-    stub = SimpleNamespace(arms=lambda **_: {LOOPS[0]: peer, GRAPHS: peer})
-    arms = {"frame_looping": bool, "windowed_looping": bool, "windowed_looping_full": bool}
-    case = bench.Case(
-        what="x",
-        arms=arms,
-        params={},
-        ratios=[],
-        peers=bench.PeerArms(
-            request={}, ours="windowed_looping", against={GRAPHS: "windowed_looping_full"}
-        ),
-    )
-    assert runner.with_peers(case, stub).ratios == [
-        (LOOPS[0], "windowed_looping"),
-        (GRAPHS, "windowed_looping_full"),
-    ]
-    fewer = replace(case, arms={"frame_looping": bool, "windowed_looping_full": bool})
-    assert runner.with_peers(fewer, stub).ratios == [(GRAPHS, "windowed_looping_full")]
-
-
-def test_on_a_gpu_too_a_peers_own_time_is_what_counts(monkeypatch):
-    """Only CUDA's events are stood in for: they would say 1,000 ms for the way to the peer's process and back."""
-    event = SimpleNamespace(record=bool, synchronize=bool, elapsed_time=lambda other: 1000.0)
-    monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
-    monkeypatch.setattr(torch.cuda, "synchronize", bool)
-    monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    arms = {"ours": bool, "theirs": lambda: Answer(wall_ms=2.0, cpu_ms=None)}
-    times = measure(arms, repeats=1, warmup=0, device="cuda")
-    assert (times["ours"].samples_ms, times["theirs"].samples_ms) == ((1000.0,), (2.0,))

@@ -109,18 +109,6 @@ def test_a_grid_has_a_cell_for_each_combination_with_both_statistics(small):
     assert next(small.parameters()).dtype == torch.float32
 
 
-def test_a_call_of_the_grid_finds_the_best_token_of_each_frame(small):
-    for precision in ("float32", "bfloat16"):
-        ready = protocols.prepared(small, precision, "eager")
-        assert {weight.dtype for weight in ready.parameters()} == {getattr(torch, precision)}
-        call = protocols.inference(ready, precision, 2, 30, torch.device("cpu"))
-        draw = torch.Generator().manual_seed(1)
-        features = torch.randn(2, 30, 64, generator=draw).to(getattr(torch, precision))
-        with torch.inference_mode():
-            wanted = ready(features, torch.tensor([30, 30]))[0].argmax(-1)
-        assert torch.equal(call(), wanted)
-
-
 @pytest.mark.parametrize(("changes", "said"), [
     ({"seconds": (0.105,)}, "seconds: expected a multiple of a frame of 10 ms, got 0.105"),
     ({"seconds": (0.0,)}, "seconds: expected a multiple"),

@@ -8,11 +8,8 @@ import torch
 from torch import nn
 
 from asrkit.models.fastconformer import (
-    ConformerBlock,
     FastConformer,
     FastConformerConfig,
-    attended,
-    relative_positions,
 )
 from asrkit.workbench.profiling import Timing, cast_profile, median_profile, profiles_in_turns
 from asrkit.workbench.profiling.casts import CastProfile, Op
@@ -99,47 +96,6 @@ def test_the_cache_of_a_region(linear, x, case):
     with context():
         assert len(cast_profile(linear, (x,), "autocast", calls=3, repeats=1).casts) == casts
         assert len(cast_profile(linear, (x,), "autocast", calls=1, repeats=1).casts) == 3
-
-
-class Asks(nn.Module):
-    """Says whether autocast is on, and to what."""
-
-    def forward(self, x):
-        self.found = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-        return x
-
-
-@pytest.mark.parametrize(
-    ("mode", "found"), [("float32", False), ("autocast", torch.float16), ("half", False)]
-)
-def test_only_one_mode_is_a_region(x, mode, found, monkeypatch):
-    module = Asks()
-    monkeypatch.setattr("copy.deepcopy", lambda module: module)
-    with torch.autocast("cpu", torch.bfloat16):
-        cast_profile(module, (x,), mode, dtype=torch.float16, repeats=1)
-    assert module.found is found
-
-
-def test_a_region_around_it_changes_nothing(linear, x):
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        linear(x)
-        found = [len(cast_profile(linear, (x,), mode, repeats=1).casts) for mode in MODES]
-    assert found == [0, 3, 0]
-
-
-@pytest.mark.parametrize("inference", [False, True])
-def test_the_profiler_of_torch_sees_as_many_casts(x, inference):
-    module, cpu = Two(), [torch.profiler.ProfilerActivity.CPU]
-    with torch.inference_mode(inference):
-        profile = cast_profile(module, (x,), "autocast", repeats=1)
-        with (
-            torch.profiler.profile(activities=cpu, acc_events=True) as trace,
-            torch.autocast("cpu", torch.bfloat16),
-        ):
-            module(x)
-    assert (
-        len(profile.casts) == sum(event.name == "aten::_to_copy" for event in trace.events()) == 6
-    )
 
 
 def test_casts_are_found_by_module_and_views_of_weights_are_weights(x):
@@ -234,37 +190,6 @@ def test_autocast_of_an_encoder_casts_what_arithmetic_says(encoder):
     assert weights == (4 + 2) * (sum(p.numel() for p in model.parameters()) - uncast)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_one_precision_throughout_an_encoder_leaves_the_positions(encoder, dtype):
-    model, inputs = encoder
-    with torch.no_grad():
-        assert cast_profile(model, inputs, "float32", repeats=1).casts == ()
-        (positions,) = cast_profile(model, inputs, "half", dtype=dtype, repeats=1).casts
-    assert (positions.module, positions.source) == (
-        "FastConformer",
-        "float32",
-    )  # whose angles need it
-    code, line = inspect.getsourcelines(relative_positions)
-    assert line <= int(positions.site.partition(":")[2]) < line + len(code)
-
-
-@pytest.mark.parametrize(
-    ("mode", "casts"), [("float32", 0), ("autocast", WEIGHTS_OF_A_BLOCK + 7), ("half", 0)]
-)
-def test_a_block_alone(one_thread, mode, casts):
-    """Fed in float32 its residual stays so: what comes from four norms is cast too, and the positions, with both queries."""
-    config, x = FastConformerConfig(width=32, heads=4), torch.randn(2, 9, 32)
-    inputs = (
-        x,
-        torch.ones(2, 9, dtype=torch.bool),
-        relative_positions(*attended(9, (-1, -1)), 32, x),
-    )
-    with torch.no_grad():
-        assert (
-            len(cast_profile(ConformerBlock(config).eval(), inputs, mode, repeats=1).casts) == casts
-        )
-
-
 def test_tables_add_up_and_begin_with_what_takes_longest():
     def op(kind, name, ms):
         return Op(
@@ -301,23 +226,6 @@ def test_tables_add_up_and_begin_with_what_takes_longest():
         ):
             asked("casts")
     assert len(repr(profile)) < 1000
-
-
-def test_times_are_medians_of_the_repeats_without_the_warmup(linear, x, monkeypatch):
-    took = [
-        9e6,
-        9e6,
-        1e6,
-        3e6,
-        2e6,
-    ]  # of two passes to warm up and three more; before the product comes a view of the weight
-    ticks = iter([tick for ns in took for tick in (0, 5e6, 0, ns)])
-    monkeypatch.setattr(
-        "asrkit.workbench.profiling.casts.time",
-        type("clock", (), {"perf_counter_ns": lambda: next(ticks)}),
-    )
-    profile = cast_profile(linear, (x,), "float32", repeats=3, warmup=2)
-    assert [op.ms for op in profile.ops] == [2.0] and len(profile.total.samples_ms) == 3
 
 
 def test_the_caller_finds_all_as_it_was(linear, x):

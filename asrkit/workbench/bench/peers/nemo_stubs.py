@@ -7,7 +7,6 @@ workers of this folder, in processes of their own whose `sys.path` holds it; not
 imported here.
 """
 
-import importlib
 import sys
 import types
 from collections.abc import Iterable
@@ -34,13 +33,6 @@ DECODER_PACKAGES = (
     f"{ASR}.parts.submodules",
     f"{ASR}.parts.utils",
 )
-COMMON = (  # what attention decoders take from nemo.collections.common.parts
-    "NEG_INF",
-    "MultiLayerPerceptron",
-    "form_attention_mask",
-    "mask_padded_tokens",
-    "transformer_weights_init",
-)
 LOSS_PACKAGES = (
     "nemo",
     "nemo.core",
@@ -51,7 +43,6 @@ LOSS_PACKAGES = (
     f"{ASR}.parts",
     f"{ASR}.parts.numba",
 )
-AED_PACKAGES = (f"{ASR}.modules.transformer", f"{ASR}.parts.submodules.adapters")
 UNUSED_BY_DECODERS = (
     f"{ASR}.parts.context_biasing",
     f"{ASR}.parts.context_biasing.biasing_multi_model",
@@ -137,25 +128,6 @@ def stub_nemo_encoder() -> None:
     _fill("omegaconf", open_dict=nullcontext)
     # it asks about CUDA only
     _fill("nemo.utils", avoid_float16_autocast_context=nullcontext)
-
-
-def stub_nemo_aed() -> None:
-    """Let NeMo's attention decoders be imported, with the names that they take from
-    `nemo.collections.common.parts`, each from NeMo's own file of it.
-    """
-    stub_nemo()
-    _add_packages(AED_PACKAGES)
-    mixin = type("AttentionAdapterModuleMixin", (), {"is_adapter_available": lambda self: False})
-    module = f"{ASR}.parts.submodules.adapters.attention_adapter_mixin"
-    _fill(module, AttentionAdapterModuleMixin=mixin)
-    _fill("omegaconf", DictConfig=dict)
-    _fill(f"{CLASSES}.mixins", adapter_mixins=_adapters())
-    exportable = type("Exportable", (), {})
-    _fill(CLASSES, NeuralModule=nn.Module, Exportable=exportable)
-    parts = "nemo.collections.common.parts"
-    for file in ("transformer_utils", "multi_layer_perceptron"):
-        names = vars(importlib.import_module(f"{parts}.{file}"))
-        vars(sys.modules[parts]).update({name: names[name] for name in COMMON if name in names})
 
 
 def stub_nemo_losses() -> None:
