@@ -14,16 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from asrkit.models import CTCModel, Jasper, JasperConfig, presets
+from asrkit.models import CTCModel, JasperConfig, presets
 from asrkit.models.transducer import CTCConfig, log_probs
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect
 from asrkit.workbench.ledger import published
 from asrkit.workbench.profiling import fake_peak, launch_profile
 
 GIB = 2**30
 Precision = Literal["float32", "mixed"]
 Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-Structure = Literal["published", "ours"]
 
 
 # Memory
@@ -60,29 +59,22 @@ def training_peak(
     frames: int,
     precision: Precision = "float32",
     *,
-    structure: Structure = "published",
     config: CTCConfig | None = None,
 ) -> int:
     """Peak bytes of one training step of a Jasper, on tensors without numbers.
 
-    Forward pass, backward pass and an update with momentum, in float32 or as autocast computes it:
-    convolutions take half copies of their weights, activations are half. Dropout keeps a byte for
-    each activation, as on a GPU. Averaged weights, DDP's buckets, cuDNN's workspaces and what the
-    allocator cannot use come on top.
+    Forward pass of the published structure (`masked_everywhere`), backward pass and an update with
+    momentum, in float32 or as autocast computes it: convolutions take half copies of their weights,
+    activations are half. Dropout keeps a byte for each activation, as on a GPU. Averaged weights,
+    DDP's buckets, cuDNN's workspaces and what the allocator cannot use come on top.
 
     Args:
         batch: Utterances, all but one of full length.
         frames: Feature frames of the longest.
         precision: "float32" (TF32 takes as much), or "mixed".
-        structure: "published": each convolution keeps a masked copy of its input, those of branches
-            too; "ours": one mask for all.
         config: Of the model; None for Jasper 10x5 DR.
     """
-    expect(whole(batch, 1), "batch", "at least 1", batch)
-    expect(whole(frames, 2), "frames", "at least 2", frames)
     expect(precision in ("float32", "mixed"), "precision", "'float32' or 'mixed'", repr(precision))
-    known = structure in ("published", "ours")
-    expect(known, "structure", "'published' or 'ours'", repr(structure))
     config = config or presets.jasper_10x5dr()
     with torch.device("meta"):
         model = CTCModel(config).train()
@@ -95,10 +87,7 @@ def training_peak(
         _cast_convolutions(model)
     weights = list(model.parameters())
     momenta = [torch.zeros_like(weight) for weight in weights]
-    forward: Forward = model
-    if structure == "published":
-        forward = partial(masked_everywhere, model)
-    step = _MomentumStep(forward, weights, momenta, lengths)
+    step = _MomentumStep(partial(masked_everywhere, model), weights, momenta, lengths)
     return fake_peak(step, features, held=(model, *momenta), steps=1)
 
 
@@ -106,7 +95,6 @@ def training_memory(
     frames: int = 1920,
     precision: Precision = "float32",
     *,
-    structure: Structure = "published",
     config: CTCConfig | None = None,
 ) -> TrainingMemory:
     """The line through the peaks of batches of 16 and 32, which takes some seconds.
@@ -115,12 +103,9 @@ def training_memory(
         frames: Feature frames of the longest utterance: 1,670 are LibriSpeech's 16.7 s, and 1,920
             those slowed down by 15 %.
         precision: "float32" or "mixed".
-        structure: See `training_peak`.
         config: Of the model; None for Jasper 10x5 DR.
     """
-    peak = partial(
-        training_peak, frames=frames, precision=precision, structure=structure, config=config
-    )
+    peak = partial(training_peak, frames=frames, precision=precision, config=config)
     small = peak(16) / GIB
     large = peak(32) / GIB
     each = (large - small) / 16
@@ -273,7 +258,6 @@ def masked_everywhere(model: CTCModel, features: Tensor, lengths: Tensor) -> tup
         Log-probabilities (B, T', V) and their lengths (B,).
     """
     encoder: Any = model.encoder
-    expect(isinstance(encoder, Jasper), "model", "a CTCModel with a Jasper", type(encoder).__name__)
     x = features.transpose(1, 2)
     sources: list[Tensor] = []
     for stage, sizes in zip(encoder.stages, encoder.config.stages, strict=True):
@@ -317,7 +301,6 @@ def narrowed(config: CTCConfig, by: int) -> CTCConfig:
         config: Of the Jasper.
         by: What its channels are divided by, rounding down.
     """
-    expect(whole(by, 1), "by", "at least 1", by)
     sizes = config.encoder
     assert isinstance(sizes, JasperConfig)
     stages = [replace(stage, channels=max(1, stage.channels // by)) for stage in sizes.stages]
@@ -407,33 +390,21 @@ def expected_minimum(n: int) -> float:
     Args:
         n: Draws.
     """
-    expect(whole(n, 1), "n", "at least 1", n)
-    x, density, above = _normal()
-    smallest = n * density * above ** (n - 1)
-    return float(np.trapezoid(x * smallest, x))
+    x = np.linspace(-TAIL, TAIL, 4001)
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    above = 1 - np.array([_below(place) for place in x])
+    return float(np.trapezoid(x * n * density * above ** (n - 1), x))
 
 
-def chance_of_gain(gain: float, std: float, n: int, *, correlation: float = 1.0) -> float:
+def chance_of_gain(gain: float, std: float, n: int) -> float:
     """Probability that the best of `n` equal trainings beats their true mean by `gain` or more.
 
     Args:
         gain: In the unit of `std`.
-        std: Standard deviation over seeds.
-        n: Trainings, of which the best by another set is reported.
-        correlation: Between that set and the one of `gain`; 1 for the same set.
+        std: Standard deviation over seeds, above 0.
+        n: Trainings, of which the best is reported.
     """
-    expect(whole(n, 1), "n", "at least 1", n)
-    expect(std > 0, "std", "above 0", std)
-    expect(-1 <= correlation <= 1, "correlation", "-1 to 1", correlation)
-    x, density, above = _normal()
-    if correlation == 1:
-        return float(1 - (1 - _below(np.array([-gain / std]))[0]) ** n)
-    smallest = n * density * above ** (n - 1)
-    rest = math.sqrt(1 - correlation**2)
-    if rest == 0:  # the best by the one set is the worst by the other
-        return float(np.trapezoid(smallest * (-x <= -gain / std), x))
-    beats = _below((-gain / std - correlation * x) / rest)
-    return float(np.trapezoid(smallest * beats, x))
+    return 1 - (1 - _below(-gain / std)) ** n
 
 
 def permutation_p(one: Sequence[float], other: Sequence[float]) -> float:
@@ -454,13 +425,6 @@ def permutation_p(one: Sequence[float], other: Sequence[float]) -> float:
     return float((np.abs(means - others) >= seen - 1e-9).mean())
 
 
-def _normal() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places, the density of a standard normal there, and the share above."""
-    x = np.linspace(-TAIL, TAIL, 4001)
-    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-    return x, density, 1 - _below(x)
-
-
-def _below(x: np.ndarray) -> np.ndarray:
-    """Share of a standard normal below each of `x`."""
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x])
+def _below(x: float) -> float:
+    """Share of a standard normal below x."""
+    return 0.5 * math.erfc(-x / math.sqrt(2))

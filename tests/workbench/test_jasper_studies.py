@@ -4,6 +4,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ class LiveBytes(TorchDispatchMode):
 def test_the_count_without_numbers_is_that_of_real_tensors():
     """On a CPU the storages that live, since only CUDA's allocator keeps a peak."""
     batch, frames = 8, 200
-    counted = studies.training_peak(batch, frames, structure="ours", config=MINI)
+    counted = studies.training_peak(batch, frames, config=MINI)
     torch.manual_seed(0)
     model = CTCModel(MINI).train()
     for stage in model.encoder.stages:
@@ -70,7 +71,8 @@ def test_the_count_without_numbers_is_that_of_real_tensors():
     lengths = torch.tensor([frames] * (batch - 1) + [frames - 1])
     weights = list(model.parameters())
     momenta = [torch.zeros_like(weight) for weight in weights]
-    step = studies._MomentumStep(model, weights, momenta, lengths)
+    forward = partial(studies.masked_everywhere, model)
+    step = studies._MomentumStep(forward, weights, momenta, lengths)
     held = [*weights, *model.buffers(), *momenta, features]
     with LiveBytes() as live:
         live.note(held)
@@ -88,8 +90,6 @@ def test_memory_is_a_line_over_the_batch_and_mixed_precision_takes_less():
         assert memory.peak_GiB(48) == pytest.approx(there, rel=0.01)
     ratio = memories["mixed"].utterance_GiB / memories["float32"].utterance_GiB
     assert 0.45 < ratio < 0.6
-    ours = studies.training_memory(400, structure="ours", config=MINI)
-    assert ours.utterance_GiB < memories["float32"].utterance_GiB
 
 
 def test_the_largest_batch_is_the_last_power_of_two_that_fits():
@@ -140,17 +140,6 @@ def test_the_claim_of_larger_batches_has_the_batches_that_fit():
     for line in published("jasper_training.csv"):
         if line["system"] == "DGX A100":
             assert line["batch"] <= 64
-
-
-@pytest.mark.parametrize(("arguments", "said"), [
-    ({"batch": 0}, "batch: expected at least 1, got 0"),
-    ({"frames": 1}, "frames: expected at least 2, got 1"),
-    ({"precision": "float16"}, "precision: expected 'float32' or 'mixed', got 'float16'"),
-    ({"structure": "theirs"}, "structure: expected 'published' or 'ours', got 'theirs'"),
-])  # fmt: skip
-def test_a_step_that_is_none_is_refused(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        studies.training_peak(**{"batch": 2, "frames": 10, "config": MINI} | arguments)
 
 
 # Launches
@@ -213,17 +202,11 @@ def test_the_smallest_of_n_normals_is_expected_where_it_is(n):
     assert studies.expected_minimum(n) == pytest.approx(known[n], abs=1e-4)
 
 
-@pytest.mark.parametrize("correlation", [1.0, 0.6, 0.0, -0.5, -1.0])
-def test_the_chance_of_a_gain_is_what_drawing_finds(correlation):
-    draw = np.random.default_rng(0)
-    chosen_by = draw.normal(size=(200_000, 8))
-    noise = draw.normal(size=chosen_by.shape)
-    scores = correlation * chosen_by + math.sqrt(1 - correlation**2) * noise
-    best = np.take_along_axis(scores, chosen_by.argmin(1)[:, None], 1)[:, 0]
+def test_the_chance_of_a_gain_is_what_drawing_finds():
+    best = np.random.default_rng(0).normal(size=(200_000, 8)).min(1)
     for gain in (0.0, 0.13, 0.3):
         share = (best * 0.2 <= -gain).mean()
-        found = studies.chance_of_gain(gain, 0.2, 8, correlation=correlation)
-        assert found == pytest.approx(share, abs=0.005)
+        assert studies.chance_of_gain(gain, 0.2, 8) == pytest.approx(share, abs=0.005)
 
 
 def test_a_permutation_test_counts_all_divisions():
@@ -240,15 +223,14 @@ def test_a_permutation_test_counts_all_divisions():
     assert studies.permutation_p(one, other) == pytest.approx(count / 10)
 
 
-@pytest.mark.parametrize(("call", "said"), [
-    (lambda: studies.expected_minimum(0), "n: expected at least 1, got 0"),
-    (lambda: studies.chance_of_gain(0.1, 0.0, 8), "std: expected above 0, got 0.0"),
-    (lambda: studies.chance_of_gain(0.1, 1.0, 8, correlation=2), "correlation: expected -1 to 1"),
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: studies.training_peak(2, 10, "float16"),
+     "precision: expected 'float32' or 'mixed', got 'float16'"),
     (lambda: studies.permutation_p([], [1.0]), "one, other: expected a value each"),
     (lambda: studies.permutation_p([0.0] * 11, [1.0] * 10), "one, other: expected at most 20"),
 ])  # fmt: skip
-def test_seeds_that_cannot_be_judged_are_refused(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_reckoned_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
 
 

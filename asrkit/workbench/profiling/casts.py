@@ -100,15 +100,6 @@ class CastProfile:
         """Milliseconds of all ops together."""
         return sum(op.ms for op in self.ops)
 
-    @property
-    def covered(self) -> float:
-        """Time of the ops over that of the calls.
-
-        It is below 1 by Python, dispatch, autograd and waiting; on a busy machine also because
-        medians op by op leave interruptions out.
-        """
-        return self.op_ms / self.total.median_ms
-
     def within(self, path: str) -> "CastProfile":
         """What ran in one submodule, such as "blocks.0"; `total` stays that of all."""
         ops = tuple(op for op in self.ops if f"{op.module}.".startswith(f"{path}."))
