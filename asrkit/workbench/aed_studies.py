@@ -21,6 +21,7 @@ from asrkit.decoders.states import state_tensors
 from asrkit.models import AEDConfig, AEDModel, FastConformerConfig
 from asrkit.shapes import expect
 from asrkit.workbench import cost
+from asrkit.workbench.bench.suites.aed import Counting
 from asrkit.workbench.profiling import Timing, measure, ratio
 
 FRAMES_PER_S = 100  # of features; the encoder leaves an eighth of them
@@ -364,22 +365,6 @@ def _project(model: AEDModel, encoded: Tensor, lengths: Tensor) -> object:
         return model.remember(encoded, lengths, cross="kept")
 
 
-class Counted:
-    """A model that counts the calls of its `follow`."""
-
-    def __init__(self, model: AEDModel) -> None:
-        self.model = model
-        self.calls = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def follow(self, *args: Any, **options: Any) -> Any:
-        """As the model's."""
-        self.calls += 1
-        return self.model.follow(*args, **options)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DraftRun:
     """Decoding with a draft of known errors.
@@ -429,13 +414,13 @@ def time_drafts(
     timings = measure(arms, repeats=repeats, warmup=1)
     runs = []
     for errors, draft in drafts.items():
-        counted = Counted(exact)
+        counted = Counting(exact)
         found = decode(counted, encoded.double(), lengths, way, tokens=tokens, draft=draft)
         runs.append(
             DraftRun(
                 rate=errors,
                 accepted=tuple(right_beginnings(plain, draft)),
-                calls=counted.calls,
+                calls=counted.follows,
                 same=found.tokens() == plain.tokens(),
                 speedups=ratio(timings, "None", str(errors)),
             )

@@ -124,9 +124,9 @@ def test_the_first_error_of_a_draft_is_counted_and_behind_it_the_draft_goes_on(m
     draft = aed_studies.spoiled(text, 0.4, np.random.default_rng(3))
     accepted = list(aed_studies.right_beginnings(text, draft))
     assert 0 < sum(accepted) < 3 * (TOKENS - 1)
-    counted = aed_studies.Counted(model)
+    counted = aed_studies.Counting(model)
     found = aed_studies.decode(counted, encoded, lengths, way, tokens=TOKENS, draft=draft)
     assert found.tokens() == text.tokens()
-    assert 1 < counted.calls <= TOKENS - min(accepted)
+    assert 1 < counted.follows <= TOKENS - min(accepted)
     with pytest.raises(ValueError, match="rate: expected a chance from 0 to 1, got 2"):
         aed_studies.spoiled(text, 2, np.random.default_rng(0))

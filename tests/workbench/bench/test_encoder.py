@@ -99,6 +99,7 @@ def test_an_arm_without_cudnns_attention_forbids_it_for_itself_only(small, monke
     assert seen == [True] * layers + [True] * layers + [False] * layers
     assert torch.backends.cuda.cudnn_sdp_enabled()
     assert ("bfloat16", "without_cudnn_bfloat16") in made.ratios
+    assert next(iter(encoder.groups(True, False))) == "encoder-bfloat16", "worth most on a GPU"
 
 
 WAYS_OF_A_GPU = {

@@ -30,7 +30,7 @@ from asrkit.workbench.bench.cases import Case, Suite, failure
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.ladder_pipeline import FileRecognizer, Task
 from asrkit.workbench.bench.ladder_script import HOP, RATE_HZ, Config, Scripted, lengths, scripted
-from asrkit.workbench.cost import encoder_flops, encoder_parameters
+from asrkit.workbench.bench.suites.encoder import work
 
 BASELINE = PipelineConfig(
     normalization="one_by_one",
@@ -299,14 +299,10 @@ def arm_params(made: Scripted, arm: LadderArm, quick: bool) -> dict[str, Any]:
     task = made.task
     config = arm.recognizer.config
     encoder: Any = task.model.config.encoder
-    names = ("bins", "width", "layers", "subsampling", "kernel", "expansion")
-    sizes = {name: getattr(encoder, name) for name in names}
-    sizes["channels"] = encoder.subsampling_channels
-    FLOP = made.decoder_flops
-    for S in task.samples:
-        FLOP += encoder_flops(B=1, T=max(S // HOP, 1), context=encoder.context, **sizes)
-    weights = encoder_parameters(bias=encoder.bias, **sizes)
-    read_B = len(arm.recognizer.plan) * WEIGHTS[config.precision].itemsize * weights
+    works = [work(encoder, 1, max(S // HOP, 1)) for S in task.samples]
+    FLOP = made.decoder_flops + sum(one.FLOP for one in works)
+    itemsize = WEIGHTS[config.precision].itemsize
+    read_B = len(arm.recognizer.plan) * itemsize * works[0].weights
     dtype = dtype_of(config.precision)
     top = ceilings(task.device, quick)
     return {
