@@ -7,7 +7,6 @@ padded to the next length of a list. No GPU has run this yet: its gain is unmeas
 
 import copy
 import traceback
-import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +33,8 @@ def graphed_training(
 
     The graphs share one pool of memory, so a backward pass has to follow its forward pass before
     another forward pass begins. Parameters, buffers, gradients and random numbers are as before,
-    also where a capture fails; `module` itself stays as it is.
+    also where a capture fails; `module` itself stays as it is. torch's warning of gradients that
+    come from another stream is switched off: those of a graph do.
 
     Args:
         module: On a GPU, in training mode, with a static control flow that reads nothing from the
@@ -61,11 +61,11 @@ def graphed_training(
         """Capture both passes of `view` on `arguments`."""
         with CaptureGuard():
             view(*arguments)
-        with CAPTURING, warnings.catch_warnings():
-            # torch's own warm-up keeps a pass alive
-            warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
+        with CAPTURING:
             return torch.cuda.make_graphed_callables(view, arguments, pool=pool)
 
+    # a pass that was captured on another stream stays alive, and torch would say so at each step
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     with torch.random.fork_rng([device]):
         return capture_all(module, samples, lengths, capture)
 
