@@ -2,7 +2,8 @@
 
 A graph replays all launches of a pass by one call, which pays where the CPU is slower at launching
 than the GPU at computing: LSTMs and small batches. Shapes in a graph are fixed, so arguments are
-padded to the next length of a list. No GPU has run this yet: its gain is unmeasured.
+padded to the next length of a list. On an H100 losses and gradients are those of the plain passes;
+at sizes of real training the gain is not measured.
 """
 
 import copy
