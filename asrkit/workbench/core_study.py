@@ -27,7 +27,6 @@ from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.agreement import apart
 from asrkit.workbench.bench.suites.encoder import one_utterance
 from asrkit.workbench.cost import Range, Speed
-from asrkit.workbench.cost.speeds import ESTIMATED
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.profiling import measure
 
@@ -80,7 +79,7 @@ class WayOnCore:
         return Speed(
             rtfx=Range(low, middle, high),
             per="core",
-            origin=ESTIMATED,
+            origin="estimated here",
             device=this_machine()["cpu_model"],
             model=model,
             batch=1,

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -44,6 +44,8 @@ from asrkit.training.evaluation import score_weights
 BETAS = (0.9, 0.9985)
 EPS = 1e-9
 WEIGHT_DECAY = 1e-3
+RATE = 0.02  # after the warm-up
+WARM_UP = 10  # steps in which the rate rises linearly
 CONFIG = TrainConfig(joint="full", precision="float32", ctc_weight=0.0)
 
 
@@ -58,32 +60,6 @@ def small_model(seed: int = 0) -> TransducerModel:
         encoder = LSTMEncoderConfig(width=96, before=1, after=1, dropout=0.0, phases=2)
         vocab_size = CharTokenizer().vocab_size
         return TransducerModel(TransducerConfig(vocab_size=vocab_size, encoder=encoder)).train()
-
-
-def narrowed(config: object, width: int) -> LSTMEncoderConfig:
-    """The LSTM encoder `config` with another width, and without dropout.
-
-    Args:
-        config: An LSTMEncoderConfig.
-        width: Of its layers.
-    """
-    assert isinstance(config, LSTMEncoderConfig)
-    return replace(config, width=width, dropout=0.0)
-
-
-def sizes_by_part(config: TransducerConfig) -> dict[str, int]:
-    """Weights of each part of a transducer, in the order of its parameters.
-
-    Args:
-        config: Of the model, which is made without memory.
-    """
-    with torch.device("meta"):
-        model = TransducerModel(config)
-    sizes: dict[str, int] = {}
-    for name, weight in model.named_parameters():
-        part = ".".join(name.split(".")[:2])
-        sizes[part] = sizes.get(part, 0) + weight.numel()
-    return sizes
 
 
 def prepared_batches(
@@ -106,49 +82,31 @@ def prepared_batches(
             step += 1
 
 
-@dataclass(frozen=True)
-class LambRun:
-    """A short training with LAMB.
-
-    Attributes:
-        losses: Of each step, in nats per label.
-        ratios: Name of a tensor -> ||p|| / ||u|| of each step.
-    """
-
-    losses: list[float]
-    ratios: dict[str, list[float]]
-
-
-def train_with_lamb(
-    speech: Utterances, *, steps: int, rate: float = 0.02, warm_up: int = 10, seed: int = 0
-) -> LambRun:
-    """Train a small model, and note LAMB's ratio of each of its matrices.
+def train_with_lamb(speech: Utterances, *, steps: int, seed: int = 0) -> dict[str, list[float]]:
+    """Train a small model; returns LAMB's ratio ||p|| / ||u|| of each of its matrices in each step.
 
     Args:
         speech: To train on.
         steps: Optimizer steps.
-        rate: Learning rate after the warm-up.
-        warm_up: Steps in which the rate rises linearly.
         seed: Of weights, batches and augmentation.
     """
     model = small_model(seed)
     optimizer = Lamb(
-        model.parameters(), rate, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=1.0
+        model.parameters(), RATE, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=1.0
     )
-    run = LambRun(losses=[], ratios={})
+    ratios: dict[str, list[float]] = {}
     stream = prepared_batches(speech, batch_seconds=24.0, seed=seed)
     for step in range(steps):
         (group,) = optimizer.param_groups
-        group["lr"].fill_(rate * min(1.0, (step + 1) / warm_up))
+        group["lr"].fill_(RATE * min(1.0, (step + 1) / WARM_UP))
         before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         loss = training_loss(model, next(stream), CONFIG).per_label
         update(model, optimizer, loss, CONFIG)
-        run.losses.append(loss.item())
         for name, weight in model.named_parameters():
             if weight.ndim > 1 and optimizer.state[weight]:
                 ratio = trust_ratio(optimizer, weight, before[name])
-                run.ratios.setdefault(name, []).append(ratio)
-    return run
+                ratios.setdefault(name, []).append(ratio)
+    return ratios
 
 
 def trust_ratio(optimizer: Lamb, weight: Tensor, before: Tensor) -> float:

@@ -232,12 +232,6 @@ def priced(name, per, rtfx=10.0):
     return transcription_cost(machine, speed, hours=100)
 
 
-def simulated(workers):
-    """What 100 shards of an hour take on some workers that fail."""
-    fleet = cost.Fleet(workers=workers, rtfx=3.0, failure_h=9.0, startup_s=60.0)
-    return cost.simulate(cost.equal_shards(100, 1.0), fleet)
-
-
 RUNS = without_buckets(published_runs())
 A100 = [run for run in RUNS if run.gpu == "a100"]
 CELLS = cost.published_latencies("DGX A100", "FP16")
@@ -260,7 +254,6 @@ INTERVALS = {"faster": (1.2, 1.5, 1.6), "unsure": (0.9, 1.1, 1.2)}
 # mark -> (axes, how it is drawn on them, words that a reader has to find)
 # fmt: off
 MARKS = {
-    "all_reduce_over_gpus": (1, lambda ax: plots.all_reduce_over_gpus(1e8, [8, 64, 512], ax), "ring; tree; switches"),
     "arcs": (1, lambda ax: plots.arcs(["a", "b"], 3, "bybyb", ax), "∅; a; b; blank"),
     "break_even": (1, lambda ax: plots.break_even([priced("x", "core"), priced("y", "gpu", 90.0)], ax),
                    "x, 1 core; y, 1 GPU; 10, assumed; 90, assumed"),
@@ -268,7 +261,6 @@ MARKS = {
                    "batch; weight; activation"),
     "cost_bars": (1, lambda ax: plots.cost_bars([priced("yours", "core"), priced("card", "gpu")], ax),
                   "yours, RTFx 10 assumed; card, RTFx 10 assumed"),
-    "days_over_workers": (1, lambda ax: plots.days_over_workers({("GPUs", "a"): [simulated(1), simulated(10)]}, ax), "GPUs, a"),
     "decoder_work": (2, lambda axes: plots.decoder_work({"deep": WORK, "shallow": WORK}, axes, unit="GFLOP"),
                      "deep; shallow; 5; 10; GFLOP"),
     "decoding_steps": (1, lambda ax: plots.decoding_steps([5, 5, 5], ax, accepted=[4, 0, 2]),
@@ -282,7 +274,6 @@ MARKS = {
              "lean; other; 2; 3,000; bound"),
     "epochs_and_critical_batch": (1, lambda ax: plots.epochs_and_critical_batch(RUNS, fit_epochs(RUNS), ax), "critical batch 3,430"),
     "epochs_over_batch": (1, lambda ax: plots.epochs_over_batch(BATCHES, ax), ""),
-    "flat_shards": (1, lambda ax: plots.flat_shards({"embedding": 10, "lstm": 70, "output": 21}, 4, ax), ""),
     "format_steps": (1, lambda ax: plots.format_steps({"float32": torch.float32, "bfloat16": torch.bfloat16}, ax), "float32; bfloat16"),
     "gain_over_speed": (1, lambda ax: plots.gain_over_speed(90.0, {"a": 5.0, "b": 5.0}, (10,), ax), ""),
     "intervals": (1, lambda ax: plots.intervals(INTERVALS, ax), "faster; unsure; 1.50; times as fast"),
@@ -301,7 +292,6 @@ MARKS = {
     "pointer_jumping": (1, lambda ax: plots.pointer_jumping([True, True, True, False], list("abcd"), ax), "beyond"),
     "rank_work": (1, lambda ax: plots.rank_work([SECONDS, SECONDS[:2]], ax, phases=2, most=50.0), ""),
     "rate_over_batch": (1, lambda ax: plots.rate_over_batch(CELLS, ax, peaks={"FP16": 312.0}), ""),
-    "ratios_over_steps": (1, lambda ax: plots.ratios_over_steps({"encoder": [1.0, 2.0]}, ax, every=10), "encoder"),
     "rounding_errors": (2, lambda axes: plots.rounding_errors(ERRORS, axes), ""),
     "seed_dots": (1, lambda ax: plots.seed_dots(seed_runs(of="test-clean"), ax),
                   "test-clean, DGX A100; a seed; mean of the seeds; reported"),
@@ -368,8 +358,6 @@ def test_marks_show_the_numbers_that_they_are_given():
     assert (gains[0], gains[-1]) == pytest.approx((100 * 10 / 90, 100 * 10 / 0.09))
     assert [bar.get_width() for bar in drawn("time_bars")[0].patches] == [2, 1]
     assert list(drawn("memory_over_batch")[0].lines[1].get_ydata()) == [0.5, 1.0]
-    ax, _ = drawn("days_over_workers")
-    assert list(ax.lines[1].get_ydata()) == [simulated(1).days, simulated(10).days]
     useful = sum(
         bar.get_width() * bar.get_height() for bar in drawn("phased_batch")[0].containers[-1]
     )
@@ -386,7 +374,6 @@ def test_marks_have_the_colours_of_what_they_show():
     assert shades[1:3] == [GREEN, RED]
     own, gpu = (to_hex(bar.get_facecolor()) for bar in drawn("cost_bars")[0].patches)
     assert own not in (plots.colour("cores"), gpu) and gpu == plots.colour("GPUs")
-    assert drawn("days_over_workers")[0].lines[1].get_color() == plots.colour("GPUs")
 
 
 @pytest.mark.parametrize(("columns", "draw", "said"), [
@@ -395,7 +382,6 @@ def test_marks_have_the_colours_of_what_they_show():
     (1, lambda ax: plots.waterfall({"eager": 10.0}, ax), "levels: expected a start and a step"),
     (1, lambda ax: plots.intervals({"outside": (1, 3, 2)}, ax), r"rows\['outside'\]: expected 1 <= value <= 2, got 3"),
     (1, lambda ax: plots.dots({"zero": [0.0]}, ax), "values: expected above 0"),
-    (1, lambda ax: plots.flat_shards({"all": 101}, 102, ax), "ranks: expected from 1 to 101"),
     (1, lambda ax: plots.step_cells({"feed-forward": 142}, ax, rows=1), "parts: expected at most 50 cells, got 142"),
     (1, lambda ax: plots.step_cells({"steps": -1}, ax), "parts: expected numbers of cells, 0 or more"),
     (2, lambda axes: plots.decoder_work({"deep": WORK, "shallow": WORK}, axes[:1], unit="GFLOP"), "axes: expected 2 of them, one a model, got 1"),

@@ -29,7 +29,6 @@ from asrkit.workbench.plots.casts import (
 from asrkit.workbench.plots.costs import (
     break_even,
     cost_bars,
-    days_over_workers,
     ways_on_core,
 )
 from asrkit.workbench.plots.decoding import (
@@ -68,11 +67,8 @@ from asrkit.workbench.plots.memory import memory_over_batch, padded_lattices
 from asrkit.workbench.plots.palette import COLOURS, colour
 from asrkit.workbench.plots.phases import phased_batch, rank_work
 from asrkit.workbench.plots.scaling import (
-    all_reduce_over_gpus,
     epochs_and_critical_batch,
-    flat_shards,
     minutes_over_gpus,
-    ratios_over_steps,
 )
 from asrkit.workbench.plots.speech import (
     lattice,
@@ -84,7 +80,6 @@ from asrkit.workbench.plots.speech import (
 
 __all__ = [
     "COLOURS",
-    "all_reduce_over_gpus",
     "amdahl",
     "arcs",
     "as_html",
@@ -95,7 +90,6 @@ __all__ = [
     "colour",
     "cost_bars",
     "ctc_runs",
-    "days_over_workers",
     "decoder_work",
     "decoding_steps",
     "deep_over_shallow",
@@ -106,7 +100,6 @@ __all__ = [
     "epochs_and_critical_batch",
     "epochs_over_batch",
     "errors_of_bins",
-    "flat_shards",
     "format_steps",
     "frames",
     "gain_over_speed",
@@ -130,7 +123,6 @@ __all__ = [
     "pointer_jumping",
     "rank_work",
     "rate_over_batch",
-    "ratios_over_steps",
     "rounding_errors",
     "seed_dots",
     "show",

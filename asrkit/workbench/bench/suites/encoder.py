@@ -260,11 +260,8 @@ def arm_params(
         quick: take the ceilings at smaller sizes.
     """
     B, T = shape
-    names = ("bins", "width", "layers", "subsampling", "kernel", "expansion")
-    sizes = {name: getattr(config, name) for name in names}
-    sizes["channels"] = config.subsampling_channels
-    FLOP = encoder_flops(B=B, T=T, context=config.context, **sizes)
-    read_B = encoder_parameters(bias=config.bias, **sizes) * way.weights.itemsize
+    FLOP = encoder_flops(config, B=B, T=T)
+    read_B = encoder_parameters(config) * way.weights.itemsize
     params = {
         "dtype": way.arithmetic,
         "tolerance": TOLERANCE[way.arithmetic],

@@ -25,7 +25,7 @@ from asrkit.workbench.bench.peers.peer_engines import write_features, write_mode
 from asrkit.workbench.bench.peers.processes import NAMES, Peers
 from asrkit.workbench.bench.protocols import GridCell
 from asrkit.workbench.bench.suites.encoder import TOLERANCE, one_thread
-from asrkit.workbench.cost import jasper_flops, jasper_parameters
+from asrkit.workbench.cost import encoder_flops
 from asrkit.workbench.records import Measurement
 from asrkit.workbench.tables import aligned
 
@@ -281,10 +281,9 @@ def _arm_params(
     """Arithmetic, tolerance and least work of an arm, and what the machine does at most."""
     B, T = shape
     sizes: Any = model.encoder.config
-    vocab_size = model.config.vocab_size
-    FLOP = jasper_flops(sizes, frames=T, B=B, vocab_size=vocab_size)
+    FLOP = encoder_flops(sizes, B=B, T=T)
     itemsize = protocols.weights_dtype(way.arithmetic).itemsize
-    read_B = itemsize * jasper_parameters(sizes, vocab_size=vocab_size)
+    read_B = itemsize * sum(weight.numel() for weight in model.parameters())
     top = ceilings(device, quick)
     return {
         "dtype": way.arithmetic,

@@ -299,13 +299,10 @@ def arm_params(made: Scripted, arm: LadderArm, quick: bool) -> dict[str, Any]:
     task = made.task
     config = arm.recognizer.config
     encoder: Any = task.model.config.encoder
-    names = ("bins", "width", "layers", "subsampling", "kernel", "expansion")
-    sizes = {name: getattr(encoder, name) for name in names}
-    sizes["channels"] = encoder.subsampling_channels
     FLOP = made.decoder_flops
     for S in task.samples:
-        FLOP += encoder_flops(B=1, T=max(S // HOP, 1), context=encoder.context, **sizes)
-    weights = encoder_parameters(bias=encoder.bias, **sizes)
+        FLOP += encoder_flops(encoder, B=1, T=max(S // HOP, 1))
+    weights = encoder_parameters(encoder)
     read_B = len(arm.recognizer.plan) * WEIGHTS[config.precision].itemsize * weights
     dtype = dtype_of(config.precision)
     top = ceilings(task.device, quick)
