@@ -74,9 +74,7 @@ FILE_LINES = 500
 FUNCTION_LINES = 60
 # "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer.
 KERNEL = "a kernel takes its tensors, strides and sizes one by one, an argument a line"
-LONG: dict[str, str] = {
-    "asrkit/losses/lean/triton.py:_halves": KERNEL,
-}
+LONG: dict[str, str] = {}
 
 EXTRAS = ("notebooks", "synth", "dev")  # what the lock holds; `dev` has all that `cuda` names
 TARGETS = [

@@ -83,7 +83,7 @@ def test_missing_unknown_weights_and_fields_are_named(tmp_path):
         name.replace("output.bias", "output.offset"): value for name, value in weights.items()
     }
     save_file(renamed, path, metadata={"asrkit": json.dumps(header)})
-    with pytest.raises(ValueError, match=r"missing \['output.bias'\], unknown \['output.offset'\]"):
+    with pytest.raises(ValueError, match="Missing .*output.bias.*Unexpected .*output.offset"):
         load_checkpoint(path)
     header["model"]["surprise"] = 1
     save_file(weights, path, metadata={"asrkit": json.dumps(header)})
@@ -116,7 +116,7 @@ def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp
     header = edit_header(tmp_path, damage)
     with pytest.raises(
         ValueError,
-        match="of (model.safetensors (is|are) (damaged|no dict)|model.safetensors to be of|a transducer, CTC or)",
+        match="model.safetensors( is damaged| are no dict|: the weights are not)|of a transducer, CTC or",
     ) as caught:
         load_checkpoint(tmp_path)
     assert "\n" not in str(caught.value) and header
@@ -140,7 +140,7 @@ def test_a_header_too_deep_to_read_is_damaged(tmp_path):
     save_file(
         {"x": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"asrkit": "[" * 100_000}
     )
-    with pytest.raises(ValueError, match="the header of model.safetensors is damaged"):
+    with pytest.raises(ValueError, match="model.safetensors is damaged"):
         load_checkpoint(tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_a_field_that_an_older_header_lacks_has_its_default(tmp_path):
 
 @pytest.mark.parametrize("change, said", [
     (pack, r"^model: expected layers that are not packed, got packed ones, which cannot be saved\."),
-    (fold, r"^model: .*missing \['encoder\.blocks\.0\.batch_norm\..* Save a model before it is optimized\.$"),
+    (fold, r"^model: .*Missing key.*encoder\.blocks\.0\.batch_norm\..* Save a model before it is optimized\.$"),
 ])  # fmt: skip
 def test_a_packed_or_folded_model_is_not_saved_in_part(tmp_path, change, said):
     model, path = (
