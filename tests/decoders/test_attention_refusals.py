@@ -1,6 +1,5 @@
 """Bad calls of the decoders by attention: one line that names the argument, and no error of torch."""
 
-import copy
 import math
 import sys
 from dataclasses import replace
@@ -84,14 +83,6 @@ def test_damaged_drafts(damage, wanted):
     refused(wanted, aed_greedy, random_model(), *heard(3, 6), draft=draft)
 
 
-def test_under_autocast_frames_may_have_another_dtype():
-    encoded, lengths = heard(3, 6, dtype=torch.float32)
-    model = random_model(dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        memory = model.remember(encoded.bfloat16(), lengths)
-    assert memory.like().dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
@@ -137,11 +128,3 @@ def test_nan_of_ctc_is_no_empty_text_that_came_to_its_end(ctc_weight):
     assert found.tokens()[1:] == whole.tokens()[1:]
     assert found.tokens()[0] == []
     assert found.scores[0] == -torch.inf and not found.ended[0]
-
-
-def test_a_copy_of_a_model_decodes_like_it():
-    encoded, lengths = heard(3, 6)
-    model = random_model()
-    quiet = Suppressing(model, always=[5], first=[EOS], prompt_tokens=1)
-    for one in (model, quiet):
-        same(aed_greedy(copy.deepcopy(one), encoded, lengths), aed_greedy(one, encoded, lengths))

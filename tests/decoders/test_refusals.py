@@ -3,7 +3,6 @@
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -180,15 +179,6 @@ def test_bad_scores_and_blanks_of_ctc_are_refused(name):
         assert text == f"blank: expected an index of V=4 tokens, got {blank}."
 
 
-@pytest.mark.parametrize("name", CTC)
-def test_numbers_of_numpy_and_negated_views_are_what_they_stand_for(name):
-    draw = torch.Generator().manual_seed(0)
-    log_probs, lengths = torch.randn(2, 7, 4, generator=draw), torch.tensor([7, 5])
-    found = CTC[name](torch._neg_view(log_probs), lengths, blank=np.int32(-4)).tokens()
-    assert found == CTC[name](-log_probs, lengths, blank=0).tokens()
-    assert found != CTC[name](log_probs, lengths).tokens()
-
-
 @pytest.mark.filterwarnings("ignore")  # of torch.compile's own
 def test_what_calls_a_decoder_may_be_compiled(make):
     model, generator = make("foreign", 1, durations=(0, 1)), torch.Generator().manual_seed(1)
@@ -199,22 +189,3 @@ def test_what_calls_a_decoder_may_be_compiled(make):
             lambda part, plain=plain: plain(2 * part, lengths).labels + 1, backend="eager"
         )
         assert torch.equal(compiled(encoded), plain(2 * encoded, lengths).labels + 1)
-
-
-@pytest.mark.parametrize("name", [*STRATEGIES, *CTC])
-def test_defaults_for_new_tensors_do_not_matter(given, name):
-    model, encoded, lengths = given
-    greedy = partial(transducer_greedy, model, strategy=name)
-    call = partial(CTC.get(name, greedy), encoded, lengths)
-    wanted = call()
-    with torch.device("meta"):
-        found = call()
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        wide = call()
-    finally:
-        torch.set_default_dtype(before)
-    for other in (found, wide):
-        for a, b in zip(other.parts(), wanted.parts(), strict=True):
-            assert torch.equal(a, b) and a.dtype == b.dtype

@@ -9,16 +9,11 @@ from asrkit.decoders.states import map_state, state_tensors
 from asrkit.models import (
     AEDConfig,
     AEDModel,
-    Checkpoint,
     ConvConfig,
-    load_checkpoint,
-    make_model,
     optimize,
     presets,
-    save_checkpoint,
 )
 from asrkit.models.attention_memory import CROSS, PAST
-from asrkit.text import CharTokenizer
 
 SPECIAL = {"vocab_size": 11, "pad": 0, "bos": 1, "eos": 2}
 WAYS = list(product(CROSS, PAST))
@@ -209,20 +204,6 @@ def test_pad_starts_as_zeros_and_the_table_of_sines_is_part_of_a_checkpoint():
     assert (model.embedding.weight[1:] != 0).all()
     assert model.state_dict()["positions"].shape == (16, 8)
     assert "positions" not in dict(model.named_parameters())
-
-
-def test_a_checkpoint_brings_back_the_same_model(tmp_path):
-    vocab_size = CharTokenizer().vocab_size + 3
-    model = make_model(presets.tiny_aed(vocab_size)).eval()
-    path = tmp_path / "model.safetensors"
-    save_checkpoint(path, Checkpoint(model, CharTokenizer(), {"bins": 80}, {"step": 3}))
-    again = load_checkpoint(path).model
-    assert again.config == model.config
-    for name, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
-    too_few = make_model(presets.tiny_aed(vocab_size - 4)).eval()
-    with pytest.raises(ValueError, match="^tokenizer: expected at most 27 tokens, got 28"):
-        save_checkpoint(path, Checkpoint(too_few, CharTokenizer(), {"bins": 80}, {}))
 
 
 def test_an_optimized_model_computes_the_same():

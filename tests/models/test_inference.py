@@ -23,7 +23,7 @@ from asrkit.models import (
     presets,
 )
 from asrkit.models.execution import prepare
-from asrkit.models.folded import FoldedNorm, fold, fold_norm
+from asrkit.models.folded import fold, fold_norm
 from asrkit.models.packed import PackedConv1d, PackedLinear, PackedPointwise, multiplies
 
 WITH_BFLOAT16 = pytest.mark.skipif(
@@ -182,14 +182,6 @@ def test_training_is_refused_before_and_after_and_evaluation_goes_on(make):
     assert torch.equal(model.eval()(features, lengths)[0], before)
 
 
-def test_weights_of_a_model_that_is_not_folded_are_not_taken_for_folded_ones():
-    state = spread(FastConformer(FAST)).state_dict()
-    model = fold(FastConformer(FAST).eval())
-    with pytest.raises(RuntimeError, match="batch_norm.running_mean"):
-        model.load_state_dict(state)
-    assert not any("batch_norm" in name for name in model.state_dict())
-
-
 def test_on_a_cpu_an_optimized_model_is_folded_and_packed_and_says_the_same():
     model = spread(TransducerModel(presets.tiny()))
     features, lengths = torch.randn(2, 100, 80), torch.tensor([100, 60])
@@ -201,14 +193,6 @@ def test_on_a_cpu_an_optimized_model_is_folded_and_packed_and_says_the_same():
                 torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
     assert norms(model) == 0
     assert any(isinstance(part, PackedLinear) for part in model.modules())
-
-
-def test_in_a_dtype_without_packed_products_a_model_is_folded_alone():
-    model = optimize(spread(TransducerModel(presets.tiny())).double())
-    parts = [*model.modules()]
-    assert any(isinstance(part, FoldedNorm) for part in parts) and not any(
-        isinstance(part, PackedLinear) for part in parts
-    )
 
 
 def test_a_model_in_training_is_not_optimized():

@@ -19,7 +19,6 @@ from asrkit.models import (
     save_checkpoint,
 )
 from asrkit.models.checkpoints.jasper import _encoder
-from asrkit.text import CharTokenizer
 
 sys.path.append(str(Path(__file__).parent))
 from parity_cases import JASPER, V, nemo_config, write_nemo
@@ -271,7 +270,3 @@ def test_dense_blocks_of_nemo_that_are_not_in_a_row_are_refused(tmp_path):
     blocks = nemo_config(NEMO)["encoder"]["jasper"]
     blocks.insert(3, blocks[4])
     refused(nemo_archive(tmp_path / "b.nemo", model, jasper=blocks), "dense blocks in a row")
-
-
-def test_the_alphabet_is_the_published_one():
-    assert CharTokenizer(" abcdefghijklmnopqrstuvwxyz'").encode("a b") == [1, 0, 2]
