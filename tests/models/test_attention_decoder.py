@@ -11,7 +11,6 @@ from asrkit.models import (
     AEDModel,
     ConvConfig,
     optimize,
-    presets,
 )
 from asrkit.models.attention_memory import CROSS, PAST
 
@@ -234,22 +233,3 @@ def test_an_optimized_model_computes_the_same():
 def test_settings_that_make_no_model_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         small(**settings)
-
-
-def test_calls_that_make_no_sense_are_refused():
-    model = small()
-    encoded, lengths, tokens = spoken(2, 5, 3)
-    memory = model.remember(encoded, lengths)
-    for said, call in {
-        "^cross: expected one of": lambda: model.remember(encoded, lengths, cross="all"),
-        "^past: expected one of": lambda: model.begin(memory, 3, past="all"),
-        "^room: expected 1 to most=16": lambda: model.begin(memory, 17),
-        "^encoded: expected shape": lambda: model.remember(encoded[..., :4], lengths),
-        "^tokens: expected 1 to most=16": lambda: model.logits(
-            encoded, lengths, tokens.repeat(1, 6)
-        ),
-        "^tokens: expected shape": lambda: model.logits(encoded, lengths, tokens[:1]),
-        "^config: expected an AEDConfig": lambda: AEDModel(presets.tiny()),
-    }.items():
-        with pytest.raises(ValueError, match=said):
-            call()

@@ -294,19 +294,3 @@ def test_a_tokenizer_of_another_size_or_kind_is_refused(folder):
     (path / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="model: expected tokenizer.json, got none in ctc."):
         load_checkpoint(path)
-
-
-def test_half_precision_weights_are_read_as_float32(folder):
-    path = folder()
-    weights = load_file(path / "model.safetensors")
-    change(
-        path,
-        **{
-            name.replace(".", "__"): value.bfloat16()
-            for name, value in weights.items()
-            if value.is_floating_point()
-        },
-    )
-    model = load_checkpoint(path).model
-    assert {value.dtype for value in model.parameters()} == {torch.float32}
-    assert torch.equal(model.output.bias, weights["ctc_head.bias"].bfloat16().float())

@@ -200,29 +200,6 @@ def test_a_model_in_training_is_not_optimized():
         optimize(TransducerModel(presets.tiny()))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile warns of its own
-@pytest.mark.parametrize("kind", ["jasper", "convolutions"])
-def test_every_size_of_a_compiled_encoder_is_compiled_beyond_torchs_limit(kind, monkeypatch):
-    programs = []
-
-    def keep(graph, inputs):  # no inductor, whose code takes a minute
-        programs.append(graph)
-        return graph
-
-    plain = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **how: plain(self, backend=keep, **how))
-    model = spread(ENCODERS[kind]())
-    with torch._dynamo.config.patch(recompile_limit=1):
-        compiled = prepare(copy.deepcopy(model), "compiled")
-        for T in (20, 26):
-            features, lengths = torch.randn(2, T, 80), torch.tensor([T, 9])
-            with torch.no_grad():
-                wanted, found = model(features, lengths)[0], compiled(features, lengths)[0]
-            torch.testing.assert_close(found, wanted)
-    torch._dynamo.reset()
-    assert len(programs) == 2
-
-
 def test_an_lstm_encoder_is_not_compiled():
     encoder = LSTMEncoder(LSTMEncoderConfig(bins=80, width=8)).eval()
     with pytest.raises(ValueError, match="^form: expected another than 'compiled'"):

@@ -10,17 +10,11 @@ from asrkit.models import (
     LSTMConfig,
     LSTMEncoder,
     LSTMEncoderConfig,
-    TransducerConfig,
-    TransducerModel,
-    load_checkpoint,
     phases,
     presets,
-    save_checkpoint,
 )
-from asrkit.models.checkpoints import Checkpoint
 from asrkit.models.lstm import INITIAL_SCALE, stack_frames
 from asrkit.models.transducer import LSTMPredictor
-from asrkit.text import CharTokenizer
 from asrkit.workbench.profiling import host_reads
 
 SMALL = LSTMEncoderConfig(bins=6, width=8, before=2, after=2, stack_input=3, dropout=0.0)
@@ -73,31 +67,6 @@ def test_phases_give_the_frames_and_gradients_of_each_utterance_alone(name, coun
         weights = [weight.grad for weight in model.parameters()]
         results.append([*rows, given.grad, *weights])
     torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
-
-
-def test_the_state_that_a_phase_hands_on_is_that_of_each_utterance_at_its_own_end():
-    """With a phase for each length, every utterance ends with a phase."""
-    features, lengths = speech([48, 36, 24, 12])
-    states = {}
-
-    def record(name):
-        def hook(module, inputs, outputs):
-            states.setdefault(name, []).append(outputs[1])
-
-        return hook
-
-    model = encoder(4)
-    model.before.register_forward_hook(record("before"))
-    model.after.register_forward_hook(record("after"))
-    model(features, lengths)
-    phased = {name: parts[::-1] for name, parts in states.items()}  # the longest ends last
-    states = {}
-    for row, length in enumerate(lengths.tolist()):
-        model(features[row : row + 1, :length], lengths[row : row + 1])
-    for name, own in states.items():
-        for row, (hidden, cell) in enumerate(own):
-            for handed, wanted in zip(phased[name][row], (hidden, cell), strict=True):
-                torch.testing.assert_close(handed[:, row], wanted[:, 0], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -230,22 +199,6 @@ def test_a_step_in_phases_with_lengths_on_the_host_never_waits_for_the_device():
     planned = model._plan(lengths, 60)
     assert len(planned) == 8
     assert host_reads(step, device="meta") == {}
-
-
-@pytest.mark.parametrize("phased", [1, 8])
-def test_a_checkpoint_brings_the_encoder_back(phased, tmp_path):
-    torch.manual_seed(0)
-    tokenizer = CharTokenizer()
-    config = TransducerConfig(
-        vocab_size=tokenizer.vocab_size, encoder=replace(SMALL, bins=80, phases=phased)
-    )
-    model = TransducerModel(config).eval()
-    save_checkpoint(tmp_path / "m.safetensors", Checkpoint(model, tokenizer, {}, {}))
-    loaded = load_checkpoint(tmp_path / "m.safetensors").model
-    assert loaded.config == config
-    features = torch.randn(2, 30, 80)
-    lengths = torch.tensor([30, 11])
-    assert torch.equal(loaded.encode(features, lengths)[0], model.encode(features, lengths)[0])
 
 
 @pytest.mark.parametrize(

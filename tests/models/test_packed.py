@@ -199,12 +199,3 @@ def test_a_model_that_cannot_be_packed_is_refused_and_left_as_it_is(change):
     with pytest.raises(ValueError, match="^model: expected one in eval mode on a CPU"):
         pack(model)
     assert not any(type(part) is PackedLinear for part in model.modules())
-
-
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
-def test_a_cpu_without_products_of_half_precision_packs_float32_only(name, monkeypatch):
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[name]
-    monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: False)
-    assert not packs(TransducerModel(presets.tiny()).eval().to(dtype)) and packs(
-        TransducerModel(presets.tiny()).eval()
-    )
