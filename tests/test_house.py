@@ -73,7 +73,6 @@ SEPARATE = "asrkit/data/corpora/espeak_worker.py"  # a GPL program of its own
 FILE_LINES = 500
 FUNCTION_LINES = 60
 # "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer.
-KERNEL = "a kernel takes its tensors, strides and sizes one by one, an argument a line"
 LONG: dict[str, str] = {}
 
 EXTRAS = ("notebooks", "synth", "dev")  # what the lock holds; `dev` has all that `cuda` names
@@ -225,7 +224,7 @@ def captures_without_lock(text: str) -> list[int]:
 
 def test_every_capture_of_a_cuda_graph_holds_the_one_lock():
     texts = {path: path.read_text(encoding="utf-8") for path in sources()}
-    assert sum("with CAPTURING" in text for text in texts.values()) >= 4
+    assert sum("with CAPTURING" in text for text in texts.values()) >= 3
     unlocked = {path: captures_without_lock(text) for path, text in texts.items()}
     assert [path for path, lines in unlocked.items() if lines] == []
 

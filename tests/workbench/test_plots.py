@@ -24,7 +24,6 @@ from asrkit.workbench.cost import (
     without_buckets,
 )
 from asrkit.workbench.jasper_studies import TrainingMemory, seed_runs
-from asrkit.workbench.plots.graphs import busy_share
 from asrkit.workbench.plots.palette import DARK, GREEN, RED, THINGS, colours_of
 from asrkit.workbench.plots.svg import HEAVY_BYTES
 from asrkit.workbench.profiling import Timing
@@ -378,7 +377,6 @@ def test_marks_show_the_numbers_that_they_are_given():
     assert plots.nodes_at_once(4, 3).tolist() == [
         sum(0 <= k - u < 4 for u in range(3)) for k in range(6)
     ]
-    assert busy_share([(0, 2), (6, 2)]) == 0.5
 
 
 def test_marks_have_the_colours_of_what_they_show():

@@ -81,10 +81,10 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
         dropout: Probability that an element of the hidden layer is dropped. The mask is a hash of
             seed, utterance, node and column: computed again, never stored.
         seed: Seed of that mask, 32 bits; None draws one from torch's default generator.
-        tile: Nodes of a tile; None takes what fits a cache, and with impl="triton" 128 MiB, whole
+        tile: Nodes of a tile; None takes what fits a cache, and with impl="triton" 256 MiB, whole
             frames at least.
         impl: "plain" (torch), "numba_cpu", "triton", or "auto": numba_cpu on a CPU, triton on a GPU
-            where it works, else plain.
+            where it can be imported, else plain.
 
     Raises:
         ValueError: Arguments that do not fit together, or an `impl` that cannot run here.
