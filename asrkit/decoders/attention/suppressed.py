@@ -37,7 +37,8 @@ class Suppressing(nn.Module):
         check_model(model)
         V = model.vocab_size
         for name, tokens in (("always", always), ("first", first)):
-            inside = all(whole(token, 0, V - 1) for token in tokens)
+            listed = isinstance(tokens, Sequence)  # notes of a checkpoint may be damaged
+            inside = listed and all(whole(token, 0, V - 1) for token in tokens)
             expect(inside, name, f"tokens from 0 to below V={V}", repr(tokens)[:80])
         self.model = model
         self.bos = model.bos
