@@ -215,7 +215,7 @@ def test_a_number_with_its_source_passes(text):
     ("1.6 or 1.6 GB<!-- joint-memory-20s -->", "no comment"), ("1.7 GB<!-- joint-memory-20s -->", "has"),
     ("1.6 MB<!-- joint-memory-20s -->", "has"), ("1.6 %<!-- joint-memory-20s -->", "has"),
     ("1.6 GB<!-- joint-memory-21s -->", "no claim"), ("A gain of 11 %<!-- ctc-greedy-batched -->.", "has"),
-    ("9.2 %<!-- = 1 - 1 / 1.1 -->", "has"), ("9.1 %<!-- = f(1) -->", "formula"), ("251 frames<!-- code: sizes -->", "has"),
+    ("9.2 %<!-- = 1 - 1 / 1.1 -->", "has"), ("251 frames<!-- code: sizes -->", "has"),
     ("250 frames<!-- code: size -->", "no cell and no file"), ("81<!-- code: asrkit/features.py --> bins", "has"),
     ("8 bits<!-- fact: -->", "no claim"), ("3 %<!-- record: rnnt-greedy/ratio -->", "shipped records"),
     ("3 %<!-- record: no-such/ratio -->", "0 shipped records"),

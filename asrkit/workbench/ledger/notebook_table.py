@@ -1,9 +1,10 @@
-"""The ledger as a table of text for notebooks; the report's table is in `report/columns.py`."""
+"""The ledger as a table of text; the table of the report's page is in `report/columns.py`."""
 
 from collections.abc import Sequence
 
 from asrkit.workbench.ledger.claims import Claim, Record
-from asrkit.workbench.ledger.evidence import origin
+from asrkit.workbench.ledger.computed import Verdict
+from asrkit.workbench.ledger.evidence import device, origin
 from asrkit.workbench.ledger.verdicts import verdict
 
 
@@ -20,9 +21,9 @@ def table(
     rows = []
     for claim in claims:
         judged = verdict(claim, records, machine)
-        recorded = "–"
+        recorded = value_elsewhere(claim, judged)
         if judged.recorded:
-            recorded = f"{claim.show(judged.recorded['value'])} on {origin(judged.recorded)}"
+            recorded += f" on {origin(judged.recorded)}"
         measured = claim.show(judged.measured)
         if claim.formula and judged.measured is not None:
             measured += " (computed)"
@@ -33,6 +34,7 @@ def table(
                 "published": claim.show(claim.quoted),
                 "tolerance": claim.rule,
                 "recorded": recorded,
+                **label_elsewhere(judged),
                 "measured": measured,
                 "verdict": judged.label,
                 "why": judged.why,
@@ -48,3 +50,20 @@ def table(
             }
         )
     return rows
+
+
+def value_elsewhere(claim: Claim, judged: Verdict) -> str:
+    """What another machine recorded, and what that is there: "1.17× (reproduced there)"."""
+    if judged.recorded is None:
+        return "–"
+    value = claim.show(judged.recorded["value"])
+    if judged.there:
+        value += f" ({judged.there} there)"
+    return value
+
+
+def label_elsewhere(judged: Verdict) -> dict[str, str]:
+    """Columns of a row: the label that another machine's record has there, and its device."""
+    if judged.recorded is None or not judged.there:
+        return {"there": "", "device": ""}
+    return {"there": judged.there, "device": device(judged.recorded)}

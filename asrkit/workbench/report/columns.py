@@ -5,6 +5,7 @@ from typing import Any
 
 from asrkit.workbench.ledger import LABELS, Claim, Evidence, Verdict, load_claims, origin, verdict
 from asrkit.workbench.ledger.labels import NOT_COMPARABLE
+from asrkit.workbench.ledger.notebook_table import label_elsewhere, value_elsewhere
 from asrkit.workbench.records import code_version
 
 Record = Mapping[str, Any]
@@ -89,6 +90,7 @@ def claim_columns(claim: Claim, judged: Verdict, *, is_fresh: bool) -> Row:
         "appendix": claim.appendix,
         "why": judged.why,
         "beside": beside,
+        **label_elsewhere(judged),
         **_recorded_columns(claim, judged),
     }
 
@@ -155,7 +157,7 @@ def _recorded_columns(claim: Claim, judged: Verdict) -> Row:
     if elsewhere is not None:
         parts.append(f"not comparable: {elsewhere.why}")
     return {
-        "recorded": claim.show(record["value"]),
+        "recorded": value_elsewhere(claim, judged),
         "recorded_value": record["value"],
         "recorded_note": ", ".join(parts),
         "recorded_on_gpu": bool(gpus),

@@ -144,7 +144,7 @@ def _resumed(
 ) -> tuple[Path, dict[str, Any], list[Path]]:
     """Folder, plan and notebooks of the run to finish."""
     folder = unfinished(out)
-    plan = DEFAULTS | read_plan(folder)
+    plan = read_plan(folder)
     paths = [Path(os.path.relpath(folder / name)) for name in plan["notebooks"]]
     planned = {path.stem for path in paths}
     named = {path.stem for path in notebooks or paths}
