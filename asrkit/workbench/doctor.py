@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -56,20 +56,17 @@ class Finding:
 
 
 def diagnose() -> list[Finding]:
-    """Check packages, pins, cores, memory, disk and GPU, in some seconds; installs nothing."""
+    """Check packages, pins, memory, disk, losses and GPU, in some seconds; installs nothing."""
     machine = this_machine()
     return [
         *_packages(),
         *_libraries(),
-        _python(),
         _pins(),
-        _cores(machine),
         _memory(machine),
         _cache(),
         _losses(),
         _cuda_toolkit(machine),
         _gpu(machine),
-        _ray(),
     ]
 
 
@@ -136,10 +133,6 @@ def _runs(program: str) -> bool:
     return subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
 
 
-def _python() -> Finding:
-    return _finding("Python, torch", f"{sys.version.split()[0]}, {torch.__version__}")
-
-
 def _pins() -> Finding:
     """Which installed packages have another version than requirements.lock says."""
     if not LOCK.exists():
@@ -154,15 +147,6 @@ def _pins() -> Finding:
         return _finding("pins", "as in requirements.lock")
     listed = ", ".join(sorted(different))
     return _finding("pins", f"{len(different)} differ from requirements.lock: {listed}", _install())
-
-
-def _cores(machine: Mapping[str, Any]) -> Finding:
-    threads = torch.get_num_threads()
-    cores = machine["cpu_usable"]
-    remedy = ""
-    if threads > cores:
-        remedy = f"set OMP_NUM_THREADS={cores}"
-    return _finding("cores", f"{cores}, torch takes {threads}", remedy)
 
 
 def _memory(machine: Mapping[str, Any]) -> Finding:
@@ -218,14 +202,3 @@ def _gpu(machine: Mapping[str, Any]) -> Finding:
     if names:
         return _finding("GPU", names, f"update the driver for CUDA {torch.version.cuda}")
     return _finding("GPU", "none", "no notebook needs one; claims about one get no verdict here")
-
-
-def _ray() -> Finding:
-    """Which Ray bulk transcription would run on."""
-    try:
-        found = version("ray")
-    except PackageNotFoundError:
-        return _finding(
-            "Ray", f"none; bulk transcription on a cluster needs it: {_install('scale')}"
-        )
-    return _finding("Ray", found)

@@ -135,12 +135,7 @@ def problem(record: Any) -> str:
 
 
 def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
-    """Add records to a JSON-lines file; see `extend`."""
-    extend(path, *map(_row, records))
-
-
-def extend(path: str | Path, *rows: Mapping[str, Any]) -> None:
-    """Add rows to a JSON-lines file in one write of whole lines.
+    """Add records to a JSON-lines file in one write of whole lines.
 
     Several processes may do so at once.
 
@@ -148,7 +143,7 @@ def extend(path: str | Path, *rows: Mapping[str, Any]) -> None:
         OSError: The disk is full.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    data = "".join(json.dumps(_row(record)) + "\n" for record in records).encode()
     with Path(path).open("ab+", buffering=0) as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)

@@ -6,7 +6,6 @@ from typing import Any
 from asrkit.workbench.ledger import LABELS, Claim, Evidence, Verdict, load_claims, origin, verdict
 from asrkit.workbench.ledger.labels import NOT_COMPARABLE
 from asrkit.workbench.ledger.notebook_table import label_elsewhere, value_elsewhere
-from asrkit.workbench.records import code_version
 
 Record = Mapping[str, Any]
 Row = dict[str, Any]
@@ -142,25 +141,15 @@ def _recorded_columns(claim: Claim, judged: Verdict) -> Row:
             "recorded_note": "",
             "recorded_on_gpu": True,
         }
-    gpus = record["machine"]["gpus"]
-    if gpus:
-        device = f"{gpus[0]['name']}, driver {gpus[0]['driver_version']}"
-    else:
-        device = f"another CPU: {record['machine']['cpu_model']}"
-    parts = [
-        device,
-        f"torch {record['software']['torch']}",
-        code_version(record),
-        record["captured_at"][:10],
-    ]
+    note = origin(record)
     elsewhere = _first_evidence(judged, is_here=False)
     if elsewhere is not None:
-        parts.append(f"not comparable: {elsewhere.why}")
+        note += f"; not comparable: {elsewhere.why}"
     return {
         "recorded": value_elsewhere(claim, judged),
         "recorded_value": record["value"],
-        "recorded_note": ", ".join(parts),
-        "recorded_on_gpu": bool(gpus),
+        "recorded_note": note,
+        "recorded_on_gpu": bool(record["machine"]["gpus"]),
     }
 
 

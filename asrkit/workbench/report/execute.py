@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from asrkit.parents import when_parent_ends
 from asrkit.shapes import expect
 from asrkit.workbench.machine import this_machine
@@ -56,7 +54,7 @@ def run_notebooks(  # noqa: PLR0913 - the options of `report` that concern noteb
         jobs: Notebooks that run at once; by default half as many as there are cores, or as many as
             cores where all of them measure no time (`asrkit.untimed` in their metadata).
         timeout_s: Limit of one notebook in seconds.
-        progress: Show a progress bar, or plain lines where there is no terminal.
+        progress: Print a line when a notebook starts, and one when it has ended.
         resume: Keep what `out` holds of the same notebooks and parameters.
 
     Raises:
@@ -74,51 +72,22 @@ def run_notebooks(  # noqa: PLR0913 - the options of `report` that concern noteb
             kept = kept_run(out, name, job)
             if kept is not None:
                 done[name] = kept
-    with (
-        _Progress(len(planned), shown=progress) as shown,
-        _Workers(planned, out, jobs, timeout_s) as workers,
-    ):
-        for run in done.values():
-            shown.keep(run)
+
+    def say(line: str) -> None:
+        if progress:
+            print(line, flush=True)
+
+    for run in done.values():
+        say(f"{run.line()}; kept")
+    with _Workers(planned, out, jobs, timeout_s) as workers:
         workers.skip(done)
         while workers.busy:
             for name in workers.start_ready():
-                shown.say(f"{name}: started")
-            shown.name_running(workers.running_names)
+                say(f"{name}: started")
             for run in workers.wait_for_some():
                 done[run.name] = run
-                shown.finish(run)
+                say(run.line())
     return [done[name] for name in planned]
-
-
-class _Progress:
-    """A bar where there is a terminal, else a line for each event; or nothing."""
-
-    def __init__(self, total: int, *, shown: bool) -> None:
-        disable = None if shown else True  # None: a bar only where there is a terminal
-        self.bar = tqdm(total=total, desc="notebooks", unit="nb", disable=disable)
-        self.has_lines = shown and self.bar.disable
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def say(self, line: str) -> None:
-        if self.has_lines:
-            print(line, flush=True)
-
-    def keep(self, run: NotebookRun) -> None:
-        self.say(f"{run.line()}; kept")
-        self.bar.update()
-
-    def finish(self, run: NotebookRun) -> None:
-        self.say(run.line())
-        self.bar.update()
-
-    def name_running(self, names: Sequence[str]) -> None:
-        self.bar.set_postfix_str(", ".join(names))
 
 
 class _Workers:

@@ -77,7 +77,7 @@ def build(
         "ledger": claims_context(rows),
         "figures": {"figures": figures},
         "records": {"records": published},
-        "machine": {"slowest": _slowest(runs), **_machines_context(shipped, fresh)},
+        "machine": {"slowest": _slowest(runs), **_machines_context(shipped)},
     }
     for name, more in of_page.items():
         write_page(folder / f"{name}.html", f"{name}.html.j2", **context, **more)
@@ -237,7 +237,7 @@ def _figures(notebook: str, page: Page) -> list[Row]:
     return figures
 
 
-def _machines_context(shipped: Sequence[Record], fresh: Sequence[Record]) -> dict[str, Any]:
+def _machines_context(shipped: Sequence[Record]) -> dict[str, Any]:
     """What a page shows of this machine, and of those that the shipped records are from."""
     here = {
         "machine": machine.this_machine(),
@@ -253,7 +253,6 @@ def _machines_context(shipped: Sequence[Record], fresh: Sequence[Record]) -> dic
     return {
         "others": others,
         "facts": machine_rows([here, *others]),
-        "gpus": any(record["machine"]["gpus"] for record in (*shipped, *fresh)),
         "commit": commit,
     }
 
