@@ -301,72 +301,43 @@ def told(**metadata: object) -> dict:
     return GOOD | {"metadata": {**GOOD["metadata"], **metadata}}
 
 
-def test_a_good_notebook_has_no_problems():
-    assert problems(GOOD, "01_good.ipynb") == []
-
-
 BAD = [
     (one_parameters_cell, changed(2, metadata={})),
-    (one_parameters_cell, changed(3, metadata={"tags": ["parameters"]})),
     (one_parameters_cell, changed(2, "frames = 200  # untyped")),
     (one_parameters_cell, changed(2, "frames: int = 200")),
     (starts_with_imports_and_stamp, changed(1, "machine_stamp()")),
     (starts_with_imports_and_stamp, changed(1, "import torch")),
     (ids_are_unique, changed(3, id="c")),
-    (ids_are_unique, changed(3, id=None)),
     (holds_no_outputs, changed(3, outputs=[{"output_type": "stream"}])),
-    (holds_no_outputs, changed(3, execution_count=4)),
     (defines_nothing_long, changed(3, LONG)),
-    (defines_nothing_long, changed(3, "class Big:\n" + "    a = 1\n" * DEFINITION_LINES)),
     (defines_nothing_long, changed(3, "f = lambda x: [\n" + "    x,\n" * DEFINITION_LINES + "]")),
-    (
-        defines_nothing_long,
-        changed(3, "if True:\n" + "".join("    " + line + "\n" for line in LONG.splitlines())),
-    ),
     (keeps_cells_short, changed(3, "x = 1\n" * (CELL_LINES + 1))),
     (uses_no_widget_that_hangs, changed(3, "import ipywidgets as W\nout = W.Output()")),
     (uses_no_widget_that_hangs, changed(3, "from ipywidgets import interact")),
-    (
-        uses_no_widget_that_hangs,
-        changed(3, "import ipywidgets\nipywidgets.interactive_output(f, {})"),
-    ),
     (runs_no_shell, changed(3, "!pip install asrkit")),
-    (runs_no_shell, changed(3, "x = 1\n%pip install asrkit")),
     (shows_pictures_with_words, changed(3, "plt.show()")),
-    (shows_pictures_with_words, changed(3, "import matplotlib.pyplot\nmatplotlib.pyplot.show()")),
-    (shows_pictures_with_words, changed(3, "fig.savefig('a.png')")),
-    (shows_pictures_with_words, changed(3, "show(figure)")),
     (shows_pictures_with_words, changed(3, "plots.show(figure, alt=' ')")),
     (shows_pictures_with_words, changed(0, "# Why?\n![](figures/a.png)")),
     (shows_pictures_with_words, changed(0, "# Why?\n<img src='a.png'>")),
     (names_no_absolute_path, changed(3, "open('/ho" + "me/ann/speech.wav')")),
-    (names_no_absolute_path, changed(3, r"open(r'C:\Users\ann\speech.wav')")),
-    (names_no_absolute_path, changed(0, "# Why?\nLook into ~/speech.")),
     (runs_on_any_kernel, told(kernelspec={"name": "my-venv"})),
-    (runs_on_any_kernel, told(kernelspec={})),
     (runs_on_any_kernel, GOOD | {"nbformat_minor": 4}),
     (asks_a_question, changed(0, "# It is slow")),
-    (asks_a_question, changed(0, "## Why is it slow?")),
     (asks_a_question, changed(0, "# Why?\n# And how?")),
     (says_how_large_it_may_run, told(asrkit={})),
-    (says_how_large_it_may_run, told(asrkit={"minutes_quick": True})),
     (says_how_large_it_may_run, told(asrkit={"minutes_quick": 1, "full": {"frame": 2000}})),
     (says_how_large_it_may_run, told(asrkit={"minutes_quick": 1, "full": {"frames": 2000.0}})),
-    (says_how_large_it_may_run, told(asrkit={"minutes_quick": 1, "full": {"frames": True}})),
-    (says_how_large_it_may_run, told(asrkit={"minutes_quick": 1, "full": {"quick": 1}})),
 ]
 
 
 @pytest.mark.parametrize("rule, notebook", BAD, ids=lambda value: getattr(value, "__name__", ""))
 def test_each_rule_fails_on_what_it_is_for_and_on_nothing_else(rule, notebook):
     assert [said.split(":")[0] for said in problems(notebook, "01_bad.ipynb")] == [rule.__name__]
-
-
-def test_every_rule_has_been_seen_to_fail():
     assert {rule for rule, _ in BAD} == set(RULES)
 
 
 @pytest.mark.parametrize("notebook, name", [
+    (GOOD, "01_good.ipynb"),
     (changed(3, LONG, metadata={"tags": ["exercise"]}), "01_exercise.ipynb"),
     (changed(3, "x = 1\n" * CELL_LINES), "01_as_long_as_may_be.ipynb"),
     (changed(0, "# Start here"), "00_start_here.ipynb"),
@@ -376,10 +347,6 @@ def test_every_rule_has_been_seen_to_fail():
 ])  # fmt: skip
 def test_what_is_allowed_passes(notebook, name):
     assert problems(notebook, name) == []
-
-
-def test_a_cell_that_is_no_python_is_one_line():
-    assert problems(changed(3, "def (:"), "01_broken.ipynb")[0].startswith("a cell is no Python")
 
 
 def checked_with(notebook: dict, name: str, value: object) -> None:
