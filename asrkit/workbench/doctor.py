@@ -33,10 +33,12 @@ EXTRAS = {  # extra of pyproject.toml ("": every installation) -> (what needs it
     "synth": ("the speech of 00_start_here", "espeakng_loader"),
     "dev": ("make test", "pytest hypothesis"),
 }
-LOADS = (  # programs that load torchaudio and eSpeak NG
-    "import torchaudio",
-    "import ctypes, espeakng_loader as e; ctypes.CDLL(str(e.get_library_path()))",
-)
+LOADS = {  # (shared library, extra that brings it) -> program that loads it
+    ("torchaudio", ""): "import torchaudio",
+    ("espeak-ng", "synth"): (
+        "import ctypes, espeakng_loader as e; ctypes.CDLL(str(e.get_library_path()))"
+    ),
+}
 LOCK = files.HERE.parent / "requirements.lock"  # a checkout has one, an installed wheel does not
 LOW_MEMORY_GIB = 6
 LOW_DISK_GIB = 2
@@ -117,20 +119,13 @@ def _libraries() -> Iterable[Finding]:
     """Whether shared libraries load; tried in another process, as loading one may crash it, and
     eSpeak NG is under the GPL.
     """
-    torchaudio, espeak = LOADS
-    yield _library("torchaudio", torchaudio, _install(), required=True)
-    yield _library("espeak-ng", espeak, _install("synth"), required=False)
-
-
-def _library(name: str, program: str, remedy: str, *, required: bool) -> Finding:
-    if _runs(program):
-        return _finding(name, "loads")
-    return _finding(name, "does not load", remedy, required=required)
-
-
-def _runs(program: str) -> bool:
-    """Whether Python runs `program` without an error."""
-    return subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+    for (name, extra), program in LOADS.items():
+        remedy = ""
+        tried = subprocess.run([sys.executable, "-c", program], capture_output=True)
+        if tried.returncode != 0:
+            remedy = _install(extra)
+        detail = "does not load" if remedy else "loads"
+        yield _finding(name, detail, remedy, required=not extra)
 
 
 def _pins() -> Finding:

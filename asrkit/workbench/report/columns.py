@@ -26,7 +26,6 @@ MACHINE_FACTS = {
     "cpu_model": "CPU",
     "cpu_usable": "cores",
     "ram_gib": "memory, GiB",
-    "isa": "instructions",
     "system": "system",
     "kernel": "kernel",
 }
@@ -221,30 +220,22 @@ def machine_rows(sources: Sequence[Record]) -> list[tuple[str, list[str]]]:
     Args:
         sources: Records, or manifests of reports, one for each column.
     """
-    machines = [source["machine"] for source in sources]
-    rows = []
-    for key, name in MACHINE_FACTS.items():
-        rows.append((name, [_fact(machine[key]) for machine in machines]))
-    for key, name in GPU_FACTS.items():
-        values = [", ".join(gpu[key] for gpu in machine["gpus"]) for machine in machines]
-        rows.append((name, [value or "–" for value in values]))
-    for name in PACKAGES:
-        rows.append((name, [str(source["software"].get(name) or "–") for source in sources]))
-    rows = [(name, values) for name, values in rows if {*values} != {"–"}]
-    rows.append(("commit", [_commit(source["code"]) for source in sources]))
-    days = [str(source.get("captured_at", ""))[:10] for source in sources]
-    rows.append(("recorded", [day or "now" for day in days]))
-    return rows
+    columns = [_machine_facts(source) for source in sources]
+    rows = [(name, [column[name] or "–" for column in columns]) for name in columns[0]]
+    return [(name, values) for name, values in rows if {*values} != {"–"}]
 
 
-def _fact(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(value)
-    return str(value)
-
-
-def _commit(code: Mapping[str, Any]) -> str:
-    commit = str(code["commit"] or "–")[:9]
-    if code["dirty"]:
+def _machine_facts(source: Record) -> dict[str, str]:
+    machine = source["machine"]
+    commit = str(source["code"]["commit"] or "")[:9]
+    if source["code"]["dirty"]:
         commit += " with uncommitted changes"
-    return commit
+    facts = {name: machine[key] for key, name in MACHINE_FACTS.items()}
+    facts["instructions"] = " ".join(machine["isa"])
+    for key, name in GPU_FACTS.items():
+        facts[name] = ", ".join(gpu[key] for gpu in machine["gpus"])
+    for name in PACKAGES:
+        facts[name] = source["software"].get(name)
+    facts["commit"] = commit
+    facts["recorded"] = source.get("captured_at", "now")[:10]
+    return {name: str(value or "") for name, value in facts.items()}

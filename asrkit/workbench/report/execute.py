@@ -68,15 +68,8 @@ def run_notebooks(  # noqa: PLR0913 - the options of `report` that concern noteb
             leftover.unlink()
     done = dict[str, NotebookRun]()
     if resume:
-        for name, job in planned.items():
-            kept = kept_run(out, name, job)
-            if kept is not None:
-                done[name] = kept
-
-    def say(line: str) -> None:
-        if progress:
-            print(line, flush=True)
-
+        done = _kept_runs(planned, out)
+    say = partial(print, flush=True) if progress else _say_nothing
     for run in done.values():
         say(f"{run.line()}; kept")
     with _Workers(planned, out, jobs, timeout_s) as workers:
@@ -88,6 +81,16 @@ def run_notebooks(  # noqa: PLR0913 - the options of `report` that concern noteb
                 done[run.name] = run
                 say(run.line())
     return [done[name] for name in planned]
+
+
+def _kept_runs(planned: Mapping[str, Job], out: Path) -> dict[str, NotebookRun]:
+    """What an earlier run has done of the same work."""
+    kept = {name: kept_run(out, name, job) for name, job in planned.items()}
+    return {name: run for name, run in kept.items() if run is not None}
+
+
+def _say_nothing(_line: str) -> None:
+    pass
 
 
 class _Workers:

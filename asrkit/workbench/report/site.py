@@ -113,16 +113,12 @@ def _origin(plan: Mapping[str, Any]) -> dict[str, Any]:
 def _lead(runs: Sequence[NotebookRun], fresh: Sequence[Record], seconds: float) -> str:
     """The run in one sentence."""
     here = machine.this_machine()
-    gpus = ", ".join(gpu["name"] for gpu in here["gpus"])
-    device = f"{here['cpu_model']} with {here['cpu_usable']} cores"
-    if gpus:
-        device += f" and {gpus}"
+    cpu = f"{here['cpu_model']} with {here['cpu_usable']} cores"
+    device = " and ".join([cpu, *(gpu["name"] for gpu in here["gpus"])])
     ran = sum(run.status == "ran" for run in runs)
-    notebooks = f"{ran} of {len(runs)} notebooks ran"
-    if ran == len(runs):
-        notebooks = "1 notebook ran" if ran == 1 else f"{ran} notebooks ran"
     return (
-        f"{notebooks} in {_duration(seconds)} on {device} and published {count_of_records(fresh)}."
+        f"{ran} of {len(runs)} notebooks ran in {_duration(seconds)} on {device} and published "
+        f"{count_of_records(fresh)}."
     )
 
 
@@ -201,23 +197,16 @@ def _title(executed: Path) -> str:
 
 
 def _link_to_pages(rows: Sequence[Row], pages: Mapping[str, Page]) -> None:
-    """Add to each claim's row where its notebook's page is, or why there is none."""
-    # The series is not in an installed package.
-    series = {path.stem for path in (files.HERE.parent / "notebooks").glob("*.ipynb")}
+    """Add to each claim's row where its notebook's page is; nowhere if it did not run."""
     for row in rows:
         name = row["notebook"]
         row["href"] = ""
-        row["absent"] = ""
         row["page"] = name
         if name in pages:
             row["href"] = f"{name}.html"
             row["page"] = pages[name].title
             if row["id"] in pages[name].claims:
                 row["href"] += f"#claim-{row['id']}"
-        elif name in series:
-            row["absent"] = "not in this run"
-        elif series:
-            row["absent"] = "to come"
 
 
 def _figures(notebook: str, page: Page) -> list[Row]:
