@@ -6,6 +6,7 @@ from typing import Any
 from asrkit.workbench.ledger import LABELS, Claim, Evidence, Verdict, load_claims, origin, verdict
 from asrkit.workbench.ledger.labels import NOT_COMPARABLE
 from asrkit.workbench.ledger.notebook_table import label_elsewhere, value_elsewhere
+from asrkit.workbench.machine import code, software, this_machine
 
 Record = Mapping[str, Any]
 Row = dict[str, Any]
@@ -40,16 +41,12 @@ def claim_rows(shipped: Sequence[Record], fresh: Sequence[Record]) -> list[Row]:
         shipped: Records that the project ships.
         fresh: Records of this run.
     """
-    records = [*shipped, *fresh]
     measured_now = {record["what"] for record in fresh}
     rows = []
     for claim in load_claims():
-        judged = verdict(claim, records)
-        deciding = claim.id
-        here = _first_evidence(judged, is_here=True)
-        if here is not None:
-            deciding = here.record["what"]
-        rows.append(claim_columns(claim, judged, is_fresh=deciding in measured_now))
+        names = {claim.id, *(entry["what"] for entry in claim.evidence)}
+        judged = verdict(claim, [*shipped, *fresh])
+        rows.append(claim_columns(claim, judged, is_fresh=bool(names & measured_now)))
     return rows
 
 
@@ -99,23 +96,9 @@ def _measured_note(claim: Claim, judged: Verdict, is_fresh: bool) -> str:
         return ""
     if claim.formula:
         return "computed"
-    notes = []
-    here = _first_evidence(judged, is_here=True)
-    if here is not None:
-        notes.append(f"not comparable: {here.why}")
-    if not is_fresh:
-        notes.append("earlier, on a machine of this kind")
-    return "; ".join(notes)
-
-
-def _first_evidence(judged: Verdict, *, is_here: bool) -> Evidence | None:
-    """The evidence that a row shows as measured here, or as recorded elsewhere."""
-    if judged.label != NOT_COMPARABLE:
-        return None
-    for one in judged.evidence:
-        if one.is_here == is_here:
-            return one
-    return None
+    if is_fresh:
+        return ""
+    return "earlier, on a machine of this kind"
 
 
 def _evidence_text(claim: Claim, one: Evidence) -> str:
@@ -140,14 +123,10 @@ def _recorded_columns(claim: Claim, judged: Verdict) -> Row:
             "recorded_note": "",
             "recorded_on_gpu": True,
         }
-    note = origin(record)
-    elsewhere = _first_evidence(judged, is_here=False)
-    if elsewhere is not None:
-        note += f"; not comparable: {elsewhere.why}"
     return {
         "recorded": value_elsewhere(claim, judged),
         "recorded_value": record["value"],
-        "recorded_note": note,
+        "recorded_note": origin(record),
         "recorded_on_gpu": bool(record["machine"]["gpus"]),
     }
 
@@ -212,30 +191,17 @@ def _shape(params: Mapping[str, Any]) -> str:
     return " ".join(f"{letter}={params[letter]}" for letter in SHAPE_LETTERS if letter in params)
 
 
-def machine_rows(sources: Sequence[Record]) -> list[tuple[str, list[str]]]:
-    """Rows (name, a value for each source) of machine, GPU, software, commit and day.
-
-    What no source has, as a GPU, has no row.
-
-    Args:
-        sources: Records, or manifests of reports, one for each column.
-    """
-    columns = [_machine_facts(source) for source in sources]
-    rows = [(name, [column[name] or "–" for column in columns]) for name in columns[0]]
-    return [(name, values) for name, values in rows if {*values} != {"–"}]
-
-
-def _machine_facts(source: Record) -> dict[str, str]:
-    machine = source["machine"]
-    commit = str(source["code"]["commit"] or "")[:9]
-    if source["code"]["dirty"]:
+def machine_facts() -> dict[str, str]:
+    """Name and value of each fact about this machine, its software and the code; GPUs if any."""
+    here = this_machine()
+    commit = str(code()["commit"] or "")[:9]
+    if code()["dirty"]:
         commit += " with uncommitted changes"
-    facts = {name: machine[key] for key, name in MACHINE_FACTS.items()}
-    facts["instructions"] = " ".join(machine["isa"])
+    facts = {name: here[key] for key, name in MACHINE_FACTS.items()}
+    facts["instructions"] = " ".join(here["isa"])
     for key, name in GPU_FACTS.items():
-        facts[name] = ", ".join(gpu[key] for gpu in machine["gpus"])
+        facts[name] = ", ".join(gpu[key] for gpu in here["gpus"])
     for name in PACKAGES:
-        facts[name] = source["software"].get(name)
+        facts[name] = software()[name]
     facts["commit"] = commit
-    facts["recorded"] = source.get("captured_at", "now")[:10]
-    return {name: str(value or "") for name, value in facts.items()}
+    return {name: str(value) for name, value in facts.items() if value}

@@ -66,16 +66,10 @@ def jobs_of(
     for path in paths:
         name = path.stem
         settings = notebooks[name].metadata.get("asrkit", {})
-        full_size = settings.get("full", {})
-        undeclared = sorted({*full_size} - declared[name])
-        is_full = size == "full"
-        expect(
-            not (is_full and undeclared),
-            f"{name}, metadata asrkit.full",
-            f"names among {sorted(declared[name])}",
-            undeclared,
-        )
-        chosen = dict(full_size) if is_full else {}
+        chosen = dict(settings.get("full", {})) if size == "full" else {}
+        undeclared = sorted({*chosen} - declared[name])
+        wanted = f"names among {sorted(declared[name])}"
+        expect(not undeclared, f"{name}, metadata asrkit.full", wanted, undeclared)
         chosen |= {key: value for key, value in parameters.items() if key in declared[name]}
         jobs[name] = Job(
             path=path,

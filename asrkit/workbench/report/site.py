@@ -14,14 +14,13 @@ from asrkit import files
 from asrkit.workbench import machine, records
 from asrkit.workbench.ledger import summary
 from asrkit.workbench.report.claims_page import claims_context, claims_sentence
-from asrkit.workbench.report.columns import Record, Row, claim_rows, machine_rows, record_columns
+from asrkit.workbench.report.columns import Record, Row, claim_rows, machine_facts, record_columns
 from asrkit.workbench.report.findings import Finding, findings_of
 from asrkit.workbench.report.frame import write_page, write_text
 from asrkit.workbench.report.notebook_page import Page, render_page, title_of
 from asrkit.workbench.report.notebook_run import NotebookRun, count_of_records
 from asrkit.workbench.report.plan import command_line
 
-REFERENCE_MACHINES = 3  # shown beside this one, those with a GPU first
 SLOWEST_CELLS = 8
 
 
@@ -77,7 +76,7 @@ def build(
         "ledger": claims_context(rows),
         "figures": {"figures": figures},
         "records": {"records": published},
-        "machine": {"slowest": _slowest(runs), **_machines_context(shipped)},
+        "machine": {"slowest": _slowest(runs), "facts": machine_facts()},
     }
     for name, more in of_page.items():
         write_page(folder / f"{name}.html", f"{name}.html.j2", **context, **more)
@@ -224,27 +223,3 @@ def _figures(notebook: str, page: Page) -> list[Row]:
             }
         )
     return figures
-
-
-def _machines_context(shipped: Sequence[Record]) -> dict[str, Any]:
-    """What a page shows of this machine, and of those that the shipped records are from."""
-    here = {
-        "machine": machine.this_machine(),
-        "software": machine.software(),
-        "code": machine.code(),
-    }
-    newest = {record["machine"]["id"]: record for record in shipped}  # of each machine
-    newest.pop(here["machine"]["id"], None)
-    others = sorted(newest.values(), key=_gpus_first)[:REFERENCE_MACHINES]
-    commit = here["code"]["commit"] or ""
-    if here["code"]["dirty"]:
-        commit += "+"
-    return {
-        "others": others,
-        "facts": machine_rows([here, *others]),
-        "commit": commit,
-    }
-
-
-def _gpus_first(record: Record) -> tuple[bool, str]:
-    return not record["machine"]["gpus"], record["captured_at"]

@@ -143,7 +143,7 @@ def test_what_a_cpu_measured_of_a_claim_about_a_gpu_is_shown_with_what_differs(t
     _, pages = built(tmp_path, [new_code_cell("1", outputs=[output])])
     why = "measured on a CPU, and the claim is about a GPU"
     _, _, here, verdict, _ = cells_of(pages, claim.id)
-    assert here == f"3× not comparable: {why}"
+    assert here == "3×"
     assert verdict.startswith("evidence, not comparable") and why in verdict
 
 
@@ -169,7 +169,6 @@ def test_what_another_machine_recorded_stands_with_what_it_is_there(tmp_path):
     assert "On H200: 1 reproduced." in pages["ledger"].find("header").get_text()
     missing = next(one for one in LISTED if one.needs == "cuda" and one.id != cuda.id)
     assert cells_of(pages, missing.id)[2] == "not recorded yet"
-    assert "H200" in pages["machine"].get_text()
 
 
 def test_a_page_with_marks_says_what_they_and_the_verdicts_mean(plain):
