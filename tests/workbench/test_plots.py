@@ -2,6 +2,7 @@
 
 import base64
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,23 +11,13 @@ import pytest
 import torch
 from matplotlib.colors import to_rgba
 
-from asrkit.models import JasperConfig
-from asrkit.workbench import cost, plots
-from asrkit.workbench.cost import (
-    Instance,
-    Range,
-    Speed,
-    fit_epochs,
-    fit_steps,
-    published_runs,
-    transcription_cost,
-    without_buckets,
-)
-from asrkit.workbench.jasper_studies import TrainingMemory, seed_runs
+from asrkit.workbench import plots
 from asrkit.workbench.plots.graphs import busy_share
 from asrkit.workbench.plots.palette import DARK, THINGS, colours_of
 from asrkit.workbench.plots.svg import HEAVY_BYTES
 from asrkit.workbench.profiling import Timing
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
 def picture_in(html):
@@ -123,108 +114,42 @@ def timing(*samples_ms):
     return Timing(samples_ms=samples_ms, warmup=0, timer="clock")
 
 
-def priced(name, per, rtfx=10.0):
-    """What 100 hours cost on a machine with a core and a GPU."""
-    machine = Instance(name=name, usd_per_hour=Range.of(2.0), cores=1, gpus=1)
-    speed = Speed(rtfx=Range.of(rtfx), per=per, origin="assumed")
-    return transcription_cost(machine, speed, hours=100)
-
-
-def simulated(workers):
-    """What 100 shards of an hour take on some workers that fail."""
-    fleet = cost.Fleet(workers=workers, rtfx=3.0, failure_h=9.0, startup_s=60.0)
-    return cost.simulate(cost.equal_shards(100, 1.0), fleet)
-
-
-RUNS = without_buckets(published_runs())
-A100 = [run for run in RUNS if run.gpu == "a100"]
-CELLS = cost.published_latencies("DGX A100", "FP16")
-MEMORY = TrainingMemory(fixed_GiB=2.0, utterance_GiB=0.5)
-MODEL = {"D": 1024, "layers": 24, "V": 4128, "heads": 8}
-WORK = {"again": {"encoder": 3.0, "steps": 7.0}, "kept": {"encoder": 3.0, "steps": 2.0}}
 SECONDS = np.array([3.0, 9.0, 4.0])
-ERRORS = pd.DataFrame(
-    {"T": T, "format": "float16", "sums": sums, "loss": T, "gradient": T}
-    for sums in ("float64", "in the format")
-    for T in (10, 20)
-)
 BATCHES = pd.DataFrame(
     [("success", 1, 512, 50), ("success", 1, 512, 60), ("aborted", 1, 512, 120)],
     columns=["status", "buckets", "global_batch", "epochs"],
 )
-CURVES = pd.DataFrame({"1D": [60.0, 70.0], "2D": [80.0, 90.0]}, index=[1, 8])
-INTERVALS = {"faster": (1.2, 1.5, 1.6), "unsure": (0.9, 1.1, 1.2)}
-
-AXES = {
-    "decoder_work": 2,
-    "dense_branches": 2,
-    "lengths": 3,
-    "padded_lattices": 2,
-    "rounding_errors": 2,
-}  # of the marks that have more than one
-# mark -> its arguments before the axes, and those by name
+# Marks of several lessons -> their arguments before the axes, and those by name
 # fmt: off
 MARKS = {
-    "all_reduce_over_gpus": ((1e8, [8, 64, 512]), {}),
-    "arcs": ((["a", "b"], 3, "bybyb"), {}),
-    "break_even": (([priced("x", "core"), priced("y", "gpu", 90.0)],), {}),
-    "cast_bytes": (({"weight": [2.0, 2.0], "activation": [1.0, 5.0]}, (1, 8)), {"xlabel": "batch"}),
-    "cost_bars": (([priced("yours", "core"), priced("card", "gpu")],), {}),
-    "days_over_workers": (({("GPUs", "a"): [simulated(1), simulated(10)]},), {}),
-    "decoder_work": (({"deep": WORK, "shallow": WORK},), {"unit": "GFLOP"}),
-    "decoding_steps": (([5, 5, 5],), {"accepted": [4, 0, 2]}),
-    "deep_over_shallow": (({"NeMo 3.0": {1: [2.0], 8: [3.0]}},), {"operations": {"K/V kept": 0.85}}),
-    "dense_branches": ((JasperConfig().branch_channels(),), {}),
-    "diagonal": ((3, 4, 3), {}),
     "dots": (({"lean": (1.0, 2.0, 4.0), "other": [3000.0]},), {"limit": ("bound", 0.5)}),
-    "epochs_and_critical_batch": ((RUNS, fit_epochs(RUNS)), {}),
-    "epochs_over_batch": ((BATCHES,), {}),
-    "flat_shards": (({"embedding": 10, "lstm": 70, "output": 21}, 4), {}),
-    "format_steps": (({"float32": torch.float32, "bfloat16": torch.bfloat16},), {}),
-    "gain_over_speed": ((90.0, {"a": 5.0, "b": 5.0}, (10,)), {}),
-    "intervals": ((INTERVALS,), {}),
-    "latency_over_work": (({"A100, FP16": CELLS},), {}),
+    "intervals": (({"faster": (1.2, 1.5, 1.6), "unsure": (0.9, 1.1, 1.2)},), {}),
     "lattice": ((torch.rand(5, 4), list("a b")), {"path": [(0, 0), (1, 0)], "caption": "share"}),
     "lengths": ((SECONDS, np.array([5, 10, 20])), {}),
-    "loss_over_padded_speech": (([("random", [1.0, 2.0], [3.0, 1.0])] * 2,), {}),
-    "magnitudes": (({"power": (1e-20, 10.0)},), {"edges": (6e-5,)}),
-    "memory_over_batch": (({(100, 4): [1.0, 2.0], (100, 2): [0.5, 1.0]}, [1, 2]), {"capacities": {"T4": 16.0}}),
-    "minutes_over_gpus": ((A100, fit_epochs(RUNS), fit_steps(A100), [1, 8, 64]), {"batches": [64]}),
-    "ms_per_utterance": (({1: {"loop": timing(3)}, 4: {"loop": timing(8)}},), {}),
-    "padded_batches": (([SECONDS, SECONDS[:1]],), {}),
-    "padded_lattices": ((torch.tensor([10, 5]), torch.tensor([4, 2])), {}),
-    "phased_batch": ((SECONDS, [(5.0, 3), (9.0, 1)]), {"slowest": 7.0}),
-    "pointer_jumping": (([True, True, True, False], list("abcd")), {}),
-    "rank_work": (([SECONDS, SECONDS[:2]],), {"phases": 2, "most": 50.0}),
-    "rate_over_batch": ((CELLS,), {"peaks": {"FP16": 312.0}}),
-    "ratios_over_steps": (({"encoder": [1.0, 2.0]},), {"every": 10}),
-    "rounding_errors": ((ERRORS,), {}),
-    "seed_dots": ((seed_runs(of="test-clean"),), {}),
     "spectrogram": ((torch.rand(50, 80), 0.01), {}),
     "stacked": (({"a": {"x": 1, "y": 2}, "b": {"y": 4}},), {"measured": {"b": 5}, "unit": "MB"}),
-    "step_cells": (({"self-attention": 4, "feed-forward": 8},), {"rows": 5}),
-    "step_floor": (({"24 layers": MODEL}, (1, 128)), {"T": 250, "U": 70, "card": "H100"}),
-    "tdt_arcs": (((0, 1, 2),), {}),
     "time_bars": (({"float32": timing(1, 2, 9), "autocast": timing(1)},), {"unit": "ms", "things": {"autocast": "cast"}}),
     "time_over_memory": (({"lean": timing(3, 4, 5)}, {"lean": 2**21}), {"ylabel": "ms"}),
     "timeline": (({"a": [("cast", 1.0), ("norm", 2.0)], "b": [("cast", 4.0)]},), {"unit": "µs"}),
     "tornado": (({"rtfx": (30.0, 5.0), "price": (8.0, 12.0)}, 10.0), {"unit": "USD"}),
     "training_curve": (([{"seconds": float(i), "loss": 5.0 - i} for i in range(4)],), {}),
-    "training_memory_bars": (({"float32": MEMORY, "mixed": MEMORY}, (16, 32)), {"cards": {"16 GB": 16}}),
-    "utilisation_lines": ((CURVES,), {"xlabel": "ranks"}),
     "waiting": ((np.array([[0, 1, 2, 2]]),), {"calls": 10}),
-    "waits_matrix": ((np.array([[0.0, 2.0], [1.0, 0.0]]),), {}),
     "waterfall": (({"eager": 10.0, "folded": 7.0, "slower": 8.0},), {"unit": "ms"}),
     "waveform": ((torch.rand(100), 100), {}),
-    "ways_on_core": (({"eager": Range(2.0, 3.0, 4.0), "int8": Range(8.0, 9.0, 9.5)},), {"published": 4.5, "break_even": 31.0}),
 }
 # fmt: on
+
+
+def test_every_mark_is_drawn_by_a_notebook_or_here():
+    code = "".join(path.read_text("utf-8") for path in NOTEBOOKS.glob("*.ipynb"))
+    drawn = {*re.findall(r"plots\.(\w+)", code), *MARKS, "as_html", "busy_share"}
+    assert {*plots.__all__} - drawn == set()
 
 
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_mark_is_drawn_with_words(mark):
     arguments, options = MARKS[mark]
-    figure, axes = plots.canvas("The title", columns=AXES.get(mark, 1))
+    figure, axes = plots.canvas("The title", columns=3 if mark == "lengths" else 1)
     getattr(plots, mark)(*arguments, axes, **options)
     words = words_in(plots.as_html(figure, "A picture of a mark"))
     assert "The title" in words and len(words) > 1
