@@ -67,15 +67,8 @@ def test_the_command_prints_text_and_with_json_every_check(capsys):
     assert err == "" and [*told] == ["missing", "note", "ok", "checks"]
     assert code == bool(told["missing"]) and len(told["checks"]) > 6
     assert last == "{missing} missing, {note} worth knowing, {ok} ok".format(**told)
+    marks = [line.partition("]")[0].strip("[ ") for line in text if line.startswith("[")]
+    assert marks == sorted(marks, key=doctor.STATUSES.index)  # what is missing comes first
     for check in told["checks"]:
+        assert bool(check["remedy"]) == (check["status"] != "ok")
         assert f"[{check['status']:^7}] {check['name']}: {check['detail']}" in text
-
-
-def test_what_is_missing_comes_first_with_its_remedy_below():
-    checks = [
-        doctor.Finding(name=s, status=s, detail="d", remedy="" if s == "ok" else "do this")
-        for s in ("ok", "note", "missing")
-    ]
-    lines = doctor.render(checks).splitlines()
-    assert [line.split("]")[0].strip("[ ") for line in lines[::2]] == ["missing", "note", "ok"]
-    assert lines[1].strip() == lines[3].strip() == "do this"
