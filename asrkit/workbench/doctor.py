@@ -134,10 +134,10 @@ def _pins() -> Finding:
         return _finding("pins", "not checked: only a checkout has requirements.lock")
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text("utf-8"), re.MULTILINE))
     different = set()
-    for distribution in distributions():
-        name = re.sub(r"[-_.]+", "-", str(distribution.metadata["Name"])).lower()
-        if name in pins and distribution.version != pins[name]:
-            different.add(f"{name} {distribution.version}")
+    for one in distributions():
+        name = re.sub(r"[-_.]+", "-", one.name).lower()
+        if pins.get(name, one.version) != one.version:
+            different.add(f"{name} {one.version}")
     if not different:
         return _finding("pins", "as in requirements.lock")
     listed = ", ".join(sorted(different))

@@ -12,7 +12,7 @@ import pytest
 
 from asrkit import files
 from asrkit.data import CANARY_MEMORY, at_most_seconds, shipped_lengths
-from asrkit.workbench import ledger, records
+from asrkit.workbench import ledger
 from asrkit.workbench.bench.suites import claims as claims_suite
 from asrkit.workbench.ledger import (
     Claim,
@@ -148,19 +148,6 @@ def test_records_of_other_names_are_shown_beside_a_claim_that_names_them():
     assert [one.is_here for one in decided.evidence] == [False]
     comparable_elsewhere = verdict(with_evidence, [alike, record(machine=GPU)], CPU)
     assert comparable_elsewhere.label == "not measurable here"
-
-
-def test_the_shipped_records_give_evidence_for_the_published_core():
-    shipped = records.read(files.shipped("records"))
-    claimed = CLAIMS["cpu-rtfx-parakeet"]
-    best = {"what": "core-at-its-best", "impl": "optimized_int8", "origin": "estimated"}
-    made = record(20.0, arms=(), metric="rtfx", unit="s/s", **best)
-    found = verdict(claimed, [*shipped, made], CPU)
-    assert (found.label, found.measured) == ("evidence, not comparable", 20.0)
-    assert "20× real time (optimized_int8)" in found.why
-    assert found.recorded["what"] == "recogniser-one-core"
-    beside = [one.record["impl"] for one in found.evidence if not one.is_here]
-    assert beside == ["float32", "packed_bfloat16"]
 
 
 @pytest.mark.parametrize(("cores", "value", "label"), [

@@ -224,10 +224,3 @@ def test_a_number_with_its_source_passes(text):
 def test_a_number_without_its_source_is_found(text, why):
     (said,) = problems(page(text))
     assert why in said
-
-
-def test_the_value_of_one_shipped_record_may_be_told():
-    record = next(r for r in shipped() if r["unit"] == "1")
-    comment = f"<!-- record: {record['what']}/{record['metric']} {records.short_id(record)} -->"
-    assert problems(page(f"{record['value']:.3f}{comment}")) == []
-    assert problems(page(f"{record['value'] + 0.01:.3f}{comment}")) != []

@@ -58,8 +58,9 @@ def summary(rows: Sequence[Row]) -> str:
     if len(main) < len(rows):
         sentence += f"; {len(rows) - len(main)} more in the appendix"
     sentence += "."
-    for device in sorted({str(row["device"]) for row in main} - {""}):
-        there = Counter(str(row["there"]) for row in main if row["device"] == device)
+    judged = [row for row in main if row["there"]]
+    for device in sorted({str(row["device"]) for row in judged}):
+        there = Counter(str(row["there"]) for row in judged if row["device"] == device)
         counts = {label: there[label] for label in LABELS if there[label]}
         sentence += f" On {device}: {_listed(counts)}."
     return sentence

@@ -18,38 +18,38 @@ def table(
         records: Records of any claims and machines.
         machine: The machine whose records decide; by default this one.
     """
-    rows = []
-    for claim in claims:
-        judged = verdict(claim, records, machine)
-        recorded = value_elsewhere(claim, judged)
-        if judged.recorded:
-            recorded += f" on {origin(judged.recorded)}"
-        measured = claim.show(judged.measured)
-        if claim.formula and judged.measured is not None:
-            measured += " (computed)"
-        rows.append(
-            {
-                "id": claim.id,
-                "claim": claim.text,
-                "published": claim.show(claim.quoted),
-                "tolerance": claim.rule,
-                "recorded": recorded,
-                **label_elsewhere(judged),
-                "measured": measured,
-                "verdict": judged.label,
-                "why": judged.why,
-                "notebook": claim.notebook,
-                "title": claim.source["title"],
-                "url": claim.source["url"],
-                "section": claim.source["section"],
-                "document": claim.source["document"],
-                "kind": claim.kind,
-                "needs": claim.needs,
-                "status": claim.status,
-                "appendix": claim.appendix,
-            }
-        )
-    return rows
+    return [claim_row(claim, verdict(claim, records, machine)) for claim in claims]
+
+
+def claim_row(claim: Claim, judged: Verdict) -> dict[str, str]:
+    """A claim and its verdict as text."""
+    recorded = value_elsewhere(claim, judged)
+    there = device_there = ""
+    if judged.recorded:
+        recorded += f" on {origin(judged.recorded)}"
+        there = judged.there
+        device_there = device(judged.recorded)
+    measured = claim.show(judged.measured)
+    if claim.formula and judged.measured is not None:
+        measured += " (computed)"
+    return {
+        "id": claim.id,
+        "claim": claim.text,
+        "published": claim.show(claim.quoted),
+        "tolerance": claim.rule,
+        "recorded": recorded,
+        "device": device_there,
+        "there": there,
+        "measured": measured,
+        "verdict": judged.label,
+        "why": judged.why,
+        "notebook": claim.notebook,
+        **claim.source,
+        "kind": claim.kind,
+        "needs": claim.needs,
+        "status": claim.status,
+        "appendix": claim.appendix,
+    }
 
 
 def value_elsewhere(claim: Claim, judged: Verdict) -> str:
@@ -60,10 +60,3 @@ def value_elsewhere(claim: Claim, judged: Verdict) -> str:
     if judged.there:
         value += f" ({judged.there} there)"
     return value
-
-
-def label_elsewhere(judged: Verdict) -> dict[str, str]:
-    """Columns of a row: the label that another machine's record has there, and its device."""
-    if judged.recorded is None or not judged.there:
-        return {"there": "", "device": ""}
-    return {"there": judged.there, "device": device(judged.recorded)}

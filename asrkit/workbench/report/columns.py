@@ -5,7 +5,7 @@ from typing import Any
 
 from asrkit.workbench.ledger import LABELS, Claim, Evidence, Verdict, load_claims, origin, verdict
 from asrkit.workbench.ledger.labels import NOT_COMPARABLE
-from asrkit.workbench.ledger.notebook_table import label_elsewhere, value_elsewhere
+from asrkit.workbench.ledger.notebook_table import claim_row, value_elsewhere
 from asrkit.workbench.machine import code, software, this_machine
 
 Record = Mapping[str, Any]
@@ -65,27 +65,15 @@ def claim_columns(claim: Claim, judged: Verdict, *, is_fresh: bool) -> Row:
     if judged.label != NOT_COMPARABLE:  # there the reason tells them
         beside = [_evidence_text(claim, one) for one in judged.evidence]
     return {
-        "id": claim.id,
-        "claim": claim.text,
-        "document": claim.source["document"],
-        "section": claim.source["section"],
-        "title": claim.source["title"],
-        "url": claim.source["url"],
-        "notebook": claim.notebook,
-        "needs": claim.needs,
+        **claim_row(claim, judged),
         "published": published,
         "published_value": _sortable(claim.quoted),
         "measured": claim.show(judged.measured),
         "measured_value": _sortable(judged.measured),
         "measured_label": "Computed here" if claim.formula else "Measured here",
         "measured_note": _measured_note(claim, judged, is_fresh),
-        "verdict": judged.label,
         "verdict_value": LABELS.index(judged.label),
-        "tolerance": claim.rule,
-        "appendix": claim.appendix,
-        "why": judged.why,
         "beside": beside,
-        **label_elsewhere(judged),
         **_recorded_columns(claim, judged),
     }
 
