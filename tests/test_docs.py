@@ -31,6 +31,9 @@ DECODING = {"shape": [32, 375, 640, 1025], "dtype": "float32"}
 ENCODER = {"shape": [1, 1000, 512, 17]}
 BATCHING = {"set": "web_like", "ranks": 8, "utterances": 150_000}
 LIBRISPEECH = {"set": "librispeech_train_clean_100", "ranks": 8}
+JOINT_ON_A_GPU = {"shape": [32, 200, 101, 640, 1025], "device": "cuda"}
+DECODING_ON_A_GPU = {"shape": [32, 187, 640, 1025], "dtype": "float32", "device": "cuda"}
+RECOGNISER = {"shape": [128, 1000, 1024, 24]}
 RESULTS = [  # what the README says, times the factor of its unit: what, implementation, metric, parameters
     ("0.14 s", 1e-3, "rnnt-loss", "numba_cpu_overwrite", "cpu_time", LOSS),
     ("2.2 MiB", 1 / MIB, "rnnt-loss", "numba_cpu_overwrite", "peak_memory", LOSS),
@@ -53,6 +56,13 @@ RESULTS = [  # what the README says, times the factor of its unit: what, impleme
     ("26.0 %", 100, "batching", "random_seconds", "utilisation", BATCHING),
     ("96.0 %", 100, "batching", "balanced", "utilisation", LIBRISPEECH),
     ("85.9 %", 100, "batching", "lhotse_1d", "utilisation", LIBRISPEECH),
+    ("11.7 ms", 1, "rnnt-loss-joint", "lean_triton_bfloat16", "latency", JOINT_ON_A_GPU),
+    ("628 MiB", 1 / MIB, "rnnt-loss-joint", "lean_triton_bfloat16", "peak_memory", JOINT_ON_A_GPU),
+    ("62.0 ms", 1, "rnnt-loss-joint", "torchaudio_bfloat16", "latency", JOINT_ON_A_GPU),
+    ("7437 MiB", 1 / MIB, "rnnt-loss-joint", "torchaudio_bfloat16", "peak_memory", JOINT_ON_A_GPU),
+    ("11.2 ms", 1, "rnnt-greedy", "windowed_looping_full", "latency", DECODING_ON_A_GPU),
+    ("43.3 ms", 1, "rnnt-greedy", "nemo_label_looping_graphs", "latency", DECODING_ON_A_GPU),
+    ("81 ms", 1, "headline-full", "graph", "latency", RECOGNISER),
 ]
 
 

@@ -70,7 +70,8 @@ SEPARATE = "asrkit/data/corpora/espeak_worker.py"  # a GPL program of its own
 
 FILE_LINES = 500
 FUNCTION_LINES = 60
-LONG: dict[str, str] = {}  # "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer
+# "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer.
+LONG: dict[str, str] = {}
 
 EXTRAS = ("notebooks", "synth", "dev")  # what the lock holds; `dev` has all that `cuda` names
 # Spelled in two parts so that this file does not contain them.
@@ -214,7 +215,7 @@ def captures_without_lock(text: str) -> list[int]:
 
 def test_every_capture_of_a_cuda_graph_holds_the_one_lock():
     texts = {path: path.read_text(encoding="utf-8") for path in sources()}
-    assert sum("with CAPTURING" in text for text in texts.values()) >= 4
+    assert sum("with CAPTURING" in text for text in texts.values()) >= 3
     unlocked = {path: captures_without_lock(text) for path, text in texts.items()}
     assert [path for path, lines in unlocked.items() if lines] == []
 

@@ -15,14 +15,16 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from asrkit.cpu import has_int8
 from asrkit.models import FastConformerConfig, TransducerConfig
+from asrkit.models.packed import multiplies
 from asrkit.shapes import expect
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.agreement import apart
-from asrkit.workbench.bench.fusion_studies import is_computed
 from asrkit.workbench.bench.suites.encoder import one_utterance
 from asrkit.workbench.cost import Range, Speed
 from asrkit.workbench.cost.speeds import ESTIMATED
@@ -90,7 +92,11 @@ def ways_here() -> list[str]:
     """Those of `WAYS` that this CPU computes: bfloat16 where its oneDNN multiplies that, int8 where
     it has instructions for it.
     """
-    return [name for name in WAYS if is_computed(name.removeprefix("optimized_"))]
+    computed = {
+        "optimized_bfloat16": multiplies(torch.bfloat16),
+        "optimized_int8": has_int8(),
+    }
+    return [name for name in WAYS if computed.get(name, True)]
 
 
 def time_ways(

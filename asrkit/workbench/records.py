@@ -11,12 +11,13 @@ import os
 import re
 import statistics
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from asrkit.files import content_hash, plain_json
+from asrkit.shapes import expect
 from asrkit.workbench.machine import code, load_average, software, this_machine
 
 MIME = "application/vnd.asrkit.record+json"
@@ -187,6 +188,43 @@ def read(path: str | Path) -> list[dict[str, Any]]:
             else:
                 found.append(_with_current_names(record))
     return found
+
+
+def newest_run(
+    found: Iterable[dict[str, Any]], what: str, *, metric: str = "latency", **params: Any
+) -> dict[str, dict[str, Any]]:
+    """The records of the last run that measured a case, by implementation.
+
+    Args:
+        found: Records to look among.
+        what: The claim or benchmark.
+        metric: What of it was measured.
+        **params: What the records' `params` hold, for example device="cuda".
+
+    Raises:
+        ValueError: No record fits.
+    """
+    fitting = [
+        record
+        for record in found
+        if record["what"] == what
+        and record["metric"] == metric
+        and params.items() <= record["params"].items()
+    ]
+    expect(bool(fitting), "found", f"a record of {what} with {params}", "none")
+    last = max(fitting, key=lambda record: record["captured_at"])
+    return {record["impl"]: record for record in fitting if _run(record) == _run(last)}
+
+
+def _run(record: Mapping[str, Any]) -> tuple[str, str]:
+    return record["machine"]["id"], code_version(record)
+
+
+def measured_on(record: Mapping[str, Any]) -> str:
+    """The machine and the code of a record: "NVIDIA H100 80GB HBM3, commit 1a2b3c4"."""
+    machine = record["machine"]
+    names = [gpu["name"] for gpu in machine["gpus"]] or [machine["cpu_model"]]
+    return f"{' + '.join(names)}, {code_version(record)}"
 
 
 RENAMED = {"label_looping": "windowed_looping", "nested_loops": "label_looping"}

@@ -7,7 +7,6 @@ import torch
 
 from asrkit.models import ConvConfig, presets
 from asrkit.workbench import core_study
-from asrkit.workbench.bench import fusion_studies
 from asrkit.workbench.bench.suites.encoder import TOLERANCE, shrunk
 from asrkit.workbench.profiling import Timing
 
@@ -30,7 +29,7 @@ def test_every_way_of_this_cpu_is_timed_and_encodes_what_float32_encodes():
 
 
 def test_a_way_that_the_cpu_lacks_is_left_out(monkeypatch):
-    monkeypatch.setattr(fusion_studies, "multiplies", lambda dtype: False)
+    monkeypatch.setattr(core_study, "multiplies", lambda dtype: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "old"})
     assert core_study.ways_here() == ["float32", "optimized_float32"]
 

@@ -12,7 +12,6 @@ import torch
 from matplotlib.colors import to_rgba
 
 from asrkit.workbench import plots
-from asrkit.workbench.plots.graphs import busy_share
 from asrkit.workbench.plots.palette import DARK, THINGS, colours_of
 from asrkit.workbench.plots.svg import HEAVY_BYTES
 from asrkit.workbench.profiling import Timing
@@ -142,7 +141,7 @@ MARKS = {
 
 def test_every_mark_is_drawn_by_a_notebook_or_here():
     code = "".join(path.read_text("utf-8") for path in NOTEBOOKS.glob("*.ipynb"))
-    drawn = {*re.findall(r"plots\.(\w+)", code), *MARKS, "as_html", "busy_share"}
+    drawn = {*re.findall(r"plots\.(\w+)", code), *MARKS, "as_html"}
     assert {*plots.__all__} - drawn == set()
 
 
@@ -183,7 +182,6 @@ def test_numbers_that_marks_compute_are_right():
     assert list(epochs.lines[0].get_ydata()) == [55]
     once = plots.nodes_at_once(4, 3).tolist()
     assert once == [sum(0 <= k - u < 4 for u in range(3)) for k in range(6)]
-    assert busy_share([(0, 2), (6, 2)]) == 0.5
 
 
 def test_many_points_become_a_picture():

@@ -40,6 +40,30 @@ def test_prose_cites_a_record_by_a_name_that_its_content_gives():
     )
 
 
+def test_the_last_run_of_a_case_is_found_by_implementation():
+    def made(second, commit, impl, **params):
+        record = ratio(impl=impl, params=params).record()
+        record["code"]["commit"] = commit
+        return record | {"captured_at": f"2026-01-01T00:00:0{second}Z"}
+
+    old = made(1, "a", "slow", shape=[2]), made(1, "a", "gone", shape=[2])
+    new = made(2, "b", "slow", shape=[2], threads=4), made(3, "b", "fast", shape=[2])
+    other = made(4, "c", "slow", shape=[3])
+    found = records.newest_run([*old, *new, other], "demo", metric="ratio", shape=[2])
+    assert found == {"slow": new[0], "fast": new[1]}
+    with pytest.raises(ValueError, match="found: expected a record of demo with {'shape': .9.}"):
+        records.newest_run(old, "demo", metric="ratio", shape=[9])
+
+
+def test_a_record_says_which_card_measured_it():
+    record = ratio().record()
+    record["code"]["commit"] = "1a2b3c4d5e"
+    record["machine"] |= {"cpu_model": "A CPU", "gpus": []}
+    assert records.measured_on(record) == "A CPU, commit 1a2b3c4"
+    record["machine"]["gpus"] = [{"name": "A card"}]
+    assert records.measured_on(record) == "A card, commit 1a2b3c4"
+
+
 @pytest.mark.parametrize("fields", [
     {"value": float("nan")}, {"value": np.float32("inf")}, {"value": "1.5"}, {"value": None}, {"samples": (1.0, float("inf"))},
     {"samples": ("a",)}, {"params": {"T": float("nan")}}, {"params": {"model": object()}}, {"params": {"x": torch.zeros(2)}},

@@ -85,7 +85,7 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
         skip: Nodes whose share of the likelihood is no larger are left out of the second pass; the
             gradient then misses at most 2 skip for each of them. 0 is exact; triton leaves none
             out.
-        tile: Nodes of a tile; None takes what fits a cache, and with impl="triton" 128 MiB, whole
+        tile: Nodes of a tile; None takes what fits a cache, and with impl="triton" 256 MiB, whole
             frames at least.
         impl: "plain" (torch), "numba_cpu", "triton", or "auto": numba_cpu on a CPU, triton on a GPU
             where it works, else plain.

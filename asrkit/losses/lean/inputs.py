@@ -11,9 +11,9 @@ from asrkit.losses.lean.driver import Joint
 from asrkit.shapes import dims, expect
 
 Activation = Literal["relu", "tanh"]
-# Bytes of a tile by default: a CPU core's cache; a GPU's cache; for Triton what keeps the GPU busy
-# for some hundred microseconds a launch.
-TILE_BYTES = {"cpu": 1 << 22, "cuda": 1 << 24, "triton": 1 << 28}
+# Size of a tile by default: a CPU core's cache; a GPU's cache; for Triton what keeps an H100 busy
+# until the next launch is there.
+TILE_MIB = {"cpu": 4, "cuda": 16, "triton": 256}
 FEWEST_NODES = 64  # of a tile by default
 
 
@@ -86,7 +86,7 @@ def resolve_joint(request: JointRequest, weight: Tensor, impl: str) -> Joint:
         place = weight.device.type
         if impl == "triton":
             place = "triton"
-        tile_bytes = TILE_BYTES.get(place, TILE_BYTES["cuda"])
+        tile_MiB = TILE_MIB.get(place, TILE_MIB["cuda"])
         row_bytes = max(weight.shape) * weight.element_size()
-        tile = max(FEWEST_NODES, tile_bytes // row_bytes)
+        tile = max(FEWEST_NODES, tile_MiB * 2**20 // row_bytes)
     return Joint(activation=activation, dropout=dropout, seed=seed, skip=skip, tile=tile)

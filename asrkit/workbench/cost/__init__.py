@@ -1,7 +1,6 @@
-"""What models cost: operations and bytes counted (`counts`, `jasper`, `aed`), a GPU's time
-predicted (`lean`), the money that transcription takes (`prices`, `speeds`,
-`transcription`) and its days on many workers (`fleet`), and the time that training takes
-(`time_to_train`, `collectives`).
+"""What models cost: operations and bytes counted (`counts`, `jasper`, `aed`), the money that
+transcription takes (`prices`, `speeds`, `transcription`) and its days on many workers (`fleet`),
+and the time that training takes (`time_to_train`, `collectives`).
 """
 
 from asrkit.workbench.cost.aed import (
@@ -46,7 +45,6 @@ from asrkit.workbench.cost.jasper import (
     published_latencies,
     two_numbers,
 )
-from asrkit.workbench.cost.lean import CHUNK_BYTES, lean_floor_ms, lean_peak
 from asrkit.workbench.cost.prices import Instance, load_prices
 from asrkit.workbench.cost.ranges import Range
 from asrkit.workbench.cost.speeds import (
@@ -85,7 +83,6 @@ from asrkit.workbench.cost.transcription import (
 
 __all__ = [
     "CARDS",
-    "CHUNK_BYTES",
     "DEFAULT_MODEL",
     "DGX_A100",
     "GPU_TILE_BYTES",
@@ -132,8 +129,6 @@ __all__ = [
     "joint_bytes",
     "joint_flops",
     "largest_batch",
-    "lean_floor_ms",
-    "lean_peak",
     "load_prices",
     "lstm_encoder_flops",
     "lstm_encoder_parameters",

@@ -16,7 +16,7 @@ VARIANTS = ("torchaudio", "wavefront", "numba", "overwrite", "split", "packed", 
 # of a node in float32, what backward still holds: log-normaliser, two arcs and their posteriors
 NODE_BYTES = 20
 TILE_BYTES = {"wavefront": 1 << 20, "packed": 1 << 20, "lean": 4 << 20}  # on a CPU
-# on a GPU in plain torch; the lean loss in Triton: asrkit.workbench.cost.lean
+# on a GPU in plain torch
 GPU_TILE_BYTES = {"wavefront": 1 << 28, "packed": 1 << 26, "lean": 1 << 24}
 
 
