@@ -40,6 +40,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
         "workbench.jasper_studies",
         "workbench.aed_studies",
         "workbench.core_study",
+        "workbench.halo",
     },
     {"cli"},
 ]
