@@ -15,7 +15,7 @@ import torch
 
 from asrkit import files
 from asrkit.losses.availability import fastest
-from asrkit.runtime import MODULES, lacks, toolkit
+from asrkit.runtime import MODULES, lacks
 from asrkit.workbench.machine import this_machine
 
 Status = Literal["missing", "note", "ok"]
@@ -67,7 +67,6 @@ def diagnose() -> list[Finding]:
         _memory(machine),
         _cache(),
         _losses(),
-        _cuda_toolkit(machine),
         _gpu(machine),
     ]
 
@@ -178,16 +177,6 @@ def _losses() -> Finding:
     if len(details) > 1:
         remedy = "pip install 'asrkit[cuda]'"
     return _finding("losses", "; ".join(details), remedy)
-
-
-def _cuda_toolkit(machine: Mapping[str, Any]) -> Finding:
-    folder = toolkit()
-    if folder:
-        return _finding("CUDA toolkit", f"NVVM in {folder}")
-    remedy = ""
-    if machine["gpus"]:
-        remedy = "set CUDA_HOME to a toolkit, for Numba's kernels"
-    return _finding("CUDA toolkit", "none with NVVM was found", remedy)
 
 
 def _gpu(machine: Mapping[str, Any]) -> Finding:

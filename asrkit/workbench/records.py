@@ -16,14 +16,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from asrkit.files import content_hash, plain_json
+from asrkit.files import plain_json
 from asrkit.shapes import expect
 from asrkit.workbench.machine import code, load_average, software, this_machine
 
 MIME = "application/vnd.asrkit.record+json"
 SCHEMA = "asrkit.record/2"
 FIRST_SCHEMA = "asrkit.record/1"
-SEAL = "content_sha256"  # a field of older records
 
 
 @dataclass(frozen=True)
@@ -112,12 +111,6 @@ def _row(record: Measurement | dict[str, Any]) -> dict[str, Any]:
 def code_version(record: Mapping[str, Any]) -> str:
     """The code that measured a record: "commit 1a2b3c4"."""
     return f"commit {(record['code']['commit'] or 'unknown')[:7]}"
-
-
-def short_id(record: Mapping[str, Any]) -> str:
-    """Eight hex digits that name a record, from its content: prose cites a number's record so."""
-    content = {key: value for key, value in record.items() if key != SEAL}
-    return content_hash(content).removeprefix("sha256:")[:8]
 
 
 def problem(record: Any) -> str:

@@ -5,7 +5,7 @@
 * `claim-id`: the number is what the claim is quoted with, or one of its params;
 * `code: place`: a constant in the notebook's own code (`place` is a cell's id) or in a file (`code: asrkit/features.py`);
 * `= 1 - 1 / 1.1`: arithmetic, computed here;
-* `record: what/metric 3fa21b`: a shipped record's value; first digits of `records.short_id` where there are several such records;
+* `record: what/metric 3fa21b`: a shipped record's value; first digits of `short_id` where there are several such records;
 * `fact: source`: a constant of the world, and where it stands.
 
 The number has to be its source's, rounded to the digits that are printed. Seconds and bytes may change their prefix, a ratio
@@ -73,6 +73,12 @@ def shipped() -> list[dict]:
     return records.read(files.shipped("records"))
 
 
+def short_id(record: dict) -> str:
+    """Eight hex digits that name a record, from its content, but for the seal of older ones."""
+    content = {key: value for key, value in record.items() if key != "content_sha256"}
+    return files.content_hash(content).removeprefix("sha256:")[:8]
+
+
 def told(text: str) -> Iterator[tuple[str, str, str, str]]:
     """Number, unit, comment and surroundings of every number in markdown that is not exempt."""
     comments: list[str] = []
@@ -125,7 +131,7 @@ def sources(comment: str, notebook: dict) -> list[tuple[float, str]]:
         found = [
             r
             for r in shipped()
-            if f"{r['what']}/{r['metric']}" == name and records.short_id(r).startswith(digits)
+            if f"{r['what']}/{r['metric']}" == name and short_id(r).startswith(digits)
         ]
         if len(found) != 1:
             raise ValueError(f"{len(found)} shipped records are {place!r}")

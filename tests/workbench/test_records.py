@@ -28,18 +28,6 @@ def ratio(**fields):
     return Measurement(**given)
 
 
-def test_prose_cites_a_record_by_a_name_that_its_content_gives():
-    record = ratio().record()
-    name = records.short_id(record)
-    assert re.fullmatch("[0-9a-f]{8}", name)
-    assert records.short_id(record | {"value": 2.0}) != name
-    shipped = records.read(kept.shipped("records"))
-    sealed = [one for one in shipped if one["schema"] == records.SCHEMA and records.SEAL in one]
-    assert sealed and all(
-        one[records.SEAL].startswith(f"sha256:{records.short_id(one)}") for one in sealed
-    )
-
-
 def test_the_last_run_of_a_case_is_found_by_implementation():
     def made(second, commit, impl, **params):
         record = ratio(impl=impl, params=params).record()
