@@ -178,10 +178,6 @@ def test_a_broken_file_is_reported_and_the_rest_is_done(model, tmp_path, capsys)
             "/proc/none/a.jsonl cannot be written: ",
         ),
         (
-            ["train", "--join-digits", "-1", "--out", "OUT"],
-            "--join-digits: expected a whole number from 0 up, got -1.",
-        ),
-        (
             ["train", "--hold-out", "nobody", "--out", "OUT"],
             "--hold-out: expected a speaker of a manifest, got 'nobody'. spoken_commands has its",
         ),

@@ -25,7 +25,7 @@ from asrkit.data.batching.padding import (
 )
 from asrkit.data.batching.presorting import Presorted
 from asrkit.data.batching.strategies import Balanced, Bucketed, Plan, Random, Sorted, plan
-from asrkit.data.utterances import Batch, TrainingPlan, Utterances, batches, training_stream
+from asrkit.data.utterances import Batch, TrainingPlan, Utterances, batches
 
 if TYPE_CHECKING:
     from asrkit.data.batching.sampler import LengthSampler
@@ -66,7 +66,6 @@ __all__ = [
     "plan",
     "shipped_lengths",
     "spec_augment",
-    "training_stream",
     "transducer_joint",
     "warp_features",
     "web_like",

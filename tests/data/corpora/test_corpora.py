@@ -355,41 +355,6 @@ def test_resampling_to_flac_keeps_pitch_loudness_and_length(tmp_path):
     assert np.abs(audio[1000:15_000] - 0.5 * np.sin(2 * np.pi * 440 * seconds)).max() < 2e-3
 
 
-def test_digit_strings_join_words_of_one_speaker_with_pauses_and_repeat_by_seed(tmp_path):
-    rows = []
-    for speaker, seconds in (("ann", 0.3), ("bob", 0.4)):
-        for word in ("one", "two"):
-            tone(tmp_path / f"audio/{speaker}-{word}.wav", seconds=seconds)
-            rows.append(
-                {
-                    "id": f"{speaker}-{word}",
-                    "audio": f"audio/{speaker}-{word}.wav",
-                    "text": word,
-                    "speaker": speaker,
-                }
-            )
-    cuts = corpora.from_manifest(manifest(tmp_path, *rows))
-    joined = corpora.digit_strings(cuts, count=20, seed=4)
-    held, again = (
-        Utterances.load(some, progress=False)
-        for some in (joined, corpora.digit_strings(cuts, count=20, seed=4))
-    )
-    assert list(held.texts) == list(again.texts) and held.durations == again.durations
-    assert {len(text.split()) for text in held.texts} > {1, 6} and set(held.speakers) == {
-        "ann",
-        "bob",
-    }
-    for text, speaker, seconds in zip(held.texts, held.speakers, held.durations, strict=True):
-        words, word_s = len(text.split()), {"ann": 0.3, "bob": 0.4}[speaker]
-        assert (
-            words * word_s + (words - 1) * 0.05 - 1e-3
-            <= seconds
-            <= words * word_s + (words - 1) * 0.25 + 1e-3
-        )
-    other = [cut.supervisions[0].text for cut in corpora.digit_strings(cuts, count=20, seed=5)]
-    assert other != list(held.texts)
-
-
 def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
     rows = []
     for n, speaker in enumerate(["ann", "bob", "ann", "bob"]):
@@ -416,12 +381,6 @@ def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
         ValueError, match=r"hold_out: expected one of the speakers \['ann', 'bob'\], got 'eve'"
     ):
         corpora.load([path], hold_out="eve")
-    joined = corpora.load([path], hold_out="bob", join_digits=20)
-    assert {split: len(cuts) for split, cuts in joined.items()} == {
-        "train": 22,
-        "dev": 0,
-        "test": 2,
-    }  # in train, beside the words
 
 
 def test_a_worker_that_fails_stops_the_build_with_its_reason_and_leaves_nothing(a_home):
@@ -488,8 +447,6 @@ def test_speakers_and_splits_may_be_numbers_null_or_capitalised(tmp_path):
     assert [cut.supervisions[0].speaker for cut in corpora.load([path], hold_out="3")["test"]] == [
         "3"
     ]
-    with pytest.raises(ValueError, match="join_digits: expected a whole number from 0 up, got -1"):
-        corpora.load([path], join_digits=-1)
 
 
 @pytest.mark.parametrize("dot", ["", "./"])
