@@ -14,9 +14,7 @@ from asrkit.training import (
     TrainConfig,
     TrainResult,
     chooses_lean,
-    joint,
     joint_peak_bytes,
-    objective,
     training_loss,
 )
 from asrkit.workbench import cost
@@ -99,23 +97,6 @@ def test_the_bytes_of_the_joint_are_those_that_cost_counts(V, D, dtype):
     assert joint_peak_bytes(dtype=dtype, **shape) == pytest.approx(counted, rel=0.05)
 
 
-def test_memory_decides_where_the_clock_says_full(monkeypatch):
-    model, device = make(SMALL), torch.device("cpu")
-    shape = {"B": 4, "T": 50, "U1": 20, "dtype": torch.float32, "device": device}
-    monkeypatch.setattr(joint, "PRODUCT_WIDTH", 0)
-    assert not joint.takes_lean(model, TrainConfig(), **shape)
-    needed = joint_peak_bytes(B=4, T=50, U1=20, V=29, D=24, dtype=torch.float32)
-    for memory_bytes, lean in ((2 * needed, False), (2 * needed - 1, True)):
-        monkeypatch.setattr(joint, "device_memory", lambda device, size=memory_bytes: size)
-        assert joint.takes_lean(model, TrainConfig(), **shape) is lean
-        assert not joint.takes_lean(model, TrainConfig(joint="full"), **shape)
-
-
-def test_the_memory_of_this_machine_is_known_and_plausible():
-    assert 2**28 < joint.device_memory(torch.device("cpu")) < 2**50
-    assert joint.device_memory(torch.device("meta")) is None
-
-
 # --- the losses
 
 
@@ -147,24 +128,6 @@ def test_under_autocast_lean_is_as_near_to_float32_as_the_joint(name):
         pairs = zip(gradients, exact, strict=True)
         errors[choice] = sum(float((got - wanted).norm()) for got, wanted in pairs)
     assert errors["lean"] <= 1.5 * errors["full"]
-
-
-@pytest.mark.parametrize("name", ["rnnt", "tdt"])
-def test_logits_go_to_the_loss_in_the_dtype_they_are_computed_in(name, monkeypatch):
-    seen = []
-    door = "tdt_loss" if name == "tdt" else "rnnt_loss"
-    loss = getattr(objective, door)
-
-    def spy(logits, *rest, **options):
-        seen.append(logits.dtype)
-        return loss(logits, *rest, **options)
-
-    monkeypatch.setattr(objective, door, spy)
-    for precision in ("float32", "bfloat16"):
-        training_loss(
-            make(MODELS[name]), batch(), replace(FLOAT32, joint="full", precision=precision)
-        )
-    assert seen == [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
