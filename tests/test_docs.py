@@ -65,18 +65,6 @@ RESULTS = [  # what the README says, times the factor of its unit: what, impleme
 ]
 
 
-def commands_of(top):
-    """The parser of each command by what is typed after `asrkit`."""
-    found = {}
-    for action in top._subparsers._group_actions:
-        for name, sub in action.choices.items():
-            if sub._subparsers:
-                found |= {f"{name} {leaf}": one for leaf, one in commands_of(sub).items()}
-            else:
-                found[name] = sub
-    return found
-
-
 def texts(pages):
     """The pages' text, one after another."""
     return "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
@@ -90,18 +78,6 @@ MADE = re.findall(r"^    make (\w+)(?: ARGS=\"(.*?)\")?", TOLD, re.MULTILINE)
 
 def test_the_page_of_commands_says_what_help_says():
     assert (ROOT / "docs/commands.md").read_text(encoding="utf-8") == document(), "run `make docs`"
-
-
-def test_the_page_of_commands_has_every_command_and_every_option():
-    page, parsers = document(), commands_of(parser())
-    for name, command in COMMANDS.items():
-        (section,) = re.findall(
-            rf"^## asrkit {name}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL
-        )
-        assert command.summary in section
-        flags = [flag for action in parsers[name]._actions for flag in action.option_strings]
-        assert "--json" in flags
-        assert [flag for flag in flags if f"`{flag}`" not in section] == ["-h", "--help"]
 
 
 def test_every_example_of_the_help_can_be_typed():

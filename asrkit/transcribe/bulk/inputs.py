@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from asrkit.shapes import expect, whole
 from asrkit.sound_files import SUFFIXES, UNREAD, listed, seconds
 
-CONTAINERS = (".tar", ".tar.gz", ".tgz", ".parquet")  # files that hold recordings
+CONTAINERS = (".tar", ".tar.gz", ".tgz")  # files that hold recordings
 MANIFESTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
-KINDS = "a folder, a manifest (.jsonl, .json, .gz of them), a .tar, a .parquet or a sound file"
+KINDS = "a folder, a manifest (.jsonl, .json, .gz of them), a .tar or a sound file"
 HEADER_READERS = 8  # threads that ask files for their length
 # What a damaged manifest makes its readers raise.
 UNREADABLE = (
@@ -116,7 +116,7 @@ def _listed(folder: Path) -> list[tuple[Path, str]]:
 
 def _folder(folder: Path) -> Iterator[Recording]:
     found = _listed(folder)
-    expect(bool(found), "files", "recordings, .tar or .parquet", f"none in {str(folder)!r}")
+    expect(bool(found), "files", "recordings or .tar", f"none in {str(folder)!r}")
     return _files(found)
 
 

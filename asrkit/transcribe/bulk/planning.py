@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from asrkit.files import atomic, lock
 from asrkit.shapes import expect
 from asrkit.transcribe.bulk import inputs
-from asrkit.transcribe.bulk.containers import parquet
 from asrkit.transcribe.bulk.inputs import CONTAINERS, Recording
 from asrkit.transcribe.bulk.results import PREFIX
 from asrkit.transcribe.bulk.tasks import (
@@ -87,7 +86,7 @@ class Plan:
 
     def result(self, shard: Shard) -> Path:
         """The file of a shard's result, which is there when the shard is done."""
-        return self.out / f"{PREFIX}{shard.name}.{self.task.format}"
+        return self.out / f"{PREFIX}{shard.name}.jsonl"
 
     def recordings(self, shard: Shard) -> list[Recording]:
         """The recordings of a shard.
@@ -110,7 +109,7 @@ class Plan:
 
     def done(self) -> set[str]:
         """Names of the shards whose results are there."""
-        there = {path.name for path in self.out.glob(f"{PREFIX}*.{self.task.format}")}
+        there = {path.name for path in self.out.glob(f"{PREFIX}*.jsonl")}
         return {shard.name for shard in self.shards if self.result(shard).name in there}
 
 
@@ -138,8 +137,7 @@ def plan(
 
     Raises:
         ValueError: An input is damaged or has no recording, ids are twice, or `out` was begun with
-            another model, other settings or other recordings; or Parquet is asked for, and pyarrow
-            is not installed, or `out` is below one of `files`.
+            another model, other settings or other recordings.
     """
     if isinstance(files, str | Path):
         files = [files]
@@ -150,9 +148,6 @@ def plan(
     expect(positive, "shard_h", "more than 0 hours", shard_h)
     for one in given:
         expect(one.exists(), "files", inputs.KINDS, repr(str(one)), "Check the path.")
-    if task.format == "parquet":
-        parquet()  # now, rather than when the first shard is transcribed
-        _expect_outside(given, out)
     task = absolute(task)
     with lock(out / WORK / "plan", wait=True):  # others wait for the first one
         now = {
@@ -170,15 +165,6 @@ def plan(
                 return load_plan(out)
         _write(given, task, out, shard_h=shard_h, device=device, now=now, kept=kept)
         return load_plan(out)
-
-
-def _expect_outside(given: Iterable[Path], out: Path) -> None:
-    """ValueError where results in Parquet would be below a folder of recordings."""
-    for one in given:
-        below = one.is_dir() and out.resolve().is_relative_to(one.resolve())
-        wanted = f"a folder outside of {one} with --format parquet"
-        remedy = "What lies in it is taken for recordings."
-        expect(not below, "out", wanted, out, remedy)
 
 
 def load_plan(out: str | Path) -> Plan:
@@ -364,8 +350,6 @@ def _text(one: Recording) -> str:
 
 def _container_s(one: Recording) -> float:
     """Seconds of audio in a container, guessed by its size."""
-    if one.path.lower().endswith(".parquet"):
-        parquet()  # now, rather than when it is transcribed
     return one.state[0] / BYTES_PER_S if one.state else UNKNOWN_S
 
 

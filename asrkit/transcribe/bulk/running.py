@@ -82,7 +82,7 @@ def run(
             shards=len(plan.shards),
             done=len(done),
             missing=sum(shard.name not in done for shard in mine),
-            counts=results.total(plan.result(shard) for shard in there),
+            counts=results.count(plan.result(shard) for shard in there),
             transcribed_s=shown.transcribed_s,
         )
 

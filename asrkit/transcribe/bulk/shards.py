@@ -81,24 +81,24 @@ class ShardTranscriber:
         result = self.plan.result(shard)
         work = self.plan.work / shard.name
         if result.exists():
-            return results.counts_of(result)
+            return results.count([result])
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(lock(work))
             except ValueError:
                 return None
             if result.exists():  # since somebody else held the lock
-                return results.counts_of(result)
+                return results.count([result])
             for torn in result.parent.glob(f".{result.stem}-????????{result.suffix}"):
                 torn.unlink()  # what a killed process was writing
             rows = self._rows(shard, work)
             try:
-                counts = results.write(result, rows)
+                results.write(result, rows)
             except OSError as error:
                 why = error.strerror or error
                 raise OSError(f"{result} cannot be written: {why}. Make room and go on.") from None
             shutil.rmtree(work, ignore_errors=True)
-        return counts
+        return results.count([result])
 
     def _rows(self, shard: Shard, work: Path) -> list[Row]:
         """The results of a shard: at once, or one by one where that ended the process before."""

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import sys
 
 import pytest
@@ -37,23 +36,6 @@ def test_ray_that_is_absent_is_one_line_that_names_parts(monkeypatch):
         RayActors(address="local")
 
 
-def test_an_address_is_given_or_in_the_environment(installed, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
-    assert RayActors().address == "10.0.0.2:6379"
-    assert RayActors(address="local").address == "local"
-
-
-def test_room_is_counted_by_node(installed):
-    nodes = [{"Alive": alive, "Resources": {"CPU": 4.0, "GPU": 2.0}} for alive in (True, True, 0)]
-    many = RayActors(address="local")
-    for need, room in (({"CPU": 3.0}, 2), ({"CPU": 1.0, "GPU": 0.5}, 8)):
-        assert many._number(nodes, need, 100) == room
-        assert many._number(nodes, need, 1) == 1
-    assert RayActors(address="local", actors=3)._number(nodes, {"CPU": 2.0}, 100) == 3
-    with pytest.raises(ValueError, match="^actors: expected room for 1 with 5 CPU each, got room"):
-        many._number(nodes, {"CPU": 5.0}, 100)
-
-
 def test_device_and_gpus_of_an_actor(installed):
     actors = RayActors(address="local")
     assert actors.need(Machine()) == {"CPU": 1.0}
@@ -83,11 +65,6 @@ def test_a_wrong_argument_is_one_line(installed, talks, model, tmp_path, capsys,
     assert "ray" not in sys.modules
 
 
-def test_a_plan_for_gpus_that_are_elsewhere_is_made_here(talks, task, tmp_path):
-    made = plan(talks, task, tmp_path / "cuda", device="cuda")
-    assert made.made_by == plan(talks, task, tmp_path / "cpu").made_by
-
-
 def test_an_actor_transcribes_shards_in_one_process_and_answers_with_their_counts(
     talks, task, tmp_path, wanted, found
 ):
@@ -112,11 +89,3 @@ def answer_of(actor, name):
     """What an actor answers for a shard."""
     (answer,) = actor({"name": [name]})["answer"]
     return json.loads(answer)
-
-
-def test_an_actor_that_cannot_work_says_why_and_where(tmp_path):
-    actor = ray_actors.ShardActor(str(tmp_path), json.dumps(as_json(Machine())))
-    with actor.worker:
-        stop = answer_of(actor, "x")["stop"]
-    assert stop.startswith("out: expected a folder with a plan, got no plan.json in")
-    assert stop.endswith(f"({os.uname().nodename})")
