@@ -1,22 +1,18 @@
 """`asrkit transcribe --shards`: bulk transcription, and its options."""
 
 import argparse
-import json
 import re
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from asrkit.cli.command import count, finish
 from asrkit.cli.options import check_writable
 from asrkit.cli.workers import asked_layout, tell_layout
-from asrkit.files import atomic
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
 
 NEED_SHARDS = ("part", "shard_h", "on")
 NEED_RAY = ("address", "actors", "gpus_per_actor")
-COUNTS = "counts.json"  # in --out: what --json prints
 
 
 def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,9 +131,7 @@ def transcribe_shards(
         windows=windows,
         config=config,
     )
-    layout = None
-    if args.workers is not None and _has_work(args.out, part):
-        layout = asked_layout(args, model)  # before the model is loaded
+    layout = asked_layout(args, model)  # before the model is loaded
     planned = plan(args.files, task, args.out, shard_h=args.shard_h, device=args.device)
     tell_layout(args, layout)
     start = time.perf_counter()
@@ -159,21 +153,8 @@ def transcribe_shards(
         "rtfx": round(report.transcribed_s / elapsed_s, 1),
         "out": str(args.out),
     }
-    with atomic(args.out / COUNTS) as file:
-        file.write_text(json.dumps(result) + "\n", encoding="utf-8")
     finish(args, result, _sentence(result))
     return 1 if report.missing or report.counts.failed else 0
-
-
-def _has_work(out: Path, part: tuple[int, int]) -> bool:
-    """Whether a part lacks results, or there is no plan of it yet."""
-    from asrkit.transcribe.bulk import load_plan
-    from asrkit.transcribe.bulk.planning import PLAN
-    from asrkit.transcribe.bulk.running import missing
-
-    if not (out / PLAN).exists():
-        return True
-    return bool(missing(load_plan(out), part))
 
 
 def _executor(layout: Any) -> Any:

@@ -57,8 +57,6 @@ class WindowOptions:
             value = getattr(self, name)
             is_number = isinstance(value, Real) and not isinstance(value, bool)
             expect(is_number, name, "a number of seconds", repr(value))
-        flag = self.timestamps
-        expect(isinstance(flag, bool), "timestamps", "True or False", repr(flag))
         expect(self.batch_s > 0, "batch_s", "more than 0 seconds", self.batch_s)
         expect(isfinite(self.batch_s), "batch_s", "a finite number of seconds", self.batch_s)
         expect(1 <= self.window_s <= 86_400, "window_s", "1 to 86,400 seconds", self.window_s)

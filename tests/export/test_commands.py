@@ -12,7 +12,7 @@ import torch
 from asrkit.data import Utterances, corpora
 from asrkit.export.folder import MANIFEST
 from asrkit.models import LSTMConfig, TransducerConfig, load_checkpoint
-from asrkit.text import CharTokenizer, wer
+from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, train
 from asrkit.transcribe import transcribe
 
@@ -195,6 +195,7 @@ def test_what_export_refuses_leaves_nothing_behind(trained, commands, tmp_path):
 @pytest.mark.parametrize("kind, head", EXPORTS)
 def test_sherpa_onnx_reads_what_left_and_writes_nearly_what_we_write(by_client, ours, kind, head):
     client = [" ".join(text.split()) for text in by_client[kind, head]]
-    # its features differ from ours, and the model was trained for seconds
-    assert wer(ours[kind, head], client, resamples=1).rate < 0.3
+    differ = sum(one != two for one, two in zip(client, ours[kind, head], strict=True))
+    # its features are not ours, and the model was trained for seconds
+    assert differ <= 0.7 * len(client) and len({*client}) > 5
     assert len({*client}) > 5

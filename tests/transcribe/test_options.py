@@ -26,7 +26,6 @@ BAD = [
     (WindowOptions, {"batch_s": "30"}, f"batch_s{SECONDS}"),
     (WindowOptions, {"window_s": 0.5}, "window_s: expected 1 to 86,400 seconds, got 0.5"),
     (WindowOptions, {"overlap_s": 16}, "overlap_s: expected 0 to half a window, got 16"),
-    (WindowOptions, {"timestamps": "nope"}, "timestamps: expected True or False, got 'nope'"),
     (WindowOptions, {"readers": 0}, READERS),
     (BeamOptions, {"ctc_weight": -0.1}, SHARE),
     (PromptOptions, {"language": ""}, "language: expected a language's code, or None, got ''."),

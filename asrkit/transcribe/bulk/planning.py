@@ -9,17 +9,15 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from json.encoder import encode_basestring_ascii as quoted  # json.dumps of a str, in less time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from asrkit.files import atomic, lock
 from asrkit.shapes import expect
 from asrkit.transcribe.bulk import inputs
-from asrkit.transcribe.bulk.inputs import CONTAINERS, Recording
+from asrkit.transcribe.bulk.inputs import Recording
 from asrkit.transcribe.bulk.results import PREFIX
 from asrkit.transcribe.bulk.tasks import (
     Machine,
@@ -197,12 +195,8 @@ def _kept(out: Path) -> dict[str, Any] | None:
         return None
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
-        for name in ("made_by", "shard_h", "asrkit", "model", "inputs"):
-            kept[name]  # a KeyError where it is missing
         kept["shards"] = [Shard(*values) for values in kept["shards"]]
-        from_json(Task, kept["task"])  # an error where a field is missing or unknown
-        kept["task"]["windows"].keys()  # an AttributeError where it has no fields
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError):
         raise ValueError(_no_plan(file)) from None
     return kept
 
@@ -250,7 +244,7 @@ def _write(
         _refuse(out, "another model, or other settings")
     rows = _rows(given)
     if shard_h is None:
-        shard_h = usual_shard_h(sum(rows.planned_s[row] for row in rows.order), device)
+        shard_h = usual_shard_h(sum(row.planned_s for row in rows), device)
     shards: list[Shard] = []
     with atomic(out / SHARDS) as part:
         with part.open("wb") as file:
@@ -264,7 +258,7 @@ def _write(
         "made_by": made_by,
         "asrkit": version(),
         "shard_h": shard_h,
-        "recordings": len(rows.texts),
+        "recordings": len(rows),
         "planned_s": round(sum(shard.planned_s for shard in shards), 3),
         "shards": shards,
     }
@@ -295,69 +289,37 @@ def version() -> str:
         return "unknown"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """Recordings as they are planned, by column: an object for each would take twice the time.
+class _Row(NamedTuple):
+    """A recording as it is planned.
 
     Args:
-        planned_s: Seconds of each, in the order in which they were read.
-        texts: Each one as JSON, which takes least memory.
-        containers: Numbers of those that are a shard of their own.
-        order: Numbers of all, longest first; of equal length as they were read.
+        planned_s: Its seconds, guessed where they are not known.
+        text: The recording as JSON.
+        is_container: Whether it is a shard of its own.
     """
 
-    planned_s: "array[float]"
-    texts: list[str]
-    containers: set[int]
-    order: list[int]
+    planned_s: float
+    text: str
+    is_container: bool
 
 
-def _rows(given: Sequence[Path]) -> _Rows:
-    """All recordings. Ids have to differ."""
-    planned_s = array("d")
-    texts: list[str] = []
-    containers: set[int] = set()
+def _rows(given: Sequence[Path]) -> list[_Row]:
+    """All recordings, longest first. Ids have to differ."""
+    rows: list[_Row] = []
     seen: set[str] = set()
-    for number, one in enumerate(inputs.read(given)):
+    for one in inputs.read(given):
         if one.id in seen:
             remedy = "Give each line an id of its own, or use two folders."
             expect(False, "files", "ids that are all different", f"{one.id!r:.200} twice", remedy)
         seen.add(one.id)
-        texts.append(_text(one))
-        if one.path.lower().endswith(CONTAINERS):
-            containers.add(number)
-            planned_s.append(_container_s(one))
-        else:
-            planned_s.append(UNKNOWN_S if one.duration_s is None else one.duration_s)
-    expect(bool(texts), "files", "at least one recording", "none in " + ", ".join(map(str, given)))
-    return _Rows(
-        planned_s=planned_s,
-        texts=texts,
-        containers=containers,
-        order=_longest_first(planned_s),
-    )
-
-
-def _text(one: Recording) -> str:
-    """A recording as JSON: its values in their order, as `json.dumps` writes them."""
-    name, path, start_s, duration_s, channel, state = one
-    length = "null" if duration_s is None else repr(duration_s)
-    others = "null,null"
-    if channel is not None or state is not None:
-        others = f"{json.dumps(channel)},{json.dumps(state)}"
-    return f"[{quoted(name)},{quoted(path)},{start_s!r},{length},{others}]"
-
-
-def _container_s(one: Recording) -> float:
-    """Seconds of audio in a container, guessed by its size."""
-    return one.state[0] / BYTES_PER_S if one.state else UNKNOWN_S
-
-
-def _longest_first(seconds: "array[float]") -> list[int]:
-    """Positions of `seconds`, the largest first, and of equal ones the first one first."""
-    import numpy
-
-    return numpy.argsort(-numpy.frombuffer(seconds), kind="stable").tolist()
+        planned_s = one.duration_s
+        if one.is_container and one.state:
+            planned_s = one.state[0] / BYTES_PER_S
+        text = json.dumps(one, separators=(",", ":"))
+        rows.append(_Row(planned_s or UNKNOWN_S, text, one.is_container))
+    expect(bool(rows), "files", "at least one recording", "none in " + ", ".join(map(str, given)))
+    rows.sort(key=lambda row: -row.planned_s)
+    return rows
 
 
 def usual_shard_h(total_s: float, device: str) -> float:
@@ -372,34 +334,33 @@ def usual_shard_h(total_s: float, device: str) -> float:
     return max(shard_s, total_s / MOST_SHARDS) / 3600
 
 
-def _shards(rows: _Rows, made_by: str, shard_s: float) -> Iterator[tuple[Shard, bytes]]:
+def _shards(rows: Sequence[_Row], made_by: str, shard_s: float) -> Iterator[tuple[Shard, bytes]]:
     """Yield each shard and its line of the file."""
     offset = 0
     for held in _filled(rows, shard_s):
-        text = ",".join([rows.texts[row] for row in held]).encode()
-        name = hashlib.sha256(b"%s %s" % (made_by.encode(), text)).hexdigest()[:16]
-        line = b'{"name":"%s","recordings":[%s]}\n' % (name.encode(), text)
-        planned_s = sum([rows.planned_s[row] for row in held])
+        text = ",".join(row.text for row in held)
+        name = hashlib.sha256(f"{made_by} {text}".encode()).hexdigest()[:16]
+        line = f'{{"name":"{name}","recordings":[{text}]}}\n'.encode()
+        planned_s = sum(row.planned_s for row in held)
         yield Shard(name, offset, len(held), round(planned_s, 3)), line
         offset += len(line)
 
 
-def _filled(rows: _Rows, shard_s: float) -> Iterator[list[int]]:
-    """Yield numbers of recordings of at most `shard_s` seconds together.
+def _filled(rows: Sequence[_Row], shard_s: float) -> Iterator[list[_Row]]:
+    """Yield recordings of at most `shard_s` seconds together.
 
     A container, or a recording longer than that, is alone.
     """
-    held: list[int] = []
+    held: list[_Row] = []
     size_s = 0.0
-    for row in rows.order:
-        if row in rows.containers:
+    for row in rows:
+        if row.is_container:
             yield [row]
             continue
-        row_s = rows.planned_s[row]
-        if held and size_s + row_s > shard_s:
+        if held and size_s + row.planned_s > shard_s:
             yield held
             held, size_s = [], 0.0
         held.append(row)
-        size_s += row_s
+        size_s += row.planned_s
     if held:
         yield held

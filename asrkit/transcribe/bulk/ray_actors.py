@@ -225,6 +225,5 @@ class ShardActor:
             "shard": name,
             "counts": None if counts is None else asdict(counts),
             "transcribed_s": sum(event.transcribed_s for event in events),
-            "failed": sum(event.failed for event in events),
         }
         return {"answer": [json.dumps(answer)]}

@@ -34,7 +34,7 @@ class ShardTranscriber:
     Args:
         plan: As `load_plan` returns it.
         machine: Device and threads of this process; None: one CPU, as torch takes it.
-        progress: Called with (seconds of audio, failed recordings) as they are finished.
+        progress: Called with seconds of audio as they are finished.
 
     Raises:
         ValueError: The model or the asrkit here is not the one of the plan.
@@ -45,7 +45,7 @@ class ShardTranscriber:
         plan: Plan,
         machine: Machine | None = None,
         *,
-        progress: Callable[[float, int], None] | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> None:
         self.plan = plan
         machine = machine or Machine()
@@ -140,7 +140,7 @@ class ShardTranscriber:
             if "CUDA error" in transcript.error:  # lack of memory is another one
                 raise PoisonedDeviceError(transcript.error)
             if self.progress is not None:
-                self.progress(transcript.audio_s, int(bool(transcript.error)))
+                self.progress(transcript.audio_s)
             yield self._row(drawn.popleft(), transcript)
 
     def _row(self, entry: Entry, transcript: Transcript) -> Row:

@@ -126,7 +126,7 @@ SPOILT = cut()["recording"]
     ("line", "said"),
     [
         ("{", "got no JSON (Expecting property name"),
-        ('{"audio": "a"} {"audio": "b"}', "got no JSON (more than one value, column 15)"),
+        ('{"audio": "a"} {"audio": "b"}', "got no JSON (Extra data, column 16)"),
         ("[]", "manifest: expected objects, got list."),
         ("{}", "got KeyError: 'audio'"),
         ('{"audio": ["a", "b"]}', "expected the path of a sound file, got ['a', 'b']"),

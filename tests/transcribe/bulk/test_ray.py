@@ -251,7 +251,6 @@ def test_a_node_that_is_killed_loses_and_doubles_nothing(
     assert (result["recordings"], result["failed"], result["missing"]) == (12, 3, 0)
     assert found(out) == wanted(talks)
     assert before.items() <= written(out).items()
-    assert json.loads((out / "counts.json").read_text()) == result
 
 
 def test_an_actor_that_is_killed_is_started_again_and_parts_share_the_folder(
