@@ -12,7 +12,7 @@ from asrkit.cli.workers import asked_layout, tell_layout
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
 
 NEED_SHARDS = ("part", "shard_h", "on")
-NEED_RAY = ("address", "actors", "gpus_per_actor")
+NEED_RAY = ("address", "actors")
 
 
 def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,14 +59,9 @@ def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
         "--actors",
         type=int,
         metavar="N",
-        help="processes that transcribe, each with --threads CPUs (1 where it is not given; "
+        help="processes that transcribe, each with --threads CPUs (1 where it is not given) and, "
+        "with --device cuda, a GPU ("
         "default: as many as there is room for)",
-    )
-    cluster.add_argument(
-        "--gpus-per-actor",
-        type=float,
-        metavar="G",
-        help="with --device cuda: GPUs of each process, 0.5 for two on one (default: 1)",
     )
 
 
@@ -174,7 +169,7 @@ def _cluster(args: argparse.Namespace) -> Any:
 
     if args.on is None:
         return None
-    cluster = RayActors(address=args.address, actors=args.actors, gpus=args.gpus_per_actor)
+    cluster = RayActors(address=args.address, actors=args.actors)
     cluster.need(Machine(device=args.device, threads=args.threads))  # now, not after the plan
     return cluster
 

@@ -188,54 +188,44 @@ class PipelineConfig:
     The defaults compute in the dtype in which the model was loaded, on any device. Transcription,
     evaluation and the command line all take them. No option but `precision`, `max_symbols`,
     `search` and `prompt` changes what is recognised, except by rounding.
+
+    Args:
+        normalization: Normalise features for the whole batch, or utterance by utterance.
+        precision: Dtype of the weights and of the products. "as_loaded" keeps the model's dtype and
+            torch's settings, "autocast" casts float32 weights to bfloat16 in the encoder only,
+            "int8" computes the linear layers of a FastConformer in int8 on a CPU, all else in
+            bfloat16 where it has that, else in float32.
+        encoder: Run the model as it is, with linear layers packed for a CPU (asrkit.models.packed),
+            through asrkit.models.optimize, or with its encoder compiled by torch.compile. "auto" is
+            "optimized" on a CPU, and "eager" on CUDA or with precision "autocast".
+        encoder_graphs: Replay the encoder as a CUDA graph, captured once for each shape.
+        strategy: Of decoding: "fastest" for the kind of model, "batched" with all utterances in
+            step frame by frame, "one_by_one" utterance by utterance, or a transducer's loop by
+            name.
+        graphs: Run the transducer's decoding loop as a CUDA graph of some steps, or of all.
+        max_symbols: Most labels on one frame, for a transducer; None: what the checkpoint says, or
+            10.
+        search: Beam search; None: greedy decoding.
+        prompt: What an encoder-decoder model is asked for; None: its defaults.
+        order: Batch utterances of similar length, or as they come.
+        loading: Read the next audio in a thread during computation, or before it.
     """
 
-    normalization: Literal["batched", "one_by_one"] = described(
-        "batched", "normalise features for the whole batch, or utterance by utterance"
-    )
+    normalization: Literal["batched", "one_by_one"] = "batched"
     precision: Literal[
         "as_loaded", "float32", "tf32", "autocast", "bfloat16", "float16", "int8"
-    ] = described(
-        "as_loaded",
-        "dtype of the weights and of the products; 'as_loaded' keeps the model's dtype and "
-        "torch's settings, 'autocast' casts float32 weights to bfloat16 in the encoder only, "
-        "'int8' computes the linear layers of a FastConformer in int8 on a CPU, all else in "
-        "bfloat16 where it has that, else in float32",
-    )
-    encoder: Literal["auto", "eager", "packed", "optimized", "compiled"] = described(
-        "auto",
-        "run the model as it is, with linear layers packed for a CPU (asrkit.models.packed), "
-        "through asrkit.models.optimize, or with its encoder compiled by torch.compile; "
-        "'auto' is 'optimized' on a CPU, and 'eager' on CUDA or with precision 'autocast'",
-    )
-    encoder_graphs: Literal["off", "per_shape"] = described(
-        "off", "replay the encoder as a CUDA graph, captured once for each shape"
-    )
+    ] = "as_loaded"
+    encoder: Literal["auto", "eager", "packed", "optimized", "compiled"] = "auto"
+    encoder_graphs: Literal["off", "per_shape"] = "off"
     strategy: Literal[
         "fastest", "batched", "one_by_one", "frame_looping", "label_looping", "windowed_looping"
-    ] = described(
-        "fastest",
-        "decoding strategy: 'fastest' for the kind of model, 'batched' with all utterances in step "
-        "frame by frame, 'one_by_one' utterance by utterance, or a transducer's loop by name",
-    )
-    graphs: Literal["auto", "off", "step", "full"] = described(
-        "auto", "run the transducer's decoding loop as a CUDA graph of some steps, or of all"
-    )
-    max_symbols: int | None = described(
-        None, "most labels on one frame, for a transducer (none: what the checkpoint says, or 10)"
-    )
-    search: BeamOptions | None = described(  # noqa: RUF009 - it is dataclasses.field
-        None, "beam search, or greedy decoding (none)"
-    )
-    prompt: PromptOptions | None = described(  # noqa: RUF009 - it is dataclasses.field
-        None, "what an encoder-decoder model is asked for (none: its defaults)"
-    )
-    order: Literal["by_length", "as_given"] = described(
-        "by_length", "batch utterances of similar length, or as they come"
-    )
-    loading: Literal["overlapped", "before"] = described(
-        "overlapped", "read the next audio in a thread during computation, or before it"
-    )
+    ] = "fastest"
+    graphs: Literal["auto", "off", "step", "full"] = "auto"
+    max_symbols: int | None = None
+    search: BeamOptions | None = None
+    prompt: PromptOptions | None = None
+    order: Literal["by_length", "as_given"] = "by_length"
+    loading: Literal["overlapped", "before"] = "overlapped"
 
     def __post_init__(self) -> None:
         from asrkit.shapes import expect, whole

@@ -31,6 +31,7 @@ from asrkit.transcribe.bulk.tasks import (
 )
 
 PLAN = "plan.json"
+KEPT = {"task", "model", "inputs", "made_by", "asrkit", "shard_h", "shards"}  # in it
 SHARDS = "plan.shards"
 WORK = ".work"  # what is under way, and what saves time
 UNKNOWN_S = 10.0  # guessed for a recording of unknown length
@@ -130,8 +131,7 @@ def plan(
         out: The folder, made when missing.
         shard_h: Hours of audio in a shard; None: those of the plan that is there, else half an
             hour on a CPU and ten on a GPU, less for small corpora and more for very large ones.
-        device: Where shards are transcribed. A model that is not known yet is loaded there to
-            take its hash, or on the CPU where this machine has no such device.
+        device: Where shards are transcribed, which may be on another machine.
 
     Raises:
         ValueError: An input is damaged or has no recording, ids are twice, or `out` was begun with
@@ -148,14 +148,15 @@ def plan(
         expect(one.exists(), "files", inputs.KINDS, repr(str(one)), "Check the path.")
     task = absolute(task)
     with lock(out / WORK / "plan", wait=True):  # others wait for the first one
-        now = {
+        now: dict[str, Any] = {
             "task": as_json(task),
             "model": model_state(task),
             "inputs": [inputs.state(one) for one in given],
         }
         kept = _kept(out)
         if kept is not None:
-            _expect_same_task(kept, now, out)
+            if _text_task(kept["task"]) != _text_task(now["task"]):
+                _refuse(out, "other settings")
             same_size = shard_h is None or shard_h == kept["shard_h"]
             expect(same_size, "shard_h", f"{kept['shard_h']}, as in {out / PLAN}", shard_h)
             shard_h = kept["shard_h"]
@@ -196,7 +197,10 @@ def _kept(out: Path) -> dict[str, Any] | None:
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
         kept["shards"] = [Shard(*values) for values in kept["shards"]]
-    except (ValueError, KeyError, TypeError):
+        from_json(Task, kept["task"])
+        if not kept.keys() >= KEPT:
+            raise KeyError(PLAN)
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(_no_plan(file)) from None
     return kept
 
@@ -211,21 +215,12 @@ def _refuse(out: Path, what: str) -> None:
     raise ValueError(message)
 
 
-def _expect_same_task(kept: dict[str, Any], now: dict[str, Any], out: Path) -> None:
-    """ValueError unless the settings of both are the same, but for what changes no result."""
-    before, after = (_text_task(one["task"]) for one in (kept, now))
-    for name, value in after.items():
-        if before.get(name) != value:
-            _refuse(out, f"other settings: {name} was {before.get(name)!r}, and is {value!r}")
-
-
 def _text_task(task: dict[str, Any]) -> dict[str, Any]:
     """The settings of a task that results may depend on; the model is known by its hash."""
     windows = {
         name: value for name, value in task["windows"].items() if name not in ("batch_s", "readers")
     }
-    others = {name: value for name, value in task.items() if name not in ("windows", "model")}
-    return others | windows
+    return task | {"windows": windows, "model": ""}
 
 
 def _write(
@@ -239,7 +234,7 @@ def _write(
     kept: dict[str, Any] | None,
 ) -> None:
     """Make the plan anew and write it, unless another one is kept."""
-    made_by = _made_by(task, device, now, kept)
+    made_by = _made_by(task, now, kept)
     if kept is not None and kept["made_by"] != made_by:
         _refuse(out, "another model, or other settings")
     rows = _rows(given)
@@ -266,19 +261,11 @@ def _write(
         part.write_text(json.dumps(contents) + "\n", encoding="utf-8")
 
 
-def _made_by(task: Task, device: str, now: dict[str, Any], kept: dict[str, Any] | None) -> str:
+def _made_by(task: Task, now: dict[str, Any], kept: dict[str, Any] | None) -> str:
     """The hash of model and settings, that of the kept plan where no model file has changed."""
     if kept is not None and now["model"] == kept["model"]:
         return kept["made_by"]
-    if device.startswith("cuda") and not _has_cuda():
-        device = "cpu"
-    return key(task, load(task, Machine(device=device)))
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    return key(task, load(task, Machine()))
 
 
 def version() -> str:

@@ -40,9 +40,6 @@ def test_device_and_gpus_of_an_actor(installed):
     actors = RayActors(address="local")
     assert actors.need(Machine()) == {"CPU": 1.0}
     assert actors.need(Machine(device="cuda", threads=3)) == {"CPU": 3.0, "GPU": 1.0}
-    assert RayActors(address="local", gpus=0.5).need(Machine(device="cuda"))["GPU"] == 0.5
-    with pytest.raises(ValueError, match="^gpus_per_actor: expected .*, got 0 with cuda"):
-        RayActors(address="local", gpus=0).need(Machine(device="cuda"))
 
 
 @pytest.mark.parametrize(
@@ -50,8 +47,6 @@ def test_device_and_gpus_of_an_actor(installed):
     [
         (["--shards"], "--address: expected HOST:PORT of a Ray cluster, or local to start one here, got none. Start a cluster (docs/scale.md), or pass --part K/N, which needs no Ray."),
         (["--shards", *AT, "--actors", "0"], "--actors: expected 1 to 10,000, got 0."),
-        (["--shards", *AT, "--gpus-per-actor", "-1"], "--gpus-per-actor: expected 0 or more GPUs, got -1.0."),
-        (["--shards", *AT, "--gpus-per-actor", "1"], "--gpus-per-actor: expected more than 0 with --device cuda, and 0 without, got 1 with cpu."),
         (["--shards", *AT, "--device", "cuda:0"], "--device: expected cpu or cuda on Ray, got cuda:0. Ray gives each actor its GPU."),
         (["--shards", *AT, "--workers", "2"], "--workers: expected no --on ray with it, got 2. --actors N gives processes."),
         (["--shards", *AT, "--part", "0/2"], "--part: expected no --on ray with it, got 0/2. Pass one of them."),
