@@ -18,6 +18,7 @@ from asrkit.files import new_folder
 from asrkit.models import (
     Checkpoint,
     CTCConfig,
+    LSTMEncoderConfig,
     TransducerConfig,
     make_model,
     presets,
@@ -172,11 +173,12 @@ def test_int8_wants_a_cpu_with_instructions_for_it(exported, monkeypatch):
     [
         (presets.tiny_aed(), None, "model: expected a CTC model or a transducer, got AEDModel. No layout"),
         (CTCConfig(vocab_size=3), "transducer", "head: expected 'ctc' of a CTC model, got 'transducer'"),
+        (CTCConfig(vocab_size=3, encoder=LSTMEncoderConfig(width=8)), None, "model: expected an encoder without LSTMs, got LSTMEncoder"),
         (TransducerConfig(vocab_size=3, ctc=False), "ctc", "head: expected 'transducer' of a model without a CTC head, got 'ctc'"),
     ],
 )  # fmt: skip
 def test_models_that_no_layout_holds_are_refused(tmp_path, config, head, said):
-    checkpoint = Checkpoint(make_model(config), CharTokenizer(), {}, {})
+    checkpoint = Checkpoint(make_model(config).eval(), CharTokenizer(), {}, {})
     with pytest.raises(ValueError, match=f"^{said}"):
         export(checkpoint, tmp_path / "out", format="onnx", head=head)
     assert not (tmp_path / "out").exists()
