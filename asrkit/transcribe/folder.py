@@ -37,10 +37,8 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
         dtype_of(checkpoint.model),
         FeatureConfig(**checkpoint.features),
         settings,
+        *(checkpoint.notes.get(key) for key in (PROMPT, SUPPRESSED)),
     )
-    for key in (PROMPT, SUPPRESSED):
-        if key in checkpoint.notes:  # else as before there were such notes
-            parts += (checkpoint.notes[key],)
     tokens = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
     return content_hash([[*weights], marks, tokens, *map(str, parts)])
 
@@ -56,22 +54,21 @@ def _mark(value: object) -> str:
 
 def text_settings(options: WindowOptions, config: PipelineConfig) -> dict[str, object]:
     """The settings that a transcript depends on: how batches are made and computed is not."""
-    settings: dict[str, object] = {
+    search, lm = config.search, ""
+    if search is not None and search.lm is not None:
+        with search.lm.open("rb") as file:
+            lm = hashlib.file_digest(file, "sha256").hexdigest()
+        search = replace(search, lm=None)
+    return {
         "window_s": options.window_s,
         "overlap_s": options.overlap_s,
         "timestamps": options.timestamps,
         "precision": config.precision,
         "max_symbols": config.max_symbols,
+        "search": search,
+        "lm": lm,
+        "prompt": config.prompt,
     }
-    search = config.search
-    if search is not None:  # else as before there was a beam, so that no transcript is made anew
-        settings["search"] = replace(search, lm=None)
-        if search.lm is not None:
-            with search.lm.open("rb") as file:
-                settings["lm"] = hashlib.file_digest(file, "sha256").hexdigest()
-    if config.prompt is not None:
-        settings["prompt"] = config.prompt
-    return settings
 
 
 class Folder:

@@ -92,7 +92,6 @@ def test_settings_tell_the_contents_of_a_model_of_words_and_not_its_name(words):
     def settings(**options):
         return text_settings(WindowOptions(), PipelineConfig(search=BeamOptions(**options)))
 
-    assert "search" not in text_settings(WindowOptions(), PipelineConfig())
     before = settings(lm=words)
     copy = words.with_name("copy.arpa")
     copy.write_bytes(words.read_bytes())
