@@ -92,10 +92,6 @@ def test_the_command_starts_without_importing_torch():
             "/proc/none/a.jsonl cannot be written: ",
         ),
         (
-            ["train", "--join-digits", "-1", "--out", "OUT"],
-            "--join-digits: expected a whole number from 0 up, got -1.",
-        ),
-        (
             ["train", "--hold-out", "nobody", "--out", "OUT"],
             "--hold-out: expected a speaker of a manifest, got 'nobody'. spoken_commands has its",
         ),
