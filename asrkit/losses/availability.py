@@ -1,8 +1,14 @@
 """Which implementation of a loss can run on which tensors, and why one cannot."""
 
+import functools
+import warnings
+from importlib import import_module
+from math import isclose, log
+
 import torch
 from torch import Tensor
 
+from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import INTERPRETED, JIT_OFF, SIMULATED, lacks
 from asrkit.shapes import expect
 
@@ -13,15 +19,48 @@ AUTO = "Pass impl='auto'."
 def fastest(scores: Tensor) -> str:
     """Name of the implementation that impl="auto" runs on `scores`.
 
-    numba_cpu on a CPU, triton on a GPU where it can be imported; wavefront elsewhere, for float64
-    and with NUMBA_DISABLE_JIT=1.
+    numba_cpu on a CPU, triton on a GPU where it works; wavefront elsewhere, for float64 and with
+    NUMBA_DISABLE_JIT=1.
     """
     if scores.dtype in KERNEL_DTYPES:
         if not JIT_OFF and scores.device.type == "cpu":
             return "numba_cpu"
-        if scores.device.type == "cuda" and not lacks("triton"):
+        if scores.device.type == "cuda" and triton_works(scores.device):
             return "triton"
     return "wavefront"
+
+
+@functools.cache
+def triton_works(device: torch.device) -> bool:
+    """Whether Triton finds the loss of a lattice of one node on `device`.
+
+    Tried once in a process; a RuntimeWarning says why it does not.
+    """
+    why = lacks("triton")
+    if not why:
+        try:
+            _solve_one_node(device)
+        except Exception as error:
+            why = repr(error)
+    if why:
+        warnings.warn(
+            f"Triton's losses do not work on {device}: {why}. "
+            "They run in plain torch, some launches a diagonal.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return not why
+
+
+def _solve_one_node(device: torch.device) -> None:
+    losses = import_module("asrkit.losses.rnnt.triton").losses
+    logits = torch.zeros(1, 1, 1, 2, device=device)
+    targets = torch.zeros(1, 0, dtype=torch.int64, device=device)
+    nodes = Nodes.padded(logits, torch.tensor([[1, 0]], device="cpu"))
+    # tolist() waits for the kernels, whose errors are known only then
+    (loss,) = losses(logits, targets, nodes, LatticeOptions(blank=0)).tolist()
+    if not isclose(loss, log(2), rel_tol=1e-5):
+        raise RuntimeError(f"a node of two equal tokens costs {loss} nats")
 
 
 def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bool) -> str:

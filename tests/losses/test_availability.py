@@ -3,10 +3,14 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from asrkit import runtime
+from asrkit.losses import availability
+from asrkit.losses.rnnt import wavefront
 
 ASK = """
 import torch
@@ -40,26 +44,83 @@ def test_a_broken_numba_cuda_costs_only_its_own_kernels(tmp_path, text, said):
     assert (broken, triton, error) == (said, "", SAID.format(said))
 
 
-def test_the_toolkit_is_that_of_the_variable_then_of_nvcc_then_of_the_wheels(monkeypatch, tmp_path):
-    def toolkit(folder):
-        (folder / "nvvm" / "libdevice").mkdir(parents=True)
-        (folder / "nvvm" / "libdevice" / "libdevice.10.bc").touch()
-        return folder
+def test_a_package_that_is_not_there_is_named_and_asked_for_once(monkeypatch):
+    asked = list[str]()
 
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    wheels, own = toolkit(tmp_path / "site" / "nvidia" / "cu13"), toolkit(tmp_path / "cuda-13.0")
-    (own / "bin").mkdir()
-    (own / "bin" / "nvcc").touch()
-    (tmp_path / "nvcc").symlink_to(own / "bin" / "nvcc")
-    monkeypatch.setattr(runtime.sysconfig, "get_path", lambda name: str(tmp_path / "site"))
-    monkeypatch.setattr(runtime.shutil, "which", lambda name: str(tmp_path / "nvcc"))
-    assert runtime.toolkit() == own
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").write_text(
-        "#!/bin/sh"
-    )  # a script that calls another one: its folder is no toolkit
-    monkeypatch.setattr(runtime.shutil, "which", lambda name: str(tmp_path / "bin" / "nvcc"))
-    assert runtime.toolkit() == wheels
-    monkeypatch.setenv("CUDA_HOME", "elsewhere")
-    assert str(runtime.toolkit()) == "elsewhere"
+    def absent(name):
+        asked.append(name)
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(runtime, "import_module", absent)
+    runtime.lacks.cache_clear()
+    assert [runtime.lacks("triton") for _ in range(3)] == ["no package triton"] * 3 and asked == [
+        "triton"
+    ]
+    runtime.lacks.cache_clear()
+
+
+def test_a_numba_cuda_that_finds_no_nvvm_fails_when_it_is_asked_for_and_not_in_the_middle_of_a_loss(
+    monkeypatch,
+):
+    cuda = pytest.importorskip("numba_cuda") and __import__("numba.cuda", fromlist=["cuda"])
+
+    def compiles(*given, **how):
+        raise OSError("libnvvm.so: cannot open shared object file")
+
+    monkeypatch.setattr(cuda, "compile", compiles)
+    runtime.lacks.cache_clear()
+    assert runtime.lacks("numba_cuda") == "OSError: libnvvm.so: cannot open shared object file"
+    runtime.lacks.cache_clear()
+    monkeypatch.undo()
+    assert runtime.lacks("numba_cuda") == ""
+
+
+class Faulting:
+    """A tensor of which a kernel that failed should have written the numbers."""
+
+    def tolist(self):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.fixture
+def triton_losses(monkeypatch):
+    """Puts `losses` in the place of Triton's; impl="auto" asks for it anew."""
+
+    def put(losses):
+        monkeypatch.setitem(
+            sys.modules, "asrkit.losses.rnnt.triton", SimpleNamespace(losses=losses)
+        )
+        monkeypatch.setattr(availability, "lacks", lambda package: "")
+
+    works = availability.triton_works
+    works.cache_clear()
+    yield put
+    works.cache_clear()
+
+
+@pytest.mark.parametrize(("losses", "said"), [
+    (Faulting(), "CUDA error: an illegal memory access"), (torch.tensor([torch.nan]), "costs nan nats"),
+    (torch.tensor([7.0]), "costs 7.0 nats"),
+])  # fmt: skip
+def test_a_triton_that_finds_nothing_right_is_not_taken_and_named_once(triton_losses, losses, said):
+    triton_losses(lambda *given: losses)
+    with pytest.warns(
+        RuntimeWarning, match=f"Triton's losses do not work on cpu: .*{said}"
+    ) as told:
+        assert [availability.triton_works(torch.device("cpu")) for _ in range(2)] == [False] * 2
+    assert len(told) == 1
+
+
+def test_on_a_gpu_auto_takes_triton_where_it_works_and_plain_torch_elsewhere(
+    triton_losses, monkeypatch
+):
+    triton_losses(wavefront.losses)
+    assert availability.triton_works(torch.device("cpu"))
+    for dtype, works, taken in (
+        (torch.float32, True, "triton"),
+        (torch.float32, False, "wavefront"),
+        (torch.float64, True, "wavefront"),
+    ):
+        monkeypatch.setattr(availability, "triton_works", lambda device, works=works: works)
+        scores = SimpleNamespace(dtype=dtype, device=torch.device("cuda"))
+        assert availability.fastest(scores) == taken

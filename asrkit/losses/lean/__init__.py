@@ -84,7 +84,7 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
         tile: Nodes of a tile; None takes what fits a cache, and with impl="triton" 256 MiB, whole
             frames at least.
         impl: "plain" (torch), "numba_cpu", "triton", or "auto": numba_cpu on a CPU, triton on a GPU
-            where it can be imported, else plain.
+            where it works, else plain.
 
     Raises:
         ValueError: Arguments that do not fit together, or an `impl` that cannot run here.
