@@ -16,14 +16,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from asrkit.files import content_hash, plain_json
+from asrkit.files import plain_json
 from asrkit.shapes import expect
 from asrkit.workbench.machine import code, load_average, software, this_machine
 
 MIME = "application/vnd.asrkit.record+json"
 SCHEMA = "asrkit.record/2"
 FIRST_SCHEMA = "asrkit.record/1"
-SEAL = "content_sha256"  # a field of older records
 
 
 @dataclass(frozen=True)
@@ -114,12 +113,6 @@ def code_version(record: Mapping[str, Any]) -> str:
     return f"commit {(record['code']['commit'] or 'unknown')[:7]}"
 
 
-def short_id(record: Mapping[str, Any]) -> str:
-    """Eight hex digits that name a record, from its content: prose cites a number's record so."""
-    content = {key: value for key, value in record.items() if key != SEAL}
-    return content_hash(content).removeprefix("sha256:")[:8]
-
-
 def problem(record: Any) -> str:
     """Why `record` is not a record; empty if it is one."""
     if not isinstance(record, dict):
@@ -136,12 +129,7 @@ def problem(record: Any) -> str:
 
 
 def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
-    """Add records to a JSON-lines file; see `extend`."""
-    extend(path, *map(_row, records))
-
-
-def extend(path: str | Path, *rows: Mapping[str, Any]) -> None:
-    """Add rows to a JSON-lines file in one write of whole lines.
+    """Add records to a JSON-lines file in one write of whole lines.
 
     Several processes may do so at once.
 
@@ -149,7 +137,7 @@ def extend(path: str | Path, *rows: Mapping[str, Any]) -> None:
         OSError: The disk is full.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    data = "".join(json.dumps(_row(record)) + "\n" for record in records).encode()
     with Path(path).open("ab+", buffering=0) as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)

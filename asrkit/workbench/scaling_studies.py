@@ -1,7 +1,6 @@
 """Small trainings that show what large ones consist of: LAMB's ratios, processes, evaluation."""
 
 import json
-import math
 import subprocess
 import sys
 import time
@@ -34,7 +33,6 @@ from asrkit.training import (
     Prepared,
     TrainConfig,
     prepare_batch,
-    train,
     training_loss,
     update,
 )
@@ -131,53 +129,28 @@ def trust_ratio(optimizer: Lamb, weight: Tensor, before: Tensor) -> float:
     return float(ratio_of_norms(before.square().sum(), update.square().sum()))
 
 
-def train_in_one(
-    folder: Path, speech: Utterances, *, lanes: int, steps: int, seed: int = 0
-) -> list[dict[str, float]]:
-    """The log of what `asrkit train` does on the spoken digits, by this process, a line a step.
-
-    Args:
-        folder: Of the run; a run in it is replaced.
-        speech: The digits.
-        lanes: Batches of a step.
-        steps: Optimizer steps.
-        seed: Of weights, batches and augmentation.
-    """
-    tokenizer = CharTokenizer()
-    result = train(
-        TransducerConfig(vocab_size=tokenizer.vocab_size),
-        tokenizer,
-        speech,
-        out=folder,
-        resume=False,
-        progress=False,
-        config=TrainConfig(steps=steps, seconds=math.inf, lanes=lanes, seed=seed, threads=1),
-    )
-    return [dict(line) for line in result.history]
-
-
 def train_in_processes(
-    folder: Path, *, ranks: int, lanes: int, steps: int, seed: int = 0
+    folder: Path, *, processes: int, accumulate: int, steps: int, seed: int = 0
 ) -> list[dict[str, float]]:
-    """The log of `asrkit train --ranks` on the spoken digits, a line a step.
+    """The log of `asrkit train` on the spoken digits, a line a step.
 
     Args:
         folder: Of the run; a run in it is replaced.
-        ranks: Processes of this machine.
-        lanes: Batches of a step, a multiple of `ranks`.
+        processes: Of this machine, started by torchrun.
+        accumulate: Batches that each takes in a step.
         steps: Optimizer steps.
         seed: Of weights, batches and augmentation.
 
     Raises:
         RuntimeError: Training failed; the message has what it said.
     """
-    command = [sys.executable, "-m", "asrkit", "train", "--out", str(folder), "--fresh"]
-    command += ["--kinds", "digits", "--no-progress", "--seed", str(seed)]
-    command += ["--steps", str(steps), "--seconds", "inf", "--lanes", str(lanes)]
-    command += ["--ranks", str(ranks)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(processes), "-m", "asrkit", "train", "--fresh"]
+    command += ["--kinds", "digits", "--no-progress", "--out", str(folder), "--seed", str(seed)]
+    command += ["--steps", str(steps), "--seconds", "inf", "--accumulate", str(accumulate)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"asrkit train ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"torchrun ended with {done.returncode}:\n{done.stderr}")
     lines = (folder / "log.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 

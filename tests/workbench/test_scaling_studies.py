@@ -65,5 +65,5 @@ def test_evaluation_beside_scores_as_in_turn(tiny_speech, batches):
 
 
 def test_a_failed_training_says_why(tmp_path):
-    with pytest.raises(RuntimeError, match=r"(?s)asrkit train ended with 2.*--steps"):
-        scaling_studies.train_in_processes(tmp_path / "run", ranks=2, lanes=2, steps=0)
+    with pytest.raises(RuntimeError, match=r"(?s)torchrun ended with 1.*--steps"):
+        scaling_studies.train_in_processes(tmp_path / "run", processes=2, accumulate=1, steps=0)

@@ -32,7 +32,6 @@ class JointRequest(NamedTuple):
     activation: Activation
     dropout: float
     seed: int | None
-    skip: float
     tile: int | None
 
 
@@ -67,13 +66,11 @@ def resolve_joint(request: JointRequest, weight: Tensor, impl: str) -> Joint:
         weight: Weight of the output layer (V, D), in the dtype of the products.
         impl: Name of the implementation that will run.
     """
-    activation, dropout, seed, skip, tile = request
+    activation, dropout, seed, tile = request
     known = activation in ("relu", "tanh")
     expect(known, "activation", "'relu' or 'tanh'", repr(activation))
     ok = isinstance(dropout, Real) and 0 <= dropout < 1
     expect(ok, "dropout", "a probability below 1", dropout)
-    ok = isinstance(skip, Real) and 0 <= skip < 1
-    expect(ok, "skip", "a share of the likelihood, below 1", skip)
     ok = tile is None or (type(tile) is int and tile > 0)
     expect(ok, "tile", "a number of nodes, at least 1", tile)
     ok = seed is None or (isinstance(seed, int) and 0 <= seed < 2**32)
@@ -89,4 +86,4 @@ def resolve_joint(request: JointRequest, weight: Tensor, impl: str) -> Joint:
         tile_MiB = TILE_MIB.get(place, TILE_MIB["cuda"])
         row_bytes = max(weight.shape) * weight.element_size()
         tile = max(FEWEST_NODES, tile_MiB * 2**20 // row_bytes)
-    return Joint(activation=activation, dropout=dropout, seed=seed, skip=skip, tile=tile)
+    return Joint(activation=activation, dropout=dropout, seed=seed, tile=tile)

@@ -53,6 +53,18 @@ def test_a_band_of_all_rows_loses_nothing_and_a_narrow_one_loses_paths():
     assert few > 0.01
 
 
+def test_the_band_follows_the_posterior_and_stays_connected():
+    path = [0, 0, 0, 2, 2, 3, 4, 4, 4]
+    posterior = torch.zeros(9, 5)
+    posterior[torch.arange(9), torch.tensor(path)] = 1.0
+    starts = studies.band(posterior, 2)
+    rises = starts.diff()
+    assert (starts[0], starts[-1]) == (0, 3)
+    assert rises.min() >= 0
+    assert rises.max() <= 1
+    assert all(first <= row <= first + 1 for first, row in zip(starts, path, strict=True))
+
+
 def test_phases_of_a_version_lead_from_logits_to_the_losss_own_gradient():
     logits, targets = loss_versions.random_lattices(2, 6, 3, 5)
     arms = loss_versions.phase_arms(logits, targets)
