@@ -74,46 +74,30 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """Make a folder of files completely or not at all.
 
     Yields a temporary folder. It becomes `path` when the block ends normally, and is deleted when
-    the block raises. An empty folder that is there stays and gets the files, in the order in which
-    they were written: it may be a mounted one, or the one that somebody works in.
+    the block raises.
 
     Args:
-        path: The folder to make, or a link to it; missing parent folders are created.
+        path: The folder to make; missing parent folders are created.
 
     Raises:
         ValueError: `path` is there already, and not an empty folder.
     """
-    path = Path(path).absolute()
-    if path.is_symlink():
-        path = path.resolve()
-    _expect_free(path)
-    there = path.exists()
-    place = path if there else path.parent
-    place.mkdir(parents=True, exist_ok=True)
-    temporary = place / f".{path.name}-{os.urandom(4).hex()}"
-    temporary.mkdir()
-    try:
-        yield temporary
-        _expect_free(path, but=temporary)
-        if there:
-            for file in sorted(temporary.iterdir(), key=lambda file: file.stat().st_mtime_ns):
-                os.replace(file, path / file.name)
-        else:
-            os.replace(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _expect_free(path: Path, *, but: Path | None = None) -> None:
-    """ValueError where `path` is something other than a folder, empty but for `but`."""
-    taken = path.exists()
-    if path.is_dir():
-        taken = any(file != but for file in path.iterdir())
-    if taken:
+    path = Path(path).resolve()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(
             f"out: expected a folder that is not there yet or is empty, got {path}. "
             "Remove it, or name another."
         )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        if path.exists():
+            path.rmdir()
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,6 @@ import functools
 import hashlib
 import math
 import os
-import shutil
-import sysconfig
 import threading
 import warnings
 from collections.abc import Callable
@@ -208,25 +206,6 @@ def lacks(package: str) -> str:
 
 def _store_one(x):
     x[0] = 1
-
-
-def toolkit() -> Path | None:
-    """Folder of a CUDA toolkit with NVVM, which Numba needs to compile; None if there is none.
-
-    Looks at $CUDA_HOME, $CUDA_PATH, the toolkit of nvcc, NVIDIA's wheels and /usr/local/cuda.
-    """
-    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if named:
-        return Path(named)
-    wheels = Path(sysconfig.get_path("purelib"), "nvidia")
-    candidates = [wheels / "cu13", wheels / "cuda_nvcc", Path("/usr/local/cuda")]
-    nvcc = shutil.which("nvcc")
-    if nvcc:
-        candidates.insert(0, Path(nvcc).resolve().parents[1])
-    for folder in candidates:
-        if any(folder.glob("nvvm/libdevice/libdevice*.bc")):
-            return folder
-    return None
 
 
 def tf32_asked() -> bool:

@@ -4,7 +4,6 @@ import ast
 import importlib.metadata
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -26,7 +25,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"export"},
     {"data", "transcribe"},
     {"training"},
-    {"workbench.machine", "workbench.schemas", "workbench.tables", "workbench.typography"},
+    {"workbench.machine", "workbench.tables", "workbench.typography"},
     {"workbench.records"},
     {
         "workbench.cost",
@@ -40,6 +39,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
         "workbench.jasper_studies",
         "workbench.aed_studies",
         "workbench.core_study",
+        "workbench.halo",
     },
     {"cli"},
 ]
@@ -50,7 +50,6 @@ BARE = (  # what a bare GPU machine imports: it has torch, torchaudio, numpy and
     set().union(*FLOORS[:4])
     | {
         "workbench.machine",
-        "workbench.schemas",
         "workbench.tables",
         "workbench.records",
         "workbench.profiling",
@@ -75,13 +74,6 @@ FUNCTION_LINES = 60
 LONG: dict[str, str] = {}
 
 EXTRAS = ("notebooks", "synth", "dev")  # what the lock holds; `dev` has all that `cuda` names
-TARGETS = [
-    {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.9", "sys_platform": "linux", "os_name": "posix",
-     "platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython",
-     "platform_python_implementation": "CPython"}
-    for minor in (11, 12, 13)
-]  # fmt: skip
-
 # Spelled in two parts so that this file does not contain them.
 FORBIDDEN = ["/wo" + "rk/", "/ro" + "ot/", "/fa" + "rm/", "/op" + "t/", "/ho" + "me/", "/Us" + "ers/", "/tm" + "p/venv",
              "../sha" + "red", "file:" + "///"]  # fmt: skip
@@ -162,7 +154,7 @@ def size_problems(text: str, name: str) -> list[str]:
             sizes[f"{name}:{node.name}"] = (body_lines(node), FUNCTION_LINES)
     problems = []
     for where, (size, limit) in sizes.items():
-        if size > limit and where not in LONG:
+        if (size > limit) != (where in LONG):
             problems.append(f"{where} has {size} lines")
     for node in [tree, *tree.body]:
         public = isinstance(node, ast.Module) or not getattr(node, "name", "_").startswith("_")
@@ -223,7 +215,7 @@ def captures_without_lock(text: str) -> list[int]:
 
 def test_every_capture_of_a_cuda_graph_holds_the_one_lock():
     texts = {path: path.read_text(encoding="utf-8") for path in sources()}
-    assert sum("with CAPTURING" in text for text in texts.values()) >= 4
+    assert sum("with CAPTURING" in text for text in texts.values()) >= 3
     unlocked = {path: captures_without_lock(text) for path, text in texts.items()}
     assert [path for path, lines in unlocked.items() if lines] == []
 
@@ -232,22 +224,14 @@ def test_every_capture_of_a_cuda_graph_holds_the_one_lock():
     ("from asrkit.workbench.bench import run", "asrkit.losses.rnnt", "not below"),
     ("from asrkit import models", "asrkit.losses.rnnt.lean", "not below"),
     ("def f():\n    from ..decoders import ctc", "asrkit.models.ctc", "not below"),
-    ("import lhotse", "asrkit.text", "at the top"),
     ("try:\n    import yaml\nexcept ImportError: pass", "asrkit.workbench.bench.suites", "at the top"),
     ("from asrkit.data.corpora.espeak_worker import speak", "asrkit.data.corpora", "GPL"),
+    ("from asrkit.shapes import expect\nimport torch\nimport math\ndef f():\n    import jiwer", "asrkit.text", ""),
+    ("import lhotse", "asrkit.data.corpora", ""),
 ])  # fmt: skip
-def test_the_layer_test_can_fail(text, module, said):
-    assert said in " ".join(layer_problems(text, module))
-
-
-@pytest.mark.parametrize("text, module", [
-    ("from asrkit.shapes import expect\nimport torch\nimport math", "asrkit.text"),
-    ("from .wavefront import lattice", "asrkit.losses.rnnt"),
-    ("def f():\n    import jiwer", "asrkit.text"),
-    ("import lhotse", "asrkit.data.corpora"),
-])  # fmt: skip
-def test_the_layer_test_lets_honest_imports_pass(text, module):
-    assert layer_problems(text, module) == []
+def test_the_layer_test_finds_what_points_up_and_lets_honest_imports_pass(text, module, said):
+    found = " ".join(layer_problems(text, module))
+    assert (said in found) if said else not found
 
 
 def test_files_and_functions_are_short_and_documented():
@@ -257,26 +241,12 @@ def test_files_and_functions_are_short_and_documented():
     assert not problems, "\n".join(problems)
 
 
-def test_the_size_test_can_fail():
-    body = "    x = 1\n" * FUNCTION_LINES
-    function = f'"""M."""\n\ndef f():\n    """F."""\n{body}'
-    assert size_problems(function, "asrkit/x.py") == ["asrkit/x.py:f has 61 lines"]
-    file = '"""M."""\n' + "x = 1\n" * FILE_LINES
-    assert size_problems(file, "asrkit/x.py") == [f"asrkit/x.py has {FILE_LINES + 1} lines"]
-    without = "class A:\n    pass\n\ndef f(): ...\n\ndef _g(): ...\n"
-    assert len(size_problems(without, "asrkit/x.py")) == 3
-
-
-def test_an_exception_from_the_size_rule_is_still_needed_and_says_why():
-    for where, why in LONG.items():
-        name, _, function = where.partition(":")
-        text = (ROOT / name).read_text(encoding="utf-8")
-        nodes = [
-            node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "") == function
-        ]
-        size = max(map(body_lines, nodes)) if function else text.count("\n")
-        limit = FUNCTION_LINES if function else FILE_LINES
-        assert why and size > limit, f"{where} no longer needs its exception"
+def test_the_size_test_finds_long_files_and_functions_and_what_has_no_docstring():
+    function = '"""M."""\n\ndef f():\n    """F."""\n'
+    long = function + "    x = 1\n" * (FUNCTION_LINES + 1) + "def g(): ...\n" * FILE_LINES
+    found = " ".join(size_problems(long, "asrkit/x.py"))
+    assert size_problems(function, "asrkit/x.py") == []
+    assert "x.py has" in found and "x.py:f has 62 lines" in found and ": g has no doc" in found
 
 
 def test_the_gpl_program_imports_nothing_of_asrkit():
@@ -292,17 +262,18 @@ def test_the_gpl_program_imports_nothing_of_asrkit():
     )
 
 
-def requirements(*names: str) -> set[str]:
-    """Canonical names of `names` and of everything that they need, as installed here."""
-    seen: set[str] = set()
-    todo = list(names)
+def requirements(*lines: str) -> set[str]:
+    """Canonical names of what `lines` ask for and of everything that it needs, as installed here."""
+    seen: set[tuple[str, str]] = set()
+    todo = [*map(Requirement, lines)]
     while todo:
-        name = canonicalize_name(todo.pop())
-        if name not in seen:
-            seen.add(name)
-            needed = map(Requirement, importlib.metadata.requires(name) or ())
-            todo += [r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
-    return seen
+        need = todo.pop()
+        name = canonicalize_name(need.name)
+        for extra in {"", *need.extras} - {extra for known, extra in seen if known == name}:
+            seen.add((name, extra))
+            below = map(Requirement, importlib.metadata.requires(name) or ())
+            todo += [r for r in below if r.marker is None or r.marker.evaluate({"extra": extra})]
+    return {name for name, _ in seen}
 
 
 BARE_IMPORT = """
@@ -373,97 +344,38 @@ def test_importing_asrkit_decides_nothing_and_needs_few_packages_and_no_posix(ro
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def declared() -> tuple[dict, list[Requirement]]:
-    """[project] of pyproject.toml, and every requirement that the lock has to serve."""
+def test_the_lock_has_an_exact_pin_of_each_package_that_is_needed_and_of_no_other():
     whole = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = whole["project"]
-    lines = project["dependencies"] + [
-        line for extra in EXTRAS for line in project["optional-dependencies"][extra]
-    ]
-    return project, [Requirement(line) for line in lines + whole["build-system"]["requires"]]
-
-
-def pins(environment: dict[str, str]) -> dict[str, str]:
-    """name -> version of the lock's pins that hold in `environment`."""
-    found: dict[str, str] = {}
+    declared = [*project["dependencies"], *whole["build-system"]["requires"]]
+    for extra in EXTRAS:
+        declared += project["optional-dependencies"][extra]
+    pins = {}
     for line in (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
+        if not line.startswith("#"):
+            assert re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*( ; [a-z_]+ .*)?", line), line
             pin = Requirement(line)
-            if pin.marker is None or pin.marker.evaluate(environment):
-                assert canonicalize_name(pin.name) not in found, f"{pin.name} is pinned twice"
-                found[canonicalize_name(pin.name)] = next(iter(pin.specifier)).version
-    return found
-
-
-def test_the_lock_is_exact_pins_and_names_no_host_hash_or_local_build():
-    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    assert any(line.startswith("#") and "make lock" in line for line in lines)
-    for line in lines:
-        assert line.startswith("#") or re.fullmatch(
-            r"[a-z0-9-]+==[0-9][0-9a-z.]*( ; [a-z_]+ .*)?", line
-        ), line
-
-
-@pytest.mark.parametrize("environment", TARGETS, ids=lambda e: e["python_version"])
-def test_every_declared_dependency_is_in_the_lock(environment):
-    project, wanted = declared()
-    have = pins(environment)
-    for need in wanted:
-        version = have.get(canonicalize_name(need.name))
-        assert version and need.specifier.contains(version), (
-            f"{need}: the lock has {version}. Run `make lock`."
-        )
-    exact = [Requirement(line) for line in project["dependencies"] if line.startswith("torch")]
-    assert {r.name: str(r.specifier) for r in exact} == {
-        "torch": f"=={have['torch']}",
-        "torchaudio": f"=={have['torchaudio']}",
+            if pin.marker is None or pin.marker.evaluate():
+                pins[pin.name] = next(iter(pin.specifier)).version
+    for need in map(Requirement, declared):
+        version = pins.get(canonicalize_name(need.name), "none")
+        assert need.specifier.contains(version), f"{need}: the lock has {version}; `make lock`"
+    installed = {
+        canonicalize_name(one.name): one.version for one in importlib.metadata.distributions()
     }
+    if pins.items() <= installed.items():
+        assert pins.keys() == requirements(*declared)
+    else:
+        pytest.skip("packages here are not the lock's; `make test` has them all")
 
 
-def test_the_lock_holds_what_its_packages_need_and_nothing_else():
-    _, wanted = declared()
-    have = pins({})
-    differing = {name for name, version in have.items() if version != _installed(name)}
-    if differing:
-        pytest.skip(
-            f"{len(differing)} packages here are not the lock's, e.g. {min(differing)}; `make test` has them all"
-        )
-    reached: set[tuple[str, str]] = set()
-    while wanted:
-        need = wanted.pop()
-        name = canonicalize_name(need.name)
-        assert name in have and need.specifier.contains(have[name]), (
-            f"{need}: the lock has {have.get(name)}. Run `make lock`."
-        )
-        for extra in ("", *need.extras):
-            if (name, extra) not in reached:
-                reached.add((name, extra))
-                below = map(Requirement, importlib.metadata.requires(name) or ())
-                wanted += [
-                    r for r in below if r.marker is None or r.marker.evaluate({"extra": extra})
-                ]
-    assert set(have) - {name for name, _ in reached} == set(), "nothing needs these pins"
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def test_the_conda_environment_installs_the_same_lock():
+def test_the_conda_environment_and_the_two_commands_of_ci_are_those_of_the_makefile():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
-    project, _ = declared()
-    conda = [line for line in environment["dependencies"] if isinstance(line, str)]
-    (pip,) = [line["pip"] for line in environment["dependencies"] if isinstance(line, dict)]
-    assert sorted(line.split("=")[0] for line in conda) == [
-        "pip",
-        "python",
-    ]  # no second source of any package
-    (python,) = [line.split("=")[1] for line in conda if line.startswith("python=")]
-    assert Requirement(f"python{project['requires-python']}").specifier.contains(python)
-    assert pip == ["-r requirements.lock", "-e ."]
+    assert environment["dependencies"][-1] == {"pip": ["-r requirements.lock", "-e ."]}
+    script = ROOT / ".ci/run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text().splitlines()[-3:] == ["make check", "make peers", "make test"]
+    assert "\n      - run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text()
 
 
 def test_no_file_names_a_path_of_somebodys_machine():
@@ -481,143 +393,3 @@ def test_no_file_names_a_path_of_somebodys_machine():
             continue  # a picture or a compressed table
         found += [f"{name}: {bad}" for bad in FORBIDDEN if bad in text]
     assert found == []
-
-
-def test_continuous_integration_runs_the_two_commands():
-    script = ROOT / ".ci/run"
-    assert os.access(script, os.X_OK)
-    lines = script.read_text().splitlines()
-    assert (
-        lines[0] == "#!/usr/bin/env bash"
-        and "set -euo pipefail" in lines
-        and lines[-3:] == ["make check", "make peers", "make test"]
-    )
-    assert "\n      - run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text()
-
-
-def test_the_commit_hook_and_the_check_strip_notebooks_with_the_same_flags():
-    hook = re.search(
-        r"entry: \.venv/bin/nbstripout(.*)", (ROOT / ".pre-commit-config.yaml").read_text()
-    )
-    check = re.search(r"nbstripout --verify(.*) \$\(or", (ROOT / "Makefile").read_text())
-    assert hook and check and hook[1] == check[1] == " --keep-id"
-
-
-# The Makefile's set-up, driven with stand-ins for Python that answer as the real one would.
-
-FAKE = """#!/bin/sh
-case "$1" in
-  -c) exec {real} -c 'import sys; {pretend}; exec(sys.argv.pop(1))' "$2" ;;
-  -m) mkdir -p "$3/bin" && cp {stub} "$3/bin/python" ;;
-esac
-"""
-STUB = """#!/bin/sh
-case "$1" in
-  -c) exit 0 ;;
-  *) echo "$@" >> calls; ! [ -e fail ] ;;
-esac
-"""
-OLD, NO_PIP, GOOD = "sys.version_info = (3, 8, 10)", 'sys.modules["ensurepip"] = None', "pass"
-
-needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-
-
-@pytest.fixture
-def house(tmp_path):
-    """A folder with our Makefile, and `make(*arguments)` that runs it there with fakes of Python first on the PATH."""
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    for name in ("requirements.lock", "pyproject.toml"):
-        (tmp_path / name).touch()
-    executable(tmp_path / "stub", STUB)
-
-    def make(*arguments: str, **pretend: str) -> subprocess.CompletedProcess:
-        for name, lie in pretend.items():
-            name = name.replace("_", ".")
-            executable(
-                tmp_path / "bin" / name,
-                FAKE.format(real=sys.executable, pretend=lie, stub=tmp_path / "stub"),
-            )
-        environment = {
-            k: v
-            for k, v in os.environ.items()
-            if k not in ("PYTHON", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
-        }
-        environment["PATH"] = f"{tmp_path / 'bin'}:{environment['PATH']}"
-        return subprocess.run(
-            ["make", "-s", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
-
-    make.folder = tmp_path
-    return make
-
-
-def executable(path: Path, text: str) -> None:
-    """Write `text` to `path` as a program."""
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-
-
-def complaint(done: subprocess.CompletedProcess) -> str:
-    """The one line that asrkit's Makefile wrote before make gave up."""
-    assert done.returncode != 0
-    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make")]
-    return line
-
-
-@needs_make
-def test_make_alone_lists_what_it_can_do(house):
-    done = house()
-    assert done.returncode == 0
-    for target in ("report", "test", "check", "lab", "bench", "lock", "clean", "help"):
-        assert f"make {target} " in done.stdout
-
-
-@needs_make
-def test_a_python_that_is_too_old_is_one_line_with_a_remedy(house):
-    line = complaint(house("report", "PYTHON=python3", python3=OLD))
-    assert line.startswith("asrkit: expected Python 3.11 or newer, python3 is Python 3.8.")
-    assert line.endswith("Install one, or name it: make PYTHON=python3.12 report")
-    assert not (house.folder / ".venv").exists()
-    assert "absent is not to be found" in complaint(house("test", "PYTHON=absent"))
-
-
-@needs_make
-def test_a_python_without_ensurepip_is_one_line_with_a_remedy(house):
-    line = complaint(house("test", "PYTHON=python3", python3=NO_PIP))
-    assert "python3 has none" in line and "apt install python3-venv" in line
-    assert not (house.folder / ".venv").exists()
-
-
-@needs_make
-def test_a_newer_python_is_found_when_python3_is_too_old(house):
-    done = house(".venv/.stamp", python3=OLD, python3_11=OLD, python3_12=GOOD)
-    assert done.returncode == 0, done.stderr
-    assert (house.folder / ".venv/.stamp").exists()
-
-
-@needs_make
-def test_a_set_up_that_was_cut_short_starts_over_and_a_finished_one_is_kept(house):
-    ready, calls, trace = (house.folder / name for name in (".venv/.stamp", "calls", ".venv/trace"))
-    (house.folder / "fail").touch()
-    assert house(".venv/.stamp", python3=GOOD).returncode != 0
-    assert not ready.exists()
-    trace.touch()
-    (house.folder / "fail").unlink()
-    assert house(".venv/.stamp").returncode == 0
-    assert ready.exists() and not trace.exists()  # nothing half-installed was kept
-    assert [line.split()[-2:] for line in calls.read_text().splitlines()[1:]] == [
-        ["-r", "requirements.lock"],
-        ["-e", "."],
-    ]
-    calls.unlink()
-    trace.touch()
-    assert house(".venv/.stamp").returncode == 0 and not calls.exists()  # ready is ready
-    later = ready.stat().st_mtime + 5
-    os.utime(house.folder / "requirements.lock", (later, later))
-    assert house(".venv/.stamp").returncode == 0
-    assert calls.exists() and trace.exists()  # a new lock updates the environment in place

@@ -132,7 +132,6 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         argv = sys.argv[1:]
     args = parser().parse_args(argv)
-    args.typed = argv
     try:
         code = args.run(args)
         sys.stdout.flush()

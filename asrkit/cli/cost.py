@@ -1,12 +1,10 @@
 """`asrkit cost`: its options, and which instances and speeds they name."""
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from asrkit import files
 from asrkit.cli.command import Command, finish
 from asrkit.cli.cost_text import cost_lines
 
@@ -17,134 +15,81 @@ DOCUMENT = {  # what document 000 compares
     "on": "2024-09-24",
     "model": "parakeet_rnnt_1_1b",
 }
-DEFAULTS = {"hours": "1e6", "startup": "0", "instances": 1, "storage": "0", "months": "1"}
-NEEDS = {"per": "rtfx", "months": "storage", "instances": "startup"}  # no effect without these
-EXCLUDES = {  # what would have no effect beside each of these
-    "document": ("hours", "instance", "on", "model", "rtfx", "per", "measured", "price", "units"),
-    "rtfx": ("model", "measured"),
-    "units": ("instance", "on"),
+TERMS = {  # option -> field of Terms that has its range
+    "utilisation": "utilisation",
+    "startup": "startup_s",
+    "storage": "storage_usd_per_GB_month",
+    "months": "months",
+    "egress": "egress_usd_per_GB",
 }
 
 
 def _cost(args: argparse.Namespace) -> int:
+    from asrkit.shapes import expect
     from asrkit.workbench import cost
     from asrkit.workbench.cost import Range
 
-    _check_combinations(args)
-    _fill_defaults(args)
-    terms = {
-        "hours": Range.parse(args.hours, "hours", single=True).middle,
-        "utilisation": Range.parse(args.utilisation, "utilisation"),
-        "startup_s": Range.parse(args.startup, "startup"),
-        "instances": args.instances,
-        "months": Range.parse(args.months, "months"),
-        "storage_usd_per_GB_month": Range.parse(args.storage, "storage"),
-        "egress_usd_per_GB": Range.parse(args.egress, "egress"),
-    }
-    instances = _instances(args)
-    known_speeds = _known_speeds(args)
-    costs = [
-        cost.transcription_cost(instance, speed, **terms)
-        for instance in instances
-        for speed in _speeds(args, instance, known_speeds)
-    ]
-    _check_costs(args, costs)
-    result = _result(args, costs, terms["hours"])
-    names = {instance.name for instance in instances}
-    names_with_speed = {entry.instance.name for entry in costs}
-    result["left_out"] = sorted(names - names_with_speed)
-    finish(args, result, "\n".join(cost_lines(args, result)))
-    return 0
-
-
-def _passed(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that were passed, or that have a default of their own."""
-    return {
-        name: value
-        for name, value in vars(args).items()
-        if value is not None and value is not False
-    }
-
-
-def _check_combinations(args: argparse.Namespace) -> None:
-    """Raise ValueError for an option that would have no effect."""
-    from asrkit.shapes import expect
-
-    passed = _passed(args)
-    for name, needed in NEEDS.items():
-        if name in passed:
-            expect(needed in passed, name, f"--{needed} beside it", passed[name])
-    for name, excluded in EXCLUDES.items():
-        if name not in passed:
-            continue
-        for other in excluded:
-            expect(other not in passed, other, f"none beside --{name}", passed.get(other))
-
-
-def _fill_defaults(args: argparse.Namespace) -> None:
-    """Set the options that were not passed, after the check that has to tell them apart."""
-    defaults = DEFAULTS
     if args.document:
-        defaults = DEFAULTS | DOCUMENT
-    vars(args).update(defaults | _passed(args))
+        for name, value in DOCUMENT.items():
+            passed = getattr(args, name)
+            expect(passed is None, name, "none beside --document", passed)
+            setattr(args, name, value)
+    terms = {field: Range.parse(getattr(args, name), name) for name, field in TERMS.items()}
+    instances = _instances(args)
+    known = _known_speeds(args)
+    costs = [
+        cost.transcription_cost(
+            instance, speed, hours=args.hours, instances=args.instances, **terms
+        )
+        for instance in instances
+        for speed in _speeds(args, instance, known)
+    ]
+    expect(bool(costs), "model", "one whose RTFx is known on these machines", args.model)
+    named = {instance.name for instance in instances}
+    result = _result(args, costs)
+    result["left_out"] = sorted(named - {entry.instance.name for entry in costs})
+    finish(args, result, "\n".join(cost_lines(result)))
+    return 0
 
 
 def _instances(args: argparse.Namespace) -> list[Any]:
     """The instances that were asked for, at the price that was asked for; or one of --units."""
     from asrkit.shapes import expect
-    from asrkit.workbench.cost import Range, load_prices
+    from asrkit.workbench.cost import Instance, Range, load_prices
 
-    price = None
-    if args.price is not None:
-        price = Range.parse(args.price, "price")
     if args.units is not None:
-        return [_own_instance(args, price)]
-    if args.on is None:
-        known = load_prices()
-    else:
-        known = load_prices(on=args.on)
+        complete = args.price is not None and args.rtfx is not None and not args.instance
+        expect(complete, "units", "--price and --rtfx beside it, no --instance", args.units)
+        expect(1 <= args.units <= 10**9, "units", "1 to 1e9", args.units)
+        count = {"gpus" if args.per == "gpu" else "cores": args.units}
+        price = Range.parse(args.price, "price")
+        return [Instance(name="own", usd_per_hour=price, **count)]
+    known = load_prices() if args.on is None else load_prices(on=args.on)
     expect(bool(known), "on", "a day of which there are prices", args.on)
     names = args.instance or [name for name in SHOWN if name in known]
     unknown = [name for name in names if name not in known]
     expect(not unknown, "instance", "one of " + ", ".join(known), ", ".join(unknown))
     instances = [known[name] for name in dict.fromkeys(names)]
-    if price is None:
-        return instances
-    one_named = len(names) == len(args.instance or ()) == 1
-    expect(one_named, "price", "one --instance, or --units", args.price)
-    return [replace(instances[0], usd_per_hour=price, prices=())]
-
-
-def _own_instance(args: argparse.Namespace, price: Any) -> Any:
-    """The machine that --units and --price describe."""
-    from asrkit.shapes import expect
-    from asrkit.workbench.cost import Instance
-
-    complete = price is not None and args.rtfx is not None
-    expect(complete, "units", "--price and --rtfx beside it", args.units)
-    expect(1 <= args.units <= 10**9, "units", "at least 1, at most 1e9", args.units)
-    if args.per == "gpu":
-        return Instance(name="own", usd_per_hour=price, gpus=args.units)
-    return Instance(name="own", usd_per_hour=price, cores=args.units)
+    if args.price is not None:
+        price = Range.parse(args.price, "price")
+        expect(len(instances) == 1, "price", "one --instance, or --units", args.price)
+        instances = [replace(instances[0], usd_per_hour=price, prices=())]
+    return instances
 
 
 def _known_speeds(args: argparse.Namespace) -> list[Any]:
-    """RTFx that were published and, except for --document, those that were recorded."""
+    """RTFx that were published, and but for --document those that were recorded."""
     from asrkit.shapes import expect
     from asrkit.workbench import cost
 
     if args.document:
         return cost.published_speeds()
-    own = []
-    if args.measured and args.measured.is_file():
-        own = [args.measured]
-    expect(
-        bool(own) or args.measured in (None, OWN_RECORDS),
-        "measured",
-        "a file of records",
-        repr(str(args.measured)),
-    )
-    recorded = cost.recorded_speeds(files.shipped("records"), own=own)
+    if args.measured:
+        remedy = "asrkit bench encoder makes them."
+        found = args.measured.is_file()
+        expect(found, "measured", "a file of records", repr(str(args.measured)), remedy)
+    recorded = cost.recorded_speeds(args.measured)
+    expect(bool(recorded), "measured", "records of a whole recogniser", "none")
     speeds = [*cost.published_speeds(), *recorded]
     models = dict.fromkeys(speed.model for speed in speeds)
     expect(args.model in (None, *models), "model", "one of " + ", ".join(models), repr(args.model))
@@ -152,7 +97,7 @@ def _known_speeds(args: argparse.Namespace) -> list[Any]:
 
 
 def _speeds(args: argparse.Namespace, instance: Any, known: list[Any]) -> list[Any]:
-    """The RTFx to use for `instance`: --rtfx, else what was measured here, else what is known.
+    """The RTFx to use for `instance`: --rtfx, else those of --measured, else what is known.
 
     None at all is an error only for an instance that was asked for by name.
     """
@@ -162,87 +107,43 @@ def _speeds(args: argparse.Namespace, instance: Any, known: list[Any]) -> list[A
     if args.rtfx is not None:
         rtfx = cost.Range.parse(args.rtfx, "rtfx")
         return [cost.Speed(rtfx=rtfx, per=args.per or instance.per, origin="assumed")]
-    measured = []
-    if args.measured:
-        measured = _measured_speeds(args, instance, known)
-    if measured or (args.measured and instance.per == "core"):
-        known = measured
-    fitting = cost.speeds_for(instance, known, model=args.model or cost.DEFAULT_MODEL)
-    if not fitting and args.instance:  # of another maker's cores, but this was asked for
-        fitting = measured
+    if args.measured and instance.per == "core":  # of whatever maker
+        fitting = [speed for speed in known if (speed.per, speed.origin) == ("core", "recorded")]
+    else:
+        fitting = cost.speeds_for(instance, known, model=args.model or cost.DEFAULT_MODEL)
     if args.model is not None:
         fitting = [speed for speed in fitting if speed.model == args.model]
-    expect(
-        bool(fitting) or not args.instance,
-        "rtfx",
-        f"yours for {instance.name}",
-        "none that is known",
-    )
+    known_one = bool(fitting) or not args.instance
+    expect(known_one, "rtfx", f"yours for {instance.name}", "none that is known")
     if args.document:
         return fitting[:1]
     return fitting
 
 
-def _measured_speeds(args: argparse.Namespace, instance: Any, known: list[Any]) -> list[Any]:
-    """Of the known RTFx those that --measured stands for, of a core or GPU like `instance`'s."""
-    from asrkit.shapes import expect
-    from asrkit.workbench import cost
-
-    origin = cost.SAME_KIND
-    if args.measured.is_file():
-        origin = "measured here"
-    measured = [speed for speed in known if speed.origin == origin]
-    expect(
-        bool(measured),
-        "measured",
-        "records of a whole recogniser on this machine",
-        "none",
-        "asrkit bench encoder makes them.",
-    )
-    return [speed for speed in measured if speed.per == instance.per]
-
-
-def _check_costs(args: argparse.Namespace, costs: Sequence[Any]) -> None:
-    from asrkit.shapes import expect
-    from asrkit.workbench import cost
-
-    origins = {entry.speed.origin for entry in costs}
-    measured = bool(origins & {"measured here", cost.SAME_KIND})
-    expect(
-        measured or not args.measured,
-        "instance",
-        "one with cores, for those of this machine",
-        args.instance or "none of its maker",
-    )
-    expect(
-        bool(costs),
-        "instance",
-        f"one of which an RTFx of {args.model} is known",
-        "none. Name it, or another day or model",
-    )
-
-
-def _result(args: argparse.Namespace, costs: Sequence[Any], hours: float) -> dict[str, Any]:
+def _result(args: argparse.Namespace, costs: list[Any]) -> dict[str, Any]:
     """What --json prints, and what the text is made of."""
     from asrkit.workbench import cost
 
-    result: dict[str, Any] = {"hours": hours, "on": args.on, "rows": cost.compare(costs)}
-    pair = cost.cheapest_pair(costs, model=args.model or cost.DEFAULT_MODEL)
+    result: dict[str, Any] = {"hours": args.hours, "on": args.on, "rows": cost.compare(costs)}
+    model = args.model or cost.DEFAULT_MODEL
+    if args.rtfx is not None:
+        model = ""
+    pair = cost.cheapest_pair(costs, model=model)
     if pair:
         on_cores, on_gpus = pair
         result["cores_over_gpus"] = (on_cores.usd / on_gpus.usd).ends
-        result["model"] = on_cores.speed.model
+        result["model"] = model
         result["unequal"] = cost.unequal(on_cores.speed, on_gpus.speed)
-    elif {entry.speed.per for entry in costs} == {"core", "gpu"}:
-        result["cores_over_gpus"] = None
     if args.document:
-        unstated = [row["input"] for row in cost.stated_inputs() if not row["stated"]]
-        result["not_stated"] = unstated
+        unstated = [row for row in cost.stated_inputs() if not row["stated"]]
+        result["not_stated"] = {row["input"]: row["taken"] for row in unstated}
     return result
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--hours", metavar="N", help="hours of speech to transcribe (default: 1e6)")
+    parser.add_argument(
+        "--hours", type=float, default=1e6, metavar="N", help="hours of speech to transcribe"
+    )
     _add_machine_arguments(parser)
     _add_speed_arguments(parser)
     _add_other_costs(parser)
@@ -304,8 +205,8 @@ def _add_speed_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         const=OWN_RECORDS,
         metavar="FILE",
-        help=f"use this machine's records in FILE (without FILE: {OWN_RECORDS}, or if there is "
-        "none the records that come with asrkit, of machines of this kind)",
+        help="take the RTFx of cores from the records in FILE, which asrkit bench encoder makes "
+        f"(without FILE: {OWN_RECORDS})",
     )
 
 
@@ -313,24 +214,21 @@ def _add_other_costs(parser: argparse.ArgumentParser) -> None:
     other = parser.add_argument_group("startup, storage and transfer")
     other.add_argument(
         "--startup",
+        default="0",
         metavar="RANGE",
-        help="seconds that are paid before an instance works (default: 0)",
+        help="seconds that are paid before an instance works",
     )
     other.add_argument(
-        "--instances",
-        type=int,
-        metavar="N",
-        help="how many instances are started in all; needs --startup (default: 1)",
+        "--instances", type=int, default=1, metavar="N", help="how many instances are started"
     )
     other.add_argument(
         "--storage",
+        default="0",
         metavar="RANGE",
-        help="USD a GB and month; an hour of speech is 0.1152 GB (default: 0)",
+        help="USD a GB and month; an hour of speech is 0.1152 GB",
     )
     other.add_argument(
-        "--months",
-        metavar="RANGE",
-        help="how long the speech is stored; needs --storage (default: 1)",
+        "--months", default="1", metavar="RANGE", help="how long the speech is stored"
     )
     other.add_argument(
         "--egress", default="0", metavar="RANGE", help="USD for moving a GB of speech"

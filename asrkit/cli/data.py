@@ -104,9 +104,9 @@ def _read_lengths(args: argparse.Namespace) -> Any:
 def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "corpus",
-        help="digits or spoken_commands (synthesised here); yesno, mini_librispeech or librispeech "
-        "(from openslr.org); or a folder in LibriSpeech's layout, of lhotse recordings and "
-        "supervisions, or of sound files each with a .txt beside it",
+        help="digits or spoken_commands (synthesised here); mini_librispeech or librispeech (from "
+        "openslr.org); or a folder in LibriSpeech's layout, or of sound files each with a .txt "
+        "beside it",
     )
     parser.add_argument(
         "--out",

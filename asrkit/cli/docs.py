@@ -1,7 +1,7 @@
 """Write docs/commands.md from the parser that `--help` uses (`make docs`)."""
 
 import argparse
-from collections.abc import Iterable
+import os
 from pathlib import Path
 
 from asrkit.cli import COMMANDS, SECTIONS, parser
@@ -9,22 +9,30 @@ from asrkit.files import atomic
 
 HEAD = """# Commands
 
-What `asrkit COMMAND --help` says, on one page. `make docs` writes it from the parser, and a test
-checks that it is up to date.
+What `asrkit COMMAND --help` says, on one page. `make docs` writes it, and a test checks that it is
+up to date.
 
 Results are text for people; with `--json`, stdout has one JSON document instead. Errors are one
 line on stderr and exit code 2.
 """
+COLUMNS = "100"
 
 
 def document() -> str:
     """The text of docs/commands.md."""
-    parsers = _parsers(parser())
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = COLUMNS  # which argparse asks for
+    try:
+        parsers = _parsers(parser())
+        pages = [_page(parsers[f"asrkit {name}"]) for name in COMMANDS]
+    finally:
+        del os.environ["COLUMNS"]
+        if before is not None:
+            os.environ["COLUMNS"] = before
     sections = []
     for title, commands in SECTIONS.items():
         links = [_link(command.name) for command in commands]
         sections.append(f"- {title}: {', '.join(links)}\n")
-    pages = [_page(parsers[f"asrkit {name}"], name) for name in COMMANDS]
     return "".join([HEAD, "\n", *sections, *pages])
 
 
@@ -43,40 +51,8 @@ def _parsers(command: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
     return parsers
 
 
-def _page(command: argparse.ArgumentParser, name: str) -> str:
-    """What a command does, examples, and a table for each group of its arguments, as Markdown."""
-    lines = ["", f"## {command.prog}", "", command.description or ""]
-    examples = COMMANDS[name].examples
-    if examples:
-        lines += ["", *(f"    {example}" for example in examples)]
-    for group in command._action_groups:
-        rows = [*_rows(command, group._group_actions)]
-        if rows:
-            title = (group.title or "").replace("positional arguments", "arguments")
-            title = title[:1].upper() + title[1:]  # what is a GPU stays one
-            lines += ["", f"| {title} | |", "|---|---|", *rows]
-    return "\n".join(lines) + "\n"
-
-
-def _rows(command: argparse.ArgumentParser, actions: Iterable[argparse.Action]) -> Iterable[str]:
-    formatter = command._get_formatter()
-    for action in actions:
-        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
-            continue
-        parts = [", ".join(f"`{flag}`" for flag in action.option_strings)]
-        if action.nargs != 0:
-            parts.append(f"`{formatter._format_args(action, _metavar(action))}`")
-        text = formatter._expand_help(action)
-        if action.option_strings and action.required:
-            text += " (required)"
-        text = text.replace("|", r"\|").replace("<", "&lt;")
-        yield f"| {' '.join(filter(None, parts))} | {text} |"
-
-
-def _metavar(action: argparse.Action) -> str:
-    if action.choices and not action.metavar:
-        return "{" + ",".join(map(str, action.choices)) + "}"
-    return action.dest.upper()
+def _page(command: argparse.ArgumentParser) -> str:
+    return f"\n## {command.prog}\n\n```text\n{command.format_help()}```\n"
 
 
 if __name__ == "__main__":

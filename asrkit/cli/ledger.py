@@ -92,7 +92,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     name="ledger",
     summary="Judge the published claims: an answer for each document, a row for each claim.",
-    details="Verdicts come from measurements on this machine; those of others are only shown. "
+    details="Verdicts come from measurements on this machine; a value of another one is shown with "
+    "what it is there. "
     "With --json the claims of the appendix are always included, and marked.",
     run=_ledger,
     add_arguments=_add_arguments,

@@ -3,7 +3,9 @@
 import argparse
 import os
 import tempfile
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 MOST_THREADS = 1024  # torch starts as many as it is told to
 
@@ -29,6 +31,44 @@ def add_device(group: argparse._ArgumentGroup, *, threads: bool = True) -> None:
         group.add_argument(
             "--threads", type=int, metavar="N", help="CPU threads (default: as many as torch takes)"
         )
+
+
+def add_fields(group: argparse._ArgumentGroup, config: type) -> None:
+    """Add an option for each field of a config class: an option that is not given is None.
+
+    Args:
+        group: Gets the options.
+        config: A dataclass of fields that `asrkit.transcribe.options.described` made.
+    """
+    hints = get_type_hints(config)
+    for one in fields(config):
+        flag = one.metadata.get("flag", one.name.replace("_", "-"))
+        default = one.metadata.get("shown", one.default)
+        text = one.metadata["help"]
+        if default is not None and default is not False:
+            text += f" (default: {default})"
+        kind = hints[one.name]
+        if type(None) in get_args(kind):
+            kind = get_args(kind)[0]
+        how: dict[str, Any] = {"type": kind, "metavar": one.metadata.get("metavar")}
+        if kind is bool:
+            how = {"action": argparse.BooleanOptionalAction}
+            if one.default is False:
+                how = {"action": "store_true", "default": None}
+        elif get_origin(kind) is Literal:
+            how = {"choices": get_args(kind)}
+        group.add_argument(f"--{flag}", dest=one.name, help=text, **how)
+
+
+def given(args: argparse.Namespace, config: type) -> dict[str, Any]:
+    """The fields of a config class whose options were given, by name.
+
+    Args:
+        args: As the parser returns them.
+        config: As `add_fields` took it.
+    """
+    values = {one.name: getattr(args, one.name) for one in fields(config)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def apply_runtime_options(args: argparse.Namespace) -> None:

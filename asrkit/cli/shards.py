@@ -1,25 +1,18 @@
 """`asrkit transcribe --shards`: bulk transcription, and its options."""
 
 import argparse
-import json
-import os
 import re
-import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from asrkit.cli.command import count, finish
 from asrkit.cli.options import check_writable
 from asrkit.cli.workers import asked_layout, tell_layout
-from asrkit.files import atomic
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
 
-FORMATS = {None: "jsonl", "json": "jsonl", "parquet": "parquet"}  # of --format
 NEED_SHARDS = ("part", "shard_h", "on")
-NEED_RAY = ("address", "actors", "gpus_per_actor")
-COUNTS = "counts.json"  # in --out: what --json prints
+NEED_RAY = ("address", "actors")
 
 
 def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +21,9 @@ def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
     shards.add_argument(
         "--shards",
         action="store_true",
-        help="with --out: transcribe in shards, a file of results each, with a line (or a row) a "
-        "recording; FILES may also be manifests (.jsonl, .json: NeMo's or lhotse's cuts), .tar "
-        "and .parquet with audio. The same command goes on where a killed one stopped",
+        help="with --out: transcribe in shards, a file of results each, with a line a "
+        "recording; FILES may also be manifests (.jsonl, .json: NeMo's or lhotse's cuts) and "
+        ".tar with audio. The same command goes on where a killed one stopped",
     )
     shards.add_argument(
         "--part",
@@ -66,14 +59,9 @@ def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
         "--actors",
         type=int,
         metavar="N",
-        help="processes that transcribe, each with --threads CPUs (1 where it is not given; "
+        help="processes that transcribe, each with --threads CPUs (1 where it is not given) and, "
+        "with --device cuda, a GPU ("
         "default: as many as there is room for)",
-    )
-    cluster.add_argument(
-        "--gpus-per-actor",
-        type=float,
-        metavar="G",
-        help="with --device cuda: GPUs of each process, 0.5 for two on one (default: 1)",
     )
 
 
@@ -93,11 +81,9 @@ def check_shards(args: argparse.Namespace) -> None:
         for name in NEED_SHARDS:
             value = getattr(args, name)
             expect(value is None, name, "--shards with it", value)
-        expect(args.format != "parquet", "format", "--shards with it", args.format)
         return
     expect(args.out is not None, "shards", "--out DIR with it", "none")
-    expect(args.format in FORMATS, "format", "json or parquet with --shards", args.format)
-    expect(not args.fresh, "fresh", "no --shards with it", "both", "Name another folder.")
+    expect(args.format in (None, "json"), "format", "json with --shards", args.format)
     expect(args.engine == "torch", "engine", "torch with --shards", args.engine)
 
 
@@ -139,14 +125,10 @@ def transcribe_shards(
         context=tuple(args.context) if args.context else None,
         windows=windows,
         config=config,
-        format=FORMATS[args.format],
     )
-    layout = None
-    if args.workers is not None and _has_work(args.out, part):
-        layout = asked_layout(args, model)  # before the model is loaded
+    layout = asked_layout(args, model)  # before the model is loaded
     planned = plan(args.files, task, args.out, shard_h=args.shard_h, device=args.device)
     tell_layout(args, layout)
-    _tell_threads(args, planned, part)
     start = time.perf_counter()
     if cluster is None:
         executor = _executor(layout)
@@ -166,43 +148,8 @@ def transcribe_shards(
         "rtfx": round(report.transcribed_s / elapsed_s, 1),
         "out": str(args.out),
     }
-    with atomic(args.out / COUNTS) as file:
-        file.write_text(json.dumps(result) + "\n", encoding="utf-8")
     finish(args, result, _sentence(result))
     return 1 if report.missing or report.counts.failed else 0
-
-
-def _tell_threads(args: argparse.Namespace, planned: Any, part: tuple[int, int]) -> None:
-    """Say on stderr that a part will compute on all cores, where nobody chose that."""
-    from asrkit.transcribe.bulk.running import missing
-
-    _, parts = part
-    chosen = args.threads is not None or args.workers is not None or "OMP_NUM_THREADS" in os.environ
-    cores = _cores()
-    if parts == 1 or chosen or args.device != "cpu" or cores == 1:
-        return
-    if not missing(planned, part):
-        return
-    message = f"part {args.part} computes on all {cores} cores; where parts share this machine, "
-    print(f"{message}divide them: --threads {max(1, cores // parts)}", file=sys.stderr)
-
-
-def _cores() -> int:
-    """CPU cores that this process may use; unlike `runtime.usable_cores` it loads no torch."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _has_work(out: Path, part: tuple[int, int]) -> bool:
-    """Whether a part lacks results, or there is no plan of it yet."""
-    from asrkit.transcribe.bulk import load_plan
-    from asrkit.transcribe.bulk.planning import PLAN
-    from asrkit.transcribe.bulk.running import missing
-
-    if not (out / PLAN).exists():
-        return True
-    return bool(missing(load_plan(out), part))
 
 
 def _executor(layout: Any) -> Any:
@@ -222,7 +169,7 @@ def _cluster(args: argparse.Namespace) -> Any:
 
     if args.on is None:
         return None
-    cluster = RayActors(address=args.address, actors=args.actors, gpus=args.gpus_per_actor)
+    cluster = RayActors(address=args.address, actors=args.actors)
     cluster.need(Machine(device=args.device, threads=args.threads))  # now, not after the plan
     return cluster
 

@@ -30,13 +30,12 @@ PARTS: dict[str, tuple[str, Any]] = {
 
 
 def _train(args: argparse.Namespace) -> int:
-    _take_gpu_of_rank(args)
+    if args.device == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun started this process
+        args.device = f"cuda:{os.environ['LOCAL_RANK']}"
     apply_runtime_options(args)
     from asrkit.shapes import expect
     from asrkit.text import load_tokenizer
-    from asrkit.training import TrainConfig, isolated_words
-    from asrkit.training.launch import check_ranks, launch, note_error
-    from asrkit.training.processes import was_started_as_rank
+    from asrkit.training import TrainConfig, train
 
     config = TrainConfig(
         seconds=args.seconds,
@@ -48,48 +47,19 @@ def _train(args: argparse.Namespace) -> int:
         joint=args.joint,
         evaluate=args.evaluate,
         checkpoint_s=args.checkpoint_seconds,
-        lanes=check_ranks(args.ranks, args.lanes, args.device),
-        shard=args.shard,
+        accumulate=args.accumulate,
         smoothing=args.smoothing,
     )
-    if args.isolated_words:
-        config = isolated_words(config)
     tokenizer = load_tokenizer(args.tokenizer)
     expect(not args.out.exists() or args.out.is_dir(), "out", "a folder", repr(str(args.out)))
     check_writable(args.out, folder=True)
     model_config = _model_config(args, tokenizer.vocab_size)
-    cuts = _load_cuts(args)
-    if args.ranks is not None and not was_started_as_rank():
-        return launch(args.typed, args.ranks)
-    try:
-        return _train_here(args, config, model_config, tokenizer, cuts)
-    except (ValueError, OSError, RuntimeError) as error:
-        if note_error(error):
-            return 0  # the agent says it, and starts nothing again
-        raise
-
-
-def _take_gpu_of_rank(args: argparse.Namespace) -> None:
-    """Make `--device cuda` the GPU of this rank, where torchrun started it as one of several."""
-    if args.device == "cuda" and "LOCAL_RANK" in os.environ:
-        args.device = f"cuda:{os.environ['LOCAL_RANK']}"
-
-
-def _train_here(
-    args: argparse.Namespace, config: Any, model_config: Any, tokenizer: Any, cuts: dict[str, Any]
-) -> int:
-    """Train in this process, one of several perhaps, and score the model."""
-    import torch
-
-    from asrkit.training import train
-    from asrkit.training.launch import note_stop
-    from asrkit.training.processes import joined
-
-    speech = _load_audio(args, cuts)
+    speech = _load_speech(args)
     if "test" in speech:
         for text in speech["test"].texts:
             tokenizer.encode(text)  # a text that has no tokens is refused now, not after training
-    with joined(torch.device(args.device), alone_too=args.shard) as processes, text_stream(args):
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    with text_stream(args):
         result = train(
             model_config,
             tokenizer,
@@ -97,30 +67,22 @@ def _train_here(
             speech.get("dev"),
             out=args.out,
             device=args.device,
-            # ranks that are started again go on, whatever was removed for the first start
-            resume=processes.restarts > 0 or not args.fresh,
+            resume=restarted or not args.fresh,
             progress=not args.no_progress,
             config=config,
         )
-        steps = len(result.history)
-        if not result.finished:
-            if processes.first:
-                note_stop()
-                say(args, f"stopped at step {steps:,}; the same command goes on: {args.out}")
-            return 0
-        summary: dict[str, Any] = {"model": str(result.path), "steps": steps}
-        if result.has_joint:
-            summary["joint"] = result.joint
-        summary |= _score(args, result.path, speech, processes)
-    if processes.first:
-        finish(args, summary, f"trained for {steps:,} steps: {result.path}")
+    if int(os.environ.get("RANK", "0")) > 0:  # the first process says what became of it
+        return 0
+    summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
+    if result.has_joint:
+        summary["joint"] = result.joint
+    summary |= _score(args, result.path, speech)
+    finish(args, summary, f"trained for {len(result.history):,} steps: {result.path}")
     return 0
 
 
-def _score(
-    args: argparse.Namespace, model: Path, speech: dict[str, Any], processes: Any
-) -> dict[str, float]:
-    """Word error rates and RTFx on dev and test speech, by name; the processes share the work."""
+def _score(args: argparse.Namespace, model: Path, speech: dict[str, Any]) -> dict[str, float]:
+    """Word error rates and RTFx on dev and test speech, by name."""
     from asrkit.models import load_checkpoint
     from asrkit.training import evaluate
 
@@ -128,10 +90,8 @@ def _score(
     for name in ("dev", "test"):
         if name in speech:
             checkpoint = load_checkpoint(model, device=args.device)
-            with processes.patience():
-                rate, _, rtfx = evaluate(checkpoint, speech[name], processes=processes)
-            if processes.first:
-                say(args, f"{name} WER {rate} at RTFx {rtfx:.0f}")
+            rate, _, rtfx = evaluate(checkpoint, speech[name])
+            say(args, f"{name} WER {rate} at RTFx {rtfx:.0f}")
             scores |= {f"{name}_wer": rate.rate, f"{name}_rtfx": round(rtfx)}
     return scores
 
@@ -195,29 +155,18 @@ def _expect_parts_of_its_own(args: argparse.Namespace) -> None:
         expect(fits, name, f"none with --head {args.head}", value, remedy)
 
 
-def _load_cuts(args: argparse.Namespace) -> dict[str, Any]:
-    """Cuts by split (train, dev, test); train has some."""
-    from asrkit.data import corpora
+def _load_speech(args: argparse.Namespace) -> dict[str, Any]:
+    """Utterances by split (train, dev, test), those splits that have any; train has some."""
+    from asrkit.data import Utterances, corpora
     from asrkit.shapes import expect
 
+    progress = not args.no_progress
     splits = corpora.load(
-        args.manifest,
-        hold_out=args.hold_out,
-        join_digits=args.join_digits,
-        kinds=args.kinds,
-        progress=not args.no_progress,
+        args.manifest, hold_out=args.hold_out, kinds=args.kinds, progress=progress
     )
     counts = {name: len(cuts) for name, cuts in splits.items()}
     remedy = "Set another split, or no --hold-out."
     expect(counts["train"] > 0, "manifest", "utterances to train on", counts, remedy)
-    return splits
-
-
-def _load_audio(args: argparse.Namespace, splits: dict[str, Any]) -> dict[str, Any]:
-    """Utterances by split, those splits that have any."""
-    from asrkit.data.utterances import Utterances
-
-    progress = not args.no_progress
     return {
         name: Utterances.load(cuts, progress=progress) for name, cuts in splits.items() if len(cuts)
     }
@@ -227,8 +176,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_speech_arguments(parser)
     _add_model_arguments(parser)
     _add_attention_arguments(parser)
-    _add_process_arguments(parser)
     _add_schedule_arguments(parser)
+    processes = parser.add_argument_group("several processes", "torchrun starts them.")
+    processes.add_argument(
+        "--accumulate",
+        type=int,
+        default=1,
+        metavar="N",
+        help="batches that each process, or the only one, takes in a step; the loss is the mean "
+        "over the labels of all batches",
+    )
     output = parser.add_argument_group("output")
     output.add_argument(
         "--out",
@@ -260,23 +217,10 @@ def _add_speech_arguments(parser: argparse.ArgumentParser) -> None:
         help="test on this speaker's utterances, train on those of the others",
     )
     speech.add_argument(
-        "--join-digits",
-        type=int,
-        default=0,
-        metavar="N",
-        help="add N utterances, each made of 1 to 6 utterances of one word",
-    )
-    speech.add_argument(
         "--kinds",
         nargs="+",
         choices=["digits", "commands", "sentences"],
         help="only these kinds of spoken_commands (default: all)",
-    )
-    speech.add_argument(
-        "--isolated-words",
-        action="store_true",
-        help="for utterances of one word each: normalise all mel bins together, within 35 dB of "
-        "the loudest, and cut quiet ends off some of the training speech",
     )
 
 
@@ -399,41 +343,11 @@ def _add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(schedule, threads=False)
 
 
-def _add_process_arguments(parser: argparse.ArgumentParser) -> None:
-    processes = parser.add_argument_group(
-        "several processes",
-        "On one machine --ranks starts them. On several, torchrun does, with its own flags: "
-        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 "
-        "-m asrkit.cli train --device cuda --out DIR. DIR has to be one that all machines share.",
-    )
-    processes.add_argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="train by N processes of this machine, which listen on loopback only; with --device "
-        "cuda each has a GPU. All start again, from the last checkpoint, when one fails",
-    )
-    processes.add_argument(
-        "--lanes",
-        type=int,
-        metavar="L",
-        help="batches of a step, shared out to the processes. What is trained depends on their "
-        "number, and not on that of the processes, which has to divide it (default: as many as "
-        "there are processes)",
-    )
-    processes.add_argument(
-        "--shard",
-        action="store_true",
-        help="keep a part of weights and optimizer on each process only (FSDP2), for a model that "
-        "does not fit on one device",
-    )
-
-
 COMMAND = Command(
     name="train",
     summary="Train a transducer, an encoder-decoder or a CTC model; run it again to resume.",
-    details="SIGTERM and Ctrl-C save first. Ends with the word error rates of the dev and test "
-    "sets, where there are any.",
+    details="Ends with the word error rates of the dev and test sets, where there are any. Several "
+    "processes are started by torchrun: torchrun --nproc-per-node 8 -m asrkit train --device cuda.",
     run=_train,
     add_arguments=_add_arguments,
     examples=[
@@ -445,6 +359,5 @@ COMMAND = Command(
         "--kinds digits --steps 900 --seconds inf",
         "asrkit train --out models/aed --head attention --smoothing 0.1 --peak-lr 0.003 "
         "--kinds digits --steps 3000 --seconds inf",
-        "asrkit train --out models/large --device cuda --ranks 8",
     ],
 )

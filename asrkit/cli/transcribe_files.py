@@ -43,14 +43,11 @@ def transcribe_files(
     todo = [path for path, _ in recordings]
     refused: list[Any] = []
     if args.out:
-        how = {"config": config, "kind": format_, "fresh": args.fresh}
-        folder = Folder(args.out, recordings, checkpoint, options, **how)
+        folder = Folder(args.out, recordings, checkpoint, options, config=config, kind=format_)
         todo, refused = folder.todo()
     skipped = len(recordings) - len(todo) - len(refused)
     # In place, now that the folder has hashed the weights: a copy would take their memory twice.
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
-    if folder is not None and folder.anew:  # now that the model can do what is asked for
-        print(f"{folder.anew} made anew: other model, settings or recording", file=sys.stderr)
     tell_layout(args, layout)
     loaded = time.perf_counter()
     transcripts = _transcripts(args, checkpoint, todo, options, recognizer, layout)

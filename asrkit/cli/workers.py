@@ -26,21 +26,11 @@ def choose_dtype(args: argparse.Namespace) -> None:
         return
     named = "one by name on a GPU: bfloat16, float16 or float32"
     expect(args.device == "cpu", "dtype", named, args.dtype)
-    from asrkit.cpu import fast_dtype
+    from asrkit.cpu import bfloat16_instructions, fast_dtype
 
     args.dtype = fast_dtype()
-    if args.workers is None:
-        print(f"dtype: {args.dtype}, as this CPU {_what_it_has()}", file=sys.stderr)
-
-
-def _what_it_has() -> str:
-    """What this CPU has, or lacks, to multiply bfloat16 by."""
-    from asrkit.cpu import bfloat16_instructions
-
-    instructions = bfloat16_instructions()
-    if instructions:
-        return f"has {instructions}"
-    return "has neither AMX nor avx512_bf16"
+    why = bfloat16_instructions() or "neither AMX nor avx512_bf16"
+    print(f"dtype: {args.dtype}, as this CPU has {why}", file=sys.stderr)
 
 
 def check_workers(args: argparse.Namespace) -> None:
@@ -106,13 +96,7 @@ def tell_layout(args: argparse.Namespace, layout: Any) -> None:
     """
     if layout is None:
         return
-    from asrkit.cpu import fast_dtype
-
     workers = f"{count(layout.workers, 'worker')} ({layout.why})"
     threads = f"{count(layout.threads, 'thread')} each"
     pinned = "pinned to their cores" if layout.pinned else "not pinned"
-    fastest = fast_dtype()
-    dtype = f"{args.dtype}; this CPU {_what_it_has()}"
-    if args.dtype == "float32" and fastest != "float32":
-        dtype += f", so --dtype auto takes {fastest}"
-    print(f"{workers}, {threads}, {pinned}; {dtype}", file=sys.stderr)
+    print(f"{workers}, {threads}, {pinned}; {args.dtype}", file=sys.stderr)

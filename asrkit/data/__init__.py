@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from asrkit.data.augment import AugmentConfig, augment, spec_augment, warp_features
 from asrkit.data.batching.buckets import Buckets, buckets_1d, buckets_2d, duration_bins
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, web_like
-from asrkit.data.batching.oom import OOMResult, memory_model, oom_search
+from asrkit.data.batching.oom import OOMResult, oom_search
 from asrkit.data.batching.padding import (
     CANARY_COMPUTE,
     CANARY_MEMORY,
@@ -25,7 +25,7 @@ from asrkit.data.batching.padding import (
 )
 from asrkit.data.batching.presorting import Presorted
 from asrkit.data.batching.strategies import Balanced, Bucketed, Plan, Random, Sorted, plan
-from asrkit.data.utterances import Batch, TrainingPlan, Utterances, batches, training_stream
+from asrkit.data.utterances import Batch, TrainingPlan, Utterances, batches
 
 if TYPE_CHECKING:
     from asrkit.data.batching.sampler import LengthSampler
@@ -60,13 +60,11 @@ __all__ = [
     "computed_seconds",
     "duration_bins",
     "linear",
-    "memory_model",
     "oom_search",
     "padding_account",
     "plan",
     "shipped_lengths",
     "spec_augment",
-    "training_stream",
     "transducer_joint",
     "warp_features",
     "web_like",

@@ -24,7 +24,6 @@ from asrkit.shapes import dims, expect, valid_mask
 SIZE_STEP = 144
 BAND_EDGE_HZ = 50  # how wide the upper edge of a telephone's band is
 LOW_EDGE_HZ = 20  # and its lower edge
-TRIM_BLOCK = RATE_HZ // 100  # samples of which the loudness is taken
 ECHO_DECAY = 6.9  # exp(-6.9) is -60 dB
 ECHO_LEVEL = 0.7  # of the echo's norm, the direct sound being 1
 
@@ -39,9 +38,6 @@ class AugmentConfig:
         rate: Slowest and fastest factor of duration alone, as `warp_features` changes it.
         formants: Lowest and highest factor of all frequencies of the features, as of a longer or
             shorter vocal tract.
-        trim: Share cut off at both ends where they are quiet, as a detector of speech does that
-            misses weak consonants.
-        trim_db: Least and greatest threshold, in dB below the loudest 10 ms.
         silence: Share with silence before and behind.
         silence_s: Shortest and longest of each of these, in seconds.
         noise: Share with noise: white, pink or shaped like the long-term mean of speech.
@@ -64,8 +60,6 @@ class AugmentConfig:
     speed: tuple[float, float] = (0.85, 1.15)
     rate: tuple[float, float] = (0.8, 1.25)
     formants: tuple[float, float] = (0.8, 1.25)
-    trim: float = 0.0
-    trim_db: tuple[float, float] = (10.0, 40.0)
     silence: float = 0.3
     silence_s: tuple[float, float] = (0.0, 0.2)
     noise: float = 0.5
@@ -82,7 +76,7 @@ class AugmentConfig:
     frequency_bins: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("trim", "silence", "noise", "room", "telephone", "low_cut", "time_share"):
+        for name in ("silence", "noise", "room", "telephone", "low_cut", "time_share"):
             share = getattr(self, name)
             expect(0 <= share <= 1, name, "a share in 0..1", share)
         for name in ("speed", "rate", "formants", "rt60_s"):
@@ -91,7 +85,7 @@ class AugmentConfig:
         for name in ("silence_s", "low_cut_hz"):
             low, high = getattr(self, name)
             expect(0 <= low <= high, name, "a range from 0 up", (low, high))
-        for name in ("trim_db", "snr_db", "gain_db"):
+        for name in ("snr_db", "gain_db"):
             low, high = getattr(self, name)
             expect(low <= high, name, "least and greatest", (low, high))
 
@@ -137,9 +131,6 @@ def augment(
     config = config or AugmentConfig()
     draws = _Draws(torch.rand(12, B, 1, generator=generator))
     clean = waveforms.masked_fill(~valid_mask(lengths, S), 0)
-    if config.trim:  # drawn apart: without it the rest is what it was before there was any
-        trim_draws = _Draws(torch.rand(2, B, 1, generator=generator))
-        clean, lengths = _trim(clean, lengths, trim_draws, config)
     speech_lengths = lengths
     clean, lengths = _add_silence(clean, lengths, draws, config)
     S = clean.shape[1]
@@ -243,31 +234,6 @@ def _draw_size(size: int, speed: tuple[float, float], generator: torch.Generator
     if not fast:
         return size
     return SIZE_STEP * fast[int(drawn)]
-
-
-def _trim(
-    waveforms: Tensor, lengths: Tensor, draws: _Draws, config: AugmentConfig
-) -> tuple[Tensor, Tensor]:
-    """Waveforms (B, S) without the quiet ends of some, and their lengths.
-
-    What lies behind those lengths is anything; `_add_silence` leaves it out.
-    """
-    rows = draws.rows(config.trim)
-    threshold_db = draws.between(*config.trim_db)
-    S = waveforms.shape[1]
-    blocks = functional.pad(waveforms, (0, -S % TRIM_BLOCK)).unflatten(1, (-1, TRIM_BLOCK))
-    energies = blocks.square().sum(2)  # (B, blocks)
-    loudest = energies.amax(1, keepdim=True)
-    loud = energies >= loudest * 10 ** (-threshold_db / 10)
-    trimmed = waveforms.clone()
-    lengths = lengths.clone()
-    for row in rows.tolist():
-        kept = loud[row].nonzero()[:, 0]
-        first = int(kept[0]) * TRIM_BLOCK
-        end = min(int(lengths[row]), (int(kept[-1]) + 1) * TRIM_BLOCK)
-        trimmed[row, : end - first] = waveforms[row, first:end]
-        lengths[row] = end - first
-    return trimmed, lengths
 
 
 def _add_silence(

@@ -1,12 +1,11 @@
-"""Padded batches of waveforms and targets: once over a set (`batches`), or an endless stream.
+"""Padded batches of waveforms and targets: once over a set (`batches`), or without end.
 
 For speech that fits in memory; LengthSampler is for cuts that are read while training goes on.
 Every batch is a function of the seed and its number, so a run resumes without replaying the batches
 before, as lhotse's samplers have to.
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,19 +111,6 @@ class Utterances:
             ids=[self.ids[row] for row in rows],
             texts=[self.texts[row] for row in rows],
             speakers=[self.speakers[row] for row in rows],
-        )
-
-    def joined(self, others: "Utterances") -> "Utterances":
-        """These utterances, then the others; the waveforms are shared.
-
-        Args:
-            others: With other ids.
-        """
-        return Utterances(
-            waveforms=[*self.waveforms, *others.waveforms],
-            ids=[*self.ids, *others.ids],
-            texts=[*self.texts, *others.texts],
-            speakers=[*self.speakers, *others.speakers],
         )
 
     def batch(self, rows: Iterable[int], tokenizer: Tokenizer) -> Batch:
@@ -252,85 +238,52 @@ def batches(
 
 
 class TrainingPlan:
-    """Which utterances each lane takes in each step of a training without end.
+    """Which utterances each batch takes in each step of a training without end.
 
-    A step draws one batch for each lane. The lanes' batches are neighbours in an epoch that is
-    planned for this step, so their lengths are similar and lanes that are computed side by side
-    take about equally long.
+    The batches of a step are neighbours in an epoch that is planned for this step, so their lengths
+    are similar and processes that compute them side by side take about equally long. A step is a
+    function of its number, so a resumed run goes on with nothing replayed.
 
     Args:
-        utterances: At least one for each lane.
-        batch_seconds: Most seconds of a lane's batch, padding included.
+        utterances: At least one for each batch of a step.
+        batch_seconds: Most seconds of a batch, padding included.
         seed: Of the random numbers.
-        lanes: Batches of a step.
+        batches: Batches of a step.
     """
 
     def __init__(
-        self, utterances: Utterances, *, batch_seconds: float, seed: int = 0, lanes: int = 1
+        self, utterances: Utterances, *, batch_seconds: float, seed: int = 0, batches: int = 1
     ) -> None:
         expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
         expect(len(utterances) > 0, "utterances", "at least one", "none")
         expect(whole(seed, 0), "seed", "a whole number from 0 up", seed)
         count = len(utterances)
-        fits = whole(lanes, 1, count)
-        expect(fits, "lanes", f"from 1 to the number of utterances, {count}", lanes)
+        fits = whole(batches, 1, count)
+        expect(fits, "batches", f"from 1 to the number of utterances, {count}", batches)
         budget = batch_seconds * RATE_HZ
         self.seed = seed
-        self.lanes = lanes
+        self.count = batches
         self.lengths = _sample_lengths(utterances)
         self.limit = at_most_seconds(budget)
         ascending = np.sort(self.lengths.seconds)
-        filled = int(np.searchsorted(np.cumsum(ascending), lanes * budget))
-        last = min(max(filled, lanes - 1), count - 1)
+        filled = int(np.searchsorted(np.cumsum(ascending), batches * budget))
+        last = min(max(filled, batches - 1), count - 1)
         self.always_admitted = ascending[last]
 
     def rows(self, step: int, longest_s: float = np.inf) -> list[np.ndarray]:
-        """Rows of the utterances for each lane, a function of (seed, step, longest_s) alone.
+        """Rows of the utterances of each batch, a function of (seed, step, longest_s) alone.
 
         Args:
             step: Number of the step.
             longest_s: Longest utterance admitted, in seconds. As many of the shortest as fill a
-                batch for each lane always are.
+                step always are.
         """
         random = np.random.default_rng([self.seed, step])
         samples = self.lengths.seconds
         longest = max(self.always_admitted, longest_s * RATE_HZ)
         rows = _blurred_order(np.flatnonzero(samples <= longest), samples, random)
         batches = cut_batches(rows, self.lengths, self.limit)
-        if len(batches) < self.lanes:
-            batches = np.array_split(rows, self.lanes)
-        first = random.integers(len(batches) - self.lanes + 1)
-        return list(batches[first : first + self.lanes])
-
-
-def training_stream(
-    utterances: Utterances,
-    tokenizer: Tokenizer,
-    *,
-    batch_seconds: float,
-    seed: int = 0,
-    start_step: int = 0,
-    max_seconds: Callable[[int], float] | None = None,
-) -> Iterator[Batch]:
-    """Endless padded batches. That of step k is a function of (seed, k, max_seconds(k)) alone.
-
-    So a resumed run goes on bit for bit from `start_step`, with nothing replayed. Each step plans
-    an epoch and takes one of its batches at random: a `TrainingPlan` of one lane.
-
-    Args:
-        utterances: At least one.
-        tokenizer: Makes targets of the texts.
-        batch_seconds: Most seconds of a batch, padding included.
-        seed: Of the random numbers.
-        start_step: Step to begin with.
-        max_seconds: max_seconds(k) is the longest utterance admitted at step k, for a length
-            curriculum. As many of the shortest as fill a batch always are.
-    """
-    expect(whole(start_step, 0), "start_step", "a whole number from 0 up", start_step)
-    plan = TrainingPlan(utterances, batch_seconds=batch_seconds, seed=seed)
-    for step in itertools.count(start_step):
-        longest_s = np.inf
-        if max_seconds is not None:
-            longest_s = max_seconds(step)
-        (rows,) = plan.rows(step, longest_s)
-        yield utterances.batch(rows, tokenizer)
+        if len(batches) < self.count:
+            batches = np.array_split(rows, self.count)
+        first = random.integers(len(batches) - self.count + 1)
+        return list(batches[first : first + self.count])

@@ -160,23 +160,11 @@ class Hypotheses:
         )
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether `tensor` has plain memory: not sparse, nested, on "meta" or a torch.func wrapper."""
-    try:
-        return (
-            tensor.layout is torch.strided
-            and not (tensor.is_nested or tensor.is_meta)
-            and tensor.data_ptr() >= 0
-        )
-    except RuntimeError:
-        return False
-
-
 def check_batch(scores: Tensor, lengths: Tensor, letters: str, argument: str) -> int:
     """Length in frames of the longest utterance, after the checks that every decoder makes.
 
     Args:
-        scores: Log-probabilities or encoder frames: a dense float tensor of at least one utterance.
+        scores: Log-probabilities or encoder frames: a float tensor of at least one utterance.
         lengths: (B,) int32 or int64 on the same device, 0 <= length <= T.
         letters: Dimensions of `scores`, as `asrkit.shapes.dims` takes them.
         argument: Name of `scores` in error messages.
@@ -184,8 +172,6 @@ def check_batch(scores: Tensor, lengths: Tensor, letters: str, argument: str) ->
     Raises:
         ValueError: Names the argument that does not fit.
     """
-    dense = "a dense tensor with numbers in it"
-    expect(not isinstance(scores, Tensor) or _is_dense(scores), argument, dense, "another kind")
     B, T = dims(scores, letters, argument)[:2]
     dims(lengths, "B", "lengths", B=B)
     expect(B > 0, argument, "at least one utterance", tuple(scores.shape))
@@ -198,7 +184,6 @@ def check_batch(scores: Tensor, lengths: Tensor, letters: str, argument: str) ->
     expect(lengths.dtype in (torch.int32, torch.int64), "lengths", "int32 or int64", lengths.dtype)
     same_device = lengths.device == scores.device
     expect(same_device, "lengths", f"a tensor on {scores.device}", lengths.device)
-    expect(_is_dense(lengths), "lengths", dense, "another kind")
     low, high = torch.stack(lengths.aminmax()).tolist()
     expect(0 <= low <= high <= T, "lengths", f"0 to T={T} frames", f"{low} to {high}")
     return high

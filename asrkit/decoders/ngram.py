@@ -16,7 +16,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Self, cast
@@ -30,7 +30,6 @@ Gram = tuple[int, ...]
 # log10 of the probability and of the back-off weight of each n-gram
 Table = dict[Gram, tuple[float, float]]
 LN_10 = math.log(10)
-END_OF_FILE = "the end of the file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +80,6 @@ class NGram:
             "tokens",
             "at least one, all different",
             f"{len(words)}, {distinct} different",
-        )
-        expect(
-            not isinstance(tokens, Tensor),
-            "tokens",
-            "words or numbers",
-            "a tensor",
-            "Pass tokens.tolist().",
         )
         broken = next((word for word in words if word.split() != [word]), None)
         expect(
@@ -249,19 +241,11 @@ def listed_words(path: str | Path) -> list[str]:
     """The words that an ARPA file lists, in its order, with </s>, <s> and <unk> if they are there.
 
     Raises:
-        ValueError: Names the line that is wrong, of those before the words.
+        ValueError: Names the line that is wrong, of those up to the last word.
     """
-    words = []
-    with contextlib.closing(_lines(Path(path))) as lines:
-        _, place, text = _parse_counts(lines)
-        expect(text == "\\1-grams:", place, "the section \\1-grams:", text)
-        for place, text in lines:
-            if text.startswith("\\") or text == END_OF_FILE:
-                break
-            fields = re.split(r"[ \t]+", text)
-            expect(len(fields) > 1, place, "a log-probability and a word", text)
-            words.append(fields[1])
-    return words
+    with contextlib.closing(_entries(Path(path))) as entries:
+        unigrams = itertools.takewhile(lambda entry: len(entry[0]) == 1, entries)
+        return [words[0] for words, _, _ in unigrams]
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -273,97 +257,60 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _lines(path: Path) -> Generator[tuple[str, str]]:
-    """Yield (place, text) of every line that is not empty, then of the end of the file."""
-    number = 0
-    encoding = "utf-8-sig"  # a byte order mark may stand before the first line
-    file = _open(path)
+def _entries(path: Path) -> Generator[tuple[tuple[str, ...], float, float]]:
+    """(words, log10 of the probability, log10 of the back-off weight) of every n-gram of a file.
+
+    Raises:
+        ValueError: Names the line that is wrong, or what the file lacks at its end.
+    """
+    counts: list[int] = []  # n-grams of each order, as the file says
+    found: list[int] = []  # and as they were read
+    place = path.name
+    ended = False
     try:
-        with file:
+        with _open(path) as file:
             for number, line in enumerate(file, 1):
-                text = line.decode(encoding).strip(" \t\r\n")
-                encoding = "utf-8"
-                if text:
-                    yield f"{path.name}:{number}", text
-    except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
-        place = f"{path.name}:{number + 1}"
-        expect(False, place, "readable text in UTF-8", f"{type(error).__name__}, {error}")
-    yield f"{path.name}:{number + 1}", END_OF_FILE
+                place = f"{path.name}:{number}"
+                text = line.decode("utf-8-sig").strip(" \t\r\n")  # a byte order mark may come first
+                count = re.fullmatch(r"ngram\s+\d+\s*=\s*(\d+)", text)
+                if count and not found:
+                    counts.append(int(count[1]))
+                elif text == f"\\{len(found) + 1}-grams:":
+                    found.append(0)
+                elif text == "\\end\\":
+                    ended = True
+                elif text and found and not ended:
+                    found[-1] += 1
+                    yield _entry(text, len(found))
+    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+        raise ValueError(f"{place}: {error!s:.200}") from None
+    wanted = f"{counts} n-grams of each order, as \\data\\ says, and \\end\\"
+    expect(ended and found == counts != [], place, wanted, f"{found} in all")
+
+
+def _entry(text: str, n: int) -> tuple[tuple[str, ...], float, float]:
+    """One n-gram of `n` words; ValueError where it is none."""
+    fields = re.split(r"[ \t]+", text)
+    expect(len(fields) > n, "line", f"a log-probability and {n} words", repr(text))
+    logp = float(fields[0])
+    backoff = float(fields[n + 1]) if len(fields) > n + 1 else 0.0
+    in_float32 = -1e38 < logp <= 0 or logp == -math.inf
+    expect(in_float32, "line", "a log10 probability from -1e38 to 0, or -inf", logp)
+    expect(abs(backoff) < 1e38, "line", "a finite back-off weight", backoff)
+    return tuple(fields[1 : n + 1]), logp, backoff
 
 
 def _parse(path: Path, index: dict[str, int]) -> list[Table]:
-    """The n-grams of every order over the words of `index`; others are counted and left out."""
-    lines = _lines(path)
-    counts, place, text = _parse_counts(lines)
+    """The n-grams of every order over the words of `index`; others are left out."""
     tables: list[Table] = []
-    for n, count in enumerate(counts, 1):
-        expect(text == f"\\{n}-grams:", place, f"the section \\{n}-grams:", text)
-        table: Table = {}
-        lines_seen = 0
-        place, text = next(lines)
-        while not text.startswith("\\") and text != END_OF_FILE:
-            gram, entry = _parse_entry(place, text, n, len(counts), index)
-            if gram is not None:
-                expect(gram not in table, place, "every n-gram once", text)
-                known = n == 1 or gram[:-1] in tables[-1]
-                expect(known, place, f"an n-gram whose first {n - 1} words are listed", text)
-                table[gram] = entry
-            lines_seen += 1
-            place, text = next(lines)
-        wanted = f"{count} n-grams in \\{n}-grams:, as \\data\\ says"
-        expect(lines_seen == count, place, wanted, f"{lines_seen} before {text!r}")
-        tables.append(table)
-    expect(text == "\\end\\", place, "\\end\\", text)
-    for _ in lines:  # damage of a gzipped file may show at its end only
-        pass
+    for words, logp, backoff in _entries(path):
+        n = len(words)
+        if n > len(tables):
+            tables.append({})
+        if all(word in index for word in words):
+            gram = tuple(index[word] for word in words)
+            listed = n == 1 or gram[:-1] in tables[n - 2]
+            wanted = f"each n-gram's first {n - 1} words to be listed"
+            expect(listed, path.name, wanted, f"{' '.join(words)!r} without them")
+            tables[n - 1][gram] = (logp, backoff)
     return tables
-
-
-def _parse_counts(lines: Iterator[tuple[str, str]]) -> tuple[list[int], str, str]:
-    """The numbers of n-grams of each order, and place and text of the first line after them."""
-    place, text = next(pair for pair in lines if pair[1] in ("\\data\\", END_OF_FILE))
-    expect(text == "\\data\\", place, "a line \\data\\ first", text)
-    place, text = next(lines)
-    counts: list[int] = []
-    while match := re.fullmatch(r"ngram\s+(\d{1,9})\s*=\s*(\d{1,15})", text):
-        order = len(counts) + 1
-        expect(int(match[1]) == order, place, f"the count of order {order}", text)
-        counts.append(int(match[2]))
-        place, text = next(lines)
-    expect(len(counts) > 0, place, "a line 'ngram 1=count'", text)
-    return counts, place, text
-
-
-def _parse_entry(
-    place: str, text: str, n: int, order: int, index: dict[str, int]
-) -> tuple[Gram | None, tuple[float, float]]:
-    """(n-gram, log10 of its probability and back-off weight) of one line.
-
-    The n-gram is None if one of its words is not in `index`.
-    """
-    fields = re.split(r"[ \t]+", text)
-    most = n + 1
-    wanted = f"a log-probability, {n} words"
-    if n < order:
-        most += 1
-        wanted += ", a back-off weight"
-    expect(n + 1 <= len(fields) <= most, place, wanted, text)
-    numbers = []
-    for field in (fields[0], *fields[n + 1 :]):
-        try:
-            numbers.append(float(field))
-        except ValueError:
-            expect(False, place, "a number", repr(field))
-    logp = numbers[0]
-    backoff = 0.0
-    if len(numbers) > 1:
-        backoff = numbers[1]
-    expect(logp <= 0, place, "a log10 probability of at most 0", fields[0])
-    in_float32 = logp == -math.inf or logp > -1e38
-    expect(in_float32, place, "a log10 probability above -1e38, or -inf", fields[0])
-    expect(abs(backoff) < 1e38, place, "a finite back-off weight", fields[-1])
-    words = fields[1 : n + 1]
-    gram = None
-    if all(word in index for word in words):
-        gram = tuple(index[word] for word in words)
-    return gram, (logp, backoff)

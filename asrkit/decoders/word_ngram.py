@@ -62,7 +62,6 @@ class WordNGram:
             ValueError: Names the line of the file, or the argument, that is wrong.
         """
         check_weights(word_bonus=word_bonus)
-        _check_texts(tokens)
         rests = [token.lstrip("".join(WORD_STARTS)) for token in tokens]
         starts = [len(rest) < len(token) for rest, token in zip(rests, tokens, strict=True)]
         _check_tokens(tokens, rests, starts)
@@ -154,16 +153,6 @@ class WordNGram:
         key = node * self.alphabet + character
         at = torch.searchsorted(self.edges, key).clamp(max=len(self.edges) - 1)
         return torch.where(self.edges[at] == key, self.leads[at], off_tree)
-
-
-def _check_texts(tokens: Sequence[str]) -> None:
-    """ValueError unless `tokens` is a sequence of texts, and not empty."""
-    got = type(tokens).__name__
-    expect(isinstance(tokens, Sequence), "tokens", "a sequence of what tokens write", got)
-    expect(len(tokens) > 0, "tokens", "at least one", "none")
-    other = next((token for token in tokens if not isinstance(token, str)), "")
-    remedy = "WordNGram spells words by what each token writes."
-    expect(other == "", "tokens", "a text each", repr(other), remedy)
 
 
 def _check_tokens(tokens: Sequence[str], rests: Sequence[str], starts: Sequence[bool]) -> None:

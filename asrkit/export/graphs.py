@@ -10,14 +10,12 @@ expect.
 layout: github.com/k2-fsa/sherpa-onnx, scripts/nemo and sherpa-onnx/csrc.
 """
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from asrkit.export.recurrent import replace_lstms
 from asrkit.models import CTCModel, StatelessConfig, TransducerModel
 from asrkit.models.transducer import log_probs
 from asrkit.shapes import MAX_COUNT, expect
@@ -195,7 +193,7 @@ def ctc_graphs(model: Any) -> list[Graph]:
         model: A CTCModel, or a TransducerModel with a CTC head, in eval mode in float32.
     """
     head = model.output if isinstance(model, CTCModel) else model.ctc_head
-    module = CTC(_exportable(model.encoder), head)
+    module = CTC(model.encoder, head)
     return [_acoustic("model", module, model.config.encoder.bins, ("logprobs", "logprobs_lengths"))]
 
 
@@ -207,15 +205,8 @@ def transducer_graphs(model: TransducerModel) -> list[Graph]:
     """
     bins = model.config.encoder.bins
     outputs = ("outputs", "encoded_lengths")
-    encoder = _acoustic("encoder", Encoder(_exportable(model.encoder)), bins, outputs)
+    encoder = _acoustic("encoder", Encoder(model.encoder), bins, outputs)
     return [encoder, _decoder(model), _joiner(model)]
-
-
-def _exportable(encoder: nn.Module) -> nn.Module:
-    """A copy of an encoder whose LSTMs an exporter can follow; others are not copied."""
-    if not any(isinstance(part, nn.LSTM) for part in encoder.modules()):
-        return encoder
-    return replace_lstms(deepcopy(encoder))
 
 
 def _acoustic(name: str, module: nn.Module, bins: int, outputs: tuple[str, ...]) -> Graph:

@@ -23,7 +23,7 @@ OPSETS = (18, 23)  # the lowest that torch's exporter writes, and the highest kn
 # A file of ONNX alone ends at 2 GB; larger weights go into a file beside it.
 INLINE_BYTES = 1_800_000_000
 # What int8 is for. Embeddings and the rest stay in float32.
-QUANTISED = ("MatMul", "Gemm", "Conv", "LSTM")
+QUANTISED = ("MatMul", "Gemm", "Conv")
 
 
 def check(opset: int, *, int8: bool) -> None:
@@ -77,7 +77,6 @@ def _trace(graph: Graph, path: Path, opset: int) -> None:
                 output_names=[*graph.outputs],
                 opset_version=opset,
                 dynamic_shapes=_dynamic_shapes(graph),
-                custom_translation_table=_translations(),
                 verbose=False,
             )
     except Exception as error:  # of many classes, and pages long
@@ -104,28 +103,8 @@ def _dynamic_shapes(graph: Graph) -> tuple[dict[int, Any], ...]:
     return tuple(shapes)
 
 
-def _translations() -> dict[Any, Any]:
-    """How ONNX computes ops of our own."""
-    from onnxscript import opset18 as op
-
-    def lstm_layer(x: Any, weight: Any, recurrence: Any, bias: Any) -> Any:
-        """Hidden states (T, B, D) of the op of this name in `asrkit.export.recurrent`.
-
-        Args:
-            x: Frames (T, B, C).
-            weight: (1, 4 D, C), gates in ONNX's order.
-            recurrence: (1, 4 D, D), likewise.
-            bias: (1, 8 D), that of `weight` before that of `recurrence`.
-        """
-        D = recurrence.shape[2]
-        hidden, _, _ = op.LSTM(x, weight, recurrence, bias, hidden_size=D)  # (T, 1, B, D)
-        return op.Squeeze(hidden, op.Constant(value_ints=[1]))
-
-    return {torch.ops.asrkit.lstm_layer.default: lstm_layer}
-
-
 def _quantise(source: Path, target: Path) -> None:
-    """Weights of products, convolutions and LSTMs in int8, by onnxruntime's dynamic quantisation.
+    """Weights of products and convolutions in int8, by onnxruntime's dynamic quantisation.
 
     Weights are unsigned: onnxruntime has no other convolutions on a CPU.
     """

@@ -53,7 +53,7 @@ def export(
         path: The folder, which is not there yet, or is empty.
         format: "onnx", or "openvino" for OpenVINO's IR (.xml and .bin).
         head: Which part of a transducer with a CTC head leaves: "transducer" (as None), or "ctc".
-        int8: Weights in 8 bits. ONNX: of products, convolutions and LSTMs, with activations
+        int8: Weights in 8 bits. ONNX: of products and convolutions, with activations
             quantised as they come. OpenVINO: weights of products only, activations stay float32.
         opset: Version of ONNX's operators.
 
@@ -113,12 +113,16 @@ def _head(model: Any, head: Head | None) -> Head:
     return head or "transducer"
 
 
-def _check_model(model: torch.nn.Module) -> None:
-    """ValueError unless the model is as it was loaded, in float32 on a CPU."""
+def _check_model(model: Any) -> None:
+    """ValueError unless the model is as it was loaded, in float32 on a CPU, and can leave."""
     expect(not model.training, "model", "eval mode", "training mode", "Call model.eval() first.")
     kinds = {(weight.device.type, weight.dtype) for weight in model.parameters()}
     plain = kinds == {("cpu", torch.float32)}
     expect(plain, "model", "float32 weights on a CPU", kinds, "Load it again.")
+    encoder = model.encoder
+    recurrent = any(isinstance(part, torch.nn.LSTM) for part in encoder.modules())
+    remedy = "torch exports LSTMs for one number of frames only."
+    expect(not recurrent, "model", "an encoder without LSTMs", type(encoder).__name__, remedy)
 
 
 def _metadata(checkpoint: Checkpoint, head: Head) -> dict[str, str]:

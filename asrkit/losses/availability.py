@@ -12,8 +12,7 @@ from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import INTERPRETED, JIT_OFF, SIMULATED, lacks
 from asrkit.shapes import expect
 
-HALVES = (torch.float16, torch.bfloat16)
-KERNEL_DTYPES = (torch.float32, *HALVES)  # of Numba's and Triton's kernels
+KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of Numba's and Triton's kernels
 AUTO = "Pass impl='auto'."
 
 

@@ -1,10 +1,10 @@
 """Training transducers, encoder-decoder and CTC models: AdamW, LAMB or NovoGrad on a one-cycle
-schedule, averaged (EMA) weights, checkpoints that survive kill -9, and any number of processes.
+schedule, averaged (EMA) weights, checkpoints that survive kill -9, under torchrun or alone.
 """
 
 from asrkit.training.batches import Prepared, prepare_batch
 from asrkit.training.beside import Beside
-from asrkit.training.config import TrainConfig, isolated_words
+from asrkit.training.config import TrainConfig
 from asrkit.training.evaluation import Evaluation, evaluate
 from asrkit.training.graphs import graphed_training
 from asrkit.training.joint import chooses_lean, joint_peak_bytes
@@ -23,7 +23,6 @@ __all__ = [
     "chooses_lean",
     "evaluate",
     "graphed_training",
-    "isolated_words",
     "joint_peak_bytes",
     "prepare_batch",
     "train",

@@ -1,20 +1,17 @@
 """Evaluation beside training: a process of its own scores the weights while training goes on."""
 
 import multiprocessing
-import os
 import signal
-import time
 import traceback
 from collections.abc import Callable
 from copy import deepcopy
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
-from asrkit.parents import when_parent_ends
 from asrkit.shapes import expect, whole
 
 Score = TypeVar("Score")
@@ -37,7 +34,6 @@ class Beside(Generic[Score]):
         model: Whose copy is scored, on the CPU and in evaluation mode.
         every: Steps between two evaluations.
         threads: Threads that the process computes with; None for as many as torch has here.
-        patience_s: Seconds after which an evaluation that has not come back is an error.
 
     Raises:
         ValueError: An argument of the wrong type or out of range.
@@ -50,7 +46,6 @@ class Beside(Generic[Score]):
         *,
         every: int = 1,
         threads: int | None = None,
-        patience_s: float = 3600.0,
     ) -> None:
         got = type(model).__name__
         expect(callable(evaluate), "evaluate", "a function of a model", type(evaluate).__name__)
@@ -58,13 +53,9 @@ class Beside(Generic[Score]):
         expect(whole(every, 1), "every", "at least 1 step", repr(every))
         threads = threads or torch.get_num_threads()
         expect(whole(threads, 1), "threads", "at least 1", repr(threads))
-        expect(patience_s > 0, "patience_s", "above 0", patience_s)
         self.every = every
-        self.patience_s = patience_s
         self.scores = dict[int, Score]()
-        self.exposed_s = 0.0
         self._waiting_for: int | None = None
-        self._due_s = 0.0
         self._shared = deepcopy(model).cpu().eval().requires_grad_(False)
         self._shared.share_memory()
         context = multiprocessing.get_context("spawn")
@@ -82,14 +73,13 @@ class Beside(Generic[Score]):
             model: As the one given at first, with the weights of now.
 
         Raises:
-            RuntimeError: The evaluating process has ended, `evaluate` raised, or patience is over.
+            RuntimeError: The evaluating process has ended, or `evaluate` raised.
         """
         if step % self.every == 0:
             self.submit(step, model)
 
     def submit(self, step: int, model: nn.Module) -> None:
         """Have the weights of `model` scored as those of `step`; see `after_step`."""
-        start = time.perf_counter()
         self.collect()  # what is being scored must not change
         with torch.no_grad():
             pairs = zip(
@@ -102,8 +92,6 @@ class Beside(Generic[Score]):
         except OSError:
             raise self._ended(step) from None
         self._waiting_for = step
-        self._due_s = time.monotonic() + self.patience_s
-        self.exposed_s += time.perf_counter() - start
 
     def poll(self) -> dict[int, Score]:
         """The scores that have come back so far, by step, without waiting."""
@@ -115,17 +103,10 @@ class Beside(Generic[Score]):
         """The scores of all steps so far; waits for the one that is being computed.
 
         Raises:
-            RuntimeError: The evaluating process has ended, `evaluate` raised, or patience is over.
+            RuntimeError: The evaluating process has ended, or `evaluate` raised.
         """
-        step = self._waiting_for
-        if step is not None:
-            left_s = max(0.0, self._due_s - time.monotonic())
-            ready = wait([self._connection, self._process.sentinel], left_s)
-            if not ready:
-                raise RuntimeError(
-                    f"evaluation: step {step} has not been scored in {self.patience_s:.0f} s."
-                )
-            self._receive(step)
+        if self._waiting_for is not None:
+            self._receive(self._waiting_for)
         return dict(self.scores)
 
     def close(self) -> None:
@@ -146,7 +127,7 @@ class Beside(Generic[Score]):
         self.close()
 
     def _receive(self, step: int) -> None:
-        """Take the answer for `step`, which is there unless the process has ended."""
+        """Take the answer for `step`, or wait for it."""
         try:
             answer = self._connection.recv()
         except (EOFError, OSError):
@@ -177,7 +158,6 @@ def _serve(
 ) -> None:
     """Score `model`, whose weights the parent writes, each time that a step number arrives."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
-    when_parent_ends(lambda: os._exit(1))
     torch.set_num_threads(threads)
     while True:
         try:

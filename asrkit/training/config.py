@@ -1,7 +1,7 @@
 """Settings of a training run."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -76,11 +76,8 @@ class TrainConfig:
         threads: Threads that torch computes with on a machine; its processes share them out. By
             default half of the cores; the other half prepares batches.
         seed: Seed of weights, batches, augmentation and dropout.
-        lanes: Batches of a step, each of `batch_seconds`; the loss is the mean over the labels of
-            all. Processes share them out, so what is trained depends on the number of lanes and
-            not on that of processes, which has to divide it.
-        shard: Whether each process keeps a part of weights and optimizer only (FSDP2), for a model
-            that does not fit on one device.
+        accumulate: Batches that each process takes in a step, one after the other. The loss is the
+            mean over the labels of all batches of the step.
 
     Raises:
         ValueError: A value of the wrong type or out of range.
@@ -109,8 +106,7 @@ class TrainConfig:
     evaluate: Literal["in turn", "beside"] = "in turn"
     threads: int = field(default_factory=_half_of_the_cores)
     seed: int = 0
-    lanes: int = 1
-    shard: bool = False
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -119,7 +115,7 @@ class TrainConfig:
         expect(self.batch_seconds > 0, "batch_seconds", "above 0", self.batch_seconds)
         expect(self.seed >= 0, "seed", "at least 0", self.seed)
         expect(self.threads >= 1, "threads", "at least 1", self.threads)
-        expect(self.lanes >= 1, "lanes", "at least 1", self.lanes)
+        expect(self.accumulate >= 1, "accumulate", "at least 1", self.accumulate)
         expect(0 <= self.warmup < 1, "warmup", "a share from 0 to below 1", self.warmup)
         expect(0 <= self.ema <= 1, "ema", "a share from 0 to 1", self.ema)
         check_smoothing(self.smoothing)
@@ -143,8 +139,7 @@ class TrainConfig:
 
         `expect_types` does not serve here: it refuses `seconds=math.inf`, which means no limit.
         """
-        expect(isinstance(self.shard, bool), "shard", "True or False", repr(self.shard))
-        for name in ("steps", "threads", "seed", "lanes"):
+        for name in ("steps", "threads", "seed", "accumulate"):
             value = getattr(self, name)
             number = isinstance(value, int) and not isinstance(value, bool)
             expect(number, name, "a whole number", repr(value))
@@ -193,23 +188,6 @@ class TrainConfig:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return torch.bfloat16
         return torch.float32
-
-
-def isolated_words(config: TrainConfig) -> TrainConfig:
-    """The config with features and augmentation for utterances of one word each.
-
-    All bins are normalised together: over one word, the mean of a bin is that of its vowel. What
-    lies further than 35 dB below the loudest bin is raised to that, so that neither the background
-    nor an empty band tells recordings apart. Half of the training speech loses its quiet ends, as
-    recordings do that were cut by their loudness; the factors of speed and formants are those
-    between adults.
-
-    Args:
-        config: How to train otherwise; other settings of its features and augmentation stay.
-    """
-    features = replace(config.features, normalization="all_features", range_db=35.0)
-    augment = replace(config.augment, trim=0.5, speed=(0.95, 1.05), formants=(0.92, 1.09))
-    return replace(config, features=features, augment=augment)
 
 
 def _is_number(value: object) -> bool:

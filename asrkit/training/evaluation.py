@@ -1,14 +1,12 @@
 """Word error rate of a checkpoint on a set of utterances."""
 
 import time
-from itertools import islice
 from typing import Any, NamedTuple
 
 from asrkit.data import Utterances, batches
 from asrkit.models import Checkpoint
 from asrkit.models.assembly import Model
 from asrkit.text import ErrorRate, Tokenizer, normalize_text, wer
-from asrkit.training.processes import Processes
 from asrkit.transcribe import Recognizer
 
 
@@ -18,7 +16,7 @@ class Evaluation(NamedTuple):
     Attributes:
         errors: Word error rate, case ignored.
         texts: Recognised text of every utterance by its id, in lower case.
-        rtfx: Seconds of speech recognised per second of computing, of the slowest process.
+        rtfx: Seconds of speech recognised per second of computing.
     """
 
     errors: ErrorRate
@@ -31,7 +29,6 @@ def evaluate(
     utterances: Utterances,
     *,
     batch_seconds: float = 120.0,
-    processes: Processes | None = None,
 ) -> Evaluation:
     """Word error rate (case ignored), recognised text by utterance id, and RTFx.
 
@@ -42,33 +39,23 @@ def evaluate(
         checkpoint: Model, tokenizer and features.
         utterances: Speech with its transcripts.
         batch_seconds: Audio of a batch at most, in seconds.
-        processes: Share the batches out; all of them have to call. None: this process alone.
-
-    Returns:
-        The same on all processes.
     """
-    processes = processes or Processes()
     tokenizer = checkpoint.tokenizer
     recognizer = Recognizer.from_checkpoint(checkpoint)
-    every = batches(utterances, tokenizer, batch_seconds=batch_seconds, order="sorted")
     texts = dict[str, str]()
     busy_s = 0.0
-    for batch in islice(every, processes.rank, None, processes.count):
+    for batch in batches(utterances, tokenizer, batch_seconds=batch_seconds, order="sorted"):
         start = time.perf_counter()
         tokens = recognizer(batch.waveforms, batch.sample_lengths).tokens()
         busy_s += time.perf_counter() - start
         for id_, row in zip(batch.ids, tokens, strict=True):
             texts[id_] = normalize_text(tokenizer.decode(row))
-    parts = processes.gather((texts, busy_s))
-    texts = {id_: text for part, _ in parts for id_, text in part.items()}
-    slowest_s = max(seconds for _, seconds in parts)
-    rows = sorted(range(len(utterances)), key=lambda row: -len(utterances.waveforms[row]))
-    references = [normalize_text(utterances.texts[row]) for row in rows]
-    hypotheses = [texts[utterances.ids[row]] for row in rows]
+    references = [normalize_text(text) for text in utterances.texts]
+    hypotheses = [texts[id_] for id_ in utterances.ids]
     return Evaluation(
         errors=wer(references, hypotheses),
         texts=texts,
-        rtfx=utterances.total_seconds / slowest_s,
+        rtfx=utterances.total_seconds / busy_s,
     )
 
 

@@ -1,7 +1,6 @@
-"""The folder of a run: its log, its state and the one before, and the exported model."""
+"""The folder of a run: its log, its state, and the exported model."""
 
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,11 +32,6 @@ class RunFolder:
         return self.path / "state.pt"
 
     @property
-    def previous_state(self) -> Path:
-        """The state saved before, taken where `state` is damaged."""
-        return self.path / "state-previous.pt"
-
-    @property
     def model(self) -> Path:
         """The exported model."""
         return self.path / "model.safetensors"
@@ -52,14 +46,14 @@ class RunFolder:
                 part.unlink()
 
     def clear(self) -> None:
-        """Remove log and states. Without that a kill before the first checkpoint of a new run would
+        """Remove log and state. Without that a kill before the first checkpoint of a new run would
         resume the old one.
         """
-        for file in (self.state, self.previous_state, self.log):
+        for file in (self.state, self.log):
             file.unlink(missing_ok=True)
 
     def save_state(self, state: Mapping[str, Any]) -> None:
-        """Write `state` atomically; the state saved before is kept beside it.
+        """Write `state` atomically.
 
         Args:
             state: Tensors, numbers and text by name.
@@ -73,23 +67,26 @@ class RunFolder:
             except RuntimeError as error:  # torch counts bytes in place of naming the reason
                 reason = f"Is the disk full? ({error})"
                 raise OSError(f"{self.state} cannot be written. {reason}") from None
-            if self.state.exists():
-                os.replace(self.state, self.previous_state)
 
-    def newest_state(self) -> Path | None:
-        """The newest state that is whole; None where none was saved.
+    def load_state(self) -> dict[str, Any] | None:
+        """What `save_state` wrote; None where nothing was saved. No code in the file is run.
 
         Raises:
-            ValueError: All that were saved are damaged.
+            ValueError: The file is damaged. torch.save writes a CRC-32 of every tensor, which
+                torch.load does not look at.
         """
-        saved = [path for path in (self.state, self.previous_state) if path.exists()]
-        damages = []
-        for path in saved:
-            why = damage(path)
-            if not why:
-                return path
-            damages.append(f"{path} is damaged ({why})")
-        expect(not damages, "state", "one that is whole", "; ".join(damages), FRESH)
+        if not self.state.exists():
+            return None
+        try:
+            with zipfile.ZipFile(self.state) as archive:
+                torn = archive.testzip()
+            damage = f"other bytes than were written in {torn}"
+            if torn is None:
+                return torch.load(self.state, "cpu", weights_only=True)
+        except Exception as error:  # half a pickle raises anything
+            damage = f"{type(error).__name__}: {error}".splitlines()[0]
+        got = f"{self.state}, which is damaged ({damage:.80})"
+        expect(False, "state", "a whole file", got, FRESH)
         return None
 
     def read_log(self, step: int) -> list[dict[str, float]]:
@@ -102,32 +99,3 @@ class RunFolder:
         """Replace the log, atomically."""
         with atomic(self.log) as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in history))
-
-
-def damage(path: Path) -> str:
-    """What is wrong with a state, in short; "" for one that is whole.
-
-    torch.save writes a CRC-32 of every tensor, which torch.load does not look at.
-
-    Args:
-        path: A file that `RunFolder.save_state` wrote.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            torn = archive.testzip()
-        if torn is not None:
-            return f"other bytes than were written in {torn}"
-        json.loads(read_state(path)["config"])
-    except Exception as error:  # half a pickle raises anything
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        return f"{why:.80}"
-    return ""
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """What `RunFolder.save_state` wrote. Its tensors lie in the file until they are used.
-
-    Args:
-        path: The file, which may come from anybody: no code in it is run.
-    """
-    return torch.load(path, "cpu", weights_only=True, mmap=True)

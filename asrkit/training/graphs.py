@@ -2,12 +2,12 @@
 
 A graph replays all launches of a pass by one call, which pays where the CPU is slower at launching
 than the GPU at computing: LSTMs and small batches. Shapes in a graph are fixed, so arguments are
-padded to the next length of a list. No GPU has run this yet: its gain is unmeasured.
+padded to the next length of a list. On an H100 losses and gradients are those of the plain passes;
+at sizes of real training the gain is not measured.
 """
 
 import copy
 import traceback
-import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +34,8 @@ def graphed_training(
 
     The graphs share one pool of memory, so a backward pass has to follow its forward pass before
     another forward pass begins. Parameters, buffers, gradients and random numbers are as before,
-    also where a capture fails; `module` itself stays as it is.
+    also where a capture fails; `module` itself stays as it is. torch's warning of gradients that
+    come from another stream is switched off: those of a graph do.
 
     Args:
         module: On a GPU, in training mode, with a static control flow that reads nothing from the
@@ -61,11 +62,11 @@ def graphed_training(
         """Capture both passes of `view` on `arguments`."""
         with CaptureGuard():
             view(*arguments)
-        with CAPTURING, warnings.catch_warnings():
-            # torch's own warm-up keeps a pass alive
-            warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
+        with CAPTURING:
             return torch.cuda.make_graphed_callables(view, arguments, pool=pool)
 
+    # a pass that was captured on another stream stays alive, and torch would say so at each step
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     with torch.random.fork_rng([device]):
         return capture_all(module, samples, lengths, capture)
 

@@ -58,8 +58,6 @@ class Objective:
     compile: Callable[[Any, TrainConfig], None]
     # (config of the model, config): ValueError where one does not fit the other
     check: Callable[[Any, TrainConfig], None]
-    # (model, config) to whether weights of the model have no gradient
-    has_idle_weights: Callable[[Any, TrainConfig], bool]
     # (config of the model, tokens of the tokenizer): ValueError where the two do not fit
     check_vocabulary: Callable[[Any, int], None]
     # (config of the model) to the most labels of a text; math.inf for no limit
@@ -364,20 +362,11 @@ def _check_nothing(model_config: object, config: TrainConfig) -> None:
     """For models that every `TrainConfig` fits."""
 
 
-def _ctc_head_is_idle(model: TransducerModel | AEDModel, config: TrainConfig) -> bool:
-    return not config.ctc_weight and model.ctc_head is not None
-
-
-def _none_is_idle(model: nn.Module, config: TrainConfig) -> bool:
-    return False
-
-
 OBJECTIVES: dict[type[ModelConfig], Objective] = {
     TransducerConfig: Objective(
         loss=_transducer_and_ctc,
         compile=_compile_transducer_losses,
         check=_check_ctc_head,
-        has_idle_weights=_ctc_head_is_idle,
         check_vocabulary=_expect_vocabulary,
         most_labels=_any_number_of_labels,
         has_joint=True,
@@ -386,7 +375,6 @@ OBJECTIVES: dict[type[ModelConfig], Objective] = {
         loss=_ctc_alone,
         compile=_compile_nothing,
         check=_check_nothing,
-        has_idle_weights=_none_is_idle,
         check_vocabulary=_expect_vocabulary,
         most_labels=_any_number_of_labels,
         has_joint=False,
@@ -395,7 +383,6 @@ OBJECTIVES: dict[type[ModelConfig], Objective] = {
         loss=_attention_and_ctc,
         compile=_compile_nothing,
         check=_check_ctc_head,
-        has_idle_weights=_ctc_head_is_idle,
         check_vocabulary=_expect_text_beside_special_tokens,
         most_labels=_labels_with_positions,
         has_joint=False,

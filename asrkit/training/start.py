@@ -1,9 +1,9 @@
 """Training into a folder, alone or as one of several processes.
 
 A run lives in one folder: `log.jsonl` (a line a step), `state.pt` (to resume), `model.safetensors`
-(EMA weights, to use). Augmentation and dropout follow from (seed, step, lane). Where `steps` ends
-the run, so do batches and rate, and on a CPU a resumed run repeats the losses of an unbroken one;
-where `seconds` does, rate and curriculum follow the clock of the first process.
+(EMA weights, to use). Augmentation and dropout follow from the seed and the number of the batch.
+Where `steps` ends the run, so do batches and rate, and on a CPU a resumed run repeats the losses of
+an unbroken one; where `seconds` does, rate and curriculum follow the clock of the first process.
 """
 
 import json
@@ -25,11 +25,10 @@ from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.batches import draw_given, draw_planned, prefetch
 from asrkit.training.config import CONFORMER_PEAK_LR, TrainConfig
+from asrkit.training.distributed import joined
 from asrkit.training.folder import RunFolder
 from asrkit.training.loop import Loop, OnStep
 from asrkit.training.objective import compile_losses, objective_of
-from asrkit.training.processes import Processes, joined, was_started_as_rank
-from asrkit.training.signals import StopWish
 from asrkit.training.state import TrainingRun, compile_optimizer
 
 
@@ -42,15 +41,12 @@ class TrainResult:
         history: The log, a line a step: step, seconds, loss (nats per label), lr, gradient_norm,
             rtfx, and lean (whether the lean loss computed it).
         dev: Word error rate on the dev set; None if there was none.
-        finished: Whether the run is over. One of several processes returns from a run that was
-            asked to stop; the same call goes on with it.
         has_joint: Whether the model has a joint; only a transducer has one.
     """
 
     path: Path
     history: list[dict[str, float]]
     dev: ErrorRate | None
-    finished: bool = True
     has_joint: bool = True
 
     @property
@@ -99,8 +95,8 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         progress: Whether to show a progress bar.
         on_step: Called after every step with the log so far, e.g. to draw a live curve.
         batches: batches(k) yields batch k of the run and those after, without end, in place of
-            `TrainingPlan` and its curriculum. A step takes one for each lane. A resumed run asks
-            for those that are left.
+            `TrainingPlan` and its curriculum. A step takes `config.accumulate` for each process. A
+            resumed run asks for those that are left.
 
     Returns:
         The path of the exported model, the log, and the last word error rate on `dev_set`.
@@ -121,33 +117,30 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     where = torch.device(device)
     forked = [] if device == "cpu" else [device]
     with (
-        joined(where, alone_too=config.shard) as processes,
+        joined(where) as processes,
         ExitStack() as after,
         torch.enable_grad(),
         torch.random.fork_rng(forked),
     ):
-        lanes = processes.lanes(config.lanes)
         folder = RunFolder(Path(out))
         processes.by_first(lambda: _take_folder(folder, after))
         after.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(max(1, config.threads // processes.local_count))
-        run = TrainingRun(model_config, config, where, _identify(tokenizer, train_set))
-        processes.expect_same(_identify_process(run))
-        _begin(run, folder, processes, resume=resume)
+        run = TrainingRun(model_config, config, where, _identify(tokenizer, train_set), processes)
+        _begin(run, folder, resume=resume)
+        count = run.batches
+        own = processes.share(count)
         if batches is None:
-            draw = draw_planned(train_set, tokenizer, config, lanes)
+            draw = draw_planned(train_set, tokenizer, config, own, count)
         else:
-            draw = draw_given(batches(run.step * config.lanes), config.lanes, lanes)
-        steps = prefetch(draw, config, lanes, run.step, run.longest_s)
+            draw = draw_given(batches(run.step * count), own, count)
+        steps = prefetch(draw, config, own, count, run.step, run.longest_s)
         loop = Loop(run, tokenizer, dev_set, folder)
-        with StopWish(rank=was_started_as_rank()) as stop:
-            dev = loop.run_to_end(steps, stop, progress=progress, on_step=on_step)
-    stop.pass_on()
+        dev = loop.run_to_end(steps, progress=progress, on_step=on_step)
     return TrainResult(
         path=folder.model,
         history=run.history,
         dev=dev,
-        finished=run.progress >= 1,
         has_joint=objective.has_joint,
     )
 
@@ -168,30 +161,23 @@ def _take_folder(folder: RunFolder, after: ExitStack) -> None:
     folder.make()
 
 
-def _begin(run: TrainingRun, folder: RunFolder, processes: Processes, *, resume: bool) -> None:
-    """Compile, share the run out, and go back to the state of the folder, if any."""
+def _begin(run: TrainingRun, folder: RunFolder, *, resume: bool) -> None:
+    """Compile, and go back to the state of the folder, if any."""
+    processes = run.processes
+    what = {name: json.dumps(value) for name, value in run.settings.items()}
+    processes.expect_same(what | {"torch": torch.__version__})
     if processes.local_rank == 0:  # the others read what it leaves on the disk
         compile_losses(run.model, run.config)
         compile_optimizer(run.config, run.device)
-    run.distribute(processes)
-    state = processes.by_first(folder.newest_state) if resume else None
+    state = folder.load_state() if resume else None
     if state is not None:
         run.restore(state, folder)
         if processes.first:
-            damaged = ""
-            if state != folder.state:
-                damaged = f"; {folder.state} is damaged or gone, the state before is taken"
-            print(f"resuming {folder.path} at step {run.step}{damaged}", file=sys.stderr)
+            print(f"resuming {folder.path} at step {run.step}", file=sys.stderr)
             folder.write_log(run.history)
     processes.expect_same({"out": f"a folder with step {run.step}"})
     if run.step == 0:
         processes.by_first(folder.clear)
-
-
-def _identify_process(run: TrainingRun) -> dict[str, str]:
-    """What has to be the same on all processes of a run: settings, data, versions."""
-    what = {name: json.dumps(value) for name, value in run.settings.items()}
-    return what | {"shard": str(run.config.shard), "torch": torch.__version__}
 
 
 def _check_arguments(

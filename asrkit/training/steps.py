@@ -47,8 +47,6 @@ def _clip_and_step(
     norm = torch.nn.utils.get_total_norm(gradients)
     if not getattr(optimizer, "clips_gradients", False):
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), config.clip, norm)
-    if hasattr(norm, "full_tensor"):  # weights that FSDP2 has sharded
-        norm = norm.full_tensor()
     step_if_finite(optimizer, norm)
     return norm
 

@@ -18,6 +18,7 @@ from asrkit.sound_files import Sound, listed, open_sound
 BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
 MARGIN_S = 1
 READ_SAMPLES = 2**20  # of all channels together, in one read
+MOST_TAPS = 20_000_000  # in a table of `resample`: gigabytes for 22,051 Hz, few for 22,050
 ROUNDED_S = 0.01  # durations in manifests are rounded: such a part ends with its recording
 
 
@@ -135,25 +136,6 @@ def _mono(file: Any, sound: Sound) -> Iterator[Tensor]:
     )
 
 
-def convert(samples: Tensor, rate: int, rate_hz: int) -> Tensor:
-    """`samples` (S,) at another sampling rate.
-
-    Args:
-        samples: whole seconds; the first and last are margins, which may ring.
-        rate: their sampling rate in Hz.
-        rate_hz: the sampling rate of the result.
-    """
-    if rate * rate_hz <= 2e7 * math.gcd(rate, rate_hz) ** 2:
-        return resample(samples, rate, rate_hz)
-    # resample() would tabulate as many taps as that product: gigabytes at 22,051 Hz. A Fourier
-    # transform takes its input for periodic, and rings where the end meets the start: in the
-    # margins.
-    size = len(samples) // rate * rate_hz
-    spectrum = torch.fft.rfft(samples)
-    resampled = torch.fft.irfft(spectrum, size)
-    return resampled * (rate_hz / rate)
-
-
 def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Tensor]:
     """Yield `chunks` of one signal at `rate_hz`, without seams.
 
@@ -167,13 +149,13 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
     for chunk in chunks:
         held = torch.cat([held, chunk])
         while len(held) >= with_margins:
-            converted = convert(held[:with_margins], rate, rate_hz)
+            converted = resample(held[:with_margins], rate, rate_hz)
             yield converted[skip:-skip]
             held = held[block:]
     left = len(held) - margin  # at most a block and a margin
     to_whole_second = -left % rate
     padding = torch.zeros(margin + to_whole_second)
-    converted = convert(torch.cat([held, padding]), rate, rate_hz)
+    converted = resample(torch.cat([held, padding]), rate, rate_hz)
     size = math.ceil(left * rate_hz / rate)
     yield converted[skip : skip + size]
 
@@ -187,6 +169,10 @@ def blocks(source: Path | Sound, rate_hz: int) -> Iterator[Tensor]:
     with open_sound(sound) as file:
         chunks = _mono(file, sound)
         if file.samplerate != rate_hz:
+            taps = file.samplerate * rate_hz // math.gcd(file.samplerate, rate_hz) ** 2
+            got = f"{file.samplerate} Hz in {sound.path.name}"
+            remedy = f"Convert it first: ffmpeg -i IN -ar {rate_hz} OUT.wav."
+            expect(taps <= MOST_TAPS, "audio", f"a rate in proportion to {rate_hz} Hz", got, remedy)
             chunks = _resampled(chunks, file.samplerate, rate_hz)
         yield from chunks
 

@@ -3,7 +3,7 @@
 Importing this file needs no torch, so the command line can show these texts at once.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
 from pathlib import Path
@@ -17,30 +17,38 @@ CAPTURED = ("step", "full")  # values of `graphs` that ask for a CUDA graph by n
 CTC_WEIGHT = 0.3  # share of an encoder-decoder model's CTC head in a beam's scores
 
 
-def described(default: Any, text: str) -> Any:
-    """A dataclass field with this default, described by `text`; see `description`."""
-    return field(default=default, metadata={"help": text})
+def described(default: Any, text: str, **cli: str) -> Any:
+    """A dataclass field that `text` describes, as `--help` shows it.
 
-
-def description(config: type, name: str) -> str:
-    """The text that describes the field `name` of a config class, as `--help` shows it."""
-    return {one.name: one.metadata["help"] for one in fields(config)}[name]
+    Args:
+        default: Of the field.
+        text: What it means.
+        **cli: `flag` and `metavar` of its option, and the default that is `shown`, where these do
+            not follow from its name, type and default.
+    """
+    return field(default=default, metadata={"help": text, **cli})
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions:
     """How recordings are cut into windows and batched. Times are in seconds."""
 
-    batch_s: float = described(120.0, "most audio in one batch, padding included")
-    window_s: float = described(30.0, "cut longer recordings into windows of this length")
-    overlap_s: float = described(4.0, "audio that a window shares with the next one")
+    batch_s: float = described(
+        120.0, "most audio in one batch, padding included", flag="batch-seconds", metavar="SECONDS"
+    )
+    window_s: float = described(
+        30.0, "cut longer recordings into windows of this length", flag="window", metavar="SECONDS"
+    )
+    overlap_s: float = described(
+        4.0, "audio that a window shares with the next one", flag="overlap", metavar="SECONDS"
+    )
     timestamps: bool = described(
         False,
         "json: add words with times and confidences (srt, vtt and ctm always have them); "
         "an RNN-T's labels have no length, so its words end where their last label starts; those "
         "of an encoder-decoder model without a CTC head are rough",
     )
-    readers: int = described(4, "threads that read and decode recordings")
+    readers: int = described(4, "threads that read and decode recordings", metavar="N")
 
     def __post_init__(self) -> None:
         from asrkit.shapes import expect, whole
@@ -49,8 +57,6 @@ class WindowOptions:
             value = getattr(self, name)
             is_number = isinstance(value, Real) and not isinstance(value, bool)
             expect(is_number, name, "a number of seconds", repr(value))
-        flag = self.timestamps
-        expect(isinstance(flag, bool), "timestamps", "True or False", repr(flag))
         expect(self.batch_s > 0, "batch_s", "more than 0 seconds", self.batch_s)
         expect(isfinite(self.batch_s), "batch_s", "a finite number of seconds", self.batch_s)
         expect(1 <= self.window_s <= 86_400, "window_s", "1 to 86,400 seconds", self.window_s)
@@ -69,31 +75,38 @@ class BeamOptions:
     """
 
     beam: int = described(
-        8, "beam search that keeps so many hypotheses, instead of greedy decoding"
+        8, "beam search that keeps so many hypotheses", metavar="K", shown="greedy decoding"
     )
     lm: Path | None = described(  # noqa: RUF009 - it is dataclasses.field
-        None, "n-gram model in ARPA format, plain or gzipped, for the beam"
+        None, "n-gram model in ARPA format, plain or gzipped, for the beam", metavar="FILE"
     )
     lm_units: Literal["words", "tokens"] = described(
         "words",
         "what the n-gram model is over: words, scored where they end, or the model's tokens "
         "(characters with <space> for the space, SentencePiece's pieces)",
     )
-    lm_weight: float = described(0.3, "weight of the n-gram model's log-probability")
-    label_bonus: float = described(0.0, "nats added for each label, against short texts")
+    lm_weight: float = described(
+        0.3, "weight of the n-gram model's log-probability", metavar="WEIGHT"
+    )
+    label_bonus: float = described(
+        0.0, "nats added for each label, against short texts", metavar="NATS"
+    )
     word_bonus: float = described(
         0.0,
         "nats added to each word's log-probability before its weight, against short texts: begin "
         "with what an average word costs",
+        metavar="NATS",
     )
     top_tokens: int | None = described(
         None,
         "CTC: only so many of the likeliest labels of a frame begin new hypotheses (default: all)",
+        metavar="N",
     )
     ctc_weight: float | None = described(
         None,
         "encoder-decoder models with a CTC head: its share in the scores, 0 to 1, where 0 decodes "
         f"by attention alone (default: {CTC_WEIGHT})",
+        metavar="WEIGHT",
     )
 
     def __post_init__(self) -> None:
@@ -132,12 +145,15 @@ class PromptOptions:
     """
 
     language: str | None = described(
-        None, "code of the spoken language, such as de (default: the checkpoint's, mostly en)"
+        None,
+        "code of the spoken language, such as de (default: the checkpoint's, mostly en)",
+        metavar="CODE",
     )
     target_language: str | None = described(
         None,
         "code of the language to write; another one than --language translates (default: the "
         "spoken one, and en with --task translate)",
+        metavar="CODE",
     )
     task: Task | None = described(  # noqa: RUF009 - it is dataclasses.field
         None, "write what is said, or translate it (default: translate if the languages differ)"
@@ -172,54 +188,44 @@ class PipelineConfig:
     The defaults compute in the dtype in which the model was loaded, on any device. Transcription,
     evaluation and the command line all take them. No option but `precision`, `max_symbols`,
     `search` and `prompt` changes what is recognised, except by rounding.
+
+    Args:
+        normalization: Normalise features for the whole batch, or utterance by utterance.
+        precision: Dtype of the weights and of the products. "as_loaded" keeps the model's dtype and
+            torch's settings, "autocast" casts float32 weights to bfloat16 in the encoder only,
+            "int8" computes the linear layers of a FastConformer in int8 on a CPU, all else in
+            bfloat16 where it has that, else in float32.
+        encoder: Run the model as it is, with linear layers packed for a CPU (asrkit.models.packed),
+            through asrkit.models.optimize, or with its encoder compiled by torch.compile. "auto" is
+            "optimized" on a CPU, and "eager" on CUDA or with precision "autocast".
+        encoder_graphs: Replay the encoder as a CUDA graph, captured once for each shape.
+        strategy: Of decoding: "fastest" for the kind of model, "batched" with all utterances in
+            step frame by frame, "one_by_one" utterance by utterance, or a transducer's loop by
+            name.
+        graphs: Run the transducer's decoding loop as a CUDA graph of some steps, or of all.
+        max_symbols: Most labels on one frame, for a transducer; None: what the checkpoint says, or
+            10.
+        search: Beam search; None: greedy decoding.
+        prompt: What an encoder-decoder model is asked for; None: its defaults.
+        order: Batch utterances of similar length, or as they come.
+        loading: Read the next audio in a thread during computation, or before it.
     """
 
-    normalization: Literal["batched", "one_by_one"] = described(
-        "batched", "normalise features for the whole batch, or utterance by utterance"
-    )
+    normalization: Literal["batched", "one_by_one"] = "batched"
     precision: Literal[
         "as_loaded", "float32", "tf32", "autocast", "bfloat16", "float16", "int8"
-    ] = described(
-        "as_loaded",
-        "dtype of the weights and of the products; 'as_loaded' keeps the model's dtype and "
-        "torch's settings, 'autocast' casts float32 weights to bfloat16 in the encoder only, "
-        "'int8' computes the linear layers of a FastConformer in int8 on a CPU, all else in "
-        "bfloat16 where it has that, else in float32",
-    )
-    encoder: Literal["auto", "eager", "packed", "optimized", "compiled"] = described(
-        "auto",
-        "run the model as it is, with linear layers packed for a CPU (asrkit.models.packed), "
-        "through asrkit.models.optimize, or with its encoder compiled by torch.compile; "
-        "'auto' is 'optimized' on a CPU, and 'eager' on CUDA or with precision 'autocast'",
-    )
-    encoder_graphs: Literal["off", "per_shape"] = described(
-        "off", "replay the encoder as a CUDA graph, captured once for each shape"
-    )
+    ] = "as_loaded"
+    encoder: Literal["auto", "eager", "packed", "optimized", "compiled"] = "auto"
+    encoder_graphs: Literal["off", "per_shape"] = "off"
     strategy: Literal[
         "fastest", "batched", "one_by_one", "frame_looping", "label_looping", "windowed_looping"
-    ] = described(
-        "fastest",
-        "decoding strategy: 'fastest' for the kind of model, 'batched' with all utterances in step "
-        "frame by frame, 'one_by_one' utterance by utterance, or a transducer's loop by name",
-    )
-    graphs: Literal["auto", "off", "step", "full"] = described(
-        "auto", "run the transducer's decoding loop as a CUDA graph of some steps, or of all"
-    )
-    max_symbols: int | None = described(
-        None, "most labels on one frame, for a transducer (none: what the checkpoint says, or 10)"
-    )
-    search: BeamOptions | None = described(  # noqa: RUF009 - it is dataclasses.field
-        None, "beam search, or greedy decoding (none)"
-    )
-    prompt: PromptOptions | None = described(  # noqa: RUF009 - it is dataclasses.field
-        None, "what an encoder-decoder model is asked for (none: its defaults)"
-    )
-    order: Literal["by_length", "as_given"] = described(
-        "by_length", "batch utterances of similar length, or as they come"
-    )
-    loading: Literal["overlapped", "before"] = described(
-        "overlapped", "read the next audio in a thread during computation, or before it"
-    )
+    ] = "fastest"
+    graphs: Literal["auto", "off", "step", "full"] = "auto"
+    max_symbols: int | None = None
+    search: BeamOptions | None = None
+    prompt: PromptOptions | None = None
+    order: Literal["by_length", "as_given"] = "by_length"
+    loading: Literal["overlapped", "before"] = "overlapped"
 
     def __post_init__(self) -> None:
         from asrkit.shapes import expect, whole

@@ -6,13 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 from asrkit.models import Checkpoint
 from asrkit.shapes import expect
@@ -23,6 +21,7 @@ from asrkit.transcribe.endings import message
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.pipeline import Recognizer, prefetched
+from asrkit.transcribe.progress import Bar
 from asrkit.transcribe.reading import read_in_threads
 from asrkit.transcribe.seams import Label, Word, join, words
 
@@ -73,45 +72,7 @@ def transcribe(
         sounds = list(sounds)
         total_s = sum(seconds(sound) for sound in sounds)
     with Bar(total_s, show=shown) as bar:
-        yield from transcriber.recordings(sounds, bar.heard)
-
-
-class Bar:
-    """A bar of the seconds that were recognised, with their RTFx, on stderr.
-
-    Args:
-        total_s: seconds of all recordings.
-        show: False: show nothing.
-    """
-
-    def __init__(self, total_s: float, *, show: bool) -> None:
-        self.bar = tqdm(
-            total=total_s,
-            disable=not show,
-            bar_format="{l_bar}{bar}| {n:.0f} of {total:.0f} s [{elapsed}<{remaining}{postfix}]",
-        )
-
-    def __enter__(self) -> "Bar":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.bar.close()
-
-    def expect(self, total_s: float) -> None:
-        """Take another number of seconds for that of all recordings."""
-        self.bar.total = max(total_s, self.bar.n)
-
-    def heard(self, audio_s: float) -> None:
-        """Move the bar; its RTFx is audio over time so far, reading included."""
-        self.bar.total = max(self.bar.total, self.bar.n + audio_s)  # it may be a guess
-        self.bar.update(audio_s)
-        elapsed_s = max(self.bar.format_dict["elapsed"], 1e-3)
-        self.bar.set_postfix_str(f"RTFx {self.bar.n / elapsed_s:.0f}")
+        yield from transcriber.recordings(sounds, bar.advance)
 
 
 class _Window(NamedTuple):

@@ -73,20 +73,8 @@ def gigaflops(config: AEDConfig, way: Way, *, seconds: float, tokens: int) -> di
         past=way.past,
         expansion=config.expansion,
     )
-    encoding = cost.encoder_flops(
-        B=1,
-        T=frames,
-        bins=encoder.bins,
-        width=encoder.width,
-        layers=encoder.layers,
-        subsampling=encoder.subsampling,
-        channels=encoder.subsampling_channels,
-        kernel=encoder.kernel,
-        expansion=encoder.expansion,
-        context=encoder.context,
-    )
     parts = {
-        "encoder": encoding,
+        "encoder": cost.encoder_flops(encoder, B=1, T=frames),
         "projections of frames": counted.frames,
         "earlier tokens again": counted.again,
         "steps": counted.tokens + counted.output,

@@ -15,17 +15,18 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from asrkit.cpu import has_int8
 from asrkit.models import FastConformerConfig, TransducerConfig
+from asrkit.models.packed import multiplies
 from asrkit.shapes import expect
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.agreement import apart
-from asrkit.workbench.bench.fusion_studies import is_computed
 from asrkit.workbench.bench.suites.encoder import one_utterance
 from asrkit.workbench.cost import Range, Speed
-from asrkit.workbench.cost.speeds import ESTIMATED
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.profiling import measure
 
@@ -78,7 +79,7 @@ class WayOnCore:
         return Speed(
             rtfx=Range(low, middle, high),
             per="core",
-            origin=ESTIMATED,
+            origin="estimated here",
             device=this_machine()["cpu_model"],
             model=model,
             batch=1,
@@ -90,7 +91,11 @@ def ways_here() -> list[str]:
     """Those of `WAYS` that this CPU computes: bfloat16 where its oneDNN multiplies that, int8 where
     it has instructions for it.
     """
-    return [name for name in WAYS if is_computed(name.removeprefix("optimized_"))]
+    computed = {
+        "optimized_bfloat16": multiplies(torch.bfloat16),
+        "optimized_int8": has_int8(),
+    }
+    return [name for name in WAYS if computed.get(name, True)]
 
 
 def time_ways(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ import torch
 
 from asrkit import files
 from asrkit.losses.availability import fastest
-from asrkit.runtime import MODULES, lacks, toolkit
+from asrkit.runtime import MODULES, lacks
 from asrkit.workbench.machine import this_machine
 
 Status = Literal["missing", "note", "ok"]
@@ -33,10 +33,12 @@ EXTRAS = {  # extra of pyproject.toml ("": every installation) -> (what needs it
     "synth": ("the speech of 00_start_here", "espeakng_loader"),
     "dev": ("make test", "pytest hypothesis"),
 }
-LOADS = (  # programs that load torchaudio and eSpeak NG
-    "import torchaudio",
-    "import ctypes, espeakng_loader as e; ctypes.CDLL(str(e.get_library_path()))",
-)
+LOADS = {  # (shared library, extra that brings it) -> program that loads it
+    ("torchaudio", ""): "import torchaudio",
+    ("espeak-ng", "synth"): (
+        "import ctypes, espeakng_loader as e; ctypes.CDLL(str(e.get_library_path()))"
+    ),
+}
 LOCK = files.HERE.parent / "requirements.lock"  # a checkout has one, an installed wheel does not
 LOW_MEMORY_GIB = 6
 LOW_DISK_GIB = 2
@@ -56,20 +58,16 @@ class Finding:
 
 
 def diagnose() -> list[Finding]:
-    """Check packages, pins, cores, memory, disk and GPU, in some seconds; installs nothing."""
+    """Check packages, pins, memory, disk, losses and GPU, in some seconds; installs nothing."""
     machine = this_machine()
     return [
         *_packages(),
         *_libraries(),
-        _python(),
         _pins(),
-        _cores(machine),
         _memory(machine),
         _cache(),
         _losses(),
-        _cuda_toolkit(machine),
         _gpu(machine),
-        _ray(),
     ]
 
 
@@ -120,24 +118,13 @@ def _libraries() -> Iterable[Finding]:
     """Whether shared libraries load; tried in another process, as loading one may crash it, and
     eSpeak NG is under the GPL.
     """
-    torchaudio, espeak = LOADS
-    yield _library("torchaudio", torchaudio, _install(), required=True)
-    yield _library("espeak-ng", espeak, _install("synth"), required=False)
-
-
-def _library(name: str, program: str, remedy: str, *, required: bool) -> Finding:
-    if _runs(program):
-        return _finding(name, "loads")
-    return _finding(name, "does not load", remedy, required=required)
-
-
-def _runs(program: str) -> bool:
-    """Whether Python runs `program` without an error."""
-    return subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
-
-
-def _python() -> Finding:
-    return _finding("Python, torch", f"{sys.version.split()[0]}, {torch.__version__}")
+    for (name, extra), program in LOADS.items():
+        remedy = ""
+        tried = subprocess.run([sys.executable, "-c", program], capture_output=True)
+        if tried.returncode != 0:
+            remedy = _install(extra)
+        detail = "does not load" if remedy else "loads"
+        yield _finding(name, detail, remedy, required=not extra)
 
 
 def _pins() -> Finding:
@@ -146,23 +133,14 @@ def _pins() -> Finding:
         return _finding("pins", "not checked: only a checkout has requirements.lock")
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text("utf-8"), re.MULTILINE))
     different = set()
-    for distribution in distributions():
-        name = re.sub(r"[-_.]+", "-", str(distribution.metadata["Name"])).lower()
-        if name in pins and distribution.version != pins[name]:
-            different.add(f"{name} {distribution.version}")
+    for one in distributions():
+        name = re.sub(r"[-_.]+", "-", one.name).lower()
+        if pins.get(name, one.version) != one.version:
+            different.add(f"{name} {one.version}")
     if not different:
         return _finding("pins", "as in requirements.lock")
     listed = ", ".join(sorted(different))
     return _finding("pins", f"{len(different)} differ from requirements.lock: {listed}", _install())
-
-
-def _cores(machine: Mapping[str, Any]) -> Finding:
-    threads = torch.get_num_threads()
-    cores = machine["cpu_usable"]
-    remedy = ""
-    if threads > cores:
-        remedy = f"set OMP_NUM_THREADS={cores}"
-    return _finding("cores", f"{cores}, torch takes {threads}", remedy)
 
 
 def _memory(machine: Mapping[str, Any]) -> Finding:
@@ -201,16 +179,6 @@ def _losses() -> Finding:
     return _finding("losses", "; ".join(details), remedy)
 
 
-def _cuda_toolkit(machine: Mapping[str, Any]) -> Finding:
-    folder = toolkit()
-    if folder:
-        return _finding("CUDA toolkit", f"NVVM in {folder}")
-    remedy = ""
-    if machine["gpus"]:
-        remedy = "set CUDA_HOME to a toolkit, for Numba's kernels"
-    return _finding("CUDA toolkit", "none with NVVM was found", remedy)
-
-
 def _gpu(machine: Mapping[str, Any]) -> Finding:
     names = ", ".join(gpu["name"] for gpu in machine["gpus"])
     if torch.cuda.is_available():
@@ -218,14 +186,3 @@ def _gpu(machine: Mapping[str, Any]) -> Finding:
     if names:
         return _finding("GPU", names, f"update the driver for CUDA {torch.version.cuda}")
     return _finding("GPU", "none", "no notebook needs one; claims about one get no verdict here")
-
-
-def _ray() -> Finding:
-    """Which Ray bulk transcription would run on."""
-    try:
-        found = version("ray")
-    except PackageNotFoundError:
-        return _finding(
-            "Ray", f"none; bulk transcription on a cluster needs it: {_install('scale')}"
-        )
-    return _finding("Ray", found)

@@ -11,18 +11,18 @@ import os
 import re
 import statistics
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from asrkit.files import content_hash, plain_json
+from asrkit.files import plain_json
+from asrkit.shapes import expect
 from asrkit.workbench.machine import code, load_average, software, this_machine
 
 MIME = "application/vnd.asrkit.record+json"
 SCHEMA = "asrkit.record/2"
 FIRST_SCHEMA = "asrkit.record/1"
-SEAL = "content_sha256"  # a field of older records
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,6 @@ def code_version(record: Mapping[str, Any]) -> str:
     return f"commit {(record['code']['commit'] or 'unknown')[:7]}"
 
 
-def short_id(record: Mapping[str, Any]) -> str:
-    """Eight hex digits that name a record, from its content: prose cites a number's record so."""
-    content = {key: value for key, value in record.items() if key != SEAL}
-    return content_hash(content).removeprefix("sha256:")[:8]
-
-
 def problem(record: Any) -> str:
     """Why `record` is not a record; empty if it is one."""
     if not isinstance(record, dict):
@@ -135,12 +129,7 @@ def problem(record: Any) -> str:
 
 
 def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
-    """Add records to a JSON-lines file; see `extend`."""
-    extend(path, *map(_row, records))
-
-
-def extend(path: str | Path, *rows: Mapping[str, Any]) -> None:
-    """Add rows to a JSON-lines file in one write of whole lines.
+    """Add records to a JSON-lines file in one write of whole lines.
 
     Several processes may do so at once.
 
@@ -148,7 +137,7 @@ def extend(path: str | Path, *rows: Mapping[str, Any]) -> None:
         OSError: The disk is full.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    data = "".join(json.dumps(_row(record)) + "\n" for record in records).encode()
     with Path(path).open("ab+", buffering=0) as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
@@ -192,6 +181,43 @@ def read(path: str | Path) -> list[dict[str, Any]]:
             else:
                 found.append(_with_current_names(record))
     return found
+
+
+def newest_run(
+    found: Iterable[dict[str, Any]], what: str, *, metric: str = "latency", **params: Any
+) -> dict[str, dict[str, Any]]:
+    """The records of the last run that measured a case, by implementation.
+
+    Args:
+        found: Records to look among.
+        what: The claim or benchmark.
+        metric: What of it was measured.
+        **params: What the records' `params` hold, for example device="cuda".
+
+    Raises:
+        ValueError: No record fits.
+    """
+    fitting = [
+        record
+        for record in found
+        if record["what"] == what
+        and record["metric"] == metric
+        and params.items() <= record["params"].items()
+    ]
+    expect(bool(fitting), "found", f"a record of {what} with {params}", "none")
+    last = max(fitting, key=lambda record: record["captured_at"])
+    return {record["impl"]: record for record in fitting if _run(record) == _run(last)}
+
+
+def _run(record: Mapping[str, Any]) -> tuple[str, str]:
+    return record["machine"]["id"], code_version(record)
+
+
+def measured_on(record: Mapping[str, Any]) -> str:
+    """The machine and the code of a record: "NVIDIA H100 80GB HBM3, commit 1a2b3c4"."""
+    machine = record["machine"]
+    names = [gpu["name"] for gpu in machine["gpus"]] or [machine["cpu_model"]]
+    return f"{' + '.join(names)}, {code_version(record)}"
 
 
 RENAMED = {"label_looping": "windowed_looping", "nested_loops": "label_looping"}

@@ -1,13 +1,12 @@
 """Small trainings that show what large ones consist of: LAMB's ratios, processes, evaluation."""
 
 import json
-import math
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -34,7 +33,6 @@ from asrkit.training import (
     Prepared,
     TrainConfig,
     prepare_batch,
-    train,
     training_loss,
     update,
 )
@@ -44,6 +42,8 @@ from asrkit.training.evaluation import score_weights
 BETAS = (0.9, 0.9985)
 EPS = 1e-9
 WEIGHT_DECAY = 1e-3
+RATE = 0.02  # after the warm-up
+WARM_UP = 10  # steps in which the rate rises linearly
 CONFIG = TrainConfig(joint="full", precision="float32", ctc_weight=0.0)
 
 
@@ -58,32 +58,6 @@ def small_model(seed: int = 0) -> TransducerModel:
         encoder = LSTMEncoderConfig(width=96, before=1, after=1, dropout=0.0, phases=2)
         vocab_size = CharTokenizer().vocab_size
         return TransducerModel(TransducerConfig(vocab_size=vocab_size, encoder=encoder)).train()
-
-
-def narrowed(config: object, width: int) -> LSTMEncoderConfig:
-    """The LSTM encoder `config` with another width, and without dropout.
-
-    Args:
-        config: An LSTMEncoderConfig.
-        width: Of its layers.
-    """
-    assert isinstance(config, LSTMEncoderConfig)
-    return replace(config, width=width, dropout=0.0)
-
-
-def sizes_by_part(config: TransducerConfig) -> dict[str, int]:
-    """Weights of each part of a transducer, in the order of its parameters.
-
-    Args:
-        config: Of the model, which is made without memory.
-    """
-    with torch.device("meta"):
-        model = TransducerModel(config)
-    sizes: dict[str, int] = {}
-    for name, weight in model.named_parameters():
-        part = ".".join(name.split(".")[:2])
-        sizes[part] = sizes.get(part, 0) + weight.numel()
-    return sizes
 
 
 def prepared_batches(
@@ -106,49 +80,31 @@ def prepared_batches(
             step += 1
 
 
-@dataclass(frozen=True)
-class LambRun:
-    """A short training with LAMB.
-
-    Attributes:
-        losses: Of each step, in nats per label.
-        ratios: Name of a tensor -> ||p|| / ||u|| of each step.
-    """
-
-    losses: list[float]
-    ratios: dict[str, list[float]]
-
-
-def train_with_lamb(
-    speech: Utterances, *, steps: int, rate: float = 0.02, warm_up: int = 10, seed: int = 0
-) -> LambRun:
-    """Train a small model, and note LAMB's ratio of each of its matrices.
+def train_with_lamb(speech: Utterances, *, steps: int, seed: int = 0) -> dict[str, list[float]]:
+    """Train a small model; returns LAMB's ratio ||p|| / ||u|| of each of its matrices in each step.
 
     Args:
         speech: To train on.
         steps: Optimizer steps.
-        rate: Learning rate after the warm-up.
-        warm_up: Steps in which the rate rises linearly.
         seed: Of weights, batches and augmentation.
     """
     model = small_model(seed)
     optimizer = Lamb(
-        model.parameters(), rate, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=1.0
+        model.parameters(), RATE, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=1.0
     )
-    run = LambRun(losses=[], ratios={})
+    ratios: dict[str, list[float]] = {}
     stream = prepared_batches(speech, batch_seconds=24.0, seed=seed)
     for step in range(steps):
         (group,) = optimizer.param_groups
-        group["lr"].fill_(rate * min(1.0, (step + 1) / warm_up))
+        group["lr"].fill_(RATE * min(1.0, (step + 1) / WARM_UP))
         before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         loss = training_loss(model, next(stream), CONFIG).per_label
         update(model, optimizer, loss, CONFIG)
-        run.losses.append(loss.item())
         for name, weight in model.named_parameters():
             if weight.ndim > 1 and optimizer.state[weight]:
                 ratio = trust_ratio(optimizer, weight, before[name])
-                run.ratios.setdefault(name, []).append(ratio)
-    return run
+                ratios.setdefault(name, []).append(ratio)
+    return ratios
 
 
 def trust_ratio(optimizer: Lamb, weight: Tensor, before: Tensor) -> float:
@@ -173,53 +129,28 @@ def trust_ratio(optimizer: Lamb, weight: Tensor, before: Tensor) -> float:
     return float(ratio_of_norms(before.square().sum(), update.square().sum()))
 
 
-def train_in_one(
-    folder: Path, speech: Utterances, *, lanes: int, steps: int, seed: int = 0
-) -> list[dict[str, float]]:
-    """The log of what `asrkit train` does on the spoken digits, by this process, a line a step.
-
-    Args:
-        folder: Of the run; a run in it is replaced.
-        speech: The digits.
-        lanes: Batches of a step.
-        steps: Optimizer steps.
-        seed: Of weights, batches and augmentation.
-    """
-    tokenizer = CharTokenizer()
-    result = train(
-        TransducerConfig(vocab_size=tokenizer.vocab_size),
-        tokenizer,
-        speech,
-        out=folder,
-        resume=False,
-        progress=False,
-        config=TrainConfig(steps=steps, seconds=math.inf, lanes=lanes, seed=seed, threads=1),
-    )
-    return [dict(line) for line in result.history]
-
-
 def train_in_processes(
-    folder: Path, *, ranks: int, lanes: int, steps: int, seed: int = 0
+    folder: Path, *, processes: int, accumulate: int, steps: int, seed: int = 0
 ) -> list[dict[str, float]]:
-    """The log of `asrkit train --ranks` on the spoken digits, a line a step.
+    """The log of `asrkit train` on the spoken digits, a line a step.
 
     Args:
         folder: Of the run; a run in it is replaced.
-        ranks: Processes of this machine.
-        lanes: Batches of a step, a multiple of `ranks`.
+        processes: Of this machine, started by torchrun.
+        accumulate: Batches that each takes in a step.
         steps: Optimizer steps.
         seed: Of weights, batches and augmentation.
 
     Raises:
         RuntimeError: Training failed; the message has what it said.
     """
-    command = [sys.executable, "-m", "asrkit", "train", "--out", str(folder), "--fresh"]
-    command += ["--kinds", "digits", "--no-progress", "--seed", str(seed)]
-    command += ["--steps", str(steps), "--seconds", "inf", "--lanes", str(lanes)]
-    command += ["--ranks", str(ranks)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(processes), "-m", "asrkit", "train", "--fresh"]
+    command += ["--kinds", "digits", "--no-progress", "--out", str(folder), "--seed", str(seed)]
+    command += ["--steps", str(steps), "--seconds", "inf", "--accumulate", str(accumulate)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"asrkit train ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"torchrun ended with {done.returncode}:\n{done.stderr}")
     lines = (folder / "log.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 

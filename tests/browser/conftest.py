@@ -1,4 +1,4 @@
-"""A chromium that reaches nothing but 127.0.0.1, and a JupyterLab there. What a test starts is gone when its module is done."""
+"""A chromium that reaches nothing but 127.0.0.1, and a JupyterLab there."""
 
 import json
 import os
@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = "ASRKIT_TEST_MARK"  # in the environment of all that is started here, so that what is left over can be found
 FLAGS = [
     f"--disable-{what}"
     for what in ("quic", "background-networking", "component-update", "sync", "dev-shm-usage")
@@ -114,38 +113,13 @@ def wait_until(holds, what, seconds=60.0):
         time.sleep(0.1)
 
 
-def marked(mark):
-    """Ids of the processes that have `mark` in their environment."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            alive = (process / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-            if alive and mark.encode() in (process / "environ").read_bytes():
-                found.append(int(process.name))
-        except (OSError, IndexError):  # it ended, or is not ours
-            continue
-    return found
-
-
 @pytest.fixture(scope="module")
-def environment():
-    """Environment for what a module starts; once the module is done nothing may be left of that."""
-    mark = f"{MARK}={secrets.token_hex(8)}"
-    yield os.environ | dict([mark.split("=")])
-    try:
-        wait_until(lambda: not marked(mark), "the end of what was started", 15)
-    finally:
-        for process in marked(mark):
-            os.kill(process, signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def browser(environment, chromium):
+def browser(chromium):
     """The system's chromium, headless."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS, env=environment)
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield browser
         browser.close()
 
@@ -174,7 +148,7 @@ def desk(browser):
 
 
 @pytest.fixture(scope="module")
-def lab(environment, series_home, tmp_path_factory):
+def lab(series_home, tmp_path_factory):
     """A JupyterLab with settings, kernels and notebooks of its own."""
     base, token = tmp_path_factory.mktemp("lab"), secrets.token_hex(16)
     own = {name: str(base / name.lower()) for name in FOLDERS}
@@ -191,20 +165,10 @@ def lab(environment, series_home, tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--no-browser",
-        "--allow-root",
-        "--ip=127.0.0.1",
-        f"--port={port}",
-    ]
-    command += [
-        "--ServerApp.port_retries=0",
-        f"--IdentityProvider.token={token}",
-        f"--ServerApp.root_dir={base / 'notebooks'}",
-    ]
+    options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
+    options += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"]
+    options += [f"--ServerApp.root_dir={base / 'notebooks'}"]
+    command = [sys.executable, "-m", "jupyterlab", *options]
     quiet = {
         "ASRKIT_HOME": str(series_home),
         "OMP_WAIT_POLICY": "passive",
@@ -213,7 +177,7 @@ def lab(environment, series_home, tmp_path_factory):
     lab, log = Lab(base / "notebooks", port, token), base / "log"
     with log.open("wb") as said:
         server = subprocess.Popen(
-            command, env=environment | own | quiet, stdout=said, stderr=said, start_new_session=True
+            command, env=os.environ | own | quiet, stdout=said, stderr=said, start_new_session=True
         )
     try:
         wait_until(lambda: answers(lab) or server.poll() is not None, "JupyterLab")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell
 from playwright.sync_api import TimeoutError as TooLate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,20 +85,6 @@ def bound_and_used(source):
         elif isinstance(node, ast.alias):
             bound.add((node.asname or node.name).split(".")[0])
     return bound, used
-
-
-def test_cells_that_a_control_needs_are_kept_in_order_and_others_are_not():
-    sources = [
-        "import a",
-        "b = a.c",
-        "print(1)",
-        "def d():\n    return b",
-        "ipywidgets.Dropdown(d())",
-        "e = b",
-    ]
-    notebook = new_notebook(cells=[new_code_cell(source) for source in sources])
-    kept = [cell.source for cell in controls_only(notebook).cells]
-    assert kept == ["import a", "b = a.c", "def d():\n    return b", "ipywidgets.Dropdown(d())"]
 
 
 def run_all(page):
@@ -178,59 +164,6 @@ def problems(page, patience_s=60.0):
     return found + ["a picture has no words"] * len(mute)
 
 
-BROKEN = """\
-import ipywidgets
-from IPython.display import display
-from matplotlib.figure import Figure
-from asrkit.workbench import plots
-
-def picture(value):
-    figure = Figure(figsize=(2, 2))
-    figure.subplots().bar([0, 1], [value, 10])
-    return plots.as_html(figure, f"Two bars, one of them {value} high")
-
-def move(change):
-    drawn.value = picture(change["new"])
-
-drawn = ipywidgets.HTML(picture(3))
-named = {"sound": 3, "dead": 3, "": 6}.items()
-sound, dead, nameless = (ipywidgets.IntSlider(at, description=name, continuous_update=False) for name, at in named)
-few, third = ipywidgets.Dropdown(options=[1, 3, 5], value=3, description="few"), ipywidgets.Checkbox(False, description="third")
-for control in (sound, nameless, few, third):
-    control.observe(move, "value")
-display(ipywidgets.VBox([sound, dead, nameless, few, third, drawn]))
-===
-ipywidgets.HTML('<img src="data:image/gif;base64,R0lGODlhAQABAAAAACw=">')
-===
-ipywidgets.HTML('<img alt="A picture from outside" src="http://outside.invalid/picture.png">')
-===
-1 / 0
-===
-1"""
-
-
-def test_a_control_that_does_nothing_a_picture_without_words_and_a_request_to_the_outside_are_found(
-    lab, desk
-):
-    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    notebook = new_notebook(
-        cells=[new_code_cell(part.strip()) for part in BROKEN.split("===")], metadata=metadata
-    )
-    nbformat.write(notebook, lab.folder / "broken.ipynb")
-    with lab.opened(desk, "broken.ipynb") as page:
-        run_all(page)
-        assert sorted(problems(page, patience_s=2)) == [
-            "a cell says ZeroDivisionError: division by zero",
-            "a picture has no words",
-            "a slider has no name",
-            "slider 'dead' changes nothing",
-        ]
-    outside, errors = desk.forget()
-    assert outside == [
-        "http://outside.invalid/picture.png"
-    ] and "ERR_NAME_NOT_RESOLVED" in " ".join(errors)
-
-
 @pytest.mark.parametrize("path", to_try(), ids=lambda path: path.stem)
 def test_in_jupyterlab_every_control_changes_its_picture(path, lab, desk, shots):
     notebook = controls_only(smaller(nbformat.read(path, 4), SMALL.get(path.stem, {})))
@@ -240,7 +173,3 @@ def test_in_jupyterlab_every_control_changes_its_picture(path, lab, desk, shots)
         assert problems(page) == []
         page.screenshot(path=shots / f"lab_{path.stem}.png")
     assert desk.forget() == ([], [])
-
-
-def test_sizes_are_made_smaller_in_notebooks_that_have_a_control():
-    assert set(SMALL) <= {path.stem for path in to_try()}

@@ -4,7 +4,6 @@ import http.server
 import io
 import tarfile
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -43,36 +42,21 @@ def utterances():
 
 @pytest.fixture
 def mirror(monkeypatch):
-    """An HTTP server: `files` by path, `ranges`, `asked`: (path, Range); `cuts`: bytes of the next answers, which then
-    hang up, or `stall_s` later unless somebody asks before that."""
+    """An HTTP server: `files` by path, `asked`: paths."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    state = SimpleNamespace(files={}, asked=[], cuts=[], ranges=True, stall_s=0.0)
+    state = SimpleNamespace(files={}, asked=[])
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def log_message(self, *args):
             """Not on stderr."""
 
         def do_GET(self):
-            asked = self.headers.get("Range")
-            state.asked.append((self.path, asked))
+            state.asked.append(self.path)
             body = state.files.get(self.path)
-            first = int(asked.split("=")[1].rstrip("-")) if asked and state.ranges else 0
-            if body is None or (first and first >= len(body)):
-                self.send_response(404 if body is None else 416)
-                self.send_header("Content-Range", f"bytes */{len(body or b'')}")
-                self.end_headers()
-                return
-            self.send_response(206 if asked and state.ranges else 200)
-            self.send_header("Content-Length", str(len(body) - first))
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
             self.end_headers()
-            cut = state.cuts.pop(0) if state.cuts else None
-            self.wfile.write(body[first:][:cut])
-            self.wfile.flush()
-            number, end = len(state.asked), time.monotonic() + state.stall_s
-            while cut is not None and len(state.asked) == number and time.monotonic() < end:
-                time.sleep(0.01)
-            if cut is not None and state.stall_s and len(state.asked) == number:
-                state.asked.append(("nobody came", None))
+            self.wfile.write(body or b"")
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

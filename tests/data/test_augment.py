@@ -11,7 +11,6 @@ NOTHING = AugmentConfig(
     speed=(1, 1),
     rate=(1, 1),
     formants=(1, 1),
-    trim=0,
     silence=0,
     noise=0,
     room=0,
@@ -43,55 +42,6 @@ def test_with_everything_off_waveforms_come_back_as_they_were():
     out = augment(waveforms, lengths, seeded(), config=NOTHING)
     for row, size in enumerate(lengths):
         assert torch.allclose(out[row, :size], waveforms[row, :size], atol=1e-6)
-
-
-def loud_with_quiet_ends(before_db, behind_db):
-    """Noise of 0.1 s, 0.3 s and 0.2 s, the ends so far below the middle, and the samples."""
-    parts = [(1600, before_db), (4800, 0.0), (3200, behind_db)]
-    noise = [torch.randn(n, generator=seeded(n)) * 0.1 * 10 ** (-db / 20) for n, db in parts]
-    return torch.cat(noise)
-
-
-def test_quiet_ends_are_cut_off_and_what_is_between_stays():
-    waveforms = torch.zeros(3, 12_000)
-    for row, ends_db in enumerate([(20, 20), (20, 9), (9, 9)]):
-        waveforms[row, :9600] = loud_with_quiet_ends(*ends_db)
-    waveforms[:, 9600:] = float("nan")
-    lengths = torch.full((3,), 9600)
-    cut = replace(NOTHING, trim=1.0, trim_db=(12.0, 12.0))
-    out, kept = augment_with_lengths(waveforms, lengths, seeded(), config=cut)
-    assert kept.tolist() == [4800, 8000, 9600]
-    for row, first in enumerate([1600, 1600, 0]):
-        end = first + int(kept[row])
-        torch.testing.assert_close(
-            out[row, : kept[row]], waveforms[row, first:end], atol=1e-6, rtol=0
-        )
-        assert (out[row, kept[row] :] == 0).all()
-
-
-def test_what_was_cut_off_is_heard_no_more():
-    waveforms = loud_with_quiet_ends(20, 20)[None]
-    shorter = torch.nn.functional.pad(waveforms[:, 1600:6400], (0, 4800))
-    filtered = replace(NOTHING, low_cut=1.0, low_cut_hz=(100.0, 100.0))  # looks ahead
-    cut = replace(filtered, trim=1.0, trim_db=(12.0, 12.0))
-    out = augment(waveforms, torch.tensor([9600]), seeded(), config=cut)
-    expected = augment(shorter, torch.tensor([4800]), seeded(), config=filtered)
-    torch.testing.assert_close(out[:, :4800], expected[:, :4800], atol=1e-6, rtol=0)
-
-
-def test_silence_and_a_single_sample_survive_the_cut():
-    waveforms = torch.zeros(2, 500)
-    waveforms[1, 0] = 0.5
-    cut = replace(NOTHING, trim=1.0)
-    out, kept = augment_with_lengths(waveforms, torch.tensor([500, 1]), seeded(), config=cut)
-    assert kept.tolist() == [500, 1] and out[1, 0] == pytest.approx(0.5, abs=1e-6)
-
-
-def test_so_many_are_cut_as_the_share_says():
-    waveforms = loud_with_quiet_ends(20, 20).repeat(400, 1)
-    cut = replace(NOTHING, trim=0.3, trim_db=(12.0, 12.0))
-    _, kept = augment_with_lengths(waveforms, torch.full((400,), 9600), seeded(), config=cut)
-    assert 0.2 < (kept < 9600).double().mean() < 0.4
 
 
 def test_what_lies_in_the_padding_cannot_matter_and_comes_back_as_zero():

@@ -39,17 +39,17 @@ def test_data_alone_says_what_there_is(capsys):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["prepare", "nowhere"], "corpus: expected digits, spoken_commands, yesno, mini_librispeech, librispeech or a folder"),
+    (["prepare", "nowhere"], "corpus: expected digits, spoken_commands, mini_librispeech, librispeech or a folder"),
     (["prepare", "librispeech", "--parts", "dev"], "--parts: expected some of dev-clean, dev-other, test-clean"),
     (["prepare", "digits", "--jobs", "0"], "--jobs: expected at least 1, got 0."),
-    (["prepare", "yesno", "--out", "out", "--mirror", "http://127.0.0.1:9"],
+    (["prepare", "mini_librispeech", "--out", "out", "--mirror", "http://127.0.0.1:9"],
      "--mirror: expected an answer from http://127.0.0.1:9, got <urlopen error [Errno 111] Connection refused>."),
     (["stats", "nowhere"], "target: expected a manifest, a table (.csv, .csv.gz) or one of ami_segments"),
     (["stats", "ami_segments", "--batch", "0"], "--batch: expected at least 1, got 0."),
     (["stats", "ami_segments", "--tokenizer", "no.model"], "--tokenizer: expected 'char' or a SentencePiece"),
     (["stats", "ami_segments", "--out", "a.xyz"], "--out: expected a name that ends in .png, .svg or .pdf, got 'a.xyz'."),
     (["stats", "ami_segments", "--out", "a"], "--out: expected a name that ends in .png"),
-    (["prepare", "yesno", "--out", "out", "--mirror", "here"],
+    (["prepare", "mini_librispeech", "--out", "out", "--mirror", "here"],
      "--mirror: expected an address, http:// or https://, got 'here'."),
     (["lengths", "ami_segments", "--out", "a.txt"], "--out: expected a name that ends in .csv or .csv.gz"),
 ])  # fmt: skip

@@ -1,9 +1,8 @@
-import itertools
-
+import numpy as np
 import pytest
 import torch
 
-from asrkit.data import Utterances, batches, training_stream
+from asrkit.data import TrainingPlan, Utterances, batches
 from asrkit.text import CharTokenizer
 
 TOKENIZER = CharTokenizer()
@@ -83,82 +82,75 @@ def test_only_utterances_beyond_max_seconds_are_left_out(utterances):
     assert sorted(kept) == sorted(short)
 
 
-@pytest.mark.parametrize("start", [1, 7, 1000])
-def test_a_resumed_stream_continues_bit_for_bit(utterances, start):
-    options = {"batch_seconds": 30.0, "seed": 3, "max_seconds": lambda step: 1.0 + step / 4}
-    whole = training_stream(utterances, TOKENIZER, **options)
-    resumed = training_stream(utterances, TOKENIZER, start_step=start, **options)
-    if start < 100:
-        rest = itertools.islice(whole, start, start + 3)
-        assert all(same(*pair) for pair in zip(rest, resumed, strict=False))
-    again = training_stream(utterances, TOKENIZER, start_step=start + 1, **options)
-    next(training := training_stream(utterances, TOKENIZER, start_step=start, **options))
-    assert same(next(training), next(again))
-
-
-@pytest.mark.parametrize("batch_seconds", [0.05, 12.0, 5000.0])
-def test_a_stream_keeps_to_the_budget_and_to_the_curriculum(utterances, batch_seconds):
-    stream = training_stream(
-        utterances, TOKENIZER, batch_seconds=batch_seconds, max_seconds=lambda step: 2.0
-    )
-    for batch in itertools.islice(stream, 5 if batch_seconds > 100 else 30):
-        assert batch.waveforms.numel() <= batch_seconds * 16_000 or len(batch.ids) == 1
-        assert len(set(batch.ids)) == len(batch.ids)
-        if batch_seconds < 5000:  # else one batch of the shortest is all there is
-            assert batch.waveforms.shape[1] <= 2.0 * 16_000
+@pytest.mark.parametrize("batch_seconds", [0.05, 4.0, 5000.0])
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_plan_of_training_keeps_to_the_budget_and_to_the_curriculum(
+    utterances, batch_seconds, count
+):
+    plan = TrainingPlan(utterances, batch_seconds=batch_seconds, seed=3, batches=count)
+    for step in range(10):
+        parts = plan.rows(step, 2.0)
+        assert len(parts) == count
+        rows = [row for part in parts for row in part]
+        assert len(set(rows)) == len(rows)
+        for part in parts:
+            longest_s = max(utterances.durations[row] for row in part)
+            if batch_seconds < 5000:  # else a step of the shortest is all there is
+                assert longest_s * len(part) <= batch_seconds or len(part) == 1
+                assert longest_s <= 2.0
+    again = TrainingPlan(utterances, batch_seconds=batch_seconds, seed=3, batches=count)
+    assert all(map(np.array_equal, again.rows(9, 2.0), parts))
 
 
 def test_a_curriculum_that_admits_nothing_still_yields_the_shortest(utterances):
-    stream = training_stream(utterances, TOKENIZER, batch_seconds=2.0, max_seconds=lambda step: 0.0)
-    assert max(batch.waveforms.shape[1] for batch in itertools.islice(stream, 20)) < 16_000
+    plan = TrainingPlan(utterances, batch_seconds=2.0)
+    (rows,) = plan.rows(0, 0.0)
+    assert max(utterances.durations[row] for row in rows) < 1.0
 
 
-def test_a_stream_visits_long_and_short_utterances_alike(utterances):
-    visits = dict.fromkeys(utterances.ids, 0)
-    for batch in itertools.islice(training_stream(utterances, TOKENIZER, batch_seconds=20.0), 500):
-        for id_ in batch.ids:
-            visits[id_] += 1
-    by_length = [
-        visits[id_] for _, id_ in sorted(zip(utterances.durations, utterances.ids, strict=True))
-    ]
-    parts = torch.tensor(by_length).float().reshape(4, 25).mean(1)
-    assert min(by_length) > 0 and parts.max() < 1.6 * parts.min(), parts
+def test_a_plan_visits_long_and_short_utterances_alike(utterances):
+    plan = TrainingPlan(utterances, batch_seconds=20.0)
+    visits = np.zeros(len(utterances))
+    for step in range(500):
+        (rows,) = plan.rows(step)
+        visits[rows] += 1
+    parts = visits[np.argsort(utterances.durations)].reshape(4, 25).mean(1)
+    assert visits.min() > 0 and parts.max() < 1.6 * parts.min(), parts
 
 
-def test_bad_arguments_are_refused_in_one_line(utterances):
-    with pytest.raises(ValueError, match="batch_seconds: expected > 0, got 0"):
-        next(batches(utterances, TOKENIZER, batch_seconds=0))
-    with pytest.raises(
-        ValueError, match="order: expected shuffled, sorted or as_given, got 'random'"
-    ):
-        next(batches(utterances, TOKENIZER, batch_seconds=1.0, order="random"))
-    with pytest.raises(ValueError, match=r"seed, epoch: expected whole numbers .* got \(-1, 0\)"):
-        next(batches(utterances, TOKENIZER, batch_seconds=1.0, seed=-1))
-    with pytest.raises(ValueError, match=r"seed: expected a whole number from 0 up, got -1"):
-        next(training_stream(utterances, TOKENIZER, batch_seconds=1.0, seed=-1))
-    with pytest.raises(ValueError, match="equally many"):
-        Utterances(waveforms=[], ids=["a"], texts=[], speakers=[])
-    with pytest.raises(ValueError, match="ids: expected all different, got 1 among 2"):
-        Utterances(
-            waveforms=[torch.ones(1)] * 2, ids=["a"] * 2, texts=["a"] * 2, speakers=["s"] * 2
-        )
-    with pytest.raises(ValueError, match="utterances: expected at least one"):
-        next(
-            training_stream(
-                Utterances(waveforms=[], ids=[], texts=[], speakers=[]),
-                TOKENIZER,
-                batch_seconds=1.0,
-            )
-        )
+NOTHING = {"waveforms": [], "ids": [], "texts": [], "speakers": []}
+ONE = {"waveforms": [torch.ones(1)], "ids": ["a"], "texts": ["a"], "speakers": ["s"]}
 
 
-def test_silence_of_no_samples_is_refused_by_its_id():
-    with pytest.raises(
-        ValueError, match=r"waveforms: expected samples in each, got none in \['b'\]"
-    ):
-        Utterances(
-            waveforms=[torch.ones(9), torch.ones(0)],
-            ids=["a", "b"],
-            texts=["x", "y"],
-            speakers=["", ""],
-        )
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda some: batches(some, TOKENIZER, batch_seconds=0), "batch_seconds: expected > 0"),
+        (
+            lambda some: batches(some, TOKENIZER, batch_seconds=1.0, order="random"),
+            "order: expected shuffled, sorted or as_given, got 'random'",
+        ),
+        (
+            lambda some: batches(some, TOKENIZER, batch_seconds=1.0, seed=-1),
+            r"seed, epoch: expected whole numbers .* got \(-1, 0\)",
+        ),
+        (lambda some: [TrainingPlan(some, batch_seconds=1.0, seed=-1)], "seed: expected a whole"),
+        (
+            lambda some: [TrainingPlan(Utterances(**NOTHING), batch_seconds=1.0)],
+            "utterances: expected at least one",
+        ),
+        (lambda some: [TrainingPlan(some, batch_seconds=1, batches=101)], "batches: expected from"),
+        (lambda some: [Utterances(**ONE | {"texts": []})], "waveforms, ids.*: expected equally"),
+        (
+            lambda some: [Utterances(**{name: 2 * value for name, value in ONE.items()})],
+            "ids: expected all different, got 1 among 2",
+        ),
+        (
+            lambda some: [Utterances(**ONE | {"waveforms": [torch.ones(0)]})],
+            r"waveforms: expected samples in each, got none in \['a'\]",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(utterances, call, said):
+    with pytest.raises(ValueError, match=f"^{said}"):
+        next(iter(call(utterances)))

@@ -1,7 +1,6 @@
 """Greedy decoding by attention: every way finds what the definition finds, with and without a draft."""
 
 import sys
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -295,21 +294,15 @@ def test_a_right_draft_takes_one_call_and_a_wrong_one_no_more_than_none():
 
 @pytest.mark.parametrize(("changes", "said"), [
     ({"prompt": [1] * 64}, "^prompt: expected 1 to 63 tokens, so that a label fits in most=64, got 64"),
-    ({"prompt": []}, "^prompt: "), ({"prompt": [[1], [1, 4], [1]]}, "^prompt: .*prompts of one length"),
-    ({"prompt": [[1], [1]]}, "^prompt: expected shape"), ({"prompt": [0.5]}, "^prompt: expected int32"),
+    ({"prompt": [[1], [1, 4], [1]]}, "^prompt: .*prompts of one length"),
     ({"prompt": [11]}, "^prompt: expected tokens from 0 to below V=11, got 11 to 11"),
-    ({"prompt": [-1]}, "^prompt: expected tokens"), ({"prompt": "en"}, "^prompt: "), ({"prompt": [None]}, "^prompt: expected token ids"),
-    ({"most": 0}, "^most: expected 1 to 63"), ({"most": 64}, "^most: "), ({"most": 2.0}, "^most: "),
-    ({"cross": "all"}, "^cross: expected one of 'kept'"), ({"past": None}, "^past: expected one of"),
+    ({"most": 0}, "^most: expected 1 to 63"),
+    ({"cross": "all"}, "^cross: expected one of 'kept'"),
+    ({"past": None}, "^past: expected one of"),
     ({"confidence": "high"}, "^confidence: "),
-    ({"draft": as_draft([[3], [3]])}, "^draft: expected hypotheses of B=3 utterances, got 2"),
     ({"draft": as_draft([[3], [3, EOS], []])}, "^draft: expected tokens below V=11 without eos=2"),
-    ({"draft": as_draft([[3], [V], []])}, "^draft: expected tokens below"),
-    ({"draft": replace(as_draft([[3], [3], [3]]), labels=torch.zeros(3, 1))}, "^draft: expected int32 or int64 labels"),
     ({"draft": [[3], [3], [3]]}, "^draft: expected Hypotheses"),
     ({"lengths": torch.tensor([1, 2, 5])}, "^lengths: expected 0 to T=4 frames"),
-    ({"lengths": torch.tensor([1, -2, 3])}, "^lengths: expected 0 to T=4 frames"),
-    ({"encoded": torch.zeros(3, 4, WIDTH).to(torch.float8_e4m3fn)}, "^encoded: expected a float dtype of 16"),
     ({"encoded": torch.zeros(3, 4, WIDTH).long()}, "^encoded: expected a float dtype of 16"),
     ({"encoded": torch.zeros(3, 4)}, "^encoded: expected shape"),
 ])  # fmt: skip

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asrkit import runtime
 from asrkit.decoders import ctc_greedy, ctc_greedy_sequential
 from asrkit.decoders.ctc import IMPLS, numba_cpu
 from asrkit.workbench.profiling import launch_profile
@@ -162,16 +161,6 @@ def test_what_ran_is_in_the_result_and_auto_is_compiled_on_a_cpu():
         ctc_greedy(*one_hot(["01"], 3), impl="cuda")
 
 
-def test_where_no_folder_can_be_written_the_kernel_is_compiled_anew(monkeypatch):
-    def no_cache(**options):
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return lambda function: (function, options)
-
-    monkeypatch.setattr("numba.njit", no_cache)
-    assert runtime.compiled(len) == (len, {"nogil": True})
-
-
 def test_half_precision_adds_up_its_scores_in_float32():
     log_probs, lengths = one_hot(["01_2" * 200], 4)
     for decode in (*BATCHED.values(), ctc_greedy_sequential):
@@ -191,14 +180,8 @@ def test_a_hypothesis_may_serve_as_target_of_a_loss(decode):
 @pytest.mark.parametrize("decode", BOTH)
 @pytest.mark.parametrize(("change", "wanted"), [
     ({"log_probs": torch.zeros(2, 3)}, "log_probs: expected shape (B, T, V), got (2, 3)."),
-    ({"log_probs": torch.zeros(0, 3, 4), "lengths": torch.zeros(0).long()},
-     "log_probs: expected at least one utterance, got (0, 3, 4)."),
-    ({"lengths": torch.tensor([3])}, "lengths: expected shape (B=2), got (1,)."),
     ({"lengths": torch.tensor([2, 4])}, "lengths: expected 0 to T=3 frames, got 2 to 4."),
-    ({"lengths": torch.tensor([-1, 3])}, "lengths: expected 0 to T=3 frames, got -1 to 3."),
-    ({"lengths": torch.zeros(2, device="meta").long()}, "lengths: expected a tensor on cpu, got meta."),
     ({"blank": 4}, "blank: expected an index of V=4 tokens, got 4."),
-    ({"blank": 0.5}, "blank: expected an index of V=4 tokens, got 0.5."),
     ({"lengths": torch.tensor([3.0, 2.5])}, "lengths: expected int32 or int64, got torch.float32."),
 ])  # fmt: skip
 def test_bad_input_is_one_line(decode, change, wanted):

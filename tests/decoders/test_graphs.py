@@ -34,11 +34,13 @@ def eager(loop, greedy, mode="step"):
 def uncaptured(monkeypatch):
     """Graphs without a GPU; lists what would have been captured."""
     made = []
-    monkeypatch.setattr(
-        graphs,
-        "capture",
-        lambda loop, greedy, mode: made.append((loop, mode)) or eager(loop, greedy, mode),
-    )
+
+    def capture(loop, greedy, mode, stream):
+        made.append((loop, mode))
+        return eager(loop, greedy, mode)
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(graphs, "free_stream", lambda device: None)
     return made
 
 
@@ -275,7 +277,9 @@ def test_weights_that_move_are_captured_again_and_weights_that_change_are_not(
 
 
 @pytest.mark.parametrize("failure", ["capture", "other labels", "other dtype"])
-def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch, failure):
+def test_auto_goes_on_without_graphs_and_says_why(
+    make, speak, same, uncaptured, monkeypatch, failure
+):
     model, store, (encoded, lengths) = (
         make("lstm" if failure == "other labels" else "foreign", 3).float(),
         graphs.GraphCache(),
@@ -283,7 +287,7 @@ def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch
     )
     encoded, tries = encoded.float(), []
 
-    def broken(loop, greedy, mode):
+    def broken(loop, greedy, mode, stream):
         tries.append(mode)
         if failure == "capture":
             try:
@@ -313,7 +317,7 @@ def test_auto_goes_on_without_graphs_and_says_why(make, speak, same, monkeypatch
         same(found, wanted)
         assert found.impl == f"windowed_looping, graphs=off: {reason}"
     # where labels differ it is tried once more, with the model's own predictor
-    assert tries == ["step"] * (1 + (failure == "other labels"))
+    assert tries == ["full"] * (1 + (failure == "other labels")) + ["step"]
     assert not store.loops
     if failure != "other labels":  # a mode by name is tried again, and is not compared
         with pytest.raises(RuntimeError) as error:
@@ -332,7 +336,7 @@ def test_auto_compares_the_first_result_of_every_size_and_no_other(
     seen = [len(plain)]
     for B, T, seed in [(4, 11, 3), (4, 11, 4), (9, 14, 3), (12, 16, 4), (9, 17, 3), (9, 17, 4)]:
         found = by_graphs(store, model, *speak("lstm", B, T, seed))
-        assert found.impl == "windowed_looping, graphs=step"
+        assert found.impl == "windowed_looping, graphs=full"
         seen.append(len(plain))
     assert seen == [0, 1, 1, 2, 2, 3, 3]
 
@@ -376,9 +380,9 @@ def test_a_model_that_is_no_module_is_refused_with_the_reason(make, speak):
     assert not graphs.MODELS
 
 
-def test_a_captured_loop_does_not_keep_the_model_alive(make, speak, monkeypatch):
+def test_a_captured_loop_does_not_keep_the_model_alive(make, speak, uncaptured, monkeypatch):
     gone = []
-    monkeypatch.setattr(graphs, "capture", lambda loop, greedy, mode: lambda: None)
+    monkeypatch.setattr(graphs, "capture", lambda *_: lambda: None)
     model, store = make("lstm", 3), graphs.GraphCache()
     by_graphs(store, model, *speak("lstm", 4, 11, 3), "step")
     weakref.finalize(model, gone.append, 1)

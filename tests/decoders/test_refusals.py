@@ -3,14 +3,11 @@
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from asrkit.decoders import ctc_beam, ctc_greedy, ctc_greedy_sequential, transducer_greedy
 from asrkit.decoders.transducer import STRATEGIES
-from asrkit.decoders.transducer.steps import Carry, first_prediction
-from asrkit.models import ConvConfig, LSTMConfig, TransducerConfig, TransducerModel
 
 BATCHED = [strategy for strategy in STRATEGIES if strategy != "one_by_one"]
 CTC = {
@@ -63,37 +60,16 @@ def has(**parts):
 
 
 BLANK = "model.blank: expected an index from 0, got "
-DURATIONS = "model.durations: expected a sequence of whole numbers from 0 to 1000, got "
 BAD_MODELS = [
     (joins(lambda logits: None), ", more than 4), got NoneType."),
-    (joins(lambda logits: (logits, 1)), ", more than 4), got tuple of ("),
     (joins(lambda logits: logits[..., :4]), ", 4) torch.float64."),
-    (joins(lambda logits: logits[..., :0]), ", 0) torch.float64."),
-    (joins(lambda logits: logits.sum()), "got () torch.float64."),
-    (joins(lambda logits: logits.flatten()), "model.join: expected float logits ("),
     (joins(lambda logits: logits[None]), "got (1, "),
     (joins(lambda logits: logits.long()), "torch.int64."),
     (predicts(lambda before, state: None), "expected the pair predicted (B, P), state, got None"),
-    (predicts(lambda before, state: (before, None, None)), "state, got tuple of ("),
     (predicts(lambda before, state: (before[:, 0], None)), "state, got tuple of ("),
-    (predicts(lambda before, state: (before[:1].expand(9, -1), None)), "expected tensors with B="),
     (predicts(lambda before, state: (before, before.expand(9, -1, -1))), "Transpose its state."),
-    (has(blank=-1), BLANK),
-    (has(durations=(0, -1)), DURATIONS),
-    (has(durations=[0.5, 1]), DURATIONS),
-    (has(blank=True), f"{BLANK}True. Count it from the front: V - 1, not -1."),
-    (has(blank=np.int64(4)), BLANK),
-    (has(blank=4.0), BLANK),
-    (has(blank=torch.tensor(4)), BLANK),
+    (has(blank=-1), f"{BLANK}-1. Count it from the front: V - 1, not -1."),
     (has(blank=None), BLANK),
-    (has(blank="4"), BLANK),
-    (has(durations=None), DURATIONS),
-    (has(durations=3), DURATIONS),
-    (has(durations={0, 1}), DURATIONS),
-    (has(durations=(True, 0)), DURATIONS),
-    (has(durations=(0, 10**9)), DURATIONS),
-    (has(durations=torch.tensor([0, 1])), DURATIONS),
-    (has(durations=iter((0, 1))), DURATIONS),
 ]
 
 
@@ -106,12 +82,10 @@ def test_a_model_that_does_not_follow_the_protocol_is_refused(given, number):
         assert wanted in refused(transducer_greedy, spoilt, encoded, lengths, strategy=strategy)
 
 
-@pytest.mark.parametrize("missing", ["blank", "predict", "join"])
-def test_a_model_that_lacks_something_is_refused(given, missing):
+def test_a_model_that_lacks_something_is_refused(given):
     model, encoded, lengths = given
-    part = doubled(model)
-    delattr(part, missing)
-    wanted = f"model: expected blank, predict and join, got SimpleNamespace without {missing}."
+    part = SimpleNamespace(blank=model.blank, join=model.join)
+    wanted = "model: expected blank, predict and join, got SimpleNamespace without predict."
     assert refused(transducer_greedy, part, encoded, lengths) == wanted
 
 
@@ -122,31 +96,7 @@ def test_logits_of_one_frame_do_not_stand_for_a_window(given):
     assert refused(transducer_greedy, spoilt, encoded, lengths, window=2) == wanted
 
 
-def test_a_state_with_layers_first_is_refused_where_there_are_as_many_as_utterances():
-    class LayersFirst(TransducerModel):
-        def predict(self, labels, state):
-            if state is not None:
-                state = tuple(part.transpose(0, 1) for part in state)
-            predicted, after = super().predict(labels, state)
-            return predicted, tuple(part.transpose(0, 1) for part in after)
-
-    config = TransducerConfig(
-        vocab_size=5, encoder=ConvConfig(width=16, layers=1), predictor=LSTMConfig(layers=2)
-    )
-    model = LayersFirst(config).eval()
-    with pytest.raises(ValueError, match="model.predict: expected tensors with B=3 as first"):
-        first_prediction(model, torch.full((2,), 5))
-    predicted, _ = first_prediction(TransducerModel(config).eval(), torch.full((2,), 5))
-    assert len(predicted) == 2
-
-
-BAD_STATES = [
-    (None, ()),
-    ((), None),
-    ((None,), (None, None)),
-    ({"a": None}, {"b": None}),
-    (torch.zeros(3, 1), (torch.zeros(3, 1),)),
-]
+BAD_STATES = [(None, ()), ({"a": None}, {"b": None})]
 
 
 @pytest.mark.parametrize("strategy", BATCHED)
@@ -174,11 +124,12 @@ def test_a_state_keeps_its_structure_and_a_prediction_its_shape(given, strategy)
 MOST = "max_symbols: expected 1 to 1000 labels on a frame, got "
 BAD_OPTIONS = [
     ({"max_symbols": 0}, f"{MOST}0."),
-    ({"max_symbols": True}, f"{MOST}True."),
-    ({"max_symbols": 2.0}, f"{MOST}2.0."),
-    ({"max_symbols": None}, f"{MOST}None."),
     ({"max_symbols": 10**30}, f"{MOST}{10**30}."),
     ({"strategy": ["windowed_looping"]}, "got ['windowed_looping']."),
+    (
+        {"confidence": "sure"},
+        "confidence: expected one of 'none', 'max_prob', 'entropy', got 'sure'.",
+    ),
     ({"window": True}, "window: expected at least 1 frame, or None, got True."),
 ]
 
@@ -189,8 +140,8 @@ def test_options_of_greedy_decoding_that_are_no_options(given, options, wanted):
 
 
 @pytest.mark.parametrize(("option", "values"), [
-    ("width", (True, 2.0, 10**4)), ("nbest", (True, 1.0)), ("lm_weight", (float("nan"), float("inf"), None, "1")),
-    ("label_bonus", (float("nan"), -float("inf"), None)),
+    ("width", (0, 10**4)), ("nbest", (9,)), ("lm_weight", (float("nan"), "1")),
+    ("label_bonus", (-float("inf"),)),
 ])  # fmt: skip
 def test_options_of_a_beam_are_numbers_in_range(given, option, values):
     for value in values:
@@ -212,37 +163,6 @@ def test_a_window_costs_no_more_than_the_frames_there_are(given):
     assert found.tokens() == transducer_greedy(model, encoded, lengths, window=1).tokens()
 
 
-@pytest.mark.parametrize("change", [
-    lambda carry: carry._replace(predicted=None), lambda carry: carry._replace(ahead=None),
-    lambda carry: carry._replace(frames=carry.frames.float()), lambda carry: carry._replace(ahead=carry.ahead[:, None]),
-    lambda carry: carry._replace(predicted=carry.frames),
-])  # fmt: skip
-def test_a_carry_that_was_taken_apart_is_refused(given, change):
-    carry = change(transducer_greedy(*given).carry)
-    wanted = "carry: expected predicted (B, P), and ahead and frames (B,) int64, got others. Pass hypotheses.carry."
-    assert refused(transducer_greedy, *given, carry=carry) == wanted
-
-
-def test_carries_of_other_models_are_refused(make, speak, given):
-    own = transducer_greedy(*given).carry
-    other = transducer_greedy(make("lstm", 1), *speak("lstm", 3, 5, 1)).carry
-    stateless = doubled(given[0], predict=lambda labels, state: given[0].predict(labels))
-    carry = other._replace(predicted=torch.zeros(3, 6).double())
-    for strategy in BATCHED:
-        text = refused(transducer_greedy, stateless, *given[1:], strategy=strategy, carry=carry)
-        assert text.startswith("state: expected one structure throughout")
-    wanted = "carries: expected states of one model, got "
-    assert (
-        refused(Carry.join, [own, other])
-        == f"{wanted}(4,) torch.float64 beside (6,) torch.float64."
-    )
-    single = own._replace(predicted=own.predicted.float())
-    assert (
-        refused(Carry.join, [own, single])
-        == f"{wanted}(6,) torch.float32 beside (6,) torch.float64."
-    )
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_nan_comes_to_an_end_and_shows_in_the_score_of_that_utterance_alone(given, strategy):
     model, encoded, _ = given
@@ -253,42 +173,14 @@ def test_nan_comes_to_an_end_and_shows_in_the_score_of_that_utterance_alone(give
     assert found.lengths.max() <= 15
 
 
-DOORS = {"transducer": "encoded", **dict.fromkeys(CTC, "log_probs")}  # and their tensors' names
-
-
-@pytest.mark.parametrize("name", DOORS)
-def test_tensors_without_plain_numbers_are_refused(given, name):
-    model, tensor, lengths = given
-    call = CTC.get(name, partial(transducer_greedy, model))
-    wanted = "expected a dense tensor with numbers in it, got another kind."
-    tensor = tensor[:2]
-    lengths = lengths[:2]
-    nested = torch.nested.nested_tensor([*tensor], layout=torch.jagged)
-    for odd in (tensor.to_sparse(), tensor.to("meta"), nested):
-        assert refused(call, odd, lengths) == f"{DOORS[name]}: {wanted}"
-    assert refused(call, tensor, lengths.to_sparse()) == f"lengths: {wanted}"
-
-
 @pytest.mark.parametrize("name", CTC)
 def test_bad_scores_and_blanks_of_ctc_are_refused(name):
     log_probs, lengths = torch.zeros(2, 3, 4), torch.tensor([3, 2])
     text = refused(CTC[name], log_probs.to(torch.float8_e4m3fn), lengths)
     assert text == "log_probs: expected a float dtype of 16 bits or more, got torch.float8_e4m3fn."
-    mapped = torch.vmap(lambda part: CTC[name](part, lengths).scores)
-    text = refused(mapped, log_probs[None])
-    assert text == "log_probs: expected a dense tensor with numbers in it, got another kind."
-    for blank in (True, np.True_, 1.0, torch.tensor(1), torch.tensor([1, 2]), np.array([1]), None):
+    for blank in (4, True, 1.0, None):
         text = refused(CTC[name], log_probs, lengths, blank=blank)
         assert text == f"blank: expected an index of V=4 tokens, got {blank}."
-
-
-@pytest.mark.parametrize("name", CTC)
-def test_numbers_of_numpy_and_negated_views_are_what_they_stand_for(name):
-    draw = torch.Generator().manual_seed(0)
-    log_probs, lengths = torch.randn(2, 7, 4, generator=draw), torch.tensor([7, 5])
-    found = CTC[name](torch._neg_view(log_probs), lengths, blank=np.int32(-4)).tokens()
-    assert found == CTC[name](-log_probs, lengths, blank=0).tokens()
-    assert found != CTC[name](log_probs, lengths).tokens()
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile's own
@@ -301,22 +193,3 @@ def test_what_calls_a_decoder_may_be_compiled(make):
             lambda part, plain=plain: plain(2 * part, lengths).labels + 1, backend="eager"
         )
         assert torch.equal(compiled(encoded), plain(2 * encoded, lengths).labels + 1)
-
-
-@pytest.mark.parametrize("name", [*STRATEGIES, *CTC])
-def test_defaults_for_new_tensors_do_not_matter(given, name):
-    model, encoded, lengths = given
-    greedy = partial(transducer_greedy, model, strategy=name)
-    call = partial(CTC.get(name, greedy), encoded, lengths)
-    wanted = call()
-    with torch.device("meta"):
-        found = call()
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        wide = call()
-    finally:
-        torch.set_default_dtype(before)
-    for other in (found, wide):
-        for a, b in zip(other.parts(), wanted.parts(), strict=True):
-            assert torch.equal(a, b) and a.dtype == b.dtype

@@ -177,23 +177,3 @@ def test_strategies_share_one_signature_and_results_may_serve_a_loss():
             part.is_inference()
             for part in (found.labels, found.frames, found.lengths, found.scores)
         )
-
-
-@pytest.mark.parametrize(("change", "wanted"), [
-    ({"encoded": torch.zeros(2, 5)}, "encoded: expected shape (B, T, E), got (2, 5)."),
-    ({"lengths": torch.tensor([1, 5])}, "lengths: expected 0 to T=3 frames, got 1 to 5."),
-    ({"strategy": "fastest"},
-     "strategy: expected one of 'windowed_looping', 'label_looping', 'frame_looping', 'one_by_one', got 'fastest'."),
-    ({"max_symbols": 0}, "max_symbols: expected 1 to 1000 labels on a frame, got 0."),
-    ({"window": 0}, "window: expected at least 1 frame, or None, got 0."),
-    ({"confidence": "sure"}, "confidence: expected one of 'none', 'max_prob', 'entropy', got 'sure'."),
-])  # fmt: skip
-def test_bad_input_is_one_line(change, wanted):
-    arguments = {
-        "model": Scripted(),
-        "encoded": torch.zeros(2, 3, 5),
-        "lengths": torch.tensor([3, 2]),
-    }
-    with pytest.raises(ValueError) as error:
-        transducer_greedy(**{**arguments, **change})
-    assert str(error.value) == wanted

@@ -27,7 +27,6 @@ def cases():
         FastConformerConfig,
         JasperConfig,
         LSTMConfig,
-        LSTMEncoderConfig,
         Stage,
         StatelessConfig,
         TransducerConfig,
@@ -42,13 +41,13 @@ def cases():
         Stage(channels=24, kernel=13, repeat=2),
         Stage(channels=32, kernel=1, repeat=1, dense=False),
     )
-    conv, lstm = ConvConfig(width=32, layers=3), LSTMEncoderConfig(width=32)
+    conv = ConvConfig(width=32, layers=3)
     return {
         "ctc-fastconformer": CTCConfig(vocab_size=28, encoder=fast),
         "ctc-near": CTCConfig(vocab_size=28, encoder=near),
         "ctc-jasper": CTCConfig(vocab_size=28, encoder=JasperConfig(bins=80, stages=stages)),
         "rnnt-lstm": TransducerConfig(
-            vocab_size=28, encoder=lstm, predictor=LSTMConfig(width=24, layers=2)
+            vocab_size=28, encoder=conv, predictor=LSTMConfig(width=24, layers=2)
         ),
         "rnnt-stateless-1": TransducerConfig(
             vocab_size=28, encoder=conv, predictor=StatelessConfig(context=1)
@@ -74,7 +73,7 @@ def checkpoint_of(config):
         for name, weight in model.named_parameters():
             if name.endswith(("output.weight", "output.bias")):
                 weight.mul_(6)
-            elif "lstm" in name or "encoder.before" in name or "encoder.after" in name:
+            elif "lstm" in name:
                 weight.mul_(4)  # they start small
         for part in model.modules():
             if isinstance(part, torch.nn.BatchNorm1d):

@@ -5,7 +5,6 @@ import torch
 
 from asrkit.decoders import transducer_greedy
 from asrkit.export.graphs import Joiner, ctc_graphs, state_sizes, transducer_graphs
-from asrkit.export.recurrent import LSTMLayers
 from asrkit.models import CTCModel, FastConformer, FastConformerConfig
 
 NAMES = (
@@ -70,15 +69,6 @@ def test_attention_to_near_frames_only_leaves_as_it_is_computed_in_blocks(batch)
             wanted, _ = encoder(features, lengths)
             found, _ = program(features, lengths)
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-@torch.no_grad()
-def test_lstm_layers_are_the_lstm_they_replace(layers):
-    torch.manual_seed(0)
-    lstm = torch.nn.LSTM(5, 7, layers).eval()
-    x = torch.randn(11, 3, 5)
-    torch.testing.assert_close(LSTMLayers(lstm)(x)[0], lstm(x)[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["rnnt-lstm", "rnnt-stateless-1", "tdt-fastconformer"])

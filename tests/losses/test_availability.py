@@ -124,28 +124,3 @@ def test_on_a_gpu_auto_takes_triton_where_it_works_and_plain_torch_elsewhere(
         monkeypatch.setattr(availability, "triton_works", lambda device, works=works: works)
         scores = SimpleNamespace(dtype=dtype, device=torch.device("cuda"))
         assert availability.fastest(scores) == taken
-
-
-def test_the_toolkit_is_that_of_the_variable_then_of_nvcc_then_of_the_wheels(monkeypatch, tmp_path):
-    def toolkit(folder):
-        (folder / "nvvm" / "libdevice").mkdir(parents=True)
-        (folder / "nvvm" / "libdevice" / "libdevice.10.bc").touch()
-        return folder
-
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    wheels, own = toolkit(tmp_path / "site" / "nvidia" / "cu13"), toolkit(tmp_path / "cuda-13.0")
-    (own / "bin").mkdir()
-    (own / "bin" / "nvcc").touch()
-    (tmp_path / "nvcc").symlink_to(own / "bin" / "nvcc")
-    monkeypatch.setattr(runtime.sysconfig, "get_path", lambda name: str(tmp_path / "site"))
-    monkeypatch.setattr(runtime.shutil, "which", lambda name: str(tmp_path / "nvcc"))
-    assert runtime.toolkit() == own
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").write_text(
-        "#!/bin/sh"
-    )  # a script that calls another one: its folder is no toolkit
-    monkeypatch.setattr(runtime.shutil, "which", lambda name: str(tmp_path / "bin" / "nvcc"))
-    assert runtime.toolkit() == wheels
-    monkeypatch.setenv("CUDA_HOME", "elsewhere")
-    assert str(runtime.toolkit()) == "elsewhere"

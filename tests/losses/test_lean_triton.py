@@ -18,6 +18,9 @@ import torch
 from asrkit.losses import rnnt_loss_lean, tdt_loss_lean
 from asrkit.losses.nodes import FIRST_NODE, Nodes
 
+sys.path.insert(0, str(Path(__file__).parent))
+from compiled import ARCHITECTURES, triton_spilled_B
+
 
 class Case(NamedTuple):
     """Sizes, and what else a loss is asked for."""
@@ -163,12 +166,11 @@ def test_chunks_hold_every_node_once_and_no_more_than_asked_for():
         assert most < 1000 or len(found) == 1
 
 
-@pytest.mark.parametrize("cc", [80, 90, 100])
-def test_kernels_compile_without_spills(cc):
+@pytest.mark.parametrize("cc", ARCHITECTURES)
+def test_kernels_compile_with_one_spilled_number_at_most(cc, tmp_path):
     """For halves in bfloat16, and in float32 as autocast leaves them; the products are cuBLAS's."""
     pytest.importorskip("triton")
     from asrkit.losses.lean import triton as lean
-    from asrkit.workbench.profiling.cubin import compile_triton
 
     tensors = dict.fromkeys(("hidden", "by_hidden"), "*bf16") | {"table": "*i64"}
     tensors |= dict.fromkeys(("by_encoded", "by_predicted", "keep"), "*fp32") | {"keep": "fp32"}
@@ -181,8 +183,7 @@ def test_kernels_compile_without_spills(cc):
         known = tensors | constants | {"encoded": halves, "predicted": halves}
         for kernel in (lean._hidden, lean._halves):
             types = {name: known.get(name, "i32") for name in kernel.arg_names}
-            made = compile_triton(kernel, types, cc=cc)
-            assert (made.spills, made.stack_B) == (0, 0), (kernel, made.registers)
+            assert triton_spilled_B(kernel, types, cc, tmp_path) <= 8, kernel
 
 
 def test_a_cpu_tensor_is_refused():

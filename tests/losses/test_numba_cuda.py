@@ -16,6 +16,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from compiled import ARCHITECTURES, needs_nvvm, numba_spilled_B
 from ragged import DTYPES, batch
 
 from asrkit.losses import rnnt_loss
@@ -78,17 +79,13 @@ def test_kernels_agree_with_the_reference_in_the_simulator():
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@needs_numba_cuda
-@pytest.mark.skipif(
-    not importlib.util.find_spec("nvidia.cu13.nvvm"), reason="needs NVVM: numba-cuda[cu13]"
-)
-@pytest.mark.parametrize("cc", [80, 90, 100])
-def test_the_lattice_compiles_without_spills(cc):
+@needs_nvvm
+@pytest.mark.parametrize("cc", ARCHITECTURES)
+def test_the_lattice_compiles_without_spills(cc, tmp_path):
     """The passes over the logits are compiled in test_rows.py."""
     from numba import types
 
     from asrkit.losses.rnnt import numba_cuda as rnnt
-    from asrkit.workbench.profiling.cubin import compile_numba
 
     floats = types.Array(types.float32, 1, "C")
     table, sums = types.Array(types.int64, 2, "C"), types.Array(types.float64, 2, "C")
@@ -97,8 +94,7 @@ def test_the_lattice_compiles_without_spills(cc):
         (rnnt._sweep, (types.Array(types.float64, 1, "C"),)),
         (rnnt._posteriors, (types.float64, floats, floats)),
     ):
-        made = compile_numba(kernel, (*lattice, *rest), cc=cc, threads=rnnt.LANES)
-        assert (made.spills, made.stack_B) == (0, 0)
+        assert numba_spilled_B(kernel, (*lattice, *rest), cc, tmp_path) == 0
 
 
 @pytest.mark.gpu

@@ -173,19 +173,6 @@ def test_the_packed_loss_and_its_gradient_are_the_padded_ones(impl, options):
     torch.testing.assert_close(packed_grad.double(), valid(truth[1]), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("impl", ALL)
-def test_rows_that_do_not_lie_side_by_side_give_the_same_numbers(impl):
-    logits, targets = lattice(torch.float64 if impl in EXACT else torch.float32)
-    wanted = differentiated(rnnt_loss_packed, valid(logits), targets, FRAMES, LABELS, impl=impl)
-    view = valid(torch.cat((logits, torch.full_like(logits, math.nan)), -1))[:, :6]
-    assert not view.is_contiguous()
-    got = differentiated(
-        rnnt_loss_packed, view, targets.int(), FRAMES.int(), LABELS.int(), impl=impl
-    )
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("impl", ["wavefront", "numba_cpu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_gradient_may_be_written_over_packed_logits(impl, dtype):
@@ -260,32 +247,20 @@ LOGITS = {**{name: HALVES[name] for name in ("logit_lengths", "target_lengths")}
 @pytest.mark.parametrize(
     ("function", "change", "wanted"),
     [
-        (pack_joint, {"activation": "gelu"}, "activation: expected 'none', 'relu' or 'tanh', got 'gelu'."),
-        (pack_joint, {"encoded": torch.zeros(2, 8)}, "encoded: expected shape (B, T, D), got (2, 8)."),
-        (pack_joint, {"encoded": torch.zeros(2, 4, 8).int()}, "encoded: expected floating point, got torch.int32."),
-        (pack_joint, {"predicted": torch.zeros(3, 3, 8)}, "predicted: expected shape (B=2, U1, D=8), got (3, 3, 8)."),
-        (pack_joint, {"predicted": torch.zeros(2, 3, 7)}, "predicted: expected shape (B=2, U1, D=8), got (2, 3, 7)."),
-        (pack_joint, {"predicted": torch.zeros(2, 0, 8)}, "predicted: expected no empty dimension, got (2, 0, 8)."),
-        (pack_joint, {"predicted": torch.zeros(2, 3, 8).half()},
-         "predicted: expected torch.float32, as encoded, got torch.float16."),
-        (pack_joint, {"logit_lengths": torch.tensor([5, 3])}, "logit_lengths: expected 1 to T=4 frames, got 5 in utterance 0."),
-        (pack_joint, {"target_lengths": torch.tensor([2, 3])}, "target_lengths: expected 0 to U=2 labels, got 3 in utterance 1."),
-        (pack_joint, {"target_lengths": [2, 1]}, "target_lengths: expected a tensor, got list. Wrap it in torch.as_tensor."),
-        (pack_joint, {"dropout": 0.5, "seed": 0.5}, "seed: expected an integer, got 0.5."),
-        (pack_joint, {"dropout": 1.0}, "dropout: expected a probability, at least 0 and below 1, got 1.0."),
-        (rnnt_loss_packed, {"logits": torch.zeros(2, 4, 3, 5)}, "logits: expected shape (N, V), got (2, 4, 3, 5)."),
-        (rnnt_loss_packed, {"logits": torch.zeros(24, 5)},
+    (pack_joint, {"activation": "gelu"}, "activation: expected 'none', 'relu' or 'tanh', got 'gelu'."),
+    (pack_joint, {"encoded": torch.zeros(2, 8)}, "encoded: expected shape (B, T, D), got (2, 8)."),
+    (pack_joint, {"predicted": torch.zeros(2, 3, 7)}, "predicted: expected shape (B=2, U1, D=8), got (2, 3, 7)."),
+    (pack_joint, {"target_lengths": torch.tensor([2, 3])}, "target_lengths: expected 0 to U=2 labels, got 3 in utterance 1."),
+    (pack_joint, {"dropout": 1.0}, "dropout: expected a probability, at least 0 and below 1, got 1.0."),
+    (rnnt_loss_packed, {"logits": torch.zeros(24, 5)},
          "logits: expected N=18 rows, the sum of T (U + 1), got 24. Pack with the lengths that the loss is given."),
-        (rnnt_loss_packed, {"logit_lengths": torch.tensor([0, 9])},
+    (rnnt_loss_packed, {"logit_lengths": torch.tensor([0, 9])},
          "logit_lengths: expected at least 1 frame, got 0 in utterance 0."),
-        (rnnt_loss_packed, {"target_lengths": torch.tensor([2])}, "targets: expected shape (B=1, U), got (2, 2)."),
-        (rnnt_loss_packed, {"targets": torch.tensor([[0, 1], [4, 3]])},
-         "targets: expected labels 0..4 but blank=4, got 4 in utterance 1."),
-        (rnnt_loss_packed, {"impl": "torchaudio"},
+    (rnnt_loss_packed, {"impl": "torchaudio"},
          "impl: expected one of 'auto', 'reference', 'wavefront', 'numba_cpu', 'numba_cuda', 'triton', got 'torchaudio'."),
-        (rnnt_loss_packed, {"logits": torch.zeros(18, 10)[:, ::2], "overwrite_logits": True},
+    (rnnt_loss_packed, {"logits": torch.zeros(18, 10)[:, ::2], "overwrite_logits": True},
          "logits: expected contiguous with overwrite_logits=True, got (10, 2)."),
-    ],
+],
 )  # fmt: skip
 def test_bad_input_is_one_line_that_names_argument_wanted_and_got(function, change, wanted):
     good = HALVES if function is pack_joint else LOGITS

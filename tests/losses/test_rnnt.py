@@ -2,10 +2,6 @@
 
 import inspect
 import math
-import os
-import subprocess
-import sys
-import threading
 from functools import partial
 from importlib import import_module
 from itertools import combinations
@@ -178,48 +174,6 @@ def test_on_a_lattice_of_real_size_the_error_is_at_most_twice_torchaudios():
             truth, peer, value_and_gradient(logits, *rest, impl=impl), strict=True
         ):
             assert (got - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + 1e-12
-
-
-@pytest.mark.parametrize("impl", [*EXACT, *FAST])
-def test_torchs_defaults_and_inference_targets_change_nothing(impl):
-    logits, targets, *lengths = lattice(21, 2, 5, 3, 4, torch.float32)
-    wanted = value_and_gradient(logits, targets, *lengths, impl=impl)
-    with torch.inference_mode():
-        targets = targets.clone()
-    try:
-        for dtype, device in (
-            (torch.float64, "cpu"),
-            (torch.float16, "cpu"),
-            (torch.float32, "meta"),
-        ):
-            torch.set_default_dtype(dtype)
-            torch.set_default_device(device)
-            leaf = logits.clone().requires_grad_()
-            cost = rnnt_loss(leaf, targets, *lengths, reduction="sum", impl=impl)
-            cost.backward()
-            torch.testing.assert_close(cost.detach(), wanted[0].sum())
-            torch.testing.assert_close(leaf.grad, wanted[1])
-    finally:
-        torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None)
-
-
-def test_gradients_hold_no_denormal_numbers():
-    logits, *rest = lattice(22, 1, 60, 20, 40, torch.float32)
-    for impl in FAST:
-        _, grad = value_and_gradient(8 * logits, *rest, impl=impl)
-        assert not ((grad != 0) & (grad.abs() < torch.finfo(torch.float32).tiny)).any()
-
-
-def test_kernels_run_where_no_cache_can_be_written():
-    code = "import asrkit.losses.logit_rows.numba_cpu as k; k._scores"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"NUMBA_CACHE_DIR": "/proc/none"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 CASES = given(
@@ -474,18 +428,6 @@ def test_overwriting_gives_the_same_gradient_in_the_place_of_the_logits(impl, cl
         torch.autograd.grad(ours, made, weight)
 
 
-@pytest.mark.parametrize("impl", FAST)
-def test_overwriting_is_heard_of_by_whoever_saved_the_logits(impl):
-    x, *rest = lattice(22, 2, 5, 3, 6, torch.float32)
-    logits = x.requires_grad_().exp()  # saves its result, the logits
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        rnnt_loss(logits, *rest, overwrite_logits=True, impl=impl).backward()
-    logits = 2 * x
-    rnnt_loss(logits, *rest, overwrite_logits=True, impl=impl).backward()
-    wanted = torch.autograd.grad(rnnt_loss(2 * x, *rest, impl=impl), x)[0]
-    torch.testing.assert_close(x.grad, wanted)
-
-
 @pytest.mark.parametrize("impl", ALL)
 def test_reductions_are_the_mean_and_the_sum_of_the_losses(impl):
     arguments = lattice(15, 3, 4, 2, 4, torch.float32)
@@ -505,26 +447,6 @@ def test_threads_change_no_bit_and_torch_keeps_as_many_as_it_had(threads):
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize("impl", OURS)
-def test_losses_and_backward_passes_may_run_in_threads_of_their_own(impl):
-    logits, *rest = lattice(24, 3, 9, 4, 6, torch.float32)
-    _, wanted = value_and_gradient(logits, *rest, impl=impl)
-    leaves = [logits.clone().requires_grad_() for _ in range(4)]
-    costs = [rnnt_loss(leaf, *rest, reduction="sum", impl=impl) for leaf in leaves[:2]]
-
-    def both(leaf):
-        rnnt_loss(leaf, *rest, reduction="sum", impl=impl).backward()
-
-    workers = [threading.Thread(target=cost.backward) for cost in costs]
-    workers += [threading.Thread(target=both, args=(leaf,)) for leaf in leaves[2:]]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    for leaf in leaves:
-        torch.testing.assert_close(leaf.grad, wanted, rtol=0, atol=0)
-
-
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
 )  # torch's own, at a graph break
@@ -539,16 +461,6 @@ def test_a_compiled_model_may_call_the_loss():
     torch._dynamo.reset()
     got = torch.autograd.grad(torch.compile(model, backend="eager")(x), x)[0]
     torch.testing.assert_close(got, wanted)
-
-
-def test_transforms_of_torch_func_are_refused():
-    logits, *rest = lattice(26, 2, 4, 2, 5, torch.float32)
-    with pytest.raises(ValueError) as error:
-        torch.func.grad(lambda x: rnnt_loss(x, *rest))(logits)
-    assert (
-        str(error.value)
-        == "logits: expected a plain tensor, got one inside torch.func. Take gradients with torch.autograd."
-    )
 
 
 def test_implementations_share_one_signature_and_the_door_starts_as_torchaudio_does():
@@ -594,47 +506,20 @@ NAMES = "'auto', " + ", ".join(map(repr, IMPLS))
             {"logits": torch.zeros(2, 4, 3, 5).long()},
             "logits: expected floating point, got torch.int64.",
         ),
-        (
-            {"logits": torch.zeros(0, 4, 3, 5)},
-            "logits: expected no empty dimension, got (0, 4, 3, 5).",
-        ),
         ({"targets": torch.zeros(2, 3).long()}, "targets: expected shape (B=2, U=2), got (2, 3)."),
-        ({"targets": torch.zeros(2, 2)}, "targets: expected int32 or int64, got torch.float32."),
-        (
-            {"targets": torch.zeros(2, 2, device="meta").long()},
-            "targets: expected a tensor on cpu, as the scores, got meta.",
-        ),
         (
             {"targets": torch.tensor([[0, 1], [4, 3]])},
             "targets: expected labels 0..4 but blank=4, got 4 in utterance 1.",
-        ),
-        (
-            {"targets": torch.tensor([[0, 5], [2, 3]])},
-            "targets: expected labels 0..4 but blank=4, got 5 in utterance 0.",
-        ),
-        (
-            {"targets": torch.tensor([[-1, 0], [2, 3]])},
-            "targets: expected labels 0..4 but blank=4, got -1 in utterance 0.",
         ),
         (
             {"logit_lengths": torch.tensor([4, 5])},
             "logit_lengths: expected 1 to T=4 frames, got 5 in utterance 1.",
         ),
         (
-            {"logit_lengths": torch.tensor([0, 4])},
-            "logit_lengths: expected 1 to T=4 frames, got 0 in utterance 0.",
-        ),
-        ({"logit_lengths": torch.tensor([4])}, "logit_lengths: expected shape (B=2), got (1,)."),
-        (
             {"target_lengths": torch.tensor([3, 1])},
             "target_lengths: expected 0 to U=2 labels, got 3 in utterance 0.",
         ),
-        (
-            {"target_lengths": torch.tensor([-1, 1])},
-            "target_lengths: expected 0 to U=2 labels, got -1 in utterance 0.",
-        ),
         ({"blank": 5}, "blank: expected an index of V=5 tokens, got 5."),
-        ({"blank": 1.5}, "blank: expected an index of V=5 tokens, got 1.5."),
         (
             {"logit_lengths": [4, 3]},
             "logit_lengths: expected a tensor, got list. Wrap it in torch.as_tensor.",
@@ -643,11 +528,6 @@ NAMES = "'auto', " + ", ".join(map(repr, IMPLS))
             {"fastemit_lambda": -0.5},
             "fastemit_lambda: expected a finite number, at least 0, got -0.5.",
         ),
-        (
-            {"fastemit_lambda": math.nan},
-            "fastemit_lambda: expected a finite number, at least 0, got nan.",
-        ),
-        ({"clamp": math.nan}, "clamp: expected a number, got nan."),
         ({"reduction": "max"}, "reduction: expected 'none', 'mean' or 'sum', got 'max'."),
         ({"impl": "fastest"}, f"impl: expected one of {NAMES}, got 'fastest'."),
         (
@@ -655,20 +535,8 @@ NAMES = "'auto', " + ", ".join(map(repr, IMPLS))
             "logits: expected float32 or float16 with impl='torchaudio', got torch.float64. Pass impl='wavefront'.",
         ),
         (
-            {"logits": DOUBLE, "impl": "numba_cpu"},
-            "logits: expected float32, float16 or bfloat16 with impl='numba_cpu', got torch.float64. Pass impl='auto'.",
-        ),
-        (
-            {"impl": "torchaudio", "fastemit_lambda": 0.1},
-            "fastemit_lambda: expected 0 with impl='torchaudio', got 0.1. Pass impl='wavefront'.",
-        ),
-        (
             {OVER: True, "impl": "reference"},
             f"{OVER}: expected False with impl='reference', got True. Pass impl='auto'.",
-        ),
-        (
-            {OVER: True, "impl": "torchaudio"},
-            f"{OVER}: expected False with impl='torchaudio', got True. Pass impl='auto'.",
         ),
         (
             {OVER: True, "logits": torch.zeros(2, 3, 4, 5).transpose(1, 2)},
@@ -681,10 +549,3 @@ def test_bad_input_is_one_line_that_names_argument_wanted_and_got(change, wanted
     with pytest.raises(ValueError) as error:
         rnnt_loss(**{**GOOD, **change})
     assert str(error.value) == wanted
-
-
-def test_a_blank_that_numpy_counted_is_a_blank():
-    logits = torch.randn(1, 3, 2, 4)
-    one = torch.ones(1, dtype=torch.int64)
-    losses = [rnnt_loss(logits, one[None], 3 * one, one, blank=blank) for blank in (0, np.int64(0))]
-    assert torch.equal(*losses)

@@ -1,41 +1,68 @@
-"""What the row kernels of both compilers become on a GPU, read from their binaries; none is at hand, so nothing is timed."""
+"""The passes over the logits of both compilers: what they compile to for a GPU, and how wide they read."""
 
-from importlib.util import find_spec
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from asrkit.losses.nodes import Nodes
-from asrkit.workbench.bench.row_kernels import row_kernels, triton_types
-from asrkit.workbench.profiling.cubin import compile_triton
+
+sys.path.insert(0, str(Path(__file__).parent))
+from compiled import needs_nvvm, numba_spilled_B, triton_spilled_B
 
 pytest.importorskip("triton")
-NVVM = pytest.mark.skipif(
-    not find_spec("numba_cuda") or not find_spec("nvidia.cu13"), reason="needs numba-cuda[cu13]"
-)
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+OF_TRITON = {FP32: "*fp32", FP16: "*fp16", BF16: "*bf16"}
 
 
-@pytest.mark.parametrize("impl, dtype, V, n, cc, scores, gradient", [
-    ("triton", BF16, 1025, 0, 80, 9, 10), ("triton", FP32, 8193, 5, 90, 8, 8), ("triton", FP16, 29, 0, 90, 9, 10),
-    ("triton", BF16, 1025, 0, 100, 9, 10),
-    *[pytest.param("numba_cuda", *given, marks=NVVM) for given in (
-        (BF16, 1025, 0, 80, 13, 23), (FP32, 1025, 0, 90, 12, 14), (FP16, 1025, 0, 100, 13, 16.125),
-    )],
+def triton_kernels(dtype, V, n, **constants) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Triton's two passes, with what they are called with: types of arguments and values of constants."""
+    from asrkit.losses.logit_rows import triton as rows
+
+    known = dict.fromkeys(("table", "targets", "own"), "*i64") | {
+        "U": "i32",
+        "blank": "i32",
+        "clamp": "fp32",
+    }
+    known |= {"logits": OF_TRITON[dtype], "out": OF_TRITON[dtype], "V": V, "N": n}
+    known |= {"FUSED": True, "CLAMPS": False, "TOGETHER": 1} | rows.blocks(V, n) | constants
+    for kernel in (rows._scores, rows._gradient):
+        yield kernel, {name: known.get(name, "*fp32") for name in kernel.arg_names}
+
+
+# At a launch, integers of 1 become constants.
+OPTIONS = {"FUSED": False, "CLAMPS": True, "U": 1, "blank": 1}
+
+
+@pytest.mark.parametrize("dtype, V, n, cc, constants", [
+    (BF16, 1025, 0, 80, {}), (FP32, 8193, 5, 90, {}), (FP16, 29, 0, 90, {}), (BF16, 1025, 0, 100, {}),
+    (BF16, 1024, 0, 80, {"TOGETHER": 8}), (BF16, 29, 0, 90, OPTIONS), (BF16, 29, 2, 90, OPTIONS | {"FUSED": True}),
 ])  # fmt: skip
-def test_row_kernels_move_each_logit_once_a_pass_with_few_instructions(
-    impl, dtype, V, n, cc, scores, gradient
-):
-    """At most so many instructions a logit; one lattice node after another took 51 and some 60 to 80 with signed indices."""
-    made = row_kernels(impl, dtype, V=V, n=n, cc=cc)
-    assert made["scores"].instructions <= scores and made["gradient"].instructions <= gradient
-    assert (made["scores"].bytes, made["gradient"].bytes) == (dtype.itemsize, 2 * dtype.itemsize)
-    for one in made.values():
-        assert (one.cubin.spills, one.cubin.stack_B) == (0, 0)
-        assert one.cubin.registers <= 80 and one.cubin.warps >= 24
-        assert not {"DADD", "DMUL", "DFMA"} & set(
-            one.cubin.opcodes
-        )  # float64 would slow all that follows it
+def test_passes_of_triton_compile_without_spills(dtype, V, n, cc, constants, tmp_path):
+    """The interpreter takes what the compiler does not: a name that changes its type, a branch that leaves one undefined."""
+    for kernel, types in triton_kernels(dtype, V, n, **constants):
+        assert triton_spilled_B(kernel, types, cc, tmp_path, num_warps=1) == 0
+
+
+@needs_nvvm
+@pytest.mark.parametrize("dtype, cc", [(BF16, 80), (FP32, 90), (FP16, 100)])
+def test_passes_of_numba_compile_without_spills(dtype, cc, tmp_path):
+    from numba import types
+
+    from asrkit.losses.logit_rows import numba_cuda as rows
+
+    kinds = {FP32: types.float32, FP16: types.float16, BF16: types.uint16}  # bfloat16 as its bits
+    logits = types.Array(kinds[dtype], 1, "C")
+    floats = types.Array(types.float32, 1, "C")
+    table = types.Array(types.int64, 2, "C")
+    options = (types.int64, types.int64, types.boolean)
+    scores = (logits, table, table, *options, *[floats] * 3)
+    assert numba_spilled_B(rows._scores, scores, cc, tmp_path) == 0
+    gradient = (logits, logits, *[table] * 3, *options, types.float32, *[floats] * 4)
+    assert numba_spilled_B(rows._gradient, gradient, cc, tmp_path) == 0
 
 
 @pytest.mark.parametrize("dtype, size", [(FP32, 4), (BF16, 8)], ids=str)
@@ -47,46 +74,9 @@ def test_lanes_read_together_only_where_every_row_is_known_to_start_at_16_bytes(
         return together(logits, Nodes.padded(logits, torch.tensor([[4, 2], [3, 1]])))
 
     whole = torch.zeros(2, 4, 3, 1024, dtype=dtype)
+    odd = torch.zeros(2, 4, 3, 1025, dtype=dtype)
+    begins_elsewhere = torch.zeros(whole.numel() + 1, dtype=dtype)[1:].view(whole.shape)
+    step_of_1028 = torch.zeros(2, 4, 3, 1028, dtype=dtype)[..., :1024]
     assert asked(whole) == size
-    assert asked(torch.zeros(2, 4, 3, 1025, dtype=dtype)) == 1  # rows of an odd size
-    assert (
-        asked(torch.zeros(whole.numel() + 1, dtype=dtype)[1:].view(whole.shape)) == 1
-    )  # memory that begins elsewhere
-    assert asked(torch.zeros(2, 4, 3, 1028, dtype=dtype)[..., :1024]) == (
-        size if 1028 % size == 0 else 1
-    )
-    assert (
-        asked(torch.zeros(2, 4, 3, 1025, dtype=dtype)[..., :1024]) == 1
-    )  # rows that are apart by an odd step
-
-
-def test_rows_that_start_at_multiples_of_16_bytes_are_read_by_so_many():
-    apart, together = (
-        row_kernels("triton", BF16, V=V, cc=80, together=size) for V, size in ((1025, 1), (1024, 8))
-    )
-    for name in apart:
-        assert together[name].bytes == apart[name].bytes  # the same bytes in fewer instructions
-        assert together[name].instructions < apart[name].instructions
-        sizes = {
-            one.bytes
-            for loop in together[name].cubin.loops
-            for one in loop
-            if one.opcode.startswith("LDG")
-        }
-        assert 16 in sizes
-
-
-@pytest.mark.parametrize("n, FUSED, CLAMPS", [(0, False, True), (2, True, True)])
-def test_every_option_of_the_triton_rows_compiles(n, FUSED, CLAMPS):
-    """The interpreter takes what the compiler does not: a name that changes its type, a branch that leaves one undefined."""
-    from asrkit.losses.logit_rows import triton as rows
-
-    small = {
-        "FUSED": FUSED,
-        "CLAMPS": CLAMPS,
-        "U": 1,
-        "blank": 1,
-    }  # at a launch, integers of 1 become constants
-    for name, types in triton_types(BF16, 29, n, **small).items():
-        made = compile_triton(getattr(rows, f"_{name}"), types, cc=90, warps=1)
-        assert made.spills == 0 and made.warps == 32
+    assert asked(odd) == asked(odd[..., :1024]) == asked(begins_elsewhere) == 1
+    assert asked(step_of_1028) == (size if 1028 % size == 0 else 1)

@@ -175,13 +175,9 @@ def test_without_gradients_it_is_the_loss_alone():
 
 @pytest.mark.parametrize("change, wanted", [
     ({"size": 0}, "size: expected a number of utterances, at least 1, got 0."),
-    ({"size": 2.0}, "size: expected a number of utterances, at least 1, got 2.0."),
     ({"reduction": "max"}, "reduction: expected 'none', 'mean' or 'sum', got 'max'."),
     ({"encoded": torch.zeros(5, 6)}, "encoded: expected shape (B, T, D), got (5, 6)."),
-    ({"predicted": torch.zeros(4, 5, 5)}, "predicted: expected shape (B=5, U1, D), got (4, 5, 5)."),
     ({"targets": torch.zeros(5, 5).long()}, "targets: expected shape (B=5, U=4), got (5, 5)."),
-    ({"logit_lengths": FRAMES + 1}, "logit_lengths: expected 1 to T=6 frames, got 7 in utterance 1."),
-    ({"target_lengths": LABELS.float()}, "target_lengths: expected int32 or int64, got torch.float32."),
 ])  # fmt: skip
 def test_bad_input_is_one_line_before_the_joint_is_made(change, wanted):
     names = "joint", "encoded", "predicted", "targets", "logit_lengths", "target_lengths"

@@ -230,14 +230,6 @@ def test_not_a_number_is_never_hidden(impl):
         assert grad[1].isnan().any()
 
 
-def test_two_threads_give_what_one_gives_to_the_last_bit():
-    arguments = lattice(15, 5, 12, 6, 7, 5, torch.float32)
-    once = value_and_gradient(*arguments, impl="numba_cpu")
-    torch.set_num_threads(2)
-    for wanted, got in zip(once, value_and_gradient(*arguments, impl="numba_cpu"), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("impl", ALL)
 def test_the_gradient_sums_to_zero_over_tokens_and_over_durations(impl):
     _, grad = value_and_gradient(
@@ -314,26 +306,6 @@ ADVANCE = "Blank must be able to advance."
             f"durations: expected distinct frame counts, one of them above 0, got (0,). {ADVANCE}",
         ),
         (
-            {"durations": ()},
-            f"durations: expected distinct frame counts, one of them above 0, got (). {ADVANCE}",
-        ),
-        (
-            {"durations": [1, 1]},
-            f"durations: expected distinct frame counts, one of them above 0, got [1, 1]. {ADVANCE}",
-        ),
-        (
-            {"durations": (1, -1)},
-            f"durations: expected distinct frame counts, one of them above 0, got (1, -1). {ADVANCE}",
-        ),
-        (
-            {"durations": (1.0,)},
-            f"durations: expected distinct frame counts, one of them above 0, got (1.0,). {ADVANCE}",
-        ),
-        (
-            {"durations": 4},
-            f"durations: expected distinct frame counts, one of them above 0, got 4. {ADVANCE}",
-        ),
-        (
             {"durations": range(1, 8)},
             f"durations: expected distinct frame counts, one of them above 0, got range(1, 8). {ADVANCE}",
         ),
@@ -343,23 +315,13 @@ ADVANCE = "Blank must be able to advance."
         ),
         ({"sigma": -0.1}, "sigma: expected a finite number of nats, at least 0, got -0.1."),
         ({"omega": 1.5}, "omega: expected a probability, got 1.5."),
-        ({"omega": math.nan}, "omega: expected a probability, got nan."),
-        ({"blank": 5}, "blank: expected an index of V=5 tokens, got 5."),
         (
             {"targets": torch.tensor([[0, 1], [4, 3]])},
             "targets: expected labels 0..4 but blank=4, got 4 in utterance 1.",
         ),
         (
-            {"logit_lengths": torch.tensor([4, 5])},
-            "logit_lengths: expected 1 to T=4 frames, got 5 in utterance 1.",
-        ),
-        (
             {"impl": "torchaudio"},
             f"impl: expected one of 'auto', {', '.join(map(repr, IMPLS))}, got 'torchaudio'.",
-        ),
-        (
-            {"impl": "reference", "overwrite_logits": True},
-            "overwrite_logits: expected False with impl='reference', got True. Pass impl='auto'.",
         ),
     ],
 )

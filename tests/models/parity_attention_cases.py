@@ -3,14 +3,21 @@
 Nothing of asrkit is imported here. Weights and sound are those of parity_cases.py.
 """
 
-import io
-import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from parity_cases import ENCODER, Case, message, nemo_config, pieces, seeded
+from parity_cases import (
+    ENCODER,
+    Case,
+    model_of_pieces,
+    nemo_config,
+    pieces,
+    seeded,
+    tokenizer_json,
+    write_folder,
+    write_nemo,
+)
 from torch import Tensor
 
 MOST = 40  # positions of the decoder
@@ -79,14 +86,6 @@ def fill_attention(
             made[name] *= 0.2
     made[output][EOS] += END
     return made
-
-
-def model_of_pieces(rows: list[tuple[str, float, int]]) -> bytes:
-    """A BPE model of SentencePiece: (piece, score, type) of each; type 1 is normal, 2 unknown, 4 a symbol that a user defined."""
-    encoded = [
-        (1, message((1, piece.encode()), (2, score), (3, kind))) for piece, score, kind in rows
-    ]
-    return message(*encoded, (2, message((3, 2))))
 
 
 def control_pieces() -> list[tuple[str, float, int]]:
@@ -166,18 +165,7 @@ def write_archive(
     path: Path, case: Case, weights: dict[str, Tensor], config: dict[str, Any] | None = None
 ) -> Path:
     """A .nemo archive of `case`."""
-    import yaml
-
-    stored = io.BytesIO()
-    torch.save(weights, stored)
-    text = yaml.safe_dump(config or archive_config(case), sort_keys=False)
-    files = {"model_config.yaml": text.encode(), "model_weights.ckpt": stored.getvalue()}
-    with tarfile.open(path, "w") as tar:
-        for name, content in (files | members(case)).items():
-            member = tarfile.TarInfo(f"./{name}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return path
+    return write_nemo(path, config or archive_config(case), weights, files=members(case))
 
 
 def canary_config(case: Case) -> dict[str, Any]:
@@ -202,58 +190,16 @@ def canary_config(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def canary_tokenizer_json() -> dict[str, Any]:
-    """The one vocabulary as a converter writes it: BPE, its control symbols added tokens."""
+def canary_json() -> dict[str, Any]:
+    """The one vocabulary as a converter writes it, its control symbols added tokens."""
     texts = [row[0] for row in one_vocabulary()]
-    vocab = {text: id_ for id_, text in enumerate(texts)}
-    words = {row[0] for row in pieces()}
-    merges = [
-        [piece[:cut], piece[cut:]] for piece in texts for cut in range(1, len(piece))
-        if piece in words and piece != "<unk>" and {piece[:cut], piece[cut:]} <= words
-    ]  # fmt: skip
-    marks = {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
-    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-    return {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-        "added_tokens": [{"id": id_, "content": text, **marks} for id_, text in enumerate(CONTROL)],
-        "pre_tokenizer": metaspace, "decoder": metaspace,
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": False, "ignore_merges": False,
-            "vocab": vocab, "merges": merges,
-        },
-    }  # fmt: skip
-
-
-def write_canary_rest(path: Path, case: Case) -> None:
-    """The folder's files that the model itself does not save."""
-    extractor = {
-        "feature_extractor_type": "ParakeetFeatureExtractor", "feature_size": (ENCODER | case)["bins"],
-        "sampling_rate": 16000, "hop_length": 160, "n_fft": 512, "win_length": 400, "preemphasis": 0.97,
-    }  # fmt: skip
-    for name, part in {
-        "preprocessor_config.json": extractor,
-        "tokenizer.json": canary_tokenizer_json(),
-    }.items():
-        (path / name).write_text(json.dumps(part, ensure_ascii=False))
+    return tokenizer_json(texts, {text: id_ for id_, text in enumerate(CONTROL)})
 
 
 def write_canary(path: Path, case: Case, weights: dict[str, Tensor]) -> Path:
     """A Hugging Face folder of `case`."""
-    from safetensors.torch import save_file
-
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(canary_config(case)))
-    write_canary_rest(path, case)
     kept = {name: value for name, value in weights.items() if name != "proj_out.weight"}
-    save_file(kept, str(path / "model.safetensors"), metadata={"format": "pt"})
-    return path
+    return write_folder(path, canary_config(case), kept, canary_json())
 
 
 # Labels behind the prompt for which logits are compared.

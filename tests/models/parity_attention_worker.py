@@ -32,10 +32,10 @@ from parity_attention_cases import (  # noqa: E402
     attention_folders,
     attention_goldens,
     canary_config,
+    canary_json,
     fill_attention,
     members,
     write_archive,
-    write_canary_rest,
 )  # fmt: skip
 from parity_cases import LENGTHS, Case, speech  # noqa: E402
 from parity_worker import Answer, Stub, bare, encoder_of, import_nemo, same  # noqa: E402
@@ -201,11 +201,12 @@ def of_transformers(case: Case, folder: Path, path: Path | None = None) -> Answe
     weights = fill_attention(model.state_dict(), "proj_out.bias", ("proj_out.weight",))
     weights["proj_out.weight"] = weights["model.decoder.embed_tokens.weight"]
     model.load_state_dict(weights)
+    extractor = ParakeetFeatureExtractor(feature_size=config["encoder_config"]["num_mel_bins"])
     if path:
         model.save_pretrained(path)
-        write_canary_rest(path, case)
+        extractor.save_pretrained(path)
+        (path / "tokenizer.json").write_text(json.dumps(canary_json()))
     waveforms, lengths = speech(LENGTHS)
-    extractor = ParakeetFeatureExtractor(feature_size=config["encoder_config"]["num_mel_bins"])
     rows = [row[:n].numpy() for row, n in zip(waveforms, LENGTHS, strict=True)]
     found = extractor(rows, sampling_rate=16_000, return_tensors="pt", padding=True)
     features, mask = found["input_features"], found["attention_mask"]

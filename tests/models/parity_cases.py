@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MODEL = "0123_tokenizer.model"
 V = 31  # tokens; blank is the next
 ENCODER = {
     "layers": 2, "width": 32, "heads": 4, "channels": 8, "kernel": 9, "bins": 80, "subsampling": 8, "bias": True, "scale": True,
@@ -214,80 +215,92 @@ def message(*fields: tuple[int, bytes | int | float]) -> bytes:
     return out
 
 
+def model_of_pieces(rows: list[tuple[str, float, int]]) -> bytes:
+    """A BPE model of SentencePiece: (piece, score, type) of each; type 1 is normal, 2 unknown, 4 a symbol that a user defined."""
+    encoded = [
+        (1, message((1, piece.encode()), (2, score), (3, kind))) for piece, score, kind in rows
+    ]
+    return message(*encoded, (2, message((3, 2))))
+
+
 def sentencepiece_model() -> bytes:
     """The vocabulary as a BPE model of SentencePiece."""
-    rows = [
-        (1, message((1, piece.encode()), (2, score), (3, kind))) for piece, score, kind in pieces()
-    ]
-    return message(*rows, (2, message((3, 2))))
+    return model_of_pieces(pieces())
 
 
-def tokenizer_json(blank: str) -> dict[str, Any]:
-    """The vocabulary as transformers' converter writes it: BPE, and an added token for blank."""
-    vocab = {piece: i for i, (piece, _, _) in enumerate(pieces())}
+def tokenizer_json(texts: list[str], added: dict[str, int]) -> dict[str, Any]:
+    """A vocabulary as transformers' converter writes it: BPE that merges `pieces`, and added tokens."""
+    words = {row[0] for row in pieces()}
     merges = [
-        [piece[:cut], piece[cut:]] for piece in vocab for cut in range(1, len(piece))
-        if piece != "<unk>" and {piece[:cut], piece[cut:]} <= vocab.keys()
+        [piece[:cut], piece[cut:]] for piece in texts for cut in range(1, len(piece))
+        if piece in words and piece != "<unk>" and {piece[:cut], piece[cut:]} <= words
     ]  # fmt: skip
-    marks = {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
+    marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     return {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-        "added_tokens": [{"id": 0, "content": "<unk>", **marks}, {"id": V, "content": blank, **marks}],
-        "pre_tokenizer": metaspace, "decoder": metaspace,
+        "version": "1.0", "pre_tokenizer": metaspace, "decoder": metaspace,
+        "added_tokens": [
+            {"id": id_, "content": text, **marks, "special": True} for text, id_ in added.items()
+        ],
         "model": {
-            "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None, "end_of_word_suffix": None,
-            "fuse_unk": True, "byte_fallback": True, "ignore_merges": False, "vocab": vocab, "merges": merges,
+            "type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": False,
+            "vocab": {text: id_ for id_, text in enumerate(texts)}, "merges": merges,
         },
     }  # fmt: skip
 
 
-def write_nemo(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+def parakeet_json(kind: str) -> dict[str, Any]:
+    """The tokenizer of a Parakeet."""
+    blank = "<pad>" if kind == "ctc" else "<blank>"
+    return tokenizer_json([row[0] for row in pieces()], {"<unk>": 0, blank: V})
+
+
+def write_nemo(
+    path: Path,
+    config: dict[str, Any],
+    weights: dict[str, Any],
+    mode: Any = "w",
+    files: dict[str, bytes] | None = None,
+) -> Path:
     """A .nemo archive: a tar of model_config.yaml, model_weights.ckpt and the tokenizer's files."""
     import yaml
 
     stored = io.BytesIO()
     torch.save(weights, stored)
-    files = {
-        "./model_config.yaml": yaml.safe_dump(config, sort_keys=False).encode(),
-        "./model_weights.ckpt": stored.getvalue(),
-        "./0123_tokenizer.model": sentencepiece_model(),
-        "./0123_vocab.txt": "\n".join(piece for piece, _, _ in pieces()[1:]).encode(),
-        "./0123_tokenizer.vocab": "".join(
-            f"{piece}\t{score}\n" for piece, score, _ in pieces()
-        ).encode(),
-    }
-    with tarfile.open(path, "w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
+    members = {
+        "model_config.yaml": yaml.safe_dump(config, sort_keys=False).encode(),
+        "model_weights.ckpt": stored.getvalue(),
+    }  # fmt: skip
+    with tarfile.open(path, mode) as tar:
+        for name, content in (members | (files or {MODEL: sentencepiece_model()})).items():
+            member = tarfile.TarInfo(f"./{name}")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
+    return path
 
 
-def write_folder(path: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+def write_folder(
+    path: Path,
+    config: dict[str, Any],
+    weights: dict[str, Tensor],
+    tokenizer: dict[str, Any] | None = None,
+) -> Path:
     """A Hugging Face folder: configs, safetensors weights, tokenizer."""
     from safetensors.torch import save_file
 
-    path.mkdir()
-    transducer = config["model_type"] != "parakeet_ctc"
+    path.mkdir(exist_ok=True)
     extractor = {
         "feature_extractor_type": "ParakeetFeatureExtractor", "feature_size": config["encoder_config"]["num_mel_bins"],
-        "sampling_rate": 16000, "hop_length": 160, "n_fft": 512, "win_length": 400, "preemphasis": 0.97, "padding_value": 0.0,
-        "padding_side": "right", "return_attention_mask": True,
+        "sampling_rate": 16000, "hop_length": 160, "n_fft": 512, "win_length": 400, "preemphasis": 0.97,
     }  # fmt: skip
     parts = {
         "config.json": config, "preprocessor_config.json": extractor,
-        "tokenizer.json": tokenizer_json("<blank>" if transducer else "<pad>"),
+        "tokenizer.json": tokenizer or parakeet_json(config["model_type"].removeprefix("parakeet_")),
     }  # fmt: skip
     for name, part in parts.items():
         (path / name).write_text(json.dumps(part, ensure_ascii=False))
     save_file(weights, str(path / "model.safetensors"), metadata={"format": "pt"})
+    return path
 
 
 def nemo_config(case: Case) -> dict[str, Any]:
@@ -297,8 +310,7 @@ def nemo_config(case: Case) -> dict[str, Any]:
     config: dict[str, Any] = {
         "sample_rate": 16000, "log_prediction": False, "skip_nan_grad": False, "labels": labels,
         "tokenizer": {
-            "dir": "tok", "type": "bpe", "model_path": "nemo:0123_tokenizer.model", "vocab_path": "nemo:0123_vocab.txt",
-            "spe_tokenizer_vocab": "nemo:0123_tokenizer.vocab",
+            "dir": "tok", "type": "bpe", "model_path": f"nemo:{MODEL}",
         },
         "preprocessor": {
             "_target_": f"{modules}AudioToMelSpectrogramPreprocessor", "sample_rate": 16000, "normalize": "per_feature",

@@ -38,9 +38,9 @@ from parity_cases import (  # noqa: E402
     golden_cases,
     nemo_cases,
     nemo_config,
+    parakeet_json,
     picked,
     speech,
-    tokenizer_json,
     write_nemo,
 )  # fmt: skip
 
@@ -243,9 +243,7 @@ def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") ->
     if path:
         model.save_pretrained(path, max_shard_size=shard)
         extractor.save_pretrained(path)
-        (path / "tokenizer.json").write_text(
-            json.dumps(tokenizer_json("<pad>" if kind == "ctc" else "<blank>"))
-        )
+        (path / "tokenizer.json").write_text(json.dumps(parakeet_json(kind)))
     waveforms, lengths = speech(LENGTHS)
     sounds = [row[:n].numpy() for row, n in zip(waveforms, lengths, strict=True)]
     inputs = extractor(sounds, sampling_rate=16_000, return_tensors="pt")

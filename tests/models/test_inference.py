@@ -23,7 +23,7 @@ from asrkit.models import (
     presets,
 )
 from asrkit.models.execution import prepare
-from asrkit.models.folded import FoldedNorm, fold, fold_norm
+from asrkit.models.folded import fold, fold_norm
 from asrkit.models.packed import PackedConv1d, PackedLinear, PackedPointwise, multiplies
 
 WITH_BFLOAT16 = pytest.mark.skipif(
@@ -182,14 +182,6 @@ def test_training_is_refused_before_and_after_and_evaluation_goes_on(make):
     assert torch.equal(model.eval()(features, lengths)[0], before)
 
 
-def test_weights_of_a_model_that_is_not_folded_are_not_taken_for_folded_ones():
-    state = spread(FastConformer(FAST)).state_dict()
-    model = fold(FastConformer(FAST).eval())
-    with pytest.raises(RuntimeError, match="batch_norm.running_mean"):
-        model.load_state_dict(state)
-    assert not any("batch_norm" in name for name in model.state_dict())
-
-
 def test_on_a_cpu_an_optimized_model_is_folded_and_packed_and_says_the_same():
     model = spread(TransducerModel(presets.tiny()))
     features, lengths = torch.randn(2, 100, 80), torch.tensor([100, 60])
@@ -203,40 +195,9 @@ def test_on_a_cpu_an_optimized_model_is_folded_and_packed_and_says_the_same():
     assert any(isinstance(part, PackedLinear) for part in model.modules())
 
 
-def test_in_a_dtype_without_packed_products_a_model_is_folded_alone():
-    model = optimize(spread(TransducerModel(presets.tiny())).double())
-    parts = [*model.modules()]
-    assert any(isinstance(part, FoldedNorm) for part in parts) and not any(
-        isinstance(part, PackedLinear) for part in parts
-    )
-
-
 def test_a_model_in_training_is_not_optimized():
     with pytest.raises(ValueError, match="^model: expected eval mode"):
         optimize(TransducerModel(presets.tiny()))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile warns of its own
-@pytest.mark.parametrize("kind", ["jasper", "convolutions"])
-def test_every_size_of_a_compiled_encoder_is_compiled_beyond_torchs_limit(kind, monkeypatch):
-    programs = []
-
-    def keep(graph, inputs):  # no inductor, whose code takes a minute
-        programs.append(graph)
-        return graph
-
-    plain = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **how: plain(self, backend=keep, **how))
-    model = spread(ENCODERS[kind]())
-    with torch._dynamo.config.patch(recompile_limit=1):
-        compiled = prepare(copy.deepcopy(model), "compiled")
-        for T in (20, 26):
-            features, lengths = torch.randn(2, T, 80), torch.tensor([T, 9])
-            with torch.no_grad():
-                wanted, found = model(features, lengths)[0], compiled(features, lengths)[0]
-            torch.testing.assert_close(found, wanted)
-    torch._dynamo.reset()
-    assert len(programs) == 2
 
 
 def test_an_lstm_encoder_is_not_compiled():

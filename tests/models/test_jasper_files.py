@@ -1,15 +1,12 @@
 """Jasper in the files of others: NVIDIA's `.pt` and NeMo's `.nemo`, written here from a model of ours and read back."""
 
 import contextlib
-import io
 import sys
-import tarfile
 from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from asrkit.features import FeatureConfig, mel_bands
 from asrkit.models import (
@@ -22,10 +19,9 @@ from asrkit.models import (
     save_checkpoint,
 )
 from asrkit.models.checkpoints.jasper import _encoder
-from asrkit.text import CharTokenizer
 
 sys.path.append(str(Path(__file__).parent))
-from parity_cases import JASPER, V, nemo_config, sentencepiece_model
+from parity_cases import JASPER, V, nemo_config, write_nemo
 
 FIRST = Stage(channels=16, kernel=5, repeat=1, stride=2, dense=False)
 DENSE = (Stage(channels=12, kernel=3, repeat=2), Stage(channels=20, kernel=21, dropout=0.3))
@@ -137,15 +133,6 @@ def test_the_shapes_of_the_published_model_give_the_preset():
     assert _encoder(published(model)) == presets.jasper_10x5dr().encoder
 
 
-def old_names(saved):
-    weights = saved["state_dict"]
-    renamed = {
-        name.replace("encoder.layers.", "jasper_encoder.encoder."): value
-        for name, value in weights.items()
-    }
-    return saved | {"state_dict": renamed}
-
-
 def without(*names):
     def change(saved):
         weights = saved["state_dict"]
@@ -163,28 +150,17 @@ def replaced(name, value):
 HEAD = "decoder.layers.0.weight"
 BLOCK = "encoder.layers.1"
 WRONG = {
-    "names of version 1": (old_names, "names of today's published code, got .*jasper_encoder.encoder.0.conv.0.weight"),
     "another training": (lambda saved: {"model": saved["state_dict"]}, "weights under ema_state_dict or state_dict, got .'model'"),
-    "no weights": (lambda saved: saved | {"state_dict": None}, "weights under ema_state_dict or state_dict"),
     "a list": (lambda saved: [1], "the state of a training, got list"),
     "numbers for weights": (lambda saved: saved | {"state_dict": {"a": 1}}, "dense tensors by name"),
-    "no head": (without(HEAD), f"^{HEAD}: expected 29 classes.*got none"),
-    "another alphabet": (replaced(HEAD, torch.zeros(32, 16, 1)), f"^{HEAD}: expected 29 classes.*got .32, 16, 1"),
-    "no encoder": (without("encoder"), "^encoder.layers: expected a strided convolution, dense blocks.*got 0 stages"),
-    "a flat convolution": (replaced(f"{BLOCK}.conv.0.weight", torch.zeros(3, 3)), "a convolution over time"),
+    "no head": (without(HEAD), "damaged .KeyError: 'output.weight'"),
+    "another alphabet": (replaced(HEAD, torch.zeros(32, 16, 1)), "size mismatch for output.weight"),
+    "no encoder": (without("encoder"), "damaged .KeyError: 'encoder.layers.0.conv.0.weight'"),
     "an even kernel": (replaced("encoder.layers.0.conv.0.weight", torch.zeros(16, 8, 4)), "^kernel: expected an odd number"),
-    "no branch": (without(f"{BLOCK}.res"), f"^{BLOCK}: expected .* 1 branches, got 0 branches"),
-    "residuals that are not dense": (without("encoder.layers.2.res.1"), "^encoder.layers.2: expected .* 2 branches, got 1"),
-    "no last convolution": (without("encoder.layers.4"), "^encoder.layers.2: expected .* 0 branches, got 2"),
-    "a long last kernel": (replaced("encoder.layers.4.conv.0.weight", torch.zeros(16, 24, 3)), "a kernel of 1, got 3"),
-    "a repeated first": (replaced("encoder.layers.0.conv.4.weight", torch.zeros(16, 16, 5)), "one convolution, got 2"),
-    "a missing norm": (without(f"{BLOCK}.conv.1.bias"), "missing .'encoder.stages.1.repeats.0.norm.bias'"),
-    "an unknown weight": (replaced("encoder.other.weight", torch.zeros(1)), "those of a Jasper, each once, got 'encoder.other.weight'"),
-    "a weight twice": (replaced(f"{BLOCK}.conv.00.weight", torch.zeros(1)), "those of a Jasper, each once"),
-    "a pane of other channels": (replaced(f"{BLOCK}.res.0.0.weight", torch.zeros(12, 9, 1)), r"branches.0.conv.weight \(12, 9, 1\), not"),
-    "a weight with a thousand dimensions": (
-        replaced(f"{BLOCK}.conv.0.weight", torch.zeros([1] * 64)), "a convolution over time",
-    ),
+    "residuals that are not dense": (without("encoder.layers.2.res.1"), "Missing key.*encoder.stages.2.branches.1.conv.weight"),
+    "a missing norm": (without(f"{BLOCK}.conv.1.bias"), "Missing key.*encoder.stages.1.repeats.0.norm.bias"),
+    "an unknown weight": (replaced("encoder.other.weight", torch.zeros(1)), "Unexpected key.*encoder.other.weight"),
+    "a weight twice": (replaced(f"{BLOCK}.conv.00.weight", torch.zeros(1)), "weights of one model, got two for"),
 }  # fmt: skip
 
 
@@ -257,18 +233,7 @@ def nemo_archive(path, model, **changes):
     weights = published(model, *names)
     weights["preprocessor.featurizer.window"] = torch.hann_window(400, periodic=False)
     weights["preprocessor.featurizer.fb"] = mel_bands(FeatureConfig(bins=64)).T[None].contiguous()
-    stored = io.BytesIO()
-    torch.save(weights, stored)
-    members = {
-        "model_config.yaml": yaml.safe_dump(config).encode(), "model_weights.ckpt": stored.getvalue(),
-        "0123_tokenizer.model": sentencepiece_model(),
-    }  # fmt: skip
-    with tarfile.open(path, "w") as tar:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return path
+    return write_nemo(path, config, weights)
 
 
 @torch.no_grad()
@@ -281,13 +246,9 @@ def test_an_archive_of_nemos_jasper_becomes_the_model_it_was_made_of(tmp_path):
 
 
 UNSUPPORTED = [
-    ("activation", "selu"), ("normalization_mode", "layer"), ("residual_mode", "stride_add"), ("conv_mask", False),
-    ("frame_splicing", 2), ("quantize", True), ("feat_in", 80), ("jasper", 3), ("jasper", [3]),
-    ("block.separable", True), ("block.se", True), ("block.residual", False), ("block.residual_dense", False),
-    ("block.groups", 2), ("block.heads", 4), ("block.residual_mode", "max"), ("block.kernel_size_factor", 0.5),
-    ("block.stride_last", True), ("block.future_context", 0), ("block.kernel", [3, 3]), ("block.kernel", 3),
-    ("block.kernel", [10**9]), ("block.stride", [None]), ("block.dilation", []), ("block.filters", 10**9), ("block.filters", "x"),
-    ("block.repeat", 0), ("block.dropout", "none"), ("block.dropout", 2.0),
+    ("activation", "selu"), ("residual_mode", "stride_add"), ("conv_mask", False), ("frame_splicing", 2),
+    ("block.residual", False), ("block.residual_mode", "max"), ("block.kernel_size_factor", 0.5),
+    ("block.stride_last", True), ("block.future_context", 0), ("block.repeat", 0), ("block.dropout", 2.0),
 ]  # fmt: skip
 
 
@@ -296,9 +257,8 @@ UNSUPPORTED = [
 )
 def test_what_asrkit_does_not_compute_of_a_conv_encoder_is_refused_by_its_key(key, value, tmp_path):
     model = model_of(nemo_encoder(), vocab_size=V)
-    name = key.removeprefix("block.")
-    said = "residual" if name == "residual_dense" else name
-    refused(nemo_archive(tmp_path / "a.nemo", model, **{key: value}), said)
+    path = nemo_archive(tmp_path / "a.nemo", model, **{key: value})
+    refused(path, key.removeprefix("block."))
 
 
 def test_dense_blocks_of_nemo_that_are_not_in_a_row_are_refused(tmp_path):
@@ -306,19 +266,7 @@ def test_dense_blocks_of_nemo_that_are_not_in_a_row_are_refused(tmp_path):
     path = nemo_archive(
         tmp_path / "a.nemo", model, **{"block.residual": False, "block.residual_dense": False}
     )
-    refused(path, "missing|unknown")  # a dense block less: its branches are unknown
+    refused(path, "Unexpected key")  # a dense block less: its branches are unknown
     blocks = nemo_config(NEMO)["encoder"]["jasper"]
     blocks.insert(3, blocks[4])
     refused(nemo_archive(tmp_path / "b.nemo", model, jasper=blocks), "dense blocks in a row")
-
-
-def test_a_file_with_many_blocks_and_few_weights_is_refused_before_they_are_made(tmp_path):
-    block = dict(nemo_config(NEMO)["encoder"]["jasper"][2], repeat=1)
-    path = nemo_archive(
-        tmp_path / "a.nemo", model_of(nemo_encoder(), vocab_size=V), jasper=[block] * 500
-    )
-    refused(path, "^model: expected at most .* layers, the number of its tensors, got 125750")
-
-
-def test_the_alphabet_is_the_published_one():
-    assert CharTokenizer(" abcdefghijklmnopqrstuvwxyz'").encode("a b") == [1, 0, 2]

@@ -1,8 +1,5 @@
 """Packed layers: the same numbers, for any number of frames, and refused where they cannot work."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from torch import nn
@@ -202,25 +199,3 @@ def test_a_model_that_cannot_be_packed_is_refused_and_left_as_it_is(change):
     with pytest.raises(ValueError, match="^model: expected one in eval mode on a CPU"):
         pack(model)
     assert not any(type(part) is PackedLinear for part in model.modules())
-
-
-@pytest.mark.parametrize("ask, what", [
-    (lambda model: model.state_dict(), "saved"), (lambda model: model.to(torch.bfloat16), "moved or cast"),
-    (copy.deepcopy, "copied or pickled"), (pickle.dumps, "copied or pickled"),
-], ids=["state_dict", "to", "deepcopy", "pickle"])  # fmt: skip
-def test_a_packed_model_is_not_saved_or_cast_with_its_layers_left_out(ask, what):
-    model = pack(TransducerModel(presets.tiny()).eval())
-    with pytest.raises(
-        ValueError,
-        match=f"^model: expected layers that are not packed, got packed ones, which cannot be {what}",
-    ):
-        ask(model)
-
-
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
-def test_a_cpu_without_products_of_half_precision_packs_float32_only(name, monkeypatch):
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[name]
-    monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: False)
-    assert not packs(TransducerModel(presets.tiny()).eval().to(dtype)) and packs(
-        TransducerModel(presets.tiny()).eval()
-    )

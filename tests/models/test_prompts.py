@@ -50,15 +50,12 @@ def test_defaults_are_those_of_the_model():
 
 @pytest.mark.parametrize("name, asked, message", [
     ("canary", {"language": "xx"}, "language: expected one of de, en, fr, got 'xx'."),
-    ("canary", {"target_language": "xx"}, "target_language: expected one of de, en, fr, got 'xx'."),
     ("canary", {"task": "sing"}, "task: expected one of transcribe, translate, got 'sing'."),
     ("canary", {"task": "translate"}, "target_language: expected another language than language='en' to translate into, got 'en'. Name the language of the text."),
     ("canary", {"task": "transcribe", "target_language": "de"}, "target_language: expected 'en' to transcribe, as language, got 'de'. Pass task='translate'."),
     ("whisper", {"language": "de", "target_language": "fr"}, "target_language: expected 'de': the model has no place in its prompt for another one, got 'fr'."),
     ("whisper", {"punctuation": True}, "punctuation: expected none, since the model's prompt has no place for it, got True."),
     ("canary", {"punctuation": "no"}, "punctuation: expected True, False or None, got 'no'."),
-    ("canary", {"language": ""}, "language: expected one of de, en, fr, got ''."),
-    ("english", {"language": "de"}, "language: expected one of en, got 'de'."),
 ])  # fmt: skip
 def test_what_the_model_cannot_be_asked_for_is_refused_by_name(name, asked, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -84,12 +81,8 @@ def test_notes_carry_it_as_plain_values_and_give_it_back():
 @pytest.mark.parametrize("change, message", [
     ({"ids": {}}, "prompt: expected a token for each of its places, got none for"),
     ({"ids": {"<|start|>": -1}}, "prompt.ids: expected token ids by text"),
-    ({"ids": [1]}, "prompt.ids: expected token ids by text"),
     ({"template": "<|start|>"}, "prompt.template: expected texts"),
-    ({"template": []}, "prompt.template: expected texts"),
-    ({"languages": [7]}, "prompt.languages: expected texts"),
     ({"language": "xx"}, "prompt.language: expected one of de, en, fr, got 'xx'"),
-    ({"punctuation": 1}, "prompt.punctuation: expected True or False, got 1"),
     ({"more": 1}, "prompt: expected a dict of ids, language, languages, punctuation, template"),
 ])  # fmt: skip
 def test_damaged_notes_are_refused_in_one_line(change, message):

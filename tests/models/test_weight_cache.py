@@ -7,12 +7,8 @@ import pytest
 import torch
 
 from asrkit.models.attention import RelativeAttention, attended, relative_positions
-from asrkit.models.fastconformer import FastConformerConfig
-from asrkit.models.weight_cache import MAX_ELEMENTS, WeightCache, may_cache
+from asrkit.models.weight_cache import WeightCache
 
-SMALL_ENCODER = FastConformerConfig(
-    width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4
-)
 T, EVERYWHERE = 5, (-1, -1)
 
 
@@ -128,12 +124,3 @@ def test_what_is_kept_is_neither_copied_nor_saved(attention):
         with torch.inference_mode():
             assert projected(twin) is not first and torch.equal(projected(twin), first)
     assert set(attention.state_dict()) == {name for name, _ in attention.named_parameters()}
-
-
-def test_weights_without_a_count_of_changes_and_large_values_are_not_kept():
-    kept, weight = WeightCache(), torch.zeros(2)
-    with torch.no_grad():
-        values = [kept.value(weight, 1, lambda: torch.zeros(MAX_ELEMENTS + 1)) for _ in range(2)]
-        assert values[0] is not values[1]
-    with torch.inference_mode():
-        assert may_cache(weight) and not may_cache(torch.zeros(2))

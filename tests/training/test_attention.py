@@ -1,6 +1,5 @@
-"""Training of encoder-decoder models: cross-entropy written out, and runs like any other's."""
+"""Training of encoder-decoder models: cross-entropy written out."""
 
-import json
 import math
 import sys
 from dataclasses import replace
@@ -10,76 +9,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from asrkit.cli import main
 from asrkit.losses import ctc_loss
-from asrkit.models import (
-    AEDConfig,
-    AEDModel,
-    ConvConfig,
-    FastConformerConfig,
-    JasperConfig,
-    LSTMEncoderConfig,
-    Stage,
-    load_checkpoint,
-)
-from asrkit.text import CharTokenizer
-from asrkit.training import (
-    Prepared,
-    TrainConfig,
-    attention_loss,
-    evaluate,
-    train,
-    training_loss,
-    training_step,
-)
+from asrkit.models import AEDModel, load_checkpoint
+from asrkit.training import Prepared, attention_loss, training_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gang import PLAIN
+import runs
+from runs import ATTENTION, ENCODERS, losses, run
+from runs import V as N
 
-TOKENIZER = CharTokenizer()
-N = TOKENIZER.vocab_size
-CONV = ConvConfig(width=16, layers=1, dropout=0.1)
-ENCODERS = {
-    "conv": CONV,
-    "fastconformer": FastConformerConfig(width=16, layers=1, heads=2, subsampling_channels=8),
-    "lstm": LSTMEncoderConfig(width=16),
-    "jasper": JasperConfig(
-        bins=80,
-        stages=[
-            Stage(channels=16, kernel=5, repeat=1, dropout=0.1, stride=2, dense=False),
-            Stage(channels=24, kernel=3, repeat=2, dropout=0.1),
-        ],
-    ),
-}
-SMALL = AEDConfig(
-    vocab_size=N + 3,
-    pad=N,
-    bos=N + 1,
-    eos=N + 2,
-    encoder=CONV,
-    width=16,
-    layers=2,
-    heads=2,
-    ctc=True,
-)
-SHORT = TrainConfig(
-    steps=4,
-    seconds=math.inf,
-    batch_seconds=3.0,
-    threads=1,
-    peak_lr=1e-3,
-    smoothing=0.1,
-    precision="float32",
-)
-
-
-def run(speech, out, config=SHORT, model=SMALL, **given):
-    """`train` of an encoder-decoder model."""
-    return train(model, TOKENIZER, speech, out=out, config=config, progress=False, **given)
-
-
-def losses(result):
-    return [line["loss"] for line in result.history]
+SHORT = replace(runs.SHORT, smoothing=0.1)
 
 
 def four_utterances():
@@ -96,7 +35,7 @@ def four_utterances():
 
 def model_in_float64(**changes):
     torch.manual_seed(1)
-    model = AEDModel(replace(SMALL, **changes)).double().eval()  # no dropout
+    model = AEDModel(replace(ATTENTION, **changes)).double().eval()  # no dropout
     torch.nn.init.normal_(model.output_bias)
     return model
 
@@ -277,155 +216,12 @@ def test_what_lies_in_the_padding_does_not_matter_and_silence_has_an_end_to_lear
     )
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-def test_every_encoder_trains_with_a_decoder_and_its_run_resumes(tiny_speech, tmp_path, name):
-    model = replace(SMALL, encoder=ENCODERS[name])
-    unbroken = run(tiny_speech, tmp_path / "a", model=model)
-
-    def stop(history):
-        if len(history) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tiny_speech, tmp_path / "b", model=model, on_step=stop)
-    resumed = run(tiny_speech, tmp_path / "b", model=model)
-    # sums of an LSTM depend on where its tensors lie
-    assert losses(resumed) == pytest.approx(losses(unbroken), rel=1e-3)
-    assert [line["step"] for line in resumed.history] == [1, 2, 3, 4]
-    assert resumed.joint is None
-    saved = load_checkpoint(resumed.path)
-    assert isinstance(saved.model, AEDModel) and saved.model.config == model
-    averages = torch.load(tmp_path / "b/state.pt")["ema"]
-    assert all(torch.equal(value, averages[key]) for key, value in saved.model.state_dict().items())
-
-
-def test_it_learns_two_utterances_by_heart(tiny_speech, tmp_path):
-    few = tiny_speech.select(range(2))
-    config = TrainConfig(
-        steps=150,
-        seconds=math.inf,
-        batch_seconds=5.0,
-        peak_lr=3e-3,
-        curriculum=(99.0, 0.5),
-        threads=1,
-        augment=PLAIN,
-        ema=0.9,
-    )
-    model = replace(SMALL, encoder=ConvConfig(width=64, layers=2, dropout=0.0), width=64)
-    result = run(few, tmp_path, config, replace(model, dropout=0.0), dev_set=few)
-    assert result.history[-1]["loss"] < 0.1 * result.history[0]["loss"]
-    assert result.dev is not None and result.dev.rate < 0.5
-    assert evaluate(load_checkpoint(result.path), few).errors == result.dev
-
-
-def test_lanes_evaluation_beside_and_sharding_change_no_loss(tiny_speech, tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    dev = tiny_speech.select(range(3))
-    two = replace(SHORT, lanes=2)
-    in_turn = run(tiny_speech, tmp_path / "a", two, dev_set=dev)
-    beside = run(tiny_speech, tmp_path / "b", replace(two, evaluate="beside"), dev_set=dev)
-    assert losses(beside) == losses(in_turn) and beside.dev == in_turn.dev is not None
-    sharded = run(tiny_speech, tmp_path / "c", replace(two, shard=True))
-    assert losses(sharded) == pytest.approx(losses(in_turn), rel=1e-4)
-
-
 def test_ctc_beside_is_optional_and_its_head_then_idle(tiny_speech, tmp_path):
     alone = replace(SHORT, ctc_weight=0.0)
-    without_head = run(tiny_speech, tmp_path / "a", alone, replace(SMALL, ctc=False))
+    without_head = run(tiny_speech, tmp_path / "a", alone, replace(ATTENTION, ctc=False))
     assert all(math.isfinite(loss) for loss in losses(without_head))
-    idle = run(tiny_speech, tmp_path / "b", alone)
+    idle = run(tiny_speech, tmp_path / "b", alone, ATTENTION)
     head = load_checkpoint(idle.path).model.ctc_head
     torch.manual_seed(alone.seed)
-    start = AEDModel(SMALL).ctc_head
+    start = AEDModel(ATTENTION).ctc_head
     torch.testing.assert_close(head.weight, start.weight, rtol=1e-2, atol=1e-4)  # decays alone
-    with pytest.raises(ValueError, match="^ctc_weight: expected 0 for a model without a CTC head"):
-        run(tiny_speech, tmp_path / "c", model=replace(SMALL, ctc=False))
-    assert not (tmp_path / "c").exists()
-
-
-def test_smoothing_is_a_setting_of_the_run_and_older_runs_had_none(tiny_speech, tmp_path):
-    plain = replace(SHORT, smoothing=0.0)
-    smoothed = run(tiny_speech, tmp_path / "a", SHORT)
-    assert losses(smoothed) != losses(run(tiny_speech, tmp_path / "b", plain))
-    with pytest.raises(ValueError, match=r"smoothing 0\.1 -> 0\.0"):
-        run(tiny_speech, tmp_path / "a", plain)
-
-
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (replace(SMALL, pad=0), "^bos, eos, pad: expected tokens behind the tokenizer's 28, got"),
-        (
-            replace(SMALL, most=3),
-            "^train_set: expected texts of at most 2 tokens, which the model's",
-        ),
-    ],
-)
-def test_a_model_that_does_not_fit_the_texts_is_refused(tiny_speech, tmp_path, model, said):
-    with pytest.raises(ValueError, match=said) as error:
-        run(tiny_speech, tmp_path / "run", model=model)
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("smoothing", [-0.1, 0.6, math.nan])
-def test_a_smoothing_that_is_no_share_is_refused(smoothing):
-    with pytest.raises(ValueError, match="^smoothing: expected "):
-        TrainConfig(smoothing=smoothing)
-
-
-def test_a_step_serves_the_search_for_batch_sizes():
-    model = AEDModel(SMALL).train()
-    before = model.embedding.weight.detach().clone()
-    training_step(model, torch.optim.AdamW(model.parameters()), SHORT)(3, 1.0, 4)
-    assert not torch.equal(model.embedding.weight, before)
-
-
-def test_the_command_trains_a_model_that_transcribes(tmp_path, corpus, capsys):
-    command = ["train", "--manifest", corpus, "--head", "attention", "--decoder-layers", "1"]
-    command += ["--smoothing", "0.1", "--steps", "2", "--no-progress", "--json"]
-    assert main([*command, "--out", str(tmp_path / "mine")]) == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert summary["steps"] == 2 and "joint" not in summary
-    model = load_checkpoint(tmp_path / "mine").model
-    assert isinstance(model, AEDModel) and len(model.layers) == 1
-    assert json.loads(torch.load(tmp_path / "mine/state.pt")["config"])["smoothing"] == 0.1
-    transcribe = ["transcribe", str(tmp_path / "one.wav"), "--model", str(tmp_path / "mine")]
-    assert main(transcribe) == 0
-    assert "1 of 1 file transcribed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["--head", "attention", "--predictor", "lstm"],
-            "predictor: expected none with --head attention, got lstm. "
-            "Leave it out, or pass --head transducer.",
-        ),
-        (
-            ["--decoder-layers", "3"],
-            "--decoder-layers: expected none with --head transducer, got 3. "
-            "Leave it out, or pass --head attention.",
-        ),
-        (
-            ["--head", "ctc", "--smoothing", "0.1"],
-            "smoothing: expected none with --head ctc, got 0.1. "
-            "Leave it out, or pass --head attention.",
-        ),
-        (
-            ["--head", "attention", "--decoder-layers", "0"],
-            "--decoder-layers: expected 1 to 100 layers, got 0.",
-        ),
-        (
-            ["--head", "attention", "--decoder-layers", "100000000"],
-            "--decoder-layers: expected 1 to 100 layers, got 100000000.",
-        ),
-    ],
-)
-def test_what_a_model_has_not_is_refused_in_one_line(tmp_path, corpus, capsys, arguments, said):
-    command = ["train", "--manifest", corpus, "--steps", "1", "--no-progress"]
-    assert main([*command, "--out", str(tmp_path / "run"), *arguments]) == 2
-    error = capsys.readouterr().err.strip()
-    assert said in error and "\n" not in error
-    assert not (tmp_path / "run").exists()

@@ -1,7 +1,5 @@
 """The joint in training: built or lean, by a rule, with the same losses."""
 
-import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -16,10 +14,7 @@ from asrkit.training import (
     TrainConfig,
     TrainResult,
     chooses_lean,
-    joint,
     joint_peak_bytes,
-    objective,
-    train,
     training_loss,
 )
 from asrkit.workbench import cost
@@ -38,9 +33,6 @@ MODELS = {
     "without_ctc": replace(SMALL, ctc=False),
 }
 FLOAT32 = TrainConfig(precision="float32", omega=0.0, threads=1)
-STEPS = TrainConfig(
-    steps=4, seconds=math.inf, batch_seconds=6.0, checkpoint_s=0.0, threads=1, precision="float32"
-)
 SHAPE = {"B": 8, "T": 100, "U1": 30, "V": 1025, "D": 640}
 ON_CPU = SHAPE | {"dtype": torch.float32, "device_type": "cpu", "memory_bytes": None}
 
@@ -105,23 +97,6 @@ def test_the_bytes_of_the_joint_are_those_that_cost_counts(V, D, dtype):
     assert joint_peak_bytes(dtype=dtype, **shape) == pytest.approx(counted, rel=0.05)
 
 
-def test_memory_decides_where_the_clock_says_full(monkeypatch):
-    model, device = make(SMALL), torch.device("cpu")
-    shape = {"B": 4, "T": 50, "U1": 20, "dtype": torch.float32, "device": device}
-    monkeypatch.setattr(joint, "PRODUCT_WIDTH", 0)
-    assert not joint.takes_lean(model, TrainConfig(), **shape)
-    needed = joint_peak_bytes(B=4, T=50, U1=20, V=29, D=24, dtype=torch.float32)
-    for memory_bytes, lean in ((2 * needed, False), (2 * needed - 1, True)):
-        monkeypatch.setattr(joint, "device_memory", lambda device, size=memory_bytes: size)
-        assert joint.takes_lean(model, TrainConfig(), **shape) is lean
-        assert not joint.takes_lean(model, TrainConfig(joint="full"), **shape)
-
-
-def test_the_memory_of_this_machine_is_known_and_plausible():
-    assert 2**28 < joint.device_memory(torch.device("cpu")) < 2**50
-    assert joint.device_memory(torch.device("meta")) is None
-
-
 # --- the losses
 
 
@@ -153,24 +128,6 @@ def test_under_autocast_lean_is_as_near_to_float32_as_the_joint(name):
         pairs = zip(gradients, exact, strict=True)
         errors[choice] = sum(float((got - wanted).norm()) for got, wanted in pairs)
     assert errors["lean"] <= 1.5 * errors["full"]
-
-
-@pytest.mark.parametrize("name", ["rnnt", "tdt"])
-def test_logits_go_to_the_loss_in_the_dtype_they_are_computed_in(name, monkeypatch):
-    seen = []
-    door = "tdt_loss" if name == "tdt" else "rnnt_loss"
-    loss = getattr(objective, door)
-
-    def spy(logits, *rest, **options):
-        seen.append(logits.dtype)
-        return loss(logits, *rest, **options)
-
-    monkeypatch.setattr(objective, door, spy)
-    for precision in ("float32", "bfloat16"):
-        training_loss(
-            make(MODELS[name]), batch(), replace(FLOAT32, joint="full", precision=precision)
-        )
-    assert seen == [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
@@ -278,117 +235,14 @@ def test_a_joint_that_lean_cannot_express_is_built_by_auto_and_refused_by_lean(c
 # --- runs
 
 
-def test_the_log_and_the_result_say_which_joint_a_step_took(tiny_speech, tmp_path):
-    for choice in ("full", "lean"):
-        out, config = tmp_path / choice, replace(STEPS, joint=choice)
-        result = train(SMALL, TOKENIZER, tiny_speech, out=out, config=config, progress=False)
-        assert result.joint == choice
-        lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-        assert [line["lean"] for line in lines] == [choice == "lean"] * 4
-
-
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
         ([{"lean": True}, {"lean": True}], "lean"),
         ([{"lean": False}, {"lean": True}], "mixed"),
         ([{"lean": False}], "full"),
-        ([{"step": 1}], "full"),  # a log of before there was a choice
-        ([{"step": 1}, {"lean": True}], "mixed"),
         ([], "full"),
     ],
 )
 def test_a_result_sums_up_its_steps(lines, said, tmp_path):
     assert TrainResult(path=tmp_path, history=lines, dev=None).joint == said
-
-
-def stop_at_two(history):
-    if len(history) == 2:
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("choice", ["full", "lean"])
-def test_a_resumed_run_keeps_its_joint_and_refuses_another(tiny_speech, tmp_path, choice):
-    other = {"full": "lean", "lean": "full"}[choice]
-    config, changed = replace(STEPS, joint=choice), replace(STEPS, joint=other)
-    model = replace(SMALL, dropout=0.2)
-    given = {"config": config, "progress": False}
-    whole = train(model, TOKENIZER, tiny_speech, out=tmp_path / "a", **given)
-    with pytest.raises(KeyboardInterrupt):
-        train(model, TOKENIZER, tiny_speech, out=tmp_path / "b", on_step=stop_at_two, **given)
-    with pytest.raises(ValueError, match=f"got other joint {choice} -> {other}"):
-        train(model, TOKENIZER, tiny_speech, out=tmp_path / "b", config=changed, progress=False)
-    resumed = train(model, TOKENIZER, tiny_speech, out=tmp_path / "b", **given)
-    assert [line["loss"] for line in resumed.history] == [line["loss"] for line in whole.history]
-    assert resumed.joint == choice
-
-
-@pytest.mark.parametrize("choice", ["auto", "full", "lean"])
-def test_a_run_of_before_there_was_a_choice_resumes(tiny_speech, tmp_path, choice):
-    given = {"config": replace(STEPS, joint="full"), "progress": False}
-    with pytest.raises(KeyboardInterrupt):
-        train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, on_step=stop_at_two, **given)
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    settings = json.loads(state["config"])
-    del settings["joint"]
-    torch.save(state | {"config": json.dumps(settings)}, tmp_path / "state.pt")
-    log = tmp_path / "log.jsonl"
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    for row in rows:
-        del row["lean"]
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = replace(STEPS, joint=choice)
-    result = train(SMALL, TOKENIZER, tiny_speech, out=tmp_path, config=config, progress=False)
-    assert len(result.history) == 4
-    assert result.joint == {"auto": "mixed", "lean": "mixed", "full": "full"}[choice]
-
-
-# --- what is refused at the door
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"joint": "thin"}, "joint: expected one of 'auto', 'full', 'lean', got 'thin'"),
-        ({"precision": "float8"}, "precision: expected one of 'auto', 'float32', 'bfloat16'"),
-        ({"steps": 2.0}, "steps: expected a whole number, got 2.0"),
-        ({"steps": "2"}, "steps: expected a whole number, got '2'"),
-        ({"threads": 0}, "threads: expected at least 1, got 0"),
-        ({"seed": True}, "seed: expected a whole number, got True"),
-        ({"seconds": "60"}, "seconds: expected a number, got '60'"),
-        ({"seconds": math.nan}, "seconds: expected a number, got nan"),
-        ({"batch_seconds": None}, "batch_seconds: expected a number, got None"),
-        ({"batch_seconds": 0}, "batch_seconds: expected above 0, got 0"),
-        ({"warmup": 1}, "warmup: expected a share from 0 to below 1, got 1"),
-        ({"ema": 1.5}, "ema: expected a share from 0 to 1, got 1.5"),
-        ({"curriculum": 2.5}, r"curriculum: expected a pair \(seconds, share\), got 2.5"),
-        ({"augment": None}, "augment: expected AugmentConfig, got None"),
-    ],
-)
-def test_a_setting_that_is_none_is_refused_in_one_line(wrong, said):
-    with pytest.raises(ValueError, match=f"^{said}"):
-        TrainConfig(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (
-            {"model_config": make},
-            "model_config: expected TransducerConfig or CTCConfig or AEDConfig, got function",
-        ),
-        ({"train_set": ["a.wav"]}, "train_set: expected Utterances, got list"),
-        ({"dev_set": "dev"}, "dev_set: expected Utterances or None, got str"),
-        ({"config": {"steps": 3}}, "config: expected TrainConfig or None, got dict"),
-        ({"device": "gpu"}, "device: expected 'cpu' or 'cuda', got 'gpu'"),
-        ({"out": None}, "out: expected a path, got NoneType"),
-    ],
-)
-def test_what_train_cannot_take_is_refused_before_it_makes_a_folder(
-    wrong, said, tiny_speech, tmp_path
-):
-    given = {"model_config": SMALL, "tokenizer": TOKENIZER, "train_set": tiny_speech}
-    given |= {"out": tmp_path / "run", "config": STEPS, "progress": False}
-    with pytest.raises(ValueError, match=f"^{said}"):
-        train(**given | wrong)
-    assert not (tmp_path / "run").exists()

@@ -9,8 +9,8 @@ import soundfile
 import torch
 
 from asrkit.cli import main
-from asrkit.decoders import aed_greedy, ctc_greedy
-from asrkit.models import AEDModel, Checkpoint, load_checkpoint, presets, save_checkpoint
+from asrkit.decoders import aed_greedy
+from asrkit.models import AEDModel, Checkpoint, load_checkpoint, presets
 from asrkit.models.prompts import PromptFormat
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import (
@@ -21,10 +21,9 @@ from asrkit.transcribe import (
     WindowOptions,
     transcribe,
 )
-from asrkit.transcribe.folder import made_by
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
-from canary_files import archive, folder
+from canary_files import archive
 from parity_cases import LENGTHS, speech
 
 ASKED = {"language": "de", "task": "translate", "punctuation": False}
@@ -103,25 +102,6 @@ def test_tokens_without_a_text_are_left_out_with_their_frames_and_confidences():
             assert torch.equal(mine[:n], theirs[keep]) and (mine[n:] == -1).all()
 
 
-def test_a_checkpoint_of_asrkits_own_says_the_same(checkpoint, canary, talk, tmp_path, capsys):
-    save_checkpoint(tmp_path / "own.safetensors", checkpoint)
-    lines = []
-    for model in (canary, tmp_path / "own.safetensors"):
-        assert main(["transcribe", str(talk), "--model", str(model), "--language", "de"]) == 0
-        lines.append(capsys.readouterr().out)
-    assert lines[0] == lines[1]
-    assert lines[0].split("\t")[1].strip()
-
-
-def test_a_hugging_face_folder_transcribes(talk, tmp_path, capsys):
-    made = str(folder(tmp_path / "canary"))
-    assert (
-        main(["transcribe", str(talk), "--model", made, "--language", "fr", "--no-punctuation"])
-        == 0
-    )
-    assert capsys.readouterr().out.startswith(f"{talk}\t")
-
-
 def test_what_is_asked_for_reaches_the_decoder_from_the_command_line(
     checkpoint, canary, talk, capsys
 ):
@@ -160,43 +140,6 @@ def test_a_long_file_goes_through_windows(checkpoint, tmp_path):
     assert starts[-1] > 5.0  # the last window has its share
 
 
-def test_a_folder_of_transcripts_is_made_anew_for_another_prompt(canary, talk, tmp_path, capsys):
-    command = [
-        "transcribe",
-        str(talk),
-        "--model",
-        str(canary),
-        "--out",
-        str(tmp_path / "text"),
-        "--json",
-    ]
-    for options, skipped in (
-        ([], 0),
-        ([], 1),
-        (["--language", "de"], 0),
-        (["--language", "de"], 1),
-    ):
-        assert main([*command, *options]) == 0
-        assert json.loads(capsys.readouterr().out)["skipped"] == skipped
-
-
-def test_a_model_with_another_default_language_is_another_model(checkpoint):
-    prompt = {**checkpoint.notes["prompt"], "language": "de"}
-    other = checkpoint._replace(notes={**checkpoint.notes, "prompt": prompt})
-    assert made_by(other, {}) != made_by(checkpoint, {}) == made_by(checkpoint, {})
-
-
-def test_half_precision_has_texts_and_times(checkpoint):
-    found = recognised(checkpoint, precision="bfloat16")
-    assert any(found.tokens())
-    recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(precision="bfloat16"))
-    timed = recognizer(*speech(LENGTHS), times=True, confidence=True)
-    assert timed.tokens() == found.tokens()
-    for row, n in zip(timed.frames, timed.lengths.tolist(), strict=True):
-        assert (row[:n] >= 0).all()
-        assert (row[:n].diff() >= 0).all()
-
-
 @pytest.mark.parametrize("options, message", [
     (["--language", "fr"], "--language: expected one of en, de, got 'fr'."),
     (["--target-language", "xx"], "--target-language: expected one of en, de, got 'xx'."),
@@ -209,17 +152,3 @@ def test_what_the_model_cannot_do_is_refused_in_one_line(canary, talk, options, 
     assert out == ""
     assert err.startswith(f"asrkit transcribe: {message}")
     assert err.count("\n") == 1
-
-
-def test_the_ctc_head_beside_a_decoder_is_found():
-    model = AEDModel(presets.tiny_aed()).eval()
-    recognizer = Recognizer(model)
-    head = recognizer.kind.ctc_head(model)
-    waveforms, lengths = speech(LENGTHS)
-    features, frames = recognizer.features(waveforms, lengths)
-    encoded, ends = model.encoder(features, frames)
-    scores = head(encoded).log_softmax(-1)
-    assert (
-        ctc_greedy(scores, ends).tokens()
-        == ctc_greedy(model.encode(features, frames)[2], ends).tokens()
-    )

@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,12 +6,12 @@ import soundfile
 import torch
 from torchaudio.functional import resample
 
-from asrkit.sound_files import Sound, seconds
+from asrkit.sound_files import Sound
 from asrkit.transcribe import audio
-from asrkit.transcribe.audio import blocks, find, read_audio, recordings
+from asrkit.transcribe.audio import blocks, find, read_audio
 from asrkit.transcribe.windows import plan_batches, windows
 
-RATES = [8_000, 11_025, 22_051, 44_100, 48_000, 96_001, 192_000]
+RATES = [8_000, 11_025, 44_100, 48_000, 192_000]
 
 
 def noise(duration_s, rate, channels=1, seed=0):
@@ -46,22 +45,6 @@ def test_blocks_have_no_seams(tmp_path, rate, monkeypatch):
     torch.testing.assert_close(read_audio(tmp_path / "a.wav", 16_000), whole, rtol=0, atol=1e-6)
 
 
-def test_an_odd_rate_has_no_clicks_between_blocks(tmp_path):
-    rate = 22_051
-    speechlike = np.cumsum(noise(32, rate), 0) * 0.002
-    soundfile.write(str(tmp_path / "a.wav"), speechlike, rate, subtype="FLOAT")
-    heard = read_audio(tmp_path / "a.wav", 16_000)
-    padded = torch.nn.functional.pad(
-        torch.from_numpy(speechlike[:, 0]).double(), (4 * rate, 4 * rate)
-    )
-    whole = (
-        torch.fft.irfft(torch.fft.rfft(padded), 40 * 16_000)[4 * 16_000 : -4 * 16_000]
-        * 16_000
-        / rate
-    )
-    assert (heard - whole)[8_000:-8_000].abs().max() < 1e-3 * heard.abs().max()
-
-
 def test_channels_are_averaged(tmp_path):
     wave = noise(0.5, 16_000, channels=6)
     soundfile.write(str(tmp_path / "a.wav"), wave, 16_000, subtype="FLOAT")
@@ -88,20 +71,6 @@ def test_windows_cover_every_sample_share_the_overlap_and_say_which_is_last(
         and found[-1][0] + len(found[-1][1]) == total
     )
     assert len(found) == 1 or overlap < len(found[-1][1]) <= size
-
-
-def test_a_long_window_is_put_together_once_not_chunk_by_chunk(monkeypatch):
-    joined, cat = list[int](), torch.cat
-    monkeypatch.setattr(
-        torch, "cat", lambda parts: joined.append(sum(map(len, parts))) or cat(parts)
-    )
-    found = [*windows((torch.full((10,), float(n)) for n in range(100)), 500, 100)]
-    assert sum(joined) < 5 * 1000
-    assert [start for start, _, _ in found] == [0, 400, 800] and [last for *_, last in found] == [
-        False,
-        False,
-        True,
-    ]
 
 
 def test_batches_hold_the_budget_with_padding_counted_and_every_piece_once():
@@ -156,6 +125,7 @@ def bad_files(folder):
     soundfile.write(str(folder / "nan.wav"), wave, 16_000, subtype="FLOAT")
     soundfile.write(str(folder / "empty.wav"), wave[:0], 16_000)
     soundfile.write(str(folder / "slow.wav"), noise(1, 1000)[:50], 50)
+    soundfile.write(str(folder / "odd.wav"), noise(0.1, 22_051), 22_051)
     for name, data in (
         ("zero.wav", b""),
         ("text.wav", b"hello there"),
@@ -166,7 +136,8 @@ def bad_files(folder):
     said = {
         "cut.flac": "cut.flac breaks off after", "cut.mp3": "The file is truncated.",
         "nan.wav": "NaN or infinity at 0.750 s of nan.wav",
-        "empty.wav": "none in empty.wav", "slow.wav": "got 50 Hz in slow.wav", "zero.wav": "0 bytes in zero.wav",
+        "empty.wav": "none in empty.wav", "slow.wav": "got 50 Hz in slow.wav",
+        "odd.wav": "expected a rate in proportion to 16000 Hz, got 22051 Hz in odd.wav. Convert it first", "zero.wav": "0 bytes in zero.wav",
         "text.wav": "text.wav cannot be read (libsndfile: Format not recognised.)", "foreign.raw": "foreign.raw cannot be read",
         "folder.wav": "folder.wav'. There is none in it.", "none.wav": "none.wav'. Check the path.",
     }  # fmt: skip
@@ -215,14 +186,6 @@ def test_a_folder_reports_what_cannot_be_read_unless_a_copy_that_can_lies_beside
     assert [str(name) for _, name in find(tmp_path)] == ["a.wav", "b.m4a", "d.wav", "sub/c.webm"]
 
 
-def test_a_link_to_nothing_in_a_folder_is_reported(tmp_path):
-    (tmp_path / "gone.wav").symlink_to(tmp_path / "elsewhere.wav")
-    (tmp_path / "notes.txt").symlink_to(tmp_path / "elsewhere.txt")
-    assert find(tmp_path) == [(tmp_path / "gone.wav", Path("gone.wav"))]
-    with pytest.raises(ValueError, match="^audio: expected a WAV, FLAC, OGG or MP3 file, got "):
-        read_audio(tmp_path / "gone.wav", 16_000)
-
-
 def test_a_subfolder_without_permission_is_reported_in_its_place(ordinary_folder):
     closed = ordinary_folder / "closed"
     soundfile.write(str(ordinary_folder / "a.wav"), noise(1, 16_000), 16_000)
@@ -233,21 +196,10 @@ def test_a_subfolder_without_permission_is_reported_in_its_place(ordinary_folder
     assert [str(name) for _, name in found] == ["a.wav", "closed"]
 
 
-@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
-def test_the_bytes_of_a_file_are_heard_as_the_file_is(tmp_path, suffix):
-    path = tmp_path / f"a.{suffix}"
-    soundfile.write(str(path), noise(2.3, 22_050), 22_050)
-    inside = Sound(Path("tar/a"), path.read_bytes())
-    assert torch.equal(read_audio(inside, 16_000), read_audio(path, 16_000))
-    assert seconds(inside) == seconds(path) > 2.2
-
-
-@pytest.mark.parametrize("rate", [16_000, 44_100])
 @pytest.mark.parametrize("data", [False, True])
 @pytest.mark.parametrize(
     ("start_s", "duration_s", "wanted_s"),
     [
-        (0, 1, (0, 1)),
         (0.5, 1.25, (0.5, 1.75)),
         (2, None, (2, 3)),
         (2.5, 9, (2.5, 3)),
@@ -255,8 +207,9 @@ def test_the_bytes_of_a_file_are_heard_as_the_file_is(tmp_path, suffix):
     ],
 )
 def test_a_part_of_a_recording_is_its_samples_and_ends_where_the_recording_does(
-    tmp_path, rate, data, start_s, duration_s, wanted_s
+    tmp_path, data, start_s, duration_s, wanted_s
 ):
+    rate = 44_100
     path = tmp_path / "a.wav"
     wave = noise(3, rate)
     soundfile.write(str(path), wave, rate, subtype="FLOAT")
@@ -268,39 +221,15 @@ def test_a_part_of_a_recording_is_its_samples_and_ends_where_the_recording_does(
 
 
 @pytest.mark.parametrize(
-    ("sound", "said"),
+    ("name", "read", "said"),
     [
-        (Sound(Path("a"), b""), "audio: expected a sound file, got 0 bytes in a."),
-        (Sound(Path("a.wav"), b"hello there"), "a.wav cannot be read (libsndfile: Format"),
-        (Sound(Path("a"), error="audio: gone."), "audio: gone."),
-        ("cut", "The file is truncated."),
-        ("late", "expected a part that begins before 3.00 s, where late.wav ends, got a start at 3.5 s"),
+        ("cut.wav", lambda path: Sound(path, path.read_bytes()[:4000]), "The file is truncated."),
+        ("none.wav", lambda path: Sound(path, b""), "expected a sound file, got 0 bytes in none."),
+        ("late.wav", lambda path: Sound(path, start_s=3.5), "begins before 3.00 s, where late.wav"),
     ],
-)  # fmt: skip
-def test_what_is_wrong_with_bytes_or_a_part_is_one_line(tmp_path, sound, said):
-    if isinstance(sound, str):
-        path = tmp_path / f"{sound}.wav"
-        soundfile.write(str(path), noise(3, 16_000), 16_000)
-        cut = {"cut": Sound(path, path.read_bytes()[:4000]), "late": Sound(path, start_s=3.5)}
-        sound = cut[sound]
+)
+def test_what_is_wrong_with_bytes_or_a_part_is_one_line(tmp_path, name, read, said):
+    soundfile.write(str(tmp_path / name), noise(3, 16_000), 16_000)
     with pytest.raises(ValueError, match="^audio: ") as error:
-        read_audio(sound, 16_000)
+        read_audio(read(tmp_path / name), 16_000)
     assert said in str(error.value) and "\n" not in str(error.value)
-
-
-def test_recordings_are_drawn_one_by_one_and_a_folder_stands_for_its_files(tmp_path):
-    for name in ("b.wav", "a.wav"):
-        (tmp_path / name).touch()
-    member = Sound(Path("x"), b"x")
-
-    def given():
-        yield member
-        yield tmp_path
-        raise AssertionError("drawn before it was needed")
-
-    drawn = recordings(given())
-    assert [next(drawn) for _ in range(3)] == [
-        member,
-        *(Sound(tmp_path / n) for n in ("a.wav", "b.wav")),
-    ]
-    assert [*recordings(str(tmp_path / "b.wav"))] == [Sound(tmp_path / "b.wav")]

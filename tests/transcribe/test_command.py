@@ -1,25 +1,15 @@
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
-import torch
 
 from asrkit.cli import main
 from asrkit.models import (
-    Checkpoint,
     ConvConfig,
     StatelessConfig,
     TransducerConfig,
-    TransducerModel,
-    execution,
-    presets,
     save_checkpoint,
 )
-from asrkit.models.folded import FoldedNorm
 from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, train
 
@@ -90,13 +80,6 @@ def test_with_a_folder_the_last_line_names_it_and_json_has_the_counts(
     assert counts["out"] == str(tmp_path / "text")
 
 
-def test_on_a_cpu_the_model_is_optimized_first(model, speech, monkeypatch, capsys):
-    seen, plain = [], execution.optimize
-    monkeypatch.setattr(execution, "optimize", lambda model: seen.append(plain(model)) or seen[-1])
-    assert main(["transcribe", str(speech[0]), "--model", model]) == 0
-    assert any(isinstance(part, FoldedNorm) for part in seen[0].modules())
-
-
 def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(model, speech, capsys):
     plain = ["--format", "json"]
     for more, has in ((plain, False), (["--json"], False), ([*plain, "--timestamps"], True)):
@@ -106,102 +89,6 @@ def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(model, spee
         assert err.startswith(f"{len(speech)} of {len(speech)} files transcribed; ")
         assert [line["file"] for line in lines] == [str(path) for path in speech]
         assert all(("words" in line) == has for line in lines)
-
-
-DIES = """
-import os, signal, sys
-from asrkit.cli import main
-from asrkit.transcribe import Recognizer
-call, left = Recognizer.__call__, iter(range(2, -1, -1))
-Recognizer.__call__ = lambda *args, **how: call(*args, **how) if next(left) else os.kill(os.getpid(), signal.SIGKILL)
-main(sys.argv[1:])
-"""
-
-
-def test_a_command_killed_in_its_third_batch_has_said_what_it_heard(model, speech):
-    command = [
-        sys.executable,
-        "-c",
-        DIES,
-        "transcribe",
-        *map(str, speech),
-        "--model",
-        model,
-        "--batch-seconds",
-        "1",
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert done.returncode == -signal.SIGKILL
-    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [
-        str(path) for path in speech[:2]
-    ]
-
-
-@pytest.mark.parametrize("read", [1, 0])
-def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(model, speech, read):
-    files = [*map(str, speech)] * 20
-    command = [
-        sys.executable,
-        "-m",
-        "asrkit",
-        "transcribe",
-        *files,
-        "--model",
-        model,
-        "--batch-seconds",
-        "3",
-    ]
-    pipe = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "env": {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},
-    }
-    with subprocess.Popen(command, text=True, **pipe) as running:
-        lines = [running.stdout.readline() for _ in range(read)]
-        running.stdout.close()
-        err = running.stderr.read()
-    assert all(line.startswith(files[0]) for line in lines) and (running.returncode, err) == (
-        141,
-        "",
-    )
-
-
-def test_local_attention_is_for_fastconformers_and_changes_what_they_hear(
-    model, long_file, learned, tmp_path, capsys
-):
-    command = ["transcribe", str(long_file), "--context", "4", "4"]
-    assert main([*command, "--model", model]) == 2
-    assert (
-        capsys.readouterr()
-        .err.strip()
-        .endswith("model: expected one with a FastConformer, got ConvEncoder.")
-    )
-    torch.manual_seed(0)
-    fast = TransducerModel(presets.tiny(vocab_size=28)).eval()
-    save_checkpoint(tmp_path / "fast.safetensors", Checkpoint(fast, CharTokenizer(), {}, {}))
-    heard = set()
-    for arguments in (command, command[:2], [*command[:2], "--context", "-1", "-1"]):
-        assert (
-            main([*arguments, "--window", "120", "--model", str(tmp_path / "fast.safetensors")])
-            == 0
-        )
-        heard.add(capsys.readouterr().out.splitlines()[0])
-    assert len(heard) == 2
-
-
-def test_a_named_model_and_the_doctor_need_no_home(model, speech, tmp_path, monkeypatch, capsys):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "file/home"))  # cannot be made by any account
-    assert main(["transcribe", str(speech[0]), "--model", str(model)]) == 0
-    assert main(["doctor"]) in (0, 1)
-    assert "cache" in capsys.readouterr().out
-
-
-def test_more_threads_than_any_machine_has_are_refused(model, speech, capsys):
-    arguments = ["transcribe", str(speech[0]), "--model", str(model), "--threads", "99999999"]
-    assert main(arguments) == 2
-    assert "--threads: expected at most 1,024, got 99999999" in capsys.readouterr().err
 
 
 def test_an_output_that_cannot_be_written_is_told_before_the_model_is_loaded(

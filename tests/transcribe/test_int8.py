@@ -20,8 +20,7 @@ from asrkit.models import (
 from asrkit.models.int8 import Int8Linear
 from asrkit.models.packed import Packed
 from asrkit.text import CharTokenizer
-from asrkit.transcribe import PipelineConfig, Recognizer, WindowOptions
-from asrkit.transcribe.folder import text_settings
+from asrkit.transcribe import PipelineConfig, Recognizer
 from asrkit.transcribe.pipeline import ModelVariants
 
 ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
@@ -59,19 +58,6 @@ def test_the_encoder_computes_in_int8_and_decoding_in_the_dtype_beside_it(checkp
     assert found.dtype == int8.dtype and torch.equal(steps, ends)
     assert 0 < (found - wanted).norm() / wanted.norm() < 0.1
     assert int8.decode(found, steps).scores.isfinite().all()
-
-
-@ON_THIS_CPU
-def test_half_precision_weights_are_quantized_too_and_in_place(checkpoint):
-    checkpoint.model.to(torch.bfloat16)
-    recognizer = Recognizer.from_checkpoint(checkpoint, INT8, in_place=True)
-    assert recognizer.model is checkpoint.model
-    assert recognizer(*noise()).scores.isfinite().all()
-
-
-def test_transcripts_of_int8_are_not_those_of_another_precision():
-    settings = [text_settings(WindowOptions(), config) for config in (INT8, PipelineConfig())]
-    assert settings[0] != settings[1]
 
 
 @ON_THIS_CPU
@@ -117,30 +103,3 @@ def test_the_command_transcribes_in_int8(saved, speech, tmp_path, capsys, shards
     assert main(command) == 0, capsys.readouterr().err
     assert "1 of 1" in capsys.readouterr().out
     assert any(path.is_file() for path in out.rglob("*"))
-
-
-@pytest.mark.parametrize("shards", [False, True])
-def test_the_command_on_a_cpu_without_vnni_says_so_in_a_line_and_writes_nothing(
-    saved, speech, tmp_path, monkeypatch, capsys, shards
-):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", without_vnni)
-    out = tmp_path / "text"
-    command = ["transcribe", str(speech[0]), "--model", saved, "--dtype", "int8", "--out", str(out)]
-    if shards:
-        command.append("--shards")
-    assert main(command) == 2
-    said, err = capsys.readouterr()
-    assert said == "" and err == (
-        "asrkit transcribe: int8: expected an x86 CPU with VNNI or AMX, got one without (x86_64). "
-        "Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32.\n"
-    )
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and out in path.parents]
-
-
-def test_an_engine_has_its_own_int8(speech, tmp_path, capsys):
-    command = ["transcribe", str(speech[0]), "--model", str(tmp_path), "--dtype", "int8"]
-    assert main([*command, "--engine", "openvino"]) == 2
-    assert capsys.readouterr().err == (
-        "asrkit transcribe: --dtype: expected float32 or bfloat16 with --engine openvino, got int8. "
-        "Export with --int8, and pass --dtype float32.\n"
-    )

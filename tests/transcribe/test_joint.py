@@ -1,6 +1,5 @@
 """Joint decoding by attention and CTC in the recogniser and in `asrkit transcribe`, and times by CTC."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +9,13 @@ import soundfile
 import torch
 
 from asrkit.cli import main
-from asrkit.decoders import aed_beam, aed_greedy, attention_frames, ctc_alignment
+from asrkit.decoders import aed_beam, attention_frames, ctc_alignment
 from asrkit.models import AEDModel, Checkpoint, presets, save_checkpoint
 from asrkit.text import CharTokenizer
-from asrkit.transcribe import BeamOptions, PipelineConfig, Recognizer, WindowOptions
-from asrkit.transcribe.folder import text_settings
+from asrkit.transcribe import BeamOptions, PipelineConfig, Recognizer
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
 from parity_cases import LENGTHS, speech
-
-NO_HEAD = "ctc_weight: expected none but for an encoder-decoder model with a CTC head, got 0.3 for"
 
 
 def random_model(ctc=True, most=128):
@@ -86,13 +82,6 @@ def test_a_model_without_a_head_has_its_beam_by_attention_alone():
     assert any(found.tokens())
 
 
-def test_greedy_decoding_asks_attention_alone(model):
-    frames, ends, _ = encoded(model)
-    wanted = aed_greedy(model, frames, ends).tokens()
-    for strategy in ("fastest", "batched"):
-        assert recognised(model, strategy=strategy).tokens() == wanted
-
-
 @pytest.fixture(scope="module")
 def brief():
     """A model that writes seven labels: the shorter two of four utterances have no room for them."""
@@ -134,48 +123,6 @@ def test_a_beam_that_is_not_to_ask_the_ctc_head_has_its_times_by_attention(brief
     assert torch.equal(found.frames, attention_frames(brief, frames, ends, found))
 
 
-def test_words_have_the_times_of_the_ctc_head(brief, saved, tmp_path, capsys):
-    features = {"bins": brief.config.encoder.bins}
-    checkpoint = Checkpoint(brief, CharTokenizer(), features, {})
-    save_checkpoint(tmp_path / "brief.safetensors", checkpoint)
-    command = [
-        "transcribe",
-        str(saved / "talk.wav"),
-        "--model",
-        str(tmp_path / "brief.safetensors"),
-    ]
-    assert main([*command, "--json", "--timestamps"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    recognizer = Recognizer.from_checkpoint(checkpoint)
-    found = recognizer(*speech(LENGTHS[:1]), times=True)
-    frame_s = 0.08
-    starts = [round(frame * frame_s, 3) for frame in found.frames[0].tolist()]
-    ends_s = (found.frames[0, -1] + found.durations[0, -1]).item() * frame_s
-    assert said["words"][0]["start_s"] in starts
-    assert said["words"][-1]["end_s"] == pytest.approx(min(ends_s, said["audio_s"]), abs=1e-3)
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast"])
-def test_other_precisions_decode_jointly_too(model, precision):
-    search = BeamOptions(beam=3)
-    found = recognised(model, search=search, precision=precision)
-    assert "with CTC (0.3)" in found.impl
-    assert any(found.tokens())
-    assert found.scores.isfinite().all()
-
-
-@pytest.mark.parametrize("silent", [[0], [0, 1, 2, 3]])
-def test_utterances_without_frames_have_no_text(model, silent):
-    recognizer = Recognizer(model, PipelineConfig(search=BeamOptions(beam=3)))
-    frames, ends = recognizer.encode(*recognizer.features(*speech(LENGTHS)))
-    wanted = recognizer.decode(frames, ends).tokens()
-    ends = ends.clone()
-    ends[silent] = 0
-    found = recognizer.decode(frames, ends).tokens()
-    assert found == [[] if row in silent else text for row, text in enumerate(wanted)]
-    assert all(wanted[row] for row in (0, 1))
-
-
 def test_the_command_decodes_jointly_unless_told_otherwise(model, saved, capsys):
     said = {}
     for name, options in {"default": [], "told": ["0.3"], "none": ["0"]}.items():
@@ -189,18 +136,6 @@ def test_the_command_decodes_jointly_unless_told_otherwise(model, saved, capsys)
     [row] = recognizer(waveforms, lengths).tokens()
     letters = [token for token in row if token < CharTokenizer().vocab_size]
     assert said["default"] == CharTokenizer().decode(letters)
-
-
-def test_a_folder_of_transcripts_is_made_anew_for_another_weight(saved, tmp_path, capsys):
-    paths = [str(saved / "talk.wav"), "--model", str(saved / "aed.safetensors")]
-    command = ["transcribe", *paths, "--out", str(tmp_path / "text"), "--json", "--beam", "2"]
-    for options, skipped in (([], 0), ([], 1), (["--ctc-weight", "0"], 0)):
-        assert main([*command, *options]) == 0
-        assert json.loads(capsys.readouterr().out)["skipped"] == skipped
-    weights = (None, 0.0, 0.5)
-    searches = [PipelineConfig(search=BeamOptions(ctc_weight=weight)) for weight in weights]
-    settings = [str(text_settings(WindowOptions(), search)) for search in searches]
-    assert len({*settings}) == len(weights)
 
 
 def test_a_beam_of_attention_has_no_confidences_and_so_no_formats_with_times(

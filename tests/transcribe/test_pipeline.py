@@ -1,14 +1,12 @@
 """The one recogniser: its stages are those written by hand, and its options change how, not what, it computes."""
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
-from torch import nn
 
-from asrkit.cli import parser
-from asrkit.decoders import ctc_greedy, ctc_greedy_sequential, transducer_greedy
-from asrkit.features import FeatureConfig, log_mel, normalize_sequential
+from asrkit.decoders import ctc_greedy, transducer_greedy
+from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import Checkpoint, ConvConfig, CTCConfig, CTCModel, TransducerModel, presets
 from asrkit.models.execution import cast_copy
 from asrkit.models.packed import PackedLinear
@@ -18,12 +16,10 @@ from asrkit.transcribe import (
     PipelineConfig,
     Recognizer,
     WindowOptions,
-    decoding,
     recognize,
 )
-from asrkit.transcribe.decoding import KINDS, ModelKind
+from asrkit.transcribe.decoding import KINDS
 from asrkit.transcribe.folder import made_by, text_settings
-from asrkit.transcribe.options import description
 from asrkit.transcribe.pipeline import ModelVariants, encoder_form, prefetched
 from asrkit.transcribe.windows import plan_batches
 
@@ -112,16 +108,7 @@ def test_the_ctc_head_reads_the_frames_that_are_decoded(checkpoint, noise, preci
     torch.testing.assert_close(ctc, own)
 
 
-def test_without_a_ctc_head_there_are_frames_alone(noise):
-    config = replace(presets.tiny(vocab_size=28), ctc=False)
-    recognizer = Recognizer(TransducerModel(config).eval())
-    features, frames = recognizer.features(*noise)
-    encoded, ends, ctc = recognizer.encode_with_ctc(features, frames)
-    assert ctc is None and torch.equal(encoded, recognizer.encode(features, frames)[0])
-    assert recognizer.decode(encoded, ends).tokens() == recognizer(*noise).tokens()
-
-
-def test_options_reach_the_stage_that_they_are_about(checkpoint, noise, monkeypatch):
+def test_options_reach_the_stage_that_they_are_about(checkpoint, noise):
     ctc = isinstance(checkpoint.model, CTCModel)
     for strategy in KINDS[type(checkpoint.model)].strategies:
         impl = Recognizer.from_checkpoint(checkpoint, PipelineConfig(strategy=strategy))(
@@ -144,13 +131,6 @@ def test_options_reach_the_stage_that_they_are_about(checkpoint, noise, monkeypa
     known = recognize(checkpoint, *noise, confidence=True)
     assert known.confidence.shape == known.labels.shape
     plain = replace(FeatureConfig(**checkpoint.features), normalization="none")
-    calls = []
-    monkeypatch.setattr("asrkit.transcribe.pipeline.normalize_sequential",
-                        lambda *given: calls.append(1) or normalize_sequential(*given))  # fmt: skip
-    Recognizer.from_checkpoint(checkpoint, PipelineConfig(normalization="one_by_one")).features(
-        *noise
-    )
-    assert calls == [1]
     with pytest.raises(ValueError, match="Only per-feature normalisation"):
         Recognizer(checkpoint.model, PipelineConfig(normalization="one_by_one"), features=plain)
 
@@ -191,38 +171,6 @@ def test_variants_are_made_once_and_share_weights_of_their_dtype(checkpoint):
     assert {weight.dtype for weight in checkpoint.model.parameters()} == {torch.float32}
 
 
-def test_another_kind_of_model_is_one_more_line_of_the_table(noise, monkeypatch):
-    class Other(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.inner = CTCModel(CTCConfig(vocab_size=28, encoder=presets.tiny().encoder)).eval()
-            self.encoder = self.inner.encoder
-            self.eval()
-
-    def decode(model, encoded, lengths, options):
-        return ctc_greedy_sequential(model.inner.output(encoded).log_softmax(-1), lengths)
-
-    with pytest.raises(
-        ValueError, match="model: expected TransducerModel, CTCModel or AEDModel, got Other"
-    ):
-        Recognizer(Other())
-    line = ModelKind(
-        project=lambda model, encoded: encoded,
-        decode=decode,
-        ctc_head=lambda model: None,
-        strategies={"fastest": "greedy"},
-        captures=False,
-    )
-    monkeypatch.setitem(decoding.KINDS, Other, line)
-    found = Recognizer(Other())(*noise)
-    assert found.tokens() == Recognizer(Other().inner)(*noise).tokens()
-    with pytest.raises(ValueError, match="strategy: expected one of 'fastest' for an Other"):
-        Recognizer(Other(), PipelineConfig(strategy="one_by_one"))
-    with pytest.raises(ValueError, match="^beam: expected none for an Other, got 8"):
-        Recognizer(Other(), PipelineConfig(search=BeamOptions()))
-
-
 def test_prefetched_items_keep_their_order_and_an_error_its_place():
     def items():
         yield 1
@@ -260,12 +208,3 @@ def test_only_settings_that_change_the_text_tell_folders_apart(checkpoint):
     ]
     other += [key(config=PipelineConfig(search=BeamOptions(beam=beam))) for beam in (2, 3)]
     assert {*same} == {key()} and len({key(), *other}) == 8
-
-
-def test_the_command_line_takes_defaults_and_texts_from_the_config():
-    args = parser().parse_args(["transcribe", "a.wav"])
-    for one in fields(WindowOptions):
-        if one.name != "timestamps":
-            assert getattr(args, one.name) == one.default
-        assert len(description(WindowOptions, one.name)) > 10
-    assert all(len(description(PipelineConfig, one.name)) > 10 for one in fields(PipelineConfig))

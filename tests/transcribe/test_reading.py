@@ -3,10 +3,7 @@ from collections import Counter
 
 import pytest
 
-from asrkit.transcribe import WindowOptions, transcribe
 from asrkit.transcribe.reading import AHEAD, OPEN, read_in_threads
-
-ENOUGH_S = 20.0  # a thread that has not come by then will not come
 
 
 def threads():
@@ -27,16 +24,6 @@ def test_items_come_as_a_plain_loop_gives_them(readers, sizes):
     before = threads()
     assert [*read_in_threads(iter(sources), read, readers)] == plain
     assert threads() == before
-
-
-def test_several_sources_are_read_at_once():
-    together = threading.Barrier(3)
-
-    def read(source):
-        together.wait(ENOUGH_S)  # passes only when three readers are here
-        yield source
-
-    assert [*read_in_threads(range(6), read, 3)] == [*range(6)]
 
 
 def test_no_more_is_read_ahead_than_promised():
@@ -80,14 +67,3 @@ def test_who_stops_asking_leaves_no_reader_behind():
     assert next(items) == 0
     items.close()
     assert threads() == before
-
-
-@pytest.mark.parametrize("readers", [1, 5])
-def test_transcripts_do_not_depend_on_the_number_of_readers(learned, speech, long_file, readers):
-    files = [*speech, long_file, long_file.with_name("none.wav"), *speech]
-    wanted = [*transcribe(learned, files, options=WindowOptions(readers=3, batch_s=4))]
-    heard = [*transcribe(learned, files, options=WindowOptions(readers=readers, batch_s=4))]
-    assert [(one.path, one.text, one.error) for one in heard] == [
-        (one.path, one.text, one.error) for one in wanted
-    ]
-    assert [bool(one.error) for one in heard] == [False] * 7 + [True] + [False] * 6

@@ -12,7 +12,6 @@ from asrkit.cli import main
 from asrkit.decoders import Suppressing, aed_greedy
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import load_checkpoint
-from asrkit.models.execution import rounded
 from asrkit.models.prompts import PromptFormat
 from asrkit.transcribe import Recognizer
 
@@ -152,31 +151,6 @@ def test_notes_of_suppressed_tokens_that_are_damaged_are_refused(folder, damaged
     notes = checkpoint.notes | {"suppressed": damaged}
     with pytest.raises(ValueError, match="^(suppressed|always): expected"):
         Recognizer.from_checkpoint(checkpoint._replace(notes=notes))
-
-
-def test_transcripts_know_the_suppressed_tokens_of_their_model(folder, talk, tmp_path, capsys):
-    command = [
-        "transcribe",
-        talk[0],
-        "--model",
-        str(folder),
-        *WINDOWS,
-        "--out",
-        str(tmp_path / "texts"),
-    ]
-    assert main(command) == 0
-    assert main(command) == 0
-    assert "1 done before" in capsys.readouterr().out
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"suppress_tokens": [9]}))
-    assert main(command) == 0
-    assert "1 of 1 file transcribed" in capsys.readouterr().out
-
-
-def test_a_graph_of_the_encoder_has_no_more_frames_than_it_takes():
-    assert [rounded(T) for T in (1, 128, 2999, 3000)] == [128, 128, 3072, 3072]
-    assert [rounded(T, 3000) for T in (1, 128, 2945, 3000)] == [128, 128, 3000, 3000]
-    assert rounded(3001, 3000) == 3072  # the encoder says what is wrong
 
 
 def test_a_beam_decodes_whisper_too(any_folder, talk, capsys):

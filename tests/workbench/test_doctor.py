@@ -24,7 +24,7 @@ def status(name):
 def test_everything_that_asrkit_needs_is_found_here():
     checks = doctor.diagnose()
     assert not [check for check in checks if check.status == "missing"]
-    assert {"packages", "pins", "cores", "memory", "cache", "GPU", "torchaudio", "espeak-ng"} <= {
+    assert {"packages", "pins", "memory", "cache", "GPU", "torchaudio", "espeak-ng"} <= {
         c.name for c in checks
     }
 
@@ -41,7 +41,7 @@ def test_only_a_required_package_that_is_absent_counts_as_missing(monkeypatch, e
 
 
 def test_a_library_that_does_not_load_is_found_without_harm(monkeypatch):
-    monkeypatch.setattr(doctor, "LOADS", ("import os; os.abort()", "pass"))
+    monkeypatch.setitem(doctor.LOADS, ("torchaudio", ""), "import os; os.abort()")
     monkeypatch.delitem(sys.modules, "espeakng_loader", raising=False)
     assert status("torchaudio").status == "missing" and status("espeak-ng").status == "ok"
     assert "espeakng_loader" not in sys.modules  # a GPL library stays out of this process
@@ -65,24 +65,10 @@ def test_the_command_prints_text_and_with_json_every_check(capsys):
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert err == "" and [*told] == ["missing", "note", "ok", "checks"]
-    assert code == bool(told["missing"]) and len(told["checks"]) > 9
+    assert code == bool(told["missing"]) and len(told["checks"]) > 6
     assert last == "{missing} missing, {note} worth knowing, {ok} ok".format(**told)
+    marks = [line.partition("]")[0].strip("[ ") for line in text if line.startswith("[")]
+    assert marks == sorted(marks, key=doctor.STATUSES.index)  # what is missing comes first
     for check in told["checks"]:
+        assert bool(check["remedy"]) == (check["status"] != "ok")
         assert f"[{check['status']:^7}] {check['name']}: {check['detail']}" in text
-
-
-def test_outside_a_checkout_nothing_points_to_its_files(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "LOCK", tmp_path / "none.lock")
-    monkeypatch.setitem(doctor.EXTRAS, "synth", ("somebody", "no_such_module"))
-    assert status("pins").status == "ok" and "only a checkout has" in status("pins").detail
-    assert status("synth").remedy == "pip install 'asrkit[synth]'"
-
-
-def test_what_is_missing_comes_first_with_its_remedy_below():
-    checks = [
-        doctor.Finding(name=s, status=s, detail="d", remedy="" if s == "ok" else "do this")
-        for s in ("ok", "note", "missing")
-    ]
-    lines = doctor.render(checks).splitlines()
-    assert [line.split("]")[0].strip("[ ") for line in lines[::2]] == ["missing", "note", "ok"]
-    assert lines[1].strip() == lines[3].strip() == "do this"

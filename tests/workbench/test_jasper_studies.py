@@ -255,10 +255,10 @@ def test_the_claim_of_parameters_has_those_of_the_model():
 
 
 def test_claims_about_latencies_have_the_numbers_that_are_fitted_and_counted():
-    from asrkit.workbench.cost import jasper_flops, published_latencies, two_numbers
+    from asrkit.workbench.cost import encoder_flops, published_latencies, two_numbers
 
     claims = {one.id: one.params for one in load_claims() if one.id.startswith("jasper-")}
-    rate = jasper_flops(JasperConfig(), frames=100) / 1e9
+    rate = encoder_flops(JasperConfig(), B=1, T=100) / 1e9
     for name in ("jasper-two-numbers", "jasper-fp32-above-peak"):
         assert claims[name]["GFLOP_per_s"] == pytest.approx(rate, abs=0.005)
     cells = published_latencies("DGX A100", "FP16")

@@ -66,7 +66,7 @@ def _manifest_files(path: Path) -> list[Path]:
     """`path`, or the files of a folder: its cuts, else its supervisions, else its recordings."""
     if path.is_file():
         return [path]
-    recordings, supervisions = (pattern.format("*") for pattern in TABLES)
+    recordings, supervisions = TABLES
     for pattern in ("cuts*.jsonl*", supervisions, recordings):
         files = sorted(path.glob(pattern))
         if files:

@@ -1,11 +1,10 @@
-"""Corpora that lie in a folder: LibriSpeech's layout, lhotse's tables, or sounds with texts."""
+"""Corpora that lie in a folder: LibriSpeech's layout, or sounds with texts."""
 
 import contextlib
 import io
-import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from lhotse.recipes.librispeech import prepare_librispeech
 from lhotse.utils import fastcopy
 from tqdm import tqdm
 
-from asrkit.data.corpora.manifests import SPLITS, TABLES, from_manifest, transcribed_cut
+from asrkit.data.corpora.manifests import SPLITS, transcribed_cut
 from asrkit.data.utterances import sound_paths
 from asrkit.shapes import expect
 from asrkit.sound_files import CONVERT, UNREAD, expect_whole, listed
@@ -27,8 +26,8 @@ def read_folder(folder: Path, jobs: int, progress: bool) -> Parts:
     """Cuts of each part of a corpus in a folder, and a line for each utterance left out.
 
     Args:
-        folder: In LibriSpeech's layout (speaker/chapter/*.trans.txt below each part), with lhotse
-            recordings and supervisions, or with sound files that have a .txt beside them.
+        folder: In LibriSpeech's layout (speaker/chapter/*.trans.txt below each part), or with sound
+            files that have a .txt beside them.
         jobs: Threads that read.
         progress: Show a progress bar.
     """
@@ -37,17 +36,11 @@ def read_folder(folder: Path, jobs: int, progress: bool) -> Parts:
         sets, left_out = _read_librispeech_parts(folder, transcripts, jobs, progress)
         _expect_whole_sounds(sets, jobs)
         return sets, left_out
-    tables = sorted(folder.glob(TABLES[1].format("*")))
-    if tables:
-        sets = _read_tables(folder, tables)
-        _expect_whole_sounds(sets, jobs)
-        return sets, []
     sounds = [folder / name for name in listed(folder)]
     expect(
         any(path.with_suffix(".txt").is_file() for path in sounds),
         "corpus",
-        "*.trans.txt, lhotse recordings and supervisions, or sound files each with a .txt beside "
-        "it",
+        "*.trans.txt, or sound files each with a .txt beside it",
         f"none of them in {folder}",
     )
     return _read_sounds(folder, sounds, jobs, progress)
@@ -109,11 +102,31 @@ def read_librispeech(folder: Path, parts: Sequence[str], jobs: int, progress: bo
     """
     # The recipe's bars cannot be switched off.
     with contextlib.redirect_stderr(sys.stderr if progress else io.StringIO()):
-        tables = run_recipe(prepare_librispeech, folder, dataset_parts=parts, num_jobs=jobs)
-    sets = recipe_cuts({part: tables[part].values() for part in parts})
+        try:
+            tables = prepare_librispeech(folder, dataset_parts=parts, num_jobs=jobs)
+        except Exception as error:  # a bare assert, a failed unpacking, or lhotse's own classes
+            why = f"{type(error).__name__} {_one_line(error, 200)}".strip()
+            raise ValueError(
+                f"corpus: lhotse's prepare_librispeech cannot read {folder} ({why}). "
+                "Mend what is damaged there."
+            ) from None
+    sets = {part: _part_cuts(**tables[part]) for part in parts}
     with_sound = {cut.id for cuts in sets.values() for cut in cuts}
     names = [name for part in parts for name in _transcribed_names(folder / part)]
     return sets, [f"no sound of {name}" for name in names if name not in with_sound]
+
+
+def _part_cuts(recordings: Iterable[Any], supervisions: Iterable[Any]) -> list[Any]:
+    """Cuts of recordings with one supervision each, sorted by id, with text in lower case."""
+    of_recording = {
+        supervision.recording_id: supervision.transform_text(str.lower)
+        for supervision in supervisions
+    }
+    cuts = [
+        fastcopy(recording.to_cut(), supervisions=[of_recording[recording.id]])
+        for recording in recordings
+    ]
+    return sorted(cuts, key=lambda cut: cut.id)  # the recordings come as the file system has them
 
 
 def _transcribed_names(part: Path) -> list[str]:
@@ -125,61 +138,8 @@ def _transcribed_names(part: Path) -> list[str]:
     return names
 
 
-def run_recipe(recipe: Callable[..., Any], folder: Path, **options: Any) -> Any:
-    """What a recipe of lhotse returns for a folder; what it raises becomes a ValueError.
-
-    Args:
-        recipe: One of lhotse's `prepare_` functions.
-        folder: That holds the corpus.
-        options: Of the recipe.
-    """
-    try:
-        return recipe(folder, **options)
-    except Exception as error:  # a bare assert, a failed unpacking, or lhotse's own classes
-        why = f"{type(error).__name__} {_one_line(error, 200)}".strip()
-        raise ValueError(
-            f"corpus: lhotse's {recipe.__name__} cannot read {folder} ({why}). "
-            "Mend what is damaged there."
-        ) from None
-
-
 def _one_line(error: Exception, length: int) -> str:
     return " ".join(str(error).split())[:length]
-
-
-def recipe_cuts(tables: dict[str, Iterable[Any]]) -> dict[str, list[Any]]:
-    """Cuts of each part, sorted by id, with text in lower case.
-
-    Args:
-        tables: (recordings, supervisions) of each part, as recipes of lhotse return them; each
-            recording has one supervision.
-    """
-    sets: dict[str, list[Any]] = {}
-    for part, (recordings, supervisions) in tables.items():
-        of_recording = {
-            supervision.recording_id: supervision.transform_text(str.lower)
-            for supervision in supervisions
-        }
-        cuts = [
-            fastcopy(recording.to_cut(), supervisions=[of_recording[recording.id]])
-            for recording in recordings
-        ]
-        # The recordings come in the order of the file system.
-        sets[part] = sorted(cuts, key=lambda cut: cut.id)
-    return sets
-
-
-def _read_tables(folder: Path, supervisions: Sequence[Path]) -> dict[str, list[Any]]:
-    """Cuts of lhotse's tables; supervisions_dev.jsonl is of the part dev."""
-    endings = set()
-    for path in supervisions:
-        match = re.search(r"supervisions(.*?)\.jsonl", path.name)
-        if match:
-            endings.add(match[1])
-    return {
-        ending.strip("_-.") or "all": [*from_manifest(folder, part=ending)]
-        for ending in sorted(endings)
-    }
 
 
 def _read_sounds(folder: Path, sounds: Sequence[Path], jobs: int, progress: bool) -> Parts:

@@ -18,8 +18,7 @@ from asrkit.shapes import expect
 
 SPLITS = ("train", "dev", "test")
 UNKNOWN = "unknown"  # the speaker of a line that names none
-# Names of lhotse's tables in a folder; {} is the part of the corpus.
-TABLES = ("*recordings{}.jsonl*", "*supervisions{}.jsonl*")
+TABLES = ("*recordings*.jsonl*", "*supervisions*.jsonl*")  # lhotse's, in a folder
 LINES = "cuts, or lines with audio and text"
 # What a file that is no manifest, or a damaged one, makes its readers raise.
 UNREADABLE = (
@@ -36,7 +35,7 @@ UNREADABLE = (
 )
 
 
-def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
+def from_manifest(path: str | Path) -> CutSet:
     """Cuts at 16 kHz with text. Audio is read when it is used (`Utterances` averages channels).
 
     Args:
@@ -45,7 +44,6 @@ def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
             have id, speaker, split and kind. NeMo's names are known too: audio_filepath, offset
             and duration. Audio paths are relative to the manifest's folder or to that folder's
             parent. Blank lines and a byte order mark do not matter.
-        part: Read only those tables of a folder that end so: `_dev` for recordings_dev.jsonl.gz.
 
     Raises:
         ValueError: The manifest cannot be read or has no utterance; the message is one line.
@@ -55,7 +53,7 @@ def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
     try:
         if path.is_dir():
             folder = path
-            cuts = _folder_cuts(path, part)
+            cuts = _folder_cuts(path)
         else:
             folder = path.parent
             cuts = _file_cuts(path)
@@ -66,11 +64,10 @@ def from_manifest(path: str | Path, *, part: str = "*") -> CutSet:
     return CutSet.from_cuts(_checked(cut, folder) for cut in cuts)
 
 
-def _folder_cuts(folder: Path, part: str) -> list[Any]:
+def _folder_cuts(folder: Path) -> list[Any]:
     """Cuts of lhotse's tables in a folder, one for each supervision; none if a table is missing."""
     recordings, supervisions = (
-        [row for file in folder.glob(pattern.format(part)) for row in _table(file)]
-        for pattern in TABLES
+        [row for file in folder.glob(pattern) for row in _table(file)] for pattern in TABLES
     )
     if not recordings or not supervisions:
         return []

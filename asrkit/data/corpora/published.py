@@ -13,33 +13,22 @@ from typing import Any
 from urllib.error import URLError
 
 from lhotse.recipes.librispeech import LIBRISPEECH, MINI_LIBRISPEECH, download_librispeech
-from lhotse.recipes.yesno import download_yesno, prepare_yesno
 from lhotse.utils import fastcopy
 
 from asrkit.data.corpora import synthetic
-from asrkit.data.corpora.folders import (
-    Parts,
-    read_folder,
-    read_librispeech,
-    recipe_cuts,
-    run_recipe,
-)
+from asrkit.data.corpora.folders import read_folder, read_librispeech
 from asrkit.data.corpora.manifests import RATE_HZ
 from asrkit.files import atomic, home, lock
 from asrkit.shapes import expect
 
 OPENSLR = "https://www.openslr.org/resources"
 ARCHIVES = {  # parts of the corpora that lhotse downloads
-    "yesno": ("waves_yesno",),
     "mini_librispeech": MINI_LIBRISPEECH,
     "librispeech": LIBRISPEECH,
 }
 # Kinds of utterances of the corpora that are synthesised.
 SPOKEN: dict[str, tuple[str, ...]] = {"digits": ("digits",), "spoken_commands": synthetic.KINDS}
 
-
-# Checksums: torchaudio 2.11 (datasets/librispeech.py, yesno.py), md5sum.txt of openslr.org/31;
-# sizes: tensorflow_datasets
 DEFAULT = {"librispeech": ("dev-clean", "test-clean", "train-clean-100")}  # 7 of 61 GB
 
 
@@ -59,10 +48,9 @@ def prepare_corpora(
     cut off; unpacking and writing start anew.
 
     Args:
-        corpus: digits or spoken_commands (synthesised here); yesno, mini_librispeech or librispeech
-            (from `mirror`); or a folder of LibriSpeech's layout (*.trans.txt), of lhotse recordings
-            and supervisions, or of sound files each with a .txt beside it. Texts become lower case
-            but for the last two.
+        corpus: digits or spoken_commands (synthesised here); mini_librispeech or librispeech (from
+            `mirror`); or a folder of LibriSpeech's layout (*.trans.txt), whose texts become lower
+            case, or of sound files each with a .txt beside it.
         out: Folder for archives and cuts; default home()/corpora/<name>.
         parts: Names of the parts to prepare, or "all". By default all parts, but of librispeech
             only 7 of its 61 GB.
@@ -94,8 +82,9 @@ def prepare_corpora(
         sets = _spoken(SPOKEN[name], jobs, progress)
         left_out: list[str] = []
     elif name in ARCHIVES:
-        _download(name, to, parts, mirror)
-        sets, left_out = _read_archives(name, to, parts, jobs, progress)
+        archives = _chosen(parts, ARCHIVES[name], DEFAULT.get(name, ARCHIVES[name]))
+        _download(to, archives, mirror)
+        sets, left_out = read_librispeech(to / "LibriSpeech", archives, jobs, progress)
     else:
         sets, left_out = read_folder(folder, jobs, progress)
     sets = {part: sets[part] for part in _chosen(parts, [*sets], [*sets])}
@@ -168,33 +157,15 @@ def _spoken(kinds: Sequence[str], jobs: int, progress: bool) -> dict[str, list[A
     return {split: list(cuts) for split, cuts in sets.items()}
 
 
-def _archive_parts(name: str, parts: Sequence[str]) -> list[str]:
-    """Archives of a corpus to load; yesno has one, whose parts are known once it is read."""
-    archives = [*ARCHIVES[name]]
-    if name == "yesno":
-        return archives
-    return _chosen(parts, archives, DEFAULT.get(name, archives))
-
-
-def _unpacked_folder(name: str, to: Path) -> Path:
-    """Where the archives of a corpus put their parts."""
-    return to if name == "yesno" else to / "LibriSpeech"
-
-
-def _download(name: str, to: Path, parts: Sequence[str], mirror: str) -> None:
-    """Download and unpack those archives of a corpus that are not complete yet."""
-    chosen = _archive_parts(name, parts)
+def _download(to: Path, archives: Sequence[str], mirror: str) -> None:
+    """Download and unpack those archives of LibriSpeech that are not complete yet."""
     busy = (
         f"out: expected a folder that nobody else is preparing, got {to}. "
         "Wait, or pass another --out."
     )
-    base = mirror.rstrip("/")
     with lock(to, refused=busy):
         try:
-            if name == "yesno":
-                download_yesno(to, url=f"{base}/1/waves_yesno.tar.gz")
-            else:
-                download_librispeech(to, chosen, base_url=base)
+            download_librispeech(to, archives, base_url=mirror.rstrip("/"))
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise ValueError(
                 f"mirror: expected whole archives in {to}, got {error}. "
@@ -204,12 +175,3 @@ def _download(name: str, to: Path, parts: Sequence[str], mirror: str) -> None:
             raise ConnectionError(
                 f"mirror: expected an answer from {mirror}, got {error}. Is the network up?"
             ) from None
-
-
-def _read_archives(name: str, to: Path, parts: Sequence[str], jobs: int, progress: bool) -> Parts:
-    """Cuts of each part of an unpacked corpus, and what was left out."""
-    folder = _unpacked_folder(name, to)
-    if name != "yesno":
-        return read_librispeech(folder, _archive_parts(name, parts), jobs, progress)
-    tables = run_recipe(prepare_yesno, folder / "waves_yesno")
-    return recipe_cuts({part: manifests.values() for part, manifests in tables.items()}), []

@@ -18,10 +18,11 @@ from asrkit.decoders.attention.steps import (
     limits_of,
     prompt_of,
 )
+from asrkit.decoders.beams import check_width
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.decoders.states import map_state
 from asrkit.runtime import eager
-from asrkit.shapes import MAX_COUNT, expect, is_finite, valid_mask, whole
+from asrkit.shapes import expect, is_finite, valid_mask
 
 MOST_PENALTY = 10  # a text of 1,000 tokens is divided by 10^22 then, still a number with meaning
 
@@ -34,8 +35,7 @@ def check_beam(width: int, nbest: int, length_penalty: float) -> None:
         nbest: Hypotheses in the result, at most `width`.
         length_penalty: Exponent of the length.
     """
-    expect(whole(width, 1, MAX_COUNT), "width", f"1 to {MAX_COUNT} hypotheses", repr(width))
-    expect(whole(nbest, 1, width), "nbest", f"1 to width={width} hypotheses", repr(nbest))
+    check_width(width, nbest)
     valid = is_finite(length_penalty) and 0 <= length_penalty <= MOST_PENALTY
     wanted = f"a number from 0 to {MOST_PENALTY}"
     expect(valid, "length_penalty", wanted, f"{length_penalty!r:.40}")

@@ -94,7 +94,7 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
             `asrkit.decoders.transducer.graphs.decode`.
         max_symbols: Most labels on one frame.
         window: Frames of one joint call of windowed_looping; None is 8, and 2 for TDT on a CPU
-            (good at batches of 1 to 128; on a GPU fewer turns should win, which is unmeasured).
+            (good at batches of 1 to 128; other windows are not timed on a GPU).
         confidence: Confidence of each label: "max_prob", its probability; "entropy",
             1 - entropy / ln V of the tokens. Both are 1 where the model is sure.
         carry: `carry` of earlier hypotheses, to go on where their frames ended.

@@ -310,9 +310,10 @@ def _forget(key: int) -> None:
 
 def free_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream that no captured loop was recorded on, or whose loops are gone."""
-    for place, stream in enumerate(FREE_STREAMS):
-        if stream.device == device:
-            return FREE_STREAMS.pop(place)
+    with REGISTERING:
+        for place, stream in enumerate(FREE_STREAMS):
+            if stream.device == device:
+                return FREE_STREAMS.pop(place)
     return torch.cuda.Stream(device)
 
 

@@ -52,7 +52,6 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
     fastemit_lambda: float = 0.0,
     dropout: float = 0.0,
     seed: int | None = None,
-    skip: float = 0.0,
     tile: int | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
@@ -82,10 +81,7 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
         dropout: Probability that an element of the hidden layer is dropped. The mask is a hash of
             seed, utterance, node and column: computed again, never stored.
         seed: Seed of that mask, 32 bits; None draws one from torch's default generator.
-        skip: Nodes whose share of the likelihood is no larger are left out of the second pass; the
-            gradient then misses at most 2 skip for each of them. 0 is exact; triton leaves none
-            out.
-        tile: Nodes of a tile; None takes what fits a cache, and with impl="triton" 128 MiB, whole
+        tile: Nodes of a tile; None takes what fits a cache, and with impl="triton" 256 MiB, whole
             frames at least.
         impl: "plain" (torch), "numba_cpu", "triton", or "auto": numba_cpu on a CPU, triton on a GPU
             where it works, else plain.
@@ -102,7 +98,7 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
     return _lean_loss(
         JointTensors(encoded, predicted, weight, bias),
         (targets, logit_lengths, target_lengths),
-        JointRequest(activation, dropout, seed, skip, tile),
+        JointRequest(activation, dropout, seed, tile),
         LatticeOptions(blank=blank, fastemit_lambda=fastemit_lambda),
         reduction,
         impl,
@@ -128,7 +124,6 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
     fastemit_lambda: float = 0.0,
     dropout: float = 0.0,
     seed: int | None = None,
-    skip: float = 0.0,
     tile: int | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
@@ -154,7 +149,6 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
         fastemit_lambda: Scales the gradient of label arcs by 1 + lambda (arXiv 2010.11148).
         dropout: Probability that an element of the hidden layer is dropped.
         seed: Seed of dropout's mask, 32 bits; None draws one from torch's default generator.
-        skip: Nodes whose share of the likelihood is no larger are left out of the second pass.
         tile: Nodes of a tile; None takes what fits a cache.
         impl: "plain" (torch), "numba_cpu", "triton", or "auto", as in `rnnt_loss_lean`.
 
@@ -175,7 +169,7 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
     return _lean_loss(
         tensors,
         (targets, logit_lengths, target_lengths),
-        JointRequest(activation, dropout, seed, skip, tile),
+        JointRequest(activation, dropout, seed, tile),
         options,
         reduction,
         impl,

@@ -37,14 +37,12 @@ class Joint:
         dropout: Probability that an element of the hidden layer is dropped.
         seed: Seed of dropout's mask.
         tile: Nodes whose logits, or these logits' gradient, exist at once.
-        skip: Nodes whose share of the likelihood is no larger are left out of the second pass.
     """
 
     activation: str = "relu"
     dropout: float = 0.0
     seed: int = 0
     tile: int = 1024
-    skip: float = 0.0
 
 
 class Tiles(Protocol):
@@ -188,16 +186,16 @@ def _empty_arcs(encoded: Tensor, weight: Tensor, nodes: Nodes, durations: int) -
 
 
 def _active_nodes(posterior: Tensor, joint: Joint) -> Iterator[Tensor]:
-    """Indices of the nodes with a posterior above joint.skip, or of NaN, a tile at a time.
+    """Indices of the nodes whose posterior matters, or is NaN, a tile at a time.
 
-    On a GPU without `skip` all nodes: to select some, the CPU would have to wait.
+    On a GPU all nodes: to select some, the CPU would have to wait.
     """
-    select = posterior.device.type == "cpu" or joint.skip > 0
+    select = posterior.device.type == "cpu"
     step = joint.tile * SEGMENT
     for start in range(0, len(posterior), step):
         part = posterior[start : start + step]
         if select:
-            index = (~(part <= max(joint.skip, NEGLIGIBLE))).nonzero()[:, 0]
+            index = (~(part <= NEGLIGIBLE)).nonzero()[:, 0]
         else:
             index = torch.arange(len(part), device=posterior.device)
         yield from (index + start).split(joint.tile)

@@ -11,9 +11,9 @@ from asrkit.losses.lean.driver import Joint
 from asrkit.shapes import dims, expect
 
 Activation = Literal["relu", "tanh"]
-# Bytes of a tile by default: a CPU core's cache; a GPU's cache; for Triton what keeps the GPU busy
-# for some hundred microseconds a launch.
-TILE_BYTES = {"cpu": 1 << 22, "cuda": 1 << 24, "triton": 1 << 28}
+# Size of a tile by default: a CPU core's cache; a GPU's cache; for Triton what keeps an H100 busy
+# until the next launch is there.
+TILE_MIB = {"cpu": 4, "cuda": 16, "triton": 256}
 FEWEST_NODES = 64  # of a tile by default
 
 
@@ -32,7 +32,6 @@ class JointRequest(NamedTuple):
     activation: Activation
     dropout: float
     seed: int | None
-    skip: float
     tile: int | None
 
 
@@ -67,13 +66,11 @@ def resolve_joint(request: JointRequest, weight: Tensor, impl: str) -> Joint:
         weight: Weight of the output layer (V, D), in the dtype of the products.
         impl: Name of the implementation that will run.
     """
-    activation, dropout, seed, skip, tile = request
+    activation, dropout, seed, tile = request
     known = activation in ("relu", "tanh")
     expect(known, "activation", "'relu' or 'tanh'", repr(activation))
     ok = isinstance(dropout, Real) and 0 <= dropout < 1
     expect(ok, "dropout", "a probability below 1", dropout)
-    ok = isinstance(skip, Real) and 0 <= skip < 1
-    expect(ok, "skip", "a share of the likelihood, below 1", skip)
     ok = tile is None or (type(tile) is int and tile > 0)
     expect(ok, "tile", "a number of nodes, at least 1", tile)
     ok = seed is None or (isinstance(seed, int) and 0 <= seed < 2**32)
@@ -86,7 +83,7 @@ def resolve_joint(request: JointRequest, weight: Tensor, impl: str) -> Joint:
         place = weight.device.type
         if impl == "triton":
             place = "triton"
-        tile_bytes = TILE_BYTES.get(place, TILE_BYTES["cuda"])
+        tile_MiB = TILE_MIB.get(place, TILE_MIB["cuda"])
         row_bytes = max(weight.shape) * weight.element_size()
-        tile = max(FEWEST_NODES, tile_bytes // row_bytes)
-    return Joint(activation=activation, dropout=dropout, seed=seed, skip=skip, tile=tile)
+        tile = max(FEWEST_NODES, tile_MiB * 2**20 // row_bytes)
+    return Joint(activation=activation, dropout=dropout, seed=seed, tile=tile)

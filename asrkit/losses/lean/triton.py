@@ -19,7 +19,8 @@ larger) fills 256 MiB, and no chunk is smaller than a frame. V and D + 1 are rou
 of 16 (a copy of the weight), so that every row is aligned. Logits are rounded to the weight's
 dtype, as in a joint that is kept. Sums over frames are taken in any order.
 
-Run in Triton's interpreter and compiled for sm_80, sm_90 and sm_100; its speed is unmeasured.
+On an H100 the losses agree with a joint that is kept, and in bfloat16 they are faster than one; on
+a CPU they run in Triton's interpreter.
 """
 
 from collections.abc import Iterator

@@ -11,8 +11,8 @@ neighbours lie side by side all the same, so no more sectors are fetched than th
 every row starts and ends at such a multiple (V = 1024), a lane reads 16 bytes at once, which saves
 some instructions and no bytes.
 
-Written for a GPU; so far run in Triton's interpreter (TRITON_INTERPRET=1 before Python starts) and
-compiled for sm_80, sm_90 and sm_100, which shows results, registers and instructions, and no times.
+On an H100 they agree with the reference; on a CPU they run in Triton's interpreter
+(TRITON_INTERPRET=1 before Python starts).
 """
 
 from math import e, log2

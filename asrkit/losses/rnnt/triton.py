@@ -7,8 +7,8 @@ frames comes from d diagonals back, or d + 1 for a label. The terms of a node sh
 The backward direction takes the same steps through the lattice turned by 180 degrees. Memory: 16
 bytes a node for the sums, 8 for the posteriors, 4 for each duration's.
 
-Written for a GPU; so far run in Triton's interpreter and compiled for sm_80, sm_90 and sm_100. Its
-speed is unmeasured.
+On an H100 the loss agrees with the reference and is the fastest of the package; on a CPU it runs in
+Triton's interpreter.
 """
 
 import torch

@@ -4,6 +4,7 @@ folders, and `.pt` files of Jasper's published training code.
 No pickled code is ever run.
 """
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,16 @@ from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
 __all__ = ["Checkpoint", "config_from_dict", "config_to_dict", "load_checkpoint", "save_checkpoint"]
+
+DAMAGES = (  # what reading a file raises whose parts are not those of its kind
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    UnicodeDecodeError,
+    json.JSONDecodeError,
+)
 
 
 class Checkpoint(NamedTuple):
@@ -56,8 +67,8 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     weights = {}
     for name, value in model.state_dict().items():
         weights[name] = value.detach().cpu().contiguous()
-    wanted = _without_memory(model.config).state_dict()
-    _expect_same(wanted, weights, "model", "Save a model before it is optimized.")
+    remedy = "Save a model before it is optimized."
+    _load(_without_memory(model.config), weights, "model", remedy)
     own.write(Path(path), (model.config, weights, tokenizer, features, notes))
 
 
@@ -95,36 +106,32 @@ def load_checkpoint(
     expect(layers <= len(weights), "model", most, layers)
     model = _without_memory(config)
     state = model.state_dict()
-    _expect_same(state, weights, path.name, "Is it whole, and of this asrkit?")
     moved = dict[str, Tensor]()
-    for name, wanted in state.items():  # one by one, so that none is in memory twice
+    for name in [*weights]:  # one by one, so that none is in memory twice
         weight = weights.pop(name)
-        floating = wanted.is_floating_point()
-        same = weight.is_floating_point() == floating
+        floating = weight.is_floating_point()
+        same = name not in state or state[name].is_floating_point() == floating
         expect(same, name, "floating-point weights, whole counters", weight.dtype)
-        to_dtype = dtype if floating else wanted.dtype
+        to_dtype = dtype if floating else weight.dtype
         # Tensors of safetensors are still mapped from the file: what changes the file would change
         # the model, and they are not aligned.
         moved[name] = weight.to(device, to_dtype, copy=path.suffix != ".nemo")
-    model.load_state_dict(moved, assign=True)
+    _load(model, moved, path.name, "Is it whole, and of this asrkit?")
     return Checkpoint(model.eval(), tokenizer, features, notes)
 
 
 def _read(path: Path) -> own.Contents:
     """Contents of a Hugging Face folder, a `.nemo` archive, a `.pt` file or asrkit's own file."""
-    if path.is_dir():
-        from asrkit.models.checkpoints import huggingface
+    from asrkit.models.checkpoints import huggingface, jasper, nemo
 
-        return huggingface.read(path)
-    if path.suffix == ".nemo":
-        from asrkit.models.checkpoints import nemo
-
-        return nemo.read(path)
-    if path.suffix == ".pt":
-        from asrkit.models.checkpoints import jasper
-
-        return jasper.read(path)
-    return own.read(path)
+    readers = {".nemo": nemo.read, ".pt": jasper.read}
+    read = huggingface.read if path.is_dir() else readers.get(path.suffix, own.read)
+    try:
+        return read(path)
+    except DAMAGES as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        remedy = "Or it is of a model that asrkit does not know."
+        raise ValueError(f"model: {path.name} is damaged ({why:.300}). {remedy}") from None
 
 
 def _expect_fits(
@@ -164,26 +171,18 @@ def _without_memory(config: ModelConfig) -> Model:
         raise ValueError(f"model: no model has the settings of this file ({why}).") from None
 
 
-def _expect_same(
-    wanted: dict[str, Tensor], weights: dict[str, Tensor], name: str, remedy: str
-) -> None:
-    """Expect `weights` to have the names and shapes of `wanted`."""
-    missing = sorted(wanted.keys() - weights.keys())
-    unknown = sorted(weights.keys() - wanted.keys())
-    named = f"missing {_few(missing)}, unknown {_few(unknown)}"
-    expect(not missing and not unknown, "model", "weights of its config", named, remedy)
-    other = []
-    for key, value in wanted.items():
-        shape = tuple(weights[key].shape)
-        expected = tuple(value.shape)
-        if shape != expected:
-            other.append(f"{key} {shape}, not {expected}")
-    expect(not other, "model", f"the header of {name} to be of its weights", _few(other))
+def _load(model: Model, weights: dict[str, Tensor], name: str, remedy: str) -> None:
+    """Give a model its weights; ValueError unless they have its names and shapes.
 
-
-def _few(names: list[str]) -> str:
-    """The first of `names`, and how many more there are."""
-    text = str(names[:5])[:300]
-    if len(names) > 5:
-        text += f" and {len(names) - 5} more"
-    return text
+    Args:
+        model: One without memory.
+        weights: By name.
+        name: Of the file, in errors.
+        remedy: In errors.
+    """
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        why = " ".join(str(error).partition(":")[2].split())
+        message = f"{name}: the weights are not of its config ({why:.400}). {remedy}"
+        raise ValueError(message) from None

@@ -54,6 +54,19 @@ class Archive:
             return tensors(_load(io.BytesIO(stream.read()), what), what)
 
 
+def read_yaml(tar: Archive, member: str) -> dict[str, Any]:
+    """The keys and values of a member in YAML; ValueError where it is damaged."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(tar.bytes(member))
+    except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
+        why = " ".join(str(error).split())
+        raise ValueError(f"{tar.name}: {member} is damaged ({why:.200}).") from None
+    expect(isinstance(values, dict), member, "keys and values", type(values).__name__)
+    return values
+
+
 def saved(path: Path) -> Any:
     """What `torch.save` wrote to the file `path`; ValueError where it holds more than plain values.
 
@@ -69,11 +82,10 @@ def tensors(weights: Any, what: str) -> dict[str, Tensor]:
         weights: What a file holds.
         what: Its name in errors.
     """
-    named = isinstance(weights, dict) and all(
-        isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
-        for name, value in weights.items()
+    dense = isinstance(weights, dict) and all(
+        isinstance(value, Tensor) and value.layout == torch.strided for value in weights.values()
     )
-    expect(named, what, "dense tensors by name", type(weights).__name__)
+    expect(dense, what, "dense tensors by name", type(weights).__name__)
     addresses = {name: value.untyped_storage().data_ptr() for name, value in weights.items()}
     owners = Counter(addresses.values())
     return {  # copied where several lie in one piece of memory, as an LSTM's do

@@ -89,8 +89,8 @@ def special_tokens(vocabulary: dict[str, int]) -> dict[str, int]:
     return {name: vocabulary[text] for name, text in names.items()}
 
 
-def our_weights(weights: dict[str, Tensor], output: str) -> dict[str, Tensor]:
-    """`weights` with queries, keys and values joined as asrkit's layers have them, in place.
+def shape_decoder(weights: dict[str, Tensor], output: str) -> None:
+    """Join queries, keys and values as asrkit's layers have them, in place.
 
     Args:
         weights: By asrkit's names, but for `q`, `k` and `v` of attention of the decoder, where
@@ -103,7 +103,6 @@ def our_weights(weights: dict[str, Tensor], output: str) -> dict[str, Tensor]:
     drop_tied_output(weights, output)
     join(weights, ".self_attention", "qkv", "qkv")
     join(weights, ".cross_attention", "kv", "key_value")
-    return weights
 
 
 def sines_first(table: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from asrkit.models.checkpoints.own import read_safetensors
 from asrkit.shapes import expect
 
-MAX_SIZE = 10**6  # of classes or samples; a config with more is taken for damaged
+MAX_SIZE = 10**6  # of tokens; a config with more is taken for damaged
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -27,6 +28,13 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
     return values
 
 
+def tokenizer_json(path: Path) -> dict[str, Any]:
+    """The tokenizer of the folder; ValueError where there is none."""
+    contents = read_json(path, "tokenizer.json")
+    expect(bool(contents), "model", "tokenizer.json", f"none in {path.name}")
+    return contents
+
+
 def extractor(path: Path) -> dict[str, Any]:
     """Settings of the feature extractor, which stand in either of two files."""
     own, processor = _PROCESSORS
@@ -38,21 +46,15 @@ def extractor(path: Path) -> dict[str, Any]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Every tensor of model.safetensors, or of the shards that its index names."""
-    from safetensors import SafetensorError, safe_open
-
     files = ["model.safetensors"]
     index = read_json(path, "model.safetensors.index.json")
     if index and not (path / files[0]).is_file():
-        files = sorted({*index["weight_map"].values()}, key=str)
+        files = sorted({*index["weight_map"].values()})
     weights: dict[str, Tensor] = {}
     for name in files:
-        plain = isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
+        plain = Path(name).name == name and name.endswith(".safetensors")
         expect(plain, "weight_map", "names of .safetensors files in the folder", repr(name))
         remedy = "Pickled weights (.bin, .pt) are not read."
         expect((path / name).is_file(), "model", name, f"none in {path.name}", remedy)
-        try:
-            with safe_open(str(path / name), "pt") as file:
-                weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"model: {name} is not a safetensors file ({error}).") from None
+        weights |= read_safetensors(path / name)[0]
     return weights

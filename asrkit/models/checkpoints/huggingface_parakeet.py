@@ -10,12 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.models.checkpoints.folders import MAX_SIZE, extractor, read_json, read_weights
+from asrkit.models.checkpoints.folders import (
+    MAX_SIZE,
+    extractor,
+    read_weights,
+    tokenizer_json,
+)
 from asrkit.models.checkpoints.own import Contents
-from asrkit.models.checkpoints.renaming import join, renamed, replaced
+from asrkit.models.checkpoints.renaming import renamed, replaced, shape_conformer
+from asrkit.models.checkpoints.settings import expect_only
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
-from asrkit.shapes import MAX_COUNT, expect, whole
+from asrkit.shapes import expect, whole
 from asrkit.text import SentencePieceTokenizer
 
 KINDS = ("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt")
@@ -35,21 +41,7 @@ _ENCODER: dict[str, Any] = {
     "attention_dropout": 0.1,
     "dropout_positions": 0.0,
 }
-_FIXED = {
-    "model_type": "parakeet_encoder",
-    "hidden_act": "silu",
-    "subsampling_conv_kernel_size": 3,
-    "subsampling_conv_stride": 2,
-}
-_IGNORED = {
-    "layerdrop",
-    "max_position_embeddings",
-    "initializer_range",
-    "dtype",
-    "torch_dtype",
-    "architectures",
-    "transformers_version",
-}
+_ONLY = {"hidden_act": "silu", "subsampling_conv_stride": 2}
 _EXTRACTOR: dict[str, Any] = {
     "sampling_rate": 16_000,
     "win_length": 400,
@@ -134,14 +126,11 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
         config = CTCConfig(vocab_size=len(tokens), encoder=encoder)
     else:
         config = _transducer(values, len(tokens), encoder)
-        most = values.get("max_symbols_per_step", 10)
-        expect(whole(most, 1, MAX_COUNT), "max_symbols_per_step", f"1 to {MAX_COUNT}", most)
-        notes["max_symbols"] = most
-    features = feature_settings(extractor(path), encoder.bins)
-    contents = read_json(path, "tokenizer.json")
-    expect(bool(contents), "model", "tokenizer.json", f"none in {path.name}")
-    tokenizer = SentencePieceTokenizer.from_json(contents, tokens)
-    weights = in_our_shapes(renamed(read_weights(path), our_name))
+        notes["max_symbols"] = values.get("max_symbols_per_step", 10)
+    features = feature_settings(extractor(path))
+    tokenizer = SentencePieceTokenizer.from_json(tokenizer_json(path), tokens)
+    weights = renamed(read_weights(path), our_name)
+    shape_conformer(weights)
     weights = _with_blank_last(weights, blank, classes)
     return config, weights, tokenizer, features, notes
 
@@ -166,25 +155,9 @@ def _transducer(
 
 def encoder_config(values: dict[str, Any]) -> FastConformerConfig:
     """The encoder of a config's section `encoder_config`; ValueError names what is not done."""
+    expect_only(values, _ONLY, "encoder_config")
     get = {**_ENCODER, **values}.__getitem__
-    for key, only in _FIXED.items():
-        same = values.get(key, only) == only
-        expect(same, f"encoder_config.{key}", repr(only), repr(values.get(key)))
-    derived = {
-        "convolution_bias": get("attention_bias"),
-        "num_key_value_heads": get("num_attention_heads"),
-    }
-    for key, wanted in derived.items():
-        got = values.get(key, wanted)
-        expect(got == wanted, f"encoder_config.{key}", f"{wanted}, as for attention", got)
-    for key in ("attention_bias", "scale_input"):
-        expect(isinstance(get(key), bool), f"encoder_config.{key}", "true or false", repr(get(key)))
-    unknown = sorted(values.keys() - {*_ENCODER, *_FIXED, *derived, *_IGNORED})
-    expect(not unknown, "encoder_config", "keys that asrkit knows", unknown)
     D = get("hidden_size")
-    wide = get("intermediate_size")
-    multiple = whole(D, 1) and whole(wide, D) and wide % D == 0
-    expect(multiple, "encoder_config.intermediate_size", f"a multiple of {D}", wide)
     return FastConformerConfig(
         bins=get("num_mel_bins"),
         width=D,
@@ -193,7 +166,7 @@ def encoder_config(values: dict[str, Any]) -> FastConformerConfig:
         subsampling=get("subsampling_factor"),
         subsampling_channels=get("subsampling_conv_channels"),
         kernel=get("conv_kernel_size"),
-        expansion=wide // D,
+        expansion=get("intermediate_size") // D,
         bias=get("attention_bias"),
         scale_input=get("scale_input"),
         dropout=get("activation_dropout"),
@@ -203,27 +176,21 @@ def encoder_config(values: dict[str, Any]) -> FastConformerConfig:
     )
 
 
-def feature_settings(values: dict[str, Any], bins: int) -> dict[str, Any]:
+def feature_settings(values: dict[str, Any]) -> dict[str, Any]:
     """Arguments of FeatureConfig.
 
     Those of _EXTRACTOR_CODE are not in the file: transformers' extractor has them in its code.
     """
-    known = "ParakeetFeatureExtractor"
-    kind = values.get("feature_extractor_type", known)
-    expect(kind == known, "feature_extractor_type", repr(known), repr(kind))
+    only = {"feature_extractor_type": "ParakeetFeatureExtractor"}
+    expect_only(values, only, "preprocessor_config.json")
     get = {**_EXTRACTOR, **values}.__getitem__
-    size = get("feature_size")
-    expect(size == bins, "feature_size", f"{bins}, the encoder's num_mel_bins", size)
-    for key in ("sampling_rate", "win_length", "hop_length", "n_fft"):
-        wanted = f"a whole number in 1..{MAX_SIZE}"
-        expect(whole(get(key), 1, MAX_SIZE), key, wanted, repr(get(key)))
     rate = get("sampling_rate")
     return _EXTRACTOR_CODE | {
         "rate_hz": rate,
         "window_s": get("win_length") / rate,
         "hop_s": get("hop_length") / rate,
         "fft": get("n_fft"),
-        "bins": bins,
+        "bins": get("feature_size"),
         "preemphasis": get("preemphasis") or 0.0,
     }
 
@@ -231,21 +198,6 @@ def feature_settings(values: dict[str, Any], bins: int) -> dict[str, Any]:
 def our_name(name: str) -> str:
     """asrkit's name of a weight of transformers' Parakeet."""
     return replaced(name, NAMES)
-
-
-def in_our_shapes(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`weights`, by asrkit's names, in its shapes, in place.
-
-    Queries, keys and values are one layer, and pointwise convolutions are linear layers.
-    """
-    for name, value in weights.items():
-        pointwise = name.endswith((".gate.weight", ".pointwise.weight")) or name == "output.weight"
-        if pointwise and value.ndim > 1:
-            weights[name] = value.flatten(1)  # a kernel of 1
-        if name.endswith(("content_bias", "position_bias")) and value.ndim > 0:
-            weights[name] = value[:, None]  # (H, D/H) -> (H, 1, D/H)
-    join(weights, ".attention", "qkv", "qkv")
-    return weights
 
 
 def _with_blank_last(weights: dict[str, Tensor], blank: int, classes: int) -> dict[str, Tensor]:

@@ -104,34 +104,32 @@ def write(path: Path, contents: Contents) -> None:
         temporary.chmod(mode)  # safetensors keeps others from reading
 
 
-def read(path: Path) -> Contents:
-    """Contents of a file that `write` made; its weights stay on disk until they are used."""
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors by name, which stay on disk until they are used, and the header's texts."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), "pt") as file:
-            header = (file.metadata() or {}).get("asrkit", "")
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return weights, file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(
             f"model: {path.name} is not a safetensors file ({error}). Pass a .safetensors file, a "
             ".nemo file or the folder of a model."
         ) from None
-    got = f"{path.name} without its header"
-    expect(bool(header), "model", "a checkpoint written by asrkit", got)
-    try:
-        parts = json.loads(header)
-        features = parts["features"]
-        notes = parts["notes"] or {}
-        contents = parts["tokenizer"]
-        held = isinstance(contents, dict)
-        got = repr(contents)[:80]
-        expect(held, "tokenizer", "the contents of one", got, "Do not trust the file.")
-        config = config_from_dict(parts["model"])
-        tokenizer = load_tokenizer(contents)
-    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"model: the header of {path.name} is damaged ({why:.300}).") from None
+
+
+def read(path: Path) -> Contents:
+    """Contents of a file that `write` made."""
+    weights, texts = read_safetensors(path)
+    written = "asrkit" in texts
+    expect(written, "model", "a checkpoint written by asrkit", f"{path.name} without its header")
+    header = json.loads(texts["asrkit"])
+    contents = header["tokenizer"]
+    held = isinstance(contents, dict)
+    got = repr(contents)[:80]
+    expect(held, "tokenizer", "the contents of one", got, "Do not trust the file.")
+    config = config_from_dict(header["model"])
     known = isinstance(config, ModelConfig)
     got = f"{path.name} of a {type(config).__name__}"
     expect(known, "model", "a header of a transducer, CTC or attention model", got)
@@ -139,4 +137,4 @@ def read(path: Path) -> Contents:
         # Files of before this layer had a bias: zeros change nothing.
         bias = torch.zeros(len(weights["predictor_projection.weight"]))
         weights.setdefault("predictor_projection.bias", bias)
-    return config, weights, tokenizer, features, notes
+    return config, weights, load_tokenizer(contents), header["features"], header["notes"] or {}

@@ -15,6 +15,7 @@ from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import folders
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.checkpoints.renaming import drop_tied_output, join, renamed, replaced
+from asrkit.models.checkpoints.settings import expect_only
 from asrkit.models.prompts import LANGUAGE, SUPPRESSED, TASK, PromptFormat, languages_of
 from asrkit.models.whisper import WhisperEncoderConfig
 from asrkit.shapes import expect, whole
@@ -31,15 +32,10 @@ _MODEL: dict[str, Any] = {
     "decoder_ffn_dim": 1536,
     "max_source_positions": 1500,
     "max_target_positions": 448,
-    "activation_function": "gelu",
     "dropout": 0.0,
     "pad_token_id": 50_256,
 }
-_FIXED: dict[str, Any] = {
-    "scale_embedding": False,
-    "is_encoder_decoder": True,
-    "tie_word_embeddings": True,
-}
+_ONLY = {"scale_embedding": False, "activation_function": "gelu"}
 _GENERATION: dict[str, Any] = {
     "decoder_start_token_id": 50_257,
     "eos_token_id": 50_256,
@@ -54,11 +50,9 @@ _EXTRACTOR: dict[str, Any] = {
     "n_fft": 400,
     "chunk_length": 30,
 }
-_EXTRACTOR_FIXED: dict[str, Any] = {
+_EXTRACTOR_ONLY: dict[str, Any] = {
     "feature_extractor_type": "WhisperFeatureExtractor",
-    "sampling_rate": 16_000,
     "padding_value": 0.0,
-    "dither": 0.0,
 }
 # Arguments of FeatureConfig that are not in the file: transformers' extractor has them in its code.
 _EXTRACTOR_CODE: dict[str, Any] = {
@@ -120,11 +114,10 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
     Raises:
         ValueError: A file is missing or damaged, or asks for what is not supported.
     """
-    said = _GENERATION | _of(values, _GENERATION)
     generation = folders.read_json(path, "generation_config.json")
-    said |= _of(generation, _GENERATION)
+    said = _GENERATION | values | generation
     config = _config(values, said)
-    features = _features(folders.extractor(path), config.encoder)
+    features = _features(folders.extractor(path), (_MODEL | values)["max_source_positions"])
     texts, merges = _vocabulary(path)
     special = {text: token for token, text in texts.items() if _is_special(text)}
     multilingual = generation.get("is_multilingual", config.vocab_size >= _MULTILINGUAL)
@@ -145,11 +138,6 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
     return config, _our_weights(folders.read_weights(path)), tokenizer, features, notes
 
 
-def _of(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Those of `values` that `defaults` name."""
-    return {key: value for key, value in values.items() if key in defaults}
-
-
 def _config(values: dict[str, Any], said: dict[str, Any]) -> AEDConfig:
     """The model's config.
 
@@ -157,18 +145,9 @@ def _config(values: dict[str, Any], said: dict[str, Any]) -> AEDConfig:
         values: Of config.json.
         said: What is said of generation.
     """
-    get = (_MODEL | _of(values, _MODEL)).__getitem__
-    for key, only in _FIXED.items():
-        expect(values.get(key, only) == only, key, repr(only), repr(values.get(key)))
-    for key in ("vocab_size", "max_source_positions", "max_target_positions"):
-        wanted = f"a whole number in 1..{folders.MAX_SIZE}"
-        expect(whole(get(key), 1, folders.MAX_SIZE), key, wanted, repr(get(key)))
-    known = get("activation_function") == "gelu"
-    expect(known, "activation_function", "'gelu'", repr(get("activation_function")))
+    expect_only(values, _ONLY, "config.json")
+    get = (_MODEL | values).__getitem__
     D = get("d_model")
-    for key in ("encoder_ffn_dim", "decoder_ffn_dim"):
-        multiple = whole(D, 1) and whole(get(key), D) and get(key) % D == 0
-        expect(multiple, key, f"a multiple of d_model = {D}", get(key))
     encoder = WhisperEncoderConfig(
         bins=get("num_mel_bins"),
         width=D,
@@ -199,27 +178,21 @@ def _config(values: dict[str, Any], said: dict[str, Any]) -> AEDConfig:
     )
 
 
-def _features(values: dict[str, Any], encoder: Any) -> dict[str, Any]:
-    """Arguments of FeatureConfig."""
-    for key, only in _EXTRACTOR_FIXED.items():
-        expect(values.get(key, only) == only, key, repr(only), repr(values.get(key)))
-    get = (_EXTRACTOR | _of(values, _EXTRACTOR)).__getitem__
-    size = get("feature_size")
-    expect(size == encoder.bins, "feature_size", f"{encoder.bins}, as num_mel_bins", size)
+def _features(values: dict[str, Any], most: int) -> dict[str, Any]:
+    """Arguments of FeatureConfig; `most` encoded frames are those of a chunk."""
+    expect_only(values, _EXTRACTOR_ONLY, "preprocessor_config.json")
+    get = (_EXTRACTOR | values).__getitem__
     rate = get("sampling_rate")
-    for key in ("hop_length", "n_fft", "chunk_length"):
-        wanted = f"a whole number in 1..{folders.MAX_SIZE}"
-        expect(whole(get(key), 1, folders.MAX_SIZE), key, wanted, repr(get(key)))
     frames = get("chunk_length") * rate / get("hop_length")
-    fits = frames == 2 * encoder.most
-    wanted = f"one for {2 * encoder.most} frames, twice max_source_positions"
+    fits = frames == 2 * most
+    wanted = f"one for {2 * most} frames, twice max_source_positions"
     expect(fits, "chunk_length", wanted, f"{get('chunk_length')} s, {frames:g} frames")
     return _EXTRACTOR_CODE | {
         "rate_hz": rate,
         "window_s": get("n_fft") / rate,
         "hop_s": get("hop_length") / rate,
         "fft": get("n_fft"),
-        "bins": encoder.bins,
+        "bins": get("feature_size"),
         "fill_s": float(get("chunk_length")),
     }
 
@@ -245,10 +218,7 @@ def _vocabulary(path: Path) -> tuple[dict[int, str], list[Any]]:
     expect(there, "model", wanted, f"neither in {path.name}")
     added = folders.read_json(path, "added_tokens.json")
     texts = {token: text for text, token in (vocabulary | added).items()}
-    try:
-        lines = (path / "merges.txt").read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"model: merges.txt of {path.name} is no UTF-8 text ({error}).") from None
+    lines = (path / "merges.txt").read_text(encoding="utf-8").splitlines()
     return texts, [line for line in lines if line and not line.startswith("#version")]
 
 

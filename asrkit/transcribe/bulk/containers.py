@@ -1,7 +1,4 @@
-"""Recordings inside containers: tars (WebDataset, lhotse's Shar) and Parquet with audio bytes.
-
-A container is read once, from its beginning to its end.
-"""
+"""Recordings inside tars (WebDataset, lhotse's Shar), each read once from beginning to end."""
 
 import tarfile
 from collections.abc import Iterator
@@ -11,10 +8,6 @@ from typing import Any, NamedTuple
 from asrkit.shapes import expect
 from asrkit.sound_files import SUFFIXES, UNREAD, Sound
 from asrkit.transcribe.bulk.inputs import Recording
-
-ROWS = 16  # of a Parquet file in memory at once
-AUDIO_COLUMNS = ("audio", "bytes")  # that hold sound files, the first one there is
-ID_COLUMNS = ("id", "key", "__key__", "path")
 
 
 class Entry(NamedTuple):
@@ -34,9 +27,6 @@ def entries(recording: Recording) -> Iterator[Entry]:
 
     Args:
         recording: Of a plan.
-
-    Raises:
-        ValueError: It is a Parquet file, and pyarrow is not installed.
     """
     if recording.is_container:
         yield from _members(recording)
@@ -56,17 +46,13 @@ def _single(recording: Recording) -> Entry:
 
 def _members(container: Recording) -> Iterator[Entry]:
     """Yield the entry of each recording in a container, and one that says what it lacks, if any."""
-    read = _tar
-    if container.path.lower().endswith(".parquet"):
-        parquet()  # now: without the package no row can be read, which is no fault of the file's
-        read = _parquet
     path = Path(container.path)
     seen: set[str] = set()
     why = ""
     try:
-        for name, data in read(path):
+        for name, data in _tar(path):
             yield _member(container, name, data, seen)
-    except Exception as error:  # classes of tarfile, zlib and pyarrow, for damaged files
+    except Exception as error:  # of tarfile and zlib, for damaged files
         why = _reason(error)
     if not seen:
         why = why or "it holds no recording"
@@ -118,40 +104,3 @@ def _tar(path: Path) -> Iterator[tuple[str, bytes | None]]:
                 whole = len(data) == member.size
                 expect(whole, "tar", "a whole file", f"a part of {member.name!r}")
             yield member.name, data
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, bytes | None]]:
-    """Yield (id, bytes) of each row of a Parquet file with audio bytes."""
-    file = parquet().ParquetFile(path)
-    names = file.schema_arrow.names
-    audio = next((name for name in AUDIO_COLUMNS if name in names), "")
-    shown = ", ".join(names)
-    expect(bool(audio), "parquet", "a column audio, of bytes or of bytes and path", shown)
-    label = next((name for name in ID_COLUMNS if name in names), "")
-    number = 0
-    for batch in file.iter_batches(ROWS, columns=[audio, label] if label else [audio]):
-        for row in batch.to_pylist():
-            data, name = _cell(row[audio])
-            is_file = data is None or isinstance(data, bytes)
-            wanted = f"bytes of sound files in the column {audio}"
-            expect(is_file, "parquet", wanted, type(data).__name__)
-            if label and row[label] is not None:
-                name = str(row[label])
-            yield name or f"{number:08d}", data
-            number += 1
-
-
-def _cell(cell: Any) -> tuple[bytes | None, str]:
-    """(bytes, name) of a cell: bytes alone, or a struct of bytes and path."""
-    if isinstance(cell, dict):
-        return cell.get("bytes"), str(cell.get("path") or "")
-    return cell, ""
-
-
-def parquet() -> Any:
-    """The module pyarrow.parquet; ValueError where it is not installed."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        expect(False, "parquet", "the package pyarrow", "none", "pip install 'asrkit[parquet]'")
-    return pyarrow.parquet

@@ -60,8 +60,8 @@ def in_processes(
 def _transcribe(transcriber: ShardTranscriber, channel: Channel) -> None:
     """What each process does: one shard after the other."""
 
-    def progress(audio_s: float, failed: int) -> None:
-        channel.send(Event(transcribed_s=audio_s, failed=failed))
+    def progress(audio_s: float) -> None:
+        channel.send(Event(transcribed_s=audio_s))
 
     transcriber.progress = progress
     for shard in channel.jobs():

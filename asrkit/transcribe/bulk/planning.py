@@ -9,18 +9,15 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from json.encoder import encode_basestring_ascii as quoted  # json.dumps of a str, in less time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from asrkit.files import atomic, lock
 from asrkit.shapes import expect
 from asrkit.transcribe.bulk import inputs
-from asrkit.transcribe.bulk.containers import parquet
-from asrkit.transcribe.bulk.inputs import CONTAINERS, Recording
+from asrkit.transcribe.bulk.inputs import Recording
 from asrkit.transcribe.bulk.results import PREFIX
 from asrkit.transcribe.bulk.tasks import (
     Machine,
@@ -34,6 +31,7 @@ from asrkit.transcribe.bulk.tasks import (
 )
 
 PLAN = "plan.json"
+KEPT = {"task", "model", "inputs", "made_by", "asrkit", "shard_h", "shards"}  # in it
 SHARDS = "plan.shards"
 WORK = ".work"  # what is under way, and what saves time
 UNKNOWN_S = 10.0  # guessed for a recording of unknown length
@@ -87,7 +85,7 @@ class Plan:
 
     def result(self, shard: Shard) -> Path:
         """The file of a shard's result, which is there when the shard is done."""
-        return self.out / f"{PREFIX}{shard.name}.{self.task.format}"
+        return self.out / f"{PREFIX}{shard.name}.jsonl"
 
     def recordings(self, shard: Shard) -> list[Recording]:
         """The recordings of a shard.
@@ -110,7 +108,7 @@ class Plan:
 
     def done(self) -> set[str]:
         """Names of the shards whose results are there."""
-        there = {path.name for path in self.out.glob(f"{PREFIX}*.{self.task.format}")}
+        there = {path.name for path in self.out.glob(f"{PREFIX}*.jsonl")}
         return {shard.name for shard in self.shards if self.result(shard).name in there}
 
 
@@ -133,13 +131,11 @@ def plan(
         out: The folder, made when missing.
         shard_h: Hours of audio in a shard; None: those of the plan that is there, else half an
             hour on a CPU and ten on a GPU, less for small corpora and more for very large ones.
-        device: Where shards are transcribed. A model that is not known yet is loaded there to
-            take its hash, or on the CPU where this machine has no such device.
+        device: Where shards are transcribed, which may be on another machine.
 
     Raises:
         ValueError: An input is damaged or has no recording, ids are twice, or `out` was begun with
-            another model, other settings or other recordings; or Parquet is asked for, and pyarrow
-            is not installed, or `out` is below one of `files`.
+            another model, other settings or other recordings.
     """
     if isinstance(files, str | Path):
         files = [files]
@@ -150,19 +146,17 @@ def plan(
     expect(positive, "shard_h", "more than 0 hours", shard_h)
     for one in given:
         expect(one.exists(), "files", inputs.KINDS, repr(str(one)), "Check the path.")
-    if task.format == "parquet":
-        parquet()  # now, rather than when the first shard is transcribed
-        _expect_outside(given, out)
     task = absolute(task)
     with lock(out / WORK / "plan", wait=True):  # others wait for the first one
-        now = {
+        now: dict[str, Any] = {
             "task": as_json(task),
             "model": model_state(task),
             "inputs": [inputs.state(one) for one in given],
         }
         kept = _kept(out)
         if kept is not None:
-            _expect_same_task(kept, now, out)
+            if _text_task(kept["task"]) != _text_task(now["task"]):
+                _refuse(out, "other settings")
             same_size = shard_h is None or shard_h == kept["shard_h"]
             expect(same_size, "shard_h", f"{kept['shard_h']}, as in {out / PLAN}", shard_h)
             shard_h = kept["shard_h"]
@@ -170,15 +164,6 @@ def plan(
                 return load_plan(out)
         _write(given, task, out, shard_h=shard_h, device=device, now=now, kept=kept)
         return load_plan(out)
-
-
-def _expect_outside(given: Iterable[Path], out: Path) -> None:
-    """ValueError where results in Parquet would be below a folder of recordings."""
-    for one in given:
-        below = one.is_dir() and out.resolve().is_relative_to(one.resolve())
-        wanted = f"a folder outside of {one} with --format parquet"
-        remedy = "What lies in it is taken for recordings."
-        expect(not below, "out", wanted, out, remedy)
 
 
 def load_plan(out: str | Path) -> Plan:
@@ -211,11 +196,10 @@ def _kept(out: Path) -> dict[str, Any] | None:
         return None
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
-        for name in ("made_by", "shard_h", "asrkit", "model", "inputs"):
-            kept[name]  # a KeyError where it is missing
         kept["shards"] = [Shard(*values) for values in kept["shards"]]
-        from_json(Task, kept["task"])  # an error where a field is missing or unknown
-        kept["task"]["windows"].keys()  # an AttributeError where it has no fields
+        from_json(Task, kept["task"])
+        if not kept.keys() >= KEPT:
+            raise KeyError(PLAN)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(_no_plan(file)) from None
     return kept
@@ -231,21 +215,12 @@ def _refuse(out: Path, what: str) -> None:
     raise ValueError(message)
 
 
-def _expect_same_task(kept: dict[str, Any], now: dict[str, Any], out: Path) -> None:
-    """ValueError unless the settings of both are the same, but for what changes no result."""
-    before, after = (_text_task(one["task"]) for one in (kept, now))
-    for name, value in after.items():
-        if before.get(name) != value:
-            _refuse(out, f"other settings: {name} was {before.get(name)!r}, and is {value!r}")
-
-
 def _text_task(task: dict[str, Any]) -> dict[str, Any]:
     """The settings of a task that results may depend on; the model is known by its hash."""
     windows = {
         name: value for name, value in task["windows"].items() if name not in ("batch_s", "readers")
     }
-    others = {name: value for name, value in task.items() if name not in ("windows", "model")}
-    return others | windows
+    return task | {"windows": windows, "model": ""}
 
 
 def _write(
@@ -259,12 +234,12 @@ def _write(
     kept: dict[str, Any] | None,
 ) -> None:
     """Make the plan anew and write it, unless another one is kept."""
-    made_by = _made_by(task, device, now, kept)
+    made_by = _made_by(task, now, kept)
     if kept is not None and kept["made_by"] != made_by:
         _refuse(out, "another model, or other settings")
     rows = _rows(given)
     if shard_h is None:
-        shard_h = usual_shard_h(sum(rows.planned_s[row] for row in rows.order), device)
+        shard_h = usual_shard_h(sum(row.planned_s for row in rows), device)
     shards: list[Shard] = []
     with atomic(out / SHARDS) as part:
         with part.open("wb") as file:
@@ -278,7 +253,7 @@ def _write(
         "made_by": made_by,
         "asrkit": version(),
         "shard_h": shard_h,
-        "recordings": len(rows.texts),
+        "recordings": len(rows),
         "planned_s": round(sum(shard.planned_s for shard in shards), 3),
         "shards": shards,
     }
@@ -286,19 +261,11 @@ def _write(
         part.write_text(json.dumps(contents) + "\n", encoding="utf-8")
 
 
-def _made_by(task: Task, device: str, now: dict[str, Any], kept: dict[str, Any] | None) -> str:
+def _made_by(task: Task, now: dict[str, Any], kept: dict[str, Any] | None) -> str:
     """The hash of model and settings, that of the kept plan where no model file has changed."""
     if kept is not None and now["model"] == kept["model"]:
         return kept["made_by"]
-    if device.startswith("cuda") and not _has_cuda():
-        device = "cpu"
-    return key(task, load(task, Machine(device=device)))
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    return key(task, load(task, Machine()))
 
 
 def version() -> str:
@@ -309,71 +276,37 @@ def version() -> str:
         return "unknown"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """Recordings as they are planned, by column: an object for each would take twice the time.
+class _Row(NamedTuple):
+    """A recording as it is planned.
 
     Args:
-        planned_s: Seconds of each, in the order in which they were read.
-        texts: Each one as JSON, which takes least memory.
-        containers: Numbers of those that are a shard of their own.
-        order: Numbers of all, longest first; of equal length as they were read.
+        planned_s: Its seconds, guessed where they are not known.
+        text: The recording as JSON.
+        is_container: Whether it is a shard of its own.
     """
 
-    planned_s: "array[float]"
-    texts: list[str]
-    containers: set[int]
-    order: list[int]
+    planned_s: float
+    text: str
+    is_container: bool
 
 
-def _rows(given: Sequence[Path]) -> _Rows:
-    """All recordings. Ids have to differ."""
-    planned_s = array("d")
-    texts: list[str] = []
-    containers: set[int] = set()
+def _rows(given: Sequence[Path]) -> list[_Row]:
+    """All recordings, longest first. Ids have to differ."""
+    rows: list[_Row] = []
     seen: set[str] = set()
-    for number, one in enumerate(inputs.read(given)):
+    for one in inputs.read(given):
         if one.id in seen:
             remedy = "Give each line an id of its own, or use two folders."
             expect(False, "files", "ids that are all different", f"{one.id!r:.200} twice", remedy)
         seen.add(one.id)
-        texts.append(_text(one))
-        if one.path.lower().endswith(CONTAINERS):
-            containers.add(number)
-            planned_s.append(_container_s(one))
-        else:
-            planned_s.append(UNKNOWN_S if one.duration_s is None else one.duration_s)
-    expect(bool(texts), "files", "at least one recording", "none in " + ", ".join(map(str, given)))
-    return _Rows(
-        planned_s=planned_s,
-        texts=texts,
-        containers=containers,
-        order=_longest_first(planned_s),
-    )
-
-
-def _text(one: Recording) -> str:
-    """A recording as JSON: its values in their order, as `json.dumps` writes them."""
-    name, path, start_s, duration_s, channel, state = one
-    length = "null" if duration_s is None else repr(duration_s)
-    others = "null,null"
-    if channel is not None or state is not None:
-        others = f"{json.dumps(channel)},{json.dumps(state)}"
-    return f"[{quoted(name)},{quoted(path)},{start_s!r},{length},{others}]"
-
-
-def _container_s(one: Recording) -> float:
-    """Seconds of audio in a container, guessed by its size."""
-    if one.path.lower().endswith(".parquet"):
-        parquet()  # now, rather than when it is transcribed
-    return one.state[0] / BYTES_PER_S if one.state else UNKNOWN_S
-
-
-def _longest_first(seconds: "array[float]") -> list[int]:
-    """Positions of `seconds`, the largest first, and of equal ones the first one first."""
-    import numpy
-
-    return numpy.argsort(-numpy.frombuffer(seconds), kind="stable").tolist()
+        planned_s = one.duration_s
+        if one.is_container and one.state:
+            planned_s = one.state[0] / BYTES_PER_S
+        text = json.dumps(one, separators=(",", ":"))
+        rows.append(_Row(planned_s or UNKNOWN_S, text, one.is_container))
+    expect(bool(rows), "files", "at least one recording", "none in " + ", ".join(map(str, given)))
+    rows.sort(key=lambda row: -row.planned_s)
+    return rows
 
 
 def usual_shard_h(total_s: float, device: str) -> float:
@@ -388,34 +321,33 @@ def usual_shard_h(total_s: float, device: str) -> float:
     return max(shard_s, total_s / MOST_SHARDS) / 3600
 
 
-def _shards(rows: _Rows, made_by: str, shard_s: float) -> Iterator[tuple[Shard, bytes]]:
+def _shards(rows: Sequence[_Row], made_by: str, shard_s: float) -> Iterator[tuple[Shard, bytes]]:
     """Yield each shard and its line of the file."""
     offset = 0
     for held in _filled(rows, shard_s):
-        text = ",".join([rows.texts[row] for row in held]).encode()
-        name = hashlib.sha256(b"%s %s" % (made_by.encode(), text)).hexdigest()[:16]
-        line = b'{"name":"%s","recordings":[%s]}\n' % (name.encode(), text)
-        planned_s = sum([rows.planned_s[row] for row in held])
+        text = ",".join(row.text for row in held)
+        name = hashlib.sha256(f"{made_by} {text}".encode()).hexdigest()[:16]
+        line = f'{{"name":"{name}","recordings":[{text}]}}\n'.encode()
+        planned_s = sum(row.planned_s for row in held)
         yield Shard(name, offset, len(held), round(planned_s, 3)), line
         offset += len(line)
 
 
-def _filled(rows: _Rows, shard_s: float) -> Iterator[list[int]]:
-    """Yield numbers of recordings of at most `shard_s` seconds together.
+def _filled(rows: Sequence[_Row], shard_s: float) -> Iterator[list[_Row]]:
+    """Yield recordings of at most `shard_s` seconds together.
 
     A container, or a recording longer than that, is alone.
     """
-    held: list[int] = []
+    held: list[_Row] = []
     size_s = 0.0
-    for row in rows.order:
-        if row in rows.containers:
+    for row in rows:
+        if row.is_container:
             yield [row]
             continue
-        row_s = rows.planned_s[row]
-        if held and size_s + row_s > shard_s:
+        if held and size_s + row.planned_s > shard_s:
             yield held
             held, size_s = [], 0.0
         held.append(row)
-        size_s += row_s
+        size_s += row.planned_s
     if held:
         yield held

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asrkit.shapes import expect, is_finite, whole
+from asrkit.shapes import expect, whole
 from asrkit.transcribe.bulk.planning import Plan, Shard
 from asrkit.transcribe.bulk.results import Counts
 from asrkit.transcribe.bulk.tasks import Machine, as_json, from_json
@@ -36,13 +36,13 @@ class RayActors:
     """An executor for `bulk.run`: shards are transcribed by actors of a Ray cluster.
 
     Nodes have to see the folders of plan, model and recordings under the same paths, and need the
-    same asrkit. An actor takes `Machine.threads` CPUs, 1 where that is None.
+    same asrkit. An actor takes `Machine.threads` CPUs, 1 where that is None, and a GPU where
+    `Machine.device` is cuda.
 
     Args:
         address: As `ray.init` takes it: HOST:PORT of the cluster, or "local" for one that is
             started here and ends with the run; None: $RAY_ADDRESS.
         actors: How many; None: as many as the cluster has room for, and no more than shards.
-        gpus: For each actor, fractions too; None: 1 with `Machine.device` cuda, else 0.
 
     Raises:
         ValueError: Ray is not installed, there is no address, or a number makes no sense.
@@ -50,7 +50,6 @@ class RayActors:
 
     address: str | None = None
     actors: int | None = None
-    gpus: float | None = None
 
     def __post_init__(self) -> None:
         absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -63,8 +62,6 @@ class RayActors:
         object.__setattr__(self, "address", address)
         fine = self.actors is None or whole(self.actors, 1, MOST_ACTORS)
         expect(fine, "actors", f"1 to {MOST_ACTORS:,}", repr(self.actors))
-        fine = self.gpus is None or (is_finite(self.gpus) and 0 <= self.gpus <= MOST_ACTORS)
-        expect(fine, "gpus_per_actor", "0 or more GPUs", repr(self.gpus))
 
     def __call__(self, plan: Plan, shards: Sequence[Shard], machine: Machine) -> Iterator[Event]:
         """Transcribe shards on the cluster, yielding each as it is done.
@@ -75,7 +72,7 @@ class RayActors:
             machine: How each actor works. Its device is "cpu" or "cuda".
 
         Raises:
-            ValueError: The device and the GPUs contradict each other, or there is no room.
+            ValueError: The device is a GPU by number, or there is no room.
             RuntimeError: The cluster cannot be joined, or the shards cannot be transcribed there.
         """
         need = self.need(machine)
@@ -102,18 +99,14 @@ class RayActors:
             machine: How it works.
 
         Raises:
-            ValueError: The device and the GPUs contradict each other.
+            ValueError: The device is a GPU by number.
         """
         known = machine.device in ("cpu", "cuda")
         remedy = "Ray gives each actor its GPU."
         expect(known, "device", "cpu or cuda on Ray", machine.device, remedy)
-        on_gpu = machine.device == "cuda"
-        gpus = float(on_gpu) if self.gpus is None else float(self.gpus)
-        wanted = "more than 0 with --device cuda, and 0 without"
-        expect((gpus > 0) == on_gpu, "gpus_per_actor", wanted, f"{gpus:g} with {machine.device}")
         need = {"CPU": float(machine.threads or 1)}
-        if gpus > 0:
-            need["GPU"] = gpus
+        if machine.device == "cuda":
+            need["GPU"] = 1.0
         return need
 
     def _number(
@@ -225,6 +218,5 @@ class ShardActor:
             "shard": name,
             "counts": None if counts is None else asdict(counts),
             "transcribed_s": sum(event.transcribed_s for event in events),
-            "failed": sum(event.failed for event in events),
         }
         return {"answer": [json.dumps(answer)]}

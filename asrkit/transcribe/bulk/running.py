@@ -1,11 +1,7 @@
 """A run: the shards of a part that are still missing, transcribed by an executor."""
 
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-from tqdm import tqdm
 
 from asrkit.files import lock
 from asrkit.shapes import expect, whole
@@ -14,8 +10,8 @@ from asrkit.transcribe.bulk.planning import Plan, Shard
 from asrkit.transcribe.bulk.results import Counts
 from asrkit.transcribe.bulk.tasks import Machine
 from asrkit.transcribe.bulk.workers import Event, in_a_process
+from asrkit.transcribe.progress import Bar
 
-LINE_S = 60.0  # between lines of progress, where stderr is no terminal
 # What transcribes shards: it takes each at least once, on as many machines as it likes, and yields
 # what happens. It needs no memory of its own: a result that is there is not made again.
 Executor = Callable[[Plan, Sequence[Shard], Machine], Iterator[Event]]
@@ -60,7 +56,8 @@ def run(
         machine: How each process works; None: one CPU, as torch takes it.
         executor: What transcribes the shards; by default one process here, started again when a
             recording ends it.
-        progress: Show on stderr how far it is.
+        progress: Show on stderr how far it is, once a minute where that is no terminal. Hours are
+            those of the plan, where a container's are a guess.
 
     Raises:
         ValueError: There is no such part, or this part is running already.
@@ -72,18 +69,21 @@ def run(
     with lock(plan.work / f"part-{number}-of-{parts}", refused=running):
         mine = plan.shards[number::parts]
         todo = missing(plan, part)
-        shown = Progress(mine, todo, show=progress)
-        for event in executor(plan, todo, machine or Machine()) if todo else ():
-            shown.add(event)
-        shown.close()
+        total_s = sum(shard.planned_s for shard in mine)
+        before_s = total_s - sum(shard.planned_s for shard in todo)
+        transcribed_s = 0.0
+        with Bar(total_s, before_s, show=progress and bool(todo)) as bar:
+            for event in executor(plan, todo, machine or Machine()) if todo else ():
+                transcribed_s += event.transcribed_s
+                bar.advance(event.transcribed_s)
         done = plan.done()
         there = [shard for shard in plan.shards if shard.name in done]
         return Report(
             shards=len(plan.shards),
             done=len(done),
             missing=sum(shard.name not in done for shard in mine),
-            counts=results.total(plan.result(shard) for shard in there),
-            transcribed_s=shown.transcribed_s,
+            counts=results.count(plan.result(shard) for shard in there),
+            transcribed_s=transcribed_s,
         )
 
 
@@ -112,57 +112,3 @@ def expect_part(part: tuple[int, int]) -> None:
     number, parts = part
     expect(whole(parts, 1), "part", "K/N with N of 1 or more", f"{number}/{parts}")
     expect(whole(number, 0, parts - 1), "part", f"K/{parts} with K in 0..{parts - 1}", number)
-
-
-class Progress:
-    """Hours done of all hours: one line that changes on a terminal, else a line a minute.
-
-    Hours are those of the plan, where a container's are a guess. RTFx is seconds of audio
-    transcribed over seconds of time.
-
-    Args:
-        mine: All shards of the part.
-        todo: Those that are to be transcribed.
-        show: On stderr.
-    """
-
-    def __init__(self, mine: Sequence[Shard], todo: Sequence[Shard], *, show: bool) -> None:
-        self.planned_s = {shard.name: shard.planned_s for shard in todo}
-        self.total_s = sum(shard.planned_s for shard in mine)
-        self.before_s = self.total_s - sum(self.planned_s.values())
-        self.finished_s = 0.0  # planned seconds of shards finished since then
-        self.since_s = 0.0  # transcribed since the last of them
-        self.transcribed_s = 0.0
-        self.failed = 0
-        self.start = self.shown = time.perf_counter()
-        self.lines = show and not sys.stderr.isatty()
-        self.bar = tqdm(bar_format="{desc}", disable=self.lines or not show, leave=False)
-
-    def add(self, event: Event) -> None:
-        """Count what happened, and show it."""
-        self.transcribed_s += event.transcribed_s
-        self.since_s += event.transcribed_s
-        self.failed += event.failed
-        if event.shard:
-            self.finished_s += self.planned_s[event.shard]
-            self.since_s = 0.0
-        now = time.perf_counter()
-        self.bar.set_description_str(self.text(now - self.start))
-        if self.lines and now - self.shown >= LINE_S:
-            self.shown = now
-            print(self.text(now - self.start), file=sys.stderr, flush=True)
-
-    def text(self, elapsed_s: float) -> str:
-        """The state after `elapsed_s` seconds: "1.5 of 20.0 h, RTFx 310, 2 errors, 03:35 left"."""
-        new_s = self.finished_s + self.since_s
-        left = "?"
-        if new_s > 0:
-            left_s = max(0.0, self.total_s - self.before_s - new_s)
-            left = tqdm.format_interval(elapsed_s * left_s / new_s)
-        rtfx = self.transcribed_s / max(elapsed_s, 1e-3)
-        hours = f"{(self.before_s + new_s) / 3600:,.1f} of {self.total_s / 3600:,.1f} h"
-        return f"{hours}, RTFx {rtfx:,.0f}, {self.failed:,} errors, {left} left"
-
-    def close(self) -> None:
-        """Take the line away."""
-        self.bar.close()

@@ -34,7 +34,7 @@ class ShardTranscriber:
     Args:
         plan: As `load_plan` returns it.
         machine: Device and threads of this process; None: one CPU, as torch takes it.
-        progress: Called with (seconds of audio, failed recordings) as they are finished.
+        progress: Called with seconds of audio as they are finished.
 
     Raises:
         ValueError: The model or the asrkit here is not the one of the plan.
@@ -45,7 +45,7 @@ class ShardTranscriber:
         plan: Plan,
         machine: Machine | None = None,
         *,
-        progress: Callable[[float, int], None] | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> None:
         self.plan = plan
         machine = machine or Machine()
@@ -81,24 +81,24 @@ class ShardTranscriber:
         result = self.plan.result(shard)
         work = self.plan.work / shard.name
         if result.exists():
-            return results.counts_of(result)
+            return results.count([result])
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(lock(work))
             except ValueError:
                 return None
             if result.exists():  # since somebody else held the lock
-                return results.counts_of(result)
+                return results.count([result])
             for torn in result.parent.glob(f".{result.stem}-????????{result.suffix}"):
                 torn.unlink()  # what a killed process was writing
             rows = self._rows(shard, work)
             try:
-                counts = results.write(result, rows)
+                results.write(result, rows)
             except OSError as error:
                 why = error.strerror or error
                 raise OSError(f"{result} cannot be written: {why}. Make room and go on.") from None
             shutil.rmtree(work, ignore_errors=True)
-        return counts
+        return results.count([result])
 
     def _rows(self, shard: Shard, work: Path) -> list[Row]:
         """The results of a shard: at once, or one by one where that ended the process before."""
@@ -140,7 +140,7 @@ class ShardTranscriber:
             if "CUDA error" in transcript.error:  # lack of memory is another one
                 raise PoisonedDeviceError(transcript.error)
             if self.progress is not None:
-                self.progress(transcript.audio_s, int(bool(transcript.error)))
+                self.progress(transcript.audio_s)
             yield self._row(drawn.popleft(), transcript)
 
     def _row(self, entry: Entry, transcript: Transcript) -> Row:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from asrkit.shapes import expect
 from asrkit.transcribe.bulk.inputs import file_state
-from asrkit.transcribe.bulk.results import FORMATS
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
 
 T = TypeVar("T")
@@ -26,7 +25,6 @@ class Task:
         context: Frames of attention to the left and right, of a FastConformer; None: all.
         windows: How recordings are cut. `batch_s` and `readers` do not change results.
         config: How the recogniser computes.
-        format: Of the results: "jsonl" or "parquet".
     """
 
     model: Path
@@ -34,11 +32,9 @@ class Task:
     context: tuple[int, int] | None = None
     windows: WindowOptions = field(default_factory=WindowOptions)
     config: PipelineConfig = field(default_factory=PipelineConfig)
-    format: str = "jsonl"
 
     def __post_init__(self) -> None:
         expect(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", repr(self.dtype))
-        expect(self.format in FORMATS, "format", f"one of {', '.join(FORMATS)}", self.format)
 
 
 @dataclass(frozen=True, kw_only=True)

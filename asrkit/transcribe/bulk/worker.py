@@ -51,8 +51,8 @@ def _transcribe(names: "SimpleQueue[str]", events: TextIO) -> None:
     plan = load_plan(sys.argv[1])
     shards = {shard.name: shard for shard in plan.shards}
 
-    def progress(audio_s: float, failed: int) -> None:
-        _send(events, transcribed_s=audio_s, failed=failed)
+    def progress(audio_s: float) -> None:
+        _send(events, transcribed_s=audio_s)
 
     transcriber = ShardTranscriber(plan, machine, progress=progress)
     _send(events, ready=True)

@@ -29,13 +29,11 @@ class Event(NamedTuple):
         shard: Its name, once its result is there or somebody else is transcribing it; "" before.
         counts: Of its result; None where somebody else is transcribing it.
         transcribed_s: Seconds of audio that were transcribed since the event before.
-        failed: Recordings that failed since then.
     """
 
     shard: str = ""
     counts: Counts | None = None
     transcribed_s: float = 0.0
-    failed: int = 0
 
 
 def in_a_process(plan: Plan, shards: Sequence[Shard], machine: Machine) -> Iterator[Event]:
@@ -118,7 +116,7 @@ class RestartedWorker:
         except OSError:  # it has ended
             raise self._death() from None
         while "shard" not in (event := self._next()):
-            yield Event(transcribed_s=event["transcribed_s"], failed=event["failed"])
+            yield Event(transcribed_s=event["transcribed_s"])
         counts = event["counts"]
         yield Event(shard=name, counts=None if counts is None else Counts(**counts))
 

@@ -6,7 +6,6 @@ model: so its weights are in memory once, packed for oneDNN or not.
 """
 
 from asrkit.transcribe.processes.cores import Layout, choose_layout
-from asrkit.transcribe.processes.memory import process_memory
 from asrkit.transcribe.processes.pool import Channel, Done, Ended, Message, Pool
 from asrkit.transcribe.processes.recordings import transcribe_in_processes
 
@@ -18,6 +17,5 @@ __all__ = [
     "Message",
     "Pool",
     "choose_layout",
-    "process_memory",
     "transcribe_in_processes",
 ]

@@ -16,7 +16,8 @@ from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.pipeline import Recognizer
 from asrkit.transcribe.processes.cores import Layout
 from asrkit.transcribe.processes.pool import Channel, Done, Ended, Message, Pool
-from asrkit.transcribe.windows import Bar, Transcriber
+from asrkit.transcribe.progress import Bar
+from asrkit.transcribe.windows import Transcriber
 
 ENDED = "audio: reading or transcribing it ended the process twice."
 # A job has so many batches that its windows, which overlap, are recognised as one pool.
@@ -172,7 +173,7 @@ class _Jobs:
     def note(self, event: Message, bar: Bar) -> None:
         """Take a message: seconds that a process has recognised, or a transcript."""
         if not isinstance(event.value, _Transcribed):
-            bar.heard(event.value)
+            bar.advance(event.value)
             return
         position, transcript = event.value
         self.reached[event.job.first] = position + 1

@@ -5,14 +5,14 @@ utterance.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from asrkit.losses import rnnt_loss, tdt_loss
-from asrkit.losses.rnnt import pruned, reference
+from asrkit.losses.rnnt import reference
 from asrkit.workbench.bench.loss_versions import Targets, random_lattices
 
 UNREACHED = -3e4  # nats of a node that no path reaches: float16 ends at -65504
@@ -170,10 +170,40 @@ def expected_tokens(
     return (above - below) / (2 * step)
 
 
+def band(posterior: Tensor, span: int) -> Tensor:
+    """First row of each frame's rows, (T,), int64: the band with the most posterior in it.
+
+    The band begins at row 0 and ends with the last row. From one frame to the next it rises by less
+    than `span` rows, so that the rows of neighbouring frames overlap. The paper (arXiv 2206.13236,
+    section 3.2) chooses each frame's rows on their own and mends the result; here the best
+    connected band is searched for.
+
+    Args:
+        posterior: Probability that a path visits a node, (T, U1).
+        span: Rows of each frame, enough for such a band.
+    """
+    last = posterior.shape[1] - span
+    inside = posterior.unfold(1, span, 1).sum(-1).tolist()  # (T, last + 1)
+    best = [inside[0][0]] + [-inf] * last
+    came_from = []
+    for row in inside[1:]:
+        previous = [
+            max(range(max(0, start - span + 1), start + 1), key=best.__getitem__)
+            for start in range(last + 1)
+        ]
+        best = [best[origin] + value for origin, value in zip(previous, row, strict=True)]
+        came_from.append(previous)
+    starts = [last]
+    for previous in reversed(came_from):
+        starts.append(previous[starts[-1]])
+    return torch.tensor(starts[::-1])
+
+
 def nats_lost_in_band(logits: Tensor, labels: Tensor, spans: Sequence[int]) -> list[float]:
     """How many nats the loss grows by when the joint is computed in a band of rows alone.
 
-    The band is chosen by the exact posteriors, the best that a simple joint could do.
+    The band is chosen by the exact posteriors, the best that a simple joint could do. Outside of it
+    no arc is possible.
 
     Args:
         logits: Of one lattice, (T, U1, V); blank is the last token.
@@ -185,12 +215,13 @@ def nats_lost_in_band(logits: Tensor, labels: Tensor, spans: Sequence[int]) -> l
     alpha = torch.tensor(reference.forward_variables(*arcs), dtype=torch.float64)
     beta = torch.tensor(reference.backward_variables(*arcs), dtype=torch.float64)
     posterior = (alpha + beta - beta[0, 0]).exp()
-    blank = logits.shape[-1] - 1
+    rows = torch.arange(logits.shape[1])
     lost = []
     for span in spans:
-        starts = pruned.band(posterior, span)
-        frames = torch.arange(len(logits))[:, None]
-        kept = logits[frames, pruned.rows_of(starts, span)]
-        loss = pruned.rnnt_loss_in_band(kept, labels, starts, blank=blank)
-        lost.append((loss + beta[0, 0]).item())
+        first = band(posterior, span)[:, None]
+        outside = (rows < first) | (rows >= first + span)  # (T, U1)
+        by_blank = blank_logp.masked_fill(outside, -inf)
+        by_label = label_logp.masked_fill(outside[:, :-1], -inf)
+        kept = reference.backward_variables(by_blank.tolist(), by_label.tolist())[0][0]
+        lost.append(beta[0, 0].item() - kept)
     return lost

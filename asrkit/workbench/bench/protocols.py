@@ -18,7 +18,7 @@ from torch import Tensor
 from asrkit.models import CTCModel
 from asrkit.models.execution import EncoderForm, cast_copy, prepare, tf32
 from asrkit.shapes import expect, whole
-from asrkit.workbench.cost import LatencyCell, jasper_flops
+from asrkit.workbench.cost import LatencyCell, encoder_flops
 
 SHARES = {"p90": 0.90, "p95": 0.95, "p99": 0.99}
 FEWEST = 20  # latencies that the published script makes a table of
@@ -262,4 +262,4 @@ def wait(device: torch.device) -> None:
 
 def _flops(model: CTCModel, B: int, T: int) -> int:
     config: Any = model.encoder.config
-    return jasper_flops(config, frames=T, B=B, vocab_size=model.config.vocab_size)
+    return encoder_flops(config, B=B, T=T)

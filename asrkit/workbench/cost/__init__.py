@@ -1,68 +1,36 @@
-"""What models cost: operations and bytes counted (`counts`, `jasper`, `aed`), a GPU's time
-predicted (`lean`), the money that transcription takes (`prices`, `speeds`,
-`transcription`) and its days on many workers (`fleet`), and the time that training takes
-(`time_to_train`, `collectives`).
+"""What models cost: operations and bytes counted (`counts`, `aed`, `joint`), GPUs (`gpu`), the
+money that transcription takes (`prices`, `speeds`, `transcription`), and training on many GPUs
+(`scaling`).
 """
 
-from asrkit.workbench.cost.aed import (
-    DecoderBytes,
-    DecoderFLOP,
-    aed_bytes,
-    aed_flops,
-    aed_parameters,
-)
-from asrkit.workbench.cost.cards import CARDS, Card
-from asrkit.workbench.cost.collectives import (
-    DGX_A100,
-    Cluster,
-    Link,
-    all_reduce_s,
-    cluster_all_reduce_s,
-)
-from asrkit.workbench.cost.comparison import MACHINES, priced_pair, published_pair, swings
-from asrkit.workbench.cost.counts import (
-    GPU_TILE_BYTES,
-    VARIANTS,
-    Peak,
-    encoder_flops,
-    encoder_parameters,
-    joint_bytes,
-    joint_flops,
-    largest_batch,
-    lstm_encoder_flops,
-    lstm_encoder_parameters,
-)
-from asrkit.workbench.cost.fleet import (
-    Fleet,
-    Outcome,
-    equal_shards,
-    simulate,
-)
-from asrkit.workbench.cost.jasper import (
+from asrkit.workbench.cost.aed import DecoderBytes, DecoderFLOP, aed_bytes, aed_flops
+from asrkit.workbench.cost.counts import encoder_flops, encoder_parameters
+from asrkit.workbench.cost.gpu import (
+    CARDS,
+    Card,
     LatencyCell,
     TwoNumbers,
-    jasper_flops,
-    jasper_parameters,
     published_latencies,
     two_numbers,
 )
-from asrkit.workbench.cost.lean import CHUNK_BYTES, lean_floor_ms, lean_peak
+from asrkit.workbench.cost.joint import (
+    GPU_TILE_BYTES,
+    VARIANTS,
+    Peak,
+    joint_bytes,
+    largest_batch,
+)
 from asrkit.workbench.cost.prices import Instance, load_prices
 from asrkit.workbench.cost.ranges import Range
-from asrkit.workbench.cost.speeds import (
-    DEFAULT_MODEL,
-    SAME_KIND,
-    Speed,
-    power,
-    published_speeds,
-    recorded_speeds,
-    speeds_for,
-)
-from asrkit.workbench.cost.time_to_train import (
+from asrkit.workbench.cost.scaling import (
+    DGX_A100,
+    GRADIENT_BYTES,
     EpochFit,
-    Prediction,
+    Link,
     Run,
     StepFit,
+    all_reduce_s,
+    cluster_all_reduce_s,
     critical_batch,
     fastest,
     fit_epochs,
@@ -71,13 +39,23 @@ from asrkit.workbench.cost.time_to_train import (
     published_runs,
     without_buckets,
 )
+from asrkit.workbench.cost.speeds import (
+    DEFAULT_MODEL,
+    Speed,
+    power,
+    published_speeds,
+    recorded_speeds,
+    speeds_for,
+)
 from asrkit.workbench.cost.transcription import (
+    UNITS,
     Terms,
     TranscriptionCost,
     break_even_rtfx,
     cheapest_pair,
     compare,
-    sensitivity,
+    cost_table,
+    range_text,
     stated_inputs,
     transcription_cost,
     unequal,
@@ -85,26 +63,20 @@ from asrkit.workbench.cost.transcription import (
 
 __all__ = [
     "CARDS",
-    "CHUNK_BYTES",
     "DEFAULT_MODEL",
     "DGX_A100",
     "GPU_TILE_BYTES",
-    "MACHINES",
-    "SAME_KIND",
+    "GRADIENT_BYTES",
+    "UNITS",
     "VARIANTS",
     "Card",
-    "Cluster",
     "DecoderBytes",
     "DecoderFLOP",
     "EpochFit",
-    "Fleet",
     "Instance",
     "LatencyCell",
     "Link",
-    "Outcome",
     "Peak",
-    "Phase",
-    "Prediction",
     "Range",
     "Run",
     "Speed",
@@ -114,42 +86,30 @@ __all__ = [
     "TwoNumbers",
     "aed_bytes",
     "aed_flops",
-    "aed_parameters",
     "all_reduce_s",
     "break_even_rtfx",
     "cheapest_pair",
     "cluster_all_reduce_s",
     "compare",
+    "cost_table",
     "critical_batch",
     "encoder_flops",
     "encoder_parameters",
-    "equal_shards",
     "fastest",
     "fit_epochs",
     "fit_steps",
-    "jasper_flops",
-    "jasper_parameters",
     "joint_bytes",
-    "joint_flops",
     "largest_batch",
-    "lean_floor_ms",
-    "lean_peak",
     "load_prices",
-    "lstm_encoder_flops",
-    "lstm_encoder_parameters",
     "power",
     "predict",
-    "priced_pair",
     "published_latencies",
-    "published_pair",
     "published_runs",
     "published_speeds",
+    "range_text",
     "recorded_speeds",
-    "sensitivity",
-    "simulate",
     "speeds_for",
     "stated_inputs",
-    "swings",
     "transcription_cost",
     "two_numbers",
     "unequal",

@@ -1,5 +1,4 @@
-"""What an attention decoder costs, counted: operations of a text, numbers of the weights, and bytes
-that are kept and read.
+"""What an attention decoder costs, counted: operations of a text, and bytes that are kept and read.
 
 Counts are of `asrkit.models.AEDModel`'s decoder, in the ways of `asrkit.models.attention_memory`;
 the encoder has `encoder_flops`. The integers are of sizes alone; no tensor is made.
@@ -8,7 +7,7 @@ the encoder has `encoder_flops`. The integers are of sizes alone; no tensor is m
 from dataclasses import dataclass
 
 from asrkit.models.attention_memory import CROSS, PAST
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +42,14 @@ def aed_flops(  # noqa: PLR0913  sizes of the legend, one a letter
     heads: int,
     cross: str,
     past: str,
-    B: int = 1,
-    prompt: int = 1,
-    draft: int = 0,
     expansion: int = 4,
 ) -> DecoderFLOP:
-    """Operations of the products of greedy decoding; U tokens take U steps without a draft.
+    """Operations of the products of greedy decoding of an utterance; U tokens take U steps.
 
-    Norms, activations and softmax are left out. A row that has ended goes on computing until the
-    longest one ends, so U is that one's.
+    Norms, activations and softmax are left out.
 
     Args:
-        T: Encoder frames of each utterance, padding included.
+        T: Encoder frames, padding included.
         U: Tokens that are written, eos included.
         D: Width of the decoder.
         layers: Its layers.
@@ -62,13 +57,7 @@ def aed_flops(  # noqa: PLR0913  sizes of the legend, one a letter
         heads: Attention heads; they count where frames are absorbed.
         cross: "kept", "absorbed" or "recomputed".
         past: "kept", "states" or "none".
-        B: Utterances.
-        prompt: Tokens before the text, which the first step reads.
-        draft: Right tokens of a draft, which the first step reads as well: U - 1 leave one step.
         expansion: Width of the feed-forward layers, in D.
-
-    Raises:
-        ValueError: A size is not a whole number from 1 on, or a way has another name.
 
     >>> flops = aed_flops(
     ...     T=250, U=70, D=1024, layers=24, V=4128, heads=8, cross="recomputed", past="states"
@@ -76,9 +65,7 @@ def aed_flops(  # noqa: PLR0913  sizes of the legend, one a letter
     >>> flops.total // 10**9  # Canary-1B, 20 seconds
     2056
     """
-    sizes = {"T": T, "U": U, "D": D, "layers": layers, "V": V, "heads": heads, "B": B}
-    _check(cross, past, prompt=prompt, expansion=expansion, **sizes)
-    expect(whole(draft, 0, U - 1), "draft", f"0 to U - 1 = {U - 1} tokens", draft)
+    _check(cross, past)
     products = 6 + 2 * expansion  # of a token: self-attention 4, query and output 2, feed-forward
     looks = 1
     if cross == "absorbed":
@@ -88,51 +75,21 @@ def aed_flops(  # noqa: PLR0913  sizes of the legend, one a letter
     frames = projected if cross == "kept" else 0
     again = 0
     tokens = 0
-    output = 0
-    seen = 0
-    for step in range(U - draft):
-        new = prompt + draft if step == 0 else 1
-        seen += new
-        token = products * D * D + 2 * seen * D + 2 * looks * T * D
-        tokens += new * token
-        output += new * V * D
+    for earlier in range(U):
+        token = products * D * D + 2 * (earlier + 1) * D + 2 * looks * T * D
+        tokens += token
         if cross == "recomputed":
             frames += projected
         if past == "none":
-            again += (seen - new) * token
+            again += earlier * token
         elif past == "states":
-            again += (seen - new) * 2 * D * D
+            again += earlier * 2 * D * D
     return DecoderFLOP(
-        frames=2 * B * layers * frames,
-        again=2 * B * layers * again,
-        tokens=2 * B * layers * tokens,
-        output=2 * B * output,
+        frames=2 * layers * frames,
+        again=2 * layers * again,
+        tokens=2 * layers * tokens,
+        output=2 * U * V * D,
     )
-
-
-def aed_parameters(
-    *, D: int, layers: int, V: int, expansion: int = 4, encoder_width: int | None = None
-) -> int:
-    """Trained numbers of the decoder; the embedding is the output's weight as well.
-
-    Args:
-        D: Width of the decoder.
-        layers: Its layers.
-        V: Tokens of the vocabulary.
-        expansion: Width of the feed-forward layers, in D.
-        encoder_width: Width of the encoder; another one than D takes a projection. None is D.
-
-    >>> aed_parameters(D=1024, layers=4, V=5248)  # Canary-1B-Flash
-    72569984
-    """
-    _check_sizes(D=D, layers=layers, V=V, expansion=expansion)
-    weights = (8 + 2 * expansion) * D * D
-    vectors = (15 + expansion) * D  # nine biases of one width, one of the expansion, three norms
-    projection = 0
-    if encoder_width not in (None, D):
-        _check_sizes(encoder_width=encoder_width)
-        projection = (encoder_width + 1) * D
-    return layers * (weights + vectors) + V * D + V + 4 * D + projection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +116,6 @@ class DecoderBytes:
         """All that is kept between steps."""
         return self.frames + self.past
 
-    @property
-    def step(self) -> int:
-        """All that the last step reads."""
-        return self.weights_read + self.frames_read + self.past_read
-
 
 def aed_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
     *,
@@ -176,7 +128,6 @@ def aed_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
     cross: str,
     past: str,
     itemsize: int = 2,
-    expansion: int = 4,
 ) -> DecoderBytes:
     """Bytes that greedy decoding keeps, and that a step of one token an utterance reads.
 
@@ -195,21 +146,16 @@ def aed_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
         cross: "kept", "absorbed" or "recomputed".
         past: "kept", "states" or "none".
         itemsize: Bytes of a number, 2 for half precision, 4 for float32.
-        expansion: Width of the feed-forward layers, in D.
-
-    Raises:
-        ValueError: A size is not a whole number from 1 on, or a way has another name.
 
     >>> sizes = {"B": 128, "T": 250, "U": 70, "D": 1024, "layers": 24, "V": 4128}
     >>> kept = aed_bytes(**sizes, cross="kept", past="kept")
     >>> kept.frames / 1e9, kept.weights_read / 1e9  # Canary-1B, 128 times 20 seconds
     (3.145728, 0.713097216)
     """
-    _check(cross, past, B=B, T=T, U=U, D=D, layers=layers, V=V, expansion=expansion)
-    expect(itemsize in (2, 4, 8), "itemsize", "2, 4 or 8 bytes", itemsize)
+    _check(cross, past)
     frames = B * T * D
     text = B * U * D
-    weights = (6 + 2 * expansion) * D * D
+    weights = 14 * D * D  # self-attention 4, query and output 2, feed-forward 2 times 4
     if cross != "kept":
         weights += 2 * D * D
     frames_kept = {"kept": 2 * layers * frames, "absorbed": frames, "recomputed": frames}
@@ -227,12 +173,6 @@ def aed_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
     )
 
 
-def _check(cross: str, past: str, **sizes: int) -> None:
+def _check(cross: str, past: str) -> None:
     expect(cross in CROSS, "cross", f"one of {', '.join(CROSS)}", repr(cross))
     expect(past in PAST, "past", f"one of {', '.join(PAST)}", repr(past))
-    _check_sizes(**sizes)
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        expect(whole(size, 1), name, "a whole number, at least 1", repr(size))

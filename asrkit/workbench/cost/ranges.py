@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from math import inf
+from operator import add, mul, truediv
 
-from asrkit.shapes import expect, expect_types
+from asrkit.shapes import expect
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,7 @@ class Range:
     high: float
 
     def __post_init__(self) -> None:
-        expect_types(self)
-        ordered = 0 <= self.low <= self.middle <= self.high
+        ordered = 0 <= self.low <= self.middle <= self.high < inf
         expect(ordered, "range", "0 <= lowest <= middle <= highest", self.ends)
 
     @classmethod
@@ -35,57 +35,41 @@ class Range:
         """
         if isinstance(value, Range):
             return value
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        expect(number and 0 <= value < inf, argument, "a finite number, not below 0", value)
+        expect(0 <= value < inf, argument, "a finite number, not below 0", value)
         return cls(value, value, value)
 
     @classmethod
-    def parse(cls, text: str, argument: str, *, single: bool = False) -> "Range":
+    def parse(cls, text: str, argument: str) -> "Range":
         """The range that `4`, `4:6` (with the mean in the middle) or `4:5:6` stands for.
 
-        Args:
-            text: what was typed.
-            argument: what the error names.
-            single: accept only one number.
-
         Raises:
-            ValueError: something else, numbers out of order, or not 0 and outside 1e-12..1e12.
+            ValueError: something else, numbers out of order, or not 0 and outside 1e-12..1e12; the
+                message names `argument`.
         """
         try:
             ends = [float(part) for part in text.split(":")]
         except ValueError:
             ends = []
-        wanted = "a number, 0 or in 1e-12..1e12"
-        most_ends = 1
-        if not single:
-            wanted += ", or LOW:HIGH, or LOW:MIDDLE:HIGH"
-            most_ends = 3
-        right_number = 1 <= len(ends) <= most_ends
         in_bounds = all(end == 0 or 1e-12 <= end <= 1e12 for end in ends)
-        expect(right_number and in_bounds and ends == sorted(ends), argument, wanted, repr(text))
+        expect(
+            1 <= len(ends) <= 3 and in_bounds and ends == sorted(ends),
+            argument,
+            "a number, 0 or in 1e-12..1e12, or LOW:HIGH, or LOW:MIDDLE:HIGH",
+            repr(text),
+        )
         middle = sum(ends) / len(ends)
         if len(ends) == 3:
             middle = ends[1]
         return cls(ends[0], middle, ends[-1])
 
     def __add__(self, other: "Range | float") -> "Range":
-        addend = Range.of(other)
-        return Range(self.low + addend.low, self.middle + addend.middle, self.high + addend.high)
+        return Range(*map(add, self.ends, Range.of(other).ends))
 
     def __mul__(self, other: "Range | float") -> "Range":
-        factor = Range.of(other)
-        return Range(self.low * factor.low, self.middle * factor.middle, self.high * factor.high)
+        return Range(*map(mul, self.ends, Range.of(other).ends))
 
     def __truediv__(self, other: "Range | float") -> "Range":
-        divisor = Range.of(other)
-        expect(divisor.low > 0, "divisor", "above 0", divisor.low)
-        return Range(self.low / divisor.high, self.middle / divisor.middle, self.high / divisor.low)
-
-    def __rtruediv__(self, other: float) -> "Range":
-        return Range.of(other) / self
-
-    __radd__ = __add__
-    __rmul__ = __mul__
+        return Range(*map(truediv, self.ends, reversed(Range.of(other).ends)))
 
     @property
     def ends(self) -> list[float]:

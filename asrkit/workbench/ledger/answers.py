@@ -20,8 +20,8 @@ class DocumentAnswer:
 
     `claims` is how many are in the headline, `counts` how many of them have which verdict, in the
     order of LABELS; `appendix` is how many more are listed in the appendix. `sentence` is a few
-    sentences for people, made from the verdicts: counts, what testing showed, what is open and why,
-    and what to think of it.
+    sentences for people, made from the verdicts: counts, which claims do not hold, and what to
+    think of the document.
     """
 
     document: str
@@ -49,12 +49,21 @@ def count_verdicts(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """One sentence: how many claims have which verdict; the appendix is only counted."""
+    """How many claims have which verdict here, and which on other machines.
+
+    The appendix is only counted.
+    """
     main = headline(rows)
     sentence = f"{_claims(len(main))}: {_listed(count_verdicts(main))}"
     if len(main) < len(rows):
         sentence += f"; {len(rows) - len(main)} more in the appendix"
-    return f"{sentence}."
+    sentence += "."
+    judged = [row for row in main if row["there"]]
+    for device in sorted({str(row["device"]) for row in judged}):
+        there = Counter(str(row["there"]) for row in judged if row["device"] == device)
+        counts = {label: there[label] for label in LABELS if there[label]}
+        sentence += f" On {device}: {_listed(counts)}."
+    return sentence
 
 
 def document_answers(rows: Sequence[Row]) -> list[DocumentAnswer]:
@@ -72,7 +81,6 @@ def document_answers(rows: Sequence[Row]) -> list[DocumentAnswer]:
 
 def _answer(document: str, rows: Sequence[Row]) -> DocumentAnswer:
     main = headline(rows)
-    counts = count_verdicts(main)
     title = str(rows[0]["title"])
     url = str(rows[0]["url"])
     if document == SECONDARY:
@@ -83,54 +91,31 @@ def _answer(document: str, rows: Sequence[Row]) -> DocumentAnswer:
         title=title,
         url=url,
         claims=len(main),
-        counts=counts,
+        counts=count_verdicts(main),
         appendix=len(rows) - len(main),
-        sentence=_sentence(main, counts) + _appendix_sentence(rows),
+        sentence=_sentence(rows),
     )
 
 
-def _sentence(rows: Sequence[Row], counts: Mapping[str, int]) -> str:
-    if not rows:
+def _sentence(rows: Sequence[Row]) -> str:
+    """Counts of verdicts, the claims that do not hold, and what to think of the document."""
+    main = headline(rows)
+    if not main:
         return "All of its claims are in the appendix."
-    parts = [
-        f"Of {_claims(len(rows))}: {_listed(counts)}.",
-        _tested(rows, counts),
-        _open(counts),
-        f"Our view: {_view(counts)}.",
-    ]
-    return " ".join(part for part in parts if part)
+    counts = count_verdicts(main)
+    parts = [f"Of {_claims(len(main))}: {_listed(counts)}."]
+    for label in ("direction only", "not reproduced"):
+        named = [_named(row) for row in rows if row["verdict"] == label]
+        if named:
+            parts.append(f"{label.capitalize()}: {'; '.join(named)}.")
+    parts.append(f"Our view: {_view(counts)}.")
+    return " ".join(parts)
 
 
-def _appendix_sentence(rows: Sequence[Row]) -> str:
-    """What the appendix contradicts; empty where it contradicts nothing."""
-    wrong = [row for row in rows if row["appendix"] and row["verdict"] == "not reproduced"]
-    if not wrong:
-        return ""
-    count = f"{len(wrong)} {_verb(len(wrong), 'does', 'do')} not agree"
-    return f" In the appendix, {count} ({_named(wrong, 'not reproduced')})."
-
-
-def _tested(rows: Sequence[Row], counts: Mapping[str, int]) -> str:
-    """What testing showed: how many agree, and which do not."""
-    agree = sum(counts.get(label, 0) for label in AGREE)
-    partly = counts.get("direction only", 0)
-    wrong = counts.get("not reproduced", 0)
-    tested = agree + partly + wrong
-    if not tested:
-        return "None of them could be tested here."
-    if agree == tested:
-        whole = "The one" if tested == 1 else f"The {tested}"
-        return f"{whole} that could be tested {_verb(tested, 'agrees', 'agree')}."
-    parts = []
-    if agree:
-        parts.append(f"{agree} {_verb(agree, 'agrees', 'agree')}")
-    if partly:
-        names = _named(rows, "direction only")
-        parts.append(f"{partly} {_verb(partly, 'agrees', 'agree')} in part ({names})")
-    if wrong:
-        names = _named(rows, "not reproduced")
-        parts.append(f"{wrong} {_verb(wrong, 'does', 'do')} not ({names})")
-    return f"Of {tested} that could be tested, {', '.join(parts)}."
+def _named(row: Row) -> str:
+    """A claim that does not hold: "batch-5x (7.48× where 5× is published)"."""
+    place = ", in the appendix" if row["appendix"] else ""
+    return f"{row['id']} ({row['measured']} where {row['published']} is published{place})"
 
 
 def _view(counts: Mapping[str, int]) -> str:
@@ -156,52 +141,9 @@ def _view(counts: Mapping[str, int]) -> str:
     return "none yet"
 
 
-def _named(rows: Sequence[Row], label: str) -> str:
-    """The claims of one verdict: "batch-5x: 7.48× where 5× is published"."""
-    named = [
-        f"{row['id']}: {row['measured']} where {row['published']} is published"
-        for row in rows
-        if row["verdict"] == label
-    ]
-    return "; ".join(named)
-
-
-def _open(counts: Mapping[str, int]) -> str:
-    """Why the others could not be tested, the most frequent reason first."""
-    reasons = [
-        (NOT_COMPARABLE, "could be measured under other conditions only", ""),
-        ("ill-defined", "gives no number or no baseline", "give no number or no baseline"),
-        (
-            "not measurable here",
-            "needs hardware that is not here",
-            "need hardware that is not here",
-        ),
-        ("too noisy", "was measured too coarsely", "were measured too coarsely"),
-        ("not measured yet", "was not measured in any run", "were not measured in any run"),
-        (
-            "planned",
-            "waits for a measurement that is still to be written",
-            "wait for a measurement that is still to be written",
-        ),
-    ]
-    reasons.sort(key=lambda reason: -counts.get(reason[0], 0))
-    parts = []
-    for label, singular, plural in reasons:
-        number = counts.get(label, 0)
-        if number:
-            parts.append(f"{number} {_verb(number, singular, plural or singular)}")
-    if not parts:
-        return ""
-    return f"Open: {'; '.join(parts)}."
-
-
 def _listed(counts: Mapping[str, int]) -> str:
     return "; ".join(f"{number} {label}" for label, number in counts.items()) or "none"
 
 
 def _claims(number: int) -> str:
     return "1 claim" if number == 1 else f"{number} claims"
-
-
-def _verb(number: int, singular: str, plural: str) -> str:
-    return singular if number == 1 else plural

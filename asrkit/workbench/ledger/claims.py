@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -16,10 +15,8 @@ UNITS = {"1": "", "us": " µs", "s/s": "× real time"}
 class Claim:
     """One published number: who says it, in our words, and what would count as measuring it again.
 
-    `asrkit.workbench.schemas.CLAIM` says which values the fields may have in claims.yaml.
-
-    Raises:
-        ValueError: Fields contradict each other.
+    `kind` is arithmetic, ratio, latency, throughput, memory or quality; `needs` is cpu, cuda or
+    cluster; `status` is measured or planned; `tolerance` has one of rel, abs, above and below.
     """
 
     id: str
@@ -56,28 +53,11 @@ class Claim:
     # Records of other names that are shown beside the claim and cannot settle it: what they are
     # called, why they cannot, and impl and arms where several have that name.
     evidence: Sequence[Mapping[str, Any]] = ()
-    # Why the claim is listed in the appendix and left out of headline counts; empty: it is not.
+    # Why the claim is listed in the appendix and left out of headline counts: "tautology", "not
+    # speech" or "ours", a quantity of this project. Empty: it is not.
     appendix: str = ""
     noise: float = 0.5  # largest interquartile range over median that still carries a verdict
     notes: str = ""
-
-    def __post_init__(self) -> None:
-        may_have_formula = self.kind in ("ratio", "arithmetic")
-        needs_formula = self.kind == "arithmetic" or bool(self.grid)
-        rules = {
-            "a grid with keys": bool(self.grid) == bool(self.keys),
-            "a finite number or null as quoted": self.quoted is None or isfinite(self.quoted),
-            "a formula, for arithmetic only": may_have_formula or not self.formula,
-            "a formula for arithmetic and for a grid": bool(self.formula) or not needs_formula,
-            "two arms or none, for ratios only": len(self.arms) == 0
-            or (len(self.arms) == 2 and self.kind == "ratio"),
-            "no status planned beside a formula, which settles it": not (
-                self.formula and self.status == "planned"
-            ),
-        }
-        for rule, holds in rules.items():
-            if not holds:
-                raise ValueError(f"expected {rule}.")
 
     def agrees(self, value: float, printed: float | None = None) -> bool:
         """Whether `value` is `printed` within the tolerance.

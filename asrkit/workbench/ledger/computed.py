@@ -4,7 +4,6 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asrkit.shapes import expect
 from asrkit.workbench.ledger.claims import Claim, Record
 from asrkit.workbench.ledger.evidence import Evidence
 from asrkit.workbench.ledger.formulas import evaluate
@@ -18,7 +17,8 @@ class Verdict:
     """What is known about a claim: a label, why, and values in the claim's unit.
 
     `measured` is from this machine, or computed. `recorded` is the newest record of another
-    machine; it is shown and decides nothing. `evidence` was measured close to the claim and decides
+    machine; it is shown and decides nothing here, and `there` is the label that it would have
+    there, where it settles the claim. `evidence` was measured close to the claim and decides
     nothing either; where the label is "evidence, not comparable", `measured` and `recorded` are
     taken from it.
     """
@@ -27,16 +27,13 @@ class Verdict:
     why: str
     measured: float | None = None
     recorded: Record | None = None
+    there: str = ""
     evidence: tuple[Evidence, ...] = ()
 
 
 @functools.lru_cache(maxsize=512)
 def verdict_by_formula(claim: Claim) -> Verdict:
-    """The verdict on a claim with a formula; computed once for each claim, and kept.
-
-    Raises:
-        ValueError: The formula cannot be computed.
-    """
+    """The verdict on a claim with a formula; computed once for each claim, and kept."""
     if claim.grid:
         return _judge_grid(claim)
     value = evaluate(claim.formula, claim.params)
@@ -74,7 +71,6 @@ def _gap(claim: Claim, value: float) -> str:
 
 def _judge_grid(claim: Claim) -> Verdict:
     lines = list(grid_lines(claim))
-    expect(bool(lines), "where", "lines of the grid", "none")
     if claim.take:
         return _judge_extreme(claim, lines)
     wrong = [line for line in lines if not claim.agrees(line.value, line.printed)]

@@ -72,9 +72,13 @@ def newest(records: Iterable[Record], machine: Record) -> tuple[Record | None, R
 
 def origin(record: Record) -> str:
     """Device, code version and day of a record."""
+    return f"{device(record)}, {code_version(record)}, {record['captured_at'][:10]}"
+
+
+def device(record: Record) -> str:
+    """Names of the GPUs of a record's machine, or of its CPU."""
     gpus = " + ".join(gpu["name"] for gpu in record["machine"]["gpus"])
-    device = gpus or record["machine"]["cpu_model"]
-    return f"{device}, {code_version(record)}, {record['captured_at'][:10]}"
+    return gpus or record["machine"]["cpu_model"]
 
 
 def _newest_of_each(records: Iterable[Record], why: str, machine: Record) -> list[Evidence]:

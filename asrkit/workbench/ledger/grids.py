@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from asrkit.files import shipped
-from asrkit.shapes import expect
 from asrkit.workbench.ledger.claims import Claim
 from asrkit.workbench.ledger.formulas import evaluate
 
@@ -26,14 +25,9 @@ def published(name: str) -> list[Line]:
     """The lines of a table of data/published, numbers as floats.
 
     A cell that is empty in the table is no key of its line.
-
-    Raises:
-        ValueError: A line has more cells than there are columns.
     """
     with shipped(f"published/{name}").open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
-    too_long = [number for number, row in enumerate(rows, 2) if None in row]
-    expect(not too_long, name, "as many cells as columns", f"more in line {too_long[:1]}")
     return [{key: _number_or_text(text) for key, text in row.items() if text} for row in rows]
 
 
@@ -45,11 +39,7 @@ def _number_or_text(text: str) -> float | str:
 
 
 def grid_lines(claim: Claim) -> Iterator[GridLine]:
-    """The lines of a claim's grid that it means and that have a line to be compared with.
-
-    Raises:
-        ValueError: The claim's keys name several lines.
-    """
+    """The lines of a claim's grid that it means and that have a line to be compared with."""
     for line in published(claim.grid):
         lacks_column = bool(claim.column) and claim.column not in line
         if lacks_column or not _fits(line, claim.where):
@@ -58,13 +48,10 @@ def grid_lines(claim: Claim) -> Iterator[GridLine]:
         base_lines = [
             other for other in published(claim.grid) if _fits(other, key_values | dict(claim.base))
         ]
-        name = ", ".join(_named(key, value) for key, value in key_values.items())
-        if len(base_lines) > 1:
-            raise ValueError(
-                f"expected keys that name a line, got {len(base_lines)} lines beside {name}."
-            )
         if not base_lines:
             continue
+        assert len(base_lines) == 1, f"{claim.id}: its keys name several lines"
+        name = ", ".join(_named(key, value) for key, value in key_values.items())
         base_params = {f"base_{key}": value for key, value in base_lines[0].items()}
         value = evaluate(claim.formula, {**claim.params, **line, **base_params})
         yield GridLine(name, value, line.get(claim.column, 1.0))

@@ -23,9 +23,6 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
         claim: The claim.
         records: Records of any claims and machines.
         machine: The machine whose records decide; by default this one.
-
-    Raises:
-        ValueError: The claim's formula cannot be computed.
     """
     if claim.formula and claim.quoted is not None:
         return verdict_by_formula(claim)
@@ -33,15 +30,21 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
         machine = this_machine()
     here, recorded = newest(deciding(claim, records), machine)
     beside = evidence(claim, records, machine)
+    if recorded is None and beside and not here:
+        return _not_comparable(claim, beside)
+    there = ""
+    if recorded:
+        there, _ = _judge_record(claim, recorded)
+    measured = None
     if here:
+        measured = here["value"]
         label, why = _judge_record(claim, here)
         why = f"{why}. Reproduced means {claim.rule}. {claim.notes}".rstrip()
-        measured = here["value"]
-        return Verdict(label=label, why=why, measured=measured, recorded=recorded, evidence=beside)
-    if recorded is None and beside:
-        return _not_comparable(claim, beside)
-    label, why = _unmeasured(claim, machine, recorded)
-    return Verdict(label=label, why=why, recorded=recorded, evidence=beside)
+    else:
+        label, why = _unmeasured(claim, machine, recorded)
+    return Verdict(
+        label=label, why=why, measured=measured, recorded=recorded, there=there, evidence=beside
+    )
 
 
 def _not_comparable(claim: Claim, beside: tuple[Evidence, ...]) -> Verdict:
@@ -85,7 +88,7 @@ def _unmeasured(claim: Claim, machine: Record, recorded: Record | None) -> tuple
 
 
 def _judge_record(claim: Claim, record: Record) -> tuple[str, str]:
-    """The label that a record of this machine gives, and why."""
+    """The label that a record gives on its own machine, and why."""
     stats = record["stats"]
     low = stats["p25"]
     high = stats["p75"]

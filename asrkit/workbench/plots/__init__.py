@@ -29,7 +29,6 @@ from asrkit.workbench.plots.casts import (
 from asrkit.workbench.plots.costs import (
     break_even,
     cost_bars,
-    days_over_workers,
     ways_on_core,
 )
 from asrkit.workbench.plots.decoding import (
@@ -47,17 +46,6 @@ from asrkit.workbench.plots.frontend import (
     gain_over_speed,
     launches_and_waits,
     ms_per_utterance,
-)
-from asrkit.workbench.plots.graphs import (
-    busy_share,
-    decode_times,
-    dispatch,
-    kernel_streams,
-    launch_rates,
-    padding_over_sizes,
-    schedule,
-    turn_floors,
-    waits_of_ways,
 )
 from asrkit.workbench.plots.intervals import intervals
 from asrkit.workbench.plots.jasper import (
@@ -79,11 +67,8 @@ from asrkit.workbench.plots.memory import memory_over_batch, padded_lattices
 from asrkit.workbench.plots.palette import COLOURS, colour
 from asrkit.workbench.plots.phases import phased_batch, rank_work
 from asrkit.workbench.plots.scaling import (
-    all_reduce_over_gpus,
     epochs_and_critical_batch,
-    flat_shards,
     minutes_over_gpus,
-    ratios_over_steps,
 )
 from asrkit.workbench.plots.speech import (
     lattice,
@@ -95,40 +80,32 @@ from asrkit.workbench.plots.speech import (
 
 __all__ = [
     "COLOURS",
-    "all_reduce_over_gpus",
     "amdahl",
     "arcs",
     "as_html",
     "break_even",
-    "busy_share",
     "canvas",
     "cast_against_product",
     "cast_bytes",
     "colour",
     "cost_bars",
     "ctc_runs",
-    "days_over_workers",
-    "decode_times",
     "decoder_work",
     "decoding_steps",
     "deep_over_shallow",
     "dense_branches",
     "diagonal",
-    "dispatch",
     "dots",
     "emissions",
     "epochs_and_critical_batch",
     "epochs_over_batch",
     "errors_of_bins",
-    "flat_shards",
     "format_steps",
     "frames",
     "gain_over_speed",
     "intervals",
-    "kernel_streams",
     "latency_over_work",
     "lattice",
-    "launch_rates",
     "launches_and_waits",
     "lengths",
     "lengths_and_shares",
@@ -141,15 +118,12 @@ __all__ = [
     "nodes_at_once",
     "padded_batches",
     "padded_lattices",
-    "padding_over_sizes",
     "padding_over_spread",
     "phased_batch",
     "pointer_jumping",
     "rank_work",
     "rate_over_batch",
-    "ratios_over_steps",
     "rounding_errors",
-    "schedule",
     "seed_dots",
     "show",
     "shuffling",
@@ -165,12 +139,10 @@ __all__ = [
     "tornado",
     "training_curve",
     "training_memory_bars",
-    "turn_floors",
     "utilisation_lines",
     "waiting",
     "waiting_legend",
     "waits_matrix",
-    "waits_of_ways",
     "waterfall",
     "waveform",
     "ways_on_core",

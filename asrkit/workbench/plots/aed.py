@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
-from asrkit.shapes import expect
 from asrkit.workbench.cost import CARDS, Card, aed_bytes, aed_flops
 from asrkit.workbench.plots.bars import stacked
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
@@ -40,16 +39,8 @@ def step_cells(parts: Mapping[str, int], ax: Axes, *, rows: int | None = None) -
         ax: Axes to draw on; returned.
         rows: Rows that there is room for, so that two pictures have one scale; None for as many
             as are needed.
-
-    Raises:
-        ValueError: A part has a negative number of cells, or there are more than fit.
     """
-    fits = all(count >= 0 for count in parts.values())
-    expect(fits, "parts", "numbers of cells, 0 or more", dict(parts))
-    total = sum(parts.values())
-    needed = -(-total // CELLS_A_ROW)
-    rows = rows or needed
-    expect(needed <= rows, "parts", f"at most {rows * CELLS_A_ROW} cells", total)
+    rows = rows or -(-sum(parts.values()) // CELLS_A_ROW)
     start = 0
     for name, shade in colours_of(parts).items():
         end = start + parts[name]
@@ -93,7 +84,6 @@ def decoder_work(
         axes: One for each model; returned.
         unit: Quantity and unit of all sizes.
     """
-    expect(len(models) == len(axes), "axes", f"{len(models)} of them, one a model", len(axes))
     most = max(sum(parts.values()) for rows in models.values() for parts in rows.values())
     for (name, rows), ax in zip(models.items(), axes, strict=True):
         stacked(rows, ax, unit=unit)
@@ -164,15 +154,9 @@ def decoding_steps(
         ax: Axes to draw on; returned.
         accepted: Tokens of a draft that are right up to its first error; the first step takes
             them all, and one more.
-
-    Raises:
-        ValueError: A draft has more right tokens than there are before eos.
     """
     texts = np.asarray(lengths)
     drafted = np.zeros_like(texts) if accepted is None else np.asarray(accepted)
-    expect(len(drafted) == len(texts), "accepted", f"{len(texts)} numbers", len(drafted))
-    within = bool((drafted >= 0).all() and (drafted < texts).all())
-    expect(within, "accepted", "0 to one less than the length", drafted.tolist())
     steps = texts - drafted
     last = steps.max()
     rows = np.arange(len(texts))
@@ -211,14 +195,8 @@ def step_floor(
         T: Encoder frames of an utterance.
         U: Tokens so far.
         card: Name of one of `cost.CARDS` whose rates are known.
-
-    Raises:
-        ValueError: No such card has known rates, or there are more models than styles of lines.
     """
     cards = {known.name: known for known in CARDS if known.half_TFLOP_per_s}
-    expect(card in cards, "card", f"one of {sorted(cards)}", repr(card))
-    few = len(sizes) <= len(STYLES)
-    expect(few, "sizes", f"at most {len(STYLES)} models, a style of line for each", len(sizes))
     for (name, one), style in zip(sizes.items(), STYLES, strict=False):
         for part, times_ms in _floors_ms(one, batches, T=T, U=U, card=cards[card]).items():
             shade = FLOOR_COLOURS[part]

@@ -5,11 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from asrkit.shapes import expect
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
 from asrkit.workbench.plots.palette import BLUE, COLOURS, GREEN, GREY, RED, colours_of
-
-MOST_NAMES = 10  # of a timeline: more colours cannot be told apart
 
 
 def stacked(
@@ -55,8 +52,6 @@ def timeline(
         unit: Unit of all lengths.
     """
     names = dict.fromkeys(name for parts in rows.values() for name, _ in parts)
-    wanted = f"at most {MOST_NAMES} different names"
-    expect(len(names) <= MOST_NAMES, "rows", wanted, len(names))
     for row, parts in enumerate(rows.values()):
         lengths = [length for _, length in parts]
         starts = np.cumsum([0, *lengths])
@@ -94,7 +89,6 @@ def waterfall(levels: Mapping[str, float], ax: Axes, *, unit: str = "") -> Axes:
         unit: Unit of the levels.
     """
     names = list(levels)
-    expect(len(names) >= 2, "levels", "a start and a step at least", names)
     before = 0.0
     for row, level in enumerate(levels.values()):
         shade = GREEN

@@ -1,17 +1,14 @@
-"""What transcription costs over how fast it is, and how long it takes on how many workers."""
+"""What transcription costs over how fast it is."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from asrkit.workbench.cost import Outcome, Range, TranscriptionCost, transcription_cost
-from asrkit.workbench.plots.palette import GREEN, GREY, PALE_BLUE, colour
+from asrkit.workbench.cost import UNITS, Range, TranscriptionCost
+from asrkit.workbench.plots.palette import GREEN, PALE_BLUE, colour
 
-UNITS = {"core": "cores", "gpu": "GPUs"}
-DASHES = ("-", "--", ":", "-.")  # of the machines of a kind
 NOT_MEASURED = ("published", "assumed")  # origins
 # Where the words of a marker are: offset in points, and alignment.
 ABOVE_RIGHT = ((6, 4), "left")
@@ -25,13 +22,9 @@ def cost_bars(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
         costs: Costs on the same terms.
         ax: Axes to draw on; returned.
     """
-    for row, cost in enumerate(costs):
-        speed = cost.speed
-        name = f"{cost.instance.name}, RTFx {speed.rtfx.middle:,.4g} {speed.origin}"
-        shade = colour(UNITS[speed.per])
-        if row == 0:
-            shade = GREEN
-        ax.barh(name, cost.usd.middle, color=shade)
+    names = [f"{cost.name} {cost.speed.origin}" for cost in costs]
+    shades = [GREEN, *(colour(UNITS[cost.speed.per]) for cost in costs[1:])]
+    ax.barh(names, [cost.usd.middle for cost in costs], color=shades)
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set_xlabel("USD")
@@ -49,27 +42,17 @@ def ways_on_core(
         published: RTFx of the published core, a dotted line.
         break_even: RTFx at which a core costs what the GPUs do, a dashed line.
     """
-    fastest = max(one.middle for one in rtfx.values())
-    for name, one in rtfx.items():
-        shade = PALE_BLUE
-        if one.middle == fastest:
-            shade = colour("cores")
-        error = [[one.middle - one.low], [one.high - one.middle]]
-        ax.barh(name, one.middle, xerr=error, color=shade, height=0.6, capsize=3)
-        ax.annotate(
-            f"{one.middle:.1f}",
-            (one.high, name),
-            (5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
+    low, middle, high = np.transpose([one.ends for one in rtfx.values()])
+    shades = [colour("cores") if one == middle.max() else PALE_BLUE for one in middle]
+    quartiles = [middle - low, high - middle]
+    bars = ax.barh([*rtfx], middle, xerr=quartiles, color=shades, height=0.6, capsize=3)
+    ax.bar_label(bars, fmt="{:.1f}", padding=5, fontsize=9)
     ax.axvline(published, color="gray", ls=":", label=f"published: {published:g}")
     equal = f"costs what the GPUs cost: {break_even:.0f}"
     ax.axvline(break_even, color=colour("GPUs"), ls="--", label=equal)
     ax.invert_yaxis()
     ax.set(xlabel="RTFx of one core; medians and quartiles")
-    ax.set_xlim(0, 1.1 * max(break_even, *(one.high for one in rtfx.values())))
+    ax.set_xlim(0, 1.1 * max(break_even, high.max()))
     ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
@@ -77,25 +60,21 @@ def ways_on_core(
 def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
     """USD of a million hours of speech over the RTFx of one core or GPU, a line a machine.
 
-    Lines of cores have one colour and those of GPUs another, and several machines of a kind differ
-    in their dashes. They are pale from the lowest to the highest price. A marker is an RTFx that
-    somebody has seen, with its origin; it is filled where this project measured. Two machines cost
-    the same where one horizontal line crosses both.
+    Lines of cores have one colour and those of GPUs another, and a second machine of a kind is
+    dashed. They are pale from the lowest to the highest price. A marker is an RTFx that somebody
+    has seen, with its origin; it is filled where this project measured. Two machines cost the same
+    where one horizontal line crosses both.
 
     Args:
-        costs: Costs of machines at the speeds that somebody has seen.
+        costs: Costs of machines at the speeds that somebody has seen, without startup.
         ax: Axes to draw on; returned.
     """
-    first_of_machine = dict[str, TranscriptionCost]()
-    for cost in costs:
-        first_of_machine.setdefault(cost.instance.name, cost)
-    drawn = Counter[str]()
     speeds = [end for cost in costs for end in cost.speed.rtfx.ends]
     rtfx = np.geomspace(min(speeds) / 3, max(speeds) * 3, 100)
-    for cost in first_of_machine.values():
-        per = cost.speed.per
-        _draw_line(cost, rtfx, DASHES[drawn[per] % len(DASHES)], ax)
-        drawn[per] += 1
+    dashes = {per: cycle(("-", "--")) for per in UNITS}
+    first_of_machine = {cost.instance.name: cost for cost in reversed(costs)}
+    for cost in reversed(first_of_machine.values()):
+        _draw_line(cost, rtfx, next(dashes[cost.speed.per]), ax)
     by_speed = sorted(costs, key=lambda cost: cost.speed.rtfx.middle)
     for place, cost in enumerate(by_speed):
         _draw_marker(cost, ax, above=place % 2 == 1)
@@ -115,18 +94,12 @@ def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> Axes:
 
 def _draw_line(cost: TranscriptionCost, rtfx: np.ndarray, dashes: str, ax: Axes) -> None:
     """The costs of one machine at each speed in `rtfx`."""
-    terms = vars(cost.terms)
-    ends = []
-    for value in rtfx:
-        rtfx_range = Range.of(float(value))
-        speed = replace(cost.speed, rtfx=rtfx_range)
-        at_speed = transcription_cost(cost.instance, speed, **terms)
-        ends.append(at_speed.usd_per_million_hours.ends)
-    low, middle, high = np.transpose(ends)
     per = cost.speed.per
-    label = f"{cost.instance.name}, {cost.instance.units(per)} {UNITS[per]}"
+    units = cost.instance.units(per)
+    price = cost.instance.usd_per_hour / units / cost.terms.utilisation
+    low, middle, high = (1e6 * usd / rtfx for usd in price.ends)
     shade = colour(UNITS[per])
-    ax.plot(rtfx, middle, dashes, color=shade, label=label)
+    ax.plot(rtfx, middle, dashes, color=shade, label=f"{cost.instance.name}, {units} {UNITS[per]}")
     ax.fill_between(rtfx, low, high, color=shade, alpha=0.2, lw=0)
 
 
@@ -135,44 +108,14 @@ def _draw_marker(cost: TranscriptionCost, ax: Axes, *, above: bool) -> None:
     x = cost.speed.rtfx.middle
     y = cost.usd_per_million_hours.middle
     shade = colour(UNITS[cost.speed.per])
-    face = shade
-    if cost.speed.origin in NOT_MEASURED:
-        face = "white"
+    face = "white" if cost.speed.origin in NOT_MEASURED else shade
     ax.plot(x, y, "o", color=shade, mfc=face, zorder=3)
-    origin = cost.speed.origin.partition(",")[0]
-    offset, alignment = BELOW_LEFT
-    if above:
-        offset, alignment = ABOVE_RIGHT
+    offset, alignment = ABOVE_RIGHT if above else BELOW_LEFT
     ax.annotate(
-        f"{x:,.4g}, {origin}",
+        f"{x:,.4g}, {cost.speed.origin}",
         (x, y),
         offset,
         textcoords="offset points",
         fontsize=8,
         ha=alignment,
     )
-
-
-def days_over_workers(lines: Mapping[tuple[str, str], Sequence[Outcome]], ax: Axes) -> Axes:
-    """Days until a corpus is transcribed over the number of workers, beside the days without waste.
-
-    Args:
-        lines: For each (kind, words of the legend) the outcomes of ascending numbers of workers.
-            A kind is a thing of the palette, "cores" or "GPUs"; its lines differ in their dashes.
-        ax: Axes to draw on; returned.
-    """
-    drawn = Counter[str]()
-    for (kind, words), outcomes in lines.items():
-        workers = [outcome.fleet.workers for outcome in outcomes]
-        ideal = [outcome.days * outcome.utilisation for outcome in outcomes]
-        dashes = DASHES[drawn[kind] % len(DASHES)]
-        ax.plot(workers, ideal, color=GREY, lw=0.7)
-        label = f"{kind}, {words}"
-        days = [outcome.days for outcome in outcomes]
-        ax.plot(workers, days, dashes, marker="o", ms=4, color=colour(kind), label=label)
-        drawn[kind] += 1
-    ax.set(xscale="log", yscale="log", xlabel="workers", ylabel="days")
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.yaxis.set_major_formatter("{x:,.4g}")
-    ax.legend(frameon=False, fontsize=8)
-    return ax

@@ -6,7 +6,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 
-from asrkit.shapes import expect
 from asrkit.workbench.plots.palette import BLUE, GREY, colour, fading
 
 # Pixels are the same in both schemes, so that "finished" lets the page through.
@@ -23,7 +22,6 @@ def waiting(states: np.ndarray, ax: Axes, *, calls: int | None = None) -> Axes:
         ax: Axes to draw on; returned.
         calls: Where the axis ends, so that several pictures share one scale.
     """
-    expect(states.ndim == 2, "states", "(B, calls)", states.shape)
     shades = ListedColormap(list(STATES.values()))
     ax.imshow(states, cmap=shades, vmin=0, vmax=2, aspect="auto", interpolation="nearest")
     B = len(states)

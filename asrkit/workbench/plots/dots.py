@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from asrkit.shapes import expect
 from asrkit.workbench.plots.palette import BLUE, GREY, THINGS
 
 
@@ -23,13 +22,9 @@ def dots(
         ax: Axes to draw on; returned.
         unit: Quantity and unit of all values.
         limit: Name and place of a dashed line, such as a lower bound.
-
-    Raises:
-        ValueError: A value is not positive.
     """
     lowest = min(min(ends) for ends in values.values())
     highest = max(max(ends) for ends in values.values())
-    expect(lowest > 0, "values", "above 0", lowest)
     for row, (name, ends) in enumerate(values.items()):
         shade = THINGS.get(name, BLUE)
         middle = ends[len(ends) // 2]

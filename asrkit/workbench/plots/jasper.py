@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogFormatter, NullFormatter
 
-from asrkit.shapes import expect
 from asrkit.workbench.cost import LatencyCell, two_numbers
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
 from asrkit.workbench.plots.palette import (
@@ -97,13 +96,8 @@ def rate_over_batch(cells: Sequence[LatencyCell], ax: Axes, *, peaks: Mapping[st
         cells: Of one machine, in any precisions of FP32, TF32, FP16 and BF16.
         ax: Axes to draw on; returned.
         peaks: Precision -> TFLOP/s of the card's data sheet, a dashed line.
-
-    Raises:
-        ValueError: A precision of another name.
     """
     precisions = list(dict.fromkeys([*[cell.precision for cell in cells], *peaks]))
-    unknown = [name for name in precisions if name not in PRECISIONS]
-    expect(not unknown, "precision", f"one of {', '.join(PRECISIONS)}", unknown)
     durations = sorted({cell.seconds for cell in cells})
     for precision in precisions:
         for seconds, mark in zip(durations, MARKS, strict=False):
@@ -144,12 +138,7 @@ def training_memory_bars(
         batches: Utterances of a step.
         ax: Axes to draw on; returned.
         cards: Name of a GPU -> its memory in GiB.
-
-    Raises:
-        ValueError: A precision of another name.
     """
-    unknown = [name for name in memories if name not in MEMORY]
-    expect(not unknown, "memories", f"keys of {', '.join(MEMORY)}", unknown)
     places = np.arange(len(batches))
     for number, (precision, memory) in enumerate(memories.items()):
         heights = [memory.peak_GiB(batch) for batch in batches]
@@ -204,12 +193,8 @@ def dense_branches(channels: Sequence[Sequence[int]], axes: Sequence[Axes]) -> S
             `JasperConfig.branch_channels` has them; stages without branches are left out.
         axes: Two Axes; returned. On the second, the branches of a block are one product over
             concatenated channels.
-
-    Raises:
-        ValueError: No stage has branches.
     """
     dense = [list(sizes) for sizes in channels if sizes]
-    expect(bool(dense), "channels", "a stage with branches at least", "none")
     staircase, fused = axes
     for block, sizes in enumerate(dense, start=1):
         for source in range(len(sizes)):

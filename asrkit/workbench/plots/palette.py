@@ -91,8 +91,6 @@ THINGS = {  # what appears in several notebooks
     "convolution": GREEN,
     "layout": GREY,
     # where something runs
-    "host": BLUE,
-    "device": RED,
     "cores": BLUE,
     "GPUs": RED,
 }

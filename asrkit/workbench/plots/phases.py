@@ -6,7 +6,6 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from asrkit.data import computed_seconds
-from asrkit.shapes import expect
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
 from asrkit.workbench.plots.palette import colour
 
@@ -31,13 +30,8 @@ def phased_batch(
         slowest: What the slowest rank of the step computes for an utterance in the mean, drawn as a
             dashed line; None for one rank.
         unit: Quantity and unit of the lengths.
-
-    Raises:
-        ValueError: The phases are not those of so many utterances.
     """
     B = len(lengths)
-    _, rows_of_first = phases[0]
-    expect(rows_of_first == B, "phases", f"a first one of all {B} utterances", rows_of_first)
     longest_first = np.sort(lengths)[::-1]
     start = 0.0
     for number, (end, rows) in enumerate(phases):

@@ -1,45 +1,18 @@
 """What the page of claims shows: an answer a document, then each claim, then the appendix."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from asrkit.workbench.ledger import (
-    LABELS,
     DocumentAnswer,
     count_verdicts,
     document_answers,
     headline,
     summary,
 )
-from asrkit.workbench.ledger.answers import AGREE, Row
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Verdicts that a reader may take together: their mark, and what is said of one and of many."""
-
-    mark: str
-    labels: Sequence[str]
-    singular: str
-    plural: str
-
-
-DECIDED = (
-    Outcome(mark="good", labels=AGREE, singular="agrees", plural="agree"),
-    Outcome(
-        mark="mild", labels=("direction only",), singular="agrees in part", plural="agree in part"
-    ),
-    Outcome(mark="bad", labels=("not reproduced",), singular="disagrees", plural="disagree"),
-)
-OPEN = Outcome(
-    mark="soft",
-    labels=tuple(
-        label for label in LABELS if not any(label in outcome.labels for outcome in DECIDED)
-    ),
-    singular="could not be settled here",
-    plural="could not be settled here",
-)
+from asrkit.workbench.ledger.answers import Row
+from asrkit.workbench.report.marks import MEANINGS, PLURALS, mark_of
 
 
 def claims_context(rows: Sequence[Row]) -> dict[str, Any]:
@@ -96,11 +69,13 @@ def _by_document(rows: Iterable[Row], answers: Iterable[DocumentAnswer]) -> list
 
 
 def _tally(counts: Mapping[str, int]) -> list[tuple[str, str]]:
-    """(mark, text) of each outcome that some claims have, as ("good", "3 agree")."""
+    """(mark, text) of each mark that some verdicts have, as ("good", "3 agree")."""
+    numbers = Counter[str]()
+    for label, number in counts.items():
+        numbers[mark_of(label)] += number
     tally = []
-    for outcome in (*DECIDED, OPEN):
-        number = sum(counts.get(label, 0) for label in outcome.labels)
-        if number:
-            words = outcome.singular if number == 1 else outcome.plural
-            tally.append((outcome.mark, f"{number} {words}"))
+    for mark in MEANINGS:
+        words = MEANINGS if numbers[mark] == 1 else PLURALS
+        if numbers[mark]:
+            tally.append((mark, f"{numbers[mark]} {words[mark]}"))
     return tally

@@ -5,7 +5,8 @@ from typing import Any
 
 from asrkit.workbench.ledger import LABELS, Claim, Evidence, Verdict, load_claims, origin, verdict
 from asrkit.workbench.ledger.labels import NOT_COMPARABLE
-from asrkit.workbench.records import code_version
+from asrkit.workbench.ledger.notebook_table import claim_row, value_elsewhere
+from asrkit.workbench.machine import code, software, this_machine
 
 Record = Mapping[str, Any]
 Row = dict[str, Any]
@@ -26,7 +27,6 @@ MACHINE_FACTS = {
     "cpu_model": "CPU",
     "cpu_usable": "cores",
     "ram_gib": "memory, GiB",
-    "isa": "instructions",
     "system": "system",
     "kernel": "kernel",
 }
@@ -41,16 +41,12 @@ def claim_rows(shipped: Sequence[Record], fresh: Sequence[Record]) -> list[Row]:
         shipped: Records that the project ships.
         fresh: Records of this run.
     """
-    records = [*shipped, *fresh]
     measured_now = {record["what"] for record in fresh}
     rows = []
     for claim in load_claims():
-        judged = verdict(claim, records)
-        deciding = claim.id
-        here = _first_evidence(judged, is_here=True)
-        if here is not None:
-            deciding = here.record["what"]
-        rows.append(claim_columns(claim, judged, is_fresh=deciding in measured_now))
+        names = {claim.id, *(entry["what"] for entry in claim.evidence)}
+        judged = verdict(claim, [*shipped, *fresh])
+        rows.append(claim_columns(claim, judged, is_fresh=bool(names & measured_now)))
     return rows
 
 
@@ -69,25 +65,14 @@ def claim_columns(claim: Claim, judged: Verdict, *, is_fresh: bool) -> Row:
     if judged.label != NOT_COMPARABLE:  # there the reason tells them
         beside = [_evidence_text(claim, one) for one in judged.evidence]
     return {
-        "id": claim.id,
-        "claim": claim.text,
-        "document": claim.source["document"],
-        "section": claim.source["section"],
-        "title": claim.source["title"],
-        "url": claim.source["url"],
-        "notebook": claim.notebook,
-        "needs": claim.needs,
+        **claim_row(claim, judged),
         "published": published,
         "published_value": _sortable(claim.quoted),
         "measured": claim.show(judged.measured),
         "measured_value": _sortable(judged.measured),
         "measured_label": "Computed here" if claim.formula else "Measured here",
         "measured_note": _measured_note(claim, judged, is_fresh),
-        "verdict": judged.label,
         "verdict_value": LABELS.index(judged.label),
-        "tolerance": claim.rule,
-        "appendix": claim.appendix,
-        "why": judged.why,
         "beside": beside,
         **_recorded_columns(claim, judged),
     }
@@ -99,23 +84,9 @@ def _measured_note(claim: Claim, judged: Verdict, is_fresh: bool) -> str:
         return ""
     if claim.formula:
         return "computed"
-    notes = []
-    here = _first_evidence(judged, is_here=True)
-    if here is not None:
-        notes.append(f"not comparable: {here.why}")
-    if not is_fresh:
-        notes.append("earlier, on a machine of this kind")
-    return "; ".join(notes)
-
-
-def _first_evidence(judged: Verdict, *, is_here: bool) -> Evidence | None:
-    """The evidence that a row shows as measured here, or as recorded elsewhere."""
-    if judged.label != NOT_COMPARABLE:
-        return None
-    for one in judged.evidence:
-        if one.is_here == is_here:
-            return one
-    return None
+    if is_fresh:
+        return ""
+    return "earlier, on a machine of this kind"
 
 
 def _evidence_text(claim: Claim, one: Evidence) -> str:
@@ -140,25 +111,11 @@ def _recorded_columns(claim: Claim, judged: Verdict) -> Row:
             "recorded_note": "",
             "recorded_on_gpu": True,
         }
-    gpus = record["machine"]["gpus"]
-    if gpus:
-        device = f"{gpus[0]['name']}, driver {gpus[0]['driver_version']}"
-    else:
-        device = f"another CPU: {record['machine']['cpu_model']}"
-    parts = [
-        device,
-        f"torch {record['software']['torch']}",
-        code_version(record),
-        record["captured_at"][:10],
-    ]
-    elsewhere = _first_evidence(judged, is_here=False)
-    if elsewhere is not None:
-        parts.append(f"not comparable: {elsewhere.why}")
     return {
-        "recorded": claim.show(record["value"]),
+        "recorded": value_elsewhere(claim, judged),
         "recorded_value": record["value"],
-        "recorded_note": ", ".join(parts),
-        "recorded_on_gpu": bool(gpus),
+        "recorded_note": origin(record),
+        "recorded_on_gpu": bool(record["machine"]["gpus"]),
     }
 
 
@@ -222,38 +179,17 @@ def _shape(params: Mapping[str, Any]) -> str:
     return " ".join(f"{letter}={params[letter]}" for letter in SHAPE_LETTERS if letter in params)
 
 
-def machine_rows(sources: Sequence[Record]) -> list[tuple[str, list[str]]]:
-    """Rows (name, a value for each source) of machine, GPU, software, commit and day.
-
-    What no source has, as a GPU, has no row.
-
-    Args:
-        sources: Records, or manifests of reports, one for each column.
-    """
-    machines = [source["machine"] for source in sources]
-    rows = []
-    for key, name in MACHINE_FACTS.items():
-        rows.append((name, [_fact(machine[key]) for machine in machines]))
-    for key, name in GPU_FACTS.items():
-        values = [", ".join(gpu[key] for gpu in machine["gpus"]) for machine in machines]
-        rows.append((name, [value or "–" for value in values]))
-    for name in PACKAGES:
-        rows.append((name, [str(source["software"].get(name) or "–") for source in sources]))
-    rows = [(name, values) for name, values in rows if {*values} != {"–"}]
-    rows.append(("commit", [_commit(source["code"]) for source in sources]))
-    days = [str(source.get("captured_at", ""))[:10] for source in sources]
-    rows.append(("recorded", [day or "now" for day in days]))
-    return rows
-
-
-def _fact(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(value)
-    return str(value)
-
-
-def _commit(code: Mapping[str, Any]) -> str:
-    commit = str(code["commit"] or "–")[:9]
-    if code["dirty"]:
+def machine_facts() -> dict[str, str]:
+    """Name and value of each fact about this machine, its software and the code; GPUs if any."""
+    here = this_machine()
+    commit = str(code()["commit"] or "")[:9]
+    if code()["dirty"]:
         commit += " with uncommitted changes"
-    return commit
+    facts = {name: here[key] for key, name in MACHINE_FACTS.items()}
+    facts["instructions"] = " ".join(here["isa"])
+    for key, name in GPU_FACTS.items():
+        facts[name] = ", ".join(gpu[key] for gpu in here["gpus"])
+    for name in PACKAGES:
+        facts[name] = software()[name]
+    facts["commit"] = commit
+    return {name: str(value) for name, value in facts.items() if value}

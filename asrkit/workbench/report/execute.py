@@ -18,10 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from asrkit.parents import when_parent_ends
-from asrkit.shapes import expect
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.report.jobs import Job, jobs_of
 from asrkit.workbench.report.notebook_run import NotebookRun, finish, kept_run
@@ -56,69 +53,42 @@ def run_notebooks(  # noqa: PLR0913 - the options of `report` that concern noteb
         jobs: Notebooks that run at once; by default half as many as there are cores, or as many as
             cores where all of them measure no time (`asrkit.untimed` in their metadata).
         timeout_s: Limit of one notebook in seconds.
-        progress: Show a progress bar, or plain lines where there is no terminal.
+        progress: Print a line when a notebook starts, and one when it has ended.
         resume: Keep what `out` holds of the same notebooks and parameters.
 
     Raises:
         ValueError: An argument cannot be served, for example a parameter that no notebook declares.
     """
     planned = jobs_of(paths, parameters or {}, size, device)
-    expect(jobs is None or jobs > 0, "jobs", "at least 1", jobs)
     out.mkdir(parents=True, exist_ok=True)
     for leftover in out.glob(".*"):
         if leftover.is_file():  # of a run that was killed; Jupyter keeps a folder there
             leftover.unlink()
     done = dict[str, NotebookRun]()
     if resume:
-        for name, job in planned.items():
-            kept = kept_run(out, name, job)
-            if kept is not None:
-                done[name] = kept
-    with (
-        _Progress(len(planned), shown=progress) as shown,
-        _Workers(planned, out, jobs, timeout_s) as workers,
-    ):
-        for run in done.values():
-            shown.keep(run)
+        done = _kept_runs(planned, out)
+    say = partial(print, flush=True) if progress else _say_nothing
+    for run in done.values():
+        say(f"{run.line()}; kept")
+    with _Workers(planned, out, jobs, timeout_s) as workers:
         workers.skip(done)
         while workers.busy:
             for name in workers.start_ready():
-                shown.say(f"{name}: started")
-            shown.name_running(workers.running_names)
+                say(f"{name}: started")
             for run in workers.wait_for_some():
                 done[run.name] = run
-                shown.finish(run)
+                say(run.line())
     return [done[name] for name in planned]
 
 
-class _Progress:
-    """A bar where there is a terminal, else a line for each event; or nothing."""
+def _kept_runs(planned: Mapping[str, Job], out: Path) -> dict[str, NotebookRun]:
+    """What an earlier run has done of the same work."""
+    kept = {name: kept_run(out, name, job) for name, job in planned.items()}
+    return {name: run for name, run in kept.items() if run is not None}
 
-    def __init__(self, total: int, *, shown: bool) -> None:
-        disable = None if shown else True  # None: a bar only where there is a terminal
-        self.bar = tqdm(total=total, desc="notebooks", unit="nb", disable=disable)
-        self.has_lines = shown and self.bar.disable
 
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def say(self, line: str) -> None:
-        if self.has_lines:
-            print(line, flush=True)
-
-    def keep(self, run: NotebookRun) -> None:
-        self.say(f"{run.line()}; kept")
-        self.bar.update()
-
-    def finish(self, run: NotebookRun) -> None:
-        self.say(run.line())
-        self.bar.update()
-
-    def name_running(self, names: Sequence[str]) -> None:
-        self.bar.set_postfix_str(", ".join(names))
+def _say_nothing(_line: str) -> None:
+    pass
 
 
 class _Workers:

@@ -17,6 +17,7 @@ MEANINGS = {  # mark -> what it says of a published number
     "bad": "disagrees",
     "soft": "not settled here",
 }
+PLURALS = {**MEANINGS, "good": "agree", "mild": "agree in part", "bad": "disagree"}
 
 
 def mark_of(label: str) -> str:

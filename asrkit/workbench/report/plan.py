@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from asrkit.shapes import expect
-from asrkit.workbench.schemas import REPORT_PLAN, validator
 
 DEFAULTS: dict[str, Any] = {"parameters": {}, "size": "quick", "device": "auto", "timeout_s": None}
 PROGRAM_NAMES = ("asrkit", "cli.py", "__main__.py", "__init__.py")
@@ -49,20 +48,15 @@ def read_plan(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: Another program wrote the file, or it is torn.
     """
-    plan: Any = None
+    path = folder / "plan.json"
     try:
-        plan = json.loads((folder / "plan.json").read_text("utf-8"))
-        is_plan = validator(REPORT_PLAN)(plan) is None
-    except ValueError:
-        is_plan = False
-    expect(
-        is_plan,
-        "resume",
-        f"a plan of asrkit report in {folder / 'plan.json'}",
-        "another or a torn file",
-        "Move the folder away.",
-    )
-    return dict(plan)
+        plan = json.loads(path.read_text("utf-8"))
+        return {**DEFAULTS, **plan, "notebooks": [Path(name) for name in plan["notebooks"]]}
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(
+            f"resume: expected a plan of asrkit report in {path}, got another or a torn file. "
+            "Move the folder away."
+        ) from None
 
 
 def command_line(argv: Sequence[str]) -> str:

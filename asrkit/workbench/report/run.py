@@ -87,7 +87,7 @@ def report(  # noqa: PLR0913 - one option for each of the command's
         jobs: Notebooks that run at once; by default half as many as there are cores, or as many as
             cores where all of them measure no time.
         timeout_s: Limit of one notebook in seconds; by default 600, or 7200 at full size.
-        progress: Show a progress bar, or plain lines where there is no terminal.
+        progress: Print a line when a notebook starts, and one when it has ended.
         resume: Finish the newest run in `out` if it was cut short or had failures. Other arguments
             win over its plan, and what they change runs again.
 
@@ -144,7 +144,7 @@ def _resumed(
 ) -> tuple[Path, dict[str, Any], list[Path]]:
     """Folder, plan and notebooks of the run to finish."""
     folder = unfinished(out)
-    plan = DEFAULTS | read_plan(folder)
+    plan = read_plan(folder)
     paths = [Path(os.path.relpath(folder / name)) for name in plan["notebooks"]]
     planned = {path.stem for path in paths}
     named = {path.stem for path in notebooks or paths}

@@ -14,14 +14,13 @@ from asrkit import files
 from asrkit.workbench import machine, records
 from asrkit.workbench.ledger import summary
 from asrkit.workbench.report.claims_page import claims_context, claims_sentence
-from asrkit.workbench.report.columns import Record, Row, claim_rows, machine_rows, record_columns
+from asrkit.workbench.report.columns import Record, Row, claim_rows, machine_facts, record_columns
 from asrkit.workbench.report.findings import Finding, findings_of
 from asrkit.workbench.report.frame import write_page, write_text
 from asrkit.workbench.report.notebook_page import Page, render_page, title_of
 from asrkit.workbench.report.notebook_run import NotebookRun, count_of_records
 from asrkit.workbench.report.plan import command_line
 
-REFERENCE_MACHINES = 3  # shown beside this one, those with a GPU first
 SLOWEST_CELLS = 8
 
 
@@ -77,7 +76,7 @@ def build(
         "ledger": claims_context(rows),
         "figures": {"figures": figures},
         "records": {"records": published},
-        "machine": {"slowest": _slowest(runs), **_machines_context(shipped, fresh)},
+        "machine": {"slowest": _slowest(runs), "facts": machine_facts()},
     }
     for name, more in of_page.items():
         write_page(folder / f"{name}.html", f"{name}.html.j2", **context, **more)
@@ -113,16 +112,12 @@ def _origin(plan: Mapping[str, Any]) -> dict[str, Any]:
 def _lead(runs: Sequence[NotebookRun], fresh: Sequence[Record], seconds: float) -> str:
     """The run in one sentence."""
     here = machine.this_machine()
-    gpus = ", ".join(gpu["name"] for gpu in here["gpus"])
-    device = f"{here['cpu_model']} with {here['cpu_usable']} cores"
-    if gpus:
-        device += f" and {gpus}"
+    cpu = f"{here['cpu_model']} with {here['cpu_usable']} cores"
+    device = " and ".join([cpu, *(gpu["name"] for gpu in here["gpus"])])
     ran = sum(run.status == "ran" for run in runs)
-    notebooks = f"{ran} of {len(runs)} notebooks ran"
-    if ran == len(runs):
-        notebooks = "1 notebook ran" if ran == 1 else f"{ran} notebooks ran"
     return (
-        f"{notebooks} in {_duration(seconds)} on {device} and published {count_of_records(fresh)}."
+        f"{ran} of {len(runs)} notebooks ran in {_duration(seconds)} on {device} and published "
+        f"{count_of_records(fresh)}."
     )
 
 
@@ -201,23 +196,16 @@ def _title(executed: Path) -> str:
 
 
 def _link_to_pages(rows: Sequence[Row], pages: Mapping[str, Page]) -> None:
-    """Add to each claim's row where its notebook's page is, or why there is none."""
-    # The series is not in an installed package.
-    series = {path.stem for path in (files.HERE.parent / "notebooks").glob("*.ipynb")}
+    """Add to each claim's row where its notebook's page is; nowhere if it did not run."""
     for row in rows:
         name = row["notebook"]
         row["href"] = ""
-        row["absent"] = ""
         row["page"] = name
         if name in pages:
             row["href"] = f"{name}.html"
             row["page"] = pages[name].title
             if row["id"] in pages[name].claims:
                 row["href"] += f"#claim-{row['id']}"
-        elif name in series:
-            row["absent"] = "not in this run"
-        elif series:
-            row["absent"] = "to come"
 
 
 def _figures(notebook: str, page: Page) -> list[Row]:
@@ -235,28 +223,3 @@ def _figures(notebook: str, page: Page) -> list[Row]:
             }
         )
     return figures
-
-
-def _machines_context(shipped: Sequence[Record], fresh: Sequence[Record]) -> dict[str, Any]:
-    """What a page shows of this machine, and of those that the shipped records are from."""
-    here = {
-        "machine": machine.this_machine(),
-        "software": machine.software(),
-        "code": machine.code(),
-    }
-    newest = {record["machine"]["id"]: record for record in shipped}  # of each machine
-    newest.pop(here["machine"]["id"], None)
-    others = sorted(newest.values(), key=_gpus_first)[:REFERENCE_MACHINES]
-    commit = here["code"]["commit"] or ""
-    if here["code"]["dirty"]:
-        commit += "+"
-    return {
-        "others": others,
-        "facts": machine_rows([here, *others]),
-        "gpus": any(record["machine"]["gpus"] for record in (*shipped, *fresh)),
-        "commit": commit,
-    }
-
-
-def _gpus_first(record: Record) -> tuple[bool, str]:
-    return not record["machine"]["gpus"], record["captured_at"]

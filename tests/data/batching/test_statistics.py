@@ -74,14 +74,6 @@ def test_recordings_without_text_have_no_tokens(manifests, name):
     assert lengths.seconds.tolist() == SECONDS and not lengths.tokens.any()
 
 
-def test_a_folder_of_cuts_is_all_of_them(manifests):
-    (manifests / "mono.jsonl.gz").rename(manifests / "folder" / "cuts_a.jsonl.gz")
-    (manifests / "folder" / "cuts_b.jsonl.gz").write_bytes(
-        (manifests / "folder" / "cuts_a.jsonl.gz").read_bytes()
-    )
-    assert read_lengths(manifests / "folder").seconds.tolist() == SECONDS * 2
-
-
 def test_lines_that_name_a_sound_and_no_duration_are_measured(speak, tmp_path):
     speak(tmp_path / "a.wav", 0.5, 8_000)
     (tmp_path / "m.jsonl").write_text('{"audio": "a.wav", "text": "yes"}\n')
@@ -149,34 +141,11 @@ def test_the_shipped_tables_are_what_their_readme_says():
     assert sum(path.stat().st_size for path in shipped("lengths").iterdir()) < 300_000
 
 
-def test_the_drawn_tokens_have_the_rates_of_the_counted_ones_among_utterances_as_long():
-    counted, drawn = (
-        shipped_lengths("librispeech_eval"),
-        shipped_lengths("librispeech_train_clean_100"),
-    )
-    for low, high in ((2, 5), (8, 12), (12, 16)):
-        rates = [
-            some.tokens_per_second[(some.seconds >= low) & (some.seconds < high)]
-            for some in (counted, drawn)
-        ]
-        assert np.quantile(rates[0], [0.1, 0.5, 0.9]) == pytest.approx(
-            np.quantile(rates[1], [0.1, 0.5, 0.9]), rel=0.04
-        )
-
-
 @pytest.mark.parametrize("batch", [1, 2, 3, 6])
 def test_the_padding_of_random_batches_is_that_of_all_batches_there_are(batch):
     values = np.array([1.0, 4.0, 2.0, 2.0, 8.0, 0.5])
     longest = np.mean([max(some) for some in itertools.combinations(values, batch)])
     assert padding_of_random(values, batch) == pytest.approx(1 - values.mean() / longest)
-
-
-def test_random_batches_drawn_by_hand_are_padded_as_foretold():
-    seconds = shipped_lengths("librispeech_train_clean_100").seconds
-    drawn = np.random.default_rng(0).choice(seconds, (20_000, 32))
-    assert padding_of_random(seconds, 32) == pytest.approx(
-        1 - drawn.sum() / (32 * drawn.max(1).sum()), abs=0.002
-    )
 
 
 def test_the_stats_are_those_of_the_lengths_and_json():

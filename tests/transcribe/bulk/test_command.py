@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from asrkit.cli import main, shards
+from asrkit.cli import main
 from asrkit.transcribe import transcribe
 from asrkit.transcribe.bulk import rows, workers
 
@@ -68,22 +68,16 @@ def test_a_finished_run_answers_without_torch(command, capsys, tmp_path):
     arguments = [sys.executable, "-c", without_torch, *command, "--threads", "1"]
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 1 and "12 recordings" in done.stdout, done.stderr
-    done = subprocess.run([*arguments, "--workers", "1"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, "") and "12 recordings" in done.stdout
     (tmp_path / "out" / "plan.json").unlink()  # a new plan needs the hash of the model
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 1 and "torch" in done.stderr
 
 
-def test_without_errors_the_exit_code_is_0_and_parquet_can_be_written(
-    speech, model, tmp_path, capsys, learned
-):
-    pytest.importorskip("pyarrow")
+def test_without_errors_the_exit_code_is_0(speech, model, tmp_path, learned):
     files = ["transcribe", *map(str, speech), "--model", str(model), "--out", str(tmp_path / "out")]
-    assert main([*files, "--shards", "--format", "parquet", "--no-progress"]) == 0
+    assert main([*files, "--shards", "--no-progress"]) == 0
     found = {row["source"]: row["text"] for row in rows(tmp_path / "out")}
     assert found == {str(one.path): one.text for one in transcribe(learned, speech)}
-    assert {path.suffix for path in (tmp_path / "out").glob("part-*")} == {".parquet"}
 
 
 def test_a_part_that_leaves_a_shard_to_another_process_says_so_and_fails(
@@ -97,78 +91,24 @@ def test_a_part_that_leaves_a_shard_to_another_process_says_so_and_fails(
 
 
 @pytest.mark.parametrize(
-    ("more", "cores", "wanted"),
-    [
-        (["--part", "0/2"], 8, "part 0/2 computes on all 8 cores; where parts share this machine, divide them: --threads 4\n"),
-        (["--part", "0/64"], 8, "part 0/64 computes on all 8 cores; where parts share this machine, divide them: --threads 1\n"),
-        (["--part", "0/2"], 1, ""),
-        (["--part", "0/2", "--threads", "1"], 8, ""),
-        (["--part", "0/1"], 8, ""),
-        ([], 8, ""),
-    ],
-)  # fmt: skip
-def test_a_part_that_takes_all_cores_says_so_unless_somebody_chose_that(
-    more, cores, wanted, command, capsys, monkeypatch
-):
-    worker = 'print(\'{"ready": true}\', flush=True)\nwhile True: input(); print(\'{"shard": "x", "counts": null}\', flush=True)'
-    monkeypatch.setattr(workers, "WORKER", [sys.executable, "-c", worker])
-    monkeypatch.setattr(shards, "_cores", lambda: cores)
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert main([*command, *more]) == 1
-    assert capsys.readouterr().err == wanted
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert main([*command, *more]) == 1
-    assert capsys.readouterr().err == ""
-
-
-def test_a_part_that_is_finished_says_nothing_of_cores(command, capsys, monkeypatch):
-    monkeypatch.setattr(shards, "_cores", lambda: 8)
-    assert main(command) == 1  # three cannot be read
-    capsys.readouterr()
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert main([*command, "--part", "0/2"]) == 1
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
     ("more", "wanted"),
     [
-        (["--part", "2/2"], "--part: expected K/2 with K in 0..1, got 2."),
-        (["--part", "one"], "--part: expected K/N, such as 0/8, got 'one'."),
-        (["--part", "1/0"], "--part: expected K/N with N of 1 or more, got 1/0."),
-        (["--format", "srt"], "--format: expected json or parquet with --shards, got srt."),
-        (["--fresh"], "--fresh: expected no --shards with it, got both. Name another folder."),
-        (["--engine", "openvino"], "--engine: expected torch with --shards, got openvino."),
-        (["--shard-hours", "0"], "--shard-hours: expected more than 0 hours, got 0.0."),
-        (["--readers", "0"], "--readers: expected 1 to 256 threads, got 0."),
+        (["--shards", "--part", "2/2"], "--part: expected K/2 with K in 0..1, got 2."),
+        (["--shards", "--part", "one"], "--part: expected K/N, such as 0/8, got 'one'."),
+        (["--shards", "--format", "srt"], "--format: expected json with --shards, got srt."),
+        (["--shards", "--engine", "openvino"], "--engine: expected torch with --shards, got openvino."),
+        (["--shards", "--shard-hours", "0"], "--shard-hours: expected more than 0 hours, got 0.0."),
+        (["--part", "0/2"], "--part: expected --shards with it, got 0/2."),
+        (["--shard-hours", "1"], "--shard-hours: expected --shards with it, got 1.0."),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_argument_is_one_line_and_nothing_is_planned(
-    command, capsys, tmp_path, more, wanted
+    speech, model, capsys, tmp_path, more, wanted
 ):
+    command = ["transcribe", str(speech[0]), "--model", str(model), "--out", str(tmp_path / "out")]
     assert main([*command, *more]) == 2
     assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
     assert not (tmp_path / "out" / "plan.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "wanted"),
-    [
-        (["--part", "0/2"], "--part: expected --shards with it, got 0/2."),
-        (["--shard-hours", "1"], "--shard-hours: expected --shards with it, got 1.0."),
-        (["--format", "parquet"], "--format: expected --shards with it, got parquet."),
-        (["--shards"], "--shards: expected --out DIR with it, got none."),
-        (["--fresh"], "--fresh: expected --out DIR with it, got none."),
-    ],
-)
-def test_options_of_shards_need_them(speech, model, capsys, more, wanted):
-    assert main(["transcribe", str(speech[0]), "--model", str(model), *more]) == 2
-    assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
-
-
-def test_what_is_refused_at_once_chooses_no_dtype(speech, capsys):
-    assert main(["transcribe", str(speech[0]), "--dtype", "auto", "--timestamps"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_manifest_without_shards_is_no_sound_file(model, tmp_path, capsys):
@@ -178,13 +118,3 @@ def test_a_manifest_without_shards_is_no_sound_file(model, tmp_path, capsys):
         error = capsys.readouterr().err
         assert f"{name} cannot be read" in error
         assert " Pass --out DIR --shards to transcribe the recordings in it.\n" in error
-
-
-def test_an_exported_model_has_no_shards(speech, tmp_path, capsys):
-    (tmp_path / "exported").mkdir()
-    (tmp_path / "exported" / "asrkit.json").write_text("{}")
-    files = [str(speech[0]), "--out", str(tmp_path / "out"), "--shards"]
-    assert main(["transcribe", *files, "--model", str(tmp_path / "exported")]) == 2
-    wanted = "--model: expected a checkpoint with --shards, got a folder of asrkit export."
-    error = capsys.readouterr().err
-    assert error == f"asrkit transcribe: {wanted} Pass the model that was exported.\n"

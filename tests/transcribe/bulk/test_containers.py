@@ -1,11 +1,9 @@
-import sys
 import tarfile
 
 import pytest
 
 from asrkit.sound_files import Sound
 from asrkit.transcribe.audio import read_audio
-from asrkit.transcribe.bulk import containers
 from asrkit.transcribe.bulk.containers import entries
 from asrkit.transcribe.bulk.inputs import Recording
 
@@ -101,45 +99,3 @@ def test_shar_that_lhotse_writes_is_read(tmp_path, speech):
         len(read_audio(sound, 16_000)) == len(read_audio(path, 16_000))
         for (_, sound), path in zip(found, speech, strict=True)
     )
-
-
-@pytest.mark.parametrize("kind", ["struct", "bytes"])
-def test_the_rows_of_a_parquet_file_come_in_its_order(tmp_path, speech, kind):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = containers.parquet()
-    data = [path.read_bytes() for path in speech]
-    column = (
-        data
-        if kind == "bytes"
-        else [{"bytes": one, "path": f"{n}.wav"} for n, one in enumerate(data)]
-    )
-    table = {"audio": column, "text": ["x"] * len(data)}
-    if kind == "bytes":
-        table["id"] = [*range(100, 100 + len(data))]
-    parquet.write_table(pyarrow.table(table), tmp_path / "set.parquet", row_group_size=2)
-    found = held(tmp_path / "set.parquet")
-    names = [f"set/{100 + n}" if kind == "bytes" else f"set/{n}.wav" for n in range(len(data))]
-    assert [label for label, _ in found] == names
-    assert [sound.data for _, sound in found] == data
-    whole = (tmp_path / "set.parquet").read_bytes()
-    (tmp_path / "set.parquet").write_bytes(whole[: len(whole) // 2])
-    ((label, sound),) = held(tmp_path / "set.parquet")
-    assert label == "set/" and sound.error.startswith(
-        "audio: set.parquet has no recording to read ("
-    )
-    for column, name in (([1, 2], "int"), ([[0.5], None], "list"), (["x", "y"], "str")):
-        parquet.write_table(pyarrow.table({"audio": column}), tmp_path / "set.parquet")
-        ((_, sound),) = held(tmp_path / "set.parquet")
-        assert f"expected bytes of sound files in the column audio, got {name}." in sound.error
-    parquet.write_table(pyarrow.table({"text": ["x"]}), tmp_path / "set.parquet")
-    ((_, sound),) = held(tmp_path / "set.parquet")
-    assert "expected a column audio, of bytes or of bytes and path, got text." in sound.error
-
-
-def test_without_pyarrow_the_package_to_install_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(
-        ValueError,
-        match="parquet: expected the package pyarrow, got none. pip install 'asrkit.parquet.'",
-    ):
-        containers.parquet()

@@ -1,13 +1,11 @@
 """Shards transcribed by processes that share one model, which are really killed."""
 
-import json
 import os
 import shutil
 from functools import partial
 
 import pytest
 
-from asrkit.cli import main
 from asrkit.transcribe import Layout
 from asrkit.transcribe.bulk import plan, run
 from asrkit.transcribe.bulk.forked import in_processes
@@ -46,14 +44,3 @@ def test_recordings_that_end_a_process_are_errors_and_the_rest_is_transcribed(
     assert len(warned) >= 4
     lost = [line.split("; shard ")[1].removesuffix(" is transcribed again") for line in warned]
     assert {*lost} <= names
-
-
-def test_the_command_has_the_counts_of_all_processes(talks, model, tmp_path, capsys, wanted, found):
-    out = ["--out", str(tmp_path / "out"), "--shards", "--shard-hours", "0.001", "--json"]
-    files = ["transcribe", str(talks), "--model", str(model), "--no-progress", *out]
-    assert main([*files, "--workers", "1", "--threads", "1"]) == 1  # three cannot be read
-    printed = capsys.readouterr()
-    result = json.loads(printed.out)
-    assert (result["recordings"], result["failed"], result["missing"]) == (12, 3, 0)
-    assert printed.err.startswith("1 worker (as asked), 1 thread each, ")
-    assert found(tmp_path / "out") == wanted(talks)

@@ -251,7 +251,6 @@ def test_a_node_that_is_killed_loses_and_doubles_nothing(
     assert (result["recordings"], result["failed"], result["missing"]) == (12, 3, 0)
     assert found(out) == wanted(talks)
     assert before.items() <= written(out).items()
-    assert json.loads((out / "counts.json").read_text()) == result
 
 
 def test_an_actor_that_is_killed_is_started_again_and_parts_share_the_folder(
@@ -332,19 +331,3 @@ def test_what_the_cluster_refuses_is_one_line(cluster, planned):
     for name, process in asked.items():
         code, out, err = done(process)
         assert (code, out, err) == (2, "", [f"asrkit transcribe: {NO_ROOM[name][1]}"])
-
-
-def test_another_model_on_a_node_is_one_line_that_names_the_node(cluster, command, model, tmp_path):
-    made = load_plan(tmp_path / "out")
-    spoilt = bytearray(model.read_bytes())
-    spoilt[-1] ^= 1
-    copy = made.out / "model.safetensors"
-    copy.write_bytes(spoilt)
-    file = made.out / "plan.json"
-    kept = json.loads(file.read_text())
-    kept["task"]["model"] = str(copy)  # what the node sees
-    file.write_text(json.dumps(kept))
-    code, out, err = done(cluster.asrkit(*command, "--address", ADDRESS))
-    assert (code, out, len(err)) == (2, "", 1), err
-    assert err[0].startswith("asrkit transcribe: --model: expected the model of the plan in")
-    assert err[0].endswith(f"({os.uname().nodename})")

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import sys
 
 import pytest
@@ -37,30 +36,10 @@ def test_ray_that_is_absent_is_one_line_that_names_parts(monkeypatch):
         RayActors(address="local")
 
 
-def test_an_address_is_given_or_in_the_environment(installed, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
-    assert RayActors().address == "10.0.0.2:6379"
-    assert RayActors(address="local").address == "local"
-
-
-def test_room_is_counted_by_node(installed):
-    nodes = [{"Alive": alive, "Resources": {"CPU": 4.0, "GPU": 2.0}} for alive in (True, True, 0)]
-    many = RayActors(address="local")
-    for need, room in (({"CPU": 3.0}, 2), ({"CPU": 1.0, "GPU": 0.5}, 8)):
-        assert many._number(nodes, need, 100) == room
-        assert many._number(nodes, need, 1) == 1
-    assert RayActors(address="local", actors=3)._number(nodes, {"CPU": 2.0}, 100) == 3
-    with pytest.raises(ValueError, match="^actors: expected room for 1 with 5 CPU each, got room"):
-        many._number(nodes, {"CPU": 5.0}, 100)
-
-
 def test_device_and_gpus_of_an_actor(installed):
     actors = RayActors(address="local")
     assert actors.need(Machine()) == {"CPU": 1.0}
     assert actors.need(Machine(device="cuda", threads=3)) == {"CPU": 3.0, "GPU": 1.0}
-    assert RayActors(address="local", gpus=0.5).need(Machine(device="cuda"))["GPU"] == 0.5
-    with pytest.raises(ValueError, match="^gpus_per_actor: expected .*, got 0 with cuda"):
-        RayActors(address="local", gpus=0).need(Machine(device="cuda"))
 
 
 @pytest.mark.parametrize(
@@ -68,8 +47,6 @@ def test_device_and_gpus_of_an_actor(installed):
     [
         (["--shards"], "--address: expected HOST:PORT of a Ray cluster, or local to start one here, got none. Start a cluster (docs/scale.md), or pass --part K/N, which needs no Ray."),
         (["--shards", *AT, "--actors", "0"], "--actors: expected 1 to 10,000, got 0."),
-        (["--shards", *AT, "--gpus-per-actor", "-1"], "--gpus-per-actor: expected 0 or more GPUs, got -1.0."),
-        (["--shards", *AT, "--gpus-per-actor", "1"], "--gpus-per-actor: expected more than 0 with --device cuda, and 0 without, got 1 with cpu."),
         (["--shards", *AT, "--device", "cuda:0"], "--device: expected cpu or cuda on Ray, got cuda:0. Ray gives each actor its GPU."),
         (["--shards", *AT, "--workers", "2"], "--workers: expected no --on ray with it, got 2. --actors N gives processes."),
         (["--shards", *AT, "--part", "0/2"], "--part: expected no --on ray with it, got 0/2. Pass one of them."),
@@ -81,11 +58,6 @@ def test_a_wrong_argument_is_one_line(installed, talks, model, tmp_path, capsys,
     assert main(["transcribe", str(talks), "--model", str(model), *out, *more]) == 2
     assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
     assert "ray" not in sys.modules
-
-
-def test_a_plan_for_gpus_that_are_elsewhere_is_made_here(talks, task, tmp_path):
-    made = plan(talks, task, tmp_path / "cuda", device="cuda")
-    assert made.made_by == plan(talks, task, tmp_path / "cpu").made_by
 
 
 def test_an_actor_transcribes_shards_in_one_process_and_answers_with_their_counts(
@@ -101,22 +73,13 @@ def test_an_actor_transcribes_shards_in_one_process_and_answers_with_their_count
     assert found(made.out) == wanted(talks)
     assert [answer["shard"] for answer in answers] == [shard.name for shard in made.shards]
     assert sum(answer["counts"]["recordings"] for answer in answers) == 12
-    assert sum(answer["failed"] for answer in answers) == 3
     audio_s = sum(answer["counts"]["audio_s"] for answer in answers)
     transcribed_s = sum(answer["transcribed_s"] for answer in answers)
     assert transcribed_s == pytest.approx(audio_s) and audio_s > 100
-    assert again == answers[0] | {"transcribed_s": 0, "failed": 0}
+    assert again == answers[0] | {"transcribed_s": 0}
 
 
 def answer_of(actor, name):
     """What an actor answers for a shard."""
     (answer,) = actor({"name": [name]})["answer"]
     return json.loads(answer)
-
-
-def test_an_actor_that_cannot_work_says_why_and_where(tmp_path):
-    actor = ray_actors.ShardActor(str(tmp_path), json.dumps(as_json(Machine())))
-    with actor.worker:
-        stop = answer_of(actor, "x")["stop"]
-    assert stop.startswith("out: expected a folder with a plan, got no plan.json in")
-    assert stop.endswith(f"({os.uname().nodename})")

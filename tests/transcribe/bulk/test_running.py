@@ -11,8 +11,8 @@ import pytest
 
 from asrkit.cli import main
 from asrkit.files import lock
-from asrkit.transcribe.bulk import Counts, Event, Shard, plan, run, running, workers
-from asrkit.transcribe.bulk.running import Progress, missing
+from asrkit.transcribe.bulk import Counts, Event, plan, run, workers
+from asrkit.transcribe.bulk.running import missing
 from asrkit.transcribe.bulk.shards import ENDED, ShardTranscriber
 
 ENOUGH_S = 120.0  # what has not come by then will not come
@@ -216,43 +216,6 @@ def test_workers_that_end_again_and_again_are_one_line(many, monkeypatch, progra
     monkeypatch.setattr(workers, "MOST_DEATHS", 5)
     monkeypatch.setattr(workers, "WORKER", [sys.executable, "-c", program])
     with pytest.raises(RuntimeError, match=f"the process that transcribes {wanted}"):
-        run(many)
-
-
-def shard(name, planned_s):
-    """A shard of so many seconds."""
-    return Shard(name, 0, 1, planned_s)
-
-
-def test_progress_has_hours_rtfx_errors_and_the_time_left():
-    shards = [shard("a", 7200.0), shard("b", 3600.0), shard("c", 1800.0), shard("d", 23400.0)]
-    one = Progress(shards, shards[1:], show=False)
-    assert one.text(1.0) == "2.0 of 10.0 h, RTFx 0, 0 errors, ? left"
-    for _ in range(4):
-        one.add(Event(transcribed_s=900.0))
-    one.add(Event("b"))
-    one.add(Event(transcribed_s=3600.0, failed=1))
-    assert one.text(10.0) == "4.0 of 10.0 h, RTFx 720, 1 errors, 00:30 left"
-    one.add(Event("c"))  # the plan had guessed less
-    assert one.text(10.0) == "3.5 of 10.0 h, RTFx 720, 1 errors, 00:43 left"
-
-
-def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch, capsys):
-    monkeypatch.setattr(running, "LINE_S", 0.0)
-    for show in (False, True):
-        Progress([shard("a", 7200.0)], [shard("a", 7200.0)], show=show).add(Event("", None, 3600.0))
-    line = capsys.readouterr().err
-    assert line.startswith("1.0 of 2.0 h, RTFx ") and line.count("\n") == 1
-
-
-def test_a_model_that_has_changed_since_is_one_line(many, monkeypatch):
-    spoilt = bytearray(many.task.model.read_bytes())
-    spoilt[-1] ^= 1
-    copy = many.out / "model.safetensors"
-    copy.write_bytes(spoilt)
-    plan_file = many.out / "plan.json"
-    plan_file.write_text(plan_file.read_text().replace(str(many.task.model), str(copy)))
-    with pytest.raises(RuntimeError, match="^model: expected the model of the plan"):
         run(many)
 
 

@@ -101,19 +101,10 @@ def test_stdout_is_that_of_one_process_and_stderr_says_what_was_chosen(talks, mo
     assert two.out == one.out and two.out.count("\n") == 12
     chosen, broken, last = two.err.splitlines()
     assert chosen.startswith("2 workers (as asked), 1 thread each, ")
-    assert "; float32; this CPU has " in chosen
+    assert chosen.endswith("; float32")
     assert broken == one.err.splitlines()[0]
     assert last.startswith("12 of 13 files transcribed, 1 failed; ")
     assert " by 2 workers (without " in last and last.endswith(" s in which the model was loaded)")
-
-
-def test_json_has_the_processes_and_the_time_of_loading(talks, model, tmp_path, capsys):
-    out = ["--workers", "auto", "--out", str(tmp_path / "text"), "--json"]
-    assert main(command(talks, model, *out)) == 1
-    result = json.loads(capsys.readouterr().out)
-    names = ["files", "failed", "skipped", "audio_s", "rtfx", "workers", "load_s", "out"]
-    assert [*result] == names
-    assert 1 <= result["workers"] <= usable_cores() and result["load_s"] > 0 < result["rtfx"]
 
 
 def test_auto_takes_the_dtype_of_this_cpu_and_says_why(talks, model, capsys):
@@ -127,8 +118,6 @@ def test_auto_takes_the_dtype_of_this_cpu_and_says_why(talks, model, capsys):
 @pytest.mark.parametrize(
     ("more", "wanted"),
     [
-        (["--workers", "0"], "--workers: expected auto, or 1 to "),
-        (["--workers", "100000"], "--workers: expected auto, or 1 to "),
         (["--workers", "two"], "--workers: expected auto, or 1 to "),
         (["--workers", "1", "--threads", "1000"], "--threads: expected 1 to "),
         (

@@ -9,7 +9,7 @@ import pytest
 from asrkit.runtime import usable_cores
 from asrkit.transcribe.processes import choose_layout, cores
 from asrkit.transcribe.processes.cores import affinity, same_core, shares
-from asrkit.transcribe.processes.memory import free_memory, process_memory
+from asrkit.transcribe.processes.memory import free_memory
 
 LINUX = platform.system() == "Linux"
 pinned_system = pytest.mark.skipif(not LINUX, reason="this system pins no process")
@@ -72,18 +72,6 @@ def test_auto_takes_no_more_processes_than_recordings_or_memory():
     assert 1 <= choose_layout("auto").workers <= usable_cores()
 
 
-def test_auto_says_which_limit_it_followed(tmp_path, monkeypatch):
-    memory = tmp_path / "meminfo"
-    memory.write_text("MemTotal: 99 kB\nMemAvailable:    524288 kB\n")
-    nowhere = tmp_path / "none"
-    assert free_memory(memory, nowhere) == 2**29 and free_memory(nowhere, nowhere) is None
-    monkeypatch.setattr(free_memory, "__defaults__", (memory, nowhere))
-    layout = choose_layout("auto")
-    assert (layout.workers, layout.threads) == (1, min(usable_cores(), len(same_core(affinity()))))
-    if layout.threads > 1:
-        assert layout.why == "as 0.5 GiB of free memory allow"
-
-
 def test_free_memory_is_no_more_than_a_container_has_left(tmp_path):
     machine = tmp_path / "meminfo"
     machine.write_text("MemAvailable:    524288 kB\n")
@@ -97,28 +85,11 @@ def test_free_memory_is_no_more_than_a_container_has_left(tmp_path):
     assert free_memory(machine, tmp_path) == 750
 
 
-def test_the_limits_of_a_container_of_cgroups_v1_count_too(tmp_path):
-    machine = tmp_path / "meminfo"
-    machine.write_text("MemAvailable:    524288 kB\n")
-    memory, cpu = tmp_path / "memory", tmp_path / "cpu"
-    for folder in (memory, cpu):
-        folder.mkdir()
-    (memory / "memory.usage_in_bytes").write_text("300\n")
-    for limit, wanted in ((f"{2**63 - 4096}", 2**29), ("1000", 700), ("200", 0)):
-        (memory / "memory.limit_in_bytes").write_text(f"{limit}\n")
-        assert free_memory(machine, tmp_path) == wanted
-    (memory / "memory.limit_in_bytes").write_text("1000\n")
-    (memory / "memory.stat").write_text("inactive_file 10\ntotal_inactive_file 50\n")
-    assert free_memory(machine, tmp_path) == 750
-    (cpu / "cpu.cfs_period_us").write_text("100000\n")
-    most = usable_cores(tmp_path / "none")
-    for quota, wanted in (("-1", most), ("50000", 1), ("100000", 1), ("150000", min(2, most))):
-        (cpu / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+def test_a_quota_of_a_container_is_rounded_down_to_whole_cores(tmp_path):
+    most = usable_cores(tmp_path)
+    for quota, wanted in (("max", most), ("20000", 1), ("150000", min(2, most))):
+        (tmp_path / "cpu.max").write_text(f"{quota} 100000\n")
         assert usable_cores(tmp_path) == wanted
-    (tmp_path / "cpu.max").write_text("max 100000\n")  # where both are mounted, v2 is asked
-    assert usable_cores(tmp_path) == most
-    (tmp_path / "cpu.max").write_text("20000 100000\n")
-    assert usable_cores(tmp_path) == 1
 
 
 def test_auto_leaves_the_memory_that_the_model_takes(tmp_path, monkeypatch):
@@ -146,10 +117,3 @@ def test_threads_of_one_core_stay_together_while_there_are_cores(topology):
     assert shares(groups, 8) == ((0,), (4,), (1,), (5,), (2,), (6,), (3,), (7,))
     for number in range(1, 9):
         assert sorted(chain.from_iterable(shares(groups, number))) == [*range(8)]
-
-
-@pinned_system
-def test_the_memory_of_a_process_is_at_least_its_own():
-    memory = process_memory()
-    assert 0 < memory["own"] <= memory["share"] <= memory["all"]
-    assert process_memory(2**22 + 1) is None  # Linux has no such process

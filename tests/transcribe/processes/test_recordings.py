@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import soundfile
 
 from asrkit.sound_files import Sound
 from asrkit.transcribe import (
@@ -66,17 +65,6 @@ def test_texts_words_errors_and_order_are_those_of_one_process(learned, talks):
             assert results(heard) == wanted
 
 
-def test_real_recordings_have_the_texts_of_one_process(learned, shared_speech):
-    paths = [
-        *sorted((shared_speech / "audio/fsdd").glob("*_theo_*.wav"))[:8],
-        *sorted((shared_speech / "audio/librispeech").glob("*.flac"))[:2],
-    ]
-    wanted = [(one.path, one.text, one.audio_s) for one in transcribe(learned, paths)]
-    heard = transcribe_in_processes(learned, paths, TWO, options=SMALL)
-    assert [(one.path, one.text, one.audio_s) for one in heard] == wanted
-    assert all(text for _, text, _ in wanted)
-
-
 def test_bytes_parts_and_beams_are_heard_too(learned, speech, long_file):
     sounds = [
         Sound(Path("bytes.wav"), speech[0].read_bytes()),
@@ -88,15 +76,6 @@ def test_bytes_parts_and_beams_are_heard_too(learned, speech, long_file):
     wanted = results(transcribe(learned, sounds, recognizer=recognizer))
     heard = transcribe_in_processes(learned, sounds, TWO, recognizer=recognizer)
     assert results(heard) == wanted and all(one[1] for one in wanted)
-
-
-def test_nothing_to_transcribe_starts_nothing(learned):
-    assert [*transcribe_in_processes(learned, [], TWO)] == []
-
-
-def test_what_the_model_cannot_do_is_said_before_a_process_starts(learned, speech):
-    with pytest.raises(ValueError, match="^batch_s: expected more than 0"):
-        next(transcribe_in_processes(learned, speech, TWO, options=WindowOptions(batch_s=0)))
 
 
 def test_a_process_killed_in_mid_run_loses_nothing_and_is_named(learned, talks, faulty):
@@ -139,11 +118,3 @@ def test_who_stops_to_listen_ends_all_processes(learned, talks):
     assert multiprocessing.active_children()
     heard.close()
     assert not multiprocessing.active_children()
-
-
-def test_a_bar_counts_the_seconds_of_all_processes(learned, speech, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert len([*transcribe_in_processes(learned, speech, TWO, progress=True)]) == 6
-    err = capsys.readouterr().err
-    whole_s = round(sum(soundfile.info(str(path)).duration for path in speech))
-    assert f"{whole_s} of {whole_s} s" in err and "RTFx" in err

@@ -21,7 +21,6 @@ from asrkit.workbench.cost import encoder_flops, encoder_parameters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = presets.tiny().encoder
-SIZES = {"bins": 80, "width": 32, "layers": 2, "channels": 16}
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +56,9 @@ def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_
             and params["weights"] == "random"
             and params["audio_s"] == 3.0
         )
-        assert params["floor_FLOP"] == encoder_flops(B=2, T=200, **SIZES)
+        assert params["floor_FLOP"] == encoder_flops(TINY, B=2, T=200)
         halved = name in ("bfloat16", "packed_bfloat16", "optimized_bfloat16")
-        assert params["floor_B"] == encoder_parameters(**SIZES) * (2 if halved else 4)
+        assert params["floor_B"] == encoder_parameters(TINY) * (2 if halved else 4)
         by_products = 1e3 * params["floor_FLOP"] / rates[params["dtype"]]
         assert params["least_ms"] == pytest.approx(
             max(by_products, 1e3 * params["floor_B"] / params["peak_B"])

@@ -13,7 +13,7 @@ from asrkit.workbench.bench import jasper_claims
 from asrkit.workbench.bench.peers.peer_engines import WholeUtterances
 from asrkit.workbench.bench.peers.processes import NAMES, PYTHON
 from asrkit.workbench.bench.suites import engines, jasper, ways
-from asrkit.workbench.cost import jasper_flops, jasper_parameters
+from asrkit.workbench.cost import encoder_flops
 from asrkit.workbench.ledger import load_claims
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,9 +41,9 @@ def test_arms_agree_and_have_their_least_work(small, monkeypatch):
     timed = {one["impl"]: one["params"] for one in records if one["metric"] == "latency"}
     kinds = ("float32", "bfloat16")
     assert [*timed] == [name for kind in kinds for name in (kind, f"optimized_{kind}")]
-    weights = jasper_parameters(SMALL.encoder)
+    weights = sum(weight.numel() for weight in small.parameters())
     for name, params in timed.items():
-        assert params["floor_FLOP"] == jasper_flops(SMALL.encoder, frames=30, B=2)
+        assert params["floor_FLOP"] == encoder_flops(SMALL.encoder, B=2, T=30)
         assert params["floor_B"] == weights * (2 if name.endswith("bfloat16") else 4)
         assert params["cores"] == 1 and params["quick"]
     pairs = {tuple(one["params"]["arms"]) for one in records if one["metric"] == "ratio"}

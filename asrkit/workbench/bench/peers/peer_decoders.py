@@ -15,8 +15,7 @@ predictor; with "keep_durations" also the durations of TDT's labels.
 With "device": "cuda" weights and frames are moved there, and a call is timed by events on an idle
 device, without "cpu_ms". There is one loop more, nemo_label_looping_graphs: NeMo's label looping as
 one CUDA graph with conditional nodes. NeMo falls back to smaller graphs, or to none, with a warning
-where cuda-python or the driver cannot do that; here that is an error. None of this has run on a GPU
-yet.
+where cuda-python or the driver cannot do that; here that is an error.
 
 A GPU's machine without `make peers` needs the sixteen files of NeMo that these decoders import,
 half a megabyte. Where there is .venv-peers they are copied, and the folder is taken along to the

@@ -166,13 +166,7 @@ def case(
 
 def work(config: FastConformerConfig, B: int, T: int) -> Work:
     """Least work of a call on B utterances of T feature frames."""
-    names = ("bins", "width", "layers", "subsampling", "kernel", "expansion")
-    sizes = {name: getattr(config, name) for name in names}
-    sizes["channels"] = config.subsampling_channels
-    return Work(
-        FLOP=encoder_flops(B=B, T=T, context=config.context, **sizes),
-        weights=encoder_parameters(bias=config.bias, **sizes),
-    )
+    return Work(FLOP=encoder_flops(config, B=B, T=T), weights=encoder_parameters(config))
 
 
 def versus_peers(made: Case, encoder: FastConformer, inputs: Inputs) -> Iterator[Case]:

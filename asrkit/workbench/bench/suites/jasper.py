@@ -19,7 +19,7 @@ from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.peers.processes import Peers
 from asrkit.workbench.bench.suites import engines, ways
 from asrkit.workbench.bench.suites.ways import Inputs, Way, Work, speech
-from asrkit.workbench.cost import jasper_flops, jasper_parameters
+from asrkit.workbench.cost import encoder_flops
 
 Size = tuple[int, float]  # utterances, and seconds of the longest
 CPU_SIZES: tuple[Size, ...] = ((1, 2.0), (1, 7.0), (2, 7.0), (1, 16.7))
@@ -148,12 +148,9 @@ def engine_subject(model: CTCModel, durations: Sequence[float], preset: str) -> 
 
 def work(model: CTCModel, B: int, T: int) -> Work:
     """Least work of a call on B utterances of T feature frames."""
-    sizes: Any = model.encoder.config
-    vocab_size = model.config.vocab_size
-    return Work(
-        FLOP=jasper_flops(sizes, frames=T, B=B, vocab_size=vocab_size),
-        weights=jasper_parameters(sizes, vocab_size=vocab_size),
-    )
+    config: Any = model.encoder.config
+    weights = sum(weight.numel() for weight in model.parameters())
+    return Work(FLOP=encoder_flops(config, B=B, T=T), weights=weights)
 
 
 SUITE = Suite(name="jasper", cases=suite, takes_peers=True)

@@ -4,7 +4,7 @@ The halves are encoded (B, T, D) and predicted (B, U1, D); weight (V, D) and bia
 the layer that makes logits of their sum.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,14 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asrkit.losses import rnnt_loss, rnnt_loss_lean, split_batches
-from asrkit.losses.logit_rows import plain
-from asrkit.losses.nodes import LatticeOptions, Nodes
-from asrkit.losses.rnnt import wavefront
 from asrkit.workbench.bench.cases import Arms
 
 Shape = tuple[int, ...]
 Loss = Callable[[], Tensor]
-SKIP = 1e-7  # share of the likelihood up to which lean leaves a node out
 OFFSETS = 2**31  # logits from which torchaudio's offsets of 32 bits end
 
 
@@ -161,7 +157,6 @@ def joint_arms(leaves: tuple[Tensor, ...], rest: Any, *, gpu: bool | None = None
         "torchaudio": joint.torchaudio,
         "split": joint.split,
         "lean": joint.lean,
-        "lean_skip": partial(joint.lean, skip=SKIP),
     }
     if gpu:
         losses["lean_triton"] = partial(joint.lean, impl="triton")
@@ -183,42 +178,12 @@ def joint_arms(leaves: tuple[Tensor, ...], rest: Any, *, gpu: bool | None = None
 def excluded_arms(shape: Shape, trained: bool) -> list[str]:
     """Names of the arms that take no part at (B, T, U1, D, V)."""
     B, T, U1, _, V = shape
+    names: list[str] = []
     if trained:
         names = ["split", "overwrite"]
-    else:
-        names = ["lean_skip_bfloat16"]
-        if B > 4:
-            names.append("split")
+    elif B > 4:
+        names = ["split"]
     logits = B * T * U1 * V
     if logits >= OFFSETS:
         names += ["torchaudio", "torchaudio_bfloat16"]
     return names
-
-
-@torch.no_grad()
-def active_share(leaves: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> float:
-    """Share of the nodes that more than SKIP of the likelihood passes through."""
-    joint = _JointArms(leaves, rest)
-    shares = []
-    for posterior in _node_posteriors(joint):
-        active = posterior > SKIP
-        shares.append(active.float().mean())
-    mean = torch.stack(shares).mean()
-    return mean.item()
-
-
-def _node_posteriors(joint: _JointArms) -> Iterator[Tensor]:
-    """The posterior of each node of an utterance, (N,), one utterance after the other."""
-    targets, *lengths = joint.rest
-    blank = len(joint.bias) - 1
-    options = LatticeOptions(blank=blank)
-    sizes = torch.stack(lengths, 1).cpu()
-    for b in range(len(sizes)):
-        one = slice(b, b + 1)
-        logits = joint.logits(joint.encoded[one], joint.predicted[one])
-        nodes = Nodes.padded(logits, sizes[one])
-        arcs = plain.arc_log_probs(logits, targets[one], nodes, options)
-        posteriors = wavefront.lattice(arcs, nodes, options, True)
-        assert posteriors.blank_posterior is not None
-        assert posteriors.label_posterior is not None
-        yield posteriors.blank_posterior + posteriors.label_posterior

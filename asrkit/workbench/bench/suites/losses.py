@@ -23,9 +23,7 @@ from asrkit.workbench.bench.cases import Case, PeerArms, Suite
 from asrkit.workbench.bench.peers.peer_worker import inputs
 from asrkit.workbench.bench.suites.joint_arms import (
     OFFSETS,
-    SKIP,
     Shape,
-    active_share,
     excluded_arms,
     joint_arms,
     joint_inputs,
@@ -300,7 +298,7 @@ def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
             "floor_B": 2 * 4 * sum(leaf.nelement() for leaf in leaves),
             "floor_FLOP": 3 * 2 * B * T * U1 * D * V,
         },
-        arm_params=_joint_params(shape, trained, active_share(leaves, targets)),
+        arm_params=_joint_params(shape, trained),
         memory=True,
         tolerance=tolerance,
         warmup=warmup,
@@ -308,7 +306,7 @@ def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
     )
 
 
-def _joint_params(shape: Shape, trained: bool, active: float) -> dict[str, dict[str, Any]]:
+def _joint_params(shape: Shape, trained: bool) -> dict[str, dict[str, Any]]:
     """Params of each arm: its least work and its tolerance."""
     B, T, U1, D, V = shape
     product = 2 * B * T * U1 * D * V
@@ -317,13 +315,10 @@ def _joint_params(shape: Shape, trained: bool, active: float) -> dict[str, dict[
     half: dict[str, Any] = {"dtype": "bfloat16", "tolerance": 0.05}
     if trained:
         half["tolerance"] = 0.1
-    skipping = {"skip": SKIP, "active": active, "floor_FLOP": round((1 + 3 * active) * product)}
     lean = {
-        "lean_skip": skipping,
         "lean": twice,
         "lean_triton": twice,
         "lean_bfloat16": twice | half,
-        "lean_skip_bfloat16": skipping | half,
         "lean_triton_bfloat16": twice | half,
     }
     others = {

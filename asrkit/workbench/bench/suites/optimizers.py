@@ -2,7 +2,7 @@
 average.
 
 All arms of a step share parameters and gradients, at a learning rate of 0; each has a state of its
-own. Those of LAMB are compared at a small size, after three steps. No GPU has measured them.
+own. Those of LAMB are compared at a small size, after three steps. On a GPU they are not timed.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from asrkit.models import LSTMEncoder, LSTMEncoderConfig, phases
 from asrkit.models.lstm import stack_frames
 from asrkit.workbench.bench.cases import Case
-from asrkit.workbench.cost import lstm_encoder_flops
+from asrkit.workbench.cost import encoder_flops
 from asrkit.workbench.profiling.ops import dtype_name
 
 COUNTS = (2, 4, 8)
@@ -203,11 +203,7 @@ def _packed_case(encoder: LSTMEncoder, lengths: Tensor) -> Case:
 def _params(encoder: LSTMEncoder, lengths: Tensor) -> dict[str, Any]:
     """What every record of a case states: shape, dtype, useful share and operations of a step."""
     config = encoder.config
-    sizes = {
-        name: getattr(config, name)
-        for name in ("bins", "width", "before", "after", "stack_input", "stack")
-    }
-    forward = sum(lstm_encoder_flops(B=1, T=T, **sizes) for T in lengths.tolist())
+    forward = sum(encoder_flops(config, B=1, T=T) for T in lengths.tolist())
     useful = int((-(-lengths // config.stack_input)).sum())
     B = len(lengths)
     T = int(lengths.max())

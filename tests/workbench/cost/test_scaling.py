@@ -20,8 +20,7 @@ from asrkit.workbench.cost import (
     published_runs,
     without_buckets,
 )
-from asrkit.workbench.cost.collectives import ALGORITHMS
-from asrkit.workbench.cost.time_to_train import EPOCH
+from asrkit.workbench.cost.scaling import EPOCH
 
 LINK = Link(latency_s=1e-6, bytes_per_s=1e9)
 
@@ -31,15 +30,11 @@ def one_recipe():
     return without_buckets(published_runs())
 
 
-def test_folders_of_results_say_how_many_gpus():
-    counts = {(run.round, run.gpu, run.gpus) for run in published_runs()}
-    assert {("v2.0", "a30", 2), ("v1.1", "a100", 1536), ("v2.1", "h100", 32)} <= counts
-
-
 def test_one_recipe_leaves_out_buckets_and_the_run_that_was_aborted(one_recipe):
-    assert len(published_runs()) == 140
-    assert len(one_recipe) == 119
-    assert {run.batch for run in one_recipe} == {512, 1536, 2048, 4096, 6144}
+    runs = published_runs()
+    assert (len(runs), len(one_recipe)) == (140, 119)
+    counts = {(run.round, run.gpu, run.gpus) for run in runs}
+    assert {("v2.0", "a30", 2), ("v1.1", "a100", 1536), ("v2.1", "h100", 32)} <= counts
 
 
 def test_a_line_is_found_again(one_recipe):
@@ -48,7 +43,6 @@ def test_a_line_is_found_again(one_recipe):
     assert fit.least == pytest.approx(30)
     assert fit.critical_batch == pytest.approx(3000)
     assert fit.epochs(fit.critical_batch) == pytest.approx(2 * fit.least)
-    assert fit.deviation == pytest.approx(0, abs=1e-9)
 
 
 def test_the_interval_of_the_critical_batch_holds_it_and_is_repeatable(one_recipe):
@@ -58,15 +52,14 @@ def test_the_interval_of_the_critical_batch_holds_it_and_is_repeatable(one_recip
     assert found.middle == fit_epochs(one_recipe).critical_batch
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_steps_that_follow_the_model_are_fitted_exactly(one_recipe, algorithm):
-    made = StepFit(0.02, 0.001, algorithm)
+def test_steps_that_follow_the_model_are_fitted_exactly(one_recipe):
+    made = StepFit(0.02, 0.001)
     a100 = [run for run in one_recipe if run.gpu == "a100"]
     follow = []
     for run in a100:
         step_s = made.seconds(batch=run.batch, gpus=run.gpus)
         follow.append(replace(run, utterances_per_s=run.batch / step_s))
-    fit = fit_steps(follow, algorithm)
+    fit = fit_steps(follow)
     assert fit.fixed_s == pytest.approx(made.fixed_s)
     assert fit.per_utterance_s == pytest.approx(made.per_utterance_s)
 
@@ -92,20 +85,9 @@ def test_no_other_batch_is_faster_than_the_fastest(one_recipe, gpus):
         assert predict(gpus, batch, epoch_fit, step_fit).minutes >= best.minutes
 
 
-def test_a_batch_is_never_smaller_than_the_number_of_gpus():
-    best = fastest(64, EpochFit(30.0, 10.0, 0.0), StepFit(1e-6, 1.0, "tree"))
-    assert best.batch == 64
-    with pytest.raises(ValueError, match="batch: expected an utterance for each of 64 GPUs"):
-        predict(64, 63, EpochFit(30.0, 0.01, 0.0), StepFit(0.02, 0.001))
-
-
 def test_minutes_of_a_run_are_those_of_its_steps(one_recipe):
     run = replace(one_recipe[0], batch=2048, epochs=10.0, utterances_per_s=2048.0)
     assert run.minutes == pytest.approx(10 * EPOCH / 2048 / 60)
-
-
-def test_an_all_reduce_of_one_rank_is_free():
-    assert all(all_reduce_s(name, size=1e9, ranks=1, link=LINK) == 0 for name in ALGORITHMS)
 
 
 def test_switches_need_half_of_a_rings_time_where_bandwidth_is_the_limit():
@@ -129,10 +111,11 @@ def test_a_ring_of_a_cluster_moves_each_byte_as_one_ring_of_its_machine_does():
     ("call", "message"),
     [
         (lambda: all_reduce_s("rings", size=1, ranks=2, link=LINK), "algorithm: expected one of"),
-        (lambda: all_reduce_s("ring", size=1, ranks=0, link=LINK), "ranks: expected a whole"),
         (lambda: cluster_all_reduce_s("ring", size=1, gpus=12), "gpus: expected up to 8, or a"),
-        (lambda: Link(latency_s=-1, bytes_per_s=1), "latency_s: expected at least 0"),
-        (lambda: Link(latency_s=0, bytes_per_s=0), "bytes_per_s: expected above 0"),
+        (
+            lambda: predict(64, 63, EpochFit(30.0, 0.01), StepFit(0.02, 0.001)),
+            "batch: expected an utterance for each of 64 GPUs",
+        ),
         (lambda: fit_epochs([]), "runs: expected two batch sizes at least"),
         (lambda: fit_steps(published_runs()), "runs: expected runs on one kind of GPU"),
     ],

@@ -1,4 +1,10 @@
-"""Time to train as a function of the batch and of the number of GPUs, fitted to published runs.
+"""Training on many GPUs: what an all-reduce takes, and time to train, fitted to published runs.
+
+In the alpha-beta model a message of S bytes over a link takes alpha + S / beta: the link's latency,
+and the bytes over its bandwidth. Additions are free, and every rank sends and receives at once.
+Sources: rings, Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations"; two trees that share the bytes, Sanders, Speck and Traeff 2009, "Two-tree algorithms
+for full bandwidth broadcast, reduction and scan"; sums in the switches (SHARP), Graham et al. 2016.
 
     time to train = epochs(batch) * steps of an epoch * seconds of a step(batch / GPUs)
 
@@ -8,20 +14,106 @@ each fewer utterances, and a step has parts that do not shrink with them.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, log2
 from pathlib import PurePosixPath
 
 import numpy as np
 
-from asrkit.shapes import expect, whole
-from asrkit.workbench.cost.collectives import DGX_A100, cluster_all_reduce_s
+from asrkit.shapes import expect
 from asrkit.workbench.cost.csv_tables import Row, read_table
 from asrkit.workbench.cost.ranges import Range
 
-TABLE = "published/mlperf_rnnt_runs.csv"
 EPOCH = 278_528  # utterances: 136 steps of 2048, as the logs count them
 GRADIENT_BYTES = 2 * 49_006_080  # of the round's model in half precision
+ALGORITHMS = ("ring", "tree", "switches")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What joins two ranks.
+
+    Args:
+        latency_s: Seconds until the first byte arrives, alpha.
+        bytes_per_s: Bandwidth in one direction, beta.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Machines of several GPUs each, every GPU with a network port of its own.
+
+    Args:
+        gpus: GPUs of a machine.
+        inside: The link between two GPUs of a machine.
+        outside: The link of one GPU to the network.
+    """
+
+    gpus: int
+    inside: Link
+    outside: Link
+
+
+# NVLink 3 moves 300 GB/s each way, and each of the eight ports 200 Gbit/s (data sheet of the DGX
+# A100). The latencies are assumed: no measurement of these machines was at hand.
+DGX_A100 = Cluster(
+    gpus=8,
+    inside=Link(latency_s=3e-6, bytes_per_s=300e9),
+    outside=Link(latency_s=5e-6, bytes_per_s=25e9),
+)
+
+
+def all_reduce_s(algorithm: str, *, size: float, ranks: int, link: Link) -> float:
+    """Seconds until every rank has the sum of all ranks' vectors.
+
+    A ring sends each byte almost twice over every link and waits 2 (N - 1) times for the latency; a
+    pair of trees sends as many bytes and waits 2 log2 N times. Switches that add need each byte
+    once up, and once down at the same time: half of the time where bandwidth is the limit.
+
+    Args:
+        algorithm: "ring", "tree" or "switches".
+        size: Bytes of the vector on each rank.
+        ranks: How many ranks, N.
+        link: Between any two ranks, or between a rank and its switch.
+    """
+    known = algorithm in ALGORITHMS
+    expect(known, "algorithm", f"one of {', '.join(ALGORITHMS)}", repr(algorithm))
+    if ranks == 1:
+        return 0.0
+    once_s = size / link.bytes_per_s
+    if algorithm == "ring":
+        return 2 * (ranks - 1) * link.latency_s + 2 * (ranks - 1) / ranks * once_s
+    if algorithm == "tree":
+        return 2 * ceil(log2(ranks)) * link.latency_s + 2 * once_s
+    return 2 * link.latency_s + once_s
+
+
+def cluster_all_reduce_s(
+    algorithm: str, *, size: float, gpus: int, cluster: Cluster = DGX_A100
+) -> float:
+    """Seconds of an all-reduce over several machines, as the sharded optimizer does it.
+
+    A reduce-scatter inside each machine, an all-reduce of each part across machines, an all-gather
+    inside each machine. The first and the last are half a ring each.
+
+    Args:
+        algorithm: What sums across machines: "ring", "tree" or "switches".
+        size: Bytes of the vector on each GPU.
+        gpus: GPUs in all: up to one machine's, or a multiple of it.
+        cluster: The machines.
+    """
+    inside = min(gpus, cluster.gpus)
+    filled = gpus % inside == 0
+    expect(filled, "gpus", f"up to {cluster.gpus}, or a multiple of it", repr(gpus))
+    around_s = all_reduce_s("ring", size=size, ranks=inside, link=cluster.inside)
+    across_s = all_reduce_s(
+        algorithm, size=size / inside, ranks=gpus // inside, link=cluster.outside
+    )
+    return around_s + across_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +148,19 @@ class Run:
     @property
     def minutes(self) -> float:
         """Minutes of training, without evaluation."""
-        return self.epochs * EPOCH / self.batch * self.step_s / 60
+        return _minutes(self.epochs, self.batch, self.step_s)
+
+
+def _minutes(epochs: float, batch: int, step_s: float) -> float:
+    return epochs * EPOCH / batch * step_s / 60
 
 
 def published_runs() -> list[Run]:
     """The runs of RNN-T that NVIDIA handed in, rounds v1.0 to v3.0."""
-    return read_table(TABLE, _parse)
+    return [_run(row) for row in read_table("published/mlperf_rnnt_runs.csv")]
 
 
-def _parse(row: Row) -> Run:
+def _run(row: Row) -> Run:
     gpu, gpus = _system(PurePosixPath(row["file"]).parts[2])
     return Run(
         round=row["round"],
@@ -86,13 +182,11 @@ def _system(folder: str) -> tuple[str, int]:
     machines = re.match(r"dgx(?P<gpu>[a-z]\d+)(?:_n(?P<machines>\d+))?", folder)
     if machines:
         return machines["gpu"], 8 * int(machines["machines"] or 1)
-    cards = re.match(r"(?P<gpus>\d+)x(?P<gpu>[a-z]\d+)", folder)
-    expect(cards is not None, "file", "a folder such as dgxa100_n16 or 2xa30", repr(folder))
-    assert cards is not None  # for mypy
-    return cards["gpu"], int(cards["gpus"])
+    gpus, gpu = re.findall(r"^(\d+)x([a-z]\d+)", folder)[0]
+    return gpu, int(gpus)
 
 
-def without_buckets(runs: Iterable[Run]) -> list[Run]:
+def without_buckets(runs: Sequence[Run]) -> list[Run]:
     """The runs that reached the target and drew their batches from all lengths: one recipe."""
     return [run for run in runs if run.reached and run.buckets == 1]
 
@@ -104,12 +198,10 @@ class EpochFit:
     Args:
         least: Epochs of a batch near 0, E0.
         per_utterance: More epochs for each utterance of the batch.
-        deviation: Standard deviation of the runs around the line, in epochs.
     """
 
     least: float
     per_utterance: float
-    deviation: float
 
     @property
     def critical_batch(self) -> float:
@@ -122,17 +214,11 @@ class EpochFit:
 
 
 def fit_epochs(runs: Sequence[Run]) -> EpochFit:
-    """The line through the epochs of `runs`.
-
-    Raises:
-        ValueError: Fewer than two batch sizes.
-    """
-    batch = np.array([run.batch for run in runs], dtype=float)
-    epochs = np.array([run.epochs for run in runs])
+    """The line through the epochs of `runs`, of at least two batch sizes."""
+    batch = [run.batch for run in runs]
     expect(len(set(batch)) > 1, "runs", "two batch sizes at least", sorted(set(batch)))
-    slope, least = np.polyfit(batch, epochs, deg=1)
-    away = epochs - (least + slope * batch)
-    return EpochFit(float(least), float(slope), float(away.std(ddof=2)))
+    slope, least = np.polyfit(batch, [run.epochs for run in runs], deg=1)
+    return EpochFit(float(least), float(slope))
 
 
 def critical_batch(runs: Sequence[Run], *, draws: int = 2000, seed: int = 0) -> Range:
@@ -165,43 +251,35 @@ class StepFit:
     Args:
         fixed_s: Seconds that every step takes, however few its utterances.
         per_utterance_s: Seconds of an utterance on a GPU.
-        algorithm: What sums gradients across machines; see `cluster_all_reduce_s`.
     """
 
     fixed_s: float
     per_utterance_s: float
-    algorithm: str = "tree"
 
     def seconds(self, *, batch: int, gpus: int) -> float:
         """Seconds of a step of `batch` utterances on `gpus` GPUs."""
-        sum_s = _sum_s(self.algorithm, gpus)
-        return self.fixed_s + self.per_utterance_s * batch / gpus + sum_s
+        return self.fixed_s + self.per_utterance_s * batch / gpus + _sum_s(gpus)
 
 
-def _sum_s(algorithm: str, gpus: int) -> float:
-    return cluster_all_reduce_s(algorithm, size=GRADIENT_BYTES, gpus=gpus, cluster=DGX_A100)
+def _sum_s(gpus: int) -> float:
+    """Seconds until the gradients are summed, with trees across machines."""
+    return cluster_all_reduce_s("tree", size=GRADIENT_BYTES, gpus=gpus)
 
 
-def fit_steps(runs: Sequence[Run], algorithm: str = "tree") -> StepFit:
+def fit_steps(runs: Sequence[Run]) -> StepFit:
     """The step's fixed part and its seconds an utterance, by least squares of relative errors.
 
     Args:
-        runs: Runs on one kind of GPU.
-        algorithm: What sums gradients across machines.
-
-    Raises:
-        ValueError: Several kinds of GPU, or one load of a GPU only.
+        runs: Runs on one kind of GPU, with two loads of a GPU at least.
     """
     kinds = sorted({run.gpu for run in runs})
     expect(len(kinds) == 1, "runs", "runs on one kind of GPU", kinds)
-    load = np.array([run.batch / run.gpus for run in runs])
-    expect(len(set(load)) > 1, "runs", "two loads of a GPU at least", sorted(set(load)))
     measured_s = np.array([run.step_s for run in runs])
-    others_s = measured_s - [_sum_s(algorithm, run.gpus) for run in runs]
-    columns = np.stack([np.ones_like(load), load], axis=1)
+    others_s = measured_s - [_sum_s(run.gpus) for run in runs]
+    columns = np.array([[1.0, run.batch / run.gpus] for run in runs])
     weighted = columns / measured_s[:, None]
     (fixed_s, per_utterance_s), *_ = np.linalg.lstsq(weighted, others_s / measured_s, rcond=None)
-    return StepFit(float(fixed_s), float(per_utterance_s), algorithm)
+    return StepFit(float(fixed_s), float(per_utterance_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,23 +301,19 @@ class Prediction:
     @property
     def minutes(self) -> float:
         """Minutes to train, without evaluation."""
-        return self.epochs * EPOCH / self.batch * self.step_s / 60
+        return _minutes(self.epochs, self.batch, self.step_s)
 
 
 def predict(gpus: int, batch: int, epoch_fit: EpochFit, step_fit: StepFit) -> Prediction:
-    """Minutes to train on `gpus` GPUs with `batch` utterances a step.
+    """Minutes to train on `gpus` GPUs with `batch` utterances a step, at least one a GPU.
 
     Args:
         gpus: How many.
-        batch: Utterances of a step, over all GPUs; at least one a GPU.
+        batch: Utterances of a step, over all GPUs.
         epoch_fit: Of `fit_epochs`.
         step_fit: Of `fit_steps`.
-
-    Raises:
-        ValueError: A batch that leaves a GPU without an utterance.
     """
-    shared = whole(batch, 1) and batch >= gpus
-    expect(shared, "batch", f"an utterance for each of {gpus} GPUs at least", repr(batch))
+    expect(batch >= gpus, "batch", f"an utterance for each of {gpus} GPUs at least", batch)
     return Prediction(
         gpus=gpus,
         batch=batch,

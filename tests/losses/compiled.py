@@ -1,0 +1,81 @@
+"""Kernels compiled for GPUs that are not here: the bytes that a thread keeps in memory for want of registers."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+ARCHITECTURES = (80, 90, 100)  # A100; H100 and H200; B200
+USAGE = re.compile(r"STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
+needs_nvvm = pytest.mark.skipif(
+    not find_spec("numba_cuda") or not find_spec("nvidia.cu13"), reason="needs numba-cuda[cu13]"
+)
+
+
+def triton_spilled_B(
+    kernel: Any, types: Mapping[str, Any], cc: int, folder: Path, **options: int
+) -> int:
+    """Bytes of a thread's spills and local arrays in a kernel of Triton.
+
+    Args:
+        kernel: A function under triton.jit.
+        types: Of every argument its Triton type ("*bf16", "i32"), or the value of a constant.
+        cc: Compute capability, 90 for sm_90.
+        folder: The binary is written there.
+        **options: Of the compiler, such as num_warps.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, aligned = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        signature[name] = types[name]
+        if not isinstance(types[name], str):
+            signature[name] = "constexpr"
+            constants[place,] = types[name]
+        elif types[name].startswith("*"):  # tensors start at multiples of 16 bytes
+            aligned[place,] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
+    return _spilled_B(made.asm["cubin"], folder)
+
+
+def numba_spilled_B(kernel: Any, types: tuple[Any, ...], cc: int, folder: Path) -> int:
+    """Bytes of a thread's spills and local arrays in a kernel of Numba.
+
+    Args:
+        kernel: A function under numba.cuda.jit.
+        types: Types of its arguments, as numba.typeof gives them.
+        cc: Compute capability, 90 for sm_90.
+        folder: The binary is written there.
+    """
+    from cuda.core import Program, ProgramOptions
+    from numba import cuda
+
+    capability = divmod(cc, 10)
+    # It asks the device where a kernel calls a function of its own.
+    device = SimpleNamespace(compute_capability=capability)
+    asked = "numba.cuda.dispatcher.get_current_device"
+    with mock.patch(asked, return_value=device):
+        ptx, _ = cuda.compile(kernel.py_func, types, cc=capability, device=False, abi="numba")
+    options = ProgramOptions(arch=f"sm_{cc}")
+    return _spilled_B(Program(ptx, "ptx", options).compile("cubin").code, folder)
+
+
+def _spilled_B(code: bytes, folder: Path) -> int:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    binary = folder / "kernel.cubin"
+    binary.write_bytes(code)
+    done = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True)
+    usages = USAGE.findall(done.stdout)  # of the kernel, and of what is not inlined
+    assert usages, done.stdout
+    return sum(int(stack_B) + int(local_B) for stack_B, local_B in usages)

@@ -1,0 +1,57 @@
+"""The two numbers of latencies, and published rates beside those of data sheets."""
+
+import numpy as np
+import pytest
+
+from asrkit.workbench.cost import LatencyCell, published_latencies, two_numbers
+
+
+def cells(floor_ms, TFLOP_per_s, noise=0.0):
+    works = np.geomspace(1e10, 1e13, 15)
+    ms = np.maximum(floor_ms, works / TFLOP_per_s / 1e9)
+    ms *= np.exp(noise * np.random.default_rng(0).normal(size=15))
+    same = {"batch": 1, "seconds": 1.0, "precision": "FP16"}
+    return [LatencyCell(FLOP=a, latency_ms=b, **same) for a, b in zip(works, ms, strict=True)]
+
+
+def test_two_numbers_are_found_again():
+    found = two_numbers(cells(35.0, 146.0))
+    assert found.floor_ms == pytest.approx(35.0)
+    assert found.TFLOP_per_s == pytest.approx(146.0)
+    assert found.deviation < 1e-9
+    assert found.ms(1e9) == found.floor_ms
+    assert found.ms(146e12) == pytest.approx(1000)
+
+
+def test_no_other_two_numbers_are_nearer():
+    noisy = cells(20.0, 50.0, noise=0.2)
+    found = two_numbers(noisy)
+
+    def spread(floor, rate):
+        predicted = [max(floor, cell.FLOP / rate / 1e9) for cell in noisy]
+        gaps = [np.log(cell.latency_ms / ms) for cell, ms in zip(noisy, predicted, strict=True)]
+        return float(np.sqrt(np.mean(np.square(gaps))))
+
+    assert spread(found.floor_ms, found.TFLOP_per_s) == pytest.approx(found.deviation)
+    for floor in (0.97, 1.0, 1.03):
+        for rate in (0.97, 1.0, 1.03):
+            there = spread(floor * found.floor_ms, rate * found.TFLOP_per_s)
+            assert there >= found.deviation - 1e-6
+
+
+@pytest.mark.parametrize(("precision", "floor_ms", "rate", "deviation"), [
+    ("FP16", 35.0, 146, 0.06),
+    ("TF32", 37.0, 78, 0.11),
+])  # fmt: skip
+def test_the_published_cells_of_an_a100_are_two_numbers(precision, floor_ms, rate, deviation):
+    found = two_numbers(published_latencies("DGX A100", precision))
+    assert found.floor_ms == pytest.approx(floor_ms, rel=0.01)
+    assert found.TFLOP_per_s == pytest.approx(rate, rel=0.01)
+    assert found.deviation == pytest.approx(deviation, abs=0.005)
+
+
+def test_tables_are_read_whole_and_unknown_cells_are_refused():
+    assert len(published_latencies()) == 150
+    assert len(published_latencies("DGX A100", "TF32")) == 15
+    with pytest.raises(ValueError, match="^system, precision: expected those of a table"):
+        published_latencies("DGX A100", "FP32")
